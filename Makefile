@@ -1,0 +1,49 @@
+# Every target works on a fresh Debian 12 or Ubuntu 24.04: it installs what it needs first
+# (tools/setup.sh, as root or through sudo) and builds with the presets of CMakePresets.json.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+JOBS ?= $(shell nproc)
+PROMPT ?=
+# As typed: dollar signs and quotes reach the program untouched by make and by the shell.
+export MOXIE_DEMO_PROMPT = $(value PROMPT)
+
+help: ## this list
+	@awk -F':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+run: build ## install, build, and answer prompts with the embedded model; PROMPT="..." asks that
+	@tools/demo.sh build/release/moxie
+
+build: configure-release ## install and build the release binary, build/release/moxie
+	@cmake --build build/release -j $(JOBS) --target moxie
+
+test: configure-release ## install, build, and run every test that needs no GPU
+	@cmake --build build/release -j $(JOBS)
+	@ctest --test-dir build/release -j $(JOBS) --output-on-failure --no-tests=error
+
+serve: build ## build, then serve on 127.0.0.1:8000
+	@build/release/moxie serve --host 127.0.0.1 --port 8000
+
+check: ## format, clang-tidy on what changed, sanitizers, each fuzzer for a minute
+	@tools/setup.sh build test check
+	@JOBS=$(JOBS) tools/check.sh
+
+format: ## rewrite the sources in the house format
+	@tools/setup.sh check
+	@tools/check.sh --fix-format
+
+gpu: ## the static build with CUDA: build/gpu/moxie and build/gpu/moxie_gpu_tests
+	@tools/setup.sh build test gpu
+	@PATH="$$PATH:/usr/local/cuda/bin" cmake --preset gpu --log-level=NOTICE >/dev/null
+	@PATH="$$PATH:/usr/local/cuda/bin" cmake --build build/gpu -j $(JOBS) --target moxie moxie_gpu_tests
+
+clean: ## remove everything built
+	@rm -rf build
+
+# The release folder serves run, build, test and serve, so that nothing is built twice.
+configure-release:
+	@tools/setup.sh build test
+	@PATH="$$PATH:/usr/local/cuda/bin" cmake --preset release --log-level=NOTICE >/dev/null
+
+.PHONY: help run build test serve check format gpu clean configure-release

@@ -1,0 +1,81 @@
+# The functions that make targets: libraries, kernels with their own instruction sets, tests,
+# fuzzers. No global flags: everything hangs on the interface target `moxie_flags`.
+
+add_library(moxie_flags INTERFACE)
+target_include_directories(moxie_flags INTERFACE ${CMAKE_SOURCE_DIR}/src)
+target_compile_options(moxie_flags INTERFACE
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Werror -Wno-missing-field-initializers>
+  # False alarms of g++: `"text" + std::string` at -O2, vectors filled lane by lane at -O1. Clang
+  # builds the fuzzers with its own, exact, warnings of this kind.
+  $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-restrict;-Wno-maybe-uninitialized>
+  "$<$<COMPILE_LANGUAGE:CUDA>:${MOXIE_CUDA_FLAGS}>")
+target_compile_definitions(moxie_flags INTERFACE
+  MOXIE_VERSION="${PROJECT_VERSION}" MOXIE_HAS_CUDA=${MOXIE_HAS_CUDA})
+target_link_libraries(moxie_flags INTERFACE Threads::Threads)
+if(MOXIE_STATIC)
+  # The C library stays shared: the CUDA runtime loads the driver with dlopen.
+  target_link_options(moxie_flags INTERFACE -static-libstdc++ -static-libgcc)
+endif()
+if(MOXIE_SANITIZE)
+  target_compile_options(moxie_flags INTERFACE
+    -fsanitize=${MOXIE_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  target_link_options(moxie_flags INTERFACE -fsanitize=${MOXIE_SANITIZE})
+endif()
+if(MOXIE_FUZZ)
+  target_compile_options(moxie_flags INTERFACE
+    -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all)
+  target_link_options(moxie_flags INTERFACE -fsanitize=address,undefined)
+endif()
+
+# moxie_library(NAME SOURCES a.cpp ... DEPS moxie_core ...)
+function(moxie_library name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;DEPS" ${ARGN})
+  add_library(${name} STATIC ${ARG_SOURCES})
+  target_link_libraries(${name} PUBLIC moxie_flags ${ARG_DEPS})
+endfunction()
+
+# moxie_test(NAME SOURCES a_test.cpp ... DEPS moxie_core ... [TIMEOUT seconds]): one binary, one
+# ctest entry; tests find their vectors through MOXIE_TEST_DATA and models through MOXIE_SOURCE_DIR.
+function(moxie_test name)
+  if(NOT MOXIE_TESTS)
+    return()
+  endif()
+  cmake_parse_arguments(ARG "" "TIMEOUT" "SOURCES;DEPS" ${ARGN})
+  add_executable(${name} ${ARG_SOURCES})
+  target_link_libraries(${name} PRIVATE moxie_flags ${ARG_DEPS} GTest::gtest GTest::gtest_main)
+  target_compile_definitions(${name} PRIVATE
+    MOXIE_TEST_DATA="${CMAKE_SOURCE_DIR}/tests/data" MOXIE_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
+  add_test(NAME ${name} COMMAND ${name})
+  if(ARG_TIMEOUT)
+    set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT})
+  endif()
+endfunction()
+
+# moxie_fuzzer(NAME SOURCES x_fuzz.cpp DEPS ...): a libFuzzer binary; its corpus is fuzz/corpus/NAME.
+function(moxie_fuzzer name)
+  if(NOT MOXIE_FUZZ)
+    return()
+  endif()
+  cmake_parse_arguments(ARG "" "" "SOURCES;DEPS" ${ARGN})
+  add_executable(${name} ${ARG_SOURCES})
+  target_link_libraries(${name} PRIVATE moxie_flags ${ARG_DEPS})
+  target_link_options(${name} PRIVATE -fsanitize=fuzzer)
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/fuzzers)
+  set_property(GLOBAL APPEND PROPERTY MOXIE_FUZZERS ${name})
+endfunction()
+
+# kernel_variant(TARGET SOURCE flags...): one source of TARGET compiled for one instruction set.
+# The rows inside are chosen at run time by what the CPU has; nothing else may be compiled so.
+function(kernel_variant target source)
+  target_sources(${target} PRIVATE ${source})
+  set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "${ARGN}")
+endfunction()
+
+# kernel_cuda(TARGET a.cu ...): the CUDA sources of TARGET, for every architecture of
+# MOXIE_CUDA_ARCHS. Left out of a build without CUDA, where tables guard their rows by
+# `#if MOXIE_HAS_CUDA`.
+function(kernel_cuda target)
+  if(MOXIE_HAS_CUDA)
+    target_sources(${target} PRIVATE ${ARGN})
+  endif()
+endfunction()

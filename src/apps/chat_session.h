@@ -1,0 +1,33 @@
+// What `moxie run` and `moxie chat` share: flags, the first messages of a conversation, and the
+// streaming of an answer to the terminal.
+#pragma once
+
+#include <string>
+
+#include "apps/cli.h"
+#include "engine/chat.h"
+
+namespace moxie {
+
+struct ChatFlags {
+  EngineOptions engine;
+  SamplingOptions sampling;
+  uint64_t seed = 0;
+  std::string system, effort = "medium", tools, sinks = "on";
+  bool show_reasoning = false, json = false, quiet = false;
+
+  void declare(Flags& flags);
+  /// Fills in what depends on which flags were given.
+  Status complete(const Flags& flags);
+  /// System and developer messages.
+  Result<harmony::Conversation> opening() const;
+};
+
+/// Streams an answer to stdout (reasoning dimmed, if shown); returns the reply.
+Result<Reply> stream_answer(Engine& engine, const harmony::Conversation& conversation,
+                            const ChatFlags& flags, const std::function<bool()>& go_on);
+
+/// "12 tok in 0.1 s ..." and the kernels that ran, on stderr.
+void print_statistics(Engine& engine, const Reply& reply);
+
+}  // namespace moxie

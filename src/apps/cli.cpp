@@ -1,0 +1,313 @@
+// CLI11 behind the table of switches; the only file that includes it.
+#include "apps/cli.h"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
+#include <iostream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <set>
+
+extern char** environ;
+
+namespace moxie {
+namespace {
+
+std::string variable_of(const std::string& flag) {  // "--kv-dtype" to "MOXIE_KV_DTYPE"
+  std::string name = "MOXIE_";
+  for (const char c : flag.substr(flag.find_first_not_of('-'))) {
+    name += c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  }
+  return name;
+}
+
+size_t distance(const std::string& a, const std::string& b) {
+  std::vector<size_t> row(b.size() + 1);
+  for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
+  for (size_t i = 1; i <= a.size(); ++i) {
+    size_t diagonal = std::exchange(row[0], i);
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const size_t above = row[j];
+      row[j] = std::min({above + 1, row[j - 1] + 1, diagonal + (a[i - 1] != b[j - 1])});
+      diagonal = above;
+    }
+  }
+  return row[b.size()];
+}
+
+std::string did_you_mean(const std::string& word, const std::set<std::string>& known) {
+  const auto best = std::min_element(known.begin(), known.end(), [&](auto& a, auto& b) {
+    return distance(word, a) < distance(word, b);
+  });
+  return best == known.end() ? "" : "; did you mean " + *best + "?";
+}
+
+class AppFlags final : public Flags {
+ public:
+  AppFlags(CLI::App* app, std::vector<std::string> arguments)
+      : app_(app), arguments_(std::move(arguments)) {}
+
+  void text(const std::string& flag, std::string* value, const std::string& help) override {
+    record(flag, app_->add_option(flag, *value, help)->capture_default_str());
+  }
+  void texts(const std::string& flag, std::vector<std::string>* values,
+             const std::string& help) override {
+    record(flag, app_->add_option(flag, *values, help)->allow_extra_args(false));
+  }
+  void integer(const std::string& flag, int32_t* value, const std::string& help) override {
+    record(flag, app_->add_option(flag, *value, help)->capture_default_str());
+  }
+  void integers(const std::string& flag, std::vector<int32_t>* values,
+                const std::string& help) override {
+    record(flag, app_->add_option(flag, *values, help)->delimiter(',')->allow_extra_args(false));
+  }
+  void unsigned64(const std::string& flag, uint64_t* value, const std::string& help) override {
+    record(flag, app_->add_option(flag, *value, help)->capture_default_str());
+  }
+  void number(const std::string& flag, float* value, const std::string& help) override {
+    record(flag, app_->add_option(flag, *value, help)->capture_default_str());
+  }
+  void toggle(const std::string& flag, bool* value, const std::string& help) override {
+    record(flag, app_->add_flag(flag, *value, help));
+  }
+  void choice(const std::string& flag, std::string* value, const std::vector<std::string>& choices,
+              const std::string& help) override {
+    record(flag, app_->add_option(flag, *value, help)
+                     ->check(CLI::IsMember(choices))
+                     ->capture_default_str());
+  }
+  void positional(const std::string& name, std::vector<std::string>* values,
+                  const std::string& help, bool required) override {
+    auto* option = app_->add_option(name, *values, help);
+    if (required) option->required();
+  }
+  bool given(const std::string& flag) const override {
+    const auto* option = app_->get_option_no_throw(flag);
+    return option != nullptr && option->count() > 0;
+  }
+
+  std::vector<Setting> settings() const override {
+    std::vector<Setting> list;
+    for (const auto& [flag, option] : options_) {
+      Setting setting{flag, "", "default"};
+      for (const std::string& value : option->results()) {
+        setting.value += (setting.value.empty() ? "" : ",") + value;
+      }
+      if (option->count() == 0) setting.value = option->get_default_str();
+      else if (from_config_.contains(flag)) setting.source = "config";
+      else setting.source = on_command_line(option) ? "flag" : "env";
+      list.push_back(std::move(setting));
+    }
+    return list;
+  }
+
+  void add_config() {
+    app_->add_option("--config", config_path_, "JSON file with switches: {\"kv-dtype\": \"bf16\"}");
+  }
+  /// Keys of --config FILE.json for switches that neither flag nor variable set.
+  Status apply_config() {
+    if (config_path_.empty()) return {};
+    auto text = read_text(config_path_, 1 << 20);
+    if (!text) return fail(std::move(text.error()));
+    const auto document = nlohmann::json::parse(*text, nullptr, false, true);
+    if (!document.is_object()) return fail("expected a JSON object of switches", config_path_);
+    for (const auto& [key, value] : document.items()) {
+      std::string flag = "--" + key;
+      std::replace(flag.begin() + 2, flag.end(), '_', '-');
+      const auto found = options_.find(flag);
+      if (found == options_.end()) {
+        return fail("unknown key '" + key + "'" + did_you_mean(flag, names()), config_path_);
+      }
+      CLI::Option* option = found->second;
+      if (option->count() > 0) continue;
+      const auto add = [&](const nlohmann::json& one) {
+        option->add_result(one.is_string() ? one.get<std::string>() : one.dump());
+      };
+      if (value.is_array()) std::for_each(value.begin(), value.end(), add);
+      else add(value);
+      option->run_callback();
+      from_config_.insert(flag);
+    }
+    return {};
+  }
+  std::set<std::string> names() const {
+    std::set<std::string> all;
+    for (const auto& [flag, option] : options_) all.insert(flag);
+    return all;
+  }
+
+ private:
+  bool on_command_line(const CLI::Option* option) const {
+    return std::any_of(arguments_.begin(), arguments_.end(), [&](const std::string& argument) {
+      const std::string name = argument.substr(0, argument.find('='));
+      return name.size() > 1 && name[0] == '-' && option->check_name(name);
+    });
+  }
+  void record(const std::string& flag, CLI::Option* option) {
+    const std::string name = flag.substr(flag.rfind(',') + 1);  // "-p,--prompt" is --prompt
+    if (name.starts_with("--")) option->envname(variable_of(name));
+    options_[name] = option;
+  }
+  CLI::App* app_;
+  std::map<std::string, CLI::Option*> options_;
+  std::set<std::string> from_config_;
+  std::vector<std::string> arguments_;
+  std::string config_path_;
+};
+
+struct Entry {
+  const Command* command;
+  CLI::App* app;
+  std::unique_ptr<AppFlags> flags;
+};
+
+void add_command(CLI::App& parent, const Command& command,
+                 const std::vector<std::string>& arguments, std::vector<Entry>& entries) {
+  CLI::App* app = parent.add_subcommand(command.name, command.summary);
+  if (!command.example.empty()) app->footer("Example:\n  " + command.example);
+  auto flags = std::make_unique<AppFlags>(app, arguments);
+  if (command.declare) {
+    command.declare(*flags);
+    flags->add_config();
+  }
+  for (const Command& sub : command.subcommands) add_command(*app, sub, arguments, entries);
+  if (!command.subcommands.empty()) app->require_subcommand(1);
+  entries.push_back({&command, app, std::move(flags)});
+}
+
+// Variables that no command knows are typing errors: say so instead of ignoring them.
+Status check_variables(const std::vector<Entry>& entries) {
+  std::set<std::string> known = {"MOXIE_LOG"};
+  for (const Entry& entry : entries) {
+    for (const std::string& flag : entry.flags->names()) {
+      if (flag.starts_with("--")) known.insert(variable_of(flag));
+    }
+  }
+  for (char** at = environ; *at != nullptr; ++at) {
+    const std::string text = *at;
+    const std::string name = text.substr(0, text.find('='));
+    if (name.starts_with("MOXIE_") && !known.contains(name)) {
+      return fail("unknown environment variable" + did_you_mean(name, known), name);
+    }
+  }
+  return {};
+}
+
+int handle_parse_error(CLI::App& app, const CLI::ParseError& error,
+                       const std::vector<Entry>& entries) {
+  if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
+  std::string hint;
+  if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr) {
+    for (const Entry& entry : entries) {
+      if (!entry.app->parsed()) continue;
+      const auto extras = app.remaining(true);
+      if (!extras.empty() && extras.front().starts_with("-")) {
+        hint = did_you_mean(extras.front(), entry.flags->names());
+      }
+      break;
+    }
+  }
+  std::fprintf(stderr, "moxie: %s%s\nTry `moxie --help` or `moxie COMMAND --help`.\n", error.what(),
+               hint.c_str());
+  return kExitUsage;
+}
+
+}  // namespace
+
+int run_commands(int argc, char** argv, const std::vector<Command>& commands) {
+  CLI::App app{"Moxie: gpt-oss and other mixture-of-experts models in the MX formats, at the speed "
+               "the memory allows."};
+  app.name("moxie");
+  app.set_version_flag("--version", std::string("moxie ") + MOXIE_VERSION);
+  app.require_subcommand(1);
+  std::vector<Entry> entries;
+  const std::vector<std::string> arguments(argv + 1, argv + argc);
+  for (const Command& command : commands) add_command(app, command, arguments, entries);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return handle_parse_error(app, error, entries);
+  }
+  if (auto status = check_variables(entries); !status) return usage(status.error().message());
+  if (const char* level = std::getenv("MOXIE_LOG")) {
+    const std::string name = level;
+    if (name == "debug") set_log_level(LogLevel::kDebug);
+    else if (name == "warn") set_log_level(LogLevel::kWarn);
+    else if (name == "error") set_log_level(LogLevel::kError);
+    else if (name != "info") return usage("MOXIE_LOG: debug, info, warn or error, not " + name);
+  }
+  for (Entry& entry : entries) {  // children stand before their parents
+    if (!entry.app->parsed() || !entry.command->run) continue;
+    try {
+      if (auto status = entry.flags->apply_config(); !status) {
+        return usage(status.error().message());
+      }
+    } catch (const CLI::ParseError& error) {
+      return handle_parse_error(app, error, entries);
+    }
+    return entry.command->run(*entry.flags);
+  }
+  return kExitUsage;
+}
+
+void declare_model_flags(Flags& flags, EngineOptions* o) {
+  flags.text("--model", &o->model,
+             "embedded, a Hugging Face directory, a .gguf file, a repo id in the local cache, "
+             "synthetic:gpt-oss-120b, synthetic:gpt-oss-20b or synthetic:PATH/config.json");
+  flags.text("--device", &o->device, "cpu, cuda, cuda:N or auto");
+  flags.integer("--threads", &o->threads, "CPU threads; 0: one a usable core");
+  flags.texts("--kernel", &o->kernels,
+              "STEP=NAME forces a row, all=reference every reference row; repeatable");
+  flags.text("--mxfp4-layers", &o->mxfp4_layers,
+             "moe (as the checkpoint), qkv, o, lm_head (comma-separated) or all: quantised at load");
+  flags.text("--kv-dtype", &o->kv_dtype, "auto, bf16, fp8_e4m3 or f32");
+  flags.text("--activation", &o->activation, "activations into the experts: bf16 (or wider)");
+  flags.integer("--max-model-len", &o->max_model_len, "tokens of context; 0: what fits");
+}
+
+void declare_sampling_flags(Flags& flags, SamplingOptions* o, uint64_t* seed) {
+  flags.integer("--max-tokens", &o->max_tokens, "tokens to generate at most; 0: to the context's end");
+  flags.number("--temperature", &o->temperature, "0 is greedy");
+  flags.number("--top-p", &o->top_p, "nucleus; 1: off");
+  flags.integer("--top-k", &o->top_k, "0: off");
+  flags.number("--min-p", &o->min_p, "0: off");
+  flags.number("--repetition-penalty", &o->repetition_penalty, "1: off");
+  flags.number("--frequency-penalty", &o->frequency_penalty, "0: off");
+  flags.number("--presence-penalty", &o->presence_penalty, "0: off");
+  flags.unsigned64("--seed", seed, "same seed, same text");
+}
+
+int report(const Error& error) {
+  std::fprintf(stderr, "moxie: error: %s\n", error.message().c_str());
+  return kExitFailed;
+}
+
+int usage(const std::string& text) {
+  std::fprintf(stderr, "moxie: %s\n", text.c_str());
+  return kExitUsage;
+}
+
+Result<std::string> read_text(const std::string& path, uint64_t limit_bytes) {
+  std::ifstream file;
+  if (path != "-") {
+    file.open(path, std::ios::binary);
+    if (!file) return fail("cannot be opened", path, "check the path and its permissions");
+  }
+  std::istream& in = path == "-" ? std::cin : file;
+  std::string text;
+  std::vector<char> block(1 << 16);
+  while (in.read(block.data(), static_cast<std::streamsize>(block.size())) || in.gcount() > 0) {
+    text.append(block.data(), static_cast<size_t>(in.gcount()));
+    if (text.size() > limit_bytes) {
+      return fail(fmt::format("more than {} bytes", limit_bytes), path == "-" ? "stdin" : path);
+    }
+  }
+  if (in.bad()) return fail("cannot be read", path == "-" ? "stdin" : path);
+  return text;
+}
+
+}  // namespace moxie

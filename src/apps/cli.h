@@ -1,0 +1,81 @@
+// The table of switches: every flag of a command is also an environment variable (MOXIE_ and the
+// flag in capitals) and a key of --config FILE.json. A flag wins over the variable, that over the
+// file. What nobody knows is an error with the nearest name.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/base.h"
+#include "engine/engine.h"
+
+namespace moxie {
+
+/// Exit codes of every command.
+inline constexpr int kExitDone = 0, kExitFailed = 1, kExitUsage = 2;
+
+/// Declares one command's switches; the pointed-to values must live until the command has run.
+class Flags {
+ public:
+  virtual ~Flags() = default;
+  virtual void text(const std::string& flag, std::string* value, const std::string& help) = 0;
+  virtual void texts(const std::string& flag, std::vector<std::string>* values,
+                     const std::string& help) = 0;  ///< repeatable
+  virtual void integer(const std::string& flag, int32_t* value, const std::string& help) = 0;
+  virtual void integers(const std::string& flag, std::vector<int32_t>* values,
+                        const std::string& help) = 0;  ///< "1,2,3"
+  virtual void unsigned64(const std::string& flag, uint64_t* value, const std::string& help) = 0;
+  virtual void number(const std::string& flag, float* value, const std::string& help) = 0;
+  virtual void toggle(const std::string& flag, bool* value, const std::string& help) = 0;
+  virtual void choice(const std::string& flag, std::string* value,
+                      const std::vector<std::string>& choices, const std::string& help) = 0;
+  virtual void positional(const std::string& name, std::vector<std::string>* values,
+                          const std::string& help, bool required) = 0;
+  /// Whether a flag was given by anyone (flag, variable or file).
+  virtual bool given(const std::string& flag) const = 0;
+  /// Every switch with its value and where that came from: "flag", "env", "config" or "default".
+  struct Setting {
+    std::string name, value, source;
+  };
+  virtual std::vector<Setting> settings() const = 0;
+};
+
+struct Command {
+  std::string name, summary, example;
+  std::function<void(Flags&)> declare;
+  std::function<int(const Flags&)> run;
+  std::vector<Command> subcommands;
+};
+
+/// Parses, runs, and returns the exit code.
+int run_commands(int argc, char** argv, const std::vector<Command>& commands);
+
+/// The switches that every command with a model takes.
+void declare_model_flags(Flags& flags, EngineOptions* options);
+void declare_sampling_flags(Flags& flags, SamplingOptions* options, uint64_t* seed);
+
+/// Prints "moxie: error: ..." to stderr; returns kExitFailed.
+int report(const Error& error);
+/// A usage fault: prints it and returns kExitUsage.
+int usage(const std::string& text);
+
+/// Reads a file, or stdin for "-", up to `limit_bytes`.
+Result<std::string> read_text(const std::string& path, uint64_t limit_bytes = uint64_t{1} << 30);
+
+// One factory a command; each lives in its own file.
+Command run_command();
+Command chat_command();
+Command score_command();
+Command tokenize_command();
+Command detokenize_command();
+Command harmony_command();
+Command inspect_command();
+Command kernels_command();
+Command plan_command();
+Command doctor_command();
+Command bench_command();
+
+}  // namespace moxie

@@ -1,0 +1,142 @@
+// moxie doctor: what this machine has, what would be chosen, what is wrong and how to mend it.
+#include <fmt/format.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "apps/cli.h"
+#include "core/threads.h"
+#include "engine/plan.h"
+#include "lab/machine.h"
+
+namespace moxie {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct DoctorFlags {
+  EngineOptions engine;
+  bool json = false;
+};
+
+std::string first_line(const char* path) {
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  return line;
+}
+
+struct Finding {
+  std::string what, mend;
+};
+
+std::vector<Finding> findings(const Device& device, const std::string& cuda_reason) {
+  std::vector<Finding> list;
+  const Features features = cpu_features();
+#if defined(__x86_64__)
+  if (!(features & kAvx2)) {
+    list.push_back({"this CPU has no AVX2: only portable rows run", "a CPU of 2013 or later"});
+  }
+#endif
+  double load[1] = {0};
+  if (getloadavg(load, 1) == 1 && load[0] > 0.5 * num_usable_cores()) {
+    list.push_back({fmt::format("load average {:.1f} on {} cores: speeds will be low and noisy",
+                                load[0], num_usable_cores()),
+                    "stop other work before measuring"});
+  }
+  const std::string governor = first_line("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor");
+  if (!governor.empty() && governor != "performance") {
+    list.push_back({"the CPU's frequency governor is '" + governor + "'",
+                    "cpupower frequency-set -g performance"});
+  }
+  const std::string huge = first_line("/sys/kernel/mm/transparent_hugepage/enabled");
+  if (huge.find("[never]") != std::string::npos) {
+    list.push_back({"transparent huge pages are off: reads of weights miss the TLB",
+                    "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled"});
+  }
+  const auto& properties = device.properties();
+  if (properties.available_bytes < (uint64_t{2} << 30)) {
+    list.push_back({fmt::format("only {} of memory is free",
+                                format_bytes(properties.available_bytes)),
+                    "close other programs"});
+  }
+  if (!cuda_reason.empty()) list.push_back({"no CUDA device: " + cuda_reason, "the CPU is used"});
+  return list;
+}
+
+int run(DoctorFlags& o) {
+  auto device = make_cpu_device(o.engine.threads);
+  std::string cuda_reason;
+  const int num_gpus = num_cuda_devices(&cuda_reason);
+  if (num_gpus > 0) cuda_reason.clear();
+  auto limits = measure_machine(*device);
+  if (!limits) return report(limits.error());
+  const auto problems = findings(*device, cuda_reason);
+
+  KernelChooser kernels(DeviceKind::kCpu, cpu_features(), {});
+  std::vector<Verdict> verdicts;
+  std::string model_error;
+  if (auto checkpoint = open_checkpoint(o.engine.model)) {
+    const ModelWeights layout = (*checkpoint)->layout({});
+    verdicts = GptOss((*checkpoint)->config(), layout, {}, kernels).explain(DType::kBF16, 1);
+    if (!(*checkpoint)->faults().empty()) model_error = (*checkpoint)->faults().front().message();
+  } else {
+    model_error = checkpoint.error().message();
+  }
+
+  const auto& properties = device->properties();
+  if (o.json) {
+    Json chosen = Json::object(), list = Json::array();
+    for (const Verdict& v : verdicts) {
+      if (v.chosen) chosen[step_name(v.row.step)] = v.row.name;
+    }
+    for (const Finding& f : problems) list.push_back({{"what", f.what}, {"mend", f.mend}});
+    if (!model_error.empty()) list.push_back({{"what", model_error}, {"mend", "moxie inspect"}});
+    fmt::print("{}\n", Json{{"machine", to_json(*limits)},
+                            {"memory_bytes", properties.memory_bytes},
+                            {"available_bytes", properties.available_bytes},
+                            {"cuda_devices", num_gpus},
+                            {"model", o.engine.model},
+                            {"kernels", chosen},
+                            {"findings", list}}
+                           .dump(2));
+    return model_error.empty() ? kExitDone : kExitFailed;
+  }
+  fmt::print("cpu       {}\ncores     {} usable, {} threads\nfeatures  {}\n", properties.name,
+             num_usable_cores(), properties.num_units, feature_names(cpu_features()));
+  fmt::print("memory    {} free of {}\n", format_bytes(properties.available_bytes),
+             format_bytes(properties.memory_bytes));
+  fmt::print("read      {:.1f} GB/s ({})\n", limits->read_gb_s, limits->read_instruction);
+  fmt::print("peak      fp32 {:.0f} GFLOP/s ({}), bf16 {:.0f} ({}), int8 {:.0f} ({})\n",
+             limits->fp32.rate, limits->fp32.instruction, limits->bf16.rate,
+             limits->bf16.instruction, limits->int8.rate, limits->int8.instruction);
+  fmt::print("gpus      {}\n\nchosen for {}:\n",
+             num_gpus > 0 ? std::to_string(num_gpus) : "none: " + cuda_reason, o.engine.model);
+  for (const Verdict& v : verdicts) {
+    if (v.chosen) fmt::print("  {:<8} {}\n", step_name(v.row.step), v.row.name);
+  }
+  fmt::print("\n");
+  if (!model_error.empty()) fmt::print("! {}\n", model_error);
+  for (const Finding& f : problems) fmt::print("! {}\n  {}\n", f.what, f.mend);
+  if (model_error.empty() && problems.empty()) fmt::print("nothing wrong\n");
+  return model_error.empty() ? kExitDone : kExitFailed;
+}
+
+}  // namespace
+
+Command doctor_command() {
+  auto o = std::make_shared<DoctorFlags>();
+  return {.name = "doctor",
+          .summary = "What this machine has, what will be chosen, what is wrong",
+          .example = "moxie doctor",
+          .declare =
+              [o](Flags& flags) {
+                declare_model_flags(flags, &o->engine);
+                flags.toggle("--json", &o->json, "print one JSON document");
+              },
+          .run = [o](const Flags&) { return run(*o); }};
+}
+
+}  // namespace moxie

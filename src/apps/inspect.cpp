@@ -1,0 +1,115 @@
+// moxie inspect: what a checkpoint's files hold, and all that is wrong with them.
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "apps/cli.h"
+#include "engine/plan.h"
+
+namespace moxie {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct InspectFlags {
+  std::vector<std::string> models;
+  std::string model = "embedded";
+  bool json = false;
+};
+
+Json dims(const Shape& shape) {
+  Json list = Json::array();
+  for (int i = 0; i < shape.rank; ++i) list.push_back(shape[i]);
+  return list;
+}
+
+std::string printable(const Json& document, int indent = 2) {
+  return document.dump(indent, ' ', false, Json::error_handler_t::replace);
+}
+
+Json to_json(const Checkpoint& checkpoint) {
+  Json tensors = Json::array(), faults = Json::array();
+  uint64_t total = 0;
+  for (const StoredTensor& tensor : checkpoint.tensors()) {
+    tensors.push_back({{"name", tensor.name}, {"file", tensor.file}, {"dtype", tensor.dtype},
+                       {"shape", dims(tensor.shape)}, {"bytes", tensor.bytes}});
+    total += tensor.bytes;
+  }
+  for (const Fault& fault : checkpoint.faults()) {
+    faults.push_back({{"file", fault.file}, {"tensor", fault.tensor}, {"found", fault.found},
+                      {"expected", fault.expected}});
+  }
+  return {{"path", checkpoint.path()},
+          {"format", checkpoint_kind_name(checkpoint.kind())},
+          {"config", Json::parse(config_json(checkpoint.config()), nullptr, false)},
+          {"num_tensors", tensors.size()},
+          {"bytes", total},
+          {"tensors", std::move(tensors)},
+          {"faults", std::move(faults)}};
+}
+
+void print(const Checkpoint& checkpoint) {
+  const GptOssConfig& c = checkpoint.config();
+  fmt::print("{} ({})\n", checkpoint.path(), checkpoint_kind_name(checkpoint.kind()));
+  fmt::print("layers {} ({} window of {}, {} full)  hidden {}  intermediate {}\n", c.num_layers,
+             c.num_window_layers(), c.sliding_window, c.num_full_layers(), c.hidden,
+             c.intermediate);
+  fmt::print("heads {} / {} kv of {}  experts {} (top {})  vocabulary {}  positions {}\n\n",
+             c.num_heads, c.num_kv_heads, c.head_dim, c.num_experts, c.top_k, c.vocab,
+             c.max_positions);
+  fmt::print("{:<58} {:<8} {:<26} {:>14}\n", "tensor", "dtype", "shape", "bytes");
+  uint64_t total = 0, count = 0;
+  for (const StoredTensor& tensor : checkpoint.tensors()) {
+    fmt::print("{:<58} {:<8} {:<26} {:>14}\n", tensor.name, tensor.dtype,
+               tensor.shape.to_string(), tensor.bytes);
+    total += tensor.bytes;
+    ++count;
+  }
+  fmt::print("\n{} tensors, {}\n", count, format_bytes(total));
+}
+
+}  // namespace
+
+Command inspect_command() {
+  auto o = std::make_shared<InspectFlags>();
+  return {.name = "inspect",
+          .summary = "Configuration and weights of a checkpoint, and all its faults",
+          .example = "moxie inspect ~/models/gpt-oss-20b",
+          .declare =
+              [o](Flags& flags) {
+                flags.positional("M", &o->models, "a model, as --model takes it", false);
+                flags.text("--model", &o->model, "the same, as a flag");
+                flags.toggle("--json", &o->json, "print one JSON document");
+              },
+          .run = [o](const Flags&) {
+            if (o->models.size() > 1) return usage("inspect takes one model");
+            const std::string model = o->models.empty() ? o->model : o->models.front();
+            auto checkpoint = open_checkpoint(model);
+            if (!checkpoint) {
+              if (o->json) {
+                const Error& e = checkpoint.error();
+                fmt::print("{}\n", printable({{"path", model},
+                                              {"faults", {{{"file", e.where}, {"tensor", ""},
+                                                           {"found", e.what},
+                                                           {"expected", e.hint}}}}}));
+              }
+              return report(checkpoint.error());
+            }
+            const auto& faults = (*checkpoint)->faults();
+            if (o->json) fmt::print("{}\n", printable(to_json(**checkpoint)));
+            else print(**checkpoint);
+            std::fflush(stdout);
+            for (const Fault& fault : faults) {
+              std::fprintf(stderr, "moxie: fault: %s\n", fault.message().c_str());
+            }
+            if (!faults.empty()) {
+              std::fprintf(stderr, "moxie: error: %zu fault%s in %s\n", faults.size(),
+                           faults.size() == 1 ? "" : "s", model.c_str());
+            }
+            return faults.empty() ? kExitDone : kExitFailed;
+          }};
+}
+
+}  // namespace moxie

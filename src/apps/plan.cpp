@@ -1,0 +1,142 @@
+// moxie plan: memory by part, whether it fits, and the speed the bytes allow; loads nothing.
+#include <fmt/format.h>
+
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "apps/cli.h"
+#include "engine/plan.h"
+#include "lab/machine.h"
+
+namespace moxie {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// Memory and read bandwidth by the makers' data sheets; a measured figure where there is one.
+struct KnownGpu {
+  const char* name;
+  double memory_gb;      // 1e9 bytes
+  double bandwidth_gb_s; // 1e9 bytes a second
+  const char* source;
+};
+constexpr KnownGpu kGpus[] = {
+    {"H100", 80, 3350, "data sheet"},      {"H200", 141, 4620, "measured read"},
+    {"B200", 180, 8000, "data sheet"},     {"GB10", 128, 273, "data sheet, unified memory"},
+    {"RTX5090", 32, 1792, "data sheet"},   {"RTXPRO6000", 96, 1792, "data sheet"},
+    {"RTX4090", 24, 1008, "data sheet"},   {"A100", 80, 2039, "data sheet"},
+};
+
+struct PlanFlags {
+  EngineOptions engine;
+  std::string gpu;
+  int32_t depth = 0;
+  bool json = false;
+};
+
+std::string squeezed(const std::string& text) {
+  std::string out;
+  for (const char c : text) {
+    if (std::isalnum(static_cast<unsigned char>(c))) {
+      out += static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+    }
+  }
+  return out;
+}
+
+int run(PlanFlags& o) {
+  auto checkpoint = open_checkpoint(o.engine.model);
+  if (!checkpoint) return report(checkpoint.error());
+  auto mxfp4 = Mxfp4Layers::parse(o.engine.mxfp4_layers);
+  if (!mxfp4) return report(mxfp4.error());
+  KernelChooser kernels(DeviceKind::kCpu, cpu_features(), {});
+  auto kv_dtype = choose_kv_dtype(o.engine.kv_dtype, (*checkpoint)->config(), kernels,
+                                  o.engine.max_model_len, o.engine.max_num_seqs);
+  if (!kv_dtype) return report(kv_dtype.error());
+  const PlanRequest request{.load = {.mxfp4_layers = *mxfp4},
+                            .kv_dtype = *kv_dtype,
+                            .max_model_len = o.engine.max_model_len,
+                            .max_num_seqs = o.engine.max_num_seqs,
+                            .max_batch_tokens = o.engine.max_batch_tokens,
+                            .max_logit_rows = o.engine.max_num_seqs};
+  auto device = make_cpu_device(o.engine.threads);
+  std::string name = device->properties().name, source = "measured read";
+  uint64_t available = device->properties().available_bytes;
+  double gb_s = 0;
+  if (!o.gpu.empty()) {
+    const auto* found = std::find_if(std::begin(kGpus), std::end(kGpus), [&](const KnownGpu& gpu) {
+      return squeezed(gpu.name) == squeezed(o.gpu);
+    });
+    if (found == std::end(kGpus)) {
+      std::string known;
+      for (const KnownGpu& gpu : kGpus) known += (known.empty() ? "" : ", ") + std::string(gpu.name);
+      return report({"unknown GPU '" + o.gpu + "'", "--gpu", known});
+    }
+    name = found->name;
+    source = found->source;
+    available = static_cast<uint64_t>(found->memory_gb * 1e9);
+    gb_s = found->bandwidth_gb_s;
+  } else {
+    auto limits = measure_machine(*device, {.seconds_per_loop = 0.001});
+    if (!limits) return report(limits.error());
+    gb_s = limits->read_gb_s;
+  }
+  const MemoryPlan plan = plan_memory(**checkpoint, request, available, kernels);
+  const ModelWeights layout = (*checkpoint)->layout(request.load);
+  const Work work =
+      decode_work((*checkpoint)->config(), layout, *kv_dtype, o.depth, request.max_num_seqs);
+  const double tok_s = gb_s * 1e9 / work.bytes * request.max_num_seqs;
+
+  if (o.json) {
+    Json parts = Json::array();
+    for (const PlanPart& part : plan.parts) parts.push_back({{"name", part.name}, {"bytes", part.bytes}});
+    Json document = {{"model", o.engine.model},
+                     {"device", name},
+                     {"max_model_len", plan.max_model_len},
+                     {"max_num_seqs", plan.max_num_seqs},
+                     {"parts", parts},
+                     {"total_bytes", plan.total_bytes},
+                     {"available_bytes", plan.available_bytes},
+                     {"fits", plan.fits},
+                     {"advice", plan.advice},
+                     {"read_gb_s", gb_s},
+                     {"read_gb_s_source", source},
+                     {"bytes_per_step", work.bytes},
+                     {"tok_s_limit", tok_s}};
+    fmt::print("{}\n", document.dump(2));
+    return kExitDone;
+  }
+  fmt::print("{} on {}: context {}, {} stream{}\n\n", o.engine.model, name, plan.max_model_len,
+             plan.max_num_seqs, plan.max_num_seqs == 1 ? "" : "s");
+  for (const PlanPart& part : plan.parts) {
+    fmt::print("  {:<28} {:>12}\n", part.name, format_bytes(part.bytes));
+  }
+  fmt::print("  {:<28} {:>12}\n  {:<28} {:>12}\n\n", "total", format_bytes(plan.total_bytes), "free",
+             format_bytes(plan.available_bytes));
+  fmt::print("{}{}\n", plan.fits ? "fits" : "does not fit: ", plan.advice);
+  fmt::print("decode limit at depth {}: {:.1f} tok/s ({:.3f} GB a step, {:.1f} GB/s: {})\n", o.depth,
+             tok_s, work.bytes / 1e9, gb_s, source);
+  return kExitDone;
+}
+
+}  // namespace
+
+Command plan_command() {
+  auto o = std::make_shared<PlanFlags>();
+  return {.name = "plan",
+          .summary = "Memory by part and the speed the bytes allow, before loading anything",
+          .example = "moxie plan --model synthetic:gpt-oss-120b --gpu H200 --max-model-len 32768",
+          .declare =
+              [o](Flags& flags) {
+                declare_model_flags(flags, &o->engine);
+                flags.text("--gpu", &o->gpu, "plan for this GPU instead of this machine's memory");
+                flags.integer("--max-num-seqs", &o->engine.max_num_seqs, "streams at once");
+                flags.integer("--max-num-batched-tokens", &o->engine.max_batch_tokens,
+                              "tokens a launch");
+                flags.integer("--depth", &o->depth, "context at which the limit is computed");
+                flags.toggle("--json", &o->json, "print one JSON document");
+              },
+          .run = [o](const Flags&) { return run(*o); }};
+}
+
+}  // namespace moxie

@@ -1,0 +1,100 @@
+// moxie run: one answer.
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "apps/chat_session.h"
+
+namespace moxie {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct RunFlags : ChatFlags {
+  std::vector<std::string> prompt;
+};
+
+Result<std::string> prompt_text(const std::vector<std::string>& words) {
+  if (words.size() == 1 && words.front() == "-") return read_text("-");
+  std::string text;
+  for (const std::string& word : words) text += (text.empty() ? "" : " ") + word;
+  return text;
+}
+
+Json to_json(Engine& engine, const Reply& reply) {
+  Json calls = Json::array(), kernels = Json::object(), launches = Json::object();
+  for (const ToolCall& call : reply.tool_calls) {
+    calls.push_back({{"type", "function"},
+                     {"function", {{"name", call.name}, {"arguments", call.arguments}}}});
+  }
+  for (const auto& count : engine.kernels().counts()) {
+    // A step may run several rows (prefill and decode): all are named.
+    auto& name = kernels[step_name(count.step)];
+    name = name.is_null() ? count.name : name.get<std::string>() + "," + count.name;
+    launches[count.name] = count.launches;
+  }
+  const Timing& t = reply.timing;
+  Json document = {
+      {"content", reply.content},
+      {"reasoning", reply.reasoning},
+      {"finish_reason", reply.finish_reason},
+      {"usage",
+       {{"prompt_tokens", t.prompt_tokens},
+        {"completion_tokens", t.completion_tokens},
+        {"total_tokens", t.prompt_tokens + t.completion_tokens}}},
+      {"timing",
+       {{"load_s", t.load_s},
+        {"prefill_s", t.prefill_s},
+        {"decode_s", t.decode_s},
+        {"prefill_tok_s", t.prefill_tok_s()},
+        {"decode_tok_s", t.decode_tok_s()}}},
+      {"kernels", std::move(kernels)},
+      {"launches", std::move(launches)}};
+  if (!calls.empty()) document["tool_calls"] = std::move(calls);
+  if (!reply.warnings.empty()) document["warnings"] = reply.warnings;
+  return document;
+}
+
+int run(RunFlags& o, const Flags& flags) {
+  if (o.prompt.empty()) return usage("run: no prompt; give one, or - to read stdin");
+  if (auto status = o.complete(flags); !status) return usage(status.error().message());
+  auto text = prompt_text(o.prompt);
+  if (!text) return report(text.error());
+  auto conversation = o.opening();
+  if (!conversation) return report(conversation.error());
+  conversation->messages.push_back(harmony::user_message(std::move(*text)));
+  o.engine.show_progress = o.engine.show_progress && !o.json;
+  auto engine = Engine::load(o.engine);
+  if (!engine) return report(engine.error());
+  if (o.json) {
+    auto reply = answer(**engine, *conversation, o.sampling);
+    if (!reply) return report(reply.error());
+    fmt::print("{}\n",
+               to_json(**engine, *reply).dump(2, ' ', false, Json::error_handler_t::replace));
+    return kExitDone;
+  }
+  auto reply = stream_answer(**engine, *conversation, o, [] { return true; });
+  if (!reply) return report(reply.error());
+  if (!o.quiet) print_statistics(**engine, *reply);
+  return kExitDone;
+}
+
+}  // namespace
+
+Command run_command() {
+  auto o = std::make_shared<RunFlags>();
+  return {.name = "run",
+          .summary = "One answer, streamed",
+          .example = "moxie run --show-reasoning \"What is 127 + 4816?\"",
+          .declare =
+              [o](Flags& flags) {
+                flags.positional("PROMPT", &o->prompt, "the question; - reads stdin", false);
+                o->declare(flags);
+                flags.toggle("--json", &o->json, "print one JSON document");
+              },
+          .run = [o](const Flags& flags) { return run(*o, flags); }};
+}
+
+}  // namespace moxie

@@ -1,0 +1,166 @@
+// moxie score: how likely a model finds given token ids; and its logits, for comparison.
+#include <fmt/format.h>
+
+#include <cmath>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "apps/cli.h"
+#include "weights/safetensors_write.h"
+
+namespace moxie {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct ScoreFlags {
+  EngineOptions engine;
+  std::vector<int32_t> ids;
+  std::string ids_file, logits, sinks = "on";
+  int32_t chunk = 128;
+  bool json = true;
+};
+
+// A JSON list of lists of ids.
+Result<std::vector<std::vector<int32_t>>> read_lists(const std::string& path) {
+  auto text = read_text(path);
+  if (!text) return fail(std::move(text.error()));
+  const Json document = Json::parse(*text, nullptr, false);
+  const auto refuse = [&] { return fail("expected a JSON list of lists of token ids", path); };
+  if (!document.is_array()) return refuse();
+  std::vector<std::vector<int32_t>> lists;
+  for (const Json& entry : document) {
+    if (!entry.is_array()) return refuse();
+    std::vector<int32_t> ids;
+    for (const Json& id : entry) {
+      if (!id.is_number_integer() || id.get<int64_t>() < 0 || id.get<int64_t>() > INT32_MAX) {
+        return refuse();
+      }
+      ids.push_back(id.get<int32_t>());
+    }
+    lists.push_back(std::move(ids));
+  }
+  return lists;
+}
+
+double log_sum_exp(const float* row, int32_t n) {
+  float top = row[0];
+  for (int32_t i = 1; i < n; ++i) top = std::max(top, row[i]);
+  double sum = 0;
+  for (int32_t i = 0; i < n; ++i) sum += std::exp(static_cast<double>(row[i]) - top);
+  return top + std::log(sum);
+}
+
+// Negative log-likelihoods of ids[1..], and all logits if `logits` is given.
+Result<std::vector<double>> score(Engine& engine, const std::vector<int32_t>& ids,
+                                  std::vector<float>* logits) {
+  struct Guard {
+    KvCache& kv;
+    SeqId seq;
+    ~Guard() { kv.free_sequence(seq); }
+  } guard{engine.kv(), engine.kv().add_sequence()};
+  const int32_t vocab = engine.config().vocab;
+  std::vector<double> nll;
+  const int32_t chunk = engine.options().max_batch_tokens;
+  for (size_t at = 0; at < ids.size(); at += static_cast<size_t>(chunk)) {
+    const size_t count = std::min(ids.size() - at, static_cast<size_t>(chunk));
+    const Chunk part{guard.seq, std::span(ids).subspan(at, count), Logits::kAll};
+    auto rows = engine.step({&part, 1});
+    if (!rows) return fail(std::move(rows.error()));
+    if (logits) logits->insert(logits->end(), *rows, *rows + count * static_cast<size_t>(vocab));
+    for (size_t i = 0; i < count && at + i + 1 < ids.size(); ++i) {
+      const int32_t next = ids[at + i + 1];
+      if (next < 0 || next >= vocab) {
+        return fail(fmt::format("token id {}, vocabulary of {}", next, vocab), "input");
+      }
+      const float* row = *rows + i * static_cast<size_t>(vocab);
+      nll.push_back(log_sum_exp(row, vocab) - row[next]);
+    }
+  }
+  return nll;
+}
+
+int run(ScoreFlags& o, const Flags& flags) {
+  std::vector<std::vector<int32_t>> lists;
+  const bool single = flags.given("--ids");
+  if (single == flags.given("--ids-file")) return usage("score: give --ids or --ids-file");
+  if (single) {
+    lists.push_back(o.ids);
+  } else {
+    auto read = read_lists(o.ids_file);
+    if (!read) return report(read.error());
+    lists = std::move(*read);
+  }
+  size_t longest = 1;
+  for (const auto& ids : lists) {
+    if (ids.empty()) return report({"an empty list of ids", single ? "--ids" : o.ids_file, ""});
+    longest = std::max(longest, ids.size());
+  }
+  if (longest > (1u << 20)) return report({"more than a million ids in one list", "score", ""});
+  if (o.chunk < 1) return usage("--chunk: must be 1 or more");
+  o.engine.sinks = o.sinks == "on";
+  o.engine.max_batch_tokens = std::min(o.chunk, static_cast<int32_t>(longest));
+  o.engine.max_logit_rows = o.engine.max_batch_tokens;
+  if (o.engine.max_model_len == 0) o.engine.max_model_len = static_cast<int32_t>(longest);
+  auto engine = Engine::load(o.engine);
+  if (!engine) return report(engine.error());
+
+  Json nll = Json::array();
+  double sum = 0;
+  size_t count = 0;
+  std::vector<std::vector<float>> all_logits(lists.size());
+  std::vector<TensorToWrite> tensors;
+  for (size_t i = 0; i < lists.size(); ++i) {
+    auto values = score(**engine, lists[i], o.logits.empty() ? nullptr : &all_logits[i]);
+    if (!values) return report(values.error());
+    for (const double value : *values) sum += value;
+    count += values->size();
+    if (single) nll = *values;
+    else nll.push_back(*values);
+    if (!o.logits.empty()) {
+      tensors.push_back({fmt::format("logits.{}", i), "F32",
+                         {static_cast<int64_t>(lists[i].size()), (*engine)->config().vocab},
+                         reinterpret_cast<const std::byte*>(all_logits[i].data())});
+    }
+  }
+  if (!o.logits.empty()) {
+    if (auto status = write_safetensors(o.logits, tensors); !status) return report(status.error());
+  }
+  const double mean = count > 0 ? sum / static_cast<double>(count) : 0;
+  Json kernels = Json::object();
+  for (const auto& entry : (*engine)->kernels().counts()) {
+    auto& name = kernels[step_name(entry.step)];
+    name = name.is_null() ? entry.name : name.get<std::string>() + "," + entry.name;
+  }
+  fmt::print("{}\n", Json{{"nll", nll},
+                          {"mean_nll", mean},
+                          {"perplexity", std::exp(mean)},
+                          {"num_scored", count},
+                          {"kernels", kernels}}
+                         .dump());
+  return kExitDone;
+}
+
+}  // namespace
+
+Command score_command() {
+  auto o = std::make_shared<ScoreFlags>();
+  return {.name = "score",
+          .summary = "Negative log-likelihoods and logits of given token ids",
+          .example = "moxie score --model DIR --ids 1,2,3 --logits out.safetensors",
+          .declare =
+              [o](Flags& flags) {
+                declare_model_flags(flags, &o->engine);
+                flags.unsigned64("--seed", &o->engine.seed, "of synthetic weights");
+                flags.integers("--ids", &o->ids, "token ids: 1,2,3");
+                flags.text("--ids-file", &o->ids_file, "JSON list of lists of ids");
+                flags.text("--logits", &o->logits,
+                           "write logits.0, logits.1, ... (F32 [n, vocab]) to this safetensors file");
+                flags.integer("--chunk", &o->chunk, "tokens a launch; changes nothing but rounding");
+                flags.choice("--sinks", &o->sinks, {"on", "off"}, "test switch");
+                flags.toggle("--json", &o->json, "JSON is the only form of output");
+              },
+          .run = [o](const Flags& flags) { return run(*o, flags); }};
+}
+
+}  // namespace moxie

@@ -1,0 +1,128 @@
+// The CPU device: anonymous pages (huge where granted), one thread pool per device.
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <fstream>
+#include <string>
+
+#include "core/device.h"
+#include "core/threads.h"
+
+namespace moxie {
+namespace {
+
+uint64_t read_number(const char* path) {
+  std::ifstream file(path);
+  uint64_t value = 0;
+  return (file >> value) ? value : 0;
+}
+
+// MemTotal and MemAvailable of /proc/meminfo, in bytes.
+void read_meminfo(uint64_t* total, uint64_t* available) {
+  std::ifstream file("/proc/meminfo");
+  std::string key;
+  uint64_t kib = 0;
+  std::string unit;
+  while (file >> key >> kib) {
+    std::getline(file, unit);
+    if (key == "MemTotal:") *total = kib * 1024;
+    if (key == "MemAvailable:") *available = kib * 1024;
+  }
+}
+
+std::string cpu_name() {
+  std::ifstream file("/proc/cpuinfo");
+  std::string line;
+  while (std::getline(file, line)) {
+    if (line.starts_with("model name")) {
+      const auto colon = line.find(": ");
+      if (colon != std::string::npos) return line.substr(colon + 2);
+    }
+  }
+  return "CPU";
+}
+
+class CpuStream final : public Stream {
+ public:
+  explicit CpuStream(ThreadPool* threads) { pool = threads; }
+  Status synchronize() override { return {}; }
+};
+
+class CpuDevice final : public Device {
+ public:
+  explicit CpuDevice(int num_threads) : pool_(num_threads) {
+    properties_.name = cpu_name();
+    properties_.num_units = pool_.num_threads();
+    read_meminfo(&properties_.memory_bytes, &properties_.available_bytes);
+    // A container's limit (cgroup v2) may be lower than the machine's memory.
+    const uint64_t limit = read_number("/sys/fs/cgroup/memory.max");
+    if (limit > 0) {
+      const uint64_t used = read_number("/sys/fs/cgroup/memory.current");
+      properties_.memory_bytes = std::min(properties_.memory_bytes, limit);
+      properties_.available_bytes =
+          std::min(properties_.available_bytes, limit > used ? limit - used : 0);
+    }
+  }
+  DeviceKind kind() const override { return DeviceKind::kCpu; }
+  const DeviceProperties& properties() const override { return properties_; }
+
+  Result<Buffer> allocate(uint64_t bytes) override {
+    if (bytes == 0) return Buffer(this, nullptr, 0);
+    void* data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (data == MAP_FAILED) {
+      return fail("cannot allocate " + std::to_string(bytes) + " bytes", "CPU memory",
+                  "a smaller model, context or number of streams; `moxie plan` shows the parts");
+    }
+    if (bytes >= (uint64_t{4} << 20)) ::madvise(data, bytes, MADV_HUGEPAGE);
+    return Buffer(this, static_cast<std::byte*>(data), bytes);
+  }
+  Result<std::unique_ptr<Stream>> make_stream() override {
+    return std::unique_ptr<Stream>(std::make_unique<CpuStream>(&pool_));
+  }
+  Status copy_from_host(void* target, const void* source, uint64_t bytes, Stream&) override {
+    if (bytes > 0) std::memcpy(target, source, bytes);
+    return {};
+  }
+  Status copy_to_host(void* target, const void* source, uint64_t bytes, Stream&) override {
+    if (bytes > 0) std::memcpy(target, source, bytes);
+    return {};
+  }
+  Status fill_zero(void* target, uint64_t bytes, Stream&) override {
+    if (bytes > 0) std::memset(target, 0, bytes);
+    return {};
+  }
+
+ private:
+  void release(std::byte* data, uint64_t bytes) override {
+    if (data != nullptr) ::munmap(data, bytes);
+  }
+  ThreadPool pool_;
+  DeviceProperties properties_;
+};
+
+}  // namespace
+
+Buffer& Buffer::operator=(Buffer&& other) noexcept {
+  if (this != &other) {
+    reset();
+    device_ = std::exchange(other.device_, nullptr);
+    data_ = std::exchange(other.data_, nullptr);
+    bytes_ = std::exchange(other.bytes_, 0);
+  }
+  return *this;
+}
+
+void Buffer::reset() {
+  if (device_ != nullptr) device_->release(data_, bytes_);
+  device_ = nullptr;
+  data_ = nullptr;
+  bytes_ = 0;
+}
+
+std::unique_ptr<Device> make_cpu_device(int num_threads) {
+  return std::make_unique<CpuDevice>(num_threads);
+}
+
+}  // namespace moxie

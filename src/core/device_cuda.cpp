@@ -1,0 +1,244 @@
+// The CUDA device: memory, streams and copies through the CUDA runtime (linked statically; it
+// loads the driver at run time, so that the binary also runs where there is none).
+//
+// Only devices that this build has code for are given out. Every call sets its device first: the
+// current device belongs to the thread, and any thread may use any Device.
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "core/cuda.h"
+
+namespace moxie {
+namespace {
+
+// Compute capabilities with real code in this build; MOXIE_CUDA_ARCHS in cmake/moxie_cuda.cmake.
+constexpr int kCodeFor[] = {90, 100, 120, 121};
+
+std::string version_text(int version) {
+  return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+}
+
+std::string hint_for(cudaError_t error) {
+  switch (error) {
+    case cudaErrorMemoryAllocation:
+      return "a smaller model, context or number of streams; `moxie plan` shows the parts";
+    case cudaErrorInsufficientDriver:
+      return "install an NVIDIA driver for CUDA " + version_text(CUDART_VERSION) + " or newer";
+    case cudaErrorNoDevice:
+    case cudaErrorInvalidDevice:
+      return "`nvidia-smi -L` lists the devices; CUDA_VISIBLE_DEVICES may hide them";
+    case cudaErrorDevicesUnavailable:
+      return "another process holds the device exclusively";
+    case cudaErrorNoKernelImageForDevice:
+      return "`moxie kernels` lists the architectures of this build";
+    default:
+      return "`moxie doctor` checks the machine; CUDA_LAUNCH_BLOCKING=1 finds the launch";
+  }
+}
+
+// Why no CUDA device can be used at all, or success.
+Status check_driver(int* num_devices) {
+  *num_devices = 0;
+  const std::string where = "CUDA";
+  int driver = 0;
+  if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0) {
+    return fail("no NVIDIA driver was found", where, hint_for(cudaErrorInsufficientDriver));
+  }
+  const cudaError_t error = cudaGetDeviceCount(num_devices);
+  if (error == cudaErrorInsufficientDriver) {
+    return fail("the driver supports CUDA " + version_text(driver) + ", this build needs " +
+                    version_text(CUDART_VERSION),
+                where, hint_for(error));
+  }
+  if (error == cudaErrorNoDevice || (error == cudaSuccess && *num_devices == 0)) {
+    return fail("the driver reports no device", where, hint_for(cudaErrorNoDevice));
+  }
+  return cuda_check(error, where);
+}
+
+int compute_capability(int index) {
+  int major = 0, minor = 0;
+  if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index) != cudaSuccess ||
+      cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, index) != cudaSuccess) {
+    return 0;
+  }
+  return major * 10 + minor;
+}
+
+bool has_code_for(int capability) {
+  return std::find(std::begin(kCodeFor), std::end(kCodeFor), capability) != std::end(kCodeFor);
+}
+
+std::string no_code_text(int capability) {
+  std::string text = "device of compute capability " + version_text(capability * 100) +
+                     ", but this build has code for";
+  for (const int known : kCodeFor) text.append(1, ' ').append(version_text(known * 100));
+  return text;
+}
+
+class CudaStream final : public Stream {
+ public:
+  CudaStream(int device_idx, cudaStream_t stream) : device_idx_(device_idx) { native = stream; }
+  ~CudaStream() override {
+    // Errors are not reported: at the end of the process the runtime may be gone already.
+    cudaSetDevice(device_idx_);
+    cudaStreamDestroy(static_cast<cudaStream_t>(native));
+  }
+  Status synchronize() override {
+    return cuda_check(cudaStreamSynchronize(handle()), "CUDA stream");
+  }
+  cudaStream_t handle() const {
+    cudaSetDevice(device_idx_);
+    return static_cast<cudaStream_t>(native);
+  }
+
+ private:
+  int device_idx_;
+};
+
+class CudaDevice final : public Device {
+ public:
+  CudaDevice(int index, DeviceProperties properties)
+      : index_(index), properties_(std::move(properties)) {}
+  DeviceKind kind() const override { return DeviceKind::kCuda; }
+  const DeviceProperties& properties() const override { return properties_; }
+
+  Result<Buffer> allocate(uint64_t bytes) override {
+    if (bytes == 0) return Buffer(this, nullptr, 0);
+    cudaSetDevice(index_);
+    void* data = nullptr;
+    const cudaError_t error = cudaMalloc(&data, bytes);
+    if (error != cudaSuccess) {
+      cudaGetLastError();
+      size_t available = 0, total = 0;
+      cudaMemGetInfo(&available, &total);
+      return fail("cannot allocate " + std::to_string(bytes) + " bytes, " +
+                      std::to_string(available) + " are free (" + cudaGetErrorString(error) + ")",
+                  where(), hint_for(error));
+    }
+    return Buffer(this, static_cast<std::byte*>(data), bytes);
+  }
+  Result<std::unique_ptr<Stream>> make_stream() override {
+    cudaSetDevice(index_);
+    cudaStream_t stream = nullptr;
+    const auto status =
+        cuda_check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), where());
+    if (!status) return fail(status.error());
+    return std::unique_ptr<Stream>(std::make_unique<CudaStream>(index_, stream));
+  }
+  Status copy_from_host(void* target, const void* source, uint64_t bytes, Stream& stream) override {
+    return copy(target, source, bytes, cudaMemcpyHostToDevice, stream);
+  }
+  Status copy_to_host(void* target, const void* source, uint64_t bytes, Stream& stream) override {
+    return copy(target, source, bytes, cudaMemcpyDeviceToHost, stream);
+  }
+  Status copy_on_device(void* target, const void* source, uint64_t bytes, Stream& stream) override {
+    return copy(target, source, bytes, cudaMemcpyDeviceToDevice, stream);
+  }
+  Status fill_zero(void* target, uint64_t bytes, Stream& stream) override {
+    if (bytes == 0) return {};
+    return cuda_check(cudaMemsetAsync(target, 0, bytes, launch_stream(&stream)),
+                      where() + ", fill of " + std::to_string(bytes) + " bytes");
+  }
+
+ private:
+  Status copy(void* target, const void* source, uint64_t bytes, cudaMemcpyKind kind,
+              Stream& stream) {
+    if (bytes == 0) return {};
+    return cuda_check(cudaMemcpyAsync(target, source, bytes, kind, launch_stream(&stream)),
+                      where() + ", copy of " + std::to_string(bytes) + " bytes");
+  }
+  void release(std::byte* data, uint64_t) override {
+    if (data == nullptr) return;
+    cudaSetDevice(index_);
+    cudaFree(data);
+  }
+  std::string where() const { return "cuda:" + std::to_string(index_); }
+
+  int index_;
+  DeviceProperties properties_;
+};
+
+}  // namespace
+
+Status cuda_check(cudaError_t error, const std::string& where) {
+  if (error == cudaSuccess) return {};
+  cudaGetLastError();  // reported here: the next launch must not find it
+  return fail(std::string(cudaGetErrorString(error)) + " (" + cudaGetErrorName(error) + ")", where,
+              hint_for(error));
+}
+
+cudaStream_t launch_stream(Stream* stream) {
+  // Every stream with a native handle was made by CudaDevice.
+  CHECK(stream != nullptr && stream->native != nullptr, "not a CUDA stream");
+  return static_cast<CudaStream*>(stream)->handle();
+}
+
+void check_launched(cudaError_t error, const char* row) {
+  switch (error) {
+    case cudaErrorInvalidValue:
+    case cudaErrorInvalidConfiguration:
+    case cudaErrorInvalidDeviceFunction:
+    case cudaErrorInvalidResourceHandle:
+    case cudaErrorNoKernelImageForDevice:
+    case cudaErrorLaunchOutOfResources:
+    case cudaErrorCooperativeLaunchTooLarge:
+      CHECK(error == cudaSuccess, std::string(row) + ": " + cudaGetErrorString(error));
+      break;
+    default:
+      break;
+  }
+}
+
+int num_cuda_devices(std::string* why) {
+  int num_devices = 0;
+  if (const auto status = check_driver(&num_devices); !status) {
+    if (why != nullptr) *why = status.error().message();
+    return 0;
+  }
+  int num_usable = 0;
+  std::string reason;
+  for (int i = 0; i < num_devices; ++i) {
+    if (const int capability = compute_capability(i); has_code_for(capability))
+      ++num_usable;
+    else
+      reason = "cuda:" + std::to_string(i) + ": " + no_code_text(capability);
+  }
+  if (num_usable == 0 && why != nullptr) *why = reason;
+  return num_usable;
+}
+
+Result<std::unique_ptr<Device>> make_cuda_device(int index) {
+  int num_devices = 0;
+  if (const auto status = check_driver(&num_devices); !status) return fail(status.error());
+  const std::string where = "--device cuda:" + std::to_string(index);
+  if (index < 0 || index >= num_devices) {
+    return fail("there are " + std::to_string(num_devices) + " CUDA devices", where,
+                hint_for(cudaErrorInvalidDevice));
+  }
+  cudaDeviceProp found{};
+  if (const auto status = cuda_check(cudaGetDeviceProperties(&found, index), where); !status) {
+    return fail(status.error());
+  }
+  const int capability = found.major * 10 + found.minor;
+  if (!has_code_for(capability)) {
+    return fail(found.name + (": " + no_code_text(capability)), where, "use --device cpu");
+  }
+  // The first use of a device makes its context, which can fail when others hold it.
+  size_t available = 0, total = 0;
+  auto status = cuda_check(cudaSetDevice(index), where);
+  if (status) status = cuda_check(cudaMemGetInfo(&available, &total), where);
+  if (!status) return fail(status.error());
+  DeviceProperties properties;
+  properties.name = found.name;
+  properties.memory_bytes = total;
+  properties.available_bytes = available;
+  properties.num_units = found.multiProcessorCount;
+  properties.compute_capability = capability;
+  properties.shared_bytes = found.sharedMemPerBlockOptin;
+  properties.l2_bytes = static_cast<uint64_t>(found.l2CacheSize);
+  return std::unique_ptr<Device>(std::make_unique<CudaDevice>(index, std::move(properties)));
+}
+
+}  // namespace moxie

@@ -1,0 +1,16 @@
+// Stand-in of a build without CUDA: there is no device, and the reason is said.
+#include "core/device.h"
+
+namespace moxie {
+
+Result<std::unique_ptr<Device>> make_cuda_device(int) {
+  return fail("this build has no CUDA code", "--device cuda",
+              "build where nvcc is installed, or use --device cpu");
+}
+
+int num_cuda_devices(std::string* why) {
+  if (why != nullptr) *why = "this build has no CUDA code";
+  return 0;
+}
+
+}  // namespace moxie

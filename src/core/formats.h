@@ -1,0 +1,214 @@
+// Number formats bit by bit: BF16, FP16, E4M3, E2M1, E8M0, and the MX and Q8_0 blocks of 32.
+//
+// These scalar codecs are the definition that every kernel is tested against. Sources: OCP
+// Microscaling Formats (MX) v1.0 for E2M1, E8M0 and block quantising; OCP FP8 for E4M3 (the "fn"
+// kind: no infinity, 0x7F and 0xFF are NaN). Header-only so that CUDA code shares it.
+#pragma once
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#ifdef __CUDACC__
+#define MOXIE_HOST_DEVICE __host__ __device__
+#else
+#define MOXIE_HOST_DEVICE
+#endif
+
+namespace moxie {
+
+inline constexpr int kMxBlock = 32;  ///< elements that share one scale, along K
+
+MOXIE_HOST_DEVICE inline float bits_to_f32(uint32_t bits) {
+  float value;
+  memcpy(&value, &bits, 4);
+  return value;
+}
+MOXIE_HOST_DEVICE inline uint32_t f32_to_bits(float value) {
+  uint32_t bits;
+  memcpy(&bits, &value, 4);
+  return bits;
+}
+
+// ---- BF16 -------------------------------------------------------------------------------------
+MOXIE_HOST_DEVICE inline float bf16_to_f32(uint16_t bits) {
+  return bits_to_f32(static_cast<uint32_t>(bits) << 16);
+}
+/// Round to nearest even; NaN stays NaN (quiet).
+MOXIE_HOST_DEVICE inline uint16_t f32_to_bf16(float value) {
+  const uint32_t bits = f32_to_bits(value);
+  if ((bits & 0x7FFFFFFFu) > 0x7F800000u) return static_cast<uint16_t>((bits >> 16) | 0x0040u);
+  return static_cast<uint16_t>((bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16);
+}
+
+// ---- FP16 -------------------------------------------------------------------------------------
+MOXIE_HOST_DEVICE inline float f16_to_f32(uint16_t half) {
+  const uint32_t sign = static_cast<uint32_t>(half & 0x8000u) << 16;
+  const uint32_t exponent = (half >> 10) & 0x1Fu;
+  const uint32_t mantissa = half & 0x3FFu;
+  if (exponent == 0) {  // zero and subnormals: mantissa * 2^-24, exact in F32
+    const float magnitude = static_cast<float>(mantissa) * 5.9604644775390625e-8f;
+    return sign ? -magnitude : magnitude;
+  }
+  if (exponent == 31) return bits_to_f32(sign | 0x7F800000u | (mantissa << 13));
+  return bits_to_f32(sign | ((exponent + 112) << 23) | (mantissa << 13));
+}
+/// Round to nearest even; overflow goes to infinity.
+MOXIE_HOST_DEVICE inline uint16_t f32_to_f16(float value) {
+  const uint32_t bits = f32_to_bits(value);
+  const uint16_t sign = static_cast<uint16_t>((bits >> 16) & 0x8000u);
+  const uint32_t magnitude = bits & 0x7FFFFFFFu;
+  if (magnitude > 0x7F800000u) return static_cast<uint16_t>(sign | 0x7E00u);
+  if (magnitude >= 0x47800000u) return static_cast<uint16_t>(sign | 0x7C00u);  // 2^16 and above
+  if (magnitude < 0x38800000u) {  // below 2^-14: a multiple of 2^-24
+    // Adding 0.5 puts the multiples of 2^-24 into the low mantissa bits, rounded to nearest even.
+    const float shifted = bits_to_f32(magnitude) + 0.5f;
+    return static_cast<uint16_t>(sign | (f32_to_bits(shifted) - 0x3F000000u));
+  }
+  const uint32_t rounded = magnitude + 0xFFFu + ((magnitude >> 13) & 1u);
+  const uint32_t half = (rounded - 0x38000000u) >> 13;
+  return static_cast<uint16_t>(sign | (half > 0x7C00u ? 0x7C00u : half));
+}
+
+// ---- E4M3 (fn) --------------------------------------------------------------------------------
+MOXIE_HOST_DEVICE inline float e4m3_to_f32(uint8_t code) {
+  const uint32_t exponent = (code >> 3) & 0xFu;
+  const uint32_t mantissa = code & 7u;
+  const uint32_t sign = static_cast<uint32_t>(code & 0x80u) << 24;
+  if ((code & 0x7Fu) == 0x7Fu) return bits_to_f32(sign | 0x7FC00000u);
+  if (exponent == 0) {  // mantissa * 2^-9
+    const float magnitude = static_cast<float>(mantissa) * 0.001953125f;
+    return sign ? -magnitude : magnitude;
+  }
+  return bits_to_f32(sign | ((exponent + 120) << 23) | (mantissa << 20));
+}
+/// Round to nearest even, saturating to +-448; NaN gives 0x7F.
+MOXIE_HOST_DEVICE inline uint8_t f32_to_e4m3(float value) {
+  const uint32_t bits = f32_to_bits(value);
+  const uint8_t sign = static_cast<uint8_t>((bits >> 24) & 0x80u);
+  const uint32_t magnitude = bits & 0x7FFFFFFFu;
+  if (magnitude > 0x7F800000u) return static_cast<uint8_t>(sign | 0x7Fu);
+  if (magnitude >= 0x43E00000u) return static_cast<uint8_t>(sign | 0x7Eu);  // 448 and above
+  if (magnitude < 0x3C800000u) {  // below 2^-6: a multiple of 2^-9
+    // Adding 2^14 puts the multiples of 2^-9 into the low mantissa bits, rounded to nearest even.
+    const float shifted = bits_to_f32(magnitude) + 16384.0f;
+    return static_cast<uint8_t>(sign | (f32_to_bits(shifted) - 0x46800000u));
+  }
+  const uint32_t rounded = magnitude + 0x7FFFFu + ((magnitude >> 20) & 1u);
+  const uint32_t code = (rounded - 0x3C000000u) >> 20;
+  return static_cast<uint8_t>(sign | (code > 0x7Eu ? 0x7Eu : code));
+}
+
+// ---- E2M1 -------------------------------------------------------------------------------------
+/// Codes 0..7: 0, 0.5, 1, 1.5, 2, 3, 4, 6; bit 3 is the sign (8 is -0).
+MOXIE_HOST_DEVICE inline float e2m1_to_f32(uint8_t code) {
+  const uint32_t magnitude = code & 7u;
+  float value;
+  if (magnitude < 2) {
+    value = magnitude == 0 ? 0.0f : 0.5f;
+  } else {
+    value = bits_to_f32(((magnitude >> 1) + 126u) << 23 | (magnitude & 1u) << 22);
+  }
+  return (code & 8u) ? -value : value;
+}
+/// Round to nearest, ties to the even code, saturating to +-6. NaN gives +-6.
+MOXIE_HOST_DEVICE inline uint8_t f32_to_e2m1(float value) {
+  const uint8_t sign = (f32_to_bits(value) >> 31) ? 8 : 0;
+  const float magnitude = bits_to_f32(f32_to_bits(value) & 0x7FFFFFFFu);
+  uint8_t code;
+  if (magnitude <= 0.25f) code = 0;
+  else if (magnitude < 0.75f) code = 1;
+  else if (magnitude <= 1.25f) code = 2;
+  else if (magnitude < 1.75f) code = 3;
+  else if (magnitude <= 2.5f) code = 4;
+  else if (magnitude < 3.5f) code = 5;
+  else if (magnitude <= 5.0f) code = 6;
+  else code = 7;
+  return static_cast<uint8_t>(sign | code);
+}
+
+// ---- E8M0 -------------------------------------------------------------------------------------
+/// 2^(code - 127); code 0 is 2^-127 (an F32 subnormal), 255 is NaN.
+MOXIE_HOST_DEVICE inline float e8m0_to_f32(uint8_t code) {
+  if (code == 0) return bits_to_f32(0x00400000u);
+  if (code == 255) return bits_to_f32(0x7FC00000u);
+  return bits_to_f32(static_cast<uint32_t>(code) << 23);
+}
+
+/// floor(log2(x)) of a finite x > 0, subnormals included.
+MOXIE_HOST_DEVICE inline int floor_log2(float x) {
+  const uint32_t bits = f32_to_bits(x) & 0x7FFFFFFFu;
+  const int exponent = static_cast<int>(bits >> 23);
+  if (exponent != 0) return exponent - 127;
+  int log = -150;
+  for (uint32_t mantissa = bits; mantissa != 0; mantissa >>= 1) ++log;
+  return log;
+}
+
+/// The E8M0 code of OCP MX v1.0 for a block: floor(log2(amax)) - emax, clamped to 0..254;
+/// 127 for amax = 0. `emax` is 2 for E2M1 and 8 for E4M3.
+MOXIE_HOST_DEVICE inline uint8_t mx_scale_code(float amax, int emax) {
+  if (!(amax > 0.0f)) return 127;
+  const int code = floor_log2(amax) - emax + 127;
+  return static_cast<uint8_t>(code < 0 ? 0 : code > 254 ? 254 : code);
+}
+
+/// 1 / e8m0_to_f32(code), exact: a power of two (code 254 gives the subnormal 2^-127).
+MOXIE_HOST_DEVICE inline float e8m0_reciprocal(uint8_t code) {
+  return code == 254 ? bits_to_f32(0x00400000u)
+                     : bits_to_f32(static_cast<uint32_t>(254 - code) << 23);
+}
+
+// ---- Blocks -----------------------------------------------------------------------------------
+/// Order of the two nibbles of a byte of an MXFP4 block of 16 bytes.
+enum class NibbleOrder : uint8_t {
+  kAdjacent,  ///< Hugging Face, original: byte j holds elements 2j (low) and 2j + 1 (high)
+  kHalves     ///< GGUF: byte j holds elements j (low) and j + 16 (high)
+};
+
+/// Code of element `i` (0..31) in 16 bytes.
+MOXIE_HOST_DEVICE inline uint8_t mxfp4_code(const uint8_t* bytes, int i, NibbleOrder order) {
+  if (order == NibbleOrder::kAdjacent) {
+    return static_cast<uint8_t>((bytes[i >> 1] >> ((i & 1) * 4)) & 0xFu);
+  }
+  return static_cast<uint8_t>((bytes[i & 15] >> ((i >> 4) * 4)) & 0xFu);
+}
+
+/// OCP MX v1.0: 32 values to one scale code and 32 E2M1 codes (one a byte), nearest even,
+/// saturating. Infinities and NaN count as the greatest finite value.
+inline uint8_t quantize_mxfp4(const float* values, uint8_t* codes) {
+  float amax = 0.0f;
+  for (int i = 0; i < kMxBlock; ++i) {
+    const float magnitude = std::fabs(values[i]);
+    if (std::isfinite(magnitude)) amax = magnitude > amax ? magnitude : amax;
+    else amax = 3.4028234663852886e38f;
+  }
+  const uint8_t scale = mx_scale_code(amax, 2);
+  // In double: 2^127 times a subnormal scale's reciprocal must not overflow on the way.
+  const double reciprocal = static_cast<double>(e8m0_reciprocal(scale));
+  for (int i = 0; i < kMxBlock; ++i)
+    codes[i] = f32_to_e2m1(static_cast<float>(values[i] * reciprocal));
+  return scale;
+}
+
+/// OCP MX v1.0: 32 values to one scale code and 32 E4M3 codes, nearest even, saturating to +-448.
+inline uint8_t quantize_mxfp8(const float* values, uint8_t* codes) {
+  float amax = 0.0f;
+  for (int i = 0; i < kMxBlock; ++i) {
+    const float magnitude = std::fabs(values[i]);
+    if (std::isfinite(magnitude)) amax = magnitude > amax ? magnitude : amax;
+    else amax = 3.4028234663852886e38f;
+  }
+  const uint8_t scale = mx_scale_code(amax, 8);
+  const double reciprocal = static_cast<double>(e8m0_reciprocal(scale));
+  for (int i = 0; i < kMxBlock; ++i)
+    codes[i] = f32_to_e4m3(static_cast<float>(values[i] * reciprocal));
+  return scale;
+}
+
+// ---- FP8 with block scales ---------------------------------------------------------------------
+/// 128 x 128 weight blocks: E4M3 with one F32 factor, amax / 448 (1 for a block of zeros).
+inline float fp8_block_scale(float amax) { return amax > 0.0f ? amax / 448.0f : 1.0f; }
+
+}  // namespace moxie

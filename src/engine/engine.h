@@ -1,0 +1,149 @@
+// A loaded model with its device, cache, tokenizer and chooser of kernels, and the plain loop that
+// generates text from it: the synchronous oracle of every scheduler that comes later.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "engine/kv.h"
+#include "engine/plan.h"
+#include "kernels/sample/sample.h"
+#include "model/checkpoint.h"
+#include "model/gpt_oss.h"
+#include "text/bpe.h"
+
+namespace moxie {
+
+/// The switches that decide how a model is loaded and run; strings as the flags take them.
+struct EngineOptions {
+  std::string model = "embedded";
+  std::string device = "auto";        ///< cpu, cuda, cuda:N, auto
+  int threads = 0;                    ///< 0: one a usable core
+  std::vector<std::string> kernels;   ///< STEP=NAME
+  std::string mxfp4_layers = "moe";
+  std::string kv_dtype = "auto";      ///< as choose_kv_dtype takes it
+  std::string activation = "bf16";
+  int32_t max_model_len = 0;          ///< 0: as much as fits, at most kDefaultContext
+  int32_t max_num_seqs = 1;
+  int32_t max_batch_tokens = 512;
+  int32_t max_logit_rows = 1;
+  bool sinks = true;
+  uint64_t seed = 0;                  ///< of synthetic weights
+  bool show_progress = true;
+};
+
+/// How tokens are drawn. Names and meanings are OpenAI's and vLLM's.
+struct SamplingOptions {
+  float temperature = 1.0f;
+  int32_t top_k = 0;
+  float top_p = 1.0f, min_p = 0.0f;
+  float repetition_penalty = 1.0f, frequency_penalty = 0.0f, presence_penalty = 0.0f;
+  std::vector<std::pair<int32_t, float>> logit_bias;
+  int32_t num_logprobs = -1;  ///< -1: none
+  std::optional<uint64_t> seed;
+  int32_t max_tokens = 0;     ///< 0: to the end of the context
+  bool ignore_eos = false;
+  std::vector<int32_t> stop_ids;  ///< besides the model's own
+};
+
+enum class FinishReason : uint8_t { kStop, kLength, kAborted };
+const char* finish_reason_name(FinishReason reason);
+
+/// Seconds by part, and what they did.
+struct Timing {
+  double load_s = 0, prefill_s = 0, decode_s = 0;
+  int64_t prompt_tokens = 0, completion_tokens = 0;
+  double prefill_tok_s() const { return prefill_s > 0 ? prompt_tokens / prefill_s : 0; }
+  double decode_tok_s() const {  // the first token belongs to the prefill
+    return decode_s > 0 && completion_tokens > 1 ? (completion_tokens - 1) / decode_s : 0;
+  }
+};
+
+struct Generated {
+  std::vector<int32_t> ids;  ///< a stop token, if one ended it, included
+  FinishReason reason = FinishReason::kStop;
+  Timing timing;
+};
+
+/// Which logits a chunk wants.
+enum class Logits : uint8_t { kNone, kLast, kAll };
+
+/// Tokens to append to one sequence in one launch.
+struct Chunk {
+  SeqId seq = 0;
+  std::span<const int32_t> tokens;
+  Logits logits = Logits::kLast;
+};
+
+class Engine {
+ public:
+  /// Plans, refuses what does not fit before loading, loads.
+  static Result<std::unique_ptr<Engine>> load(const EngineOptions& options);
+
+  /// One launch: appends each chunk to its sequence. Returns the logits asked for, in order,
+  /// [rows, vocab], in device memory until the next launch. Fails if cache pages run out (nothing
+  /// is changed then) or the launch is larger than planned.
+  Result<const float*> step(std::span<const Chunk> chunks);
+  /// Draws one token from each row of logits of the last launch.
+  void sample(std::span<const SampleRequest> requests, std::span<SampleAnswer> answers);
+
+  /// Runs a prompt to its end: prefill in chunks of max_batch_tokens, then one token a launch.
+  /// `on_token` sees every token as it is drawn and returns false to stop.
+  using OnToken = std::function<bool(const SampleAnswer&)>;
+  Result<Generated> generate(std::span<const int32_t> prompt, const SamplingOptions& sampling,
+                             const OnToken& on_token = {});
+
+  const GptOssConfig& config() const { return checkpoint_->config(); }
+  const Checkpoint& checkpoint() const { return *checkpoint_; }
+  const Tokenizer* tokenizer() const { return tokenizer_.get(); }  ///< null if the model has none
+  KernelChooser& kernels() { return *kernels_; }
+  const GptOss& model() const { return *model_; }
+  KvCache& kv() { return *kv_; }
+  Device& device() { return *device_; }
+  Stream& stream() { return *stream_; }
+  const MemoryPlan& plan() const { return plan_; }
+  const EngineOptions& options() const { return options_; }
+  DType kv_dtype() const { return kv_dtype_; }
+  uint64_t weights_bytes() const { return weights_.packed_bytes; }
+  double load_seconds() const { return load_seconds_; }
+  /// Tokens that end a generation: the harmony set by name, and the configuration's eos.
+  const std::vector<int32_t>& stop_ids() const { return stop_ids_; }
+
+ private:
+  Engine() = default;
+  Status open_device();
+  Status load_model();
+  Status make_memory();
+  Status load_tokenizer();
+
+  EngineOptions options_;
+  std::unique_ptr<Device> device_;
+  std::unique_ptr<Stream> stream_;
+  std::unique_ptr<Checkpoint> checkpoint_;
+  std::unique_ptr<KernelChooser> kernels_;
+  std::unique_ptr<const Tokenizer> tokenizer_;
+  ModelWeights weights_;
+  MemoryPlan plan_;
+  DType kv_dtype_ = DType::kBF16;
+  double load_seconds_ = 0;
+  std::vector<int32_t> stop_ids_;
+  Buffer rotary_buffer_, activation_buffer_;
+  Activations activations_;
+  std::unique_ptr<GptOss> model_;
+  std::unique_ptr<KvCache> kv_;
+
+  // One launch's arrays, reused.
+  struct Scratch {
+    std::vector<int32_t> token_ids, positions, seq_idx, row_offsets, logit_rows;
+    std::vector<int32_t> full_tables, window_tables;
+    std::vector<KvLayer> layers;
+  } scratch_;
+  int32_t last_rows_ = 0;
+};
+
+}  // namespace moxie

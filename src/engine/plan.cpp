@@ -1,0 +1,143 @@
+// Sums of parts; the context shrinks to what fits, with the reason said.
+#include "engine/plan.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "model/gpt_oss.h"
+
+namespace moxie {
+namespace {
+
+// Code, stacks, tokenizer tables and the heap of a process that has loaded a model; measured, and
+// covered by the test that compares a plan with the peak seen.
+constexpr uint64_t kProcessBytes = uint64_t{24} << 20;
+
+struct Sizes {
+  uint64_t weights = 0, rotary = 0, full = 0, window = 0, activations = 0;
+  uint64_t total() const { return weights + rotary + full + window + activations + kProcessBytes; }
+};
+
+Sizes sizes_for(const GptOssConfig& config, const ModelWeights& layout, uint64_t weight_bytes,
+                const PlanRequest& request, const KernelChooser& kernels, int32_t max_len) {
+  const KvShape shape = kv_shape(config, request.kv_dtype);
+  const int32_t chunk = std::min(request.max_batch_tokens, max_len);
+  Sizes sizes;
+  sizes.weights = weight_bytes;
+  sizes.rotary = 4ull * static_cast<uint64_t>(max_len) * config.head_dim;
+  sizes.full = static_cast<uint64_t>(request.max_num_seqs) *
+               static_cast<uint64_t>(shape.full_pages(max_len)) * shape.full_page_bytes();
+  sizes.window = static_cast<uint64_t>(request.max_num_seqs) *
+                 static_cast<uint64_t>(shape.window_pages(max_len, chunk)) *
+                 shape.window_page_bytes();
+  sizes.activations = activation_bytes(config, layout, request.kv_dtype, kernels,
+                                       request.max_batch_tokens, request.max_logit_rows)
+                          .total();
+  return sizes;
+}
+
+std::string advice_for(const GptOssConfig& config, const PlanRequest& request, const Sizes& sizes,
+                       uint64_t available) {
+  const uint64_t fixed = sizes.weights + sizes.activations + kProcessBytes;
+  if (fixed > available) {
+    std::string text = fmt::format("the weights alone take {} of {} free",
+                                   format_bytes(sizes.weights), format_bytes(available));
+    const bool all = request.load.mxfp4_layers.qkv && request.load.mxfp4_layers.o &&
+                     request.load.mxfp4_layers.lm_head;
+    if (!all) text += "; --mxfp4-layers all makes them smaller";
+    if (config.num_experts > 32) text += "; gpt-oss-20b takes about 13 GiB";
+    return text;
+  }
+  return fmt::format("--max-model-len or --max-num-seqs lower, or --kv-dtype fp8_e4m3; {} is free",
+                     format_bytes(available));
+}
+
+}  // namespace
+
+std::string format_bytes(uint64_t bytes) {
+  static constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+  double value = static_cast<double>(bytes);
+  int unit = 0;
+  while (value >= 1024 && unit < 4) value /= 1024, ++unit;
+  return unit == 0 ? fmt::format("{} B", bytes) : fmt::format("{:.1f} {}", value, kUnits[unit]);
+}
+
+Result<DType> choose_kv_dtype(const std::string& text, const GptOssConfig& config,
+                              const KernelChooser& kernels, int32_t max_model_len,
+                              int32_t max_num_seqs) {
+  if (text == "bf16") return DType::kBF16;
+  if (text == "fp8_e4m3" || text == "fp8") return DType::kF8E4M3;
+  if (text == "f32") return DType::kF32;
+  if (text != "auto") {
+    return fail("unknown type '" + text + "'", "--kv-dtype", "auto, bf16, fp8_e4m3 or f32");
+  }
+  const KvShape shape = kv_shape(config, DType::kF32);
+  const int32_t context =
+      std::min(max_model_len > 0 ? max_model_len : kDefaultContext, config.max_positions);
+  const uint64_t bytes = static_cast<uint64_t>(max_num_seqs) *
+                         static_cast<uint64_t>(shape.full_pages(context)) * shape.full_page_bytes();
+  const bool exact = kernels.choice().all_reference() || bytes <= kSmallCacheBytes;
+  return exact ? DType::kF32 : DType::kBF16;
+}
+
+KvShape kv_shape(const GptOssConfig& config, DType kv_dtype) {
+  return {.num_full_layers = config.num_full_layers(),
+          .num_window_layers = config.num_window_layers(),
+          .num_kv_heads = config.num_kv_heads,
+          .head_dim = config.head_dim,
+          .window = config.sliding_window,
+          .dtype = kv_dtype};
+}
+
+MemoryPlan plan_memory(const Checkpoint& checkpoint, const PlanRequest& request,
+                       uint64_t available_bytes, const KernelChooser& kernels) {
+  const GptOssConfig& config = checkpoint.config();
+  const ModelWeights layout = checkpoint.layout(request.load);
+  const uint64_t weight_bytes = checkpoint.packed_bytes(request.load);
+  const auto sizes_at = [&](int32_t max_len) {
+    return sizes_for(config, layout, weight_bytes, request, kernels, max_len);
+  };
+  MemoryPlan plan{.available_bytes = available_bytes,
+                  .max_num_seqs = request.max_num_seqs,
+                  .max_batch_tokens = request.max_batch_tokens};
+  plan.max_model_len = request.max_model_len > 0
+                           ? std::min(request.max_model_len, config.max_positions)
+                           : std::min(kDefaultContext, config.max_positions);
+  Sizes sizes = sizes_at(plan.max_model_len);
+  if (request.max_model_len == 0) {
+    while (sizes.total() > available_bytes && plan.max_model_len > 1024) {
+      plan.max_model_len /= 2;
+      sizes = sizes_at(plan.max_model_len);
+    }
+  }
+  plan.parts = {{"weights", sizes.weights},
+                {"kv cache, full layers", sizes.full},
+                {"kv cache, window layers", sizes.window},
+                {"activations and scratch", sizes.activations},
+                {"rotary table", sizes.rotary},
+                {"process", kProcessBytes}};
+  plan.total_bytes = sizes.total();
+  plan.fits = plan.total_bytes <= available_bytes;
+  if (!plan.fits) plan.advice = advice_for(config, request, sizes, available_bytes);
+  return plan;
+}
+
+double expected_distinct_experts(int32_t num_experts, int32_t top_k, int64_t tokens) {
+  const double miss = 1.0 - static_cast<double>(top_k) / num_experts;
+  return num_experts * (1.0 - std::pow(miss, static_cast<double>(tokens)));
+}
+
+Work decode_work(const GptOssConfig& config, const ModelWeights& formats, DType kv_dtype,
+                 int64_t depth, int32_t streams) {
+  KernelChooser kernels(DeviceKind::kCpu, 0, {});
+  const GptOss model(config, formats, {}, kernels);
+  Batch batch{.num_logit_rows = streams};
+  batch.ragged.num_tokens = batch.ragged.num_seqs = streams;
+  batch.ragged.num_visible_keys = (depth + 1) * streams;
+  const auto distinct = static_cast<int32_t>(
+      std::lround(expected_distinct_experts(config.num_experts, config.top_k, streams)));
+  return model.work(batch, kv_dtype, distinct);
+}
+
+}  // namespace moxie

@@ -1,0 +1,66 @@
+// What a model takes in memory and what its limit is, computed before anything is loaded.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "engine/kv.h"
+#include "kernels/registry.h"
+#include "model/checkpoint.h"
+
+namespace moxie {
+
+struct PlanPart {
+  std::string name;  ///< "weights", "kv cache (full layers)", ...
+  uint64_t bytes = 0;
+};
+
+struct MemoryPlan {
+  std::vector<PlanPart> parts;
+  uint64_t total_bytes = 0;      ///< peak of the process
+  uint64_t available_bytes = 0;  ///< what the device has free now
+  int32_t max_model_len = 0, max_num_seqs = 0, max_batch_tokens = 0;
+  bool fits = false;
+  std::string advice;  ///< if it does not fit: what would
+};
+
+/// What a plan depends on besides the checkpoint.
+struct PlanRequest {
+  LoadOptions load;
+  DType kv_dtype = DType::kBF16;
+  int32_t max_model_len = 0;  ///< 0: the greatest that fits, at most kDefaultContext
+  int32_t max_num_seqs = 1;
+  int32_t max_batch_tokens = 512;
+  int32_t max_logit_rows = 1;
+};
+
+/// Context of a sequence where none is asked for and memory allows it.
+inline constexpr int32_t kDefaultContext = 16384;
+
+/// A cache that takes no more than this at F32 is kept at F32: exactness is free there.
+inline constexpr uint64_t kSmallCacheBytes = uint64_t{128} << 20;
+
+/// `--kv-dtype`: bf16, fp8_e4m3, f32, or auto: f32 where every row is the reference's or the whole
+/// cache is small (kSmallCacheBytes), else bf16. `max_model_len` 0 means kDefaultContext.
+Result<DType> choose_kv_dtype(const std::string& text, const GptOssConfig& config,
+                              const KernelChooser& kernels, int32_t max_model_len,
+                              int32_t max_num_seqs);
+
+KvShape kv_shape(const GptOssConfig& config, DType kv_dtype);
+
+/// The plan on a device with `available_bytes` free; `kernels` says which rows may run.
+MemoryPlan plan_memory(const Checkpoint& checkpoint, const PlanRequest& request,
+                       uint64_t available_bytes, const KernelChooser& kernels);
+
+/// The least bytes and operations of one decode token at depth `depth` for `streams` streams whose
+/// tokens choose experts independently.
+Work decode_work(const GptOssConfig& config, const ModelWeights& formats, DType kv_dtype,
+                 int64_t depth, int32_t streams);
+
+/// Distinct experts that `tokens` tokens choose on average, if each picks top_k of n evenly.
+double expected_distinct_experts(int32_t num_experts, int32_t top_k, int64_t tokens);
+
+/// "12.8 GiB", "24.6 MiB".
+std::string format_bytes(uint64_t bytes);
+
+}  // namespace moxie

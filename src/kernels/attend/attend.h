@@ -1,0 +1,35 @@
+// attend: paged attention, causal, with an optional window and a sink per query head.
+//
+// Token at position p sees keys max(0, p - window + 1) .. p of its sequence (window 0: all). The
+// sink is a raw logit in the denominator only: not scaled, no value, in every layer, added once.
+//   l_j = scale (q . k_j);  M = max(max_j l_j, sink);
+//   a = sum_j exp(l_j - M) v_j / (sum_j exp(l_j - M) + exp(sink - M))
+// Query head h reads KV head h / (num_heads / num_kv_heads).
+#pragma once
+
+#include "kernels/registry.h"
+
+namespace moxie {
+
+struct AttendParams {
+  Launch launch;
+  Ragged batch;
+  int32_t num_heads = 0, num_kv_heads = 0, head_dim = 0;
+  int32_t window = 0;            // keys seen, self included; 0: all
+  float scale = 0.125f;          // 1 / sqrt(head_dim)
+  const float* q = nullptr;      // [tokens, heads, head_dim]
+  KvLayer kv;                    // this launch's tokens are already in it
+  const float* sinks = nullptr;  // [heads]; null: no sinks (a test switch)
+  float* a = nullptr;            // [tokens, heads, head_dim], written
+};
+
+template <>
+struct StepOf<AttendParams> {
+  static constexpr StepKind value = StepKind::kAttend;
+};
+template <>
+std::span<const Row<AttendParams>> table_of<AttendParams>();
+
+Work attend_work(const AttendParams& params);
+
+}  // namespace moxie

@@ -1,0 +1,20 @@
+// The rows of the step attend, as functions; attend_table.cpp puts them into the table.
+#pragma once
+
+#include "kernels/attend/attend.h"
+
+namespace moxie {
+
+/// The definition in double precision: every token and head by itself, two passes over its keys.
+void attend_reference(const AttendParams& params);
+
+/// Flash: one pass over the keys with a running maximum, F32, all query heads of a KV head
+/// together. Results do not depend on threads, chunks or the rest of the batch, to the bit.
+void attend_any_f32_flash_portable(const AttendParams& params);
+void attend_any_f32_flash_avx2(const AttendParams& params);
+void attend_any_f32_flash_avx512(const AttendParams& params);
+/// Shapes that the flash rows cannot run, and their scratch.
+const char* attend_flash_refuses(const AttendParams& params);
+uint64_t attend_flash_workspace(const AttendParams& params);
+
+}  // namespace moxie

@@ -1,0 +1,133 @@
+// The table of attend, and its least work.
+#include <algorithm>
+
+#include "kernels/attend/attend_rows.h"
+
+namespace moxie {
+namespace {
+
+const char* refuses_shape(const AttendParams& params) {
+  if (params.num_kv_heads <= 0 || params.num_heads % params.num_kv_heads != 0)
+    return "query heads are not a multiple of KV heads";
+  if (params.head_dim <= 0 || params.kv.page_tokens <= 0) return "empty heads or pages";
+  switch (params.kv.dtype) {
+    case DType::kF32:
+    case DType::kBF16:
+    case DType::kF8E4M3:
+      return nullptr;
+    default:
+      return "the cache is not F32, BF16 or F8E4M3";
+  }
+}
+uint64_t no_workspace(const AttendParams&) { return 0; }
+
+const char* flash_refuses(const AttendParams& params) {
+  const char* why = refuses_shape(params);
+  return why != nullptr ? why : attend_flash_refuses(params);
+}
+constexpr const char* kFlashSupports =
+    "F32, BF16, F8E4M3 cache; head size a multiple of 16 up to 256, up to 128 heads a KV head";
+constexpr const char* kFlashLimits = "F32 sums; any tokens; same result for any batch and threads";
+
+const Row<AttendParams> kRows[] = {
+    {.name = "attend_reference",
+     .device = DeviceKind::kCpu,
+     .needs = kFeatureNone,
+     .supports = "F32, BF16, F8E4M3 cache; any heads, head size, window, page size",
+     .limits = "double precision; one thread",
+     .ran_on = "x86-64",
+     .layout = PackedLayout::kRows16,
+     .refuses = refuses_shape,
+     .cost = [](const AttendParams&) { return kReferenceCost; },
+     .workspace = no_workspace,
+     .run = attend_reference},
+    {.name = "attend_any_f32_flash_portable",
+     .device = DeviceKind::kCpu,
+     .needs = kFeatureNone,
+     .supports = kFlashSupports,
+     .limits = kFlashLimits,
+     .ran_on = "x86-64",
+     .layout = PackedLayout::kRows16,
+     .refuses = flash_refuses,
+     .cost = [](const AttendParams&) { return 4.0; },
+     .workspace = attend_flash_workspace,
+     .run = attend_any_f32_flash_portable},
+#if defined(__x86_64__)
+    {.name = "attend_any_f32_flash_avx2",
+     .device = DeviceKind::kCpu,
+     .needs = kAvx2,
+     .supports = kFlashSupports,
+     .limits = kFlashLimits,
+     .ran_on = "x86-64",
+     .layout = PackedLayout::kRows16,
+     .refuses = flash_refuses,
+     .cost = [](const AttendParams&) { return 2.0; },
+     .workspace = attend_flash_workspace,
+     .run = attend_any_f32_flash_avx2},
+    {.name = "attend_any_f32_flash_avx512",
+     .device = DeviceKind::kCpu,
+     .needs = kAvx512,
+     .supports = kFlashSupports,
+     .limits = kFlashLimits,
+     .ran_on = "x86-64",
+     .layout = PackedLayout::kRows16,
+     .refuses = flash_refuses,
+     .cost = [](const AttendParams&) { return 1.0; },
+     .workspace = attend_flash_workspace,
+     .run = attend_any_f32_flash_avx512},
+#endif
+};
+
+// Keys shown to the tokens (summed), and distinct keys read.
+struct KeyCounts {
+  double shown = 0;
+  double read = 0;
+};
+
+KeyCounts count_keys(const AttendParams& params) {
+  const Ragged& batch = params.batch;
+  KeyCounts counts;
+  if (params.launch.device == DeviceKind::kCpu && batch.positions != nullptr &&
+      batch.row_offsets != nullptr) {
+    for (int32_t seq = 0; seq < batch.num_seqs; ++seq) {
+      int32_t first_read = INT32_MAX, last_read = -1;
+      for (int32_t t = batch.row_offsets[seq]; t < batch.row_offsets[seq + 1]; ++t) {
+        const int32_t last = batch.positions[t];
+        const int32_t first = params.window > 0 ? std::max(0, last - params.window + 1) : 0;
+        counts.shown += last - first + 1;
+        first_read = std::min(first_read, first);
+        last_read = std::max(last_read, last);
+      }
+      if (last_read >= 0) counts.read += last_read - first_read + 1;
+    }
+    return counts;
+  }
+  // Positions lie on another device: take every sequence to have the mean number of tokens, n, and
+  // depth. n consecutive tokens that see m keys on average read m + (n - 1) / 2 distinct ones.
+  const double tokens = batch.num_tokens, seqs = std::max(1, batch.num_seqs);
+  if (tokens == 0) return counts;
+  const double per_seq = tokens / seqs;
+  double mean = std::max(1.0, static_cast<double>(batch.num_visible_keys) / tokens);
+  if (params.window > 0) mean = std::min(mean, static_cast<double>(params.window));
+  counts.shown = mean * tokens;
+  counts.read = seqs * (mean + (per_seq - 1) / (params.window > 0 ? 1 : 2));
+  return counts;
+}
+
+}  // namespace
+
+template <>
+std::span<const Row<AttendParams>> table_of<AttendParams>() {
+  return kRows;
+}
+
+Work attend_work(const AttendParams& params) {
+  const KeyCounts keys = count_keys(params);
+  const double width = static_cast<double>(params.num_heads) * params.head_dim;
+  const double row_bytes = static_cast<double>(params.kv.row_bytes(params.head_dim));
+  return {.bytes = keys.read * 2.0 * params.num_kv_heads * row_bytes +
+                   8.0 * params.batch.num_tokens * width,
+          .flops = 4.0 * keys.shown * width};
+}
+
+}  // namespace moxie

@@ -1,0 +1,25 @@
+// embed: x = E[token]. BF16, F32 or Q8_0 rows to F32; no scaling, no positions, no norm.
+#pragma once
+
+#include "kernels/registry.h"
+
+namespace moxie {
+
+struct EmbedParams {
+  Launch launch;
+  int32_t num_tokens = 0;
+  const int32_t* token_ids = nullptr;  // [tokens], each in 0..table.rows - 1
+  RowTable table;                      // [vocab, hidden]
+  float* x = nullptr;                  // [tokens, hidden], written
+};
+
+template <>
+struct StepOf<EmbedParams> {
+  static constexpr StepKind value = StepKind::kEmbed;
+};
+template <>
+std::span<const Row<EmbedParams>> table_of<EmbedParams>();
+
+Work embed_work(const EmbedParams& params);
+
+}  // namespace moxie

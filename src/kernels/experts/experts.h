@@ -1,0 +1,45 @@
+// experts: x += sum over the chosen experts e of w_e (W2_e act(W1_e t + b1_e) + b2_e).
+//
+//   g = min(gate, limit);  u = clamp(up, -limit, limit);  act = g sigmoid(alpha g) (u + 1)
+// The clamps come after the bias. W1's packed rows are gate/up tiles in turn (core/packing.h,
+// gate_up_packed_row), b1 in the same order; checkpoints interleave gate (even) and up (odd) rows.
+#pragma once
+
+#include <cmath>
+
+#include "kernels/registry.h"
+
+namespace moxie {
+
+struct ExpertsParams {
+  Launch launch;
+  int32_t num_tokens = 0, hidden = 0, intermediate = 0, top_k = 0;
+  float swiglu_alpha = 1.702f, swiglu_limit = 7.0f;
+  const float* t = nullptr;               // [tokens, hidden], normed
+  const int32_t* expert_ids = nullptr;    // [tokens, top_k]
+  const float* expert_weights = nullptr;  // [tokens, top_k]
+  PackedMatrix gate_up;                   // experts x [2 * round_up(intermediate, 16), hidden]
+  const float* gate_up_bias = nullptr;    // [experts, gate_up.rows], packed order, 0 in padding
+  PackedMatrix down;                      // experts x [hidden, intermediate]
+  const float* down_bias = nullptr;       // [experts, hidden]
+  float* x = nullptr;                     // [tokens, hidden], read and written
+};
+
+template <>
+struct StepOf<ExpertsParams> {
+  static constexpr StepKind value = StepKind::kExperts;
+};
+template <>
+std::span<const Row<ExpertsParams>> table_of<ExpertsParams>();
+
+/// `num_distinct`: experts that any token of the launch chose; their weights are read once.
+Work experts_work(const ExpertsParams& params, int32_t num_distinct);
+
+/// The clamped SwiGLU of one gate and up value.
+inline float clamped_swiglu(float gate, float up, float alpha, float limit) {
+  const float g = gate < limit ? gate : limit;
+  const float u = up < -limit ? -limit : up > limit ? limit : up;
+  return g / (1.0f + std::exp(-alpha * g)) * (u + 1.0f);
+}
+
+}  // namespace moxie

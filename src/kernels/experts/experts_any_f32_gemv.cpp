@@ -1,0 +1,170 @@
+// experts with F32 activations. (token, slot) pairs are sorted by expert, so that each expert's
+// weights are read once a launch; then two passes: gate/up tiles in pairs -> clamped SwiGLU -> h,
+// and down tiles added into x. A tile of x has one owner, who adds the experts by rising index: no
+// atomics, and the result depends neither on the threads nor on the other tokens. One row for each
+// set of LaneKernels.
+#include <cstring>
+
+#include "kernels/experts/experts_rows.h"
+#include "kernels/gemv/product.h"
+#include "kernels/scratch.h"
+
+namespace moxie {
+namespace {
+
+struct Parts {
+  int32_t* active;   // [experts] those with at least one pair, rising
+  int32_t* offsets;  // [experts + 1] first pair of active expert i
+  int32_t* pairs;    // [tokens * top_k] token * top_k + slot, by expert
+  float* h;          // [tokens * top_k, h_stride] in the order of `pairs`
+  int32_t h_stride;
+  uint64_t bytes;
+};
+
+Parts lay_out(const ExpertsParams& p, std::byte* base) {
+  const int64_t num_pairs = int64_t{p.num_tokens} * p.top_k;
+  Scratch scratch(base);
+  Parts parts;
+  parts.active = scratch.take<int32_t>(p.gate_up.num_experts);
+  parts.offsets = scratch.take<int32_t>(p.gate_up.num_experts + 1);
+  parts.pairs = scratch.take<int32_t>(num_pairs);
+  parts.h_stride = round_up(p.intermediate, 16);
+  parts.h = scratch.take<float>(num_pairs * parts.h_stride);
+  parts.bytes = scratch.bytes();
+  return parts;
+}
+
+// Counting sort of the pairs; returns the number of active experts.
+int32_t sort_pairs(const ExpertsParams& p, const Parts& parts) {
+  const int32_t num_experts = p.gate_up.num_experts, num_pairs = p.num_tokens * p.top_k;
+  int32_t* next = parts.offsets;  // counts, then the next free place of each expert
+  std::memset(next, 0, static_cast<size_t>(num_experts) * 4);
+  for (int32_t pair = 0; pair < num_pairs; ++pair) {
+    const int32_t e = p.expert_ids[pair];
+    CHECK(e >= 0 && e < num_experts, "expert " + std::to_string(e));
+    ++next[e];
+  }
+  int32_t num_active = 0, total = 0;
+  for (int32_t e = 0; e < num_experts; ++e) {
+    const int32_t count = next[e];
+    if (count > 0) parts.active[num_active++] = e;
+    next[e] = total;
+    total += count;
+  }
+  for (int32_t pair = 0; pair < num_pairs; ++pair) {
+    parts.pairs[next[p.expert_ids[pair]]++] = pair;
+  }
+  // next[e] is now the end of e's pairs; keep the active ones' borders. i <= active[i], so that no
+  // border is overwritten before it is read.
+  int32_t begin = 0;
+  for (int32_t i = 0; i < num_active; ++i) {
+    const int32_t end = next[parts.active[i]];
+    parts.offsets[i] = begin;
+    begin = end;
+  }
+  parts.offsets[num_active] = begin;
+  return num_active;
+}
+
+// Gate/up tile pairs begin..end-1 of active expert i.
+void gate_up(const ExpertsParams& p, const LaneKernels& lanes, const Parts& parts, int32_t i,
+             int32_t begin, int32_t end) {
+  const int32_t e = parts.active[i], first = parts.offsets[i];
+  const float* bias = p.gate_up_bias + int64_t{e} * p.gate_up.rows;
+  float gates[kTokenBlock * 16];  // an even tile's outputs wait here for the odd one's
+  product_of_tiles(
+      lanes, p.gate_up.expert(e), 2 * begin, 2 * end, first, parts.offsets[i + 1],
+      [&](int32_t at) { return p.t + int64_t{parts.pairs[at] / p.top_k} * p.hidden; },
+      [&](int32_t tile, int32_t at, int32_t num_pairs, const float* y) {
+        for (int32_t n = 0; n < num_pairs; ++n) {
+          float* gate = gates + (at + n - first) % kTokenBlock * 16;
+          float up[16];
+          float* target = tile % 2 == 0 ? gate : up;
+          for (int32_t lane = 0; lane < 16; ++lane) {
+            target[lane] = y[n * 16 + lane] + bias[tile * 16 + lane];
+          }
+          if (tile % 2 == 0) continue;
+          float* h = parts.h + int64_t{at + n} * parts.h_stride + tile / 2 * 16;
+          lanes.swiglu(gate, up, p.swiglu_alpha, p.swiglu_limit, h);
+        }
+      });
+}
+
+// Down tiles begin..end-1 of active expert i, added into x.
+void down(const ExpertsParams& p, const LaneKernels& lanes, const Parts& parts, int32_t i,
+          int32_t begin, int32_t end) {
+  const int32_t e = parts.active[i];
+  const float* bias = p.down_bias + int64_t{e} * p.hidden;
+  product_of_tiles(
+      lanes, p.down.expert(e), begin, end, parts.offsets[i], parts.offsets[i + 1],
+      [&](int32_t at) { return parts.h + int64_t{at} * parts.h_stride; },
+      [&](int32_t tile, int32_t at, int32_t num_pairs, const float* y) {
+        const int32_t num_lanes = std::min(16, p.hidden - tile * 16);
+        for (int32_t n = 0; n < num_pairs; ++n) {
+          const int32_t pair = parts.pairs[at + n];
+          const float weight = p.expert_weights[pair];
+          float* x = p.x + int64_t{pair / p.top_k} * p.hidden + tile * 16;
+          for (int32_t lane = 0; lane < num_lanes; ++lane) {
+            x[lane] += weight * (y[n * 16 + lane] + bias[tile * 16 + lane]);
+          }
+        }
+      });
+}
+
+void run(const ExpertsParams& p, const LaneKernels& lanes) {
+  if (p.num_tokens == 0) return;
+  const Parts parts = lay_out(p, p.launch.workspace);
+  ThreadPool& pool = *p.launch.stream->pool;
+  const int32_t num_active = sort_pairs(p, parts);
+  const double weights = static_cast<double>(p.hidden) * p.intermediate * num_active;
+  const double pairs_per_expert = static_cast<double>(p.num_tokens) * p.top_k / num_active;
+
+  const int64_t tile_pairs = p.gate_up.num_tiles() / 2;
+  split_work(pool, num_active * tile_pairs, product_ns(lanes, 2 * weights, pairs_per_expert),
+             [&](int64_t begin, int64_t end) {
+               while (begin < end) {
+                 const int64_t tile = begin % tile_pairs;
+                 const int64_t tile_end = std::min(tile_pairs, tile + end - begin);
+                 gate_up(p, lanes, parts, static_cast<int32_t>(begin / tile_pairs),
+                         static_cast<int32_t>(tile), static_cast<int32_t>(tile_end));
+                 begin += tile_end - tile;
+               }
+             });
+  split_work(pool, p.down.num_tiles(), product_ns(lanes, weights, pairs_per_expert),
+             [&](int64_t begin, int64_t end) {
+               for (int32_t i = 0; i < num_active; ++i) {
+                 down(p, lanes, parts, i, static_cast<int32_t>(begin), static_cast<int32_t>(end));
+               }
+             });
+}
+
+double cost(const ExpertsParams& p, const LaneKernels& lanes) {
+  // As if the pairs fell on distinct experts: the order of the rows does not depend on it.
+  return product_ns(lanes, 3.0 * p.hidden * p.intermediate * p.num_tokens * p.top_k, 1);
+}
+
+}  // namespace
+
+const char* experts_any_f32_gemv_refuses(const ExpertsParams& p) {
+  if (p.gate_up.rows % 32 != 0) return "gate and up rows are not in pairs of tiles";
+  if (const char* why = product_refuses(p.gate_up)) return why;
+  return product_refuses(p.down);
+}
+
+uint64_t experts_any_f32_gemv_workspace(const ExpertsParams& p) {
+  return lay_out(p, nullptr).bytes;
+}
+
+double experts_any_f32_gemv_portable_cost(const ExpertsParams& p) {
+  return cost(p, kLanesPortable);
+}
+void experts_any_f32_gemv_portable(const ExpertsParams& p) { run(p, kLanesPortable); }
+
+#if defined(__x86_64__)
+double experts_any_f32_gemv_avx2_cost(const ExpertsParams& p) { return cost(p, kLanesAvx2); }
+void experts_any_f32_gemv_avx2(const ExpertsParams& p) { run(p, kLanesAvx2); }
+double experts_any_f32_gemv_avx512_cost(const ExpertsParams& p) { return cost(p, kLanesAvx512); }
+void experts_any_f32_gemv_avx512(const ExpertsParams& p) { run(p, kLanesAvx512); }
+#endif
+
+}  // namespace moxie

@@ -1,0 +1,22 @@
+// The functions behind experts' table: one group a row.
+#pragma once
+
+#include "kernels/experts/experts.h"
+
+namespace moxie {
+
+const char* experts_reference_refuses(const ExpertsParams& params);
+uint64_t experts_reference_workspace(const ExpertsParams& params);
+void experts_reference(const ExpertsParams& params);
+
+// experts_any_f32_gemv_*: F32 activations and sums over any packed format.
+const char* experts_any_f32_gemv_refuses(const ExpertsParams& params);
+uint64_t experts_any_f32_gemv_workspace(const ExpertsParams& params);
+double experts_any_f32_gemv_portable_cost(const ExpertsParams& params);
+double experts_any_f32_gemv_avx2_cost(const ExpertsParams& params);
+double experts_any_f32_gemv_avx512_cost(const ExpertsParams& params);
+void experts_any_f32_gemv_portable(const ExpertsParams& params);
+void experts_any_f32_gemv_avx2(const ExpertsParams& params);
+void experts_any_f32_gemv_avx512(const ExpertsParams& params);
+
+}  // namespace moxie

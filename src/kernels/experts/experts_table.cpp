@@ -1,0 +1,73 @@
+// The table of experts, and its least work.
+#include "kernels/experts/experts_rows.h"
+
+namespace moxie {
+namespace {
+
+double reference_cost(const ExpertsParams&) { return kReferenceCost; }
+
+const Row<ExpertsParams> kRows[] = {
+    {.name = "experts_reference",
+     .device = DeviceKind::kCpu,
+     .needs = kFeatureNone,
+     .supports = "f32, bf16, q8_0, mxfp4",
+     .limits = "any number of tokens; double precision, slow",
+     .ran_on = "x86-64",
+     .layout = PackedLayout::kRows16,
+     .refuses = experts_reference_refuses,
+     .cost = reference_cost,
+     .workspace = experts_reference_workspace,
+     .run = experts_reference},
+    {.name = "experts_any_f32_gemv_portable",
+     .device = DeviceKind::kCpu,
+     .needs = kFeatureNone,
+     .supports = "f32, bf16, q8_0, mxfp4",
+     .limits = "any number of tokens, best for 1 to 64; F32 sums",
+     .ran_on = "x86-64",
+     .layout = PackedLayout::kRows16,
+     .refuses = experts_any_f32_gemv_refuses,
+     .cost = experts_any_f32_gemv_portable_cost,
+     .workspace = experts_any_f32_gemv_workspace,
+     .run = experts_any_f32_gemv_portable},
+#if defined(__x86_64__)
+    {.name = "experts_any_f32_gemv_avx2",
+     .device = DeviceKind::kCpu,
+     .needs = kAvx2,
+     .supports = "f32, bf16, q8_0, mxfp4",
+     .limits = "any number of tokens, best for 1 to 64; F32 sums",
+     .ran_on = "x86-64",
+     .layout = PackedLayout::kRows16,
+     .refuses = experts_any_f32_gemv_refuses,
+     .cost = experts_any_f32_gemv_avx2_cost,
+     .workspace = experts_any_f32_gemv_workspace,
+     .run = experts_any_f32_gemv_avx2},
+    {.name = "experts_any_f32_gemv_avx512",
+     .device = DeviceKind::kCpu,
+     .needs = kAvx512,
+     .supports = "f32, bf16, q8_0, mxfp4",
+     .limits = "any number of tokens, best for 1 to 64; F32 sums",
+     .ran_on = "x86-64",
+     .layout = PackedLayout::kRows16,
+     .refuses = experts_any_f32_gemv_refuses,
+     .cost = experts_any_f32_gemv_avx512_cost,
+     .workspace = experts_any_f32_gemv_workspace,
+     .run = experts_any_f32_gemv_avx512},
+#endif
+};
+
+}  // namespace
+
+template <>
+std::span<const Row<ExpertsParams>> table_of<ExpertsParams>() {
+  return kRows;
+}
+
+Work experts_work(const ExpertsParams& p, int32_t num_distinct) {
+  const double tokens = p.num_tokens, hidden = p.hidden, intermediate = p.intermediate;
+  const double one_expert = static_cast<double>(p.gate_up.expert_bytes() + p.down.expert_bytes()) +
+                            4.0 * (p.gate_up.rows + hidden);
+  return {.bytes = num_distinct * one_expert + tokens * (12.0 * hidden + 8.0 * p.top_k),
+          .flops = 2.0 * 3.0 * hidden * intermediate * tokens * p.top_k};
+}
+
+}  // namespace moxie

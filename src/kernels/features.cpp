@@ -1,0 +1,94 @@
+// CPUID, XCR0 and the kernel's word on AMX.
+#include "kernels/features.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#elif defined(__aarch64__)
+#include <sys/auxv.h>
+#endif
+
+namespace moxie {
+namespace {
+
+#if defined(__x86_64__)
+uint64_t read_xcr0() {
+  uint32_t low, high;
+  asm volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  return (static_cast<uint64_t>(high) << 32) | low;
+}
+
+// Tile data is granted per process: ARCH_REQ_XCOMP_PERM (0x1023) for XTILEDATA (18).
+bool request_amx() { return ::syscall(SYS_arch_prctl, 0x1023, 18) == 0; }
+
+Features detect() {
+  uint32_t a, b, c, d;
+  Features found = kFeatureNone;
+  if (!__get_cpuid(1, &a, &b, &c, &d)) return found;
+  const bool osxsave = c & (1u << 27), fma = c & (1u << 12), f16c = c & (1u << 29);
+  if (!osxsave) return found;
+  const uint64_t xcr0 = read_xcr0();
+  const bool ymm = (xcr0 & 0x6) == 0x6, zmm = (xcr0 & 0xE6) == 0xE6,
+             tiles = (xcr0 & 0x60000) == 0x60000;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return found;
+  const uint32_t b7 = b, c7 = c, d7 = d;
+  uint32_t a71 = 0;
+  if (a >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d)) a71 = a;
+  if (ymm && fma && f16c && (b7 & (1u << 5))) found |= kAvx2;
+  if ((found & kAvx2) && (a71 & (1u << 4))) found |= kAvxVnni;
+  const uint32_t avx512 = (1u << 16) | (1u << 17) | (1u << 30) | (1u << 31);  // F DQ BW VL
+  if (zmm && (found & kAvx2) && (b7 & avx512) == avx512) {
+    found |= kAvx512;
+    if (c7 & (1u << 11)) found |= kAvx512Vnni;
+    if (a71 & (1u << 5)) found |= kAvx512Bf16;
+    if (tiles && (d7 & (1u << 24)) && request_amx()) {
+      if (d7 & (1u << 25)) found |= kAmxInt8;
+      if (d7 & (1u << 22)) found |= kAmxBf16;
+    }
+  }
+  return found;
+}
+#elif defined(__aarch64__)
+Features detect() {
+  Features found = kNeon;
+  if (getauxval(AT_HWCAP) & (1u << 20)) found |= kNeonDot;  // HWCAP_ASIMDDP
+  return found;
+}
+#else
+Features detect() { return kFeatureNone; }
+#endif
+
+}  // namespace
+
+Features cpu_features() {
+  static const Features found = detect();
+  return found;
+}
+
+Features cuda_features(int compute_capability) {
+  // Only what this build has real code for (MOXIE_CUDA_ARCHS): other devices have no feature.
+  Features found = kFeatureNone;
+  if (compute_capability == 90) found |= kSm90a;
+  if (compute_capability == 100) found |= kSm100a;
+  if (compute_capability == 120 || compute_capability == 121) found |= kSm120f;
+  return found == kFeatureNone ? found : found | kCudaAny;
+}
+
+std::string feature_names(Features features) {
+  static constexpr struct {
+    Features bit;
+    const char* name;
+  } kNames[] = {{kAvx2, "avx2"},           {kAvxVnni, "avx_vnni"},     {kAvx512, "avx512"},
+                {kAvx512Vnni, "avx512_vnni"}, {kAvx512Bf16, "avx512_bf16"}, {kAmxInt8, "amx_int8"},
+                {kAmxBf16, "amx_bf16"},    {kNeon, "neon"},            {kNeonDot, "neon_dot"},
+                {kCudaAny, "cuda"},        {kSm90a, "sm_90a"},         {kSm100a, "sm_100a"},
+                {kSm120f, "sm_120f"}};
+  std::string text;
+  for (const auto& entry : kNames) {
+    if (features & entry.bit) text += (text.empty() ? "" : " ") + std::string(entry.name);
+  }
+  return text.empty() ? "none" : text;
+}
+
+}  // namespace moxie

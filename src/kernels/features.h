@@ -1,0 +1,40 @@
+// What hardware can do, as bits. Found at run time: one binary serves every machine.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace moxie {
+
+using Features = uint64_t;
+
+enum Feature : Features {
+  kFeatureNone = 0,
+  // x86-64; a bit is set only if the operating system saves the registers too (XCR0).
+  kAvx2 = 1u << 0,        ///< with FMA and F16C
+  kAvxVnni = 1u << 1,
+  kAvx512 = 1u << 2,      ///< F, BW, DQ, VL
+  kAvx512Vnni = 1u << 3,
+  kAvx512Bf16 = 1u << 4,
+  kAmxInt8 = 1u << 5,     ///< granted by arch_prctl as well
+  kAmxBf16 = 1u << 6,
+  // aarch64
+  kNeon = 1u << 12,
+  kNeonDot = 1u << 13,
+  // CUDA, by the code that the device can run
+  kCudaAny = 1u << 20,
+  kSm90a = 1u << 21,
+  kSm100a = 1u << 22,
+  kSm120f = 1u << 23,
+};
+
+/// Features of this CPU, asked once.
+Features cpu_features();
+
+/// Features of a CUDA device of this compute capability (90, 100, 103, 120, 121).
+Features cuda_features(int compute_capability);
+
+/// "avx2 avx512 avx512_vnni"; "none" for no bits.
+std::string feature_names(Features features);
+
+}  // namespace moxie

@@ -1,0 +1,161 @@
+// How fast the tile products read weights: GB/s from memory for each variant and format, beside a
+// plain read of the same memory, and GFLOP/s for groups of tokens.
+//
+//   moxie_kernels_bench --benchmark_filter=Read      # the machine's read bandwidth
+//   moxie_kernels_bench --benchmark_filter=Product   # Product/<variant>/<format>/<tokens>
+//   moxie_kernels_bench --benchmark_filter=Steps     # decode steps of a small and of a 20b layer
+#include <benchmark/benchmark.h>
+
+#include <cstring>
+#include <memory>
+#include <string>
+
+#include "core/device.h"
+#include "kernels/gemv/product.h"
+#include "kernels/testing/cases.h"
+
+namespace moxie {
+namespace {
+
+constexpr int32_t kCols = 2880;
+constexpr uint64_t kMemoryBytes = uint64_t{1} << 30;  // far beyond any cache
+
+struct Machine {
+  std::unique_ptr<Device> device = make_cpu_device();
+  std::unique_ptr<Stream> stream = device->make_stream().value();
+  Buffer memory = device->allocate(kMemoryBytes).value();
+};
+Machine& machine() {
+  static Machine one;
+  return one;
+}
+
+void read_plain(benchmark::State& state) {
+  Machine& m = machine();
+  std::memset(m.memory.data(), 1, kMemoryBytes);
+  const auto* words = m.memory.as<uint64_t>();
+  constexpr int64_t kChunkWords = 1 << 17;
+  for (auto _ : state) {
+    auto chunk = [&](int64_t i, int) {
+      uint64_t sums[8] = {};
+      const uint64_t* at = words + i * kChunkWords;
+      for (int64_t j = 0; j < kChunkWords; j += 8) {
+        for (int lane = 0; lane < 8; ++lane) sums[lane] += at[j + lane];
+      }
+      benchmark::DoNotOptimize(sums);
+    };
+    m.stream->pool->run(static_cast<int64_t>(kMemoryBytes / 8) / kChunkWords, chunk);
+  }
+  state.counters["GB/s"] = benchmark::Counter(
+      1e-9 * static_cast<double>(kMemoryBytes) * static_cast<double>(state.iterations()),
+      benchmark::Counter::kIsRate);
+}
+
+// One pass over as many rows as fill the memory.
+void product(benchmark::State& state, const LaneKernels& lanes, DType format, int32_t num_tokens) {
+  Machine& m = machine();
+  testing::Random random(1);
+  const testing::PackedTensor tile = testing::random_packed(format, 1, 16, kCols, random);
+  const int64_t tile_bytes = tile.matrix.tile_bytes();
+  const auto num_tiles = static_cast<int32_t>(static_cast<int64_t>(kMemoryBytes) / tile_bytes /
+                                              (num_tokens > 1 ? 16 : 1));
+  for (int32_t i = 0; i < num_tiles; ++i) {
+    std::memcpy(m.memory.data() + i * tile_bytes, tile.memory.data(),
+                static_cast<size_t>(tile_bytes));
+  }
+  const PackedMatrix matrix{
+      .data = m.memory.data(), .format = format, .rows = num_tiles * 16, .cols = kCols};
+  const std::vector<float> x = random.uniforms(int64_t{num_tokens} * kCols);
+  for (auto _ : state) {
+    parallel_product(
+        *m.stream->pool, lanes, matrix, x.data(), num_tokens,
+        [](int32_t, int32_t, int32_t, const float* y) { benchmark::DoNotOptimize(y[0]); });
+  }
+  const auto passes = static_cast<double>(state.iterations());
+  state.counters["GB/s"] = benchmark::Counter(1e-9 * static_cast<double>(matrix.bytes()) * passes,
+                                              benchmark::Counter::kIsRate);
+  state.counters["GFLOP/s"] =
+      benchmark::Counter(2e-9 * matrix.rows * static_cast<double>(kCols) * num_tokens * passes,
+                         benchmark::Counter::kIsRate);
+}
+
+// The chosen row of a step, one after another as a decode step of one token runs them.
+template <typename P>
+void add_step(KernelChooser& chooser, testing::Built<P>& built, std::vector<std::byte>& workspace,
+              Stream& stream) {
+  P params = built.params;
+  const auto row = chooser.select(params);
+  CHECK(row.has_value());
+  workspace.resize(std::max<size_t>(workspace.size(), (*row)->workspace(params)));
+  params.launch = {
+      .stream = &stream, .workspace = workspace.data(), .workspace_bytes = workspace.size()};
+  chooser.run(params);
+}
+
+void steps(benchmark::State& state, int32_t hidden, int32_t heads, int32_t kv_heads,
+           int32_t intermediate, int32_t experts, int32_t vocab, int32_t num_layers) {
+  Machine& m = machine();
+  KernelChooser chooser(DeviceKind::kCpu, cpu_features(), {});
+  auto qkv = build(
+      testing::QkvCase{.hidden = hidden, .heads = heads, .kv_heads = kv_heads, .head_dim = 64});
+  auto out = build(testing::OutCase{.rows = hidden, .cols = heads * 64});
+  auto route = build(testing::RouteCase{.hidden = hidden, .experts = experts});
+  auto expert = build(
+      testing::ExpertsCase{.hidden = hidden, .intermediate = intermediate, .experts = experts});
+  auto unembed = build(testing::UnembedCase{.hidden = hidden, .vocab = vocab});
+  std::vector<std::byte> workspace;
+  for (auto _ : state) {
+    for (int32_t layer = 0; layer < num_layers; ++layer) {
+      add_step(chooser, qkv, workspace, *m.stream);
+      out.reset();
+      add_step(chooser, out, workspace, *m.stream);
+      add_step(chooser, route, workspace, *m.stream);
+      expert.reset();
+      add_step(chooser, expert, workspace, *m.stream);
+    }
+    add_step(chooser, unembed, workspace, *m.stream);
+  }
+}
+
+void register_all() {
+  benchmark::RegisterBenchmark("Read", read_plain)->UseRealTime()->Unit(benchmark::kMillisecond);
+  const struct {
+    const LaneKernels* lanes;
+    Features needs;
+  } kVariants[] = {
+    {&kLanesPortable, kFeatureNone},
+#if defined(__x86_64__)
+    {&kLanesAvx2, kAvx2},
+    {&kLanesAvx512, kAvx512}
+#endif
+  };
+  for (const auto& variant : kVariants) {
+    if ((variant.needs & ~cpu_features()) != 0) continue;
+    for (DType format : {DType::kF32, DType::kBF16, DType::kQ8_0, DType::kMXFP4}) {
+      for (int32_t num_tokens : {1, 2, 8, 64}) {
+        const std::string name = std::string("Product/") + variant.lanes->name + "/" +
+                                 std::string(dtype_name(format)) + "/" + std::to_string(num_tokens);
+        benchmark::RegisterBenchmark(name.c_str(), product, *variant.lanes, format, num_tokens)
+            ->UseRealTime()
+            ->Unit(benchmark::kMillisecond);
+      }
+    }
+  }
+  benchmark::RegisterBenchmark("Steps/hidden256_8_layers", steps, 256, 4, 2, 256, 16, 6000, 8)
+      ->UseRealTime()
+      ->Unit(benchmark::kMicrosecond);
+  benchmark::RegisterBenchmark("Steps/gpt-oss-20b_1_layer", steps, 2880, 64, 8, 2880, 8, 16, 1)
+      ->UseRealTime()
+      ->Unit(benchmark::kMicrosecond);
+}
+
+}  // namespace
+}  // namespace moxie
+
+int main(int argc, char** argv) {
+  benchmark::Initialize(&argc, argv);
+  moxie::register_all();
+  benchmark::RunSpecifiedBenchmarks();
+  benchmark::Shutdown();
+  return 0;
+}

@@ -1,0 +1,43 @@
+// The instruction-set part of the CPU's linear steps: small functions over 16 rows at once, one set
+// a variant. Everything around them (threads, grouping, rotary, the cache) is common code that
+// calls through this table.
+//
+// Traps: a variant's file is compiled with its own flags, and the linker keeps one copy of each
+// inline function for the whole program. So those files include only this header, lanes_body.h
+// (anonymous namespace) and the compiler's intrinsics, and nothing here is inline.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace moxie {
+
+/// Tokens that one call of a tile product takes at most.
+inline constexpr int32_t kMaxTileTokens = 8;
+
+/// y[token * 16 + lane] = sum over k of W[lane, k] x[token][k] for one kRows16 tile of `cols`
+/// columns and 1..kMaxTileTokens tokens. F32 products and sums; a column's order in the sum depends
+/// on nothing but `cols`, so that a token's result does not depend on its neighbours in x.
+using TileProduct = void (*)(const std::byte* tile, int32_t cols, const float* const* x,
+                             int32_t num_tokens, float* y);
+
+struct LaneKernels {
+  const char* name;  ///< "portable", "avx2", "avx512"
+  TileProduct f32_product;
+  TileProduct bf16_product;
+  TileProduct q8_0_product;
+  TileProduct mxfp4_product;
+  /// out = x / sqrt(mean(x^2) + eps) * weight.
+  void (*rms_norm)(const float* x, const float* weight, int32_t n, float eps, float* out);
+  /// The clamped SwiGLU (experts.h) of 16 gates and 16 ups, biases already added.
+  void (*swiglu)(const float* gate, const float* up, float alpha, float limit, float* out);
+  /// Cost model, nanoseconds of one thread a weight: to decode it, and to apply it to one token.
+  double decode_ns;
+  double apply_ns;
+};
+
+extern const LaneKernels kLanesPortable;
+extern const LaneKernels kLanesAvx2;    ///< AVX2, FMA, F16C
+extern const LaneKernels kLanesAvx512;  ///< AVX-512 F, BW, DQ, VL
+
+}  // namespace moxie

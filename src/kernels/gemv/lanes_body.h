@@ -1,0 +1,271 @@
+// The body of every variant of LaneKernels, written once over the widest vector that the including
+// file's flags allow. Include it only in lanes_<variant>.cpp.
+//
+// Everything lies in an anonymous namespace on purpose: each variant needs a copy of its own
+// (lanes.h says why). A Format decodes "groups" of columns, as its layout interleaves them
+// (core/packing.h), into one vector a column; 16 rows are kParts vectors.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/gemv/lanes.h"
+
+#if defined(__AVX512F__)
+#define MOXIE_VECTOR_BYTES 64
+#elif defined(__AVX2__)
+#define MOXIE_VECTOR_BYTES 32
+#else
+#define MOXIE_VECTOR_BYTES 16
+#endif
+
+namespace moxie {
+namespace {
+
+typedef float Vec __attribute__((vector_size(MOXIE_VECTOR_BYTES)));
+typedef int32_t IntVec __attribute__((vector_size(MOXIE_VECTOR_BYTES)));
+typedef float StoredVec __attribute__((vector_size(MOXIE_VECTOR_BYTES), aligned(1), may_alias));
+typedef int32_t StoredIntVec
+    __attribute__((vector_size(MOXIE_VECTOR_BYTES), aligned(1), may_alias));
+#undef MOXIE_VECTOR_BYTES
+
+constexpr int32_t kLanes = static_cast<int32_t>(sizeof(Vec) / 4);
+constexpr int32_t kParts = 16 / kLanes;
+// Sums that fit the registers beside the decoded weights: tokens, or blocks of fewer tokens.
+constexpr int32_t kChains = kLanes == 16 ? 8 : 4;
+
+#define MOXIE_INLINE static inline __attribute__((always_inline))
+
+// By reference: passing wide vectors by value would depend on the calling convention.
+MOXIE_INLINE void load(const void* at, Vec& out) { out = *static_cast<const StoredVec*>(at); }
+MOXIE_INLINE void load(const void* at, IntVec& out) { out = *static_cast<const StoredIntVec*>(at); }
+MOXIE_INLINE void store(float* at, const Vec& value) { *reinterpret_cast<StoredVec*>(at) = value; }
+
+// The lesser of a and b in each lane; b if unordered.
+MOXIE_INLINE void lesser(const Vec& a, const Vec& b, Vec& out) { out = a < b ? a : b; }
+
+// ---- Formats ----------------------------------------------------------------------------------
+
+struct F32Format {
+  static constexpr int32_t kGroupCols = 1;
+  static constexpr bool kHasScale = false;
+  static constexpr int64_t kBlockBytes = 64 * 32;
+  MOXIE_INLINE void decode(const std::byte* block, int32_t group, int32_t part, Vec* w) {
+    load(block + 64 * group + sizeof(Vec) * part, w[0]);
+  }
+  MOXIE_INLINE void scale(const std::byte*, int32_t, Vec&) {}
+};
+
+struct Bf16Format {
+  static constexpr int32_t kGroupCols = 2;
+  static constexpr bool kHasScale = false;
+  static constexpr int64_t kBlockBytes = 64 * 16;
+  MOXIE_INLINE void decode(const std::byte* block, int32_t group, int32_t part, Vec* w) {
+    IntVec pair;
+    load(block + 64 * group + sizeof(Vec) * part, pair);
+    w[0] = reinterpret_cast<Vec>(pair << 16);
+    w[1] = reinterpret_cast<Vec>(pair & static_cast<int32_t>(0xFFFF0000u));
+  }
+  MOXIE_INLINE void scale(const std::byte*, int32_t, Vec&) {}
+};
+
+struct Q8Format {
+  static constexpr int32_t kGroupCols = 4;
+  static constexpr bool kHasScale = true;
+  static constexpr int64_t kBlockBytes = 544;
+  MOXIE_INLINE void decode(const std::byte* block, int32_t group, int32_t part, Vec* w);
+  MOXIE_INLINE void scale(const std::byte* block, int32_t part, Vec& factor);
+};
+
+struct Mxfp4Format {
+  static constexpr int32_t kGroupCols = 8;
+  static constexpr bool kHasScale = true;
+  static constexpr int64_t kBlockBytes = 272;
+  MOXIE_INLINE void decode(const std::byte* block, int32_t group, int32_t part, Vec* w);
+  // The exponent code is the F32 exponent field. Code 0 (2^-127) gives 0, as flush-to-zero would.
+  MOXIE_INLINE void scale(const std::byte* block, int32_t part, Vec& factor) {
+    IntVec codes;
+#pragma GCC unroll 16
+    for (int32_t lane = 0; lane < kLanes; ++lane) {
+      codes[lane] = static_cast<int32_t>(block[kLanes * part + lane]);
+    }
+    factor = reinterpret_cast<Vec>(codes << 23);
+  }
+};
+
+// Ahead of the loads by two pages: the hardware's prefetcher stops at a page's end, and its start
+// again costs a trip to memory every 4 KiB of weights. Past the matrix's end a prefetch does
+// nothing.
+template <typename Format>
+MOXIE_INLINE void prefetch_block(const std::byte* block) {
+  constexpr int32_t kAhead = 8192;
+#pragma GCC unroll 32
+  for (int32_t at = 0; at < Format::kBlockBytes; at += 64) __builtin_prefetch(block + kAhead + at);
+}
+
+// ---- Products ---------------------------------------------------------------------------------
+
+// `B` blocks of 32 columns (or one shorter one: num_groups) of one part, added to sums[0..N *
+// kParts). A block's columns are summed in order into a chain of their own, and the chains are
+// added in order of the blocks: the same order whatever N and B are, so that a token's result does
+// not depend on its neighbours. Several blocks at once keep enough chains in flight to hide the
+// adder's latency.
+template <typename Format, int32_t N, int32_t B>
+MOXIE_INLINE void add_blocks(const std::byte* block, int32_t part, int32_t num_groups,
+                             const float* const* x, int32_t k, Vec* sums) {
+  constexpr int32_t kCols = Format::kGroupCols;
+  Vec chains[N][B] = {};
+  for (int32_t group = 0; group < num_groups; ++group) {
+#pragma GCC unroll 4
+    for (int32_t b = 0; b < B; ++b) {
+      Vec w[kCols];
+      Format::decode(block + b * Format::kBlockBytes, group, part, w);
+#pragma GCC unroll 8
+      for (int32_t c = 0; c < kCols; ++c) {
+#pragma GCC unroll 8
+        for (int32_t n = 0; n < N; ++n) chains[n][b] += w[c] * x[n][k + 32 * b + kCols * group + c];
+      }
+    }
+  }
+#pragma GCC unroll 4
+  for (int32_t b = 0; b < B; ++b) {
+    Vec factor = {};
+    Format::scale(block + b * Format::kBlockBytes, part, factor);
+#pragma GCC unroll 8
+    for (int32_t n = 0; n < N; ++n) {
+      if constexpr (Format::kHasScale)
+        sums[n * kParts + part] += factor * chains[n][b];
+      else
+        sums[n * kParts + part] += chains[n][b];
+    }
+  }
+}
+
+template <typename Format, int32_t N>
+MOXIE_INLINE void product_of(const std::byte* tile, int32_t cols, const float* const* x, float* y) {
+  constexpr int32_t kBlocks = kChains / N < 4 ? kChains / N : 4;
+  constexpr int32_t kGroups = 32 / Format::kGroupCols;
+  Vec sums[N * kParts] = {};
+  const std::byte* block = tile;
+  int32_t k = 0;
+  for (; k + 32 * kBlocks <= cols; k += 32 * kBlocks, block += kBlocks * Format::kBlockBytes) {
+#pragma GCC unroll 4
+    for (int32_t b = 0; b < kBlocks; ++b) prefetch_block<Format>(block + b * Format::kBlockBytes);
+#pragma GCC unroll 4
+    for (int32_t part = 0; part < kParts; ++part) {
+      add_blocks<Format, N, kBlocks>(block, part, kGroups, x, k, sums);
+    }
+  }
+  for (; k + 32 <= cols; k += 32, block += Format::kBlockBytes) {
+#pragma GCC unroll 4
+    for (int32_t part = 0; part < kParts; ++part) {
+      add_blocks<Format, N, 1>(block, part, kGroups, x, k, sums);
+    }
+  }
+  if constexpr (!Format::kHasScale) {
+    if (k < cols) {
+#pragma GCC unroll 4
+      for (int32_t part = 0; part < kParts; ++part) {
+        add_blocks<Format, N, 1>(block, part, (cols - k) / Format::kGroupCols, x, k, sums);
+      }
+    }
+  }
+#pragma GCC unroll 32
+  for (int32_t i = 0; i < N * kParts; ++i) store(y + kLanes * i, sums[i]);
+}
+
+template <typename Format>
+void tile_product(const std::byte* tile, int32_t cols, const float* const* x, int32_t num_tokens,
+                  float* y) {
+  int32_t token = 0;
+  while (token < num_tokens) {
+    const int32_t left = num_tokens - token;
+    const float* const* from = x + token;
+    float* to = y + 16 * token;
+    if (kChains >= 8 && left >= 8) {
+      if constexpr (kChains >= 8) product_of<Format, 8>(tile, cols, from, to);
+      token += 8;
+    } else if (left >= 4) {
+      product_of<Format, 4>(tile, cols, from, to);
+      token += 4;
+    } else if (left >= 2) {
+      product_of<Format, 2>(tile, cols, from, to);
+      token += 2;
+    } else {
+      product_of<Format, 1>(tile, cols, from, to);
+      token += 1;
+    }
+  }
+}
+
+// ---- Norm and activation ----------------------------------------------------------------------
+
+void rms_norm(const float* x, const float* weight, int32_t n, float eps, float* out) {
+  Vec chains[4] = {};
+  int32_t i = 0;
+  for (; i + 4 * kLanes <= n; i += 4 * kLanes) {
+#pragma GCC unroll 4
+    for (int32_t c = 0; c < 4; ++c) {
+      Vec v;
+      load(x + i + kLanes * c, v);
+      chains[c] += v * v;
+    }
+  }
+  double sum = 0;
+  for (; i < n; ++i) sum += static_cast<double>(x[i]) * x[i];
+  for (int32_t c = 0; c < 4; ++c) {
+    for (int32_t lane = 0; lane < kLanes; ++lane) sum += chains[c][lane];
+  }
+  const auto factor = static_cast<float>(1.0 / __builtin_sqrt(sum / n + eps));
+  for (i = 0; i + kLanes <= n; i += kLanes) {
+    Vec v, w;
+    load(x + i, v);
+    load(weight + i, w);
+    store(out + i, v * factor * w);
+  }
+  for (; i < n; ++i) out[i] = x[i] * factor * weight[i];
+}
+
+// e^x for x clamped to +-87, to about 2 ulp: 2^n times a polynomial in r = x - n ln 2 of degree 6
+// (Taylor to 1/720; |r| <= 0.347 leaves 1.3e-7 relative).
+MOXIE_INLINE void exp_lanes(const Vec& x, Vec& out) {
+  const Vec limit = Vec{} + 87.0f;
+  Vec clamped;
+  lesser(x, limit, clamped);
+  clamped = -clamped;
+  lesser(clamped, limit, clamped);
+  clamped = -clamped;
+  const float kRounder = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
+  const Vec shifted = clamped * 1.44269504088896341f + kRounder;
+  const Vec n = shifted - kRounder;
+  const Vec r = (clamped - n * 0.693359375f) - n * -2.12194440e-4f;
+  Vec p = Vec{} + 1.0f / 5040.0f;
+  p = p * r + 1.0f / 720.0f;
+  p = p * r + 1.0f / 120.0f;
+  p = p * r + 1.0f / 24.0f;
+  p = p * r + 1.0f / 6.0f;
+  p = p * r + 0.5f;
+  p = p * r + 1.0f;
+  p = p * r + 1.0f;
+  const IntVec exponent = (reinterpret_cast<IntVec>(shifted) + (127 - 0x4B400000)) << 23;
+  out = p * reinterpret_cast<Vec>(exponent);
+}
+
+void swiglu(const float* gate, const float* up, float alpha, float limit, float* out) {
+  const Vec top = Vec{} + limit;
+  for (int32_t part = 0; part < kParts; ++part) {
+    Vec g, u, e;
+    load(gate + kLanes * part, g);
+    load(up + kLanes * part, u);
+    lesser(g, top, g);
+    lesser(u, top, u);
+    u = -u;
+    lesser(u, top, u);
+    u = -u;
+    exp_lanes(g * -alpha, e);
+    store(out + kLanes * part, g / (e + 1.0f) * (u + 1.0f));
+  }
+}
+
+}  // namespace
+}  // namespace moxie

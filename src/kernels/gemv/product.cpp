@@ -1,0 +1,41 @@
+// What the tile products accept, and what they cost.
+#include "kernels/gemv/product.h"
+
+namespace moxie {
+
+const char* product_refuses(const PackedMatrix& matrix) {
+  if (matrix.layout != PackedLayout::kRows16) return "weights are not in the CPU's packed layout";
+  switch (matrix.format) {
+    case DType::kF32:
+      return nullptr;
+    case DType::kBF16:
+      return matrix.cols % 2 == 0 ? nullptr : "columns are not even";
+    case DType::kQ8_0:
+    case DType::kMXFP4:
+      return matrix.cols % 32 == 0 ? nullptr : "columns are not a multiple of 32";
+    default:
+      return "weights are not f32, bf16, q8_0 or mxfp4";
+  }
+}
+
+TileProduct product_of_format(const LaneKernels& lanes, DType format) {
+  switch (format) {
+    case DType::kF32:
+      return lanes.f32_product;
+    case DType::kBF16:
+      return lanes.bf16_product;
+    case DType::kQ8_0:
+      return lanes.q8_0_product;
+    case DType::kMXFP4:
+      return lanes.mxfp4_product;
+    default:
+      CHECK(false, "not a packed format");
+  }
+  return nullptr;
+}
+
+double product_ns(const LaneKernels& lanes, double num_weights, double num_tokens) {
+  return num_weights * (lanes.decode_ns + num_tokens * lanes.apply_ns);
+}
+
+}  // namespace moxie

@@ -1,0 +1,99 @@
+// The loops around a tile product: tiles and tokens in blocks that stay in cache, and work split
+// over the pool. Common code, compiled for the baseline; the inner loop is a LaneKernels.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "core/tensor.h"
+#include "core/threads.h"
+#include "kernels/gemv/lanes.h"
+
+namespace moxie {
+
+/// Tokens whose activations stay in the cache while tiles pass by (2880 columns: 720 KiB).
+inline constexpr int32_t kTokenBlock = 64;
+
+/// Null if the lanes can read this matrix, else why not.
+const char* product_refuses(const PackedMatrix& matrix);
+
+/// The product for a format that product_refuses accepts.
+TileProduct product_of_format(const LaneKernels& lanes, DType format);
+
+/// Estimated nanoseconds of one thread for `num_weights` applied to `num_tokens`.
+double product_ns(const LaneKernels& lanes, double num_weights, double num_tokens);
+
+/// Less work than this is not worth waking a thread for.
+inline constexpr double kMinPartNs = 3000;
+
+/// body(begin, end) over parts of 0..n-1, on the pool if `total_ns` of work is worth it, else on
+/// the caller; flush-to-zero is on either way. Several parts a thread, handed out in order, even
+/// out threads that lose their core for a while.
+template <typename Body>
+void split_work(ThreadPool& pool, int64_t n, double total_ns, Body&& body) {
+  const int64_t num_threads = pool.num_threads();
+  int64_t num_parts = std::min<int64_t>(n, static_cast<int64_t>(total_ns / kMinPartNs));
+  num_parts = std::clamp<int64_t>(num_parts, 1, 4 * num_threads);
+  if (num_parts > num_threads) num_parts -= num_parts % num_threads;
+  auto part = [&](int64_t i, int) { body(n * i / num_parts, n * (i + 1) / num_parts); };
+  pool.run(num_parts, part);
+}
+
+/// For each tile of begin..end-1 and each group of up to kMaxTileTokens tokens:
+/// done(tile, first_token, num_tokens, y) with y[token * 16 + lane]. row_of(token) gives the
+/// token's activations.
+template <typename RowOf, typename Done>
+void product_of_tiles(const LaneKernels& lanes, const PackedMatrix& matrix, int32_t begin,
+                      int32_t end, int32_t first_token, int32_t end_token, RowOf row_of,
+                      Done done) {
+  const TileProduct product = product_of_format(lanes, matrix.format);
+  const float* x[kMaxTileTokens];
+  float y[kMaxTileTokens * 16];
+  for (int32_t block = first_token; block < end_token; block += kTokenBlock) {
+    const int32_t block_end = std::min(block + kTokenBlock, end_token);
+    for (int32_t tile = begin; tile < end; ++tile) {
+      for (int32_t token = block; token < block_end; token += kMaxTileTokens) {
+        const int32_t num_tokens = std::min(kMaxTileTokens, block_end - token);
+        for (int32_t i = 0; i < num_tokens; ++i) x[i] = row_of(token + i);
+        product(matrix.tile(0, tile), matrix.cols, x, num_tokens, y);
+        done(tile, token, num_tokens, y);
+      }
+    }
+  }
+}
+
+/// product_of_tiles over the whole matrix and num_tokens rows of x [num_tokens, cols], split over
+/// the pool by tiles and blocks of tokens.
+template <typename Done>
+void parallel_product(ThreadPool& pool, const LaneKernels& lanes, const PackedMatrix& matrix,
+                      const float* x, int32_t num_tokens, Done done) {
+  const int64_t num_tiles = matrix.num_tiles();
+  const int64_t num_blocks = ceil_div(num_tokens, kTokenBlock);
+  const double total_ns =
+      product_ns(lanes, static_cast<double>(num_tiles) * 16 * matrix.cols, num_tokens);
+  split_work(pool, num_tiles * num_blocks, total_ns, [&](int64_t begin, int64_t end) {
+    while (begin < end) {
+      const int64_t block = begin / num_tiles, tile = begin % num_tiles;
+      const int64_t tile_end = std::min(num_tiles, tile + end - begin);
+      const auto token = static_cast<int32_t>(block * kTokenBlock);
+      product_of_tiles(
+          lanes, matrix, static_cast<int32_t>(tile), static_cast<int32_t>(tile_end), token,
+          std::min(token + kTokenBlock, num_tokens),
+          [&](int32_t i) { return x + int64_t{i} * matrix.cols; }, done);
+      begin += tile_end - tile;
+    }
+  });
+}
+
+/// RMSNorm of each row that row_of(i) gives, to out [num_rows, n].
+template <typename RowOf>
+void parallel_rms_norm(ThreadPool& pool, const LaneKernels& lanes, RowOf row_of, int32_t num_rows,
+                       int32_t n, const float* weight, float eps, float* out) {
+  split_work(pool, num_rows, 0.3 * n * num_rows, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      lanes.rms_norm(row_of(static_cast<int32_t>(i)), weight, n, eps, out + i * n);
+    }
+  });
+}
+
+}  // namespace moxie

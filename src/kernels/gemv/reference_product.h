@@ -1,0 +1,47 @@
+// y = W x in double precision, straight from the packed values: what the reference rows are made
+// of. Every row of W is decoded once and applied to all tokens; rows are spread over the pool.
+#pragma once
+
+#include <cstdint>
+
+#include "core/packing.h"
+#include "core/threads.h"
+
+namespace moxie {
+
+/// Rows are decoded onto the stack (128 KiB).
+inline constexpr int32_t kMaxReferenceCols = 16384;
+
+inline bool is_reference_layout(const PackedMatrix& matrix) {
+  return matrix.layout == PackedLayout::kRows16 && matrix.cols <= kMaxReferenceCols;
+}
+
+template <typename X>  // float or double
+double reference_dot(const double* w, const X* x, int32_t n) {
+  double even = 0, odd = 0;
+  int32_t k = 0;
+  for (; k + 1 < n; k += 2) {
+    even += w[k] * static_cast<double>(x[k]);
+    odd += w[k + 1] * static_cast<double>(x[k + 1]);
+  }
+  if (k < n) even += w[k] * static_cast<double>(x[k]);
+  return even + odd;
+}
+
+/// store(token, row, value) for every token of x [num_tokens, cols] and row of `matrix`; called
+/// from several threads, once for each pair.
+template <typename X, typename Store>
+void reference_product(ThreadPool& pool, const PackedMatrix& matrix, const X* x, int32_t num_tokens,
+                       Store store) {
+  auto one_row = [&](int64_t row, int) {
+    double w[kMaxReferenceCols];
+    const auto r = static_cast<int32_t>(row);
+    read_packed_row(matrix, r, w);
+    for (int32_t token = 0; token < num_tokens; ++token) {
+      store(token, r, reference_dot(w, x + int64_t{token} * matrix.cols, matrix.cols));
+    }
+  };
+  pool.run(matrix.rows, one_row);
+}
+
+}  // namespace moxie

@@ -1,0 +1,249 @@
+// Every CPU row of qkv, out, route, experts and unembed against its reference row, over shapes that
+// do not fill tiles, all weight formats, all cache formats and token counts around the tile
+// product's groups.
+#include "kernels/testing/row_tester.h"
+
+namespace moxie::testing {
+namespace {
+
+constexpr DType kWeightFormats[] = {DType::kF32, DType::kBF16, DType::kQ8_0, DType::kMXFP4};
+constexpr int32_t kTokenCounts[] = {1, 2, 3, 4, 5, 7, 8, 9, 15, 33};
+
+TEST(Qkv, RowsAgreeWithTheReference) {
+  TestMachine machine;
+  NotRun not_run;
+  for (DType weights : kWeightFormats) {
+    for (DType cache : {DType::kF32, DType::kBF16, DType::kF8E4M3}) {
+      for (int32_t tokens : kTokenCounts) {
+        expect_rows_agree(
+            QkvCase{.tokens = tokens, .hidden = 96, .weights = weights, .cache = cache}, machine,
+            not_run);
+      }
+    }
+    expect_rows_agree(QkvCase{.tokens = 9,
+                              .hidden = 32,
+                              .heads = 4,
+                              .kv_heads = 2,
+                              .head_dim = 64,
+                              .weights = weights},
+                      machine, not_run);
+    expect_rows_agree(
+        QkvCase{.tokens = 3, .hidden = 2880, .heads = 3, .head_dim = 64, .weights = weights},
+        machine, not_run);
+  }
+}
+
+TEST(Out, RowsAgreeWithTheReference) {
+  TestMachine machine;
+  NotRun not_run;
+  for (DType weights : kWeightFormats) {
+    for (int32_t tokens : kTokenCounts) {
+      expect_rows_agree(OutCase{.tokens = tokens, .rows = 100, .cols = 160, .weights = weights},
+                        machine, not_run);
+    }
+    for (int32_t cols : {32, 64, 288, 2880}) {
+      expect_rows_agree(OutCase{.tokens = 3, .rows = 23, .cols = cols, .weights = weights}, machine,
+                        not_run);
+    }
+    expect_rows_agree(OutCase{.tokens = 150, .rows = 33, .cols = 64, .weights = weights}, machine,
+                      not_run);
+  }
+  // Formats without blocks take any (BF16: even) number of columns.
+  expect_rows_agree(OutCase{.rows = 17, .cols = 37, .weights = DType::kF32}, machine, not_run);
+  expect_rows_agree(OutCase{.rows = 17, .cols = 38, .weights = DType::kBF16}, machine, not_run);
+}
+
+TEST(Route, RowsAgreeWithTheReference) {
+  TestMachine machine;
+  NotRun not_run;
+  for (DType weights : kWeightFormats) {
+    for (int32_t tokens : kTokenCounts) {
+      expect_rows_agree(RouteCase{.tokens = tokens, .hidden = 96, .weights = weights}, machine,
+                        not_run);
+    }
+    expect_rows_agree(
+        RouteCase{.tokens = 70, .hidden = 288, .experts = 21, .top_k = 3, .weights = weights},
+        machine, not_run);
+    expect_rows_agree(RouteCase{.hidden = 2880, .experts = 128, .weights = weights}, machine,
+                      not_run);
+  }
+}
+
+TEST(Experts, RowsAgreeWithTheReference) {
+  TestMachine machine;
+  NotRun not_run;
+  for (DType weights : kWeightFormats) {
+    for (int32_t tokens : kTokenCounts) {
+      expect_rows_agree(ExpertsCase{.tokens = tokens, .hidden = 96, .weights = weights}, machine,
+                        not_run);
+    }
+    expect_rows_agree(ExpertsCase{.tokens = 6,
+                                  .hidden = 160,
+                                  .intermediate = 96,
+                                  .experts = 5,
+                                  .top_k = 2,
+                                  .weights = weights,
+                                  .input_scale = 10},
+                      machine, not_run);
+    expect_rows_agree(
+        ExpertsCase{
+            .tokens = 2, .hidden = 2880, .intermediate = 288, .experts = 4, .weights = weights},
+        machine, not_run);
+    expect_rows_agree(
+        ExpertsCase{
+            .tokens = 200, .hidden = 64, .intermediate = 32, .experts = 6, .weights = weights},
+        machine, not_run);
+  }
+  // Outputs that do not fill the last gate/up pair of tiles.
+  expect_rows_agree(ExpertsCase{.tokens = 5, .intermediate = 40, .weights = DType::kBF16}, machine,
+                    not_run);
+}
+
+TEST(Unembed, RowsAgreeWithTheReference) {
+  TestMachine machine;
+  NotRun not_run;
+  for (DType weights : kWeightFormats) {
+    for (int32_t rows : kTokenCounts) {
+      expect_rows_agree(UnembedCase{.rows = rows, .hidden = 96, .vocab = 121, .weights = weights},
+                        machine, not_run);
+    }
+    expect_rows_agree(UnembedCase{.rows = 2, .hidden = 2880, .vocab = 201, .weights = weights},
+                      machine, not_run);
+  }
+}
+
+// The activation's check values of the gpt-oss description, through the whole step: the bias alone
+// makes g and u, and a down matrix of one 1 a row passes act through.
+TEST(Experts, ActivationHasTheKnownValues) {
+  struct Value {
+    float gate, up;
+    double act;
+  };
+  constexpr Value kValues[] = {
+      {1, 0, 0.845795766},    {1, 2, 2.537387298},    {-1, 0.5f, -0.231306351},
+      {10, 10, 55.999625026}, {7, -7, -41.999718770}, {-0.5f, 3, -0.598446254},
+      {0.5f, -1, 0}};
+  TestMachine machine;
+  for (const Row<ExpertsParams>& row : table_of<ExpertsParams>()) {
+    if (row.device != DeviceKind::kCpu || (row.needs & ~cpu_features()) != 0) continue;
+    Built<ExpertsParams> built = build(ExpertsCase{
+        .hidden = 32, .intermediate = 32, .experts = 1, .top_k = 1, .weights = DType::kF32});
+    std::vector<float> bias(64), identity(32 * 32), zeros(32);
+    for (int32_t i = 0; i < 32; ++i) identity[32 * i + i] = 1;
+    for (int32_t i = 0; i < 7; ++i) {
+      bias[gate_up_packed_row(i, 0)] = kValues[i].gate;
+      bias[gate_up_packed_row(i, 1)] = kValues[i].up;
+    }
+    const StoredRows stored{.kind = StoredRows::Kind::kF32,
+                            .data = reinterpret_cast<const std::byte*>(identity.data()),
+                            .row_stride_bytes = 32 * 4,
+                            .cols = 32};
+    for (int32_t tile = 0; tile < 2; ++tile) {
+      int64_t lanes[16];
+      for (int32_t lane = 0; lane < 16; ++lane) lanes[lane] = 16 * tile + lane;
+      pack_tile_rows16(stored, lanes, DType::kF32, built.weights[1].memory.data() + 64 * 32 * tile);
+    }
+    built.initial_x = zeros;
+    const float weight = 1;
+    built.params.t = zeros.data();
+    built.params.gate_up_bias = bias.data();
+    built.params.down_bias = zeros.data();
+    built.params.expert_weights = &weight;
+    const std::vector<Output> outputs = run_row(built, row, machine);
+    for (int32_t i = 0; i < 7; ++i) {
+      EXPECT_NEAR(outputs[0].values[i], kValues[i].act, 2e-6 * (1 + std::fabs(kValues[i].act)))
+          << row.name << ", gate " << kValues[i].gate << ", up " << kValues[i].up;
+    }
+  }
+}
+
+TEST(Route, TiesGoToTheLowerIndex) {
+  TestMachine machine;
+  for (const Row<RouteParams>& row : table_of<RouteParams>()) {
+    if (row.device != DeviceKind::kCpu || (row.needs & ~cpu_features()) != 0) continue;
+    Built<RouteParams> built = build(RouteCase{.experts = 20, .top_k = 4});
+    std::fill(built.weights[0].memory.begin(), built.weights[0].memory.end(), std::byte{0});
+    std::vector<float> bias(20, 1.0f);
+    bias[3] = 0, bias[11] = 2, bias[17] = 2;
+    built.params.bias = bias.data();
+    const std::vector<Output> outputs = run_row(built, row, machine);
+    EXPECT_EQ(outputs[1].values, (std::vector<double>{11, 17, 0, 1})) << row.name;
+    EXPECT_NEAR(outputs[2].values[0], 0.5 / (1 + std::exp(-1.0)), 1e-6) << row.name;
+  }
+}
+
+template <typename Case>
+void expect_same_for_any_threads(const Case& c) {
+  using P = typename Case::Params;
+  for (const Row<P>& row : table_of<P>()) {
+    if (row.device != DeviceKind::kCpu || (row.needs & ~cpu_features()) != 0) continue;
+    Built<P> built = build(c);
+    if (row.refuses(built.params) != nullptr) continue;
+    std::vector<Output> first;
+    for (int num_threads : {1, 2, 3, 7}) {
+      TestMachine machine(num_threads);
+      const std::vector<Output> found = run_row(built, row, machine);
+      if (num_threads == 1) first = found;
+      for (size_t i = 0; i < first.size(); ++i) {
+        EXPECT_EQ(first[i].values, found[i].values)
+            << row.name << ": " << first[i].name << " with " << num_threads << " threads";
+      }
+    }
+  }
+}
+
+// Wide enough that the work is split.
+TEST(LinearSteps, ResultsDoNotDependOnTheNumberOfThreads) {
+  expect_same_for_any_threads(
+      QkvCase{.tokens = 9, .hidden = 576, .heads = 6, .head_dim = 64, .weights = DType::kMXFP4});
+  expect_same_for_any_threads(OutCase{.tokens = 70, .rows = 500, .cols = 288});
+  expect_same_for_any_threads(RouteCase{.tokens = 80, .hidden = 576, .experts = 100});
+  expect_same_for_any_threads(
+      ExpertsCase{.tokens = 20, .hidden = 576, .intermediate = 288, .experts = 12});
+  expect_same_for_any_threads(UnembedCase{.rows = 5, .hidden = 576, .vocab = 3000});
+}
+
+// A token's result does not depend on the tokens beside it: decode and prefill agree to the bit.
+TEST(LinearSteps, ATokensResultDoesNotDependOnItsNeighbours) {
+  TestMachine machine;
+  for (DType weights : kWeightFormats) {
+    for (const Row<ExpertsParams>& row : table_of<ExpertsParams>()) {
+      if (row.device != DeviceKind::kCpu || (row.needs & ~cpu_features()) != 0) continue;
+      Built<ExpertsParams> built =
+          build(ExpertsCase{.tokens = 37, .hidden = 160, .intermediate = 96, .weights = weights});
+      const std::vector<Output> together = run_row(built, row, machine);
+      const ExpertsParams all = built.params;
+      for (int32_t token : {0, 5, 36}) {
+        ExpertsParams& p = built.params;
+        built.reset();
+        p = all;
+        p.num_tokens = 1;
+        p.t += token * all.hidden, p.x += token * all.hidden;
+        p.expert_ids += token * all.top_k, p.expert_weights += token * all.top_k;
+        std::vector<std::byte> workspace(row.workspace(p));
+        p.launch = {.stream = machine.stream.get(),
+                    .workspace = workspace.data(),
+                    .workspace_bytes = workspace.size()};
+        row.run(p);
+        for (int32_t i = 0; i < all.hidden; ++i) {
+          EXPECT_EQ(p.x[i], static_cast<float>(together[0].values[token * all.hidden + i]))
+              << row.name << ", token " << token << ", column " << i;
+        }
+        p = all;
+      }
+    }
+  }
+}
+
+TEST(LinearSteps, WorkCountsWeightsOnceAndTwoOperationsAProduct) {
+  const Built<OutParams> out = build(OutCase{.tokens = 3, .rows = 64, .cols = 64});
+  EXPECT_EQ(out_work(out.params).flops, 2.0 * 3 * 64 * 64);
+  EXPECT_EQ(out_work(out.params).bytes, 2.0 * 64 * 64 + 4 * 64 + 4 * 3 * (64 + 128));
+  const Built<ExpertsParams> experts = build(ExpertsCase{.tokens = 2, .top_k = 4});
+  EXPECT_EQ(experts_work(experts.params, 5).flops, 2.0 * 3 * 64 * 64 * 2 * 4);
+  EXPECT_NEAR(experts_work(experts.params, 6).bytes - experts_work(experts.params, 5).bytes,
+              3 * 64 * 64 * 4.25 / 8 + 4 * (128 + 64), 1e-6);
+}
+
+}  // namespace
+}  // namespace moxie::testing

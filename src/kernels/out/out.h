@@ -1,0 +1,26 @@
+// out: x += W a + b, the attention's output projection added to the residual.
+#pragma once
+
+#include "kernels/registry.h"
+
+namespace moxie {
+
+struct OutParams {
+  Launch launch;
+  int32_t num_tokens = 0;
+  const float* a = nullptr;     // [tokens, weight.cols]
+  PackedMatrix weight;          // [hidden, heads * head_dim]
+  const float* bias = nullptr;  // [hidden]
+  float* x = nullptr;           // [tokens, hidden], read and written
+};
+
+template <>
+struct StepOf<OutParams> {
+  static constexpr StepKind value = StepKind::kOut;
+};
+template <>
+std::span<const Row<OutParams>> table_of<OutParams>();
+
+Work out_work(const OutParams& params);
+
+}  // namespace moxie

@@ -1,0 +1,42 @@
+// out with F32 activations: one pass over the tiles, the bias and the residual added as each is
+// done. One row for each set of LaneKernels.
+#include "kernels/gemv/product.h"
+#include "kernels/out/out_rows.h"
+
+namespace moxie {
+namespace {
+
+void run(const OutParams& p, const LaneKernels& lanes) {
+  const int32_t rows = p.weight.rows;
+  parallel_product(*p.launch.stream->pool, lanes, p.weight, p.a, p.num_tokens,
+                   [&](int32_t tile, int32_t token, int32_t num_tokens, const float* y) {
+                     const int32_t num_lanes = std::min(16, rows - tile * 16);
+                     const float* bias = p.bias + tile * 16;
+                     for (int32_t i = 0; i < num_tokens; ++i) {
+                       float* x = p.x + int64_t{token + i} * rows + tile * 16;
+                       for (int32_t lane = 0; lane < num_lanes; ++lane) {
+                         x[lane] += y[i * 16 + lane] + bias[lane];
+                       }
+                     }
+                   });
+}
+
+double cost(const OutParams& p, const LaneKernels& lanes) {
+  return product_ns(lanes, static_cast<double>(p.weight.rows) * p.weight.cols, p.num_tokens);
+}
+
+}  // namespace
+
+const char* out_any_f32_gemv_refuses(const OutParams& p) { return product_refuses(p.weight); }
+
+double out_any_f32_gemv_portable_cost(const OutParams& p) { return cost(p, kLanesPortable); }
+void out_any_f32_gemv_portable(const OutParams& p) { run(p, kLanesPortable); }
+
+#if defined(__x86_64__)
+double out_any_f32_gemv_avx2_cost(const OutParams& p) { return cost(p, kLanesAvx2); }
+void out_any_f32_gemv_avx2(const OutParams& p) { run(p, kLanesAvx2); }
+double out_any_f32_gemv_avx512_cost(const OutParams& p) { return cost(p, kLanesAvx512); }
+void out_any_f32_gemv_avx512(const OutParams& p) { run(p, kLanesAvx512); }
+#endif
+
+}  // namespace moxie

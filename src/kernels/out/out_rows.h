@@ -1,0 +1,20 @@
+// The functions behind out's table: one group a row.
+#pragma once
+
+#include "kernels/out/out.h"
+
+namespace moxie {
+
+const char* out_reference_refuses(const OutParams& params);
+void out_reference(const OutParams& params);
+
+// out_any_f32_gemv_*: F32 activations and sums over any packed format.
+const char* out_any_f32_gemv_refuses(const OutParams& params);
+double out_any_f32_gemv_portable_cost(const OutParams& params);
+double out_any_f32_gemv_avx2_cost(const OutParams& params);
+double out_any_f32_gemv_avx512_cost(const OutParams& params);
+void out_any_f32_gemv_portable(const OutParams& params);
+void out_any_f32_gemv_avx2(const OutParams& params);
+void out_any_f32_gemv_avx512(const OutParams& params);
+
+}  // namespace moxie

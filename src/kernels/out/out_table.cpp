@@ -1,0 +1,73 @@
+// The table of out, and its least work.
+#include "kernels/out/out_rows.h"
+
+namespace moxie {
+namespace {
+
+double reference_cost(const OutParams&) { return kReferenceCost; }
+uint64_t no_workspace(const OutParams&) { return 0; }
+
+const Row<OutParams> kRows[] = {
+    {.name = "out_reference",
+     .device = DeviceKind::kCpu,
+     .needs = kFeatureNone,
+     .supports = "f32, bf16, q8_0, mxfp4",
+     .limits = "any number of tokens; double precision, slow",
+     .ran_on = "x86-64",
+     .layout = PackedLayout::kRows16,
+     .refuses = out_reference_refuses,
+     .cost = reference_cost,
+     .workspace = no_workspace,
+     .run = out_reference},
+    {.name = "out_any_f32_gemv_portable",
+     .device = DeviceKind::kCpu,
+     .needs = kFeatureNone,
+     .supports = "f32, bf16, q8_0, mxfp4",
+     .limits = "any number of tokens, best for 1 to 64; F32 sums",
+     .ran_on = "x86-64",
+     .layout = PackedLayout::kRows16,
+     .refuses = out_any_f32_gemv_refuses,
+     .cost = out_any_f32_gemv_portable_cost,
+     .workspace = no_workspace,
+     .run = out_any_f32_gemv_portable},
+#if defined(__x86_64__)
+    {.name = "out_any_f32_gemv_avx2",
+     .device = DeviceKind::kCpu,
+     .needs = kAvx2,
+     .supports = "f32, bf16, q8_0, mxfp4",
+     .limits = "any number of tokens, best for 1 to 64; F32 sums",
+     .ran_on = "x86-64",
+     .layout = PackedLayout::kRows16,
+     .refuses = out_any_f32_gemv_refuses,
+     .cost = out_any_f32_gemv_avx2_cost,
+     .workspace = no_workspace,
+     .run = out_any_f32_gemv_avx2},
+    {.name = "out_any_f32_gemv_avx512",
+     .device = DeviceKind::kCpu,
+     .needs = kAvx512,
+     .supports = "f32, bf16, q8_0, mxfp4",
+     .limits = "any number of tokens, best for 1 to 64; F32 sums",
+     .ran_on = "x86-64",
+     .layout = PackedLayout::kRows16,
+     .refuses = out_any_f32_gemv_refuses,
+     .cost = out_any_f32_gemv_avx512_cost,
+     .workspace = no_workspace,
+     .run = out_any_f32_gemv_avx512},
+#endif
+};
+
+}  // namespace
+
+template <>
+std::span<const Row<OutParams>> table_of<OutParams>() {
+  return kRows;
+}
+
+Work out_work(const OutParams& p) {
+  const double tokens = p.num_tokens, rows = p.weight.rows, cols = p.weight.cols;
+  return {.bytes = static_cast<double>(p.weight.bytes()) + 4.0 * rows +
+                   4.0 * tokens * (cols + 2.0 * rows),
+          .flops = 2.0 * rows * cols * tokens};
+}
+
+}  // namespace moxie

@@ -1,0 +1,32 @@
+// qkv: t = RMSNorm(x); q, k, v = W t + b; q and k rotated (half-split); k and v appended to the
+// cache at each token's position. The norm's weight is multiplied in F32 before any rounding.
+#pragma once
+
+#include "kernels/registry.h"
+
+namespace moxie {
+
+struct QkvParams {
+  Launch launch;
+  Ragged batch;
+  int32_t hidden = 0, num_heads = 0, num_kv_heads = 0, head_dim = 0;
+  float rms_eps = 1e-5f;
+  const float* x = nullptr;            // [tokens, hidden]
+  const float* norm_weight = nullptr;  // [hidden]
+  PackedMatrix weight;                 // [(heads + 2 kv_heads) * head_dim, hidden]: q, k, v rows
+  const float* bias = nullptr;         // [(heads + 2 kv_heads) * head_dim]
+  Rotary rotary;
+  KvLayer kv;
+  float* q = nullptr;  // [tokens, heads, head_dim], written, rotated, not scaled
+};
+
+template <>
+struct StepOf<QkvParams> {
+  static constexpr StepKind value = StepKind::kQkv;
+};
+template <>
+std::span<const Row<QkvParams>> table_of<QkvParams>();
+
+Work qkv_work(const QkvParams& params);
+
+}  // namespace moxie

@@ -1,0 +1,22 @@
+// The functions behind qkv's table: one group a row.
+#pragma once
+
+#include "kernels/qkv/qkv.h"
+
+namespace moxie {
+
+const char* qkv_reference_refuses(const QkvParams& params);
+uint64_t qkv_reference_workspace(const QkvParams& params);
+void qkv_reference(const QkvParams& params);
+
+// qkv_any_f32_gemv_*: F32 activations and sums over any packed format.
+const char* qkv_any_f32_gemv_refuses(const QkvParams& params);
+uint64_t qkv_any_f32_gemv_workspace(const QkvParams& params);
+double qkv_any_f32_gemv_portable_cost(const QkvParams& params);
+double qkv_any_f32_gemv_avx2_cost(const QkvParams& params);
+double qkv_any_f32_gemv_avx512_cost(const QkvParams& params);
+void qkv_any_f32_gemv_portable(const QkvParams& params);
+void qkv_any_f32_gemv_avx2(const QkvParams& params);
+void qkv_any_f32_gemv_avx512(const QkvParams& params);
+
+}  // namespace moxie

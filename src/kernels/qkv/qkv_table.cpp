@@ -1,0 +1,74 @@
+// The table of qkv, and its least work.
+#include "kernels/qkv/qkv_rows.h"
+
+namespace moxie {
+namespace {
+
+double reference_cost(const QkvParams&) { return kReferenceCost; }
+
+const Row<QkvParams> kRows[] = {
+    {.name = "qkv_reference",
+     .device = DeviceKind::kCpu,
+     .needs = kFeatureNone,
+     .supports = "f32, bf16, q8_0, mxfp4; cache f32, bf16, fp8_e4m3",
+     .limits = "any number of tokens; double precision, slow",
+     .ran_on = "x86-64",
+     .layout = PackedLayout::kRows16,
+     .refuses = qkv_reference_refuses,
+     .cost = reference_cost,
+     .workspace = qkv_reference_workspace,
+     .run = qkv_reference},
+    {.name = "qkv_any_f32_gemv_portable",
+     .device = DeviceKind::kCpu,
+     .needs = kFeatureNone,
+     .supports = "f32, bf16, q8_0, mxfp4; cache f32, bf16, fp8_e4m3; head_dim a multiple of 32",
+     .limits = "any number of tokens, best for 1 to 64; F32 sums",
+     .ran_on = "x86-64",
+     .layout = PackedLayout::kRows16,
+     .refuses = qkv_any_f32_gemv_refuses,
+     .cost = qkv_any_f32_gemv_portable_cost,
+     .workspace = qkv_any_f32_gemv_workspace,
+     .run = qkv_any_f32_gemv_portable},
+#if defined(__x86_64__)
+    {.name = "qkv_any_f32_gemv_avx2",
+     .device = DeviceKind::kCpu,
+     .needs = kAvx2,
+     .supports = "f32, bf16, q8_0, mxfp4; cache f32, bf16, fp8_e4m3; head_dim a multiple of 32",
+     .limits = "any number of tokens, best for 1 to 64; F32 sums",
+     .ran_on = "x86-64",
+     .layout = PackedLayout::kRows16,
+     .refuses = qkv_any_f32_gemv_refuses,
+     .cost = qkv_any_f32_gemv_avx2_cost,
+     .workspace = qkv_any_f32_gemv_workspace,
+     .run = qkv_any_f32_gemv_avx2},
+    {.name = "qkv_any_f32_gemv_avx512",
+     .device = DeviceKind::kCpu,
+     .needs = kAvx512,
+     .supports = "f32, bf16, q8_0, mxfp4; cache f32, bf16, fp8_e4m3; head_dim a multiple of 32",
+     .limits = "any number of tokens, best for 1 to 64; F32 sums",
+     .ran_on = "x86-64",
+     .layout = PackedLayout::kRows16,
+     .refuses = qkv_any_f32_gemv_refuses,
+     .cost = qkv_any_f32_gemv_avx512_cost,
+     .workspace = qkv_any_f32_gemv_workspace,
+     .run = qkv_any_f32_gemv_avx512},
+#endif
+};
+
+}  // namespace
+
+template <>
+std::span<const Row<QkvParams>> table_of<QkvParams>() {
+  return kRows;
+}
+
+Work qkv_work(const QkvParams& p) {
+  const double tokens = p.batch.num_tokens, rows = p.weight.rows;
+  const double q_bytes = 4.0 * p.num_heads * p.head_dim;
+  const double kv_bytes = 2.0 * p.num_kv_heads * static_cast<double>(p.kv.row_bytes(p.head_dim));
+  return {.bytes = static_cast<double>(p.weight.bytes()) + 4.0 * (rows + p.hidden) +
+                   tokens * (4.0 * p.hidden + q_bytes + kv_bytes),
+          .flops = 2.0 * rows * p.weight.cols * tokens};
+}
+
+}  // namespace moxie

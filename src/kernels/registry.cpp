@@ -1,0 +1,146 @@
+// Names of steps, forced rows, counts, and the list of all rows.
+#include "kernels/registry.h"
+
+#include <algorithm>
+
+#include "kernels/attend/attend.h"
+#include "kernels/embed/embed.h"
+#include "kernels/experts/experts.h"
+#include "kernels/out/out.h"
+#include "kernels/qkv/qkv.h"
+#include "kernels/route/route.h"
+#include "kernels/sample/sample.h"
+#include "kernels/unembed/unembed.h"
+
+namespace moxie {
+namespace {
+
+constexpr const char* kStepNames[kNumSteps] = {"embed", "qkv",     "attend",  "out",
+                                               "route", "experts", "unembed", "sample"};
+
+template <typename P>
+void append_rows(std::vector<RowInfo>& rows) {
+  for (const Row<P>& row : table_of<P>()) rows.push_back(row_info(row));
+}
+
+// Edit distance, for "did you mean".
+size_t distance(std::string_view a, std::string_view b) {
+  std::vector<size_t> row(b.size() + 1);
+  for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
+  for (size_t i = 1; i <= a.size(); ++i) {
+    size_t diagonal = row[0];
+    row[0] = i;
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const size_t above = row[j];
+      row[j] = std::min({above + 1, row[j - 1] + 1, diagonal + (a[i - 1] != b[j - 1])});
+      diagonal = above;
+    }
+  }
+  return row[b.size()];
+}
+
+std::string nearest(const std::string& word, const std::vector<std::string>& known) {
+  const auto best = std::min_element(known.begin(), known.end(), [&](const auto& a, const auto& b) {
+    return distance(word, a) < distance(word, b);
+  });
+  return best == known.end() ? "" : *best;
+}
+
+}  // namespace
+
+const char* step_name(StepKind step) { return kStepNames[static_cast<int>(step)]; }
+
+std::vector<RowInfo> all_rows() {
+  std::vector<RowInfo> rows;
+  append_rows<EmbedParams>(rows);
+  append_rows<QkvParams>(rows);
+  append_rows<AttendParams>(rows);
+  append_rows<OutParams>(rows);
+  append_rows<RouteParams>(rows);
+  append_rows<ExpertsParams>(rows);
+  append_rows<UnembedParams>(rows);
+  append_rows<SampleParams>(rows);
+  return rows;
+}
+
+Status KernelChoice::add(const std::string& assignment) {
+  const auto equals = assignment.find('=');
+  if (equals == std::string::npos || equals == 0 || equals + 1 == assignment.size()) {
+    return fail("expected STEP=NAME, found '" + assignment + "'", "--kernel",
+                "for example --kernel experts=reference; `moxie kernels` lists them");
+  }
+  const std::string step = assignment.substr(0, equals);
+  const std::string name = assignment.substr(equals + 1);
+  if (step == "all") {
+    if (name != "reference" && name != "auto") {
+      return fail("all= takes 'reference' or 'auto', found '" + name + "'", "--kernel");
+    }
+    for (int i = 0; i < kNumSteps; ++i) {
+      if (name == "auto") forced_[i].reset();
+      else forced_[i] = std::string(kStepNames[i]) + "_reference";
+    }
+    return {};
+  }
+  const auto found = std::find(std::begin(kStepNames), std::end(kStepNames), step);
+  if (found == std::end(kStepNames)) {
+    return fail("no step '" + step + "'", "--kernel",
+                "did you mean '" +
+                    nearest(step, {std::begin(kStepNames), std::end(kStepNames)}) + "'?");
+  }
+  const int index = static_cast<int>(found - std::begin(kStepNames));
+  if (name == "auto") {
+    forced_[index].reset();
+    return {};
+  }
+  const std::string full = name == "reference" ? step + "_reference" : name;
+  std::vector<std::string> known;
+  for (const RowInfo& row : all_rows()) {
+    if (static_cast<int>(row.step) == index) known.push_back(row.name);
+  }
+  if (std::find(known.begin(), known.end(), full) == known.end()) {
+    return fail("step '" + step + "' has no row '" + name + "'", "--kernel",
+                "did you mean '" + nearest(full, known) + "'? `moxie kernels` lists them");
+  }
+  forced_[index] = full;
+  return {};
+}
+
+bool KernelChoice::all_reference() const {
+  for (int i = 0; i < kNumSteps; ++i) {
+    if (!forced_[i] || *forced_[i] != std::string(kStepNames[i]) + "_reference") return false;
+  }
+  return true;
+}
+
+tl::unexpected<Error> KernelChooser::refusal(const std::string& row, StepKind step,
+                                             const std::string& why) const {
+  const std::string where =
+      row.empty() ? "step " + std::string(step_name(step))
+                  : "--kernel " + std::string(step_name(step)) + "=" + row;
+  return fail(why, where, "`moxie kernels` shows what this machine can run");
+}
+
+std::string KernelChooser::missing(Features needs) const {
+  return "needs " + feature_names(needs & ~features_) + ", which this machine lacks";
+}
+
+void KernelChooser::count(StepKind step, const char* name) {
+  std::lock_guard lock(mutex_);
+  ++counts_[{static_cast<int>(step), name}];
+}
+
+std::vector<KernelChooser::Count> KernelChooser::counts() const {
+  std::lock_guard lock(mutex_);
+  std::vector<Count> list;
+  for (const auto& [key, launches] : counts_) {
+    list.push_back({static_cast<StepKind>(key.first), key.second, launches});
+  }
+  return list;
+}
+
+void KernelChooser::reset_counts() {
+  std::lock_guard lock(mutex_);
+  counts_.clear();
+}
+
+}  // namespace moxie

@@ -1,0 +1,191 @@
+// The tables of implementations, and how a row is chosen.
+//
+// Every step has one table of rows for all devices. A row says what hardware it needs, what it
+// accepts, what scratch it wants and what it costs. KernelChooser takes the cheapest eligible row,
+// explains why each other lost, honours `--kernel STEP=NAME`, and counts every launch by name.
+// There is never a silent fall-back: a forced row that cannot run is an error before anything runs.
+#pragma once
+
+#include <array>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/base.h"
+#include "kernels/features.h"
+#include "kernels/step.h"
+
+namespace moxie {
+
+/// One implementation of a step. `P` is the step's Params.
+template <typename P>
+struct Row {
+  const char* name;      ///< "qkv_any_f32_gemv_avx512"
+  DeviceKind device;
+  Features needs;        ///< every bit must be there
+  const char* supports;  ///< formats and shapes, for people
+  const char* limits;    ///< tokens a launch it serves well, accuracy; for people
+  const char* ran_on;    ///< hardware it has run on, or "compiled only"
+  PackedLayout layout;
+  /// Null if the row can run these params (pointers may be null: only formats and sizes are read),
+  /// else why not.
+  const char* (*refuses)(const P&);
+  /// Relative time: lower wins. Reference rows return kReferenceCost.
+  double (*cost)(const P&);
+  /// Scratch bytes for these params.
+  uint64_t (*workspace)(const P&);
+  void (*run)(const P&);
+};
+
+inline constexpr double kReferenceCost = 1e12;
+
+/// A row without its types: what `moxie kernels`, docs and records print.
+struct RowInfo {
+  StepKind step;
+  std::string name, supports, limits, ran_on;
+  DeviceKind device;
+  Features needs;
+};
+
+/// Why a row is or is not the one chosen.
+struct Verdict {
+  RowInfo row;
+  bool chosen = false;
+  std::string reason;  ///< "cheapest", "forced", "needs amx_bf16", "costs 12 against 4", ...
+};
+
+/// Specialised beside each step: the table, the step, and the least work of a launch.
+template <typename P>
+std::span<const Row<P>> table_of();
+template <typename P>
+struct StepOf;  // static constexpr StepKind value
+
+/// Forced names: from `--kernel STEP=NAME`. `all=reference` forces the row `<step>_reference`.
+class KernelChoice {
+ public:
+  /// Parses one "STEP=NAME"; NAME may be "auto", a row's name, or "reference". Unknown steps and
+  /// names fail with the nearest that exist.
+  Status add(const std::string& assignment);
+  const std::optional<std::string>& forced(StepKind step) const {
+    return forced_[static_cast<int>(step)];
+  }
+  bool all_reference() const;
+
+ private:
+  std::array<std::optional<std::string>, kNumSteps> forced_;
+};
+
+/// Chooses and counts. One per loaded model; shared by the threads that drive it.
+class KernelChooser {
+ public:
+  KernelChooser(DeviceKind device, Features features, KernelChoice choice)
+      : device_(device), features_(features), choice_(std::move(choice)) {}
+
+  /// The row for these params, or why there is none.
+  template <typename P>
+  Result<const Row<P>*> select(const P& params) const {
+    const auto& forced = choice_.forced(StepOf<P>::value);
+    const Row<P>* best = nullptr;
+    double best_cost = 0;
+    for (const Row<P>& row : table_of<P>()) {
+      if (forced && row.name != *forced) continue;
+      if (row.device != device_) {
+        if (forced) return refusal(row.name, StepOf<P>::value, "it is for another device");
+        continue;
+      }
+      if ((row.needs & features_) != row.needs) {
+        if (forced) return refusal(row.name, StepOf<P>::value, missing(row.needs));
+        continue;
+      }
+      if (const char* why = row.refuses(params)) {
+        if (forced) return refusal(row.name, StepOf<P>::value, why);
+        continue;
+      }
+      const double cost = row.cost(params);
+      if (best == nullptr || cost < best_cost) best = &row, best_cost = cost;
+    }
+    if (best == nullptr) {
+      return refusal(forced ? *forced : "", StepOf<P>::value,
+                     forced ? "no such row" : "no row accepts these formats on this machine");
+    }
+    return best;
+  }
+
+  /// All rows of the step with the reason each is or is not chosen.
+  template <typename P>
+  std::vector<Verdict> explain(const P& params) const;
+
+  /// Runs the step with the chosen row and counts it. That a row exists is checked when the model
+  /// is loaded (select for each step), so here its absence is a broken invariant.
+  template <typename P>
+  void run(const P& params) {
+    auto row = select(params);
+    CHECK(row.has_value(), row ? "" : row.error().message());
+    CHECK(params.launch.workspace_bytes >= (*row)->workspace(params), (*row)->name);
+    count(StepOf<P>::value, (*row)->name);
+    (*row)->run(params);
+  }
+
+  /// Launches by row name since the start (or the last reset), step by step.
+  struct Count {
+    StepKind step;
+    std::string name;
+    uint64_t launches;
+  };
+  std::vector<Count> counts() const;
+  void reset_counts();
+
+  DeviceKind device() const { return device_; }
+  Features features() const { return features_; }
+  const KernelChoice& choice() const { return choice_; }
+
+ private:
+  tl::unexpected<Error> refusal(const std::string& row, StepKind step, const std::string& why) const;
+  std::string missing(Features needs) const;
+  void count(StepKind step, const char* name);
+
+  DeviceKind device_;
+  Features features_;
+  KernelChoice choice_;
+  mutable std::mutex mutex_;
+  std::map<std::pair<int, const char*>, uint64_t> counts_;
+};
+
+/// Every row of every table, in the order of the steps.
+std::vector<RowInfo> all_rows();
+
+template <typename P>
+RowInfo row_info(const Row<P>& row) {
+  return {StepOf<P>::value, row.name, row.supports, row.limits, row.ran_on, row.device, row.needs};
+}
+
+template <typename P>
+std::vector<Verdict> KernelChooser::explain(const P& params) const {
+  const auto chosen = select(params);
+  const bool forced = choice_.forced(StepOf<P>::value).has_value();
+  std::vector<Verdict> verdicts;
+  for (const Row<P>& row : table_of<P>()) {
+    Verdict verdict{.row = row_info(row)};
+    if (chosen && *chosen == &row) {
+      verdict.chosen = true;
+      verdict.reason = forced ? "forced" : "cheapest of those that can run";
+    } else if (row.device != device_) {
+      verdict.reason = "for another device";
+    } else if ((row.needs & features_) != row.needs) {
+      verdict.reason = missing(row.needs);
+    } else if (const char* why = row.refuses(params)) {
+      verdict.reason = why;
+    } else if (forced) {
+      verdict.reason = "another row is forced";
+    } else {
+      verdict.reason = "costs more";
+    }
+    verdicts.push_back(std::move(verdict));
+  }
+  return verdicts;
+}
+
+}  // namespace moxie

@@ -1,0 +1,170 @@
+// The tables as a whole: names, reference rows, choice by cost, forced rows, reasons and counts.
+#include "kernels/registry.h"
+
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "kernels/testing/row_tester.h"
+
+namespace moxie::testing {
+namespace {
+
+constexpr Features kEverything = ~Features{0};
+
+TEST(AllRows, NamesAreUniqueAndStartWithTheirStep) {
+  std::set<std::string> names;
+  for (const RowInfo& row : all_rows()) {
+    EXPECT_TRUE(names.insert(row.name).second) << row.name << " appears twice";
+    const std::string prefix = std::string(step_name(row.step)) + "_";
+    EXPECT_EQ(row.name.substr(0, prefix.size()), prefix);
+    EXPECT_FALSE(row.supports.empty()) << row.name;
+    EXPECT_FALSE(row.limits.empty()) << row.name;
+    EXPECT_FALSE(row.ran_on.empty()) << row.name;
+  }
+}
+
+TEST(AllRows, EveryStepHasAReferenceRowThatNeedsNothing) {
+  std::set<std::string> found;
+  for (const RowInfo& row : all_rows()) {
+    if (row.name != std::string(step_name(row.step)) + "_reference") continue;
+    found.insert(row.name);
+    EXPECT_EQ(row.needs, kFeatureNone) << row.name;
+    EXPECT_EQ(row.device, DeviceKind::kCpu) << row.name;
+  }
+  EXPECT_EQ(found.size(), static_cast<size_t>(kNumSteps));
+}
+
+TEST(KernelChooser, TakesTheCheapestRowThatTheFeaturesAllow) {
+  const Built<OutParams> built = build(OutCase{});
+  const struct {
+    Features features;
+    const char* name;
+  } kExpected[] = {
+    {kFeatureNone, "out_any_f32_gemv_portable"},
+#if defined(__x86_64__)
+    {kAvx2, "out_any_f32_gemv_avx2"},
+    {kAvx2 | kAvx512, "out_any_f32_gemv_avx512"}
+#endif
+  };
+  for (const auto& expected : kExpected) {
+    const KernelChooser chooser(DeviceKind::kCpu, expected.features, {});
+    const auto row = chooser.select(built.params);
+    ASSERT_TRUE(row.has_value());
+    EXPECT_STREQ((*row)->name, expected.name);
+    for (const Row<OutParams>& other : table_of<OutParams>()) {
+      if (other.device != DeviceKind::kCpu) continue;
+      if ((other.needs & ~expected.features) != 0) continue;
+      EXPECT_LE((*row)->cost(built.params), other.cost(built.params)) << other.name;
+    }
+  }
+}
+
+TEST(KernelChooser, ForcedRowIsTaken) {
+  KernelChoice choice;
+  ASSERT_TRUE(choice.add("out=reference").has_value());
+  const KernelChooser chooser(DeviceKind::kCpu, kEverything, choice);
+  const Built<OutParams> built = build(OutCase{});
+  const auto row = chooser.select(built.params);
+  ASSERT_TRUE(row.has_value());
+  EXPECT_STREQ((*row)->name, "out_reference");
+  for (const Verdict& verdict : chooser.explain(built.params)) {
+    if (verdict.chosen) {
+      EXPECT_EQ(verdict.reason, "forced");
+    }
+  }
+}
+
+#if defined(__x86_64__)
+TEST(KernelChooser, ForcedRowThatLacksFeaturesFailsWithTheReason) {
+  KernelChoice choice;
+  ASSERT_TRUE(choice.add("out=out_any_f32_gemv_avx512").has_value());
+  const KernelChooser chooser(DeviceKind::kCpu, kAvx2, choice);
+  const auto row = chooser.select(build(OutCase{}).params);
+  ASSERT_FALSE(row.has_value());
+  EXPECT_NE(row.error().message().find("avx512"), std::string::npos) << row.error().message();
+  EXPECT_NE(row.error().message().find("lacks"), std::string::npos) << row.error().message();
+}
+#endif
+
+TEST(KernelChooser, ForcedRowThatRefusesFailsWithTheReason) {
+  KernelChoice choice;
+  ASSERT_TRUE(choice.add("qkv=qkv_any_f32_gemv_portable").has_value());
+  const KernelChooser chooser(DeviceKind::kCpu, kFeatureNone, choice);
+  Built<QkvParams> built = build(QkvCase{});
+  built.params.head_dim = 48;
+  const auto row = chooser.select(built.params);
+  ASSERT_FALSE(row.has_value());
+  EXPECT_NE(row.error().message().find("head_dim"), std::string::npos) << row.error().message();
+}
+
+TEST(KernelChooser, LayoutOfAnotherDeviceIsRefusedByEveryRow) {
+  Built<OutParams> built = build(OutCase{});
+  built.params.weight.layout = PackedLayout::kFragment16x32;
+  const KernelChooser chooser(DeviceKind::kCpu, kEverything, {});
+  EXPECT_FALSE(chooser.select(built.params).has_value());
+}
+
+TEST(KernelChooser, ExplainGivesEveryRowAReasonAndChoosesOne) {
+  const KernelChooser chooser(DeviceKind::kCpu, cpu_features(), {});
+  const Built<ExpertsParams> built = build(ExpertsCase{});
+  const std::vector<Verdict> verdicts = chooser.explain(built.params);
+  EXPECT_EQ(verdicts.size(), table_of<ExpertsParams>().size());
+  int num_chosen = 0;
+  for (const Verdict& verdict : verdicts) {
+    EXPECT_FALSE(verdict.reason.empty()) << verdict.row.name;
+    num_chosen += verdict.chosen ? 1 : 0;
+  }
+  EXPECT_EQ(num_chosen, 1);
+}
+
+TEST(KernelChooser, CountsLaunchesByName) {
+  KernelChooser chooser(DeviceKind::kCpu, kFeatureNone, {});
+  TestMachine machine;
+  Built<OutParams> built = build(OutCase{});
+  built.reset();
+  built.params.launch.stream = machine.stream.get();
+  for (int i = 0; i < 3; ++i) chooser.run(built.params);
+  const auto counts = chooser.counts();
+  ASSERT_EQ(counts.size(), 1u);
+  EXPECT_EQ(counts[0].name, "out_any_f32_gemv_portable");
+  EXPECT_EQ(counts[0].step, StepKind::kOut);
+  EXPECT_EQ(counts[0].launches, 3u);
+  chooser.reset_counts();
+  EXPECT_TRUE(chooser.counts().empty());
+}
+
+TEST(KernelChoice, BadAssignmentsSayWhatIsNearest) {
+  KernelChoice choice;
+  const struct {
+    const char* assignment;
+    const char* hint;
+  } kCases[] = {{"expert=reference", "experts"},
+                {"out=out_referense", "out_reference"},
+                {"out", "STEP=NAME"},
+                {"=x", "STEP=NAME"},
+                {"all=out_reference", "reference"}};
+  for (const auto& c : kCases) {
+    const Status status = choice.add(c.assignment);
+    ASSERT_FALSE(status.has_value()) << c.assignment;
+    EXPECT_NE(status.error().message().find(c.hint), std::string::npos) << status.error().message();
+  }
+}
+
+TEST(KernelChoice, AllReferenceForcesEveryStepAndAutoFreesThem) {
+  KernelChoice choice;
+  EXPECT_FALSE(choice.all_reference());
+  ASSERT_TRUE(choice.add("all=reference").has_value());
+  EXPECT_TRUE(choice.all_reference());
+  ASSERT_TRUE(choice.add("experts=auto").has_value());
+  EXPECT_FALSE(choice.all_reference());
+  EXPECT_FALSE(choice.forced(StepKind::kExperts).has_value());
+}
+
+TEST(Features, NamesArePrinted) {
+  EXPECT_EQ(feature_names(kFeatureNone), "none");
+  EXPECT_EQ(feature_names(kAvx2 | kAvx512), "avx2 avx512");
+}
+
+}  // namespace
+}  // namespace moxie::testing

@@ -1,0 +1,22 @@
+// The functions behind route's table: one group a row.
+#pragma once
+
+#include "kernels/route/route.h"
+
+namespace moxie {
+
+const char* route_reference_refuses(const RouteParams& params);
+uint64_t route_reference_workspace(const RouteParams& params);
+void route_reference(const RouteParams& params);
+
+// route_any_f32_gemv_*: F32 activations and sums over any packed format.
+const char* route_any_f32_gemv_refuses(const RouteParams& params);
+uint64_t route_any_f32_gemv_workspace(const RouteParams& params);
+double route_any_f32_gemv_portable_cost(const RouteParams& params);
+double route_any_f32_gemv_avx2_cost(const RouteParams& params);
+double route_any_f32_gemv_avx512_cost(const RouteParams& params);
+void route_any_f32_gemv_portable(const RouteParams& params);
+void route_any_f32_gemv_avx2(const RouteParams& params);
+void route_any_f32_gemv_avx512(const RouteParams& params);
+
+}  // namespace moxie

@@ -1,0 +1,72 @@
+// The table of route, and its least work.
+#include "kernels/route/route_rows.h"
+
+namespace moxie {
+namespace {
+
+double reference_cost(const RouteParams&) { return kReferenceCost; }
+
+const Row<RouteParams> kRows[] = {
+    {.name = "route_reference",
+     .device = DeviceKind::kCpu,
+     .needs = kFeatureNone,
+     .supports = "f32, bf16, q8_0, mxfp4",
+     .limits = "any number of tokens; double precision, slow",
+     .ran_on = "x86-64",
+     .layout = PackedLayout::kRows16,
+     .refuses = route_reference_refuses,
+     .cost = reference_cost,
+     .workspace = route_reference_workspace,
+     .run = route_reference},
+    {.name = "route_any_f32_gemv_portable",
+     .device = DeviceKind::kCpu,
+     .needs = kFeatureNone,
+     .supports = "f32, bf16, q8_0, mxfp4",
+     .limits = "any number of tokens, best for 1 to 64; F32 sums",
+     .ran_on = "x86-64",
+     .layout = PackedLayout::kRows16,
+     .refuses = route_any_f32_gemv_refuses,
+     .cost = route_any_f32_gemv_portable_cost,
+     .workspace = route_any_f32_gemv_workspace,
+     .run = route_any_f32_gemv_portable},
+#if defined(__x86_64__)
+    {.name = "route_any_f32_gemv_avx2",
+     .device = DeviceKind::kCpu,
+     .needs = kAvx2,
+     .supports = "f32, bf16, q8_0, mxfp4",
+     .limits = "any number of tokens, best for 1 to 64; F32 sums",
+     .ran_on = "x86-64",
+     .layout = PackedLayout::kRows16,
+     .refuses = route_any_f32_gemv_refuses,
+     .cost = route_any_f32_gemv_avx2_cost,
+     .workspace = route_any_f32_gemv_workspace,
+     .run = route_any_f32_gemv_avx2},
+    {.name = "route_any_f32_gemv_avx512",
+     .device = DeviceKind::kCpu,
+     .needs = kAvx512,
+     .supports = "f32, bf16, q8_0, mxfp4",
+     .limits = "any number of tokens, best for 1 to 64; F32 sums",
+     .ran_on = "x86-64",
+     .layout = PackedLayout::kRows16,
+     .refuses = route_any_f32_gemv_refuses,
+     .cost = route_any_f32_gemv_avx512_cost,
+     .workspace = route_any_f32_gemv_workspace,
+     .run = route_any_f32_gemv_avx512},
+#endif
+};
+
+}  // namespace
+
+template <>
+std::span<const Row<RouteParams>> table_of<RouteParams>() {
+  return kRows;
+}
+
+Work route_work(const RouteParams& p) {
+  const double tokens = p.num_tokens, rows = p.weight.rows;
+  return {.bytes = static_cast<double>(p.weight.bytes()) + 4.0 * (rows + p.hidden) +
+                   tokens * (8.0 * p.hidden + 8.0 * p.top_k),
+          .flops = 2.0 * rows * p.weight.cols * tokens};
+}
+
+}  // namespace moxie

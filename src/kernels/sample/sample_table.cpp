@@ -1,0 +1,84 @@
+// The table of sample, and its least work.
+#include "kernels/sample/sample_rows.h"
+
+namespace moxie {
+namespace {
+
+const char* refuses_nothing(const SampleParams&) { return nullptr; }
+uint64_t no_workspace(const SampleParams&) { return 0; }
+
+const Row<SampleParams> kRows[] = {
+    {.name = "sample_reference",
+     .device = DeviceKind::kCpu,
+     .needs = kFeatureNone,
+     .supports = "every request",
+     .limits = "double precision; one thread",
+     .ran_on = "x86-64",
+     .layout = PackedLayout::kRows16,
+     .refuses = refuses_nothing,
+     .cost = [](const SampleParams&) { return kReferenceCost; },
+     .workspace = no_workspace,
+     .run = sample_reference},
+    {.name = "sample_any_f32_scan_portable",
+     .device = DeviceKind::kCpu,
+     .needs = kFeatureNone,
+     .supports = "every request",
+     .limits = "the reference's tokens exactly; log-probabilities to F32",
+     .ran_on = "x86-64",
+     .layout = PackedLayout::kRows16,
+     .refuses = refuses_nothing,
+     .cost = [](const SampleParams&) { return 4.0; },
+     .workspace = sample_scan_workspace,
+     .run = sample_any_f32_scan_portable},
+#if defined(__x86_64__)
+    {.name = "sample_any_f32_scan_avx2",
+     .device = DeviceKind::kCpu,
+     .needs = kAvx2,
+     .supports = "every request",
+     .limits = "the reference's tokens exactly; log-probabilities to F32",
+     .ran_on = "x86-64",
+     .layout = PackedLayout::kRows16,
+     .refuses = refuses_nothing,
+     .cost = [](const SampleParams&) { return 2.0; },
+     .workspace = sample_scan_workspace,
+     .run = sample_any_f32_scan_avx2},
+    {.name = "sample_any_f32_scan_avx512",
+     .device = DeviceKind::kCpu,
+     .needs = kAvx512,
+     .supports = "every request",
+     .limits = "the reference's tokens exactly; log-probabilities to F32",
+     .ran_on = "x86-64",
+     .layout = PackedLayout::kRows16,
+     .refuses = refuses_nothing,
+     .cost = [](const SampleParams&) { return 1.0; },
+     .workspace = sample_scan_workspace,
+     .run = sample_any_f32_scan_avx512},
+#endif
+#if MOXIE_HAS_CUDA
+    {.name = "sample_f32_gumbel_cuda",
+     .device = DeviceKind::kCuda,
+     .needs = kCudaAny,
+     .supports = "every request; vocabularies up to 1048576",
+     .limits = "any number of rows; F32 scores: tokens differ only at ties closer than 1e-5",
+     .ran_on = "H200; sm_100a and sm_120f compiled only",
+     .layout = PackedLayout::kFragment16x32,
+     .refuses = sample_f32_gumbel_cuda_refuses,
+     .cost = [](const SampleParams&) { return 1.0; },
+     .workspace = sample_f32_gumbel_cuda_workspace,
+     .run = sample_f32_gumbel_cuda},
+#endif
+};
+
+}  // namespace
+
+template <>
+std::span<const Row<SampleParams>> table_of<SampleParams>() {
+  return kRows;
+}
+
+Work sample_work(const SampleParams& params) {
+  const double logits = static_cast<double>(params.num_rows) * params.vocab;
+  return {.bytes = 4.0 * logits, .flops = logits};
+}
+
+}  // namespace moxie

@@ -1,0 +1,99 @@
+// Cases of the linear steps: a few numbers in, Params with random contents out.
+//
+// A case is a struct of sizes and formats; build it, run rows on it, compare what they wrote. In
+// and out buffers are set afresh before each run, outputs to NaN, and the workspace is exactly what
+// the row asked for, so that the sanitizer sees a row that takes more.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "kernels/experts/experts.h"
+#include "kernels/out/out.h"
+#include "kernels/qkv/qkv.h"
+#include "kernels/route/route.h"
+#include "kernels/testing/packed.h"
+#include "kernels/unembed/unembed.h"
+
+namespace moxie::testing {
+
+/// What a row wrote, as numbers, and how far from the reference it may be: rounding + relative *
+/// |expected|, where rounding is already in the output's unit.
+struct Output {
+  const char* name;
+  int64_t width;  ///< values a token
+  std::vector<double> values;
+  /// Rounding errors as a share of the greatest |expected| of the output.
+  double rounding = 0;
+  /// Steps of a storage format, as a share of the value itself.
+  double relative = 0;
+  double absolute = 0;
+};
+
+/// A sum of `k` products in F32: chains of 32 and k / 32 chains, each addition off by at most
+/// 2^-24 of a partial sum; random signs keep partial sums near the size of the result.
+double f32_sum_error(int64_t k);
+
+struct QkvCase {
+  using Params = QkvParams;
+  int32_t tokens = 1, hidden = 64, heads = 2, kv_heads = 1, head_dim = 32;
+  DType weights = DType::kBF16, cache = DType::kBF16;
+  uint64_t seed = 1;
+  std::string name() const;
+};
+
+struct OutCase {
+  using Params = OutParams;
+  int32_t tokens = 1, rows = 64, cols = 64;
+  DType weights = DType::kBF16;
+  uint64_t seed = 1;
+  std::string name() const;
+};
+
+struct RouteCase {
+  using Params = RouteParams;
+  int32_t tokens = 1, hidden = 64, experts = 32, top_k = 4;
+  DType weights = DType::kBF16;
+  uint64_t seed = 1;
+  std::string name() const;
+};
+
+struct ExpertsCase {
+  using Params = ExpertsParams;
+  int32_t tokens = 1, hidden = 64, intermediate = 64, experts = 8, top_k = 4;
+  DType weights = DType::kMXFP4;
+  float input_scale = 1;  ///< large values reach the clamps of the SwiGLU
+  uint64_t seed = 1;
+  std::string name() const;
+};
+
+struct UnembedCase {
+  using Params = UnembedParams;
+  int32_t rows = 1, hidden = 64, vocab = 100;
+  DType weights = DType::kBF16;
+  uint64_t seed = 1;
+  std::string name() const;
+};
+
+/// Memory of a case and Params that point at it. `P` is one of the Params above.
+template <typename P>
+struct Built {
+  P params;  ///< without launch
+  std::vector<PackedTensor> weights;
+  std::vector<std::vector<float>> floats;
+  std::vector<std::vector<int32_t>> ints;
+  std::vector<std::vector<std::byte>> bytes;
+  std::vector<float> initial_x;  ///< of steps that add to x
+
+  /// Puts outputs and in/out buffers back to what they are before a run.
+  void reset();
+  std::vector<Output> outputs() const;
+};
+
+Built<QkvParams> build(const QkvCase& c);
+Built<OutParams> build(const OutCase& c);
+Built<RouteParams> build(const RouteCase& c);
+Built<ExpertsParams> build(const ExpertsCase& c);
+Built<UnembedParams> build(const UnembedCase& c);
+
+}  // namespace moxie::testing

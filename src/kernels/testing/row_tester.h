@@ -1,0 +1,115 @@
+// Runs the rows of a table on a case and compares them with the step's reference row.
+//
+//   expect_rows_agree(OutCase{.tokens = 3, .rows = 100, .weights = DType::kMXFP4}, machine);
+// Rows that this machine cannot run are listed as not run at the end of the test; none is skipped
+// in silence.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <set>
+#include <string>
+
+#include "core/device.h"
+#include "kernels/testing/cases.h"
+
+namespace moxie::testing {
+
+/// A CPU device with its stream.
+struct TestMachine {
+  explicit TestMachine(int num_threads = 2)
+      : device(make_cpu_device(num_threads)), stream(device->make_stream().value()) {}
+  std::unique_ptr<Device> device;
+  std::unique_ptr<Stream> stream;
+};
+
+/// Rows that could not run, with the reason; printed by the test that owns it.
+class NotRun {
+ public:
+  ~NotRun() {
+    for (const std::string& line : lines_) std::printf("  not run: %s\n", line.c_str());
+  }
+  void add(const std::string& line) { lines_.insert(line); }
+
+ private:
+  std::set<std::string> lines_;
+};
+
+/// Sets the case afresh, runs the row with exactly the workspace it asks for, returns its outputs.
+template <typename P>
+std::vector<Output> run_row(Built<P>& built, const Row<P>& row, TestMachine& machine) {
+  built.reset();
+  P params = built.params;
+  const uint64_t bytes = row.workspace(params);
+  // Not value-initialised: a row that reads scratch it never wrote must not find zeros.
+  const std::unique_ptr<std::byte[]> workspace(new std::byte[bytes + 64]);
+  std::memset(workspace.get(), 0xFF, bytes + 64);
+  params.launch = {
+      .stream = machine.stream.get(), .workspace = workspace.get(), .workspace_bytes = bytes};
+  row.run(params);
+  for (uint64_t i = bytes; i < bytes + 64; ++i) {
+    EXPECT_EQ(workspace[i], std::byte{0xFF}) << row.name << " writes past its workspace";
+  }
+  return built.outputs();
+}
+
+/// Fails with the worst cell if `found` leaves the tolerance that the outputs carry.
+inline void expect_near(const std::vector<Output>& expected, const std::vector<Output>& found,
+                        const std::string& what) {
+  ASSERT_EQ(expected.size(), found.size());
+  for (size_t i = 0; i < expected.size(); ++i) {
+    const Output& e = expected[i];
+    ASSERT_EQ(e.values.size(), found[i].values.size());
+    double greatest = 0, worst = -1;
+    size_t worst_idx = 0;
+    for (double value : e.values) greatest = std::fmax(greatest, std::fabs(value));
+    for (size_t at = 0; at < e.values.size(); ++at) {
+      const double tolerance =
+          e.rounding * greatest + e.relative * std::fabs(e.values[at]) + e.absolute;
+      const double error = std::fabs(found[i].values[at] - e.values[at]);
+      const double share = error == 0 ? 0 : error / tolerance;  // tolerance 0: infinity
+      if (share > worst || !(share >= 0)) worst = share, worst_idx = at;
+      if (!(share >= 0)) break;  // NaN: no worse cell exists
+    }
+    EXPECT_TRUE(worst <= 1) << what << ": worst cell of " << e.name << " ["
+                            << worst_idx / static_cast<size_t>(e.width) << ", "
+                            << worst_idx % static_cast<size_t>(e.width)
+                            << "]: " << found[i].values[worst_idx] << ", expected "
+                            << e.values[worst_idx] << ", " << worst << " times the tolerance";
+  }
+}
+
+template <typename P>
+const Row<P>& row_named(const std::string& name) {
+  for (const Row<P>& row : table_of<P>()) {
+    if (row.name == name) return row;
+  }
+  CHECK(false, name);
+  return table_of<P>()[0];
+}
+
+/// Every CPU row of the table against the reference row.
+template <typename Case>
+void expect_rows_agree(const Case& c, TestMachine& machine, NotRun& not_run) {
+  using P = typename Case::Params;
+  Built<P> built = build(c);
+  const std::string reference = std::string(step_name(StepOf<P>::value)) + "_reference";
+  const std::vector<Output> expected = run_row(built, row_named<P>(reference), machine);
+  for (const Row<P>& row : table_of<P>()) {
+    if (row.device != DeviceKind::kCpu || row.name == reference) continue;
+    const Features missing = row.needs & ~cpu_features();
+    if (missing != 0) {
+      not_run.add(std::string(row.name) + " (needs " + feature_names(missing) + ")");
+    } else if (const char* why = row.refuses(built.params)) {
+      not_run.add(std::string(row.name) + " on " + c.name() + " (" + why + ")");
+    } else {
+      expect_near(expected, run_row(built, row, machine),
+                  std::string(row.name) + " on " + c.name());
+    }
+  }
+}
+
+}  // namespace moxie::testing

@@ -1,0 +1,22 @@
+// The functions behind unembed's table: one group a row.
+#pragma once
+
+#include "kernels/unembed/unembed.h"
+
+namespace moxie {
+
+const char* unembed_reference_refuses(const UnembedParams& params);
+uint64_t unembed_reference_workspace(const UnembedParams& params);
+void unembed_reference(const UnembedParams& params);
+
+// unembed_any_f32_gemv_*: F32 activations and sums over any packed format.
+const char* unembed_any_f32_gemv_refuses(const UnembedParams& params);
+uint64_t unembed_any_f32_gemv_workspace(const UnembedParams& params);
+double unembed_any_f32_gemv_portable_cost(const UnembedParams& params);
+double unembed_any_f32_gemv_avx2_cost(const UnembedParams& params);
+double unembed_any_f32_gemv_avx512_cost(const UnembedParams& params);
+void unembed_any_f32_gemv_portable(const UnembedParams& params);
+void unembed_any_f32_gemv_avx2(const UnembedParams& params);
+void unembed_any_f32_gemv_avx512(const UnembedParams& params);
+
+}  // namespace moxie

@@ -1,0 +1,72 @@
+// The table of unembed, and its least work.
+#include "kernels/unembed/unembed_rows.h"
+
+namespace moxie {
+namespace {
+
+double reference_cost(const UnembedParams&) { return kReferenceCost; }
+
+const Row<UnembedParams> kRows[] = {
+    {.name = "unembed_reference",
+     .device = DeviceKind::kCpu,
+     .needs = kFeatureNone,
+     .supports = "f32, bf16, q8_0, mxfp4",
+     .limits = "any number of rows; double precision, slow",
+     .ran_on = "x86-64",
+     .layout = PackedLayout::kRows16,
+     .refuses = unembed_reference_refuses,
+     .cost = reference_cost,
+     .workspace = unembed_reference_workspace,
+     .run = unembed_reference},
+    {.name = "unembed_any_f32_gemv_portable",
+     .device = DeviceKind::kCpu,
+     .needs = kFeatureNone,
+     .supports = "f32, bf16, q8_0, mxfp4",
+     .limits = "any number of rows, best for 1 to 64; F32 sums",
+     .ran_on = "x86-64",
+     .layout = PackedLayout::kRows16,
+     .refuses = unembed_any_f32_gemv_refuses,
+     .cost = unembed_any_f32_gemv_portable_cost,
+     .workspace = unembed_any_f32_gemv_workspace,
+     .run = unembed_any_f32_gemv_portable},
+#if defined(__x86_64__)
+    {.name = "unembed_any_f32_gemv_avx2",
+     .device = DeviceKind::kCpu,
+     .needs = kAvx2,
+     .supports = "f32, bf16, q8_0, mxfp4",
+     .limits = "any number of rows, best for 1 to 64; F32 sums",
+     .ran_on = "x86-64",
+     .layout = PackedLayout::kRows16,
+     .refuses = unembed_any_f32_gemv_refuses,
+     .cost = unembed_any_f32_gemv_avx2_cost,
+     .workspace = unembed_any_f32_gemv_workspace,
+     .run = unembed_any_f32_gemv_avx2},
+    {.name = "unembed_any_f32_gemv_avx512",
+     .device = DeviceKind::kCpu,
+     .needs = kAvx512,
+     .supports = "f32, bf16, q8_0, mxfp4",
+     .limits = "any number of rows, best for 1 to 64; F32 sums",
+     .ran_on = "x86-64",
+     .layout = PackedLayout::kRows16,
+     .refuses = unembed_any_f32_gemv_refuses,
+     .cost = unembed_any_f32_gemv_avx512_cost,
+     .workspace = unembed_any_f32_gemv_workspace,
+     .run = unembed_any_f32_gemv_avx512},
+#endif
+};
+
+}  // namespace
+
+template <>
+std::span<const Row<UnembedParams>> table_of<UnembedParams>() {
+  return kRows;
+}
+
+Work unembed_work(const UnembedParams& p) {
+  const double rows = p.num_rows, vocab = p.weight.rows;
+  return {.bytes = static_cast<double>(p.weight.bytes()) + 4.0 * p.hidden +
+                   4.0 * rows * (p.hidden + vocab),
+          .flops = 2.0 * vocab * p.weight.cols * rows};
+}
+
+}  // namespace moxie

@@ -1,0 +1,44 @@
+// The benchmark behind `moxie bench`: prompt processing and token generation as llama-bench counts
+// them, each figure with the bytes it must move, its share of the limit measured in the same run,
+// and the kernels that made it.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "engine/engine.h"
+#include "lab/machine.h"
+
+namespace moxie {
+
+struct BenchTest {
+  int32_t n_prompt = 0, n_gen = 0, depth = 0, streams = 1;
+  std::string name() const;  ///< "pp512", "tg32@d2048", "tg32@d2048@b8"
+  int32_t context() const { return depth + std::max(n_prompt, n_gen); }
+};
+
+struct BenchResult {
+  BenchTest test;
+  std::vector<double> tok_s;  ///< one sample a repetition, all streams together
+  double bytes_per_token = 0, flops_per_token = 0;
+  double share_of_limit = 0;  ///< of the median sample
+  std::vector<KernelChooser::Count> kernels;
+};
+
+/// The product of the lists: each n_prompt and each n_gen alone, at each depth, for each number of
+/// streams, in llama-bench's order. Zeros in the first two lists are left out.
+std::vector<BenchTest> bench_tests(const std::vector<int32_t>& n_prompt,
+                                   const std::vector<int32_t>& n_gen,
+                                   const std::vector<int32_t>& depth,
+                                   const std::vector<int32_t>& streams);
+
+/// What an engine needs for these tests: context, sequences, rows of logits.
+void fit_engine(const std::vector<BenchTest>& tests, EngineOptions* options);
+
+/// Runs one test `repetitions` times after one warm-up. Tokens are random from a fixed seed; a
+/// generated token costs a forward pass and a greedy sample, and the next random token is fed.
+Result<BenchResult> run_bench(Engine& engine, const BenchTest& test, int32_t repetitions,
+                              const MachineLimits& limits);
+
+}  // namespace moxie

@@ -1,0 +1,249 @@
+// Measuring the machine: a buffer far beyond the caches read by all threads, then each arithmetic
+// loop this CPU can run on all threads at once; the best row of each kind is the limit.
+#include "lab/machine.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cctype>
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <thread>
+#include <vector>
+
+#include "core/threads.h"
+#include "lab/machine_loops.h"
+#include "lab/stats.h"
+
+namespace moxie {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+// What a loop returns ends here, so that no compiler can leave the loop out.
+std::atomic<uint64_t> sink{0};
+
+std::vector<ReadLoop> read_loops() {
+  std::vector<ReadLoop> loops;
+  const auto add = [&](std::span<const ReadLoop> more) {
+    loops.insert(loops.end(), more.begin(), more.end());
+  };
+  add(read_loops_portable());
+#if defined(__x86_64__)
+  add(read_loops_avx2());
+  add(read_loops_avx512());
+#endif
+  return loops;
+}
+
+std::vector<ArithmeticLoop> arithmetic_loops() {
+  std::vector<ArithmeticLoop> loops;
+  const auto add = [&](std::span<const ArithmeticLoop> more) {
+    loops.insert(loops.end(), more.begin(), more.end());
+  };
+  add(arithmetic_loops_portable());
+#if defined(__x86_64__)
+  add(arithmetic_loops_avx2());
+  add(arithmetic_loops_avx_vnni());
+  add(arithmetic_loops_avx512());
+  add(arithmetic_loops_avx512_bf16());
+  add(arithmetic_loops_avx512_vnni());
+  add(arithmetic_loops_amx());
+#endif
+  return loops;
+}
+
+constexpr uint64_t kReadPart = uint64_t{2} << 20;  // what one task reads: long streams, even shares
+
+uint64_t choose_buffer_bytes(uint64_t asked, uint64_t available_bytes) {
+  uint64_t bytes = asked;
+  if (bytes == 0) {
+    bytes = std::max<uint64_t>(uint64_t{256} << 20, 2 * last_level_cache_bytes());
+    if (available_bytes > 0) bytes = std::min(bytes, available_bytes / 4);
+  }
+  return std::max(kReadPart, bytes / kReadPart * kReadPart);
+}
+
+// Seconds of one pass of all threads over the buffer.
+double time_read(ThreadPool& pool, const ReadLoop& loop, const Buffer& buffer) {
+  auto part = [&](int64_t i, int) {
+    sink.fetch_xor(loop.run(buffer.data() + static_cast<uint64_t>(i) * kReadPart, kReadPart),
+                   std::memory_order_relaxed);
+  };
+  const auto start = Clock::now();
+  pool.run(static_cast<int64_t>(buffer.bytes() / kReadPart), part);
+  return seconds_since(start);
+}
+
+void touch_pages(ThreadPool& pool, const Buffer& buffer) {
+  auto part = [&](int64_t i, int) {
+    std::byte* data = buffer.data() + static_cast<uint64_t>(i) * kReadPart;
+    for (uint64_t at = 0; at < kReadPart; at += 4096) data[at] = std::byte{1};
+  };
+  pool.run(static_cast<int64_t>(buffer.bytes() / kReadPart), part);
+}
+
+Status measure_read(Device& device, ThreadPool& pool, const MachineOptions& options,
+                    MachineLimits* limits) {
+  auto buffer = device.allocate(
+      choose_buffer_bytes(options.read_buffer_bytes, device.properties().available_bytes));
+  if (!buffer) return fail(buffer.error());
+  touch_pages(pool, *buffer);
+  const double bytes = static_cast<double>(buffer->bytes());
+  limits->read_buffer_bytes = buffer->bytes();
+  // The rows differ little where memory is the limit: two passes find the best of them, and only
+  // that one is measured.
+  double best_seconds = 0;
+  ReadLoop best{};
+  for (const ReadLoop& loop : read_loops()) {
+    if ((loop.needs & options.features) != loop.needs) continue;
+    const double seconds = std::min(time_read(pool, loop, *buffer), time_read(pool, loop, *buffer));
+    if (best.run == nullptr || seconds < best_seconds) best = loop, best_seconds = seconds;
+  }
+  std::vector<double> rates;
+  for (int pass = 0; pass < std::max(1, options.read_passes); ++pass) {
+    rates.push_back(bytes / time_read(pool, best, *buffer) * 1e-9);
+  }
+  const Summary summary = summarize(rates);
+  limits->read_gb_s = summary.median;
+  limits->read_gb_s_best = std::max(summary.max, bytes / best_seconds * 1e-9);
+  limits->read_instruction = best.instruction;
+  return {};
+}
+
+// 1e9 operations a second of all threads together.
+double measure_loop(ThreadPool& pool, const ArithmeticLoop& loop, double seconds) {
+  const auto run = [&](int64_t num_tasks, int64_t num_iterations) {
+    auto task = [&](int64_t, int) {
+      sink.fetch_add(loop.run(num_iterations) > 0 ? 1 : 0, std::memory_order_relaxed);
+    };
+    const auto start = Clock::now();
+    pool.run(num_tasks, task);
+    return seconds_since(start);
+  };
+  // One thread finds how many iterations take a millisecond; that also wakes the vector units.
+  int64_t num_iterations = 256;
+  while (run(1, num_iterations) < 1e-3 && num_iterations < (int64_t{1} << 40)) num_iterations *= 2;
+  // Short tasks, several a thread, so that a thread that starts late or is disturbed takes fewer.
+  const int64_t num_tasks =
+      std::max<int64_t>(2, static_cast<int64_t>(seconds * 0.5 / 1e-3)) * pool.num_threads();
+  double best_rate = 0;
+  for (int repeat = 0; repeat < 2; ++repeat) {
+    const double operations = loop.operations_per_iteration * static_cast<double>(num_iterations) *
+                              static_cast<double>(num_tasks);
+    best_rate = std::max(best_rate, operations / run(num_tasks, num_iterations) * 1e-9);
+  }
+  return best_rate;
+}
+
+void measure_arithmetic(ThreadPool& pool, const MachineOptions& options, MachineLimits* limits) {
+  for (const ArithmeticLoop& loop : arithmetic_loops()) {
+    if ((loop.needs & options.features) != loop.needs) continue;
+    Peak& peak = loop.format == NumberFormat::kF32    ? limits->fp32
+                 : loop.format == NumberFormat::kBF16 ? limits->bf16
+                                                      : limits->int8;
+    const double rate = measure_loop(pool, loop, options.seconds_per_loop);
+    if (rate > peak.rate) peak = {rate, loop.instruction};
+  }
+  // Without an instruction of their own, BF16 values are widened and multiplied as FP32.
+  if (limits->fp32.rate > limits->bf16.rate) {
+    limits->bf16 = {limits->fp32.rate, limits->fp32.instruction + " (widened)"};
+  }
+}
+
+uint64_t parse_cache_size(const std::string& text) {  // "107520K", "32M"
+  uint64_t value = 0;
+  size_t at = 0;
+  for (; at < text.size() && std::isdigit(static_cast<unsigned char>(text[at])); ++at) {
+    value = value * 10 + static_cast<uint64_t>(text[at] - '0');
+  }
+  const char unit = at < text.size() ? text[at] : 'B';
+  return unit == 'K' ? value << 10 : unit == 'M' ? value << 20 : unit == 'G' ? value << 30 : value;
+}
+
+std::string first_line(const std::filesystem::path& path) {
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  return line;
+}
+
+}  // namespace
+
+uint64_t last_level_cache_bytes() {
+  int deepest = 0;
+  uint64_t bytes = 0;
+  std::set<std::string> seen;  // the CPUs that share a cache name it
+  const unsigned num_cpus = std::max(1u, std::thread::hardware_concurrency());
+  for (unsigned cpu = 0; cpu < num_cpus; ++cpu) {
+    const std::filesystem::path caches =
+        "/sys/devices/system/cpu/cpu" + std::to_string(cpu) + "/cache";
+    for (int i = 0; i < 8; ++i) {
+      const auto cache = caches / ("index" + std::to_string(i));
+      const std::string type = first_line(cache / "type");
+      if (type != "Data" && type != "Unified") continue;
+      const int level = static_cast<int>(parse_cache_size(first_line(cache / "level")));
+      if (level < deepest) continue;
+      if (level > deepest) {
+        deepest = level;
+        bytes = 0;
+        seen.clear();
+      }
+      if (!seen.insert(first_line(cache / "shared_cpu_list")).second) continue;
+      bytes += parse_cache_size(first_line(cache / "size"));
+    }
+  }
+  return bytes;
+}
+
+Result<MachineLimits> measure_machine(Device& device, const MachineOptions& options) {
+  if (device.kind() != DeviceKind::kCpu) {
+    return fail("only a CPU is measured here", device.properties().name);
+  }
+  auto stream = device.make_stream();
+  if (!stream) return fail(stream.error());
+  ThreadPool& pool = *(*stream)->pool;
+  MachineLimits limits;
+  limits.cpu = device.properties().name;
+  limits.features = feature_names(options.features);
+  limits.num_threads = pool.num_threads();
+  if (auto status = measure_read(device, pool, options, &limits); !status) {
+    return fail(status.error());
+  }
+  measure_arithmetic(pool, options, &limits);
+  return limits;
+}
+
+nlohmann::ordered_json to_json(const MachineLimits& limits) {
+  using Json = nlohmann::ordered_json;
+  Json json;
+  json["cpu"] = limits.cpu;
+  json["gpu"] = limits.gpu.empty() ? Json(nullptr) : Json(limits.gpu);
+  json["threads"] = limits.num_threads;
+  json["features"] = limits.features;
+  json["read_gb_s"] = limits.read_gb_s;
+  json["peak"] = Json{{"fp32_gflops", limits.fp32.rate},
+                      {"bf16_gflops", limits.bf16.rate},
+                      {"int8_gops", limits.int8.rate}};
+  json["measured_with"] = Json{
+      {"read", limits.read_instruction},         {"read_buffer_bytes", limits.read_buffer_bytes},
+      {"read_gb_s_best", limits.read_gb_s_best}, {"fp32", limits.fp32.instruction},
+      {"bf16", limits.bf16.instruction},         {"int8", limits.int8.instruction}};
+  return json;
+}
+
+double share_of_limit(const MachineLimits& limits, const Peak& peak, double bytes,
+                      double operations, double seconds) {
+  if (!(seconds > 0)) return 0;
+  const double read_seconds = limits.read_gb_s > 0 ? bytes / (limits.read_gb_s * 1e9) : 0;
+  const double compute_seconds = peak.rate > 0 ? operations / (peak.rate * 1e9) : 0;
+  return std::max(read_seconds, compute_seconds) / seconds;
+}
+
+}  // namespace moxie

@@ -1,0 +1,103 @@
+// The machine's limits: every row gives a rate, the best allowed one is named, and shares follow
+// from rates. No time is asserted: machines differ.
+#include "lab/machine.h"
+
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <set>
+#include <vector>
+
+#include "lab/machine_loops.h"
+
+namespace moxie {
+namespace {
+
+MachineOptions small_options(Features features) {
+  return {.features = features,
+          .read_buffer_bytes = uint64_t{8} << 20,
+          .read_passes = 3,
+          .seconds_per_loop = 0.002};
+}
+
+std::vector<ReadLoop> allowed_read_loops() {
+  std::vector<ReadLoop> loops;
+  const auto add = [&](std::span<const ReadLoop> more) {
+    for (const ReadLoop& loop : more)
+      if ((loop.needs & cpu_features()) == loop.needs) loops.push_back(loop);
+  };
+  add(read_loops_portable());
+#if defined(__x86_64__)
+  add(read_loops_avx2());
+  add(read_loops_avx512());
+#endif
+  return loops;
+}
+
+// A loop that skipped bytes would claim more bandwidth than there is.
+// Steps of 7 bytes touch every 64-bit word.
+TEST(ReadLoops, ReadEveryWord) {
+  std::vector<std::byte> bytes(2 * kReadGrain);
+  for (const ReadLoop& loop : allowed_read_loops()) {
+    const uint64_t before = loop.run(bytes.data(), bytes.size());
+    for (size_t i = 0; i < bytes.size(); i += 7) {
+      bytes[i] = std::byte{1};
+      ASSERT_NE(loop.run(bytes.data(), bytes.size()), before) << loop.instruction << " byte " << i;
+      bytes[i] = std::byte{0};
+    }
+  }
+}
+
+TEST(MeasureMachine, FillsEveryLimit) {
+  const auto device = make_cpu_device(2);
+  const auto limits = measure_machine(*device, small_options(cpu_features()));
+  ASSERT_TRUE(limits.has_value()) << limits.error().message();
+  EXPECT_GT(limits->read_gb_s, 0);
+  EXPECT_GE(limits->read_gb_s_best, limits->read_gb_s);
+  EXPECT_EQ(limits->read_buffer_bytes, uint64_t{8} << 20);
+  EXPECT_EQ(limits->num_threads, 2);
+  EXPECT_FALSE(limits->cpu.empty());
+  for (const Peak* peak : {&limits->fp32, &limits->bf16, &limits->int8}) {
+    EXPECT_GT(peak->rate, 0);
+    EXPECT_FALSE(peak->instruction.empty());
+  }
+}
+
+TEST(MeasureMachine, UsesOnlyTheFeaturesAllowed) {
+  const auto device = make_cpu_device(1);
+  const auto limits = measure_machine(*device, small_options(kFeatureNone));
+  ASSERT_TRUE(limits.has_value());
+  EXPECT_EQ(limits->read_instruction, read_loops_portable()[0].instruction);
+  EXPECT_EQ(limits->features, "none");
+  for (const Peak* peak : {&limits->fp32, &limits->bf16, &limits->int8}) {
+    EXPECT_TRUE(peak->instruction.starts_with("portable")) << peak->instruction;
+  }
+}
+
+TEST(MeasureMachine, JsonHasTheFieldsOfTheContract) {
+  MachineLimits limits;
+  limits.cpu = "a CPU";
+  limits.read_gb_s = 12.5;
+  limits.bf16 = {250, "x"};
+  const auto json = to_json(limits);
+  EXPECT_EQ(json["cpu"], "a CPU");
+  EXPECT_TRUE(json["gpu"].is_null());
+  EXPECT_EQ(json["read_gb_s"], 12.5);
+  EXPECT_EQ(json["peak"]["bf16_gflops"], 250);
+  EXPECT_TRUE(json["peak"].contains("fp32_gflops"));
+  EXPECT_TRUE(json["peak"].contains("int8_gops"));
+  limits.gpu = "a GPU";
+  EXPECT_EQ(to_json(limits)["gpu"], "a GPU");
+}
+
+TEST(ShareOfLimit, IsTheNearerOfBandwidthAndArithmetic) {
+  MachineLimits limits;
+  limits.read_gb_s = 10;
+  const Peak peak{.rate = 100, .instruction = "x"};
+  EXPECT_DOUBLE_EQ(share_of_limit(limits, peak, 10e9, 1e9, 2.0), 0.5);    // 1 s of reading in 2 s
+  EXPECT_DOUBLE_EQ(share_of_limit(limits, peak, 1e9, 100e9, 4.0), 0.25);  // 1 s of arithmetic in 4
+  EXPECT_EQ(share_of_limit(limits, peak, 1e9, 1e9, 0), 0);
+}
+
+}  // namespace
+}  // namespace moxie

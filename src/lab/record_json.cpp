@@ -1,0 +1,135 @@
+// A record as JSON. Names here are public: more may be added, none renamed.
+#include <unistd.h>
+
+#include <cstdio>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "lab/record.h"
+#include "lab/stats.h"
+
+namespace moxie {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr int kSchemaVersion = 1;
+
+Json to_json(const GpuState& gpu) {
+  return Json{{"name", gpu.name},
+              {"driver", gpu.driver},
+              {"memory_bytes", gpu.memory_bytes},
+              {"sm_clock_mhz", {gpu.sm_clock_mhz_before, gpu.sm_clock_mhz_after}},
+              {"memory_clock_mhz", {gpu.memory_clock_mhz_before, gpu.memory_clock_mhz_after}},
+              {"power_watts", gpu.power_watts},
+              {"temperature_celsius", gpu.temperature_celsius},
+              {"throttle_reasons", gpu.throttle_reasons}};
+}
+
+Json to_json(const Workload& workload) {
+  return Json{{"n_prompt", workload.num_prompt_tokens},
+              {"n_gen", workload.num_output_tokens},
+              {"depth", workload.depth},
+              {"batch", workload.batch},
+              {"concurrency", workload.concurrency},
+              {"seed", workload.seed},
+              {"sampling", workload.sampling},
+              {"prefix_cache", workload.prefix_cache},
+              {"warm_ups", workload.num_warm_ups}};
+}
+
+Json to_json(const Series& series) {
+  const Summary summary = summarize(series.samples);
+  return Json{{"name", series.name},
+              {"unit", series.unit},
+              {"mean", summary.mean},
+              {"stdev", summary.stdev},
+              {"median", summary.median},
+              {"mad", summary.mad},
+              {"min", summary.min},
+              {"max", summary.max},
+              {"p50", summary.p50},
+              {"p90", summary.p90},
+              {"p95", summary.p95},
+              {"p99", summary.p99},
+              {"samples", series.samples},
+              {"bytes", series.bytes},
+              {"operations", series.operations},
+              {"share_of_limit", series.share_of_limit}};
+}
+
+}  // namespace
+
+Json to_json(const Environment& environment) {
+  Json gpus = Json::array();
+  for (const GpuState& gpu : environment.gpus) gpus.push_back(to_json(gpu));
+  const auto or_null = [](const std::string& text) {
+    return text.empty() ? Json(nullptr) : Json(text);
+  };
+  return Json{{"version", environment.version},
+              {"commit", environment.commit},
+              {"dirty", environment.dirty},
+              {"build_type", environment.build_type},
+              {"build_flags", environment.build_flags},
+              {"compiler", environment.compiler},
+              {"cuda_version", or_null(environment.cuda_version)},
+              {"time_utc", environment.time_utc},
+              {"hostname_hash", environment.hostname_hash},
+              {"system", environment.system},
+              {"kernel_version", environment.kernel},
+              {"cpu", environment.cpu},
+              {"features", environment.features},
+              {"governor", environment.governor},
+              {"huge_pages", environment.huge_pages},
+              {"cores", environment.num_cores},
+              {"memory_bytes", environment.memory_bytes},
+              {"memory_available_bytes", environment.memory_available_bytes},
+              {"load_average", environment.load_average},
+              {"gpus", gpus}};
+}
+
+Json to_json(const Record& record) {
+  Json configuration = Json::object();
+  for (const Setting& setting : record.configuration) {
+    configuration[setting.name] = Json{{"value", setting.value}, {"source", setting.source}};
+  }
+  Json kernel_path = Json::array();
+  for (const KernelLaunches& kernel : record.kernel_path) {
+    kernel_path.push_back(
+        {{"step", kernel.step}, {"name", kernel.name}, {"launches", kernel.launches}});
+  }
+  Json results = Json::array();
+  for (const Series& series : record.results) results.push_back(to_json(series));
+
+  Json json;
+  json["schema_version"] = kSchemaVersion;
+  json["environment"] = to_json(record.environment);
+  json["machine"] = to_json(record.machine);
+  json["configuration"] = std::move(configuration);
+  json["weights"] =
+      Json{{"model", record.weights.model},
+           {"hash", record.weights.hash.empty() ? Json(nullptr) : Json(record.weights.hash)},
+           {"formats", record.weights.formats},
+           {"bytes", record.weights.bytes}};
+  json["workload"] = to_json(record.workload);
+  json["kernel_path"] = std::move(kernel_path);
+  json["results"] = std::move(results);
+  json["memory_peak_bytes"] = record.memory_peak_bytes;
+  json["energy_joules"] = record.energy_joules ? Json(*record.energy_joules) : Json(nullptr);
+  return json;
+}
+
+Status write_record(const Record& record, const std::string& path) {
+  const std::string partial = path + "." + std::to_string(::getpid()) + ".partial";
+  std::ofstream file(partial);
+  // Names from files may hold broken UTF-8: replaced, not thrown over.
+  file << to_json(record).dump(2, ' ', false, Json::error_handler_t::replace) << '\n';
+  file.close();
+  if (!file || std::rename(partial.c_str(), path.c_str()) != 0) {
+    std::remove(partial.c_str());
+    return fail("cannot write the record", path, "does the folder exist, and is there room?");
+  }
+  return {};
+}
+
+}  // namespace moxie

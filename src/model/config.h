@@ -1,0 +1,69 @@
+// The configuration of a gpt-oss model, from config.json (either form of the rope fields), from
+// original/config.json, or from GGUF keys; and what follows from it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/base.h"
+
+namespace moxie {
+
+struct GptOssConfig {
+  int32_t num_layers = 0;
+  int32_t hidden = 0;
+  int32_t intermediate = 0;  ///< of one expert
+  int32_t num_heads = 0;
+  int32_t num_kv_heads = 0;
+  int32_t head_dim = 64;
+  int32_t num_experts = 0;
+  int32_t top_k = 4;
+  int32_t vocab = 0;
+  int32_t sliding_window = 128;    ///< keys seen on window layers, self included
+  std::vector<uint8_t> is_window;  ///< [num_layers] 1: sliding, 0: full; default: even layers slide
+  int32_t max_positions = 131072;
+  float rms_eps = 1e-5f;
+  float swiglu_alpha = 1.702f;
+  float swiglu_limit = 7.0f;
+  double rope_theta = 150000.0;
+  double rope_factor = 32.0;
+  double rope_beta_fast = 32.0;
+  double rope_beta_slow = 1.0;
+  int32_t rope_original_context = 4096;
+  bool rope_truncate = false;
+  int32_t eos_id = -1;  ///< as stated; generation stops on the harmony set besides
+  int32_t pad_id = -1;
+
+  int32_t q_width() const { return num_heads * head_dim; }
+  int32_t kv_width() const { return num_kv_heads * head_dim; }
+  int32_t qkv_width() const { return q_width() + 2 * kv_width(); }
+  int32_t num_window_layers() const;
+  int32_t num_full_layers() const { return num_layers - num_window_layers(); }
+
+  /// All that is impossible or absurd (zero, negative, not dividing, over the limits of sane
+  /// models), each as one line; empty if sound. Limits guard allocation against hostile files.
+  std::vector<std::string> faults() const;
+};
+
+/// Parses the text of config.json or original/config.json. `where` names the file in errors.
+Result<GptOssConfig> parse_config_json(const std::string& text, const std::string& where);
+
+/// The text of a Hugging Face config.json of this model.
+std::string config_json(const GptOssConfig& config);
+
+/// YaRN by parts, in double: inverse frequencies [head_dim / 2] and the concentration that
+/// multiplies cos and sin. Source: gpt-oss reference; correction dimensions are floored and ceiled
+/// only when rope_truncate is set.
+struct YarnFrequencies {
+  std::vector<double> inverse;
+  double concentration = 1;
+};
+YarnFrequencies yarn_frequencies(const GptOssConfig& config);
+
+/// Fills [num_positions, head_dim] from `first`: cos then sin of position * inverse, times the
+/// concentration, computed in double.
+void fill_rotary_table(const GptOssConfig& config, int32_t first, int32_t num_positions,
+                       float* table);
+
+}  // namespace moxie

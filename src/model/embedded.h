@@ -1,0 +1,18 @@
+// The model that is linked into the binary, so that one file answers anywhere.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string_view>
+
+namespace moxie {
+
+struct EmbeddedModel {
+  std::span<const std::byte> weights;  ///< a whole safetensors file, 64-byte aligned
+  std::string_view config_json, tokenizer_json;
+};
+
+/// models/tiny as it was when the binary was built; empty if it was not there.
+const EmbeddedModel& embedded_model();
+
+}  // namespace moxie

@@ -1,0 +1,79 @@
+// What all checkpoints in files share.
+#include "model/file_checkpoint.h"
+
+#include <fmt/format.h>
+
+#include "model/loader.h"
+
+namespace moxie {
+
+bool add_config_faults(const GptOssConfig& config, const std::string& where, FaultList* faults) {
+  const std::vector<std::string> texts = config.faults();
+  for (const std::string& text : texts) {
+    // "name: found X, expected Y"
+    const size_t found = text.find(": found "), expected = text.find(", expected ");
+    if (found == std::string::npos || expected == std::string::npos) {
+      faults->add({where, "", text, ""});
+    } else {
+      faults->add({where, text.substr(0, found), text.substr(found + 8, expected - found - 8),
+                   text.substr(expected + 11)});
+    }
+  }
+  return texts.empty();
+}
+
+FileCheckpoint::FileCheckpoint(const WeightNaming& naming, std::string path, GptOssConfig config,
+                               const std::string& config_where, std::vector<TensorFile> files,
+                               FaultList faults, ReadTokenizer tokenizer)
+    : kind_(naming.kind),
+      path_(std::move(path)),
+      config_(std::move(config)),
+      faults_(std::move(faults)),
+      tokenizer_(std::move(tokenizer)) {
+  stored_.files = std::move(files);
+  for (const TensorFile& file : stored_.files)
+    for (const Fault& fault : file.faults.all()) faults_.add(fault);
+  const bool is_sound = add_config_faults(config_, config_where, &faults_);
+  // Shapes that follow from an absurd configuration say nothing about the tensors.
+  if (is_sound) find_weights(config_, naming, &stored_, &faults_);
+}
+
+std::vector<StoredTensor> FileCheckpoint::tensors() const {
+  std::vector<StoredTensor> out;
+  for (const TensorFile& file : stored_.files) {
+    for (const FileTensor& tensor : file.tensors) {
+      out.push_back({.file = file.file->path(),
+                     .name = tensor.name,
+                     .dtype = tensor.dtype_text,
+                     .shape = tensor.shape,
+                     .bytes = tensor.bytes});
+    }
+  }
+  return out;
+}
+
+uint64_t FileCheckpoint::packed_bytes(const LoadOptions& options) const {
+  return layout(options).packed_bytes;
+}
+
+ModelWeights FileCheckpoint::layout(const LoadOptions& options) const {
+  ModelWeights weights;
+  // Products of the sizes of an absurd configuration may overflow.
+  if (!config_.faults().empty()) return weights;
+  lay_out_weights(config_, packed_formats(config_, stored_, options.mxfp4_layers), nullptr,
+                  &weights);
+  return weights;
+}
+
+Result<ModelWeights> FileCheckpoint::load(Device& device, const LoadOptions& options) const {
+  if (!faults_.empty()) {
+    const size_t num_faults = faults_.all().size();
+    std::string what = faults_.all()[0].message();
+    if (num_faults > 1) what += fmt::format(" (and {} more faults)", num_faults - 1);
+    return fail(what, "", fmt::format("`moxie inspect {}` lists all faults", path_));
+  }
+  return load_weights(config_, stored_, packed_formats(config_, stored_, options.mxfp4_layers),
+                      device, options);
+}
+
+}  // namespace moxie

@@ -1,0 +1,219 @@
+// One token's way through the model, and the sizes it needs.
+#include "model/gpt_oss.h"
+
+#include <cstring>
+
+#include "kernels/attend/attend.h"
+#include "kernels/embed/embed.h"
+#include "kernels/experts/experts.h"
+#include "kernels/out/out.h"
+#include "kernels/qkv/qkv.h"
+#include "kernels/route/route.h"
+#include "kernels/sample/sample.h"
+#include "kernels/unembed/unembed.h"
+
+namespace moxie {
+namespace {
+
+// The Params of every step for one layer and batch: the only place where a step meets the model.
+struct StepParams {
+  const GptOssConfig& config;
+  const ModelWeights& weights;
+  const Batch& batch;
+  const Activations& act;
+  Launch launch;
+
+  EmbedParams embed() const {
+    return {.launch = launch, .num_tokens = batch.ragged.num_tokens, .token_ids = batch.token_ids,
+            .table = weights.embedding, .x = act.x};
+  }
+  QkvParams qkv(const LayerWeights& layer, const KvLayer& kv, const Rotary& rotary) const {
+    return {.launch = launch, .batch = batch.ragged, .hidden = config.hidden,
+            .num_heads = config.num_heads, .num_kv_heads = config.num_kv_heads,
+            .head_dim = config.head_dim, .rms_eps = config.rms_eps, .x = act.x,
+            .norm_weight = layer.input_norm, .weight = layer.qkv, .bias = layer.qkv_bias,
+            .rotary = rotary, .kv = kv, .q = act.q};
+  }
+  AttendParams attend(const LayerWeights& layer, const KvLayer& kv, bool window,
+                      bool use_sinks) const {
+    return {.launch = launch, .batch = batch.ragged, .num_heads = config.num_heads,
+            .num_kv_heads = config.num_kv_heads, .head_dim = config.head_dim,
+            .window = window ? config.sliding_window : 0,
+            .scale = 1.0f / std::sqrt(static_cast<float>(config.head_dim)), .q = act.q, .kv = kv,
+            .sinks = use_sinks ? layer.sinks : nullptr, .a = act.a};
+  }
+  OutParams out(const LayerWeights& layer) const {
+    return {.launch = launch, .num_tokens = batch.ragged.num_tokens, .a = act.a,
+            .weight = layer.out, .bias = layer.out_bias, .x = act.x};
+  }
+  RouteParams route(const LayerWeights& layer) const {
+    return {.launch = launch, .num_tokens = batch.ragged.num_tokens, .hidden = config.hidden,
+            .top_k = config.top_k, .rms_eps = config.rms_eps, .x = act.x,
+            .norm_weight = layer.post_norm, .weight = layer.router, .bias = layer.router_bias,
+            .t = act.t, .expert_ids = act.expert_ids, .expert_weights = act.expert_weights};
+  }
+  ExpertsParams experts(const LayerWeights& layer) const {
+    return {.launch = launch, .num_tokens = batch.ragged.num_tokens, .hidden = config.hidden,
+            .intermediate = config.intermediate, .top_k = config.top_k,
+            .swiglu_alpha = config.swiglu_alpha, .swiglu_limit = config.swiglu_limit, .t = act.t,
+            .expert_ids = act.expert_ids, .expert_weights = act.expert_weights,
+            .gate_up = layer.gate_up, .gate_up_bias = layer.gate_up_bias, .down = layer.down,
+            .down_bias = layer.down_bias, .x = act.x};
+  }
+  UnembedParams unembed() const {
+    return {.launch = launch, .num_rows = batch.num_logit_rows, .hidden = config.hidden,
+            .rms_eps = config.rms_eps, .row_idx = batch.logit_rows, .x = act.x,
+            .norm_weight = weights.final_norm, .weight = weights.head, .logits = act.logits};
+  }
+};
+
+// A batch and a cache without memory: what selection, planning and explaining look at.
+struct Shadow {
+  Batch batch;
+  Activations act;
+  KvLayer kv;
+  Rotary rotary;
+  StepParams params;
+
+  Shadow(const GptOssConfig& config, const ModelWeights& weights, DType kv_dtype, DeviceKind device,
+         int32_t num_tokens, int32_t num_rows)
+      : batch{.ragged = {.num_tokens = num_tokens, .num_seqs = 1}, .num_logit_rows = num_rows},
+        kv{.page_tokens = 16, .dtype = kv_dtype},
+        rotary{.max_positions = config.max_positions},
+        params{config, weights, batch, act, Launch{.device = device}} {}
+};
+
+// Calls visit(params) with the Params of every step of the model; every layer is alike.
+template <typename Visit>
+void for_each_step(const Shadow& s, const LayerWeights& layer, Visit&& visit) {
+  visit(s.params.embed());
+  visit(s.params.qkv(layer, s.kv, s.rotary));
+  visit(s.params.attend(layer, s.kv, false, true));
+  visit(s.params.attend(layer, s.kv, true, true));
+  visit(s.params.out(layer));
+  visit(s.params.route(layer));
+  visit(s.params.experts(layer));
+  visit(s.params.unembed());
+  visit(SampleParams{.launch = s.params.launch,
+                     .num_rows = s.batch.num_logit_rows,
+                     .vocab = s.params.config.vocab});
+}
+
+}  // namespace
+
+void GptOss::forward(const Batch& batch, std::span<const KvLayer> kv, const Activations& act,
+                     Stream& stream) const {
+  CHECK(batch.ragged.num_tokens <= act.max_tokens && batch.num_logit_rows <= act.max_logit_rows);
+  CHECK(kv.size() == weights_.layers.size());
+  const Launch launch{.device = kernels_.device(), .stream = &stream, .workspace = act.workspace,
+                      .workspace_bytes = act.workspace_bytes};
+  const StepParams step{config_, weights_, batch, act, launch};
+  const int64_t width = int64_t{batch.ragged.num_tokens} * config_.hidden;
+
+  kernels_.run(step.embed());
+  for (size_t l = 0; l < weights_.layers.size(); ++l) {
+    const LayerWeights& layer = weights_.layers[l];
+    if (act.hidden_states) std::memcpy(act.hidden_states + l * width, act.x, width * 4);
+    kernels_.run(step.qkv(layer, kv[l], rotary_));
+    kernels_.run(step.attend(layer, kv[l], config_.is_window[l], use_sinks_));
+    kernels_.run(step.out(layer));
+    kernels_.run(step.route(layer));
+    kernels_.run(step.experts(layer));
+  }
+  if (act.hidden_states) {
+    std::memcpy(act.hidden_states + weights_.layers.size() * width, act.x, width * 4);
+  }
+  if (batch.num_logit_rows > 0) kernels_.run(step.unembed());
+}
+
+Status GptOss::check_rows(DType kv_dtype) const {
+  Status status;
+  for (const LayerWeights& layer : weights_.layers) {
+    const Shadow shadow(config_, weights_, kv_dtype, kernels_.device(), 1, 1);
+    for_each_step(shadow, layer, [&](const auto& params) {
+      if (!status) return;
+      if (auto row = kernels_.select(params); !row) status = fail(std::move(row.error()));
+    });
+    if (!status) return status;
+  }
+  return status;
+}
+
+Work GptOss::work(const Batch& batch, DType kv_dtype, int32_t num_distinct_experts) const {
+  Shadow shadow(config_, weights_, kv_dtype, kernels_.device(), batch.ragged.num_tokens,
+                batch.num_logit_rows);
+  shadow.batch.ragged = batch.ragged;
+  Work total;
+  const auto add = [&](const Work& work) {
+    total.bytes += work.bytes;
+    total.flops += work.flops;
+  };
+  add(embed_work(shadow.params.embed()));
+  for (size_t l = 0; l < weights_.layers.size(); ++l) {
+    const LayerWeights& layer = weights_.layers[l];
+    add(qkv_work(shadow.params.qkv(layer, shadow.kv, shadow.rotary)));
+    add(attend_work(shadow.params.attend(layer, shadow.kv, config_.is_window[l], use_sinks_)));
+    add(out_work(shadow.params.out(layer)));
+    add(route_work(shadow.params.route(layer)));
+    add(experts_work(shadow.params.experts(layer), num_distinct_experts));
+  }
+  if (batch.num_logit_rows > 0) add(unembed_work(shadow.params.unembed()));
+  return total;
+}
+
+std::vector<Verdict> GptOss::explain(DType kv_dtype, int32_t num_tokens) const {
+  std::vector<Verdict> all;
+  const Shadow shadow(config_, weights_, kv_dtype, kernels_.device(), num_tokens, 1);
+  int previous = -1;
+  for_each_step(shadow, weights_.layers.front(), [&](const auto& params) {
+    auto verdicts = kernels_.explain(params);
+    // The window form of attend would only repeat the full form's verdicts.
+    if (verdicts.empty() || static_cast<int>(verdicts.front().row.step) == previous) return;
+    previous = static_cast<int>(verdicts.front().row.step);
+    all.insert(all.end(), verdicts.begin(), verdicts.end());
+  });
+  return all;
+}
+
+ActivationBytes activation_bytes(const GptOssConfig& config, const ModelWeights& formats,
+                                 DType kv_dtype, const KernelChooser& kernels, int32_t max_tokens,
+                                 int32_t max_logit_rows) {
+  ActivationBytes bytes;
+  const uint64_t token_bytes = 4ull * (2 * config.hidden + 2 * config.q_width() + 2 * config.top_k);
+  bytes.arrays = static_cast<uint64_t>(max_tokens) * token_bytes + 8 * 256;
+  bytes.logits = 4ull * static_cast<uint64_t>(max_logit_rows) * config.vocab + 256;
+  // A row's scratch may be greatest at few tokens (attention split over keys): try powers of two.
+  const auto ask = [&](int32_t num_tokens) {
+    const Shadow shadow(config, formats, kv_dtype, kernels.device(), num_tokens,
+                        std::min(num_tokens, max_logit_rows));
+    for_each_step(shadow, formats.layers.front(), [&]<typename P>(const P& params) {
+      for (const Row<P>& row : table_of<P>()) {
+        if (row.device != kernels.device() || row.refuses(params)) continue;
+        if ((row.needs & kernels.features()) != row.needs) continue;
+        bytes.workspace = std::max(bytes.workspace, row.workspace(params));
+      }
+    });
+  };
+  for (int32_t n = 1; n < max_tokens; n *= 2) ask(n);
+  ask(max_tokens);
+  bytes.workspace = round_up<uint64_t>(bytes.workspace, 256) + 256;
+  return bytes;
+}
+
+Activations make_activations(const GptOssConfig& config, const ActivationBytes& bytes,
+                             int32_t max_tokens, int32_t max_logit_rows, Arena& arena) {
+  const auto tokens = static_cast<uint64_t>(max_tokens);
+  Activations act{.max_tokens = max_tokens, .max_logit_rows = max_logit_rows};
+  act.x = arena.take_array<float>(tokens * config.hidden);
+  act.q = arena.take_array<float>(tokens * config.q_width());
+  act.a = arena.take_array<float>(tokens * config.q_width());
+  act.t = arena.take_array<float>(tokens * config.hidden);
+  act.expert_ids = arena.take_array<int32_t>(tokens * config.top_k);
+  act.expert_weights = arena.take_array<float>(tokens * config.top_k);
+  act.logits = arena.take_array<float>(static_cast<uint64_t>(max_logit_rows) * config.vocab);
+  act.workspace = arena.take(bytes.workspace);
+  act.workspace_bytes = bytes.workspace;
+  return act;
+}
+
+}  // namespace moxie

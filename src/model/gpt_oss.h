@@ -1,0 +1,85 @@
+// The forward pass of gpt-oss: embed, then qkv, attend, out, route and experts a layer, then
+// unembed. It knows no device and no kind of batch: prefill chunks, decode tokens and drafts of
+// several sequences come as one ragged batch, and the rows of each step do the rest.
+#pragma once
+
+#include <span>
+
+#include "kernels/registry.h"
+#include "model/config.h"
+#include "model/weights.h"
+
+namespace moxie {
+
+/// One launch of the model. Arrays lie in the device's memory.
+struct Batch {
+  Ragged ragged;
+  const int32_t* token_ids = nullptr;   // [tokens]
+  int32_t num_logit_rows = 0;           // tokens whose logits are wanted
+  const int32_t* logit_rows = nullptr;  // [num_logit_rows] indices of tokens
+};
+
+/// What a forward pass writes besides the cache. Sized for `max_tokens` and `max_logit_rows`.
+struct Activations {
+  int32_t max_tokens = 0, max_logit_rows = 0;
+  float* x = nullptr;  // [tokens, hidden]
+  float* q = nullptr;  // [tokens, q width]
+  float* a = nullptr;  // [tokens, q width]
+  float* t = nullptr;  // [tokens, hidden]
+  int32_t* expert_ids = nullptr;    // [tokens, top_k]
+  float* expert_weights = nullptr;  // [tokens, top_k]
+  float* logits = nullptr;          // [logit rows, vocab]
+  std::byte* workspace = nullptr;
+  uint64_t workspace_bytes = 0;
+  /// Tests only: x before each layer and after the last, [layers + 1, tokens, hidden]; else null.
+  float* hidden_states = nullptr;
+};
+
+class GptOss {
+ public:
+  /// `config`, `weights` and `kernels` must outlive the model; `rotary` lies on the device.
+  GptOss(const GptOssConfig& config, const ModelWeights& weights, Rotary rotary,
+         KernelChooser& kernels, bool use_sinks = true)
+      : config_(config), weights_(weights), rotary_(rotary), kernels_(kernels),
+        use_sinks_(use_sinks) {}
+
+  /// Runs the batch: writes K and V into `kv` (one view a layer) and the logits asked for.
+  void forward(const Batch& batch, std::span<const KvLayer> kv, const Activations& activations,
+               Stream& stream) const;
+
+  /// Fails, with the reason, if any step has no row for these formats; call once after loading.
+  Status check_rows(DType kv_dtype) const;
+
+  /// The least bytes and operations of one forward pass (roofline); `num_distinct_experts` is the
+  /// number of experts read in a layer.
+  Work work(const Batch& batch, DType kv_dtype, int32_t num_distinct_experts) const;
+
+  /// Why each row is or is not chosen for `num_tokens` tokens a launch.
+  std::vector<Verdict> explain(DType kv_dtype, int32_t num_tokens) const;
+
+  const GptOssConfig& config() const { return config_; }
+  const ModelWeights& weights() const { return weights_; }
+
+ private:
+  const GptOssConfig& config_;
+  const ModelWeights& weights_;
+  Rotary rotary_;
+  KernelChooser& kernels_;
+  bool use_sinks_;
+};
+
+/// Bytes of the arrays of Activations for these sizes, and of the scratch that the rows that may be
+/// chosen on this device ask for at most. Needs no memory: `plan` calls it too.
+struct ActivationBytes {
+  uint64_t arrays = 0, logits = 0, workspace = 0;
+  uint64_t total() const { return arrays + logits + workspace; }
+};
+ActivationBytes activation_bytes(const GptOssConfig& config, const ModelWeights& formats,
+                                 DType kv_dtype, const KernelChooser& kernels, int32_t max_tokens,
+                                 int32_t max_logit_rows);
+
+/// Cuts `arena` (of at least activation_bytes().total() plus 256 an array) into Activations.
+Activations make_activations(const GptOssConfig& config, const ActivationBytes& bytes,
+                             int32_t max_tokens, int32_t max_logit_rows, Arena& arena);
+
+}  // namespace moxie

@@ -1,0 +1,51 @@
+// Reads safetensors: an 8-byte little-endian header length, a JSON header
+// {name: {dtype, shape, data_offsets}}, then the data, which the tensors must cover without holes.
+//
+// Nothing is trusted: lengths, counts, products and offsets are checked, and all faults of a file
+// are reported at once. The bytes may be a mapped file or lie in memory.
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "weights/tensor_file.h"
+
+namespace moxie {
+
+/// The greatest header that is read: a hostile length must not cost memory.
+inline constexpr uint64_t kMaxSafetensorsHeaderBytes = 100'000'000;
+
+TensorFile read_safetensors(std::shared_ptr<const MappedFile> file);
+
+/// A sound safetensors file whose tensors are looked up by name.
+class SafetensorsFile {
+ public:
+  /// Fails with the file's faults, if it has any.
+  static Result<SafetensorsFile> open(const std::string& path);
+  /// Null if there is none of this name.
+  const FileTensor* find(const std::string& name) const;
+  const std::vector<FileTensor>& tensors() const { return contents_.tensors; }
+  const std::byte* data(const FileTensor& tensor) const {
+    return contents_.file->bytes().data() + tensor.offset;
+  }
+
+ private:
+  explicit SafetensorsFile(TensorFile contents) : contents_(std::move(contents)) {}
+  TensorFile contents_;
+};
+
+/// A tensor to write. `dtype_text` is the format's own name ("F32", "BF16", "U8").
+struct TensorToWrite {
+  std::string name;
+  std::string dtype_text;
+  Shape shape;
+  std::span<const std::byte> bytes;
+};
+
+/// The bytes of a file with these tensors, in this order, with an 8-byte aligned header.
+std::string safetensors_bytes(std::span<const TensorToWrite> tensors);
+/// The same, to a file, without holding it in memory whole.
+Status write_safetensors(const std::string& path, std::span<const TensorToWrite> tensors);
+
+}  // namespace moxie

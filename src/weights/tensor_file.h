@@ -1,0 +1,45 @@
+// What a file of tensors holds, whichever format it has: names, types, shapes and where the bytes
+// lie; and all its faults.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/tensor.h"
+#include "weights/fault.h"
+#include "weights/mapped_file.h"
+
+namespace moxie {
+
+/// One tensor of a file. Shapes are outermost first (GGUF's dimensions are turned round).
+struct FileTensor {
+  std::string name;
+  std::string dtype_text;      ///< as the file names it: "BF16", "U8", "MXFP4", "Q8_0"
+  std::optional<DType> dtype;  ///< empty for a type that no weight of ours has
+  Shape shape;
+  uint64_t offset = 0;  ///< from the start of the file
+  uint64_t bytes = 0;
+  /// The bytes lie wholly inside the file and match dtype and shape; only then may they be read.
+  bool is_readable = false;
+};
+
+struct TensorFile {
+  std::shared_ptr<const MappedFile> file;
+  std::vector<FileTensor> tensors;  ///< in file order of their names
+  FaultList faults;
+};
+
+/// A range of bytes that a tensor claims, for check_ranges.
+struct ClaimedRange {
+  uint64_t begin = 0, end = 0;
+  const std::string* tensor = nullptr;
+};
+
+/// Adds a fault for each pair of overlapping neighbours and for each hole of `max_gap` bytes or
+/// more between `begin` and `end` that no tensor claims.
+void check_ranges(const std::string& path, std::vector<ClaimedRange> ranges, uint64_t begin,
+                  uint64_t end, uint64_t max_gap, FaultList* faults);
+
+}  // namespace moxie

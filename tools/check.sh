@@ -1,0 +1,129 @@
+#!/usr/bin/env bash
+# The checks beyond the tests: format, clang-tidy on what changed, sanitizers, fuzzers.
+#   tools/check.sh                 all of them, each fuzzer for a minute
+#   tools/check.sh --quick         format, a bounded clang-tidy, the address sanitizer, 10 s a fuzzer
+#   tools/check.sh STEP...         single steps: format tidy asan tsan fuzz (--quick shortens them)
+#   tools/check.sh --fix-format    rewrites the sources in the house format
+# Runs every step even when one fails; the last line says which failed. JOBS=N sets the processes.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+jobs=${JOBS:-$(nproc)}
+quick=0
+steps=()
+export PATH="$PATH:/usr/local/cuda/bin"
+
+newest() { # the newest installed of the versions that setup.sh installs, else the plain name
+  local version
+  for version in 21 20 19 18; do
+    if command -v "$1-$version" >/dev/null; then
+      echo "$1-$version"
+      return
+    fi
+  done
+  echo "$1"
+}
+
+# What git tracks or would track: build folders and local files stay out.
+sources() {
+  git ls-files --cached --others --exclude-standard -- '*.cpp' '*.h' '*.cu' '*.cuh' |
+    while read -r file; do [[ -f $file ]] && echo "$file"; done
+}
+
+format() {
+  local formatter=clang-format-14
+  command -v $formatter >/dev/null || formatter=clang-format
+  sources | xargs -r -n 40 -P "$jobs" $formatter "$@"
+}
+
+check_format() { format --dry-run --Werror; }
+
+# The files that differ from where this branch left main; on main itself, from the last commit.
+changed_sources() {
+  local base
+  base=$(git merge-base HEAD origin/main 2>/dev/null || true)
+  if [[ -z $base || $base == $(git rev-parse HEAD 2>/dev/null) ]]; then
+    base=$(git rev-parse -q --verify HEAD~ || git hash-object -t tree /dev/null)
+  fi
+  {
+    git diff --name-only --diff-filter=d "$base" -- src fuzz
+    git ls-files --others --exclude-standard -- src fuzz
+  } | sort -u | while read -r file; do
+    case "$file" in
+      *.cpp) echo "$file" ;;
+      *.h) [[ -f ${file%.h}.cpp ]] && echo "${file%.h}.cpp" ;; # a header is read through its source
+    esac
+  done | sort -u
+}
+
+check_tidy() {
+  local tidy limit=100000 files=() known=() file
+  tidy=$(newest clang-tidy)
+  ((quick)) && limit=12
+  cmake --preset release --log-level=NOTICE >/dev/null || return 1
+  mapfile -t files < <(changed_sources)
+  for file in "${files[@]}"; do # what this configuration does not build has no compile command
+    grep -qF "$PWD/$file\"" build/release/compile_commands.json && known+=("$file")
+  done
+  echo "clang-tidy: ${#known[@]} changed sources, the first $limit of them are read"
+  ((${#known[@]})) || return 0
+  printf '%s\n' "${known[@]:0:limit}" |
+    xargs -n 1 -P "$jobs" "$tidy" -p build/release --quiet \
+      --extra-arg=-Wno-unknown-warning-option 2> >(grep -v 'warnings generated' >&2)
+}
+
+check_asan() {
+  export ASAN_OPTIONS=detect_leaks=1:strict_string_checks=1:detect_stack_use_after_return=1
+  export UBSAN_OPTIONS=print_stacktrace=1
+  cmake --preset asan --log-level=NOTICE >/dev/null && cmake --build build/asan -j "$jobs" &&
+    ctest --test-dir build/asan -j "$jobs" --output-on-failure --no-tests=error
+}
+
+# The folders in which threads meet. A kernel with wide address space layout randomisation refuses
+# the thread sanitizer's memory map, so that is switched off where it can be.
+check_tsan() {
+  local tests=() fixed=()
+  export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1
+  cmake --preset tsan --log-level=NOTICE >/dev/null || return 1
+  mapfile -t tests < <(ctest --test-dir build/tsan -N |
+    grep -oE 'moxie_(core|weights|kernels|model|engine|server|lab)_test$' | sort -u)
+  ((${#tests[@]})) || { echo "no tests of threads found"; return 1; }
+  setarch "$(uname -m)" -R true 2>/dev/null && fixed=(setarch "$(uname -m)" -R)
+  cmake --build build/tsan -j "$jobs" --target "${tests[@]}" &&
+    "${fixed[@]}" ctest --test-dir build/tsan -j "$jobs" --output-on-failure --no-tests=error \
+      -R "^($(IFS='|'; echo "${tests[*]}"))\$"
+}
+
+check_fuzz() {
+  local fuzzers
+  cmake --preset fuzz --log-level=NOTICE >/dev/null || return 1
+  mapfile -t fuzzers < <(ninja -C build/fuzz -t targets all | grep -oE '^fuzzers/[^:]+')
+  ((${#fuzzers[@]})) || { echo "no fuzzers found"; return 1; }
+  cmake --build build/fuzz -j "$jobs" --target "${fuzzers[@]}" &&
+    JOBS=$jobs tools/fuzz.sh $((quick ? 10 : 60))
+}
+
+for argument in "$@"; do
+  case "$argument" in
+    --quick) quick=1 ;;
+    --fix-format) format -i; exit ;;
+    format | tidy | asan | tsan | fuzz) steps+=("$argument") ;;
+    *) sed -n '2,7s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
+  esac
+done
+if ((${#steps[@]} == 0)); then
+  steps=(format tidy asan tsan fuzz)
+  ((quick)) && steps=(format tidy asan fuzz)
+fi
+
+failed=()
+for step in "${steps[@]}"; do
+  echo "== check: $step"
+  started=$SECONDS
+  "check_$step" </dev/null || failed+=("$step")
+  echo "== check: $step took $((SECONDS - started)) s"
+done
+if ((${#failed[@]})); then
+  echo "check: FAILED: ${failed[*]} (of: ${steps[*]})"
+  exit 1
+fi
+echo "check: all clean: ${steps[*]}"

@@ -1,0 +1,106 @@
+#!/usr/bin/env bash
+# Installs what the named groups need, from the packages of Debian 12 or Ubuntu 24.04:
+#   tools/setup.sh build test check gpu
+# Says what it installs, does nothing (quickly) when all is there, needs root or sudo only when
+# something is missing. `a|b` in a list means: the first of these that this system offers.
+set -euo pipefail
+
+packages_of() {
+  case "$1" in
+    build) # The compiler, the build tools, the libraries of the program.
+      echo make g++ cmake ninja-build ccache pkg-config \
+        libfmt-dev libcli11-dev nlohmann-json3-dev libxxhash-dev libexpected-dev zlib1g-dev ;;
+    test) # What only tests and micro-benchmarks use.
+      echo libgtest-dev libgmock-dev libbenchmark-dev librapidcheck-dev libpcre2-dev ;;
+    check) # One formatter version for everybody; a clang that can parse libstdc++'s <ranges>.
+      echo git clang-format-14 'clang-19|clang-18' 'libclang-rt-19-dev|libclang-rt-18-dev' \
+        'clang-tidy-19|clang-tidy-18' ;;
+    gpu) # Static archives come with the -dev packages above; nvcc is looked for below.
+      echo ;;
+    *)
+      echo "setup: no group '$1': choose among build, test, check, gpu" >&2
+      return 2 ;;
+  esac
+}
+
+installed() { # true if one of the alternatives is installed
+  local package
+  for package in ${1//|/ }; do
+    [[ " $have " == *" $package "* ]] && return 0
+  done
+  return 1
+}
+
+first_offered() { # the first alternative that this system's package lists know
+  local package
+  for package in ${1//|/ }; do
+    if apt-cache show --no-all-versions "$package" >/dev/null 2>&1; then
+      echo "$package"
+      return
+    fi
+  done
+  echo "${1%%|*}" # none: apt-get will name the first as missing
+}
+
+wanted=()
+for group in "${@:-build}"; do
+  list=$(packages_of "$group")
+  read -r -a more <<<"$list" || true
+  wanted+=("${more[@]}")
+done
+
+if [[ " $* " == *" gpu "* ]]; then
+  if ! command -v nvcc >/dev/null && [[ ! -x ${CUDA_HOME:-/usr/local/cuda}/bin/nvcc ]]; then
+    echo "setup: nvcc is missing: install NVIDIA's CUDA toolkit 13 (it is not among the packages of" \
+      "Debian and Ubuntu in this version) and put it at /usr/local/cuda or on PATH" >&2
+    exit 1
+  fi
+fi
+
+if ! command -v apt-get >/dev/null; then
+  echo "setup: this is neither Debian nor Ubuntu, so nothing is installed; the names there would be:" \
+    "${wanted[*]}" >&2
+  exit 0
+fi
+
+if [[ ${#wanted[@]} -eq 0 ]]; then exit 0; fi
+have=$(dpkg-query -W -f '${db:Status-Status} ${Package}\n' 2>/dev/null |
+  awk '$1 == "installed" { printf "%s ", $2 }')
+missing=()
+for alternatives in "${wanted[@]}"; do
+  installed "$alternatives" || missing+=("$alternatives")
+done
+if [[ ${#missing[@]} -eq 0 ]]; then
+  echo "setup: nothing to install ($*)"
+  exit 0
+fi
+
+as_root=()
+if [[ $(id -u) -ne 0 ]]; then
+  if ! command -v sudo >/dev/null; then
+    echo "setup: missing: ${missing[*]}; run this as root, or install sudo" >&2
+    exit 1
+  fi
+  as_root=(sudo)
+fi
+apt() {
+  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q -o DPkg::Lock::Timeout=300 "$@"
+}
+
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+echo "setup: reading the package lists"
+if ! apt update >"$log" 2>&1; then
+  tail -n 20 "$log" >&2
+  echo "setup: the package lists could not be read: see above" >&2
+  exit 1
+fi
+names=()
+for alternatives in "${missing[@]}"; do names+=("$(first_offered "$alternatives")"); done
+echo "setup: installing ${names[*]}"
+if ! apt install -y --no-install-recommends "${names[@]}" </dev/null >"$log" 2>&1; then
+  tail -n 40 "$log" >&2
+  echo "setup: apt-get could not install ${names[*]}: see above" >&2
+  exit 1
+fi
+echo "setup: done"
