@@ -20,6 +20,23 @@ bool is_call(const harmony::Message& message) {
 
 bool is_reasoning(const harmony::Message& message) { return message.channel == "analysis"; }
 
+// Full names of the function tools that the conversation's developer messages declare.
+std::vector<std::string> function_names(const harmony::Conversation& conversation) {
+  std::vector<std::string> names;
+  for (const harmony::Message& message : conversation.messages) {
+    for (const harmony::Content& content : message.content) {
+      const auto* developer = std::get_if<harmony::DeveloperContent>(&content);
+      if (developer == nullptr || !developer->tools) continue;
+      const auto found = developer->tools->find("functions");
+      if (found == developer->tools->end()) continue;
+      for (const auto& tool : found->second.tools) {
+        names.push_back(std::string(kFunctions) + tool.name);
+      }
+    }
+  }
+  return names;
+}
+
 // Sorts the parser's events into the parts of a reply and passes them on as they come.
 class ReplySorter {
  public:
@@ -83,9 +100,12 @@ Result<Reply> answer(Engine& engine, const harmony::Conversation& conversation,
   if (!prompt) return fail(prompt.error());
 
   Reply reply;
-  harmony::Parser parser(*tokenizer, *control);
+  harmony::ParserOptions options;
+  options.known_recipients = function_names(conversation);
+  harmony::Parser parser(*tokenizer, *control, options);
   ReplySorter sorter(parser, reply, on_text);
   auto generated = engine.generate(*prompt, sampling, [&](const SampleAnswer& token) {
+    if (token.token == control->endoftext) return true;  // ends the answer, and is no part of it
     return sorter.take(parser.process(token.token));
   });
   if (!generated) return fail(std::move(generated.error()));

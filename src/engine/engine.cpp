@@ -126,14 +126,20 @@ Status Engine::make_memory() {
   auto rotary = device_->allocate(4ull * static_cast<uint64_t>(max_len) * config.head_dim);
   if (!rotary) return fail(std::move(rotary.error()));
   rotary_buffer_ = std::move(*rotary);
-  std::vector<float> table(static_cast<size_t>(max_len) * config.head_dim);
-  fill_rotary_table(config, 0, max_len, table.data());
-  if (auto status = device_->copy_from_host(rotary_buffer_.data(), table.data(),
-                                            rotary_buffer_.bytes(), *stream_);
-      !status) {
-    return status;
+  // Through a small piece of host memory, so that the peak holds one table and not two.
+  constexpr int32_t kPiece = 1024;
+  std::vector<float> piece(static_cast<size_t>(kPiece) * config.head_dim);
+  for (int32_t first = 0; first < max_len; first += kPiece) {
+    const int32_t count = std::min(kPiece, max_len - first);
+    fill_rotary_table(config, first, count, piece.data());
+    const uint64_t row_bytes = 4ull * config.head_dim;
+    if (auto status = device_->copy_from_host(rotary_buffer_.data() + first * row_bytes,
+                                              piece.data(), count * row_bytes, *stream_);
+        !status) {
+      return status;
+    }
+    if (auto status = stream_->synchronize(); !status) return status;
   }
-  if (auto status = stream_->synchronize(); !status) return status;
 
   model_ = std::make_unique<GptOss>(config, weights_,
                                     Rotary{rotary_buffer_.as<float>(), max_len}, *kernels_,

@@ -128,6 +128,7 @@ TEST(Experts, ActivationHasTheKnownValues) {
     if (row.device != DeviceKind::kCpu || (row.needs & ~cpu_features()) != 0) continue;
     Built<ExpertsParams> built = build(ExpertsCase{
         .hidden = 32, .intermediate = 32, .experts = 1, .top_k = 1, .weights = DType::kF32});
+    if (row.refuses(built.params) != nullptr) continue;
     std::vector<float> bias(64), identity(32 * 32), zeros(32);
     for (int32_t i = 0; i < 32; ++i) identity[32 * i + i] = 1;
     for (int32_t i = 0; i < 7; ++i) {
@@ -211,6 +212,7 @@ TEST(LinearSteps, ATokensResultDoesNotDependOnItsNeighbours) {
       if (row.device != DeviceKind::kCpu || (row.needs & ~cpu_features()) != 0) continue;
       Built<ExpertsParams> built =
           build(ExpertsCase{.tokens = 37, .hidden = 160, .intermediate = 96, .weights = weights});
+      if (row.refuses(built.params) != nullptr) continue;
       const std::vector<Output> together = run_row(built, row, machine);
       const ExpertsParams all = built.params;
       for (int32_t token : {0, 5, 36}) {

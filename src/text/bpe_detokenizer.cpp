@@ -1,3 +1,4 @@
+// The held bytes never exceed a truncated character: each push gives out all before it.
 #include "text/bpe_detokenizer.h"
 
 #include "text/utf8.h"

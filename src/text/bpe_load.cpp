@@ -18,15 +18,13 @@ constexpr size_t kMaxRankedBytes = 1024;
 constexpr size_t kO200kRanks = 199998;
 
 constexpr std::array<int8_t, 256> make_base64_values() {
+  constexpr std::string_view kDigits =
+      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
   std::array<int8_t, 256> values{};
   for (int8_t& value : values) value = -1;
-  int8_t next = 0;
-  for (const char c : {'A', 'a'}) {
-    for (int i = 0; i < 26; ++i) values[static_cast<size_t>(c + i)] = next++;
+  for (size_t i = 0; i < kDigits.size(); ++i) {
+    values[static_cast<uint8_t>(kDigits[i])] = static_cast<int8_t>(i);
   }
-  for (int i = 0; i < 10; ++i) values[static_cast<size_t>('0' + i)] = next++;
-  values['+'] = next++;
-  values['/'] = next;
   return values;
 }
 constexpr std::array<int8_t, 256> kBase64Values = make_base64_values();

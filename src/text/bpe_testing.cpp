@@ -1,3 +1,4 @@
+// Vectors are read from MOXIE_TEST_DATA; a missing one ends the test program.
 #include "text/bpe_testing.h"
 
 #include <zlib.h>

@@ -2,6 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <iterator>
+#include <map>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -33,18 +36,8 @@ using Merge = std::pair<std::string, std::string>;  // left and right, as bytes
 enum class Splits { kAll, kMerged };
 std::vector<Merge> merges_of_ranks(const Tokenizer& ranked, int32_t num_ranks, Splits splits);
 
-/// Byte pair encoding said plainly: an ordered set of (rank, position) over a linked list.
-/// `rank_of(left, right)` gives the rank of a pair of byte strings, or -1.
-template <class RankOf>
-std::vector<std::string> merged_naively(std::string_view piece, const RankOf& rank_of);
-
-}  // namespace moxie::testing
-
-#include <map>
-#include <set>
-
-namespace moxie::testing {
-
+/// Byte pair encoding said plainly: an ordered set of (rank, position) over an ordered map of
+/// parts. `rank_of(left, right)` gives the rank of a pair of byte strings, or -1.
 template <class RankOf>
 std::vector<std::string> merged_naively(std::string_view piece, const RankOf& rank_of) {
   std::map<size_t, std::string> parts;  // by position

@@ -1,3 +1,4 @@
+// Decoding over all code points, and repair by the examples of the Unicode standard.
 #include "text/utf8.h"
 
 #include <gtest/gtest.h>

@@ -8,6 +8,14 @@
 namespace moxie {
 namespace {
 
+struct E4m3Values {
+  float value[256];
+  E4m3Values() {
+    for (int code = 0; code < 256; ++code) value[code] = e4m3_to_f32(static_cast<uint8_t>(code));
+  }
+};
+const E4m3Values kE4m3;
+
 struct Portable {
   typedef float Vec __attribute__((vector_size(16)));
   typedef int32_t Ints __attribute__((vector_size(16)));
@@ -72,7 +80,7 @@ struct Portable {
         out[i] = bf16_to_f32(bits);
       }
     } else {
-      for (int i = 0; i < head_dim; ++i) out[i] = e4m3_to_f32(row[i]);
+      for (int i = 0; i < head_dim; ++i) out[i] = kE4m3.value[row[i]];
     }
   }
   static void load_keys(const unsigned char* const* rows, AttendKvType type, int head_dim,

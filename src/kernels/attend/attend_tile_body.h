@@ -170,11 +170,19 @@ struct AttendTileBody {
     return value < low ? low : value > high ? high : value;
   }
 
-  static void chunk(const AttendTile& tile, int32_t first, int32_t begin, int32_t end,
-                    const AttendPartial& out) {
+  // Asks for the rows of the next chunk: pages are too short for the hardware to see them coming.
+  static void prefetch(const AttendTile& tile, const AttendChunkRows& rows) {
+    for (int32_t i = 0; i < kAttendChunk; ++i) {
+      for (int64_t at = 0; at < tile.row_bytes; at += 64) {
+        __builtin_prefetch(rows.k[i] + at);
+        __builtin_prefetch(rows.v[i] + at);
+      }
+    }
+  }
+
+  static void chunk(const AttendTile& tile, const AttendChunkRows& rows, int32_t first,
+                    int32_t begin, int32_t end, const AttendPartial& out) {
     const int32_t num_rows = tile.num_tokens * tile.group;
-    AttendChunkRows rows;
-    find_rows(tile, first, begin, end, rows);
     V::load_keys(rows.k, tile.type, tile.head_dim, tile.k_columns);
     int32_t row = 0;
     for (; row + V::kScoreRows <= num_rows; row += V::kScoreRows) score<V::kScoreRows>(tile, row);
@@ -208,10 +216,22 @@ struct AttendTileBody {
     }
     const int32_t begin = first_seen(tile, 0);
     const int32_t end = tile.positions[tile.num_tokens - 1] + 1;
+    AttendChunkRows rows[2];
+    int32_t current = 0;
+    bool found = false;  // whether rows[current] are those of `first`
     for (int32_t first = first_key; first < end_key; first += kAttendChunk) {
       const int32_t chunk_begin = clamp(begin, first, first + kAttendChunk);
       const int32_t chunk_end = clamp(end, first, first + kAttendChunk);
-      if (chunk_begin < chunk_end) chunk(tile, first, chunk_begin, chunk_end, out);
+      if (chunk_begin >= chunk_end) continue;
+      if (!found) find_rows(tile, first, chunk_begin, chunk_end, rows[current]);
+      const int32_t next = first + kAttendChunk;
+      found = next < end_key && next < end;
+      if (found) {
+        find_rows(tile, next, next, clamp(end, next, next + kAttendChunk), rows[1 - current]);
+        prefetch(tile, rows[1 - current]);
+      }
+      chunk(tile, rows[current], first, chunk_begin, chunk_end, out);
+      current = 1 - current;
     }
     for (int32_t row = 0; row < num_rows; ++row)
       out.l[row] = V::sum(V::load(tile.lane_sums + row * 16));

@@ -18,10 +18,11 @@ struct Parts {
   int32_t* pairs;    // [tokens * top_k] token * top_k + slot, by expert
   float* h;          // [tokens * top_k, h_stride] in the order of `pairs`
   int32_t h_stride;
+  float* prepared;  // rows of t, then of h, as the lanes want them
   uint64_t bytes;
 };
 
-Parts lay_out(const ExpertsParams& p, std::byte* base) {
+Parts lay_out(const ExpertsParams& p, const LaneKernels& lanes, std::byte* base) {
   const int64_t num_pairs = int64_t{p.num_tokens} * p.top_k;
   Scratch scratch(base);
   Parts parts;
@@ -30,6 +31,8 @@ Parts lay_out(const ExpertsParams& p, std::byte* base) {
   parts.pairs = scratch.take<int32_t>(num_pairs);
   parts.h_stride = round_up(p.intermediate, 16);
   parts.h = scratch.take<float>(num_pairs * parts.h_stride);
+  parts.prepared = scratch.take<float>(std::max(prepared_floats(lanes, p.num_tokens, p.hidden),
+                                                prepared_floats(lanes, num_pairs, p.intermediate)));
   parts.bytes = scratch.bytes();
   return parts;
 }
@@ -67,14 +70,14 @@ int32_t sort_pairs(const ExpertsParams& p, const Parts& parts) {
 }
 
 // Gate/up tile pairs begin..end-1 of active expert i.
-void gate_up(const ExpertsParams& p, const LaneKernels& lanes, const Parts& parts, int32_t i,
-             int32_t begin, int32_t end) {
+void gate_up(const ExpertsParams& p, const LaneKernels& lanes, const Parts& parts, Activations t,
+             int32_t i, int32_t begin, int32_t end) {
   const int32_t e = parts.active[i], first = parts.offsets[i];
   const float* bias = p.gate_up_bias + int64_t{e} * p.gate_up.rows;
   float gates[kTokenBlock * 16];  // an even tile's outputs wait here for the odd one's
   product_of_tiles(
       lanes, p.gate_up.expert(e), 2 * begin, 2 * end, first, parts.offsets[i + 1],
-      [&](int32_t at) { return p.t + int64_t{parts.pairs[at] / p.top_k} * p.hidden; },
+      [&](int32_t at) { return t.row(parts.pairs[at] / p.top_k); },
       [&](int32_t tile, int32_t at, int32_t num_pairs, const float* y) {
         for (int32_t n = 0; n < num_pairs; ++n) {
           float* gate = gates + (at + n - first) % kTokenBlock * 16;
@@ -91,13 +94,13 @@ void gate_up(const ExpertsParams& p, const LaneKernels& lanes, const Parts& part
 }
 
 // Down tiles begin..end-1 of active expert i, added into x.
-void down(const ExpertsParams& p, const LaneKernels& lanes, const Parts& parts, int32_t i,
-          int32_t begin, int32_t end) {
+void down(const ExpertsParams& p, const LaneKernels& lanes, const Parts& parts, Activations h,
+          int32_t i, int32_t begin, int32_t end) {
   const int32_t e = parts.active[i];
   const float* bias = p.down_bias + int64_t{e} * p.hidden;
   product_of_tiles(
       lanes, p.down.expert(e), begin, end, parts.offsets[i], parts.offsets[i + 1],
-      [&](int32_t at) { return parts.h + int64_t{at} * parts.h_stride; },
+      [&](int32_t at) { return h.row(at); },
       [&](int32_t tile, int32_t at, int32_t num_pairs, const float* y) {
         const int32_t num_lanes = std::min(16, p.hidden - tile * 16);
         for (int32_t n = 0; n < num_pairs; ++n) {
@@ -113,27 +116,32 @@ void down(const ExpertsParams& p, const LaneKernels& lanes, const Parts& parts, 
 
 void run(const ExpertsParams& p, const LaneKernels& lanes) {
   if (p.num_tokens == 0) return;
-  const Parts parts = lay_out(p, p.launch.workspace);
+  const Parts parts = lay_out(p, lanes, p.launch.workspace);
   ThreadPool& pool = *p.launch.stream->pool;
   const int32_t num_active = sort_pairs(p, parts);
   const double weights = static_cast<double>(p.hidden) * p.intermediate * num_active;
   const double pairs_per_expert = static_cast<double>(p.num_tokens) * p.top_k / num_active;
 
+  const Activations t =
+      prepare_rows(pool, lanes, p.t, p.hidden, p.num_tokens, p.hidden, parts.prepared);
   const int64_t tile_pairs = p.gate_up.num_tiles() / 2;
   split_work(pool, num_active * tile_pairs, product_ns(lanes, 2 * weights, pairs_per_expert),
              [&](int64_t begin, int64_t end) {
                while (begin < end) {
                  const int64_t tile = begin % tile_pairs;
                  const int64_t tile_end = std::min(tile_pairs, tile + end - begin);
-                 gate_up(p, lanes, parts, static_cast<int32_t>(begin / tile_pairs),
+                 gate_up(p, lanes, parts, t, static_cast<int32_t>(begin / tile_pairs),
                          static_cast<int32_t>(tile), static_cast<int32_t>(tile_end));
                  begin += tile_end - tile;
                }
              });
+  const Activations h = prepare_rows(pool, lanes, parts.h, parts.h_stride, p.num_tokens * p.top_k,
+                                     p.intermediate, parts.prepared);
   split_work(pool, p.down.num_tiles(), product_ns(lanes, weights, pairs_per_expert),
              [&](int64_t begin, int64_t end) {
                for (int32_t i = 0; i < num_active; ++i) {
-                 down(p, lanes, parts, i, static_cast<int32_t>(begin), static_cast<int32_t>(end));
+                 down(p, lanes, parts, h, i, static_cast<int32_t>(begin),
+                      static_cast<int32_t>(end));
                }
              });
 }
@@ -143,16 +151,20 @@ double cost(const ExpertsParams& p, const LaneKernels& lanes) {
   return product_ns(lanes, 3.0 * p.hidden * p.intermediate * p.num_tokens * p.top_k, 1);
 }
 
+const char* refuses(const ExpertsParams& p, const LaneKernels& lanes) {
+  if (p.gate_up.rows % 32 != 0) return "gate and up rows are not in pairs of tiles";
+  if (const char* why = product_refuses(lanes, p.gate_up)) return why;
+  return product_refuses(lanes, p.down);
+}
+
 }  // namespace
 
 const char* experts_any_f32_gemv_refuses(const ExpertsParams& p) {
-  if (p.gate_up.rows % 32 != 0) return "gate and up rows are not in pairs of tiles";
-  if (const char* why = product_refuses(p.gate_up)) return why;
-  return product_refuses(p.down);
+  return refuses(p, kLanesPortable);
 }
 
 uint64_t experts_any_f32_gemv_workspace(const ExpertsParams& p) {
-  return lay_out(p, nullptr).bytes;
+  return lay_out(p, kLanesPortable, nullptr).bytes;
 }
 
 double experts_any_f32_gemv_portable_cost(const ExpertsParams& p) {
@@ -165,6 +177,17 @@ double experts_any_f32_gemv_avx2_cost(const ExpertsParams& p) { return cost(p, k
 void experts_any_f32_gemv_avx2(const ExpertsParams& p) { run(p, kLanesAvx2); }
 double experts_any_f32_gemv_avx512_cost(const ExpertsParams& p) { return cost(p, kLanesAvx512); }
 void experts_any_f32_gemv_avx512(const ExpertsParams& p) { run(p, kLanesAvx512); }
+
+const char* experts_mxfp4_i16_gemv_refuses(const ExpertsParams& p) {
+  return refuses(p, kLanesAvx512Vnni);
+}
+uint64_t experts_mxfp4_i16_gemv_workspace(const ExpertsParams& p) {
+  return lay_out(p, kLanesAvx512Vnni, nullptr).bytes;
+}
+double experts_mxfp4_i16_gemv_avx512vnni_cost(const ExpertsParams& p) {
+  return cost(p, kLanesAvx512Vnni);
+}
+void experts_mxfp4_i16_gemv_avx512vnni(const ExpertsParams& p) { run(p, kLanesAvx512Vnni); }
 #endif
 
 }  // namespace moxie

@@ -19,4 +19,10 @@ void experts_any_f32_gemv_portable(const ExpertsParams& params);
 void experts_any_f32_gemv_avx2(const ExpertsParams& params);
 void experts_any_f32_gemv_avx512(const ExpertsParams& params);
 
+// experts_mxfp4_i16_gemv_*: activations in 16-bit fixed point by blocks of 32.
+const char* experts_mxfp4_i16_gemv_refuses(const ExpertsParams& params);
+uint64_t experts_mxfp4_i16_gemv_workspace(const ExpertsParams& params);
+double experts_mxfp4_i16_gemv_avx512vnni_cost(const ExpertsParams& params);
+void experts_mxfp4_i16_gemv_avx512vnni(const ExpertsParams& params);
+
 }  // namespace moxie

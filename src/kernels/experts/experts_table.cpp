@@ -52,6 +52,18 @@ const Row<ExpertsParams> kRows[] = {
      .cost = experts_any_f32_gemv_avx512_cost,
      .workspace = experts_any_f32_gemv_workspace,
      .run = experts_any_f32_gemv_avx512},
+    {.name = "experts_mxfp4_i16_gemv_avx512vnni",
+     .device = DeviceKind::kCpu,
+     .needs = kAvx512 | kAvx512Vnni,
+     .supports = "mxfp4",
+     .limits =
+         "any number of tokens, best for 1 to 4; activations to 2^-16 of their block's greatest",
+     .ran_on = "x86-64",
+     .layout = PackedLayout::kRows16,
+     .refuses = experts_mxfp4_i16_gemv_refuses,
+     .cost = experts_mxfp4_i16_gemv_avx512vnni_cost,
+     .workspace = experts_mxfp4_i16_gemv_workspace,
+     .run = experts_mxfp4_i16_gemv_avx512vnni},
 #endif
 };
 

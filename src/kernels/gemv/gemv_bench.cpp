@@ -40,6 +40,7 @@ void read_plain(benchmark::State& state) {
       uint64_t sums[8] = {};
       const uint64_t* at = words + i * kChunkWords;
       for (int64_t j = 0; j < kChunkWords; j += 8) {
+        __builtin_prefetch(at + j + 1024);
         for (int lane = 0; lane < 8; ++lane) sums[lane] += at[j + lane];
       }
       benchmark::DoNotOptimize(sums);
@@ -66,9 +67,12 @@ void product(benchmark::State& state, const LaneKernels& lanes, DType format, in
   const PackedMatrix matrix{
       .data = m.memory.data(), .format = format, .rows = num_tiles * 16, .cols = kCols};
   const std::vector<float> x = random.uniforms(int64_t{num_tokens} * kCols);
+  std::vector<float> scratch(static_cast<size_t>(prepared_floats(lanes, num_tokens, kCols)));
   for (auto _ : state) {
+    const Activations rows =
+        prepare_rows(*m.stream->pool, lanes, x.data(), kCols, num_tokens, kCols, scratch.data());
     parallel_product(
-        *m.stream->pool, lanes, matrix, x.data(), num_tokens,
+        *m.stream->pool, lanes, matrix, rows, num_tokens,
         [](int32_t, int32_t, int32_t, const float* y) { benchmark::DoNotOptimize(y[0]); });
   }
   const auto passes = static_cast<double>(state.iterations());
@@ -126,12 +130,14 @@ void register_all() {
     {&kLanesPortable, kFeatureNone},
 #if defined(__x86_64__)
     {&kLanesAvx2, kAvx2},
-    {&kLanesAvx512, kAvx512}
+    {&kLanesAvx512, kAvx512},
+    {&kLanesAvx512Vnni, kAvx512 | kAvx512Vnni}
 #endif
   };
   for (const auto& variant : kVariants) {
     if ((variant.needs & ~cpu_features()) != 0) continue;
     for (DType format : {DType::kF32, DType::kBF16, DType::kQ8_0, DType::kMXFP4}) {
+      if (product_of_format(*variant.lanes, format) == nullptr) continue;
       for (int32_t num_tokens : {1, 2, 8, 64}) {
         const std::string name = std::string("Product/") + variant.lanes->name + "/" +
                                  std::string(dtype_name(format)) + "/" + std::to_string(num_tokens);

@@ -15,14 +15,21 @@ namespace moxie {
 /// Tokens that one call of a tile product takes at most.
 inline constexpr int32_t kMaxTileTokens = 8;
 
+/// Memory of 32 prepared activations: 16-bit fixed point with a scale (lanes_avx512_vnni.cpp).
+inline constexpr int32_t kPreparedFloats = 18;
+
 /// y[token * 16 + lane] = sum over k of W[lane, k] x[token][k] for one kRows16 tile of `cols`
-/// columns and 1..kMaxTileTokens tokens. F32 products and sums; a column's order in the sum depends
-/// on nothing but `cols`, so that a token's result does not depend on its neighbours in x.
+/// columns and 1..kMaxTileTokens tokens. A column's order in the sum depends on
+/// nothing but `cols`, so that a token's result does not depend on its neighbours in x.
 using TileProduct = void (*)(const std::byte* tile, int32_t cols, const float* const* x,
                              int32_t num_tokens, float* y);
 
 struct LaneKernels {
-  const char* name;  ///< "portable", "avx2", "avx512"
+  const char* name;  ///< "portable", "avx2", "avx512", "avx512_vnni"
+  /// Null: the products take F32. Else they take rows that this function made: kPreparedFloats
+  /// floats of memory for each 32 columns (cols is a multiple of 32), whatever they mean.
+  void (*prepare)(const float* x, int32_t cols, float* out);
+  // Products by format of the weights; null where the set has none.
   TileProduct f32_product;
   TileProduct bf16_product;
   TileProduct q8_0_product;
@@ -39,5 +46,7 @@ struct LaneKernels {
 extern const LaneKernels kLanesPortable;
 extern const LaneKernels kLanesAvx2;    ///< AVX2, FMA, F16C
 extern const LaneKernels kLanesAvx512;  ///< AVX-512 F, BW, DQ, VL
+/// The same with VNNI: MXFP4 only, activations in 16-bit fixed point by blocks of 32.
+extern const LaneKernels kLanesAvx512Vnni;
 
 }  // namespace moxie

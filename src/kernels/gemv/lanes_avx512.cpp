@@ -43,6 +43,7 @@ void Mxfp4Format::decode(const std::byte* block, int32_t group, int32_t, Vec* w)
 }  // namespace
 
 const LaneKernels kLanesAvx512 = {.name = "avx512",
+                                  .prepare = nullptr,
                                   .f32_product = tile_product<F32Format>,
                                   .bf16_product = tile_product<Bf16Format>,
                                   .q8_0_product = tile_product<Q8Format>,

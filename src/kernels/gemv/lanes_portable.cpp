@@ -50,6 +50,7 @@ void Mxfp4Format::decode(const std::byte* block, int32_t group, int32_t part, Ve
 }  // namespace
 
 const LaneKernels kLanesPortable = {.name = "portable",
+                                    .prepare = nullptr,
                                     .f32_product = tile_product<F32Format>,
                                     .bf16_product = tile_product<Bf16Format>,
                                     .q8_0_product = tile_product<Q8Format>,

@@ -3,19 +3,22 @@
 
 namespace moxie {
 
-const char* product_refuses(const PackedMatrix& matrix) {
+const char* product_refuses(const LaneKernels& lanes, const PackedMatrix& matrix) {
   if (matrix.layout != PackedLayout::kRows16) return "weights are not in the CPU's packed layout";
   switch (matrix.format) {
     case DType::kF32:
-      return nullptr;
+      break;
     case DType::kBF16:
-      return matrix.cols % 2 == 0 ? nullptr : "columns are not even";
+      if (matrix.cols % 2 != 0) return "columns are not even";
+      break;
     case DType::kQ8_0:
     case DType::kMXFP4:
-      return matrix.cols % 32 == 0 ? nullptr : "columns are not a multiple of 32";
+      if (matrix.cols % 32 != 0) return "columns are not a multiple of 32";
+      break;
     default:
       return "weights are not f32, bf16, q8_0 or mxfp4";
   }
+  return product_of_format(lanes, matrix.format) == nullptr ? "weights are not mxfp4" : nullptr;
 }
 
 TileProduct product_of_format(const LaneKernels& lanes, DType format) {

@@ -14,10 +14,10 @@ namespace moxie {
 /// Tokens whose activations stay in the cache while tiles pass by (2880 columns: 720 KiB).
 inline constexpr int32_t kTokenBlock = 64;
 
-/// Null if the lanes can read this matrix, else why not.
-const char* product_refuses(const PackedMatrix& matrix);
+/// Null if the lanes can multiply by this matrix, else why not.
+const char* product_refuses(const LaneKernels& lanes, const PackedMatrix& matrix);
 
-/// The product for a format that product_refuses accepts.
+/// The product for a format, null if the lanes have none.
 TileProduct product_of_format(const LaneKernels& lanes, DType format);
 
 /// Estimated nanoseconds of one thread for `num_weights` applied to `num_tokens`.
@@ -62,11 +62,36 @@ void product_of_tiles(const LaneKernels& lanes, const PackedMatrix& matrix, int3
   }
 }
 
-/// product_of_tiles over the whole matrix and num_tokens rows of x [num_tokens, cols], split over
-/// the pool by tiles and blocks of tokens.
+/// Rows of activations as the lanes take them.
+struct Activations {
+  const float* data = nullptr;
+  int64_t stride = 0;
+  const float* row(int64_t i) const { return data + i * stride; }
+};
+
+/// Floats of scratch that prepare_rows needs for num_rows rows of cols.
+inline int64_t prepared_floats(const LaneKernels& lanes, int64_t num_rows, int32_t cols) {
+  return lanes.prepare == nullptr ? 0 : num_rows * (cols / 32) * kPreparedFloats;
+}
+
+/// x [num_rows, x_stride] itself, or its rows as the lanes want them, written to `scratch`.
+inline Activations prepare_rows(ThreadPool& pool, const LaneKernels& lanes, const float* x,
+                                int64_t x_stride, int32_t num_rows, int32_t cols, float* scratch) {
+  if (lanes.prepare == nullptr) return {x, x_stride};
+  const int64_t stride = int64_t{cols / 32} * kPreparedFloats;
+  split_work(pool, num_rows, 0.3 * cols * num_rows, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      lanes.prepare(x + i * x_stride, cols, scratch + i * stride);
+    }
+  });
+  return {scratch, stride};
+}
+
+/// product_of_tiles over the whole matrix and num_tokens rows of activations, split over the pool
+/// by tiles and blocks of tokens.
 template <typename Done>
 void parallel_product(ThreadPool& pool, const LaneKernels& lanes, const PackedMatrix& matrix,
-                      const float* x, int32_t num_tokens, Done done) {
+                      Activations x, int32_t num_tokens, Done done) {
   const int64_t num_tiles = matrix.num_tiles();
   const int64_t num_blocks = ceil_div(num_tokens, kTokenBlock);
   const double total_ns =
@@ -78,8 +103,7 @@ void parallel_product(ThreadPool& pool, const LaneKernels& lanes, const PackedMa
       const auto token = static_cast<int32_t>(block * kTokenBlock);
       product_of_tiles(
           lanes, matrix, static_cast<int32_t>(tile), static_cast<int32_t>(tile_end), token,
-          std::min(token + kTokenBlock, num_tokens),
-          [&](int32_t i) { return x + int64_t{i} * matrix.cols; }, done);
+          std::min(token + kTokenBlock, num_tokens), [&](int32_t i) { return x.row(i); }, done);
       begin += tile_end - tile;
     }
   });

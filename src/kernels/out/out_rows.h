@@ -10,11 +10,18 @@ void out_reference(const OutParams& params);
 
 // out_any_f32_gemv_*: F32 activations and sums over any packed format.
 const char* out_any_f32_gemv_refuses(const OutParams& params);
+uint64_t out_any_f32_gemv_workspace(const OutParams& params);
 double out_any_f32_gemv_portable_cost(const OutParams& params);
 double out_any_f32_gemv_avx2_cost(const OutParams& params);
 double out_any_f32_gemv_avx512_cost(const OutParams& params);
 void out_any_f32_gemv_portable(const OutParams& params);
 void out_any_f32_gemv_avx2(const OutParams& params);
 void out_any_f32_gemv_avx512(const OutParams& params);
+
+// out_mxfp4_i16_gemv_*: activations in 16-bit fixed point by blocks of 32.
+const char* out_mxfp4_i16_gemv_refuses(const OutParams& params);
+uint64_t out_mxfp4_i16_gemv_workspace(const OutParams& params);
+double out_mxfp4_i16_gemv_avx512vnni_cost(const OutParams& params);
+void out_mxfp4_i16_gemv_avx512vnni(const OutParams& params);
 
 }  // namespace moxie

@@ -28,7 +28,7 @@ const Row<OutParams> kRows[] = {
      .layout = PackedLayout::kRows16,
      .refuses = out_any_f32_gemv_refuses,
      .cost = out_any_f32_gemv_portable_cost,
-     .workspace = no_workspace,
+     .workspace = out_any_f32_gemv_workspace,
      .run = out_any_f32_gemv_portable},
 #if defined(__x86_64__)
     {.name = "out_any_f32_gemv_avx2",
@@ -40,7 +40,7 @@ const Row<OutParams> kRows[] = {
      .layout = PackedLayout::kRows16,
      .refuses = out_any_f32_gemv_refuses,
      .cost = out_any_f32_gemv_avx2_cost,
-     .workspace = no_workspace,
+     .workspace = out_any_f32_gemv_workspace,
      .run = out_any_f32_gemv_avx2},
     {.name = "out_any_f32_gemv_avx512",
      .device = DeviceKind::kCpu,
@@ -51,8 +51,20 @@ const Row<OutParams> kRows[] = {
      .layout = PackedLayout::kRows16,
      .refuses = out_any_f32_gemv_refuses,
      .cost = out_any_f32_gemv_avx512_cost,
-     .workspace = no_workspace,
+     .workspace = out_any_f32_gemv_workspace,
      .run = out_any_f32_gemv_avx512},
+    {.name = "out_mxfp4_i16_gemv_avx512vnni",
+     .device = DeviceKind::kCpu,
+     .needs = kAvx512 | kAvx512Vnni,
+     .supports = "mxfp4",
+     .limits =
+         "any number of tokens, best for 1 to 4; activations to 2^-16 of their block's greatest",
+     .ran_on = "x86-64",
+     .layout = PackedLayout::kRows16,
+     .refuses = out_mxfp4_i16_gemv_refuses,
+     .cost = out_mxfp4_i16_gemv_avx512vnni_cost,
+     .workspace = out_mxfp4_i16_gemv_workspace,
+     .run = out_mxfp4_i16_gemv_avx512vnni},
 #endif
 };
 

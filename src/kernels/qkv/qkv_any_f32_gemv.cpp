@@ -13,14 +13,16 @@ namespace {
 constexpr int32_t kMaxHeadDim = 256;
 
 struct Parts {
-  float* t;  // [tokens, hidden], normed
+  float* t;         // [tokens, hidden], normed
+  float* prepared;  // rows of t as the lanes want them
   uint64_t bytes;
 };
 
-Parts lay_out(const QkvParams& p, std::byte* base) {
+Parts lay_out(const QkvParams& p, const LaneKernels& lanes, std::byte* base) {
   Scratch scratch(base);
   Parts parts;
   parts.t = scratch.take<float>(int64_t{p.batch.num_tokens} * p.hidden);
+  parts.prepared = scratch.take<float>(prepared_floats(lanes, p.batch.num_tokens, p.hidden));
   parts.bytes = scratch.bytes();
   return parts;
 }
@@ -64,14 +66,14 @@ void finish_head(const QkvParams& p, int32_t token, int32_t head, float* values)
   append(p.kv.dtype, values, p.head_dim, cache + p.kv.offset(page, kv_head, position, p.head_dim));
 }
 
-void multiply_head(const QkvParams& p, const LaneKernels& lanes, const float* t, int32_t head,
+void multiply_head(const QkvParams& p, const LaneKernels& lanes, Activations t, int32_t head,
                    int32_t token, int32_t num_tokens) {
   const TileProduct product = product_of_format(lanes, p.weight.format);
   const int32_t tiles = p.head_dim / 16;
   const float* x[kMaxTileTokens];
   float y[kMaxTileTokens * 16];
   float heads[kMaxTileTokens][kMaxHeadDim];
-  for (int32_t i = 0; i < num_tokens; ++i) x[i] = t + int64_t{token + i} * p.hidden;
+  for (int32_t i = 0; i < num_tokens; ++i) x[i] = t.row(token + i);
   for (int32_t tile = 0; tile < tiles; ++tile) {
     product(p.weight.tile(0, head * tiles + tile), p.weight.cols, x, num_tokens, y);
     const float* bias = p.bias + head * p.head_dim + tile * 16;
@@ -85,13 +87,15 @@ void multiply_head(const QkvParams& p, const LaneKernels& lanes, const float* t,
 }
 
 void run(const QkvParams& p, const LaneKernels& lanes) {
-  const Parts parts = lay_out(p, p.launch.workspace);
+  const Parts parts = lay_out(p, lanes, p.launch.workspace);
   ThreadPool& pool = *p.launch.stream->pool;
   const int32_t num_tokens = p.batch.num_tokens;
   parallel_rms_norm(
       pool, lanes, [&](int32_t i) { return p.x + int64_t{i} * p.hidden; }, num_tokens, p.hidden,
       p.norm_weight, p.rms_eps, parts.t);
 
+  const Activations t =
+      prepare_rows(pool, lanes, parts.t, p.hidden, num_tokens, p.hidden, parts.prepared);
   const int64_t num_heads = p.num_heads + 2 * p.num_kv_heads;
   const int64_t num_blocks = ceil_div(num_tokens, kTokenBlock);
   const double total_ns =
@@ -102,7 +106,7 @@ void run(const QkvParams& p, const LaneKernels& lanes) {
       const auto first = static_cast<int32_t>(unit / num_heads) * kTokenBlock;
       const int32_t last = std::min(first + kTokenBlock, num_tokens);
       for (int32_t token = first; token < last; token += kMaxTileTokens) {
-        multiply_head(p, lanes, parts.t, head, token, std::min(kMaxTileTokens, last - token));
+        multiply_head(p, lanes, t, head, token, std::min(kMaxTileTokens, last - token));
       }
     }
   });
@@ -112,19 +116,23 @@ double cost(const QkvParams& p, const LaneKernels& lanes) {
   return product_ns(lanes, static_cast<double>(p.weight.rows) * p.weight.cols, p.batch.num_tokens);
 }
 
-}  // namespace
-
-const char* qkv_any_f32_gemv_refuses(const QkvParams& p) {
+const char* refuses(const QkvParams& p, const LaneKernels& lanes) {
   if (p.head_dim % 32 != 0 || p.head_dim > kMaxHeadDim) {
     return "head_dim is not a multiple of 32 up to 256";
   }
   if (p.kv.dtype != DType::kF32 && p.kv.dtype != DType::kBF16 && p.kv.dtype != DType::kF8E4M3) {
     return "the cache is not f32, bf16 or fp8_e4m3";
   }
-  return product_refuses(p.weight);
+  return product_refuses(lanes, p.weight);
 }
 
-uint64_t qkv_any_f32_gemv_workspace(const QkvParams& p) { return lay_out(p, nullptr).bytes; }
+}  // namespace
+
+const char* qkv_any_f32_gemv_refuses(const QkvParams& p) { return refuses(p, kLanesPortable); }
+
+uint64_t qkv_any_f32_gemv_workspace(const QkvParams& p) {
+  return lay_out(p, kLanesPortable, nullptr).bytes;
+}
 
 double qkv_any_f32_gemv_portable_cost(const QkvParams& p) { return cost(p, kLanesPortable); }
 void qkv_any_f32_gemv_portable(const QkvParams& p) { run(p, kLanesPortable); }
@@ -134,6 +142,13 @@ double qkv_any_f32_gemv_avx2_cost(const QkvParams& p) { return cost(p, kLanesAvx
 void qkv_any_f32_gemv_avx2(const QkvParams& p) { run(p, kLanesAvx2); }
 double qkv_any_f32_gemv_avx512_cost(const QkvParams& p) { return cost(p, kLanesAvx512); }
 void qkv_any_f32_gemv_avx512(const QkvParams& p) { run(p, kLanesAvx512); }
+
+const char* qkv_mxfp4_i16_gemv_refuses(const QkvParams& p) { return refuses(p, kLanesAvx512Vnni); }
+uint64_t qkv_mxfp4_i16_gemv_workspace(const QkvParams& p) {
+  return lay_out(p, kLanesAvx512Vnni, nullptr).bytes;
+}
+double qkv_mxfp4_i16_gemv_avx512vnni_cost(const QkvParams& p) { return cost(p, kLanesAvx512Vnni); }
+void qkv_mxfp4_i16_gemv_avx512vnni(const QkvParams& p) { run(p, kLanesAvx512Vnni); }
 #endif
 
 }  // namespace moxie

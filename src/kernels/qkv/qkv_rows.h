@@ -19,4 +19,10 @@ void qkv_any_f32_gemv_portable(const QkvParams& params);
 void qkv_any_f32_gemv_avx2(const QkvParams& params);
 void qkv_any_f32_gemv_avx512(const QkvParams& params);
 
+// qkv_mxfp4_i16_gemv_*: activations in 16-bit fixed point by blocks of 32.
+const char* qkv_mxfp4_i16_gemv_refuses(const QkvParams& params);
+uint64_t qkv_mxfp4_i16_gemv_workspace(const QkvParams& params);
+double qkv_mxfp4_i16_gemv_avx512vnni_cost(const QkvParams& params);
+void qkv_mxfp4_i16_gemv_avx512vnni(const QkvParams& params);
+
 }  // namespace moxie

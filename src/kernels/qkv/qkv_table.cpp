@@ -52,6 +52,18 @@ const Row<QkvParams> kRows[] = {
      .cost = qkv_any_f32_gemv_avx512_cost,
      .workspace = qkv_any_f32_gemv_workspace,
      .run = qkv_any_f32_gemv_avx512},
+    {.name = "qkv_mxfp4_i16_gemv_avx512vnni",
+     .device = DeviceKind::kCpu,
+     .needs = kAvx512 | kAvx512Vnni,
+     .supports = "mxfp4; cache f32, bf16, fp8_e4m3; head_dim a multiple of 32",
+     .limits =
+         "any number of tokens, best for 1 to 4; activations to 2^-16 of their block's greatest",
+     .ran_on = "x86-64",
+     .layout = PackedLayout::kRows16,
+     .refuses = qkv_mxfp4_i16_gemv_refuses,
+     .cost = qkv_mxfp4_i16_gemv_avx512vnni_cost,
+     .workspace = qkv_mxfp4_i16_gemv_workspace,
+     .run = qkv_mxfp4_i16_gemv_avx512vnni},
 #endif
 };
 

@@ -49,7 +49,7 @@ void run(const RouteParams& p, const LaneKernels& lanes) {
   parallel_rms_norm(
       pool, lanes, [&](int32_t i) { return p.x + int64_t{i} * p.hidden; }, p.num_tokens, p.hidden,
       p.norm_weight, p.rms_eps, p.t);
-  parallel_product(pool, lanes, p.weight, p.t, p.num_tokens,
+  parallel_product(pool, lanes, p.weight, {p.t, p.hidden}, p.num_tokens,
                    [&](int32_t tile, int32_t token, int32_t num_tokens, const float* y) {
                      const int32_t num_lanes = std::min(16, num_experts - tile * 16);
                      for (int32_t i = 0; i < num_tokens; ++i) {
@@ -74,7 +74,7 @@ double cost(const RouteParams& p, const LaneKernels& lanes) {
 
 const char* route_any_f32_gemv_refuses(const RouteParams& p) {
   if (p.top_k > kMaxTopK || p.top_k > p.weight.rows) return "top_k above 16 or the experts";
-  return product_refuses(p.weight);
+  return product_refuses(kLanesPortable, p.weight);
 }
 
 uint64_t route_any_f32_gemv_workspace(const RouteParams& p) { return lay_out(p, nullptr).bytes; }

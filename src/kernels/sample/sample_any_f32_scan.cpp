@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cfloat>
 #include <cmath>
+#include <optional>
 
 #include "core/threads.h"
 #include "kernels/sample/sample_math.h"
@@ -143,11 +144,16 @@ class RowSampler {
   int32_t collect_sorted(const float* values, int32_t wanted) {
     const int32_t count = collect(values, wanted);
     const int32_t num_sorted = std::min(count, wanted);
+    sort_ids(values, num_sorted, count);
+    return num_sorted;
+  }
+
+  // Sorts so that the first `num_sorted` of `count` slot ids are right.
+  void sort_ids(const float* values, int32_t num_sorted, int32_t count) {
     std::partial_sort(slot_.ids, slot_.ids + num_sorted, slot_.ids + count,
                       [values](int32_t a, int32_t b) {
                         return values[a] != values[b] ? values[a] > values[b] : a < b;
                       });
-    return num_sorted;
   }
 
   Cut cut_after(int32_t place) const { return {slot_.values[slot_.ids[place]], slot_.ids[place]}; }
@@ -161,7 +167,7 @@ class RowSampler {
     if (request_.top_p < 1) return k > 0 ? top_p_of_first(k) : top_p();
     if (k == 0) return {};
     const int32_t count = collect(slot_.values, k);
-    if (count <= k) return {};  // as many as have a value at all
+    if (count < k) return {};  // fewer have a value at all
     const float* values = slot_.values;
     std::nth_element(slot_.ids, slot_.ids + k - 1, slot_.ids + count,
                      [values](int32_t a, int32_t b) {
@@ -183,23 +189,64 @@ class RowSampler {
     return cut_after(count - 1);
   }
 
-  // top-p among all: the total is a quick sum, the mass that of a growing sorted prefix.
+  double mass_above(float value) const {
+    return code_.sum_exp(slot_.values, vocab_, value, best_,
+                         1.0 / static_cast<double>(request_.temperature));
+  }
+
+  // top-p among all: the total is a quick sum, the mass that of a sorted prefix.
   Cut top_p() {
-    constexpr double kDoubt = 1e-10;
-    const double total =
-        code_.sum_exp(slot_.values, vocab_, best_, 1.0 / static_cast<double>(request_.temperature));
-    const double wanted = static_cast<double>(request_.top_p) * total;
-    for (int64_t prefix = kFirstPrefix;; prefix *= 8) {
-      const auto size = static_cast<int32_t>(std::min<int64_t>(prefix, vocab_));
+    const double total = mass_above(-INFINITY);
+    for (int32_t size : {kFirstPrefix, 8 * kFirstPrefix}) {
       const int32_t count = collect_sorted(slot_.values, size);
-      double mass = 0;
-      for (int32_t i = 0; i < count; ++i) {
-        mass += weight(slot_.values[slot_.ids[i]]);
-        if (std::fabs(mass - wanted) <= kDoubt * total) return top_p_of_first(vocab_);
-        if (mass > wanted) return cut_after(i);
-      }
-      if (count < size || size == vocab_) return top_p_of_first(vocab_);
+      if (const auto cut = cut_in_sorted(count, 0.0, total)) return *cut;
     }
+    return top_p_far(slot_.values[slot_.ids[0]], total);
+  }
+
+  // Where the mass of the sorted slot ids, added to that of all before them, reaches top_p. Within
+  // the doubt of the sums the row is done as the reference does it. Nothing if it is not reached.
+  std::optional<Cut> cut_in_sorted(int32_t count, double mass_before, double total) {
+    constexpr double kDoubt = 1e-10;
+    const double wanted = static_cast<double>(request_.top_p) * total;
+    if (mass_before > 0 && wanted - mass_before <= kDoubt * total) return top_p_of_first(vocab_);
+    double mass = mass_before;
+    for (int32_t i = 0; i < count; ++i) {
+      mass += weight(slot_.values[slot_.ids[i]]);
+      if (std::fabs(mass - wanted) <= kDoubt * total) return top_p_of_first(vocab_);
+      if (mass > wanted) return cut_after(i);
+    }
+    return std::nullopt;
+  }
+
+  // The cut of a flat distribution lies thousands of ids deep: bisects for a stretch of values that
+  // holds it and few ids, and sorts those.
+  Cut top_p_far(float greatest, double total) {
+    constexpr int kMaxSteps = 40;
+    const double wanted = static_cast<double>(request_.top_p) * total;
+    double high = greatest;  // the mass above is too little
+    double low = std::max(-static_cast<double>(FLT_MAX), greatest - 800.0 * request_.temperature);
+    int32_t count_high = 0, count_low = vocab_;
+    for (int step = 0; step < kMaxSteps && count_low - count_high > kFirstPrefix; ++step) {
+      const auto middle = static_cast<float>(0.5 * (low + high));
+      const bool enough = mass_above(middle) >= wanted;
+      (enough ? low : high) = middle;
+      (enough ? count_low : count_high) = code_.count_above(slot_.values, vocab_, middle);
+    }
+    // Floats, as they come from floats or are the ends: low may be just below the least value.
+    const auto above = static_cast<float>(low), upto = static_cast<float>(high);
+    const int32_t count = collect_between(above, upto);
+    const auto cut = cut_in_sorted(count, mass_above(upto), total);
+    return cut ? *cut : top_p_of_first(vocab_);
+  }
+  // Ids with above < value <= upto, sorted, into slot ids; returns how many.
+  int32_t collect_between(float above, float upto) {
+    int32_t count = 0;
+    for (int32_t id = 0; id < vocab_; ++id) {
+      if (slot_.values[id] > above && slot_.values[id] <= upto) slot_.ids[count++] = id;
+    }
+    sort_ids(slot_.values, count, count);
+    return count;
   }
 
   // Gumbel-max over the kept ids.
@@ -249,7 +296,7 @@ class RowSampler {
       return;
     }
     best = clean_logit(best);
-    const double log_total = std::log(code_.sum_exp(raw, vocab_, best, 1.0));
+    const double log_total = std::log(code_.sum_exp(raw, vocab_, -INFINITY, best, 1.0));
     auto logprob = [&](float logit) {
       if (!(logit > -INFINITY)) return -INFINITY;
       return static_cast<float>(static_cast<double>(clean_logit(logit)) - best - log_total);

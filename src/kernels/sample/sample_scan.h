@@ -32,8 +32,9 @@ struct SampleScanCode {
   int32_t (*count_above)(const float* values, int32_t size, float value);
   /// The greatest value of each block of kSampleBlock, the last one shorter.
   void (*block_greatest)(const float* values, int32_t size, float* greatest);
-  /// Sum of exp((value - best) * inverse_t), to 1e-12 of it; -inf and NaN count nothing.
-  double (*sum_exp)(const float* values, int32_t size, double best, double inverse_t);
+  /// Sum of exp((value - best) * inverse_t) over the values greater than `above`, to 1e-12 of it;
+  /// NaN counts nothing.
+  double (*sum_exp)(const float* values, int32_t size, float above, double best, double inverse_t);
   /// clean_logit of every raw value, -inf where the mask (null: none) has no bit, and the padding.
   void (*clean)(const float* raw, const uint32_t* mask, int32_t size, float* values);
   /// The first id >= from whose noise may lift it to the best score; size if there is none.

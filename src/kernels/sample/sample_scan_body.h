@@ -107,7 +107,8 @@ struct SampleScanBody {
     result = x < -700.0 ? D{} : p * power;
   }
 
-  static double sum_exp(const float* values, int32_t size, double best, double inverse_t) {
+  static double sum_exp(const float* values, int32_t size, float above, double best,
+                        double inverse_t) {
     constexpr int kHalf = kLanes / 2;
     D total[2] = {D{}, D{}};
     alignas(64) float tail[2 * kHalf];
@@ -126,7 +127,7 @@ struct SampleScanBody {
         const D distance = (x - best) * inverse_t;
         D weight;
         exp_double(distance, weight);
-        total[n] += x >= -static_cast<double>(kGreatestFloat) ? weight : D{};
+        total[n] += x > static_cast<double>(above) ? weight : D{};
       }
     }
     double sum = 0;

@@ -10,26 +10,30 @@ namespace moxie {
 namespace {
 
 struct Parts {
-  float* t;  // [rows, hidden], normed
+  float* t;         // [rows, hidden], normed
+  float* prepared;  // rows of t as the lanes want them
   uint64_t bytes;
 };
 
-Parts lay_out(const UnembedParams& p, std::byte* base) {
+Parts lay_out(const UnembedParams& p, const LaneKernels& lanes, std::byte* base) {
   Scratch scratch(base);
   Parts parts;
   parts.t = scratch.take<float>(int64_t{p.num_rows} * p.hidden);
+  parts.prepared = scratch.take<float>(prepared_floats(lanes, p.num_rows, p.hidden));
   parts.bytes = scratch.bytes();
   return parts;
 }
 
 void run(const UnembedParams& p, const LaneKernels& lanes) {
-  const Parts parts = lay_out(p, p.launch.workspace);
+  const Parts parts = lay_out(p, lanes, p.launch.workspace);
   ThreadPool& pool = *p.launch.stream->pool;
   const int32_t vocab = p.weight.rows;
   parallel_rms_norm(
       pool, lanes, [&](int32_t i) { return p.x + int64_t{p.row_idx[i]} * p.hidden; }, p.num_rows,
       p.hidden, p.norm_weight, p.rms_eps, parts.t);
-  parallel_product(pool, lanes, p.weight, parts.t, p.num_rows,
+  const Activations t =
+      prepare_rows(pool, lanes, parts.t, p.hidden, p.num_rows, p.hidden, parts.prepared);
+  parallel_product(pool, lanes, p.weight, t, p.num_rows,
                    [&](int32_t tile, int32_t row, int32_t num_rows, const float* y) {
                      const int32_t num_lanes = std::min(16, vocab - tile * 16);
                      for (int32_t i = 0; i < num_rows; ++i) {
@@ -46,11 +50,11 @@ double cost(const UnembedParams& p, const LaneKernels& lanes) {
 }  // namespace
 
 const char* unembed_any_f32_gemv_refuses(const UnembedParams& p) {
-  return product_refuses(p.weight);
+  return product_refuses(kLanesPortable, p.weight);
 }
 
 uint64_t unembed_any_f32_gemv_workspace(const UnembedParams& p) {
-  return lay_out(p, nullptr).bytes;
+  return lay_out(p, kLanesPortable, nullptr).bytes;
 }
 
 double unembed_any_f32_gemv_portable_cost(const UnembedParams& p) {
@@ -63,6 +67,17 @@ double unembed_any_f32_gemv_avx2_cost(const UnembedParams& p) { return cost(p, k
 void unembed_any_f32_gemv_avx2(const UnembedParams& p) { run(p, kLanesAvx2); }
 double unembed_any_f32_gemv_avx512_cost(const UnembedParams& p) { return cost(p, kLanesAvx512); }
 void unembed_any_f32_gemv_avx512(const UnembedParams& p) { run(p, kLanesAvx512); }
+
+const char* unembed_mxfp4_i16_gemv_refuses(const UnembedParams& p) {
+  return product_refuses(kLanesAvx512Vnni, p.weight);
+}
+uint64_t unembed_mxfp4_i16_gemv_workspace(const UnembedParams& p) {
+  return lay_out(p, kLanesAvx512Vnni, nullptr).bytes;
+}
+double unembed_mxfp4_i16_gemv_avx512vnni_cost(const UnembedParams& p) {
+  return cost(p, kLanesAvx512Vnni);
+}
+void unembed_mxfp4_i16_gemv_avx512vnni(const UnembedParams& p) { run(p, kLanesAvx512Vnni); }
 #endif
 
 }  // namespace moxie

@@ -19,4 +19,10 @@ void unembed_any_f32_gemv_portable(const UnembedParams& params);
 void unembed_any_f32_gemv_avx2(const UnembedParams& params);
 void unembed_any_f32_gemv_avx512(const UnembedParams& params);
 
+// unembed_mxfp4_i16_gemv_*: activations in 16-bit fixed point by blocks of 32.
+const char* unembed_mxfp4_i16_gemv_refuses(const UnembedParams& params);
+uint64_t unembed_mxfp4_i16_gemv_workspace(const UnembedParams& params);
+double unembed_mxfp4_i16_gemv_avx512vnni_cost(const UnembedParams& params);
+void unembed_mxfp4_i16_gemv_avx512vnni(const UnembedParams& params);
+
 }  // namespace moxie

@@ -52,6 +52,18 @@ const Row<UnembedParams> kRows[] = {
      .cost = unembed_any_f32_gemv_avx512_cost,
      .workspace = unembed_any_f32_gemv_workspace,
      .run = unembed_any_f32_gemv_avx512},
+    {.name = "unembed_mxfp4_i16_gemv_avx512vnni",
+     .device = DeviceKind::kCpu,
+     .needs = kAvx512 | kAvx512Vnni,
+     .supports = "mxfp4",
+     .limits =
+         "any number of rows, best for 1 to 4; activations to 2^-16 of their block's greatest",
+     .ran_on = "x86-64",
+     .layout = PackedLayout::kRows16,
+     .refuses = unembed_mxfp4_i16_gemv_refuses,
+     .cost = unembed_mxfp4_i16_gemv_avx512vnni_cost,
+     .workspace = unembed_mxfp4_i16_gemv_workspace,
+     .run = unembed_mxfp4_i16_gemv_avx512vnni},
 #endif
 };
 

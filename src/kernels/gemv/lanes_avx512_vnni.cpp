@@ -1,0 +1,131 @@
+// LaneKernels for AVX-512 with VNNI: MXFP4 weights times activations in 16-bit fixed point.
+//
+// A block of 32 activations becomes a scale and integers of 16 bits, each two signed bytes: v = 256
+// hi + lo. A weight becomes the unsigned byte 12 + 2 w (0..24). vpdpbusd multiplies four unsigned
+// by four signed bytes and adds them to a 32-bit sum, so that a block's product is exact in
+// integers:
+//   2 sum w v = sum (12 + 2 w) v - 12 sum v
+// About 20 cycles a block of 512 weights for one token, where F32 takes 48; with many tokens the
+// F32 product does as well. The error is the rounding of an activation to 2^-16 of the greatest of
+// its block: less than a hundredth of what BF16 activations lose.
+#include <immintrin.h>
+
+#include "kernels/gemv/lanes_body.h"
+
+namespace moxie {
+namespace {
+
+// A prepared block, kPreparedFloats floats.
+struct PreparedBlock {
+  float half_scale;    // half of the activations' scale: the weights are doubled
+  int32_t correction;  // -12 sum v
+  int8_t hi[32];       // in order of the columns
+  int8_t lo[32];
+};
+static_assert(sizeof(PreparedBlock) == 4 * kPreparedFloats);
+
+constexpr float kGreatestFixed = 32512.0f;  // 127 * 256: hi stays within a signed byte
+
+void prepare(const float* x, int32_t cols, float* out) {
+  auto* block = reinterpret_cast<PreparedBlock*>(out);
+  for (int32_t k = 0; k < cols; k += 32, ++block) {
+    const __m512 a = _mm512_loadu_ps(x + k), b = _mm512_loadu_ps(x + k + 16);
+    const float amax = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(a), _mm512_abs_ps(b)));
+    const __m512 inverse = _mm512_set1_ps(amax > 0 ? kGreatestFixed / amax : 0.0f);
+    block->half_scale = amax * (0.5f / kGreatestFixed);
+    int32_t sum = 0;
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half) {
+      const __m512i v = _mm512_cvtps_epi32(_mm512_mul_ps(half == 0 ? a : b, inverse));
+      const __m512i lo = _mm512_srai_epi32(_mm512_slli_epi32(v, 24), 24);
+      const __m512i hi = _mm512_srai_epi32(_mm512_sub_epi32(v, lo), 8);
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(block->hi + 16 * half), _mm512_cvtepi32_epi8(hi));
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(block->lo + 16 * half), _mm512_cvtepi32_epi8(lo));
+      sum += _mm512_reduce_add_epi32(v);
+    }
+    block->correction = -12 * sum;
+  }
+}
+
+MOXIE_INLINE int32_t four_bytes(const int8_t* at) {
+  int32_t word;
+  __builtin_memcpy(&word, at, 4);
+  return word;
+}
+
+template <int32_t N>
+MOXIE_INLINE void fixed_product_of(const std::byte* tile, int32_t cols, const float* const* x,
+                                   float* y) {
+  const __m512i nibble = _mm512_set1_epi8(0x0F);
+  const __m512i table = _mm512_broadcast_i32x4(
+      _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
+  __m512 sums[N];
+#pragma GCC unroll 8
+  for (int32_t n = 0; n < N; ++n) sums[n] = _mm512_setzero_ps();
+  const std::byte* block = tile;
+  for (int32_t i = 0; i < cols / 32; ++i, block += Mxfp4Format::kBlockBytes) {
+    prefetch_block<Mxfp4Format>(block);
+    __m512i hi[N], lo[N];
+#pragma GCC unroll 8
+    for (int32_t n = 0; n < N; ++n) {
+      const auto& from = reinterpret_cast<const PreparedBlock*>(x[n])[i];
+      hi[n] = _mm512_setzero_si512();
+      lo[n] = _mm512_set1_epi32(from.correction);
+    }
+#pragma GCC unroll 4
+    for (int32_t j = 0; j < 4; ++j) {
+      const __m512i codes = _mm512_loadu_si512(block + 16 + 64 * j);
+      const __m512i low = _mm512_shuffle_epi8(table, _mm512_and_si512(codes, nibble));
+      const __m512i high =
+          _mm512_shuffle_epi8(table, _mm512_and_si512(_mm512_srli_epi16(codes, 4), nibble));
+#pragma GCC unroll 8
+      for (int32_t n = 0; n < N; ++n) {
+        const auto& from = reinterpret_cast<const PreparedBlock*>(x[n])[i];
+        hi[n] = _mm512_dpbusd_epi32(hi[n], low, _mm512_set1_epi32(four_bytes(from.hi + 8 * j)));
+        lo[n] = _mm512_dpbusd_epi32(lo[n], low, _mm512_set1_epi32(four_bytes(from.lo + 8 * j)));
+        hi[n] =
+            _mm512_dpbusd_epi32(hi[n], high, _mm512_set1_epi32(four_bytes(from.hi + 8 * j + 4)));
+        lo[n] =
+            _mm512_dpbusd_epi32(lo[n], high, _mm512_set1_epi32(four_bytes(from.lo + 8 * j + 4)));
+      }
+    }
+    const __m512 factor = _mm512_castsi512_ps(_mm512_slli_epi32(
+        _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(block))), 23));
+#pragma GCC unroll 8
+    for (int32_t n = 0; n < N; ++n) {
+      const auto& from = reinterpret_cast<const PreparedBlock*>(x[n])[i];
+      const __m512i total = _mm512_add_epi32(_mm512_slli_epi32(hi[n], 8), lo[n]);
+      const __m512 scale = _mm512_mul_ps(factor, _mm512_set1_ps(from.half_scale));
+      sums[n] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(total), scale, sums[n]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int32_t n = 0; n < N; ++n) _mm512_storeu_ps(y + 16 * n, sums[n]);
+}
+
+void fixed_product(const std::byte* tile, int32_t cols, const float* const* x, int32_t num_tokens,
+                   float* y) {
+  int32_t token = 0;
+  for (; token + 4 <= num_tokens; token += 4) {
+    fixed_product_of<4>(tile, cols, x + token, y + 16 * token);
+  }
+  for (; token + 2 <= num_tokens; token += 2) {
+    fixed_product_of<2>(tile, cols, x + token, y + 16 * token);
+  }
+  if (token < num_tokens) fixed_product_of<1>(tile, cols, x + token, y + 16 * token);
+}
+
+}  // namespace
+
+const LaneKernels kLanesAvx512Vnni = {.name = "avx512_vnni",
+                                      .prepare = prepare,
+                                      .f32_product = nullptr,
+                                      .bf16_product = nullptr,
+                                      .q8_0_product = nullptr,
+                                      .mxfp4_product = fixed_product,
+                                      .rms_norm = rms_norm,
+                                      .swiglu = swiglu,
+                                      .decode_ns = 0.004,
+                                      .apply_ns = 0.014};
+
+}  // namespace moxie

@@ -1,0 +1,353 @@
+// The command line as its contract says: names, exit codes, JSON fields, and files gone bad.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
+
+#include "process.h"
+#include "weights/safetensors.h"
+
+namespace moxie {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+
+const std::string kNano = std::string(MOXIE_TEST_DATA) + "/goldens/nano-a";
+
+ProcessResult moxie(std::vector<std::string> arguments, const std::string& input = "",
+                    const std::vector<std::string>& environment = {}) {
+  arguments.insert(arguments.begin(), MOXIE_BINARY);
+  return run_process(arguments, input, environment, 300);
+}
+
+Json json_of(const ProcessResult& result) {
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  Json document = Json::parse(result.out, nullptr, false);
+  EXPECT_FALSE(document.is_discarded()) << result.out;
+  return document;
+}
+
+std::string slurp(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// A folder of its own for each test, removed afterwards.
+class CliTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const auto* info = ::testing::UnitTest::GetInstance()->current_test_info();
+    folder_ = fs::temp_directory_path() /
+              ("moxie_cli_" + std::string(info->name()) + "_" + std::to_string(::getpid()));
+    fs::create_directories(folder_);
+  }
+  void TearDown() override { fs::remove_all(folder_); }
+  void write(const std::string& name, const std::string& text) const {
+    std::ofstream(folder_ / name, std::ios::binary) << text;
+  }
+  std::string at(const std::string& name) const { return (folder_ / name).string(); }
+  fs::path folder_;
+};
+
+TEST_F(CliTest, UsageFaultsExitWithTwo) {
+  EXPECT_EQ(moxie({}).exit_code, 2);
+  EXPECT_EQ(moxie({"nosuchcommand"}).exit_code, 2);
+  EXPECT_EQ(moxie({"run"}).exit_code, 2);
+  EXPECT_EQ(moxie({"score", "--ids", "1", "--ids-file", "x"}).exit_code, 2);
+  const auto unknown = moxie({"bench", "--kv-dtyp", "bf16"});
+  EXPECT_EQ(unknown.exit_code, 2);
+  EXPECT_NE(unknown.err.find("did you mean --kv-dtype"), std::string::npos) << unknown.err;
+}
+
+TEST_F(CliTest, EveryCommandHasHelpWithAnExample) {
+  for (const std::string command : {"run", "chat", "score", "tokenize", "detokenize", "inspect",
+                                    "kernels", "plan", "doctor", "bench"}) {
+    const auto help = moxie({command, "--help"});
+    EXPECT_EQ(help.exit_code, 0) << command;
+    EXPECT_NE(help.out.find("Example:"), std::string::npos) << command;
+  }
+}
+
+TEST_F(CliTest, FlagBeatsVariableBeatsConfigFile) {
+  write("c.json", R"({"ids": [1, 2, 3], "kv-dtype": "bf16"})");
+  const std::vector<std::string> base = {"score", "--model", kNano, "--config", at("c.json")};
+  EXPECT_EQ(json_of(moxie(base))["num_scored"], 2);
+  EXPECT_EQ(json_of(moxie(base, "", {"MOXIE_IDS=1,2"}))["num_scored"], 1);
+  auto with_flag = base;
+  with_flag.insert(with_flag.end(), {"--ids", "1,2,3,4"});
+  EXPECT_EQ(json_of(moxie(with_flag, "", {"MOXIE_IDS=1,2"}))["num_scored"], 3);
+  EXPECT_EQ(moxie(base, "", {"MOXIE_KV_DTYPEE=bf16"}).exit_code, 2);
+  write("bad.json", R"({"kv-dtyp": "bf16"})");
+  const auto bad = moxie({"score", "--model", kNano, "--config", at("bad.json"), "--ids", "1,2"});
+  EXPECT_EQ(bad.exit_code, 2);
+  EXPECT_NE(bad.err.find("did you mean --kv-dtype"), std::string::npos) << bad.err;
+}
+
+TEST_F(CliTest, ScoreWritesLogitsAsSafetensors) {
+  write("ids.json", "[[1, 2, 3, 4], [7, 8]]");
+  const Json scores = json_of(moxie({"score", "--model", kNano, "--ids-file", at("ids.json"),
+                                     "--logits", at("out.safetensors")}));
+  EXPECT_EQ(scores["nll"].size(), 2u);
+  EXPECT_EQ(scores["nll"][0].size(), 3u);
+  EXPECT_NEAR(scores["perplexity"].get<double>(), std::exp(scores["mean_nll"].get<double>()), 1e-6);
+  const auto file = SafetensorsFile::open(at("out.safetensors"));
+  ASSERT_TRUE(file.has_value());
+  const auto* logits = file->find("logits.0");
+  ASSERT_NE(logits, nullptr);
+  ASSERT_NE(file->find("logits.1"), nullptr);
+  // The first prediction's likelihood follows from the first row.
+  std::vector<float> row(512);
+  std::memcpy(row.data(), file->data(*logits), row.size() * 4);
+  double sum = 0;
+  for (const float value : row) sum += std::exp(static_cast<double>(value));
+  EXPECT_NEAR(scores["nll"][0][0].get<double>(), std::log(sum) - row[2], 1e-4);
+}
+
+TEST_F(CliTest, BadIdsAreErrorsNotCrashes) {
+  for (const std::string ids : {"512", "1,100000"}) {
+    const auto result = moxie({"score", "--model", kNano, "--ids", ids + ",1"});
+    EXPECT_EQ(result.exit_code, 1) << ids;
+    EXPECT_NE(result.err.find("vocabulary of 512"), std::string::npos) << result.err;
+  }
+  write("ids.json", "{\"not\": \"a list\"}");
+  EXPECT_EQ(moxie({"score", "--model", kNano, "--ids-file", at("ids.json")}).exit_code, 1);
+  write("deep.json", std::string(100000, '['));
+  EXPECT_EQ(moxie({"score", "--model", kNano, "--ids-file", at("deep.json")}).exit_code, 1);
+}
+
+TEST_F(CliTest, ForcedRowsRunAndAreReported) {
+  const Json scores =
+      json_of(moxie({"score", "--model", kNano, "--ids", "1,2,3", "--kernel", "experts=reference",
+                     "--kernel", "qkv=qkv_any_f32_gemv_portable"}));
+  EXPECT_EQ(scores["kernels"]["experts"], "experts_reference");
+  EXPECT_EQ(scores["kernels"]["qkv"], "qkv_any_f32_gemv_portable");
+  const auto unknown = moxie({"score", "--model", kNano, "--ids", "1", "--kernel", "experts=nope"});
+  EXPECT_EQ(unknown.exit_code, 1);
+  EXPECT_NE(unknown.err.find("did you mean"), std::string::npos) << unknown.err;
+}
+
+TEST_F(CliTest, RowsOfAnotherDeviceFailWithTheReason) {
+  const Json table = json_of(moxie({"kernels", "--model", kNano, "--json"}));
+  for (const Json& row : table["kernels"]) {
+    EXPECT_FALSE(row["reason"].get<std::string>().empty()) << row["name"];
+    if (row["device"] != "cuda") continue;
+    const auto forced = moxie({"score", "--model", kNano, "--ids", "1,2", "--kernel",
+                               row["step"].get<std::string>() + "=" + row["name"].get<std::string>()});
+    EXPECT_EQ(forced.exit_code, 1);
+    EXPECT_NE(forced.err.find("another device"), std::string::npos) << forced.err;
+  }
+}
+
+TEST_F(CliTest, KernelsDocumentIsTheTable) {
+  const auto printed = moxie({"kernels", "--markdown"});
+  EXPECT_EQ(printed.exit_code, 0);
+  const std::string committed = slurp(std::string(MOXIE_SOURCE_DIR) + "/docs/kernels.md");
+  // A build without CUDA prints no CUDA rows; every row that it prints must be in the document.
+  std::istringstream lines(printed.out);
+  for (std::string line; std::getline(lines, line);) {
+    EXPECT_NE(committed.find(line), std::string::npos)
+        << "docs/kernels.md lacks: " << line << "\nwrite it anew: moxie kernels --markdown";
+  }
+}
+
+TEST_F(CliTest, TokenizersAgreeThroughTheCommands) {
+  const std::string tiktoken = at("o200k.tiktoken");
+  ASSERT_EQ(std::system(("gunzip -c '" MOXIE_TEST_DATA "/tokenizer/o200k_base.tiktoken.gz' > '" +
+                         tiktoken + "'").c_str()), 0);
+  const Json ids = json_of(moxie({"tokenize", "--tokenizer", tiktoken, "--json", "--text",
+                                  "hello world"}));
+  EXPECT_EQ(ids["ids"], Json({24912, 2375}));
+  EXPECT_EQ(moxie({"detokenize", "--tokenizer", tiktoken, "--ids", "24912,2375"}).out,
+            "hello world");
+  const auto lines = moxie({"tokenize", "--tokenizer", tiktoken, "--lines"},
+                           "\"hello world\"\n\"<|start|>\"\n");
+  EXPECT_EQ(lines.out.substr(0, lines.out.find('\n')), "[24912,2375]");
+  const auto special = moxie({"tokenize", "--tokenizer", tiktoken, "--lines", "--special", "all"},
+                             "\"<|start|>\"\n");
+  EXPECT_EQ(special.out, "[200006]\n");
+  // Harmony through the same tokenizer: parse what a model wrote.
+  const auto parsed = moxie({"harmony", "parse", "--tokenizer", tiktoken},
+                            R"({"ids": [200005, 17196, 200008, 13225, 0, 200002]})");
+  const Json messages = json_of(parsed)["messages"];
+  ASSERT_EQ(messages.size(), 1u);
+  EXPECT_EQ(messages[0]["channel"], "final");
+  EXPECT_EQ(messages[0]["content"][0]["text"], "Hello!");
+  EXPECT_EQ(moxie({"harmony", "render", "--tokenizer", tiktoken}, "not json").exit_code, 1);
+}
+
+TEST_F(CliTest, InspectNamesEveryFaultAndExitsWithOne) {
+  fs::copy(kNano + "/config.json", folder_ / "config.json");
+  std::string bytes = slurp(kNano + "/model.safetensors");
+  const auto inspect = [&](const std::string& weights) {
+    write("model.safetensors", weights);
+    const auto result = moxie({"inspect", folder_.string(), "--json"});
+    EXPECT_EQ(result.exit_code, 1) << result.out.substr(0, 300) << result.err;
+    EXPECT_FALSE(result.err.empty());
+    // What cannot be inspected cannot be loaded either, and says so alike.
+    EXPECT_EQ(moxie({"score", "--model", folder_.string(), "--ids", "1,2"}).exit_code, 1);
+    return Json::parse(result.out, nullptr, false);
+  };
+  EXPECT_FALSE(inspect(bytes.substr(0, bytes.size() / 2))["faults"].empty());
+  EXPECT_FALSE(inspect(bytes.substr(0, 5))["faults"].empty());
+  EXPECT_FALSE(inspect("")["faults"].empty());
+  std::string absurd = bytes;
+  absurd.replace(0, 8, "\xff\xff\xff\xff\xff\xff\xff\x0f", 8);
+  EXPECT_FALSE(inspect(absurd)["faults"].empty());
+  std::string renamed = bytes;
+  const auto name = renamed.find("model.norm.weight");
+  ASSERT_NE(name, std::string::npos);
+  renamed[name] = 'M';
+  const Json faults = inspect(renamed)["faults"];
+  ASSERT_FALSE(faults.is_discarded());
+  bool missing = false, extra = false;
+  for (const Json& fault : faults) {
+    missing |= fault["tensor"] == "model.norm.weight";
+    extra |= fault["tensor"] == "Model.norm.weight";
+    EXPECT_FALSE(fault["file"].get<std::string>().empty());
+    EXPECT_FALSE(fault["expected"].get<std::string>().empty());
+  }
+  EXPECT_TRUE(missing && extra) << faults;
+}
+
+TEST_F(CliTest, MissingModelsSayWhereTheyWereLookedFor) {
+  const auto path = moxie({"run", "hi", "--model", at("nothing")});
+  EXPECT_EQ(path.exit_code, 1);
+  EXPECT_NE(path.err.find("nothing"), std::string::npos);
+  const auto repo = moxie({"run", "hi", "--model", "openai/gpt-oss-20b"}, "",
+                          {"HF_HUB_CACHE=" + folder_.string()});
+  EXPECT_EQ(repo.exit_code, 1);
+  EXPECT_NE(repo.err.find(folder_.string()), std::string::npos) << repo.err;
+}
+
+TEST_F(CliTest, AModelLargerThanMemoryIsRefusedBeforeLoading) {
+  // 120b takes some 62 GiB: where that much is free, there is nothing to refuse.
+  const Json plan = json_of(moxie({"plan", "--model", "synthetic:gpt-oss-120b", "--json"}));
+  EXPECT_GT(plan["total_bytes"].get<double>(), 60e9);
+  if (plan["fits"].get<bool>()) return;
+  const auto result = moxie({"bench", "--model", "synthetic:gpt-oss-120b", "-p", "0", "-n", "1"});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_NE(result.err.find("gpt-oss-20b"), std::string::npos) << result.err;
+  EXPECT_LT(result.peak_bytes, uint64_t{1} << 30);
+}
+
+TEST_F(CliTest, BenchPrintsTheContractsFields) {
+  const Json bench = json_of(moxie({"bench", "--model", kNano, "-p", "8,16", "-n", "4", "-d", "0,20",
+                                    "-b", "1,2", "-r", "2", "--json"}));
+  EXPECT_GT(bench["machine"]["read_gb_s"].get<double>(), 0);
+  EXPECT_TRUE(bench["machine"]["peak"].is_object());
+  ASSERT_EQ(bench["tests"].size(), 12u);
+  std::set<std::string> names;
+  for (const Json& test : bench["tests"]) {
+    names.insert(test["name"]);
+    EXPECT_EQ(test["tok_s"]["samples"].size(), 2u);
+    for (const char* key : {"median", "mean", "stdev"}) EXPECT_TRUE(test["tok_s"].contains(key));
+    EXPECT_GT(test["bytes_per_token"].get<double>(), 0);
+    EXPECT_GT(test["flops_per_token"].get<double>(), 0);
+    EXPECT_GT(test["share_of_limit"].get<double>(), 0);
+    EXPECT_EQ(test["kernels"].size(), test["n_gen"] > 0 ? 8u : 7u);
+  }
+  EXPECT_TRUE(names.contains("pp16@d20@b2") && names.contains("tg4")) << bench["tests"];
+  EXPECT_TRUE(bench["record"].is_object());
+}
+
+TEST_F(CliTest, PlanIsWithinFivePercentOfThePeakSeen) {
+  // Large enough that the program itself is a small part: some 700 MiB of weights.
+  Json config = Json::parse(slurp(kNano + "/config.json"));
+  config["hidden_size"] = 1024;
+  config["intermediate_size"] = 1024;
+  config["num_local_experts"] = 64;
+  config["num_hidden_layers"] = 4;
+  config["vocab_size"] = 32768;
+  config["num_attention_heads"] = 16;
+  config["sliding_window"] = 128;
+  write("config.json", config.dump());
+  const std::string model = "synthetic:" + at("config.json");
+  Json ids = Json::array();
+  for (int i = 0; i < 600; ++i) ids.push_back(i * 37 % 32768);
+  write("ids.json", Json::array({ids}).dump());
+  for (const std::string kv : {"bf16", "f32"}) {
+    const Json plan = json_of(moxie({"plan", "--model", model, "--json", "--max-model-len", "4096",
+                                     "--kv-dtype", kv}));
+    const auto run = moxie({"score", "--model", model, "--ids-file", at("ids.json"),
+                            "--max-model-len", "4096", "--kv-dtype", kv, "--chunk", "512"});
+    ASSERT_EQ(run.exit_code, 0) << run.err;
+    // Scoring keeps a row of logits for each token of a launch, where a plan counts one.
+    const double predicted = plan["total_bytes"].get<double>() + 511.0 * 32768 * 4;
+    EXPECT_NEAR(static_cast<double>(run.peak_bytes) / predicted, 1.0, 0.05) << plan.dump(1);
+  }
+}
+
+TEST_F(CliTest, PlanOfTheEmbeddedModelIsWithinFivePercentOfThePeakSeen) {
+  for (const std::string context : {"8192", "65536"}) {
+    const Json plan = json_of(moxie({"plan", "--json", "--max-model-len", context}));
+    const auto run = moxie({"run", "What is 3 + 4?", "--max-model-len", context});
+    ASSERT_EQ(run.exit_code, 0) << run.err;
+    EXPECT_NEAR(static_cast<double>(run.peak_bytes) / plan["total_bytes"].get<double>(), 1.0, 0.05)
+        << plan.dump(1);
+  }
+}
+
+TEST_F(CliTest, TheEmbeddedModelAnswers) {
+  const std::vector<std::string> ask = {"run", "What is 4127 + 985?", "--json"};
+  const Json reply = json_of(moxie(ask));
+  EXPECT_NE(reply["content"].get<std::string>().find("5112"), std::string::npos) << reply;
+  EXPECT_FALSE(reply["reasoning"].get<std::string>().empty());
+  EXPECT_EQ(reply["finish_reason"], "stop");
+  for (const char* key : {"usage", "timing", "kernels"}) EXPECT_TRUE(reply[key].is_object()) << key;
+  EXPECT_EQ(reply["kernels"].size(), 8u);
+  EXPECT_EQ(json_of(moxie({"run", "-", "--json"}, ask[1]))["content"], reply["content"]);
+}
+
+TEST_F(CliTest, TheSameSeedGivesTheSameText) {
+  const auto ask = [](const std::string& seed, const std::string& threads) {
+    return json_of(moxie({"run", "Say something nice", "--json", "--temperature", "1.5", "--seed",
+                          seed, "--max-tokens", "60", "--threads", threads}));
+  };
+  const Json first = ask("7", "1"), again = ask("7", "2");
+  EXPECT_EQ(first["content"], again["content"]);
+  EXPECT_EQ(first["reasoning"], again["reasoning"]);
+  std::set<std::string> texts;
+  for (const std::string seed : {"1", "2", "3", "4"}) {
+    const Json reply = ask(seed, "2");
+    texts.insert(reply["reasoning"].get<std::string>() + reply["content"].get<std::string>());
+  }
+  EXPECT_GT(texts.size(), 1u);
+}
+
+TEST_F(CliTest, ToolsAreCalled) {
+  const Json reply = json_of(moxie({"run", "What is the weather in Oslo?", "--json", "--tools",
+                                    std::string(MOXIE_SOURCE_DIR) + "/tools/demo_tools.json"}));
+  EXPECT_EQ(reply["finish_reason"], "tool_calls");
+  ASSERT_EQ(reply["tool_calls"].size(), 1u);
+  EXPECT_EQ(reply["tool_calls"][0]["function"]["name"], "get_weather");
+  const Json arguments =
+      Json::parse(reply["tool_calls"][0]["function"]["arguments"].get<std::string>());
+  EXPECT_EQ(arguments["city"], "Oslo");
+}
+
+TEST_F(CliTest, APromptLongerThanTheContextIsAClearError) {
+  std::string prompt;
+  for (int i = 0; i < 4000; ++i) prompt += "word ";
+  const auto result = moxie({"run", "-", "--max-model-len", "256"}, prompt);
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_NE(result.err.find("--max-model-len"), std::string::npos) << result.err;
+}
+
+TEST_F(CliTest, ChatTakesCommandsAndRemembersTheConversation) {
+  const auto result = moxie({"chat", "--quiet"},
+                            "/help\nMy name is Anna.\nWhat is my name?\n/nonsense\n/quit\n");
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_NE(result.err.find("/clear"), std::string::npos);
+  EXPECT_NE(result.err.find("unknown command"), std::string::npos);
+  EXPECT_NE(result.out.find("Anna"), std::string::npos) << result.out;
+}
+
+}  // namespace
+}  // namespace moxie
