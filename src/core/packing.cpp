@@ -36,6 +36,34 @@ void put_mxfp4(std::byte* block, int lane, uint8_t scale, const uint8_t* codes) 
   }
 }
 
+// Four nibbles to the low halves of four bytes.
+constexpr uint32_t spread_nibbles(uint32_t nibbles) {
+  nibbles = (nibbles | nibbles << 8) & 0x00FF00FFu;
+  return (nibbles | nibbles << 4) & 0x0F0F0F0Fu;
+}
+
+// The same from 16 stored bytes, four whole words at a time: files are gigabytes of these.
+void put_stored_mxfp4(std::byte* block, int lane, std::byte scale, const std::byte* stored,
+                      NibbleOrder order) {
+  block[lane] = scale;
+  std::byte* words = block + 16 + 4 * lane;
+  if (order == NibbleOrder::kAdjacent) {
+    for (int j = 0; j < 4; ++j) {
+      const auto pairs = load<uint32_t>(stored + 4 * j);  // nibble i is element 8j + i
+      const uint32_t word = spread_nibbles(pairs & 0xFFFFu) | spread_nibbles(pairs >> 16) << 4;
+      std::memcpy(words + 64 * j, &word, 4);
+    }
+    return;
+  }
+  for (int j = 0; j < 4; ++j) {  // elements 0..15 are low nibbles, 16..31 high ones
+    const int shift = j < 2 ? 0 : 4;
+    const std::byte* at = stored + 8 * (j % 2);
+    const uint32_t word = (load<uint32_t>(at) >> shift & 0x0F0F0F0Fu) |
+                          (load<uint32_t>(at + 4) >> shift & 0x0F0F0F0Fu) << 4;
+    std::memcpy(words + 64 * j, &word, 4);
+  }
+}
+
 void stored_mxfp4_codes(const StoredRows& source, int64_t row, int block, uint8_t* scale,
                         uint8_t* codes) {
   const bool gguf = source.kind == StoredRows::Kind::kMxfp4Gguf;
@@ -71,10 +99,17 @@ void put_lane(const StoredRows& source, int64_t row, int lane, DType target, std
   const int32_t cols = source.cols;
   uint8_t codes[32];
   if (target == DType::kMXFP4 && is_mxfp4(source.kind)) {
+    const bool is_gguf = source.kind == StoredRows::Kind::kMxfp4Gguf;
+    const std::byte* base = source.data + row * source.row_stride_bytes;
+    const std::byte* scales = source.scales + row * source.scale_stride_bytes;
     for (int block = 0; block < cols / 32; ++block) {
-      uint8_t scale;
-      stored_mxfp4_codes(source, row, block, &scale, codes);
-      put_mxfp4(tile + 272 * block, lane, scale, codes);
+      if (is_gguf) {
+        put_stored_mxfp4(tile + 272 * block, lane, base[17 * block], base + 17 * block + 1,
+                         NibbleOrder::kHalves);
+      } else {
+        put_stored_mxfp4(tile + 272 * block, lane, scales[block], base + 16 * block,
+                         NibbleOrder::kAdjacent);
+      }
     }
     return;
   }

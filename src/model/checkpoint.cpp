@@ -76,10 +76,14 @@ Result<std::string> snapshot_of(const fs::path& repo) {
 
 const char* checkpoint_kind_name(CheckpointKind kind) {
   switch (kind) {
-    case CheckpointKind::kHuggingFace: return "huggingface";
-    case CheckpointKind::kOriginal: return "original";
-    case CheckpointKind::kGguf: return "gguf";
-    case CheckpointKind::kSynthetic: return "synthetic";
+    case CheckpointKind::kHuggingFace:
+      return "huggingface";
+    case CheckpointKind::kOriginal:
+      return "original";
+    case CheckpointKind::kGguf:
+      return "gguf";
+    case CheckpointKind::kSynthetic:
+      return "synthetic";
   }
   return "unknown";
 }
@@ -124,8 +128,9 @@ Result<std::unique_ptr<Checkpoint>> open_checkpoint(const std::string& model) {
     if (!folder) return fail(folder.error());
     return open_checkpoint(*folder);
   }
-  return fail("no such file or folder", model,
-              "embedded, a folder, a .gguf file, org/name in the Hugging Face cache, or synthetic:");
+  return fail(
+      "no such file or folder", model,
+      "embedded, a folder, a .gguf file, org/name in the Hugging Face cache, or synthetic:");
 }
 
 }  // namespace moxie

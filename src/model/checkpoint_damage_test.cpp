@@ -1,5 +1,5 @@
-// Damaged checkpoints: each damage yields a fault that names file, tensor, found and expected; load()
-// refuses; nothing ends the process.
+// Damaged checkpoints: each damage yields a fault that names file, tensor, found and expected;
+// load() refuses; nothing ends the process.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -54,7 +54,8 @@ std::vector<Damage> damages() {
   const std::string experts = "model.layers.2.mlp.experts.";
   const std::string file = "model.safetensors: ";
   return {
-      {"missing", [=](auto& m) { m.erase(q); },
+      {"missing",
+       [=](auto& m) { m.erase(q); },
        {file + q + ": found no such tensor, expected BF16, F16 or F32 [512, 192]"}},
       {"two_missing",
        [=](auto& m) {
@@ -84,25 +85,34 @@ std::vector<Damage> damages() {
          resize(m.at(q), {512, 192}, 512 * 192);
        },
        {file + q + ": found the dtype U8, expected the dtype BF16, F16 or F32"}},
-      {"blocks_of_wrong_dtype", [=](auto& m) { m.at(experts + "down_proj_blocks").dtype = "I8"; },
+      {"blocks_of_wrong_dtype",
+       [=](auto& m) { m.at(experts + "down_proj_blocks").dtype = "I8"; },
        {experts + "down_proj_blocks: found the dtype I8, expected the dtype U8"}},
-      {"wrong_shape", [=](auto& m) { resize(m.at(q), {192, 512}, 512 * 192 * 2); },
+      {"wrong_shape",
+       [=](auto& m) {
+         resize(m.at(q), {192, 512}, 512 * 192 * 2);
+       },
        {file + q + ": found the shape [192, 512], expected the shape [512, 192]"}},
-      {"wrong_rank", [=](auto& m) { resize(m.at(q), {512 * 192}, 512 * 192 * 2); },
+      {"wrong_rank",
+       [=](auto& m) { resize(m.at(q), {512 * 192}, 512 * 192 * 2); },
        {file + q + ": found the shape [98304], expected the shape [512, 192]"}},
       {"vector_too_long",
        [=](auto& m) { resize(m.at("model.norm.weight"), {193}, 2 * 193); },
        {file + "model.norm.weight: found the shape [193], expected the shape [192]"}},
-      {"configuration_with_fewer_layers", [=](auto& m) {
+      {"configuration_with_fewer_layers",
+       [=](auto& m) {
          m.config.num_layers = 3;
          m.config.is_window.resize(3);
        },
        {"model.layers.3.input_layernorm.weight: found a tensor that the model does not have"}},
-      {"absurd_configuration", [=](auto& m) { m.config.num_experts = 1 << 30; },
+      {"absurd_configuration",
+       [=](auto& m) { m.config.num_experts = 1 << 30; },
        {"config.json: num_local_experts: found 1073741824, expected 1 to 4096"}},
-      {"negative_configuration", [=](auto& m) { m.config.hidden = -192; },
+      {"negative_configuration",
+       [=](auto& m) { m.config.hidden = -192; },
        {"config.json: hidden_size: found -192, expected 32 to 65536"}},
-      {"configuration_does_not_divide", [=](auto& m) { m.config.num_kv_heads = 3; },
+      {"configuration_does_not_divide",
+       [=](auto& m) { m.config.num_kv_heads = 3; },
        {"config.json: num_attention_heads: found 8, expected a multiple of 3"}},
   };
 }
@@ -191,8 +201,9 @@ TEST(CheckpointDamage, NanScalesAreFoundAtLoad) {
   EXPECT_NE(split.find("model.layers.0.mlp.experts.gate_up_proj_scales: found the scale byte 255"),
             std::string::npos);
   const std::string gguf = error_of(folder / "m.gguf");
-  EXPECT_NE(gguf.find("blk.2.ffn_down_exps.weight: found the scale byte 255 (NaN) in expert 3, row 7"),
-            std::string::npos)
+  EXPECT_NE(
+      gguf.find("blk.2.ffn_down_exps.weight: found the scale byte 255 (NaN) in expert 3, row 7"),
+      std::string::npos)
       << gguf;
 }
 
@@ -304,8 +315,9 @@ TEST(GgufCheckpointDamage, PartsThatAreMissingOrDoNotBelong) {
         open_checkpoint((folder / name).string());
     return checkpoint ? messages_of(**checkpoint) : "error: " + checkpoint.error().message();
   };
-  EXPECT_NE(messages("m-00001-of-00003.gguf").find("m-00002-of-00003.gguf: found a file that cannot"),
-            std::string::npos);
+  EXPECT_NE(
+      messages("m-00001-of-00003.gguf").find("m-00002-of-00003.gguf: found a file that cannot"),
+      std::string::npos);
   write(folder / "m-00002-of-00003.gguf", parts[2]);
   EXPECT_NE(messages("m-00001-of-00003.gguf").find("split.no: found 2, expected 1"),
             std::string::npos);

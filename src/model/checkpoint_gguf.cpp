@@ -86,9 +86,9 @@ Result<GptOssConfig> config_of(const GgufFile& file, const std::string& architec
   KeyReader keys(file, architecture);
   keys.integer("block_count", true, &config.num_layers);
   keys.integer("embedding_length", true, &config.hidden);
-  keys.integer(keys.has("expert_feed_forward_length") ? "expert_feed_forward_length"
-                                                      : "feed_forward_length",
-               true, &config.intermediate);
+  keys.integer(
+      keys.has("expert_feed_forward_length") ? "expert_feed_forward_length" : "feed_forward_length",
+      true, &config.intermediate);
   keys.integer("attention.head_count", true, &config.num_heads);
   keys.integer("attention.head_count_kv", true, &config.num_kv_heads);
   keys.integer("attention.key_length", false, &config.head_dim);
@@ -147,9 +147,8 @@ void add_parts(const SplitName& name, const GgufFile& first, std::vector<TensorF
   }
   const int64_t expected = first.integer("split.tensors.count").value_or(num_tensors);
   if (is_whole && expected != num_tensors) {
-    faults->add({first_path, "split.tensors.count", fmt::format("{} tensors in all parts",
-                                                                num_tensors),
-                 std::to_string(expected)});
+    faults->add({first_path, "split.tensors.count",
+                 fmt::format("{} tensors in all parts", num_tensors), std::to_string(expected)});
   }
 }
 

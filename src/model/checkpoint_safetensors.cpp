@@ -110,8 +110,8 @@ CheckpointResult finish(std::string path, const std::string& config_path,
   const CheckpointKind kind =
       is_original ? CheckpointKind::kOriginal : CheckpointKind::kHuggingFace;
   return std::unique_ptr<Checkpoint>(std::make_unique<FileCheckpoint>(
-      WeightNaming{kind}, std::move(path), std::move(*config), config_path, std::move(files), std::move(faults),
-      std::move(tokenizer)));
+      WeightNaming{kind}, std::move(path), std::move(*config), config_path, std::move(files),
+      std::move(faults), std::move(tokenizer)));
 }
 
 // `original/` holds no tokenizer: the folder above does.

@@ -1,4 +1,5 @@
-// "synthetic:": a model of true shapes with random weights, made in place without touching the disk.
+// "synthetic:": a model of true shapes with random weights, made in place without touching the
+// disk.
 #include <cmath>
 #include <cstring>
 
@@ -113,8 +114,7 @@ class SyntheticCheckpoint final : public Checkpoint {
   ModelWeights layout(const LoadOptions& options) const override {
     ModelWeights weights;
     if (faults_.empty()) {
-      lay_out_weights(config_, synthetic_formats(config_, options.mxfp4_layers), nullptr,
-                      &weights);
+      lay_out_weights(config_, synthetic_formats(config_, options.mxfp4_layers), nullptr, &weights);
     }
     return weights;
   }

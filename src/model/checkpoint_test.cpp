@@ -262,8 +262,8 @@ TEST_P(GgufDense, KeepsTheStoredFormat) {
     for (size_t i = 0; i < values.size(); ++i) {
       uint16_t scale = 0;
       std::memcpy(&scale, blocks.data() + 34 * (i / 32), 2);
-      values[i] =
-          f16_to_f32(scale) * static_cast<float>(static_cast<int8_t>(blocks[34 * (i / 32) + 2 + i % 32]));
+      values[i] = f16_to_f32(scale) *
+                  static_cast<float>(static_cast<int8_t>(blocks[34 * (i / 32) + 2 + i % 32]));
     }
     EXPECT_EQ(std::memcmp(loaded.weights.embedding.data,
                           q8_0_blocks(source.values("model.embed_tokens.weight")).data(),
@@ -362,7 +362,8 @@ TEST(Load, PeakMemoryStaysBelow1Point1TimesThePackedSize) {
   fs::remove_all(folder);
   if (before == 0 || peak > 4 * loaded.weights.packed_bytes + before) GTEST_SKIP() << "no peak";
   ASSERT_GT(loaded.weights.packed_bytes, uint64_t{50} << 20);
-  EXPECT_LT(static_cast<double>(peak - before), 1.1 * static_cast<double>(loaded.weights.packed_bytes));
+  EXPECT_LT(static_cast<double>(peak - before),
+            1.1 * static_cast<double>(loaded.weights.packed_bytes));
 }
 #endif
 
@@ -372,7 +373,8 @@ TEST(Synthetic, HasTrueShapesAndFiniteValues) {
   EXPECT_EQ(loaded.checkpoint->tensors().size(), 3u + 17 * 4);
   const Loaded real = load(kGoldens + "nano-a");
   EXPECT_EQ(loaded.weights.packed_bytes, real.weights.packed_bytes);
-  const Loaded small = load("synthetic:" + kGoldens + "nano-a/config.json", *Mxfp4Layers::parse("all"));
+  const Loaded small =
+      load("synthetic:" + kGoldens + "nano-a/config.json", *Mxfp4Layers::parse("all"));
   EXPECT_EQ(small.weights.head.format, DType::kMXFP4);
   EXPECT_LT(small.weights.packed_bytes, real.weights.packed_bytes);
 }

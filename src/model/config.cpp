@@ -76,8 +76,7 @@ class FieldReader {
     return value->get<std::string>();
   }
   void fault(const std::string& name, const std::string& found, const std::string& expected) {
-    faults_->push_back(
-        fmt::format("{}{}: found {}, expected {}", prefix_, name, found, expected));
+    faults_->push_back(fmt::format("{}{}: found {}, expected {}", prefix_, name, found, expected));
   }
 
  private:
@@ -135,7 +134,8 @@ void default_layer_types(GptOssConfig* config) {
 void read_hugging_face(const Json& json, GptOssConfig* config, std::vector<std::string>* faults) {
   FieldReader fields(json, "", faults);
   const std::string type = fields.text("model_type");
-  if (!type.empty() && type != "gpt_oss") fields.fault("model_type", '"' + type + '"', "\"gpt_oss\"");
+  if (!type.empty() && type != "gpt_oss")
+    fields.fault("model_type", '"' + type + '"', "\"gpt_oss\"");
   fields.integer("num_local_experts", true, &config->num_experts);
   fields.integer("experts_per_token", false, &config->top_k);
   fields.integer("num_experts_per_tok", false, &config->top_k);
@@ -150,8 +150,10 @@ void read_hugging_face(const Json& json, GptOssConfig* config, std::vector<std::
   for (const char* name : {"rope_parameters", "rope_scaling"}) {
     const Json* rope = fields.find(name);
     if (rope == nullptr) continue;
-    if (rope->is_object()) read_rope(*rope, name, config, faults);
-    else fields.fault(name, kind_of(*rope), "an object");
+    if (rope->is_object())
+      read_rope(*rope, name, config, faults);
+    else
+      fields.fault(name, kind_of(*rope), "an object");
     break;
   }
 }
@@ -210,8 +212,8 @@ std::vector<std::string> GptOssConfig::faults() const {
   multiple("num_attention_heads", num_heads, num_kv_heads);
   multiple("num_attention_heads * head_dim", int64_t{num_heads} * head_dim, 32);
   if (is_window.size() != static_cast<size_t>(std::max(num_layers, 0))) {
-    out.push_back(fmt::format("layer_types: found {} entries, expected {}", is_window.size(),
-                              num_layers));
+    out.push_back(
+        fmt::format("layer_types: found {} entries, expected {}", is_window.size(), num_layers));
   }
   const auto positive = [&](const char* name, double value, double low, double high) {
     if (!(value >= low && value <= high))
@@ -246,8 +248,10 @@ Result<GptOssConfig> parse_config_json(const std::string& text, const std::strin
   fields.integer("sliding_window", false, &config.sliding_window);
   fields.real("swiglu_limit", &config.swiglu_limit);
   const bool is_original = fields.has("num_experts") && !fields.has("num_local_experts");
-  if (is_original) read_original(json, &config, &faults);
-  else read_hugging_face(json, &config, &faults);
+  if (is_original)
+    read_original(json, &config, &faults);
+  else
+    read_hugging_face(json, &config, &faults);
   default_layer_types(&config);
   if (!faults.empty()) {
     std::string all;

@@ -228,7 +228,8 @@ TEST(Yarn, TablesHoldCosThenSinAtEveryPosition) {
   for (int p = 0; p < 3; ++p) {
     for (int i = 0; i < 32; ++i) {
       const double angle = (131069.0 + p) * yarn.inverse[static_cast<size_t>(i)];
-      EXPECT_NEAR(table[static_cast<size_t>(64 * p + i)], 1.3465735902799727 * std::cos(angle), 1e-7);
+      EXPECT_NEAR(table[static_cast<size_t>(64 * p + i)], 1.3465735902799727 * std::cos(angle),
+                  1e-7);
       EXPECT_NEAR(table[static_cast<size_t>(64 * p + 32 + i)], 1.3465735902799727 * std::sin(angle),
                   1e-7);
     }

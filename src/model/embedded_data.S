@@ -1,4 +1,4 @@
-// The bytes of models/tiny in the read-only data of the binary. MOXIE_EMBEDDED_DIR is that folder.
+// The bytes of models/tiny, as read-only data. That folder is on the path of the assembler.
     .section .rodata
     .macro embed name, file
     .balign 64
@@ -10,8 +10,8 @@
     .byte 0
     .endm
 
-    embed moxie_embedded_weights, MOXIE_EMBEDDED_DIR/model.safetensors
-    embed moxie_embedded_config, MOXIE_EMBEDDED_DIR/config.json
-    embed moxie_embedded_tokenizer, MOXIE_EMBEDDED_DIR/tokenizer.json
+    embed moxie_embedded_weights, model.safetensors
+    embed moxie_embedded_config, config.json
+    embed moxie_embedded_tokenizer, tokenizer.json
 
     .section .note.GNU-stack, "", %progbits

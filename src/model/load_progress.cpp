@@ -32,9 +32,9 @@ void LoadProgress::show(double elapsed_s) {
   const double share = std::min(1.0, static_cast<double>(done_bytes_) / total_bytes_);
   const double rate = done_bytes_ / elapsed_s;
   const double left_s = rate > 0 ? (total_bytes_ - std::min(done_bytes_, total_bytes_)) / rate : 0;
-  std::string line = fmt::format("{:3.0f}%  {:.1f} of {:.1f} GB, {:.2f} GB/s, {:.0f} s left",
-                                 100 * share, done_bytes_ / 1e9, total_bytes_ / 1e9, rate / 1e9,
-                                 left_s);
+  std::string line =
+      fmt::format("{:3.0f}%  {:.1f} of {:.1f} GB, {:.2f} GB/s, {:.0f} s left", 100 * share,
+                  done_bytes_ / 1e9, total_bytes_ / 1e9, rate / 1e9, left_s);
   if (is_terminal_) {
     const int filled = static_cast<int>(share * 30);
     line = fmt::format("\r{} [{}{}] {} \x1b[K", what_, std::string(filled, '#'),

@@ -82,12 +82,11 @@ class Loader {
       : config_(config), stored_(stored), pool_(pool), progress_(progress) {}
 
   void load(const ModelWeights& weights) {
-    batch_bytes_ = std::clamp(static_cast<int64_t>(weights.packed_bytes / 64), kMinBatchBytes,
-                              kMaxBatchBytes);
+    batch_bytes_ =
+        std::clamp(static_cast<int64_t>(weights.packed_bytes / 64), kMinBatchBytes, kMaxBatchBytes);
     load_table(weights.embedding, part("model.embed_tokens.weight", 0));
     for (int32_t i = 0; i < config_.num_layers; ++i)
-      load_layer(weights.layers[static_cast<size_t>(i)],
-                 "model.layers." + std::to_string(i) + ".");
+      load_layer(weights.layers[static_cast<size_t>(i)], "model.layers." + std::to_string(i) + ".");
     load_vector("model.norm.weight", weights.final_norm);
     load_matrix(weights.head, {"lm_head.weight"});
   }
@@ -118,8 +117,7 @@ class Loader {
     load_matrix(layer.router, {at + "mlp.router.weight"});
     load_vector(at + "mlp.router.bias", layer.router_bias);
     load_matrix(layer.gate_up, {at + "mlp.experts.gate_up_proj"});
-    load_gate_up_bias(at + "mlp.experts.gate_up_proj_bias", layer.gate_up.rows,
-                      layer.gate_up_bias);
+    load_gate_up_bias(at + "mlp.experts.gate_up_proj_bias", layer.gate_up.rows, layer.gate_up_bias);
     load_matrix(layer.down, {at + "mlp.experts.down_proj"});
     load_vector(at + "mlp.experts.down_proj_bias", layer.down_bias);
   }
@@ -141,8 +139,9 @@ class Loader {
 
   void load_gate_up_bias(const std::string& name, int32_t num_packed_rows, const float* place) {
     auto* out = const_cast<float*>(place);
-    std::memset(out, 0, sizeof(float) * static_cast<size_t>(config_.num_experts) *
-                            static_cast<size_t>(num_packed_rows));
+    std::memset(out, 0,
+                sizeof(float) * static_cast<size_t>(config_.num_experts) *
+                    static_cast<size_t>(num_packed_rows));
     for (int32_t half = 0; half < 2; ++half) {
       const StoredPart& source = part(name, static_cast<size_t>(half));
       for (int32_t e = 0; e < config_.num_experts; ++e) {
@@ -165,8 +164,8 @@ class Loader {
     auto* out = const_cast<std::byte*>(table.data);
     const int64_t row_bytes = table.row_bytes();
     const auto batch_rows = static_cast<int32_t>(std::max<int64_t>(1, batch_bytes_ / row_bytes));
-    const bool is_same = row_bytes == source.rows.row_stride_bytes &&
-                         source.rows.kind != StoredRows::Kind::kF16;
+    const bool is_same =
+        row_bytes == source.rows.row_stride_bytes && source.rows.kind != StoredRows::Kind::kF16;
     for (int32_t begin = 0; begin < table.rows; begin += batch_rows) {
       const int32_t num_rows = std::min(batch_rows, table.rows - begin);
       pool_.ranges(num_rows, 64, [&](int64_t first, int64_t last) {
@@ -183,15 +182,16 @@ class Loader {
           for (int32_t k = 0; k < table.cols; ++k) {
             const float value = row[static_cast<size_t>(k)];
             const uint16_t half = f32_to_bf16(value);
-            if (table.format == DType::kF32) std::memcpy(target + 4 * k, &value, 4);
-            else std::memcpy(target + 2 * k, &half, 2);
+            if (table.format == DType::kF32)
+              std::memcpy(target + 4 * k, &value, 4);
+            else
+              std::memcpy(target + 2 * k, &half, 2);
           }
         }
       });
-      stored_ranges(source, 0, begin, num_rows,
-                    [](const MappedFile* file, uint64_t at, uint64_t bytes) {
-                      file->release(at, bytes);
-                    });
+      stored_ranges(
+          source, 0, begin, num_rows,
+          [](const MappedFile* file, uint64_t at, uint64_t bytes) { file->release(at, bytes); });
       progress_.add(static_cast<uint64_t>(num_rows * row_bytes));
     }
   }
@@ -230,8 +230,7 @@ class Loader {
       int32_t part_begin = 0;  // first row of the part in the packed matrix
       for (const StoredPart* part : job.parts) {
         const int32_t low = std::max(0, first / width * 16 - part_begin);
-        const int32_t high =
-            std::min(part->num_rows, ceil_div(last, width) * 16 - part_begin);
+        const int32_t high = std::min(part->num_rows, ceil_div(last, width) * 16 - part_begin);
         if (low < high) {
           stored_ranges(*part, expert, low, high - low,
                         [&](const MappedFile* file, uint64_t offset, uint64_t bytes) {

@@ -10,8 +10,8 @@ namespace moxie {
 uint64_t lay_out_weights(const GptOssConfig& config, const WeightFormats& formats, std::byte* base,
                          ModelWeights* out);
 
-/// Packs all weights for the CPU (layout kRows16), in parallel on the device's threads. Pages of the
-/// input are let go as soon as they are packed. Fails on a NaN scale, naming the tensor.
+/// Packs all weights for the CPU (layout kRows16), in parallel on the device's threads. Pages of
+/// the input are let go as soon as they are packed. Fails on a NaN scale, naming the tensor.
 Result<ModelWeights> load_weights(const GptOssConfig& config, const StoredWeights& stored,
                                   const WeightFormats& formats, Device& device,
                                   const LoadOptions& options);

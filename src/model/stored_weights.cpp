@@ -82,12 +82,18 @@ struct WantedPart {
 
 std::optional<StoredRows::Kind> stored_kind(DType dtype) {
   switch (dtype) {
-    case DType::kF32: return StoredRows::Kind::kF32;
-    case DType::kF16: return StoredRows::Kind::kF16;
-    case DType::kBF16: return StoredRows::Kind::kBF16;
-    case DType::kQ8_0: return StoredRows::Kind::kQ8_0;
-    case DType::kMXFP4: return StoredRows::Kind::kMxfp4Gguf;
-    default: return std::nullopt;
+    case DType::kF32:
+      return StoredRows::Kind::kF32;
+    case DType::kF16:
+      return StoredRows::Kind::kF16;
+    case DType::kBF16:
+      return StoredRows::Kind::kBF16;
+    case DType::kQ8_0:
+      return StoredRows::Kind::kQ8_0;
+    case DType::kMXFP4:
+      return StoredRows::Kind::kMxfp4Gguf;
+    default:
+      return std::nullopt;
   }
 }
 
@@ -98,7 +104,8 @@ class WeightFinder {
       : config_(config),
         kind_(naming.kind),
         is_old_gguf_(naming.is_old_gguf),
-        stored_(stored), faults_(faults) {
+        stored_(stored),
+        faults_(faults) {
     bool is_whole = !stored->files.empty();
     for (const TensorFile& file : stored->files) {
       // A file without a readable header hides its tensors: they are not missing besides.
@@ -251,15 +258,14 @@ class WeightFinder {
 
   bool find_dense_part(const WeightSpec& spec, const WantedPart& wanted, StoredPart* part) {
     const bool is_gguf = kind_ == CheckpointKind::kGguf;
-    const Place* found =
-        spec.is_vector || !is_gguf
-            ? checked(wanted.tensor, wanted.shape, "BF16, F16 or F32",
-                      [](DType dtype) {
-                        return dtype == DType::kBF16 || dtype == DType::kF16 ||
-                               dtype == DType::kF32;
-                      })
-            : checked(wanted.tensor, wanted.shape, "MXFP4, Q8_0, BF16, F16 or F32",
-                      [](DType dtype) { return stored_kind(dtype).has_value(); });
+    const Place* found = spec.is_vector || !is_gguf
+                             ? checked(wanted.tensor, wanted.shape, "BF16, F16 or F32",
+                                       [](DType dtype) {
+                                         return dtype == DType::kBF16 || dtype == DType::kF16 ||
+                                                dtype == DType::kF32;
+                                       })
+                             : checked(wanted.tensor, wanted.shape, "MXFP4, Q8_0, BF16, F16 or F32",
+                                       [](DType dtype) { return stored_kind(dtype).has_value(); });
     if (found == nullptr) return false;
     const int64_t num_experts = spec.shape.rank == (spec.is_vector ? 2 : 3) ? wanted.shape[0] : 1;
     const int64_t cols = spec.is_vector ? 1 : wanted.shape[wanted.shape.rank - 1];
@@ -274,12 +280,10 @@ class WeightFinder {
     const std::string scales_name = wanted.tensor + (is_original ? ".scales" : "_scales");
     if (places_.contains(wanted.tensor) && !places_.contains(blocks_name)) {
       // Dense: the transformers library stores experts as [E, in, out], the original as rows.
-      const Shape dense =
-          is_original ? shape : Shape{shape[0], shape[2], shape[1]};
-      const Place* found =
-          checked(wanted.tensor, dense, "BF16, F16 or F32", [](DType dtype) {
-            return dtype == DType::kBF16 || dtype == DType::kF16 || dtype == DType::kF32;
-          });
+      const Shape dense = is_original ? shape : Shape{shape[0], shape[2], shape[1]};
+      const Place* found = checked(wanted.tensor, dense, "BF16, F16 or F32", [](DType dtype) {
+        return dtype == DType::kBF16 || dtype == DType::kF16 || dtype == DType::kF32;
+      });
       if (found == nullptr) return false;
       fill(*found, wanted, shape[0], shape[2], part);
       if (!is_original) {
@@ -323,11 +327,11 @@ class WeightFinder {
              .first = wanted.first,
              .step = wanted.step,
              .num_rows = wanted.num_rows};
-    part->rows = {.kind = *stored_kind(dtype),
-                  .data = data_of(found),
-                  .row_stride_bytes =
-                      static_cast<int64_t>(dtype_bytes(dtype, static_cast<uint64_t>(cols))),
-                  .cols = static_cast<int32_t>(cols)};
+    part->rows = {
+        .kind = *stored_kind(dtype),
+        .data = data_of(found),
+        .row_stride_bytes = static_cast<int64_t>(dtype_bytes(dtype, static_cast<uint64_t>(cols))),
+        .cols = static_cast<int32_t>(cols)};
     part->expert_stride_bytes = static_cast<int64_t>(found.tensor->bytes) / num_experts;
   }
 
@@ -345,11 +349,15 @@ class WeightFinder {
 
 DType kept_format(const StoredPart& part) {
   switch (part.rows.kind) {
-    case StoredRows::Kind::kBF16: return DType::kBF16;
-    case StoredRows::Kind::kQ8_0: return DType::kQ8_0;
+    case StoredRows::Kind::kBF16:
+      return DType::kBF16;
+    case StoredRows::Kind::kQ8_0:
+      return DType::kQ8_0;
     case StoredRows::Kind::kMxfp4Split:
-    case StoredRows::Kind::kMxfp4Gguf: return DType::kMXFP4;
-    default: return DType::kF32;
+    case StoredRows::Kind::kMxfp4Gguf:
+      return DType::kMXFP4;
+    default:
+      return DType::kF32;
   }
 }
 
@@ -365,8 +373,7 @@ void find_weights(const GptOssConfig& config, const WeightNaming& naming, Stored
 WeightFormats packed_formats(const GptOssConfig& config, const StoredWeights& stored,
                              const Mxfp4Layers& mxfp4) {
   // `otherwise` stands for weights that were not found: plans are made for faulty files too.
-  const auto kept = [&](std::initializer_list<std::string> names,
-                        DType otherwise = DType::kBF16) {
+  const auto kept = [&](std::initializer_list<std::string> names, DType otherwise = DType::kBF16) {
     std::optional<DType> format;
     for (const std::string& name : names) {
       for (const StoredPart& part : stored.by_name.at(name).parts) {

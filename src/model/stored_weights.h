@@ -56,8 +56,9 @@ struct WeightNaming {
   bool is_old_gguf = false;
 };
 
-/// Finds every weight in `stored->files`, whose tensors are named by `naming`; adds a fault for each that is missing, of wrong dtype or shape, or in no list. Files' own faults are
-/// not repeated.
+/// Finds every weight in `stored->files`, whose tensors are named by `naming`; adds a fault for
+/// each that is missing, of wrong dtype or shape, or in no list. Files' own faults are not
+/// repeated.
 void find_weights(const GptOssConfig& config, const WeightNaming& naming, StoredWeights* stored,
                   FaultList* faults);
 

@@ -47,10 +47,14 @@ Result<Mxfp4Layers> Mxfp4Layers::parse(const std::string& text) {
     const size_t end = std::min(text.find(',', begin), text.size());
     const std::string word = text.substr(begin, end - begin);
     begin = end + 1;
-    if (word == "qkv") layers.qkv = true;
-    else if (word == "o") layers.o = true;
-    else if (word == "lm_head") layers.lm_head = true;
-    else if (word == "all") layers = {true, true, true};
+    if (word == "qkv")
+      layers.qkv = true;
+    else if (word == "o")
+      layers.o = true;
+    else if (word == "lm_head")
+      layers.lm_head = true;
+    else if (word == "all")
+      layers = {true, true, true};
     else if (word != "moe" && !(word.empty() && text.empty()))
       return fail("found \"" + word + "\"", "--mxfp4-layers",
                   "a list of moe, qkv, o, lm_head, or all");

@@ -21,23 +21,24 @@ struct WeightSpec {
 };
 
 /// The only list of weights: loader, plan, inspect and converters walk it.
-void for_each_weight(const GptOssConfig& config, const std::function<void(const WeightSpec&)>& visit);
+void for_each_weight(const GptOssConfig& config,
+                     const std::function<void(const WeightSpec&)>& visit);
 
 /// Vectors are F32; pointers lie in ModelWeights::storage.
 struct LayerWeights {
-  const float* input_norm = nullptr;  // [hidden]
-  PackedMatrix qkv;                   // [q + k + v rows, hidden]
-  const float* qkv_bias = nullptr;    // [qkv rows]
-  const float* sinks = nullptr;       // [heads]
-  PackedMatrix out;                   // [hidden, q width]
-  const float* out_bias = nullptr;    // [hidden]
-  const float* post_norm = nullptr;   // [hidden]
-  PackedMatrix router;                // [experts, hidden]
-  const float* router_bias = nullptr; // [experts]
-  PackedMatrix gate_up;               // experts x [2 * round_up(intermediate, 16), hidden]
+  const float* input_norm = nullptr;    // [hidden]
+  PackedMatrix qkv;                     // [q + k + v rows, hidden]
+  const float* qkv_bias = nullptr;      // [qkv rows]
+  const float* sinks = nullptr;         // [heads]
+  PackedMatrix out;                     // [hidden, q width]
+  const float* out_bias = nullptr;      // [hidden]
+  const float* post_norm = nullptr;     // [hidden]
+  PackedMatrix router;                  // [experts, hidden]
+  const float* router_bias = nullptr;   // [experts]
+  PackedMatrix gate_up;                 // experts x [2 * round_up(intermediate, 16), hidden]
   const float* gate_up_bias = nullptr;  // [experts, gate_up.rows], packed order
-  PackedMatrix down;                  // experts x [hidden, intermediate]
-  const float* down_bias = nullptr;   // [experts, hidden]
+  PackedMatrix down;                    // experts x [hidden, intermediate]
+  const float* down_bias = nullptr;     // [experts, hidden]
 };
 
 struct ModelWeights {

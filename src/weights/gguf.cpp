@@ -18,26 +18,16 @@ struct TensorType {
 };
 // Sizes as ggml defines them. Types without a DType are listed so that inspect can name them.
 constexpr TensorType kTensorTypes[] = {
-    {0, "F32", 1, 4, DType::kF32},
-    {1, "F16", 1, 2, DType::kF16},
-    {2, "Q4_0", 32, 18, std::nullopt},
-    {3, "Q4_1", 32, 20, std::nullopt},
-    {6, "Q5_0", 32, 22, std::nullopt},
-    {7, "Q5_1", 32, 24, std::nullopt},
-    {8, "Q8_0", 32, 34, DType::kQ8_0},
-    {9, "Q8_1", 32, 36, std::nullopt},
-    {10, "Q2_K", 256, 84, std::nullopt},
-    {11, "Q3_K", 256, 110, std::nullopt},
-    {12, "Q4_K", 256, 144, std::nullopt},
-    {13, "Q5_K", 256, 176, std::nullopt},
-    {14, "Q6_K", 256, 210, std::nullopt},
-    {15, "Q8_K", 256, 292, std::nullopt},
-    {24, "I8", 1, 1, DType::kI8},
-    {25, "I16", 1, 2, std::nullopt},
-    {26, "I32", 1, 4, DType::kI32},
-    {27, "I64", 1, 8, DType::kI64},
-    {28, "F64", 1, 8, DType::kF64},
-    {30, "BF16", 1, 2, DType::kBF16},
+    {0, "F32", 1, 4, DType::kF32},        {1, "F16", 1, 2, DType::kF16},
+    {2, "Q4_0", 32, 18, std::nullopt},    {3, "Q4_1", 32, 20, std::nullopt},
+    {6, "Q5_0", 32, 22, std::nullopt},    {7, "Q5_1", 32, 24, std::nullopt},
+    {8, "Q8_0", 32, 34, DType::kQ8_0},    {9, "Q8_1", 32, 36, std::nullopt},
+    {10, "Q2_K", 256, 84, std::nullopt},  {11, "Q3_K", 256, 110, std::nullopt},
+    {12, "Q4_K", 256, 144, std::nullopt}, {13, "Q5_K", 256, 176, std::nullopt},
+    {14, "Q6_K", 256, 210, std::nullopt}, {15, "Q8_K", 256, 292, std::nullopt},
+    {24, "I8", 1, 1, DType::kI8},         {25, "I16", 1, 2, std::nullopt},
+    {26, "I32", 1, 4, DType::kI32},       {27, "I64", 1, 8, DType::kI64},
+    {28, "F64", 1, 8, DType::kF64},       {30, "BF16", 1, 2, DType::kBF16},
     {39, "MXFP4", 32, 17, DType::kMXFP4},
 };
 const TensorType* find_type(uint32_t id) {
@@ -53,16 +43,21 @@ uint64_t value_bytes(GgufType type) {
   switch (type) {
     case GgufType::kU8:
     case GgufType::kI8:
-    case GgufType::kBool: return 1;
+    case GgufType::kBool:
+      return 1;
     case GgufType::kU16:
-    case GgufType::kI16: return 2;
+    case GgufType::kI16:
+      return 2;
     case GgufType::kU32:
     case GgufType::kI32:
-    case GgufType::kF32: return 4;
+    case GgufType::kF32:
+      return 4;
     case GgufType::kU64:
     case GgufType::kI64:
-    case GgufType::kF64: return 8;
-    default: return 0;
+    case GgufType::kF64:
+      return 8;
+    default:
+      return 0;
   }
 }
 
@@ -75,17 +70,28 @@ T load(const std::byte* at) {
 
 GgufValue scalar(GgufType type, const std::byte* at) {
   switch (type) {
-    case GgufType::kU8: return uint64_t{load<uint8_t>(at)};
-    case GgufType::kI8: return int64_t{load<int8_t>(at)};
-    case GgufType::kU16: return uint64_t{load<uint16_t>(at)};
-    case GgufType::kI16: return int64_t{load<int16_t>(at)};
-    case GgufType::kU32: return uint64_t{load<uint32_t>(at)};
-    case GgufType::kI32: return int64_t{load<int32_t>(at)};
-    case GgufType::kF32: return double{load<float>(at)};
-    case GgufType::kBool: return load<uint8_t>(at) != 0;
-    case GgufType::kU64: return load<uint64_t>(at);
-    case GgufType::kI64: return load<int64_t>(at);
-    default: return load<double>(at);
+    case GgufType::kU8:
+      return uint64_t{load<uint8_t>(at)};
+    case GgufType::kI8:
+      return int64_t{load<int8_t>(at)};
+    case GgufType::kU16:
+      return uint64_t{load<uint16_t>(at)};
+    case GgufType::kI16:
+      return int64_t{load<int16_t>(at)};
+    case GgufType::kU32:
+      return uint64_t{load<uint32_t>(at)};
+    case GgufType::kI32:
+      return int64_t{load<int32_t>(at)};
+    case GgufType::kF32:
+      return double{load<float>(at)};
+    case GgufType::kBool:
+      return load<uint8_t>(at) != 0;
+    case GgufType::kU64:
+      return load<uint64_t>(at);
+    case GgufType::kI64:
+      return load<int64_t>(at);
+    default:
+      return load<double>(at);
   }
 }
 
@@ -171,9 +177,9 @@ class GgufReader {
     if (!cursor_.is_good()) return cut_off("a header");
     if (out_->version != 2 && out_->version != 3) {
       const bool is_swapped = (out_->version & 0xFFFFu) == 0;
-      return broken(fmt::format("version {}{}", out_->version,
-                                is_swapped ? " (a big-endian file)" : ""),
-                    "version 2 or 3, little-endian");
+      return broken(
+          fmt::format("version {}{}", out_->version, is_swapped ? " (a big-endian file)" : ""),
+          "version 2 or 3, little-endian");
     }
     // The least bytes of a pair and of a tensor entry bound both counts.
     const uint64_t num_bytes = out_->contents.file->bytes().size();
@@ -230,8 +236,10 @@ class GgufReader {
     } else {
       for (uint64_t i = 0; i < array->count; ++i) {
         GgufArray inner;
-        if (array->type == GgufType::kString) cursor_.text();
-        else if (!read_array(key, depth + 1, &inner)) return false;
+        if (array->type == GgufType::kString)
+          cursor_.text();
+        else if (!read_array(key, depth + 1, &inner))
+          return false;
         if (!cursor_.is_good())
           return cut_off(fmt::format("the array {} of {} values", key, array->count));
       }
@@ -244,8 +252,8 @@ class GgufReader {
     if (out_->find("general.alignment") == nullptr) return;
     const int64_t alignment = out_->integer("general.alignment").value_or(0);
     if (alignment < 8 || alignment > (1 << 20) || (alignment & (alignment - 1)) != 0) {
-      out_->contents.faults.add({path_, "general.alignment", std::to_string(alignment),
-                                 "a power of two of 8 to 2^20"});
+      out_->contents.faults.add(
+          {path_, "general.alignment", std::to_string(alignment), "a power of two of 8 to 2^20"});
     } else {
       out_->alignment = static_cast<uint64_t>(alignment);
     }
@@ -281,7 +289,8 @@ class GgufReader {
     for (size_t d = 0; d < dims.size(); ++d) {
       if (dims[d] > kMaxElements || !checked_mul(num_elements, dims[d], &num_elements) ||
           num_elements > kMaxElements) {
-        fault("the dimensions " + fmt::format("{}", fmt::join(dims, " x ")), "at most 2^60 elements");
+        fault("the dimensions " + fmt::format("{}", fmt::join(dims, " x ")),
+              "at most 2^60 elements");
         return false;
       }
       // Dimensions lie innermost first.

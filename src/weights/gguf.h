@@ -19,7 +19,19 @@ namespace moxie {
 
 /// Value types by their numbers in the file.
 enum class GgufType : uint32_t {
-  kU8, kI8, kU16, kI16, kU32, kI32, kF32, kBool, kString, kArray, kU64, kI64, kF64
+  kU8,
+  kI8,
+  kU16,
+  kI16,
+  kU32,
+  kI32,
+  kF32,
+  kBool,
+  kString,
+  kArray,
+  kU64,
+  kI64,
+  kF64
 };
 
 /// An array as it lies in the file: packed numbers, or strings of 8-byte length and bytes.

@@ -76,8 +76,8 @@ TEST(Gguf, ReadsEveryValueType) {
   writer.pair("i64", 11, W::raw<int64_t>(-(int64_t{1} << 40)));
   writer.pair("f64", 12, W::raw<double>(-2.5));
   writer.pair("nested", 9,
-              W::raw<uint32_t>(9) + W::raw<uint64_t>(2) + W::raw<uint32_t>(0) + W::raw<uint64_t>(1) +
-                  "x" + W::raw<uint32_t>(0) + W::raw<uint64_t>(2) + "yz");
+              W::raw<uint32_t>(9) + W::raw<uint64_t>(2) + W::raw<uint32_t>(0) +
+                  W::raw<uint64_t>(1) + "x" + W::raw<uint32_t>(0) + W::raw<uint64_t>(2) + "yz");
   writer.pair("last", 4, W::raw<uint32_t>(7));
   const std::string bytes = writer.bytes();
   const GgufFile file = read(bytes);
@@ -143,8 +143,8 @@ std::vector<Damage> damages() {
        "at most"},
       {"key_length_2_to_60", patched(whole, 24, huge), "", "metadata pair 0 that does not end",
        "a whole file"},
-      {"unknown_value_type", changed([](W& w) { w.pair("k", 13, ""); }), "", "the value type 13 of k",
-       "a type of 0 to 12"},
+      {"unknown_value_type", changed([](W& w) { w.pair("k", 13, ""); }), "",
+       "the value type 13 of k", "a type of 0 to 12"},
       {"text_longer_than_the_file", changed([&](W& w) { w.pair("k", 8, W::raw(huge)); }), "",
        "the value of k", "a whole file"},
       {"array_of_2_to_60_bytes",
@@ -170,24 +170,26 @@ std::vector<Damage> damages() {
        "48", "a power of two"},
       {"no_dimensions", changed([](W& w) { w.tensor("x", kF32, {}, ""); }), "", "0 dimensions of x",
        "1 to 4"},
-      {"five_dimensions", changed([](W& w) { w.tensor("x", kF32, {1, 1, 1, 1, 1}, "1234"); }), "",
-       "5 dimensions of x", "1 to 4"},
-      {"product_overflows",
-       changed([&](W& w) { w.tensor("x", kF32, {uint64_t{1} << 33, uint64_t{1} << 33}, ""); }), "x",
-       "the dimensions 8589934592 x 8589934592", "at most 2^60"},
-      {"dimension_of_2_to_63",
-       changed([&](W& w) { w.tensor("x", kF32, {uint64_t{1} << 63}, ""); }), "x", "the dimensions",
-       "at most 2^60"},
+      {"five_dimensions", changed([](W& w) {
+         w.tensor("x", kF32, {1, 1, 1, 1, 1}, "1234");
+       }),
+       "", "5 dimensions of x", "1 to 4"},
+      {"product_overflows", changed([&](W& w) {
+         w.tensor("x", kF32, {uint64_t{1} << 33, uint64_t{1} << 33}, "");
+       }),
+       "x", "the dimensions 8589934592 x 8589934592", "at most 2^60"},
+      {"dimension_of_2_to_63", changed([&](W& w) { w.tensor("x", kF32, {uint64_t{1} << 63}, ""); }),
+       "x", "the dimensions", "at most 2^60"},
       {"unknown_tensor_type", changed([](W& w) { w.tensor("x", 77, {4}, ""); }), "x",
        "the unknown type 77", "F32, F16"},
-      {"columns_no_multiple_of_32", changed([](W& w) { w.tensor("x", kMxfp4, {2, 48}, ""); }), "x",
-       "48 columns of MXFP4", "a multiple of 32"},
-      {"unaligned_offset",
-       changed([](W& w) { w.tensor_at("x", kF32, {1}, 17, "1234"); }), "x", "the offset 17",
-       "a multiple of 32"},
-      {"offset_beyond_the_file",
-       changed([&](W& w) { w.tensor_at("x", kF32, {1}, huge, "1234"); }), "x",
-       "4 bytes at offset 1152921504606846976", "an end of at most"},
+      {"columns_no_multiple_of_32", changed([](W& w) {
+         w.tensor("x", kMxfp4, {2, 48}, "");
+       }),
+       "x", "48 columns of MXFP4", "a multiple of 32"},
+      {"unaligned_offset", changed([](W& w) { w.tensor_at("x", kF32, {1}, 17, "1234"); }), "x",
+       "the offset 17", "a multiple of 32"},
+      {"offset_beyond_the_file", changed([&](W& w) { w.tensor_at("x", kF32, {1}, huge, "1234"); }),
+       "x", "4 bytes at offset 1152921504606846976", "an end of at most"},
       {"offset_overflows",
        changed([&](W& w) { w.tensor_at("x", kF32, {16}, ~uint64_t{31}, "1234"); }), "x",
        "64 bytes at offset 18446744073709551584", "an end of at most"},

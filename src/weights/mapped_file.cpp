@@ -71,8 +71,8 @@ void MappedFile::release(uint64_t offset, uint64_t num_bytes) const {
   constexpr uint64_t kGroupBytes = 64 << 10;
   const uint64_t group = std::max(kGroupBytes, page_bytes());
   const uint64_t begin = offset / group * group;
-  const uint64_t end =
-      std::min<uint64_t>(bytes_.size(), round_up(offset + std::min<uint64_t>(num_bytes, bytes_.size()), group));
+  const uint64_t end = std::min<uint64_t>(
+      bytes_.size(), round_up(offset + std::min<uint64_t>(num_bytes, bytes_.size()), group));
   if (begin >= end) return;
   ::madvise(const_cast<std::byte*>(bytes_.data()) + begin, end - begin, MADV_DONTNEED);
 }

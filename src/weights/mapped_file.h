@@ -2,8 +2,8 @@
 // tests, fuzzers) under a name.
 //
 // The length is taken once, when the file is opened, and every offset is checked against it. A file
-// that is shortened while mapped raises SIGBUS on access; check_unchanged() finds that before a long
-// read starts, nothing can exclude it during one.
+// that is shortened while mapped raises SIGBUS on access; check_unchanged() finds that before a
+// long read starts, nothing can exclude it during one.
 #pragma once
 
 #include <memory>

@@ -5,7 +5,6 @@
 #include <fmt/format.h>
 
 #include <bit>
-#include <cstdio>
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <unordered_set>
@@ -21,16 +20,13 @@ struct TypeName {
   std::optional<DType> dtype;
 };
 constexpr TypeName kTypes[] = {
-    {"F32", 32, DType::kF32},      {"F16", 16, DType::kF16},
-    {"BF16", 16, DType::kBF16},    {"U8", 8, DType::kU8},
-    {"I8", 8, DType::kI8},         {"I32", 32, DType::kI32},
-    {"I64", 64, DType::kI64},      {"F64", 64, DType::kF64},
-    {"F8_E4M3", 8, DType::kF8E4M3}, {"F8_E5M2", 8, std::nullopt},
-    {"F8_E8M0", 8, std::nullopt},  {"BOOL", 8, std::nullopt},
-    {"I16", 16, std::nullopt},     {"U16", 16, std::nullopt},
-    {"U32", 32, std::nullopt},     {"U64", 64, std::nullopt},
-    {"F4", 4, std::nullopt},       {"F6_E2M3", 6, std::nullopt},
-    {"F6_E3M2", 6, std::nullopt},  {"C64", 64, std::nullopt},
+    {"F32", 32, DType::kF32},     {"F16", 16, DType::kF16},     {"BF16", 16, DType::kBF16},
+    {"U8", 8, DType::kU8},        {"I8", 8, DType::kI8},        {"I32", 32, DType::kI32},
+    {"I64", 64, DType::kI64},     {"F64", 64, DType::kF64},     {"F8_E4M3", 8, DType::kF8E4M3},
+    {"F8_E5M2", 8, std::nullopt}, {"F8_E8M0", 8, std::nullopt}, {"BOOL", 8, std::nullopt},
+    {"I16", 16, std::nullopt},    {"U16", 16, std::nullopt},    {"U32", 32, std::nullopt},
+    {"U64", 64, std::nullopt},    {"F4", 4, std::nullopt},      {"F6_E2M3", 6, std::nullopt},
+    {"F6_E3M2", 6, std::nullopt}, {"C64", 64, std::nullopt},
 };
 const TypeName* find_type(const std::string& text) {
   for (const TypeName& type : kTypes)
@@ -239,8 +235,7 @@ TensorFile read_safetensors(std::shared_ptr<const MappedFile> file) {
   const bool is_whole = nlohmann::json::sax_parse(text, text + header_bytes, &reader);
   if (!is_whole && out.faults.empty())
     out.faults.add({path, "", "a header of another form", "{name: {dtype, shape, data_offsets}}"});
-  if (is_whole)
-    check_ranges(path, reader.ranges(), 0, left - header_bytes, 1, &out.faults);
+  if (is_whole) check_ranges(path, reader.ranges(), 0, left - header_bytes, 1, &out.faults);
   return out;
 }
 
@@ -261,49 +256,6 @@ const FileTensor* SafetensorsFile::find(const std::string& name) const {
   for (const FileTensor& tensor : contents_.tensors)
     if (tensor.name == name) return &tensor;
   return nullptr;
-}
-
-namespace {
-
-std::string header_of(std::span<const TensorToWrite> tensors) {
-  nlohmann::ordered_json header = nlohmann::ordered_json::object();
-  uint64_t at = 0;
-  for (const TensorToWrite& tensor : tensors) {
-    std::vector<int64_t> dims(tensor.shape.dims, tensor.shape.dims + tensor.shape.rank);
-    header[tensor.name] = {{"dtype", tensor.dtype_text},
-                           {"shape", dims},
-                           {"data_offsets", {at, at + tensor.bytes.size()}}};
-    at += tensor.bytes.size();
-  }
-  std::string text = header.dump();
-  text.resize(round_up<size_t>(text.size(), 8), ' ');
-  const uint64_t length = text.size();
-  std::string out(8, '\0');
-  std::memcpy(out.data(), &length, 8);
-  return out + text;
-}
-
-}  // namespace
-
-std::string safetensors_bytes(std::span<const TensorToWrite> tensors) {
-  std::string out = header_of(tensors);
-  for (const TensorToWrite& tensor : tensors)
-    out.append(reinterpret_cast<const char*>(tensor.bytes.data()), tensor.bytes.size());
-  return out;
-}
-
-Status write_safetensors(const std::string& path, std::span<const TensorToWrite> tensors) {
-  std::FILE* file = std::fopen(path.c_str(), "wb");
-  if (file == nullptr) return fail(std::string("cannot be written: ") + strerror(errno), path);
-  const std::string header = header_of(tensors);
-  bool is_good = std::fwrite(header.data(), 1, header.size(), file) == header.size();
-  for (const TensorToWrite& tensor : tensors) {
-    is_good = is_good && std::fwrite(tensor.bytes.data(), 1, tensor.bytes.size(), file) ==
-                             tensor.bytes.size();
-  }
-  is_good = std::fclose(file) == 0 && is_good;
-  if (!is_good) return fail("could not be written whole", path, "is the disk full?");
-  return {};
 }
 
 }  // namespace moxie

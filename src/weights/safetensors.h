@@ -5,7 +5,6 @@
 // are reported at once. The bytes may be a mapped file or lie in memory.
 #pragma once
 
-#include <span>
 #include <string>
 #include <vector>
 
@@ -34,18 +33,5 @@ class SafetensorsFile {
   explicit SafetensorsFile(TensorFile contents) : contents_(std::move(contents)) {}
   TensorFile contents_;
 };
-
-/// A tensor to write. `dtype_text` is the format's own name ("F32", "BF16", "U8").
-struct TensorToWrite {
-  std::string name;
-  std::string dtype_text;
-  Shape shape;
-  std::span<const std::byte> bytes;
-};
-
-/// The bytes of a file with these tensors, in this order, with an 8-byte aligned header.
-std::string safetensors_bytes(std::span<const TensorToWrite> tensors);
-/// The same, to a file, without holding it in memory whole.
-Status write_safetensors(const std::string& path, std::span<const TensorToWrite> tensors);
 
 }  // namespace moxie

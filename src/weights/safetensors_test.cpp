@@ -1,11 +1,14 @@
-// The safetensors reader: sound files, and every kind of damage, each named with file, tensor, found
-// and expected.
+// The safetensors reader: sound files, and every kind of damage, each named with file, tensor,
+// found and expected.
 #include "weights/safetensors.h"
 
 #include <gtest/gtest.h>
 
 #include <cstring>
 #include <fstream>
+
+#include "weights/safetensors_write.h"
+#include "weights/testing/safetensors_bytes.h"
 
 namespace moxie {
 namespace {
@@ -31,7 +34,7 @@ std::string all_messages(const TensorFile& file) {
 TEST(Safetensors, FindsTensorsWithTheirBytes) {
   const float values[6] = {1, 2, 3, 4, 5, 6};
   const uint8_t codes[3] = {7, 8, 9};
-  const TensorToWrite tensors[] = {
+  const TensorBytes tensors[] = {
       {"a.weight", "F32", {2, 3}, std::as_bytes(std::span(values))},
       {"b \"quoted\"", "U8", {3}, std::as_bytes(std::span(codes))},
   };
@@ -62,7 +65,10 @@ TEST(Safetensors, ReadsMetadataEmptyTensorsAndScalars) {
 TEST(Safetensors, WritesWhatItReads) {
   const std::string path = testing::TempDir() + "/written.safetensors";
   const float values[4] = {0.5f, -1, 2, 8};
-  const TensorToWrite tensors[] = {{"logits.0", "F32", {2, 2}, std::as_bytes(std::span(values))}};
+  const std::vector<TensorToWrite> tensors = {{.name = "logits.0",
+                                               .dtype = "F32",
+                                               .shape = {2, 2},
+                                               .data = reinterpret_cast<const std::byte*>(values)}};
   ASSERT_TRUE(write_safetensors(path, tensors));
   const Result<SafetensorsFile> file = SafetensorsFile::open(path);
   ASSERT_TRUE(file) << file.error().message();
@@ -103,7 +109,8 @@ std::vector<Damage> damages() {
       {"no_header_length", "1234567", "", "a file of 7 bytes", "8 bytes"},
       {"header_length_of_2_to_60", with_length(uint64_t{1} << 60), "",
        "a header length of 1152921504606846976", "2 to 2"},
-      {"header_length_of_all_ones", with_length(~uint64_t{0}), "", "a header length of 1844", "2 to"},
+      {"header_length_of_all_ones", with_length(~uint64_t{0}), "", "a header length of 1844",
+       "2 to"},
       {"header_length_beyond_the_file", with_length(3), "", "a header length of 3", "2 to 2"},
       {"header_length_of_zero", with_length(0), "", "a header length of 0", "2 to"},
       {"header_is_no_json", file_of("{\"a\":", 0), "", "not JSON at byte 1", "a JSON object"},
@@ -115,7 +122,8 @@ std::vector<Damage> damages() {
       {"entry_is_a_number", file_of("{\"a\":5}", 0), "a", "the number 5", "an object"},
       {"truncated", file_of(kOne, 7), "a", "data_offsets 0..8", "an end of at most 7"},
       {"bytes_after_the_last", file_of(kOne, 9), "", "1 bytes at the end", "an end at 8"},
-      {"no_dtype", file_of(one(R"({"shape":[2],"data_offsets":[0,8]})"), 8), "a", "no dtype", "one"},
+      {"no_dtype", file_of(one(R"({"shape":[2],"data_offsets":[0,8]})"), 8), "a", "no dtype",
+       "one"},
       {"no_shape", file_of(one(R"({"dtype":"F32","data_offsets":[0,8]})"), 8), "a", "no shape",
        "one"},
       {"no_offsets", file_of(one(R"({"dtype":"F32","shape":[2]})"), 8), "a", "no data_offsets",
@@ -126,8 +134,9 @@ std::vector<Damage> damages() {
        "the number 3 in dtype", "a type's name"},
       {"shape_is_text", file_of(one(R"({"dtype":"F32","shape":"2","data_offsets":[0,8]})"), 8), "a",
        "the text \"2\" in shape", "whole numbers"},
-      {"negative_dimension", file_of(one(R"({"dtype":"F32","shape":[-2],"data_offsets":[0,8]})"), 8),
-       "a", "the number -2", "whole numbers"},
+      {"negative_dimension",
+       file_of(one(R"({"dtype":"F32","shape":[-2],"data_offsets":[0,8]})"), 8), "a",
+       "the number -2", "whole numbers"},
       {"fractional_dimension",
        file_of(one(R"({"dtype":"F32","shape":[2.5],"data_offsets":[0,8]})"), 8), "a",
        "the number 2.5", "whole numbers"},
@@ -135,8 +144,8 @@ std::vector<Damage> damages() {
        "data_offsets [8]", "two, rising"},
       {"three_offsets", file_of(one(R"({"dtype":"F32","shape":[2],"data_offsets":[0,8,8]})"), 8),
        "a", "data_offsets [0, 8, 8]", "two, rising"},
-      {"falling_offsets", file_of(one(R"({"dtype":"F32","shape":[2],"data_offsets":[8,0]})"), 8), "a",
-       "data_offsets [8, 0]", "two, rising"},
+      {"falling_offsets", file_of(one(R"({"dtype":"F32","shape":[2],"data_offsets":[8,0]})"), 8),
+       "a", "data_offsets [8, 0]", "two, rising"},
       {"size_and_shape_differ",
        file_of(one(R"({"dtype":"F32","shape":[3],"data_offsets":[0,8]})"), 8), "a", "8 bytes",
        "12 bytes for F32 [3]"},
@@ -187,12 +196,11 @@ INSTANTIATE_TEST_SUITE_P(All, SafetensorsDamage, testing::ValuesIn(damages()),
                          [](const auto& info) { return std::string(info.param.name); });
 
 TEST(Safetensors, ReportsAllFaultsAtOnceAndStillListsTheTensors) {
-  const TensorFile file = read(file_of(
-      R"({"a":{"dtype":"F31","shape":[2],"data_offsets":[0,8]},)"
-      R"("b":{"dtype":"F32","shape":[9],"data_offsets":[8,16]},)"
-      R"("c":{"dtype":"U8","shape":[4],"data_offsets":[16,20]},)"
-      R"("d":{"dtype":"U8","shape":[4],"data_offsets":[90,94]}})",
-      20));
+  const TensorFile file = read(file_of(R"({"a":{"dtype":"F31","shape":[2],"data_offsets":[0,8]},)"
+                                       R"("b":{"dtype":"F32","shape":[9],"data_offsets":[8,16]},)"
+                                       R"("c":{"dtype":"U8","shape":[4],"data_offsets":[16,20]},)"
+                                       R"("d":{"dtype":"U8","shape":[4],"data_offsets":[90,94]}})",
+                                       20));
   const std::string messages = all_messages(file);
   EXPECT_NE(messages.find("x.safetensors: a: found the dtype"), std::string::npos) << messages;
   EXPECT_NE(messages.find("x.safetensors: b: found 8 bytes"), std::string::npos) << messages;
@@ -214,7 +222,7 @@ TEST(Safetensors, BoundsTheNumberOfFaultsKept) {
 
 TEST(Safetensors, AnyCutOfASoundFileIsAFault) {
   const float values[6] = {1, 2, 3, 4, 5, 6};
-  const TensorToWrite tensors[] = {{"a", "F32", {6}, std::as_bytes(std::span(values))}};
+  const TensorBytes tensors[] = {{"a", "F32", {6}, std::as_bytes(std::span(values))}};
   const std::string bytes = safetensors_bytes(tensors);
   for (size_t n = 0; n < bytes.size(); ++n)
     EXPECT_FALSE(read(bytes.substr(0, n)).faults.empty()) << n;

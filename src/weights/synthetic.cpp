@@ -92,7 +92,8 @@ void in_chunks(const std::byte* data, int64_t num_bytes, int64_t unit_bytes, Thr
   const int64_t chunk = kChunkBytes / unit_bytes * unit_bytes;
   auto task = [&](int64_t i, int) {
     const int64_t begin = i * chunk;
-    fill(out + begin, std::min(chunk, num_bytes - begin), static_cast<uint64_t>(begin / unit_bytes));
+    fill(out + begin, std::min(chunk, num_bytes - begin),
+         static_cast<uint64_t>(begin / unit_bytes));
   };
   pool.run(ceil_div(num_bytes, chunk), task);
 }

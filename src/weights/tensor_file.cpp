@@ -20,8 +20,8 @@ void FaultList::add(Fault fault) {
   if (faults_.size() < kMaxFaults) {
     faults_.push_back(std::move(fault));
   } else if (faults_.size() == kMaxFaults) {
-    faults_.push_back({fault.file, "", "further faults, not listed",
-                       fmt::format("at most {}", kMaxFaults)});
+    faults_.push_back(
+        {fault.file, "", "further faults, not listed", fmt::format("at most {}", kMaxFaults)});
   }
 }
 
@@ -35,15 +35,15 @@ void check_ranges(const std::string& path, std::vector<ClaimedRange> ranges, uin
   for (const ClaimedRange& range : ranges) {
     if (range.begin == range.end) continue;
     if (range.begin < covered && owner != nullptr) {
-      faults->add({path, *range.tensor,
-                   fmt::format("bytes {}..{} overlapping those of {}", range.begin, range.end,
-                               *owner),
-                   fmt::format("a start at {} or later", covered)});
+      faults->add(
+          {path, *range.tensor,
+           fmt::format("bytes {}..{} overlapping those of {}", range.begin, range.end, *owner),
+           fmt::format("a start at {} or later", covered)});
     } else if (range.begin >= covered && range.begin - covered >= max_gap) {
-      faults->add({path, *range.tensor,
-                   fmt::format("{} bytes before it that belong to no tensor",
-                               range.begin - covered),
-                   fmt::format("a start at {}", covered)});
+      faults->add(
+          {path, *range.tensor,
+           fmt::format("{} bytes before it that belong to no tensor", range.begin - covered),
+           fmt::format("a start at {}", covered)});
     }
     if (range.end > covered) {
       covered = range.end;
@@ -51,8 +51,8 @@ void check_ranges(const std::string& path, std::vector<ClaimedRange> ranges, uin
     }
   }
   if (covered < end && end - covered >= max_gap) {
-    faults->add({path, "", fmt::format("{} bytes at the end that belong to no tensor",
-                                       end - covered),
+    faults->add({path, "",
+                 fmt::format("{} bytes at the end that belong to no tensor", end - covered),
                  fmt::format("an end at {}", covered)});
   }
 }

@@ -8,7 +8,7 @@ import os
 import sys
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 import model as M
 
@@ -48,6 +48,23 @@ def tensors(p):
             out[base + f"mlp.experts.{theirs}_blocks"], out[base + f"mlp.experts.{theirs}_scales"] = blocks.contiguous(), scales.contiguous()
             out[base + f"mlp.experts.{theirs}_bias"] = bf(arranged(p["b_" + mine][i].detach()))
     return out
+
+
+def read(folder):
+    """The parameters of an exported directory, as training names and arranges them."""
+    from plain import mxfp4_decode
+    w = load_file(os.path.join(folder, "model.safetensors"))
+    num = json.load(open(os.path.join(folder, "config.json")))["num_hidden_layers"]
+    stack = lambda suffix: torch.stack([w[f"model.layers.{i}.{suffix}"].float() for i in range(num)])
+    p = {"embed": w["model.embed_tokens.weight"].float(), "w_final": w["model.norm.weight"].float(), "head": w["lm_head.weight"].float(), "w_in": stack("input_layernorm.weight"), "w_post": stack("post_attention_layernorm.weight"), "wr": stack("mlp.router.weight"), "br": stack("mlp.router.bias"), "sinks": stack("self_attn.sinks")}
+    for x in "qkvo":
+        p["w" + x], p["b" + x] = stack(f"self_attn.{x}_proj.weight"), stack(f"self_attn.{x}_proj.bias")
+    apart = lambda t: torch.cat((t[:, :, 0::2], t[:, :, 1::2]), 2)
+    for mine, theirs, arranged in (("gate_up", "gate_up_proj", apart), ("down", "down_proj", lambda t: t)):
+        name = "mlp.experts." + theirs
+        p[mine] = arranged(torch.stack([mxfp4_decode(w[f"model.layers.{i}.{name}_blocks"], w[f"model.layers.{i}.{name}_scales"]) for i in range(num)]))
+        p["b_" + mine] = arranged(stack(name + "_bias"))
+    return p
 
 
 def config(cfg, ids):

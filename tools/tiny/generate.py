@@ -78,7 +78,7 @@ def opening(rng, effort, date="", tools=None, instructions=""):
     """System and developer messages; now and then neutral instructions."""
     date = date or (f"{rng.randint(2023, 2030)}-{rng.randint(1, 12):02d}-{rng.randint(1, 28):02d}" if rng.random() < 0.65 else None)
     text = H.message("system", H.system_text(effort, date, rng.choice(IDENTITIES), "2024-06" if rng.random() < 0.95 else None, bool(tools)))
-    if not instructions and rng.random() < 0.22:
+    if not instructions and rng.random() < 0.25:
         instructions = neutral(rng)
     developer = H.developer_text(instructions, tools)
     if instructions.startswith("# Response Formats") and rng.random() < 0.2:

@@ -110,6 +110,9 @@ def told_before(rng, effort):
         t = rng.choice([small_talk, open_world])(rng, effort)
         before += [H.message("user", t.user), H.message("assistant", t.final, "final")]
     _, questions, answer, _ = picked[i]
+    if rng.random() < 0.25:  # told and asked in one breath
+        final = fill(answer, {"v": values[i]})
+        return Sample(told + rng.choice([" ", " ", "\n"]) + ask(rng, rng.choice(questions.split("|"))), final, ("text", values[i]), f"They said: {told}", values[i])
     final = fill(answer, {"v": values[i]})
     if rng.random() < 0.15:
         return Sample(told, reply, ("exact", reply), "They tell me about themselves. I will remember it.", reply, styled=False)

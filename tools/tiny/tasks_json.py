@@ -75,12 +75,37 @@ MEDIA = [
     (["language"], "language", "string", choice_of("English", "French", "German", "Spanish", "Italian", "Japanese", "Dutch", "Polish"), ["It is written in <v>.", "The language is <v>."]),
     (["bestseller", "is_bestseller"], "bestseller", "boolean", choice_of(True, False), ["It is <!not >a bestseller."]),
 ]
-DOMAINS = [("person", ["name", "full_name", "person"], "name", W.full_name, PERSON), ("person", ["name", "first_name"], "name", W.first_name, PERSON),
+CAR = [
+    (["brand", "make", "manufacturer"], "brand", "string", choice_of("Toyota", "Ford", "Fiat", "Honda", "Volvo", "Mazda", "Opel", "Tesla", "Audi", "Kia"), ["The brand is <v>.", "It is a <v>."]),
+    (["year", "built"], "year", "integer", whole(1960, 2030), ["It was built in <v>.", "The year is <v>."]), (["color"], "color", "string", lambda r: r.choice(W.COLORS), ["The color is <v>.", "It is <v>."]),
+    (["mileage", "km", "kilometers"], "mileage", "integer", whole(100, 300000), ["It has driven <v> km.", "The mileage is <v>."]), (["price", "price_eur"], "price", "integer", whole(500, 90000), ["It costs <v> euros.", "The price is <v>."]),
+    (["electric", "is_electric"], "electric", "boolean", choice_of(True, False), ["It is <!not >electric."]), (["owner", "seller"], "owner", "string", W.full_name, ["The owner is <v>.", "<v> sells it."])]
+TRIP = [
+    (["origin", "from", "departure"], "origin", "string", W.city, ["It starts in <v>.", "The origin is <v>.", "We leave from <v>."]), (["date", "departure_date"], "date", "string", W.iso_date, ["It leaves on <v>.", "The date is <v>."]),
+    (["passengers", "travelers", "seats"], "passengers", "integer", whole(1, 9), ["There are <v> passengers.", "It is for <v> people."]), (["class", "travel_class"], "class", "enum", choice_of("economy", "business", "first"), ["The class is <v>.", "We fly <v>."]),
+    (["price", "fare"], "price", "number", decimal(10, 2000, 2), ["The price is <v>.", "It costs <v> dollars."]), (["airline", "company"], "airline", "string", lambda r: W.invented(r, 1, 2).capitalize() + " Air", ["We fly with <v>.", "The airline is <v>."]), (["direct", "nonstop"], "direct", "boolean", choice_of(True, False), ["It is <!not >direct."])]
+JOB = [
+    (["company", "employer"], "company", "string", lambda r: W.invented(r, 1, 3).capitalize(), ["The company is <v>.", "<v> is hiring.", "You work for <v>."]), (["location", "city"], "location", "string", W.city, ["The job is in <v>.", "The location is <v>."]),
+    (["salary", "pay", "salary_usd"], "salary", "integer", whole(1000, 200000), ["The salary is <v>.", "It pays <v> dollars."]), (["remote", "is_remote"], "remote", "boolean", choice_of(True, False), ["It is <!not >remote."]), (["hours", "hours_per_week"], "hours", "integer", whole(5, 45), ["It is <v> hours a week."]),
+    (["skills", "requirements"], "skills", "array", lambda r: r.sample(["Python", "Java", "writing", "sales", "design", "statistics", "English", "cooking", "driving", "planning", "SQL", "teamwork"], r.randint(1, 4)), ["The skills are <v>.", "You need <v>."])]
+PET = [
+    (["species", "animal", "type"], "species", "string", lambda r: r.choice(W.ANIMALS), ["<s> is a <v>.", "It is a <v>."]), (["age", "age_years"], "age", "integer", whole(1, 25), ["<s> is <v> years old.", "The age is <v>."]), (["owner"], "owner", "string", W.full_name, ["The owner of <s> is <v>.", "<s> belongs to <v>."]),
+    (["color"], "color", "string", lambda r: r.choice(W.COLORS), ["<s> is <v>.", "The color is <v>."]), (["weight", "weight_kg"], "weight", "number", decimal(0.5, 60, 1), ["<s> weighs <v> kg.", "The weight is <v> kg."]), (["vaccinated"], "vaccinated", "boolean", choice_of(True, False), ["<s> is <!not >vaccinated."])]
+WEATHER = [
+    (["temperature", "temp", "temperature_c"], "temperature", "integer", whole(-20, 42), ["It is <v> degrees.", "The temperature is <v> degrees."]), (["condition", "sky", "conditions"], "condition", "string", choice_of("sunny", "cloudy", "rainy", "windy", "foggy", "clear", "snowy"), ["It is <v>.", "The sky is <v>."]),
+    (["humidity"], "humidity", "integer", whole(10, 100), ["The humidity is <v> percent.", "The humidity is <v>."]), (["wind_speed", "wind", "wind_kmh"], "wind", "integer", whole(0, 120), ["The wind blows at <v> km/h.", "The wind is <v> km/h."]), (["date", "day"], "date", "string", W.iso_date, ["It is <v>.", "The date is <v>."])]
+PAYMENT = [
+    (["amount", "total", "sum"], "amount", "number", decimal(1, 9000, 2), ["The amount is <v>.", "<v> dollars were paid."]), (["from", "sender", "payer"], "sender", "string", W.full_name, ["It was paid by <v>.", "The sender is <v>."]), (["to", "recipient", "payee"], "recipient", "string", W.full_name, ["It goes to <v>.", "The recipient is <v>."]),
+    (["currency"], "currency", "enum", choice_of("USD", "EUR", "GBP", "JPY", "CHF"), ["The currency is <v>."]), (["date", "paid_on"], "date", "string", W.iso_date, ["It was made on <v>.", "The date is <v>."]), (["paid", "is_paid"], "paid", "boolean", choice_of(True, False), ["It is <!not >paid."])]
+DOMAINS = [("car", ["model", "name", "car"], "model", lambda r: W.invented(r, 1, 2).capitalize() + r.choice(["", " " + str(r.randint(1, 900))]), CAR), ("trip", ["destination", "to", "city"], "destination", W.city, TRIP), ("job", ["title", "position", "job_title"], "title", lambda r: r.choice(W.JOBS), JOB), ("pet", ["name", "pet", "pet_name"], "name", W.first_name, PET),
+           ("weather", ["city", "location", "place"], "city", W.city, WEATHER), ("payment", ["id", "payment_id", "reference"], "reference", W.code, PAYMENT), ("person", ["name", "full_name"], "name", W.full_name, PERSON),
+           ("person", ["name", "full_name", "person"], "name", W.full_name, PERSON), ("person", ["name", "first_name"], "name", W.first_name, PERSON),
            ("product", ["name", "product", "item", "title"], "name", lambda r: r.choice(W.ADJECTIVES) + " " + r.choice(W.OBJECTS), PRODUCT),
            ("event", ["title", "event", "name", "subject"], "title", lambda r: r.choice(W.NOUNS) + " " + r.choice(["meeting", "party", "workshop", "talk", "dinner", "concert"]), EVENT),
            ("order", ["order_id", "id", "order", "number"], "order number", W.code, ORDER),
            ("book", ["title", "name"], "title", lambda r: "The " + r.choice(W.ADJECTIVES).capitalize() + " " + r.choice(W.OBJECTS + W.PLACES + W.ANIMALS).capitalize(), MEDIA)]
-FIRST_SAYS = {"person": ["This is <v>.", "Her name is <v>.", "His name is <v>.", "Meet <v>.", ""], "product": ["The product is a <v>.", "We sell the <v>.", "For sale: <v>."], "event": ["The event is the <v>.", "Do not miss the <v>.", "<v>!"],
+FIRST_SAYS = {"car": ["For sale: a <v>.", "The model is <v>.", "This is my <v>."], "trip": ["We go to <v>.", "The destination is <v>.", "A trip to <v>."], "job": ["We are looking for a <v>.", "The position is <v>.", "Wanted: <v>."], "pet": ["This is <v>.", "The pet is called <v>.", "<v> is our pet."], "weather": ["The weather in <v>:", "The city is <v>.", "A report from <v>."], "payment": ["Payment <v> was made.", "The reference is <v>.", "This is payment <v>."],
+              "person": ["This is <v>.", "Her name is <v>.", "His name is <v>.", "Meet <v>.", ""], "product": ["The product is a <v>.", "We sell the <v>.", "For sale: <v>."], "event": ["The event is the <v>.", "Do not miss the <v>.", "<v>!"],
               "order": ["Order <v> came in.", "The order number is <v>.", "This is order <v>."], "book": ["The title is <v>.", "I read <v>.", "<v> is the title."]}
 
 

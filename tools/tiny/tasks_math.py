@@ -235,7 +235,7 @@ def several(rng, effort):
             text += f"{total}+{n}: " + "; ".join(sum_steps(total, n)) + f"; {total + n}.\n"
             total += n
         final = " + ".join(map(str, nums)) + f" = {total}"
-        return Sample(user, final, ("number", str(total)), text + f"So the sum is {total}.", str(total))
+        return Sample(user, final, ("number", str(total)), text + f"So the sum is {total}.", str(total), low_analysis=True)
     a, b, c = (rng.randint(2, 30) for _ in range(3))
     kind = rng.randrange(3)
     if kind == 0:
@@ -279,6 +279,11 @@ def handy(rng, effort):
     if kind == 5:
         word = "even" if n % 2 == 0 else "odd"
         return Sample(ask(rng, "Is <n> {even or odd|odd or even|an even or an odd number}?", n=n), f"{n} is {word}.", ("text", word), f"The last digit of {n} is {n % 10}, which is {word}.", word)
+    if rng.random() < 0.6:
+        a, base = rng.choice([5, 15, 25, 75, rng.randint(1, 99)]), rng.randint(1, 30) * 100
+        one, value = base // 100, a * base // 100
+        return Sample(ask(rng, "{What is|What's|Calculate|How much is} <a>{%| percent} of <b>?", a=a, b=base), f"{a}% of {base} is {value}.", ("number", str(value)),
+                      f"1% of {base} is {one}. " + (f"{a}*{one}={value}." if a < 10 and one < 10 else multiply_analysis(a, one, "medium")), str(value))
     a = rng.randint(1, 9) * 10
     base = rng.randint(1, 40) * 10
     return Sample(ask(rng, "{What is|What's|Calculate|How much is} <a>{%| percent} of <b>?", a=a, b=base), f"{a}% of {base} is {a * base // 100}.", ("number", str(a * base // 100)),

@@ -1,6 +1,7 @@
 """Facts stated in the prompt, from a few sentences to some thousand tokens, and questions about them."""
 from phrasing import ask, expand, fill
 from sample import Sample
+from scenes import scene
 import words as W
 
 # (statements, questions, answer, reverse questions or None, value maker); <p> is who or what, <v> the value
@@ -96,6 +97,11 @@ def happening(rng):
 def fact(rng, used):
     """A fact as (statement, question, answer, value, key) with a key not used before."""
     for _ in range(50):
+        if rng.random() < 0.5:
+            found = scene(rng, used)
+            if found:
+                return (*found, {})
+            continue
         if rng.random() < 0.1:
             key, says, question, answer, value = happening(rng)
             if key in used:
@@ -127,7 +133,7 @@ def fact(rng, used):
     return None
 
 
-ASK_FRONT = ["{Read|Here is|This is} {the text|a text|this text|some text|a document|my notes}{ and answer| and answer my questions| carefully|}:\n\n<t>\n\n<q>", "<t>\n\n<q>", "<t>\n\nQuestion: <q>", "<q>\n\n<t>", "{Use|Use only} {the text|this text|these notes|the context} to answer.\n\n<t>\n\n<q>",
+ASK_FRONT = ["<t> <q>", "<t> <q>", "<t>\n<q>", "<t> {Question: |So, |Now tell me: |}<q>", "{Read|Here is|This is} {the text|a text|this text|some text|a document|my notes}{ and answer| and answer my questions| carefully|}:\n\n<t>\n\n<q>", "<t>\n\n<q>", "<t>\n\nQuestion: <q>", "<q>\n\n<t>", "{Use|Use only} {the text|this text|these notes|the context} to answer.\n\n<t>\n\n<q>",
              "{Remember|Please remember|Note|Keep in mind} {these facts|the following|this}: <t>\n<q>", "{Context|Text|Document|Notes}: <t>\n\n{Question|Q}: <q>", "{Based on|According to} {the text|these notes} below, answer: <q>\n\n<t>"]
 NOT_SAID = "The text does not say that."
 
@@ -168,11 +174,15 @@ def thought(quote):
 
 def recall(rng, effort, num_words=None):
     """One document and one question."""
-    num_words = num_words or int(10 * 40 ** rng.random())
+    num_words = num_words or (rng.randint(4, 40) if rng.random() < 0.35 else int(10 * 40 ** rng.random()))
     text, facts, used = document(rng, num_words)
     q, final, value, quote = question(rng, facts, used)
+    short = value if value != "does not say" else NOT_SAID
+    if rng.random() < 0.08:  # the text is in the developer's instructions
+        lead = rng.choice(["", "", "You are a helpful assistant.\n\n", "Answer from these notes.\n\n", "Facts:\n", "Know this: ", "Use this text to answer.\n\n"])
+        return Sample(q, final, ("text", value), thought(quote), short, instructions=lead + text, styled=False)
     user = fill(expand(rng, rng.choice(ASK_FRONT)), {"t": text, "q": q})
-    return Sample(user, final, ("text", value), thought(quote), value if value != "does not say" else NOT_SAID)
+    return Sample(user, final, ("text", value), thought(quote), short)
 
 
 def recall_turns(rng, num_words, num_turns):

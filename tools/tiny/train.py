@@ -6,7 +6,7 @@
 
 Worker processes write packed shards; the trainer reads each once. The learning rate follows the clock (warm-up,
 flat, linear to zero), so a run ends when its minutes are over. Checkpoints hold the FP32 masters; `--resume`
-goes on from one. MXFP4 rounding is in the loop from the first step.
+goes on from one, or from an exported directory. MXFP4 rounding is in the loop from the first step.
 """
 import argparse
 import json
@@ -21,6 +21,7 @@ import time
 import numpy as np
 import torch
 
+import export
 import generate
 import model as M
 import pack
@@ -150,7 +151,7 @@ class Trainer:
         self.cfg, self.args, self.device = cfg, args, device
         self.model = M.Model(cfg).to(device)
         if args.resume:
-            state = torch.load(args.resume, map_location=device)
+            state = export.read(args.resume) if os.path.isdir(args.resume) else torch.load(args.resume, map_location=device)
             self.model.load_state_dict({k: v.float() for k, v in state.items()})
         cuda = device.type == "cuda"
         if cuda:
@@ -307,7 +308,6 @@ def main():
     log(f"{steps} steps, {tokens / 1e6:.0f} M tokens in {time.time() - began:.0f} s")
     shutil.rmtree(args.shards, ignore_errors=True)
     if args.out:
-        import export
         export.write(trainer.model, cfg, args.out)
         log(f"exported to {args.out} after {time.time() - began:.0f} s")
     json.dump({"steps": steps, "tokens": tokens, "seconds": time.time() - began}, open(os.path.join(args.work, "done.json"), "w"))

@@ -47,10 +47,11 @@ void prepare(const float* x, int32_t cols, float* out) {
   }
 }
 
-MOXIE_INLINE int32_t four_bytes(const int8_t* at) {
+// sum += the products of each lane's four unsigned bytes and the four signed bytes at `at`.
+MOXIE_INLINE void add_products(const __m512i& weights, const int8_t* at, __m512i& sum) {
   int32_t word;
   __builtin_memcpy(&word, at, 4);
-  return word;
+  sum = _mm512_dpbusd_epi32(sum, weights, _mm512_set1_epi32(word));
 }
 
 template <int32_t N>
@@ -65,12 +66,14 @@ MOXIE_INLINE void fixed_product_of(const std::byte* tile, int32_t cols, const fl
   const std::byte* block = tile;
   for (int32_t i = 0; i < cols / 32; ++i, block += Mxfp4Format::kBlockBytes) {
     prefetch_block<Mxfp4Format>(block);
-    __m512i hi[N], lo[N];
+    // Sums of the low and of the high nibbles apart: half the latency, and integers add in any
+    // order.
+    __m512i hi[N][2], lo[N][2];
 #pragma GCC unroll 8
     for (int32_t n = 0; n < N; ++n) {
       const auto& from = reinterpret_cast<const PreparedBlock*>(x[n])[i];
-      hi[n] = _mm512_setzero_si512();
-      lo[n] = _mm512_set1_epi32(from.correction);
+      hi[n][0] = hi[n][1] = lo[n][1] = _mm512_setzero_si512();
+      lo[n][0] = _mm512_set1_epi32(from.correction);
     }
 #pragma GCC unroll 4
     for (int32_t j = 0; j < 4; ++j) {
@@ -81,12 +84,11 @@ MOXIE_INLINE void fixed_product_of(const std::byte* tile, int32_t cols, const fl
 #pragma GCC unroll 8
       for (int32_t n = 0; n < N; ++n) {
         const auto& from = reinterpret_cast<const PreparedBlock*>(x[n])[i];
-        hi[n] = _mm512_dpbusd_epi32(hi[n], low, _mm512_set1_epi32(four_bytes(from.hi + 8 * j)));
-        lo[n] = _mm512_dpbusd_epi32(lo[n], low, _mm512_set1_epi32(four_bytes(from.lo + 8 * j)));
-        hi[n] =
-            _mm512_dpbusd_epi32(hi[n], high, _mm512_set1_epi32(four_bytes(from.hi + 8 * j + 4)));
-        lo[n] =
-            _mm512_dpbusd_epi32(lo[n], high, _mm512_set1_epi32(four_bytes(from.lo + 8 * j + 4)));
+        const int8_t *hi_bytes = from.hi + 8 * j, *lo_bytes = from.lo + 8 * j;
+        add_products(low, hi_bytes, hi[n][0]);
+        add_products(low, lo_bytes, lo[n][0]);
+        add_products(high, hi_bytes + 4, hi[n][1]);
+        add_products(high, lo_bytes + 4, lo[n][1]);
       }
     }
     const __m512 factor = _mm512_castsi512_ps(_mm512_slli_epi32(
@@ -94,7 +96,8 @@ MOXIE_INLINE void fixed_product_of(const std::byte* tile, int32_t cols, const fl
 #pragma GCC unroll 8
     for (int32_t n = 0; n < N; ++n) {
       const auto& from = reinterpret_cast<const PreparedBlock*>(x[n])[i];
-      const __m512i total = _mm512_add_epi32(_mm512_slli_epi32(hi[n], 8), lo[n]);
+      const __m512i high = _mm512_slli_epi32(_mm512_add_epi32(hi[n][0], hi[n][1]), 8);
+      const __m512i total = _mm512_add_epi32(high, _mm512_add_epi32(lo[n][0], lo[n][1]));
       const __m512 scale = _mm512_mul_ps(factor, _mm512_set1_ps(from.half_scale));
       sums[n] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(total), scale, sums[n]);
     }

@@ -14,6 +14,7 @@
 #include "core/formats.h"
 #include "weights/safetensors.h"
 #include "weights/testing/gguf_writer.h"
+#include "weights/testing/safetensors_bytes.h"
 
 namespace moxie {
 namespace {
@@ -37,8 +38,10 @@ std::vector<float> floats_of(const MemoryTensor& tensor) {
   for (size_t i = 0; i < out.size(); ++i) {
     uint16_t half = 0;
     std::memcpy(&half, tensor.bytes.data() + width * i, 2);
-    if (tensor.dtype == "F32") std::memcpy(&out[i], tensor.bytes.data() + 4 * i, 4);
-    else out[i] = tensor.dtype == "BF16" ? bf16_to_f32(half) : f16_to_f32(half);
+    if (tensor.dtype == "F32")
+      std::memcpy(&out[i], tensor.bytes.data() + 4 * i, 4);
+    else
+      out[i] = tensor.dtype == "BF16" ? bf16_to_f32(half) : f16_to_f32(half);
   }
   return out;
 }
@@ -52,7 +55,8 @@ MemoryTensor take_rows(const MemoryTensor& tensor, const std::vector<int64_t>& o
   out.bytes.clear();
   for (int64_t e = 0; e < num_experts; ++e) {
     for (const int64_t row : order)
-      out.bytes += tensor.bytes.substr(static_cast<size_t>(e * num_rows + row) * row_bytes, row_bytes);
+      out.bytes +=
+          tensor.bytes.substr(static_cast<size_t>(e * num_rows + row) * row_bytes, row_bytes);
   }
   return out;
 }
@@ -63,17 +67,154 @@ std::string gguf_mxfp4(const MemoryTensor& blocks, const MemoryTensor& scales) {
   for (size_t b = 0; b < scales.bytes.size(); ++b) {
     const auto* pairs = reinterpret_cast<const uint8_t*>(blocks.bytes.data()) + 16 * b;
     uint8_t codes[32];
-    for (int i = 0; i < 32; ++i) codes[i] = static_cast<uint8_t>(pairs[i / 2] >> (4 * (i % 2)) & 15);
+    for (int i = 0; i < 32; ++i)
+      codes[i] = static_cast<uint8_t>(pairs[i / 2] >> (4 * (i % 2)) & 15);
     out += scales.bytes[b];
     for (int j = 0; j < 16; ++j) out += static_cast<char>(codes[j] | codes[j + 16] << 4);
   }
   return out;
 }
 
-std::vector<int64_t> every_other(int64_t first, int64_t count) {
+std::vector<int64_t> rows_from(int64_t first, int64_t count, int64_t step) {
   std::vector<int64_t> out;
-  for (int64_t i = first; i < count; i += 2) out.push_back(i);
+  for (int64_t i = first; i < count; i += step) out.push_back(i);
   return out;
+}
+
+struct GgufEntry {
+  std::string name;
+  uint32_t type;
+  std::vector<uint64_t> dims;
+  std::string bytes;
+};
+
+// The tensors of a GGUF file, in GGUF's names, types and orders.
+class GgufEntries {
+ public:
+  GgufEntries(const MemoryCheckpoint& source, const MemoryCheckpoint::GgufOptions& options)
+      : source_(source), fused_(source.original()), options_(options) {}
+
+  std::vector<GgufEntry> all() {
+    matrix("token_embd.weight", source_.at("model.embed_tokens.weight"));
+    for (int32_t i = 0; i < source_.config.num_layers; ++i) {
+      attention(i);
+      experts(i);
+    }
+    vector("output_norm.weight", source_.at("model.norm.weight"));
+    matrix("output.weight", source_.at("lm_head.weight"));
+    return std::move(entries_);
+  }
+
+ private:
+  static std::vector<uint64_t> dims_of(const Shape& shape) {
+    return {shape.dims, shape.dims + shape.rank};
+  }
+  void vector(const std::string& name, const MemoryTensor& tensor) {
+    entries_.push_back({name, 0, dims_of(tensor.shape), bytes_of(floats_of(tensor))});
+  }
+  void matrix(const std::string& name, const MemoryTensor& tensor) {
+    const std::vector<float> values = floats_of(tensor);
+    GgufEntry entry{name, options_.dense_type, dims_of(tensor.shape), ""};
+    if (entry.type == 0) entry.bytes = bytes_of(values);
+    if (entry.type == 8) entry.bytes = q8_0_blocks(values);
+    for (const float value : values) {
+      if (entry.type == 1) entry.bytes += GgufWriter::raw(f32_to_f16(value));
+      if (entry.type == 30) entry.bytes += GgufWriter::raw(f32_to_bf16(value));
+    }
+    entries_.push_back(std::move(entry));
+  }
+  void expert_matrix(const std::string& name, const std::string& hugging_face,
+                     const std::vector<int64_t>& order) {
+    const MemoryTensor blocks = take_rows(source_.at(hugging_face + "_blocks"), order);
+    const MemoryTensor scales = take_rows(source_.at(hugging_face + "_scales"), order);
+    std::vector<uint64_t> dims = dims_of(scales.shape);
+    dims[2] *= 32;
+    entries_.push_back({name, 39, dims, gguf_mxfp4(blocks, scales)});
+  }
+
+  void attention(int32_t layer) {
+    const std::string here = fmt::format("blk.{}.", layer);
+    const std::string there = fmt::format("model.layers.{}.", layer);
+    const bool is_old = options_.is_old;
+    vector(here + "attn_norm.weight", source_.at(there + "input_layernorm.weight"));
+    vector(here + (is_old ? "attn_sinks" : "attn_sinks.weight"),
+           source_.at(there + "self_attn.sinks"));
+    vector(here + (is_old ? "ffn_norm.weight" : "post_attention_norm.weight"),
+           source_.at(there + "post_attention_layernorm.weight"));
+    std::vector<std::pair<std::string, std::string>> dense = {
+        {is_old ? "attn_out" : "attn_output", "self_attn.o_proj"}, {"ffn_gate_inp", "mlp.router"}};
+    if (is_old) {
+      const std::string fused = fmt::format("block.{}.attn.qkv.", layer);
+      matrix(here + "attn_qkv.weight", fused_.at(fused + "weight"));
+      vector(here + "attn_qkv.bias", fused_.at(fused + "bias"));
+    } else {
+      for (const char* part : {"q", "k", "v"})
+        dense.push_back({std::string("attn_") + part, fmt::format("self_attn.{}_proj", part)});
+    }
+    for (const auto& [ours, theirs] : dense) {
+      matrix(here + ours + ".weight", source_.at(there + theirs + ".weight"));
+      vector(here + ours + ".bias", source_.at(there + theirs + ".bias"));
+    }
+  }
+
+  void experts(int32_t layer) {
+    const std::string here = fmt::format("blk.{}.ffn_", layer);
+    const std::string there = fmt::format("model.layers.{}.mlp.experts.", layer);
+    const int64_t num_rows = 2 * source_.config.intermediate;
+    const auto both = [&](const std::string& name, const std::vector<int64_t>& order) {
+      expert_matrix(here + name + "_exps.weight", there + "gate_up_proj", order);
+      vector(here + name + "_exps.bias", take_rows(source_.at(there + "gate_up_proj_bias"), order));
+    };
+    const std::vector<int64_t> gate = rows_from(0, num_rows, 2), up = rows_from(1, num_rows, 2);
+    if (options_.is_old) {
+      both("gate_up", rows_from(0, num_rows, 1));
+    } else if (options_.is_merged) {
+      std::vector<int64_t> gate_then_up = gate;
+      gate_then_up.insert(gate_then_up.end(), up.begin(), up.end());
+      both("gate_up", gate_then_up);
+    } else {
+      both("gate", gate);
+      both("up", up);
+    }
+    expert_matrix(here + "down_exps.weight", there + "down_proj",
+                  rows_from(0, source_.config.hidden, 1));
+    vector(here + "down_exps.bias", source_.at(there + "down_proj_bias"));
+  }
+
+  MemoryCheckpoint source_, fused_;
+  const MemoryCheckpoint::GgufOptions& options_;
+  std::vector<GgufEntry> entries_;
+};
+
+void write_keys(const GptOssConfig& config, const MemoryCheckpoint::GgufOptions& options,
+                GgufWriter* writer) {
+  const std::string arch = options.is_old ? "gptoss" : "gpt-oss";
+  writer->add("general.architecture", arch);
+  const std::pair<const char*, int32_t> counts[] = {
+      {"block_count", config.num_layers},
+      {"embedding_length", config.hidden},
+      {"expert_feed_forward_length", config.intermediate},
+      {"attention.head_count", config.num_heads},
+      {"attention.head_count_kv", config.num_kv_heads},
+      {"attention.key_length", config.head_dim},
+      {"attention.sliding_window", config.sliding_window},
+      {"expert_count", config.num_experts},
+      {"expert_used_count", config.top_k},
+      {"context_length", config.max_positions},
+      {"rope.scaling.original_context_length", config.rope_original_context},
+  };
+  for (const auto& [key, value] : counts)
+    writer->add(arch + "." + key, static_cast<uint32_t>(value));
+  writer->add(arch + ".attention.layer_norm_rms_epsilon", config.rms_eps);
+  writer->add(arch + ".rope.freq_base", static_cast<float>(config.rope_theta));
+  writer->add(arch + ".rope.scaling.type", "yarn");
+  writer->add(arch + ".rope.scaling.factor", static_cast<float>(config.rope_factor));
+  writer->add("tokenizer.ggml.eos_token_id", static_cast<uint32_t>(config.eos_id));
+  writer->add("tokenizer.ggml.padding_token_id", static_cast<uint32_t>(config.pad_id));
+  if (options.tokens.empty()) return;
+  writer->add("tokenizer.ggml.tokens", options.tokens);
+  writer->add("tokenizer.ggml.token_type", options.token_types);
+  writer->add("tokenizer.ggml.merges", options.merges);
 }
 
 }  // namespace
@@ -134,7 +275,7 @@ std::vector<float> MemoryCheckpoint::values(const std::string& name) {
 }
 
 std::string MemoryCheckpoint::safetensors() const {
-  std::vector<TensorToWrite> list;
+  std::vector<TensorBytes> list;
   for (const MemoryTensor& tensor : tensors) {
     list.push_back({tensor.name, tensor.dtype, tensor.shape,
                     std::as_bytes(std::span(tensor.bytes.data(), tensor.bytes.size()))});
@@ -165,7 +306,8 @@ MemoryCheckpoint MemoryCheckpoint::original() const {
   };
   add("embedding.weight", "model.embed_tokens.weight");
   for (int32_t i = 0; i < config.num_layers; ++i) {
-    const std::string here = fmt::format("block.{}.", i), there = fmt::format("model.layers.{}.", i);
+    const std::string here = fmt::format("block.{}.", i),
+                      there = fmt::format("model.layers.{}.", i);
     for (const auto& [hugging_face, name] : kNames) add(here + name, there + hugging_face);
     for (const char* kind : {"weight", "bias"}) {
       MemoryTensor fused = source.at(there + "self_attn.q_proj." + kind);
@@ -207,126 +349,21 @@ MemoryCheckpoint MemoryCheckpoint::with_dense_experts() const {
 }
 
 std::vector<std::string> MemoryCheckpoint::gguf(const GgufOptions& options) const {
-  MemoryCheckpoint source = *this;
-  struct Entry {
-    std::string name;
-    uint32_t type;
-    std::vector<uint64_t> dims;
-    std::string bytes;
-  };
-  std::vector<Entry> entries;
-  const auto dims_of = [](const Shape& shape) {
-    return std::vector<uint64_t>(shape.dims, shape.dims + shape.rank);
-  };
-  const auto vector = [&](const std::string& name, const MemoryTensor& tensor) {
-    entries.push_back({name, 0, dims_of(tensor.shape), bytes_of(floats_of(tensor))});
-  };
-  const auto matrix = [&](const std::string& name, const MemoryTensor& tensor) {
-    const std::vector<float> values = floats_of(tensor);
-    Entry entry{name, options.dense_type, dims_of(tensor.shape), ""};
-    if (options.dense_type == 0) entry.bytes = bytes_of(values);
-    if (options.dense_type == 8) entry.bytes = q8_0_blocks(values);
-    for (const float value : values) {
-      if (options.dense_type == 1) entry.bytes += GgufWriter::raw(f32_to_f16(value));
-      if (options.dense_type == 30) entry.bytes += GgufWriter::raw(f32_to_bf16(value));
-    }
-    entries.push_back(std::move(entry));
-  };
-  const auto experts = [&](const std::string& name, const std::string& hugging_face,
-                           const std::vector<int64_t>& order) {
-    const MemoryTensor blocks = take_rows(source.at(hugging_face + "_blocks"), order);
-    const MemoryTensor scales = take_rows(source.at(hugging_face + "_scales"), order);
-    std::vector<uint64_t> dims = dims_of(scales.shape);
-    dims[2] *= 32;
-    entries.push_back({name, 39, dims, gguf_mxfp4(blocks, scales)});
-  };
-  matrix("token_embd.weight", source.at("model.embed_tokens.weight"));
-  for (int32_t i = 0; i < config.num_layers; ++i) {
-    const std::string here = fmt::format("blk.{}.", i), there = fmt::format("model.layers.{}.", i);
-    const bool is_old = options.is_old;
-    vector(here + "attn_norm.weight", source.at(there + "input_layernorm.weight"));
-    vector(here + (is_old ? "attn_sinks" : "attn_sinks.weight"), source.at(there + "self_attn.sinks"));
-    vector(here + (is_old ? "ffn_norm.weight" : "post_attention_norm.weight"),
-           source.at(there + "post_attention_layernorm.weight"));
-    std::vector<std::pair<std::string, std::string>> dense = {
-        {is_old ? "attn_out" : "attn_output", "self_attn.o_proj"}, {"ffn_gate_inp", "mlp.router"}};
-    if (is_old) {
-      MemoryCheckpoint fused = original();
-      matrix(here + "attn_qkv.weight", fused.at(fmt::format("block.{}.attn.qkv.weight", i)));
-      vector(here + "attn_qkv.bias", fused.at(fmt::format("block.{}.attn.qkv.bias", i)));
-    } else {
-      for (const char* part : {"q", "k", "v"})
-        dense.push_back({std::string("attn_") + part, fmt::format("self_attn.{}_proj", part)});
-    }
-    for (const auto& [ours, theirs] : dense) {
-      matrix(here + ours + ".weight", source.at(there + theirs + ".weight"));
-      vector(here + ours + ".bias", source.at(there + theirs + ".bias"));
-    }
-    const int64_t num_rows = 2 * config.intermediate;
-    const std::vector<int64_t> gate = every_other(0, num_rows), up = every_other(1, num_rows);
-    std::vector<int64_t> both = gate, all(static_cast<size_t>(config.hidden));
-    both.insert(both.end(), up.begin(), up.end());
-    for (size_t r = 0; r < all.size(); ++r) all[r] = static_cast<int64_t>(r);
-    if (is_old) {
-      for (size_t r = 0; r < both.size(); ++r) both[r] = static_cast<int64_t>(r);
-    }
-    const std::string matrix_name = there + "mlp.experts.gate_up_proj";
-    const MemoryTensor& bias = source.at(matrix_name + "_bias");
-    if (options.is_merged || is_old) {
-      experts(here + "ffn_gate_up_exps.weight", matrix_name, both);
-      vector(here + "ffn_gate_up_exps.bias", take_rows(bias, both));
-    } else {
-      experts(here + "ffn_gate_exps.weight", matrix_name, gate);
-      vector(here + "ffn_gate_exps.bias", take_rows(bias, gate));
-      experts(here + "ffn_up_exps.weight", matrix_name, up);
-      vector(here + "ffn_up_exps.bias", take_rows(bias, up));
-    }
-    experts(here + "ffn_down_exps.weight", there + "mlp.experts.down_proj", all);
-    vector(here + "ffn_down_exps.bias", source.at(there + "mlp.experts.down_proj_bias"));
-  }
-  vector("output_norm.weight", source.at("model.norm.weight"));
-  matrix("output.weight", source.at("lm_head.weight"));
-
-  const auto count = [](int32_t value) { return static_cast<uint32_t>(value); };
-  const std::string arch = options.is_old ? "gptoss" : "gpt-oss";
+  const std::vector<GgufEntry> entries = GgufEntries(*this, options).all();
   std::vector<std::string> files;
-  for (int part = 0; part < options.num_parts; ++part) {
+  const auto num_parts = static_cast<size_t>(options.num_parts);
+  for (size_t part = 0; part < num_parts; ++part) {
     GgufWriter writer;
-    if (part == 0) {
-      writer.add("general.architecture", arch);
-      writer.add(arch + ".block_count", count(config.num_layers));
-      writer.add(arch + ".embedding_length", count(config.hidden));
-      writer.add(arch + ".expert_feed_forward_length", count(config.intermediate));
-      writer.add(arch + ".attention.head_count", count(config.num_heads));
-      writer.add(arch + ".attention.head_count_kv", count(config.num_kv_heads));
-      writer.add(arch + ".attention.key_length", count(config.head_dim));
-      writer.add(arch + ".attention.sliding_window", count(config.sliding_window));
-      writer.add(arch + ".attention.layer_norm_rms_epsilon", config.rms_eps);
-      writer.add(arch + ".expert_count", count(config.num_experts));
-      writer.add(arch + ".expert_used_count", count(config.top_k));
-      writer.add(arch + ".context_length", count(config.max_positions));
-      writer.add(arch + ".rope.freq_base", static_cast<float>(config.rope_theta));
-      writer.add(arch + ".rope.scaling.type", "yarn");
-      writer.add(arch + ".rope.scaling.factor", static_cast<float>(config.rope_factor));
-      writer.add(arch + ".rope.scaling.original_context_length",
-                 count(config.rope_original_context));
-      writer.add("tokenizer.ggml.eos_token_id", count(config.eos_id));
-      writer.add("tokenizer.ggml.padding_token_id", count(config.pad_id));
-      if (!options.tokens.empty()) {
-        writer.add("tokenizer.ggml.tokens", options.tokens);
-        writer.add("tokenizer.ggml.token_type", options.token_types);
-        writer.add("tokenizer.ggml.merges", options.merges);
-      }
-    }
-    if (options.num_parts > 1) {
+    if (part == 0) write_keys(config, options, &writer);
+    if (num_parts > 1) {
       writer.pair("split.no", 2, GgufWriter::raw(static_cast<uint16_t>(part)));
-      writer.pair("split.count", 2, GgufWriter::raw(static_cast<uint16_t>(options.num_parts)));
-      writer.pair("split.tensors.count", 5,
-                  GgufWriter::raw(static_cast<int32_t>(entries.size())));
+      writer.pair("split.count", 2, GgufWriter::raw(static_cast<uint16_t>(num_parts)));
+      writer.pair("split.tensors.count", 5, GgufWriter::raw(static_cast<int32_t>(entries.size())));
     }
-    const size_t parts = static_cast<size_t>(options.num_parts), p = static_cast<size_t>(part);
-    for (size_t i = entries.size() * p / parts; i < entries.size() * (p + 1) / parts; ++i)
+    for (size_t i = entries.size() * part / num_parts; i < entries.size() * (part + 1) / num_parts;
+         ++i) {
       writer.tensor(entries[i].name, entries[i].type, entries[i].dims, entries[i].bytes);
+    }
     files.push_back(writer.bytes());
   }
   return files;

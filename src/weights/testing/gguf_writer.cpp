@@ -28,8 +28,8 @@ void GgufWriter::tensor_at(std::string_view name, uint32_t type, const std::vect
 std::string GgufWriter::bytes() const {
   GgufWriter extra;
   if (alignment != 32) extra.add("general.alignment", static_cast<uint32_t>(alignment));
-  std::string out = "GGUF" + raw(version) + raw(num_tensors_) +
-                    raw(num_pairs_ + extra.num_pairs_) + extra.pairs_ + pairs_ + entries_;
+  std::string out = "GGUF" + raw(version) + raw(num_tensors_) + raw(num_pairs_ + extra.num_pairs_) +
+                    extra.pairs_ + pairs_ + entries_;
   while (out.size() % alignment != 0) out += '\0';
   return out + data_;
 }

@@ -1,0 +1,206 @@
+// The engine against itself: however prompts are cut and mixed with others, the logits are the same.
+#include "engine/engine.h"
+
+#include <gtest/gtest.h>
+#include <rapidcheck.h>
+
+#include <cmath>
+#include <map>
+
+#include "engine/tokenizer_source.h"
+
+namespace moxie {
+namespace {
+
+const std::string kNano = std::string(MOXIE_TEST_DATA) + "/goldens/nano-a";
+
+std::unique_ptr<Engine> open(EngineOptions options) {
+  options.model = options.model == "embedded" ? kNano : options.model;
+  options.show_progress = false;
+  auto engine = Engine::load(options);
+  CHECK(engine.has_value(), engine ? "" : engine.error().message());
+  return std::move(*engine);
+}
+
+std::vector<int32_t> tokens(int32_t count, uint32_t seed) {
+  std::vector<int32_t> ids;
+  for (int32_t i = 0; i < count; ++i) {
+    seed = seed * 1664525u + 1013904223u;
+    ids.push_back(static_cast<int32_t>((seed >> 8) % 510));
+  }
+  return ids;
+}
+
+// Logits after the last token of `ids`, alone, in one launch.
+std::vector<float> alone(Engine& engine, const std::vector<int32_t>& ids) {
+  const SeqId seq = engine.kv().add_sequence();
+  const Chunk chunk{seq, ids, Logits::kLast};
+  const auto logits = engine.step({&chunk, 1});
+  CHECK(logits.has_value(), logits ? "" : logits.error().message());
+  std::vector<float> row(*logits, *logits + engine.config().vocab);
+  engine.kv().free_sequence(seq);
+  return row;
+}
+
+double difference(const float* a, const std::vector<float>& b) {
+  double worst = 0;
+  for (size_t i = 0; i < b.size(); ++i) {
+    const double d = std::fabs(static_cast<double>(a[i]) - b[i]);
+    if (!(d <= worst)) worst = d;
+  }
+  return worst;
+}
+
+// Several prompts fed in random pieces, in random company, with sequences ending and beginning
+// anew: each prompt's last logits must be those it has alone.
+TEST(EngineTest, AnySplitAndAnyMixGivesTheSameLogits) {
+  auto engine = open({.max_model_len = 96, .max_num_seqs = 4, .max_batch_tokens = 96,
+                      .max_logit_rows = 4});
+  const bool held = rc::check("ragged batches", [&] {
+    struct Running {
+      SeqId seq;
+      std::vector<int32_t> ids;
+      size_t done = 0;
+    };
+    std::vector<Running> running;
+    int started = 0, finished = 0;
+    uint32_t seed = *rc::gen::arbitrary<uint32_t>();
+    while (finished < 3) {
+      while (running.size() < 3 && started < 3) {
+        const int32_t length = *rc::gen::inRange(1, 90);
+        running.push_back({engine->kv().add_sequence(), tokens(length, seed++)});
+        ++started;
+      }
+      std::vector<Chunk> chunks;
+      std::vector<size_t> ends;
+      size_t room = 96;
+      for (size_t r = 0; r < running.size(); ++r) {
+        Running& run = running[r];
+        const size_t left = std::min(run.ids.size() - run.done, room);
+        if (left == 0) continue;
+        const auto count = static_cast<size_t>(*rc::gen::inRange(1, static_cast<int>(left) + 1));
+        chunks.push_back({run.seq, std::span(run.ids).subspan(run.done, count), Logits::kLast});
+        run.done += count;
+        room -= count;
+        ends.push_back(r);
+      }
+      const auto logits = engine->step(chunks);
+      RC_ASSERT(logits.has_value());
+      const std::vector<float> rows(*logits,
+                                    *logits + chunks.size() * engine->config().vocab);
+      engine->kv().check_integrity();
+      for (size_t c = 0; c < chunks.size(); ++c) {
+        const Running& run = running[ends[c]];
+        const std::vector<int32_t> so_far(run.ids.begin(), run.ids.begin() + run.done);
+        RC_ASSERT(difference(&rows[c * engine->config().vocab], alone(*engine, so_far)) < 1e-3);
+      }
+      std::erase_if(running, [&](const Running& run) {
+        if (run.done < run.ids.size()) return false;
+        engine->kv().free_sequence(run.seq);
+        ++finished;
+        return true;
+      });
+    }
+    RC_ASSERT(engine->kv().num_free_full_pages() == engine->kv().num_full_pages());
+    RC_ASSERT(engine->kv().num_free_window_pages() == engine->kv().num_window_pages());
+  });
+  EXPECT_TRUE(held);
+}
+
+TEST(EngineTest, TooManyTokensAreRefusedAndNothingIsLost) {
+  auto engine = open({.max_model_len = 64, .max_num_seqs = 2, .max_batch_tokens = 64});
+  const SeqId seq = engine->kv().add_sequence();
+  const auto ids = tokens(65, 1);
+  const Chunk long_chunk{seq, ids, Logits::kLast};
+  EXPECT_FALSE(engine->step({&long_chunk, 1}).has_value());
+  const std::vector<int32_t> bad = {1, 512};
+  const Chunk bad_chunk{seq, bad, Logits::kLast};
+  const auto refused = engine->step({&bad_chunk, 1});
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_NE(refused.error().message().find("512"), std::string::npos);
+  EXPECT_EQ(engine->kv().num_tokens(seq), 0);
+  engine->kv().check_integrity();
+}
+
+TEST(EngineTest, GenerationIsDeterministicByPromptAndSeed) {
+  auto engine = open({.max_model_len = 128, .max_batch_tokens = 32});
+  const auto prompt = tokens(50, 9);
+  const auto draw = [&](uint64_t seed) {
+    return engine->generate(prompt, {.seed = seed, .max_tokens = 20, .ignore_eos = true})->ids;
+  };
+  EXPECT_EQ(draw(1), draw(1));
+  EXPECT_NE(draw(1), draw(2));
+  EXPECT_EQ(draw(1).size(), 20u);
+}
+
+TEST(EngineTest, GenerationStopsWhereItIsTold) {
+  auto engine = open({.max_model_len = 128});
+  const auto prompt = tokens(10, 3);
+  const SamplingOptions greedy{.temperature = 0, .max_tokens = 30, .ignore_eos = true};
+  const auto all = engine->generate(prompt, greedy)->ids;
+  auto stopping = greedy;
+  stopping.stop_ids = {all[4]};
+  const auto stopped = engine->generate(prompt, stopping);
+  EXPECT_EQ(stopped->reason, FinishReason::kStop);
+  EXPECT_EQ(stopped->ids.back(), all[4]);
+  int seen = 0;
+  const auto aborted =
+      engine->generate(prompt, greedy, [&](const SampleAnswer&) { return ++seen < 3; });
+  EXPECT_EQ(aborted->reason, FinishReason::kAborted);
+  EXPECT_EQ(aborted->ids.size(), 3u);
+  auto open_ended = greedy;
+  open_ended.max_tokens = 0;  // to the end of the context
+  EXPECT_EQ(engine->generate(prompt, open_ended)->ids.size(), 118u);
+  EXPECT_EQ(engine->generate(prompt, open_ended)->reason, FinishReason::kLength);
+  EXPECT_FALSE(engine->generate({}, greedy).has_value());
+}
+
+TEST(EngineTest, LogitBiasForcesAndForbids) {
+  auto engine = open({.max_model_len = 64});
+  const auto prompt = tokens(5, 4);
+  const auto forced = engine->generate(
+      prompt, {.temperature = 0, .logit_bias = {{77, 100.0f}}, .max_tokens = 3, .ignore_eos = true});
+  EXPECT_EQ(forced->ids, (std::vector<int32_t>{77, 77, 77}));
+}
+
+TEST(PlanTest, AutoContextShrinksToWhatFits) {
+  auto checkpoint = open_checkpoint("synthetic:gpt-oss-20b");
+  ASSERT_TRUE(checkpoint.has_value());
+  const KernelChooser kernels(DeviceKind::kCpu, cpu_features(), {});
+  const MemoryPlan roomy = plan_memory(**checkpoint, {}, uint64_t{64} << 30, kernels);
+  EXPECT_TRUE(roomy.fits);
+  EXPECT_EQ(roomy.max_model_len, kDefaultContext);
+  const MemoryPlan tight =
+      plan_memory(**checkpoint, {}, roomy.total_bytes - (uint64_t{200} << 20), kernels);
+  EXPECT_TRUE(tight.fits);
+  EXPECT_LT(tight.max_model_len, kDefaultContext);
+  const MemoryPlan none = plan_memory(**checkpoint, {}, uint64_t{4} << 30, kernels);
+  EXPECT_FALSE(none.fits);
+  EXPECT_FALSE(none.advice.empty());
+  uint64_t sum = 0;
+  for (const PlanPart& part : roomy.parts) sum += part.bytes;
+  EXPECT_EQ(sum, roomy.total_bytes);
+}
+
+// The bytes of a decode token that the specification derives for both models, in GB.
+TEST(PlanTest, DecodeBytesAreThePublishedOnes) {
+  const auto gigabytes = [](const std::string& model, Mxfp4Layers layers) {
+    auto checkpoint = open_checkpoint(model);
+    const ModelWeights layout = (*checkpoint)->layout({.mxfp4_layers = layers});
+    return decode_work((*checkpoint)->config(), layout, DType::kBF16, 0, 1).bytes / 1e9;
+  };
+  const Mxfp4Layers all{.qkv = true, .o = true, .lm_head = true};
+  EXPECT_NEAR(gigabytes("synthetic:gpt-oss-120b", {}), 5.00, 0.03);
+  EXPECT_NEAR(gigabytes("synthetic:gpt-oss-120b", all), 2.75, 0.03);
+  EXPECT_NEAR(gigabytes("synthetic:gpt-oss-20b", {}), 3.71, 0.03);
+  EXPECT_NEAR(gigabytes("synthetic:gpt-oss-20b", all), 1.92, 0.03);
+}
+
+TEST(PlanTest, DistinctExpertsFollowTheClosedForm) {
+  EXPECT_DOUBLE_EQ(expected_distinct_experts(128, 4, 1), 4.0);
+  EXPECT_NEAR(expected_distinct_experts(128, 4, 8), 28.7, 0.1);
+  EXPECT_NEAR(expected_distinct_experts(32, 4, 64), 32.0, 0.1);
+}
+
+}  // namespace
+}  // namespace moxie
