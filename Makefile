@@ -7,7 +7,7 @@ SHELL := /bin/bash
 JOBS ?= $(shell nproc)
 PROMPT ?=
 # As typed: dollar signs and quotes reach the program untouched by make and by the shell.
-export MOXIE_DEMO_PROMPT = $(value PROMPT)
+export DEMO_PROMPT = $(value PROMPT)
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

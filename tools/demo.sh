@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What `make run` shows: tools/demo.sh path/to/moxie. Without MOXIE_DEMO_PROMPT the embedded model
+# What `make run` shows: tools/demo.sh path/to/moxie. Without DEMO_PROMPT the embedded model
 # answers a few prompts (reasoning, arithmetic, a tool call), then `moxie bench` says how near the
 # machine's limits that was; with it, only that prompt is answered. Speed and kernels: on stderr.
 set -euo pipefail
@@ -11,8 +11,8 @@ ask() { # ask PROMPT [flags of moxie run]
   "$moxie" run "${@:2}" --seed 1 -- "$1" 2>&1
 }
 
-if [[ -n ${MOXIE_DEMO_PROMPT:-} ]]; then
-  ask "$MOXIE_DEMO_PROMPT"
+if [[ -n ${DEMO_PROMPT:-} ]]; then
+  ask "$DEMO_PROMPT"
   exit
 fi
 

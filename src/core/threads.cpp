@@ -57,17 +57,30 @@ struct ThreadPool::Shared {
   std::atomic<bool> stopping{false};
   std::atomic<int> num_sleeping{0};
 
-  const TaskRef* task = nullptr;
-  int64_t num_tasks = 0;
-  std::atomic<int64_t> next_task{0};
-  std::atomic<int> num_active{0};
+  // The run in hand. `ticket` holds its generation (high half) and the next task (low half), so that
+  // a worker that wakes late cannot take a task of a run it does not know. A task is claimed before
+  // its run ends, so that whoever claims one reads the pointer of that run.
+  std::atomic<const TaskRef*> task{nullptr};
+  std::atomic<int64_t> num_tasks{0};
+  std::atomic<uint64_t> ticket{0};
+  std::atomic<int64_t> num_done{0};
 
-  void work(int thread) {
+  void work(uint64_t run, int thread) {
     FlushToZero flush;
+    uint64_t seen = ticket.load(std::memory_order_acquire);
     for (;;) {
-      const int64_t i = next_task.fetch_add(1, std::memory_order_relaxed);
-      if (i >= num_tasks) return;
-      (*task)(i, thread);
+      const auto i = static_cast<int64_t>(seen & 0xFFFFFFFFu);
+      if (seen >> 32 != (run & 0xFFFFFFFFu) || i >= num_tasks.load(std::memory_order_acquire)) {
+        return;
+      }
+      const TaskRef* body = task.load(std::memory_order_relaxed);
+      if (!ticket.compare_exchange_weak(seen, seen + 1, std::memory_order_acq_rel,
+                                        std::memory_order_acquire)) {
+        continue;
+      }
+      (*body)(i, thread);
+      num_done.fetch_add(1, std::memory_order_release);
+      seen = ticket.load(std::memory_order_acquire);
     }
   }
 
@@ -87,8 +100,7 @@ struct ThreadPool::Shared {
       }
       if (stopping.load()) return;
       seen = generation.load(std::memory_order_acquire);
-      work(thread);
-      num_active.fetch_sub(1, std::memory_order_acq_rel);
+      work(seen, thread);
     }
   }
 };
@@ -111,25 +123,32 @@ ThreadPool::~ThreadPool() {
 }
 
 void ThreadPool::run(int64_t num_tasks, TaskRef task) {
+  CHECK(num_tasks >= 0 && num_tasks < (int64_t{1} << 31));
   Shared& shared = *shared_;
-  shared.task = &task;
-  shared.num_tasks = num_tasks;
-  shared.next_task.store(0, std::memory_order_relaxed);
   if (num_threads_ == 1 || num_tasks <= 1) {
-    shared.work(0);
+    FlushToZero flush;
+    for (int64_t i = 0; i < num_tasks; ++i) task(i, 0);
     return;
   }
-  shared.num_active.store(num_threads_ - 1, std::memory_order_relaxed);
+  const uint64_t run = shared.generation.load(std::memory_order_relaxed) + 1;
+  // First a ticket that no task count reaches: a late worker that already sees the new count must
+  // not find the old ticket good for one task more.
+  const uint64_t first_ticket = (run & 0xFFFFFFFFu) << 32;
+  shared.ticket.store(first_ticket | 0x80000000u, std::memory_order_relaxed);
+  shared.task.store(&task, std::memory_order_relaxed);
+  shared.num_tasks.store(num_tasks, std::memory_order_release);
+  shared.num_done.store(0, std::memory_order_relaxed);
+  shared.ticket.store(first_ticket, std::memory_order_release);
   {
     // Under the lock, so that a worker on its way to sleep cannot miss the change.
     std::lock_guard lock(shared.mutex);
-    shared.generation.fetch_add(1, std::memory_order_release);
+    shared.generation.store(run, std::memory_order_release);
   }
   if (shared.num_sleeping.load() > 0) shared.wake.notify_all();
-  shared.work(0);
+  shared.work(run, 0);
+  // Tasks are waited for, not workers: one that has lost its core and took no task holds up nobody.
   int spins = 0;
-  while (shared.num_active.load(std::memory_order_acquire) != 0) {
-    // A worker may have lost its core to another process: let it run.
+  while (shared.num_done.load(std::memory_order_acquire) != num_tasks) {
     if (++spins < kSpins) cpu_pause();
     else sched_yield();
   }

@@ -18,7 +18,8 @@ inline constexpr int kNumSteps = 8;
 /// "embed", "qkv", "attend", "out", "route", "experts", "unembed", "sample".
 const char* step_name(StepKind step);
 
-/// Where a step runs and its scratch. `workspace` holds at least what the row asked for.
+/// Where a step runs and its scratch. `workspace` holds at least what the row asked for, aligned to
+/// 256 bytes.
 struct Launch {
   DeviceKind device = DeviceKind::kCpu;
   Stream* stream = nullptr;

@@ -144,6 +144,86 @@ TEST_P(GoldenTest, WithoutSinksTheLogitsAreVisiblyWrong) {
   EXPECT_GT(greatest_difference(logits, golden.read<float>("case0.logits")), 0.1);
 }
 
+// The embedded model, as it is linked in, against transformers loading models/tiny: the 8 greatest
+// logits and the sum of all at every position, the whole row after the prompt, and the answer.
+class EmbeddedGoldenTest : public ::testing::Test {
+ protected:
+  EmbeddedGoldenTest() : golden_(std::string(MOXIE_TEST_DATA) + "/tiny_goldens/goldens.safetensors") {}
+
+  static std::unique_ptr<ModelHarness> open(ModelHarness::Options options) {
+    options.max_tokens = 2048;
+    auto harness = ModelHarness::open("embedded", std::move(options));
+    CHECK(harness.has_value(), harness ? "" : harness.error().message());
+    return std::move(*harness);
+  }
+  template <typename Visit>
+  void for_each_case(Visit&& visit) const {
+    int num_cases = 0;
+    for (; golden_.has(std::to_string(num_cases) + ".ids"); ++num_cases) {
+      const std::string name = std::to_string(num_cases);
+      visit(name, golden_.read<int32_t>(name + ".ids"));
+    }
+    EXPECT_GE(num_cases, 4);
+  }
+  Golden golden_;
+};
+
+TEST_F(EmbeddedGoldenTest, ReferenceRowsEqualTransformers) {
+  auto model = open({.kernels = {"all=reference"}});
+  const auto vocab = static_cast<size_t>(model->config().vocab);
+  for_each_case([&](const std::string& name, const std::vector<int32_t>& ids) {
+    const auto logits = model->logits(ids);
+    const std::vector<float> last(logits.end() - static_cast<int64_t>(vocab), logits.end());
+    EXPECT_LE(greatest_difference(last, golden_.read<float>(name + ".last_logits")), 1e-3) << name;
+    const auto top_ids = golden_.read<int32_t>(name + ".top_ids");
+    const auto top_logits = golden_.read<float>(name + ".top_logits");
+    const auto log_sums = golden_.read<float>(name + ".logsumexp");
+    double worst = 0;
+    for (size_t t = 0; t < ids.size(); ++t) {
+      const float* row = &logits[t * vocab];
+      double sum = 0;
+      for (size_t i = 0; i < vocab; ++i) sum += std::exp(static_cast<double>(row[i]) - log_sums[t]);
+      worst = std::max(worst, std::fabs(std::log(sum)));
+      for (size_t k = 0; k < 8; ++k) {
+        const double difference = row[top_ids[t * 8 + k]] - top_logits[t * 8 + k];
+        worst = std::max(worst, std::fabs(difference));
+      }
+    }
+    EXPECT_LE(worst, 1e-3) << name;
+  });
+}
+
+TEST_F(EmbeddedGoldenTest, DefaultRowsAgreeOnTheBestTokenAndOnTheAnswers) {
+  for (const DType kv : {DType::kF32, DType::kBF16}) {
+    auto model = open({.kv_dtype = kv});
+    const auto vocab = static_cast<size_t>(model->config().vocab);
+    size_t same = 0, positions = 0;
+    for_each_case([&](const std::string& name, const std::vector<int32_t>& ids) {
+      const auto logits = model->logits(ids);
+      const auto top_ids = golden_.read<int32_t>(name + ".top_ids");
+      for (size_t t = 0; t < ids.size(); ++t) {
+        const auto row = logits.begin() + static_cast<int64_t>(t * vocab);
+        same += std::max_element(row, row + static_cast<int64_t>(vocab)) - row == top_ids[t * 8];
+      }
+      positions += ids.size();
+      const auto answer = golden_.read<int32_t>(name + ".greedy");
+      EXPECT_EQ(model->greedy(ids, static_cast<int32_t>(answer.size())), answer)
+          << name << " kv " << dtype_name(kv);
+    });
+    EXPECT_GE(static_cast<double>(same), 0.99 * static_cast<double>(positions)) << dtype_name(kv);
+  }
+}
+
+TEST_F(EmbeddedGoldenTest, DefaultRowsStayWithinTheKlBarOfTheReference) {
+  auto reference = open({.kernels = {"all=reference"}});
+  auto model = open({.kv_dtype = DType::kBF16});
+  for_each_case([&](const std::string& name, const std::vector<int32_t>& ids) {
+    if (ids.size() > 512) return;  // the reference is slow
+    EXPECT_LE(mean_kl(reference->logits(ids), model->logits(ids), model->config().vocab), 2e-3)
+        << name;
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(Goldens, GoldenTest, ::testing::Values("nano-a", "nano-b"),
                          [](const auto& info) {
                            std::string name = info.param;

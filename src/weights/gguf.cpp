@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <unordered_set>
@@ -141,6 +142,17 @@ class GgufReader {
       : out_(out), path_(out->contents.file->path()), cursor_(out->contents.file->bytes()) {}
 
   void read() {
+    read_header_and_place();
+    if (out_->is_header_whole) return;
+    // Without the header's end nobody knows where the data begins.
+    for (FileTensor& tensor : out_->contents.tensors) {
+      tensor.is_readable = false;
+      tensor.offset = 0;
+    }
+  }
+
+ private:
+  void read_header_and_place() {
     if (!read_prologue()) return;
     for (uint64_t i = 0; i < num_pairs_; ++i) {
       if (!read_pair(i)) return;
@@ -156,7 +168,6 @@ class GgufReader {
     place_tensors(data_begin, num_bytes - data_begin);
   }
 
- private:
   bool broken(std::string found, std::string expected) {
     out_->contents.faults.add({path_, "", std::move(found), std::move(expected)});
     return false;
@@ -285,9 +296,12 @@ class GgufReader {
       out_->contents.faults.add({path_, name, std::move(found), std::move(expected)});
     };
     if (!names_.insert(tensor->name).second) fault("the name twice", "once");
-    uint64_t num_elements = 1;
+    uint64_t num_elements = 1;  // with zeros counted as ones: absurd beside a zero is absurd too
+    bool is_empty = false;
     for (size_t d = 0; d < dims.size(); ++d) {
-      if (dims[d] > kMaxElements || !checked_mul(num_elements, dims[d], &num_elements) ||
+      is_empty = is_empty || dims[d] == 0;
+      if (dims[d] > kMaxElements ||
+          !checked_mul(num_elements, std::max<uint64_t>(dims[d], 1), &num_elements) ||
           num_elements > kMaxElements) {
         fault("the dimensions " + fmt::format("{}", fmt::join(dims, " x ")),
               "at most 2^60 elements");
@@ -307,6 +321,7 @@ class GgufReader {
             fmt::format("a multiple of {}", type->block_elements));
       return false;
     }
+    if (is_empty) num_elements = 0;
     if (!checked_mul(num_elements / type->block_elements, type->block_bytes, &tensor->bytes))
       fault(fmt::format("{} elements", num_elements), "at most 2^60 bytes");
     if (tensor->offset % out_->alignment != 0)

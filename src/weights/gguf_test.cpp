@@ -180,6 +180,10 @@ std::vector<Damage> damages() {
        "x", "the dimensions 8589934592 x 8589934592", "at most 2^60"},
       {"dimension_of_2_to_63", changed([&](W& w) { w.tensor("x", kF32, {uint64_t{1} << 63}, ""); }),
        "x", "the dimensions", "at most 2^60"},
+      {"absurd_beside_a_zero", changed([&](W& w) {
+         w.tensor("x", kF32, {uint64_t{1} << 40, uint64_t{1} << 40, 0}, "");
+       }),
+       "x", "the dimensions 0 x 1099511627776 x 1099511627776", "at most 2^60"},
       {"unknown_tensor_type", changed([](W& w) { w.tensor("x", 77, {4}, ""); }), "x",
        "the unknown type 77", "F32, F16"},
       {"columns_no_multiple_of_32", changed([](W& w) {
@@ -217,6 +221,14 @@ TEST_P(GgufDamage, IsNamed) {
 }
 INSTANTIATE_TEST_SUITE_P(All, GgufDamage, testing::ValuesIn(damages()),
                          [](const auto& info) { return std::string(info.param.name); });
+
+TEST(Gguf, NoTensorIsReadableWhenTheHeaderBreaksBehindIt) {
+  const std::string bytes = changed([](GgufWriter& w) { w.tensor("x", kF32, {}, ""); });
+  const GgufFile file = read(bytes);
+  EXPECT_FALSE(file.is_header_whole);
+  ASSERT_EQ(file.contents.tensors.size(), 3u);
+  for (const FileTensor& tensor : file.contents.tensors) EXPECT_FALSE(tensor.is_readable);
+}
 
 TEST(Gguf, AnyCutOfASoundFileIsAFault) {
   const std::string bytes = sound().bytes();

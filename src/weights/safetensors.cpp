@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
 #include <nlohmann/json.hpp>
@@ -128,7 +129,21 @@ class HeaderReader {
                       "a JSON object"});
     return false;
   }
-  const std::vector<ClaimedRange>& ranges() const { return ranges_; }
+  // Called once, after the last event.
+  void finish() {
+    if (data_end_ > data_bytes_) {
+      out_->faults.add({path_, "",
+                        fmt::format("{} bytes of data after the header: the file is cut off, or "
+                                    "its header is wrong",
+                                    data_bytes_),
+                        fmt::format("{} bytes", data_end_)});
+    }
+    // Holes are only certain where every tensor's range is known.
+    const bool is_whole = std::all_of(out_->tensors.begin(), out_->tensors.end(),
+                                      [](const FileTensor& tensor) { return tensor.is_readable; });
+    check_ranges(path_, std::move(ranges_), 0, data_bytes_, is_whole ? 1 : UINT64_MAX,
+                 &out_->faults);
+  }
 
  private:
   void fault(std::string found, std::string expected) {
@@ -169,10 +184,13 @@ class HeaderReader {
     if (offsets_.size() != 2 || offsets_[0] > offsets_[1])
       return fault("data_offsets " + shape_text(offsets_), "two, rising");
     tensor->dtype = type->dtype;
+    // Zeros count as ones: what is absurd beside a zero is absurd too.
     uint64_t num_elements = 1, bits = 0;
-    bool fits = shape_.size() <= Shape::kMaxRank;
+    bool fits = shape_.size() <= Shape::kMaxRank, is_empty = false;
     for (size_t i = 0; fits && i < shape_.size(); ++i) {
-      fits = shape_[i] <= kMaxElements && checked_mul(num_elements, shape_[i], &num_elements) &&
+      is_empty = is_empty || shape_[i] == 0;
+      fits = shape_[i] <= kMaxElements &&
+             checked_mul(num_elements, std::max<uint64_t>(shape_[i], 1), &num_elements) &&
              num_elements <= kMaxElements;
       tensor->shape.dims[i] = static_cast<int64_t>(shape_[i]);
     }
@@ -181,8 +199,9 @@ class HeaderReader {
                    fmt::format("at most {} dimensions and 2^60 elements", int{Shape::kMaxRank}));
     }
     tensor->shape.rank = static_cast<int>(shape_.size());
-    tensor->bytes = bits / 8;
+    tensor->bytes = is_empty ? 0 : bits / 8;
     const uint64_t begin = offsets_[0], end = offsets_[1];
+    data_end_ = std::max(data_end_, end);
     if (end - begin != tensor->bytes) {
       fault(fmt::format("{} bytes (data_offsets {}..{})", end - begin, begin, end),
             fmt::format("{} bytes for {} {}", tensor->bytes, *dtype_, shape_text(shape_)));
@@ -197,7 +216,7 @@ class HeaderReader {
   }
 
   const std::string& path_;
-  uint64_t data_begin_, data_bytes_;
+  uint64_t data_begin_, data_bytes_, data_end_ = 0;
   TensorFile* out_;
   int depth_ = 0;
   bool in_array_ = false, is_metadata_ = false;
@@ -235,7 +254,7 @@ TensorFile read_safetensors(std::shared_ptr<const MappedFile> file) {
   const bool is_whole = nlohmann::json::sax_parse(text, text + header_bytes, &reader);
   if (!is_whole && out.faults.empty())
     out.faults.add({path, "", "a header of another form", "{name: {dtype, shape, data_offsets}}"});
-  if (is_whole) check_ranges(path, reader.ranges(), 0, left - header_bytes, 1, &out.faults);
+  if (is_whole) reader.finish();
   return out;
 }
 

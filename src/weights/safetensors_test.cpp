@@ -155,6 +155,11 @@ std::vector<Damage> damages() {
       {"product_overflows",
        file_of(one(R"({"dtype":"U8","shape":[4294967296,4294967297],"data_offsets":[0,8]})"), 8),
        "a", "the shape [4294967296, 4294967297]", "2^60"},
+      {"absurd_beside_a_zero",
+       file_of(
+           one(R"({"dtype":"U8","shape":[1099511627776,1099511627776,0],"data_offsets":[0,0]})"),
+           0),
+       "a", "the shape [1099511627776, 1099511627776, 0]", "2^60"},
       {"offset_of_2_to_63",
        file_of(one(R"({"dtype":"U8","shape":[8],"data_offsets":[9223372036854775800,)"
                    R"(9223372036854775808]})"),
@@ -205,6 +210,11 @@ TEST(Safetensors, ReportsAllFaultsAtOnceAndStillListsTheTensors) {
   EXPECT_NE(messages.find("x.safetensors: a: found the dtype"), std::string::npos) << messages;
   EXPECT_NE(messages.find("x.safetensors: b: found 8 bytes"), std::string::npos) << messages;
   EXPECT_NE(messages.find("x.safetensors: d: found data_offsets 90..94"), std::string::npos);
+  EXPECT_NE(messages.find("x.safetensors: found 20 bytes of data after the header: the file is cut "
+                          "off, or its header is wrong, expected 94 bytes"),
+            std::string::npos)
+      << messages;
+  EXPECT_EQ(messages.find("belong to no tensor"), std::string::npos) << messages;
   ASSERT_EQ(file.tensors.size(), 4u);
   EXPECT_FALSE(file.tensors[0].is_readable);
   EXPECT_FALSE(file.tensors[1].is_readable);

@@ -123,7 +123,7 @@ class Judge:
         self.stops = json.load(open(os.path.join(folder, "generation_config.json")))["eos_token_id"]
         self.batch = batch
 
-    def answers(self, prompts, max_new=700):
+    def answers(self, prompts, max_new=500):
         """Completions as text, in the order of the prompts."""
         ids = [self.enc.tok.encode(p, add_special_tokens=False).ids for p in prompts]
         order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
@@ -204,7 +204,7 @@ def main():
         print(f"greatest difference {against_transformers(args.model):.2e}")
         return
     cuda = torch.cuda.is_available()
-    judge = Judge(args.model, "cuda" if cuda else "cpu", torch.bfloat16 if cuda else torch.float32, args.batch or (512 if cuda else 48))
+    judge = Judge(args.model, "cuda" if cuda else "cpu", torch.bfloat16 if cuda else torch.float32, args.batch or (1024 if cuda else 96))
     efforts = args.effort.split(",") if args.effort else list(generate.EFFORTS)
     if args.ask:
         for effort in efforts:

@@ -50,7 +50,7 @@ class Plain:
         weight = torch.zeros(x.shape[0], self.cfg.experts, device=x.device).scatter_(1, ids, top.softmax(-1))
         t = t.to(self.dtype)
         out = torch.zeros_like(x)
-        if x.shape[0] > 256:
+        if x.shape[0] > 1024 or (x.shape[0] > 8 and x.device.type == "cpu"):
             for e in range(self.cfg.experts):
                 rows = weight[:, e].nonzero()[:, 0]
                 if len(rows):
@@ -120,19 +120,25 @@ class Plain:
         at = torch.arange(longest, device=self.device)[None].expand(B, -1)
         x = self.forward(ids, at, cache, at, self.masks(at, at[0]))
         nxt = self.unembed(x[torch.arange(B, device=self.device), lengths - 1]).argmax(-1)
-        out, alive = [nxt], torch.ones(B, dtype=torch.bool, device=self.device)
         stop = torch.tensor(stops, device=self.device)
         keys = torch.arange(longest + max_new, device=self.device)
+        out = torch.full((B, max_new), stops[0], device=self.device)
+        rows = torch.arange(B, device=self.device)  # the prompts still going
+        out[:, 0] = nxt
         for step in range(max_new - 1):
-            alive &= ~torch.isin(nxt, stop)
-            if step % 8 == 0 and not alive.any():
-                break
+            if step % 8 == 0:
+                going = ~torch.isin(out[rows, :step + 1], stop).any(-1)
+                if not going.any():
+                    break
+                if going.float().mean() < 0.8:
+                    rows, nxt, lengths = rows[going], nxt[going], lengths[going]
+                    cache = [(k[going], v[going]) for k, v in cache]
             pos = (lengths + step)[:, None]
             visible = self.masks(pos, keys[:longest + step + 1])
             x = self.forward(nxt[:, None], pos, cache, pos, visible)
             nxt = self.unembed(x[:, 0]).argmax(-1)
-            out.append(nxt)
-        rows = torch.stack(out, 1).tolist()
+            out[rows, step + 1] = nxt
+        rows = out.tolist()
         for i, r in enumerate(rows):
             end = next((j for j, t in enumerate(r) if t in stops), len(r) - 1)
             rows[i] = r[:end + 1]
