@@ -9,6 +9,8 @@
 #include <thread>
 #include <vector>
 
+#include "core/base.h"
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
