@@ -35,7 +35,13 @@ format() {
   sources | xargs -r -n 40 -P "$jobs" $formatter "$@"
 }
 
-check_format() { format --dry-run --Werror; }
+check_format() {
+  local files
+  files=$(format --dry-run 2>&1 | awk -F: '/Wclang-format-violations/ { print $1 }' | sort -u)
+  [[ -z $files ]] && return
+  printf 'not in the house format (make format mends it):\n%s\n' "$files"
+  return 1
+}
 
 # The files that differ from where this branch left main; on main itself, from the last commit.
 changed_sources() {

@@ -16,7 +16,12 @@ const std::string kGoldens = std::string(MOXIE_TEST_DATA) + "/goldens/";
 
 struct Golden {
   SafetensorsFile file;
-  explicit Golden(const std::string& path) : file(std::move(*SafetensorsFile::open(path))) {}
+  explicit Golden(const std::string& path) : file(open(path)) {}
+  static SafetensorsFile open(const std::string& path) {
+    auto opened = SafetensorsFile::open(path);
+    CHECK(opened.has_value(), opened ? "" : opened.error().message());
+    return std::move(*opened);
+  }
   template <typename T>
   std::vector<T> read(const std::string& name) const {
     const auto* tensor = file.find(name);
