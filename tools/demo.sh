@@ -31,6 +31,6 @@ cat <<END
 Next:
   $moxie chat                      a conversation with it
   $moxie run "12 * 34" --show-reasoning
-  make serve                       an OpenAI-compatible server on 127.0.0.1:8000
   $moxie chat --model DIR          a gpt-oss checkpoint: a Hugging Face directory or a .gguf file
+Serving over HTTP is not in this version.
 END
