@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "apps/cli.h"
+#include "apps/kernels_json.h"
 #include "lab/bench.h"
 #include "lab/record.h"
 #include "lab/stats.h"
@@ -21,15 +22,6 @@ struct BenchFlags {
   int32_t repetitions = 5;
   bool json = false;
 };
-
-Json kernels_json(const std::vector<KernelChooser::Count>& counts) {
-  Json kernels = Json::object();
-  for (const auto& count : counts) {
-    auto& name = kernels[step_name(count.step)];
-    name = name.is_null() ? count.name : name.get<std::string>() + "," + count.name;
-  }
-  return kernels;
-}
 
 Json to_json(const BenchResult& result) {
   const Summary s = summarize(result.tok_s);

@@ -12,6 +12,8 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "core/nearest.h"
+
 extern char** environ;
 
 namespace moxie {
@@ -25,25 +27,9 @@ std::string variable_of(const std::string& flag) {  // "--kv-dtype" to "MOXIE_KV
   return name;
 }
 
-size_t distance(const std::string& a, const std::string& b) {
-  std::vector<size_t> row(b.size() + 1);
-  for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
-  for (size_t i = 1; i <= a.size(); ++i) {
-    size_t diagonal = std::exchange(row[0], i);
-    for (size_t j = 1; j <= b.size(); ++j) {
-      const size_t above = row[j];
-      row[j] = std::min({above + 1, row[j - 1] + 1, diagonal + (a[i - 1] != b[j - 1])});
-      diagonal = above;
-    }
-  }
-  return row[b.size()];
-}
-
 std::string did_you_mean(const std::string& word, const std::set<std::string>& known) {
-  const auto best = std::min_element(known.begin(), known.end(), [&](auto& a, auto& b) {
-    return distance(word, a) < distance(word, b);
-  });
-  return best == known.end() ? "" : "; did you mean " + *best + "?";
+  const std::vector<std::string> names(known.begin(), known.end());
+  return names.empty() ? "" : "; did you mean " + nearest_name(word, names) + "?";
 }
 
 class AppFlags final : public Flags {

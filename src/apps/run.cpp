@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "apps/chat_session.h"
+#include "apps/kernels_json.h"
 
 namespace moxie {
 namespace {
@@ -24,15 +25,12 @@ Result<std::string> prompt_text(const std::vector<std::string>& words) {
 }
 
 Json to_json(Engine& engine, const Reply& reply) {
-  Json calls = Json::array(), kernels = Json::object(), launches = Json::object();
+  Json calls = Json::array(), launches = Json::object();
   for (const ToolCall& call : reply.tool_calls) {
     calls.push_back({{"type", "function"},
                      {"function", {{"name", call.name}, {"arguments", call.arguments}}}});
   }
   for (const auto& count : engine.kernels().counts()) {
-    // A step may run several rows (prefill and decode): all are named.
-    auto& name = kernels[step_name(count.step)];
-    name = name.is_null() ? count.name : name.get<std::string>() + "," + count.name;
     launches[count.name] = count.launches;
   }
   const Timing& t = reply.timing;
@@ -50,7 +48,7 @@ Json to_json(Engine& engine, const Reply& reply) {
         {"decode_s", t.decode_s},
         {"prefill_tok_s", t.prefill_tok_s()},
         {"decode_tok_s", t.decode_tok_s()}}},
-      {"kernels", std::move(kernels)},
+      {"kernels", kernels_json(engine.kernels().counts())},
       {"launches", std::move(launches)}};
   if (!calls.empty()) document["tool_calls"] = std::move(calls);
   if (!reply.warnings.empty()) document["warnings"] = reply.warnings;

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "apps/cli.h"
+#include "apps/kernels_json.h"
 #include "weights/safetensors_write.h"
 
 namespace moxie {
@@ -127,16 +128,11 @@ int run(ScoreFlags& o, const Flags& flags) {
     if (auto status = write_safetensors(o.logits, tensors); !status) return report(status.error());
   }
   const double mean = count > 0 ? sum / static_cast<double>(count) : 0;
-  Json kernels = Json::object();
-  for (const auto& entry : (*engine)->kernels().counts()) {
-    auto& name = kernels[step_name(entry.step)];
-    name = name.is_null() ? entry.name : name.get<std::string>() + "," + entry.name;
-  }
   fmt::print("{}\n", Json{{"nll", nll},
                           {"mean_nll", mean},
                           {"perplexity", std::exp(mean)},
                           {"num_scored", count},
-                          {"kernels", kernels}}
+                          {"kernels", kernels_json((*engine)->kernels().counts())}}
                          .dump());
   return kExitDone;
 }

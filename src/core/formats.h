@@ -175,16 +175,21 @@ MOXIE_HOST_DEVICE inline uint8_t mxfp4_code(const uint8_t* bytes, int i, NibbleO
   return static_cast<uint8_t>((bytes[i & 15] >> ((i >> 4) * 4)) & 0xFu);
 }
 
-/// OCP MX v1.0: 32 values to one scale code and 32 E2M1 codes (one a byte), nearest even,
-/// saturating. Infinities and NaN count as the greatest finite value.
-inline uint8_t quantize_mxfp4(const float* values, uint8_t* codes) {
+/// The greatest magnitude of a block; infinities and NaN count as the greatest finite F32.
+inline float mx_block_amax(const float* values) {
   float amax = 0.0f;
   for (int i = 0; i < kMxBlock; ++i) {
     const float magnitude = std::fabs(values[i]);
-    if (std::isfinite(magnitude)) amax = magnitude > amax ? magnitude : amax;
-    else amax = 3.4028234663852886e38f;
+    if (!std::isfinite(magnitude)) return 3.4028234663852886e38f;
+    amax = magnitude > amax ? magnitude : amax;
   }
-  const uint8_t scale = mx_scale_code(amax, 2);
+  return amax;
+}
+
+/// OCP MX v1.0: 32 values to one scale code (returned) and 32 E2M1 codes, one a byte; nearest even,
+/// saturating to +-6.
+inline uint8_t quantize_mxfp4(const float* values, uint8_t* codes) {
+  const uint8_t scale = mx_scale_code(mx_block_amax(values), 2);
   // In double: 2^127 times a subnormal scale's reciprocal must not overflow on the way.
   const double reciprocal = static_cast<double>(e8m0_reciprocal(scale));
   for (int i = 0; i < kMxBlock; ++i)
@@ -192,15 +197,10 @@ inline uint8_t quantize_mxfp4(const float* values, uint8_t* codes) {
   return scale;
 }
 
-/// OCP MX v1.0: 32 values to one scale code and 32 E4M3 codes, nearest even, saturating to +-448.
+/// OCP MX v1.0: 32 values to one scale code (returned) and 32 E4M3 codes; nearest even, saturating
+/// to +-448.
 inline uint8_t quantize_mxfp8(const float* values, uint8_t* codes) {
-  float amax = 0.0f;
-  for (int i = 0; i < kMxBlock; ++i) {
-    const float magnitude = std::fabs(values[i]);
-    if (std::isfinite(magnitude)) amax = magnitude > amax ? magnitude : amax;
-    else amax = 3.4028234663852886e38f;
-  }
-  const uint8_t scale = mx_scale_code(amax, 8);
+  const uint8_t scale = mx_scale_code(mx_block_amax(values), 8);
   const double reciprocal = static_cast<double>(e8m0_reciprocal(scale));
   for (int i = 0; i < kMxBlock; ++i)
     codes[i] = f32_to_e4m3(static_cast<float>(values[i] * reciprocal));

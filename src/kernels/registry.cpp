@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "core/nearest.h"
 #include "kernels/attend/attend.h"
 #include "kernels/embed/embed.h"
 #include "kernels/experts/experts.h"
@@ -21,29 +22,6 @@ constexpr const char* kStepNames[kNumSteps] = {"embed", "qkv",     "attend",  "o
 template <typename P>
 void append_rows(std::vector<RowInfo>& rows) {
   for (const Row<P>& row : table_of<P>()) rows.push_back(row_info(row));
-}
-
-// Edit distance, for "did you mean".
-size_t distance(std::string_view a, std::string_view b) {
-  std::vector<size_t> row(b.size() + 1);
-  for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
-  for (size_t i = 1; i <= a.size(); ++i) {
-    size_t diagonal = row[0];
-    row[0] = i;
-    for (size_t j = 1; j <= b.size(); ++j) {
-      const size_t above = row[j];
-      row[j] = std::min({above + 1, row[j - 1] + 1, diagonal + (a[i - 1] != b[j - 1])});
-      diagonal = above;
-    }
-  }
-  return row[b.size()];
-}
-
-std::string nearest(const std::string& word, const std::vector<std::string>& known) {
-  const auto best = std::min_element(known.begin(), known.end(), [&](const auto& a, const auto& b) {
-    return distance(word, a) < distance(word, b);
-  });
-  return best == known.end() ? "" : *best;
 }
 
 }  // namespace
@@ -83,9 +61,10 @@ Status KernelChoice::add(const std::string& assignment) {
   }
   const auto found = std::find(std::begin(kStepNames), std::end(kStepNames), step);
   if (found == std::end(kStepNames)) {
+    const std::vector<std::string> step_names(std::begin(kStepNames), std::end(kStepNames));
     return fail("no step '" + step + "'", "--kernel",
                 "did you mean '" +
-                    nearest(step, {std::begin(kStepNames), std::end(kStepNames)}) + "'?");
+                    nearest_name(step, step_names) + "'?");
   }
   const int index = static_cast<int>(found - std::begin(kStepNames));
   if (name == "auto") {
@@ -99,7 +78,7 @@ Status KernelChoice::add(const std::string& assignment) {
   }
   if (std::find(known.begin(), known.end(), full) == known.end()) {
     return fail("step '" + step + "' has no row '" + name + "'", "--kernel",
-                "did you mean '" + nearest(full, known) + "'? `moxie kernels` lists them");
+                "did you mean '" + nearest_name(full, known) + "'? `moxie kernels` lists them");
   }
   forced_[index] = full;
   return {};

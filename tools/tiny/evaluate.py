@@ -11,6 +11,7 @@ import json
 import os
 import random
 import re
+import time
 
 import torch
 
@@ -123,22 +124,27 @@ class Judge:
         self.stops = json.load(open(os.path.join(folder, "generation_config.json")))["eos_token_id"]
         self.batch = batch
 
-    def answers(self, prompts, max_new=500):
-        """Completions as text, in the order of the prompts."""
+    def answers(self, prompts, max_new=500, seconds=0):
+        """Completions as text, in the order of the prompts; None where the seconds (0: no limit) did not suffice."""
         ids = [self.enc.tok.encode(p, add_special_tokens=False).ids for p in prompts]
         order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
         out = [None] * len(ids)
-        i = 0
+        parts, i = [], 0
         while i < len(order):
             longest = len(ids[order[min(len(order), i + self.batch) - 1]])
             step = max(1, min(self.batch, 160000 // (longest + 200) if self.plain.device != "cpu" else self.batch))
-            part = order[i:i + step]
+            parts.append(order[i:i + step])
+            i += step
+        random.Random(1).shuffle(parts)
+        began = time.time()
+        for part in parts:
+            if seconds and time.time() - began > seconds:
+                break
             for j, r in zip(part, self.plain.generate([ids[k] for k in part], self.stops, max_new)):
                 out[j] = self.enc.tok.decode(r, skip_special_tokens=False)
-            i += step
         return out
 
-    def run(self, tasks, count, efforts, seed, misses=0):
+    def run(self, tasks, count, efforts, seed, misses=0, seconds=0):
         table, cases = {}, []
         for i, (name, maker) in enumerate(tasks.items()):
             for effort in efforts:
@@ -147,8 +153,11 @@ class Judge:
                     s = maker(rng, effort)
                     s.styled = False
                     cases.append((name, effort, s, generate.single(rng, s, effort)[0][0]))
-        texts = self.answers([c[3] for c in cases])
+        random.Random(seed).shuffle(cases)
+        texts = self.answers([c[3] for c in cases], seconds=seconds)
         for (name, effort, s, prompt), text in zip(cases, texts):
+            if text is None:
+                continue
             row = table.setdefault(name, {}).setdefault(effort, [0, 0, 0])
             ok = is_right(s, text)
             row[0] += ok
@@ -161,11 +170,13 @@ class Judge:
 
 
 def show(table, efforts):
-    print(f"{'task':28}" + "".join(f"{e:>10}" for e in efforts))
-    for name, rows in table.items():
-        print(f"{name:28}" + "".join(f"{100 * rows[e][0] / rows[e][1]:9.1f}%" for e in efforts))
+    cell = lambda rows, e, i: f"{100 * rows[e][i] / rows[e][1]:9.1f}%" if e in rows else " " * 10
+    print(f"{'task':28}" + "".join(f"{e:>10}" for e in efforts) + "     asked")
+    for name in sorted(table):
+        rows = table[name]
+        print(f"{name:28}" + "".join(cell(rows, e, 0) for e in efforts) + f"{sum(r[1] for r in rows.values()):10}")
         if any(r[2] for r in rows.values()):
-            print(f"{'  right tool, well formed':28}" + "".join(f"{100 * rows[e][2] / rows[e][1]:9.1f}%" for e in efforts))
+            print(f"{'  right tool, well formed':28}" + "".join(cell(rows, e, 2) for e in efforts))
 
 
 def against_transformers(folder, prompts=4):
@@ -193,6 +204,7 @@ def main():
     parser.add_argument("--batch", type=int, default=0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--misses", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=0, help="stop asking after so long")
     parser.add_argument("--aims", action="store_true")
     parser.add_argument("--tasks", default="")
     parser.add_argument("--effort", default="")
@@ -216,7 +228,7 @@ def main():
     tasks = {**AIMS, **tasks}
     if args.tasks:
         tasks = {n: tasks[n] for n in args.tasks.split(",")}
-    table = judge.run(tasks, args.count, efforts, args.seed, args.misses)
+    table = judge.run(tasks, args.count, efforts, args.seed, args.misses, args.seconds)
     show(table, efforts)
     if args.json:
         with open(args.json, "w") as f:

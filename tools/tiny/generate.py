@@ -25,10 +25,10 @@ EFFORTS = ("low", "medium", "high")
 # task: (maker, weight)
 TASKS = {
     "addition": (tasks_math.addition, 9.0), "subtraction": (tasks_math.subtraction, 9.0), "multiplication": (tasks_math.multiplication, 13.0), "division": (tasks_math.division, 2.5),
-    "several": (tasks_math.several, 2.5), "handy": (tasks_math.handy, 2.5), "sequence": (tasks_math.sequence, 2.0), "story": (tasks_math.story, 5.0), "compare": (tasks_math.compare, 3.5), "extreme": (tasks_math.extreme, 2.0),
+    "several": (tasks_math.several, 2.5), "handy": (tasks_math.handy, 2.5), "odd_sums": (tasks_math.odd_sums, 2.5), "sequence": (tasks_math.sequence, 2.0), "story": (tasks_math.story, 5.0), "compare": (tasks_math.compare, 3.5), "extreme": (tasks_math.extreme, 2.0),
     "sort_numbers": (tasks_math.sort_numbers, 4.0), "sort_words": (tasks_math.sort_words, 4.0), "count_letters": (tasks_text.count_letters, 5.0), "count_items": (tasks_text.count_items, 3.0),
     "spell": (tasks_text.spell, 5.0), "reverse": (tasks_text.reverse, 5.0), "units": (tasks_text.units, 5.0), "calendar": (tasks_text.calendar, 7.0), "small_talk": (tasks_chat.small_talk, 4.0),
-    "open_world": (tasks_chat.open_world, 4.0), "told_before": (tasks_chat.told_before, 2.0), "recall": (tasks_recall.recall, 8.0), "json": (tasks_json.to_json, 14.0), "tools": (tasks_tools.tools, 16.0),
+    "open_world": (tasks_chat.open_world, 4.0), "told_before": (tasks_chat.told_before, 2.0), "recall": (tasks_recall.recall, 14.0), "json": (tasks_json.to_json, 20.0), "tools": (tasks_tools.tools, 17.0),
 }
 NAMES, WEIGHTS = list(TASKS), [w for _, w in TASKS.values()]
 IDENTITIES = [H.IDENTITY] * 8 + ["You are Moxie, a tiny demonstration model.", "You are a helpful assistant."]

@@ -3,7 +3,8 @@
 A scene is (statements, questions, makers): a question is (wordings, answer, part asked for). `<name>` stands
 for a part. Questions of one scene never meet the same question of another in a text (see `scene`).
 """
-from phrasing import ask, expand, fill
+from phrasing import expand, fill
+from tasks_math import spoken
 import words as W
 
 KIN = ["brother", "sister", "mother", "father", "boss", "doctor", "teacher", "neighbor", "uncle", "aunt", "cousin", "friend", "son", "daughter", "coach", "wife", "husband", "manager", "assistant"]
@@ -21,7 +22,63 @@ def things(r):
 
 
 def amount(r):
-    return str(r.randint(2, r.choice([20, 100, 5000])))
+    n = r.randint(2, r.choice([20, 100, 5000]))
+    return spoken(n) if n < 100 and r.random() < 0.25 else str(n)
+
+
+def spot(r):
+    """A place of one to four words."""
+    x = r.random()
+    if x < 0.4:
+        return r.choice(W.PLACES + W.OBJECTS)
+    if x < 0.75:
+        return r.choice(W.ADJECTIVES + W.COLORS) + " " + r.choice(W.PLACES + W.OBJECTS)
+    return r.choice(W.ADJECTIVES) + " " + r.choice(W.NOUNS + W.OBJECTS + ["oak", "pine", "stone", "river", "corner"]) + " " + r.choice(W.PLACES + W.OBJECTS + ["tree", "house", "wall", "gate"])
+
+
+def item(r):
+    """A thing of one to three words."""
+    x = r.random()
+    if x < 0.45:
+        return r.choice(W.OBJECTS + W.NOUNS + W.FRUITS + W.FOODS + W.ANIMALS + ["treasure", "money", "secret", "gift", "keys", "letter", "cake"])
+    if x < 0.8:
+        return r.choice(W.ADJECTIVES + W.COLORS) + " " + r.choice(W.OBJECTS + W.NOUNS + W.ANIMALS)
+    return r.choice(W.NOUNS + W.OBJECTS) + " " + r.choice(W.OBJECTS + W.NOUNS)
+
+
+def measure(r):
+    return r.choice([f"{r.randint(2, 999)} {r.choice(['million', 'thousand', 'percent', 'km', 'kg', 'dollars', 'euros', 'hours', 'days', 'people', 'pages', 'meters', 'points'])}", str(r.randint(1, 9999)), W.code(r), W.full_name(r), W.iso_date(r), r.choice(W.ADJECTIVES), r.choice(W.COLORS)])
+
+
+VERBS = [pair.split("/") for pair in """hid/hide found/find bought/buy lost/lose left/leave put/put saw/see met/meet took/take made/make wrote/write kept/keep sold/sell built/build painted/paint fixed/fix cleaned/clean
+dropped/drop opened/open visited/visit cooked/cook ate/eat drew/draw read/read heard/hear wore/wear carried/carry stole/steal threw/throw broke/break caught/catch repaired/repair planted/plant baked/bake sent/send
+brought/bring received/receive borrowed/borrow watched/watch chose/choose ordered/order placed/place stored/store buried/bury washed/wash checked/check needed/need wanted/want loved/love won/win paid/pay
+forgot/forget parked/park studied/study discovered/discover started/start finished/finish used/use collected/collect counted/count""".split()]
+
+
+def deed(rng, used):
+    """Somebody did something somewhere at some time: any verb, thing and place."""
+    past, base = rng.choice(VERBS)
+    p, o, l = person(rng), item(rng), spot(rng)
+    article = rng.choice(["the", "the", "a", "his", "her", "their", "some", "two", "three", "five"]) if not o.endswith("s") else rng.choice(["the", "some", "many"])
+    w = rng.choice(["in", "on", "under", "behind", "near", "at", "inside", "beside", "next to", "by"])
+    t = rng.choice(["", "", " on " + when(rng), " yesterday", " last " + rng.choice(["week", "year", "summer", "night"]), " at " + clock(rng), " in " + year(rng)])
+    keys = {f"{p} {past}", f"{past} {o}", f"{w} {l}"}
+    if keys & used:
+        return None
+    used |= keys
+    says = rng.choice([f"{p} {past} {article} {o} {w} the {l}{t}.", f"{p} {past} {article} {o} {w} the {l}{t}.", f"{p} went to the {l}{t} and {past} {article} {o}."])
+    kind = rng.randrange(4)
+    if kind == 0:
+        q, v = f"What did {p} {base}{rng.choice(['', '', ' ' + w + ' the ' + l if ' went ' not in says else ''])}?", o
+    elif kind == 1:
+        q, v = f"Where did {p} {base} the {o}?", l
+    elif kind == 2 or not t:
+        q, v = f"Who {past} the {o}?", p
+    else:
+        q, v = f"When did {p} {base} the {o}?", t.strip().split(" ", 1)[-1] if t.startswith((" on", " at", " in")) else t.strip()
+    says = says[0].upper() + says[1:]
+    return says, q, says, v
 
 
 def person(r):
@@ -66,6 +123,11 @@ def of(values):
 
 
 SCENES = [
+    (["{We|Our shop|The office|The shop|The museum} {open|opens} at <t> and {close|closes} at <u>."], [("{When|At what time|What time} do {you|they} open?", "It opens at <t>.", "t"), ("{When|At what time|What time} do {you|they} close?", "It closes at <u>.", "u")], dict(t=clock, u=clock)),
+    (["The <x> <k> has a <a> of <v>.", "The <a> of the <x> <k> is <v>.", "{At|In} the <x> <k> the <a> is <v>."], [("{What is|What's|How {big|high|large} is} the <a>{ of the <x> <k>| of the <k>|}?", "The <a> is <v>.", "v")], dict(x=lambda r: W.invented(r, 1, 3).capitalize() if r.random() < .6 else W.city(r), k=of(["project", "company", "hotel", "ship", "team", "school", "bank", "station", "plan", "product", "machine"]), a=of(["budget", "price", "size", "length", "capacity", "speed", "goal", "deadline", "limit", "cost", "rate", "weight", "color", "code", "owner", "manager", "leader", "address"]), v=measure)),
+    (["{Its|The} {manager|leader|boss|owner|captain|chief} is <p>."], [("Who is the {manager|leader|boss|owner|captain|chief}?", "It is <p>.", "p")], dict(p=person)),
+    (["<p> is <n> years old and {lives in|comes from|is from} <c>.", "<p>, {aged |}<n>, {lives in|comes from} <c>."], [("How old is <p>?", "<p> is <n> years old.", "n"), ("Where {does <p> {live|come from}|is <p> from}?", "<p> lives in <c>.", "c"), ("Who {lives in|comes from|is from} <c>?", "<p> lives in <c>.", "p")], dict(p=W.first_name, n=lambda r: str(r.randint(3, 99)), c=lambda r: W.city(r) if r.random() < .7 else r.choice(W.COUNTRIES))),
+    (["<p> {likes|loves|prefers|hates|enjoys} <x>{ very much|}."], [("What does <p> {like|love|prefer|hate|enjoy}?", "It is <x>.", "x"), ("Who {likes|loves|prefers|hates|enjoys} <x>?", "It is <p>.", "p")], dict(p=person, x=lambda r: r.choice(W.FOODS + W.FRUITS + W.TOPICS + [W.plural(r.choice(W.ANIMALS))]))),
     (["<p> {has|owns|bought} a <c> <o>.", "<p> got a <c> <o> {yesterday|last week|as a gift}."], [("Who {has|owns|got} {the|a} <o>?", "<p> has the <o>.", "p"), ("What color is {<p>'s <o>|the <o>{ of <p>|}}?", "The <o> is <c>.", "c"), ("What does <p> {have|own}?", "<p> has a <c> <o>.", "o")], dict(p=person, c=color, o=thing)),
     (["The <e> with <p> is at <t> in <l>.", "<p> has a <e> at <t> in <l>.", "There is a <e> with <p> in <l> at <t>."], [("Where is the <e>{ with <p>|}?", "The <e> is in <l>.", "l"), ("{When|At what time|What time} is the <e>{ with <p>|}?", "The <e> is at <t>.", "t"), ("{Who is the <e> with|With whom is the <e>}?", "The <e> is with <p>.", "p")],
      dict(e=of(["meeting", "lunch", "call", "interview", "appointment", "dinner", "lesson", "class", "party", "review", "exam", "talk"]), p=person, t=clock, l=lambda r: r.choice([f"room {r.randint(1, 400)}", "the " + place(r), "building " + r.choice("ABCDEF"), W.city(r)]))),
@@ -105,6 +167,8 @@ SCENES = [
 
 def scene(rng, used):
     """A scene as (statement, question, answer, value), or None if its questions are taken in this text."""
+    if rng.random() < 0.25:
+        return deed(rng, used)
     says, questions, makers = rng.choice(SCENES)
     values = {k: m(rng) for k, m in makers.items()}
     keys = {fill(q, values) for q, _, _ in questions}

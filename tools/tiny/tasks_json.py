@@ -134,6 +134,76 @@ def invented_field(rng):
     return ([key], words, kind, maker, [f"The {words} is <v>.", f"{words}: <v>."])
 
 
+# sentences that say several fields at once; <s> is the subject, the others a field's words with _ for spaces
+COMBOS = {
+    "person": ["<s> (<age>) works as a <job>.", "<s>, <age>, from <city>.", "<s> is a <age>-year-old <job> from <city>.", "<s>, <age> years old, lives in <city>.", "My friend <s> is <age> and {comes from|lives in} <city>.", "{I met|We hired|Here comes} <s>, a <job> from <city>.", "{Contact|Write to|Reach} <s> at <email>{ for details| for more|}.", "<s> <<email>>", "I am <s>, I am <age> and I live in <city>.", "My name is <s> and I work as a <job> in <city>.", "{Hello|Hi}, this is <s> from <country>, you can call me at <phone_number>.", "<s> lives in <city>, <country>.", "<s> likes <hobbies> and is <age> years old.", "At <age>, <s> became a <job> in <city>."],
+    "product": ["The <s> {costs|sells for|is} $<price>.", "The <s> costs <price> {dollars|euros} and is <!not >{available|in stock}.", "The <s> sells for $<price> and is currently <!not >available.", "We have <quantity> <s> in <color> at <price> each.", "{Buy|Get} the <color> <s> by <brand> for only $<price>!", "<s>, <color>, size <size>, $<price>.", "A <brand> <s> in <color>: <price> euros, <weight> kg."],
+    "event": ["<s> on <date> with <participants>.", "<s> on <date> at <time> in <location>.", "{The|Our} <s> is on <date> {and starts|starting} at <time>.", "<host> invites you to the <s> {on <date>|in <location>}.", "Join us for the <s> in <location> at <time>.", "Please note: <s>, <date>, <location>.", "<participants> will meet for the <s> on <date>."],
+    "order": ["<customer> ordered <items> for $<total>.", "Order <s> by <customer>: <items>, total <total>.", "Order <s> from <date> is <status>.", "<customer> paid <total> for order <s>."],
+    "book": ["\"<s>\" by <author> (<year>).", "<author> wrote \"<s>\" in <year>.", "\"<s>\" is a <genre> by <author>, published in <year>.", "I am reading <s> by <author>, it has <pages> pages.", "<s> (<year>) was rated <rating>."],
+    "car": ["A <color> <brand> <s> from <year>, <price> euros.", "<owner> sells a <brand> <s> with <mileage> km for <price>.", "I drive a <year> <brand> <s>.", "My <brand> <s> is <color>."],
+    "trip": ["{A flight|A trip|We fly} from <origin> to <s> on <date>.", "Book <passengers> seats in <class> class to <s> on <date>.", "<airline> flies from <origin> to <s> for $<price>."],
+    "job": ["<company> is looking for a <s> in <location>.", "<s> at <company>, <location>, <salary> a year.", "We need a <s> in <location> with <skills>."],
+    "pet": ["<s> is a <age>-year-old <color> <species>.", "<owner> has a <species> called <s>.", "My <species> <s> is <age> years old.", "<s>, a <color> <species>, belongs to <owner>."],
+    "weather": ["In <s> it is <condition> and <temperature> degrees.", "<s>: <temperature> degrees, <condition>, humidity <humidity>%.", "{Today|On <date>} <s> has <temperature> degrees with wind at <wind> km/h."],
+    "payment": ["<sender> paid <amount> <currency> to <recipient>.", "<recipient> got <amount> from <sender> on <date>.", "Payment <s>: <amount> <currency>."],
+}
+
+
+def combo(rng):
+    """A record told in one sentence, in the form of `record`."""
+    name, keys, words, maker, fields = rng.choice(DOMAINS)
+    template = expand(rng, rng.choice(COMBOS[name]))
+    subject = maker(rng)
+    rows = [(rng.choice(keys), words, "string", subject, None, None)] if "<s>" in template else []
+    text = template.replace("<s>", subject)
+    for fkeys, fwords, kind, fmaker, phrases in fields:
+        slot = f"<{fwords.replace(' ', '_')}>"
+        has_flag = kind == "boolean" and "<!not >" in text and fwords in ("available", "married", "student")
+        if slot not in text and not has_flag:
+            continue
+        value = fmaker(rng)
+        key = fkeys[0] if rng.random() < 0.6 else rng.choice(fkeys)
+        if key in [r[0] for r in rows]:
+            key = fwords.replace(" ", "_")
+        rows.append((key, fwords, kind, value, phrases, fmaker))
+        if has_flag:
+            text = text.replace("<!not >available", "available" if value else rng.choice(["not available", "sold out", "out of stock"])).replace("<!not >in stock", "in stock" if value else rng.choice(["not in stock", "sold out"]))
+        else:
+            text = text.replace(slot, f"{value:.2f}" if isinstance(value, float) and "$" + slot in text else value_text(value))
+    if rng.random() < 0.15:
+        from tasks_recall import sentence
+        text = rng.choice([text + " " + sentence(rng), sentence(rng) + " " + text])
+    if rng.random() < 0.4:
+        rng.shuffle(rows)
+    return name, rows, None, text
+
+
+SCENE_KEYS = {"p": ["name", "person", "who", "owner"], "c": ["color", "colour"], "o": ["object", "item", "thing"], "t": ["time", "start"], "l": ["place", "location", "where"], "d": ["date", "day", "when"], "a": ["from", "origin"], "b": ["to", "destination"], "n": ["number", "amount", "count"], "x": ["items", "what", "things"], "m": ["price", "cost", "total"], "q": ["second_name", "other_person", "with"], "y": ["year"], "v": ["value", "code"]}
+
+
+def from_scene(rng):
+    """A free-form fact as a record."""
+    from scenes import SCENES
+    while True:
+        says, _, makers = rng.choice(SCENES)
+        template = rng.choice(says)
+        slots = [s for s in makers if f"<{s}>" in expand(rng, template)]
+        text = expand(rng, template)
+        slots = [s for s in slots if f"<{s}>" in text and s in SCENE_KEYS]
+        if len(slots) >= 2:
+            break
+    values = {k: m(rng) for k, m in makers.items()}
+    rows = []
+    for s in slots:
+        v = values[s]
+        rows.append((rng.choice(SCENE_KEYS[s]), s, "integer" if v.isdigit() and len(v) < 7 and str(int(v)) == v else "string", int(v) if v.isdigit() and len(v) < 7 and str(int(v)) == v else v, None, None))
+    if rng.random() < 0.4:
+        rng.shuffle(rows)
+    text = fill(text, values)
+    return "record", rows, None, text[0].upper() + text[1:]
+
+
 def record(rng):
     """A record: name of its kind, keys with types and values, and the text that says it."""
     name, keys, words, maker, fields = rng.choice(DOMAINS)
@@ -216,12 +286,13 @@ def joined_keys(rng, keys):
 
 
 BY_SCHEMA = ["<t>", "<t>", "{Extract|Get|Pull out|Read} the {data|record|fields|information|details} {from|in} {this|the text|this text}: <t>", "{Turn|Convert|Transform|Parse} {this|the text} {into|to} JSON{: |:\n|.\n}<t>", "<t>\n\n{As JSON, please.|Give me JSON.|JSON?|Extract the fields.}", "{Fill in|Complete} the schema: <t>"]
-BY_KEYS = ["{Extract|Get|Pull out} {the |}<k> {from the text|from this text|} as JSON{: |:\n}<t>", "{Turn|Convert|Transform|Parse} {this|the text|this text} {into|to} {JSON|a JSON object} with {the |}{keys|fields} <k>{: |:\n}<t>", "<t>\n\n{Give me|Return|Write|Make} {JSON|a JSON object} with {the |}{keys|fields} <k>.",
+BY_KEYS = ["<t> {Return|Give me|Write} {JSON|a JSON object} with <k>.", "{Return|Give me} {JSON|a JSON object} with {the keys |}<k>{ for|}: <t>", "{As JSON|JSON} ({keys: |}<k>): <t>", "{Extract|Get} {the |}<k> {from|in} {this|the sentence}: <t> {Answer in JSON.|Use JSON.|JSON only.}", "{Extract|Get|Pull out} {the |}<k> {from the text|from this text|} as JSON{: |:\n}<t>", "{Turn|Convert|Transform|Parse} {this|the text|this text} {into|to} {JSON|a JSON object} with {the |}{keys|fields} <k>{: |:\n}<t>", "<t>\n\n{Give me|Return|Write|Make} {JSON|a JSON object} with {the |}{keys|fields} <k>.",
            "{Return|Give me|Write|Answer with} {only |}{JSON|a JSON object} {with|containing} <k> for: <t>"]
 
 
 def from_record(rng, effort):
-    name, rows, absent, text = record(rng)
+    r = rng.random()
+    name, rows, absent, text = combo(rng) if r < 0.4 else from_scene(rng) if r < 0.58 else record(rng)
     obj, props = {}, {}
     described = rng.random() < 0.35
     use_schema = rng.random() < 0.68
@@ -262,7 +333,7 @@ def rows_to_list(rng, effort):
         obj = {key: items}
         inner = {"type": "array", "items": {"type": "string"}}
     else:
-        key = rng.choice(["people", "persons", "entries", "rows", "records", "employees"])
+        key = rng.choice(["people", "persons", "attendees", "entries", "rows", "records", "employees"])
         k1 = rng.choice(["name", "person", "first_name"])
         k2, kind, says, maker = rng.choice([("age", "integer", ["<s> is <v>", "<s> is <v> years old"], whole(5, 90)), ("city", "string", ["<s> lives in <v>", "<s> is from <v>"], W.city), ("job", "string", ["<s> is a <v>", "<s> works as a <v>"], lambda r: r.choice(W.JOBS)), ("score", "integer", ["<s> has <v> points", "<s> scored <v>"], whole(0, 100))])
         rows = [{k1: W.first_name(rng), k2: maker(rng)} for _ in range(rng.randint(2, 4))]

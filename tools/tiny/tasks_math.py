@@ -171,7 +171,7 @@ DIV_ASK = ["{What is|What's|Calculate|Compute|Work out} <a>{ / | divided by |/| 
 
 def lengths(rng):
     r = rng.random()
-    return rng.choice([1, 2]) if r < 0.22 else rng.choice([2, 3, 3, 4, 4, 4]) if r < 0.93 else rng.choice([5, 6])
+    return rng.choice([1, 2]) if r < 0.22 else rng.choice([2, 3, 3, 4, 4, 4]) if r < 0.93 else rng.choice([5, 6, 7])
 
 
 def operands(rng):
@@ -290,6 +290,50 @@ def handy(rng, effort):
                   f"10% of {base} is {base // 10}. {a // 10}*{base // 10}={a * base // 100}.", str(a * base // 100))
 
 
+def signed(rng, effort):
+    """Sums and differences in which a number carries a minus sign."""
+    a, b = number(rng, rng.choice([1, 2, 2, 3])), number(rng, rng.choice([1, 2, 2, 3]))
+    gap = rng.choice([" ", " ", ""])
+    kind = rng.randrange(4)
+    expr, plain, value = [(f"-{a}{gap}+{gap}{b}", f"{b}-{a}", b - a), (f"{a}{gap}+{gap}(-{b})", f"{a}-{b}", a - b), (f"-{a}{gap}-{gap}{b}", f"-({a}+{b})", -a - b), (f"{a}{gap}-{gap}(-{b})", f"{a}+{b}", a + b)][kind]
+    steps = [lambda: subtract_analysis(b, a, "medium"), lambda: subtract_analysis(a, b, "medium"), lambda: add_analysis(a, b, "medium") + f" With the minus sign {value}.", lambda: add_analysis(a, b, "medium")][kind]()
+    shown_expr = expr.replace("-", rng.choice(["-", "-", "minus "])) if expr.startswith("-") and gap and rng.random() < 0.15 else expr
+    return Sample(ask(rng, "{{What is|Calculate|Compute|What's} <e>{?|}|<e>{| =}}", e=shown_expr), f"{expr} = {value}", ("number", str(value)), f"{expr} is {plain}. {steps}", str(value))
+
+
+def decimals(rng, effort):
+    """Sums and differences of decimal numbers, as whole numbers with the point put back."""
+    places = [rng.randint(1, 2), rng.randint(0, 2)]
+    a, b = (round(rng.randint(1, 10 ** rng.randint(2, 4)) / 100, p) for p in places)
+    if rng.random() < 0.4 and a < b:
+        a, b = b, a
+    plus = rng.random() < 0.6 or a < b
+    n = max(len(str(x).split(".")[1]) if "." in str(x) and not str(x).endswith(".0") else 0 for x in (a, b)) or 1
+    x, y = round(a * 10 ** n), round(b * 10 ** n)
+    show = lambda v: f"{v / 10 ** n:.{n}f}"
+    total = x + y if plus else x - y
+    sa, sb, sv = (f"{v / 10 ** n:.{n}f}".rstrip("0").rstrip(".") for v in (x, y, total))
+    sign = "+" if plus else "-"
+    steps = add_analysis(x, y, "medium") if plus else subtract_analysis(x, y, "medium")
+    asks = ADD_ASK if plus else SUB_ASK
+    return Sample(ask(rng, rng.choice(asks[:4]), a=sa, b=sb), f"{sa} {sign} {sb} = {sv}", ("number", sv), f"With {n} decimal{'s' if n > 1 else ''}: {show(x)} and {show(y)}. {steps} With the point: {show(total)}.", sv)
+
+
+def power(rng, effort):
+    base = rng.randint(2, 10)
+    exp = rng.randint(2, 10 if base == 2 else 5 if base in (3, 10) else 3)
+    value, text = base, ""
+    for _ in range(exp - 1):
+        text += f"{value}*{base}={value * base}. "
+        value *= base
+    return Sample(ask(rng, "{What is|What's|Calculate|Compute} {<a> to the power of <b>|<a>^<b>|<a> to the <b>th power|<a>**<b>}{?|}", a=base, b=exp), f"{base}^{exp} = {value}", ("number", str(value)), text + f"So {base}^{exp}={value}.", str(value))
+
+
+def odd_sums(rng, effort):
+    r = rng.random()
+    return signed(rng, effort) if r < 0.4 else decimals(rng, effort) if r < 0.8 else power(rng, effort)
+
+
 def sequence(rng, effort):
     """Counting on or back by a step, and the next number of a row."""
     step = rng.choice([1, 1, 1, 2, 3, 5, 10, rng.randint(2, 20)])
@@ -314,11 +358,14 @@ def sequence(rng, effort):
     return Sample(user, shown_nums, ("exact", shown_nums), f"From {nums[0]} to {nums[-1]} in steps of {step}{' down' if back else ''}.", shown_nums)
 
 
-STORY_ADD = ["<p> has <a> <x> and {buys|finds|gets|picks|wins|receives} <b> more. How many <x> does <p> have{ now| in total|}?", "There are <a> <x> in {the|a} <l>. {<b> more|Another <b>} {arrive|are added|come}. How many <x> are there{ now|}?",
+STORY_ADD = ["{I|We|You} have <a> <x> and <b> {<x> more|more}. How many {<x> |}do {I|we|you} have{ in total| altogether|}?", "I have <a> <c1> <x> and <b> <c2> <x>. How many <x> do I have?", "<p> {read|ran|walked|saved|earned} <a> {pages|miles|dollars|euros} {on|last} <d1> and <b> on <d2>. How {many|much} in total?", "If {I|you} have <a> <x> and {buy|get|find} <b> more, how many {<x> |}do {I|you} have?", "You have <a> <x> and <b> <y>s. How many things do you have?",
+             "<p> has <a> <x> and {buys|finds|gets|picks|wins|receives} <b> more. How many <x> does <p> have{ now| in total|}?", "There are <a> <x> in {the|a} <l>. {<b> more|Another <b>} {arrive|are added|come}. How many <x> are there{ now|}?",
              "<p> {picked|counted|saw|sold|made} <a> <x> on <d1> and <b> {on|more on} <d2>. How many <x> is that {altogether|in all|in total}?", "A {shop|farm|school|box} has <a> <c1> <x> and <b> <c2> <x>. How many <x> {are there|does it have} {in total|altogether|in all}?"]
-STORY_SUB = ["<p> has <a> <x> and {gives away|loses|eats|sells|uses} <b>{ of them|}. How many <x> {are left|remain|does <p> have left|does <p> still have}?", "There were <a> <x> in the <l>. {<b> were taken away|<b> were removed|<b> left}. How many {are left|remain}?",
+STORY_SUB = ["If {I|you} have <a> <x> and {give|sell|hand} <b> to {my|a|your} friend, how many {<x> |}do {I|you} have left?", "{I|We} {have|had} <a> <x> and {give away|gave away|eat|ate|lose|lost} <b>. How many are left?", "<p> had <a> {dollars|euros|coins}. {She|He|<p>} {spent|paid|lost|gave away} <b>. How much {is left|remains|does {she|he} have {left|now}}?", "<p> has to {read|walk|drive} <a> {pages|miles|km} and has done <b>. How many {remain|are left}?", "A {bus|train} has <a> {people|passengers}. <b> get off. How many are left?", "<p> is <a> years old. <q> is <b> years younger. How old is <q>?",
+             "<p> has <a> <x> and {gives away|loses|eats|sells|uses} <b>{ of them|}. How many <x> {are left|remain|does <p> have left|does <p> still have}?", "There were <a> <x> in the <l>. {<b> were taken away|<b> were removed|<b> left}. How many {are left|remain}?",
              "<p> has <a> <x>. <q> has <b> {fewer|less}. How many <x> does <q> have?", "A box holds <a> <x>. <b> of them are broken. How many are {fine|not broken|good}?"]
-STORY_MUL = ["<p> has <a> {boxes|bags|crates|baskets} with <b> <x> {each|in each}. How many <x> {are there in total|does <p> have|are there altogether}?", "There are <a> {rows|shelves|tables} with <b> <x> {each|in each row|on each}. How many <x> are there?",
+STORY_MUL = ["{I|<p>|We} bought <a> <x> {at|for} <b> {dollars|euros} each. How much did {I|<p>|we} {spend|pay}?", "A {train|bus|hall|school} has <a> {cars|rows|rooms} with <b> seats each. How many seats {are there|does it have}?", "How much {do|would} <a> <x> cost at <b> {dollars|euros} {each|apiece}?", "{I|<p>} {work|run|read} <b> {hours|km|pages} {a|every|per} day for <a> days. How {many|much} is that?", "Each of <a> {children|friends|students|people} {has|gets|eats} <b> <x>. How many <x> {is that|are there} {in total|altogether}?",
+             "<p> has <a> {boxes|bags|crates|baskets} with <b> <x> {each|in each}. How many <x> {are there in total|does <p> have|are there altogether}?", "There are <a> {rows|shelves|tables} with <b> <x> {each|in each row|on each}. How many <x> are there?",
              "{One <y> costs|Each <y> costs|If one <y> costs} <b> {dollars|euros|coins}{. How much do|, how much do|. What do} <a> <x> cost?", "<p> {reads|makes|sells|paints} <b> <x> {a|per|every} day. How many in <a> days?"]
 
 

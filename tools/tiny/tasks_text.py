@@ -57,6 +57,13 @@ def count_letters(rng, effort):
         spelled, n = marked(word, letter)
         times = "once" if n == 1 else f"{n} times"
         return Sample(user, f'The letter {letter} occurs {n} time{"" if n == 1 else "s"} in "{word}".', ("number", str(n)), f"{spelled}. That is {times}.", str(n))
+    if r > 0.96:
+        other = random_word(rng)
+        if len(word) != len(other):
+            user = ask(rng, "{Which word is|Which is} {longer|the longer word}, <a> or <b>?", a=word, b=other)
+            long = max(word, other, key=len)
+            text = "; ".join(", ".join(f"{ch} ({i + 1})" for i, ch in enumerate(w)) for w in (word, other))
+            return Sample(user, f'"{long}" is longer.', ("text", long), text + f'. {len(word)} and {len(other)} letters.', long)
     if r < 0.85:
         user = ask(rng, "{How many letters {are in|are there in|does}|Count the letters in|What is the length of|How long is} {the word |}<w>{ have|}?".replace("|does}", "}").replace("{ have|}", ""), w=shown)
         text = ", ".join(f"{ch} ({i + 1})" for i, ch in enumerate(word))

@@ -6,6 +6,7 @@ from sample import Sample
 import harmony as H
 import tasks_chat as C
 import tasks_json as J
+from tasks_recall import sentence
 import words as W
 
 STR, NUM, INT, BOOL = "string", "number", "integer", "boolean"
@@ -22,6 +23,8 @@ def short_message(rng):
 def expression(rng):
     a, b, c = (rng.randint(1, 10 ** rng.randint(1, 4)) for _ in range(3))
     op = rng.choice("+-*/")
+    if rng.random() < 0.25:
+        a = round(a / 10, 1)
     return rng.choice([f"{a} {op} {b}", f"{a} {op} {b}", f"{a} {op} {b} {rng.choice('+-*')} {c}", f"({a} + {b}) * {c}", f"{a}{op}{b}"])
 
 
@@ -60,13 +63,13 @@ CATALOG = [
     (["create_reminder", "set_reminder", "remind", "add_reminder"], ["Create a reminder.", "Reminds the user of something"], [(["text", "task", "what"], STR, "What to remember", lambda r: "to " + r.choice(W.VERBS) + " the " + r.choice(W.NOUNS), None), (["date", "when", "day"], STR, "When", day_word, None)], ["Remind me <1> {on |}<2>{.|}".replace("{on |}", ""), "{Set|Create} a reminder <1> {for <2>|<2>}{.|}"], "done"),
     (["translate", "translate_text", "translator"], ["Translate text to a language.", "Translates a text"], [(["text", "input", "sentence"], STR, "Text to translate", short_message, None), (["language", "target_language", "to"], STR, "Target language", LANGUAGE, None)], ["Translate \"<1>\" {to|into} <2>{.|}", "{How do you say|What is} \"<1>\" in <2>?", "{Say|Put} \"<1>\" in <2>{.|}"], "text"),
     (["play_music", "play_song", "play", "music"], ["Play a song.", "Plays music by title and artist"], [(["song", "title", "track"], STR, "Title of the song", lambda r: r.choice(W.ADJECTIVES) + " " + r.choice(W.NOUNS), None), (["artist", "by"], STR, "Artist", W.full_name, " by <v>")], ["Play {the song |}\"<1>\"", "{I want to hear|Put on|Start} \"<1>\""], "done"),
-    (["get_stock_price", "stock_price", "get_quote", "stock"], ["Get the price of a stock.", "Latest price of a share"], [(["symbol", "ticker"], STR, "Ticker symbol", lambda r: "".join(r.choice("ABCDEFGHIJKLMNOPQRSTUVWXYZ") for _ in range(r.randint(2, 5))), None)], ["{What is|Get|Show me|What's} the {stock price|price|share price|quote} of <1>{?|}", "{How is|How much is} {the |}<1> {stock |share |}{doing|trading|worth}?", "<1> stock price"], "price"),
+    (["get_stock_price", "stock_price", "get_quote", "stock"], ["Get the price of a stock.", "Latest price of a share"], [(["symbol", "ticker"], STR, "Ticker symbol", lambda r: "".join(r.choice("ABCDEFGHIJKLMNOPQRSTUVWXYZ") for _ in range(r.randint(2, 5))), None)], ["{What is|Get|Show me|What's} the {stock price|price|share price|quote} of <1>{?|}", "{How is|How much is} {the |}<1> {stock |share |}{doing|trading|worth}?", "<1> stock price", "What's {the company's|this|their} stock {trading at|worth}? The {ticker|symbol} is <1>.", "{Ticker|Symbol} <1>, {what is the price|how much}?"], "price"),
     (["read_file", "open_file", "get_file", "cat"], ["Read a file.", "Returns the contents of a file"], [(["path", "filename", "file"], STR, "Path of the file", path, None)], ["{Read|Open|Show me|Print|Show} {the file |}<1>{.|}", "What {is|does it say} in {the file |}<1>?", "{Show|Give} me {the contents of|what is in} <1>{.|}"], "text"),
     (["write_file", "save_file", "create_file"], ["Write text to a file.", "Saves a file"], [(["path", "filename", "file"], STR, "Path of the file", path, None), (["content", "text", "data"], STR, "What to write", short_message, None)], ["{Write|Save|Put} \"<2>\" {to|into|in} {the file |}<1>{.|}", "Create {a file|the file} <1> with {the text|the content} \"<2>\"{.|}"], "done"),
     (["delete_file", "remove_file", "rm"], ["Delete a file.", "Removes a file for good"], [(["path", "filename", "file"], STR, "Path of the file", path, None)], ["{Delete|Remove|Erase} {the file |}<1>{.|}", "{Get rid of|Throw away} {the file |}<1>{.|}"], "done"),
     (["list_files", "ls", "list_directory"], ["List the files of a folder.", "Shows what a directory holds"], [(["directory", "path", "folder"], STR, "The folder", lambda r: r.choice(["/", "docs", "data", "/home/user", r.choice(W.NOUNS), "src"]), None)], ["{List|Show} {the |all |}files {in|of} {the folder |the directory |}<1>{.|}", "{What|Which} files are in {the folder |}<1>?"], None),
-    (["book_flight", "reserve_flight", "flight_booking"], ["Book a flight.", "Books a plane ticket"], [(["origin", "from", "from_city"], STR, "Where it starts", W.city, None), (["destination", "to", "to_city"], STR, "Where it goes", W.city, None), (["date", "departure_date", "day"], STR, "Day of the flight", day_word, None)], ["{Book|Reserve} {a flight|me a flight|a plane ticket} from <1> to <2> {on |for |}<3>{.|}".replace("{on |for |}", ""), "{I need|I want} {a flight|to fly} from <1> to <2> {on|for} <3>{.|}", "Flight <1> to <2>, <3>"], "done"),
-    (["search_flights", "find_flights", "get_flights"], ["Search for flights.", "Find flights between two cities"], [(["origin", "from"], STR, "Start", W.city, None), (["destination", "to"], STR, "End", W.city, None)], ["{Find|Search|Show me|Search for|Are there} {flights|planes} from <1> to <2>{.|}", "{Which|What} flights {go|are there} from <1> to <2>?"], None),
+    (["book_flight", "reserve_flight", "flight_booking"], ["Book a flight.", "Books a plane ticket"], [(["origin", "from", "from_city"], STR, "Where it starts", W.city, None), (["destination", "to", "to_city"], STR, "Where it goes", W.city, None), (["date", "departure_date", "day"], STR, "Day of the flight", day_word, None)], ["{Book|Reserve} {a flight|me a flight|a plane ticket} from <1> to <2> {on |for |}<3>{.|}".replace("{on |for |}", ""), "{I need|I want} {a flight|to fly} from <1> to <2> {on|for} <3>{.|}", "Flight <1> to <2>, <3>", "{I want to fly|Book a flight|I need a flight|Fly me} to <2> from <1> on <3>{.|}", "On <3> I {want to|have to|need to} fly from <1> to <2>{.|}", "{Find|Search} {me |}{a flight|flights} from <1> to <2> on <3>{.|}"], "done"),
+    (["search_flights", "find_flights", "get_flights"], ["Search for flights.", "Find flights between two cities"], [(["origin", "from"], STR, "Start", W.city, None), (["destination", "to"], STR, "End", W.city, None)], ["{Find|Search|Show me|Search for|Are there} {flights|planes} from <1> to <2>{.|}", "{Which|What} flights {go|are there} from <1> to <2>?", "{I want to fly|Flights|Show flights} to <2> from <1>{.|}"], None),
     (["book_hotel", "reserve_hotel", "hotel_booking"], ["Book a hotel room.", "Reserve a room in a hotel"], [(["city", "location"], STR, "City", W.city, None), (["nights", "num_nights"], INT, "Number of nights", J.whole(1, 14), None), (["guests", "people"], INT, "Number of guests", J.whole(1, 6), " for <v> {people|guests|persons}")], ["{Book|Reserve|Find} {a hotel|a hotel room|a room} in <1> for <2> nights", "{I need|I want} {a hotel|a room} in <1> for <2> nights"], "done"),
     (["book_table", "reserve_table", "restaurant_booking"], ["Reserve a table in a restaurant.", "Books a table"], [(["restaurant", "name"], STR, "Restaurant", lambda r: "the " + r.choice(W.ADJECTIVES).capitalize() + " " + r.choice(W.ANIMALS + W.FOODS).capitalize(), None), (["people", "party_size", "guests"], INT, "Number of people", J.whole(1, 12), None), (["time", "at"], STR, "Time", W.clock, None)], ["{Book|Reserve} a table {at|in} <1> for <2> {people|persons} at <3>{.|}", "Table for <2> at <1>, <3>"], "done"),
     (["get_directions", "directions", "route", "navigate"], ["Get directions between two places.", "Finds a route"], [(["start", "origin", "from"], STR, "Start", W.city, None), (["end", "destination", "to"], STR, "Destination", W.city, None), (["mode", "travel_mode"], ["driving", "walking", "cycling", "transit"], "How to travel", None, " by <v>")], ["{How do I get|Show me the way|Give me directions|Directions|Navigate} from <1> to <2>", "{What is the way|Find a route} from <1> to <2>"], None),
@@ -109,6 +112,7 @@ class Slot:
 
     def __init__(self, rng, names, kind, description, maker, phrase):
         self.name = names[0] if rng.random() < 0.5 else rng.choice(names)
+        self.example = maker(rng) if maker and rng.random() < 0.15 else None
         self.kind, self.description, self.phrase, self.optional = kind, description, phrase, phrase is not None
         if isinstance(kind, list):
             self.value = rng.choice(kind)
@@ -124,7 +128,7 @@ class Slot:
     def schema(self, described):
         s = {"type": STR, "enum": self.kind} if isinstance(self.kind, list) else {"type": "array", "items": {"type": NUM if self.kind == "numbers" else STR}} if self.kind in ("numbers", "strings") else {"type": self.kind}
         if described:
-            s["description"] = self.description
+            s["description"] = self.description + (f", e.g. {self.example}" if self.example and isinstance(self.example, str) else "")
         return s
 
 
@@ -235,6 +239,8 @@ def tool_call(rng, effort):
     schema, request, args, _ = any_tool(rng)
     tools = offered(rng, schema)
     name = schema["name"]
+    if rng.random() < 0.08:
+        request = rng.choice(["I am planning something. ", "My boss asks for this. ", "Okay, next. ", "I am in a hurry. ", "One more thing. ", "My friend wants to know: ", sentence(rng) + " "]) + request
     return Sample(request, "", ("call", name, args), call_thought(tools, name, args, effort), tools=tools, call=(name, json.dumps(args, ensure_ascii=False)), styled=False)
 
 

@@ -1,0 +1,22 @@
+// The "kernels" object of every JSON result: step to the rows that ran it.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "kernels/registry.h"
+
+namespace moxie {
+
+/// {"qkv": "qkv_...", ...}; where a step ran several rows (prefill and decode), all by comma.
+inline nlohmann::ordered_json kernels_json(const std::vector<KernelChooser::Count>& counts) {
+  auto kernels = nlohmann::ordered_json::object();
+  for (const auto& count : counts) {
+    auto& name = kernels[step_name(count.step)];
+    name = name.is_null() ? count.name : name.get<std::string>() + "," + count.name;
+  }
+  return kernels;
+}
+
+}  // namespace moxie
