@@ -68,6 +68,7 @@ Result<Reply> stream_answer(Engine& engine, const harmony::Conversation& convers
   const bool color = isatty(STDOUT_FILENO) != 0;
   bool dim = false, any = false;
   ReplyPart previous = ReplyPart::kContent;
+  engine.kernels().reset_counts();  // the statistics are of this answer
   const auto undim = [&] {
     if (dim) put(color ? "\033[0m\n\n" : "\n\n");
     dim = false;

@@ -233,7 +233,37 @@ double packed_value(const PackedMatrix& matrix, int32_t row, int32_t col) {
 }
 
 void read_packed_row(const PackedMatrix& matrix, int32_t row, double* out) {
-  for (int32_t k = 0; k < matrix.cols; ++k) out[k] = packed_value(matrix, row, k);
+  const std::byte* tile = matrix.tile(0, row / 16);
+  const int lane = row % 16;
+  const int32_t cols = matrix.cols;
+  switch (matrix.format) {
+    case DType::kF32:
+      for (int32_t k = 0; k < cols; ++k) out[k] = load<float>(tile + int64_t{64} * k + 4 * lane);
+      return;
+    case DType::kBF16:
+      for (int32_t j = 0; j < cols / 2; ++j) {
+        const auto pair = load<uint32_t>(tile + int64_t{64} * j + 4 * lane);
+        out[2 * j] = bf16_to_f32(static_cast<uint16_t>(pair));
+        out[2 * j + 1] = bf16_to_f32(static_cast<uint16_t>(pair >> 16));
+      }
+      return;
+    case DType::kMXFP4:
+      for (int32_t block = 0; block < cols / 32; ++block) {
+        const std::byte* at = tile + int64_t{272} * block;
+        const double scale = e8m0_to_f32(static_cast<uint8_t>(at[lane]));
+        for (int j = 0; j < 4; ++j) {
+          double* eight = out + 32 * block + 8 * j;
+          for (int b = 0; b < 4; ++b) {
+            const auto byte = static_cast<uint8_t>(at[16 + 64 * j + 4 * lane + b]);
+            eight[b] = scale * e2m1_to_f32(byte & 15);
+            eight[4 + b] = scale * e2m1_to_f32(byte >> 4);
+          }
+        }
+      }
+      return;
+    default:
+      for (int32_t k = 0; k < cols; ++k) out[k] = packed_value(matrix, row, k);
+  }
 }
 
 }  // namespace moxie

@@ -65,7 +65,7 @@ void experts_reference(const ExpertsParams& p) {
   sort_pairs(p, parts);
 
   auto gate_up_of = [&](int64_t task, int) {
-    double gate_row[kMaxReferenceCols], up_row[kMaxReferenceCols];
+    static thread_local double gate_row[kMaxReferenceCols], up_row[kMaxReferenceCols];
     const auto e = static_cast<int32_t>(task / p.intermediate);
     const auto i = static_cast<int32_t>(task % p.intermediate);
     if (parts.offsets[e] == parts.offsets[e + 1]) return;
@@ -84,7 +84,7 @@ void experts_reference(const ExpertsParams& p) {
   pool.run(int64_t{p.gate_up.num_experts} * p.intermediate, gate_up_of);
 
   auto down_of = [&](int64_t task, int) {
-    double row[kMaxReferenceCols];
+    static thread_local double row[kMaxReferenceCols];
     const auto r = static_cast<int32_t>(task);
     for (int32_t token = 0; token < p.num_tokens; ++token) {
       parts.sum[int64_t{token} * p.hidden + r] = 0;

@@ -9,7 +9,7 @@
 
 namespace moxie {
 
-/// Rows are decoded onto the stack (128 KiB).
+/// Rows are decoded into memory of the thread (128 KiB).
 inline constexpr int32_t kMaxReferenceCols = 16384;
 
 inline bool is_reference_layout(const PackedMatrix& matrix) {
@@ -34,7 +34,7 @@ template <typename X, typename Store>
 void reference_product(ThreadPool& pool, const PackedMatrix& matrix, const X* x, int32_t num_tokens,
                        Store store) {
   auto one_row = [&](int64_t row, int) {
-    double w[kMaxReferenceCols];
+    static thread_local double w[kMaxReferenceCols];
     const auto r = static_cast<int32_t>(row);
     read_packed_row(matrix, r, w);
     for (int32_t token = 0; token < num_tokens; ++token) {
