@@ -138,8 +138,9 @@ TEST_F(CliTest, RowsOfAnotherDeviceFailWithTheReason) {
   for (const Json& row : table["kernels"]) {
     EXPECT_FALSE(row["reason"].get<std::string>().empty()) << row["name"];
     if (row["device"] != "cuda") continue;
-    const auto forced = moxie({"score", "--model", kNano, "--ids", "1,2", "--kernel",
-                               row["step"].get<std::string>() + "=" + row["name"].get<std::string>()});
+    const auto forced =
+        moxie({"score", "--model", kNano, "--ids", "1,2", "--kernel",
+               row["step"].get<std::string>() + "=" + row["name"].get<std::string>()});
     EXPECT_EQ(forced.exit_code, 1);
     EXPECT_NE(forced.err.find("another device"), std::string::npos) << forced.err;
   }
@@ -160,14 +161,16 @@ TEST_F(CliTest, KernelsDocumentIsTheTable) {
 TEST_F(CliTest, TokenizersAgreeThroughTheCommands) {
   const std::string tiktoken = at("o200k.tiktoken");
   ASSERT_EQ(std::system(("gunzip -c '" MOXIE_TEST_DATA "/tokenizer/o200k_base.tiktoken.gz' > '" +
-                         tiktoken + "'").c_str()), 0);
-  const Json ids = json_of(moxie({"tokenize", "--tokenizer", tiktoken, "--json", "--text",
-                                  "hello world"}));
+                         tiktoken + "'")
+                            .c_str()),
+            0);
+  const Json ids =
+      json_of(moxie({"tokenize", "--tokenizer", tiktoken, "--json", "--text", "hello world"}));
   EXPECT_EQ(ids["ids"], Json({24912, 2375}));
   EXPECT_EQ(moxie({"detokenize", "--tokenizer", tiktoken, "--ids", "24912,2375"}).out,
             "hello world");
-  const auto lines = moxie({"tokenize", "--tokenizer", tiktoken, "--lines"},
-                           "\"hello world\"\n\"<|start|>\"\n");
+  const auto lines =
+      moxie({"tokenize", "--tokenizer", tiktoken, "--lines"}, "\"hello world\"\n\"<|start|>\"\n");
   EXPECT_EQ(lines.out.substr(0, lines.out.find('\n')), "[24912,2375]");
   const auto special = moxie({"tokenize", "--tokenizer", tiktoken, "--lines", "--special", "all"},
                              "\"<|start|>\"\n");
@@ -238,8 +241,8 @@ TEST_F(CliTest, AModelLargerThanMemoryIsRefusedBeforeLoading) {
 }
 
 TEST_F(CliTest, BenchPrintsTheContractsFields) {
-  const Json bench = json_of(moxie({"bench", "--model", kNano, "-p", "8,16", "-n", "4", "-d", "0,20",
-                                    "-b", "1,2", "-r", "2", "--json"}));
+  const Json bench = json_of(moxie({"bench", "--model", kNano, "-p", "8,16", "-n", "4", "-d",
+                                    "0,20", "-b", "1,2", "-r", "2", "--json"}));
   EXPECT_GT(bench["machine"]["read_gb_s"].get<double>(), 0);
   EXPECT_TRUE(bench["machine"]["peak"].is_object());
   ASSERT_EQ(bench["tests"].size(), 12u);
@@ -275,8 +278,8 @@ TEST_F(CliTest, PlanIsWithinFivePercentOfThePeakSeen) {
   for (int i = 0; i < 600; ++i) ids.push_back(i * 37 % 32768);
   write("ids.json", Json::array({ids}).dump());
   for (const std::string kv : {"bf16", "f32"}) {
-    const Json plan = json_of(moxie({"plan", "--model", model, "--json", "--max-model-len", "4096",
-                                     "--kv-dtype", kv}));
+    const Json plan = json_of(
+        moxie({"plan", "--model", model, "--json", "--max-model-len", "4096", "--kv-dtype", kv}));
     const auto run = moxie({"score", "--model", model, "--ids-file", at("ids.json"),
                             "--max-model-len", "4096", "--kv-dtype", kv, "--chunk", "512"});
     ASSERT_EQ(run.exit_code, 0) << run.err;
@@ -344,8 +347,8 @@ TEST_F(CliTest, APromptLongerThanTheContextIsAClearError) {
 }
 
 TEST_F(CliTest, ChatTakesCommandsAndRemembersTheConversation) {
-  const auto result = moxie({"chat", "--quiet"},
-                            "/help\nMy name is Anna.\nWhat is my name?\n/nonsense\n/quit\n");
+  const auto result =
+      moxie({"chat", "--quiet"}, "/help\nMy name is Anna.\nWhat is my name?\n/nonsense\n/quit\n");
   EXPECT_EQ(result.exit_code, 0);
   EXPECT_NE(result.err.find("/clear"), std::string::npos);
   EXPECT_NE(result.err.find("unknown command"), std::string::npos);

@@ -44,7 +44,8 @@ ProcessResult run_process(const std::vector<std::string>& arguments, const std::
     ::signal(SIGPIPE, SIG_DFL);
     for (const std::string& variable : environment) ::putenv(const_cast<char*>(variable.c_str()));
     std::vector<char*> argv;
-    for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
+    for (const std::string& argument : arguments)
+      argv.push_back(const_cast<char*>(argument.c_str()));
     argv.push_back(nullptr);
     ::execv(argv[0], argv.data());
     ::_exit(127);
@@ -59,15 +60,18 @@ ProcessResult run_process(const std::vector<std::string>& arguments, const std::
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(timeout_s);
   if (input.empty()) Pipe::close(in.write_end);
   while (out.read_end >= 0 || err.read_end >= 0) {
-    pollfd fds[3] = {{out.read_end, POLLIN, 0}, {err.read_end, POLLIN, 0}, {in.write_end, POLLOUT, 0}};
+    pollfd fds[3] = {
+        {out.read_end, POLLIN, 0}, {err.read_end, POLLIN, 0}, {in.write_end, POLLOUT, 0}};
     ::poll(fds, 3, 1000);
     if (std::chrono::steady_clock::now() > deadline) ::kill(child, SIGKILL);
     const auto drain = [](int& end, short events, std::string& text) {
       if (end < 0 || !(events & (POLLIN | POLLHUP))) return;
       char block[65536];
       const ssize_t count = ::read(end, block, sizeof(block));
-      if (count > 0) text.append(block, static_cast<size_t>(count));
-      else Pipe::close(end);
+      if (count > 0)
+        text.append(block, static_cast<size_t>(count));
+      else
+        Pipe::close(end);
     };
     drain(out.read_end, fds[0].revents, result.out);
     drain(err.read_end, fds[1].revents, result.err);

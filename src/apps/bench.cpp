@@ -1,4 +1,6 @@
 // moxie bench: pp/tg tables with llama-bench's letters, beside the machine's limits.
+#include "lab/bench.h"
+
 #include <fmt/format.h>
 
 #include <cstdio>
@@ -7,7 +9,6 @@
 
 #include "apps/cli.h"
 #include "apps/kernels_json.h"
-#include "lab/bench.h"
 #include "lab/record.h"
 #include "lab/stats.h"
 
@@ -96,11 +97,14 @@ int run(BenchFlags& o, const Flags& flags) {
   Json tests_json = Json::array();
   std::vector<BenchResult> results;
   if (!o.json) {
-    fmt::print("{}: read {:.1f} GB/s, fp32 {:.0f} GFLOP/s, bf16 {:.0f}, int8 {:.0f}; {} threads\n\n",
-               limits->cpu, limits->read_gb_s, limits->fp32.rate, limits->bf16.rate,
-               limits->int8.rate, limits->num_threads);
-    fmt::print("| {:<24} | {:<14} | {:>20} | {:>12} | {:>8} |\n|{:-<26}|{:-<16}|{:->22}|{:->14}|{:->10}|\n",
-               "model", "test", "tok/s", "bytes/token", "of limit", "", "", ":", ":", ":");
+    fmt::print(
+        "{}: read {:.1f} GB/s, fp32 {:.0f} GFLOP/s, bf16 {:.0f}, int8 {:.0f}; {} threads\n\n",
+        limits->cpu, limits->read_gb_s, limits->fp32.rate, limits->bf16.rate, limits->int8.rate,
+        limits->num_threads);
+    fmt::print(
+        "| {:<24} | {:<14} | {:>20} | {:>12} | {:>8} "
+        "|\n|{:-<26}|{:-<16}|{:->22}|{:->14}|{:->10}|\n",
+        "model", "test", "tok/s", "bytes/token", "of limit", "", "", ":", ":", ":");
   }
   for (const BenchTest& test : tests) {
     auto result = run_bench(**engine, test, o.repetitions, *limits);
@@ -124,11 +128,12 @@ int run(BenchFlags& o, const Flags& flags) {
     }
   }
   if (o.json) {
-    fmt::print("{}\n", Json{{"machine", moxie::to_json(*limits)},
-                            {"model", model_json(**engine)},
-                            {"tests", tests_json},
-                            {"record", moxie::to_json(make_record(**engine, *limits, flags, results, o))}}
-                           .dump(2));
+    fmt::print("{}\n",
+               Json{{"machine", moxie::to_json(*limits)},
+                    {"model", model_json(**engine)},
+                    {"tests", tests_json},
+                    {"record", moxie::to_json(make_record(**engine, *limits, flags, results, o))}}
+                   .dump(2));
   }
   return kExitDone;
 }

@@ -93,8 +93,8 @@ class Session {
       if (auto status = restart(); !status) report(status.error());
     } else if (name == "/effort" && harmony::effort_from_name(value)) {
       flags_.effort = value;
-      conversation_.messages.front() = harmony::default_system_message(
-          harmony::local_date(), *harmony::effort_from_name(value));
+      conversation_.messages.front() =
+          harmony::default_system_message(harmony::local_date(), *harmony::effort_from_name(value));
     } else if (name == "/reasoning" && (value == "on" || value == "off")) {
       flags_.show_reasoning = value == "on";
     } else if (name == "/stats" && (value == "on" || value == "off")) {
@@ -143,12 +143,14 @@ Command chat_command() {
           .summary = "A conversation at the terminal",
           .example = "moxie chat --reasoning-effort high",
           .declare = [o](Flags& flags) { o->declare(flags); },
-          .run = [o](const Flags& flags) {
-            if (auto status = o->complete(flags); !status) return usage(status.error().message());
-            auto engine = Engine::load(o->engine);
-            if (!engine) return report(engine.error());
-            return Session(*o, **engine).run();
-          }};
+          .run =
+              [o](const Flags& flags) {
+                if (auto status = o->complete(flags); !status)
+                  return usage(status.error().message());
+                auto engine = Engine::load(o->engine);
+                if (!engine) return report(engine.error());
+                return Session(*o, **engine).run();
+              }};
 }
 
 }  // namespace moxie

@@ -73,29 +73,28 @@ Result<Reply> stream_answer(Engine& engine, const harmony::Conversation& convers
     if (dim) put(color ? "\033[0m\n\n" : "\n\n");
     dim = false;
   };
-  auto reply = answer(engine, conversation, flags.sampling,
-                      [&](ReplyPart part, std::string_view text) {
-                        if (part == ReplyPart::kReasoning) {
-                          if (flags.show_reasoning) {
-                            if (!dim) put(color ? "\033[2m" : "[reasoning] ");
-                            dim = true;
-                            put(text);
-                          }
-                          return go_on();
-                        }
-                        undim();
-                        if (part == ReplyPart::kToolName) {
-                          put(any ? "\n" : "");
-                          put("[call] ");
-                        } else if (part == ReplyPart::kToolArguments &&
-                                   previous == ReplyPart::kToolName) {
-                          put(" ");
-                        }
-                        put(text);
-                        any = true;
-                        previous = part;
-                        return go_on();
-                      });
+  auto reply =
+      answer(engine, conversation, flags.sampling, [&](ReplyPart part, std::string_view text) {
+        if (part == ReplyPart::kReasoning) {
+          if (flags.show_reasoning) {
+            if (!dim) put(color ? "\033[2m" : "[reasoning] ");
+            dim = true;
+            put(text);
+          }
+          return go_on();
+        }
+        undim();
+        if (part == ReplyPart::kToolName) {
+          put(any ? "\n" : "");
+          put("[call] ");
+        } else if (part == ReplyPart::kToolArguments && previous == ReplyPart::kToolName) {
+          put(" ");
+        }
+        put(text);
+        any = true;
+        previous = part;
+        return go_on();
+      });
   undim();
   put("\n");
   return reply;
@@ -103,7 +102,9 @@ Result<Reply> stream_answer(Engine& engine, const harmony::Conversation& convers
 
 void print_statistics(Engine& engine, const Reply& reply) {
   const Timing& t = reply.timing;
-  std::fprintf(stderr, "\nprompt %lld tokens at %.0f tok/s, answer %lld tokens at %.0f tok/s (%s), loaded in %.2f s\n",
+  std::fprintf(stderr,
+               "\nprompt %lld tokens at %.0f tok/s, answer %lld tokens at %.0f tok/s (%s), loaded "
+               "in %.2f s\n",
                static_cast<long long>(t.prompt_tokens), t.prefill_tok_s(),
                static_cast<long long>(t.completion_tokens), t.decode_tok_s(),
                reply.finish_reason.c_str(), t.load_s);

@@ -62,9 +62,9 @@ class AppFlags final : public Flags {
   }
   void choice(const std::string& flag, std::string* value, const std::vector<std::string>& choices,
               const std::string& help) override {
-    record(flag, app_->add_option(flag, *value, help)
-                     ->check(CLI::IsMember(choices))
-                     ->capture_default_str());
+    record(
+        flag,
+        app_->add_option(flag, *value, help)->check(CLI::IsMember(choices))->capture_default_str());
   }
   void positional(const std::string& name, std::vector<std::string>* values,
                   const std::string& help, bool required) override {
@@ -83,9 +83,12 @@ class AppFlags final : public Flags {
       for (const std::string& value : option->results()) {
         setting.value += (setting.value.empty() ? "" : ",") + value;
       }
-      if (option->count() == 0) setting.value = option->get_default_str();
-      else if (from_config_.contains(flag)) setting.source = "config";
-      else setting.source = on_command_line(option) ? "flag" : "env";
+      if (option->count() == 0)
+        setting.value = option->get_default_str();
+      else if (from_config_.contains(flag))
+        setting.source = "config";
+      else
+        setting.source = on_command_line(option) ? "flag" : "env";
       list.push_back(std::move(setting));
     }
     return list;
@@ -113,8 +116,10 @@ class AppFlags final : public Flags {
       const auto add = [&](const nlohmann::json& one) {
         option->add_result(one.is_string() ? one.get<std::string>() : one.dump());
       };
-      if (value.is_array()) std::for_each(value.begin(), value.end(), add);
-      else add(value);
+      if (value.is_array())
+        std::for_each(value.begin(), value.end(), add);
+      else
+        add(value);
       option->run_callback();
       from_config_.insert(flag);
     }
@@ -205,8 +210,9 @@ int handle_parse_error(CLI::App& app, const CLI::ParseError& error,
 }  // namespace
 
 int run_commands(int argc, char** argv, const std::vector<Command>& commands) {
-  CLI::App app{"Moxie: gpt-oss and other mixture-of-experts models in the MX formats, at the speed "
-               "the memory allows."};
+  CLI::App app{
+      "Moxie: gpt-oss and other mixture-of-experts models in the MX formats, at the speed "
+      "the memory allows."};
   app.name("moxie");
   app.set_version_flag("--version", std::string("moxie ") + MOXIE_VERSION);
   app.require_subcommand(1);
@@ -221,10 +227,14 @@ int run_commands(int argc, char** argv, const std::vector<Command>& commands) {
   if (auto status = check_variables(entries); !status) return usage(status.error().message());
   if (const char* level = std::getenv("MOXIE_LOG")) {
     const std::string name = level;
-    if (name == "debug") set_log_level(LogLevel::kDebug);
-    else if (name == "warn") set_log_level(LogLevel::kWarn);
-    else if (name == "error") set_log_level(LogLevel::kError);
-    else if (name != "info") return usage("MOXIE_LOG: debug, info, warn or error, not " + name);
+    if (name == "debug")
+      set_log_level(LogLevel::kDebug);
+    else if (name == "warn")
+      set_log_level(LogLevel::kWarn);
+    else if (name == "error")
+      set_log_level(LogLevel::kError);
+    else if (name != "info")
+      return usage("MOXIE_LOG: debug, info, warn or error, not " + name);
   }
   for (Entry& entry : entries) {  // children stand before their parents
     if (!entry.app->parsed() || !entry.command->run) continue;
@@ -248,15 +258,17 @@ void declare_model_flags(Flags& flags, EngineOptions* o) {
   flags.integer("--threads", &o->threads, "CPU threads; 0: one a usable core");
   flags.texts("--kernel", &o->kernels,
               "STEP=NAME forces a row, all=reference every reference row; repeatable");
-  flags.text("--mxfp4-layers", &o->mxfp4_layers,
-             "moe (as the checkpoint), qkv, o, lm_head (comma-separated) or all: quantised at load");
+  flags.text(
+      "--mxfp4-layers", &o->mxfp4_layers,
+      "moe (as the checkpoint), qkv, o, lm_head (comma-separated) or all: quantised at load");
   flags.text("--kv-dtype", &o->kv_dtype, "auto, bf16, fp8_e4m3 or f32");
   flags.text("--activation", &o->activation, "activations into the experts: bf16 (or wider)");
   flags.integer("--max-model-len", &o->max_model_len, "tokens of context; 0: what fits");
 }
 
 void declare_sampling_flags(Flags& flags, SamplingOptions* o, uint64_t* seed) {
-  flags.integer("--max-tokens", &o->max_tokens, "tokens to generate at most; 0: to the context's end");
+  flags.integer("--max-tokens", &o->max_tokens,
+                "tokens to generate at most; 0: to the context's end");
   flags.number("--temperature", &o->temperature, "0 is greedy");
   flags.number("--top-p", &o->top_p, "nucleus; 1: off");
   flags.integer("--top-k", &o->top_k, "0: off");

@@ -58,9 +58,9 @@ std::vector<Finding> findings(const Device& device, const std::string& cuda_reas
   }
   const auto& properties = device.properties();
   if (properties.available_bytes < (uint64_t{2} << 30)) {
-    list.push_back({fmt::format("only {} of memory is free",
-                                format_bytes(properties.available_bytes)),
-                    "close other programs"});
+    list.push_back(
+        {fmt::format("only {} of memory is free", format_bytes(properties.available_bytes)),
+         "close other programs"});
   }
   if (!cuda_reason.empty()) list.push_back({"no CUDA device: " + cuda_reason, "the CPU is used"});
   return list;

@@ -65,8 +65,9 @@ Command parse_command() {
   auto o = std::make_shared<HarmonyFlags>();
   return {.name = "parse",
           .summary = "Token ids ({\"ids\": [...]}, on stdin) to messages",
-          .example = "echo '{\"ids\": [200005, 17196, 200008, 13225, 200002]}' | moxie harmony parse "
-                     "--tokenizer o200k_harmony.tiktoken",
+          .example =
+              "echo '{\"ids\": [200005, 17196, 200008, 13225, 200002]}' | moxie harmony parse "
+              "--tokenizer o200k_harmony.tiktoken",
           .declare =
               [o](Flags& flags) {
                 declare_common(flags, o.get());

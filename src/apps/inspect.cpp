@@ -33,12 +33,17 @@ Json to_json(const Checkpoint& checkpoint) {
   Json tensors = Json::array(), faults = Json::array();
   uint64_t total = 0;
   for (const StoredTensor& tensor : checkpoint.tensors()) {
-    tensors.push_back({{"name", tensor.name}, {"file", tensor.file}, {"dtype", tensor.dtype},
-                       {"shape", dims(tensor.shape)}, {"bytes", tensor.bytes}});
+    tensors.push_back({{"name", tensor.name},
+                       {"file", tensor.file},
+                       {"dtype", tensor.dtype},
+                       {"shape", dims(tensor.shape)},
+                       {"bytes", tensor.bytes}});
     total += tensor.bytes;
   }
   for (const Fault& fault : checkpoint.faults()) {
-    faults.push_back({{"file", fault.file}, {"tensor", fault.tensor}, {"found", fault.found},
+    faults.push_back({{"file", fault.file},
+                      {"tensor", fault.tensor},
+                      {"found", fault.found},
                       {"expected", fault.expected}});
   }
   return {{"path", checkpoint.path()},
@@ -62,8 +67,8 @@ void print(const Checkpoint& checkpoint) {
   fmt::print("{:<58} {:<8} {:<26} {:>14}\n", "tensor", "dtype", "shape", "bytes");
   uint64_t total = 0, count = 0;
   for (const StoredTensor& tensor : checkpoint.tensors()) {
-    fmt::print("{:<58} {:<8} {:<26} {:>14}\n", tensor.name, tensor.dtype,
-               tensor.shape.to_string(), tensor.bytes);
+    fmt::print("{:<58} {:<8} {:<26} {:>14}\n", tensor.name, tensor.dtype, tensor.shape.to_string(),
+               tensor.bytes);
     total += tensor.bytes;
     ++count;
   }
@@ -83,33 +88,38 @@ Command inspect_command() {
                 flags.text("--model", &o->model, "the same, as a flag");
                 flags.toggle("--json", &o->json, "print one JSON document");
               },
-          .run = [o](const Flags&) {
-            if (o->models.size() > 1) return usage("inspect takes one model");
-            const std::string model = o->models.empty() ? o->model : o->models.front();
-            auto checkpoint = open_checkpoint(model);
-            if (!checkpoint) {
-              if (o->json) {
-                const Error& e = checkpoint.error();
-                fmt::print("{}\n", printable({{"path", model},
-                                              {"faults", {{{"file", e.where}, {"tensor", ""},
-                                                           {"found", e.what},
-                                                           {"expected", e.hint}}}}}));
-              }
-              return report(checkpoint.error());
-            }
-            const auto& faults = (*checkpoint)->faults();
-            if (o->json) fmt::print("{}\n", printable(to_json(**checkpoint)));
-            else print(**checkpoint);
-            std::fflush(stdout);
-            for (const Fault& fault : faults) {
-              std::fprintf(stderr, "moxie: fault: %s\n", fault.message().c_str());
-            }
-            if (!faults.empty()) {
-              std::fprintf(stderr, "moxie: error: %zu fault%s in %s\n", faults.size(),
-                           faults.size() == 1 ? "" : "s", model.c_str());
-            }
-            return faults.empty() ? kExitDone : kExitFailed;
-          }};
+          .run =
+              [o](const Flags&) {
+                if (o->models.size() > 1) return usage("inspect takes one model");
+                const std::string model = o->models.empty() ? o->model : o->models.front();
+                auto checkpoint = open_checkpoint(model);
+                if (!checkpoint) {
+                  if (o->json) {
+                    const Error& e = checkpoint.error();
+                    fmt::print("{}\n", printable({{"path", model},
+                                                  {"faults",
+                                                   {{{"file", e.where},
+                                                     {"tensor", ""},
+                                                     {"found", e.what},
+                                                     {"expected", e.hint}}}}}));
+                  }
+                  return report(checkpoint.error());
+                }
+                const auto& faults = (*checkpoint)->faults();
+                if (o->json)
+                  fmt::print("{}\n", printable(to_json(**checkpoint)));
+                else
+                  print(**checkpoint);
+                std::fflush(stdout);
+                for (const Fault& fault : faults) {
+                  std::fprintf(stderr, "moxie: fault: %s\n", fault.message().c_str());
+                }
+                if (!faults.empty()) {
+                  std::fprintf(stderr, "moxie: error: %zu fault%s in %s\n", faults.size(),
+                               faults.size() == 1 ? "" : "s", model.c_str());
+                }
+                return faults.empty() ? kExitDone : kExitFailed;
+              }};
 }
 
 }  // namespace moxie

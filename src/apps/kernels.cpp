@@ -22,9 +22,10 @@ const char* device_word(DeviceKind kind) { return kind == DeviceKind::kCpu ? "cp
 
 // The generated docs/kernels.md: facts of the table alone, nothing of this machine.
 void print_markdown() {
-  fmt::print("# Kernels\n\nWritten by `moxie kernels --markdown`; the tables in src/kernels are "
-             "the source.\n\n| step | row | device | needs | supports | limits | ran on |\n"
-             "|---|---|---|---|---|---|---|\n");
+  fmt::print(
+      "# Kernels\n\nWritten by `moxie kernels --markdown`; the tables in src/kernels are "
+      "the source.\n\n| step | row | device | needs | supports | limits | ran on |\n"
+      "|---|---|---|---|---|---|---|\n");
   for (const RowInfo& row : all_rows()) {
     fmt::print("| {} | `{}` | {} | {} | {} | {} | {} |\n", step_name(row.step), row.name,
                device_word(row.device), feature_names(row.needs), row.supports, row.limits,

@@ -1,11 +1,12 @@
 // moxie plan: memory by part, whether it fits, and the speed the bytes allow; loads nothing.
+#include "engine/plan.h"
+
 #include <fmt/format.h>
 
 #include <memory>
 #include <nlohmann/json.hpp>
 
 #include "apps/cli.h"
-#include "engine/plan.h"
 #include "lab/machine.h"
 
 namespace moxie {
@@ -16,15 +17,15 @@ using Json = nlohmann::ordered_json;
 // Memory and read bandwidth by the makers' data sheets; a measured figure where there is one.
 struct KnownGpu {
   const char* name;
-  double memory_gb;      // 1e9 bytes
-  double bandwidth_gb_s; // 1e9 bytes a second
+  double memory_gb;       // 1e9 bytes
+  double bandwidth_gb_s;  // 1e9 bytes a second
   const char* source;
 };
 constexpr KnownGpu kGpus[] = {
-    {"H100", 80, 3350, "data sheet"},      {"H200", 141, 4620, "measured read"},
-    {"B200", 180, 8000, "data sheet"},     {"GB10", 128, 273, "data sheet, unified memory"},
-    {"RTX5090", 32, 1792, "data sheet"},   {"RTXPRO6000", 96, 1792, "data sheet"},
-    {"RTX4090", 24, 1008, "data sheet"},   {"A100", 80, 2039, "data sheet"},
+    {"H100", 80, 3350, "data sheet"},    {"H200", 141, 4620, "measured read"},
+    {"B200", 180, 8000, "data sheet"},   {"GB10", 128, 273, "data sheet, unified memory"},
+    {"RTX5090", 32, 1792, "data sheet"}, {"RTXPRO6000", 96, 1792, "data sheet"},
+    {"RTX4090", 24, 1008, "data sheet"}, {"A100", 80, 2039, "data sheet"},
 };
 
 struct PlanFlags {
@@ -69,7 +70,8 @@ int run(PlanFlags& o) {
     });
     if (found == std::end(kGpus)) {
       std::string known;
-      for (const KnownGpu& gpu : kGpus) known += (known.empty() ? "" : ", ") + std::string(gpu.name);
+      for (const KnownGpu& gpu : kGpus)
+        known += (known.empty() ? "" : ", ") + std::string(gpu.name);
       return report({"unknown GPU '" + o.gpu + "'", "--gpu", known});
     }
     name = found->name;
@@ -89,7 +91,8 @@ int run(PlanFlags& o) {
 
   if (o.json) {
     Json parts = Json::array();
-    for (const PlanPart& part : plan.parts) parts.push_back({{"name", part.name}, {"bytes", part.bytes}});
+    for (const PlanPart& part : plan.parts)
+      parts.push_back({{"name", part.name}, {"bytes", part.bytes}});
     Json document = {{"model", o.engine.model},
                      {"device", name},
                      {"max_model_len", plan.max_model_len},
@@ -111,11 +114,11 @@ int run(PlanFlags& o) {
   for (const PlanPart& part : plan.parts) {
     fmt::print("  {:<28} {:>12}\n", part.name, format_bytes(part.bytes));
   }
-  fmt::print("  {:<28} {:>12}\n  {:<28} {:>12}\n\n", "total", format_bytes(plan.total_bytes), "free",
-             format_bytes(plan.available_bytes));
+  fmt::print("  {:<28} {:>12}\n  {:<28} {:>12}\n\n", "total", format_bytes(plan.total_bytes),
+             "free", format_bytes(plan.available_bytes));
   fmt::print("{}{}\n", plan.fits ? "fits" : "does not fit: ", plan.advice);
-  fmt::print("decode limit at depth {}: {:.1f} tok/s ({:.3f} GB a step, {:.1f} GB/s: {})\n", o.depth,
-             tok_s, work.bytes / 1e9, gb_s, source);
+  fmt::print("decode limit at depth {}: {:.1f} tok/s ({:.3f} GB a step, {:.1f} GB/s: {})\n",
+             o.depth, tok_s, work.bytes / 1e9, gb_s, source);
   return kExitDone;
 }
 

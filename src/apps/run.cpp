@@ -27,29 +27,28 @@ Result<std::string> prompt_text(const std::vector<std::string>& words) {
 Json to_json(Engine& engine, const Reply& reply) {
   Json calls = Json::array(), launches = Json::object();
   for (const ToolCall& call : reply.tool_calls) {
-    calls.push_back({{"type", "function"},
-                     {"function", {{"name", call.name}, {"arguments", call.arguments}}}});
+    calls.push_back(
+        {{"type", "function"}, {"function", {{"name", call.name}, {"arguments", call.arguments}}}});
   }
   for (const auto& count : engine.kernels().counts()) {
     launches[count.name] = count.launches;
   }
   const Timing& t = reply.timing;
-  Json document = {
-      {"content", reply.content},
-      {"reasoning", reply.reasoning},
-      {"finish_reason", reply.finish_reason},
-      {"usage",
-       {{"prompt_tokens", t.prompt_tokens},
-        {"completion_tokens", t.completion_tokens},
-        {"total_tokens", t.prompt_tokens + t.completion_tokens}}},
-      {"timing",
-       {{"load_s", t.load_s},
-        {"prefill_s", t.prefill_s},
-        {"decode_s", t.decode_s},
-        {"prefill_tok_s", t.prefill_tok_s()},
-        {"decode_tok_s", t.decode_tok_s()}}},
-      {"kernels", kernels_json(engine.kernels().counts())},
-      {"launches", std::move(launches)}};
+  Json document = {{"content", reply.content},
+                   {"reasoning", reply.reasoning},
+                   {"finish_reason", reply.finish_reason},
+                   {"usage",
+                    {{"prompt_tokens", t.prompt_tokens},
+                     {"completion_tokens", t.completion_tokens},
+                     {"total_tokens", t.prompt_tokens + t.completion_tokens}}},
+                   {"timing",
+                    {{"load_s", t.load_s},
+                     {"prefill_s", t.prefill_s},
+                     {"decode_s", t.decode_s},
+                     {"prefill_tok_s", t.prefill_tok_s()},
+                     {"decode_tok_s", t.decode_tok_s()}}},
+                   {"kernels", kernels_json(engine.kernels().counts())},
+                   {"launches", std::move(launches)}};
   if (!calls.empty()) document["tool_calls"] = std::move(calls);
   if (!reply.warnings.empty()) document["warnings"] = reply.warnings;
   return document;

@@ -116,10 +116,13 @@ int run(ScoreFlags& o, const Flags& flags) {
     if (!values) return report(values.error());
     for (const double value : *values) sum += value;
     count += values->size();
-    if (single) nll = *values;
-    else nll.push_back(*values);
+    if (single)
+      nll = *values;
+    else
+      nll.push_back(*values);
     if (!o.logits.empty()) {
-      tensors.push_back({fmt::format("logits.{}", i), "F32",
+      tensors.push_back({fmt::format("logits.{}", i),
+                         "F32",
                          {static_cast<int64_t>(lists[i].size()), (*engine)->config().vocab},
                          reinterpret_cast<const std::byte*>(all_logits[i].data())});
     }
@@ -141,22 +144,23 @@ int run(ScoreFlags& o, const Flags& flags) {
 
 Command score_command() {
   auto o = std::make_shared<ScoreFlags>();
-  return {.name = "score",
-          .summary = "Negative log-likelihoods and logits of given token ids",
-          .example = "moxie score --model DIR --ids 1,2,3 --logits out.safetensors",
-          .declare =
-              [o](Flags& flags) {
-                declare_model_flags(flags, &o->engine);
-                flags.unsigned64("--seed", &o->engine.seed, "of synthetic weights");
-                flags.integers("--ids", &o->ids, "token ids: 1,2,3");
-                flags.text("--ids-file", &o->ids_file, "JSON list of lists of ids");
-                flags.text("--logits", &o->logits,
-                           "write logits.0, logits.1, ... (F32 [n, vocab]) to this safetensors file");
-                flags.integer("--chunk", &o->chunk, "tokens a launch; changes nothing but rounding");
-                flags.choice("--sinks", &o->sinks, {"on", "off"}, "test switch");
-                flags.toggle("--json", &o->json, "JSON is the only form of output");
-              },
-          .run = [o](const Flags& flags) { return run(*o, flags); }};
+  return {
+      .name = "score",
+      .summary = "Negative log-likelihoods and logits of given token ids",
+      .example = "moxie score --model DIR --ids 1,2,3 --logits out.safetensors",
+      .declare =
+          [o](Flags& flags) {
+            declare_model_flags(flags, &o->engine);
+            flags.unsigned64("--seed", &o->engine.seed, "of synthetic weights");
+            flags.integers("--ids", &o->ids, "token ids: 1,2,3");
+            flags.text("--ids-file", &o->ids_file, "JSON list of lists of ids");
+            flags.text("--logits", &o->logits,
+                       "write logits.0, logits.1, ... (F32 [n, vocab]) to this safetensors file");
+            flags.integer("--chunk", &o->chunk, "tokens a launch; changes nothing but rounding");
+            flags.choice("--sinks", &o->sinks, {"on", "off"}, "test switch");
+            flags.toggle("--json", &o->json, "JSON is the only form of output");
+          },
+      .run = [o](const Flags& flags) { return run(*o, flags); }};
 }
 
 }  // namespace moxie

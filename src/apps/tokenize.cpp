@@ -110,19 +110,20 @@ Command tokenize_command() {
                 flags.toggle("--lines", &o->lines, "one JSON string a line in, one id list out");
                 flags.toggle("--json", &o->json, "print {\"ids\": [...]}");
               },
-          .run = [o](const Flags& flags) {
-            auto tokenizer = o->open();
-            if (!tokenizer) return report(tokenizer.error());
-            if (o->lines) return tokenize_lines(**tokenizer, o->mode());
-            if (!flags.given("--text")) {
-              auto text = read_text("-");
-              if (!text) return report(text.error());
-              o->text = std::move(*text);
-            }
-            const auto ids = (*tokenizer)->encode(o->text, o->mode());
-            std::cout << (o->json ? Json{{"ids", ids}}.dump() : joined(ids)) << '\n';
-            return kExitDone;
-          }};
+          .run =
+              [o](const Flags& flags) {
+                auto tokenizer = o->open();
+                if (!tokenizer) return report(tokenizer.error());
+                if (o->lines) return tokenize_lines(**tokenizer, o->mode());
+                if (!flags.given("--text")) {
+                  auto text = read_text("-");
+                  if (!text) return report(text.error());
+                  o->text = std::move(*text);
+                }
+                const auto ids = (*tokenizer)->encode(o->text, o->mode());
+                std::cout << (o->json ? Json{{"ids", ids}}.dump() : joined(ids)) << '\n';
+                return kExitDone;
+              }};
 }
 
 Command detokenize_command() {
@@ -135,27 +136,31 @@ Command detokenize_command() {
                 flags.text("--model", &o->model, "whose tokenizer to use");
                 flags.text("--tokenizer", &o->tokenizer,
                            "a tokenizer.json, .tiktoken or .gguf file instead of the model's");
-                flags.integers("--ids", &o->ids, "the ids; default: stdin (a JSON list or numbers)");
+                flags.integers("--ids", &o->ids,
+                               "the ids; default: stdin (a JSON list or numbers)");
                 flags.toggle("--lines", &o->lines, "one id list a line in, one JSON string out");
                 flags.toggle("--json", &o->json, "print {\"text\": ...}");
               },
-          .run = [o](const Flags& flags) {
-            auto tokenizer = o->open();
-            if (!tokenizer) return report(tokenizer.error());
-            if (o->lines) return detokenize_lines(**tokenizer);
-            if (!flags.given("--ids")) {
-              auto text = read_text("-");
-              if (!text) return report(text.error());
-              auto ids = parse_ids(*text, "stdin");
-              if (!ids) return report(ids.error());
-              o->ids = std::move(*ids);
-            }
-            auto text = (*tokenizer)->decode(o->ids);
-            if (!text) return report(text.error());
-            if (o->json) std::cout << dump(Json{{"text", *text}}) << '\n';
-            else std::cout << *text << std::flush;
-            return kExitDone;
-          }};
+          .run =
+              [o](const Flags& flags) {
+                auto tokenizer = o->open();
+                if (!tokenizer) return report(tokenizer.error());
+                if (o->lines) return detokenize_lines(**tokenizer);
+                if (!flags.given("--ids")) {
+                  auto text = read_text("-");
+                  if (!text) return report(text.error());
+                  auto ids = parse_ids(*text, "stdin");
+                  if (!ids) return report(ids.error());
+                  o->ids = std::move(*ids);
+                }
+                auto text = (*tokenizer)->decode(o->ids);
+                if (!text) return report(text.error());
+                if (o->json)
+                  std::cout << dump(Json{{"text", *text}}) << '\n';
+                else
+                  std::cout << *text << std::flush;
+                return kExitDone;
+              }};
 }
 
 }  // namespace moxie

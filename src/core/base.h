@@ -11,9 +11,8 @@
 #include <source_location>
 #include <string>
 #include <string_view>
-#include <utility>
-
 #include <tl/expected.hpp>
+#include <utility>
 
 namespace moxie {
 
@@ -41,13 +40,12 @@ inline tl::unexpected<Error> fail(Error error) { return tl::unexpected<Error>(st
                                const std::source_location& location);
 
 /// CHECK(condition) or CHECK(condition, "message with values"): ends the process when false.
-#define CHECK(condition, ...)                                                             \
-  do {                                                                                    \
-    if (!(condition)) [[unlikely]]                                                        \
-      ::moxie::check_failed(#condition, ::std::string{__VA_ARGS__},                       \
-                            ::std::source_location::current());                           \
+#define CHECK(condition, ...)                                       \
+  do {                                                              \
+    if (!(condition)) [[unlikely]]                                  \
+      ::moxie::check_failed(#condition, ::std::string{__VA_ARGS__}, \
+                            ::std::source_location::current());     \
   } while (false)
-
 
 enum class LogLevel : int { kDebug = 0, kInfo = 1, kWarn = 2, kError = 3, kOff = 4 };
 void set_log_level(LogLevel level);

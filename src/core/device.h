@@ -60,12 +60,12 @@ class Buffer {
 };
 
 struct DeviceProperties {
-  std::string name;             ///< "Intel(R) Xeon(R) ...", "NVIDIA H200"
-  uint64_t memory_bytes = 0;    ///< total
-  uint64_t available_bytes = 0; ///< free now (CPU: MemAvailable, or the cgroup's limit if lower)
-  int num_units = 0;            ///< cores this process may use, or SMs
-  int compute_capability = 0;   ///< CUDA: 90 for sm_90; 0 on the CPU
-  uint64_t shared_bytes = 0;    ///< CUDA: opt-in shared memory of a block
+  std::string name;              ///< "Intel(R) Xeon(R) ...", "NVIDIA H200"
+  uint64_t memory_bytes = 0;     ///< total
+  uint64_t available_bytes = 0;  ///< free now (CPU: MemAvailable, or the cgroup's limit if lower)
+  int num_units = 0;             ///< cores this process may use, or SMs
+  int compute_capability = 0;    ///< CUDA: 90 for sm_90; 0 on the CPU
+  uint64_t shared_bytes = 0;     ///< CUDA: opt-in shared memory of a block
   uint64_t l2_bytes = 0;
 };
 
@@ -78,7 +78,8 @@ class Device {
   virtual Result<Buffer> allocate(uint64_t bytes) = 0;
   virtual Result<std::unique_ptr<Stream>> make_stream() = 0;
   /// Ordered on `stream`; host memory must live until the stream has passed the copy.
-  virtual Status copy_from_host(void* target, const void* source, uint64_t bytes, Stream& stream) = 0;
+  virtual Status copy_from_host(void* target, const void* source, uint64_t bytes,
+                                Stream& stream) = 0;
   virtual Status copy_to_host(void* target, const void* source, uint64_t bytes, Stream& stream) = 0;
   /// Within this device's memory. The default is for devices whose memory is the host's.
   virtual Status copy_on_device(void* target, const void* source, uint64_t bytes, Stream& stream) {

@@ -117,14 +117,22 @@ MOXIE_HOST_DEVICE inline uint8_t f32_to_e2m1(float value) {
   const uint8_t sign = (f32_to_bits(value) >> 31) ? 8 : 0;
   const float magnitude = bits_to_f32(f32_to_bits(value) & 0x7FFFFFFFu);
   uint8_t code;
-  if (magnitude <= 0.25f) code = 0;
-  else if (magnitude < 0.75f) code = 1;
-  else if (magnitude <= 1.25f) code = 2;
-  else if (magnitude < 1.75f) code = 3;
-  else if (magnitude <= 2.5f) code = 4;
-  else if (magnitude < 3.5f) code = 5;
-  else if (magnitude <= 5.0f) code = 6;
-  else code = 7;
+  if (magnitude <= 0.25f)
+    code = 0;
+  else if (magnitude < 0.75f)
+    code = 1;
+  else if (magnitude <= 1.25f)
+    code = 2;
+  else if (magnitude < 1.75f)
+    code = 3;
+  else if (magnitude <= 2.5f)
+    code = 4;
+  else if (magnitude < 3.5f)
+    code = 5;
+  else if (magnitude <= 5.0f)
+    code = 6;
+  else
+    code = 7;
   return static_cast<uint8_t>(sign | code);
 }
 

@@ -27,8 +27,8 @@ inline size_t edit_distance(std::string_view a, std::string_view b) {
 
 /// The first of the nearest; empty if nothing is known.
 inline std::string nearest_name(std::string_view word, std::span<const std::string> known) {
-  const auto best = std::min_element(
-      known.begin(), known.end(), [&](const std::string& a, const std::string& b) {
+  const auto best =
+      std::min_element(known.begin(), known.end(), [&](const std::string& a, const std::string& b) {
         return edit_distance(word, a) < edit_distance(word, b);
       });
   return best == known.end() ? std::string() : *best;

@@ -15,10 +15,14 @@ T load(const std::byte* at) {
 
 float load_element(StoredRows::Kind kind, const std::byte* base, int64_t i) {
   switch (kind) {
-    case StoredRows::Kind::kF32: return load<float>(base + 4 * i);
-    case StoredRows::Kind::kF16: return f16_to_f32(load<uint16_t>(base + 2 * i));
-    case StoredRows::Kind::kBF16: return bf16_to_f32(load<uint16_t>(base + 2 * i));
-    default: CHECK(false, "block formats have no single elements");
+    case StoredRows::Kind::kF32:
+      return load<float>(base + 4 * i);
+    case StoredRows::Kind::kF16:
+      return f16_to_f32(load<uint16_t>(base + 2 * i));
+    case StoredRows::Kind::kBF16:
+      return bf16_to_f32(load<uint16_t>(base + 2 * i));
+    default:
+      CHECK(false, "block formats have no single elements");
   }
   return 0;
 }
@@ -69,8 +73,8 @@ void stored_mxfp4_codes(const StoredRows& source, int64_t row, int block, uint8_
   const bool gguf = source.kind == StoredRows::Kind::kMxfp4Gguf;
   const std::byte* base = source.data + row * source.row_stride_bytes;
   const std::byte* at = gguf ? base + 17 * block + 1 : base + 16 * block;
-  *scale = static_cast<uint8_t>(
-      gguf ? base[17 * block] : source.scales[row * source.scale_stride_bytes + block]);
+  *scale = static_cast<uint8_t>(gguf ? base[17 * block]
+                                     : source.scales[row * source.scale_stride_bytes + block]);
   const auto* bytes = reinterpret_cast<const uint8_t*>(at);
   const NibbleOrder order = gguf ? NibbleOrder::kHalves : NibbleOrder::kAdjacent;
   for (int i = 0; i < kMxBlock; ++i) codes[i] = mxfp4_code(bytes, i, order);
@@ -152,7 +156,8 @@ void put_lane(const StoredRows& source, int64_t row, int lane, DType target, std
         put_mxfp4(tile + 272 * block, lane, scale, codes);
       }
       return;
-    default: CHECK(false, "not a packed format");
+    default:
+      CHECK(false, "not a packed format");
   }
 }
 
@@ -210,7 +215,8 @@ double packed_value(const PackedMatrix& matrix, int32_t row, int32_t col) {
   const std::byte* tile = matrix.tile(0, row / 16);
   const int lane = row % 16;
   switch (matrix.format) {
-    case DType::kF32: return load<float>(tile + int64_t{64} * col + 4 * lane);
+    case DType::kF32:
+      return load<float>(tile + int64_t{64} * col + 4 * lane);
     case DType::kBF16:
       return bf16_to_f32(load<uint16_t>(tile + int64_t{64} * (col / 2) + 4 * lane + 2 * (col & 1)));
     case DType::kQ8_0: {
@@ -227,7 +233,8 @@ double packed_value(const PackedMatrix& matrix, int32_t row, int32_t col) {
       return static_cast<double>(e2m1_to_f32(code)) *
              e8m0_to_f32(static_cast<uint8_t>(block[lane]));
     }
-    default: CHECK(false, "not a packed format");
+    default:
+      CHECK(false, "not a packed format");
   }
   return 0;
 }

@@ -26,9 +26,9 @@ struct StoredRows {
     kF32,
     kF16,
     kBF16,
-    kQ8_0,          ///< GGUF blocks: FP16 scale, 32 int8 (34 B)
-    kMxfp4Split,    ///< blocks [rows, cols/32, 16] and scales [rows, cols/32] apart, adjacent nibbles
-    kMxfp4Gguf      ///< GGUF blocks: E8M0, then 16 bytes, halves (17 B)
+    kQ8_0,        ///< GGUF blocks: FP16 scale, 32 int8 (34 B)
+    kMxfp4Split,  ///< blocks [rows, cols/32, 16] and scales [rows, cols/32] apart, adjacent nibbles
+    kMxfp4Gguf    ///< GGUF blocks: E8M0, then 16 bytes, halves (17 B)
   };
   Kind kind = Kind::kBF16;
   const std::byte* data = nullptr;    ///< row 0

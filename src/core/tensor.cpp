@@ -5,17 +5,28 @@ namespace moxie {
 
 std::string_view dtype_name(DType dtype) {
   switch (dtype) {
-    case DType::kF32: return "f32";
-    case DType::kF16: return "f16";
-    case DType::kBF16: return "bf16";
-    case DType::kF8E4M3: return "fp8_e4m3";
-    case DType::kI8: return "i8";
-    case DType::kU8: return "u8";
-    case DType::kI32: return "i32";
-    case DType::kI64: return "i64";
-    case DType::kF64: return "f64";
-    case DType::kMXFP4: return "mxfp4";
-    case DType::kQ8_0: return "q8_0";
+    case DType::kF32:
+      return "f32";
+    case DType::kF16:
+      return "f16";
+    case DType::kBF16:
+      return "bf16";
+    case DType::kF8E4M3:
+      return "fp8_e4m3";
+    case DType::kI8:
+      return "i8";
+    case DType::kU8:
+      return "u8";
+    case DType::kI32:
+      return "i32";
+    case DType::kI64:
+      return "i64";
+    case DType::kF64:
+      return "f64";
+    case DType::kMXFP4:
+      return "mxfp4";
+    case DType::kQ8_0:
+      return "q8_0";
   }
   return "unknown";
 }
@@ -23,25 +34,34 @@ std::string_view dtype_name(DType dtype) {
 double dtype_bits(DType dtype) {
   switch (dtype) {
     case DType::kF32:
-    case DType::kI32: return 32;
+    case DType::kI32:
+      return 32;
     case DType::kF16:
-    case DType::kBF16: return 16;
+    case DType::kBF16:
+      return 16;
     case DType::kF8E4M3:
     case DType::kI8:
-    case DType::kU8: return 8;
+    case DType::kU8:
+      return 8;
     case DType::kI64:
-    case DType::kF64: return 64;
-    case DType::kMXFP4: return 4.25;
-    case DType::kQ8_0: return 8.5;
+    case DType::kF64:
+      return 64;
+    case DType::kMXFP4:
+      return 4.25;
+    case DType::kQ8_0:
+      return 8.5;
   }
   return 0;
 }
 
 uint64_t dtype_bytes(DType dtype, uint64_t num_elements) {
   switch (dtype) {
-    case DType::kMXFP4: return num_elements / 32 * 17;
-    case DType::kQ8_0: return num_elements / 32 * 34;
-    default: return num_elements * static_cast<uint64_t>(dtype_bits(dtype)) / 8;
+    case DType::kMXFP4:
+      return num_elements / 32 * 17;
+    case DType::kQ8_0:
+      return num_elements / 32 * 34;
+    default:
+      return num_elements * static_cast<uint64_t>(dtype_bits(dtype)) / 8;
   }
 }
 

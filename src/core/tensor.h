@@ -13,7 +13,19 @@ namespace moxie {
 
 /// Element types of tensors and of packed weights. kMXFP4 and kQ8_0 are block formats: 32 elements
 /// with one scale (E8M0 and FP16).
-enum class DType : uint8_t { kF32, kF16, kBF16, kF8E4M3, kI8, kU8, kI32, kI64, kF64, kMXFP4, kQ8_0 };
+enum class DType : uint8_t {
+  kF32,
+  kF16,
+  kBF16,
+  kF8E4M3,
+  kI8,
+  kU8,
+  kI32,
+  kI64,
+  kF64,
+  kMXFP4,
+  kQ8_0
+};
 
 /// "f32", "bf16", "mxfp4", ... as printed and as taken by flags.
 std::string_view dtype_name(DType dtype);
@@ -58,9 +70,7 @@ struct TensorView {
   DType dtype = DType::kF32;
   Shape shape;
 
-  uint64_t bytes() const {
-    return dtype_bytes(dtype, static_cast<uint64_t>(shape.num_elements()));
-  }
+  uint64_t bytes() const { return dtype_bytes(dtype, static_cast<uint64_t>(shape.num_elements())); }
 };
 
 /// How a weight matrix lies in the memory of the device whose rows read it (docs/formats.md).
@@ -81,11 +91,16 @@ struct PackedMatrix {
   int32_t num_tiles() const { return ceil_div(rows, 16); }
   int64_t tile_bytes() const {  ///< 16 rows x cols
     switch (format) {
-      case DType::kF32: return int64_t{64} * cols;
-      case DType::kBF16: return int64_t{32} * cols;
-      case DType::kQ8_0: return int64_t{544} * (cols / 32);
-      case DType::kMXFP4: return int64_t{272} * (cols / 32);
-      default: return 0;
+      case DType::kF32:
+        return int64_t{64} * cols;
+      case DType::kBF16:
+        return int64_t{32} * cols;
+      case DType::kQ8_0:
+        return int64_t{544} * (cols / 32);
+      case DType::kMXFP4:
+        return int64_t{272} * (cols / 32);
+      default:
+        return 0;
     }
   }
   int64_t expert_bytes() const { return num_tiles() * tile_bytes(); }

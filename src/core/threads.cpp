@@ -59,9 +59,9 @@ struct ThreadPool::Shared {
   std::atomic<bool> stopping{false};
   std::atomic<int> num_sleeping{0};
 
-  // The run in hand. `ticket` holds its generation (high half) and the next task (low half), so that
-  // a worker that wakes late cannot take a task of a run it does not know. A task is claimed before
-  // its run ends, so that whoever claims one reads the pointer of that run.
+  // The run in hand. `ticket` holds its generation (high half) and the next task (low half), so
+  // that a worker that wakes late cannot take a task of a run it does not know. A task is claimed
+  // before its run ends, so that whoever claims one reads the pointer of that run.
   std::atomic<const TaskRef*> task{nullptr};
   std::atomic<int64_t> num_tasks{0};
   std::atomic<uint64_t> ticket{0};
@@ -151,8 +151,10 @@ void ThreadPool::run(int64_t num_tasks, TaskRef task) {
   // Tasks are waited for, not workers: one that has lost its core and took no task holds up nobody.
   int spins = 0;
   while (shared.num_done.load(std::memory_order_acquire) != num_tasks) {
-    if (++spins < kSpins) cpu_pause();
-    else sched_yield();
+    if (++spins < kSpins)
+      cpu_pause();
+    else
+      sched_yield();
   }
 }
 

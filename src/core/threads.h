@@ -18,8 +18,7 @@ class TaskRef {
  public:
   template <typename F>
   TaskRef(F& function)  // NOLINT(google-explicit-constructor): borrowed on purpose
-      : object_(&function),
-        call_([](void* object, int64_t task, int thread) {
+      : object_(&function), call_([](void* object, int64_t task, int thread) {
           (*static_cast<F*>(object))(task, thread);
         }) {}
   void operator()(int64_t task, int thread) const { call_(object_, task, thread); }

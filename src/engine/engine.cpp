@@ -25,9 +25,12 @@ std::string exceeds(std::string_view what, int64_t found, int64_t limit) {
 
 const char* finish_reason_name(FinishReason reason) {
   switch (reason) {
-    case FinishReason::kStop: return "stop";
-    case FinishReason::kLength: return "length";
-    case FinishReason::kAborted: return "abort";
+    case FinishReason::kStop:
+      return "stop";
+    case FinishReason::kLength:
+      return "length";
+    case FinishReason::kAborted:
+      return "abort";
   }
   return "stop";
 }
@@ -141,9 +144,8 @@ Status Engine::make_memory() {
     if (auto status = stream_->synchronize(); !status) return status;
   }
 
-  model_ = std::make_unique<GptOss>(config, weights_,
-                                    Rotary{rotary_buffer_.as<float>(), max_len}, *kernels_,
-                                    options_.sinks);
+  model_ = std::make_unique<GptOss>(config, weights_, Rotary{rotary_buffer_.as<float>(), max_len},
+                                    *kernels_, options_.sinks);
   if (auto status = model_->check_rows(kv_dtype_); !status) return status;
 
   const auto bytes = activation_bytes(config, weights_, kv_dtype_, *kernels_,
@@ -206,8 +208,8 @@ Result<const float*> Engine::step(std::span<const Chunk> chunks) {
       if (id < 0 || id >= config().vocab) {
         return fail(fmt::format("token id {}, vocabulary of {}", id, config().vocab), "input");
       }
-      const bool wanted = chunk.logits == Logits::kAll ||
-                          (chunk.logits == Logits::kLast && i + 1 == count);
+      const bool wanted =
+          chunk.logits == Logits::kAll || (chunk.logits == Logits::kLast && i + 1 == count);
       if (wanted) s.logit_rows.push_back(static_cast<int32_t>(s.token_ids.size()));
       s.token_ids.push_back(id);
       s.positions.push_back(start + i);
@@ -298,14 +300,17 @@ Result<Generated> Engine::generate(std::span<const int32_t> prompt, const Sampli
     bias_ids.push_back(id);
     bias_values.push_back(value);
   }
-  SampleRequest request{.temperature = sampling.temperature, .top_k = sampling.top_k,
-                        .top_p = sampling.top_p, .min_p = sampling.min_p,
+  SampleRequest request{.temperature = sampling.temperature,
+                        .top_k = sampling.top_k,
+                        .top_p = sampling.top_p,
+                        .min_p = sampling.min_p,
                         .repetition_penalty = sampling.repetition_penalty,
                         .frequency_penalty = sampling.frequency_penalty,
                         .presence_penalty = sampling.presence_penalty,
                         .num_logprobs = sampling.num_logprobs,
                         .seed = sampling.seed ? *sampling.seed : std::random_device{}(),
-                        .bias_ids = bias_ids.data(), .bias_values = bias_values.data(),
+                        .bias_ids = bias_ids.data(),
+                        .bias_values = bias_values.data(),
                         .num_bias = static_cast<int32_t>(bias_ids.size())};
 
   auto start = std::chrono::steady_clock::now();

@@ -22,18 +22,18 @@ namespace moxie {
 /// The switches that decide how a model is loaded and run; strings as the flags take them.
 struct EngineOptions {
   std::string model = "embedded";
-  std::string device = "auto";        ///< cpu, cuda, cuda:N, auto
-  int threads = 0;                    ///< 0: one a usable core
-  std::vector<std::string> kernels;   ///< STEP=NAME
+  std::string device = "auto";       ///< cpu, cuda, cuda:N, auto
+  int threads = 0;                   ///< 0: one a usable core
+  std::vector<std::string> kernels;  ///< STEP=NAME
   std::string mxfp4_layers = "moe";
-  std::string kv_dtype = "auto";      ///< as choose_kv_dtype takes it
+  std::string kv_dtype = "auto";  ///< as choose_kv_dtype takes it
   std::string activation = "bf16";
-  int32_t max_model_len = 0;          ///< 0: as much as fits, at most kDefaultContext
+  int32_t max_model_len = 0;  ///< 0: as much as fits, at most kDefaultContext
   int32_t max_num_seqs = 1;
   int32_t max_batch_tokens = 512;
   int32_t max_logit_rows = 1;
   bool sinks = true;
-  uint64_t seed = 0;                  ///< of synthetic weights
+  uint64_t seed = 0;  ///< of synthetic weights
   bool show_progress = true;
 };
 
@@ -46,7 +46,7 @@ struct SamplingOptions {
   std::vector<std::pair<int32_t, float>> logit_bias;
   int32_t num_logprobs = -1;  ///< -1: none
   std::optional<uint64_t> seed;
-  int32_t max_tokens = 0;     ///< 0: to the end of the context
+  int32_t max_tokens = 0;  ///< 0: to the end of the context
   bool ignore_eos = false;
   std::vector<int32_t> stop_ids;  ///< besides the model's own
 };

@@ -1,4 +1,5 @@
-// The engine against itself: however prompts are cut and mixed with others, the logits are the same.
+// The engine against itself: however prompts are cut and mixed with others, the logits are the
+// same.
 #include "engine/engine.h"
 
 #include <gtest/gtest.h>
@@ -54,8 +55,8 @@ double difference(const float* a, const std::vector<float>& b) {
 // Several prompts fed in random pieces, in random company, with sequences ending and beginning
 // anew: each prompt's last logits must be those it has alone.
 TEST(EngineTest, AnySplitAndAnyMixGivesTheSameLogits) {
-  auto engine = open({.max_model_len = 96, .max_num_seqs = 4, .max_batch_tokens = 96,
-                      .max_logit_rows = 4});
+  auto engine =
+      open({.max_model_len = 96, .max_num_seqs = 4, .max_batch_tokens = 96, .max_logit_rows = 4});
   ::setenv("RC_PARAMS", "max_success=25", 0);  // each case is some dozens of forward passes
   const bool held = rc::check("ragged batches", [&] {
     struct Running {
@@ -87,8 +88,7 @@ TEST(EngineTest, AnySplitAndAnyMixGivesTheSameLogits) {
       }
       const auto logits = engine->step(chunks);
       RC_ASSERT(logits.has_value());
-      const std::vector<float> rows(*logits,
-                                    *logits + chunks.size() * engine->config().vocab);
+      const std::vector<float> rows(*logits, *logits + chunks.size() * engine->config().vocab);
       engine->kv().check_integrity();
       for (size_t c = 0; c < chunks.size(); ++c) {
         const Running& run = running[ends[c]];
@@ -160,7 +160,8 @@ TEST(EngineTest, LogitBiasForcesAndForbids) {
   auto engine = open({.max_model_len = 64});
   const auto prompt = tokens(5, 4);
   const auto forced = engine->generate(
-      prompt, {.temperature = 0, .logit_bias = {{77, 100.0f}}, .max_tokens = 3, .ignore_eos = true});
+      prompt,
+      {.temperature = 0, .logit_bias = {{77, 100.0f}}, .max_tokens = 3, .ignore_eos = true});
   EXPECT_EQ(forced->ids, (std::vector<int32_t>{77, 77, 77}));
 }
 

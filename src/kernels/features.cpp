@@ -79,10 +79,18 @@ std::string feature_names(Features features) {
   static constexpr struct {
     Features bit;
     const char* name;
-  } kNames[] = {{kAvx2, "avx2"},           {kAvxVnni, "avx_vnni"},     {kAvx512, "avx512"},
-                {kAvx512Vnni, "avx512_vnni"}, {kAvx512Bf16, "avx512_bf16"}, {kAmxInt8, "amx_int8"},
-                {kAmxBf16, "amx_bf16"},    {kNeon, "neon"},            {kNeonDot, "neon_dot"},
-                {kCudaAny, "cuda"},        {kSm90a, "sm_90a"},         {kSm100a, "sm_100a"},
+  } kNames[] = {{kAvx2, "avx2"},
+                {kAvxVnni, "avx_vnni"},
+                {kAvx512, "avx512"},
+                {kAvx512Vnni, "avx512_vnni"},
+                {kAvx512Bf16, "avx512_bf16"},
+                {kAmxInt8, "amx_int8"},
+                {kAmxBf16, "amx_bf16"},
+                {kNeon, "neon"},
+                {kNeonDot, "neon_dot"},
+                {kCudaAny, "cuda"},
+                {kSm90a, "sm_90a"},
+                {kSm100a, "sm_100a"},
                 {kSm120f, "sm_120f"}};
   std::string text;
   for (const auto& entry : kNames) {

@@ -11,12 +11,12 @@ using Features = uint64_t;
 enum Feature : Features {
   kFeatureNone = 0,
   // x86-64; a bit is set only if the operating system saves the registers too (XCR0).
-  kAvx2 = 1u << 0,        ///< with FMA and F16C
+  kAvx2 = 1u << 0,  ///< with FMA and F16C
   kAvxVnni = 1u << 1,
-  kAvx512 = 1u << 2,      ///< F, BW, DQ, VL
+  kAvx512 = 1u << 2,  ///< F, BW, DQ, VL
   kAvx512Vnni = 1u << 3,
   kAvx512Bf16 = 1u << 4,
-  kAmxInt8 = 1u << 5,     ///< granted by arch_prctl as well
+  kAmxInt8 = 1u << 5,  ///< granted by arch_prctl as well
   kAmxBf16 = 1u << 6,
   // aarch64
   kNeon = 1u << 12,

@@ -54,8 +54,10 @@ Status KernelChoice::add(const std::string& assignment) {
       return fail("all= takes 'reference' or 'auto', found '" + name + "'", "--kernel");
     }
     for (int i = 0; i < kNumSteps; ++i) {
-      if (name == "auto") forced_[i].reset();
-      else forced_[i] = std::string(kStepNames[i]) + "_reference";
+      if (name == "auto")
+        forced_[i].reset();
+      else
+        forced_[i] = std::string(kStepNames[i]) + "_reference";
     }
     return {};
   }
@@ -63,8 +65,7 @@ Status KernelChoice::add(const std::string& assignment) {
   if (found == std::end(kStepNames)) {
     const std::vector<std::string> step_names(std::begin(kStepNames), std::end(kStepNames));
     return fail("no step '" + step + "'", "--kernel",
-                "did you mean '" +
-                    nearest_name(step, step_names) + "'?");
+                "did you mean '" + nearest_name(step, step_names) + "'?");
   }
   const int index = static_cast<int>(found - std::begin(kStepNames));
   if (name == "auto") {
@@ -93,9 +94,8 @@ bool KernelChoice::all_reference() const {
 
 tl::unexpected<Error> KernelChooser::refusal(const std::string& row, StepKind step,
                                              const std::string& why) const {
-  const std::string where =
-      row.empty() ? "step " + std::string(step_name(step))
-                  : "--kernel " + std::string(step_name(step)) + "=" + row;
+  const std::string where = row.empty() ? "step " + std::string(step_name(step))
+                                        : "--kernel " + std::string(step_name(step)) + "=" + row;
   return fail(why, where, "`moxie kernels` shows what this machine can run");
 }
 

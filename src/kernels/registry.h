@@ -23,7 +23,7 @@ namespace moxie {
 /// One implementation of a step. `P` is the step's Params.
 template <typename P>
 struct Row {
-  const char* name;      ///< "qkv_any_f32_gemv_avx512"
+  const char* name;  ///< "qkv_any_f32_gemv_avx512"
   DeviceKind device;
   Features needs;        ///< every bit must be there
   const char* supports;  ///< formats and shapes, for people
@@ -143,7 +143,8 @@ class KernelChooser {
   const KernelChoice& choice() const { return choice_; }
 
  private:
-  tl::unexpected<Error> refusal(const std::string& row, StepKind step, const std::string& why) const;
+  tl::unexpected<Error> refusal(const std::string& row, StepKind step,
+                                const std::string& why) const;
   std::string missing(Features needs) const;
   void count(StepKind step, const char* name);
 

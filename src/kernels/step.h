@@ -57,7 +57,8 @@ struct KvLayer {
   /// Byte offset of (page, kv head, position) in `k` and in `v`.
   int64_t offset(int32_t page, int32_t head, int32_t position, int32_t head_dim) const {
     return page * page_stride_bytes +
-           (static_cast<int64_t>(head) * page_tokens + position % page_tokens) * row_bytes(head_dim);
+           (static_cast<int64_t>(head) * page_tokens + position % page_tokens) *
+               row_bytes(head_dim);
   }
 };
 

@@ -153,7 +153,8 @@ TEST_P(GoldenTest, WithoutSinksTheLogitsAreVisiblyWrong) {
 // logits and the sum of all at every position, the whole row after the prompt, and the answer.
 class EmbeddedGoldenTest : public ::testing::Test {
  protected:
-  EmbeddedGoldenTest() : golden_(std::string(MOXIE_TEST_DATA) + "/tiny_goldens/goldens.safetensors") {}
+  EmbeddedGoldenTest()
+      : golden_(std::string(MOXIE_TEST_DATA) + "/tiny_goldens/goldens.safetensors") {}
 
   static std::unique_ptr<ModelHarness> open(ModelHarness::Options options) {
     options.max_tokens = 2048;

@@ -24,46 +24,91 @@ struct StepParams {
   Launch launch;
 
   EmbedParams embed() const {
-    return {.launch = launch, .num_tokens = batch.ragged.num_tokens, .token_ids = batch.token_ids,
-            .table = weights.embedding, .x = act.x};
+    return {.launch = launch,
+            .num_tokens = batch.ragged.num_tokens,
+            .token_ids = batch.token_ids,
+            .table = weights.embedding,
+            .x = act.x};
   }
   QkvParams qkv(const LayerWeights& layer, const KvLayer& kv, const Rotary& rotary) const {
-    return {.launch = launch, .batch = batch.ragged, .hidden = config.hidden,
-            .num_heads = config.num_heads, .num_kv_heads = config.num_kv_heads,
-            .head_dim = config.head_dim, .rms_eps = config.rms_eps, .x = act.x,
-            .norm_weight = layer.input_norm, .weight = layer.qkv, .bias = layer.qkv_bias,
-            .rotary = rotary, .kv = kv, .q = act.q};
+    return {.launch = launch,
+            .batch = batch.ragged,
+            .hidden = config.hidden,
+            .num_heads = config.num_heads,
+            .num_kv_heads = config.num_kv_heads,
+            .head_dim = config.head_dim,
+            .rms_eps = config.rms_eps,
+            .x = act.x,
+            .norm_weight = layer.input_norm,
+            .weight = layer.qkv,
+            .bias = layer.qkv_bias,
+            .rotary = rotary,
+            .kv = kv,
+            .q = act.q};
   }
   AttendParams attend(const LayerWeights& layer, const KvLayer& kv, bool window,
                       bool use_sinks) const {
-    return {.launch = launch, .batch = batch.ragged, .num_heads = config.num_heads,
-            .num_kv_heads = config.num_kv_heads, .head_dim = config.head_dim,
+    return {.launch = launch,
+            .batch = batch.ragged,
+            .num_heads = config.num_heads,
+            .num_kv_heads = config.num_kv_heads,
+            .head_dim = config.head_dim,
             .window = window ? config.sliding_window : 0,
-            .scale = 1.0f / std::sqrt(static_cast<float>(config.head_dim)), .q = act.q, .kv = kv,
-            .sinks = use_sinks ? layer.sinks : nullptr, .a = act.a};
+            .scale = 1.0f / std::sqrt(static_cast<float>(config.head_dim)),
+            .q = act.q,
+            .kv = kv,
+            .sinks = use_sinks ? layer.sinks : nullptr,
+            .a = act.a};
   }
   OutParams out(const LayerWeights& layer) const {
-    return {.launch = launch, .num_tokens = batch.ragged.num_tokens, .a = act.a,
-            .weight = layer.out, .bias = layer.out_bias, .x = act.x};
+    return {.launch = launch,
+            .num_tokens = batch.ragged.num_tokens,
+            .a = act.a,
+            .weight = layer.out,
+            .bias = layer.out_bias,
+            .x = act.x};
   }
   RouteParams route(const LayerWeights& layer) const {
-    return {.launch = launch, .num_tokens = batch.ragged.num_tokens, .hidden = config.hidden,
-            .top_k = config.top_k, .rms_eps = config.rms_eps, .x = act.x,
-            .norm_weight = layer.post_norm, .weight = layer.router, .bias = layer.router_bias,
-            .t = act.t, .expert_ids = act.expert_ids, .expert_weights = act.expert_weights};
+    return {.launch = launch,
+            .num_tokens = batch.ragged.num_tokens,
+            .hidden = config.hidden,
+            .top_k = config.top_k,
+            .rms_eps = config.rms_eps,
+            .x = act.x,
+            .norm_weight = layer.post_norm,
+            .weight = layer.router,
+            .bias = layer.router_bias,
+            .t = act.t,
+            .expert_ids = act.expert_ids,
+            .expert_weights = act.expert_weights};
   }
   ExpertsParams experts(const LayerWeights& layer) const {
-    return {.launch = launch, .num_tokens = batch.ragged.num_tokens, .hidden = config.hidden,
-            .intermediate = config.intermediate, .top_k = config.top_k,
-            .swiglu_alpha = config.swiglu_alpha, .swiglu_limit = config.swiglu_limit, .t = act.t,
-            .expert_ids = act.expert_ids, .expert_weights = act.expert_weights,
-            .gate_up = layer.gate_up, .gate_up_bias = layer.gate_up_bias, .down = layer.down,
-            .down_bias = layer.down_bias, .x = act.x};
+    return {.launch = launch,
+            .num_tokens = batch.ragged.num_tokens,
+            .hidden = config.hidden,
+            .intermediate = config.intermediate,
+            .top_k = config.top_k,
+            .swiglu_alpha = config.swiglu_alpha,
+            .swiglu_limit = config.swiglu_limit,
+            .t = act.t,
+            .expert_ids = act.expert_ids,
+            .expert_weights = act.expert_weights,
+            .gate_up = layer.gate_up,
+            .gate_up_bias = layer.gate_up_bias,
+            .down = layer.down,
+            .down_bias = layer.down_bias,
+            .x = act.x};
   }
   UnembedParams unembed() const {
-    return {.launch = launch, .num_rows = batch.num_logit_rows, .hidden = config.hidden,
-            .rms_eps = config.rms_eps, .row_idx = batch.logit_rows, .x = act.x,
-            .norm_weight = weights.final_norm, .weight = weights.head, .logits = act.logits};
+    return {.launch = launch,
+            .num_rows = batch.num_logit_rows,
+            .hidden = config.hidden,
+            .rms_eps = config.rms_eps,
+            .row_idx = batch.logit_rows,
+            .x = act.x,
+            .norm_weight = weights.final_norm,
+            .weight = weights.head,
+            .logits = act.logits};
   }
 };
 
@@ -105,7 +150,9 @@ void GptOss::forward(const Batch& batch, std::span<const KvLayer> kv, const Acti
                      Stream& stream) const {
   CHECK(batch.ragged.num_tokens <= act.max_tokens && batch.num_logit_rows <= act.max_logit_rows);
   CHECK(kv.size() == weights_.layers.size());
-  const Launch launch{.device = kernels_.device(), .stream = &stream, .workspace = act.workspace,
+  const Launch launch{.device = kernels_.device(),
+                      .stream = &stream,
+                      .workspace = act.workspace,
                       .workspace_bytes = act.workspace_bytes};
   const StepParams step{config_, weights_, batch, act, launch};
   const int64_t width = int64_t{batch.ragged.num_tokens} * config_.hidden;

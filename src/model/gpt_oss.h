@@ -22,10 +22,10 @@ struct Batch {
 /// What a forward pass writes besides the cache. Sized for `max_tokens` and `max_logit_rows`.
 struct Activations {
   int32_t max_tokens = 0, max_logit_rows = 0;
-  float* x = nullptr;  // [tokens, hidden]
-  float* q = nullptr;  // [tokens, q width]
-  float* a = nullptr;  // [tokens, q width]
-  float* t = nullptr;  // [tokens, hidden]
+  float* x = nullptr;               // [tokens, hidden]
+  float* q = nullptr;               // [tokens, q width]
+  float* a = nullptr;               // [tokens, q width]
+  float* t = nullptr;               // [tokens, hidden]
   int32_t* expert_ids = nullptr;    // [tokens, top_k]
   float* expert_weights = nullptr;  // [tokens, top_k]
   float* logits = nullptr;          // [logit rows, vocab]
@@ -40,7 +40,10 @@ class GptOss {
   /// `config`, `weights` and `kernels` must outlive the model; `rotary` lies on the device.
   GptOss(const GptOssConfig& config, const ModelWeights& weights, Rotary rotary,
          KernelChooser& kernels, bool use_sinks = true)
-      : config_(config), weights_(weights), rotary_(rotary), kernels_(kernels),
+      : config_(config),
+        weights_(weights),
+        rotary_(rotary),
+        kernels_(kernels),
         use_sinks_(use_sinks) {}
 
   /// Runs the batch: writes K and V into `kv` (one view a layer) and the logits asked for.

@@ -54,7 +54,7 @@ def far_recall(rng, effort):
 
 
 AIMS = {"sums to 4 digits": two_numbers("+"), "differences to 4 digits": two_numbers("-"), "2x2 digit products": any_product, "2x2 products held out": unseen_product,
-        "tool calls": tasks_tools.tool_call, "answers from tool results": tasks_tools.from_result, "recall": tasks_recall.recall, "recall over 2,000 tokens": far_recall, "JSON": tasks_json.to_json}
+        "tool calls": tasks_tools.tool_call, "answers from tool results": tasks_tools.from_result, "recall": tasks_recall.recall, "recall beyond 2000 tokens": far_recall, "JSON": tasks_json.to_json}
 
 
 def parse(text):
@@ -105,7 +105,7 @@ def is_right(s, text):
         return final.startswith(want)
     if kind == "lastword":
         return re.findall(r"\w+", final)[-1:] == [want]
-    return want in final
+    return want.lower() in final.lower()  # a name may stand first in the sentence
 
 
 def is_well_formed_call(s, text):
@@ -162,8 +162,7 @@ class Judge:
             ok = is_right(s, text)
             row[0] += ok
             row[1] += 1
-            if s.check[0] == "call":
-                row[2] += is_well_formed_call(s, text)
+            row[2] += s.check[0] == "call" and is_well_formed_call(s, text)
             if not ok and misses > 0 and row[1] - row[0] <= misses:
                 print(f"MISS {name} {effort}: {s.user[-300:]!r}\n   want {s.check!r}\n   got {text!r}")
         return table
@@ -175,7 +174,7 @@ def show(table, efforts):
     for name in sorted(table):
         rows = table[name]
         print(f"{name:28}" + "".join(cell(rows, e, 0) for e in efforts) + f"{sum(r[1] for r in rows.values()):10}")
-        if any(r[2] for r in rows.values()):
+        if name == "tool calls":
             print(f"{'  right tool, well formed':28}" + "".join(cell(rows, e, 2) for e in efforts))
 
 

@@ -29,9 +29,9 @@ Result<std::unique_ptr<ModelHarness>> ModelHarness::open(const std::string& mode
   const GptOssConfig& config = h.config();
   h.rotary_.resize(static_cast<size_t>(options.max_tokens) * config.head_dim);
   fill_rotary_table(config, 0, options.max_tokens, h.rotary_.data());
-  h.model_ = std::make_unique<GptOss>(config, h.weights_,
-                                      Rotary{h.rotary_.data(), options.max_tokens}, *h.kernels_,
-                                      options.use_sinks);
+  h.model_ =
+      std::make_unique<GptOss>(config, h.weights_, Rotary{h.rotary_.data(), options.max_tokens},
+                               *h.kernels_, options.use_sinks);
   if (auto status = h.model_->check_rows(options.kv_dtype); !status) return fail(status.error());
 
   const auto bytes = activation_bytes(config, h.weights_, options.kv_dtype, *h.kernels_,
@@ -39,8 +39,7 @@ Result<std::unique_ptr<ModelHarness>> ModelHarness::open(const std::string& mode
   auto buffer = h.device_->allocate(bytes.total() + 16 * 256);
   if (!buffer) return fail(buffer.error());
   Arena arena(std::move(*buffer));
-  h.activations_ =
-      make_activations(config, bytes, options.max_tokens, options.max_tokens, arena);
+  h.activations_ = make_activations(config, bytes, options.max_tokens, options.max_tokens, arena);
   h.activations_buffer_ = arena.release();
 
   constexpr int32_t kPageTokens = 16;
@@ -57,9 +56,13 @@ Result<std::unique_ptr<ModelHarness>> ModelHarness::open(const std::string& mode
   h.kv_buffer_ = std::move(*kv_buffer);
   for (int32_t l = 0; l < config.num_layers; ++l) {
     std::byte* base = h.kv_buffer_.data() + 2 * page_bytes * num_pages * l;
-    h.kv_.push_back({.k = base, .v = base + page_bytes * num_pages, .page_stride_bytes = page_bytes,
-                     .page_table = h.page_table_.data(), .table_stride = num_pages,
-                     .page_tokens = kPageTokens, .dtype = options.kv_dtype});
+    h.kv_.push_back({.k = base,
+                     .v = base + page_bytes * num_pages,
+                     .page_stride_bytes = page_bytes,
+                     .page_table = h.page_table_.data(),
+                     .table_stride = num_pages,
+                     .page_tokens = kPageTokens,
+                     .dtype = options.kv_dtype});
   }
   return harness;
 }
@@ -69,8 +72,11 @@ const float* ModelHarness::launch(const std::vector<int32_t>& ids, int32_t begin
   const int32_t n = end - begin;
   std::vector<int32_t> positions(n), seq(n, 0), offsets{0, n};
   std::iota(positions.begin(), positions.end(), begin);
-  const Batch batch{.ragged = {.num_tokens = n, .num_seqs = 1, .positions = positions.data(),
-                               .seq_idx = seq.data(), .row_offsets = offsets.data()},
+  const Batch batch{.ragged = {.num_tokens = n,
+                               .num_seqs = 1,
+                               .positions = positions.data(),
+                               .seq_idx = seq.data(),
+                               .row_offsets = offsets.data()},
                     .token_ids = ids.data() + begin,
                     .num_logit_rows = static_cast<int32_t>(rows.size()),
                     .logit_rows = rows.data()};
