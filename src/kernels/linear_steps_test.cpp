@@ -30,6 +30,12 @@ TEST(Qkv, RowsAgreeWithTheReference) {
     expect_rows_agree(
         QkvCase{.tokens = 3, .hidden = 2880, .heads = 3, .head_dim = 64, .weights = weights},
         machine, not_run);
+    // Groups of 16 tokens, pairs and calls of them, all with a rest.
+    for (int32_t tokens : {16, 17, 49, 130}) {
+      expect_rows_agree(
+          QkvCase{.tokens = tokens, .hidden = 160, .heads = 2, .head_dim = 96, .weights = weights},
+          machine, not_run);
+    }
   }
 }
 
@@ -45,12 +51,22 @@ TEST(Out, RowsAgreeWithTheReference) {
       expect_rows_agree(OutCase{.tokens = 3, .rows = 23, .cols = cols, .weights = weights}, machine,
                         not_run);
     }
-    expect_rows_agree(OutCase{.tokens = 150, .rows = 33, .cols = 64, .weights = weights}, machine,
-                      not_run);
+    for (int32_t tokens : {16, 17, 32, 150, 300}) {
+      expect_rows_agree(OutCase{.tokens = tokens, .rows = 33, .cols = 64, .weights = weights},
+                        machine, not_run);
+      expect_rows_agree(OutCase{.tokens = tokens, .rows = 70, .cols = 1056, .weights = weights},
+                        machine, not_run);
+    }
   }
   // Formats without blocks take any (BF16: even) number of columns.
   expect_rows_agree(OutCase{.rows = 17, .cols = 37, .weights = DType::kF32}, machine, not_run);
-  expect_rows_agree(OutCase{.rows = 17, .cols = 38, .weights = DType::kBF16}, machine, not_run);
+  for (int32_t tokens : {1, 19}) {
+    for (int32_t cols : {38, 50}) {
+      expect_rows_agree(
+          OutCase{.tokens = tokens, .rows = 17, .cols = cols, .weights = DType::kBF16}, machine,
+          not_run);
+    }
+  }
 }
 
 TEST(Route, RowsAgreeWithTheReference) {
@@ -93,10 +109,16 @@ TEST(Experts, RowsAgreeWithTheReference) {
         ExpertsCase{
             .tokens = 200, .hidden = 64, .intermediate = 32, .experts = 6, .weights = weights},
         machine, not_run);
+    expect_rows_agree(
+        ExpertsCase{
+            .tokens = 290, .hidden = 608, .intermediate = 160, .experts = 9, .weights = weights},
+        machine, not_run);
   }
   // Outputs that do not fill the last gate/up pair of tiles.
-  expect_rows_agree(ExpertsCase{.tokens = 5, .intermediate = 40, .weights = DType::kBF16}, machine,
-                    not_run);
+  for (int32_t tokens : {5, 77}) {
+    expect_rows_agree(ExpertsCase{.tokens = tokens, .intermediate = 40, .weights = DType::kBF16},
+                      machine, not_run);
+  }
 }
 
 TEST(Unembed, RowsAgreeWithTheReference) {
@@ -107,8 +129,10 @@ TEST(Unembed, RowsAgreeWithTheReference) {
       expect_rows_agree(UnembedCase{.rows = rows, .hidden = 96, .vocab = 121, .weights = weights},
                         machine, not_run);
     }
-    expect_rows_agree(UnembedCase{.rows = 2, .hidden = 2880, .vocab = 201, .weights = weights},
-                      machine, not_run);
+    for (int32_t rows : {2, 70}) {
+      expect_rows_agree(UnembedCase{.rows = rows, .hidden = 2880, .vocab = 201, .weights = weights},
+                        machine, not_run);
+    }
   }
 }
 
@@ -198,6 +222,8 @@ TEST(LinearSteps, ResultsDoNotDependOnTheNumberOfThreads) {
   expect_same_for_any_threads(
       QkvCase{.tokens = 9, .hidden = 576, .heads = 6, .head_dim = 64, .weights = DType::kMXFP4});
   expect_same_for_any_threads(OutCase{.tokens = 70, .rows = 500, .cols = 288});
+  expect_same_for_any_threads(
+      ExpertsCase{.tokens = 150, .hidden = 576, .intermediate = 288, .experts = 12});
   expect_same_for_any_threads(RouteCase{.tokens = 80, .hidden = 576, .experts = 100});
   expect_same_for_any_threads(
       ExpertsCase{.tokens = 20, .hidden = 576, .intermediate = 288, .experts = 12});

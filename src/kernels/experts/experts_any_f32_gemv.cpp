@@ -3,20 +3,15 @@
 // and down tiles added into x. A tile of x has one owner, who adds the experts by rising index: no
 // atomics, and the result depends neither on the threads nor on the other tokens. One row for each
 // set of LaneKernels.
-#include <cstring>
-
+#include "kernels/experts/experts_pairs.h"
 #include "kernels/experts/experts_rows.h"
 #include "kernels/gemv/product.h"
-#include "kernels/scratch.h"
 
 namespace moxie {
 namespace {
 
-struct Parts {
-  int32_t* active;   // [experts] those with at least one pair, rising
-  int32_t* offsets;  // [experts + 1] first pair of active expert i
-  int32_t* pairs;    // [tokens * top_k] token * top_k + slot, by expert
-  float* h;          // [tokens * top_k, h_stride] in the order of `pairs`
+struct Parts : SortedPairs {
+  float* h;  // [tokens * top_k, h_stride] in the order of `pairs`
   int32_t h_stride;
   float* prepared;  // rows of t, then of h, as the lanes want them
   uint64_t bytes;
@@ -26,47 +21,13 @@ Parts lay_out(const ExpertsParams& p, const LaneKernels& lanes, std::byte* base)
   const int64_t num_pairs = int64_t{p.num_tokens} * p.top_k;
   Scratch scratch(base);
   Parts parts;
-  parts.active = scratch.take<int32_t>(p.gate_up.num_experts);
-  parts.offsets = scratch.take<int32_t>(p.gate_up.num_experts + 1);
-  parts.pairs = scratch.take<int32_t>(num_pairs);
+  parts.take_from(p, scratch);
   parts.h_stride = round_up(p.intermediate, 16);
   parts.h = scratch.take<float>(num_pairs * parts.h_stride);
   parts.prepared = scratch.take<float>(std::max(prepared_floats(lanes, p.num_tokens, p.hidden),
                                                 prepared_floats(lanes, num_pairs, p.intermediate)));
   parts.bytes = scratch.bytes();
   return parts;
-}
-
-// Counting sort of the pairs; returns the number of active experts.
-int32_t sort_pairs(const ExpertsParams& p, const Parts& parts) {
-  const int32_t num_experts = p.gate_up.num_experts, num_pairs = p.num_tokens * p.top_k;
-  int32_t* next = parts.offsets;  // counts, then the next free place of each expert
-  std::memset(next, 0, static_cast<size_t>(num_experts) * 4);
-  for (int32_t pair = 0; pair < num_pairs; ++pair) {
-    const int32_t e = p.expert_ids[pair];
-    CHECK(e >= 0 && e < num_experts, "expert " + std::to_string(e));
-    ++next[e];
-  }
-  int32_t num_active = 0, total = 0;
-  for (int32_t e = 0; e < num_experts; ++e) {
-    const int32_t count = next[e];
-    if (count > 0) parts.active[num_active++] = e;
-    next[e] = total;
-    total += count;
-  }
-  for (int32_t pair = 0; pair < num_pairs; ++pair) {
-    parts.pairs[next[p.expert_ids[pair]]++] = pair;
-  }
-  // next[e] is now the end of e's pairs; keep the active ones' borders. i <= active[i], so that no
-  // border is overwritten before it is read.
-  int32_t begin = 0;
-  for (int32_t i = 0; i < num_active; ++i) {
-    const int32_t end = next[parts.active[i]];
-    parts.offsets[i] = begin;
-    begin = end;
-  }
-  parts.offsets[num_active] = begin;
-  return num_active;
 }
 
 // Gate/up tile pairs begin..end-1 of active expert i.

@@ -64,6 +64,19 @@ const Row<ExpertsParams> kRows[] = {
      .cost = experts_mxfp4_i16_gemv_avx512vnni_cost,
      .workspace = experts_mxfp4_i16_gemv_workspace,
      .run = experts_mxfp4_i16_gemv_avx512vnni},
+    {.name = "experts_any_bf16_gemm_amx",
+     .device = DeviceKind::kCpu,
+     .needs = kAvx512 | kAvx512Bf16 | kAmxBf16,
+     .supports = "mxfp4, bf16",
+     .limits = "any number of tokens; activations rounded to bf16, so by default only from 4 pairs "
+               "an expert "
+               "and sizes of 1,024",
+     .ran_on = "x86-64",
+     .layout = PackedLayout::kRows16,
+     .refuses = experts_any_bf16_gemm_refuses,
+     .cost = experts_any_bf16_gemm_amx_cost,
+     .workspace = experts_any_bf16_gemm_workspace,
+     .run = experts_any_bf16_gemm_amx},
 #endif
 };
 

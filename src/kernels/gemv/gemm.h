@@ -4,7 +4,8 @@
 // Activations are packed in groups of 16 tokens: for each 32 columns a block of 16 rows x 32 BF16
 // (1 KiB), blocks in order of the columns; columns past the last are zeros. Weights are taken as
 // panels: for each 32 columns a block of 16 column pairs x 16 outputs (1 KiB), which is kRows16's
-// BF16 layout itself. MXFP4 is decoded to it, scale folded in: exact.
+// BF16 layout itself. MXFP4 is decoded to it, scale folded in: exact, but that scales below 2^-125
+// count as zero.
 //
 // Traps: as in lanes.h, nothing here may be inline and variants include nothing else.
 #pragma once
@@ -16,25 +17,28 @@ namespace moxie {
 
 /// Tokens of a group, and groups that one call of multiply takes at most.
 inline constexpr int32_t kGroupTokens = 16;
-inline constexpr int32_t kMaxGroups = 8;
+inline constexpr int32_t kMaxGroups = 16;
 /// Floats that multiply writes for each group: [16 tokens, 32 outputs].
 inline constexpr int32_t kGroupSums = kGroupTokens * 32;
+
+/// Two neighbouring kRows16 tiles, MXFP4 or BF16.
+struct GemmTiles {
+  const std::byte* tile[2] = {};  ///< the second may be null: zeros
+  bool is_mxfp4 = false;
+  int32_t cols = 0;  ///< a multiple of 32 for MXFP4, even for BF16
+  /// What is read after them, drawn into the cache meanwhile.
+  const std::byte* next = nullptr;
+  int64_t next_bytes = 0;
+};
 
 struct GemmKernels {
   const char* name;  ///< "amx"
   /// Rounds 1..16 rows of F32 activations to BF16 (nearest even) and packs them as one group; rows
   /// up to 16 are zeros. `out` holds 16 * round_up(cols, 32) values.
   void (*pack_group)(const float* const* rows, int32_t num_rows, int32_t cols, uint16_t* out);
-  /// Panels of one kRows16 tile; `out` holds 16 * round_up(cols, 32) values. Scales below 2^-125
-  /// count as zero. MXFP4: cols is a multiple of 32; BF16: even.
-  void (*decode_mxfp4)(const std::byte* tile, int32_t cols, uint16_t* out);
-  void (*decode_bf16)(const std::byte* tile, int32_t cols, uint16_t* out);
-  /// sums[group][token][32] = products of 1..kMaxGroups groups with two panels, `num_blocks` blocks
-  /// of 32 columns. Each token's sum runs over the columns in order. Meanwhile the `next_bytes`
-  /// bytes at `next` are drawn into the cache.
-  void (*multiply)(const uint16_t* groups, int32_t num_groups, const void* panel0,
-                   const void* panel1, int32_t num_blocks, float* sums, const std::byte* next,
-                   int64_t next_bytes);
+  /// sums[group][token][32] = products of 1..kMaxGroups groups with the tiles. Each token's sum
+  /// runs over the columns in order, whatever the other tokens are.
+  void (*multiply)(const GemmTiles& tiles, const uint16_t* groups, int32_t num_groups, float* sums);
   /// The clamped SwiGLU (experts.h) of a group's sums, gates in outputs 0..15 and ups in 16..31,
   /// rounded to columns first..first + 15 of a packed group.
   void (*swiglu_group)(const float* sums, const float* gate_bias, const float* up_bias, float alpha,

@@ -1,8 +1,10 @@
-// GemmKernels for AMX BF16: sums of 32 tokens x 32 outputs stay in four tiles while two tiles of
+// GemmKernels for AMX BF16: sums of 32 tokens x 32 outputs in four tiles while two tiles of
 // activations and two of weights pass by, 32 columns a step.
 //
-// A step is four products of 16 cycles, so that its four tile loads (4 KiB) set the pace: about 2
-// of 3 of the peak when both operands come from L2.
+// A few blocks of weights are decoded into L1 and used for all groups before the next, the sums
+// going through memory in between: a decoded panel never travels to L2 and back, which for 16 to 64
+// tokens an expert is worth more than sums that stay in their tiles
+// (docs/decisions/2026-11-20-amx-prefill.md).
 #include <immintrin.h>
 
 #include "kernels/gemv/gemm.h"
@@ -75,11 +77,11 @@ void decode_mxfp4(const std::byte* tile, int32_t cols, uint16_t* out) {
   }
 }
 
-void decode_bf16(const std::byte* tile, int32_t cols, uint16_t* out) {
+// A last block that is not full, padded with zeros. `cols` is even.
+void pad_bf16(const std::byte* tile, int32_t cols, uint16_t* out) {
   const int32_t padded = (cols + 31) / 32 * 32;
   for (int32_t k = 0; k < padded; k += 2) {
-    const __m512i pair =
-        k < cols ? _mm512_loadu_si512(tile + 32 * k) : _mm512_setzero_si512();
+    const __m512i pair = k < cols ? _mm512_loadu_si512(tile + 32 * k) : _mm512_setzero_si512();
     _mm512_storeu_si512(out + 16 * k, pair);
   }
 }
@@ -110,20 +112,32 @@ MOXIE_INLINE void read_ahead(Ahead& ahead) {
 constexpr int32_t kRowBytes = 64;    // of a block of activations or weights
 constexpr int32_t kSumStride = 128;  // of a token's 32 sums
 
-void multiply_two(const uint16_t* group, const uint16_t* panel0, const uint16_t* panel1,
-                  int32_t num_blocks, float* sums, Ahead& ahead) {
-  const uint16_t* second = group + num_blocks * kBlockValues;
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
+// Blocks decoded at a time: their panels (12 KiB), two groups' share and the sums of a few groups
+// fit L1.
+constexpr int32_t kPanelBlocks = 6;
+
+// A group's sums of the blocks before, or zeros, into two tiles. (Tile numbers are literals.)
+#define MOXIE_BEGIN_SUMS(TILE0, TILE1, SUMS, IS_FIRST) \
+  if (IS_FIRST) {                                      \
+    _tile_zero(TILE0);                                 \
+    _tile_zero(TILE1);                                 \
+  } else {                                             \
+    _tile_loadd(TILE0, SUMS, kSumStride);              \
+    _tile_loadd(TILE1, (SUMS) + 16, kSumStride);       \
+  }
+
+// Adds `num_blocks` blocks to the sums of two groups, `second` after the first.
+void add_two(const uint16_t* group, int64_t second, const uint16_t* panel0, const uint16_t* panel1,
+             int32_t num_blocks, bool is_first, float* sums, Ahead& ahead) {
+  MOXIE_BEGIN_SUMS(0, 1, sums, is_first);
+  MOXIE_BEGIN_SUMS(2, 3, sums + kGroupSums, is_first);
   for (int32_t i = 0; i < num_blocks; ++i) {
     const int32_t at = i * kBlockValues;
     _tile_loadd(4, group + at, kRowBytes);
     _tile_loadd(6, panel0 + at, kRowBytes);
     _tile_loadd(7, panel1 + at, kRowBytes);
     _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(5, second + at, kRowBytes);
+    _tile_loadd(5, group + second + at, kRowBytes);
     _tile_dpbf16ps(1, 4, 7);
     _tile_dpbf16ps(2, 5, 6);
     _tile_dpbf16ps(3, 5, 7);
@@ -135,10 +149,9 @@ void multiply_two(const uint16_t* group, const uint16_t* panel0, const uint16_t*
   _tile_stored(3, sums + kGroupSums + 16, kSumStride);
 }
 
-void multiply_one(const uint16_t* group, const uint16_t* panel0, const uint16_t* panel1,
-                  int32_t num_blocks, float* sums, Ahead& ahead) {
-  _tile_zero(0);
-  _tile_zero(1);
+void add_one(const uint16_t* group, const uint16_t* panel0, const uint16_t* panel1,
+             int32_t num_blocks, bool is_first, float* sums, Ahead& ahead) {
+  MOXIE_BEGIN_SUMS(0, 1, sums, is_first);
   for (int32_t i = 0; i < num_blocks; ++i) {
     const int32_t at = i * kBlockValues;
     _tile_loadd(4, group + at, kRowBytes);
@@ -152,29 +165,59 @@ void multiply_one(const uint16_t* group, const uint16_t* panel0, const uint16_t*
   _tile_stored(1, sums + 16, kSumStride);
 }
 
-void multiply(const uint16_t* groups, int32_t num_groups, const void* panel0, const void* panel1,
-              int32_t num_blocks, float* sums, const std::byte* next, int64_t next_bytes) {
+// Blocks block.. of a tile as a panel: in place where the packed layout is one, else in `memory`.
+const uint16_t* panel_of(const std::byte* tile, bool is_mxfp4, int32_t cols, int32_t block,
+                         int32_t num_blocks, uint16_t* memory) {
+  if (tile == nullptr) {
+    for (int32_t i = 0; i < num_blocks * kBlockValues; i += 32) {
+      _mm512_store_si512(memory + i, _mm512_setzero_si512());
+    }
+    return memory;
+  }
+  const int32_t left = cols - 32 * block;
+  const int32_t num_cols = left < 32 * num_blocks ? left : 32 * num_blocks;
+  if (is_mxfp4) {
+    decode_mxfp4(tile + Mxfp4Format::kBlockBytes * block, num_cols, memory);
+    return memory;
+  }
+  const std::byte* at = tile + Bf16Format::kBlockBytes * block;
+  if (num_cols % 32 == 0) return reinterpret_cast<const uint16_t*>(at);
+  pad_bf16(at, num_cols, memory);
+  return memory;
+}
+
+void multiply(const GemmTiles& tiles, const uint16_t* groups, int32_t num_groups, float* sums) {
+  alignas(64) uint16_t memory[2][kPanelBlocks * kBlockValues];
   const TileConfig config;
   // g++ 12 takes _tile_loadconfig to read 8 bytes only, and drops the stores of the rest.
   asm volatile("" ::"r"(&config) : "memory");
   _tile_loadconfig(&config);
-  const auto* w0 = static_cast<const uint16_t*>(panel0);
-  const auto* w1 = static_cast<const uint16_t*>(panel1);
-  const int64_t steps = int64_t{(num_groups + 1) / 2} * num_blocks;
-  Ahead ahead{next, next + next_bytes,
-              static_cast<int32_t>((next_bytes / 64 + steps) / steps)};
+  const int32_t num_blocks = (tiles.cols + 31) / 32;
   const int64_t group_values = int64_t{num_blocks} * kBlockValues;
-  int32_t group = 0;
-  for (; group + 2 <= num_groups; group += 2) {
-    multiply_two(groups + group * group_values, w0, w1, num_blocks, sums + group * kGroupSums,
-                 ahead);
-  }
-  if (group < num_groups) {
-    multiply_one(groups + group * group_values, w0, w1, num_blocks, sums + group * kGroupSums,
-                 ahead);
+  const int64_t steps = int64_t{(num_groups + 1) / 2} * num_blocks;
+  Ahead ahead{tiles.next, tiles.next + tiles.next_bytes,
+              static_cast<int32_t>((tiles.next_bytes / 64 + steps - 1) / steps)};
+  for (int32_t block = 0; block < num_blocks; block += kPanelBlocks) {
+    const int32_t left = num_blocks - block;
+    const int32_t count = left < kPanelBlocks ? left : kPanelBlocks;
+    const uint16_t* panels[2];
+    for (int32_t i = 0; i < 2; ++i) {
+      panels[i] = panel_of(tiles.tile[i], tiles.is_mxfp4, tiles.cols, block, count, memory[i]);
+    }
+    const uint16_t* from = groups + int64_t{block} * kBlockValues;
+    asm volatile("" ::: "memory");  // the tile loads' intrinsics do not say that they read
+    int32_t group = 0;
+    for (; group + 2 <= num_groups; group += 2) {
+      add_two(from + group * group_values, group_values, panels[0], panels[1], count, block == 0,
+              sums + group * kGroupSums, ahead);
+    }
+    if (group < num_groups) {
+      add_one(from + group * group_values, panels[0], panels[1], count, block == 0,
+              sums + group * kGroupSums, ahead);
+    }
   }
   _tile_release();
-  asm volatile("" ::: "memory");  // the sums are read next; tile stores must not sink below
+  asm volatile("" ::: "memory");  // the sums are read next
 }
 
 // ---- Around the product -------------------------------------------------------------------------
@@ -188,8 +231,7 @@ void swiglu_group(const float* sums, const float* gate_bias, const float* up_bia
     _mm512_store_ps(gate, _mm512_add_ps(_mm512_loadu_ps(sums), gate_add));
     _mm512_store_ps(up, _mm512_add_ps(_mm512_loadu_ps(sums + 16), up_add));
     swiglu(gate, up, alpha, limit, act);
-    const __m256i rounded =
-        reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(_mm512_load_ps(act)));
+    const __m256i rounded = reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(_mm512_load_ps(act)));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(block), rounded);
   }
 }
@@ -197,10 +239,9 @@ void swiglu_group(const float* sums, const float* gate_bias, const float* up_bia
 void add_scaled(const float* sums, const float* bias, float weight, int32_t n, float* x) {
   const __m512 factor = _mm512_set1_ps(weight);
   for (int32_t i = 0; i < n; i += 16) {
-    const __mmask16 mask =
-        n - i >= 16 ? 0xFFFF : static_cast<__mmask16>((1u << (n - i)) - 1);
-    const __m512 y = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, sums + i),
-                                   _mm512_maskz_loadu_ps(mask, bias + i));
+    const __mmask16 mask = n - i >= 16 ? 0xFFFF : static_cast<__mmask16>((1u << (n - i)) - 1);
+    const __m512 y =
+        _mm512_add_ps(_mm512_maskz_loadu_ps(mask, sums + i), _mm512_maskz_loadu_ps(mask, bias + i));
     _mm512_mask_storeu_ps(x + i, mask,
                           _mm512_fmadd_ps(factor, y, _mm512_maskz_loadu_ps(mask, x + i)));
   }
@@ -210,8 +251,6 @@ void add_scaled(const float* sums, const float* bias, float weight, int32_t n, f
 
 const GemmKernels kGemmAmx = {.name = "amx",
                               .pack_group = pack_group,
-                              .decode_mxfp4 = decode_mxfp4,
-                              .decode_bf16 = decode_bf16,
                               .multiply = multiply,
                               .swiglu_group = swiglu_group,
                               .add_scaled = add_scaled,

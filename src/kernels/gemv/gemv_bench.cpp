@@ -11,6 +11,7 @@
 #include <string>
 
 #include "core/device.h"
+#include "kernels/gemv/gemm_product.h"
 #include "kernels/gemv/product.h"
 #include "kernels/testing/cases.h"
 
@@ -83,6 +84,32 @@ void product(benchmark::State& state, const LaneKernels& lanes, DType format, in
                          benchmark::Counter::kIsRate);
 }
 
+#if defined(__x86_64__)
+// Pairs of MXFP4 tiles from memory, times groups of 16 tokens; compare with Product at 64 tokens.
+void gemm(benchmark::State& state, int32_t num_tokens) {
+  Machine& m = machine();
+  constexpr int32_t kNumTiles = 2048;
+  const PackedMatrix matrix{
+      .data = m.memory.data(), .format = DType::kMXFP4, .rows = kNumTiles * 16, .cols = kCols};
+  testing::Random random(1);
+  const std::vector<float> x = random.uniforms(int64_t{num_tokens} * kCols);
+  std::vector<uint16_t> groups(
+      static_cast<size_t>(ceil_div(num_tokens, kGroupTokens) * group_values(kCols)));
+  // Any bytes are codes; scales near one keep the sums finite.
+  std::memset(m.memory.data(), 0x7B, static_cast<size_t>(matrix.bytes()));
+  for (auto _ : state) {
+    pack_groups(
+        *m.stream->pool, kGemmAmx, [&](int32_t i) { return x.data() + int64_t{i} * kCols; },
+        num_tokens, kCols, groups.data());
+    parallel_gemm(*m.stream->pool, kGemmAmx, matrix, groups.data(), num_tokens,
+                  [](int32_t, int32_t, const float* sums) { benchmark::DoNotOptimize(sums[0]); });
+  }
+  state.counters["GFLOP/s"] = benchmark::Counter(
+      2e-9 * matrix.rows * static_cast<double>(kCols) * num_tokens * state.iterations(),
+      benchmark::Counter::kIsRate);
+}
+#endif
+
 // The chosen row of a step, one after another as a decode step of one token runs them.
 template <typename P>
 void add_step(KernelChooser& chooser, testing::Built<P>& built, std::vector<std::byte>& workspace,
@@ -147,6 +174,16 @@ void register_all() {
       }
     }
   }
+#if defined(__x86_64__)
+  const Features amx = kAvx512 | kAvx512Bf16 | kAmxBf16;
+  for (int32_t num_tokens : {16, 32, 64, 128, 256, 512}) {
+    if ((amx & ~cpu_features()) != 0) break;
+    const std::string name = "Gemm/amx/mxfp4/" + std::to_string(num_tokens);
+    benchmark::RegisterBenchmark(name.c_str(), gemm, num_tokens)
+        ->UseRealTime()
+        ->Unit(benchmark::kMillisecond);
+  }
+#endif
   benchmark::RegisterBenchmark("Steps/hidden256_8_layers", steps, 256, 4, 2, 256, 16, 6000, 8)
       ->UseRealTime()
       ->Unit(benchmark::kMicrosecond);

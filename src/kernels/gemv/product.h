@@ -109,9 +109,10 @@ void parallel_product(ThreadPool& pool, const LaneKernels& lanes, const PackedMa
   });
 }
 
-/// RMSNorm of each row that row_of(i) gives, to out [num_rows, n].
-template <typename RowOf>
-void parallel_rms_norm(ThreadPool& pool, const LaneKernels& lanes, RowOf row_of, int32_t num_rows,
+/// RMSNorm of each row that row_of(i) gives, to out [num_rows, n]. `Kernels` has an rms_norm:
+/// LaneKernels or GemmKernels.
+template <typename Kernels, typename RowOf>
+void parallel_rms_norm(ThreadPool& pool, const Kernels& lanes, RowOf row_of, int32_t num_rows,
                        int32_t n, const float* weight, float eps, float* out) {
   split_work(pool, num_rows, 0.3 * n * num_rows, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {

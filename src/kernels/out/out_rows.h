@@ -24,4 +24,10 @@ uint64_t out_mxfp4_i16_gemv_workspace(const OutParams& params);
 double out_mxfp4_i16_gemv_avx512vnni_cost(const OutParams& params);
 void out_mxfp4_i16_gemv_avx512vnni(const OutParams& params);
 
+// out_any_bf16_gemm_*: BF16 activations, F32 sums; for many tokens.
+const char* out_any_bf16_gemm_refuses(const OutParams& params);
+uint64_t out_any_bf16_gemm_workspace(const OutParams& params);
+double out_any_bf16_gemm_amx_cost(const OutParams& params);
+void out_any_bf16_gemm_amx(const OutParams& params);
+
 }  // namespace moxie

@@ -65,6 +65,19 @@ const Row<OutParams> kRows[] = {
      .cost = out_mxfp4_i16_gemv_avx512vnni_cost,
      .workspace = out_mxfp4_i16_gemv_workspace,
      .run = out_mxfp4_i16_gemv_avx512vnni},
+    {.name = "out_any_bf16_gemm_amx",
+     .device = DeviceKind::kCpu,
+     .needs = kAvx512 | kAvx512Bf16 | kAmxBf16,
+     .supports = "mxfp4, bf16",
+     .limits =
+         "any number of tokens; activations rounded to bf16, so by default only from 16 tokens "
+         "and sizes of 1,024",
+     .ran_on = "x86-64",
+     .layout = PackedLayout::kRows16,
+     .refuses = out_any_bf16_gemm_refuses,
+     .cost = out_any_bf16_gemm_amx_cost,
+     .workspace = out_any_bf16_gemm_workspace,
+     .run = out_any_bf16_gemm_amx},
 #endif
 };
 

@@ -25,4 +25,10 @@ uint64_t qkv_mxfp4_i16_gemv_workspace(const QkvParams& params);
 double qkv_mxfp4_i16_gemv_avx512vnni_cost(const QkvParams& params);
 void qkv_mxfp4_i16_gemv_avx512vnni(const QkvParams& params);
 
+// qkv_any_bf16_gemm_*: BF16 activations, F32 sums; for many tokens.
+const char* qkv_any_bf16_gemm_refuses(const QkvParams& params);
+uint64_t qkv_any_bf16_gemm_workspace(const QkvParams& params);
+double qkv_any_bf16_gemm_amx_cost(const QkvParams& params);
+void qkv_any_bf16_gemm_amx(const QkvParams& params);
+
 }  // namespace moxie

@@ -5,7 +5,7 @@
 status=0
 for object in "$@"; do
   case "$object" in
-    *_avx2.cpp.o | *_avx512.cpp.o | *_avx512_vnni.cpp.o) ;;
+    *_avx2.cpp.o | *_avx512.cpp.o | *_avx512_vnni.cpp.o | *_amx.cpp.o) ;;
     *) continue ;;
   esac
   num_checked=$((num_checked + 1))

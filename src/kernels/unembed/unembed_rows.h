@@ -25,4 +25,10 @@ uint64_t unembed_mxfp4_i16_gemv_workspace(const UnembedParams& params);
 double unembed_mxfp4_i16_gemv_avx512vnni_cost(const UnembedParams& params);
 void unembed_mxfp4_i16_gemv_avx512vnni(const UnembedParams& params);
 
+// unembed_any_bf16_gemm_*: BF16 activations, F32 sums; for many rows.
+const char* unembed_any_bf16_gemm_refuses(const UnembedParams& params);
+uint64_t unembed_any_bf16_gemm_workspace(const UnembedParams& params);
+double unembed_any_bf16_gemm_amx_cost(const UnembedParams& params);
+void unembed_any_bf16_gemm_amx(const UnembedParams& params);
+
 }  // namespace moxie

@@ -64,6 +64,18 @@ const Row<UnembedParams> kRows[] = {
      .cost = unembed_mxfp4_i16_gemv_avx512vnni_cost,
      .workspace = unembed_mxfp4_i16_gemv_workspace,
      .run = unembed_mxfp4_i16_gemv_avx512vnni},
+    {.name = "unembed_any_bf16_gemm_amx",
+     .device = DeviceKind::kCpu,
+     .needs = kAvx512 | kAvx512Bf16 | kAmxBf16,
+     .supports = "mxfp4, bf16",
+     .limits = "any number of rows; activations rounded to bf16, so by default only from 16 rows "
+               "and a hidden size of 1,024",
+     .ran_on = "x86-64",
+     .layout = PackedLayout::kRows16,
+     .refuses = unembed_any_bf16_gemm_refuses,
+     .cost = unembed_any_bf16_gemm_amx_cost,
+     .workspace = unembed_any_bf16_gemm_workspace,
+     .run = unembed_any_bf16_gemm_amx},
 #endif
 };
 

@@ -1,0 +1,166 @@
+// experts for many tokens: BF16 activations, decoded weights, F32 sums. (token, slot) pairs are
+// sorted by expert and packed in groups of 16, no group with pairs of two experts; then two passes
+// as in experts_any_f32_gemv.cpp: gate/up pairs of tiles -> clamped SwiGLU -> h, packed as it is
+// made, and down tiles added into x. A pair of tiles of x has one owner, who adds the experts by
+// rising index: no atomics, the same result for any threads and neighbours.
+#include <cstring>
+
+#include "kernels/experts/experts_pairs.h"
+#include "kernels/experts/experts_rows.h"
+#include "kernels/gemv/gemm_product.h"
+
+namespace moxie {
+namespace {
+
+// Tasks an expert's gate and up are split into: enough to share few experts out evenly, few enough
+// that the expert's activations are read from memory seldom.
+constexpr int64_t kTasksPerExpert = 4;
+
+struct Group {
+  int32_t first, count;  // of SortedPairs::pairs
+};
+
+struct Parts : SortedPairs {
+  int32_t* first_group;  // [experts + 1] of active expert i
+  Group* groups;         // [most groups]
+  uint16_t* t;           // packed groups of p.t's rows
+  uint16_t* h;           // packed groups of activations
+  uint64_t bytes;
+};
+
+Parts lay_out(const ExpertsParams& p, std::byte* base) {
+  const int64_t num_pairs = int64_t{p.num_tokens} * p.top_k;
+  const int64_t most_groups =
+      num_pairs / kGroupTokens + std::min<int64_t>(num_pairs, p.gate_up.num_experts);
+  Scratch scratch(base);
+  Parts parts;
+  parts.take_from(p, scratch);
+  parts.first_group = scratch.take<int32_t>(p.gate_up.num_experts + 1);
+  parts.groups = scratch.take<Group>(most_groups);
+  parts.t = scratch.take<uint16_t>(most_groups * group_values(p.hidden));
+  parts.h = scratch.take<uint16_t>(most_groups * group_values(p.intermediate));
+  parts.bytes = scratch.bytes();
+  return parts;
+}
+
+// Cuts each expert's pairs into groups; returns how many.
+int32_t make_groups(const Parts& parts, int32_t num_active) {
+  int32_t num_groups = 0;
+  for (int32_t i = 0; i < num_active; ++i) {
+    parts.first_group[i] = num_groups;
+    for (int32_t at = parts.offsets[i]; at < parts.offsets[i + 1]; at += kGroupTokens) {
+      parts.groups[num_groups++] = {at, std::min(kGroupTokens, parts.offsets[i + 1] - at)};
+    }
+  }
+  parts.first_group[num_active] = num_groups;
+  return num_groups;
+}
+
+void pack_tokens(const ExpertsParams& p, const GemmKernels& gemm, const Parts& parts,
+                 int32_t num_groups) {
+  ThreadPool& pool = *p.launch.stream->pool;
+  split_work(pool, num_groups, 0.2 * num_groups * kGroupTokens * p.hidden,
+             [&](int64_t begin, int64_t end) {
+               const float* rows[kGroupTokens];
+               for (int64_t i = begin; i < end; ++i) {
+                 const Group& group = parts.groups[i];
+                 for (int32_t n = 0; n < group.count; ++n) {
+                   const int32_t token = parts.pairs[group.first + n] / p.top_k;
+                   rows[n] = p.t + int64_t{token} * p.hidden;
+                 }
+                 gemm.pack_group(rows, group.count, p.hidden, parts.t + i * group_values(p.hidden));
+               }
+             });
+}
+
+// Gate/up pairs of tiles begin..end-1 of active expert i. A pair of tiles holds the gates and the
+// ups of the same 16 outputs.
+void gate_up(const ExpertsParams& p, const GemmKernels& gemm, const Parts& parts, int32_t i,
+             int32_t begin, int32_t end) {
+  const int32_t e = parts.active[i], first = parts.first_group[i];
+  const int32_t num_groups = parts.first_group[i + 1] - first;
+  const PackedMatrix weight = p.gate_up.expert(e);
+  uint16_t* h = parts.h + first * group_values(p.intermediate);
+  for (int32_t pair = begin; pair < end; ++pair) {
+    const float* bias = p.gate_up_bias + int64_t{e} * p.gate_up.rows + pair * 32;
+    multiply_tile_pair(gemm, weight, pair, parts.t + first * group_values(p.hidden), num_groups,
+                       [&](int32_t group, const float* sums) {
+                         gemm.swiglu_group(sums, bias, bias + 16, p.swiglu_alpha, p.swiglu_limit,
+                                           pair * 16, h + group * group_values(p.intermediate));
+                       });
+  }
+}
+
+// Down pairs of tiles begin..end-1 of all experts, added into x.
+void down(const ExpertsParams& p, const GemmKernels& gemm, const Parts& parts, int32_t num_active,
+          int32_t begin, int32_t end) {
+  for (int32_t i = 0; i < num_active; ++i) {
+    const int32_t e = parts.active[i], first = parts.first_group[i];
+    const PackedMatrix weight = p.down.expert(e);
+    for (int32_t pair = begin; pair < end; ++pair) {
+      const int32_t output = pair * 32, num_outputs = std::min(32, p.hidden - output);
+      const float* bias = p.down_bias + int64_t{e} * p.hidden + output;
+      multiply_tile_pair(gemm, weight, pair, parts.h + first * group_values(p.intermediate),
+                         parts.first_group[i + 1] - first, [&](int32_t at, const float* sums) {
+                           const Group& group = parts.groups[first + at];
+                           for (int32_t n = 0; n < group.count; ++n) {
+                             const int32_t slot = parts.pairs[group.first + n];
+                             float* x = p.x + int64_t{slot / p.top_k} * p.hidden + output;
+                             gemm.add_scaled(sums + n * 32, bias, p.expert_weights[slot],
+                                             num_outputs, x);
+                           }
+                         });
+    }
+  }
+}
+
+void run(const ExpertsParams& p, const GemmKernels& gemm) {
+  if (p.num_tokens == 0) return;
+  const Parts parts = lay_out(p, p.launch.workspace);
+  ThreadPool& pool = *p.launch.stream->pool;
+  const int32_t num_active = sort_pairs(p, parts);
+  const int32_t num_groups = make_groups(parts, num_active);
+  pack_tokens(p, gemm, parts, num_groups);
+  if (p.intermediate % 32 != 0) {
+    // The last block of h has columns that no tile writes, and zeros times NaN would be NaN.
+    std::memset(parts.h, 0, static_cast<size_t>(num_groups * group_values(p.intermediate)) * 2);
+  }
+  const int64_t tile_pairs = p.gate_up.num_tiles() / 2;
+  const int64_t tasks_per_expert = std::min(kTasksPerExpert, tile_pairs);
+  auto task = [&](int64_t index, int) {
+    const int64_t part = index % tasks_per_expert;
+    gate_up(p, gemm, parts, static_cast<int32_t>(index / tasks_per_expert),
+            static_cast<int32_t>(tile_pairs * part / tasks_per_expert),
+            static_cast<int32_t>(tile_pairs * (part + 1) / tasks_per_expert));
+  };
+  pool.run(num_active * tasks_per_expert, task);
+  const double weights = static_cast<double>(p.hidden) * p.intermediate * num_active;
+  split_work(
+      pool, ceil_div(p.down.num_tiles(), 2), gemm_ns(weights, 1), [&](int64_t begin, int64_t end) {
+        down(p, gemm, parts, num_active, static_cast<int32_t>(begin), static_cast<int32_t>(end));
+      });
+}
+
+}  // namespace
+
+const char* experts_any_bf16_gemm_refuses(const ExpertsParams& p) {
+  if (p.gate_up.rows % 32 != 0) return "gate and up rows are not in pairs of tiles";
+  if (const char* why = gemm_refuses(p.gate_up)) return why;
+  return gemm_refuses(p.down);
+}
+
+uint64_t experts_any_bf16_gemm_workspace(const ExpertsParams& p) {
+  return lay_out(p, nullptr).bytes;
+}
+
+double experts_any_bf16_gemm_amx_cost(const ExpertsParams& p) {
+  // As if the pairs fell evenly on all experts.
+  constexpr double kLeastPairsPerExpert = 4;
+  const double num_experts = p.gate_up.num_experts;
+  return gemm_cost(3.0 * p.hidden * p.intermediate * num_experts,
+                   static_cast<double>(p.num_tokens) * p.top_k / num_experts, kLeastPairsPerExpert,
+                   std::min(p.hidden, p.intermediate));
+}
+void experts_any_bf16_gemm_amx(const ExpertsParams& p) { run(p, kGemmAmx); }
+
+}  // namespace moxie

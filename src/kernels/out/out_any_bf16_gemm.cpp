@@ -1,0 +1,50 @@
+// out for many tokens: BF16 activations, decoded weights, F32 sums; the bias and the residual added
+// as each pair of tiles is done.
+#include "kernels/gemv/gemm_product.h"
+#include "kernels/out/out_rows.h"
+#include "kernels/scratch.h"
+
+namespace moxie {
+namespace {
+
+struct Parts {
+  uint16_t* groups;  // `a`, packed
+  uint64_t bytes;
+};
+
+Parts lay_out(const OutParams& p, std::byte* base) {
+  Scratch scratch(base);
+  Parts parts;
+  parts.groups =
+      scratch.take<uint16_t>(ceil_div(p.num_tokens, kGroupTokens) * group_values(p.weight.cols));
+  parts.bytes = scratch.bytes();
+  return parts;
+}
+
+void run(const OutParams& p, const GemmKernels& gemm) {
+  const Parts parts = lay_out(p, p.launch.workspace);
+  ThreadPool& pool = *p.launch.stream->pool;
+  const int32_t rows = p.weight.rows, cols = p.weight.cols;
+  pack_groups(
+      pool, gemm, [&](int32_t i) { return p.a + int64_t{i} * cols; }, p.num_tokens, cols,
+      parts.groups);
+  parallel_gemm(pool, gemm, p.weight, parts.groups, p.num_tokens,
+                [&](int32_t output, int32_t token, const float* sums) {
+                  gemm.add_scaled(sums, p.bias + output, 1.0f, std::min(32, rows - output),
+                                  p.x + int64_t{token} * rows + output);
+                });
+}
+
+}  // namespace
+
+const char* out_any_bf16_gemm_refuses(const OutParams& p) { return gemm_refuses(p.weight); }
+
+uint64_t out_any_bf16_gemm_workspace(const OutParams& p) { return lay_out(p, nullptr).bytes; }
+
+double out_any_bf16_gemm_amx_cost(const OutParams& p) {
+  return gemm_cost(static_cast<double>(p.weight.rows) * p.weight.cols, p.num_tokens,
+                   kLeastGemmTokens, std::min(p.weight.rows, p.weight.cols));
+}
+void out_any_bf16_gemm_amx(const OutParams& p) { run(p, kGemmAmx); }
+
+}  // namespace moxie
