@@ -7,7 +7,7 @@
 
 # sm_90a: H100, H200, GH200. sm_100a: B200, GB200. sm_120f: RTX Blackwell and GB10.
 # Kept in step with kCodeFor in src/core/device_cuda.cpp.
-set(MOXIE_CUDA_ARCHS 90a 100a 120f)
+set(MOXIE_CUDA_ARCHS 90a 100a 120f CACHE STRING "Architectures to compile for; one is quicker")
 set(MOXIE_CUDA_FLAGS -std=c++20 --threads=2 -Werror=all-warnings
     -Xcompiler=-Wall -Xcompiler=-Wextra -Xcompiler=-Werror)
 foreach(arch IN LISTS MOXIE_CUDA_ARCHS)

@@ -25,6 +25,8 @@ std::string_view dtype_name(DType dtype) {
       return "f64";
     case DType::kMXFP4:
       return "mxfp4";
+    case DType::kMXFP8:
+      return "mxfp8";
     case DType::kQ8_0:
       return "q8_0";
   }
@@ -48,6 +50,8 @@ double dtype_bits(DType dtype) {
       return 64;
     case DType::kMXFP4:
       return 4.25;
+    case DType::kMXFP8:
+      return 8.25;
     case DType::kQ8_0:
       return 8.5;
   }
@@ -58,6 +62,8 @@ uint64_t dtype_bytes(DType dtype, uint64_t num_elements) {
   switch (dtype) {
     case DType::kMXFP4:
       return num_elements / 32 * 17;
+    case DType::kMXFP8:
+      return num_elements / 32 * 33;
     case DType::kQ8_0:
       return num_elements / 32 * 34;
     default:

@@ -11,8 +11,8 @@
 
 namespace moxie {
 
-/// Element types of tensors and of packed weights. kMXFP4 and kQ8_0 are block formats: 32 elements
-/// with one scale (E8M0 and FP16).
+/// Element types of tensors and of packed weights. kMXFP4, kMXFP8 (E4M3 elements) and kQ8_0 are
+/// block formats: 32 elements with one scale (E8M0, E8M0 and FP16).
 enum class DType : uint8_t {
   kF32,
   kF16,
@@ -24,13 +24,14 @@ enum class DType : uint8_t {
   kI64,
   kF64,
   kMXFP4,
+  kMXFP8,
   kQ8_0
 };
 
 /// "f32", "bf16", "mxfp4", ... as printed and as taken by flags.
 std::string_view dtype_name(DType dtype);
 
-/// Bits of one element, block scales included (MXFP4: 4.25, Q8_0: 8.5).
+/// Bits of one element, block scales included (MXFP4: 4.25, MXFP8: 8.25, Q8_0: 8.5).
 double dtype_bits(DType dtype);
 
 /// Bytes of `num_elements` (a multiple of 32 for block formats).
@@ -76,20 +77,20 @@ struct TensorView {
 /// How a weight matrix lies in the memory of the device whose rows read it (docs/formats.md).
 enum class PackedLayout : uint8_t {
   kRows16,        ///< CPU: tiles of 16 rows, interleaved so that a row is a SIMD lane
-  kFragment16x32  ///< CUDA: tiles of 16 rows x 32 columns in mma fragment order
+  kFragment16x32  ///< CUDA: 16 rows x 32 columns in mma fragment order (core/fragment.h)
 };
 
 /// A weight matrix, or one per expert, in a packed layout. Plain data: passed by value to kernels.
 struct PackedMatrix {
   const std::byte* data = nullptr;
-  DType format = DType::kBF16;  ///< kF32, kBF16, kQ8_0 or kMXFP4
+  DType format = DType::kBF16;  ///< kF32, kBF16, kQ8_0, kMXFP4 or (CUDA) kMXFP8
   PackedLayout layout = PackedLayout::kRows16;
   int32_t num_experts = 1;
   int32_t rows = 0;  ///< outputs, before padding to a multiple of 16
   int32_t cols = 0;  ///< inputs (K): even for BF16, a multiple of 32 for block formats
 
   int32_t num_tiles() const { return ceil_div(rows, 16); }
-  int64_t tile_bytes() const {  ///< 16 rows x cols
+  int64_t tile_bytes() const {  ///< 16 rows x cols; kRows16
     switch (format) {
       case DType::kF32:
         return int64_t{64} * cols;
@@ -103,7 +104,34 @@ struct PackedMatrix {
         return 0;
     }
   }
-  int64_t expert_bytes() const { return num_tiles() * tile_bytes(); }
+  /// kFragment16x32: units of 16 rows x 64 columns; columns past the end are zeros.
+  int32_t num_units() const { return ceil_div(cols, 64); }
+  int32_t unit_bytes() const {
+    switch (format) {
+      case DType::kF32:
+        return 4096;
+      case DType::kBF16:
+        return 2048;
+      case DType::kQ8_0:
+      case DType::kMXFP8:
+        return 1024;
+      case DType::kMXFP4:
+        return 512;
+      default:
+        return 0;
+    }
+  }
+  int32_t unit_scale_bytes() const {
+    if (format == DType::kQ8_0) return 64;
+    return format == DType::kMXFP4 || format == DType::kMXFP8 ? 32 : 0;
+  }
+  /// kFragment16x32: the scales of an expert lie behind all of its codes.
+  int64_t scale_offset() const { return int64_t{num_tiles()} * num_units() * unit_bytes(); }
+  int64_t expert_bytes() const {
+    if (layout == PackedLayout::kRows16) return num_tiles() * tile_bytes();
+    return round_up<int64_t>(
+        int64_t{num_tiles()} * num_units() * (unit_bytes() + unit_scale_bytes()), 256);
+  }
   int64_t bytes() const { return num_experts * expert_bytes(); }
   const std::byte* tile(int32_t expert, int32_t tile_idx) const {
     return data + expert * expert_bytes() + tile_idx * tile_bytes();
