@@ -1,4 +1,10 @@
-// How CUDA rows launch: one struct of parameters by value, errors checked with the row's name.
+// How CUDA rows launch: one struct of parameters by value, errors checked with the row's name; and
+// the two instructions of programmatic dependent launch.
+//
+// The rule of the chain: a kernel launched with `programmatic` starts while the one before it still
+// runs. Before wait_for_previous() it may read only what nothing in the chain writes (weights) or
+// what was written at least two kernels earlier; it must wait before any write. launch_next() comes
+// after the wait, never before: that is what makes "two kernels earlier" safe. Every block waits.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -7,22 +13,68 @@
 
 namespace moxie {
 
-/// Launches kernel(params) on `stream` and checks the launch. `shared_bytes` is dynamic shared
-/// memory; above 48 KiB the kernel is opted in here.
+#ifdef __CUDACC__
+/// Waits until all kernels before this one are complete and their writes are visible.
+__device__ __forceinline__ void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+/// Lets the next kernel start once all blocks have said so (or are done).
+__device__ __forceinline__ void launch_next() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+#endif
+
+/// How a kernel is launched besides its grid.
+struct LaunchShape {
+  dim3 grid;
+  int num_threads = 0;
+  uint64_t shared_bytes = 0;  ///< dynamic; above 48 KiB the kernel is opted in
+  int cluster = 1;            ///< blocks of a cluster, along x
+  bool programmatic = false;  ///< may start before the kernel before it has ended
+};
+
+template <typename P>
+void launch_kernel(const char* row, void (*kernel)(P), const P& params, const LaunchShape& shape,
+                   cudaStream_t stream) {
+  if (shape.shared_bytes > 48 * 1024) {
+    check_launched(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                        static_cast<int>(shape.shared_bytes)),
+                   row);
+  }
+  if (shape.cluster > 8) {
+    check_launched(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
+                   row);
+  }
+  cudaLaunchAttribute attributes[2];
+  unsigned num_attributes = 0;
+  if (shape.programmatic) {
+    attributes[num_attributes].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[num_attributes++].val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (shape.cluster > 1) {
+    attributes[num_attributes].id = cudaLaunchAttributeClusterDimension;
+    attributes[num_attributes++].val.clusterDim = {static_cast<unsigned>(shape.cluster), 1, 1};
+  }
+  cudaLaunchConfig_t config = {};
+  config.gridDim = shape.grid;
+  config.blockDim = dim3(static_cast<unsigned>(shape.num_threads));
+  config.dynamicSmemBytes = shape.shared_bytes;
+  config.stream = stream;
+  config.attrs = attributes;
+  config.numAttrs = num_attributes;
+  check_launched(cudaLaunchKernelEx(&config, kernel, params), row);
+}
+
+/// Without clusters and programmatic launch.
 template <typename P>
 void launch_kernel(const char* row, void (*kernel)(P), const P& params, dim3 grid, int num_threads,
                    uint64_t shared_bytes, cudaStream_t stream) {
-  if (shared_bytes > 48 * 1024) {
-    check_launched(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                        static_cast<int>(shared_bytes)),
-                   row);
-  }
-  cudaLaunchConfig_t config = {};
-  config.gridDim = grid;
-  config.blockDim = dim3(static_cast<unsigned>(num_threads));
-  config.dynamicSmemBytes = shared_bytes;
-  config.stream = stream;
-  check_launched(cudaLaunchKernelEx(&config, kernel, params), row);
+  launch_kernel(row, kernel, params,
+                {.grid = grid, .num_threads = num_threads, .shared_bytes = shared_bytes}, stream);
 }
 
 }  // namespace moxie
