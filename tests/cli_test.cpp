@@ -158,6 +158,49 @@ TEST_F(CliTest, KernelsDocumentIsTheTable) {
   }
 }
 
+TEST_F(CliTest, DevicesThatAreNotThereAreClearErrors) {
+  for (const std::string device : {"cuda:9999", "cuda:x", "gpu"}) {
+    const auto result = moxie({"run", "hi", "--device", device});
+    EXPECT_EQ(result.exit_code, 1) << device;
+    EXPECT_NE(result.err.find("error"), std::string::npos) << result.err;
+    EXPECT_NE(result.err.find("("), std::string::npos) << "no hint: " << result.err;
+    EXPECT_TRUE(result.out.empty()) << result.out;
+  }
+  EXPECT_EQ(moxie({"run", "hi", "--graphs", "maybe"}).exit_code, 2);
+  const auto mxfp8 = moxie({"run", "hi", "--device", "cpu", "--mxfp8-layers", "all"});
+  EXPECT_EQ(mxfp8.exit_code, 1);
+  EXPECT_NE(mxfp8.err.find("--mxfp8-layers"), std::string::npos) << mxfp8.err;
+}
+
+TEST_F(CliTest, AnInterruptedAnswerEndsWithOneAndSaysSo) {
+  const auto result =
+      run_process({"/usr/bin/timeout", "--foreground", "--preserve-status", "-s", "INT", "1",
+                   MOXIE_BINARY, "run", "What is 47 * 86?", "--reasoning-effort", "high",
+                   "--show-reasoning", "--device", "cpu", "--kernel", "all=reference"});
+  EXPECT_EQ(result.exit_code, 1) << result.err;
+  EXPECT_NE(result.err.find("interrupted"), std::string::npos) << result.err;
+  EXPECT_FALSE(result.out.empty());
+}
+
+TEST_F(CliTest, SwitchesAreComparedWithTheModelAsItIs) {
+  write("ids.json", "[[1, 2, 3, 4, 5, 6, 7, 8], [9, 10, 11]]");
+  const Json compared =
+      json_of(moxie({"score", "--model", kNano, "--device", "cpu", "--compare-switches",
+                     "--ids-file", at("ids.json"), "--json"}));
+  EXPECT_EQ(compared["num_scored"], 9);
+  std::set<std::string> names;
+  for (const Json& entry : compared["switches"]) {
+    names.insert(entry["switch"]);
+    EXPECT_GT(entry["mean_kl"].get<double>(), 0) << entry;
+    EXPECT_NEAR(entry["perplexity"].get<double>() - entry["perplexity_change"].get<double>(),
+                compared["perplexity"].get<double>(), 1e-9);
+  }
+  for (const char* name : {"--mxfp4-layers qkv", "--mxfp4-layers o", "--mxfp4-layers lm_head",
+                           "--mxfp4-layers all", "--kv-dtype fp8_e4m3"}) {
+    EXPECT_TRUE(names.contains(name)) << name;
+  }
+}
+
 TEST_F(CliTest, TokenizersAgreeThroughTheCommands) {
   const std::string tiktoken = at("o200k.tiktoken");
   ASSERT_EQ(std::system(("gunzip -c '" MOXIE_TEST_DATA "/tokenizer/o200k_base.tiktoken.gz' > '" +

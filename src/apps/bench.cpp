@@ -9,6 +9,8 @@
 
 #include "apps/cli.h"
 #include "apps/kernels_json.h"
+#include "apps/startup.h"
+#include "lab/machine_gpu.h"
 #include "lab/record.h"
 #include "lab/stats.h"
 
@@ -21,11 +23,19 @@ struct BenchFlags {
   EngineOptions engine;
   std::vector<int32_t> n_prompt{512}, n_gen{128}, depth{0}, streams{1};
   int32_t repetitions = 5;
-  bool json = false;
+  bool json = false, verbose = false;
+};
+
+// The machine's state around the tests; without a GPU nothing.
+struct GpuWatch {
+  std::optional<GpuState> state;
+  std::optional<double> joules_before, joules;
 };
 
 Json to_json(const BenchResult& result) {
   const Summary s = summarize(result.tok_s);
+  Json launches = Json::object();
+  for (const auto& count : result.kernels) launches[count.name] = count.launches;
   return {{"name", result.test.name()},
           {"n_prompt", result.test.n_prompt},
           {"n_gen", result.test.n_gen},
@@ -36,7 +46,8 @@ Json to_json(const BenchResult& result) {
           {"bytes_per_token", result.bytes_per_token},
           {"flops_per_token", result.flops_per_token},
           {"share_of_limit", result.share_of_limit},
-          {"kernels", kernels_json(result.kernels)}};
+          {"kernels", kernels_json(result.kernels)},
+          {"launches", std::move(launches)}};
 }
 
 Json model_json(Engine& engine) {
@@ -50,12 +61,14 @@ Json model_json(Engine& engine) {
           {"vocab", c.vocab},
           {"weight_bytes", engine.weights_bytes()},
           {"mxfp4_layers", engine.options().mxfp4_layers},
+          {"mxfp8_layers", engine.options().mxfp8_layers},
           {"kv_dtype", dtype_name(engine.kv_dtype())}};
 }
 
 // The record of the whole run: conditions beside the samples.
 Record make_record(Engine& engine, const MachineLimits& limits, const Flags& flags,
-                   const std::vector<BenchResult>& results, const BenchFlags& o) {
+                   const std::vector<BenchResult>& results, const GpuWatch& gpu,
+                   const BenchFlags& o) {
   Record record{.environment = collect_environment(), .machine = limits};
   for (const auto& setting : flags.settings()) {
     record.configuration.push_back({setting.name, setting.value, setting.source});
@@ -72,6 +85,8 @@ Record make_record(Engine& engine, const MachineLimits& limits, const Flags& fla
     }
   }
   record.memory_peak_bytes = peak_memory_bytes();
+  if (gpu.state) record.environment.gpus.push_back(*gpu.state);
+  record.energy_joules = gpu.joules;
   return record;
 }
 
@@ -91,16 +106,28 @@ int run(BenchFlags& o, const Flags& flags) {
   o.engine.show_progress = o.engine.show_progress && !o.json;
   auto engine = Engine::load(o.engine);
   if (!engine) return report(engine.error());
-  auto limits = measure_machine((*engine)->device());
+  Device& device = (*engine)->device();
+  const bool on_gpu = device.kind() == DeviceKind::kCuda;
+  auto limits = on_gpu ? measure_gpu(device) : measure_machine(device);
   if (!limits) return report(limits.error());
+  GpuWatch gpu;
+  if (on_gpu) {
+    gpu.state = read_gpu_state(device);
+    gpu.joules_before = gpu_energy_joules(device);
+  }
 
   Json tests_json = Json::array();
   std::vector<BenchResult> results;
   if (!o.json) {
-    fmt::print(
-        "{}: read {:.1f} GB/s, fp32 {:.0f} GFLOP/s, bf16 {:.0f}, int8 {:.0f}; {} threads\n\n",
-        limits->cpu, limits->read_gb_s, limits->fp32.rate, limits->bf16.rate, limits->int8.rate,
-        limits->num_threads);
+    if (on_gpu) {
+      fmt::print("{}: read {:.1f} GB/s\n\n", limits->gpu, limits->read_gb_s);
+    } else {
+      fmt::print(
+          "{}: read {:.1f} GB/s, fp32 {:.0f} GFLOP/s, bf16 {:.0f}, int8 {:.0f}; {} threads\n\n",
+          limits->cpu, limits->read_gb_s, limits->fp32.rate, limits->bf16.rate, limits->int8.rate,
+          limits->num_threads);
+    }
+    if (o.verbose) print_startup((*engine)->timeline());
     fmt::print(
         "| {:<24} | {:<14} | {:>20} | {:>12} | {:>8} "
         "|\n|{:-<26}|{:-<16}|{:->22}|{:->14}|{:->10}|\n",
@@ -127,13 +154,21 @@ int run(BenchFlags& o, const Flags& flags) {
       }
     }
   }
+  if (on_gpu) {
+    finish_gpu_state(device, &*gpu.state);
+    if (const auto joules = gpu_energy_joules(device); joules && gpu.joules_before) {
+      gpu.joules = *joules - *gpu.joules_before;
+    }
+  }
   if (o.json) {
-    fmt::print("{}\n",
-               Json{{"machine", moxie::to_json(*limits)},
-                    {"model", model_json(**engine)},
-                    {"tests", tests_json},
-                    {"record", moxie::to_json(make_record(**engine, *limits, flags, results, o))}}
-                   .dump(2));
+    fmt::print(
+        "{}\n",
+        Json{{"machine", moxie::to_json(*limits)},
+             {"model", model_json(**engine)},
+             {"startup", startup_json((*engine)->timeline())},
+             {"tests", tests_json},
+             {"record", moxie::to_json(make_record(**engine, *limits, flags, results, gpu, o))}}
+            .dump(2));
   }
   return kExitDone;
 }
@@ -156,6 +191,7 @@ Command bench_command() {
                 flags.integer("--chunk", &o->engine.max_batch_tokens, "tokens a prefill launch");
                 flags.unsigned64("--seed", &o->engine.seed, "of synthetic weights");
                 flags.toggle("--json", &o->json, "print one JSON document");
+                flags.toggle("-v,--verbose", &o->verbose, "print how long the start took");
               },
           .run = [o](const Flags& flags) { return run(*o, flags); }};
 }

@@ -261,6 +261,10 @@ void declare_model_flags(Flags& flags, EngineOptions* o) {
   flags.text(
       "--mxfp4-layers", &o->mxfp4_layers,
       "moe (as the checkpoint), qkv, o, lm_head (comma-separated) or all: quantised at load");
+  flags.text("--mxfp8-layers", &o->mxfp8_layers,
+             "qkv, o, lm_head (comma-separated) or all: quantised to MXFP8 at load; CUDA only");
+  flags.choice("--graphs", &o->graphs, {"on", "off"},
+               "CUDA: decode by recorded graphs, or the same kernels launched one by one");
   flags.text("--kv-dtype", &o->kv_dtype, "auto, bf16, fp8_e4m3 or f32");
   flags.text("--activation", &o->activation, "activations into the experts: bf16 (or wider)");
   flags.integer("--max-model-len", &o->max_model_len, "tokens of context; 0: what fits");

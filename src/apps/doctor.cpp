@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "apps/cli.h"
+#include "apps/shown_device.h"
 #include "core/threads.h"
 #include "engine/plan.h"
 #include "lab/machine.h"
@@ -75,11 +76,13 @@ int run(DoctorFlags& o) {
   if (!limits) return report(limits.error());
   const auto problems = findings(*device, cuda_reason);
 
-  KernelChooser kernels(DeviceKind::kCpu, cpu_features(), {});
+  auto shown = shown_device(o.engine.device);
+  if (!shown) return report(shown.error());
+  KernelChooser kernels(shown->kind, shown->features, {});
   std::vector<Verdict> verdicts;
   std::string model_error;
   if (auto checkpoint = open_checkpoint(o.engine.model)) {
-    const ModelWeights layout = (*checkpoint)->layout({});
+    const ModelWeights layout = (*checkpoint)->layout({.device = shown->kind});
     verdicts = GptOss((*checkpoint)->config(), layout, {}, kernels).explain(DType::kBF16, 1);
     if (!(*checkpoint)->faults().empty()) model_error = (*checkpoint)->faults().front().message();
   } else {
@@ -98,6 +101,7 @@ int run(DoctorFlags& o) {
                             {"memory_bytes", properties.memory_bytes},
                             {"available_bytes", properties.available_bytes},
                             {"cuda_devices", num_gpus},
+                            {"device", shown->name.empty() ? "cpu" : shown->name},
                             {"model", o.engine.model},
                             {"kernels", chosen},
                             {"findings", list}}
@@ -112,8 +116,9 @@ int run(DoctorFlags& o) {
   fmt::print("peak      fp32 {:.0f} GFLOP/s ({}), bf16 {:.0f} ({}), int8 {:.0f} ({})\n",
              limits->fp32.rate, limits->fp32.instruction, limits->bf16.rate,
              limits->bf16.instruction, limits->int8.rate, limits->int8.instruction);
-  fmt::print("gpus      {}\n\nchosen for {}:\n",
-             num_gpus > 0 ? std::to_string(num_gpus) : "none: " + cuda_reason, o.engine.model);
+  fmt::print("gpus      {}\n", num_gpus > 0 ? std::to_string(num_gpus) : "none: " + cuda_reason);
+  fmt::print("\nchosen for {} on {}:\n", o.engine.model,
+             shown->name.empty() ? "the CPU" : shown->name);
   for (const Verdict& v : verdicts) {
     if (v.chosen) fmt::print("  {:<8} {}\n", step_name(v.row.step), v.row.name);
   }

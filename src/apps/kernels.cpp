@@ -5,7 +5,9 @@
 #include <nlohmann/json.hpp>
 
 #include "apps/cli.h"
+#include "apps/shown_device.h"
 #include "engine/plan.h"
+#include "model/loader.h"
 
 namespace moxie {
 namespace {
@@ -33,8 +35,9 @@ void print_markdown() {
   }
 }
 
-void print_table(const std::vector<Verdict>& verdicts, const std::string& features) {
-  fmt::print("this machine: {}\n\n", features);
+void print_table(const std::vector<Verdict>& verdicts, const ShownDevice& device) {
+  fmt::print("{}: {}\n\n", device.name.empty() ? "this machine" : device.name,
+             feature_names(device.features));
   std::string step;
   for (const Verdict& v : verdicts) {
     if (step != step_name(v.row.step)) {
@@ -58,13 +61,19 @@ int run(KernelsFlags& o) {
   }
   auto checkpoint = open_checkpoint(o.engine.model);
   if (!checkpoint) return report(checkpoint.error());
-  auto mxfp4 = Mxfp4Layers::parse(o.engine.mxfp4_layers);
+  auto mxfp4 = DenseLayers::parse(o.engine.mxfp4_layers);
   if (!mxfp4) return report(mxfp4.error());
-  KernelChooser kernels(DeviceKind::kCpu, cpu_features(), choice);
+  auto mxfp8 = DenseLayers::parse(o.engine.mxfp8_layers, "--mxfp8-layers");
+  if (!mxfp8) return report(mxfp8.error());
+  auto device = shown_device(o.engine.device);
+  if (!device) return report(device.error());
+  KernelChooser kernels(device->kind, device->features, choice);
   auto kv_dtype = choose_kv_dtype(o.engine.kv_dtype, (*checkpoint)->config(), kernels,
                                   o.engine.max_model_len, o.engine.max_num_seqs);
   if (!kv_dtype) return report(kv_dtype.error());
-  const ModelWeights layout = (*checkpoint)->layout({.mxfp4_layers = *mxfp4});
+  const LoadOptions load{.mxfp4_layers = *mxfp4, .mxfp8_layers = *mxfp8, .device = device->kind};
+  if (auto fine = check_load_options(load, device->kind); !fine) return report(fine.error());
+  const ModelWeights layout = (*checkpoint)->layout(load);
   const GptOss model((*checkpoint)->config(), layout, {}, kernels);
   const auto verdicts = model.explain(*kv_dtype, std::max(1, o.tokens));
   if (o.json) {
@@ -81,12 +90,13 @@ int run(KernelsFlags& o) {
                       {"reason", v.reason}});
     }
     fmt::print("{}\n", Json{{"model", o.engine.model},
-                            {"features", feature_names(cpu_features())},
+                            {"device", device->kind == DeviceKind::kCpu ? "cpu" : device->name},
+                            {"features", feature_names(device->features)},
                             {"tokens", o.tokens},
                             {"kernels", rows}}
                            .dump(2));
   } else {
-    print_table(verdicts, feature_names(cpu_features()));
+    print_table(verdicts, *device);
   }
   // A forced row that cannot run here is a failure, with its reason.
   if (auto status = model.check_rows(*kv_dtype); !status) return report(status.error());

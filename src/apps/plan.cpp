@@ -3,11 +3,13 @@
 
 #include <fmt/format.h>
 
+#include <charconv>
 #include <memory>
 #include <nlohmann/json.hpp>
 
 #include "apps/cli.h"
-#include "lab/machine.h"
+#include "lab/machine_gpu.h"
+#include "model/loader.h"
 
 namespace moxie {
 namespace {
@@ -19,13 +21,14 @@ struct KnownGpu {
   const char* name;
   double memory_gb;       // 1e9 bytes
   double bandwidth_gb_s;  // 1e9 bytes a second
+  int compute_capability;
   const char* source;
 };
 constexpr KnownGpu kGpus[] = {
-    {"H100", 80, 3350, "data sheet"},    {"H200", 141, 4620, "measured read"},
-    {"B200", 180, 8000, "data sheet"},   {"GB10", 128, 273, "data sheet, unified memory"},
-    {"RTX5090", 32, 1792, "data sheet"}, {"RTXPRO6000", 96, 1792, "data sheet"},
-    {"RTX4090", 24, 1008, "data sheet"}, {"A100", 80, 2039, "data sheet"},
+    {"H100", 80, 3350, 90, "data sheet"},     {"H200", 141, 4620, 90, "measured read"},
+    {"B200", 180, 8000, 100, "data sheet"},   {"GB10", 128, 273, 121, "data sheet, unified memory"},
+    {"RTX5090", 32, 1792, 120, "data sheet"}, {"RTXPRO6000", 96, 1792, 120, "data sheet"},
+    {"RTX4090", 24, 1008, 89, "data sheet"},  {"A100", 80, 2039, 80, "data sheet"},
 };
 
 struct PlanFlags {
@@ -45,44 +48,94 @@ std::string squeezed(const std::string& text) {
   return out;
 }
 
+// What a plan is made for: this machine's CPU or GPU, or a GPU known by name.
+struct Target {
+  std::string name, source;
+  DeviceKind kind = DeviceKind::kCpu;
+  Features features = 0;
+  uint64_t available_bytes = 0;  // as plan_memory takes it
+  double read_gb_s = 0;
+};
+
+Result<Target> known_gpu(const std::string& name) {
+  const auto* found = std::find_if(std::begin(kGpus), std::end(kGpus), [&](const KnownGpu& gpu) {
+    return squeezed(gpu.name) == squeezed(name);
+  });
+  if (found == std::end(kGpus)) {
+    std::string known;
+    for (const KnownGpu& gpu : kGpus) known += (known.empty() ? "" : ", ") + std::string(gpu.name);
+    return fail("unknown GPU '" + name + "'", "--gpu", known);
+  }
+  return Target{
+      .name = found->name,
+      .source = found->source,
+      .kind = DeviceKind::kCuda,
+      .features = cuda_features(found->compute_capability),
+      .available_bytes = static_cast<uint64_t>(found->memory_gb * 1e9) - kCudaContextBytes,
+      .read_gb_s = found->bandwidth_gb_s};
+}
+
+Result<Target> gpu_of_this_machine(const std::string& name) {
+  int index = 0;
+  if (name.size() > 5) {
+    const auto [end, error] = std::from_chars(name.data() + 5, name.data() + name.size(), index);
+    if (error != std::errc{} || end != name.data() + name.size())
+      return fail("unknown device '" + name + "'", "--device", "cpu, cuda, cuda:N or auto");
+  }
+  auto device = make_cuda_device(index);
+  if (!device) return fail(std::move(device.error()));
+  const DeviceProperties properties = (*device)->properties();
+  auto limits = measure_gpu(**device);
+  if (!limits) return fail(std::move(limits.error()));
+  return Target{.name = properties.name,
+                .source = "measured read",
+                .kind = DeviceKind::kCuda,
+                .features = cuda_features(properties.compute_capability),
+                .available_bytes = properties.available_bytes,
+                .read_gb_s = limits->read_gb_s};
+}
+
+Result<Target> target_of(const PlanFlags& o) {
+  if (!o.gpu.empty()) return known_gpu(o.gpu);
+  const std::string& name = o.engine.device;
+  if (name == "cuda" || name.starts_with("cuda:")) return gpu_of_this_machine(name);
+  if (name == "auto" && num_cuda_devices() > 0) return gpu_of_this_machine("cuda");
+  if (name != "auto" && name != "cpu")
+    return fail("unknown device '" + name + "'", "--device", "cpu, cuda, cuda:N or auto");
+  const auto device = make_cpu_device(o.engine.threads);
+  auto limits = measure_machine(*device, {.seconds_per_loop = 0.001});
+  if (!limits) return fail(std::move(limits.error()));
+  return Target{.name = device->properties().name,
+                .source = "measured read",
+                .features = cpu_features(),
+                .available_bytes = device->properties().available_bytes,
+                .read_gb_s = limits->read_gb_s};
+}
+
 int run(PlanFlags& o) {
   auto checkpoint = open_checkpoint(o.engine.model);
   if (!checkpoint) return report(checkpoint.error());
-  auto mxfp4 = Mxfp4Layers::parse(o.engine.mxfp4_layers);
+  auto mxfp4 = DenseLayers::parse(o.engine.mxfp4_layers);
   if (!mxfp4) return report(mxfp4.error());
-  KernelChooser kernels(DeviceKind::kCpu, cpu_features(), {});
+  auto mxfp8 = DenseLayers::parse(o.engine.mxfp8_layers, "--mxfp8-layers");
+  if (!mxfp8) return report(mxfp8.error());
+  auto target = target_of(o);
+  if (!target) return report(target.error());
+  const LoadOptions load{.mxfp4_layers = *mxfp4, .mxfp8_layers = *mxfp8, .device = target->kind};
+  if (auto fine = check_load_options(load, target->kind); !fine) return report(fine.error());
+  const KernelChooser kernels(target->kind, target->features, {});
   auto kv_dtype = choose_kv_dtype(o.engine.kv_dtype, (*checkpoint)->config(), kernels,
                                   o.engine.max_model_len, o.engine.max_num_seqs);
   if (!kv_dtype) return report(kv_dtype.error());
-  const PlanRequest request{.load = {.mxfp4_layers = *mxfp4},
+  const PlanRequest request{.load = load,
                             .kv_dtype = *kv_dtype,
                             .max_model_len = o.engine.max_model_len,
                             .max_num_seqs = o.engine.max_num_seqs,
                             .max_batch_tokens = o.engine.max_batch_tokens,
                             .max_logit_rows = o.engine.max_num_seqs};
-  auto device = make_cpu_device(o.engine.threads);
-  std::string name = device->properties().name, source = "measured read";
-  uint64_t available = device->properties().available_bytes;
-  double gb_s = 0;
-  if (!o.gpu.empty()) {
-    const auto* found = std::find_if(std::begin(kGpus), std::end(kGpus), [&](const KnownGpu& gpu) {
-      return squeezed(gpu.name) == squeezed(o.gpu);
-    });
-    if (found == std::end(kGpus)) {
-      std::string known;
-      for (const KnownGpu& gpu : kGpus)
-        known += (known.empty() ? "" : ", ") + std::string(gpu.name);
-      return report({"unknown GPU '" + o.gpu + "'", "--gpu", known});
-    }
-    name = found->name;
-    source = found->source;
-    available = static_cast<uint64_t>(found->memory_gb * 1e9);
-    gb_s = found->bandwidth_gb_s;
-  } else {
-    auto limits = measure_machine(*device, {.seconds_per_loop = 0.001});
-    if (!limits) return report(limits.error());
-    gb_s = limits->read_gb_s;
-  }
+  const std::string &name = target->name, &source = target->source;
+  const uint64_t available = target->available_bytes;
+  const double gb_s = target->read_gb_s;
   const MemoryPlan plan = plan_memory(**checkpoint, request, available, kernels);
   const ModelWeights layout = (*checkpoint)->layout(request.load);
   const Work work =

@@ -1,12 +1,14 @@
 // moxie run: one answer.
 #include <fmt/format.h>
 
+#include <csignal>
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
 
 #include "apps/chat_session.h"
 #include "apps/kernels_json.h"
+#include "apps/startup.h"
 
 namespace moxie {
 namespace {
@@ -15,7 +17,23 @@ using Json = nlohmann::ordered_json;
 
 struct RunFlags : ChatFlags {
   std::vector<std::string> prompt;
+  bool verbose = false;
 };
+
+// Ctrl-C once: the answer ends at the next token and the device is left clean. Twice: the process
+// ends as it always would.
+volatile std::sig_atomic_t g_interrupted = 0;
+void on_interrupt(int) { g_interrupted = 1; }
+bool go_on() { return g_interrupted == 0; }
+void catch_interrupt() {
+  struct sigaction action = {};
+  action.sa_handler = on_interrupt;
+  action.sa_flags = static_cast<int>(SA_RESETHAND);
+  sigaction(SIGINT, &action, nullptr);
+}
+int interrupted() {
+  return report({"interrupted", "run", "what was answered so far stands above"});
+}
 
 Result<std::string> prompt_text(const std::vector<std::string>& words) {
   if (words.size() == 1 && words.front() == "-") return read_text("-");
@@ -46,7 +64,8 @@ Json to_json(Engine& engine, const Reply& reply) {
                      {"prefill_s", t.prefill_s},
                      {"decode_s", t.decode_s},
                      {"prefill_tok_s", t.prefill_tok_s()},
-                     {"decode_tok_s", t.decode_tok_s()}}},
+                     {"decode_tok_s", t.decode_tok_s()},
+                     {"startup", startup_json(engine.timeline())}}},
                    {"kernels", kernels_json(engine.kernels().counts())},
                    {"launches", std::move(launches)}};
   if (!calls.empty()) document["tool_calls"] = std::move(calls);
@@ -65,17 +84,20 @@ int run(RunFlags& o, const Flags& flags) {
   o.engine.show_progress = o.engine.show_progress && !o.json;
   auto engine = Engine::load(o.engine);
   if (!engine) return report(engine.error());
+  if (o.verbose && !o.json) print_startup((*engine)->timeline());
+  catch_interrupt();
   if (o.json) {
-    auto reply = answer(**engine, *conversation, o.sampling);
+    auto reply = answer(**engine, *conversation, o.sampling,
+                        [](ReplyPart, std::string_view) { return go_on(); });
     if (!reply) return report(reply.error());
     fmt::print("{}\n",
                to_json(**engine, *reply).dump(2, ' ', false, Json::error_handler_t::replace));
-    return kExitDone;
+    return go_on() ? kExitDone : interrupted();
   }
-  auto reply = stream_answer(**engine, *conversation, o, [] { return true; });
+  auto reply = stream_answer(**engine, *conversation, o, go_on);
   if (!reply) return report(reply.error());
   if (!o.quiet) print_statistics(**engine, *reply);
-  return kExitDone;
+  return go_on() ? kExitDone : interrupted();
 }
 
 }  // namespace
@@ -90,6 +112,7 @@ Command run_command() {
                 flags.positional("PROMPT", &o->prompt, "the question; - reads stdin", false);
                 o->declare(flags);
                 flags.toggle("--json", &o->json, "print one JSON document");
+                flags.toggle("-v,--verbose", &o->verbose, "print how long the start took");
               },
           .run = [o](const Flags& flags) { return run(*o, flags); }};
 }

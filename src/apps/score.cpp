@@ -1,4 +1,6 @@
 // moxie score: how likely a model finds given token ids; and its logits, for comparison.
+#include "apps/score.h"
+
 #include <fmt/format.h>
 
 #include <cmath>
@@ -19,7 +21,7 @@ struct ScoreFlags {
   std::vector<int32_t> ids;
   std::string ids_file, logits, sinks = "on";
   int32_t chunk = 128;
-  bool json = true;
+  bool json = true, compare_switches = false;
 };
 
 // A JSON list of lists of ids.
@@ -44,50 +46,20 @@ Result<std::vector<std::vector<int32_t>>> read_lists(const std::string& path) {
   return lists;
 }
 
-double log_sum_exp(const float* row, int32_t n) {
-  float top = row[0];
-  for (int32_t i = 1; i < n; ++i) top = std::max(top, row[i]);
-  double sum = 0;
-  for (int32_t i = 0; i < n; ++i) sum += std::exp(static_cast<double>(row[i]) - top);
-  return top + std::log(sum);
-}
-
-// Negative log-likelihoods of ids[1..], and all logits if `logits` is given.
-Result<std::vector<double>> score(Engine& engine, const std::vector<int32_t>& ids,
-                                  std::vector<float>* logits) {
-  struct Guard {
-    KvCache& kv;
-    SeqId seq;
-    ~Guard() { kv.free_sequence(seq); }
-  } guard{engine.kv(), engine.kv().add_sequence()};
-  const int32_t vocab = engine.config().vocab;
-  std::vector<double> nll;
-  const int32_t chunk = engine.options().max_batch_tokens;
-  for (size_t at = 0; at < ids.size(); at += static_cast<size_t>(chunk)) {
-    const size_t count = std::min(ids.size() - at, static_cast<size_t>(chunk));
-    const Chunk part{guard.seq, std::span(ids).subspan(at, count), Logits::kAll};
-    auto rows = engine.step({&part, 1});
-    if (!rows) return fail(std::move(rows.error()));
-    if (logits) logits->insert(logits->end(), *rows, *rows + count * static_cast<size_t>(vocab));
-    for (size_t i = 0; i < count && at + i + 1 < ids.size(); ++i) {
-      const int32_t next = ids[at + i + 1];
-      if (next < 0 || next >= vocab) {
-        return fail(fmt::format("token id {}, vocabulary of {}", next, vocab), "input");
-      }
-      const float* row = *rows + i * static_cast<size_t>(vocab);
-      nll.push_back(log_sum_exp(row, vocab) - row[next]);
-    }
-  }
-  return nll;
-}
-
 int run(ScoreFlags& o, const Flags& flags) {
   std::vector<std::vector<int32_t>> lists;
   const bool single = flags.given("--ids");
-  if (single == flags.given("--ids-file")) return usage("score: give --ids or --ids-file");
+  const bool from_file = flags.given("--ids-file");
+  if (single && from_file) return usage("score: give --ids or --ids-file, not both");
+  if (!single && !from_file && !o.compare_switches) {
+    return usage("score: give --ids or --ids-file");
+  }
+  if (o.compare_switches && !o.logits.empty()) {
+    return usage("score: --compare-switches writes no --logits");
+  }
   if (single) {
     lists.push_back(o.ids);
-  } else {
+  } else if (from_file) {
     auto read = read_lists(o.ids_file);
     if (!read) return report(read.error());
     lists = std::move(*read);
@@ -100,6 +72,10 @@ int run(ScoreFlags& o, const Flags& flags) {
   if (longest > (1u << 20)) return report({"more than a million ids in one list", "score", ""});
   if (o.chunk < 1) return usage("--chunk: must be 1 or more");
   o.engine.sinks = o.sinks == "on";
+  if (o.compare_switches) {
+    o.engine.max_batch_tokens = o.engine.max_logit_rows = o.chunk;
+    return compare_switches(o.engine, lists, flags.given("--json"));
+  }
   o.engine.max_batch_tokens = std::min(o.chunk, static_cast<int32_t>(longest));
   o.engine.max_logit_rows = o.engine.max_batch_tokens;
   if (o.engine.max_model_len == 0) o.engine.max_model_len = static_cast<int32_t>(longest);
@@ -112,7 +88,7 @@ int run(ScoreFlags& o, const Flags& flags) {
   std::vector<std::vector<float>> all_logits(lists.size());
   std::vector<TensorToWrite> tensors;
   for (size_t i = 0; i < lists.size(); ++i) {
-    auto values = score(**engine, lists[i], o.logits.empty() ? nullptr : &all_logits[i]);
+    auto values = score_ids(**engine, lists[i], o.logits.empty() ? nullptr : &all_logits[i]);
     if (!values) return report(values.error());
     for (const double value : *values) sum += value;
     count += values->size();
@@ -142,6 +118,49 @@ int run(ScoreFlags& o, const Flags& flags) {
 
 }  // namespace
 
+double log_sum_exp(const float* row, int32_t n) {
+  float top = row[0];
+  for (int32_t i = 1; i < n; ++i) top = std::max(top, row[i]);
+  double sum = 0;
+  for (int32_t i = 0; i < n; ++i) sum += std::exp(static_cast<double>(row[i]) - top);
+  return top + std::log(sum);
+}
+
+Result<std::vector<double>> score_ids(Engine& engine, const std::vector<int32_t>& ids,
+                                      std::vector<float>* logits) {
+  struct Guard {
+    KvCache& kv;
+    SeqId seq;
+    ~Guard() { kv.free_sequence(seq); }
+  } guard{engine.kv(), engine.kv().add_sequence()};
+  const int32_t vocab = engine.config().vocab;
+  std::vector<double> nll;
+  const int32_t chunk = engine.options().max_batch_tokens;
+  const bool on_cpu = engine.device().kind() == DeviceKind::kCpu;
+  std::vector<float> block;  // a launch's logits, where they lie on another device
+  for (size_t at = 0; at < ids.size(); at += static_cast<size_t>(chunk)) {
+    const size_t count = std::min(ids.size() - at, static_cast<size_t>(chunk));
+    const Chunk part{guard.seq, std::span(ids).subspan(at, count), Logits::kAll};
+    auto rows = engine.step({&part, 1});
+    if (!rows) return fail(std::move(rows.error()));
+    if (!on_cpu) {
+      block.resize(count * static_cast<size_t>(vocab));
+      if (auto status = engine.read_logits(block); !status) return fail(std::move(status.error()));
+      *rows = block.data();
+    }
+    if (logits) logits->insert(logits->end(), *rows, *rows + count * static_cast<size_t>(vocab));
+    for (size_t i = 0; i < count && at + i + 1 < ids.size(); ++i) {
+      const int32_t next = ids[at + i + 1];
+      if (next < 0 || next >= vocab) {
+        return fail(fmt::format("token id {}, vocabulary of {}", next, vocab), "input");
+      }
+      const float* row = *rows + i * static_cast<size_t>(vocab);
+      nll.push_back(log_sum_exp(row, vocab) - row[next]);
+    }
+  }
+  return nll;
+}
+
 Command score_command() {
   auto o = std::make_shared<ScoreFlags>();
   return {
@@ -158,7 +177,11 @@ Command score_command() {
                        "write logits.0, logits.1, ... (F32 [n, vocab]) to this safetensors file");
             flags.integer("--chunk", &o->chunk, "tokens a launch; changes nothing but rounding");
             flags.choice("--sinks", &o->sinks, {"on", "off"}, "test switch");
-            flags.toggle("--json", &o->json, "JSON is the only form of output");
+            flags.toggle("--compare-switches", &o->compare_switches,
+                         "print what each switch that saves bytes costs: change of perplexity, "
+                         "mean KL; without ids on what the model answers to a few questions");
+            flags.toggle("--json", &o->json,
+                         "JSON is the only form of output but for --compare-switches");
           },
       .run = [o](const Flags& flags) { return run(*o, flags); }};
 }

@@ -32,7 +32,7 @@ __device__ __forceinline__ void launch_next() {
 struct LaunchShape {
   dim3 grid;
   int num_threads = 0;
-  uint64_t shared_bytes = 0;  ///< dynamic; above 48 KiB the kernel is opted in
+  uint64_t shared_bytes = 0;  ///< dynamic; the kernel is opted in to what needs it
   int cluster = 1;            ///< blocks of a cluster, along x
   bool programmatic = false;  ///< may start before the kernel before it has ended
 };
@@ -40,7 +40,8 @@ struct LaunchShape {
 template <typename P>
 void launch_kernel(const char* row, void (*kernel)(P), const P& params, const LaunchShape& shape,
                    cudaStream_t stream) {
-  if (shape.shared_bytes > 48 * 1024) {
+  // The limit of 48 KiB without it counts static shared memory too.
+  if (shape.shared_bytes > 16 * 1024) {
     check_launched(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                         static_cast<int>(shape.shared_bytes)),
                    row);

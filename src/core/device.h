@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -25,6 +26,8 @@ class Stream {
   /// Waits until all work given to this stream is done; reports the fault of an asynchronous
   /// kernel here.
   virtual Status synchronize() = 0;
+  /// Whether all work given to this stream is done, without waiting; a fault as synchronize() does.
+  virtual Result<bool> is_idle() = 0;
   /// CPU: the pool that runs steps. Null on CUDA.
   ThreadPool* pool = nullptr;
   /// CUDA: the cudaStream_t. Null on the CPU.
@@ -33,12 +36,20 @@ class Stream {
 
 class Device;
 
-/// Owns `bytes` of one device's memory, aligned to at least 256 bytes. Movable.
+/// Work recorded once from a stream, to be given to a stream again as a whole.
+class Graph {
+ public:
+  virtual ~Graph() = default;
+  virtual Status launch(Stream& stream) = 0;
+};
+
+/// Owns `bytes` of one device's memory, or of host memory that it reaches, aligned to at least 256
+/// bytes. Movable.
 class Buffer {
  public:
   Buffer() = default;
-  Buffer(Device* device, std::byte* data, uint64_t bytes)
-      : device_(device), data_(data), bytes_(bytes) {}
+  Buffer(Device* device, std::byte* data, uint64_t bytes, bool is_host = false)
+      : device_(device), data_(data), bytes_(bytes), is_host_(is_host) {}
   Buffer(Buffer&& other) noexcept { *this = std::move(other); }
   Buffer& operator=(Buffer&& other) noexcept;
   Buffer(const Buffer&) = delete;
@@ -57,6 +68,7 @@ class Buffer {
   Device* device_ = nullptr;
   std::byte* data_ = nullptr;
   uint64_t bytes_ = 0;
+  bool is_host_ = false;
 };
 
 struct DeviceProperties {
@@ -76,6 +88,10 @@ class Device {
   virtual const DeviceProperties& properties() const = 0;
   /// Uninitialised memory. Fails with the size asked for and what is free.
   virtual Result<Buffer> allocate(uint64_t bytes) = 0;
+  /// Uninitialised host memory for copies that do not wait and for what kernels write straight to
+  /// the host (CUDA: pinned and mapped at the same address). The default is for devices whose
+  /// memory is the host's.
+  virtual Result<Buffer> allocate_host(uint64_t bytes) { return allocate(bytes); }
   virtual Result<std::unique_ptr<Stream>> make_stream() = 0;
   /// Ordered on `stream`; host memory must live until the stream has passed the copy.
   virtual Status copy_from_host(void* target, const void* source, uint64_t bytes,
@@ -86,10 +102,17 @@ class Device {
     return copy_from_host(target, source, bytes, stream);
   }
   virtual Status fill_zero(void* target, uint64_t bytes, Stream& stream) = 0;
+  /// Whether capture() works.
+  virtual bool has_graphs() const { return false; }
+  /// Records what `launches` gives to `stream`, which must be idle or busy but not capturing;
+  /// nothing runs. What `launches` may do: launch kernels and copy on the device.
+  virtual Result<std::unique_ptr<Graph>> capture(Stream& stream,
+                                                 const std::function<void()>& launches);
 
  private:
   friend class Buffer;
   virtual void release(std::byte* data, uint64_t bytes) = 0;
+  virtual void release_host(std::byte* data, uint64_t bytes) { release(data, bytes); }
 };
 
 /// A CPU device with `num_threads` workers (0: one a usable core).
@@ -100,6 +123,8 @@ std::unique_ptr<Device> make_cpu_device(int num_threads = 0);
 Result<std::unique_ptr<Device>> make_cuda_device(int index = 0);
 /// Number of usable CUDA devices; 0 with the reason in `why` where there is none.
 int num_cuda_devices(std::string* why = nullptr);
+/// Whether an NVIDIA driver answers, of whatever version: a machine without one lacks nothing.
+bool has_cuda_driver();
 
 /// Hands out parts of one buffer, each aligned to 256 bytes. Nothing is freed singly.
 class Arena {

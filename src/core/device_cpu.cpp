@@ -47,6 +47,7 @@ class CpuStream final : public Stream {
  public:
   explicit CpuStream(ThreadPool* threads) { pool = threads; }
   Status synchronize() override { return {}; }
+  Result<bool> is_idle() override { return true; }
 };
 
 class CpuDevice final : public Device {
@@ -110,15 +111,21 @@ Buffer& Buffer::operator=(Buffer&& other) noexcept {
     device_ = std::exchange(other.device_, nullptr);
     data_ = std::exchange(other.data_, nullptr);
     bytes_ = std::exchange(other.bytes_, 0);
+    is_host_ = other.is_host_;
   }
   return *this;
 }
 
 void Buffer::reset() {
-  if (device_ != nullptr) device_->release(data_, bytes_);
+  if (device_ != nullptr && is_host_) device_->release_host(data_, bytes_);
+  if (device_ != nullptr && !is_host_) device_->release(data_, bytes_);
   device_ = nullptr;
   data_ = nullptr;
   bytes_ = 0;
+}
+
+Result<std::unique_ptr<Graph>> Device::capture(Stream&, const std::function<void()>&) {
+  return fail("this device records no graphs", properties().name, "--graphs off");
 }
 
 std::unique_ptr<Device> make_cpu_device(int num_threads) {

@@ -88,6 +88,12 @@ class CudaStream final : public Stream {
   Status synchronize() override {
     return cuda_check(cudaStreamSynchronize(handle()), "CUDA stream");
   }
+  Result<bool> is_idle() override {
+    const cudaError_t error = cudaStreamQuery(handle());
+    if (error == cudaErrorNotReady) return false;
+    if (auto status = cuda_check(error, "CUDA stream"); !status) return fail(status.error());
+    return true;
+  }
   cudaStream_t handle() const {
     cudaSetDevice(device_idx_);
     return static_cast<cudaStream_t>(native);
@@ -95,6 +101,18 @@ class CudaStream final : public Stream {
 
  private:
   int device_idx_;
+};
+
+class CudaGraph final : public Graph {
+ public:
+  explicit CudaGraph(cudaGraphExec_t graph) : graph_(graph) {}
+  ~CudaGraph() override { cudaGraphExecDestroy(graph_); }
+  Status launch(Stream& stream) override {
+    return cuda_check(cudaGraphLaunch(graph_, launch_stream(&stream)), "CUDA graph");
+  }
+
+ private:
+  cudaGraphExec_t graph_;
 };
 
 class CudaDevice final : public Device {
@@ -119,6 +137,16 @@ class CudaDevice final : public Device {
     }
     return Buffer(this, static_cast<std::byte*>(data), bytes);
   }
+  Result<Buffer> allocate_host(uint64_t bytes) override {
+    if (bytes == 0) return Buffer(this, nullptr, 0, true);
+    cudaSetDevice(index_);
+    void* data = nullptr;
+    auto status =
+        cuda_check(cudaHostAlloc(&data, bytes, cudaHostAllocPortable | cudaHostAllocMapped),
+                   where() + ", " + std::to_string(bytes) + " bytes of pinned host memory");
+    if (!status) return fail(std::move(status.error()));
+    return Buffer(this, static_cast<std::byte*>(data), bytes, true);
+  }
   Result<std::unique_ptr<Stream>> make_stream() override {
     cudaSetDevice(index_);
     cudaStream_t stream = nullptr;
@@ -141,6 +169,26 @@ class CudaDevice final : public Device {
     return cuda_check(cudaMemsetAsync(target, 0, bytes, launch_stream(&stream)),
                       where() + ", fill of " + std::to_string(bytes) + " bytes");
   }
+  bool has_graphs() const override { return true; }
+  Result<std::unique_ptr<Graph>> capture(Stream& stream,
+                                         const std::function<void()>& launches) override {
+    const cudaStream_t native = launch_stream(&stream);
+    // Relaxed: a kernel's code may be loaded at its first launch, also while recording.
+    auto status = cuda_check(cudaStreamBeginCapture(native, cudaStreamCaptureModeRelaxed), where());
+    if (!status) return fail(std::move(status.error()));
+    launches();
+    cudaGraph_t graph = nullptr;
+    status = cuda_check(cudaStreamEndCapture(native, &graph), where() + ", recording a graph");
+    if (!status) return fail(std::move(status.error()));
+    cudaGraphExec_t ready = nullptr;
+    status = cuda_check(cudaGraphInstantiate(&ready, graph, 0), where() + ", making a graph");
+    cudaGraphDestroy(graph);
+    if (!status) return fail(std::move(status.error()));
+    status = cuda_check(cudaGraphUpload(ready, native), where() + ", uploading a graph");
+    auto made = std::make_unique<CudaGraph>(ready);
+    if (!status) return fail(std::move(status.error()));
+    return std::unique_ptr<Graph>(std::move(made));
+  }
 
  private:
   Status copy(void* target, const void* source, uint64_t bytes, cudaMemcpyKind kind,
@@ -153,6 +201,11 @@ class CudaDevice final : public Device {
     if (data == nullptr) return;
     cudaSetDevice(index_);
     cudaFree(data);
+  }
+  void release_host(std::byte* data, uint64_t) override {
+    if (data == nullptr) return;
+    cudaSetDevice(index_);
+    cudaFreeHost(data);
   }
   std::string where() const { return "cuda:" + std::to_string(index_); }
 
@@ -189,6 +242,11 @@ void check_launched(cudaError_t error, const char* row) {
     default:
       break;
   }
+}
+
+bool has_cuda_driver() {
+  int driver = 0;
+  return cudaDriverGetVersion(&driver) == cudaSuccess && driver != 0;
 }
 
 int num_cuda_devices(std::string* why) {

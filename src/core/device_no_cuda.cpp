@@ -13,4 +13,6 @@ int num_cuda_devices(std::string* why) {
   return 0;
 }
 
+bool has_cuda_driver() { return false; }
+
 }  // namespace moxie

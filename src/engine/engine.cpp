@@ -1,12 +1,10 @@
-// Loads a model and runs launches of it.
+// Chooses the device, loads a model there and runs launches of it; generate.cpp makes text.
 #include "engine/engine.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <charconv>
-#include <map>
-#include <random>
 
 #include "engine/tokenizer_source.h"
 
@@ -23,69 +21,30 @@ std::string exceeds(std::string_view what, int64_t found, int64_t limit) {
 
 }  // namespace
 
-const char* finish_reason_name(FinishReason reason) {
-  switch (reason) {
-    case FinishReason::kStop:
-      return "stop";
-    case FinishReason::kLength:
-      return "length";
-    case FinishReason::kAborted:
-      return "abort";
-  }
-  return "stop";
-}
-
 Result<std::unique_ptr<Engine>> Engine::load(const EngineOptions& options) {
   std::unique_ptr<Engine> engine(new Engine);
   engine->options_ = options;
   const auto start = std::chrono::steady_clock::now();
-  if (auto status = engine->open_device(); !status) return fail(std::move(status.error()));
-  if (auto status = engine->load_model(); !status) return fail(std::move(status.error()));
-  if (auto status = engine->make_memory(); !status) return fail(std::move(status.error()));
-  if (auto status = engine->load_tokenizer(); !status) return fail(std::move(status.error()));
-  engine->load_seconds_ = seconds_since(start);
+  const auto timed = [](double* seconds, auto&& part) {
+    const auto begin = std::chrono::steady_clock::now();
+    Status status = part();
+    *seconds = seconds_since(begin);
+    return status;
+  };
+  StartupTimeline& t = engine->timeline_;
+  double weights_s = 0, memory_s = 0;
+  Status status = timed(&t.open_s, [&] { return engine->open_model(); });
+  if (status) status = timed(&t.plan_s, [&] { return engine->open_device(); });
+  if (status) status = timed(&weights_s, [&] { return engine->load_model(); });
+  if (status) status = timed(&memory_s, [&] { return engine->make_memory(); });
+  if (status) status = timed(&t.graphs_s, [&] { return engine->make_decode_loop(); });
+  if (status) status = engine->load_tokenizer();
+  if (!status) return fail(std::move(status.error()));
+  t.ready_s = seconds_since(start);
   return engine;
 }
 
-Status Engine::open_device() {
-  const std::string& name = options_.device;
-  if (name == "cuda" || name.starts_with("cuda:")) {
-    int index = 0;
-    if (name.size() > 5) {
-      const auto [end, error] = std::from_chars(name.data() + 5, name.data() + name.size(), index);
-      if (error != std::errc{} || end != name.data() + name.size()) {
-        return fail("unknown device '" + name + "'", "--device", "cpu, cuda, cuda:N or auto");
-      }
-    }
-    auto device = make_cuda_device(index);
-    if (!device) return fail(std::move(device.error()));
-    device_ = std::move(*device);
-  } else if (name == "cpu" || name == "auto") {
-    // auto: the CPU until the CUDA tables hold a row for every step.
-    device_ = make_cpu_device(options_.threads);
-  } else {
-    return fail("unknown device '" + name + "'", "--device", "cpu, cuda, cuda:N or auto");
-  }
-  auto stream = device_->make_stream();
-  if (!stream) return fail(std::move(stream.error()));
-  stream_ = std::move(*stream);
-
-  KernelChoice choice;
-  for (const std::string& assignment : options_.kernels) {
-    if (auto status = choice.add(assignment); !status) return status;
-  }
-  const Features features = device_->kind() == DeviceKind::kCpu
-                                ? cpu_features()
-                                : cuda_features(device_->properties().compute_capability);
-  kernels_ = std::make_unique<KernelChooser>(device_->kind(), features, choice);
-  if (options_.activation != "bf16" && options_.activation != "auto") {
-    return fail("no row takes " + options_.activation + " activations", "--activation",
-                "bf16 (BF16 or wider) is what the rows of this build take");
-  }
-  return {};
-}
-
-Status Engine::load_model() {
+Status Engine::open_model() {
   auto checkpoint = open_checkpoint(options_.model);
   if (!checkpoint) return fail(std::move(checkpoint.error()));
   checkpoint_ = std::move(*checkpoint);
@@ -94,17 +53,118 @@ Status Engine::load_model() {
     return fail(faults.front().message() + more, checkpoint_->path(),
                 "`moxie inspect " + options_.model + "` lists all faults");
   }
-  auto mxfp4 = Mxfp4Layers::parse(options_.mxfp4_layers);
+  auto mxfp4 = DenseLayers::parse(options_.mxfp4_layers, "--mxfp4-layers");
   if (!mxfp4) return fail(std::move(mxfp4.error()));
-  const LoadOptions load{
-      .mxfp4_layers = *mxfp4, .show_progress = options_.show_progress, .seed = options_.seed};
+  auto mxfp8 = DenseLayers::parse(options_.mxfp8_layers, "--mxfp8-layers");
+  if (!mxfp8) return fail(std::move(mxfp8.error()));
+  load_options_ = {.mxfp4_layers = *mxfp4,
+                   .mxfp8_layers = *mxfp8,
+                   .show_progress = options_.show_progress,
+                   .seed = options_.seed};
+  return {};
+}
 
-  auto kv_dtype = choose_kv_dtype(options_.kv_dtype, checkpoint_->config(), *kernels_,
-                                  options_.max_model_len, options_.max_num_seqs);
+Status Engine::open_device() {
+  const std::string& name = options_.device;
+  if (options_.activation != "bf16" && options_.activation != "auto") {
+    return fail("no row takes " + options_.activation + " activations", "--activation",
+                "bf16 (BF16 or wider) is what the rows of this build take");
+  }
+  if (options_.graphs != "on" && options_.graphs != "off") {
+    return fail("unknown value '" + options_.graphs + "'", "--graphs", "on or off");
+  }
+  if (name == "cuda" || name.starts_with("cuda:")) {
+    if (auto status = open_gpu(name); !status) return status;
+  } else if (name == "cpu" || name == "auto") {
+    if (name == "cpu" || !open_usable_gpu()) {
+      device_ = make_cpu_device(options_.threads);
+      load_options_.device = DeviceKind::kCpu;
+      if (auto status = make_kernels(); !status) return status;
+    }
+  } else {
+    return fail("unknown device '" + name + "'", "--device", "cpu, cuda, cuda:N or auto");
+  }
+  auto stream = device_->make_stream();
+  if (!stream) return fail(std::move(stream.error()));
+  stream_ = std::move(*stream);
+  auto kv_dtype = choose_kv_dtype(options_.kv_dtype, config(), *kernels_, options_.max_model_len,
+                                  options_.max_num_seqs);
   if (!kv_dtype) return fail(std::move(kv_dtype.error()));
   kv_dtype_ = *kv_dtype;
+  return {};
+}
+
+Status Engine::open_gpu(const std::string& name) {
+  int index = 0;
+  if (name.size() > 5) {
+    const auto [end, error] = std::from_chars(name.data() + 5, name.data() + name.size(), index);
+    if (error != std::errc{} || end != name.data() + name.size()) {
+      return fail("unknown device '" + name + "'", "--device", "cpu, cuda, cuda:N or auto");
+    }
+  }
+  auto device = make_cuda_device(index);
+  if (!device) return fail(std::move(device.error()));
+  device_ = std::move(*device);
+  load_options_.device = DeviceKind::kCuda;
+  return make_kernels();
+}
+
+// For `--device auto`: the first GPU that this build has code for, if every step has a row for this
+// model there. False, with the reason said, where there is none; a machine without an NVIDIA
+// driver lacks nothing and is not told.
+bool Engine::open_usable_gpu() {
+  std::string why;
+  const int num_usable = num_cuda_devices(&why);
+  if (num_usable == 0) {
+    if (has_cuda_driver()) log_warn("running on the CPU: " + why);
+    return false;
+  }
+  constexpr int kMaxDevices = 64;
+  for (int i = 0; i < kMaxDevices && device_ == nullptr; ++i) {
+    auto device = make_cuda_device(i);
+    if (device)
+      device_ = std::move(*device);
+    else
+      why = device.error().message();
+  }
+  Status status = fail(why);
+  if (device_ != nullptr) {
+    load_options_.device = DeviceKind::kCuda;
+    status = make_kernels();
+    if (status) {
+      const ModelWeights layout = checkpoint_->layout(load_options_);
+      auto kv_dtype = choose_kv_dtype(options_.kv_dtype, config(), *kernels_,
+                                      options_.max_model_len, options_.max_num_seqs);
+      status = kv_dtype ? GptOss(config(), layout, {}, *kernels_).check_rows(*kv_dtype)
+                        : Status(fail(kv_dtype.error()));
+    }
+    if (status) return true;
+  }
+  log_warn("running on the CPU: " + status.error().message());
+  device_.reset();
+  return false;
+}
+
+Status Engine::make_kernels() {
+  KernelChoice choice;
+  for (const std::string& assignment : options_.kernels) {
+    if (auto status = choice.add(assignment); !status) return status;
+  }
+  const Features features = device_->kind() == DeviceKind::kCpu
+                                ? cpu_features()
+                                : cuda_features(device_->properties().compute_capability);
+  kernels_ = std::make_unique<KernelChooser>(device_->kind(), features, choice);
+  return {};
+}
+
+Status Engine::load_model() {
+  const auto start = std::chrono::steady_clock::now();
+  const ModelWeights layout = checkpoint_->layout(load_options_);
+  const GptOss shape(config(), layout, {}, *kernels_);
+  // Before anything is loaded: a step without a row is known from the formats alone.
+  if (auto status = shape.check_rows(kv_dtype_); !status) return status;
   plan_ = plan_memory(*checkpoint_,
-                      {.load = load,
+                      {.load = load_options_,
                        .kv_dtype = kv_dtype_,
                        .max_model_len = options_.max_model_len,
                        .max_num_seqs = options_.max_num_seqs,
@@ -116,26 +176,31 @@ Status Engine::load_model() {
                             format_bytes(plan_.available_bytes)),
                 options_.model, plan_.advice);
   }
-  auto weights = checkpoint_->load(*device_, load);
+  timeline_.plan_s += seconds_since(start);
+  auto weights = checkpoint_->load(*device_, load_options_);
   if (!weights) return fail(std::move(weights.error()));
   weights_ = std::move(*weights);
+  const StartupTimeline& loaded = weights_.timeline;
+  timeline_.read_s = loaded.read_s;
+  timeline_.copy_s = loaded.copy_s;
+  timeline_.repack_s = loaded.repack_s;
+  timeline_.weights_s = loaded.weights_s;
+  timeline_.read_bytes = loaded.read_bytes;
   return {};
 }
 
-Status Engine::make_memory() {
-  const GptOssConfig& config = checkpoint_->config();
+Status Engine::make_rotary() {
   const int32_t max_len = plan_.max_model_len;
-
-  auto rotary = device_->allocate(4ull * static_cast<uint64_t>(max_len) * config.head_dim);
+  auto rotary = device_->allocate(4ull * static_cast<uint64_t>(max_len) * config().head_dim);
   if (!rotary) return fail(std::move(rotary.error()));
   rotary_buffer_ = std::move(*rotary);
   // Through a small piece of host memory, so that the peak holds one table and not two.
   constexpr int32_t kPiece = 1024;
-  std::vector<float> piece(static_cast<size_t>(kPiece) * config.head_dim);
+  std::vector<float> piece(static_cast<size_t>(kPiece) * config().head_dim);
   for (int32_t first = 0; first < max_len; first += kPiece) {
     const int32_t count = std::min(kPiece, max_len - first);
-    fill_rotary_table(config, first, count, piece.data());
-    const uint64_t row_bytes = 4ull * config.head_dim;
+    fill_rotary_table(config(), first, count, piece.data());
+    const uint64_t row_bytes = 4ull * config().head_dim;
     if (auto status = device_->copy_from_host(rotary_buffer_.data() + first * row_bytes,
                                               piece.data(), count * row_bytes, *stream_);
         !status) {
@@ -143,7 +208,13 @@ Status Engine::make_memory() {
     }
     if (auto status = stream_->synchronize(); !status) return status;
   }
+  return {};
+}
 
+Status Engine::make_memory() {
+  const GptOssConfig& config = checkpoint_->config();
+  const int32_t max_len = plan_.max_model_len;
+  if (auto status = make_rotary(); !status) return status;
   model_ = std::make_unique<GptOss>(config, weights_, Rotary{rotary_buffer_.as<float>(), max_len},
                                     *kernels_, options_.sinks);
   if (auto status = model_->check_rows(kv_dtype_); !status) return status;
@@ -165,7 +236,36 @@ Status Engine::make_memory() {
       static_cast<int32_t>(options_.max_num_seqs * shape.window_pages(max_len, chunk)));
   if (!kv) return fail(std::move(kv.error()));
   kv_ = std::move(*kv);
-  return {};
+
+  auto arrays = LaunchArrays::create(*device_, {.num_tokens = options_.max_batch_tokens,
+                                                .num_seqs = options_.max_num_seqs,
+                                                .num_logit_rows = options_.max_logit_rows,
+                                                .table_stride = table_stride()});
+  if (!arrays) return fail(std::move(arrays.error()));
+  launch_arrays_ = std::move(*arrays);
+  if (device_->kind() != DeviceKind::kCpu) device_requests_.emplace(*device_, config.vocab);
+  return stream_->synchronize();
+}
+
+Status Engine::make_decode_loop() {
+  auto loop = DecodeLoop::create({.device = *device_,
+                                  .stream = *stream_,
+                                  .model = *model_,
+                                  .kv = *kv_,
+                                  .kernels = *kernels_,
+                                  .activations = activations_,
+                                  .max_model_len = plan_.max_model_len,
+                                  .use_graphs = options_.graphs == "on"});
+  if (!loop) return fail(std::move(loop.error()));
+  decode_loop_ = std::move(*loop);
+  if (auto status = decode_loop_->prepare(1); !status) return status;
+  return stream_->synchronize();
+}
+
+// Entries of a sequence's table of pages in a launch: on CUDA always as many, since a recorded
+// launch keeps its strides.
+int32_t Engine::table_stride() const {
+  return ceil_div(plan_.max_model_len, kv_->shape().page_tokens);
 }
 
 Status Engine::load_tokenizer() {
@@ -183,17 +283,19 @@ Status Engine::load_tokenizer() {
 }
 
 Result<const float*> Engine::step(std::span<const Chunk> chunks) {
-  Scratch& s = scratch_;
-  s.token_ids.clear();
-  s.positions.clear();
-  s.seq_idx.clear();
-  s.logit_rows.clear();
-  s.row_offsets.assign(1, 0);
-  int64_t num_tokens = 0, visible = 0;
+  HostArrays& s = host_arrays_;
+  s.clear();
+  const bool on_cpu = device_->kind() == DeviceKind::kCpu;
+  int64_t num_tokens = 0;
   int32_t longest = 0;
   for (const Chunk& chunk : chunks) num_tokens += static_cast<int64_t>(chunk.tokens.size());
   if (num_tokens > options_.max_batch_tokens) {
     return fail(exceeds("tokens in one launch,", num_tokens, options_.max_batch_tokens), "step");
+  }
+  if (!on_cpu && std::cmp_greater(chunks.size(), options_.max_num_seqs)) {
+    return fail(exceeds("sequences in one launch,", static_cast<int64_t>(chunks.size()),
+                        options_.max_num_seqs),
+                "step");
   }
   for (size_t c = 0; c < chunks.size(); ++c) {
     const Chunk& chunk = chunks[c];
@@ -214,7 +316,7 @@ Result<const float*> Engine::step(std::span<const Chunk> chunks) {
       s.token_ids.push_back(id);
       s.positions.push_back(start + i);
       s.seq_idx.push_back(static_cast<int32_t>(c));
-      visible += start + i + 1;
+      s.num_visible_keys += start + i + 1;
     }
     s.row_offsets.push_back(static_cast<int32_t>(s.token_ids.size()));
     longest = std::max(longest, start + count);
@@ -231,7 +333,8 @@ Result<const float*> Engine::step(std::span<const Chunk> chunks) {
     return fail("no free pages in the KV cache", "step", "fewer streams or shorter contexts");
   }
 
-  const int32_t stride = ceil_div(longest, kv_->shape().page_tokens);
+  const int32_t stride = on_cpu ? ceil_div(longest, kv_->shape().page_tokens) : table_stride();
+  s.table_stride = stride;
   const size_t table_size = chunks.size() * static_cast<size_t>(stride);
   s.full_tables.assign(table_size, -1);
   s.window_tables.assign(table_size, -1);
@@ -240,126 +343,42 @@ Result<const float*> Engine::step(std::span<const Chunk> chunks) {
     kv_->fill_tables(chunks[c].seq, std::span(s.full_tables).subspan(at, stride),
                      std::span(s.window_tables).subspan(at, stride));
   }
-  kv_->layer_views(s.full_tables.data(), s.window_tables.data(), stride, &s.layers);
-
-  const Batch batch{.ragged = {.num_tokens = static_cast<int32_t>(s.token_ids.size()),
-                               .num_seqs = static_cast<int32_t>(chunks.size()),
-                               .positions = s.positions.data(),
-                               .seq_idx = s.seq_idx.data(),
-                               .row_offsets = s.row_offsets.data(),
-                               .num_visible_keys = visible},
-                    .token_ids = s.token_ids.data(),
-                    .num_logit_rows = static_cast<int32_t>(s.logit_rows.size()),
-                    .logit_rows = s.logit_rows.data()};
-  model_->forward(batch, s.layers, activations_, *stream_);
+  auto batch = launch_arrays_->place(s, *kv_, *stream_, &layers_);
+  if (!batch) return fail(std::move(batch.error()));
+  model_->forward(*batch, layers_, activations_, *stream_);
   for (const Chunk& chunk : chunks) kv_->release_window(chunk.seq);
-  last_rows_ = batch.num_logit_rows;
+  last_rows_ = batch->num_logit_rows;
   return activations_.logits;
 }
 
-void Engine::sample(std::span<const SampleRequest> requests, std::span<SampleAnswer> answers) {
+Status Engine::sample(std::span<const SampleRequest> requests, std::span<SampleAnswer> answers) {
   CHECK(static_cast<int32_t>(requests.size()) == last_rows_ && answers.size() == requests.size());
-  kernels_->run(SampleParams{.launch = {.device = kernels_->device(),
-                                        .stream = stream_.get(),
-                                        .workspace = activations_.workspace,
-                                        .workspace_bytes = activations_.workspace_bytes},
-                             .num_rows = last_rows_,
-                             .vocab = config().vocab,
-                             .logits = activations_.logits,
-                             .requests = requests.data(),
-                             .answers = answers.data()});
+  SampleParams params{.launch = {.device = kernels_->device(),
+                                 .stream = stream_.get(),
+                                 .workspace = activations_.workspace,
+                                 .workspace_bytes = activations_.workspace_bytes},
+                      .num_rows = last_rows_,
+                      .vocab = config().vocab,
+                      .logits = activations_.logits,
+                      .requests = requests.data(),
+                      .answers = answers.data(),
+                      .all_plain = std::all_of(requests.begin(), requests.end(), is_plain)};
+  if (!device_requests_) {
+    kernels_->run(params);
+    return {};
+  }
+  if (auto status = device_requests_->place(requests, *stream_); !status) return status;
+  params.requests = device_requests_->requests();
+  params.answers = device_requests_->answers();
+  kernels_->run(params);
+  return device_requests_->read(answers, *stream_);
 }
 
-Result<Generated> Engine::generate(std::span<const int32_t> prompt, const SamplingOptions& sampling,
-                                   const OnToken& on_token) {
-  if (prompt.empty()) return fail("no tokens", "prompt", "give at least one");
-  const auto prompt_len = static_cast<int32_t>(prompt.size());
-  if (prompt_len >= plan_.max_model_len) {
-    return fail(exceeds("tokens,", prompt_len, plan_.max_model_len - 1), "prompt",
-                "a shorter prompt, or a greater --max-model-len");
-  }
-  Generated result;
-  result.timing.load_s = load_seconds_;
-  result.timing.prompt_tokens = prompt_len;
-  const int32_t room = plan_.max_model_len - prompt_len;
-  const int32_t budget = sampling.max_tokens > 0 ? std::min(sampling.max_tokens, room) : room;
-
-  struct Guard {  // the sequence's pages go back however this ends
-    KvCache& kv;
-    SeqId seq;
-    ~Guard() { kv.free_sequence(seq); }
-  } guard{*kv_, kv_->add_sequence()};
-
-  std::map<int32_t, int32_t> counts;  // of the output; 0 for tokens of the prompt alone
-  for (const int32_t id : prompt) counts.emplace(id, 0);
-  const bool penalised = sampling.repetition_penalty != 1 || sampling.frequency_penalty != 0 ||
-                         sampling.presence_penalty != 0;
-  std::vector<int32_t> history_ids, history_counts, bias_ids;
-  std::vector<float> bias_values;
-  for (const auto& [id, value] : sampling.logit_bias) {
-    bias_ids.push_back(id);
-    bias_values.push_back(value);
-  }
-  SampleRequest request{.temperature = sampling.temperature,
-                        .top_k = sampling.top_k,
-                        .top_p = sampling.top_p,
-                        .min_p = sampling.min_p,
-                        .repetition_penalty = sampling.repetition_penalty,
-                        .frequency_penalty = sampling.frequency_penalty,
-                        .presence_penalty = sampling.presence_penalty,
-                        .num_logprobs = sampling.num_logprobs,
-                        .seed = sampling.seed ? *sampling.seed : std::random_device{}(),
-                        .bias_ids = bias_ids.data(),
-                        .bias_values = bias_values.data(),
-                        .num_bias = static_cast<int32_t>(bias_ids.size())};
-
-  auto start = std::chrono::steady_clock::now();
-  for (int32_t at = 0; at < prompt_len; at += options_.max_batch_tokens) {
-    const int32_t count = std::min(options_.max_batch_tokens, prompt_len - at);
-    const Chunk chunk{guard.seq, prompt.subspan(at, count),
-                      at + count == prompt_len ? Logits::kLast : Logits::kNone};
-    if (auto logits = step({&chunk, 1}); !logits) return fail(std::move(logits.error()));
-  }
-  for (int32_t n = 0;; ++n) {
-    if (penalised) {
-      history_ids.clear();
-      history_counts.clear();
-      for (const auto& [id, count] : counts) {
-        history_ids.push_back(id);
-        history_counts.push_back(count);
-      }
-      request.history_ids = history_ids.data();
-      request.history_counts = history_counts.data();
-      request.num_history = static_cast<int32_t>(history_ids.size());
-    }
-    request.step = static_cast<uint64_t>(n);
-    SampleAnswer answer;
-    sample({&request, 1}, {&answer, 1});
-    if (answer.token < 0) return fail("every token is forbidden", "sampling", "relax the mask");
-    if (n == 0) {
-      result.timing.prefill_s = seconds_since(start);
-      start = std::chrono::steady_clock::now();
-    }
-    result.ids.push_back(answer.token);
-    ++counts[answer.token];
-    result.timing.completion_tokens = n + 1;
-    result.timing.decode_s = seconds_since(start);
-    const auto is_in = [&](const std::vector<int32_t>& ids) {
-      return std::find(ids.begin(), ids.end(), answer.token) != ids.end();
-    };
-    const bool stops = is_in(sampling.stop_ids) || (!sampling.ignore_eos && is_in(stop_ids_));
-    if (on_token && !on_token(answer)) {
-      result.reason = stops ? FinishReason::kStop : FinishReason::kAborted;
-      return result;
-    }
-    if (stops) return result;
-    if (n + 1 >= budget) {
-      result.reason = FinishReason::kLength;
-      return result;
-    }
-    const Chunk chunk{guard.seq, {&result.ids.back(), 1}, Logits::kLast};
-    if (auto logits = step({&chunk, 1}); !logits) return fail(std::move(logits.error()));
-  }
+Status Engine::read_logits(std::span<float> logits) {
+  CHECK(logits.size() <= static_cast<size_t>(last_rows_) * static_cast<size_t>(config().vocab));
+  auto status =
+      device_->copy_to_host(logits.data(), activations_.logits, logits.size_bytes(), *stream_);
+  return status ? stream_->synchronize() : status;
 }
 
 }  // namespace moxie

@@ -1,5 +1,6 @@
-// A loaded model with its device, cache, tokenizer and chooser of kernels, and the plain loop that
-// generates text from it: the synchronous oracle of every scheduler that comes later.
+// A loaded model with its device, cache, tokenizer and chooser of kernels, and the loop that
+// generates text from it: one launch a token, or on CUDA with the device running ahead of the host
+// (decode_loop.h).
 #pragma once
 
 #include <chrono>
@@ -10,7 +11,10 @@
 #include <string>
 #include <vector>
 
+#include "engine/decode_loop.h"
+#include "engine/device_requests.h"
 #include "engine/kv.h"
+#include "engine/launch_arrays.h"
 #include "engine/plan.h"
 #include "kernels/sample/sample.h"
 #include "model/checkpoint.h"
@@ -23,9 +27,11 @@ namespace moxie {
 struct EngineOptions {
   std::string model = "embedded";
   std::string device = "auto";       ///< cpu, cuda, cuda:N, auto
+  std::string graphs = "on";         ///< CUDA: decode by graphs; off: the same kernels one by one
   int threads = 0;                   ///< 0: one a usable core
   std::vector<std::string> kernels;  ///< STEP=NAME
   std::string mxfp4_layers = "moe";
+  std::string mxfp8_layers;       ///< CUDA only
   std::string kv_dtype = "auto";  ///< as choose_kv_dtype takes it
   std::string activation = "bf16";
   int32_t max_model_len = 0;  ///< 0: as much as fits, at most kDefaultContext
@@ -87,13 +93,19 @@ class Engine {
 
   /// One launch: appends each chunk to its sequence. Returns the logits asked for, in order,
   /// [rows, vocab], in device memory until the next launch. Fails if cache pages run out (nothing
-  /// is changed then) or the launch is larger than planned.
+  /// is changed then) or the launch is larger than planned. On CUDA the launch may still be
+  /// running: its fault is reported by what waits for it (sample, read_logits, synchronize).
   Result<const float*> step(std::span<const Chunk> chunks);
-  /// Draws one token from each row of logits of the last launch.
-  void sample(std::span<const SampleRequest> requests, std::span<SampleAnswer> answers);
+  /// Draws one token from each row of logits of the last launch; waits for the answers. The
+  /// requests' arrays lie in the host's memory.
+  Status sample(std::span<const SampleRequest> requests, std::span<SampleAnswer> answers);
+  /// Waits for the last launch and copies its first logits to the host: rows times vocab values.
+  Status read_logits(std::span<float> logits);
+  /// Waits for everything given to the device.
+  Status synchronize() { return stream_->synchronize(); }
 
-  /// Runs a prompt to its end: prefill in chunks of max_batch_tokens, then one token a launch.
-  /// `on_token` sees every token as it is drawn and returns false to stop.
+  /// Runs a prompt to its end: prefill in chunks of max_batch_tokens, then a token a launch.
+  /// `on_token` sees every token as it comes and returns false to stop.
   using OnToken = std::function<bool(const SampleAnswer&)>;
   Result<Generated> generate(std::span<const int32_t> prompt, const SamplingOptions& sampling,
                              const OnToken& on_token = {});
@@ -104,45 +116,62 @@ class Engine {
   KernelChooser& kernels() { return *kernels_; }
   const GptOss& model() const { return *model_; }
   KvCache& kv() { return *kv_; }
+  /// Decoding of several sequences at once without the host on the path.
+  DecodeLoop& decode_loop() { return *decode_loop_; }
   Device& device() { return *device_; }
   Stream& stream() { return *stream_; }
   const MemoryPlan& plan() const { return plan_; }
   const EngineOptions& options() const { return options_; }
   DType kv_dtype() const { return kv_dtype_; }
   uint64_t weights_bytes() const { return weights_.packed_bytes; }
-  double load_seconds() const { return load_seconds_; }
+  double load_seconds() const { return timeline_.ready_s; }
+  /// How long the start took, part by part.
+  const StartupTimeline& timeline() const { return timeline_; }
   /// Tokens that end a generation: the harmony set by name, and the configuration's eos.
   const std::vector<int32_t>& stop_ids() const { return stop_ids_; }
 
  private:
+  struct Generation;  // what generate() keeps of one answer
+
   Engine() = default;
+  Status open_model();
   Status open_device();
+  Status open_gpu(const std::string& name);
+  bool open_usable_gpu();
+  Status make_kernels();
   Status load_model();
   Status make_memory();
+  Status make_rotary();
+  Status make_decode_loop();
+  int32_t table_stride() const;
   Status load_tokenizer();
+  Status prefill(SeqId seq, std::span<const int32_t> prompt);
+  Status decode_by_launches(Generation& generation);
+  Status decode_ahead(Generation& generation);
 
   EngineOptions options_;
   std::unique_ptr<Device> device_;
   std::unique_ptr<Stream> stream_;
   std::unique_ptr<Checkpoint> checkpoint_;
+  LoadOptions load_options_;
   std::unique_ptr<KernelChooser> kernels_;
   std::unique_ptr<const Tokenizer> tokenizer_;
   ModelWeights weights_;
   MemoryPlan plan_;
   DType kv_dtype_ = DType::kBF16;
-  double load_seconds_ = 0;
+  StartupTimeline timeline_;
   std::vector<int32_t> stop_ids_;
   Buffer rotary_buffer_, activation_buffer_;
   Activations activations_;
   std::unique_ptr<GptOss> model_;
   std::unique_ptr<KvCache> kv_;
 
-  // One launch's arrays, reused.
-  struct Scratch {
-    std::vector<int32_t> token_ids, positions, seq_idx, row_offsets, logit_rows;
-    std::vector<int32_t> full_tables, window_tables;
-    std::vector<KvLayer> layers;
-  } scratch_;
+  std::unique_ptr<DecodeLoop> decode_loop_;
+
+  HostArrays host_arrays_;  // one launch's, reused
+  std::optional<LaunchArrays> launch_arrays_;
+  std::vector<KvLayer> layers_;
+  std::optional<DeviceRequests> device_requests_;  // CUDA only
   int32_t last_rows_ = 0;
 };
 

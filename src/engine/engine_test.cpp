@@ -165,6 +165,147 @@ TEST(EngineTest, LogitBiasForcesAndForbids) {
   EXPECT_EQ(forced->ids, (std::vector<int32_t>{77, 77, 77}));
 }
 
+// A session of the loop over the prompts' ends; `ahead` steps on their way at most.
+struct Session {
+  Engine& engine;
+  std::vector<SeqId> seqs{};
+
+  explicit Session(Engine& e) : engine(e) {}
+  ~Session() {
+    EXPECT_TRUE(engine.decode_loop().end().has_value());
+    for (const SeqId seq : seqs) engine.kv().free_sequence(seq);
+    engine.kv().check_integrity();
+  }
+  // All tokens of the prompt but the last, which is the first that the loop runs.
+  DecodeLoop::Member member(const std::vector<int32_t>& prompt, SampleRequest request) {
+    const SeqId seq = engine.kv().add_sequence();
+    seqs.push_back(seq);
+    const Chunk chunk{seq, std::span(prompt).first(prompt.size() - 1), Logits::kNone};
+    CHECK(engine.step({&chunk, 1}).has_value());
+    return {.seq = seq, .request = request, .first_token = prompt.back(), .fed = {}};
+  }
+  // One list of tokens a member.
+  std::vector<std::vector<int32_t>> run(const std::vector<DecodeLoop::Member>& members,
+                                        size_t count) {
+    DecodeLoop& loop = engine.decode_loop();
+    CHECK(loop.begin(members).has_value());
+    std::vector<std::vector<int32_t>> tokens(members.size());
+    while (tokens.front().size() < count) {
+      while (*loop.launch()) {
+      }
+      const auto answers = loop.next();
+      CHECK(answers.has_value(), answers ? "" : answers.error().message());
+      for (size_t i = 0; i < members.size(); ++i) tokens[i].push_back((*answers)[i].token);
+    }
+    return tokens;
+  }
+};
+
+TEST(DecodeLoopTest, DrawsWhatGenerateDrawsForEveryNumberOfStreams) {
+  auto engine =
+      open({.max_model_len = 128, .max_num_seqs = 8, .max_batch_tokens = 64, .max_logit_rows = 8});
+  std::vector<std::vector<int32_t>> prompts, expected;
+  for (int i = 0; i < 8; ++i) {
+    prompts.push_back(tokens(14 + 7 * i, static_cast<uint32_t>(40 + i)));
+    const SamplingOptions sampling{.temperature = i % 2 == 0 ? 0.0f : 1.0f,
+                                   .seed = static_cast<uint64_t>(i),
+                                   .max_tokens = 40,
+                                   .ignore_eos = true};
+    expected.push_back(engine->generate(prompts.back(), sampling)->ids);
+  }
+  for (size_t num_streams = 1; num_streams <= 8; ++num_streams) {
+    Session session(*engine);
+    std::vector<DecodeLoop::Member> members;
+    for (size_t i = 0; i < num_streams; ++i) {
+      members.push_back(session.member(
+          prompts[i], {.temperature = i % 2 == 0 ? 0.0f : 1.0f, .seed = static_cast<uint64_t>(i)}));
+    }
+    const auto drawn = session.run(members, 40);
+    for (size_t i = 0; i < num_streams; ++i) EXPECT_EQ(drawn[i], expected[i]) << i;
+  }
+}
+
+TEST(DecodeLoopTest, TheFirstAnswerIsDrawnFromThePromptsLogits) {
+  auto engine = open({.max_model_len = 128});
+  const auto prompt = tokens(30, 5);
+  const auto expected =
+      engine->generate(prompt, {.temperature = 0, .max_tokens = 12, .ignore_eos = true})->ids;
+  Session session(*engine);
+  session.seqs.push_back(engine->kv().add_sequence());
+  const Chunk chunk{session.seqs[0], prompt, Logits::kLast};
+  ASSERT_TRUE(engine->step({&chunk, 1}).has_value());
+  EXPECT_EQ(session.run({{.seq = session.seqs[0]}}, 12).front(), expected);
+}
+
+TEST(DecodeLoopTest, GivenTokensAreRunInPlaceOfDrawnOnes) {
+  auto engine = open({.max_model_len = 128});
+  const auto ids = tokens(60, 6);
+  std::vector<int32_t> best;  // after each of the last 40 tokens
+  for (size_t n = 20; n < ids.size(); ++n) {
+    const auto row = alone(*engine, {ids.begin(), ids.begin() + static_cast<int64_t>(n)});
+    best.push_back(static_cast<int32_t>(std::max_element(row.begin(), row.end()) - row.begin()));
+  }
+  Session session(*engine);
+  auto member = session.member({ids.begin(), ids.begin() + 20}, {});
+  member.fed = std::span(ids).subspan(20);
+  EXPECT_EQ(session.run({member}, best.size()).front(), best);
+}
+
+TEST(DecodeLoopTest, WhatWasDrawnBeyondTheEndIsDiscarded) {
+  auto engine = open({.max_model_len = 128, .max_num_seqs = 2});
+  const auto prompt = tokens(50, 7);
+  Session session(*engine);
+  const auto member = session.member(prompt, {});
+  const auto drawn = session.run({member}, 20).front();
+  EXPECT_GT(engine->kv().num_tokens(member.seq), 49 + 20);
+  ASSERT_TRUE(engine->decode_loop().end().has_value());
+  EXPECT_EQ(engine->decode_loop().num_in_flight(), 0);
+  EXPECT_EQ(engine->kv().num_tokens(member.seq), 49 + 20);
+  engine->kv().check_integrity();
+  // The sequence is whole: another token after the last drawn one continues it.
+  std::vector<int32_t> so_far = prompt;
+  so_far.insert(so_far.end(), drawn.begin(), drawn.end());
+  const Chunk chunk{member.seq, {&drawn.back(), 1}, Logits::kLast};
+  const auto logits = engine->step({&chunk, 1});
+  ASSERT_TRUE(logits.has_value());
+  EXPECT_LT(difference(*logits, alone(*engine, so_far)), 1e-3);
+}
+
+TEST(DecodeLoopTest, TheContextsEndStopsIt) {
+  auto engine = open({.max_model_len = 64});
+  Session session(*engine);
+  const auto member = session.member(tokens(60, 8), {});
+  EXPECT_EQ(session.run({member}, 5).front().size(), 5u);
+  const auto more = engine->decode_loop().launch();
+  ASSERT_TRUE(more.has_value());
+  EXPECT_FALSE(*more);
+  EXPECT_EQ(engine->decode_loop().num_in_flight(), 0);
+}
+
+TEST(DecodeLoopTest, LogProbabilitiesComeWithTheTokens) {
+  auto engine = open({.max_model_len = 128});
+  const auto prompt = tokens(20, 9);
+  SamplingOptions sampling{
+      .temperature = 0, .num_logprobs = 3, .max_tokens = 6, .ignore_eos = true};
+  std::vector<SampleAnswer> expected;
+  ASSERT_TRUE(engine->generate(prompt, sampling, [&](const SampleAnswer& answer) {
+    expected.push_back(answer);
+    return true;
+  }));
+  Session session(*engine);
+  const auto member = session.member(prompt, {.num_logprobs = 3});
+  DecodeLoop& loop = engine->decode_loop();
+  ASSERT_TRUE(loop.begin({&member, 1}).has_value());
+  for (const SampleAnswer& wanted : expected) {
+    ASSERT_TRUE(*loop.launch());
+    const auto answers = loop.next();
+    ASSERT_TRUE(answers.has_value());
+    EXPECT_EQ(answers->front().token, wanted.token);
+    EXPECT_NEAR(answers->front().logprob, wanted.logprob, 1e-4);
+    EXPECT_EQ(answers->front().top_ids[2], wanted.top_ids[2]);
+  }
+}
+
 TEST(PlanTest, AutoContextShrinksToWhatFits) {
   auto checkpoint = open_checkpoint("synthetic:gpt-oss-20b");
   ASSERT_TRUE(checkpoint.has_value());

@@ -54,7 +54,10 @@ class KvCache {
   /// Reserves room for `count` more tokens in both pools: all of it, or nothing and false.
   bool append(SeqId seq, int32_t count);
   /// Frees window pages that no token at or after the sequence's end can see.
-  void release_window(SeqId seq);
+  void release_window(SeqId seq) { release_window(seq, num_tokens(seq)); }
+  /// Those that no token at or after `num_tokens`, at most the sequence's length, can see: it may
+  /// then be truncated to that many.
+  void release_window(SeqId seq, int32_t num_tokens);
   /// Shortens the sequence to `num_tokens`. Fails, changing nothing, if window keys that the
   /// shortened sequence would need have been freed.
   Status truncate(SeqId seq, int32_t num_tokens);

@@ -5,6 +5,7 @@
 
 #include <cmath>
 
+#include "engine/launch_arrays.h"
 #include "model/gpt_oss.h"
 
 namespace moxie {
@@ -15,8 +16,10 @@ namespace {
 constexpr uint64_t kProcessBytes = uint64_t{24} << 20;
 
 struct Sizes {
-  uint64_t weights = 0, rotary = 0, full = 0, window = 0, activations = 0;
-  uint64_t total() const { return weights + rotary + full + window + activations + kProcessBytes; }
+  uint64_t weights = 0, rotary = 0, full = 0, window = 0, activations = 0, arrays = 0, process = 0;
+  uint64_t total() const {
+    return weights + rotary + full + window + activations + arrays + process;
+  }
 };
 
 Sizes sizes_for(const GptOssConfig& config, const ModelWeights& layout, uint64_t weight_bytes,
@@ -34,12 +37,23 @@ Sizes sizes_for(const GptOssConfig& config, const ModelWeights& layout, uint64_t
   sizes.activations = activation_bytes(config, layout, request.kv_dtype, kernels,
                                        request.max_batch_tokens, request.max_logit_rows)
                           .total();
+  if (kernels.device() == DeviceKind::kCpu) {
+    sizes.process = kProcessBytes;
+    return sizes;
+  }
+  // Tables of pages, ids and positions of one launch; the decode loop holds as many for its own.
+  const LaunchArrays::Limits limits{.num_tokens = request.max_batch_tokens,
+                                    .num_seqs = request.max_num_seqs,
+                                    .num_logit_rows = request.max_logit_rows,
+                                    .table_stride = ceil_div(max_len, shape.page_tokens)};
+  sizes.arrays = 2 * limits.bytes();
+  sizes.process = kCudaContextBytes;
   return sizes;
 }
 
 std::string advice_for(const GptOssConfig& config, const PlanRequest& request, const Sizes& sizes,
                        uint64_t available) {
-  const uint64_t fixed = sizes.weights + sizes.activations + kProcessBytes;
+  const uint64_t fixed = sizes.weights + sizes.activations + sizes.process;
   if (fixed > available) {
     std::string text = fmt::format("the weights alone take {} of {} free",
                                    format_bytes(sizes.weights), format_bytes(available));
@@ -72,6 +86,7 @@ Result<DType> choose_kv_dtype(const std::string& text, const GptOssConfig& confi
   if (text != "auto") {
     return fail("unknown type '" + text + "'", "--kv-dtype", "auto, bf16, fp8_e4m3 or f32");
   }
+  if (kernels.device() == DeviceKind::kCuda) return DType::kBF16;
   const KvShape shape = kv_shape(config, DType::kF32);
   const int32_t context =
       std::min(max_model_len > 0 ? max_model_len : kDefaultContext, config.max_positions);
@@ -93,8 +108,12 @@ KvShape kv_shape(const GptOssConfig& config, DType kv_dtype) {
 MemoryPlan plan_memory(const Checkpoint& checkpoint, const PlanRequest& request,
                        uint64_t available_bytes, const KernelChooser& kernels) {
   const GptOssConfig& config = checkpoint.config();
-  const ModelWeights layout = checkpoint.layout(request.load);
-  const uint64_t weight_bytes = checkpoint.packed_bytes(request.load);
+  const bool on_cpu = kernels.device() == DeviceKind::kCpu;
+  LoadOptions load = request.load;
+  load.device = kernels.device();
+  if (!on_cpu) available_bytes += kCudaContextBytes;
+  const ModelWeights layout = checkpoint.layout(load);
+  const uint64_t weight_bytes = checkpoint.packed_bytes(load);
   const auto sizes_at = [&](int32_t max_len) {
     return sizes_for(config, layout, weight_bytes, request, kernels, max_len);
   };
@@ -115,8 +134,9 @@ MemoryPlan plan_memory(const Checkpoint& checkpoint, const PlanRequest& request,
                 {"kv cache, full layers", sizes.full},
                 {"kv cache, window layers", sizes.window},
                 {"activations and scratch", sizes.activations},
-                {"rotary table", sizes.rotary},
-                {"process", kProcessBytes}};
+                {"rotary table", sizes.rotary}};
+  if (!on_cpu) plan.parts.push_back({"launch arrays", sizes.arrays});
+  plan.parts.push_back({on_cpu ? "process" : "CUDA context and code", sizes.process});
   plan.total_bytes = sizes.total();
   plan.fits = plan.total_bytes <= available_bytes;
   if (!plan.fits) plan.advice = advice_for(config, request, sizes, available_bytes);

@@ -17,8 +17,8 @@ struct PlanPart {
 
 struct MemoryPlan {
   std::vector<PlanPart> parts;
-  uint64_t total_bytes = 0;      ///< peak of the process
-  uint64_t available_bytes = 0;  ///< what the device has free now
+  uint64_t total_bytes = 0;      ///< CPU: peak of the process; CUDA: of the device's memory
+  uint64_t available_bytes = 0;  ///< what the device has free now; CUDA: without our context
   int32_t max_model_len = 0, max_num_seqs = 0, max_batch_tokens = 0;
   bool fits = false;
   std::string advice;  ///< if it does not fit: what would
@@ -40,15 +40,21 @@ inline constexpr int32_t kDefaultContext = 16384;
 /// A cache that takes no more than this at F32 is kept at F32: exactness is free there.
 inline constexpr uint64_t kSmallCacheBytes = uint64_t{128} << 20;
 
+/// What a process holds of a GPU besides its buffers: the context, the code of kernels and recorded
+/// graphs. A measured constant of one H200 (driver 580, CUDA 13.0): the context alone is 527 MiB.
+inline constexpr uint64_t kCudaContextBytes = uint64_t{560} << 20;
+
 /// `--kv-dtype`: bf16, fp8_e4m3, f32, or auto: f32 where every row is the reference's or the whole
-/// cache is small (kSmallCacheBytes), else bf16. `max_model_len` 0 means kDefaultContext.
+/// cache is small (kSmallCacheBytes), else bf16. CUDA rows read bf16 and fp8 only. `max_model_len`
+/// 0 means kDefaultContext.
 Result<DType> choose_kv_dtype(const std::string& text, const GptOssConfig& config,
                               const KernelChooser& kernels, int32_t max_model_len,
                               int32_t max_num_seqs);
 
 KvShape kv_shape(const GptOssConfig& config, DType kv_dtype);
 
-/// The plan on a device with `available_bytes` free; `kernels` says which rows may run.
+/// The plan on a device with `available_bytes` free (CUDA: once the context is made, as
+/// DeviceProperties has it); `kernels` says which device that is and which rows may run.
 MemoryPlan plan_memory(const Checkpoint& checkpoint, const PlanRequest& request,
                        uint64_t available_bytes, const KernelChooser& kernels);
 

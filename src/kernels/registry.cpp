@@ -105,7 +105,26 @@ std::string KernelChooser::missing(Features needs) const {
 
 void KernelChooser::count(StepKind step, const char* name) {
   std::lock_guard lock(mutex_);
-  ++counts_[{static_cast<int>(step), name}];
+  ++(recording_ ? *recording_ : counts_)[{static_cast<int>(step), name}];
+}
+
+void KernelChooser::count(const Launches& launches) {
+  std::lock_guard lock(mutex_);
+  for (const auto& [key, number] : launches) counts_[key] += number;
+}
+
+void KernelChooser::begin_recording() {
+  std::lock_guard lock(mutex_);
+  CHECK(!recording_, "recording already");
+  recording_.emplace();
+}
+
+KernelChooser::Launches KernelChooser::end_recording() {
+  std::lock_guard lock(mutex_);
+  CHECK(recording_.has_value(), "not recording");
+  Launches launches = std::move(*recording_);
+  recording_.reset();
+  return launches;
 }
 
 std::vector<KernelChooser::Count> KernelChooser::counts() const {

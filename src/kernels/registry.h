@@ -138,6 +138,14 @@ class KernelChooser {
   std::vector<Count> counts() const;
   void reset_counts();
 
+  /// Launches by (step, row name).
+  using Launches = std::map<std::pair<int, const char*>, uint64_t>;
+  /// Between these two, launches are recorded into a graph and do not run: they are not counted but
+  /// returned, to be counted each time the graph runs.
+  void begin_recording();
+  Launches end_recording();
+  void count(const Launches& launches);
+
   DeviceKind device() const { return device_; }
   Features features() const { return features_; }
   const KernelChoice& choice() const { return choice_; }
@@ -152,7 +160,8 @@ class KernelChooser {
   Features features_;
   KernelChoice choice_;
   mutable std::mutex mutex_;
-  std::map<std::pair<int, const char*>, uint64_t> counts_;
+  Launches counts_;
+  std::optional<Launches> recording_;
 };
 
 /// Every row of every table, in the order of the steps.

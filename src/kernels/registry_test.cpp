@@ -134,6 +134,22 @@ TEST(KernelChooser, CountsLaunchesByName) {
   EXPECT_TRUE(chooser.counts().empty());
 }
 
+TEST(KernelChooser, RecordedLaunchesCountEachTimeTheyRun) {
+  KernelChooser chooser(DeviceKind::kCpu, kFeatureNone, {});
+  TestMachine machine;
+  Built<OutParams> built = build(OutCase{});
+  built.reset();
+  built.params.launch.stream = machine.stream.get();
+  chooser.begin_recording();
+  for (int i = 0; i < 2; ++i) chooser.run(built.params);
+  const KernelChooser::Launches recorded = chooser.end_recording();
+  EXPECT_TRUE(chooser.counts().empty()) << "recorded, not run";
+  for (int i = 0; i < 3; ++i) chooser.count(recorded);
+  chooser.run(built.params);
+  ASSERT_EQ(chooser.counts().size(), 1u);
+  EXPECT_EQ(chooser.counts()[0].launches, 7u);
+}
+
 TEST(KernelChoice, BadAssignmentsSayWhatIsNearest) {
   KernelChoice choice;
   const struct {

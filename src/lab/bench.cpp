@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
 #include <random>
 
@@ -30,7 +31,7 @@ class Runner {
     for (const SeqId seq : base_) {
       if (auto status = prefill(seq, test_.depth); !status) return status;
     }
-    return {};
+    return engine_.synchronize();
   }
 
   /// Seconds of one repetition.
@@ -50,10 +51,14 @@ class Runner {
       for (const SeqId seq : seqs) {
         if (status) status = prefill(seq, test_.n_prompt);
       }
+      if (status) status = engine_.synchronize();
     } else if (status) {
-      status = generate(seqs);
+      const bool ahead = engine_.device().kind() == DeviceKind::kCuda &&
+                         seqs.size() <= static_cast<size_t>(DecodeLoop::kMaxStreams);
+      status = ahead ? generate_ahead(seqs) : generate(seqs);
     }
     const double seconds = seconds_since(start);
+    if (auto ended = engine_.decode_loop().end(); status) status = ended;
     for (const SeqId seq : seqs) engine_.kv().free_sequence(seq);
     if (!status) return fail(std::move(status.error()));
     return seconds;
@@ -86,7 +91,32 @@ class Runner {
         chunks[s] = {seqs[s], {&tokens[s], 1}, Logits::kLast};
       }
       if (auto rows = engine_.step(chunks); !rows) return fail(std::move(rows.error()));
-      engine_.sample(requests, answers);
+      if (auto status = engine_.sample(requests, answers); !status) return status;
+    }
+    return {};
+  }
+
+  // Without the host on the path; the tokens to feed travel before.
+  Status generate_ahead(const std::vector<SeqId>& seqs) {
+    const auto num_fed = static_cast<size_t>(std::clamp(test_.n_gen, 0, DecodeLoop::kMaxFed));
+    std::vector<std::vector<int32_t>> fed(seqs.size(), std::vector<int32_t>(num_fed));
+    std::vector<DecodeLoop::Member> members;
+    for (size_t s = 0; s < seqs.size(); ++s) {
+      for (int32_t& token : fed[s]) token = random_token();
+      members.push_back({.seq = seqs[s], .first_token = random_token(), .fed = fed[s]});
+    }
+    DecodeLoop& loop = engine_.decode_loop();
+    if (auto status = loop.begin(members); !status) return status;
+    int32_t num_asked = 0;
+    for (int32_t num_read = 0; num_read < test_.n_gen; ++num_read) {
+      while (num_asked < test_.n_gen) {
+        auto launched = loop.launch();
+        if (!launched) return fail(std::move(launched.error()));
+        if (!*launched) break;
+        ++num_asked;
+      }
+      if (loop.num_in_flight() == 0) return fail("no free pages in the KV cache", "bench");
+      if (auto answers = loop.next(); !answers) return fail(std::move(answers.error()));
     }
     return {};
   }

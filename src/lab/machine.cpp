@@ -228,9 +228,10 @@ nlohmann::ordered_json to_json(const MachineLimits& limits) {
   json["threads"] = limits.num_threads;
   json["features"] = limits.features;
   json["read_gb_s"] = limits.read_gb_s;
-  json["peak"] = Json{{"fp32_gflops", limits.fp32.rate},
-                      {"bf16_gflops", limits.bf16.rate},
-                      {"int8_gops", limits.int8.rate}};
+  const auto rate = [](const Peak& peak) { return peak.rate > 0 ? Json(peak.rate) : Json(); };
+  json["peak"] = Json{{"fp32_gflops", rate(limits.fp32)},
+                      {"bf16_gflops", rate(limits.bf16)},
+                      {"int8_gops", rate(limits.int8)}};
   json["measured_with"] = Json{
       {"read", limits.read_instruction},         {"read_buffer_bytes", limits.read_buffer_bytes},
       {"read_gb_s_best", limits.read_gb_s_best}, {"fp32", limits.fp32.instruction},

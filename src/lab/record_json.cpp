@@ -16,14 +16,17 @@ using Json = nlohmann::ordered_json;
 constexpr int kSchemaVersion = 1;
 
 Json to_json(const GpuState& gpu) {
+  const auto known = [](auto value) { return value == decltype(value){} ? Json() : Json(value); };
   return Json{{"name", gpu.name},
-              {"driver", gpu.driver},
+              {"driver", known(gpu.driver)},
               {"memory_bytes", gpu.memory_bytes},
-              {"sm_clock_mhz", {gpu.sm_clock_mhz_before, gpu.sm_clock_mhz_after}},
-              {"memory_clock_mhz", {gpu.memory_clock_mhz_before, gpu.memory_clock_mhz_after}},
-              {"power_watts", gpu.power_watts},
-              {"temperature_celsius", gpu.temperature_celsius},
-              {"throttle_reasons", gpu.throttle_reasons}};
+              {"sm_clock_mhz",
+               Json::array({known(gpu.sm_clock_mhz_before), known(gpu.sm_clock_mhz_after)})},
+              {"memory_clock_mhz", Json::array({known(gpu.memory_clock_mhz_before),
+                                                known(gpu.memory_clock_mhz_after)})},
+              {"power_watts", known(gpu.power_watts)},
+              {"temperature_celsius", known(gpu.temperature_celsius)},
+              {"throttle_reasons", known(gpu.throttle_reasons)}};
 }
 
 Json to_json(const Workload& workload) {

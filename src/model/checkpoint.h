@@ -25,8 +25,11 @@ struct StoredTensor {
 
 struct LoadOptions {
   Mxfp4Layers mxfp4_layers;
+  DenseLayers mxfp8_layers;   ///< CUDA only: kept as MXFP8; none that mxfp4_layers names too
   bool show_progress = true;  ///< a bar with ETA on stderr when it takes over a second and is a tty
   uint64_t seed = 0;          ///< synthetic only
+  /// Whose layout layout() and packed_bytes() give; load() goes by its device.
+  DeviceKind device = DeviceKind::kCpu;
 };
 
 /// An open checkpoint: configuration known, every tensor found and checked, nothing copied yet.

@@ -1,12 +1,14 @@
 // "synthetic:": a model of true shapes with random weights, made in place without touching the
 // disk.
+#include <algorithm>
+#include <chrono>
 #include <cmath>
-#include <cstring>
 
 #include "core/threads.h"
 #include "model/checkpoint_open.h"
 #include "model/load_progress.h"
 #include "model/loader.h"
+#include "model/synthetic_cuda.h"
 #include "weights/synthetic.h"
 
 namespace moxie {
@@ -26,30 +28,33 @@ GptOssConfig gpt_oss_config(int32_t num_layers, int32_t num_experts) {
   return config;
 }
 
-WeightFormats synthetic_formats(const GptOssConfig& config, const Mxfp4Layers& mxfp4) {
+// Dense layers are made in the format asked for, not quantised from BF16 ones.
+WeightFormats synthetic_formats(const GptOssConfig& config, const LoadOptions& options) {
+  const DenseLayers &mxfp4 = options.mxfp4_layers, &mxfp8 = options.mxfp8_layers;
   WeightFormats formats;
-  formats.head = mxfp4.lm_head ? DType::kMXFP4 : DType::kBF16;
+  formats.head = dense_format(mxfp4.lm_head, mxfp8.lm_head, DType::kBF16);
   LayerFormats layer;
-  if (mxfp4.qkv) layer.qkv = DType::kMXFP4;
-  if (mxfp4.o) layer.out = DType::kMXFP4;
+  layer.qkv = dense_format(mxfp4.qkv, mxfp8.qkv, DType::kBF16);
+  layer.out = dense_format(mxfp4.o, mxfp8.o, DType::kBF16);
   formats.layers.assign(static_cast<size_t>(config.num_layers), layer);
   return formats;
 }
 
 // Fills weights so that the residual grows slowly, logits are finite and each router, whose rows
-// are alike and whose bias is zero, spreads tokens evenly over its experts.
+// are alike and whose bias is zero, spreads tokens evenly over its experts. The same seed gives the
+// same model on every device (layers that are MXFP8 hold what their BF16 values quantise to).
 class Filler {
  public:
-  Filler(const GptOssConfig& config, uint64_t seed, ThreadPool& pool, LoadProgress& progress)
-      : config_(config), seed_(seed), pool_(pool), progress_(progress) {}
+  Filler(const GptOssConfig& config, uint64_t seed, Device& device, Stream& stream,
+         LoadProgress& progress)
+      : config_(config), seed_(seed), device_(device), stream_(stream), progress_(progress) {}
 
-  void fill(const ModelWeights& weights) {
+  Status fill(const ModelWeights& weights) {
     const int32_t hidden = config_.hidden, experts = config_.num_experts;
-    fill_random_table(weights.embedding, 1.0, ++stream_ + (seed_ << 20), pool_);
-    progress_.add(static_cast<uint64_t>(weights.embedding.bytes()));
+    table(weights.embedding, 1.0);
     for (const LayerWeights& layer : weights.layers) {
       vector(layer.input_norm, hidden, 1.0f);
-      matrix(layer.qkv, 1.0);
+      matrix(layer.qkv, 1.0, PackedRowOrder::kQkv);
       vector(layer.qkv_bias, config_.qkv_width(), 0.0f);
       vector(layer.sinks, config_.num_heads, 0.0f);
       matrix(layer.out, 0.5);
@@ -57,30 +62,55 @@ class Filler {
       vector(layer.post_norm, hidden, 1.0f);
       matrix(layer.router, 1.0);
       vector(layer.router_bias, experts, 0.0f);
-      matrix(layer.gate_up, 1.0);
+      matrix(layer.gate_up, 1.0, PackedRowOrder::kGateUp);
       vector(layer.gate_up_bias, int64_t{experts} * layer.gate_up.rows, 0.0f);
       matrix(layer.down, 0.5);
       vector(layer.down_bias, int64_t{experts} * hidden, 0.0f);
     }
     vector(weights.final_norm, hidden, 1.0f);
     matrix(weights.head, 2.0);
+    return status_ ? stream_.synchronize() : status_;
   }
 
  private:
+  uint64_t next_seed() { return ++num_filled_ + (seed_ << 20); }
+
   // `gain`: deviation of the outputs for inputs of deviation 1.
-  void matrix(const PackedMatrix& target, double gain) {
-    fill_random_matrix(target, gain / std::sqrt(target.cols), ++stream_ + (seed_ << 20), pool_);
+  void matrix(const PackedMatrix& target, double gain,
+              PackedRowOrder order = PackedRowOrder::kNatural) {
+    const double deviation = gain / std::sqrt(target.cols);
+    if (stream_.pool != nullptr)
+      fill_random_matrix(target, deviation, next_seed(), *stream_.pool);
+    else
+      fill_random_matrix_cuda(target, order, config_.head_dim, deviation, next_seed(), stream_);
     progress_.add(static_cast<uint64_t>(target.bytes()));
   }
-  static void vector(const float* place, int64_t count, float value) {
-    std::fill_n(const_cast<float*>(place), count, value);
+  void table(const RowTable& target, double deviation) {
+    if (stream_.pool != nullptr)
+      fill_random_table(target, deviation, next_seed(), *stream_.pool);
+    else
+      fill_random_table_cuda(target, deviation, next_seed(), stream_);
+    progress_.add(static_cast<uint64_t>(target.bytes()));
+  }
+  void vector(const float* place, int64_t count, float value) {
+    auto* out = const_cast<float*>(place);
+    if (stream_.pool != nullptr) {
+      std::fill_n(out, count, value);
+      return;
+    }
+    Status done = value == 0.0f ? device_.fill_zero(
+                                      out, sizeof(float) * static_cast<uint64_t>(count), stream_)
+                                : fill_vector_cuda(out, count, value, stream_);
+    if (!done && status_) status_ = std::move(done);
   }
 
   const GptOssConfig& config_;
   uint64_t seed_;
-  uint64_t stream_ = 0;
-  ThreadPool& pool_;
+  uint64_t num_filled_ = 0;
+  Device& device_;
+  Stream& stream_;
   LoadProgress& progress_;
+  Status status_;
 };
 
 class SyntheticCheckpoint final : public Checkpoint {
@@ -114,17 +144,26 @@ class SyntheticCheckpoint final : public Checkpoint {
   ModelWeights layout(const LoadOptions& options) const override {
     ModelWeights weights;
     if (faults_.empty()) {
-      lay_out_weights(config_, synthetic_formats(config_, options.mxfp4_layers), nullptr, &weights);
+      lay_out_weights(config_, synthetic_formats(config_, options), options.device, nullptr,
+                      &weights);
     }
     return weights;
   }
   Result<ModelWeights> load(Device& device, const LoadOptions& options) const override {
     if (!faults_.empty()) return fail(faults_.all()[0].message());
-    Result<WeightsPlace> place =
-        make_weights(config_, synthetic_formats(config_, options.mxfp4_layers), device);
+    if (Status fine = check_load_options(options, device.kind()); !fine) return fail(fine.error());
+    const auto start = std::chrono::steady_clock::now();
+    Result<WeightsPlace> place = make_weights(config_, synthetic_formats(config_, options), device);
     if (!place) return fail(place.error());
+    if (place->stream->pool == nullptr && place->stream->native == nullptr)
+      return fail("synthetic weights are made by the GPU itself", device.properties().name);
     LoadProgress progress(options.show_progress, "making weights", place->weights.packed_bytes);
-    Filler(config_, options.seed, *place->stream->pool, progress).fill(place->weights);
+    Filler filler(config_, options.seed, device, *place->stream, progress);
+    if (Status filled = filler.fill(place->weights); !filled) return fail(filled.error());
+    StartupTimeline& timeline = place->weights.timeline;
+    timeline.weights_s =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    timeline.repack_s = timeline.weights_s;
     return std::move(place->weights);
   }
 

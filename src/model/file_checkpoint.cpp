@@ -60,7 +60,7 @@ ModelWeights FileCheckpoint::layout(const LoadOptions& options) const {
   ModelWeights weights;
   // Products of the sizes of an absurd configuration may overflow.
   if (!config_.faults().empty()) return weights;
-  lay_out_weights(config_, packed_formats(config_, stored_, options.mxfp4_layers), nullptr,
+  lay_out_weights(config_, packed_formats(config_, stored_, options), options.device, nullptr,
                   &weights);
   return weights;
 }
@@ -72,8 +72,7 @@ Result<ModelWeights> FileCheckpoint::load(Device& device, const LoadOptions& opt
     if (num_faults > 1) what += fmt::format(" (and {} more faults)", num_faults - 1);
     return fail(what, "", fmt::format("`moxie inspect {}` lists all faults", path_));
   }
-  return load_weights(config_, stored_, packed_formats(config_, stored_, options.mxfp4_layers),
-                      device, options);
+  return load_weights(config_, stored_, packed_formats(config_, stored_, options), device, options);
 }
 
 }  // namespace moxie

@@ -1,8 +1,6 @@
 // One token's way through the model, and the sizes it needs.
 #include "model/gpt_oss.h"
 
-#include <cstring>
-
 #include "kernels/attend/attend.h"
 #include "kernels/embed/embed.h"
 #include "kernels/experts/experts.h"
@@ -157,19 +155,23 @@ void GptOss::forward(const Batch& batch, std::span<const KvLayer> kv, const Acti
   const StepParams step{config_, weights_, batch, act, launch};
   const int64_t width = int64_t{batch.ragged.num_tokens} * config_.hidden;
 
+  const auto keep_hidden = [&](size_t layer) {
+    if (act.hidden_states == nullptr) return;
+    const auto kept = act.device->copy_on_device(act.hidden_states + layer * width, act.x,
+                                                 static_cast<uint64_t>(width) * 4, stream);
+    CHECK(kept.has_value(), kept ? "" : kept.error().message());
+  };
   kernels_.run(step.embed());
   for (size_t l = 0; l < weights_.layers.size(); ++l) {
     const LayerWeights& layer = weights_.layers[l];
-    if (act.hidden_states) std::memcpy(act.hidden_states + l * width, act.x, width * 4);
+    keep_hidden(l);
     kernels_.run(step.qkv(layer, kv[l], rotary_));
     kernels_.run(step.attend(layer, kv[l], config_.is_window[l], use_sinks_));
     kernels_.run(step.out(layer));
     kernels_.run(step.route(layer));
     kernels_.run(step.experts(layer));
   }
-  if (act.hidden_states) {
-    std::memcpy(act.hidden_states + weights_.layers.size() * width, act.x, width * 4);
-  }
+  keep_hidden(weights_.layers.size());
   if (batch.num_logit_rows > 0) kernels_.run(step.unembed());
 }
 

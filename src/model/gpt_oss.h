@@ -33,6 +33,7 @@ struct Activations {
   uint64_t workspace_bytes = 0;
   /// Tests only: x before each layer and after the last, [layers + 1, tokens, hidden]; else null.
   float* hidden_states = nullptr;
+  Device* device = nullptr;  ///< with hidden_states: what copies them
 };
 
 class GptOss {

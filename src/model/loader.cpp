@@ -4,11 +4,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <mutex>
 
 #include "core/threads.h"
 #include "model/load_progress.h"
+#include "model/loader_cuda.h"
 
 namespace moxie {
 namespace {
@@ -91,12 +93,7 @@ class Loader {
     load_matrix(weights.head, {"lm_head.weight"});
   }
 
-  Status status() const {
-    if (faults_.empty()) return {};
-    std::string what;
-    for (const Fault& fault : faults_) what += (what.empty() ? "" : "; ") + fault.message();
-    return fail(what, "", "the file is damaged: fetch it again");
-  }
+  Status status() const { return damage_status(faults_); }
 
  private:
   const StoredPart& part(const std::string& name, size_t i) const {
@@ -269,7 +266,7 @@ class Loader {
     if (is_split) tensor.replace(tensor.rfind("blocks"), 6, "scales");
     for (const Fault& fault : faults_)
       if (fault.tensor == tensor) return;
-    if (faults_.size() >= 8) return;
+    if (faults_.size() >= kMaxLoadFaults) return;
     const MappedFile* file = is_split ? source.scales_file : source.file;
     faults_.push_back({file->path(), tensor,
                        fmt::format("the scale byte 255 (NaN) in expert {}, row {}", expert, row),
@@ -288,7 +285,9 @@ class Loader {
 // Hands out consecutive aligned places, or only counts them.
 class Layout {
  public:
-  explicit Layout(std::byte* base) : base_(base) {}
+  Layout(DeviceKind kind, std::byte* base)
+      : packed_(kind == DeviceKind::kCpu ? PackedLayout::kRows16 : PackedLayout::kFragment16x32),
+        base_(base) {}
   const std::byte* take(int64_t bytes) {
     const uint64_t at = round_up(used_, kAlignment);
     used_ = at + static_cast<uint64_t>(bytes);
@@ -299,7 +298,7 @@ class Layout {
   }
   PackedMatrix matrix(DType format, int32_t num_experts, int32_t rows, int32_t cols) {
     PackedMatrix out{.format = format,
-                     .layout = PackedLayout::kRows16,
+                     .layout = packed_,
                      .num_experts = num_experts,
                      .rows = rows,
                      .cols = cols};
@@ -309,15 +308,16 @@ class Layout {
   uint64_t used() const { return round_up(used_, kAlignment); }
 
  private:
+  PackedLayout packed_;
   std::byte* base_;
   uint64_t used_ = 0;
 };
 
 }  // namespace
 
-uint64_t lay_out_weights(const GptOssConfig& config, const WeightFormats& formats, std::byte* base,
-                         ModelWeights* out) {
-  Layout layout(base);
+uint64_t lay_out_weights(const GptOssConfig& config, const WeightFormats& formats, DeviceKind kind,
+                         std::byte* base, ModelWeights* out) {
+  Layout layout(kind, base);
   const int32_t hidden = config.hidden, experts = config.num_experts;
   out->embedding = {.format = formats.embedding, .rows = config.vocab, .cols = hidden};
   out->embedding.data = layout.take(out->embedding.bytes());
@@ -346,15 +346,32 @@ uint64_t lay_out_weights(const GptOssConfig& config, const WeightFormats& format
   return layout.used();
 }
 
+Status damage_status(const std::vector<Fault>& faults) {
+  if (faults.empty()) return {};
+  std::string what;
+  for (const Fault& fault : faults) what += (what.empty() ? "" : "; ") + fault.message();
+  return fail(what, "", "the file is damaged: fetch it again");
+}
+
+Status check_load_options(const LoadOptions& options, DeviceKind kind) {
+  const DenseLayers &mxfp4 = options.mxfp4_layers, &mxfp8 = options.mxfp8_layers;
+  const bool any = mxfp8.qkv || mxfp8.o || mxfp8.lm_head;
+  if (any && kind == DeviceKind::kCpu) {
+    return fail("MXFP8 weights have no rows on the CPU", "--mxfp8-layers",
+                "--device cuda, or --mxfp4-layers");
+  }
+  if ((mxfp4.qkv && mxfp8.qkv) || (mxfp4.o && mxfp8.o) || (mxfp4.lm_head && mxfp8.lm_head)) {
+    return fail("names layers that --mxfp4-layers names too", "--mxfp8-layers",
+                "each layer in one of the two");
+  }
+  return {};
+}
+
 Result<WeightsPlace> make_weights(const GptOssConfig& config, const WeightFormats& formats,
                                   Device& device) {
   const DeviceProperties& properties = device.properties();
-  if (device.kind() != DeviceKind::kCpu) {
-    return fail("weights cannot be packed for this kind of device yet", properties.name,
-                "--device cpu");
-  }
   WeightsPlace place;
-  const uint64_t bytes = lay_out_weights(config, formats, nullptr, &place.weights);
+  const uint64_t bytes = lay_out_weights(config, formats, device.kind(), nullptr, &place.weights);
   const uint64_t available = properties.available_bytes;
   if (available > 0 && bytes > available) {
     return fail(fmt::format("the weights need {:.2f} GB and {:.2f} GB of memory are free",
@@ -368,7 +385,7 @@ Result<WeightsPlace> make_weights(const GptOssConfig& config, const WeightFormat
   if (!buffer) return fail(buffer.error());
   Result<std::unique_ptr<Stream>> stream = device.make_stream();
   if (!stream) return fail(stream.error());
-  lay_out_weights(config, formats, buffer->data(), &place.weights);
+  lay_out_weights(config, formats, device.kind(), buffer->data(), &place.weights);
   place.weights.storage.push_back(std::move(*buffer));
   place.stream = std::move(*stream);
   return place;
@@ -377,15 +394,29 @@ Result<WeightsPlace> make_weights(const GptOssConfig& config, const WeightFormat
 Result<ModelWeights> load_weights(const GptOssConfig& config, const StoredWeights& stored,
                                   const WeightFormats& formats, Device& device,
                                   const LoadOptions& options) {
+  if (Status fine = check_load_options(options, device.kind()); !fine) return fail(fine.error());
+  const auto start = std::chrono::steady_clock::now();
   for (const TensorFile& file : stored.files) {
     if (Status same = file.file->check_unchanged(); !same) return fail(same.error());
   }
   Result<WeightsPlace> place = make_weights(config, formats, device);
   if (!place) return fail(place.error());
   LoadProgress progress(options.show_progress, "loading weights", place->weights.packed_bytes);
+  StartupTimeline& timeline = place->weights.timeline;
+  const auto seconds = [start] {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  };
+  if (device.kind() == DeviceKind::kCuda) {
+    const Status status = load_weights_cuda(config, stored, device, *place, progress);
+    if (!status) return fail(status.error());
+    timeline.weights_s = seconds();
+    return std::move(place->weights);
+  }
   Loader loader(config, stored, *place->stream->pool, progress);
   loader.load(place->weights);
   if (Status status = loader.status(); !status) return fail(status.error());
+  timeline.weights_s = timeline.read_s = seconds();  // packed as it is read
+  timeline.read_bytes = place->weights.packed_bytes;
   return std::move(place->weights);
 }
 

@@ -371,7 +371,8 @@ void find_weights(const GptOssConfig& config, const WeightNaming& naming, Stored
 }
 
 WeightFormats packed_formats(const GptOssConfig& config, const StoredWeights& stored,
-                             const Mxfp4Layers& mxfp4) {
+                             const LoadOptions& options) {
+  const DenseLayers &mxfp4 = options.mxfp4_layers, &mxfp8 = options.mxfp8_layers;
   // `otherwise` stands for weights that were not found: plans are made for faulty files too.
   const auto kept = [&](std::initializer_list<std::string> names, DType otherwise = DType::kBF16) {
     std::optional<DType> format;
@@ -388,14 +389,14 @@ WeightFormats packed_formats(const GptOssConfig& config, const StoredWeights& st
   formats.embedding = kept({"model.embed_tokens.weight"});
   // Every MXFP4 value is a BF16 value, and rows are gathered whole.
   if (formats.embedding == DType::kMXFP4) formats.embedding = DType::kBF16;
-  formats.head = mxfp4.lm_head ? DType::kMXFP4 : kept({"lm_head.weight"});
+  formats.head = dense_format(mxfp4.lm_head, mxfp8.lm_head, kept({"lm_head.weight"}));
   for (int32_t i = 0; i < config.num_layers; ++i) {
     const std::string at = std::string(kLayerPrefix) + std::to_string(i) + ".";
     LayerFormats layer;
-    layer.qkv = mxfp4.qkv ? DType::kMXFP4
-                          : kept({at + "self_attn.q_proj.weight", at + "self_attn.k_proj.weight",
-                                  at + "self_attn.v_proj.weight"});
-    layer.out = mxfp4.o ? DType::kMXFP4 : kept({at + "self_attn.o_proj.weight"});
+    layer.qkv = dense_format(mxfp4.qkv, mxfp8.qkv,
+                             kept({at + "self_attn.q_proj.weight", at + "self_attn.k_proj.weight",
+                                   at + "self_attn.v_proj.weight"}));
+    layer.out = dense_format(mxfp4.o, mxfp8.o, kept({at + "self_attn.o_proj.weight"}));
     layer.router = kept({at + "mlp.router.weight"});
     layer.gate_up = kept({at + "mlp.experts.gate_up_proj"}, DType::kMXFP4);
     layer.down = kept({at + "mlp.experts.down_proj"}, DType::kMXFP4);

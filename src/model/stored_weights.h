@@ -72,8 +72,12 @@ struct WeightFormats {
   std::vector<LayerFormats> layers;
 };
 /// What each matrix keeps: its stored format (F16 becomes F32; parts that differ become F32),
-/// or MXFP4 where asked.
+/// or MXFP4 or MXFP8 where asked.
 WeightFormats packed_formats(const GptOssConfig& config, const StoredWeights& stored,
-                             const Mxfp4Layers& mxfp4);
+                             const LoadOptions& options);
+/// The format of a dense layer: `kept`, unless one of the two switches names it.
+constexpr DType dense_format(bool is_mxfp4, bool is_mxfp8, DType kept) {
+  return is_mxfp4 ? DType::kMXFP4 : is_mxfp8 ? DType::kMXFP8 : kept;
+}
 
 }  // namespace moxie

@@ -1,4 +1,4 @@
-// The one list of weights, and the --mxfp4-layers switch.
+// The one list of weights, and the switches that name dense layers.
 #include "model/weights.h"
 
 namespace moxie {
@@ -40,8 +40,9 @@ void for_each_weight(const GptOssConfig& config,
   visit({"lm_head.weight", {vocab, hidden}});
 }
 
-Result<Mxfp4Layers> Mxfp4Layers::parse(const std::string& text) {
-  Mxfp4Layers layers;
+Result<DenseLayers> DenseLayers::parse(const std::string& text, const std::string& flag) {
+  const bool takes_moe = flag == "--mxfp4-layers";
+  DenseLayers layers;
   size_t begin = 0;
   while (begin <= text.size()) {
     const size_t end = std::min(text.find(',', begin), text.size());
@@ -55,9 +56,10 @@ Result<Mxfp4Layers> Mxfp4Layers::parse(const std::string& text) {
       layers.lm_head = true;
     else if (word == "all")
       layers = {true, true, true};
-    else if (word != "moe" && !(word.empty() && text.empty()))
-      return fail("found \"" + word + "\"", "--mxfp4-layers",
-                  "a list of moe, qkv, o, lm_head, or all");
+    else if (!(takes_moe && word == "moe") && !text.empty())
+      return fail("found \"" + word + "\"", flag,
+                  takes_moe ? "a list of moe, qkv, o, lm_head, or all"
+                            : "a list of qkv, o, lm_head, or all");
   }
   return layers;
 }

@@ -77,6 +77,27 @@ void MappedFile::release(uint64_t offset, uint64_t num_bytes) const {
   ::madvise(const_cast<std::byte*>(bytes_.data()) + begin, end - begin, MADV_DONTNEED);
 }
 
+Status MappedFile::read(uint64_t offset, uint64_t num_bytes, std::byte* target) const {
+  CHECK(offset <= bytes_.size() && num_bytes <= bytes_.size() - offset, path_);
+  if (descriptor_ < 0) {
+    if (num_bytes > 0) std::memcpy(target, bytes_.data() + offset, num_bytes);
+    return {};
+  }
+  while (num_bytes > 0) {
+    const ssize_t count = ::pread(descriptor_, target, num_bytes, static_cast<off_t>(offset));
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) return fail("cannot be read: " + system_reason(errno), path_);
+    if (count == 0) {
+      if (Status same = check_unchanged(); !same) return same;
+      return fail("ends at byte " + std::to_string(offset), path_, "fetch the file again");
+    }
+    offset += static_cast<uint64_t>(count);
+    target += count;
+    num_bytes -= static_cast<uint64_t>(count);
+  }
+  return {};
+}
+
 Status MappedFile::check_unchanged() const {
   if (descriptor_ < 0) return {};
   struct stat status = {};

@@ -28,6 +28,9 @@ class MappedFile {
   const std::string& path() const { return path_; }
   std::span<const std::byte> bytes() const { return bytes_; }
 
+  /// Copies bytes to `target` without touching the mapping, so that a file that has become shorter
+  /// since it was opened is an error and no signal. Any number of threads may read at once.
+  Status read(uint64_t offset, uint64_t num_bytes, std::byte* target) const;
   /// Asks the system to read [offset, offset + num_bytes) ahead.
   void will_need(uint64_t offset, uint64_t num_bytes) const;
   /// Drops the pages of the range, and a few around it, from this process's resident memory; they

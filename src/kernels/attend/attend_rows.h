@@ -17,4 +17,15 @@ void attend_any_f32_flash_avx512(const AttendParams& params);
 const char* attend_flash_refuses(const AttendParams& params);
 uint64_t attend_flash_workspace(const AttendParams& params);
 
+#if MOXIE_HAS_CUDA
+/// Split over keys, with mma: head size 64, BF16 or F8E4M3 cache, up to 16 query heads a KV head.
+/// On CUDA the positions of a sequence's tokens in a launch are consecutive, in every row; a page
+/// that is needed and not there gives NaN.
+void attend_any_f32_split_cuda(const AttendParams& params);
+const char* attend_split_cuda_refuses(const AttendParams& params);
+/// Head sizes up to 512, every cache type. Slow.
+void attend_any_f32_plain_cuda(const AttendParams& params);
+const char* attend_plain_cuda_refuses(const AttendParams& params);
+#endif
+
 }  // namespace moxie

@@ -25,6 +25,16 @@ const char* flash_refuses(const AttendParams& params) {
   const char* why = refuses_shape(params);
   return why != nullptr ? why : attend_flash_refuses(params);
 }
+#if MOXIE_HAS_CUDA
+const char* split_refuses(const AttendParams& params) {
+  const char* why = refuses_shape(params);
+  return why != nullptr ? why : attend_split_cuda_refuses(params);
+}
+const char* plain_refuses(const AttendParams& params) {
+  const char* why = refuses_shape(params);
+  return why != nullptr ? why : attend_plain_cuda_refuses(params);
+}
+#endif
 constexpr const char* kFlashSupports =
     "F32, BF16, F8E4M3 cache; head size a multiple of 16 up to 256, up to 128 heads a KV head";
 constexpr const char* kFlashLimits = "F32 sums; any tokens; same result for any batch and threads";
@@ -75,6 +85,30 @@ const Row<AttendParams> kRows[] = {
      .cost = [](const AttendParams&) { return 1.0; },
      .workspace = attend_flash_workspace,
      .run = attend_any_f32_flash_avx512},
+#endif
+#if MOXIE_HAS_CUDA
+    {.name = "attend_any_f32_split_cuda",
+     .device = DeviceKind::kCuda,
+     .needs = kCudaAny,
+     .supports = "BF16, F8E4M3 cache; head size 64, up to 16 heads a KV head",
+     .limits = "queries and weights to 2^-17, F32 sums; best for 1 to 8 tokens",
+     .ran_on = "H200; sm_100a and sm_120f compiled only",
+     .layout = PackedLayout::kFragment16x32,
+     .refuses = split_refuses,
+     .cost = [](const AttendParams&) { return 1.0; },
+     .workspace = no_workspace,
+     .run = attend_any_f32_split_cuda},
+    {.name = "attend_any_f32_plain_cuda",
+     .device = DeviceKind::kCuda,
+     .needs = kCudaAny,
+     .supports = "F32, BF16, F8E4M3 cache; head size up to 512",
+     .limits = "F32; any number of tokens, slow",
+     .ran_on = "H200; sm_100a and sm_120f compiled only",
+     .layout = PackedLayout::kFragment16x32,
+     .refuses = plain_refuses,
+     .cost = [](const AttendParams&) { return 50.0; },
+     .workspace = no_workspace,
+     .run = attend_any_f32_plain_cuda},
 #endif
 };
 

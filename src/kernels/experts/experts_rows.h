@@ -31,4 +31,9 @@ uint64_t experts_any_bf16_gemm_workspace(const ExpertsParams& params);
 double experts_any_bf16_gemm_amx_cost(const ExpertsParams& params);
 void experts_any_bf16_gemm_amx(const ExpertsParams& params);
 
+// experts_any_bf16x2_gemv_cuda: activations as two BF16 parts (16 bits), F32 sums.
+const char* experts_any_bf16x2_gemv_cuda_refuses(const ExpertsParams& params);
+uint64_t experts_any_bf16x2_gemv_cuda_workspace(const ExpertsParams& params);
+void experts_any_bf16x2_gemv_cuda(const ExpertsParams& params);
+
 }  // namespace moxie

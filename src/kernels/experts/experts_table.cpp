@@ -78,6 +78,20 @@ const Row<ExpertsParams> kRows[] = {
      .workspace = experts_any_bf16_gemm_workspace,
      .run = experts_any_bf16_gemm_amx},
 #endif
+#if MOXIE_HAS_CUDA
+    {.name = "experts_any_bf16x2_gemv_cuda",
+     .device = DeviceKind::kCuda,
+     .needs = kCudaAny,
+     .supports = "f32, bf16, q8_0, mxfp4, mxfp8; at most 16 experts a token",
+     .limits = "any number of tokens in groups of 8, best for 1 to 8; activations to 2^-17; an "
+               "expert is read once a group",
+     .ran_on = "H200; sm_100a and sm_120f compiled only",
+     .layout = PackedLayout::kFragment16x32,
+     .refuses = experts_any_bf16x2_gemv_cuda_refuses,
+     .cost = [](const ExpertsParams&) { return 1.0; },
+     .workspace = experts_any_bf16x2_gemv_cuda_workspace,
+     .run = experts_any_bf16x2_gemv_cuda},
+#endif
 };
 
 }  // namespace

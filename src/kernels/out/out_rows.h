@@ -30,4 +30,8 @@ uint64_t out_any_bf16_gemm_workspace(const OutParams& params);
 double out_any_bf16_gemm_amx_cost(const OutParams& params);
 void out_any_bf16_gemm_amx(const OutParams& params);
 
+// out_any_bf16x2_gemv_cuda: activations as two BF16 parts (16 bits), F32 sums.
+const char* out_any_bf16x2_gemv_cuda_refuses(const OutParams& params);
+void out_any_bf16x2_gemv_cuda(const OutParams& params);
+
 }  // namespace moxie

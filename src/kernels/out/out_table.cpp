@@ -79,6 +79,19 @@ const Row<OutParams> kRows[] = {
      .workspace = out_any_bf16_gemm_workspace,
      .run = out_any_bf16_gemm_amx},
 #endif
+#if MOXIE_HAS_CUDA
+    {.name = "out_any_bf16x2_gemv_cuda",
+     .device = DeviceKind::kCuda,
+     .needs = kCudaAny,
+     .supports = "f32, bf16, q8_0, mxfp4, mxfp8",
+     .limits = "any number of tokens in groups of 8, best for 1 to 8; activations to 2^-17",
+     .ran_on = "H200; sm_100a and sm_120f compiled only",
+     .layout = PackedLayout::kFragment16x32,
+     .refuses = out_any_bf16x2_gemv_cuda_refuses,
+     .cost = [](const OutParams&) { return 1.0; },
+     .workspace = [](const OutParams&) { return uint64_t{0}; },
+     .run = out_any_bf16x2_gemv_cuda},
+#endif
 };
 
 }  // namespace

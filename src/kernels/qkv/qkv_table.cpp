@@ -78,6 +78,20 @@ const Row<QkvParams> kRows[] = {
      .workspace = qkv_any_bf16_gemm_workspace,
      .run = qkv_any_bf16_gemm_amx},
 #endif
+#if MOXIE_HAS_CUDA
+    {.name = "qkv_any_bf16x2_gemv_cuda",
+     .device = DeviceKind::kCuda,
+     .needs = kCudaAny,
+     .supports =
+         "f32, bf16, q8_0, mxfp4, mxfp8; cache f32, bf16, fp8_e4m3; head_dim a multiple of 16",
+     .limits = "any number of tokens in groups of 8, best for 1 to 8; activations to 2^-17",
+     .ran_on = "H200; sm_100a and sm_120f compiled only",
+     .layout = PackedLayout::kFragment16x32,
+     .refuses = qkv_any_bf16x2_gemv_cuda_refuses,
+     .cost = [](const QkvParams&) { return 1.0; },
+     .workspace = [](const QkvParams&) { return uint64_t{0}; },
+     .run = qkv_any_bf16x2_gemv_cuda},
+#endif
 };
 
 }  // namespace

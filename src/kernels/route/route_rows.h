@@ -19,4 +19,8 @@ void route_any_f32_gemv_portable(const RouteParams& params);
 void route_any_f32_gemv_avx2(const RouteParams& params);
 void route_any_f32_gemv_avx512(const RouteParams& params);
 
+// route_any_bf16x2_gemv_cuda: activations as two BF16 parts (16 bits), F32 sums.
+const char* route_any_bf16x2_gemv_cuda_refuses(const RouteParams& params);
+void route_any_bf16x2_gemv_cuda(const RouteParams& params);
+
 }  // namespace moxie

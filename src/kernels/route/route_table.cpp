@@ -53,6 +53,19 @@ const Row<RouteParams> kRows[] = {
      .workspace = route_any_f32_gemv_workspace,
      .run = route_any_f32_gemv_avx512},
 #endif
+#if MOXIE_HAS_CUDA
+    {.name = "route_any_bf16x2_gemv_cuda",
+     .device = DeviceKind::kCuda,
+     .needs = kCudaAny,
+     .supports = "f32, bf16, q8_0, mxfp4, mxfp8; at most 256 experts",
+     .limits = "any number of tokens in groups of 8, best for 1 to 8; activations to 2^-17",
+     .ran_on = "H200; sm_100a and sm_120f compiled only",
+     .layout = PackedLayout::kFragment16x32,
+     .refuses = route_any_bf16x2_gemv_cuda_refuses,
+     .cost = [](const RouteParams&) { return 1.0; },
+     .workspace = [](const RouteParams&) { return uint64_t{0}; },
+     .run = route_any_bf16x2_gemv_cuda},
+#endif
 };
 
 }  // namespace

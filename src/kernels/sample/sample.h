@@ -58,7 +58,16 @@ struct SampleParams {
   const float* logits = nullptr;            // [rows, vocab]
   const SampleRequest* requests = nullptr;  // [rows]
   SampleAnswer* answers = nullptr;          // [rows], written
+  /// The caller, who knows the requests, says that is_plain() holds for every row: a CUDA launch
+  /// cannot look. False is always right.
+  bool all_plain = false;
 };
+
+/// Whether a request wants no more than the greatest logit, or a draw by temperature alone.
+inline bool is_plain(const SampleRequest& r) {
+  return r.num_logprobs < 0 && r.num_history == 0 && r.num_bias == 0 && r.allowed_mask == nullptr &&
+         r.top_k <= 0 && !(r.top_p < 1) && !(r.min_p > 0);
+}
 
 template <>
 struct StepOf<SampleParams> {

@@ -96,15 +96,22 @@ class SampleCudaTest : public CudaTest {
       SCOPED_TRACE(row.name);
       ++num_cuda_rows;
       ASSERT_EQ(row.refuses(params), nullptr);
-      const DeviceArray answers = poisoned<SampleAnswer>(wishes_.size());
-      const DeviceArray workspace = poisoned<uint8_t>(row.workspace(params));
-      params.answers = answers.buffer.as<SampleAnswer>();
-      params.launch.workspace = workspace.buffer.data();
-      params.launch.workspace_bytes = workspace.bytes;
-      row.run(params);
-      const std::vector<SampleAnswer> found = download<SampleAnswer>(answers);
-      download<uint8_t>(workspace);  // for its guard
-      for (size_t i = 0; i < found.size(); ++i) compare(i, found[i], expected[i]);
+      const bool plain = std::all_of(wishes_.begin(), wishes_.end(),
+                                     [](const Wish& wish) { return is_plain(wish.request); });
+      for (const bool all_plain : {false, true}) {
+        if (all_plain && !plain) continue;
+        SCOPED_TRACE(all_plain ? "said to be plain" : "not said to be plain");
+        params.all_plain = all_plain;
+        const DeviceArray answers = poisoned<SampleAnswer>(wishes_.size());
+        const DeviceArray workspace = poisoned<uint8_t>(row.workspace(params));
+        params.answers = answers.buffer.as<SampleAnswer>();
+        params.launch.workspace = workspace.buffer.data();
+        params.launch.workspace_bytes = workspace.bytes;
+        row.run(params);
+        const std::vector<SampleAnswer> found = download<SampleAnswer>(answers);
+        download<uint8_t>(workspace);  // for its guard
+        for (size_t i = 0; i < found.size(); ++i) compare(i, found[i], expected[i]);
+      }
     }
     EXPECT_GE(num_cuda_rows, 1);
   }

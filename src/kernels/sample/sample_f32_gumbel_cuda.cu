@@ -1,4 +1,6 @@
-// sample on CUDA: a cluster of 8 blocks a row does the whole step in one launch.
+// sample on CUDA: a cluster of 8 blocks a row does the whole step in one launch. Where all rows are
+// plain (is_plain), two small kernels do: many blocks that each find the best of a part of a row,
+// and one block a row that finds the best of those.
 //
 // Each block keeps the changed logits of its slice of the vocabulary in shared memory, or in the
 // workspace where a slice does not fit (sm_120). A logit and its id make one key, ordered as
@@ -8,6 +10,7 @@
 // order of summation changes a token. Rows beyond kMaxClusters wait their turn in the same launch.
 #include <cooperative_groups.h>
 
+#include <algorithm>
 #include <cfloat>
 
 #include "core/cuda_launch.cuh"
@@ -23,6 +26,8 @@ constexpr int kCluster = 8;  // the greatest size that every device must grant
 constexpr int kThreads = 512;
 constexpr int kWarps = kThreads / 32;
 constexpr int kMaxClusters = 32;
+constexpr int kMaxGathered = 512;
+static_assert(kMaxGathered <= kThreads, "a thread has one gathered key");
 constexpr int kIdBits = 20;
 constexpr int32_t kMaxVocab = 1 << kIdBits;
 constexpr uint32_t kIdMask = kMaxVocab - 1;
@@ -49,6 +54,11 @@ struct Shared {
   uint64_t by_block[2][4];  // two sets in turn: one barrier a reduction is enough
   uint64_t top_keys[kMaxTopLogprobs];
   uint32_t num_top;
+  uint32_t num_gathered;              // the leader's
+  uint64_t gathered[kMaxGathered];    // likewise
+  uint64_t candidates[kMaxGathered];  // copied from the leader
+  uint64_t weights[kMaxGathered];     // of candidates: 1, or mass
+  uint64_t cut;
 };
 
 __device__ float clean(float raw) {
@@ -156,20 +166,75 @@ __device__ uint64_t best_key(Cluster& cluster, const Slice& slice) {
   return cluster.reduce_one<Max>(best);
 }
 
+// What lies between two keys, and what the greater one holds: {key >= low} holds the target of a
+// search, {key >= high} does not.
+struct Bracket {
+  uint64_t low, high;
+  uint64_t num_low, num_high;  // ids of {key >= low} and {key >= high}
+  uint64_t held_high;          // ids or mass of {key >= high}
+};
+
+// The end of a search: few keys lie in the bracket. They are brought together, and each block finds
+// the cut among them by itself.
+template <bool kMass>
+__device__ uint64_t cut_among_few(Cluster& cluster, Shared& shared, const Slice& slice,
+                                  uint64_t target, const Bracket& bracket, float best,
+                                  float temperature) {
+  Shared& leader = cluster.leader();
+  for (int32_t id = slice.begin + threadIdx.x; id < slice.end; id += kThreads) {
+    const uint64_t key = key_of(slice.z[id - slice.begin], id);
+    if (key < bracket.low || key >= bracket.high) continue;
+    leader.gathered[atomicAdd(&leader.num_gathered, 1u)] = key;
+  }
+  cluster.sync();
+  const int count = static_cast<int>(leader.num_gathered);
+  const int i = static_cast<int>(threadIdx.x);
+  const uint64_t mine = i < count ? leader.gathered[i] : 0;
+  if (i < count) {
+    shared.candidates[i] = mine;
+    shared.weights[i] = kMass ? mass_of(value_of(mine), best, temperature) : 1;
+  }
+  if (i == 0) shared.cut = 0;
+  cluster.sync();  // the leader's list is read
+  if (i < count) {
+    uint64_t held = bracket.held_high;
+    for (int j = 0; j < count; ++j) held += shared.candidates[j] >= mine ? shared.weights[j] : 0;
+    if (held >= target) atomicMax(reinterpret_cast<unsigned long long*>(&shared.cut), mine);
+  }
+  __syncthreads();
+  return shared.cut;
+}
+
 // A key c such that {key >= c} is the shortest prefix of the order that holds `target` ids, or with
 // kMass the mass `target`. Knows of its caller that {key >= low} holds as much, and no key is
-// greater than `best`. Narrows low <= c < high until one key is left between them.
+// greater than `best`. Narrows low <= c < high, four ways a pass, until few keys lie between them.
 template <bool kMass>
-__device__ uint64_t find_cut(Cluster& cluster, const Slice& slice, uint64_t target, uint64_t low,
-                             uint64_t best, float temperature) {
+__device__ uint64_t find_cut(Cluster& cluster, Shared& shared, const Slice& slice, uint64_t target,
+                             uint64_t low, uint64_t best, float temperature) {
   constexpr uint64_t kCountBits = 21, kCountMask = (uint64_t{1} << kCountBits) - 1;
   static_assert(kIdBits < kCountBits && 3 * kCountBits < 64, "three counts travel in one word");
-  uint64_t high = best + 1;
-  uint64_t num_low = kMaxVocab + 1, num_high = 0;
+  // A barrier of the cluster lies between this and the first gathered key.
+  if (threadIdx.x == 0) shared.num_gathered = 0;
+  Bracket bracket{
+      .low = low, .high = best + 1, .num_low = kMaxVocab + 1, .num_high = 0, .held_high = 0};
   const float best_value = value_of(best);
-  while (high - low > 1 && num_low - num_high > 1 && (kMass || num_low != target)) {
-    const uint64_t width = high - low;
-    const uint64_t pivots[3] = {low + width / 4, low + width / 2, low + 3 * width / 4};
+  for (bool first = true;; first = false) {
+    const uint64_t width = bracket.high - bracket.low;
+    const uint64_t num_between = bracket.num_low - bracket.num_high;
+    if (width <= 1 || num_between <= 1 || (!kMass && bracket.num_low == target)) break;
+    if (num_between <= kMaxGathered) {
+      return cut_among_few<kMass>(cluster, shared, slice, target, bracket, best_value, temperature);
+    }
+    uint64_t pivots[3] = {bracket.low + width / 4, bracket.low + width / 2,
+                          bracket.low + 3 * width / 4};
+    if (first) {  // keys are far from even: most of what counts is near the best
+      const uint64_t guess = key_of(best_value - 12 * temperature, kMaxVocab - 1);
+      if (guess > bracket.low) {
+        pivots[0] = guess;
+        pivots[1] = key_of(best_value - 4 * temperature, kMaxVocab - 1);
+        pivots[2] = key_of(best_value - temperature, kMaxVocab - 1);
+      }
+    }
     uint64_t sums[kMass ? 4 : 1] = {};  // counts of the pivots, then their masses
     for (int32_t id = slice.begin + threadIdx.x; id < slice.end; id += kThreads) {
       const float z = slice.z[id - slice.begin];
@@ -190,15 +255,16 @@ __device__ uint64_t find_cut(Cluster& cluster, const Slice& slice, uint64_t targ
       const uint64_t num = (sums[0] >> (kCountBits * i)) & kCountMask;
       const uint64_t held = kMass ? sums[kMass ? 1 + i : 0] : num;
       if (held >= target) {
-        low = pivots[i];
-        num_low = num;
-      } else if (pivots[i] < high) {
-        high = pivots[i];
-        num_high = num;
+        bracket.low = pivots[i];
+        bracket.num_low = num;
+      } else if (pivots[i] < bracket.high) {
+        bracket.high = pivots[i];
+        bracket.num_high = num;
+        bracket.held_high = held;
       }
     }
   }
-  return low;
+  return bracket.low;
 }
 
 __device__ bool allowed(const SampleRequest& request, int32_t id) {
@@ -257,21 +323,25 @@ __device__ void change_logits(const SampleRequest& request, const float* raw, co
 }
 
 // -log(-log(u)), u = (w + 0.5) / 2^32. In the upper half from 1 - u, where F32 can tell u apart.
-__device__ float gumbel(uint64_t seed, uint64_t step, int32_t id) {
-  const uint32_t word = sample_word(seed, step, id);
+__device__ float gumbel_of(uint32_t word) {
   constexpr float kUnit = 2.3283064365386963e-10f;  // 2^-32
   const float u = (static_cast<float>(word) + 0.5f) * kUnit;
   const float rest = (static_cast<float>(~word) + 0.5f) * kUnit;
   return -logf(word < 0x80000000u ? -logf(u) : -log1pf(-rest));
 }
 
+__device__ float gumbel(uint64_t seed, uint64_t step, int32_t id) {
+  return gumbel_of(sample_word(seed, step, id));
+}
+
 // Top-k, top-p, min-p and the draw, of a row whose best key is `best`.
-__device__ int32_t draw(Cluster& cluster, const SampleRequest& request, const Slice& slice,
-                        int32_t vocab, uint64_t best) {
+__device__ int32_t draw(Cluster& cluster, Shared& shared, const SampleRequest& request,
+                        const Slice& slice, int32_t vocab, uint64_t best) {
   const float best_value = value_of(best), temperature = request.temperature;
   uint64_t cut = 0;
   if (request.top_k > 0 && request.top_k < vocab) {
-    cut = find_cut<false>(cluster, slice, static_cast<uint64_t>(request.top_k), 0, best, 1.0f);
+    cut = find_cut<false>(cluster, shared, slice, static_cast<uint64_t>(request.top_k), 0, best,
+                          1.0f);
   }
   if (request.top_p < 1) {
     uint64_t total = 0;
@@ -282,7 +352,7 @@ __device__ int32_t draw(Cluster& cluster, const SampleRequest& request, const Sl
     total = cluster.reduce_one<Sum>(total);
     const double share = fmax(0.0, static_cast<double>(request.top_p));
     const auto target = static_cast<uint64_t>(ceil(share * static_cast<double>(total)));
-    cut = find_cut<true>(cluster, slice, target > 0 ? target : 1, cut, best, temperature);
+    cut = find_cut<true>(cluster, shared, slice, target > 0 ? target : 1, cut, best, temperature);
   }
   float least = kHopeless;  // of (z - best) / temperature
   if (request.min_p > 0) least = fmaxf(least, logf(fminf(request.min_p, 1.0f)));
@@ -337,7 +407,7 @@ __device__ RawTotal rank_raw(Cluster& cluster, Shared& shared, const SampleReque
   const int32_t wanted = min(min(request.num_logprobs, kMaxTopLogprobs), vocab);
   if (wanted <= 0) return total;
   const uint64_t cut =
-      find_cut<false>(cluster, slice, static_cast<uint64_t>(wanted), 0, best, 1.0f);
+      find_cut<false>(cluster, shared, slice, static_cast<uint64_t>(wanted), 0, best, 1.0f);
   Shared& leader = cluster.leader();
   for (int32_t id = slice.begin + threadIdx.x; id < slice.end; id += kThreads) {
     const float z = slice.z[id - slice.begin];
@@ -379,7 +449,7 @@ __device__ void sample_row(Cluster& cluster, Shared& shared, const SampleRequest
   const bool greedy = !(request.temperature >= kGreedyTemperature);
   const int32_t token = best == 0 ? lowest_allowed(cluster, request, slice)
                         : greedy  ? id_of(best)
-                                  : draw(cluster, request, slice, vocab, best);
+                                  : draw(cluster, shared, request, slice, vocab, best);
   float logprob = 0;
   uint64_t rank = 0;
   if (with_logprobs && token >= 0) {
@@ -418,6 +488,187 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 2)
   cluster.sync();  // no block may leave while another reads its shared memory
 }
 
+// Plain rows: parts of kPartIds ids, small ones, so that the noise of a row's ids is spread over
+// all of the device.
+constexpr int kPartThreads = 256;
+constexpr int kMergeThreads = 512;
+constexpr int kIdsAThread = 4;
+constexpr int32_t kPartIds = kPartThreads * kIdsAThread;
+
+struct Part {
+  uint64_t best;    // key of the greatest logit; 0: none above -inf
+  uint64_t winner;  // key of the logit that wins the draw within the part
+};
+
+struct PlainLaunch {
+  const float* logits;            // [rows, vocab]
+  const SampleRequest* requests;  // [rows]
+  SampleAnswer* answers;          // [rows]
+  Part* parts;                    // [rows, num_parts]
+  int32_t vocab;
+  int32_t num_parts;
+};
+
+// The greatest value of the block's threads, to all of them.
+template <int kBlockThreads>
+__device__ uint64_t block_max(uint64_t value) {
+  __shared__ uint64_t by_warp[kBlockThreads / 32];
+  const Max max_of;
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) {
+    value = max_of(value, __shfl_xor_sync(~0u, value, offset));
+  }
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) by_warp[threadIdx.x / 32] = value;
+  __syncthreads();
+  value = by_warp[threadIdx.x % (kBlockThreads / 32)];
+#pragma unroll
+  for (int offset = kBlockThreads / 64; offset > 0; offset /= 2) {
+    value = max_of(value, __shfl_xor_sync(~0u, value, offset));
+  }
+  return value;
+}
+
+// At least the noise of a word, without a logarithm: -log(-log(u)) is at most -log(1 - u), and 1 -
+// u is at least 2^-n, n - 1 the number of leading ones of the word.
+__device__ float noise_bound(uint32_t word) {
+  return static_cast<float>(__clz(static_cast<int>(~word)) + 1) * 0.69315f + 1e-4f;
+}
+
+// The key of a score in the draw: noise over the distance to a best logit; 0 where that is
+// hopeless.
+__device__ uint64_t score_of(const SampleRequest& request, float z, int32_t id, float best) {
+  const float distance = (z - best) / request.temperature;
+  return distance >= kHopeless ? key_of(distance + gumbel(request.seed, request.step, id), id) : 0;
+}
+
+__global__ void __launch_bounds__(kPartThreads) find_parts(const __grid_constant__ PlainLaunch p) {
+  wait_for_previous();
+  launch_next();
+  const SampleRequest& request = p.requests[blockIdx.y];
+  const bool greedy = !(request.temperature >= kGreedyTemperature);
+  const float* row = p.logits + static_cast<int64_t>(blockIdx.y) * p.vocab;
+  const int32_t first =
+      static_cast<int32_t>(blockIdx.x) * kPartIds + static_cast<int32_t>(threadIdx.x);
+  float z[kIdsAThread];
+  uint64_t best = 0;
+#pragma unroll
+  for (int i = 0; i < kIdsAThread; ++i) {
+    const int32_t id = first + i * kPartThreads;
+    z[i] = id < p.vocab ? row[id] : -INFINITY;
+  }
+#pragma unroll
+  for (int i = 0; i < kIdsAThread; ++i) {
+    z[i] = clean(z[i]);
+    if (z[i] > -INFINITY) best = Max()(best, key_of(z[i], first + i * kPartThreads));
+  }
+  best = block_max<kPartThreads>(best);
+  uint64_t winner = best;
+  if (!greedy && best != 0) {
+    // Logarithms only for ids that can still win: first for the one of each thread that promises
+    // most, then for those that promise more than what the warp has.
+    const float best_value = value_of(best);
+    float promise[kIdsAThread], distance[kIdsAThread];
+    uint32_t word[kIdsAThread];
+    int most = 0;
+#pragma unroll
+    for (int i = 0; i < kIdsAThread; ++i) {
+      distance[i] = (z[i] - best_value) / request.temperature;
+      word[i] = sample_word(request.seed, request.step, first + i * kPartThreads);
+      promise[i] = distance[i] >= kHopeless ? distance[i] + noise_bound(word[i]) : -INFINITY;
+    }
+#pragma unroll
+    for (int i = 1; i < kIdsAThread; ++i)
+      if (promise[i] > promise[most]) most = i;
+    uint64_t score = 0;
+    float z_of_score = 0, least = -INFINITY;
+#pragma unroll
+    for (int pass = 0; pass < 2; ++pass) {
+#pragma unroll
+      for (int i = 0; i < kIdsAThread; ++i) {
+        if ((i == most) != (pass == 0) || !(promise[i] >= least) || promise[i] == -INFINITY)
+          continue;
+        const uint64_t found = key_of(distance[i] + gumbel_of(word[i]), first + i * kPartThreads);
+        if (found > score) score = found, z_of_score = z[i];
+      }
+      uint64_t of_warp = score;
+#pragma unroll
+      for (int offset = 16; pass == 0 && offset > 0; offset /= 2) {
+        of_warp = Max()(of_warp, __shfl_xor_sync(~0u, of_warp, offset));
+      }
+      if (of_warp != 0) least = value_of(of_warp);
+    }
+    const uint64_t greatest = block_max<kPartThreads>(score);
+    // All keys differ: one thread holds it, and writes what the merge needs.
+    if (greatest == score && score != 0) {
+      p.parts[static_cast<int64_t>(blockIdx.y) * p.num_parts + blockIdx.x].winner =
+          key_of(z_of_score, id_of(score));
+    }
+  }
+  if (threadIdx.x == 0) {
+    Part& part = p.parts[static_cast<int64_t>(blockIdx.y) * p.num_parts + blockIdx.x];
+    part.best = best;
+    if (greedy || best == 0) part.winner = winner;
+  }
+}
+
+__global__ void __launch_bounds__(kMergeThreads)
+    merge_parts(const __grid_constant__ PlainLaunch p) {
+  wait_for_previous();
+  launch_next();
+  const SampleRequest& request = p.requests[blockIdx.x];
+  const bool greedy = !(request.temperature >= kGreedyTemperature);
+  const Part* parts = p.parts + static_cast<int64_t>(blockIdx.x) * p.num_parts;
+  uint64_t best = 0;
+  for (int32_t i = static_cast<int32_t>(threadIdx.x); i < p.num_parts; i += kMergeThreads) {
+    best = Max()(best, parts[i].best);
+  }
+  best = block_max<kMergeThreads>(best);
+  if (!greedy && best != 0) {
+    uint64_t score = 0;
+    for (int32_t i = static_cast<int32_t>(threadIdx.x); i < p.num_parts; i += kMergeThreads) {
+      const uint64_t winner = parts[i].winner;
+      if (winner == 0) continue;
+      score = Max()(score, score_of(request, value_of(winner), id_of(winner), value_of(best)));
+    }
+    best = block_max<kMergeThreads>(score);
+  }
+  SampleAnswer& answer = p.answers[blockIdx.x];
+  if (threadIdx.x < kMaxTopLogprobs) {
+    answer.top_ids[threadIdx.x] = 0;
+    answer.top_logprobs[threadIdx.x] = 0;
+  }
+  if (threadIdx.x == 0) {
+    answer.token = best == 0 ? 0 : id_of(best);
+    answer.logprob = 0;
+    answer.rank = 0;
+    answer.num_top = 0;
+  }
+}
+
+int32_t num_parts(int32_t vocab) { return ceil_div(vocab, kPartIds); }
+uint64_t parts_bytes(const SampleParams& params) {
+  return sizeof(Part) * static_cast<uint64_t>(params.num_rows) *
+         static_cast<uint64_t>(num_parts(params.vocab));
+}
+
+void sample_plain(const SampleParams& params, cudaStream_t stream) {
+  const PlainLaunch launch{.logits = params.logits,
+                           .requests = params.requests,
+                           .answers = params.answers,
+                           .parts = reinterpret_cast<Part*>(params.launch.workspace),
+                           .vocab = params.vocab,
+                           .num_parts = num_parts(params.vocab)};
+  const auto rows = static_cast<unsigned>(params.num_rows);
+  launch_kernel("sample_f32_gumbel_cuda", find_parts, launch,
+                {.grid = dim3(static_cast<unsigned>(launch.num_parts), rows),
+                 .num_threads = kPartThreads,
+                 .programmatic = true},
+                stream);
+  launch_kernel("sample_f32_gumbel_cuda", merge_parts, launch,
+                {.grid = dim3(rows), .num_threads = kMergeThreads, .programmatic = true}, stream);
+}
+
 int32_t slice_of(int32_t vocab) { return round_up(ceil_div(vocab, kCluster), 4); }
 int32_t num_clusters(int32_t num_rows) { return num_rows < kMaxClusters ? num_rows : kMaxClusters; }
 
@@ -428,13 +679,16 @@ const char* sample_f32_gumbel_cuda_refuses(const SampleParams& params) {
 }
 
 uint64_t sample_f32_gumbel_cuda_workspace(const SampleParams& params) {
-  return uint64_t{4} * kCluster * static_cast<uint64_t>(num_clusters(params.num_rows)) *
-         static_cast<uint64_t>(slice_of(params.vocab));
+  const uint64_t slices = uint64_t{4} * kCluster *
+                          static_cast<uint64_t>(num_clusters(params.num_rows)) *
+                          static_cast<uint64_t>(slice_of(params.vocab));
+  return std::max(slices, parts_bytes(params));
 }
 
 void sample_f32_gumbel_cuda(const SampleParams& params) {
   if (params.num_rows == 0) return;
   cudaStream_t stream = launch_stream(params.launch.stream);
+  if (params.all_plain) return sample_plain(params, stream);
   int device = 0, shared_limit = 0;
   cudaGetDevice(&device);
   cudaDeviceGetAttribute(&shared_limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);

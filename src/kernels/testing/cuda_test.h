@@ -79,6 +79,9 @@ class CudaTest : public ::testing::Test {
     return values;
   }
 
+  /// Frees what was uploaded so far, for tests of many cases.
+  void free_uploads() { uploads_.clear(); }
+
   template <typename T>
   static T take(Result<T> result) {
     CHECK(result.has_value(), result ? "" : result.error().message());

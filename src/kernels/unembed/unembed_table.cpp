@@ -77,6 +77,19 @@ const Row<UnembedParams> kRows[] = {
      .workspace = unembed_any_bf16_gemm_workspace,
      .run = unembed_any_bf16_gemm_amx},
 #endif
+#if MOXIE_HAS_CUDA
+    {.name = "unembed_any_bf16x2_gemv_cuda",
+     .device = DeviceKind::kCuda,
+     .needs = kCudaAny,
+     .supports = "f32, bf16, q8_0, mxfp4, mxfp8",
+     .limits = "any number of rows in groups of 8, best for 1 to 8; activations to 2^-17",
+     .ran_on = "H200; sm_100a and sm_120f compiled only",
+     .layout = PackedLayout::kFragment16x32,
+     .refuses = unembed_any_bf16x2_gemv_cuda_refuses,
+     .cost = [](const UnembedParams&) { return 1.0; },
+     .workspace = [](const UnembedParams&) { return uint64_t{0}; },
+     .run = unembed_any_bf16x2_gemv_cuda},
+#endif
 };
 
 }  // namespace

@@ -82,6 +82,7 @@ const float* ModelHarness::launch(const std::vector<int32_t>& ids, int32_t begin
                     .logit_rows = rows.data()};
   Activations act = activations_;
   act.hidden_states = hidden;
+  act.device = device_.get();
   model_->forward(batch, kv_, act, *stream_);
   return act.logits;
 }

@@ -1,0 +1,59 @@
+// advance on CUDA: one block, a warp a row.
+#include "core/cuda_launch.cuh"
+#include "engine/advance.h"
+
+namespace moxie {
+namespace {
+
+constexpr int kMaxRows = 8;
+constexpr int kAnswerWords = sizeof(SampleAnswer) / 4;
+static_assert(sizeof(SampleAnswer) % 4 == 0, "answers are copied in words");
+
+__global__ void __launch_bounds__(32 * kMaxRows)
+    advance_rows(const __grid_constant__ AdvanceParams p) {
+  const int row = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
+  wait_for_previous();
+  launch_next();
+  const AdvanceCounters counters = *p.counters;
+  const int64_t cell =
+      int64_t{counters.number % static_cast<uint32_t>(p.num_slots)} * p.row_stride + row;
+  if (row < p.num_rows) {
+    const SampleAnswer& answer = p.answers[row];
+    const bool whole = p.requests[row].num_logprobs >= 0;
+    if (whole) {
+      const auto* from = reinterpret_cast<const uint32_t*>(&answer);
+      auto* to = reinterpret_cast<uint32_t*>(&p.answer_ring[cell]);
+      for (int i = lane; i < kAnswerWords; i += 32) to[i] = from[i];
+      __threadfence_system();
+      __syncwarp();
+    }
+    if (lane == 0) {
+      const int32_t drawn = answer.token;
+      // A negative token, which the host takes for the end, must not become an index.
+      p.token_ids[row] = counters.round < counters.num_fed
+                             ? p.fed[int64_t{row} * p.fed_stride + counters.round]
+                             : max(drawn, 0);
+      ++p.positions[row];
+      ++p.requests[row].step;
+      // One aligned 8-byte store: the host sees all of it or nothing.
+      *reinterpret_cast<volatile uint64_t*>(&p.words[cell]) =
+          uint64_t{counters.number} << 32 | static_cast<uint32_t>(drawn);
+    }
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    p.counters->number = counters.number + 1;
+    p.counters->round = counters.round + 1;
+  }
+}
+
+}  // namespace
+
+void advance_cuda(const AdvanceParams& params) {
+  CHECK(params.num_rows <= kMaxRows);
+  launch_kernel("advance", advance_rows, params,
+                {.grid = dim3(1), .num_threads = 32 * params.num_rows, .programmatic = true},
+                launch_stream(params.launch.stream));
+}
+
+}  // namespace moxie

@@ -1,0 +1,119 @@
+// Decoding without the host on the path: forward pass, sample and advance of 1 to 8 sequences are
+// given to the device as one graph a token; token, position and tables of pages live there. The
+// host reads answers from a ring in its own memory and may lag behind by kRunAhead steps, so that
+// it learns late that an answer has ended: what was drawn beyond is discarded.
+//
+//   loop.begin(members); while (go_on) { loop.run_ahead(); answers = loop.next(); } loop.end();
+//
+// On the CPU the same launches run at once, one by one. One session at a time; not thread-safe.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "core/device.h"
+#include "engine/advance.h"
+#include "engine/kv.h"
+#include "model/gpt_oss.h"
+
+namespace moxie {
+
+class DecodeLoop {
+ public:
+  static constexpr int32_t kMaxStreams = 8;
+  static constexpr int32_t kRunAhead = 4;
+  static constexpr int32_t kMaxFed = 4096;
+
+  /// Borrowed; must outlive the loop.
+  struct Parts {
+    Device& device;
+    Stream& stream;
+    const GptOss& model;
+    KvCache& kv;
+    KernelChooser& kernels;
+    const Activations& activations;
+    int32_t max_model_len = 0;
+    bool use_graphs = true;
+  };
+  static Result<std::unique_ptr<DecodeLoop>> create(const Parts& parts);
+
+  struct Member {
+    SeqId seq = 0;
+    SampleRequest request;  ///< its arrays lie in the device's memory
+    /// The first token to run. Negative: it is drawn from the last launch's row of logits with the
+    /// member's number, and is the first answer.
+    int32_t first_token = -1;
+    /// Tokens to run after the first instead of those drawn (benchmarks), kMaxFed at most, as many
+    /// for every member.
+    std::span<const int32_t> fed;
+  };
+  /// All members have a first token, or none has.
+  Status begin(std::span<const Member> members);
+  /// Gives the device another step of every member unless kRunAhead are on their way. False where
+  /// that, the KV cache's pages or the context's end forbid it.
+  Result<bool> launch();
+  /// Waits for the oldest step on its way; its answers, one a member. Fails if the device did. Rows
+  /// without num_logprobs have the token only.
+  Result<std::span<const SampleAnswer>> next();
+  int32_t num_in_flight() const { return static_cast<int32_t>(number_ - read_); }
+  /// Waits for what is on its way, discards it, and shortens the sequences to the tokens run in
+  /// steps whose answers were taken. Does nothing without a session.
+  Status end();
+
+  /// Records the graph of `num_streams` now and not at its first use; nothing without graphs.
+  /// `all_plain` as in SampleParams.
+  Status prepare(int32_t num_streams, bool all_plain = true);
+  bool uses_graphs() const { return parts_.use_graphs; }
+
+ private:
+  // Device arrays in one piece of memory, and what the host copies into them.
+  struct Arrays {
+    int32_t *token_ids, *positions, *seq_idx, *row_offsets, *logit_rows;
+    int32_t *full_tables, *window_tables, *fed;
+    SampleRequest* requests;
+    SampleAnswer* answers;
+    AdvanceCounters* counters;
+  };
+  static constexpr int32_t kSlots = 2 * kRunAhead;
+
+  explicit DecodeLoop(const Parts& parts) : parts_(parts) {}
+  static Arrays lay_out(Arena& arena, int32_t stride);
+  void forward(int32_t num_streams);
+  void draw(int32_t num_streams, bool all_plain);
+  Status place_pages(size_t member, int32_t position);
+  Status copy(const void* host_side, uint64_t bytes);
+  uint64_t word(uint32_t number, size_t member) const;
+
+  Parts parts_;
+  int32_t stride_ = 0;  // of the tables of pages
+  Buffer memory_, staging_, ring_;
+  Arrays device_ = {}, host_ = {};
+  uint64_t* words_ = nullptr;
+  SampleAnswer* answer_ring_ = nullptr;
+  std::vector<KvLayer> layers_;
+
+  struct Recorded {
+    std::unique_ptr<Graph> graph;
+    KernelChooser::Launches launches;
+  };
+  Recorded& recorded(int32_t num_streams, bool all_plain) {
+    return recorded_[static_cast<size_t>(2 * num_streams + (all_plain ? 1 : 0))];
+  }
+  std::array<Recorded, 2 * (kMaxStreams + 1)> recorded_;
+
+  struct Running {
+    SeqId seq = 0;
+    int32_t num_tokens = 0;  // in the cache, of steps whose answers were taken
+  };
+  std::vector<Running> members_;
+  bool all_plain_ = true;
+  bool draws_first_ = false;        // the first answer is drawn without a forward pass
+  uint32_t number_ = 1, read_ = 1;  // next round to be given to the device, to be read
+  uint32_t begun_ = 1;              // the session's first round
+  std::vector<SampleAnswer> answers_;
+  std::vector<int32_t> table_scratch_;
+};
+
+}  // namespace moxie

@@ -1,0 +1,400 @@
+// The engine on a CUDA device: the goldens of transformers, the embedded model's text against the
+// CPU's reference rows, graphs against the same kernels launched one by one, and what must hold
+// when an answer is stopped, cancelled, out of memory or struck by a fault of the device.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+
+#include "engine/engine.h"
+#include "weights/safetensors.h"
+
+namespace moxie {
+namespace {
+
+// Where the tests were built, or the tree that they run in.
+std::string test_data() {
+  return std::filesystem::exists(MOXIE_TEST_DATA) ? MOXIE_TEST_DATA : "tests/data";
+}
+
+std::unique_ptr<Engine> open(EngineOptions options) {
+  if (options.device == "auto") options.device = "cuda";
+  options.show_progress = false;
+  auto engine = Engine::load(options);
+  CHECK(engine.has_value(), engine ? "" : engine.error().message());
+  return std::move(*engine);
+}
+
+std::unique_ptr<Engine> open_nano(EngineOptions options = {}) {
+  options.model = test_data() + "/goldens/nano-a";
+  if (options.max_model_len == 0) options.max_model_len = 256;
+  return open(std::move(options));
+}
+
+struct Golden {
+  SafetensorsFile file;
+  explicit Golden(const std::string& path) : file(SafetensorsFile::open(path).value()) {}
+  bool has(const std::string& name) const { return file.find(name) != nullptr; }
+  template <typename T>
+  std::vector<T> read(const std::string& name) const {
+    const auto* tensor = file.find(name);
+    CHECK(tensor != nullptr, name);
+    std::vector<T> values(tensor->bytes / sizeof(T));
+    std::memcpy(values.data(), file.data(*tensor), tensor->bytes);
+    return values;
+  }
+};
+
+// Logits of every token, in launches of `chunk`.
+std::vector<float> logits_of(Engine& engine, const std::vector<int32_t>& ids, size_t chunk) {
+  const SeqId seq = engine.kv().add_sequence();
+  const auto vocab = static_cast<size_t>(engine.config().vocab);
+  std::vector<float> all(ids.size() * vocab);
+  for (size_t at = 0; at < ids.size(); at += chunk) {
+    const size_t count = std::min(chunk, ids.size() - at);
+    const Chunk part{seq, std::span(ids).subspan(at, count), Logits::kAll};
+    const auto rows = engine.step({&part, 1});
+    CHECK(rows.has_value(), rows ? "" : rows.error().message());
+    const auto read = engine.read_logits(std::span(all).subspan(at * vocab, count * vocab));
+    CHECK(read.has_value(), read ? "" : read.error().message());
+  }
+  engine.kv().free_sequence(seq);
+  return all;
+}
+
+double mean_kl(const std::vector<float>& p_logits, const std::vector<float>& q_logits,
+               size_t vocab) {
+  double sum = 0;
+  const size_t rows = p_logits.size() / vocab;
+  for (size_t r = 0; r < rows; ++r) {
+    const float *p = &p_logits[r * vocab], *q = &q_logits[r * vocab];
+    const auto log_sum = [vocab](const float* x) {
+      const double top = *std::max_element(x, x + vocab);
+      double total = 0;
+      for (size_t i = 0; i < vocab; ++i) total += std::exp(x[i] - top);
+      return top + std::log(total);
+    };
+    const double zp = log_sum(p), zq = log_sum(q);
+    for (size_t i = 0; i < vocab; ++i) sum += std::exp(p[i] - zp) * ((p[i] - zp) - (q[i] - zq));
+  }
+  return sum / static_cast<double>(rows);
+}
+
+// The share of places at which two lists agree.
+double agreement(const std::vector<int32_t>& a, const std::vector<int32_t>& b) {
+  size_t same = 0;
+  for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) same += a[i] == b[i];
+  return static_cast<double>(same) / static_cast<double>(std::max<size_t>(1, a.size()));
+}
+
+std::vector<int32_t> tokens(int32_t count, uint32_t seed) {
+  std::vector<int32_t> ids;
+  for (int32_t i = 0; i < count; ++i) {
+    seed = seed * 1664525u + 1013904223u;
+    ids.push_back(static_cast<int32_t>((seed >> 8) % 510));
+  }
+  return ids;
+}
+
+void expect_clean(Engine& engine) {
+  engine.kv().check_integrity();
+  EXPECT_EQ(engine.kv().num_free_full_pages(), engine.kv().num_full_pages());
+  EXPECT_EQ(engine.kv().num_free_window_pages(), engine.kv().num_window_pages());
+  EXPECT_EQ(engine.decode_loop().num_in_flight(), 0);
+  EXPECT_TRUE(engine.synchronize().has_value());
+}
+
+class EngineCudaGoldens : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(EngineCudaGoldens, StayWithinTheKlBar) {
+  const std::string folder = test_data() + "/goldens/" + GetParam();
+  const Golden golden(folder + "/goldens.safetensors");
+  for (const std::string kv : {"f32", "bf16", "fp8_e4m3"}) {
+    auto engine = open({.model = folder,
+                        .kv_dtype = kv,
+                        .max_model_len = 2048,
+                        .max_batch_tokens = 512,
+                        .max_logit_rows = 512});
+    const auto vocab = static_cast<size_t>(engine->config().vocab);
+    double sum = 0, positions = 0;
+    for (int c = 0; golden.has("case" + std::to_string(c) + ".logits"); ++c) {
+      const std::string name = "case" + std::to_string(c);
+      const auto ids = golden.read<int32_t>(name + ".input_ids");
+      const double kl =
+          mean_kl(golden.read<float>(name + ".logits"), logits_of(*engine, ids, 512), vocab);
+      if (kv == "f32") {
+        EXPECT_LE(kl, 1e-5) << name;
+      }
+      sum += kl * static_cast<double>(ids.size());
+      positions += static_cast<double>(ids.size());
+    }
+    ASSERT_GT(positions, 0);
+    std::printf("  %s, cache %s: mean KL %.3e\n", GetParam(), kv.c_str(), sum / positions);
+    // Random weights: where rounding the cache turns an expert, the prediction jumps; so the bar is
+    // for the mean over all positions, and FP8 has none here (the embedded model has one).
+    if (kv == "bf16") {
+      EXPECT_LE(sum / positions, 2e-3);
+    }
+  }
+}
+
+TEST_P(EngineCudaGoldens, GreedyContinuationsEqualTransformers) {
+  const std::string folder = test_data() + "/goldens/" + GetParam();
+  const Golden golden(folder + "/goldens.safetensors");
+  auto engine = open({.model = folder, .kv_dtype = "f32", .max_model_len = 2048});
+  double same = 0, all = 0;
+  for (int c = 0; golden.has("case" + std::to_string(c) + ".greedy"); ++c) {
+    const std::string name = "case" + std::to_string(c);
+    const auto want = golden.read<int32_t>(name + ".greedy");
+    const auto found = engine->generate(
+        golden.read<int32_t>(name + ".input_ids"),
+        {.temperature = 0, .max_tokens = static_cast<int32_t>(want.size()), .ignore_eos = true});
+    ASSERT_TRUE(found.has_value()) << found.error().message();
+    std::printf("  %s %s: %.0f%% of %zu tokens\n", GetParam(), name.c_str(),
+                100 * agreement(want, found->ids), want.size());
+    EXPECT_EQ(found->ids, want) << name;
+    same += agreement(want, found->ids) * static_cast<double>(want.size());
+    all += static_cast<double>(want.size());
+  }
+  EXPECT_GE(same, 0.99 * all);
+}
+
+INSTANTIATE_TEST_SUITE_P(Goldens, EngineCudaGoldens, ::testing::Values("nano-a", "nano-b"),
+                         [](const auto& info) {
+                           std::string name = info.param;
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
+
+// Prompts of the embedded model's goldens, made by transformers.
+std::vector<std::pair<std::vector<int32_t>, std::vector<int32_t>>> embedded_prompts() {
+  const Golden golden(test_data() + "/tiny_goldens/goldens.safetensors");
+  std::vector<std::pair<std::vector<int32_t>, std::vector<int32_t>>> prompts;
+  for (int c = 0; golden.has(std::to_string(c) + ".ids"); ++c) {
+    prompts.emplace_back(golden.read<int32_t>(std::to_string(c) + ".ids"),
+                         golden.read<int32_t>(std::to_string(c) + ".greedy"));
+  }
+  CHECK(prompts.size() >= 4);
+  return prompts;
+}
+
+TEST(EngineCudaEmbedded, TheTextIsTheCpuReferences) {
+  const auto prompts = embedded_prompts();
+  auto cpu = open({.device = "cpu", .kernels = {"all=reference"}, .max_model_len = 2048});
+  for (const std::string kv : {"bf16", "fp8_e4m3"}) {
+    for (const std::string graphs : {"on", "off"}) {
+      auto gpu = open({.graphs = graphs, .kv_dtype = kv, .max_model_len = 2048});
+      double same = 0, all = 0;
+      for (const auto& [ids, answer] : prompts) {
+        const SamplingOptions greedy{.temperature = 0, .max_tokens = 48, .ignore_eos = true};
+        const auto expected = ids.size() < 512 ? cpu->generate(ids, greedy)->ids : answer;
+        const auto found = gpu->generate(ids, greedy)->ids;
+        same += agreement(expected, found) * static_cast<double>(expected.size());
+        all += static_cast<double>(expected.size());
+      }
+      std::printf("  kv %s, graphs %s: %.2f%% of %.0f tokens\n", kv.c_str(), graphs.c_str(),
+                  100 * same / all, all);
+      EXPECT_GE(same, (kv == "bf16" ? 0.99 : 0.9) * all) << kv << " graphs " << graphs;
+      expect_clean(*gpu);
+    }
+  }
+}
+
+TEST(EngineCudaEmbedded, LogitsStayWithinTheKlBar) {
+  auto cpu = open(
+      {.device = "cpu", .max_model_len = 1024, .max_batch_tokens = 256, .max_logit_rows = 256});
+  auto gpu = open({.max_model_len = 1024, .max_batch_tokens = 256, .max_logit_rows = 256});
+  const auto vocab = static_cast<size_t>(gpu->config().vocab);
+  for (const auto& [ids, answer] : embedded_prompts()) {
+    if (ids.size() > 1000) continue;
+    const auto expected = logits_of(*cpu, ids, 256);
+    for (const size_t chunk : {size_t{256}, size_t{5}}) {
+      EXPECT_LE(mean_kl(expected, logits_of(*gpu, ids, chunk), vocab), 2e-3) << chunk;
+    }
+  }
+}
+
+TEST(EngineCudaEmbedded, StreamsTogetherDrawWhatEachDrawsAlone) {
+  const auto prompts = embedded_prompts();
+  auto engine = open({.max_model_len = 1024, .max_num_seqs = 8, .max_logit_rows = 8});
+  std::vector<std::vector<int32_t>> ids, expected;
+  for (size_t i = 0; i < 8; ++i) {
+    const auto& prompt = prompts[i % prompts.size()].first;
+    ids.emplace_back(prompt.begin(),
+                     prompt.begin() + std::min<int64_t>(static_cast<int64_t>(prompt.size()),
+                                                        60 + 20 * static_cast<int64_t>(i)));
+    expected.push_back(
+        engine->generate(ids.back(), {.temperature = 0, .max_tokens = 32, .ignore_eos = true})
+            ->ids);
+  }
+  DecodeLoop& loop = engine->decode_loop();
+  for (size_t num_streams = 1; num_streams <= 8; ++num_streams) {
+    std::vector<DecodeLoop::Member> members;
+    for (size_t i = 0; i < num_streams; ++i) {
+      const SeqId seq = engine->kv().add_sequence();
+      const Chunk chunk{seq, std::span(ids[i]).first(ids[i].size() - 1), Logits::kNone};
+      ASSERT_TRUE(engine->step({&chunk, 1}).has_value());
+      members.push_back({.seq = seq, .first_token = ids[i].back()});
+    }
+    ASSERT_TRUE(loop.begin(members).has_value());
+    std::vector<std::vector<int32_t>> drawn(num_streams);
+    for (int n = 0; n < 32; ++n) {
+      while (*loop.launch()) {
+      }
+      const auto answers = loop.next();
+      ASSERT_TRUE(answers.has_value()) << answers.error().message();
+      for (size_t i = 0; i < num_streams; ++i) drawn[i].push_back((*answers)[i].token);
+    }
+    ASSERT_TRUE(loop.end().has_value());
+    double same = 0;
+    for (size_t i = 0; i < num_streams; ++i) {
+      same += agreement(expected[i], drawn[i]) / static_cast<double>(num_streams);
+      engine->kv().free_sequence(members[i].seq);
+    }
+    EXPECT_GE(same, 0.97) << num_streams << " streams";
+  }
+  expect_clean(*engine);
+}
+
+TEST(EngineCuda, GraphsDrawWhatSingleLaunchesDraw) {
+  auto with = open_nano({.graphs = "on"}), without = open_nano({.graphs = "off"});
+  EXPECT_TRUE(with->decode_loop().uses_graphs());
+  EXPECT_FALSE(without->decode_loop().uses_graphs());
+  const SamplingOptions wishes[] = {{.temperature = 0},
+                                    {.temperature = 1.0f},
+                                    {.temperature = 0.7f, .top_k = 20},
+                                    {.temperature = 1.3f, .top_p = 0.8f},
+                                    {.temperature = 1.0f, .min_p = 0.05f},
+                                    {.temperature = 1.0f, .logit_bias = {{7, 2.0f}, {9, -3.0f}}}};
+  uint64_t seed = 11;
+  for (SamplingOptions sampling : wishes) {
+    sampling.seed = ++seed;
+    sampling.max_tokens = 150;
+    sampling.ignore_eos = true;
+    const auto prompt = tokens(40, static_cast<uint32_t>(seed));
+    with->kernels().reset_counts();
+    without->kernels().reset_counts();
+    const auto a = with->generate(prompt, sampling), b = without->generate(prompt, sampling);
+    ASSERT_TRUE(a.has_value()) << a.error().message();
+    ASSERT_TRUE(b.has_value()) << b.error().message();
+    EXPECT_EQ(a->ids, b->ids) << seed;
+    EXPECT_EQ(a->ids.size(), 150u);
+    // The kernel-path record counts what ran, recorded or not.
+    const auto counts_a = with->kernels().counts(), counts_b = without->kernels().counts();
+    ASSERT_EQ(counts_a.size(), counts_b.size());
+    for (size_t i = 0; i < counts_a.size(); ++i) {
+      EXPECT_EQ(counts_a[i].name, counts_b[i].name);
+      EXPECT_EQ(counts_a[i].launches, counts_b[i].launches) << counts_a[i].name;
+    }
+  }
+  expect_clean(*with);
+  expect_clean(*without);
+}
+
+TEST(EngineCuda, AnAnswerEndsWhereItIsToldAndLeavesNothingBehind) {
+  auto engine = open_nano();
+  const auto prompt = tokens(10, 3);
+  const SamplingOptions greedy{.temperature = 0, .max_tokens = 40, .ignore_eos = true};
+  const auto all = engine->generate(prompt, greedy)->ids;
+  ASSERT_EQ(all.size(), 40u);
+  auto stopping = greedy;
+  stopping.stop_ids = {all[7]};
+  const auto first = static_cast<size_t>(std::find(all.begin(), all.end(), all[7]) - all.begin());
+  const auto stopped = engine->generate(prompt, stopping);
+  EXPECT_EQ(stopped->reason, FinishReason::kStop);
+  EXPECT_EQ(stopped->ids,
+            std::vector<int32_t>(all.begin(), all.begin() + static_cast<int64_t>(first) + 1));
+  expect_clean(*engine);
+  int seen = 0;
+  const auto cancelled =
+      engine->generate(prompt, greedy, [&](const SampleAnswer&) { return ++seen < 5; });
+  EXPECT_EQ(cancelled->reason, FinishReason::kAborted);
+  EXPECT_EQ(cancelled->ids.size(), 5u);
+  expect_clean(*engine);
+  EXPECT_EQ(engine->generate(prompt, greedy)->ids, all) << "after the cancelled answer";
+  auto open_ended = greedy;
+  open_ended.max_tokens = 0;
+  const auto longest = engine->generate(prompt, open_ended);
+  EXPECT_EQ(longest->ids.size(), 256u - 10);
+  EXPECT_EQ(longest->reason, FinishReason::kLength);
+  expect_clean(*engine);
+}
+
+TEST(EngineCuda, PenaltiesAndLogprobsFollowTheCpu) {
+  auto gpu = open_nano({.kv_dtype = "bf16"});
+  auto cpu = open_nano({.device = "cpu", .kv_dtype = "bf16"});
+  const auto prompt = tokens(30, 5);
+  for (const SamplingOptions& sampling :
+       {SamplingOptions{.temperature = 0, .repetition_penalty = 1.3f},
+        SamplingOptions{.temperature = 0, .frequency_penalty = 0.5f, .presence_penalty = 0.4f},
+        SamplingOptions{.temperature = 0, .logit_bias = {{77, 100.0f}}},
+        SamplingOptions{.temperature = 0, .num_logprobs = 4}}) {
+    SamplingOptions wish = sampling;
+    wish.max_tokens = 24;
+    wish.ignore_eos = true;
+    std::vector<SampleAnswer> a, b;
+    ASSERT_TRUE(gpu->generate(prompt, wish, [&](const auto& x) { return a.push_back(x), true; }));
+    ASSERT_TRUE(cpu->generate(prompt, wish, [&](const auto& x) { return b.push_back(x), true; }));
+    size_t same = 0;
+    for (size_t i = 0; i < a.size(); ++i) same += a[i].token == b[i].token;
+    EXPECT_GE(same, 20u);
+    if (wish.num_logprobs > 0) {
+      EXPECT_NEAR(a[0].logprob, b[0].logprob, 0.05);
+      EXPECT_EQ(a[0].num_top, 4);
+      EXPECT_EQ(a[0].top_ids[0], a[0].token);
+    }
+  }
+  expect_clean(*gpu);
+}
+
+TEST(EngineCuda, ACacheWithoutPagesIsAnErrorAndNotTheEnd) {
+  auto engine = open_nano({.max_model_len = 128});
+  // Someone else holds a part of the pages.
+  const SeqId other = engine->kv().add_sequence();
+  ASSERT_TRUE(engine->kv().append(other, 64));
+  const auto refused =
+      engine->generate(tokens(20, 6), {.temperature = 0, .max_tokens = 100, .ignore_eos = true});
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_NE(refused.error().message().find("no free pages"), std::string::npos);
+  engine->kv().free_sequence(other);
+  expect_clean(*engine);
+  EXPECT_EQ(
+      engine->generate(tokens(20, 6), {.temperature = 0, .max_tokens = 100, .ignore_eos = true})
+          ->ids.size(),
+      100u);
+}
+
+// Runs a step that reads memory that is not there: no embedding lies that far. Ends the process, of
+// its own, since the fault leaves its device unusable.
+[[noreturn]] void run_into_a_fault() {
+  auto engine = open_nano();
+  const std::vector<int32_t> fed(4, 1 << 30);
+  const DecodeLoop::Member member{
+      .seq = engine->kv().add_sequence(), .request = {}, .first_token = 1, .fed = fed};
+  DecodeLoop& loop = engine->decode_loop();
+  Status status = loop.begin({&member, 1});
+  for (int i = 0; i < 4 && status; ++i) {
+    for (bool more = true; more && status;) {
+      auto launched = loop.launch();
+      if (!launched) status = fail(launched.error());
+      more = launched && *launched;
+    }
+    if (!status) break;
+    if (auto answers = loop.next(); !answers) status = fail(answers.error());
+  }
+  const auto ended = loop.end();
+  if (status || ended) std::_Exit(0);
+  std::fprintf(stderr, "fault: %s\n", status.error().message().c_str());
+  std::_Exit(42);
+}
+
+TEST(EngineCudaDeathTest, AFaultInFlightEndsTheWaitWithAnError) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(run_into_a_fault(), ::testing::ExitedWithCode(42), "fault: .*(illegal|CUDA)");
+}
+
+}  // namespace
+}  // namespace moxie

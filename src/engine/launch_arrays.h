@@ -1,0 +1,50 @@
+// The arrays of one launch (token ids, positions, tables of pages, ...) where the device's rows
+// read them: on the CPU the vectors themselves, on CUDA device memory filled by one copy from
+// pinned memory that does not wait.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "core/device.h"
+#include "engine/kv.h"
+#include "model/gpt_oss.h"
+
+namespace moxie {
+
+/// A launch as the host builds it; lengths as in Batch and KvLayer.
+struct HostArrays {
+  std::vector<int32_t> token_ids, positions, seq_idx, row_offsets, logit_rows;
+  std::vector<int32_t> full_tables, window_tables;  // [num_seqs, table_stride]
+  int32_t table_stride = 0;
+  int64_t num_visible_keys = 0;
+
+  void clear();
+  int64_t num_values() const;
+};
+
+class LaunchArrays {
+ public:
+  /// What a launch holds at most.
+  struct Limits {
+    int32_t num_tokens = 0, num_seqs = 0, num_logit_rows = 0, table_stride = 0;
+    uint64_t bytes() const;
+  };
+  static Result<LaunchArrays> create(Device& device, const Limits& limits);
+
+  /// The batch and one view a layer of `kv`, valid until the next place(); `host` must not change
+  /// before then where the device is the CPU.
+  Result<Batch> place(const HostArrays& host, const KvCache& kv, Stream& stream,
+                      std::vector<KvLayer>* layers);
+
+ private:
+  // Copies in flight at once: the stream is waited for when all slots have been used.
+  static constexpr int kSlots = 4;
+
+  Device* device_ = nullptr;
+  Buffer memory_;   // CUDA only
+  Buffer staging_;  // CUDA only: kSlots times as large
+  int slot_ = 0;
+};
+
+}  // namespace moxie

@@ -1,0 +1,446 @@
+// The inner loop of the CUDA decode rows: weights in kFragment16x32 streamed from memory through
+// registers, made BF16 and multiplied by mma.m16n8k16 with F32 sums.
+//
+// Activations enter as two BF16 parts, high and low (their sum has 16 bits), in neighbouring
+// columns of the instruction: with few tokens the columns are there anyway, so that F32 activations
+// lose 2^-17 of themselves and cost nothing. Column n of column group c is token 4 c + n / 2, part
+// n % 2; after the product, lane (g, q) holds rows g and g + 8 of token 4 c + q.
+//
+// In shared memory the parts lie as [block of 32 columns][kTokens][part][32] BF16, so that a lane
+// reads its eight values of a block as one vector. Kernels are compiled for 1, 4 and 8 tokens
+// (kTokens); with fewer tokens than that, columns repeat the last token, and nobody reads their
+// sums.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "core/tensor.h"
+#include "kernels/gemv/mma.cuh"
+
+namespace moxie::fragment {
+
+/// The greatest number of tokens of one launch of a kernel; rows loop over groups of it.
+inline constexpr int kMaxTokens = 8;
+/// Groups of eight columns of the product.
+template <int kTokens>
+inline constexpr int kGroupsOf = (kTokens + 3) / 4;
+/// Staged activations: bytes of a block of 32 columns, and of a unit.
+template <int kTokens>
+inline constexpr int kBlockBytes = 128 * kTokens;
+template <int kTokens>
+inline constexpr int kUnitActivationBytes = 2 * kBlockBytes<kTokens>;
+
+template <DType F>
+struct Format;
+/// kExponent: activations are scaled by 2^kExponent before they are rounded, because the codes'
+/// BF16 forms are 2^-kUnit of their values; sums are multiplied by 2^(kUnit - kExponent) at the
+/// end.
+template <>
+struct Format<DType::kMXFP4> {
+  static constexpr int kVectors = 1, kScaleWords = 1, kParts = 1, kExponent = 96, kUnit = 126;
+};
+template <>
+struct Format<DType::kMXFP8> {
+  static constexpr int kVectors = 2, kScaleWords = 1, kParts = 1, kExponent = 96, kUnit = 120;
+};
+template <>
+struct Format<DType::kQ8_0> {
+  static constexpr int kVectors = 2, kScaleWords = 2, kParts = 1, kExponent = 0, kUnit = 0;
+};
+template <>
+struct Format<DType::kBF16> {
+  static constexpr int kVectors = 4, kScaleWords = 0, kParts = 1, kExponent = 0, kUnit = 0;
+};
+template <>
+struct Format<DType::kF32> {  // two BF16 parts of each weight: 2^-17 of it is lost
+  static constexpr int kVectors = 8, kScaleWords = 0, kParts = 2, kExponent = 0, kUnit = 0;
+};
+
+constexpr float power_of_two(int exponent) {
+  float value = 1;
+  for (int i = 0; i < exponent; ++i) value *= 2;
+  for (int i = 0; i > exponent; --i) value /= 2;
+  return value;
+}
+template <DType F>
+inline constexpr float kActivationScale = power_of_two(Format<F>::kExponent);
+template <DType F>
+inline constexpr float kSumScale = power_of_two(Format<F>::kUnit - Format<F>::kExponent);
+
+/// What a lane holds of one unit of 16 rows x 64 columns.
+template <DType F>
+struct Unit {
+  uint4 codes[Format<F>::kVectors];
+  uint32_t scales[Format<F>::kScaleWords > 0 ? Format<F>::kScaleWords : 1];
+};
+
+template <DType F>
+inline constexpr int kUnitBytes = 512 * Format<F>::kVectors;
+template <DType F>
+inline constexpr int kUnitScaleBytes = 32 * Format<F>::kScaleWords;
+
+/// Copies 16 or 4 bytes to shared memory without waiting; 16 bytes go past L1.
+__device__ __forceinline__ void copy_async_16(uint32_t to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+__device__ __forceinline__ void copy_async_4(uint32_t to, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
+}
+__device__ __forceinline__ void commit_copies() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+/// Waits until at most kPending of this thread's latest groups are on their way.
+template <int kPending>
+__device__ __forceinline__ void wait_for_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+/// Reads one unit from shared memory: the lane's own part of its codes and scales.
+template <DType F>
+__device__ __forceinline__ void read_unit(Unit<F>& unit, const std::byte* codes,
+                                          const std::byte* scales) {
+#pragma unroll
+  for (int i = 0; i < Format<F>::kVectors; ++i)
+    unit.codes[i] = *reinterpret_cast<const uint4*>(codes + 512 * i);
+#pragma unroll
+  for (int i = 0; i < Format<F>::kScaleWords; ++i)
+    unit.scales[i] = *reinterpret_cast<const uint32_t*>(scales + 4 * i);
+}
+
+/// The eight weights of row g + 8 half in block `block`, columns 8q.., as four BF16 pairs. `part`
+/// is 0 but for F32.
+template <DType F>
+__device__ __forceinline__ void decode(const Unit<F>& unit, int block, int half, int part,
+                                       uint32_t pairs[4]) {
+  if constexpr (F == DType::kMXFP4) {
+    const uint4& c = unit.codes[0];
+    const uint32_t w = block == 0 ? (half == 0 ? c.x : c.y) : (half == 0 ? c.z : c.w);
+    constexpr uint32_t kBoth = 0x81C081C0u, kSign = 0x80008000u, kRest = 0x01C001C0u;
+    pairs[0] = w & kBoth;
+    pairs[1] = (w << 3) & kBoth;
+    pairs[2] = ((w << 6) & kRest) | ((w << 1) & kSign);
+    pairs[3] = ((w >> 3) & kRest) | ((w << 2) & kSign);
+  } else if constexpr (F == DType::kMXFP8) {
+    const uint4& c = unit.codes[half];
+    const uint32_t words[2] = {block == 0 ? c.x : c.z, block == 0 ? c.y : c.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t t = __byte_perm(words[i / 2], 0, i % 2 == 0 ? 0x1404 : 0x3424);
+      pairs[i] = (t & 0x80008000u) | ((t >> 4) & 0x07F007F0u);
+    }
+  } else if constexpr (F == DType::kQ8_0) {
+    const uint4& c = unit.codes[half];
+    const uint32_t words[2] = {block == 0 ? c.x : c.z, block == 0 ? c.y : c.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int shift = 16 * (i % 2);
+      pairs[i] = pack_bf16(static_cast<float>(static_cast<int8_t>(words[i / 2] >> shift)),
+                           static_cast<float>(static_cast<int8_t>(words[i / 2] >> (shift + 8))));
+    }
+  } else if constexpr (F == DType::kBF16) {
+    const uint4& c = unit.codes[2 * block + half];
+    pairs[0] = c.x, pairs[1] = c.y, pairs[2] = c.z, pairs[3] = c.w;
+  } else {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint4& c = unit.codes[2 * (2 * block + half) + i / 2];
+      const float low = __uint_as_float(i % 2 == 0 ? c.x : c.z);
+      const float high = __uint_as_float(i % 2 == 0 ? c.y : c.w);
+      pairs[i] = pack_bf16(low, high);
+      if (part == 1) {
+        pairs[i] = pack_bf16(low - __uint_as_float(pairs[i] << 16),
+                             high - __uint_as_float(pairs[i] & 0xFFFF0000u));
+      }
+    }
+  }
+}
+
+template <DType F>
+__device__ __forceinline__ float scale_of(const Unit<F>& unit, int block, int half) {
+  if constexpr (Format<F>::kScaleWords == 1) {
+    const int byte = 2 * block + half;
+    const uint32_t bits = byte < 3 ? unit.scales[0] << (23 - 8 * byte) : unit.scales[0] >> 1;
+    return __uint_as_float(bits & 0x7F800000u);
+  } else if constexpr (Format<F>::kScaleWords == 2) {
+    return __half2float(__ushort_as_half(static_cast<uint16_t>(unit.scales[block] >> (16 * half))));
+  } else {
+    return 1.0f;
+  }
+}
+
+/// sums[c][half] of a lane += rows g + 8 half of the unit times the activations of token 4 c + q.
+/// activations(block, c) gives the lane's eight values of the block for column group c.
+template <DType F, int kGroups, typename Activations>
+__device__ __forceinline__ void multiply_unit(const Unit<F>& unit, Activations&& activations,
+                                              float (&sums)[kGroups][2]) {
+#pragma unroll
+  for (int block = 0; block < 2; ++block) {
+    float products[kGroups][4] = {};
+    uint4 b[kGroups];
+#pragma unroll
+    for (int c = 0; c < kGroups; ++c) b[c] = activations(block, c);
+#pragma unroll
+    for (int part = 0; part < Format<F>::kParts; ++part) {
+      uint32_t top[4], bottom[4];
+      decode(unit, block, 0, part, top);
+      decode(unit, block, 1, part, bottom);
+#pragma unroll
+      for (int c = 0; c < kGroups; ++c) {
+        mma_m16n8k16(products[c], top[0], bottom[0], top[1], bottom[1], b[c].x, b[c].y);
+        mma_m16n8k16(products[c], top[2], bottom[2], top[3], bottom[3], b[c].z, b[c].w);
+      }
+    }
+#pragma unroll
+    for (int c = 0; c < kGroups; ++c) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        sums[c][half] +=
+            (products[c][2 * half] + products[c][2 * half + 1]) * scale_of(unit, block, half);
+      }
+    }
+  }
+}
+
+/// A lane's offset in a block of staged activations for column group `c`.
+template <int kTokens>
+__device__ __forceinline__ int activation_offset(int c, int num_tokens) {
+  const int lane = threadIdx.x % 32, n = lane / 4;
+  const int token = kTokens == 1 ? 0 : min(4 * c + n / 2, num_tokens - 1);
+  return 128 * token + 64 * (n % 2) + 16 * (lane % 4);
+}
+
+/// Eight consecutive values to their two BF16 parts.
+__device__ __forceinline__ void split_parts(const float (&v)[8], uint4& high, uint4& low) {
+  uint32_t h[4], l[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    h[i] = pack_bf16(v[2 * i], v[2 * i + 1]);
+    l[i] = pack_bf16(v[2 * i] - __uint_as_float(h[i] << 16),
+                     v[2 * i + 1] - __uint_as_float(h[i] & 0xFFFF0000u));
+  }
+  high = {h[0], h[1], h[2], h[3]};
+  low = {l[0], l[1], l[2], l[3]};
+}
+
+__device__ __forceinline__ void load_eight(const float* at, float (&v)[8]) {
+  const float4 a = *reinterpret_cast<const float4*>(at);
+  const float4 b = *reinterpret_cast<const float4*>(at + 4);
+  v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w;
+  v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
+}
+
+/// Eight consecutive values of a thread's first segment, loaded before they are needed.
+struct Eight {
+  float v[8];
+  __device__ __forceinline__ void load(const float* values, int32_t width, int first_column,
+                                       int num_segments, int thread) {
+    const int k = first_column + 8 * thread;
+    if (thread < num_segments && k < width) load_eight(values + k, v);
+  }
+};
+
+/// Writes columns [first, first + 64 num_units) of `num_tokens` rows of x (row length `width`,
+/// zeros past its end), times `factor` and, with kNorm, the norm's weight, into `tile`, by the
+/// threads `thread`, `thread` + num_threads, ... `norm` holds the first segment's norm weights;
+/// `early`, if not null, its values of token 0. With kNorm, adds each token's x^2 to
+/// squares[token].
+template <int kTokens, bool kNorm>
+__device__ __forceinline__ void stage_activations(const float* x, int32_t width, int first,
+                                                  int num_units, int num_tokens, float factor,
+                                                  const float* norm_weight, Eight& norm,
+                                                  const Eight* early, std::byte* tile, int thread,
+                                                  int num_threads, float (&squares)[kTokens]) {
+  const int num_segments = 8 * num_units;
+  for (int s = thread; s < num_segments; s += num_threads) {
+    const int k = first + 8 * s;
+    const bool inside = k < width;
+    if (kNorm && s != thread && inside) load_eight(norm_weight + k, norm.v);
+    std::byte* to = tile + (s / 4) * kBlockBytes<kTokens> + 16 * (s % 4);
+#pragma unroll
+    for (int t = 0; t < kTokens; ++t) {
+      if (t >= num_tokens) break;
+      float v[8] = {};
+      if (early != nullptr && t == 0 && s == thread) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) v[i] = inside ? early->v[i] : 0.0f;
+      } else if (inside) {
+        load_eight(x + static_cast<int64_t>(t) * width + k, v);
+      }
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        if constexpr (kNorm) {
+          squares[t] += v[i] * v[i];
+          v[i] = inside ? v[i] * (norm.v[i] * factor) : 0.0f;
+        } else {
+          v[i] *= factor;
+        }
+      }
+      uint4 high, low;
+      split_parts(v, high, low);
+      *reinterpret_cast<uint4*>(to + 128 * t) = high;
+      *reinterpret_cast<uint4*>(to + 128 * t + 64) = low;
+    }
+  }
+}
+
+/// A load that is issued here, and waited for only where its value is used.
+__device__ __forceinline__ float load_early(const float* at) {
+  float value;
+  asm volatile("ld.global.f32 %0, [%1];" : "=f"(value) : "l"(at));
+  return value;
+}
+
+/// Brings all of a kernel's parameters into the constant cache: a miss behind the wait for the
+/// kernel before would lengthen the chain.
+template <typename P>
+__device__ __forceinline__ void touch_params(const P& params) {
+  static_assert(sizeof(P) % 4 == 0);
+  const auto* words = reinterpret_cast<const uint32_t*>(&params);
+#pragma unroll
+  for (unsigned i = 0; i < sizeof(P) / 4; i += 16) asm volatile("" ::"r"(words[i]));
+  asm volatile("" ::"r"(words[sizeof(P) / 4 - 1]));
+}
+
+__device__ __forceinline__ float warp_sum(float value) {
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) value += __shfl_xor_sync(~0u, value, offset);
+  return value;
+}
+
+__device__ __forceinline__ uint32_t shared_address(const void* at) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(at));
+}
+
+/// How a warp's weights pass through shared memory: kStages stages of kUnroll neighbouring units
+/// each. The units of a stage are multiplied together, so that their chains of instructions
+/// overlap. 2880 columns are 15 stages of MXFP4.
+template <DType F>
+struct Pipeline {
+  static constexpr int kUnroll = F == DType::kMXFP4 ? 3 : F == DType::kMXFP8 ? 2 : 1;
+  static constexpr int kStages = F == DType::kF32                         ? 2
+                                 : F == DType::kBF16 || F == DType::kQ8_0 ? 4
+                                                                          : 3;
+  static constexpr int kCodeBytes = kUnroll * kUnitBytes<F>;
+  static constexpr int kStageBytes = kCodeBytes + kUnroll * kUnitScaleBytes<F>;
+};
+
+/// Where the next unit of a tile lies; the lane's own 16 bytes of each.
+template <DType F>
+struct UnitCursor {
+  const std::byte* codes;
+  const std::byte* scales;
+  UnitCursor() = default;
+  __device__ __forceinline__ UnitCursor(const PackedMatrix& matrix, int64_t expert_bytes,
+                                        int32_t expert, int32_t tile, int32_t unit) {
+    const int32_t num_units = (matrix.cols + 63) / 64;
+    const int64_t at = static_cast<int64_t>(tile) * num_units + unit;
+    const int64_t total = static_cast<int64_t>((matrix.rows + 15) / 16) * num_units;
+    const std::byte* data = matrix.data + expert * expert_bytes + 16 * (threadIdx.x % 32);
+    codes = data + at * kUnitBytes<F>;
+    scales = data + total * kUnitBytes<F> + at * kUnitScaleBytes<F>;
+  }
+  /// Copies the next units, of which `count` are left in the tile, to a stage.
+  __device__ __forceinline__ void copy_stage(uint32_t stage, int count) {
+    using P = Pipeline<F>;
+    const uint32_t lane_bytes = 16 * (threadIdx.x % 32), to = stage + lane_bytes;
+    if (count >= P::kUnroll) {
+#pragma unroll
+      for (int i = 0; i < P::kUnroll * Format<F>::kVectors; ++i)
+        copy_async_16(to + 512 * i, codes + 512 * i);
+    } else {
+#pragma unroll 1
+      for (int i = 0; i < count * Format<F>::kVectors; ++i)
+        copy_async_16(to + 512 * i, codes + 512 * i);
+    }
+    if constexpr (kUnitScaleBytes < F >> 0) {
+      if (static_cast<int>(lane_bytes) < min(count, P::kUnroll) * kUnitScaleBytes<F>)
+        copy_async_16(to + P::kCodeBytes, scales);
+    }
+    // Behind a stage that is not whole comes the next tile.
+    codes += P::kUnroll * kUnitBytes<F>;
+    scales += P::kUnroll * kUnitScaleBytes<F>;
+  }
+  __device__ __forceinline__ void skip(int num_units) {
+    codes += num_units * kUnitBytes<F>;
+    scales += num_units * kUnitScaleBytes<F>;
+  }
+};
+
+/// The stages of one warp, taken in turn. All of them are filled at the start; from then on the
+/// stage that was multiplied last is filled while the next one is multiplied. Every filling is one
+/// group of copies, committed even if it is empty, so that the wait can count.
+template <int kStages>
+struct Ring {
+  std::byte* base;
+  uint32_t address;
+  int stage_bytes, offset = 0, last = -1;
+
+  __device__ __forceinline__ Ring(std::byte* at, int bytes_of_a_stage)
+      : base(at), address(shared_address(at)), stage_bytes(bytes_of_a_stage) {}
+  /// fill(address) for every stage.
+  template <typename Fill>
+  __device__ __forceinline__ void start(Fill&& fill) {
+#pragma unroll 1
+    for (int i = 0; i < kStages; ++i) {
+      fill(address + i * stage_bytes);
+      commit_copies();
+    }
+  }
+  /// Waits for the next stage, for all lanes, then fills the last one.
+  template <typename Fill>
+  __device__ __forceinline__ const std::byte* next(Fill&& fill) {
+    wait_for_copies<kStages - 2>();
+    __syncwarp();
+    if (last >= 0) {
+      fill(address + last);
+      commit_copies();
+    }
+    const std::byte* stage = base + offset;
+    last = offset;
+    offset += stage_bytes;
+    if (offset == kStages * stage_bytes) offset = 0;
+    return stage;
+  }
+  /// Forgets what was filled, before another start.
+  __device__ __forceinline__ void restart() {
+    __syncwarp();
+    offset = 0;
+    last = -1;
+  }
+};
+
+/// sums += the first `count` units of a stage times the lane's activations at of_lane (one pointer
+/// a column group), `unit_bytes` from a unit to the next and half of it from a block to the next.
+template <DType F, int kGroups, int kBytesOfUnit>
+__device__ __forceinline__ void multiply_stage(const std::byte* stage, int count,
+                                               const std::byte* const (&of_lane)[kGroups],
+                                               float (&sums)[kGroups][2]) {
+  using P = Pipeline<F>;
+  const uint32_t lane = threadIdx.x % 32;
+  const std::byte* codes = stage + 16 * lane;
+  const std::byte* scales = stage + P::kCodeBytes + lane / 4 * (4 * Format<F>::kScaleWords);
+  const auto multiply = [&](int i) {
+    Unit<F> unit;
+    read_unit<F>(unit, codes + i * kUnitBytes<F>, scales + i * kUnitScaleBytes<F>);
+    multiply_unit<F, kGroups>(
+        unit,
+        [&](int block, int c) {
+          return *reinterpret_cast<const uint4*>(of_lane[c] + i * kBytesOfUnit +
+                                                 block * (kBytesOfUnit / 2));
+        },
+        sums);
+  };
+  if (count >= P::kUnroll) {
+#pragma unroll
+    for (int i = 0; i < P::kUnroll; ++i) multiply(i);
+  } else {
+#pragma unroll 1
+    for (int i = 0; i < count; ++i) multiply(i);
+  }
+}
+
+/// Begin of part `i` of `count` things cut into `parts` nearly equal runs.
+__device__ __forceinline__ int part_begin(int count, int parts, int i) { return count * i / parts; }
+
+}  // namespace moxie::fragment

@@ -1,0 +1,290 @@
+// One kernel shape for qkv, out and route: a block makes a tile of 16 outputs (several,
+// where staging the activations of several tokens for each would cost more than it gains), its
+// warps share the columns. Weights are on their way to shared memory before the wait for the kernel
+// that makes the activations, so that a launch costs little but its dependency.
+//
+// A Step tells what differs: where activations come from and what becomes of the sums.
+//   struct Step {
+//     static constexpr bool kNorm;
+//     PackedMatrix weight;
+//     const float* x;            // [tokens, cols]
+//     const float* norm_weight;  // [cols], if kNorm
+//     float rms_eps;
+//     int32_t num_tokens, tiles_a_block;
+//     // Where the outputs of rows `row` and `row` + 8 of a tile go and what finish() needs besides
+//     // sums, if nothing in the chain writes it, or the kernels before the last one: worked out
+//     // before the wait, so that little is left behind it.
+//     struct Early {...};
+//     __device__ Early early(int tile, int row, int token) const;
+//     __device__ void finish(float top, float bottom, const Early&) const;
+//   };
+#pragma once
+
+#include "core/cuda_launch.cuh"
+#include "kernels/gemv/fragment_gemv.cuh"
+
+namespace moxie::fragment {
+
+inline constexpr int kMaxSliceWarps = 24;
+
+/// Stages of a warp of a slice kernel: all of 2880 columns over 8 warps are two of MXFP4.
+template <DType F>
+inline constexpr int kSliceStages = F == DType::kMXFP4 ? 2 : Pipeline<F>::kStages;
+template <DType F>
+inline constexpr int kSliceRingBytes = kSliceStages<F>* Pipeline<F>::kStageBytes;
+/// Stages that a warp takes of a tile, if there are warps enough: fewer make the chain after the
+/// wait shorter, more leave room for the blocks of other tiles (`many_tiles`: over two a unit).
+template <DType F>
+int stages_a_warp(bool many_tiles) {
+  if (F == DType::kMXFP4) return many_tiles ? 2 : 1;
+  if (F == DType::kBF16) return many_tiles ? 4 : 3;
+  return 3;
+}
+
+/// The slice of columns that one warp multiplies, in whole stages: its weights and activations.
+template <DType F, int kTokens>
+struct WarpSlice {
+  static constexpr int kUnroll = Pipeline<F>::kUnroll, kGroups = kGroupsOf<kTokens>;
+  Ring<kSliceStages<F>> ring;
+  UnitCursor<F> cursor;
+  std::byte* staged;
+  int first_unit, count, num_units;
+  int ahead_units = 0, ahead_tiles = 0;
+
+  /// `rings`: kSliceRingBytes a warp; `activations`: kUnitActivationBytes a unit of the block.
+  __device__ __forceinline__ WarpSlice(std::byte* rings, std::byte* activations, int units_of_row)
+      : ring(rings + threadIdx.x / 32 * kSliceRingBytes<F>, Pipeline<F>::kStageBytes),
+        num_units(units_of_row) {
+    const int warp = threadIdx.x / 32, num_warps = blockDim.x / 32;
+    const int num_stages = (num_units + kUnroll - 1) / kUnroll;
+    first_unit = part_begin(num_stages, num_warps, warp) * kUnroll;
+    count = min(num_units, part_begin(num_stages, num_warps, warp + 1) * kUnroll) - first_unit;
+    staged = activations + kUnitActivationBytes<kTokens> * first_unit;
+  }
+  /// Starts the copies of `num_tiles` neighbouring tiles.
+  __device__ __forceinline__ void start(const PackedMatrix& weight, int tile, int num_tiles) {
+    cursor = UnitCursor<F>(weight, 0, 0, tile, first_unit);
+    ahead_units = count;
+    ahead_tiles = num_tiles - 1;
+    ring.start([this](uint32_t stage) { fill(stage); });
+  }
+  __device__ __forceinline__ void fill(uint32_t stage) {
+    if (ahead_units > 0) cursor.copy_stage(stage, ahead_units);
+    ahead_units -= kUnroll;
+    if (ahead_units <= 0 && ahead_tiles > 0) {
+      cursor.skip(num_units - (count - ahead_units));
+      ahead_units = count;
+      --ahead_tiles;
+    }
+  }
+  /// The sums of the next tile over this warp's columns, to sums_of_warp [16][4 kGroups].
+  __device__ __forceinline__ void multiply_tile(int num_tokens, float* sums_of_warp) {
+    const std::byte* of_lane[kGroups];
+#pragma unroll
+    for (int c = 0; c < kGroups; ++c)
+      of_lane[c] = staged + activation_offset<kTokens>(c, num_tokens);
+    float sums[kGroups][2] = {};
+    for (int left = count; left > 0; left -= kUnroll) {
+      const std::byte* stage = ring.next([this](uint32_t to) { fill(to); });
+      multiply_stage<F, kGroups, kUnitActivationBytes<kTokens>>(stage, left, of_lane, sums);
+#pragma unroll
+      for (int c = 0; c < kGroups; ++c) of_lane[c] += kUnroll * kUnitActivationBytes<kTokens>;
+    }
+    const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
+#pragma unroll
+    for (int c = 0; c < kGroups; ++c) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        sums_of_warp[(g + 8 * half) * 4 * kGroups + 4 * c + q] = sums[c][half];
+    }
+  }
+};
+
+template <DType F, int kTokens, typename Step>
+__global__ void __launch_bounds__(32 * kMaxSliceWarps)
+    slice_gemv(const __grid_constant__ Step step) {
+  constexpr int kWidth = 4 * kGroupsOf<kTokens>;  // tokens of the product
+  touch_params(step);
+  extern __shared__ __align__(128) std::byte shared[];
+  const int num_warps = blockDim.x / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int num_tokens = kTokens == 1 ? 1 : step.num_tokens;
+  const int num_units = (step.weight.cols + 63) / 64;
+  const int tiles_a_block = kTokens == 1 ? 1 : step.tiles_a_block;
+  const int first_tile = blockIdx.x * tiles_a_block;
+  const int num_tiles =
+      kTokens == 1 ? 1 : min(tiles_a_block, (step.weight.rows + 15) / 16 - first_tile);
+  std::byte* staged = shared + num_warps * kSliceRingBytes<F>;
+  auto* sums_of_warps =
+      reinterpret_cast<float*>(staged + kUnitActivationBytes<kTokens> * num_units);
+  float* squares_of_warps = sums_of_warps + tiles_a_block * num_warps * 16 * kWidth;
+
+  WarpSlice<F, kTokens> slice(shared, staged, num_units);
+  slice.start(step.weight, first_tile, num_tiles);
+  Eight norm;
+  if constexpr (Step::kNorm)
+    norm.load(step.norm_weight, step.weight.cols, 64 * slice.first_unit, 8 * slice.count, lane);
+  // The outputs of this thread: a pair of rows of one token.
+  const int row = threadIdx.x % 8, token = threadIdx.x / 8 % num_tokens;
+  const int tile = threadIdx.x / 8 / num_tokens;
+  typename Step::Early early{};
+  if (tile < num_tiles) early = step.early(first_tile + tile, row, token);
+
+  wait_for_previous();
+  launch_next();
+
+  float squares[kTokens] = {};
+  stage_activations<kTokens, Step::kNorm>(
+      step.x, step.weight.cols, 64 * slice.first_unit, slice.count, num_tokens, kActivationScale<F>,
+      step.norm_weight, norm, nullptr, slice.staged, lane, 32, squares);
+  __syncwarp();
+  for (int t = 0; t < num_tiles; ++t)
+    slice.multiply_tile(num_tokens, sums_of_warps + (t * num_warps + warp) * 16 * kWidth);
+  if constexpr (Step::kNorm) {
+#pragma unroll
+    for (int t = 0; t < kTokens; ++t) {
+      if (t >= num_tokens) break;
+      const float sum = warp_sum(squares[t]);
+      if (lane == 0) squares_of_warps[warp * kWidth + t] = sum;
+    }
+  }
+  __syncthreads();
+  if (tile >= num_tiles) return;
+  float top = 0, bottom = 0, square = 0;
+  const float* of = sums_of_warps + tile * num_warps * 16 * kWidth + row * kWidth + token;
+  const float* of_square = squares_of_warps + token;
+#pragma unroll 8
+  for (int w = 0; w < num_warps; ++w) {
+    top += of[0];
+    bottom += of[8 * kWidth];
+    of += 16 * kWidth;
+    if constexpr (Step::kNorm) {
+      square += *of_square;
+      of_square += kWidth;
+    }
+  }
+  float factor = kSumScale<F>;
+  if constexpr (Step::kNorm)
+    factor *= rsqrtf(__fdividef(square, static_cast<float>(step.weight.cols)) + step.rms_eps);
+  step.finish(top * factor, bottom * factor, early);
+}
+
+/// What the current device gives a block.
+struct BlockLimits {
+  uint64_t shared_bytes;
+  int num_units;
+};
+inline BlockLimits block_limits() {
+  int device = 0, shared = 0, units = 0;
+  check_launched(cudaGetDevice(&device), "device");
+  cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  cudaDeviceGetAttribute(&units, cudaDevAttrMultiProcessorCount, device);
+  return {static_cast<uint64_t>(shared), units};
+}
+
+/// Warps of a block and its dynamic shared memory: as many warps as share the columns in whole
+/// stages, fewer where `fixed` bytes of the block and `a_warp` bytes beside each ring leave no
+/// room.
+struct BlockPlan {
+  int num_warps;
+  uint64_t shared_bytes, a_warp;
+};
+template <DType F>
+BlockPlan plan_slices(const BlockLimits& limits, int num_tiles, int num_units, uint64_t fixed,
+                      uint64_t a_warp) {
+  constexpr int kUnroll = Pipeline<F>::kUnroll;
+  const int num_stages = ceil_div(num_units, kUnroll);
+  const uint64_t each = kSliceRingBytes<F> + a_warp;
+  const int room = static_cast<int>((limits.shared_bytes - fixed) / each);
+  const int at_most = std::max(
+      1, std::min({kMaxSliceWarps, room,
+                   ceil_div(num_stages, stages_a_warp<F>(num_tiles > 2 * limits.num_units))}));
+  // The same number of rounds with as few warps as do it.
+  const int num_warps = ceil_div(num_stages, ceil_div(num_stages, at_most));
+  return {num_warps, fixed + each * static_cast<uint64_t>(num_warps), each};
+}
+
+/// Tokens that kernels are compiled for.
+constexpr int compiled_tokens(int num_tokens) {
+  return num_tokens == 1 ? 1 : num_tokens <= 4 ? 4 : 8;
+}
+
+/// Tokens of one launch such that their activations leave room for rings.
+inline int tokens_that_fit(const BlockLimits& limits, int num_units, uint64_t ring_bytes) {
+  const uint64_t a_token = 256ull * static_cast<uint64_t>(num_units);
+  for (const int tokens : {8, 4}) {
+    if (a_token * tokens + ring_bytes + 8192 <= limits.shared_bytes) return tokens;
+  }
+  return 1;
+}
+
+/// Calls launch<kTokens>() with the least number of tokens that it is compiled for.
+template <typename Launch>
+void dispatch_tokens(int num_tokens, Launch&& launch) {
+  if (num_tokens == 1) return launch.template operator()<1>();
+  if (num_tokens <= 4) return launch.template operator()<4>();
+  return launch.template operator()<8>();
+}
+
+/// Calls launch<F>() for the format of a matrix.
+template <typename Launch>
+void dispatch_format(DType format, Launch&& launch) {
+  switch (format) {
+    case DType::kMXFP4:
+      return launch.template operator()<DType::kMXFP4>();
+    case DType::kMXFP8:
+      return launch.template operator()<DType::kMXFP8>();
+    case DType::kQ8_0:
+      return launch.template operator()<DType::kQ8_0>();
+    case DType::kBF16:
+      return launch.template operator()<DType::kBF16>();
+    case DType::kF32:
+      return launch.template operator()<DType::kF32>();
+    default:
+      CHECK(false, "not a packed format");
+  }
+}
+
+/// Tokens of one launch of a slice kernel over this matrix on the current device.
+inline int slice_tokens(const PackedMatrix& weight) {
+  int tokens = 1;
+  dispatch_format(weight.format, [&]<DType F>() {
+    tokens = tokens_that_fit(block_limits(), weight.num_units(), 4 * kSliceRingBytes<F>);
+  });
+  return tokens;
+}
+
+template <typename Step>
+void launch_slice_gemv(const char* row, Step step, cudaStream_t stream) {
+  dispatch_format(step.weight.format, [&]<DType F>() {
+    dispatch_tokens(step.num_tokens, [&]<int kTokens>() {
+      const BlockLimits limits = block_limits();
+      const int num_units = step.weight.num_units(), num_tiles = step.weight.num_tiles();
+      step.tiles_a_block =
+          kTokens == 1 ? 1 : std::clamp(ceil_div(num_tiles, limits.num_units), 1, 4);
+      BlockPlan plan = plan_slices<F>(
+          limits, num_tiles, num_units,
+          static_cast<uint64_t>(kUnitActivationBytes<kTokens>) * static_cast<uint64_t>(num_units),
+          4ull * (16 * step.tiles_a_block + 1) * 4 * kGroupsOf<kTokens>);
+      // A thread for each pair of outputs.
+      const int least = ceil_div(8 * step.num_tokens * step.tiles_a_block, 32);
+      plan.shared_bytes += plan.a_warp * static_cast<uint64_t>(std::max(0, least - plan.num_warps));
+      plan.num_warps = std::max(plan.num_warps, least);
+      launch_kernel(row, slice_gemv<F, kTokens, Step>, step,
+                    {.grid = dim3(static_cast<unsigned>(ceil_div(num_tiles, step.tiles_a_block))),
+                     .num_threads = 32 * plan.num_warps,
+                     .shared_bytes = plan.shared_bytes,
+                     .programmatic = true},
+                    stream);
+    });
+  });
+}
+
+/// Null if the CUDA rows can read a matrix, else why not.
+inline const char* refuses_matrix(const PackedMatrix& matrix) {
+  if (matrix.layout != PackedLayout::kFragment16x32)
+    return "weights are not in CUDA's packed layout";
+  if (matrix.unit_bytes() == 0) return "not a packed format";
+  return matrix.cols % 8 == 0 ? nullptr : "columns are not a multiple of 8";
+}
+
+}  // namespace moxie::fragment

@@ -1,0 +1,234 @@
+// The CUDA rows of qkv, out, route, experts and unembed against the reference row on the CPU: the
+// same cases, weights repacked value for value, over formats, shapes that do not fill tiles, and
+// token counts around the groups of a launch.
+#include "kernels/testing/cuda_test.h"
+#include "kernels/testing/fragment_pack.h"
+#include "kernels/testing/row_tester.h"
+
+namespace moxie::testing {
+namespace {
+
+constexpr DType kFormats[] = {DType::kF32, DType::kBF16, DType::kQ8_0, DType::kMXFP4,
+                              DType::kMXFP8};
+constexpr int32_t kTokenCounts[] = {1, 2, 3, 4, 5, 7, 8, 9, 19};
+
+// Activations are split into two BF16 parts, which leaves 2^-17 of each; weights in F32 likewise.
+// Errors have random signs; the greatest of thousands of outputs is some deviations out.
+constexpr double kSplitRounding = 0x1p-15;
+
+int32_t same_row(int32_t row) { return row; }
+
+class LinearStepsCuda : public CudaTest {
+ protected:
+  // Device memory of one run: what goes in is uploaded, what comes out is copied back to the
+  // host's array, so that the case itself compares.
+  template <typename T>
+  T* in(const T* values, int64_t count) {
+    return upload(std::vector<T>(values, values + count));
+  }
+  template <typename T>
+  T* in_out(T* values, int64_t count) {
+    T* device_side = in(values, count);
+    back_.push_back([=, this] {
+      done(device().copy_to_host(values, device_side, static_cast<uint64_t>(count) * sizeof(T),
+                                 stream()));
+    });
+    return device_side;
+  }
+  PackedMatrix in(const PackedMatrix& cpu, DType format,
+                  const std::function<int32_t(int32_t)>& source_row = same_row) {
+    const PackedTensor packed = to_fragment(cpu, format, source_row);
+    PackedMatrix matrix = packed.matrix;
+    matrix.data = upload(packed.memory);
+    return matrix;
+  }
+
+  QkvParams to_device(QkvParams p, DType format) {
+    const int64_t tokens = p.batch.num_tokens;
+    const auto num_pages = p.batch.num_seqs * p.kv.table_stride;
+    p.batch.positions = in(p.batch.positions, tokens);
+    p.batch.seq_idx = in(p.batch.seq_idx, tokens);
+    p.x = in(p.x, tokens * p.hidden);
+    p.norm_weight = in(p.norm_weight, p.hidden);
+    p.bias = in(p.bias, p.weight.rows);
+    const int32_t head_dim = p.head_dim;
+    p.weight =
+        in(p.weight, format, [head_dim](int32_t row) { return fragment_qkv_row(row, head_dim); });
+    p.rotary.table = in(p.rotary.table, int64_t{p.rotary.max_positions} * p.head_dim);
+    p.kv.page_table = in(p.kv.page_table, num_pages);
+    p.kv.k = in_out(p.kv.k, p.kv.page_stride_bytes * num_pages);
+    p.kv.v = in_out(p.kv.v, p.kv.page_stride_bytes * num_pages);
+    p.q = in_out(p.q, tokens * p.num_heads * p.head_dim);
+    return p;
+  }
+  OutParams to_device(OutParams p, DType format) {
+    p.a = in(p.a, int64_t{p.num_tokens} * p.weight.cols);
+    p.bias = in(p.bias, p.weight.rows);
+    p.x = in_out(p.x, int64_t{p.num_tokens} * p.weight.rows);
+    p.weight = in(p.weight, format);
+    return p;
+  }
+  RouteParams to_device(RouteParams p, DType format) {
+    const int64_t tokens = p.num_tokens;
+    p.x = in(p.x, tokens * p.hidden);
+    p.norm_weight = in(p.norm_weight, p.hidden);
+    p.bias = in(p.bias, p.weight.rows);
+    p.weight = in(p.weight, format);
+    p.t = in_out(p.t, tokens * p.hidden);
+    p.expert_ids = in_out(p.expert_ids, tokens * p.top_k);
+    p.expert_weights = in_out(p.expert_weights, tokens * p.top_k);
+    return p;
+  }
+  ExpertsParams to_device(ExpertsParams p, DType format) {
+    const int64_t tokens = p.num_tokens, rows = p.gate_up.rows;
+    // From the CPU's order of gate and up rows to CUDA's.
+    const auto cpu_row = [](int32_t row) {
+      return gate_up_packed_row(row / 16 * 8 + row % 8, row % 16 / 8);
+    };
+    std::vector<float> bias(static_cast<size_t>(p.gate_up.num_experts * rows));
+    for (int32_t e = 0; e < p.gate_up.num_experts; ++e) {
+      for (int32_t row = 0; row < rows; ++row)
+        bias[e * rows + row] = p.gate_up_bias[e * rows + cpu_row(row)];
+    }
+    p.gate_up_bias = upload(bias);
+    p.t = in(p.t, tokens * p.hidden);
+    p.expert_ids = in(p.expert_ids, tokens * p.top_k);
+    p.expert_weights = in(p.expert_weights, tokens * p.top_k);
+    p.down_bias = in(p.down_bias, int64_t{p.down.num_experts} * p.hidden);
+    p.gate_up = in(p.gate_up, format, cpu_row);
+    p.down = in(p.down, format);
+    p.x = in_out(p.x, tokens * p.hidden);
+    return p;
+  }
+  UnembedParams to_device(UnembedParams p, DType format) {
+    p.x = in(p.x, int64_t{p.num_rows + 5} * p.hidden);
+    p.row_idx = in(p.row_idx, p.num_rows);
+    p.norm_weight = in(p.norm_weight, p.hidden);
+    p.logits = in_out(p.logits, int64_t{p.num_rows} * p.weight.rows);
+    p.weight = in(p.weight, format);
+    return p;
+  }
+
+  template <typename Case>
+  void expect_rows_agree(Case c) {
+    using P = typename Case::Params;
+    const DType format = c.weights;
+    if (format == DType::kMXFP8) c.weights = DType::kF32;
+    Built<P> built = build(c);
+    if (format == DType::kMXFP8)
+      for (PackedTensor& tensor : built.weights) round_to_mxfp8(tensor);
+    const std::string reference = std::string(step_name(StepOf<P>::value)) + "_reference";
+    std::vector<Output> expected = run_row(built, row_named<P>(reference), machine_);
+    for (Output& output : expected) {
+      if (std::string(output.name) != "expert_ids" && std::string(output.name) != "t")
+        output.rounding += kSplitRounding;
+    }
+    int num_rows = 0;
+    for (const Row<P>& row : table_of<P>()) {
+      if (row.device != DeviceKind::kCuda || (row.needs & ~features()) != 0) continue;
+      built.reset();
+      P params = to_device(built.params, format);
+      if (const char* why = row.refuses(params)) {
+        std::printf("  not run: %s on %s: %s\n", row.name, c.name().c_str(), why);
+        back_.clear();
+        continue;
+      }
+      ++num_rows;
+      const uint64_t bytes = row.workspace(params);
+      const DeviceArray workspace = poisoned<std::byte>(bytes);
+      params.launch = launch();
+      params.launch.workspace = workspace.buffer.data();
+      params.launch.workspace_bytes = bytes;
+      row.run(params);
+      download<std::byte>(workspace);  // checks the guard behind it
+      for (const auto& copy : back_) copy();
+      back_.clear();
+      done(stream().synchronize());
+      expect_near(expected, built.outputs(), std::string(row.name) + " on " + c.name());
+    }
+    EXPECT_GT(num_rows, 0) << c.name();
+    free_uploads();
+  }
+
+  TestMachine machine_;
+  std::vector<std::function<void()>> back_;
+};
+
+TEST_F(LinearStepsCuda, QkvAgreesWithTheReference) {
+  for (const DType weights : kFormats) {
+    for (const int32_t tokens : kTokenCounts) {
+      expect_rows_agree(QkvCase{.tokens = tokens, .hidden = 96, .weights = weights});
+    }
+    for (const DType cache : {DType::kF32, DType::kF8E4M3}) {
+      expect_rows_agree(QkvCase{.tokens = 3,
+                                .hidden = 160,
+                                .heads = 4,
+                                .kv_heads = 2,
+                                .head_dim = 64,
+                                .weights = weights,
+                                .cache = cache});
+    }
+    expect_rows_agree(
+        QkvCase{.tokens = 2, .hidden = 2880, .heads = 3, .head_dim = 64, .weights = weights});
+  }
+}
+
+TEST_F(LinearStepsCuda, OutAgreesWithTheReference) {
+  for (const DType weights : kFormats) {
+    for (const int32_t tokens : kTokenCounts) {
+      expect_rows_agree(OutCase{.tokens = tokens, .rows = 100, .cols = 160, .weights = weights});
+    }
+    for (const int32_t cols : {32, 64, 288, 4096}) {
+      expect_rows_agree(OutCase{.tokens = 6, .rows = 23, .cols = cols, .weights = weights});
+    }
+  }
+}
+
+TEST_F(LinearStepsCuda, RouteAgreesWithTheReference) {
+  for (const DType weights : kFormats) {
+    for (const int32_t tokens : kTokenCounts) {
+      expect_rows_agree(RouteCase{.tokens = tokens, .hidden = 96, .weights = weights});
+    }
+    expect_rows_agree(
+        RouteCase{.tokens = 5, .hidden = 288, .experts = 21, .top_k = 3, .weights = weights});
+    expect_rows_agree(RouteCase{.hidden = 2880, .experts = 128, .weights = weights});
+    expect_rows_agree(RouteCase{.tokens = 8, .hidden = 2880, .experts = 200, .weights = weights});
+  }
+}
+
+TEST_F(LinearStepsCuda, ExpertsAgreeWithTheReference) {
+  for (const DType weights : kFormats) {
+    for (const int32_t tokens : kTokenCounts) {
+      expect_rows_agree(ExpertsCase{.tokens = tokens, .hidden = 96, .weights = weights});
+    }
+    expect_rows_agree(ExpertsCase{.tokens = 6,
+                                  .hidden = 160,
+                                  .intermediate = 96,
+                                  .experts = 5,
+                                  .top_k = 2,
+                                  .weights = weights,
+                                  .input_scale = 10});
+    expect_rows_agree(ExpertsCase{.tokens = 3,
+                                  .hidden = 64,
+                                  .intermediate = 64,
+                                  .experts = 40,
+                                  .top_k = 16,
+                                  .weights = weights});
+    for (const int32_t tokens : {1, 8}) {
+      expect_rows_agree(ExpertsCase{
+          .tokens = tokens, .hidden = 576, .intermediate = 1312, .experts = 9, .weights = weights});
+    }
+  }
+}
+
+TEST_F(LinearStepsCuda, UnembedAgreesWithTheReference) {
+  for (const DType weights : kFormats) {
+    for (const int32_t rows : kTokenCounts) {
+      expect_rows_agree(UnembedCase{.rows = rows, .hidden = 96, .weights = weights});
+    }
+    expect_rows_agree(UnembedCase{.rows = 2, .hidden = 2880, .vocab = 5003, .weights = weights});
+  }
+}
+
+}  // namespace
+}  // namespace moxie::testing

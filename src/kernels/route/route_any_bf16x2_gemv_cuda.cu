@@ -1,0 +1,215 @@
+// route on CUDA for a few tokens: norm, router, top-k and softmax in one kernel, a cluster of
+// blocks. The blocks share the router's tiles, the warps of a block the columns; the logits meet in
+// the first block's shared memory, where a warp a token picks the greatest. All of the router is on
+// its way before the wait.
+#include <cooperative_groups.h>
+
+#include <utility>
+
+#include "kernels/gemv/slice_gemv.cuh"
+#include "kernels/route/route_rows.h"
+
+namespace moxie {
+namespace {
+
+using namespace fragment;
+namespace cg = cooperative_groups;
+
+constexpr int kMaxExperts = 256, kMaxCluster = 8;
+
+struct RouteStep {
+  PackedMatrix weight;
+  const float* x;
+  const float* norm_weight;
+  const float* bias;
+  float* t;
+  int32_t* expert_ids;
+  float* expert_weights;
+  float rms_eps;
+  int32_t num_tokens, hidden, top_k;
+};
+
+// Order-preserving bits of a float, greater for greater; NaN lowest.
+__device__ __forceinline__ uint32_t ordered_bits(float value) {
+  const uint32_t bits = __float_as_uint(value);
+  if (value != value) return 0;
+  return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
+}
+__device__ __forceinline__ float from_ordered_bits(uint32_t bits) {
+  return __uint_as_float((bits & 0x80000000u) != 0 ? bits & 0x7FFFFFFFu : ~bits);
+}
+
+// One warp: the top_k greatest of logits[expert * kWidth + token], ties to the lower index, and the
+// softmax over them.
+template <int kWidth>
+__device__ void choose(const RouteStep& p, const float* logits, int token) {
+  constexpr int kMine = kMaxExperts / 32;
+  const int lane = threadIdx.x % 32;
+  uint32_t keys[kMine];
+#pragma unroll
+  for (int i = 0; i < kMine; ++i) {
+    const int expert = lane + 32 * i;
+    keys[i] = expert < p.weight.rows ? max(ordered_bits(logits[expert * kWidth + token]), 1u) : 0;
+  }
+  int my_id = 0;
+  float my_logit = 0, greatest = 0;
+  for (int k = 0; k < p.top_k; ++k) {
+    uint32_t best = 0;
+#pragma unroll
+    for (int i = 0; i < kMine; ++i) best = max(best, keys[i]);
+    const uint32_t top = __reduce_max_sync(~0u, best);
+    uint32_t id = ~0u;
+#pragma unroll
+    for (int i = kMine - 1; i >= 0; --i) {
+      if (keys[i] == top) id = lane + 32 * i;
+    }
+    id = __reduce_min_sync(~0u, id);
+#pragma unroll
+    for (int i = 0; i < kMine; ++i) {
+      if (id == static_cast<uint32_t>(lane + 32 * i)) keys[i] = 0;
+    }
+    const float logit = from_ordered_bits(top);
+    if (k == 0) greatest = logit;
+    if (lane == k) my_id = static_cast<int>(id), my_logit = logit;
+  }
+  const float power = lane < p.top_k ? expf(my_logit - greatest) : 0.0f;
+  const float total = warp_sum(power);
+  if (lane < p.top_k) {
+    p.expert_ids[token * p.top_k + lane] = my_id;
+    p.expert_weights[token * p.top_k + lane] = power / total;
+  }
+}
+
+template <DType F, int kTokens>
+__global__ void __launch_bounds__(32 * kMaxSliceWarps)
+    route_gemv(const __grid_constant__ RouteStep p) {
+  constexpr int kWidth = 4 * kGroupsOf<kTokens>;
+  touch_params(p);
+  extern __shared__ __align__(128) std::byte shared[];
+  __shared__ float logits[kMaxExperts * kWidth];  // the first block's are read
+  const cg::cluster_group cluster = cg::this_cluster();
+  const int rank = static_cast<int>(cluster.block_rank());
+  const int num_blocks = static_cast<int>(cluster.num_blocks());
+  auto started = cluster.barrier_arrive();
+  const int num_warps = blockDim.x / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int num_units = (p.hidden + 63) / 64, num_tiles = (p.weight.rows + 15) / 16;
+  std::byte* staged = shared + num_warps * kSliceRingBytes<F>;
+  auto* sums_of_warps =
+      reinterpret_cast<float*>(staged + kUnitActivationBytes<kTokens> * num_units);
+  float* squares_of_warps = sums_of_warps + num_warps * 16 * kWidth;
+
+  WarpSlice<F, kTokens> slice(shared, staged, num_units);
+  slice.start(p.weight, rank, 1);
+  Eight norm;
+  norm.load(p.norm_weight, p.hidden, 64 * slice.first_unit, 8 * slice.count, lane);
+
+  // The part of the experts' input that this thread writes.
+  const int my_column = rank * blockDim.x + threadIdx.x;
+  const float my_norm = my_column < p.hidden ? p.norm_weight[my_column] : 0.0f;
+
+  wait_for_previous();
+  launch_next();
+  const float my_x = my_column < p.hidden ? p.x[my_column] : 0.0f;
+  float squares[kTokens] = {};
+  stage_activations<kTokens, true>(p.x, p.hidden, 64 * slice.first_unit, slice.count, p.num_tokens,
+                                   kActivationScale<F>, p.norm_weight, norm, nullptr, slice.staged,
+                                   lane, 32, squares);
+#pragma unroll
+  for (int t = 0; t < kTokens; ++t) {
+    if (t >= p.num_tokens) break;
+    const float sum = warp_sum(squares[t]);
+    if (lane == 0) squares_of_warps[warp * kWidth + t] = sum;
+  }
+  __syncwarp();
+  const auto factor_of = [&](int token) {
+    float square = 0;
+    for (int w = 0; w < num_warps; ++w) square += squares_of_warps[w * kWidth + token];
+    return rsqrtf(square / static_cast<float>(p.hidden) + p.rms_eps);
+  };
+
+  cluster.barrier_wait(std::move(started));  // no block writes to one that has not begun
+  float* all_logits = cluster.map_shared_rank(logits, 0);
+  for (int tile = rank; tile < num_tiles; tile += num_blocks) {
+    if (tile != rank) {
+      __syncthreads();
+      slice.ring.restart();
+      slice.start(p.weight, tile, 1);
+    }
+    slice.multiply_tile(p.num_tokens, sums_of_warps + warp * 16 * kWidth);
+    __syncthreads();
+    for (int i = threadIdx.x; i < 16 * p.num_tokens; i += blockDim.x) {
+      const int row = i % 16, token = i / 16, expert = 16 * tile + row;
+      float sum = 0;
+      for (int w = 0; w < num_warps; ++w) sum += sums_of_warps[(w * 16 + row) * kWidth + token];
+      if (expert < p.weight.rows) {
+        all_logits[expert * kWidth + token] =
+            sum * (kSumScale<F> * factor_of(token)) + p.bias[expert];
+      }
+    }
+  }
+
+  auto written = cluster.barrier_arrive();
+  for (int token = 0; token < p.num_tokens; ++token) {
+    const float factor = factor_of(token);
+    const int64_t row = static_cast<int64_t>(token) * p.hidden;
+    for (int k = my_column; k < p.hidden; k += num_blocks * blockDim.x) {
+      const bool is_early = token == 0 && k == my_column;
+      p.t[row + k] = (is_early ? my_x * my_norm : p.x[row + k] * p.norm_weight[k]) * factor;
+    }
+  }
+  cluster.barrier_wait(std::move(written));
+  if (rank == 0) {
+    for (int token = warp; token < p.num_tokens; token += num_warps)
+      choose<kWidth>(p, logits, token);
+  }
+}
+
+template <DType F, int kTokens>
+void launch_route(const RouteStep& step, cudaStream_t stream) {
+  BlockLimits limits = block_limits();
+  limits.shared_bytes -= sizeof(float) * kMaxExperts * 4 * kGroupsOf<kTokens>;  // the logits
+  const auto num_units = static_cast<uint64_t>(step.weight.num_units());
+  const BlockPlan plan =
+      plan_slices<F>(limits, step.weight.num_tiles(), step.weight.num_units(),
+                     kUnitActivationBytes<kTokens> * num_units, 4ull * 17 * 4 * kGroupsOf<kTokens>);
+  const int cluster = std::min(kMaxCluster, step.weight.num_tiles());
+  launch_kernel("route_any_bf16x2_gemv_cuda", route_gemv<F, kTokens>, step,
+                {.grid = dim3(static_cast<unsigned>(cluster)),
+                 .num_threads = 32 * plan.num_warps,
+                 .shared_bytes = plan.shared_bytes,
+                 .cluster = cluster,
+                 .programmatic = true},
+                stream);
+}
+
+}  // namespace
+
+const char* route_any_bf16x2_gemv_cuda_refuses(const RouteParams& p) {
+  if (p.weight.rows > kMaxExperts) return "more than 256 experts";
+  return refuses_matrix(p.weight);
+}
+
+void route_any_bf16x2_gemv_cuda(const RouteParams& p) {
+  const int32_t group = slice_tokens(p.weight);
+  for (int32_t first = 0; first < p.num_tokens; first += group) {
+    const int64_t row = int64_t{first} * p.hidden, pair = int64_t{first} * p.top_k;
+    const RouteStep step{.weight = p.weight,
+                         .x = p.x + row,
+                         .norm_weight = p.norm_weight,
+                         .bias = p.bias,
+                         .t = p.t + row,
+                         .expert_ids = p.expert_ids + pair,
+                         .expert_weights = p.expert_weights + pair,
+                         .rms_eps = p.rms_eps,
+                         .num_tokens = std::min(group, p.num_tokens - first),
+                         .hidden = p.hidden,
+                         .top_k = p.top_k};
+    dispatch_format(p.weight.format, [&]<DType F>() {
+      dispatch_tokens(step.num_tokens, [&]<int kTokens>() {
+        launch_route<F, kTokens>(step, launch_stream(p.launch.stream));
+      });
+    });
+  }
+}
+
+}  // namespace moxie

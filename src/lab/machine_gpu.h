@@ -1,0 +1,28 @@
+// What a GPU can do at most and how it is now: its read bandwidth, measured, and clocks, power and
+// temperature as its driver tells them.
+#pragma once
+
+#include "lab/machine.h"
+#include "lab/record.h"
+
+namespace moxie {
+
+struct GpuReadOptions {
+  uint64_t buffer_bytes = uint64_t{4} << 30;  ///< a quarter of the free memory at most
+  int passes = 9;                             ///< after one that is not counted
+};
+
+/// Measures reads of device memory. Fails where `device` is no CUDA device or has no memory left
+/// for a buffer well beyond its cache. Arithmetic peaks stay zero: not measured.
+Result<MachineLimits> measure_gpu(Device& device, const GpuReadOptions& options = {});
+
+/// Asks the driver's management library (NVML, loaded at run time). Where there is none, only what
+/// CUDA itself knows is filled.
+GpuState read_gpu_state(Device& device);
+/// Adds the second reading: clocks after the work.
+void finish_gpu_state(Device& device, GpuState* state);
+
+/// Joules used since the driver was loaded; none where it does not say.
+std::optional<double> gpu_energy_joules(Device& device);
+
+}  // namespace moxie

@@ -1,0 +1,73 @@
+// Reads device memory with 16-byte loads: many blocks of 512 threads, 16 loads a thread in flight.
+#include "core/cuda_launch.cuh"
+#include "lab/machine_gpu_read.h"
+
+namespace moxie {
+namespace {
+
+constexpr int kThreads = 512;
+constexpr int kLoads = static_cast<int>(kGpuReadGrain / (uint64_t{16} * kThreads));
+
+struct ReadParams {
+  const uint4* data;
+  uint32_t* sink;  // written only if all bits agree with a value that the buffer never makes
+};
+
+__global__ void __launch_bounds__(kThreads) read_all(const __grid_constant__ ReadParams p) {
+  const uint4* from =
+      p.data + static_cast<uint64_t>(blockIdx.x) * (kThreads * kLoads) + threadIdx.x;
+  uint4 values[kLoads];
+#pragma unroll
+  for (int i = 0; i < kLoads; ++i) values[i] = __ldcs(from + i * kThreads);
+  uint32_t all = 0;
+#pragma unroll
+  for (int i = 0; i < kLoads; ++i) all |= values[i].x | values[i].y | values[i].z | values[i].w;
+  if (all == 0xFFFFFFFFu) *p.sink = all;  // the buffer is zeros
+}
+
+// Two events, destroyed however this ends.
+struct Events {
+  cudaEvent_t begin = nullptr, end = nullptr;
+  ~Events() {
+    if (begin != nullptr) cudaEventDestroy(begin);
+    if (end != nullptr) cudaEventDestroy(end);
+  }
+};
+
+}  // namespace
+
+Result<std::vector<double>> time_gpu_reads(const Buffer& buffer, int passes, Stream& stream) {
+  const cudaStream_t native = launch_stream(&stream);
+  Events events;
+  auto status = cuda_check(cudaEventCreate(&events.begin), "event");
+  if (status) status = cuda_check(cudaEventCreate(&events.end), "event");
+  if (!status) return fail(std::move(status.error()));
+  std::vector<double> seconds;
+  for (int pass = 0; pass <= passes; ++pass) {
+    cudaEventRecord(events.begin, native);
+    launch_kernel("read_all", read_all, ReadParams{buffer.as<const uint4>(), buffer.as<uint32_t>()},
+                  dim3(static_cast<unsigned>(buffer.bytes() / kGpuReadGrain)), kThreads, 0, native);
+    cudaEventRecord(events.end, native);
+    status = cuda_check(cudaEventSynchronize(events.end), "reading device memory");
+    if (!status) return fail(std::move(status.error()));
+    float milliseconds = 0;
+    cudaEventElapsedTime(&milliseconds, events.begin, events.end);
+    if (pass > 0) seconds.push_back(milliseconds * 1e-3);
+  }
+  return seconds;
+}
+
+std::string gpu_pci_bus_id(Device& device) {
+  auto stream = device.make_stream();
+  if (!stream) return "";
+  launch_stream(stream->get());  // makes the device the current one
+  int index = 0;
+  char text[64] = {};
+  if (cudaGetDevice(&index) != cudaSuccess ||
+      cudaDeviceGetPCIBusId(text, sizeof text, index) != cudaSuccess) {
+    return "";
+  }
+  return text;
+}
+
+}  // namespace moxie

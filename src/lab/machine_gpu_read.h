@@ -1,0 +1,20 @@
+// The reading loop of measure_gpu, and the one thing NVML needs of CUDA.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "core/device.h"
+
+namespace moxie {
+
+/// Buffers are read in whole grains: what one block reads.
+inline constexpr uint64_t kGpuReadGrain = uint64_t{512} * 16 * 16;
+
+/// Seconds of each of `passes` reads of the whole buffer, after one that is not counted.
+Result<std::vector<double>> time_gpu_reads(const Buffer& buffer, int passes, Stream& stream);
+
+/// "00000000:18:00.0"; empty where it cannot be had.
+std::string gpu_pci_bus_id(Device& device);
+
+}  // namespace moxie

@@ -1,0 +1,457 @@
+// Times the CUDA rows at gpt-oss shapes on random weights in the memory of one GPU: each step alone
+// with a cold L2 (a graph that goes through the weights of all layers), and the chain of all steps,
+// as shares of the read bandwidth measured in the same run.
+//
+//   moxie_gpu_step_bench [--model 120b|20b] [--dense mxfp4|bf16|mxfp8] [--tokens N] [--depth N]
+//                        [--repeat N] [--kernel STEP=NAME]...
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "core/cuda_launch.cuh"
+#include "core/formats.h"
+#include "kernels/attend/attend.h"
+#include "kernels/experts/experts.h"
+#include "kernels/out/out.h"
+#include "kernels/qkv/qkv.h"
+#include "kernels/route/route.h"
+#include "kernels/unembed/unembed.h"
+
+namespace moxie {
+namespace {
+
+__host__ __device__ inline uint32_t hash(uint64_t i) {
+  i = (i ^ (i >> 31)) * 0x9E3779B97F4A7C15ull;
+  i = (i ^ (i >> 29)) * 0xBF58476D1CE4E5B9ull;
+  return static_cast<uint32_t>(i >> 32);
+}
+
+struct FillParams {
+  uint32_t* data;
+  int64_t num_words;
+  uint32_t keep, add;  // word = hash & keep, plus add
+  uint32_t seed;
+};
+__global__ void fill_words(const __grid_constant__ FillParams p) {
+  const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.x;
+  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < p.num_words; i += stride)
+    p.data[i] = (hash(i + (static_cast<uint64_t>(p.seed) << 40)) & p.keep) + p.add;
+}
+struct FloatParams {
+  float* data;
+  int64_t count;
+  float scale, offset;
+  uint32_t seed;
+};
+__global__ void fill_floats(const __grid_constant__ FloatParams p) {
+  const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.x;
+  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < p.count; i += stride) {
+    const float u = static_cast<float>(hash(i + (static_cast<uint64_t>(p.seed) << 40))) * 0x1p-31f;
+    p.data[i] = (u - 1.0f) * p.scale + p.offset;
+  }
+}
+struct ReadParams {
+  const uint4* data;
+  int64_t count;
+  uint32_t* sink;
+};
+__global__ void __launch_bounds__(512) read_all(const __grid_constant__ ReadParams p) {
+  uint32_t sum = 0;
+  const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.x;
+  int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x;
+  for (; i + 3 * stride < p.count; i += 4 * stride) {
+    const uint4 a = p.data[i], b = p.data[i + stride], c = p.data[i + 2 * stride],
+                d = p.data[i + 3 * stride];
+    sum += a.x ^ a.y ^ a.z ^ a.w ^ b.x ^ b.y ^ b.z ^ b.w ^ c.x ^ c.y ^ c.z ^ c.w ^ d.x ^ d.y ^ d.z ^
+           d.w;
+  }
+  if (sum == 0x12345678u) *p.sink = sum;
+}
+
+template <typename T>
+T must(Result<T> result) {
+  if (!result) {
+    std::fprintf(stderr, "%s\n", result.error().message().c_str());
+    std::exit(1);
+  }
+  return std::move(*result);
+}
+void must(Status status) {
+  if (!status) {
+    std::fprintf(stderr, "%s\n", status.error().message().c_str());
+    std::exit(1);
+  }
+}
+void must(cudaError_t error) { must(cuda_check(error, "bench")); }
+
+struct Options {
+  int layers = 36, experts = 128, tokens = 1, depth = 2048, repeat = 20;
+  DType dense = DType::kMXFP4;
+  KernelChoice choice;
+};
+
+class Bench {
+ public:
+  explicit Bench(const Options& options)
+      : o_(options),
+        device_(must(make_cuda_device(0))),
+        stream_(must(device_->make_stream())),
+        native_(launch_stream(stream_.get())),
+        chooser_(DeviceKind::kCuda, cuda_features(device_->properties().compute_capability),
+                 options.choice) {
+    for (int i = 0; i < o_.layers; ++i) layers_.push_back(make_layer());
+    head_ = matrix(o_.dense, 1, 201088, kHidden);
+    final_norm_ = floats(kHidden, 0.3f, 1.0f);
+    const int64_t t = o_.tokens;
+    x_ = floats(t * kHidden, 1, 0), q_ = floats(t * 4096, 1, 0), a_ = floats(t * 4096, 1, 0);
+    t_ = floats(t * kHidden, 1, 0), logits_ = floats(t * 201088, 1, 0);
+    expert_weights_ = floats(t * 4, 0, 0.25f);
+    rotary_ = floats(int64_t{o_.depth + 64} * 64, 1, 0);
+    workspace_ = allocate(256 << 20);
+    std::vector<int32_t> positions, seqs, rows, offsets{0}, table;
+    const int pages = (o_.depth + 64) / 16 + 1;
+    for (int i = 0; i < o_.tokens; ++i) {
+      positions.push_back(o_.depth), seqs.push_back(i), rows.push_back(i), offsets.push_back(i + 1);
+      for (int page = 0; page < pages; ++page) table.push_back(i * pages + page);
+    }
+    batch_ = {.num_tokens = o_.tokens,
+              .num_seqs = o_.tokens,
+              .positions = upload(positions),
+              .seq_idx = upload(seqs),
+              .row_offsets = upload(offsets)};
+    logit_rows_ = upload(rows);
+    table_ = upload(table);
+    table_stride_ = pages;
+    for (Layer& layer : layers_) {
+      layer.kv = {.page_stride_bytes = 8 * 16 * 64 * 2,
+                  .page_table = table_,
+                  .table_stride = pages,
+                  .page_tokens = 16,
+                  .dtype = DType::kBF16};
+      const int64_t bytes = layer.kv.page_stride_bytes * pages * o_.tokens;
+      layer.kv.k = words(bytes, 0x807F807Fu, 0x3F803F80u - 0x00800080u * 4);
+      layer.kv.v = words(bytes, 0x807F807Fu, 0x3F803F80u - 0x00800080u * 4);
+      std::vector<int32_t> ids;
+      for (int i = 0; i < o_.tokens; ++i) {
+        while (static_cast<int>(ids.size()) < 4 * (i + 1)) {
+          const auto id = static_cast<int32_t>(hash(++ids_seed_) % o_.experts);
+          if (std::find(ids.begin() + 4 * i, ids.end(), id) == ids.end()) ids.push_back(id);
+        }
+      }
+      std::vector<int32_t> all = ids;
+      std::sort(all.begin(), all.end());
+      distinct_ +=
+          static_cast<double>(std::unique(all.begin(), all.end()) - all.begin()) / o_.layers;
+      layer.ids = upload(ids);
+    }
+    must(stream_->synchronize());
+  }
+
+  void run() {
+    measure_bandwidth();
+    std::printf("%-10s %10s %10s %10s %8s\n", "step", "MB", "us", "limit us", "share");
+    const auto each = [&](const char* name, const std::function<double(Layer&)>& launch) {
+      double bytes = 0;
+      const double us = time([&] {
+        bytes = 0;
+        for (Layer& layer : layers_) bytes += launch(layer);
+      });
+      report(name, bytes / o_.layers, us / o_.layers);
+    };
+    each("qkv", [&](Layer& l) { return run_step(qkv(l)); });
+    each("attend", [&](Layer& l) { return has_attend() ? run_step(attend(l, false)) : 0; });
+    each("window", [&](Layer& l) { return has_attend() ? run_step(attend(l, true)) : 0; });
+    each("out", [&](Layer& l) { return run_step(out(l)); });
+    each("route", [&](Layer& l) { return run_step(route(l)); });
+    each("experts", [&](Layer& l) { return run_step(experts(l, l.ids)); });
+    double bytes = 0;
+    double us = time([&] { bytes = run_step(unembed()); });
+    report("unembed", bytes, us);
+    us = time([&] {
+      bytes = 0;
+      bool window = true;
+      for (Layer& l : layers_) {
+        bytes += run_step(qkv(l));
+        if (has_attend()) bytes += run_step(attend(l, window));
+        bytes += run_step(out(l));
+        bytes += run_step(route(l));
+        bytes += run_step(experts(l, ids_));
+        window = !window;
+      }
+      bytes += run_step(unembed());
+    });
+    report("chain", bytes, us);
+    std::printf("chain: %.1f steps/s, %.1f tok/s, limit %.1f\n", 1e6 / us, o_.tokens * 1e6 / us,
+                o_.tokens * read_gb_s_ * 1e9 / bytes);
+  }
+
+ private:
+  static constexpr int kHidden = 2880;
+  struct Layer {
+    PackedMatrix qkv, out, router, gate_up, down;
+    float *input_norm, *post_norm, *qkv_bias, *out_bias, *router_bias, *gate_up_bias, *down_bias,
+        *sinks;
+    KvLayer kv;
+    int32_t* ids;
+  };
+
+  std::byte* allocate(int64_t bytes) {
+    buffers_.push_back(must(device_->allocate(static_cast<uint64_t>(bytes))));
+    return buffers_.back().data();
+  }
+  std::byte* words(int64_t bytes, uint32_t keep, uint32_t add) {
+    std::byte* data = allocate(bytes);
+    fill(data, bytes, keep, add);
+    return data;
+  }
+  void fill(std::byte* data, int64_t bytes, uint32_t keep, uint32_t add) {
+    launch_kernel("fill", fill_words,
+                  FillParams{reinterpret_cast<uint32_t*>(data), bytes / 4, keep, add, ++seed_},
+                  dim3(2048), 256, 0, native_);
+  }
+  float* floats(int64_t count, float scale, float offset) {
+    auto* data = reinterpret_cast<float*>(allocate(count * 4));
+    launch_kernel("fill", fill_floats, FloatParams{data, count, scale, offset, ++seed_}, dim3(512),
+                  256, 0, native_);
+    return data;
+  }
+  template <typename T>
+  T* upload(const std::vector<T>& values) {
+    auto* data = reinterpret_cast<T*>(allocate(static_cast<int64_t>(values.size() * sizeof(T))));
+    must(device_->copy_from_host(data, values.data(), values.size() * sizeof(T), *stream_));
+    must(stream_->synchronize());
+    return data;
+  }
+  PackedMatrix matrix(DType format, int experts, int rows, int cols) {
+    PackedMatrix m{.format = format,
+                   .layout = PackedLayout::kFragment16x32,
+                   .num_experts = experts,
+                   .rows = rows,
+                   .cols = cols};
+    std::byte* data = allocate(m.bytes());
+    m.data = data;
+    if (format == DType::kBF16) {
+      fill(data, m.bytes(), 0x807F807Fu, 0x3C003C00u);
+      return m;
+    }
+    for (int e = 0; e < experts; ++e) {
+      std::byte* expert = data + e * m.expert_bytes();
+      // E4M3 has no infinities but a NaN: its exponents are kept below the top.
+      if (format == DType::kMXFP8)
+        fill(expert, m.scale_offset(), 0xBFBFBFBFu, 0);
+      else
+        fill(expert, m.scale_offset(), ~0u, 0);
+      fill(expert + m.scale_offset(), m.expert_bytes() - m.scale_offset(), 0x03030303u,
+           0x73737373u);
+    }
+    return m;
+  }
+  Layer make_layer() {
+    Layer l{};
+    l.qkv = matrix(o_.dense, 1, 5120, kHidden), l.out = matrix(o_.dense, 1, kHidden, 4096);
+    l.router = matrix(DType::kBF16, 1, o_.experts, kHidden);
+    l.gate_up = matrix(DType::kMXFP4, o_.experts, 5760, kHidden);
+    l.down = matrix(DType::kMXFP4, o_.experts, kHidden, kHidden);
+    l.input_norm = floats(kHidden, 0.3f, 1), l.post_norm = floats(kHidden, 0.3f, 1);
+    l.qkv_bias = floats(5120, 0.5f, 0), l.out_bias = floats(kHidden, 0.1f, 0);
+    l.router_bias = floats(o_.experts, 1, 0), l.sinks = floats(64, 1, 0);
+    l.gate_up_bias = floats(int64_t{o_.experts} * 5760, 0.1f, 0);
+    l.down_bias = floats(int64_t{o_.experts} * kHidden, 0.1f, 0);
+    return l;
+  }
+
+  Launch launch() {
+    return {.device = DeviceKind::kCuda,
+            .stream = stream_.get(),
+            .workspace = workspace_,
+            .workspace_bytes = 256 << 20};
+  }
+  QkvParams qkv(Layer& l) {
+    return {.launch = launch(),
+            .batch = batch_,
+            .hidden = kHidden,
+            .num_heads = 64,
+            .num_kv_heads = 8,
+            .head_dim = 64,
+            .x = x_,
+            .norm_weight = l.input_norm,
+            .weight = l.qkv,
+            .bias = l.qkv_bias,
+            .rotary = {.table = rotary_, .max_positions = o_.depth + 64},
+            .kv = l.kv,
+            .q = q_};
+  }
+  AttendParams attend(Layer& l, bool window) {
+    return {.launch = launch(),
+            .batch = batch_,
+            .num_heads = 64,
+            .num_kv_heads = 8,
+            .head_dim = 64,
+            .window = window ? 128 : 0,
+            .q = q_,
+            .kv = l.kv,
+            .sinks = l.sinks,
+            .a = a_};
+  }
+  OutParams out(Layer& l) {
+    return {.launch = launch(),
+            .num_tokens = o_.tokens,
+            .a = a_,
+            .weight = l.out,
+            .bias = l.out_bias,
+            .x = x_};
+  }
+  RouteParams route(Layer& l) {
+    ids_ = reinterpret_cast<int32_t*>(workspace_ + (255 << 20));
+    return {.launch = launch(),
+            .num_tokens = o_.tokens,
+            .hidden = kHidden,
+            .top_k = 4,
+            .x = x_,
+            .norm_weight = l.post_norm,
+            .weight = l.router,
+            .bias = l.router_bias,
+            .t = t_,
+            .expert_ids = ids_,
+            .expert_weights = expert_weights_};
+  }
+  ExpertsParams experts(Layer& l, int32_t* ids) {
+    return {.launch = launch(),
+            .num_tokens = o_.tokens,
+            .hidden = kHidden,
+            .intermediate = kHidden,
+            .top_k = 4,
+            .t = t_,
+            .expert_ids = ids,
+            .expert_weights = expert_weights_,
+            .gate_up = l.gate_up,
+            .gate_up_bias = l.gate_up_bias,
+            .down = l.down,
+            .down_bias = l.down_bias,
+            .x = x_};
+  }
+  UnembedParams unembed() {
+    return {.launch = launch(),
+            .num_rows = o_.tokens,
+            .hidden = kHidden,
+            .row_idx = logit_rows_,
+            .x = x_,
+            .norm_weight = final_norm_,
+            .weight = head_,
+            .logits = logits_};
+  }
+  Work work_of(const QkvParams& p) { return qkv_work(p); }
+  Work work_of(const OutParams& p) { return out_work(p); }
+  Work work_of(const RouteParams& p) { return route_work(p); }
+  Work work_of(const UnembedParams& p) { return unembed_work(p); }
+  Work work_of(const ExpertsParams& p) {
+    return experts_work(p, static_cast<int>(distinct_ + 0.5));
+  }
+  Work work_of(const AttendParams& p) {
+    const double keys = p.window > 0 ? std::min(p.window, o_.depth + 1) : o_.depth + 1;
+    return {.bytes = o_.tokens * keys * 8 * 64 * 2 * 2.0};
+  }
+  bool has_attend() { return chooser_.select(attend(layers_[0], false)).has_value(); }
+  template <typename P>
+  double run_step(const P& params) {
+    chooser_.run(params);
+    return work_of(params).bytes;
+  }
+
+  // Microseconds of one replay of what `record` launches: the median of several.
+  double time(const std::function<void()>& record) {
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    must(cudaStreamBeginCapture(native_, cudaStreamCaptureModeThreadLocal));
+    record();
+    must(cudaStreamEndCapture(native_, &graph));
+    must(cudaGraphInstantiate(&exec, graph, 0));
+    cudaEvent_t begin, end;
+    must(cudaEventCreate(&begin));
+    must(cudaEventCreate(&end));
+    std::vector<double> all;
+    for (int i = 0; i < o_.repeat + 3; ++i) {
+      must(cudaEventRecord(begin, native_));
+      must(cudaGraphLaunch(exec, native_));
+      must(cudaEventRecord(end, native_));
+      must(stream_->synchronize());
+      float ms = 0;
+      must(cudaEventElapsedTime(&ms, begin, end));
+      if (i >= 3) all.push_back(ms * 1e3);
+    }
+    must(cudaGraphExecDestroy(exec));
+    must(cudaGraphDestroy(graph));
+    std::sort(all.begin(), all.end());
+    return all[all.size() / 2];
+  }
+  void measure_bandwidth() {
+    const int64_t bytes = int64_t{4} << 30;
+    Buffer buffer = must(device_->allocate(bytes));
+    fill(buffer.data(), bytes, ~0u, 0);
+    const ReadParams read{reinterpret_cast<const uint4*>(buffer.data()), bytes / 16,
+                          reinterpret_cast<uint32_t*>(workspace_)};
+    const double us =
+        time([&] { launch_kernel("read", read_all, read, dim3(132 * 16), 512, 0, native_); });
+    read_gb_s_ = bytes / us / 1e3;
+    std::printf("%s, read %.0f GB/s, %d tokens, depth %d, dense %s, %.1f distinct experts\n",
+                device_->properties().name.c_str(), read_gb_s_, o_.tokens, o_.depth,
+                std::string(dtype_name(o_.dense)).c_str(), distinct_);
+  }
+  void report(const char* name, double bytes, double us) const {
+    const double limit = bytes / read_gb_s_ / 1e3;
+    std::printf("%-10s %10.2f %10.2f %10.2f %7.1f%%\n", name, bytes / 1e6, us, limit,
+                100 * limit / us);
+  }
+
+  Options o_;
+  std::unique_ptr<Device> device_;
+  std::unique_ptr<Stream> stream_;
+  cudaStream_t native_;
+  KernelChooser chooser_;
+  std::vector<Buffer> buffers_;
+  std::vector<Layer> layers_;
+  PackedMatrix head_;
+  float *final_norm_, *x_, *q_, *a_, *t_, *logits_, *expert_weights_, *rotary_;
+  std::byte* workspace_;
+  int32_t *logit_rows_, *table_, *ids_ = nullptr;
+  int table_stride_;
+  Ragged batch_;
+  uint32_t seed_ = 0;
+  uint64_t ids_seed_ = 0;
+  double distinct_ = 0, read_gb_s_ = 0;
+};
+
+}  // namespace
+}  // namespace moxie
+
+int main(int argc, char** argv) {
+  using namespace moxie;
+  Options options;
+  for (int i = 1; i + 1 < argc; i += 2) {
+    const std::string flag = argv[i], value = argv[i + 1];
+    if (flag == "--model") {
+      if (value == "20b") options.layers = 24, options.experts = 32;
+    } else if (flag == "--dense") {
+      options.dense = value == "bf16"    ? DType::kBF16
+                      : value == "mxfp8" ? DType::kMXFP8
+                                         : DType::kMXFP4;
+    } else if (flag == "--tokens") {
+      options.tokens = std::atoi(argv[i + 1]);
+    } else if (flag == "--depth") {
+      options.depth = std::atoi(argv[i + 1]);
+    } else if (flag == "--repeat") {
+      options.repeat = std::atoi(argv[i + 1]);
+    } else if (flag == "--kernel") {
+      must(options.choice.add(value));
+    } else {
+      std::fprintf(stderr, "unknown flag %s\n", argv[i]);
+      return 2;
+    }
+  }
+  Bench(options).run();
+  return 0;
+}
