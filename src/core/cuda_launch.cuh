@@ -46,6 +46,13 @@ void launch_kernel(const char* row, void (*kernel)(P), const P& params, const La
                                         static_cast<int>(shape.shared_bytes)),
                    row);
   }
+  // All of the chain's kernels want the same split of L1 and shared memory: a kernel that needs
+  // another one cannot start beside the kernel before it.
+  if (shape.programmatic) {
+    check_launched(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                        cudaSharedmemCarveoutMaxShared),
+                   row);
+  }
   if (shape.cluster > 8) {
     check_launched(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
                    row);

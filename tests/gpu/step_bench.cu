@@ -179,7 +179,7 @@ class Bench {
         if (has_attend()) bytes += run_step(attend(l, window));
         bytes += run_step(out(l));
         bytes += run_step(route(l));
-        bytes += run_step(experts(l, ids_));
+        bytes += run_step(experts(l, l.ids));  // the share of distinct experts is known
         window = !window;
       }
       bytes += run_step(unembed());
