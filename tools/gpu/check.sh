@@ -1,21 +1,30 @@
 #!/usr/bin/env bash
-# Runs every test that needs a GPU, then again under compute-sanitizer where it is installed, and
-# writes one JSON record. Needs nothing but the built binary, a driver and a shell:
+# Runs every test that needs a GPU, again under compute-sanitizer where it is installed, then the
+# benchmarks, and writes one JSON record. Needs nothing but the built binaries, a driver, a shell and
+# the repository's tests/data:
 #
 #   make gpu
-#   MOXIE_COMMIT=$(git rev-parse HEAD) tools/gpu/check.sh build/gpu/moxie_gpu_tests OUT_FOLDER
+#   MOXIE_COMMIT=$(git rev-parse HEAD) tools/gpu/check.sh build/gpu OUT_FOLDER [PART...]
 #
+# PART: tests, memcheck, racecheck, steps, bench, switches, load; all of them if none is named.
 # OUT_FOLDER gets gpu_check.json (a record for docs/records/) and the logs. Ends with 0 only if
-# everything that ran passed and the tests did run. Leaves the device's settings alone.
+# everything that ran passed. Leaves the device's settings alone.
 set -uo pipefail
 
-tests=${1:-build/gpu/moxie_gpu_tests}
+bin=${1:-build/gpu}
 out=${2:-build/gpu/check}
+shift $(($# < 2 ? $# : 2))
+parts=${*:-tests memcheck racecheck steps bench switches load}
+tests=$bin/moxie_gpu_tests
+wants() { [[ " $parts " == *" $1 "* ]]; }
+commit=${MOXIE_COMMIT:-unknown}
 # The sanitizers slow kernels down, racecheck manyfold: the large cases are left to the plain run,
 # and racecheck takes a few that together pass every barrier.
-memcheck_filter=-*Large*:*FourGigabytes*
-racecheck_filter=Embed*Narrow*:Norm*InPlace*:Sample*Ties*Lower*:Sample*Strange*:Sample*MaskOfOne*:Sample*Ids*
+memcheck_filter=-*Large*:*FourGigabytes*:*120*:*TextIsTheCpu*:*NoDevice*:*Fault*
+racecheck_filter=LinearSteps*:AttendCuda*EveryGroup*:Embed*Narrow*:Norm*InPlace*:Sample*Ties*Lower*:Sample*Strange*:Sample*MaskOfOne*:Sample*Ids*
 sanitizer_limit_s=${MOXIE_SANITIZER_LIMIT_S:-180}
+# What this script sets is not for the programs that it runs.
+unset MOXIE_COMMIT MOXIE_SANITIZER_LIMIT_S
 
 mkdir -p "$out"
 export PATH="$PATH:/usr/local/cuda/bin"
@@ -46,9 +55,12 @@ status=0
 clocks_before=$(clocks)
 report=$out/gpu_tests.json
 rm -f "$report"
-"$tests" --gtest_output="json:$report" --gtest_brief=1 2>&1 | tee "$out/gpu_tests.log"
-tests_exit=${PIPESTATUS[0]}
-[[ $tests_exit -eq 0 ]] || status=1
+tests_exit=null
+if wants tests; then
+  "$tests" --gtest_output="json:$report" --gtest_brief=1 2>&1 | tee "$out/gpu_tests.log"
+  tests_exit=${PIPESTATUS[0]}
+  [[ $tests_exit -eq 0 ]] || status=1
+fi
 clocks_after=$(clocks)
 num_skipped=null
 [[ -f $report ]] && num_skipped=$(grep -c '"result": "SKIPPED"' "$report")
@@ -56,11 +68,15 @@ num_skipped=null
 # One tool of compute-sanitizer: its verdict as JSON.
 sanitize() {
   local tool=$1 filter=$2 log=$out/$1.log
+  if ! wants "$tool"; then
+    printf '{"ran": false, "reason": "not asked for"}'
+    return 0
+  fi
   if ! command -v compute-sanitizer >/dev/null; then
     printf '{"ran": false, "reason": "compute-sanitizer is not installed"}'
     return 0
   fi
-  if [[ $tests_exit -eq 77 ]]; then
+  if [[ $tests_exit == 77 ]]; then
     printf '{"ran": false, "reason": "no device"}'
     return 0
   fi
@@ -75,10 +91,72 @@ sanitize() {
 memcheck=$(sanitize memcheck "$memcheck_filter") || status=1
 racecheck=$(sanitize racecheck "$racecheck_filter") || status=1
 
+# Each step alone and the chain of all, at the shapes of gpt-oss-120b: its lines as JSON.
+step_lines() {
+  awk 'BEGIN { printf "[" }
+    /^NVIDIA|read [0-9]+ GB/ { match($0, /read [0-9]+/); read_gb_s = substr($0, RSTART + 5, RLENGTH - 5) }
+    NF == 5 && $3 ~ /^[0-9.]+$/ && $1 != "step" {
+      printf "%s{\"step\": \"%s\", \"mb\": %s, \"us\": %s, \"limit_us\": %s}", sep, $1, $2, $3, $4; sep = ", " }
+    END { printf "], \"read_gb_s\": %s", read_gb_s == "" ? "null" : read_gb_s }' "$1"
+}
+steps=""
+if wants steps; then
+  for dense in mxfp4 bf16 mxfp8; do
+    for tokens in 1 2 4 8; do
+      [[ $dense == mxfp4 || $tokens == 1 ]] || continue
+      log=$out/steps_${dense}_$tokens.log
+      "$bin/moxie_gpu_step_bench" --dense $dense --tokens $tokens >"$log" 2>&1 || status=1
+      cat "$log"
+      steps+=${steps:+, }$(printf '{"dense": "%s", "tokens": %d, "steps": %s}' \
+        $dense $tokens "$(step_lines "$log")")
+    done
+  done
+fi
+
+# Whole models on random weights; each is one JSON document of `moxie bench`.
+benches=""
+bench() {
+  local name=$1
+  shift
+  "$bin/moxie" bench --device cuda --json "$@" >"$out/bench_$name.json" 2>"$out/bench_$name.log" || {
+    status=1
+    cat "$out/bench_$name.log"
+    return
+  }
+  benches+=${benches:+, }"\"$name\": $(cat "$out/bench_$name.json")"
+}
+if wants bench; then
+  for size in 120b 20b; do
+    model=synthetic:gpt-oss-$size
+    bench ${size}_mxfp4 --model $model --mxfp4-layers all --kv-dtype bf16 -p 128 -n 128 -d 128 -b 1,2,4,8
+    bench ${size}_checkpoint --model $model --kv-dtype bf16 -p 0 -n 128 -d 128 -b 1,2,4,8
+    bench ${size}_mxfp8 --model $model --mxfp8-layers all --kv-dtype bf16 -p 0 -n 128 -d 128 -b 1
+  done
+  bench 120b_mxfp4_depth --model synthetic:gpt-oss-120b --mxfp4-layers all --kv-dtype bf16 \
+    -p 0 -n 64 -d 8192 -b 1 -r 5
+fi
+switches=null
+if wants switches; then
+  "$bin/moxie" score --compare-switches --device cuda --json >"$out/switches.json" &&
+    switches=$(cat "$out/switches.json") || status=1
+fi
+# 20b from files that the page cache holds: written first, so that reading finds them warm.
+load=null
+if wants load; then
+  folder=$out/checkpoint_20b
+  if "$bin/moxie-write-checkpoint" --config synthetic:gpt-oss-20b --out "$folder" >"$out/write.log" 2>&1; then
+    bench 20b_files --model "$folder" --kv-dtype bf16 -p 0 -n 16 -d 0 -b 1 -r 1
+    load='"see benches.20b_files"'
+  else
+    status=1
+  fi
+  rm -rf "$folder"
+fi
+
 cat >"$out/gpu_check.json" <<JSON
 {
   "record": "gpu_check",
-  "commit": $(quoted "${MOXIE_COMMIT:-unknown}"),
+  "commit": $(quoted "$commit"),
   "date": $(quoted "$(date -u +%Y-%m-%dT%H:%M:%SZ)"),
   "command": $(quoted "tools/gpu/check.sh"),
   "machine": {
@@ -98,8 +176,12 @@ cat >"$out/gpu_check.json" <<JSON
   },
   "memcheck": $memcheck,
   "racecheck": $racecheck,
+  "steps": [$steps],
+  "benches": {$benches},
+  "switches": $switches,
+  "load": $load,
   "passed": $([[ $status -eq 0 ]] && echo true || echo false)
 }
 JSON
-cat "$out/gpu_check.json"
+head -c 3000 "$out/gpu_check.json"
 exit "$status"
