@@ -25,7 +25,7 @@
 
 namespace moxie::fragment {
 
-inline constexpr int kMaxSliceWarps = 24;
+inline constexpr int kMaxSliceWarps = 16;
 
 /// Stages of a warp of a slice kernel: all of 2880 columns over 8 warps are two of MXFP4.
 template <DType F>
@@ -33,13 +33,11 @@ inline constexpr int kSliceStages = F == DType::kMXFP4 ? 2 : Pipeline<F>::kStage
 template <DType F>
 inline constexpr int kSliceRingBytes = kSliceStages<F>* Pipeline<F>::kStageBytes;
 /// Stages that a warp takes of a tile, if there are warps enough: fewer make the chain after the
-/// wait shorter, more leave room for the blocks of other tiles (`many_tiles`: over two a unit).
+/// wait shorter, more leave room for all blocks of a launch at once, which counts for more.
 template <DType F>
-int stages_a_warp(bool many_tiles) {
-  if (F == DType::kMXFP4) return many_tiles ? 2 : 1;
-  if (F == DType::kBF16) return many_tiles ? 4 : 3;
-  return 3;
-}
+inline constexpr int kStagesAWarp = F == DType::kMXFP4  ? 2
+                                    : F == DType::kBF16 ? 4
+                                                        : 3;
 
 /// The slice of columns that one warp multiplies, in whole stages: its weights and activations.
 template <DType F, int kTokens>
@@ -152,7 +150,8 @@ __global__ void __launch_bounds__(32 * kMaxSliceWarps)
   float top = 0, bottom = 0, square = 0;
   const float* of = sums_of_warps + tile * num_warps * 16 * kWidth + row * kWidth + token;
   const float* of_square = squares_of_warps + token;
-#pragma unroll 8
+// Unrolled further, the code would take longer to fetch than to run.
+#pragma unroll 2
   for (int w = 0; w < num_warps; ++w) {
     top += of[0];
     bottom += of[8 * kWidth];
@@ -189,15 +188,13 @@ struct BlockPlan {
   uint64_t shared_bytes, a_warp;
 };
 template <DType F>
-BlockPlan plan_slices(const BlockLimits& limits, int num_tiles, int num_units, uint64_t fixed,
-                      uint64_t a_warp) {
+BlockPlan plan_slices(const BlockLimits& limits, int num_units, uint64_t fixed, uint64_t a_warp) {
   constexpr int kUnroll = Pipeline<F>::kUnroll;
   const int num_stages = ceil_div(num_units, kUnroll);
   const uint64_t each = kSliceRingBytes<F> + a_warp;
   const int room = static_cast<int>((limits.shared_bytes - fixed) / each);
-  const int at_most = std::max(
-      1, std::min({kMaxSliceWarps, room,
-                   ceil_div(num_stages, stages_a_warp<F>(num_tiles > 2 * limits.num_units))}));
+  const int at_most =
+      std::max(1, std::min({kMaxSliceWarps, room, ceil_div(num_stages, kStagesAWarp<F>)}));
   // The same number of rounds with as few warps as do it.
   const int num_warps = ceil_div(num_stages, ceil_div(num_stages, at_most));
   return {num_warps, fixed + each * static_cast<uint64_t>(num_warps), each};
@@ -262,7 +259,7 @@ void launch_slice_gemv(const char* row, Step step, cudaStream_t stream) {
       step.tiles_a_block =
           kTokens == 1 ? 1 : std::clamp(ceil_div(num_tiles, limits.num_units), 1, 4);
       BlockPlan plan = plan_slices<F>(
-          limits, num_tiles, num_units,
+          limits, num_units,
           static_cast<uint64_t>(kUnitActivationBytes<kTokens>) * static_cast<uint64_t>(num_units),
           4ull * (16 * step.tiles_a_block + 1) * 4 * kGroupsOf<kTokens>);
       // A thread for each pair of outputs.

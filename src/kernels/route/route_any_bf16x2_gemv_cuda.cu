@@ -103,6 +103,8 @@ __global__ void __launch_bounds__(32 * kMaxSliceWarps)
   Eight norm;
   norm.load(p.norm_weight, p.hidden, 64 * slice.first_unit, 8 * slice.count, lane);
 
+  const int my_expert = 16 * rank + threadIdx.x % 16;
+  const float my_bias = my_expert < p.weight.rows ? load_early(p.bias + my_expert) : 0.0f;
   // The part of the experts' input that this thread writes.
   const int my_column = rank * blockDim.x + threadIdx.x;
   const float my_norm = my_column < p.hidden ? p.norm_weight[my_column] : 0.0f;
@@ -127,6 +129,7 @@ __global__ void __launch_bounds__(32 * kMaxSliceWarps)
     return rsqrtf(square / static_cast<float>(p.hidden) + p.rms_eps);
   };
 
+  float first_factor = 0;
   cluster.barrier_wait(std::move(started));  // no block writes to one that has not begun
   float* all_logits = cluster.map_shared_rank(logits, 0);
   for (int tile = rank; tile < num_tiles; tile += num_blocks) {
@@ -137,20 +140,22 @@ __global__ void __launch_bounds__(32 * kMaxSliceWarps)
     }
     slice.multiply_tile(p.num_tokens, sums_of_warps + warp * 16 * kWidth);
     __syncthreads();
+    if (tile == rank) first_factor = factor_of(0);
     for (int i = threadIdx.x; i < 16 * p.num_tokens; i += blockDim.x) {
       const int row = i % 16, token = i / 16, expert = 16 * tile + row;
       float sum = 0;
       for (int w = 0; w < num_warps; ++w) sum += sums_of_warps[(w * 16 + row) * kWidth + token];
       if (expert < p.weight.rows) {
-        all_logits[expert * kWidth + token] =
-            sum * (kSumScale<F> * factor_of(token)) + p.bias[expert];
+        const float factor = token == 0 ? first_factor : factor_of(token);
+        const float bias = tile == rank ? my_bias : p.bias[expert];
+        all_logits[expert * kWidth + token] = sum * (kSumScale<F> * factor) + bias;
       }
     }
   }
 
   auto written = cluster.barrier_arrive();
   for (int token = 0; token < p.num_tokens; ++token) {
-    const float factor = factor_of(token);
+    const float factor = token == 0 ? first_factor : factor_of(token);
     const int64_t row = static_cast<int64_t>(token) * p.hidden;
     for (int k = my_column; k < p.hidden; k += num_blocks * blockDim.x) {
       const bool is_early = token == 0 && k == my_column;
@@ -170,8 +175,8 @@ void launch_route(const RouteStep& step, cudaStream_t stream) {
   limits.shared_bytes -= sizeof(float) * kMaxExperts * 4 * kGroupsOf<kTokens>;  // the logits
   const auto num_units = static_cast<uint64_t>(step.weight.num_units());
   const BlockPlan plan =
-      plan_slices<F>(limits, step.weight.num_tiles(), step.weight.num_units(),
-                     kUnitActivationBytes<kTokens> * num_units, 4ull * 17 * 4 * kGroupsOf<kTokens>);
+      plan_slices<F>(limits, step.weight.num_units(), kUnitActivationBytes<kTokens> * num_units,
+                     4ull * 17 * 4 * kGroupsOf<kTokens>);
   const int cluster = std::min(kMaxCluster, step.weight.num_tiles());
   launch_kernel("route_any_bf16x2_gemv_cuda", route_gemv<F, kTokens>, step,
                 {.grid = dim3(static_cast<unsigned>(cluster)),
