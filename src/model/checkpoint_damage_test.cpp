@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "model/checkpoint.h"
+#include "model/testing/files.h"
 #include "model/testing/memory_checkpoint.h"
 
 namespace moxie {
@@ -16,21 +17,6 @@ namespace {
 namespace fs = std::filesystem;
 
 const std::string kGoldens = std::string(MOXIE_TEST_DATA) + "/goldens/";
-
-fs::path fresh_folder() {
-  const auto* info = testing::UnitTest::GetInstance()->current_test_info();
-  std::string name = std::string(info->test_suite_name()) + "." + info->name();
-  for (char& c : name)
-    if (c == '/') c = '_';
-  const fs::path folder = fs::path(testing::TempDir()) / ("moxie_damage_" + name);
-  fs::remove_all(folder);
-  fs::create_directories(folder);
-  return folder;
-}
-
-void write(const fs::path& path, const std::string& bytes) {
-  std::ofstream(path, std::ios::binary) << bytes;
-}
 
 std::string messages_of(const Checkpoint& checkpoint) {
   std::string out;

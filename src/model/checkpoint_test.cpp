@@ -13,6 +13,7 @@
 
 #include "core/packing.h"
 #include "model/embedded.h"
+#include "model/testing/files.h"
 #include "model/testing/memory_checkpoint.h"
 
 namespace moxie {
@@ -23,22 +24,6 @@ namespace fs = std::filesystem;
 const std::string kGoldens = std::string(MOXIE_TEST_DATA) + "/goldens/";
 
 // A fresh folder for one test.
-fs::path fresh_folder() {
-  const auto* info = testing::UnitTest::GetInstance()->current_test_info();
-  std::string name = std::string(info->test_suite_name()) + "." + info->name();
-  for (char& c : name)
-    if (c == '/') c = '_';
-  const fs::path folder = fs::path(testing::TempDir()) / ("moxie_checkpoint_" + name);
-  fs::remove_all(folder);
-  fs::create_directories(folder);
-  return folder;
-}
-
-void write(const fs::path& path, const std::string& bytes) {
-  fs::create_directories(path.parent_path());
-  std::ofstream(path, std::ios::binary) << bytes;
-}
-
 struct Loaded {
   std::unique_ptr<Device> device;
   std::unique_ptr<Checkpoint> checkpoint;

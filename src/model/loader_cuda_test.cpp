@@ -15,6 +15,7 @@
 #include "model/checkpoint.h"
 #include "model/embedded.h"
 #include "model/synthetic_cuda.h"
+#include "model/testing/files.h"
 #include "model/testing/host_cuda_device.h"
 #include "model/testing/memory_checkpoint.h"
 #include "weights/safetensors.h"
@@ -255,11 +256,6 @@ class WholeModels : public LoaderCuda {
     return folder;
   }
 };
-
-void write(const fs::path& path, const std::string& bytes) {
-  fs::create_directories(path.parent_path());
-  std::ofstream(path, std::ios::binary) << bytes;
-}
 
 TEST_F(WholeModels, LoadAlikeInEveryForm) {
   expect_loads_alike("embedded");

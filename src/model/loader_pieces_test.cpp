@@ -8,6 +8,7 @@
 #include <fstream>
 
 #include "model/loader_cuda.h"
+#include "model/testing/files.h"
 #include "model/testing/host_cuda_device.h"
 #include "model/testing/memory_checkpoint.h"
 #include "weights/safetensors.h"
@@ -18,19 +19,6 @@ namespace {
 namespace fs = std::filesystem;
 
 const std::string kGoldens = std::string(MOXIE_TEST_DATA) + "/goldens/";
-
-fs::path fresh_folder() {
-  const auto* info = testing::UnitTest::GetInstance()->current_test_info();
-  const fs::path folder =
-      fs::path(testing::TempDir()) / (std::string("moxie_pieces_") + info->name());
-  fs::remove_all(folder);
-  fs::create_directories(folder);
-  return folder;
-}
-
-void write(const fs::path& path, const std::string& bytes) {
-  std::ofstream(path, std::ios::binary) << bytes;
-}
 
 // Packed row `row_of(r)` of `ours` against row cpu_row_of(r) of `cpu`, and zeros elsewhere.
 template <typename RowOf, typename CpuRowOf>
