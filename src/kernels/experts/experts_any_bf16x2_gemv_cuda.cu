@@ -1,12 +1,12 @@
 // experts on CUDA for a few tokens, two kernels: gate/up with the clamped SwiGLU, then down with
 // the weighted sum, bias and residual. Each expert that any token chose is read once a launch.
 //
-// gate_up: a warp makes whole tiles (8 gate and 8 up rows of the same outputs, so that a lane has
-// both); the tokens' activations are staged once a block. Its outputs, times the weight of their
-// expert, go out as the two BF16 parts that `down` multiplies with: `halves` [pair][unit of 64]
-// [block of 32][part][32], a pair being token * top_k + choice.
-// down: a cluster makes one tile of 16 outputs, its blocks share the experts, the warps of a block
-// the columns; sums meet in distributed shared memory, in a fixed order.
+// gate_up: a team of two warps makes whole tiles (8 gate and 8 up rows of the same outputs, so that
+// a lane has both); the tokens' activations are staged once a block. Its outputs, times the weight
+// of their expert, go out as the two BF16 parts that `down` multiplies with: `halves` [pair][unit
+// of 64] [block of 32][part][32], a pair being token * top_k + choice. down: a cluster makes one
+// tile of 16 outputs, its blocks share the experts, the warps of a block the columns; sums meet in
+// distributed shared memory, in a fixed order.
 #include <cooperative_groups.h>
 
 #include <utility>
@@ -41,7 +41,7 @@ struct ExpertsStep {
 // The experts that a launch's pairs chose, each once, in the order of their first pair. Lane i of a
 // warp stands for pair i.
 struct Chosen {
-  int32_t id;       // of this lane's pair; -1 past the end
+  int32_t id;       // of this lane's pair; negative past the end
   uint32_t peers;   // lanes with the same expert
   uint32_t firsts;  // lanes that are the first of their expert
   int32_t num_experts;

@@ -82,7 +82,7 @@ const Row<ExpertsParams> kRows[] = {
     {.name = "experts_any_bf16x2_gemv_cuda",
      .device = DeviceKind::kCuda,
      .needs = kCudaAny,
-     .supports = "f32, bf16, q8_0, mxfp4, mxfp8; at most 16 experts a token",
+     .supports = "f32, bf16, q8_0, mxfp4, mxfp8; up to 12288 columns; at most 16 experts a token",
      .limits = "any number of tokens in groups of 8, best for 1 to 8; activations to 2^-17; an "
                "expert is read once a group",
      .ran_on = "H200; sm_100a and sm_120f compiled only",

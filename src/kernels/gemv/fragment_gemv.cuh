@@ -1,5 +1,5 @@
 // The inner loop of the CUDA decode rows: weights in kFragment16x32 streamed from memory through
-// registers, made BF16 and multiplied by mma.m16n8k16 with F32 sums.
+// shared memory, made BF16 and multiplied by mma.m16n8k16 with F32 sums.
 //
 // Activations enter as two BF16 parts, high and low (their sum has 16 bits), in neighbouring
 // columns of the instruction: with few tokens the columns are there anyway, so that F32 activations
@@ -80,12 +80,9 @@ inline constexpr int kUnitBytes = 512 * Format<F>::kVectors;
 template <DType F>
 inline constexpr int kUnitScaleBytes = 32 * Format<F>::kScaleWords;
 
-/// Copies 16 or 4 bytes to shared memory without waiting; 16 bytes go past L1.
+/// Copies 16 bytes to shared memory, past L1, without waiting.
 __device__ __forceinline__ void copy_async_16(uint32_t to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-}
-__device__ __forceinline__ void copy_async_4(uint32_t to, const void* from) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
 }
 __device__ __forceinline__ void commit_copies() {
   asm volatile("cp.async.commit_group;" ::: "memory");

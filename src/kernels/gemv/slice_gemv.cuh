@@ -1,7 +1,7 @@
-// One kernel shape for qkv, out and route: a block makes a tile of 16 outputs (several,
-// where staging the activations of several tokens for each would cost more than it gains), its
-// warps share the columns. Weights are on their way to shared memory before the wait for the kernel
-// that makes the activations, so that a launch costs little but its dependency.
+// One kernel shape for qkv and out, whose parts route uses too: a block makes a tile of 16 outputs
+// (several, where staging the activations of several tokens for each would cost more than it
+// gains), its warps share the columns. Weights are on their way to shared memory before the wait
+// for the kernel that makes the activations, so that a launch costs little but its dependency.
 //
 // A Step tells what differs: where activations come from and what becomes of the sums.
 //   struct Step {
@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(32 * kMaxSliceWarps)
   float top = 0, bottom = 0, square = 0;
   const float* of = sums_of_warps + tile * num_warps * 16 * kWidth + row * kWidth + token;
   const float* of_square = squares_of_warps + token;
-// Unrolled further, the code would take longer to fetch than to run.
+// Short code: it runs once.
 #pragma unroll 2
   for (int w = 0; w < num_warps; ++w) {
     top += of[0];
@@ -198,11 +198,6 @@ BlockPlan plan_slices(const BlockLimits& limits, int num_units, uint64_t fixed, 
   // The same number of rounds with as few warps as do it.
   const int num_warps = ceil_div(num_stages, ceil_div(num_stages, at_most));
   return {num_warps, fixed + each * static_cast<uint64_t>(num_warps), each};
-}
-
-/// Tokens that kernels are compiled for.
-constexpr int compiled_tokens(int num_tokens) {
-  return num_tokens == 1 ? 1 : num_tokens <= 4 ? 4 : 8;
 }
 
 /// Tokens of one launch such that their activations leave room for rings.
@@ -276,11 +271,15 @@ void launch_slice_gemv(const char* row, Step step, cudaStream_t stream) {
   });
 }
 
+/// Columns of which one token's activations (4 bytes each) leave room for rings in 99 KB.
+inline constexpr int32_t kMaxColumns = 12288;
+
 /// Null if the CUDA rows can read a matrix, else why not.
 inline const char* refuses_matrix(const PackedMatrix& matrix) {
   if (matrix.layout != PackedLayout::kFragment16x32)
     return "weights are not in CUDA's packed layout";
   if (matrix.unit_bytes() == 0) return "not a packed format";
+  if (matrix.cols > kMaxColumns) return "more than 12288 columns";
   return matrix.cols % 8 == 0 ? nullptr : "columns are not a multiple of 8";
 }
 

@@ -82,8 +82,8 @@ const Row<QkvParams> kRows[] = {
     {.name = "qkv_any_bf16x2_gemv_cuda",
      .device = DeviceKind::kCuda,
      .needs = kCudaAny,
-     .supports =
-         "f32, bf16, q8_0, mxfp4, mxfp8; cache f32, bf16, fp8_e4m3; head_dim a multiple of 16",
+     .supports = "f32, bf16, q8_0, mxfp4, mxfp8; up to 12288 columns; cache f32, bf16, fp8_e4m3; "
+                 "head_dim a multiple of 16",
      .limits = "any number of tokens in groups of 8, best for 1 to 8; activations to 2^-17",
      .ran_on = "H200; sm_100a and sm_120f compiled only",
      .layout = PackedLayout::kFragment16x32,

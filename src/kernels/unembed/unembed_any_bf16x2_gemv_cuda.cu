@@ -120,16 +120,14 @@ void launch_head(const UnembedStep& step, cudaStream_t stream) {
                           static_cast<uint64_t>(step.weight.num_units());
   const auto ring = static_cast<uint64_t>(kRingBytes<F>);
   const int room = static_cast<int>((limits.shared_bytes - 1024 - staged) / ring);
-  // As many warps as make the last round the fullest.
+  // As many warps as there is room for, or up to a third fewer if that leaves fewer idle in the
+  // last round.
   const int tiles = ceil_div(step.weight.num_tiles(), limits.num_units);
-  const int at_most = std::clamp(room, 1, kMaxWarps);
-  int num_warps = 1;
-  for (int n = 1; n <= std::min(at_most, tiles); ++n) {
-    if (n >= at_most * 2 / 3 || n == tiles) {
-      if (ceil_div(tiles, n) * n <= ceil_div(tiles, num_warps) * num_warps ||
-          num_warps < at_most * 2 / 3)
-        num_warps = n;
-    }
+  const int most = std::min(std::clamp(room, 1, kMaxWarps), tiles);
+  const auto slots = [&](int warps) { return ceil_div(tiles, warps) * warps; };
+  int num_warps = most;
+  for (int n = most - 1; n >= std::max(1, most * 2 / 3); --n) {
+    if (slots(n) < slots(num_warps)) num_warps = n;
   }
   launch_kernel("unembed_any_bf16x2_gemv_cuda", head_gemv<F, kRows>, step,
                 {.grid = dim3(static_cast<unsigned>(limits.num_units)),
