@@ -74,7 +74,8 @@ void put_block(const std::byte* tile, DType format, int32_t cols, int32_t block,
         uint8_t eight_bits[32];
         for (int32_t k = 0; k < count; ++k)
           values[k] = load<float>(tile + int64_t{64} * (32 * block + k) + 4 * r);
-        scales[Place(r, first).scale()] = static_cast<std::byte>(quantize_mxfp8(values, eight_bits));
+        scales[Place(r, first).scale()] =
+            static_cast<std::byte>(quantize_mxfp8(values, eight_bits));
         for (int k = 0; k < 32; ++k)
           unit[Place(r, first + k).byte()] = static_cast<std::byte>(eight_bits[k]);
         break;
@@ -129,8 +130,7 @@ double fragment_value(const PackedMatrix& matrix, int32_t row, int32_t col) {
              e8m0_to_f32(static_cast<uint8_t>(scales[at.scale()]));
     case DType::kMXFP4: {
       const uint8_t code = fragment_mxfp4_code(load<uint32_t>(codes + at.mxfp4_word()), at.j);
-      return double{e2m1_to_f32(code)} *
-             e8m0_to_f32(static_cast<uint8_t>(scales[at.scale()]));
+      return double{e2m1_to_f32(code)} * e8m0_to_f32(static_cast<uint8_t>(scales[at.scale()]));
     }
     default:
       CHECK(false, "not a packed format");

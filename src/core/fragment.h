@@ -14,9 +14,9 @@
 //                 g+8]; lane l: 16 B at 16 l of each
 //   F32    4096 B eight parts of 512 B: as BF16, each 32 B of a lane as two parts of 16 B
 //   scales        MXFP4, MXFP8: 32 B, byte 4 g + 2 block + half of row g + 8 half; Q8_0: FP16 alike
-// The two halves of an MXFP4 word hold columns k and k + 1 of four pairs, k = 0, 2, 4, 6; in a half,
-// E2M1 codes (sign s, rest m) of the pairs lie where one shift and one mask make BF16 of them, each
-// 2^-126 of its value:
+// The two halves of an MXFP4 word hold columns k and k + 1 of four pairs, k = 0, 2, 4, 6; in a
+// half, E2M1 codes (sign s, rest m) of the pairs lie where one shift and one mask make BF16 of
+// them, each 2^-126 of its value:
 //   bit 15 s0 | 14 s2 | 13 s3 | 12 s1 | 11-9 m3 | 8-6 m0 | 5-3 m1 | 2-0 m2
 // Padding rows and columns are zeros (scale code 127). docs/formats.md draws it.
 #pragma once

@@ -54,10 +54,8 @@ TEST(Fragment, HoldsWhatTheCpuLayoutHolds) {
                               .data = reinterpret_cast<const std::byte*>(values.data()),
                               .row_stride_bytes = 4 * cols,
                               .cols = cols};
-      PackedMatrix ours{.format = format,
-                        .layout = PackedLayout::kFragment16x32,
-                        .rows = rows,
-                        .cols = cols};
+      PackedMatrix ours{
+          .format = format, .layout = PackedLayout::kFragment16x32, .rows = rows, .cols = cols};
       PackedMatrix cpu{.format = format, .rows = rows, .cols = cols};
       std::vector<std::byte> memory(static_cast<size_t>(ours.bytes()), std::byte{0xAA});
       std::vector<std::byte> cpu_memory(static_cast<size_t>(cpu.bytes()));
