@@ -16,7 +16,9 @@ using Json = nlohmann::ordered_json;
 constexpr int kSchemaVersion = 1;
 
 Json to_json(const GpuState& gpu) {
-  const auto known = [](auto value) { return value == decltype(value){} ? Json() : Json(value); };
+  const auto known = [](const auto& value) {
+    return value == std::decay_t<decltype(value)>{} ? Json() : Json(value);
+  };
   return Json{{"name", gpu.name},
               {"driver", known(gpu.driver)},
               {"memory_bytes", gpu.memory_bytes},

@@ -50,8 +50,8 @@ class PinnedPages {
                   "loading weights", "free some of the machine's memory");
     }
     mapped_ = mapped;
-    const auto address = round_up(reinterpret_cast<uintptr_t>(mapped), uintptr_t{kHugePage});
-    data_ = reinterpret_cast<std::byte*>(address);
+    const auto address = reinterpret_cast<uintptr_t>(mapped);
+    data_ = static_cast<std::byte*>(mapped) + (round_up(address, uintptr_t{kHugePage}) - address);
     ::madvise(data_, bytes_, MADV_HUGEPAGE);
     for (uint64_t at = 0; at < bytes_; at += 4096) data_[at] = std::byte{};  // outside the driver
     Status status = cuda_check(cudaHostRegister(data_, bytes_, cudaHostRegisterPortable),

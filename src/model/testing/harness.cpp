@@ -10,47 +10,49 @@ Result<std::unique_ptr<ModelHarness>> ModelHarness::open(const std::string& mode
                                                          Options options) {
   auto harness = std::make_unique<ModelHarness>();
   ModelHarness& h = *harness;
-  h.options_ = options;
-  h.device_ = make_cpu_device(options.threads);
+  h.options_ = std::move(options);
+  h.device_ = make_cpu_device(h.options_.threads);
   auto stream = h.device_->make_stream();
   if (!stream) return fail(stream.error());
   h.stream_ = std::move(*stream);
   auto checkpoint = open_checkpoint(model);
   if (!checkpoint) return fail(checkpoint.error());
   h.checkpoint_ = std::move(*checkpoint);
-  auto weights = h.checkpoint_->load(*h.device_, options.load);
+  auto weights = h.checkpoint_->load(*h.device_, h.options_.load);
   if (!weights) return fail(weights.error());
   h.weights_ = std::move(*weights);
   KernelChoice choice;
-  for (const auto& assignment : options.kernels) {
+  for (const auto& assignment : h.options_.kernels) {
     if (auto status = choice.add(assignment); !status) return fail(status.error());
   }
   h.kernels_ = std::make_unique<KernelChooser>(DeviceKind::kCpu, cpu_features(), choice);
   const GptOssConfig& config = h.config();
-  h.rotary_.resize(static_cast<size_t>(options.max_tokens) * config.head_dim);
-  fill_rotary_table(config, 0, options.max_tokens, h.rotary_.data());
+  h.rotary_.resize(static_cast<size_t>(h.options_.max_tokens) * config.head_dim);
+  fill_rotary_table(config, 0, h.options_.max_tokens, h.rotary_.data());
   h.model_ =
-      std::make_unique<GptOss>(config, h.weights_, Rotary{h.rotary_.data(), options.max_tokens},
-                               *h.kernels_, options.use_sinks);
-  if (auto status = h.model_->check_rows(options.kv_dtype); !status) return fail(status.error());
+      std::make_unique<GptOss>(config, h.weights_, Rotary{h.rotary_.data(), h.options_.max_tokens},
+                               *h.kernels_, h.options_.use_sinks);
+  if (auto status = h.model_->check_rows(h.options_.kv_dtype); !status) return fail(status.error());
 
-  const auto bytes = activation_bytes(config, h.weights_, options.kv_dtype, *h.kernels_,
-                                      options.max_tokens, options.max_tokens);
+  const auto bytes = activation_bytes(config, h.weights_, h.options_.kv_dtype, *h.kernels_,
+                                      h.options_.max_tokens, h.options_.max_tokens);
   auto buffer = h.device_->allocate(bytes.total() + 16 * 256);
   if (!buffer) return fail(buffer.error());
   Arena arena(std::move(*buffer));
-  h.activations_ = make_activations(config, bytes, options.max_tokens, options.max_tokens, arena);
+  h.activations_ =
+      make_activations(config, bytes, h.options_.max_tokens, h.options_.max_tokens, arena);
   h.activations_buffer_ = arena.release();
 
   constexpr int32_t kPageTokens = 16;
-  const int32_t num_pages = ceil_div(options.max_tokens, kPageTokens);
+  const int32_t num_pages = ceil_div(h.options_.max_tokens, kPageTokens);
   h.page_table_.resize(static_cast<size_t>(num_pages));
   std::iota(h.page_table_.begin(), h.page_table_.end(), 0);
   for (int32_t i = num_pages - 1; i > 0; --i) {
     std::swap(h.page_table_[i], h.page_table_[(i * 7919 + 13) % (i + 1)]);
   }
-  const int64_t page_bytes = int64_t{config.num_kv_heads} * kPageTokens *
-                             static_cast<int64_t>(dtype_bytes(options.kv_dtype, config.head_dim));
+  const int64_t page_bytes =
+      int64_t{config.num_kv_heads} * kPageTokens *
+      static_cast<int64_t>(dtype_bytes(h.options_.kv_dtype, config.head_dim));
   auto kv_buffer = h.device_->allocate(2 * page_bytes * num_pages * config.num_layers);
   if (!kv_buffer) return fail(kv_buffer.error());
   h.kv_buffer_ = std::move(*kv_buffer);
@@ -62,7 +64,7 @@ Result<std::unique_ptr<ModelHarness>> ModelHarness::open(const std::string& mode
                      .page_table = h.page_table_.data(),
                      .table_stride = num_pages,
                      .page_tokens = kPageTokens,
-                     .dtype = options.kv_dtype});
+                     .dtype = h.options_.kv_dtype});
   }
   return harness;
 }
