@@ -6,14 +6,11 @@
 #include <algorithm>
 #include <charconv>
 
+#include "core/clock.h"
 #include "engine/tokenizer_source.h"
 
 namespace moxie {
 namespace {
-
-double seconds_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
 
 std::string exceeds(std::string_view what, int64_t found, int64_t limit) {
   return fmt::format("{} {} where {} fit", found, what, limit);

@@ -10,6 +10,8 @@
 #include <filesystem>
 
 #include "engine/engine.h"
+#include "engine/testing/tokens.h"
+#include "model/testing/mean_kl.h"
 #include "weights/safetensors.h"
 
 namespace moxie {
@@ -65,38 +67,11 @@ std::vector<float> logits_of(Engine& engine, const std::vector<int32_t>& ids, si
   return all;
 }
 
-double mean_kl(const std::vector<float>& p_logits, const std::vector<float>& q_logits,
-               size_t vocab) {
-  double sum = 0;
-  const size_t rows = p_logits.size() / vocab;
-  for (size_t r = 0; r < rows; ++r) {
-    const float *p = &p_logits[r * vocab], *q = &q_logits[r * vocab];
-    const auto log_sum = [vocab](const float* x) {
-      const double top = *std::max_element(x, x + vocab);
-      double total = 0;
-      for (size_t i = 0; i < vocab; ++i) total += std::exp(x[i] - top);
-      return top + std::log(total);
-    };
-    const double zp = log_sum(p), zq = log_sum(q);
-    for (size_t i = 0; i < vocab; ++i) sum += std::exp(p[i] - zp) * ((p[i] - zp) - (q[i] - zq));
-  }
-  return sum / static_cast<double>(rows);
-}
-
 // The share of places at which two lists agree.
 double agreement(const std::vector<int32_t>& a, const std::vector<int32_t>& b) {
   size_t same = 0;
   for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) same += a[i] == b[i];
   return static_cast<double>(same) / static_cast<double>(std::max<size_t>(1, a.size()));
-}
-
-std::vector<int32_t> tokens(int32_t count, uint32_t seed) {
-  std::vector<int32_t> ids;
-  for (int32_t i = 0; i < count; ++i) {
-    seed = seed * 1664525u + 1013904223u;
-    ids.push_back(static_cast<int32_t>((seed >> 8) % 510));
-  }
-  return ids;
 }
 
 void expect_clean(Engine& engine) {

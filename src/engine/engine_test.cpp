@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdlib>
 
+#include "engine/testing/tokens.h"
 #include "engine/tokenizer_source.h"
 
 namespace moxie {
@@ -21,15 +22,6 @@ std::unique_ptr<Engine> open(EngineOptions options) {
   auto engine = Engine::load(options);
   CHECK(engine.has_value(), engine ? "" : engine.error().message());
   return std::move(*engine);
-}
-
-std::vector<int32_t> tokens(int32_t count, uint32_t seed) {
-  std::vector<int32_t> ids;
-  for (int32_t i = 0; i < count; ++i) {
-    seed = seed * 1664525u + 1013904223u;
-    ids.push_back(static_cast<int32_t>((seed >> 8) % 510));
-  }
-  return ids;
 }
 
 // Logits after the last token of `ids`, alone, in one launch.

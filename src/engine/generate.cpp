@@ -7,16 +7,11 @@
 #include <map>
 #include <random>
 
+#include "core/clock.h"
 #include "engine/engine.h"
 
 namespace moxie {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 bool is_penalised(const SamplingOptions& sampling) {
   return sampling.repetition_penalty != 1 || sampling.frequency_penalty != 0 ||

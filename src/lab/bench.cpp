@@ -7,16 +7,11 @@
 #include <chrono>
 #include <random>
 
+#include "core/clock.h"
 #include "lab/stats.h"
 
 namespace moxie {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 class Runner {
  public:

@@ -13,18 +13,13 @@
 #include <thread>
 #include <vector>
 
+#include "core/clock.h"
 #include "core/threads.h"
 #include "lab/machine_loops.h"
 #include "lab/stats.h"
 
 namespace moxie {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 // What a loop returns ends here, so that no compiler can leave the loop out.
 std::atomic<uint64_t> sink{0};

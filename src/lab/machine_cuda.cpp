@@ -5,6 +5,7 @@
 #include <cstring>
 #include <vector>
 
+#include "core/clock.h"
 #include "lab/stats.h"
 
 namespace moxie {
@@ -28,8 +29,7 @@ Result<double> measure_h2d_gb_s(Device& device) {
     Status status = device.copy_from_host(target->data(), source->data(), kBytes, **stream);
     if (status) status = (*stream)->synchronize();
     if (!status) return fail(std::move(status.error()));
-    const double seconds =
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    const double seconds = seconds_since(start);
     if (pass > 0) rates.push_back(1e-9 * static_cast<double>(kBytes) / seconds);  // first: warm-up
   }
   return summarize(rates).median;

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cmath>
 
+#include "core/clock.h"
 #include "core/threads.h"
 #include "model/checkpoint_open.h"
 #include "model/load_progress.h"
@@ -161,8 +162,7 @@ class SyntheticCheckpoint final : public Checkpoint {
     Filler filler(config_, options.seed, device, *place->stream, progress);
     if (Status filled = filler.fill(place->weights); !filled) return fail(filled.error());
     StartupTimeline& timeline = place->weights.timeline;
-    timeline.weights_s =
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    timeline.weights_s = seconds_since(start);
     timeline.repack_s = timeline.weights_s;
     return std::move(place->weights);
   }

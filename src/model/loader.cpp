@@ -8,6 +8,7 @@
 #include <cstring>
 #include <mutex>
 
+#include "core/clock.h"
 #include "core/threads.h"
 #include "model/load_progress.h"
 #include "model/loader_cuda.h"
@@ -403,9 +404,7 @@ Result<ModelWeights> load_weights(const GptOssConfig& config, const StoredWeight
   if (!place) return fail(place.error());
   LoadProgress progress(options.show_progress, "loading weights", place->weights.packed_bytes);
   StartupTimeline& timeline = place->weights.timeline;
-  const auto seconds = [start] {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  };
+  const auto seconds = [start] { return seconds_since(start); };
   if (device.kind() == DeviceKind::kCuda) {
     const Status status = load_weights_cuda(config, stored, device, *place, progress);
     if (!status) return fail(status.error());

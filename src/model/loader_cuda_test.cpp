@@ -18,6 +18,7 @@
 #include "model/testing/files.h"
 #include "model/testing/host_cuda_device.h"
 #include "model/testing/memory_checkpoint.h"
+#include "model/testing/small_config.h"
 #include "weights/safetensors.h"
 #include "weights/synthetic.h"
 
@@ -341,15 +342,7 @@ TEST_F(WholeModels, FaultsAreNamedAndLeaveNoMemoryBehind) {
 
 TEST_F(WholeModels, SyntheticOnesHoldTheCpusValues) {
   const fs::path config = fs::path(testing::TempDir()) / "moxie_synthetic_config.json";
-  GptOssConfig small{.num_layers = 2,
-                     .hidden = 160,
-                     .intermediate = 96,
-                     .num_heads = 4,
-                     .num_kv_heads = 2,
-                     .num_experts = 5,
-                     .top_k = 2,
-                     .vocab = 500};
-  small.is_window = {1, 0};
+  const GptOssConfig small = small_config();
   write(config, config_json(small));
   auto checkpoint = open_checkpoint("synthetic:" + config.string());
   ASSERT_TRUE(checkpoint.has_value()) << checkpoint.error().message();

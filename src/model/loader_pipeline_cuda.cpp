@@ -9,6 +9,7 @@
 #include <mutex>
 #include <thread>
 
+#include "core/clock.h"
 #include "core/cuda.h"
 #include "core/threads.h"
 #include "model/loader_cuda.h"
@@ -20,11 +21,6 @@ namespace {
 // costs pinned memory, and pinning it takes time.
 constexpr int kMaxReaders = 10;
 constexpr uint64_t kMaxPinnedBytes = uint64_t{512} << 20;  // with pieces larger than usual
-
-using Clock = std::chrono::steady_clock;
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 // Events with times cost the copy engine microseconds: one piece in so many has them, and stands
 // for the others.

@@ -10,24 +10,12 @@
 
 #include "core/packing.h"
 #include "model/checkpoint.h"
+#include "model/testing/small_config.h"
 
 namespace moxie {
 namespace {
 
 namespace fs = std::filesystem;
-
-GptOssConfig small_config() {
-  GptOssConfig config{.num_layers = 2,
-                      .hidden = 160,
-                      .intermediate = 96,
-                      .num_heads = 4,
-                      .num_kv_heads = 2,
-                      .num_experts = 5,
-                      .top_k = 2,
-                      .vocab = 500};
-  config.is_window = {1, 0};
-  return config;
-}
 
 fs::path fresh_folder(const char* name) {
   const fs::path folder = fs::path(testing::TempDir()) / (std::string("moxie_write_") + name);

@@ -5,6 +5,7 @@
 #include "core/cuda_launch.cuh"
 #include "core/formats.h"
 #include "kernels/attend/attend_rows.h"
+#include "kernels/ptx.cuh"
 
 namespace moxie {
 namespace {
@@ -101,8 +102,7 @@ __global__ void __launch_bounds__(32 * kWarps) attend_plain(const __grid_constan
       }
     }
   }
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) l += __shfl_xor_sync(~0u, l, step);
+  l = warp_sum(l);
 #pragma unroll
   for (int i = 0; i < kMaxDim / 32; ++i) {
     if (32 * i + lane < p.head_dim) warp_sums[warp][32 * i + lane] = o[i];

@@ -16,7 +16,7 @@
 #include <cuda_fp16.h>
 
 #include "core/tensor.h"
-#include "kernels/gemv/mma.cuh"
+#include "kernels/ptx.cuh"
 
 namespace moxie::fragment {
 
@@ -79,19 +79,6 @@ template <DType F>
 inline constexpr int kUnitBytes = 512 * Format<F>::kVectors;
 template <DType F>
 inline constexpr int kUnitScaleBytes = 32 * Format<F>::kScaleWords;
-
-/// Copies 16 bytes to shared memory, past L1, without waiting.
-__device__ __forceinline__ void copy_async_16(uint32_t to, const void* from) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-}
-__device__ __forceinline__ void commit_copies() {
-  asm volatile("cp.async.commit_group;" ::: "memory");
-}
-/// Waits until at most kPending of this thread's latest groups are on their way.
-template <int kPending>
-__device__ __forceinline__ void wait_for_copies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
-}
 
 /// Reads one unit from shared memory: the lane's own part of its codes and scales.
 template <DType F>
@@ -299,16 +286,6 @@ __device__ __forceinline__ void touch_params(const P& params) {
   asm volatile("" ::"r"(words[sizeof(P) / 4 - 1]));
 }
 
-__device__ __forceinline__ float warp_sum(float value) {
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) value += __shfl_xor_sync(~0u, value, offset);
-  return value;
-}
-
-__device__ __forceinline__ uint32_t shared_address(const void* at) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(at));
-}
-
 /// How a warp's weights pass through shared memory: kStages stages of kUnroll neighbouring units
 /// each. The units of a stage are multiplied together, so that their chains of instructions
 /// overlap. 2880 columns are 15 stages of MXFP4.
@@ -350,7 +327,7 @@ struct UnitCursor {
       for (int i = 0; i < count * Format<F>::kVectors; ++i)
         copy_async_16(to + 512 * i, codes + 512 * i);
     }
-    if constexpr (kUnitScaleBytes < F >> 0) {
+    if constexpr (Format<F>::kScaleWords > 0) {
       if (static_cast<int>(lane_bytes) < min(count, P::kUnroll) * kUnitScaleBytes<F>)
         copy_async_16(to + P::kCodeBytes, scales);
     }
@@ -408,7 +385,7 @@ struct Ring {
 };
 
 /// sums += the first `count` units of a stage times the lane's activations at of_lane (one pointer
-/// a column group), `unit_bytes` from a unit to the next and half of it from a block to the next.
+/// a column group), kBytesOfUnit from a unit to the next and half of it from a block to the next.
 template <DType F, int kGroups, int kBytesOfUnit>
 __device__ __forceinline__ void multiply_stage(const std::byte* stage, int count,
                                                const std::byte* const (&of_lane)[kGroups],

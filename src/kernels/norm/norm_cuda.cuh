@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "kernels/ptx.cuh"
+
 namespace moxie {
 
 /// Sum of `value` over the kThreads threads of the block, the same in all of them and from run to
@@ -11,8 +13,7 @@ template <int kThreads>
 __device__ float block_sum(float value, float* scratch) {
   static_assert(kThreads % 32 == 0 && kThreads <= 1024, "whole warps, at most 32 of them");
   constexpr int kWarps = kThreads / 32;
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) value += __shfl_xor_sync(~0u, value, offset);
+  value = warp_sum(value);
   if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = value;
   __syncthreads();
   float sum = 0;

@@ -1,0 +1,491 @@
+// The parts of attend_any_f32_split_cuda below the kernel: the parameters, a block's tile of
+// tokens, a warp's ring of keys and values, its queries and its sums.
+#pragma once
+
+#include "kernels/attend/attend_split_formats.cuh"
+#include "kernels/step.h"
+
+namespace moxie::attend_split {
+
+constexpr int kWarps = 8;
+constexpr int kThreads = 32 * kWarps;
+constexpr int kMaxSplits = 16;       // clusters above 8 are tried where the device takes them
+constexpr int32_t kFewKeys = 512;    // of a window
+constexpr int32_t kFewTokens = 8;    // of a sequence in a launch
+constexpr int kRun = 16;             // keys that lie together if pages hold a multiple of it
+constexpr int kKeysOfWarp = 32;      // before another block joins
+constexpr int32_t kNoKey = -2;       // in place of a page
+constexpr float kLowest = -3.0e38f;  // a maximum of nothing: finite, so that no difference is NaN
+constexpr float kLog2E = 1.4426950408889634f;
+
+struct SplitParams {
+  const float* q;
+  const std::byte* k;
+  const std::byte* v;
+  const float* sinks;
+  float* a;
+  const int32_t* positions;
+  const int32_t* seq_idx;
+  const int32_t* row_offsets;
+  const int32_t* page_table;
+  float scale_log2;  // logits in powers of two
+  uint32_t page_stride_bytes;
+  uint32_t page_magic, page_mask;  // key / page_tokens: see page_of
+  int32_t num_tokens, num_seqs;
+  int32_t table_stride, page_tokens;
+  int32_t num_heads, num_kv_heads, group, window;
+  uint32_t group_magic;  // row / group = row * group_magic >> 16, for rows below 32
+  int32_t tile_tokens;   // tokens of a block, of one sequence
+  int32_t num_splits;    // blocks of a cluster
+  int32_t num_slots;     // of a warp's ring that are there: a warp with one tile needs one
+  bool by_row;           // keys are looked up one by one: tiles start anywhere in a page
+};
+
+// ---- Tiles of tokens ----------------------------------------------------------------------------
+struct TokenTile {
+  int32_t seq, first_token, num_tokens;  // num_tokens 0: past the end
+  int32_t in_launch;                     // tokens of the sequence before it in this launch, at most
+};
+
+// Tile `tile_idx` of the batch: every sequence is cut into tiles of p.tile_tokens.
+__device__ __forceinline__ TokenTile find_tile(const SplitParams& p, int32_t tile_idx, int lane) {
+  const int32_t size = p.tile_tokens;
+  if (size == 1) {
+    return {p.num_seqs == 1 ? 0 : __ldcg(p.seq_idx + tile_idx), tile_idx, 1, tile_idx};
+  }
+  if (p.num_seqs == 1) {
+    const int32_t first = tile_idx * size;
+    return {0, first, max(0, min(size, p.num_tokens - first)), first};
+  }
+  int32_t num_before = 0;
+  for (int32_t base = 0; base < p.num_seqs; base += 32) {
+    const int32_t seq = base + lane;
+    const int32_t begin = seq < p.num_seqs ? __ldcg(p.row_offsets + seq) : 0;
+    const int32_t end = seq < p.num_seqs ? __ldcg(p.row_offsets + seq + 1) : 0;
+    const int32_t num_tiles = (end - begin + size - 1) / size;
+    int32_t sum = num_tiles;  // of the lanes up to this one
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const int32_t left = __shfl_up_sync(~0u, sum, step);
+      if (lane >= step) sum += left;
+    }
+    const uint32_t reaching = __ballot_sync(~0u, num_before + sum > tile_idx);
+    if (reaching != 0) {
+      const int found = __ffs(static_cast<int>(reaching)) - 1;
+      const int32_t in_seq = tile_idx - __shfl_sync(~0u, num_before + sum - num_tiles, found);
+      const int32_t first = __shfl_sync(~0u, begin, found) + in_seq * size;
+      const int32_t num_left = __shfl_sync(~0u, end, found) - first;
+      return {base + found, first, min(size, num_left), in_seq * size};
+    }
+    num_before += __shfl_sync(~0u, sum, 31);
+  }
+  return {0, 0, 0, 0};
+}
+
+// ---- A warp's keys ------------------------------------------------------------------------------
+// The logical page that holds `key`. Exact while keys * page_tokens stay below 2^32.
+__device__ __forceinline__ int32_t page_of(const SplitParams& p, int32_t key) {
+  const auto bits = static_cast<uint32_t>(key);
+  return static_cast<int32_t>(__umulhi(bits, p.page_magic) + (bits & p.page_mask));
+}
+
+// The tiles of one warp: tile i is keys first_key + i * key_step and on. Brings them, one after
+// another, into the warp's ring of kSlots slots.
+template <typename F, int kSlots>
+struct Keys {
+  static constexpr int kRuns = F::kKeys / kRun, kKeysLog = F::kKeys == 16 ? 4 : 5;
+  static_assert(kRuns <= 2 && 1 << kKeysLog == F::kKeys);
+  static constexpr int kChunks = F::kRowBytes / 16, kRowsAtOnce = 32 / kChunks;
+  const int32_t* pages;    // of the sequence
+  const std::byte *k, *v;  // of the KV head, page 0, the chunk that this lane copies
+  int32_t first_key, key_step, num_tiles;
+  int32_t last_key;  // that the block's tokens see
+  int lane;
+  uint32_t ring, fetch_slot, read_slot;
+  int32_t num_fetched = 0;
+  // Pages are looked up for as many tiles as the lanes hold, long before they are wanted: a load
+  // that is behind keys in the memory's queue takes as long as they do.
+  int32_t page, next_page;
+  bool page_missing = false;
+
+  __device__ __forceinline__ uint32_t after(uint32_t slot) const {
+    return slot == ring + (kSlots - 1) * F::kStageBytes ? ring : slot + F::kStageBytes;
+  }
+  // Lanes for each tile: one for a run, or for a key.
+  static __device__ __forceinline__ int lanes_log(const SplitParams& p) {
+    return p.by_row ? kKeysLog : kRuns - 1;
+  }
+  // The page for this lane, of the lanes' share of tiles that starts with tile i.
+  __device__ __forceinline__ int32_t look_up(const SplitParams& p, int32_t i) const {
+    const int log = lanes_log(p);
+    const int32_t tile = i + (lane >> log), in_tile = lane & ((1 << log) - 1);
+    const int32_t key = first_key + tile * key_step + (p.by_row ? in_tile : in_tile * kRun);
+    return tile < num_tiles && key <= last_key ? __ldcg(pages + page_of(p, key)) : kNoKey;
+  }
+  __device__ __forceinline__ void start(const SplitParams& p) {
+    page = look_up(p, 0);
+    next_page = look_up(p, 32 >> lanes_log(p));
+  }
+  // Starts the copy of the next tile; what is behind the last key becomes zero.
+  __device__ __forceinline__ void fetch(const SplitParams& p) {
+    if (num_fetched < num_tiles) {
+      const int32_t tile = first_key + num_fetched * key_step;
+      const int row = lane / kChunks, chunk = lane % kChunks;
+      const int log = lanes_log(p), num_held = 32 >> log;  // tiles that the lanes hold
+      const int32_t held = num_fetched & (num_held - 1);
+      if (held == 0 && num_fetched > 0) {
+        page = next_page;
+        next_page = look_up(p, num_fetched + num_held);
+      }
+      if (p.by_row) {
+        const int32_t found = __shfl_sync(~0u, page, (held << log) + lane % F::kKeys);
+        const bool is_there = found >= 0;
+        page_missing |= found == -1;
+        const uint32_t wanted = __ballot_sync(~0u, is_there);
+        const int64_t at = is_there ? offset_of(p, tile + lane % F::kKeys, found) : 0;
+#pragma unroll
+        for (int n = 0; n < F::kKeys / kRowsAtOnce; ++n) {
+          const int from = n * kRowsAtOnce + row;
+          copy(from, chunk, __shfl_sync(~0u, at, from), (wanted >> from & 1) != 0);
+        }
+      } else {
+#pragma unroll
+        for (int r = 0; r < kRuns; ++r) {
+          const int32_t found = __shfl_sync(~0u, page, held * kRuns + r);
+          page_missing |= found == -1;
+          const int32_t key = tile + r * kRun;
+          const int64_t at = offset_of(p, key, max(0, found)) + row * F::kRowBytes;
+#pragma unroll
+          for (int n = 0; n < kRun / kRowsAtOnce; ++n) {
+            const int in_run = n * kRowsAtOnce + row;
+            copy(r * kRun + in_run, chunk, at + n * 512, found >= 0 && key + in_run <= last_key);
+          }
+        }
+      }
+      ++num_fetched;
+      fetch_slot = after(fetch_slot);
+    }
+    commit_copies();
+  }
+
+ private:
+  static __device__ __forceinline__ int64_t offset_of(const SplitParams& p, int32_t key,
+                                                      int32_t page) {
+    const int32_t in_page = key - page_of(p, key) * p.page_tokens;
+    return static_cast<int64_t>(static_cast<uint64_t>(static_cast<uint32_t>(page)) *
+                                    p.page_stride_bytes +
+                                static_cast<uint32_t>(in_page * F::kRowBytes));
+  }
+  __device__ __forceinline__ void copy(int row, int chunk, int64_t at, bool wanted) const {
+    copy_16(fetch_slot + F::k_at(row, chunk), k + at, wanted);
+    copy_16(fetch_slot + F::kStageBytes / 2 + F::v_at(row, chunk), v + at, wanted);
+  }
+};
+
+// ---- A block's rows -----------------------------------------------------------------------------
+// kRows rows (a token's query head each) of a block: 8 with the high and low parts of queries and
+// weights stacked in one fragment of 16 rows, else 16 or 32 with a product for each part.
+template <int kRows>
+struct BlockShape {
+  static constexpr bool kStacked = kRows == 8;
+  static constexpr int kTiles = kStacked ? 1 : kRows / 16;  // fragments of 16 rows
+  static constexpr int kParts = kStacked ? 1 : 2;           // products
+  static constexpr int kLaneRows = kStacked ? 1 : 2 * kTiles;
+  static constexpr int kPairs = kRows * kDim / 2 / kThreads;  // of columns, of a thread
+};
+
+template <int kRows>
+struct Shared {
+  using S = BlockShape<kRows>;
+  alignas(16) uint32_t q[S::kTiles][S::kParts][4][32][4];           // fragments
+  alignas(8) float from_splits[2 * kRows * kDim + 2 * kMaxSplits];  // [splits, elements here + 2]
+  float2 ml_from_splits[2 * kRows];                                 // [splits, rows here]
+  float m[kWarps][kRows], l[kWarps][kRows];                         // maximum and sum of weights
+  float sinks[kRows];                                               // in powers of two
+  uint64_t barrier;                                                 // counts what other blocks send
+  float units[kRows];  // that a row's logits are in, where kNarrow
+};
+
+// In a warp's sums [rows, 64], the place of four columns from 4 * chunk on.
+__device__ __forceinline__ int sum_at(int row, int chunk) {
+  return row * kDim + 4 * (chunk ^ (((chunk >> 3) & 1) | ((row & 1) << 1)));
+}
+__device__ __forceinline__ int32_t token_of(const SplitParams& p, int32_t row) {
+  return static_cast<int32_t>(static_cast<uint32_t>(row) * p.group_magic >> 16);
+}
+
+// Keeps the compiler from moving what leads to x behind the wait for the kernel before.
+template <typename T>
+__device__ __forceinline__ void compute_now(T& x) {
+  if constexpr (sizeof(T) == 8) {
+    asm volatile("" : "+l"(x));
+  } else {
+    asm volatile("" : "+r"(x));
+  }
+}
+
+// The block's queries: loaded as pairs of columns, one row a warp at a time, and made fragments.
+template <typename F, int kRows>
+struct Queries {
+  static constexpr int kTurns = kRows / kWarps;
+  const float* from[kTurns];  // null: past the last row
+  uint32_t to[kTurns];        // of the high part
+  float2 pair[kTurns];
+
+  // `q` points to the first token's first head of the KV head.
+  __device__ __forceinline__ void locate(const SplitParams& p, const Shared<kRows>& shared,
+                                         const float* q, int32_t num_rows, int warp, int lane) {
+    const int3 place = F::q_place(2 * lane);
+#pragma unroll
+    for (int i = 0; i < kTurns; ++i) {
+      const int32_t row = i * kWarps + warp, token = token_of(p, row);
+      from[i] =
+          row >= num_rows ? nullptr : q + (token * (p.num_heads - p.group) + row) * kDim + 2 * lane;
+      compute_now(from[i]);
+      const int at = 4 * (row % 8) + place.y;
+      to[i] = shared_address(kRows == 8
+                                 ? &shared.q[0][0][place.x][at][2 * place.z]
+                                 : &shared.q[row / 16][0][place.x][at][row / 8 % 2 + 2 * place.z]);
+      compute_now(to[i]);
+    }
+  }
+  __device__ __forceinline__ void load() {
+#pragma unroll
+    for (int i = 0; i < kTurns; ++i) {
+      pair[i] = from[i] == nullptr ? make_float2(0.0f, 0.0f)
+                                   : __ldcg(reinterpret_cast<const float2*>(from[i]));
+    }
+  }
+  __device__ __forceinline__ void store(const SplitParams& p, Shared<kRows>& shared, int warp,
+                                        int lane) const {
+#pragma unroll
+    for (int i = 0; i < kTurns; ++i) {
+      float x = pair[i].x * p.scale_log2, y = pair[i].y * p.scale_log2;
+      if constexpr (F::kNarrow) {
+        float most = fmaxf(fabsf(x), fabsf(y));
+#pragma unroll
+        for (int step = 16; step > 0; step /= 2)
+          most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
+        // 2^e with most / 2^e below 2^15: an exponent field of 141 at most.
+        const int32_t excess = max(0, static_cast<int32_t>(f32_to_bits(most) >> 23) - 141);
+        x *= bits_to_f32(static_cast<uint32_t>(127 - excess) << 23);
+        y *= bits_to_f32(static_cast<uint32_t>(127 - excess) << 23);
+        if (lane == 0) {
+          shared.units[i * kWarps + warp] = bits_to_f32(static_cast<uint32_t>(127 + excess) << 23);
+        }
+      }
+      uint32_t high, low;
+      split<F>(x, y, high, low);
+      // The low part is the next register of the same fragment, or in the fragment of its own.
+      constexpr uint32_t kToLow = kRows == 8 ? 4 : sizeof(shared.q[0][0]);
+      store_shared_4(to[i], high);
+      store_shared_4(to[i] + kToLow, low);
+    }
+  }
+};
+
+// What a warp has summed over its keys.
+template <typename F, int kRows>
+struct Sums {
+  using S = BlockShape<kRows>;
+  static constexpr int kGroups = F::kKeys / 8;
+
+  int g, c;  // row of eight, column of four: this lane in a fragment
+  LaneOffsets at;
+  uint32_t q[S::kTiles][S::kParts][4][4];
+  float o[S::kTiles][8][4];
+  float m[S::kLaneRows], l[S::kLaneRows];  // m: of the row; l: of this lane's keys
+  float unit[S::kLaneRows];
+  int32_t last_seen[S::kLaneRows];
+
+  static __device__ __forceinline__ int row_of(int lane_row, int g) {
+    return S::kStacked ? g : 16 * (lane_row / 2) + 8 * (lane_row % 2) + g;
+  }
+
+  __device__ __forceinline__ void clear(int lane) {
+    g = lane / 4, c = lane % 4;
+    at = F::offsets(g, c);
+    compute_now(at.k0);
+    compute_now(at.k1);
+    compute_now(at.v0);
+    compute_now(at.v1);
+#pragma unroll
+    for (int t = 0; t < S::kTiles; ++t) {
+#pragma unroll
+      for (int j = 0; j < 8; ++j) o[t][j][0] = o[t][j][1] = o[t][j][2] = o[t][j][3] = 0.0f;
+    }
+#pragma unroll
+    for (int r = 0; r < S::kLaneRows; ++r) m[r] = kLowest, l[r] = 0.0f;
+  }
+  __device__ __forceinline__ void load_q(const Shared<kRows>& shared, int lane) {
+#pragma unroll
+    for (int t = 0; t < S::kTiles; ++t) {
+#pragma unroll
+      for (int part = 0; part < S::kParts; ++part) {
+#pragma unroll
+        for (int step = 0; step < 4; ++step) {
+          const uint4 x = load_shared_16(shared_address(shared.q[t][part][step][lane]));
+          q[t][part][step][0] = x.x, q[t][part][step][1] = x.y;
+          q[t][part][step][2] = x.z, q[t][part][step][3] = x.w;
+        }
+      }
+    }
+    if constexpr (F::kNarrow) {
+#pragma unroll
+      for (int r = 0; r < S::kLaneRows; ++r) unit[r] = shared.units[row_of(r, g)];
+    }
+  }
+
+  // Adds the keys from first_key on that lie at `stage`. `all_seen`: by every row.
+  __device__ __forceinline__ void add_tile(uint32_t stage, int32_t first_key, int32_t window,
+                                           bool all_seen) {
+    float s[S::kTiles][kGroups][4];
+#pragma unroll
+    for (int n = 0; n < kGroups; ++n) {
+      uint32_t b[4][2];
+      F::load_k(stage, at, n, b);
+#pragma unroll
+      for (int t = 0; t < S::kTiles; ++t) {
+        s[t][n][0] = s[t][n][1] = s[t][n][2] = s[t][n][3] = 0.0f;
+#pragma unroll
+        for (int part = S::kParts - 1; part >= 0; --part) {
+#pragma unroll
+          for (int step = 0; step < 4; ++step)
+            F::multiply(s[t][n], q[t][part][step], b[step][0], b[step][1]);
+        }
+      }
+    }
+    // Logits of this lane's rows, in place of the products: x(r, n, i).
+    const auto x = [&](int r, int n, int i) -> float& {
+      return S::kStacked ? s[0][n][i] : s[r / 2][n][r % 2 * 2 + i];
+    };
+#pragma unroll
+    for (int r = 0; r < S::kLaneRows; ++r) {
+#pragma unroll
+      for (int n = 0; n < kGroups; ++n) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          if constexpr (S::kStacked) s[0][n][i] += s[0][n][2 + i];
+          if constexpr (F::kNarrow) x(r, n, i) *= unit[r];
+        }
+      }
+    }
+    if (!all_seen) {
+#pragma unroll
+      for (int r = 0; r < S::kLaneRows; ++r) {
+#pragma unroll
+        for (int n = 0; n < kGroups; ++n) {
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            const int32_t key = first_key + 8 * n + 2 * c + i;
+            if (key > last_seen[r] || (window > 0 && key <= last_seen[r] - window))
+              x(r, n, i) = -INFINITY;
+          }
+        }
+      }
+    }
+    uint32_t weights[S::kTiles][kGroups][2 * S::kParts];
+    bool grew = false;
+    float shrink[S::kLaneRows];
+#pragma unroll
+    for (int r = 0; r < S::kLaneRows; ++r) {
+      float most = m[r];
+#pragma unroll
+      for (int n = 0; n < kGroups; ++n) most = fmaxf(most, fmaxf(x(r, n, 0), x(r, n, 1)));
+      most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
+      most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+      grew |= most > m[r];
+      shrink[r] = power_of_two(m[r] - most);
+      m[r] = most;
+      float sum = 0.0f;
+#pragma unroll
+      for (int n = 0; n < kGroups; ++n) {
+        const float first = power_of_two(x(r, n, 0) - most);
+        const float second = power_of_two(x(r, n, 1) - most);
+        sum += first + second;
+        uint32_t high, low;
+        split<F>(first, second, high, low);
+        if constexpr (S::kStacked) {
+          weights[0][n][0] = high, weights[0][n][1] = low;
+        } else {
+          weights[r / 2][n][r % 2] = high, weights[r / 2][n][2 + r % 2] = low;
+        }
+      }
+      l[r] = l[r] * shrink[r] + sum;
+    }
+    if (__any_sync(~0u, grew)) {
+#pragma unroll
+      for (int t = 0; t < S::kTiles; ++t) {
+        const float upper = shrink[S::kStacked ? 0 : 2 * t];
+        const float lower = shrink[S::kStacked ? 0 : 2 * t + 1];
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+          o[t][j][0] *= upper, o[t][j][1] *= upper;
+          o[t][j][2] *= lower, o[t][j][3] *= lower;
+        }
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < kGroups / 2; ++n) {
+      uint32_t b[8][2];
+      F::load_v(stage + F::kStageBytes / 2, at, n, b);
+#pragma unroll
+      for (int t = 0; t < S::kTiles; ++t) {
+#pragma unroll
+        for (int part = S::kParts - 1; part >= 0; --part) {
+          const uint32_t a[4] = {weights[t][2 * n][2 * part], weights[t][2 * n][2 * part + 1],
+                                 weights[t][2 * n + 1][2 * part],
+                                 weights[t][2 * n + 1][2 * part + 1]};
+#pragma unroll
+          for (int j = 0; j < 8; ++j) F::multiply(o[t][j], a, b[j][0], b[j][1]);
+        }
+      }
+    }
+  }
+
+  // Leaves the sums [rows, 64] at `to` and the sums of weights at `weights`, as multiples of two to
+  // the power of the greatest maximum of all warps, which have left theirs in shared.m.
+  __device__ __forceinline__ void store(const Shared<kRows>& shared, float* to, float* weights) {
+#pragma unroll
+    for (int r = 0; r < S::kLaneRows; ++r) {
+      const int row = row_of(r, g), t = r / 2, upper = r % 2 * 2;
+      float most = shared.m[0][row];
+#pragma unroll
+      for (int w = 1; w < kWarps; ++w) most = fmaxf(most, shared.m[w][row]);
+      const float factor = power_of_two(m[r] - most);
+      // Fragment j, column n is column 8 n + j of V; this lane has n = 2 c and 2 c + 1.
+      float x[16];
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+          x[8 * i + j] = factor * (S::kStacked ? o[0][j][i] + o[0][j][2 + i] : o[t][j][upper + i]);
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        *reinterpret_cast<float4*>(to + sum_at(row, 4 * c + i)) =
+            make_float4(x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]);
+      }
+      float sum = l[r];
+      sum += __shfl_xor_sync(~0u, sum, 1);
+      sum += __shfl_xor_sync(~0u, sum, 2);
+      if (c == 0) weights[row] = factor * sum;
+    }
+  }
+};
+
+// Two columns of the answer: sums (x, y), maximum m and weights l of all keys; the sink joins.
+__device__ __forceinline__ void write_answer(const SplitParams& p, const TokenTile& tile,
+                                             int32_t kv_head, int32_t row, int32_t column,
+                                             float sink, float m, float l, float x, float y) {
+  const int32_t token = token_of(p, row);
+  if (token >= tile.num_tokens) return;
+  const float most = fmaxf(m, sink);
+  const float factor = power_of_two(m - most);
+  const float part = __fdividef(factor, l * factor + power_of_two(sink - most));
+  const int32_t head = kv_head * p.group + row - token * p.group;
+  const int64_t at = static_cast<int64_t>(tile.first_token + token) * p.num_heads + head;
+  *reinterpret_cast<float2*>(p.a + at * kDim + column) = make_float2(x * part, y * part);
+}
+
+}  // namespace moxie::attend_split
