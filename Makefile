@@ -22,9 +22,8 @@ test: configure-release ## install, build, and run every test that needs no GPU
 	@cmake --build build/release -j $(JOBS)
 	@ctest --test-dir build/release -j $(JOBS) --output-on-failure --no-tests=error
 
-serve: ## serve over HTTP: not in this version
-	@echo "make serve: this version has no HTTP server yet; make run and moxie chat answer here" >&2
-	@exit 1
+serve: build ## install, build, and serve the embedded model on 127.0.0.1:8000
+	@build/release/moxie serve
 
 check: ## format, clang-tidy on what changed, sanitizers, each fuzzer for a minute
 	@tools/setup.sh build test check

@@ -91,7 +91,7 @@ check_tsan() {
   export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1
   cmake --preset tsan --log-level=NOTICE >/dev/null || return 1
   mapfile -t tests < <(ctest --test-dir build/tsan -N |
-    grep -oE 'moxie_(core|weights|kernels|model|engine|server|lab)_test$' | sort -u)
+    grep -oE 'moxie_(core|weights|kernels|grammar|model|engine|server|lab)_test$' | sort -u)
   ((${#tests[@]})) || { echo "no tests of threads found"; return 1; }
   setarch "$(uname -m)" -R true 2>/dev/null && fixed=(setarch "$(uname -m)" -R)
   cmake --build build/tsan -j "$jobs" --target "${tests[@]}" &&

@@ -7,11 +7,14 @@ set -euo pipefail
 
 packages_of() {
   case "$1" in
-    build) # The compiler, the build tools, the libraries of the program.
+    build) # The compiler, the build tools (pip fetches a source package), the program's libraries.
       echo make g++ cmake ninja-build ccache pkg-config \
-        libfmt-dev libcli11-dev nlohmann-json3-dev libxxhash-dev libexpected-dev zlib1g-dev ;;
+        python3 python3-pip \
+        libfmt-dev libcli11-dev nlohmann-json3-dev libxxhash-dev libexpected-dev zlib1g-dev \
+        'libboost1.81-dev|libboost1.83-dev' libssl-dev ;;
     test) # What only tests and micro-benchmarks use.
-      echo libgtest-dev libgmock-dev libbenchmark-dev librapidcheck-dev libpcre2-dev ;;
+      echo libgtest-dev libgmock-dev libbenchmark-dev librapidcheck-dev libpcre2-dev \
+        python3 python3-venv python3-jsonschema openssl ;;
     check) # One formatter version for everybody; a clang that can parse libstdc++'s <ranges>.
       echo git clang-format-14 'clang-19|clang-18' 'libclang-rt-19-dev|libclang-rt-18-dev' \
         'clang-tidy-19|clang-tidy-18' ;;

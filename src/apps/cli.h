@@ -77,5 +77,6 @@ Command kernels_command();
 Command plan_command();
 Command doctor_command();
 Command bench_command();
+Command serve_command();
 
 }  // namespace moxie

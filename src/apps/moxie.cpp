@@ -3,8 +3,9 @@
 
 int main(int argc, char** argv) {
   using namespace moxie;
-  return run_commands(argc, argv,
-                      {run_command(), chat_command(), score_command(), tokenize_command(),
-                       detokenize_command(), harmony_command(), inspect_command(),
-                       kernels_command(), plan_command(), doctor_command(), bench_command()});
+  return run_commands(
+      argc, argv,
+      {run_command(), chat_command(), score_command(), tokenize_command(), detokenize_command(),
+       harmony_command(), inspect_command(), kernels_command(), plan_command(), doctor_command(),
+       bench_command(), serve_command()});
 }

@@ -85,7 +85,7 @@ Status Engine::open_device() {
   if (!stream) return fail(std::move(stream.error()));
   stream_ = std::move(*stream);
   auto kv_dtype = choose_kv_dtype(options_.kv_dtype, config(), *kernels_, options_.max_model_len,
-                                  options_.max_num_seqs);
+                                  options_.max_num_seqs, options_.kv_cache_bytes);
   if (!kv_dtype) return fail(std::move(kv_dtype.error()));
   kv_dtype_ = *kv_dtype;
   return {};
@@ -130,8 +130,9 @@ bool Engine::open_usable_gpu() {
     status = make_kernels();
     if (status) {
       const ModelWeights layout = checkpoint_->layout(load_options_);
-      auto kv_dtype = choose_kv_dtype(options_.kv_dtype, config(), *kernels_,
-                                      options_.max_model_len, options_.max_num_seqs);
+      auto kv_dtype =
+          choose_kv_dtype(options_.kv_dtype, config(), *kernels_, options_.max_model_len,
+                          options_.max_num_seqs, options_.kv_cache_bytes);
       status = kv_dtype ? GptOss(config(), layout, {}, *kernels_).check_rows(*kv_dtype)
                         : Status(fail(kv_dtype.error()));
     }
@@ -166,7 +167,8 @@ Status Engine::load_model() {
                        .max_model_len = options_.max_model_len,
                        .max_num_seqs = options_.max_num_seqs,
                        .max_batch_tokens = options_.max_batch_tokens,
-                       .max_logit_rows = options_.max_logit_rows},
+                       .max_logit_rows = options_.max_logit_rows,
+                       .kv_cache_bytes = options_.kv_cache_bytes},
                       device_->properties().available_bytes, *kernels_);
   if (!plan_.fits) {
     return fail(fmt::format("needs {}, {} is free", format_bytes(plan_.total_bytes),
@@ -227,10 +229,10 @@ Status Engine::make_memory() {
 
   const KvShape shape = kv_shape(config, kv_dtype_);
   const int32_t chunk = std::min(options_.max_batch_tokens, max_len);
-  auto kv = KvCache::create(
-      *device_, *stream_, shape, config.is_window,
-      static_cast<int32_t>(options_.max_num_seqs * shape.full_pages(max_len)),
-      static_cast<int32_t>(options_.max_num_seqs * shape.window_pages(max_len, chunk)));
+  const KvPages pages =
+      kv_pages(shape, plan_.kv_cache_bytes, max_len, options_.max_num_seqs, chunk);
+  auto kv = KvCache::create(*device_, *stream_, shape, config.is_window,
+                            static_cast<int32_t>(pages.full), static_cast<int32_t>(pages.window));
   if (!kv) return fail(std::move(kv.error()));
   kv_ = std::move(*kv);
 
@@ -279,71 +281,63 @@ Status Engine::load_tokenizer() {
   return {};
 }
 
-Result<const float*> Engine::step(std::span<const Chunk> chunks) {
-  HostArrays& s = host_arrays_;
-  s.clear();
-  const bool on_cpu = device_->kind() == DeviceKind::kCpu;
-  int64_t num_tokens = 0;
-  int32_t longest = 0;
-  for (const Chunk& chunk : chunks) num_tokens += static_cast<int64_t>(chunk.tokens.size());
+Status Engine::check_limits(std::span<const Chunk> chunks) const {
+  int64_t num_tokens = 0, num_rows = 0;
+  for (const Chunk& chunk : chunks) {
+    const auto count = static_cast<int64_t>(chunk.tokens.size());
+    num_tokens += count;
+    if (chunk.logits != Logits::kNone) num_rows += chunk.logits == Logits::kAll ? count : count > 0;
+    const int64_t end = kv_->num_tokens(chunk.seq) + count;
+    if (end > plan_.max_model_len) {
+      return fail(exceeds("tokens in a sequence,", end, plan_.max_model_len), "context",
+                  "a shorter prompt, or a greater --max-model-len");
+    }
+    for (const int32_t id : chunk.tokens) {
+      if (id < 0 || id >= config().vocab) {
+        return fail(fmt::format("token id {}, vocabulary of {}", id, config().vocab), "input");
+      }
+    }
+  }
   if (num_tokens > options_.max_batch_tokens) {
     return fail(exceeds("tokens in one launch,", num_tokens, options_.max_batch_tokens), "step");
   }
+  const bool on_cpu = device_->kind() == DeviceKind::kCpu;
   if (!on_cpu && std::cmp_greater(chunks.size(), options_.max_num_seqs)) {
     return fail(exceeds("sequences in one launch,", static_cast<int64_t>(chunks.size()),
                         options_.max_num_seqs),
                 "step");
   }
-  for (size_t c = 0; c < chunks.size(); ++c) {
-    const Chunk& chunk = chunks[c];
-    const int32_t start = kv_->num_tokens(chunk.seq);
-    const auto count = static_cast<int32_t>(chunk.tokens.size());
-    if (start + count > plan_.max_model_len) {
-      return fail(exceeds("tokens in a sequence,", start + count, plan_.max_model_len), "context",
-                  "a shorter prompt, or a greater --max-model-len");
-    }
-    for (int32_t i = 0; i < count; ++i) {
-      const int32_t id = chunk.tokens[i];
-      if (id < 0 || id >= config().vocab) {
-        return fail(fmt::format("token id {}, vocabulary of {}", id, config().vocab), "input");
-      }
-      const bool wanted =
-          chunk.logits == Logits::kAll || (chunk.logits == Logits::kLast && i + 1 == count);
-      if (wanted) s.logit_rows.push_back(static_cast<int32_t>(s.token_ids.size()));
-      s.token_ids.push_back(id);
-      s.positions.push_back(start + i);
-      s.seq_idx.push_back(static_cast<int32_t>(c));
-      s.num_visible_keys += start + i + 1;
-    }
-    s.row_offsets.push_back(static_cast<int32_t>(s.token_ids.size()));
-    longest = std::max(longest, start + count);
+  if (num_rows > options_.max_logit_rows) {
+    return fail(exceeds("rows of logits,", num_rows, options_.max_logit_rows), "step");
   }
-  if (static_cast<int64_t>(s.logit_rows.size()) > options_.max_logit_rows) {
-    return fail(exceeds("rows of logits,", s.logit_rows.size(), options_.max_logit_rows), "step");
-  }
+  return {};
+}
+
+Result<const float*> Engine::step(std::span<const Chunk> chunks) {
+  if (auto status = check_limits(chunks); !status) return fail(std::move(status.error()));
   for (size_t c = 0; c < chunks.size(); ++c) {
     if (kv_->append(chunks[c].seq, static_cast<int32_t>(chunks[c].tokens.size()))) continue;
     for (size_t d = 0; d < c; ++d) {  // all or nothing
-      const auto undo = kv_->truncate(chunks[d].seq, s.positions[s.row_offsets[d]]);
+      const auto count = static_cast<int32_t>(chunks[d].tokens.size());
+      const auto undo = kv_->truncate(chunks[d].seq, kv_->num_tokens(chunks[d].seq) - count);
       CHECK(undo.has_value());
     }
     return fail("no free pages in the KV cache", "step", "fewer streams or shorter contexts");
   }
+  build(chunks, &host_arrays_);
+  auto logits = run(host_arrays_);
+  for (const Chunk& chunk : chunks) kv_->release_window(chunk.seq);
+  return logits;
+}
 
-  const int32_t stride = on_cpu ? ceil_div(longest, kv_->shape().page_tokens) : table_stride();
-  s.table_stride = stride;
-  const size_t table_size = chunks.size() * static_cast<size_t>(stride);
-  s.full_tables.assign(table_size, -1);
-  s.window_tables.assign(table_size, -1);
-  for (size_t c = 0; c < chunks.size(); ++c) {
-    const size_t at = c * static_cast<size_t>(stride);
-    kv_->fill_tables(chunks[c].seq, std::span(s.full_tables).subspan(at, stride),
-                     std::span(s.window_tables).subspan(at, stride));
-  }
-  auto batch = launch_arrays_->place(s, *kv_, *stream_, &layers_);
+void Engine::build(std::span<const Chunk> chunks, HostArrays* arrays) const {
+  build_arrays(chunks, *kv_, device_->kind() == DeviceKind::kCpu ? 0 : table_stride(), arrays);
+}
+
+Result<const float*> Engine::run(const HostArrays& arrays) {
+  auto batch = launch_arrays_->place(arrays, *kv_, *stream_, &layers_);
   if (!batch) return fail(std::move(batch.error()));
   model_->forward(*batch, layers_, activations_, *stream_);
-  for (const Chunk& chunk : chunks) kv_->release_window(chunk.seq);
   last_rows_ = batch->num_logit_rows;
   return activations_.logits;
 }

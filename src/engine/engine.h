@@ -38,6 +38,9 @@ struct EngineOptions {
   int32_t max_num_seqs = 1;
   int32_t max_batch_tokens = 512;
   int32_t max_logit_rows = 1;
+  /// Of both pools of the cache; 0: as many pages as max_num_seqs sequences of max_model_len need,
+  /// kAutoKvBytes: what a server takes (plan.h).
+  uint64_t kv_cache_bytes = 0;
   bool sinks = true;
   uint64_t seed = 0;  ///< of synthetic weights
   bool show_progress = true;
@@ -55,9 +58,13 @@ struct SamplingOptions {
   int32_t max_tokens = 0;  ///< 0: to the end of the context
   bool ignore_eos = false;
   std::vector<int32_t> stop_ids;  ///< besides the model's own
+  // Through Service alone:
+  int32_t min_tokens = 0;            ///< stop tokens are forbidden before as many are drawn
+  std::vector<int32_t> allowed_ids;  ///< no other is drawn; empty: all
 };
 
-enum class FinishReason : uint8_t { kStop, kLength, kAborted };
+enum class FinishReason : uint8_t { kStop, kLength, kAborted, kError };
+inline constexpr int kNumFinishReasons = 4;
 const char* finish_reason_name(FinishReason reason);
 
 /// Seconds by part, and what they did.
@@ -76,16 +83,6 @@ struct Generated {
   Timing timing;
 };
 
-/// Which logits a chunk wants.
-enum class Logits : uint8_t { kNone, kLast, kAll };
-
-/// Tokens to append to one sequence in one launch.
-struct Chunk {
-  SeqId seq = 0;
-  std::span<const int32_t> tokens;
-  Logits logits = Logits::kLast;
-};
-
 class Engine {
  public:
   /// Plans, refuses what does not fit before loading, loads.
@@ -96,6 +93,13 @@ class Engine {
   /// is changed then) or the launch is larger than planned. On CUDA the launch may still be
   /// running: its fault is reported by what waits for it (sample, read_logits, synchronize).
   Result<const float*> step(std::span<const Chunk> chunks);
+  /// step() in its parts, for a loop that builds one launch while another runs: the chunks have
+  /// been appended to their sequences, which hold room for them at their ends; build() writes the
+  /// arrays, run() launches them. Limits as for step(), but checked by the caller. Window pages are
+  /// not released. build() may run beside run() and sample(), which take one launch after another;
+  /// `arrays` must not change before its launch has run.
+  void build(std::span<const Chunk> chunks, HostArrays* arrays) const;
+  Result<const float*> run(const HostArrays& arrays);
   /// Draws one token from each row of logits of the last launch; waits for the answers. The
   /// requests' arrays lie in the host's memory.
   Status sample(std::span<const SampleRequest> requests, std::span<SampleAnswer> answers);
@@ -148,6 +152,7 @@ class Engine {
   Status prefill(SeqId seq, std::span<const int32_t> prompt);
   Status decode_by_launches(Generation& generation);
   Status decode_ahead(Generation& generation);
+  Status check_limits(std::span<const Chunk> chunks) const;
 
   EngineOptions options_;
   std::unique_ptr<Device> device_;

@@ -10,6 +10,7 @@
 #include <filesystem>
 
 #include "engine/engine.h"
+#include "engine/service.h"
 #include "engine/testing/tokens.h"
 #include "model/testing/mean_kl.h"
 #include "weights/safetensors.h"
@@ -232,6 +233,43 @@ TEST(EngineCudaEmbedded, StreamsTogetherDrawWhatEachDrawsAlone) {
     EXPECT_GE(same, 0.97) << num_streams << " streams";
   }
   expect_clean(*engine);
+}
+
+TEST(EngineCudaEmbedded, TheServiceDrawsWhatEachRequestDrawsAlone) {
+  const auto prompts = embedded_prompts();
+  EngineOptions options{.max_model_len = 1024, .kv_cache_bytes = uint64_t{64} << 20};
+  fit_service(16, &options);
+  auto engine = open(options);
+  constexpr size_t kRequests = 24;  // more than run at once
+  const auto sampling_of = [](size_t i) {
+    SamplingOptions sampling{
+        .temperature = i % 2 == 0 ? 0.0f : 1.0f, .seed = i, .max_tokens = 32, .ignore_eos = true};
+    if (i % 4 == 3) sampling.frequency_penalty = 0.5f;
+    return sampling;
+  };
+  std::vector<std::vector<int32_t>> expected;
+  for (size_t i = 0; i < kRequests; ++i) {
+    expected.push_back(engine->generate(prompts[i % prompts.size()].first, sampling_of(i))->ids);
+  }
+  for (const bool async : {false, true}) {
+    auto service = Service::create(*engine, {.async_scheduling = async});
+    std::vector<std::vector<int32_t>> drawn(kRequests);
+    for (size_t i = 0; i < kRequests; ++i) {
+      const auto id = service->submit({.prompt = prompts[i % prompts.size()].first,
+                                       .sampling = sampling_of(i),
+                                       .sink = [&list = drawn[i]](const RequestUpdate& update) {
+                                         for (const auto& a : update.tokens)
+                                           list.push_back(a.token);
+                                       }});
+      ASSERT_TRUE(id.has_value());
+    }
+    ASSERT_TRUE(service->drain(120));
+    double same = 0;
+    for (size_t i = 0; i < kRequests; ++i) same += agreement(expected[i], drawn[i]) / kRequests;
+    EXPECT_GE(same, 0.97) << "async " << async;
+    service.reset();
+    expect_clean(*engine);
+  }
 }
 
 TEST(EngineCuda, GraphsDrawWhatSingleLaunchesDraw) {

@@ -28,6 +28,8 @@ const char* finish_reason_name(FinishReason reason) {
       return "length";
     case FinishReason::kAborted:
       return "abort";
+    case FinishReason::kError:
+      return "error";
   }
   return "stop";
 }

@@ -7,6 +7,7 @@
 #include "engine/kv.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace moxie {
 namespace {
@@ -18,35 +19,101 @@ uint64_t page_bytes_of_layer(const KvShape& shape) {
   return 2 * dtype_bytes(shape.dtype, elements);
 }
 
-// Pages of one kind: who holds them, and where they lie.
+// Pages of one kind: who holds them, and where they lie. Pages that are kept and that nobody holds
+// stand in one of two lists, the one let go of first in front.
 struct Pool {
   int32_t num_layers = 0;
   int32_t num_pages = 0;
-  std::vector<int32_t> num_holders;  // by page
-  std::vector<int32_t> free_pages;   // last out first
+  std::vector<int32_t> num_holders;       // by page
+  std::vector<int32_t> free_pages;        // not kept; last out first
+  std::vector<uint8_t> kept, preferred;   // by page
+  std::vector<int32_t> before, after;     // by page, and the two lists' ends behind the last page
+  int32_t num_idle = 0;                   // in the lists
+  std::function<void(int32_t)> on_evict;  // may be empty
   Buffer memory;
 
   void fill(int32_t pages) {
     num_pages = pages;
-    num_holders.assign(static_cast<size_t>(pages), 0);
-    free_pages.resize(static_cast<size_t>(pages));
+    const auto size = static_cast<size_t>(pages);
+    num_holders.assign(size, 0);
+    kept.assign(size, 0);
+    preferred.assign(size, 0);
+    before.resize(size + 2);
+    after.resize(size + 2);
+    for (const int32_t end : {pages, pages + 1}) link(end, end);
+    free_pages.resize(size);
     for (int32_t i = 0; i < pages; ++i) free_pages[static_cast<size_t>(i)] = pages - 1 - i;
   }
-  int32_t num_free() const { return static_cast<int32_t>(free_pages.size()); }
+  int32_t num_free() const { return static_cast<int32_t>(free_pages.size()) + num_idle; }
   int32_t take() {
-    CHECK(!free_pages.empty());
+    if (free_pages.empty()) evict();
     const int32_t page = free_pages.back();
     free_pages.pop_back();
     num_holders[static_cast<size_t>(page)] = 1;
     return page;
   }
-  void share(int32_t page) { ++num_holders[static_cast<size_t>(page)]; }
+  void share(int32_t page) {
+    if (num_holders[static_cast<size_t>(page)]++ > 0) return;
+    CHECK(kept[static_cast<size_t>(page)] == 1, "page " + std::to_string(page) + " holds nothing");
+    unlink(page);
+  }
   void drop(int32_t page) {
     int32_t& holders = num_holders[static_cast<size_t>(page)];
     CHECK(holders > 0, "page " + std::to_string(page));
-    if (--holders == 0) free_pages.push_back(page);
+    if (--holders > 0) return;
+    if (kept[static_cast<size_t>(page)] == 1) {
+      append_to_list(page);
+    } else {
+      free_pages.push_back(page);
+    }
   }
-  bool is_shared(int32_t page) const { return num_holders[static_cast<size_t>(page)] > 1; }
+  /// Whether others rely on what it holds.
+  bool is_shared(int32_t page) const {
+    return num_holders[static_cast<size_t>(page)] > 1 || kept[static_cast<size_t>(page)] == 1;
+  }
+
+  void prefer(int32_t page) {
+    uint8_t& flag = preferred[static_cast<size_t>(page)];
+    if (flag == 1) return;
+    CHECK(kept[static_cast<size_t>(page)] == 1);
+    const bool idle = num_holders[static_cast<size_t>(page)] == 0;
+    if (idle) unlink(page);
+    flag = 1;
+    if (idle) append_to_list(page);
+  }
+  void forget(int32_t page) {
+    CHECK(kept[static_cast<size_t>(page)] == 1);
+    if (num_holders[static_cast<size_t>(page)] == 0) {
+      unlink(page);
+      free_pages.push_back(page);
+    }
+    kept[static_cast<size_t>(page)] = preferred[static_cast<size_t>(page)] = 0;
+  }
+
+ private:
+  void evict() {
+    const int32_t ordinary = after[static_cast<size_t>(num_pages)];
+    const int32_t page =
+        ordinary < num_pages ? ordinary : after[static_cast<size_t>(num_pages) + 1];
+    CHECK(page < num_pages, "no free page");
+    forget(page);
+    if (on_evict) on_evict(page);
+  }
+  void link(int32_t first, int32_t second) {
+    after[static_cast<size_t>(first)] = second;
+    before[static_cast<size_t>(second)] = first;
+  }
+  void append_to_list(int32_t page) {
+    const int32_t end = num_pages + preferred[static_cast<size_t>(page)];
+    const int32_t last = before[static_cast<size_t>(end)];
+    link(last, page);
+    link(page, end);
+    ++num_idle;
+  }
+  void unlink(int32_t page) {
+    link(before[static_cast<size_t>(page)], after[static_cast<size_t>(page)]);
+    --num_idle;
+  }
 };
 
 // One kind's block table of one sequence: pages of logical pages 0.., -1 where freed.
@@ -77,6 +144,8 @@ struct KvCache::Impl {
           "no sequence " + std::to_string(seq));
     return sequences[static_cast<size_t>(seq)];
   }
+
+  Pool& pool(PageKind kind) { return kind == PageKind::kFull ? full : window; }
 
   // Whether the next token of the sequence is written into a page that others hold too.
   static bool writes_shared_page(const Pool& pool, const Table& table, int32_t num_tokens,
@@ -162,8 +231,23 @@ struct KvCache::Impl {
             "page " + std::to_string(page) + " is free twice, or none of this pool");
       is_free[static_cast<size_t>(page)] = 1;
     }
+    int32_t num_idle = 0;
+    for (int32_t list = 0; list < 2; ++list) {
+      const int32_t end = pool.num_pages + list;
+      for (int32_t page = pool.after[static_cast<size_t>(end)]; page != end;
+           page = pool.after[static_cast<size_t>(page)]) {
+        const auto i = static_cast<size_t>(page);
+        CHECK(page >= 0 && page < pool.num_pages && is_free[i] == 0 && pool.kept[i] == 1 &&
+                  pool.preferred[i] == list,
+              "page " + std::to_string(page) + " stands in a list it does not belong to");
+        is_free[i] = 1;
+        ++num_idle;
+      }
+    }
+    CHECK(num_idle == pool.num_idle);
     for (size_t i = 0; i < holders.size(); ++i) {
       CHECK((holders[i] == 0) == (is_free[i] == 1), "page " + std::to_string(i));
+      CHECK(pool.kept[i] == 1 || pool.preferred[i] == 0, "page " + std::to_string(i));
     }
   }
 };
@@ -239,6 +323,48 @@ SeqId KvCache::add_sequence() {
   impl_->free_ids.pop_back();
   impl_->sequences[static_cast<size_t>(seq)].live = true;
   return seq;
+}
+
+SeqId KvCache::add_sequence(std::span<const int32_t> full, std::span<const int32_t> window) {
+  const SeqId seq = add_sequence();
+  Sequence& sequence = impl_->at(seq);
+  sequence.full.pages.assign(full.begin(), full.end());
+  sequence.window.pages.assign(window.begin(), window.end());
+  int32_t& released = sequence.window.num_released;
+  while (std::cmp_less(released, window.size()) && window[static_cast<size_t>(released)] < 0) {
+    ++released;
+  }
+  Impl::share_all(impl_->full, sequence.full);
+  Impl::share_all(impl_->window, sequence.window);
+  CHECK(full.size() == window.size() || full.empty() || window.empty());
+  sequence.num_tokens =
+      static_cast<int32_t>(std::max(full.size(), window.size())) * shape_.page_tokens;
+  return seq;
+}
+
+int32_t KvCache::page_at(SeqId seq, PageKind kind, int32_t page_idx) const {
+  const Sequence& sequence = impl_->at(seq);
+  const Table& table = kind == PageKind::kFull ? sequence.full : sequence.window;
+  CHECK(page_idx >= 0 && int64_t{page_idx} * shape_.page_tokens < sequence.num_tokens);
+  return table.pages.empty() ? -1 : table.pages[static_cast<size_t>(page_idx)];
+}
+
+void KvCache::keep(PageKind kind, int32_t page) {
+  Pool& pool = impl_->pool(kind);
+  const auto i = static_cast<size_t>(page);
+  CHECK(pool.num_holders[i] > 0 && pool.kept[i] == 0, "page " + std::to_string(page));
+  pool.kept[i] = 1;
+}
+void KvCache::prefer(PageKind kind, int32_t page) { impl_->pool(kind).prefer(page); }
+void KvCache::forget(PageKind kind, int32_t page) { impl_->pool(kind).forget(page); }
+
+void KvCache::set_on_evict(const std::function<void(PageKind kind, int32_t page)>& on_evict) {
+  if (!on_evict) {
+    impl_->full.on_evict = impl_->window.on_evict = {};
+    return;
+  }
+  impl_->full.on_evict = [on_evict](int32_t page) { on_evict(PageKind::kFull, page); };
+  impl_->window.on_evict = [on_evict](int32_t page) { on_evict(PageKind::kWindow, page); };
 }
 
 void KvCache::free_sequence(SeqId seq) {
@@ -353,6 +479,7 @@ int32_t KvCache::num_full_pages() const { return impl_->full.num_pages; }
 int32_t KvCache::num_window_pages() const { return impl_->window.num_pages; }
 int32_t KvCache::num_free_full_pages() const { return impl_->full.num_free(); }
 int32_t KvCache::num_free_window_pages() const { return impl_->window.num_free(); }
+int32_t KvCache::num_kept_free_pages(PageKind kind) const { return impl_->pool(kind).num_idle; }
 uint64_t KvCache::bytes() const {
   return impl_->full.memory.bytes() + impl_->window.memory.bytes();
 }

@@ -3,10 +3,15 @@
 //
 // A page id covers all layers of its kind: page p of the full pool holds the same tokens of every
 // full layer. Window pages are freed as the window passes them; their table entry becomes -1.
+//
+// A page that is marked as kept holds its keys on when the last sequence lets go of it: it is free,
+// and counted as free, but is given away only after all others, the one let go of first first, and
+// whoever kept it is told (prefix_cache.h).
 // Not thread-safe: one scheduling thread owns it.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -35,6 +40,8 @@ struct KvShape {
 
 using SeqId = int32_t;
 
+enum class PageKind : uint8_t { kFull, kWindow };
+
 class KvCache {
  public:
   /// Allocates both pools on `device` and zeroes them. `is_window[l]` tells each layer's kind.
@@ -45,6 +52,9 @@ class KvCache {
   ~KvCache();
 
   SeqId add_sequence();
+  /// A sequence of whole pages that others may hold too: as many tokens as `full` or `window` have
+  /// pages (equally many, or none for a kind without layers). Window pages may begin with -1.
+  SeqId add_sequence(std::span<const int32_t> full, std::span<const int32_t> window);
   void free_sequence(SeqId seq);
   /// A sequence with the same tokens, sharing pages; the last partial page is copied when either
   /// appends to it.
@@ -69,11 +79,24 @@ class KvCache {
   void layer_views(const int32_t* full_tables, const int32_t* window_tables, int32_t stride,
                    std::vector<KvLayer>* views) const;
 
+  /// The page of the sequence's tokens from page_idx * page_tokens on; -1: freed, or of a kind
+  /// without layers.
+  int32_t page_at(SeqId seq, PageKind kind, int32_t page_idx) const;
+  /// Keeps a page that a sequence holds. on_evict is told when it is given away.
+  void keep(PageKind kind, int32_t page);
+  /// Among pages no sequence holds this one is given away after those not preferred.
+  void prefer(PageKind kind, int32_t page);
+  /// The page is not kept any more; on_evict is not told.
+  void forget(PageKind kind, int32_t page);
+  void set_on_evict(const std::function<void(PageKind kind, int32_t page)>& on_evict);
+
   const KvShape& shape() const { return shape_; }
   int32_t num_full_pages() const;
   int32_t num_window_pages() const;
   int32_t num_free_full_pages() const;
   int32_t num_free_window_pages() const;
+  /// Of the free ones, those that are kept.
+  int32_t num_kept_free_pages(PageKind kind) const;
   uint64_t bytes() const;
 
   /// CHECKs every invariant: counts match tables, no page both free and used, tables long enough.

@@ -1,6 +1,7 @@
 // One packed copy a launch.
 #include "engine/launch_arrays.h"
 
+#include <algorithm>
 #include <cstring>
 
 namespace moxie {
@@ -19,6 +20,37 @@ void HostArrays::clear() {
   row_offsets.assign(1, 0);
   table_stride = 0;
   num_visible_keys = 0;
+}
+
+void build_arrays(std::span<const Chunk> chunks, const KvCache& kv, int32_t table_stride,
+                  HostArrays* arrays) {
+  HostArrays& s = *arrays;
+  s.clear();
+  int32_t longest = 0;
+  for (size_t c = 0; c < chunks.size(); ++c) {
+    const Chunk& chunk = chunks[c];
+    const auto count = static_cast<int32_t>(chunk.tokens.size());
+    const int32_t end = kv.num_tokens(chunk.seq), start = end - count;
+    for (int32_t i = 0; i < count; ++i) {
+      const bool wanted =
+          chunk.logits == Logits::kAll || (chunk.logits == Logits::kLast && i + 1 == count);
+      if (wanted) s.logit_rows.push_back(static_cast<int32_t>(s.token_ids.size()));
+      s.token_ids.push_back(chunk.tokens[static_cast<size_t>(i)]);
+      s.positions.push_back(start + i);
+      s.seq_idx.push_back(static_cast<int32_t>(c));
+      s.num_visible_keys += start + i + 1;
+    }
+    s.row_offsets.push_back(static_cast<int32_t>(s.token_ids.size()));
+    longest = std::max(longest, end);
+  }
+  s.table_stride = table_stride > 0 ? table_stride : ceil_div(longest, kv.shape().page_tokens);
+  const auto stride = static_cast<size_t>(s.table_stride);
+  s.full_tables.resize(chunks.size() * stride);
+  s.window_tables.resize(chunks.size() * stride);
+  for (size_t c = 0; c < chunks.size(); ++c) {
+    kv.fill_tables(chunks[c].seq, std::span(s.full_tables).subspan(c * stride, stride),
+                   std::span(s.window_tables).subspan(c * stride, stride));
+  }
 }
 
 uint64_t LaunchArrays::Limits::bytes() const {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "core/device.h"
@@ -11,6 +12,16 @@
 #include "model/gpt_oss.h"
 
 namespace moxie {
+
+/// Which logits a chunk wants.
+enum class Logits : uint8_t { kNone, kLast, kAll };
+
+/// Tokens to append to one sequence in one launch.
+struct Chunk {
+  SeqId seq = 0;
+  std::span<const int32_t> tokens;
+  Logits logits = Logits::kLast;
+};
 
 /// A launch as the host builds it; lengths as in Batch and KvLayer.
 struct HostArrays {
@@ -22,6 +33,11 @@ struct HostArrays {
   void clear();
   int64_t num_values() const;
 };
+
+/// The launch of chunks whose tokens are the last of their sequences, which hold pages for them.
+/// `table_stride` 0: as long as the longest table.
+void build_arrays(std::span<const Chunk> chunks, const KvCache& kv, int32_t table_stride,
+                  HostArrays* arrays);
 
 class LaunchArrays {
  public:

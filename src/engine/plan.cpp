@@ -13,7 +13,7 @@ namespace {
 
 // Code, stacks, tokenizer tables and the heap of a process that has loaded a model; measured, and
 // covered by the test that compares a plan with the peak seen.
-constexpr uint64_t kProcessBytes = uint64_t{24} << 20;
+constexpr uint64_t kProcessBytes = uint64_t{30} << 20;
 
 struct Sizes {
   uint64_t weights = 0, rotary = 0, full = 0, window = 0, activations = 0, arrays = 0, process = 0;
@@ -23,17 +23,16 @@ struct Sizes {
 };
 
 Sizes sizes_for(const GptOssConfig& config, const ModelWeights& layout, uint64_t weight_bytes,
-                const PlanRequest& request, const KernelChooser& kernels, int32_t max_len) {
+                const PlanRequest& request, uint64_t kv_cache_bytes, const KernelChooser& kernels,
+                int32_t max_len) {
   const KvShape shape = kv_shape(config, request.kv_dtype);
   const int32_t chunk = std::min(request.max_batch_tokens, max_len);
   Sizes sizes;
   sizes.weights = weight_bytes;
   sizes.rotary = 4ull * static_cast<uint64_t>(max_len) * config.head_dim;
-  sizes.full = static_cast<uint64_t>(request.max_num_seqs) *
-               static_cast<uint64_t>(shape.full_pages(max_len)) * shape.full_page_bytes();
-  sizes.window = static_cast<uint64_t>(request.max_num_seqs) *
-                 static_cast<uint64_t>(shape.window_pages(max_len, chunk)) *
-                 shape.window_page_bytes();
+  const KvPages pages = kv_pages(shape, kv_cache_bytes, max_len, request.max_num_seqs, chunk);
+  sizes.full = static_cast<uint64_t>(pages.full) * shape.full_page_bytes();
+  sizes.window = static_cast<uint64_t>(pages.window) * shape.window_page_bytes();
   sizes.activations = activation_bytes(config, layout, request.kv_dtype, kernels,
                                        request.max_batch_tokens, request.max_logit_rows)
                           .total();
@@ -49,6 +48,15 @@ Sizes sizes_for(const GptOssConfig& config, const ModelWeights& layout, uint64_t
   sizes.arrays = 2 * limits.bytes();
   sizes.process = kCudaContextBytes;
   return sizes;
+}
+
+// kAutoKvBytes in bytes, given the sizes with a cache of one sequence.
+uint64_t auto_kv_bytes(const Sizes& least, uint64_t available, bool on_cpu) {
+  const uint64_t one = least.full + least.window;
+  const uint64_t others = least.total() - one;
+  const uint64_t left = available > others ? available - others : 0;
+  if (!on_cpu) return std::max(one, left / 10 * 9);
+  return std::max(one, std::min(left / 4, std::max(least.weights, kSmallServerCacheBytes)));
 }
 
 std::string advice_for(const GptOssConfig& config, const PlanRequest& request, const Sizes& sizes,
@@ -79,7 +87,7 @@ std::string format_bytes(uint64_t bytes) {
 
 Result<DType> choose_kv_dtype(const std::string& text, const GptOssConfig& config,
                               const KernelChooser& kernels, int32_t max_model_len,
-                              int32_t max_num_seqs) {
+                              int32_t max_num_seqs, uint64_t kv_cache_bytes) {
   if (text == "bf16") return DType::kBF16;
   if (text == "fp8_e4m3" || text == "fp8") return DType::kF8E4M3;
   if (text == "f32") return DType::kF32;
@@ -90,10 +98,32 @@ Result<DType> choose_kv_dtype(const std::string& text, const GptOssConfig& confi
   const KvShape shape = kv_shape(config, DType::kF32);
   const int32_t context =
       std::min(max_model_len > 0 ? max_model_len : kDefaultContext, config.max_positions);
-  const uint64_t bytes = static_cast<uint64_t>(max_num_seqs) *
-                         static_cast<uint64_t>(shape.full_pages(context)) * shape.full_page_bytes();
+  const uint64_t needed = static_cast<uint64_t>(max_num_seqs) *
+                          static_cast<uint64_t>(shape.full_pages(context)) *
+                          shape.full_page_bytes();
+  const uint64_t bytes = kv_cache_bytes > 0 ? std::min(kv_cache_bytes, needed) : needed;
   const bool exact = kernels.choice().all_reference() || bytes <= kSmallCacheBytes;
   return exact ? DType::kF32 : DType::kBF16;
+}
+
+KvPages kv_pages(const KvShape& shape, uint64_t kv_cache_bytes, int32_t max_model_len,
+                 int32_t max_num_seqs, int32_t chunk) {
+  const int64_t seqs = max_num_seqs;
+  const KvPages one{shape.full_pages(max_model_len), shape.window_pages(max_model_len, chunk)};
+  const KvPages all{seqs * one.full, seqs * one.window};
+  if (kv_cache_bytes == 0) return all;
+  const auto full_bytes = std::max<int64_t>(1, static_cast<int64_t>(shape.full_page_bytes()));
+  const auto window_bytes = std::max<int64_t>(1, static_cast<int64_t>(shape.window_page_bytes()));
+  const auto bytes =
+      static_cast<int64_t>(std::min<uint64_t>(kv_cache_bytes, static_cast<uint64_t>(INT64_MAX)));
+  // While they run: a window each, and the chunk of those that read their prompts.
+  const int64_t running = seqs * shape.window_pages(max_model_len, 1) + one.window;
+  int64_t window = std::min(running, bytes / 2 / window_bytes);
+  window += std::max<int64_t>(0, bytes - one.full * full_bytes - window * window_bytes) / 5 /
+            window_bytes;
+  window = shape.num_window_layers == 0 ? 0 : std::clamp(window, one.window, all.window);
+  const int64_t full = (bytes - window * window_bytes) / full_bytes;
+  return {shape.num_full_layers == 0 ? 0 : std::clamp(full, one.full, all.full), window};
 }
 
 KvShape kv_shape(const GptOssConfig& config, DType kv_dtype) {
@@ -114,8 +144,14 @@ MemoryPlan plan_memory(const Checkpoint& checkpoint, const PlanRequest& request,
   if (!on_cpu) available_bytes += kCudaContextBytes;
   const ModelWeights layout = checkpoint.layout(load);
   const uint64_t weight_bytes = checkpoint.packed_bytes(load);
+  uint64_t kv_cache_bytes = request.kv_cache_bytes;
   const auto sizes_at = [&](int32_t max_len) {
-    return sizes_for(config, layout, weight_bytes, request, kernels, max_len);
+    if (request.kv_cache_bytes == kAutoKvBytes) {
+      kv_cache_bytes =
+          auto_kv_bytes(sizes_for(config, layout, weight_bytes, request, 1, kernels, max_len),
+                        available_bytes, on_cpu);
+    }
+    return sizes_for(config, layout, weight_bytes, request, kv_cache_bytes, kernels, max_len);
   };
   MemoryPlan plan{.available_bytes = available_bytes,
                   .max_num_seqs = request.max_num_seqs,
@@ -130,6 +166,7 @@ MemoryPlan plan_memory(const Checkpoint& checkpoint, const PlanRequest& request,
       sizes = sizes_at(plan.max_model_len);
     }
   }
+  plan.kv_cache_bytes = kv_cache_bytes;
   plan.parts = {{"weights", sizes.weights},
                 {"kv cache, full layers", sizes.full},
                 {"kv cache, window layers", sizes.window},

@@ -20,6 +20,7 @@ struct MemoryPlan {
   uint64_t total_bytes = 0;      ///< CPU: peak of the process; CUDA: of the device's memory
   uint64_t available_bytes = 0;  ///< what the device has free now; CUDA: without our context
   int32_t max_model_len = 0, max_num_seqs = 0, max_batch_tokens = 0;
+  uint64_t kv_cache_bytes = 0;  ///< as kv_pages() takes it
   bool fits = false;
   std::string advice;  ///< if it does not fit: what would
 };
@@ -32,7 +33,14 @@ struct PlanRequest {
   int32_t max_num_seqs = 1;
   int32_t max_batch_tokens = 512;
   int32_t max_logit_rows = 1;
+  uint64_t kv_cache_bytes = 0;  ///< 0, kAutoKvBytes, or of both pools
 };
+
+/// For kv_cache_bytes: what a server takes. CUDA: nine tenths of what is left beside the rest. CPU:
+/// a quarter of it, and no more than the weights take or kSmallServerCacheBytes. Never less than a
+/// sequence of the whole context needs, never more than all sequences would.
+inline constexpr uint64_t kAutoKvBytes = UINT64_MAX;
+inline constexpr uint64_t kSmallServerCacheBytes = uint64_t{512} << 20;
 
 /// Context of a sequence where none is asked for and memory allows it.
 inline constexpr int32_t kDefaultContext = 16384;
@@ -49,7 +57,17 @@ inline constexpr uint64_t kCudaContextBytes = uint64_t{560} << 20;
 /// 0 means kDefaultContext.
 Result<DType> choose_kv_dtype(const std::string& text, const GptOssConfig& config,
                               const KernelChooser& kernels, int32_t max_model_len,
-                              int32_t max_num_seqs);
+                              int32_t max_num_seqs, uint64_t kv_cache_bytes = 0);
+
+/// Pages of both pools in `kv_cache_bytes` bytes; 0: those that `max_num_seqs` sequences of the
+/// whole context need at once. Otherwise the window pool holds what as many sequences need while
+/// they run, where that leaves the full layers half of the bytes, and a fifth of the rest for
+/// prefixes to be found again; at least one sequence of the whole context fits in any case.
+struct KvPages {
+  int64_t full = 0, window = 0;
+};
+KvPages kv_pages(const KvShape& shape, uint64_t kv_cache_bytes, int32_t max_model_len,
+                 int32_t max_num_seqs, int32_t chunk);
 
 KvShape kv_shape(const GptOssConfig& config, DType kv_dtype);
 

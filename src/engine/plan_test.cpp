@@ -50,6 +50,55 @@ TEST(GpuPlan, RefusesWhatDoesNotFitAndSaysWhatWould) {
   EXPECT_NE(fixed.advice.find("--max-model-len"), std::string::npos) << fixed.advice;
 }
 
+TEST(ServerPlan, TakesMostOfWhatIsLeftOnAGpuAndLittleOnACpu) {
+  auto checkpoint = open_checkpoint("synthetic:gpt-oss-120b");
+  ASSERT_TRUE(checkpoint.has_value());
+  PlanRequest request{
+      .load = {.mxfp4_layers = {true, true, true}}, .max_num_seqs = 256, .max_logit_rows = 256};
+  request.kv_cache_bytes = kAutoKvBytes;
+  const MemoryPlan gpu = plan_memory(**checkpoint, request, uint64_t{139} << 30, kGpuKernels);
+  EXPECT_TRUE(gpu.fits);
+  EXPECT_GT(gpu.kv_cache_bytes, uint64_t{50} << 30);
+  EXPECT_GT(gpu.total_bytes, gpu.available_bytes / 10 * 9);
+  uint64_t sum = 0;
+  for (const PlanPart& part : gpu.parts) sum += part.bytes;
+  EXPECT_EQ(sum, gpu.total_bytes);
+
+  auto tiny = open_checkpoint("embedded");
+  ASSERT_TRUE(tiny.has_value());
+  const KernelChooser cpu_kernels(DeviceKind::kCpu, cpu_features(), {});
+  request.load = {};
+  const MemoryPlan cpu = plan_memory(**tiny, request, uint64_t{16} << 30, cpu_kernels);
+  EXPECT_TRUE(cpu.fits);
+  EXPECT_EQ(cpu.kv_cache_bytes, kSmallServerCacheBytes);
+  EXPECT_EQ(cpu.max_model_len, kDefaultContext);
+}
+
+TEST(ServerPlan, PoolsHoldTheRunningAndAWholeContextAtLeast) {
+  const KvShape shape{.num_full_layers = 12, .num_window_layers = 12, .num_kv_heads = 8};
+  constexpr int32_t kContext = 16384, kSeqs = 64, kChunk = 512;
+  const auto bytes_of = [&](const KvPages& pages) {
+    return static_cast<uint64_t>(pages.full) * shape.full_page_bytes() +
+           static_cast<uint64_t>(pages.window) * shape.window_page_bytes();
+  };
+  const auto pages_in = [&](uint64_t bytes) {
+    return kv_pages(shape, bytes, kContext, kSeqs, kChunk);
+  };
+  const KvPages all = pages_in(0);
+  EXPECT_EQ(all.full, kSeqs * shape.full_pages(kContext));
+  const KvPages least = pages_in(1);
+  EXPECT_EQ(least.full, shape.full_pages(kContext));
+  EXPECT_EQ(least.window, shape.window_pages(kContext, kChunk));
+  const KvPages roomy = pages_in(uint64_t{4} << 30);
+  EXPECT_LE(bytes_of(roomy), uint64_t{4} << 30);
+  EXPECT_GT(bytes_of(roomy), (uint64_t{4} << 30) - 2 * shape.full_page_bytes());
+  EXPECT_GE(roomy.window, kSeqs * shape.window_pages(kContext, 1) + kChunk / 16);
+  EXPECT_GT(roomy.full, 2 * roomy.window);
+  const KvPages most = pages_in(uint64_t{1} << 50);
+  EXPECT_EQ(most.full, all.full);
+  EXPECT_EQ(most.window, all.window);
+}
+
 TEST(GpuPlan, AutoCacheIsBf16) {
   auto checkpoint = open_checkpoint("embedded");
   ASSERT_TRUE(checkpoint.has_value()) << checkpoint.error().message();

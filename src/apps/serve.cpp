@@ -1,0 +1,276 @@
+// moxie serve: the HTTP server. The port is taken first, so that a taken one is known at once and
+// probes are answered while the model loads on a thread of its own.
+#include <fmt/format.h>
+
+#include <atomic>
+#include <charconv>
+#include <cstdio>
+#include <memory>
+#include <thread>
+
+#include "apps/cli.h"
+#include "apps/kernels_json.h"
+#include "apps/serve_status.h"
+#include "engine/service.h"
+#include "engine/tokenizer_source.h"
+#include "server/app.h"
+
+namespace moxie {
+namespace {
+
+struct ServeFlags {
+  EngineOptions engine;
+  HttpOptions http;
+  AppOptions app;
+  ServiceOptions service;
+  std::string key_file, tokenizer, kv_memory, prefix_cache = "on", async = "on",
+                                              log_format = "text";
+  int32_t max_num_seqs = 0, max_batch_tokens = 0;
+  float drain_s = 30, header_s = 10, body_s = 60, keep_alive_s = 75, write_s = 30, ping_s = 15;
+  uint64_t max_body = uint64_t{16} << 20, max_stream_buffer = 1 << 20;
+  int32_t max_header = 32 << 10, max_responses = 1000;
+  bool no_access_log = false;
+
+  void declare(Flags& flags);
+  Status complete(const Flags& flags);
+};
+
+void ServeFlags::declare(Flags& flags) {
+  declare_model_flags(flags, &engine);
+  flags.text("--tokenizer", &tokenizer,
+             "file or model whose tokenizer to use; default: the model's");
+  flags.text("--host", &http.host, "address to listen on");
+  flags.integer("--port", &http.port, "0: any free one");
+  flags.text("--ssl-cert", &http.ssl_certificate, "PEM certificate chain: serve HTTPS");
+  flags.text("--ssl-key", &http.ssl_key, "PEM key of the certificate");
+  flags.texts("--api-key", &app.api_keys, "asked for on every route but the probes; repeatable");
+  flags.text("--api-key-file", &key_file, "file with a key a line");
+  flags.texts("--served-model-name", &app.model_names, "name in the API; repeatable");
+  flags.texts("--allowed-origin", &app.allowed_origins, "CORS: an origin, or *; repeatable");
+  flags.integer("--max-num-seqs", &max_num_seqs, "requests that run at once; 0: 256");
+  flags.integer("--max-num-batched-tokens", &max_batch_tokens,
+                "tokens a step; 0: 512, at least twice --max-num-seqs");
+  flags.text("--kv-cache-memory", &kv_memory, "such as 512MiB or 20GiB; default: what suits");
+  flags.integer("--max-queue", &service.max_queue, "requests that wait; the next gets 429");
+  flags.choice("--prefix-caching", &prefix_cache, {"on", "off"}, "prompts share their beginnings");
+  flags.choice("--async-scheduling", &async, {"on", "off"},
+               "plan a step while the device runs the one before");
+  flags.number("--drain-timeout", &drain_s, "seconds for running requests after SIGTERM");
+  flags.integer("--max-header-bytes", &max_header, "of a request");
+  flags.unsigned64("--max-body-bytes", &max_body, "of a request");
+  flags.unsigned64("--max-stream-buffer", &max_stream_buffer,
+                   "bytes of a stream that its reader has not taken; beyond it is dropped");
+  flags.integer("--max-connections", &http.limits.connections, "0: as descriptors allow");
+  flags.number("--header-timeout", &header_s, "seconds for a request's header");
+  flags.number("--body-timeout", &body_s, "seconds for its body");
+  flags.number("--keep-alive-timeout", &keep_alive_s, "seconds between requests");
+  flags.number("--write-timeout", &write_s, "seconds for a reader that takes nothing");
+  flags.number("--ping-interval", &ping_s, "seconds between comments on a silent stream");
+  flags.integer("--max-stored-responses", &max_responses, "of /v1/responses");
+  flags.choice("--log-format", &log_format, {"text", "json"}, "of the access log, on stderr");
+  flags.toggle("--no-access-log", &no_access_log, "no line a request");
+}
+
+Result<uint64_t> parse_bytes(const std::string& text, const char* flag) {
+  double number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  const std::string unit(end, text.data() + text.size());
+  constexpr std::pair<const char*, double> kUnits[] = {
+      {"", 1},          {"B", 1},       {"KiB", 1 << 10}, {"MiB", 1 << 20},
+      {"GiB", 1 << 30}, {"k", 1 << 10}, {"m", 1 << 20},   {"g", 1 << 30},
+      {"KB", 1e3},      {"MB", 1e6},    {"GB", 1e9}};
+  for (const auto& [name, factor] : kUnits) {
+    if (error == std::errc() && unit == name && number > 0 && number * factor < 1e18) {
+      return static_cast<uint64_t>(number * factor);
+    }
+  }
+  return fail("'" + text + "' is no size", flag, "such as 512MiB or 20GiB");
+}
+
+Status read_keys(const std::string& path, std::vector<std::string>* keys) {
+  auto text = read_text(path, 1 << 20);
+  if (!text) return fail(std::move(text.error()));
+  size_t num_keys = 0;
+  for (size_t at = 0; at < text->size();) {
+    const size_t end = std::min(text->find('\n', at), text->size());
+    std::string line = text->substr(at, end - at);
+    while (!line.empty() && (line.back() == '\r' || line.back() == ' ')) line.pop_back();
+    if (!line.empty() && line.front() != '#') {
+      keys->push_back(std::move(line));
+      ++num_keys;
+    }
+    at = end + 1;
+  }
+  if (num_keys == 0) return fail("no key in it", path, "one key a line; # begins a comment");
+  return {};
+}
+
+Status ServeFlags::complete(const Flags& flags) {
+  for (const auto& [name, seconds] :
+       {std::pair{"--drain-timeout", drain_s}, std::pair{"--header-timeout", header_s},
+        std::pair{"--body-timeout", body_s}, std::pair{"--keep-alive-timeout", keep_alive_s},
+        std::pair{"--write-timeout", write_s}, std::pair{"--ping-interval", ping_s}}) {
+    if (!(seconds >= 0 && seconds < 1e6)) return fail("must be 0 or more seconds", name);
+  }
+  if (http.port < 0 || http.port > 65535) return fail("must be from 0 to 65535", "--port");
+  if (max_num_seqs < 0) return fail("must be 0 or more", "--max-num-seqs");
+  if (max_batch_tokens < 0) return fail("must be 0 or more", "--max-num-batched-tokens");
+  if (service.max_queue < 0) return fail("must be 0 or more", "--max-queue");
+  if (max_header < 1024) return fail("must be 1024 or more", "--max-header-bytes");
+  if (max_body < 1024) return fail("must be 1024 or more", "--max-body-bytes");
+  if (max_responses < 0) return fail("must be 0 or more", "--max-stored-responses");
+  if (!kv_memory.empty()) {
+    auto bytes = parse_bytes(kv_memory, "--kv-cache-memory");
+    if (!bytes) return fail(std::move(bytes.error()));
+    engine.kv_cache_bytes = *bytes;
+  }
+  if (max_batch_tokens > 0) engine.max_batch_tokens = max_batch_tokens;
+  fit_service(max_num_seqs, &engine);
+  service.prefix_cache = prefix_cache == "on";
+  service.async_scheduling = async == "on";
+  http.limits.header_bytes = static_cast<uint32_t>(max_header);
+  http.limits.body_bytes = max_body;
+  http.limits.stream_bytes = max_stream_buffer;
+  http.limits.header_s = header_s;
+  http.limits.body_s = body_s;
+  http.limits.keep_alive_s = keep_alive_s;
+  http.limits.write_s = write_s;
+  http.limits.ping_s = ping_s;
+  app.drain_s = drain_s;
+  app.store.count = static_cast<size_t>(max_responses);
+  app.log_json = log_format == "json";
+  app.log_requests = !no_access_log;
+  // As `moxie run`: the embedded model is small, greedy suits it.
+  if (engine.model == "embedded") app.default_temperature = 0;
+  if (app.model_names.empty()) {
+    std::string name = engine.model == "embedded" ? "moxie-embedded" : engine.model;
+    while (name.size() > 1 && name.back() == '/') name.pop_back();
+    app.model_names.push_back(name);
+  }
+  for (const std::string& key : app.api_keys) {
+    if (key.empty()) return fail("a key must not be empty", "--api-key");
+  }
+  if (flags.given("--api-key-file")) {
+    if (auto status = read_keys(key_file, &app.api_keys); !status) return status;
+  }
+  return {};
+}
+
+// Everything that lives while the server does, in the order of its making.
+struct Running {
+  std::unique_ptr<const Tokenizer> tokenizer;  // with --tokenizer
+  std::unique_ptr<Engine> engine;
+  std::unique_ptr<grammar::Compiler> compiler;
+  std::unique_ptr<Service> service;
+};
+
+Result<ServedModel> load(const ServeFlags& o, App& app, Running* running) {
+  auto engine = Engine::load(o.engine);
+  if (!engine) return fail(std::move(engine.error()));
+  running->engine = std::move(*engine);
+  Engine& e = *running->engine;
+  if (!o.tokenizer.empty()) {
+    auto tokenizer = tokenizer_from(o.tokenizer);
+    if (!tokenizer) return fail(std::move(tokenizer.error()));
+    running->tokenizer = std::move(*tokenizer);
+  }
+  ServedModel model{.engine = &e, .tokenizer = running->tokenizer.get()};
+  if (model.tokenizer == nullptr) model.tokenizer = e.tokenizer();
+  if (model.tokenizer == nullptr) {
+    return fail("this model carries no tokenizer", o.engine.model,
+                "name one with --tokenizer, such as --tokenizer embedded");
+  }
+  auto control = harmony::ControlTokens::find(*model.tokenizer);
+  if (!control) return fail(std::move(control.error()));
+  model.control = *control;
+  model.max_model_len = e.plan().max_model_len;
+  for (int32_t id = 0; id < model.tokenizer->vocab_size(); ++id) {
+    model.longest_token_bytes =
+        std::max(model.longest_token_bytes, model.tokenizer->token_bytes(id).size());
+  }
+  if (grammar::is_available()) {
+    auto compiler = grammar::Compiler::create(*model.tokenizer, e.config().vocab);
+    if (!compiler) return fail(std::move(compiler.error()));
+    running->compiler = std::move(*compiler);
+    model.compiler = running->compiler.get();
+  }
+  ServiceOptions options = o.service;
+  options.after_step = [&app, running, last = int64_t{0}]() mutable {
+    const ServiceStats stats = running->service->stats();
+    if (stats.num_steps == std::exchange(last, stats.num_steps)) return;
+    app.metrics().on_step(stats.last_step_tokens);
+  };
+  // The first step comes with the first request, when all of this is in place.
+  running->service = Service::create(e, options);
+  model.service = running->service.get();
+  model.loaded_at = unix_time();
+  return model;
+}
+
+// After a signal: running streams end, then the server; a second signal ends all at once.
+void stop_on_signal(HttpServer& server, App& app) {
+  server.on_signal([&server, &app, asked = false]() mutable {
+    if (std::exchange(asked, true)) {
+      std::fputs("moxie: stopped at once by a second signal\n", stderr);
+      std::_Exit(kExitFailed);
+    }
+    log_info(fmt::format("stopping: new requests get 503, running ones have {:g} s",
+                         app.options().drain_s));
+    app.begin_drain([&server] { server.shut_down(2); });
+  });
+}
+
+int serve(ServeFlags& o, const Flags& flags) {
+  if (auto status = o.complete(flags); !status) {
+    return status.error().where == o.key_file && !o.key_file.empty()
+               ? report(status.error())
+               : usage(status.error().message());
+  }
+  App app(o.app);
+  auto listening = HttpServer::listen(o.http, app);
+  if (!listening) return report(listening.error());
+  HttpServer& server = **listening;
+  app.attach(server);
+  stop_on_signal(server, app);
+
+  Running running;
+  std::optional<Error> failure;
+  std::atomic<bool> loaded{false};
+  ServeStatus status;
+  std::thread loader([&] {
+    o.engine.show_progress = !o.app.log_json;
+    auto model = load(o, app, &running);
+    if (model) status.measure(*running.engine);
+    server.post([&, model = std::move(model)]() mutable {
+      if (!model) {
+        failure = std::move(model.error());
+        return server.shut_down(0);
+      }
+      app.set_model(*model);
+      if (!app.draining()) {
+        status.print_banner(app, o.http, server.port());
+        status.start(app, server);
+      }
+    });
+    loaded = true;
+  });
+  server.run();
+  if (!loaded) std::_Exit(kExitDone);  // a load cannot be called off
+  loader.join();
+  if (running.service) running.service->stop();
+  app.stop();
+  return failure ? report(*failure) : kExitDone;
+}
+
+}  // namespace
+
+Command serve_command() {
+  auto o = std::make_shared<ServeFlags>();
+  return {.name = "serve",
+          .summary = "Serve over HTTP: the OpenAI and Anthropic interfaces",
+          .example = "moxie serve --model openai/gpt-oss-20b --port 8000",
+          .declare = [o](Flags& flags) { o->declare(flags); },
+          .run = [o](const Flags& flags) { return serve(*o, flags); }};
+}
+
+}  // namespace moxie

@@ -1,0 +1,493 @@
+// Rows of a step, admission, preemption, and what becomes of the tokens drawn.
+#include "engine/scheduler.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+
+namespace moxie {
+namespace {
+
+// In the place of a token that the step before draws.
+constexpr int32_t kAwaitedToken = 0;
+// Added to the logit of a prompt's token, so that the greedy draw is that token.
+constexpr float kForced = 1e30f;
+// Requests at the head of the queue that may be passed over in one plan, because others compute
+// their prefix just now.
+constexpr int kMaxPassedOver = 64;
+
+// Requests whose windows are sure to fit at once, beside what a step's prompts need.
+int32_t most_running(const KvCache& kv, int32_t max_model_len, int32_t max_batch_tokens) {
+  const int64_t each = kv.shape().window_pages(max_model_len, 1);
+  if (each == 0) return std::numeric_limits<int32_t>::max();
+  const int64_t prompts = max_batch_tokens / kv.shape().page_tokens + 1;
+  return static_cast<int32_t>(std::max<int64_t>(1, (kv.num_window_pages() - prompts) / each));
+}
+
+}  // namespace
+
+void StepPlan::clear() {
+  rows.clear();
+  chunks.clear();
+  awaited.clear();
+  num_tokens = num_answers = 0;
+  status = {};
+  was_run = false;
+  seconds = 0;
+}
+
+Scheduler::Scheduler(StepRunner& runner, const Options& options)
+    : runner_(runner),
+      kv_(runner.kv()),
+      options_(options),
+      page_tokens_(kv_.shape().page_tokens),
+      max_running_(std::min(options.max_num_seqs, most_running(kv_, runner.limits().max_model_len,
+                                                               options.max_batch_tokens))) {
+  if (options.prefix_cache) prefixes_ = std::make_unique<PrefixCache>(kv_);
+}
+
+Scheduler::~Scheduler() {
+  for (Request* request : running_) kv_.free_sequence(request->seq);
+}
+
+void Scheduler::add(std::unique_ptr<Request> request) {
+  Request& added = *request;
+  if (prefixes_ == nullptr) added.uses_cache = false;
+  queued_tokens_ += added.num_prompt;
+  waiting_.insert(&added);
+  requests_.emplace(added.id, std::move(request));
+}
+
+void Scheduler::cancel(RequestId id) {
+  const auto found = requests_.find(id);
+  if (found != requests_.end()) end(*found->second, FinishReason::kAborted);
+}
+
+void Scheduler::cancel_all() {
+  for (auto& [id, request] : requests_) end(*request, FinishReason::kAborted);
+}
+
+void Scheduler::fail_all(const Error& error) {
+  for (auto& [id, request] : requests_) end(*request, FinishReason::kError, error);
+}
+
+bool Scheduler::plan(StepPlan* plan) {
+  for (;;) {
+    plan->clear();
+    budget_ = options_.max_batch_tokens;
+    rows_left_ = runner_.limits().max_logit_rows;
+    place_decodes(plan);
+    admit();
+    place_prefills(plan);
+    if (!plan->rows.empty() || running_.empty() || num_under_way_ > 0) break;
+    // Nothing but prompts, and no pages for any of them: the last one makes room. A single request
+    // always fits.
+    CHECK(running_.size() > 1, "one request alone does not fit in the cache");
+    preempt(*running_.back());
+  }
+  if (plan->rows.empty()) return false;
+  runner_.build(plan->chunks, &plan->arrays);
+  plan->number = ++counters_.num_steps;
+  plan->answers.resize(static_cast<size_t>(plan->num_answers));
+  counters_.computed_tokens += plan->num_tokens;
+  counters_.last_step_tokens = plan->num_tokens;
+  ++num_under_way_;
+  return true;
+}
+
+// A token of every running request that has only one left; collects those with more.
+void Scheduler::place_decodes(StepPlan* plan) {
+  prefilling_.clear();
+  reserved_pages_ = 0;
+  for (size_t i = 0; i < running_.size(); ++i) {  // make_room() shortens the list behind i
+    Request& request = *running_[i];
+    const int32_t left = request.num_left();
+    if (left > 1) {
+      prefilling_.push_back(&request);
+      continue;
+    }
+    const bool draws_last = request.num_coming() - request.num_prompt >= request.max_new;
+    if (left == 0 || draws_last || budget_ == 0 || rows_left_ == 0) continue;
+    if (make_room(request)) add_row(plan, request, 1, Logits::kLast);
+  }
+  for (const Request* request : prefilling_) {
+    reserved_pages_ +=
+        kv_.shape().full_pages(request->num_coming()) - kv_.shape().full_pages(request->num_stored);
+  }
+}
+
+// Room for one more token, at the cost of the last of the running. False if that was this one.
+bool Scheduler::make_room(Request& request) {
+  while (!kv_.append(request.seq, 1)) {
+    Request& victim = *running_.back();
+    preempt(victim);
+    if (&victim == &request) return false;
+  }
+  return true;
+}
+
+// The oldest has half of the tokens at least, those with the fewest left come next: a long prompt
+// neither waits for ever nor lets short ones wait.
+void Scheduler::place_prefills(StepPlan* plan) {
+  if (prefilling_.empty() || budget_ == 0) return;
+  const auto oldest = std::min_element(prefilling_.begin(), prefilling_.end(), Before{});
+  std::iter_swap(prefilling_.begin(), oldest);
+  std::sort(prefilling_.begin() + 1, prefilling_.end(), [](const Request* a, const Request* b) {
+    return a->num_left() != b->num_left() ? a->num_left() < b->num_left() : a->is_before(*b);
+  });
+  int64_t others = 0;
+  for (size_t i = 1; i < prefilling_.size(); ++i) others += prefilling_[i]->num_left();
+  const auto rest = static_cast<int32_t>(std::max<int64_t>(0, budget_ - others));
+  place_prefill(plan, *prefilling_.front(), std::max(rest, (budget_ + 1) / 2));
+  for (size_t i = 1; i < prefilling_.size() && budget_ > 0; ++i) {
+    place_prefill(plan, *prefilling_[i], budget_);
+  }
+}
+
+void Scheduler::place_prefill(StepPlan* plan, Request& request, int32_t share) {
+  int32_t count = std::min(request.num_left(), share);
+  const bool scores = request.wants_scores();
+  if (scores) count = std::min(count, rows_left_);
+  // Without a row of logits for the draw the last token waits.
+  if (count == request.num_left() && rows_left_ == 0) --count;
+  while (count > 0 && !kv_.append(request.seq, count)) count /= 2;
+  if (count == 0) return;
+  const bool ends = count == request.num_left();
+  add_row(plan, request, count, scores ? Logits::kAll : ends ? Logits::kLast : Logits::kNone);
+}
+
+void Scheduler::add_row(StepPlan* plan, Request& request, int32_t count, Logits logits) {
+  const int32_t start = request.num_stored;
+  const auto num_known = static_cast<int32_t>(request.tokens.size());
+  StepPlan::Row row{.request = &request, .start = start, .count = count};
+  row.draws = start + count == request.num_coming();
+  row.first_answer = plan->num_answers;
+  row.num_answers = logits == Logits::kAll ? count : logits == Logits::kLast ? 1 : 0;
+  if (start < num_known) {
+    plan->chunks.push_back(
+        {request.seq,
+         std::span(request.tokens).subspan(static_cast<size_t>(start), static_cast<size_t>(count)),
+         logits});
+  } else {
+    plan->chunks.push_back({request.seq, {&kAwaitedToken, 1}, logits});
+    plan->awaited.emplace_back(plan->num_tokens, request.pending_answer);
+  }
+  plan->num_tokens += count;
+  plan->num_answers += row.num_answers;
+  budget_ -= count;
+  rows_left_ -= row.num_answers;
+  request.num_stored += count;
+  if (row.draws) {
+    ++request.num_pending;
+    request.pending_answer = plan->num_answers - 1;
+  }
+  ++request.num_plans;
+  plan->rows.push_back(row);
+}
+
+// As many as fill this step's tokens; nobody is overtaken for want of pages.
+void Scheduler::admit() {
+  int64_t backlog = 0;  // without the oldest, who has a share of his own
+  for (size_t i = 1; i < prefilling_.size(); ++i) backlog += prefilling_[i]->num_left();
+  int num_passed_over = 0;
+  for (auto next = waiting_.begin(); next != waiting_.end();) {
+    if (std::cmp_greater_equal(running_.size(), max_running_) || backlog >= budget_) return;
+    Request& request = **next++;  // before start() takes it out
+    const Admission admission = request.num_plans > 0 ? Admission::kLater : try_admit(request);
+    if (admission == Admission::kNoRoom) return;
+    if (admission == Admission::kLater) {
+      if (++num_passed_over == kMaxPassedOver) return;
+      continue;
+    }
+    if (prefilling_.size() > 1) backlog += request.num_left();
+  }
+}
+
+CacheReport Scheduler::look_up(const Request& request) const {
+  if (!request.uses_cache) return {.miss = CacheMiss::kOff};
+  if (request.wants_scores()) return {.miss = CacheMiss::kLogprobs};
+  return prefixes_->find(request.chain, static_cast<int32_t>(request.tokens.size()));
+}
+
+Scheduler::Admission Scheduler::try_admit(Request& request) {
+  const CacheReport report = look_up(request);
+  const int32_t num_hit_blocks = report.hit_tokens / page_tokens_;
+  if (waits_for_prefix(request, num_hit_blocks)) return Admission::kLater;
+  const SeqId seq =
+      num_hit_blocks > 0 ? prefixes_->take(request.chain, report.hit_tokens) : kv_.add_sequence();
+  const int64_t needed =
+      kv_.shape().full_pages(request.num_coming()) - kv_.shape().full_pages(report.hit_tokens);
+  // Some room for the running to go on, so that they do not push each other out.
+  const int64_t spare =
+      std::min<int64_t>(static_cast<int64_t>(running_.size()), kv_.num_full_pages() / 16);
+  if (!running_.empty() && needed + reserved_pages_ + spare > kv_.num_free_full_pages()) {
+    kv_.free_sequence(seq);
+    return Admission::kNoRoom;
+  }
+  reserved_pages_ += needed;
+  start(request, seq, report);
+  return Admission::kDone;
+}
+
+// Whether a running request is about to compute the block behind the hit.
+bool Scheduler::waits_for_prefix(const Request& request, int32_t num_hit_blocks) const {
+  const auto block = static_cast<size_t>(num_hit_blocks);
+  if (!request.uses_cache || request.wants_scores() || block >= request.chain.size()) return false;
+  if ((num_hit_blocks + 1) * page_tokens_ >= request.num_coming()) return false;
+  return std::any_of(prefilling_.begin(), prefilling_.end(), [&](const Request* other) {
+    return other->uses_cache && other->num_inserted <= num_hit_blocks &&
+           block < other->chain.size() && other->chain[block] == request.chain[block];
+  });
+}
+
+void Scheduler::start(Request& request, SeqId seq, const CacheReport& report) {
+  waiting_.erase(&request);
+  request.state = Request::State::kRunning;
+  request.seq = seq;
+  request.num_stored = report.hit_tokens;
+  request.num_inserted = report.hit_tokens / page_tokens_;
+  running_.insert(std::upper_bound(running_.begin(), running_.end(), &request, Before{}), &request);
+  prefilling_.push_back(&request);
+  if (report.hit_tokens > 0) {
+    prefixes_->expect_end(
+        std::span(request.chain).first(static_cast<size_t>(request.num_inserted)));
+  }
+  if (request.was_admitted) return;
+  request.was_admitted = true;
+  request.finish.cache = report;
+  request.finish.times.admitted = Clock::now();
+  queued_tokens_ -= request.num_prompt;
+  counters_.prompt_tokens += request.num_prompt;
+  if (!request.uses_cache) return;
+  counters_.prefix_query_tokens += request.num_prompt;
+  counters_.prefix_hit_tokens += report.hit_tokens;
+}
+
+void Scheduler::leave_running(Request& request) {
+  const auto place = std::lower_bound(running_.begin(), running_.end(), &request, Before{});
+  CHECK(place != running_.end() && *place == &request);
+  running_.erase(place);
+  kv_.free_sequence(request.seq);
+  request.seq = -1;
+  request.num_stored = request.num_inserted = 0;
+}
+
+void Scheduler::preempt(Request& request) {
+  leave_running(request);
+  request.state = Request::State::kWaiting;
+  waiting_.insert(&request);
+  ++request.finish.num_preemptions;
+  ++counters_.num_preemptions;
+}
+
+void Scheduler::end(Request& request, FinishReason reason, Error error) {
+  if (request.state == Request::State::kEnded) return;
+  if (request.state == Request::State::kRunning) {
+    if (request.num_inserted > 0) {
+      prefixes_->expect_end(
+          std::span(request.chain).first(static_cast<size_t>(request.num_inserted)));
+    }
+    leave_running(request);
+  } else {
+    waiting_.erase(&request);
+  }
+  if (!request.was_admitted) queued_tokens_ -= request.num_prompt;
+  request.state = Request::State::kEnded;
+  Finish& finish = request.finish;
+  finish.reason = reason;
+  finish.error = std::move(error);
+  finish.completion_tokens = request.num_drawn();
+  finish.times.finished = Clock::now();
+  ++counters_.num_finished[static_cast<size_t>(reason)];
+  news_.push_back({.request = &request});
+}
+
+void Scheduler::arm(StepPlan* plan) {
+  plan->requests.resize(static_cast<size_t>(plan->num_answers));
+  const auto mask_words = static_cast<size_t>(ceil_div(runner_.limits().vocab, 32));
+  size_t num_masks = 0;
+  for (const StepPlan::Row& row : plan->rows) num_masks += row.request->constraint != nullptr;
+  if (num_masks > 0) plan->masks.resize(num_masks * mask_words);
+  std::span<uint32_t> masks = plan->masks;
+  for (const StepPlan::Row& row : plan->rows) {
+    Request& request = *row.request;
+    const auto answers =
+        std::span(plan->requests)
+            .subspan(static_cast<size_t>(row.first_answer), static_cast<size_t>(row.num_answers));
+    std::span<uint32_t> mask;
+    if (request.constraint != nullptr) {
+      mask = masks.first(mask_words);
+      masks = masks.subspan(mask_words);
+    }
+    if (request.state == Request::State::kEnded) {
+      std::fill(answers.begin(), answers.end(), SampleRequest{});
+      continue;
+    }
+    arm_scores(request, row, answers);
+    if (row.draws) {
+      answers.back() = request.sampler.next(request.num_drawn(), request.constraint.get(), mask);
+    }
+    insert_pages(request, row.start + row.count);
+    kv_.release_window(request.seq);
+  }
+}
+
+// Log-probabilities of the prompt: greedy draws of tokens that are forced.
+void Scheduler::arm_scores(const Request& request, const StepPlan::Row& row,
+                           std::span<SampleRequest> answers) {
+  const auto num_scores = answers.size() - (row.draws ? 1 : 0);
+  for (size_t i = 0; i < num_scores; ++i) {
+    answers[i] = {.num_logprobs = request.prompt_logprobs,
+                  .bias_ids = &request.tokens[static_cast<size_t>(row.start) + i + 1],
+                  .bias_values = &kForced,
+                  .num_bias = 1};
+  }
+}
+
+// Tells the prefix cache of pages that are full now; their tokens are known.
+void Scheduler::insert_pages(Request& request, int32_t num_stored) {
+  if (!request.uses_cache) return;
+  const int32_t num_whole = num_stored / page_tokens_;
+  const int32_t prompt_end = request.num_prompt / page_tokens_;
+  const int32_t known_end = request.finish.cache.full_tokens / page_tokens_;
+  while (request.num_inserted < num_whole) {
+    const int32_t block = request.num_inserted++;
+    prefixes_->insert(request.seq, block, request.chain[static_cast<size_t>(block)]);
+    // Another turn differs from here on; and where others have parted before, more will.
+    if (block + 1 == prompt_end || block + 1 == known_end) {
+      prefixes_->expect_end(std::span(request.chain).first(static_cast<size_t>(block) + 1));
+    }
+  }
+}
+
+void Scheduler::absorb(StepPlan* plan) {
+  --num_under_way_;
+  for (const StepPlan::Row& row : plan->rows) absorb_row(*plan, row);
+}
+
+bool Scheduler::release_row(const StepPlan::Row& row) {
+  Request& request = *row.request;
+  --request.num_plans;
+  if (row.draws) --request.num_pending;
+  if (request.state != Request::State::kEnded) return true;
+  if (request.was_told && request.num_plans == 0) requests_.erase(request.id);
+  return false;
+}
+
+void Scheduler::absorb_row(const StepPlan& plan, const StepPlan::Row& row) {
+  if (!release_row(row)) return;
+  Request& request = *row.request;
+  auto answers =
+      std::span(plan.answers)
+          .subspan(static_cast<size_t>(row.first_answer), static_cast<size_t>(row.num_answers));
+  const size_t num_scores = answers.size() - (row.draws ? 1 : 0);
+  if (num_scores > 0) {
+    // Of a prompt that is computed again some may have been delivered.
+    const auto from = static_cast<size_t>(std::max(0, request.num_scored - row.start));
+    const auto scores = answers.first(num_scores);
+    if (from < num_scores) {
+      news_.push_back({.request = &request, .prompt_tokens = scores.subspan(from)});
+    }
+    request.num_scored = std::max(request.num_scored, row.start + static_cast<int32_t>(num_scores));
+  }
+  if (row.draws) absorb_token(request, answers.back());
+}
+
+void Scheduler::absorb_token(Request& request, const SampleAnswer& answer) {
+  if (answer.token < 0) {
+    end(request, FinishReason::kError,
+        {"every token is forbidden", "sampling", "relax what restricts the tokens"});
+    return;
+  }
+  if (request.num_drawn() == 0) request.finish.times.first_token = Clock::now();
+  request.push_token(answer.token, page_tokens_);
+  ++counters_.generation_tokens;
+  news_.push_back({.request = &request, .tokens = {&answer, 1}});
+  if (request.constraint != nullptr) {
+    if (auto status = request.constraint->accept(answer.token); !status) {
+      end(request, FinishReason::kError, std::move(status.error()));
+      return;
+    }
+  }
+  if (request.sampler.stops_at(answer.token)) {
+    request.finish.stop_id = answer.token;
+    end(request, FinishReason::kStop);
+  } else if (request.num_drawn() >= request.max_new) {
+    end(request, FinishReason::kLength);
+  }
+}
+
+void Scheduler::fail_step(StepPlan* plan, const Error& error) {
+  --num_under_way_;
+  ++counters_.num_failed_steps;
+  for (const StepPlan::Row& row : plan->rows) {
+    if (release_row(row)) end(*row.request, FinishReason::kError, error);
+  }
+  // Pages that it should have written were known already: whoever runs on may have taken them.
+  if (prefixes_ != nullptr) prefixes_->clear();
+  while (!running_.empty()) preempt(*running_.back());
+}
+
+void Scheduler::drop_step(StepPlan* plan) {
+  --num_under_way_;
+  for (const StepPlan::Row& row : plan->rows) {
+    if (release_row(row) && row.request->state == Request::State::kRunning) preempt(*row.request);
+  }
+}
+
+void Scheduler::deliver() {
+  if (news_.empty()) return;
+  RequestUpdate update{.at = Clock::now()};
+  for (const News& news : news_) {
+    Request& request = *news.request;
+    update.id = request.id;
+    update.tokens = news.tokens;
+    update.prompt_tokens = news.prompt_tokens;
+    const bool ends = news.tokens.empty() && news.prompt_tokens.empty();
+    update.finish = ends ? &request.finish : nullptr;
+    if (request.sink) request.sink(update);
+    if (!ends) continue;
+    request.was_told = true;
+    if (request.num_plans == 0) requests_.erase(request.id);
+  }
+  news_.clear();
+}
+
+ServiceStats Scheduler::stats() const {
+  ServiceStats stats = counters_;
+  stats.running = static_cast<int32_t>(running_.size());
+  stats.waiting = static_cast<int32_t>(waiting_.size());
+  stats.max_num_seqs = max_running_;
+  stats.max_model_len = runner_.limits().max_model_len;
+  stats.page_tokens = page_tokens_;
+  stats.full_pages = kv_.num_full_pages();
+  stats.full_pages_used = kv_.num_full_pages() - kv_.num_free_full_pages();
+  stats.full_pages_cached = kv_.num_kept_free_pages(PageKind::kFull);
+  stats.window_pages = kv_.num_window_pages();
+  stats.window_pages_used = kv_.num_window_pages() - kv_.num_free_window_pages();
+  stats.window_pages_cached = kv_.num_kept_free_pages(PageKind::kWindow);
+  return stats;
+}
+
+void Scheduler::check_integrity() const {
+  kv_.check_integrity();
+  if (prefixes_ != nullptr) prefixes_->check_integrity();
+  CHECK(std::is_sorted(running_.begin(), running_.end(), Before{}));
+  size_t num_live = 0;
+  int64_t queued = 0;
+  for (const auto& [id, request] : requests_) {
+    CHECK(request->id == id);
+    const bool running = request->state == Request::State::kRunning;
+    num_live += request->state != Request::State::kEnded;
+    if (!request->was_admitted && request->state == Request::State::kWaiting) {
+      queued += request->num_prompt;
+    }
+    CHECK(running == (request->seq >= 0));
+    if (running) CHECK(kv_.num_tokens(request->seq) == request->num_stored);
+  }
+  CHECK(num_live == running_.size() + waiting_.size());
+  CHECK(queued == queued_tokens_);
+}
+
+}  // namespace moxie

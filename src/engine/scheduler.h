@@ -1,0 +1,146 @@
+// Continuous batching: which tokens of which requests make the next step.
+//
+// Every running request that decodes has a token in every step; prompts share what is left of the
+// step's tokens, the oldest having half of it at least and the shortest the rest. Requests leave
+// the queue by priority and arrival where pages of both pools are there for their whole prompt.
+// Where pages run out, the last of the running gives its pages back and is computed again later,
+// with the same tokens: draws depend on the seed and on their number alone.
+//
+// A step is planned, run elsewhere (step_runner.h) and absorbed. Two may be under way: while one
+// runs, the next is planned as if every request went on, with room for tokens that are being drawn;
+// what a request that has ended draws in it is dropped. The calls for step n, with step n - 1 or
+// without:
+//
+//   plan(n)       rows, pages, arrays                       while n - 1 runs
+//   absorb(n-1)   its tokens                                once it is done
+//   arm(n)        what its draws want; its pages are known  while n's forward pass runs
+//   deliver()     sinks
+//
+// Not thread-safe, and the only one to touch the cache.
+#pragma once
+
+#include <set>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "engine/request_state.h"
+#include "engine/service_stats.h"
+#include "engine/step_runner.h"
+
+namespace moxie {
+
+/// One step: what it holds, what it is given and what comes back. Reused; its memory stays.
+struct StepPlan {
+  struct Row {
+    Request* request = nullptr;
+    int32_t start = 0, count = 0;  ///< tokens of the request
+    int32_t first_answer = 0, num_answers = 0;
+    bool draws = false;  ///< the last answer is the next token
+  };
+  int64_t number = 0;
+  std::vector<Row> rows;
+  std::vector<Chunk> chunks;
+  HostArrays arrays;
+  /// Tokens of `arrays` that the step before draws: (index in token_ids, index of its answer).
+  std::vector<std::pair<int32_t, int32_t>> awaited;
+  int32_t num_tokens = 0, num_answers = 0;
+  std::vector<SampleRequest> requests;  ///< [num_answers], by arm()
+  std::vector<uint32_t> masks;
+  std::vector<SampleAnswer> answers;
+  // By whoever runs it:
+  Status status;
+  bool was_run = false;
+  double seconds = 0;
+
+  void clear();
+};
+
+class Scheduler {
+ public:
+  struct Options {
+    int32_t max_num_seqs = 1, max_batch_tokens = 1;
+    bool prefix_cache = true;
+  };
+  /// `runner` must outlive it. Options are limits the runner has, too.
+  Scheduler(StepRunner& runner, const Options& options);
+  ~Scheduler();
+
+  void add(std::unique_ptr<Request> request);
+  /// Ends a request as aborted, if it has not ended.
+  void cancel(RequestId id);
+  void cancel_all();
+  void fail_all(const Error& error);
+
+  /// False if there is nothing to run now.
+  bool plan(StepPlan* plan);
+  void arm(StepPlan* plan);
+  void absorb(StepPlan* plan);
+  /// Instead of absorb() for a step that failed: its requests end with the error, all others that
+  /// run start anew. drop_step(): for the step behind it, which was not run.
+  void fail_step(StepPlan* plan, const Error& error);
+  void drop_step(StepPlan* plan);
+  /// Tells the sinks what happened since the last call.
+  void deliver();
+
+  size_t num_requests() const { return requests_.size(); }
+  size_t num_running() const { return running_.size(); }
+  size_t num_waiting() const { return waiting_.size(); }
+  /// Prompt tokens of requests that were never admitted.
+  int64_t num_queued_tokens() const { return queued_tokens_; }
+  /// Counters, and the state of queue and pools now.
+  ServiceStats stats() const;
+  void check_integrity() const;
+
+ private:
+  struct Before {
+    bool operator()(const Request* a, const Request* b) const { return a->is_before(*b); }
+  };
+  struct News {
+    Request* request = nullptr;
+    std::span<const SampleAnswer> prompt_tokens, tokens;
+  };
+
+  enum class Admission : uint8_t { kDone, kLater, kNoRoom };
+
+  void place_decodes(StepPlan* plan);
+  bool make_room(Request& request);
+  void place_prefills(StepPlan* plan);
+  void place_prefill(StepPlan* plan, Request& request, int32_t share);
+  void add_row(StepPlan* plan, Request& request, int32_t count, Logits logits);
+  void admit();
+  Admission try_admit(Request& request);
+  CacheReport look_up(const Request& request) const;
+  bool waits_for_prefix(const Request& request, int32_t num_hit_blocks) const;
+  void start(Request& request, SeqId seq, const CacheReport& report);
+  void preempt(Request& request);
+  void leave_running(Request& request);
+  void end(Request& request, FinishReason reason, Error error = {});
+  void insert_pages(Request& request, int32_t num_stored);
+  void absorb_row(const StepPlan& plan, const StepPlan::Row& row);
+  void absorb_token(Request& request, const SampleAnswer& answer);
+  static void arm_scores(const Request& request, const StepPlan::Row& row,
+                         std::span<SampleRequest> answers);
+  /// The row is done with; whether its request goes on.
+  bool release_row(const StepPlan::Row& row);
+
+  StepRunner& runner_;
+  KvCache& kv_;
+  const Options options_;
+  const int32_t page_tokens_;
+  int32_t max_running_ = 1;
+  std::unique_ptr<PrefixCache> prefixes_;  // null: off
+
+  std::unordered_map<RequestId, std::unique_ptr<Request>> requests_;
+  std::set<Request*, Before> waiting_;
+  std::vector<Request*> running_;     // by Before
+  std::vector<Request*> prefilling_;  // scratch of a plan
+  std::vector<News> news_;
+  int32_t budget_ = 0, rows_left_ = 0;  // tokens and rows of logits of the plan being made
+  int64_t reserved_pages_ = 0;          // full pages that running prompts still need
+  int64_t queued_tokens_ = 0;
+  int32_t num_under_way_ = 0;  // plans
+  ServiceStats counters_;
+};
+
+}  // namespace moxie

@@ -1,0 +1,277 @@
+// Routes, keys and life.
+#include "server/app.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <ctime>
+
+#include "server/routes.h"
+
+namespace moxie {
+namespace {
+
+constexpr int kWorkerThreads = 2;
+constexpr uint64_t kMaxQueuedBytes = uint64_t{256} << 20;
+constexpr double kDrainPollS = 0.05;
+
+std::string timestamp() {
+  const std::time_t now = std::time(nullptr);
+  std::tm parts{};
+  gmtime_r(&now, &parts);
+  char text[32];
+  return {text, std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &parts)};
+}
+
+ErrorForm form_of(const HttpRequest& request) {
+  return request.path.starts_with("/v1/messages") ? ErrorForm::kAnthropic : ErrorForm::kOpenAi;
+}
+
+bool has_body(const HttpRequest& request) {
+  const std::string_view length = request.header("Content-Length");
+  return !request.header("Transfer-Encoding").empty() || (!length.empty() && length != "0");
+}
+
+bool is_json_type(std::string_view type) {
+  const std::string_view name = type.substr(0, type.find(';'));
+  const size_t end = name.find_last_not_of(" \t");
+  const std::string_view plain = end == name.npos ? "" : name.substr(0, end + 1);
+  return plain.empty() || equals_ignoring_case(plain, "application/json");
+}
+
+}  // namespace
+
+void respond_error(Exchange& exchange, const ApiError& error, ErrorForm form) {
+  exchange.respond(error_response(error, form));
+}
+
+App::App(AppOptions options)
+    : options_(std::move(options)),
+      store_(options_.store),
+      workers_(kWorkerThreads, kMaxQueuedBytes) {}
+
+App::~App() { stop(); }
+
+void App::attach(HttpServer& server) {
+  server_ = &server;
+  mailbox_ = std::make_unique<Mailbox>(
+      [&server](std::function<void()> work) { server.post(std::move(work)); });
+}
+
+void App::set_model(ServedModel model) { model_ = std::move(model); }
+
+void App::stop() { workers_.stop(); }
+
+GenerationParts App::parts() {
+  return {*model_->service, *model_->tokenizer, model_->control, metrics_, *mailbox_};
+}
+
+ServiceStats App::stats() const { return model_->service->stats(); }
+
+ApiStatus App::check_model(const std::string& name) const {
+  const auto& names = options_.model_names;
+  if (name.empty() || std::find(names.begin(), names.end(), name) != names.end()) return {};
+  return tl::unexpected(
+      ApiError{.status = 404,
+               .message = fmt::format("The model '{}' does not exist. This server has '{}'.",
+                                      name.substr(0, 256), names.front()),
+               .type = "invalid_request_error",
+               .param = "model",
+               .code = "model_not_found"});
+}
+
+void App::in_background(std::shared_ptr<Exchange> exchange, ErrorForm form,
+                        std::function<Api<Continuation>(const std::string& body)> job) {
+  auto body = std::make_shared<std::string>(exchange->take_body());
+  const uint64_t bytes = body->size() + 1024;
+  const bool queued = workers_.run(bytes, [this, exchange, form, body, job = std::move(job)] {
+    auto done = job(*body);
+    body->clear();
+    body->shrink_to_fit();
+    server_->post([exchange, form, done = std::move(done)] {
+      if (exchange->done()) return;
+      if (done) return (*done)();
+      respond_error(*exchange, done.error(), form);
+    });
+  });
+  if (queued) return;
+  respond_error(*exchange,
+                {.status = 503,
+                 .message = "The server is busy reading other requests.",
+                 .type = "service_unavailable_error",
+                 .code = "busy",
+                 .retry_after_s = 1},
+                form);
+}
+
+void App::begin_drain(std::function<void()> then) {
+  draining_ = true;
+  drained_ = std::move(then);
+  if (model_) model_->service->begin_drain();
+  server_->after(options_.drain_s, [this] { end_drain(); });
+  wait_for_drain();
+}
+
+void App::end_drain() {
+  if (auto then = std::exchange(drained_, nullptr)) then();
+}
+
+// Looked at now and then, until the service has nothing left.
+void App::wait_for_drain() {
+  if (!drained_) return;
+  const bool idle = !model_ || (stats().running == 0 && stats().waiting == 0);
+  if (idle) return end_drain();
+  server_->after(kDrainPollS, [this] { wait_for_drain(); });
+}
+
+bool App::has_key(const HttpRequest& request) const {
+  std::string_view given = request.header("Authorization");
+  constexpr std::string_view kBearer = "Bearer ";
+  if (given.size() > kBearer.size() &&
+      equals_ignoring_case(given.substr(0, kBearer.size()), kBearer)) {
+    given.remove_prefix(kBearer.size());
+  } else {
+    given = request.header("x-api-key");  // Anthropic's clients
+  }
+  bool found = false;
+  for (const std::string& key : options_.api_keys) {
+    found = equal_in_constant_time(given, key) || found;
+  }
+  return found;
+}
+
+Admission App::admit(const HttpRequest& request) {
+  const ErrorForm form = form_of(request);
+  const auto refuse = [&](ApiError error) {
+    return Admission{.accept = false, .refusal = error_response(error, form)};
+  };
+  if (request.method == "OPTIONS") return {};
+  std::string allow;
+  const std::string_view method = request.method == "HEAD" ? "GET" : request.method;
+  const Route* route = find_route(method, request.path, &allow);
+  const bool open = route != nullptr && route->use == Route::kProbe;
+  if (!options_.api_keys.empty() && !open && !has_key(request)) {
+    Admission admission = refuse(
+        {.status = 401, .message = "Incorrect API key provided.", .code = "invalid_api_key"});
+    admission.refusal.headers.push_back({"WWW-Authenticate", "Bearer"});
+    return admission;
+  }
+  if (route == nullptr && allow.empty()) {
+    return refuse({.status = 404,
+                   .message = fmt::format("Unknown request URL: {} {}.", request.method,
+                                          request.path.substr(0, 256)),
+                   .code = "unknown_url"});
+  }
+  if (route == nullptr) {
+    Admission admission = refuse({.status = 405,
+                                  .message = fmt::format("Not allowed to {} on {}: use {}.",
+                                                         request.method, request.path, allow),
+                                  .code = "method_not_supported"});
+    admission.refusal.headers.push_back({"Allow", allow});
+    return admission;
+  }
+  if (route->use >= Route::kModel && !model_ && !draining_) {
+    return refuse({.status = 503,
+                   .message = "The model is being loaded.",
+                   .type = "service_unavailable_error",
+                   .code = "loading",
+                   .retry_after_s = 1});
+  }
+  if (route->use == Route::kWork && draining_) {
+    return refuse({.status = 503,
+                   .message = "The server is shutting down.",
+                   .type = "service_unavailable_error",
+                   .code = "shutting_down",
+                   .retry_after_s = options_.drain_s});
+  }
+  if (has_body(request) && !is_json_type(request.header("Content-Type"))) {
+    return refuse({.status = 415,
+                   .message = "Content-Type must be application/json.",
+                   .code = "unsupported_media_type"});
+  }
+  return {};
+}
+
+void App::handle(std::shared_ptr<Exchange> exchange) {
+  const HttpRequest& request = exchange->request();
+  if (request.method == "OPTIONS") return answer_preflight(*exchange);
+  std::string allow;
+  const std::string_view method = request.method == "HEAD" ? "GET" : request.method;
+  const Route* route = find_route(method, request.path, &allow);
+  CHECK(route != nullptr, request.path);
+  if (route->use >= Route::kModel && !model_) {  // shut down while loading
+    return respond_error(*exchange, {.status = 503,
+                                     .message = "The server is shutting down.",
+                                     .type = "service_unavailable_error",
+                                     .code = "shutting_down",
+                                     .retry_after_s = 1});
+  }
+  route->handle(*this, std::move(exchange));
+}
+
+void App::answer_preflight(Exchange& exchange) const {
+  HttpResponse response{.status = 204, .content_type = ""};
+  response.headers = {{"Allow", "GET, POST, DELETE, OPTIONS"}};
+  exchange.respond(std::move(response));
+}
+
+HttpResponse App::refusal(int status, const std::string& why) {
+  ApiError error{.status = status, .message = why};
+  if (status == 413) error.code = "request_too_large";
+  if (status >= 500) error.type = "service_unavailable_error";
+  if (status == 503) error.retry_after_s = 1;
+  return error_response(error);
+}
+
+std::vector<HttpHeader> App::common_headers(const HttpRequest& request) {
+  std::vector<HttpHeader> headers = {{"X-Request-Id", request.id}, {"Server", "moxie"}};
+  if (options_.allowed_origins.empty()) return headers;
+  const std::string_view origin = request.header("Origin");
+  const auto& allowed = options_.allowed_origins;
+  const bool any = std::find(allowed.begin(), allowed.end(), "*") != allowed.end();
+  if (origin.empty() ||
+      (!any && std::find(allowed.begin(), allowed.end(), origin) == allowed.end())) {
+    return headers;
+  }
+  headers.push_back({"Access-Control-Allow-Origin", any ? "*" : std::string(origin)});
+  if (!any) headers.push_back({"Vary", "Origin"});
+  headers.push_back({"Access-Control-Expose-Headers", "X-Request-Id, Retry-After"});
+  if (request.method == "OPTIONS") {
+    headers.push_back({"Access-Control-Allow-Methods", "GET, POST, DELETE, OPTIONS"});
+    const std::string_view wanted = request.header("Access-Control-Request-Headers");
+    headers.push_back({"Access-Control-Allow-Headers",
+                       wanted.empty() ? "Authorization, Content-Type" : std::string(wanted)});
+    headers.push_back({"Access-Control-Max-Age", "600"});
+  }
+  return headers;
+}
+
+void App::log(const HttpLog& entry) {
+  const HttpRequest& request = *entry.request;
+  std::string allow;
+  const std::string_view method = request.method == "HEAD" ? "GET" : request.method;
+  const Route* route = find_route(method, request.path, &allow);
+  // Unknown paths count as one: a client must not make the table grow.
+  metrics_.on_http(route != nullptr ? route->pattern : "other",
+                   route != nullptr ? route->method : "other", entry.status, entry.seconds);
+  const bool quiet = route != nullptr && route->use == Route::kProbe && entry.status == 200;
+  if (!options_.log_requests || quiet) return;
+  const int status = entry.aborted && entry.status == 0 ? 499 : entry.status;
+  if (!options_.log_json) {
+    log_info(fmt::format("{} \"{} {}\" {}{} {} bytes {:.3f} s {}", request.remote, request.method,
+                         request.path, status, entry.aborted ? " aborted" : "", entry.bytes,
+                         entry.seconds, request.id));
+    return;
+  }
+  Json line = {{"time", timestamp()},      {"level", "info"},
+               {"event", "request"},       {"request_id", request.id},
+               {"remote", request.remote}, {"method", request.method},
+               {"path", request.path},     {"status", status},
+               {"bytes", entry.bytes},     {"duration_s", entry.seconds},
+               {"aborted", entry.aborted}, {"user_agent", request.header("User-Agent")}};
+  if (!request.trace_id.empty()) line["trace_id"] = request.trace_id;
+  std::fputs((to_text(line) + "\n").c_str(), stderr);
+}
+
+}  // namespace moxie

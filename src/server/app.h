@@ -1,0 +1,104 @@
+// The server's application: routes, keys, life (loading, ready, draining), and what endpoints
+// share.
+//
+// All of it runs on the HTTP server's thread except jobs given to in_background().
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "server/generation.h"
+#include "server/http.h"
+#include "server/response_store.h"
+#include "server/workers.h"
+#include "text/grammar.h"
+
+namespace moxie {
+
+struct AppOptions {
+  std::vector<std::string> model_names;  ///< the first is the one that answers carry
+  std::vector<std::string> api_keys;     ///< none: no key is asked for
+  std::vector<std::string> allowed_origins;
+  bool log_json = false;
+  bool log_requests = true;
+  float default_temperature = 1;
+  double drain_s = 30;
+  ResponseStore::Limits store;
+};
+
+/// The loaded model as endpoints see it.
+struct ServedModel {
+  Engine* engine = nullptr;
+  Service* service = nullptr;
+  const Tokenizer* tokenizer = nullptr;
+  harmony::ControlTokens control;
+  int32_t max_model_len = 0;
+  size_t longest_token_bytes = 0;
+  grammar::Compiler* compiler = nullptr;  ///< null: no structured output
+  int64_t loaded_at = 0;                  ///< seconds since 1970
+};
+
+class App final : public HttpHandler {
+ public:
+  explicit App(AppOptions options);
+  ~App() override;
+
+  void attach(HttpServer& server);
+  /// The model is there: requests are answered from now on.
+  void set_model(ServedModel model);
+  /// Readiness off, new work refused; `then` is called when the running work has ended or the limit
+  /// has passed.
+  void begin_drain(std::function<void()> then);
+  /// Ends the threads; before the model goes.
+  void stop();
+
+  // HttpHandler
+  Admission admit(const HttpRequest& request) override;
+  void handle(std::shared_ptr<Exchange> exchange) override;
+  HttpResponse refusal(int status, const std::string& why) override;
+  std::vector<HttpHeader> common_headers(const HttpRequest& request) override;
+  void log(const HttpLog& entry) override;
+
+  // For endpoints.
+  const AppOptions& options() const { return options_; }
+  const ServedModel& model() const { return *model_; }
+  const std::string& model_name() const { return options_.model_names.front(); }
+  Metrics& metrics() { return metrics_; }
+  ResponseStore& store() { return store_; }
+  GenerationParts parts();
+  ServiceStats stats() const;
+  bool ready() const { return model_.has_value() && !draining_; }
+  bool draining() const { return draining_; }
+  bool has_model() const { return model_.has_value(); }
+  /// 404 where the request names a model that is not served; empty is the served one.
+  ApiStatus check_model(const std::string& name) const;
+  /// Runs `job` on a worker; what it returns runs on the server's thread, unless the client has
+  /// gone. Refuses by itself when too much waits.
+  using Continuation = std::function<void()>;
+  void in_background(std::shared_ptr<Exchange> exchange, ErrorForm form,
+                     std::function<Api<Continuation>(const std::string& body)> job);
+
+ private:
+  bool has_key(const HttpRequest& request) const;
+  void answer_preflight(Exchange& exchange) const;
+  void wait_for_drain();
+  void end_drain();
+
+  AppOptions options_;
+  Metrics metrics_;
+  HttpServer* server_ = nullptr;
+  std::optional<ServedModel> model_;
+  std::unique_ptr<Mailbox> mailbox_;
+  ResponseStore store_;
+  Workers workers_;
+  bool draining_ = false;
+  std::function<void()> drained_;
+};
+
+/// The answer to a request that has no such thing, or the like.
+void respond_error(Exchange& exchange, const ApiError& error, ErrorForm form = ErrorForm::kOpenAi);
+
+}  // namespace moxie

@@ -1,0 +1,279 @@
+// /v1/chat/completions.
+#include <fmt/format.h>
+
+#include "server/endpoints.h"
+
+namespace moxie {
+namespace {
+
+// What both forms of the answer need of the request.
+struct ChatAnswer {
+  std::string id = "chatcmpl-" + random_name(24), model;
+  int64_t created = unix_time();
+  const Tokenizer* tokenizer = nullptr;
+  size_t n = 1;
+  bool logprobs = false, include_reasoning = true, include_usage = false, continuous_usage = false;
+  bool return_token_ids = false;
+  int64_t num_prompt_tokens = 0;
+  std::vector<int32_t> prompt_ids;  // with return_token_ids
+};
+
+std::string call_id() { return "call_" + random_name(24); }
+
+Json stop_reason_of(const ChoiceEnd& end) {
+  if (!end.stop_string.empty()) return end.stop_string;
+  return end.stop_id >= 0 ? Json(end.stop_id) : Json();
+}
+
+Json logprobs_json(const Tokenizer& tokenizer, const std::vector<ReplyToken>& tokens) {
+  Json list = Json::array();
+  for (const ReplyToken& token : tokens) list.push_back(chat_logprob(tokenizer, token));
+  return {{"content", std::move(list)}, {"refusal", nullptr}};
+}
+
+// Streams chunks. The parts that do not change are text made once.
+class ChatStream final : public ReplyWriter {
+ public:
+  ChatStream(ExchangePtr exchange, ChatAnswer answer)
+      : exchange_(std::move(exchange)), answer_(std::move(answer)), token_ids_(answer_.n) {
+    head_ = fmt::format(
+        "data: {{\"id\":\"{}\",\"object\":\"chat.completion.chunk\",\"created\":{},"
+        "\"model\":",
+        answer_.id, answer_.created);
+    append_json_string(answer_.model, &head_);
+    head_ += ",\"choices\":[";
+    num_tokens_.resize(answer_.n);
+  }
+
+  void begin() {
+    exchange_->begin_stream({});
+    for (size_t i = 0; i < answer_.n; ++i) {
+      chunk(i, "{\"role\":\"assistant\",\"content\":\"\"}", "null", "null", true);
+    }
+    exchange_->send(std::exchange(out_, {}));
+  }
+
+  void on_token(size_t choice, int32_t id) override {
+    ++num_tokens_[choice];
+    if (answer_.return_token_ids) token_ids_[choice].push_back(id);
+  }
+
+  void on_delta(size_t choice, const Delta& delta) override {
+    std::string text;
+    switch (delta.part) {
+      case ReplyPart::kReasoning:
+        if (!answer_.include_reasoning) return;
+        append_json_string(delta.text, &text);
+        chunk(choice, "{\"reasoning\":" + text + ",\"reasoning_content\":" + text + "}", "null",
+              "null");
+        return;
+      case ReplyPart::kContent:
+        append_json_string(delta.text, &text);
+        chunk(choice, "{\"content\":" + text + "}",
+              answer_.logprobs ? to_text(logprobs_json(*answer_.tokenizer, delta.tokens)) : "null",
+              "null");
+        return;
+      case ReplyPart::kToolName:
+        append_json_string(delta.text, &text);
+        chunk(choice,
+              fmt::format("{{\"tool_calls\":[{{\"index\":{},\"id\":\"{}\",\"type\":\"function\","
+                          "\"function\":{{\"name\":{},\"arguments\":\"\"}}}}]}}",
+                          delta.call_idx, call_id(), text),
+              "null", "null");
+        return;
+      case ReplyPart::kToolArguments:
+        append_json_string(delta.text, &text);
+        chunk(choice,
+              fmt::format("{{\"tool_calls\":[{{\"index\":{},\"function\":{{\"arguments\":{}}}}}]}}",
+                          delta.call_idx, text),
+              "null", "null");
+    }
+  }
+
+  void on_flush(size_t) override {
+    if (!out_.empty()) exchange_->send(std::exchange(out_, {}));
+  }
+
+  void on_choice_end(size_t choice, const ReplyReader&, const ChoiceEnd& end) override {
+    usage_.add(end, choice == 0);
+    if (end.finish_reason == "error") {
+      out_ += sse(error_json(end.error, ErrorForm::kOpenAi));
+    } else {
+      chunk(choice, "{}", "null", "\"" + end.finish_reason + "\"", false,
+            ",\"stop_reason\":" + to_text(stop_reason_of(end)) +
+                (end.warnings.empty() ? "" : ",\"warnings\":" + to_text(Json(end.warnings))));
+    }
+    on_flush(choice);
+  }
+
+  void on_end() override {
+    if (answer_.include_usage) {
+      out_ += head_ + "],\"usage\":" + to_text(usage_.to_json()) + "}\n\n";
+    }
+    out_ += "data: [DONE]\n\n";
+    exchange_->send(out_);
+    exchange_->end_stream();
+  }
+
+ private:
+  void chunk(size_t choice, const std::string& delta, const std::string& logprobs,
+             const std::string& finish, bool first = false, const std::string& more = {}) {
+    out_ += fmt::format("{}{{\"index\":{},\"delta\":{},\"logprobs\":{},\"finish_reason\":{}{}",
+                        head_, choice, delta, logprobs, finish, more);
+    if (answer_.return_token_ids && !first) {
+      out_ += ",\"token_ids\":" + to_text(Json(std::exchange(token_ids_[choice], {})));
+    }
+    out_ += "}]";
+    if (answer_.return_token_ids && first) {
+      out_ += ",\"prompt_token_ids\":" + to_text(Json(answer_.prompt_ids));
+    }
+    if (answer_.continuous_usage && !first) {
+      out_ += fmt::format(
+          ",\"usage\":{{\"prompt_tokens\":{},\"completion_tokens\":{},\"total_tokens\":{}}}",
+          answer_.num_prompt_tokens, num_tokens_[choice],
+          answer_.num_prompt_tokens + num_tokens_[choice]);
+    } else if (answer_.include_usage) {
+      out_ += ",\"usage\":null";
+    }
+    out_ += "}\n\n";
+  }
+
+  ExchangePtr exchange_;
+  ChatAnswer answer_;
+  std::string head_, out_;
+  std::vector<int64_t> num_tokens_;
+  std::vector<std::vector<int32_t>> token_ids_;
+  Usage usage_;
+};
+
+// One document at the end.
+class ChatDocument final : public ReplyWriter {
+ public:
+  ChatDocument(ExchangePtr exchange, ChatAnswer answer)
+      : exchange_(std::move(exchange)),
+        answer_(std::move(answer)),
+        choices_(answer_.n),
+        tokens_(answer_.n),
+        ids_(answer_.n) {}
+
+  void on_prompt_logprobs(size_t choice, std::vector<ReplyToken> tokens) override {
+    if (choice != 0) return;  // they share the prompt
+    prompt_.insert(prompt_.end(), std::make_move_iterator(tokens.begin()),
+                   std::make_move_iterator(tokens.end()));
+  }
+  void on_token(size_t choice, int32_t id) override {
+    if (answer_.return_token_ids) ids_[choice].push_back(id);
+  }
+  void on_delta(size_t choice, const Delta& delta) override {
+    auto& tokens = tokens_[choice];
+    tokens.insert(tokens.end(), delta.tokens.begin(), delta.tokens.end());
+  }
+
+  void on_choice_end(size_t choice, const ReplyReader& reader, const ChoiceEnd& end) override {
+    usage_.add(end, choice == 0);
+    if (end.finish_reason == "error") failed_ = end.error;
+    const Reply& reply = reader.reply();
+    Json message = {{"role", "assistant"}};
+    const bool no_content =
+        reply.content.empty() && (!reply.tool_calls.empty() || !reply.reasoning.empty());
+    message["content"] = no_content ? Json() : Json(reply.content);
+    message["refusal"] = nullptr;
+    message["annotations"] = Json::array();
+    const bool has_reasoning = answer_.include_reasoning && !reply.reasoning.empty();
+    message["reasoning"] = has_reasoning ? Json(reply.reasoning) : Json();
+    message["reasoning_content"] = message["reasoning"];
+    if (!reply.tool_calls.empty()) {
+      Json calls = Json::array();
+      for (const ToolCall& call : reply.tool_calls) {
+        calls.push_back({{"id", call_id()},
+                         {"type", "function"},
+                         {"function", {{"name", call.name}, {"arguments", call.arguments}}}});
+      }
+      message["tool_calls"] = std::move(calls);
+    }
+    choices_[choice] = {
+        {"index", choice},
+        {"message", std::move(message)},
+        {"logprobs",
+         answer_.logprobs ? logprobs_json(*answer_.tokenizer, tokens_[choice]) : Json()},
+        {"finish_reason", end.finish_reason},
+        {"stop_reason", stop_reason_of(end)}};
+    if (answer_.return_token_ids) choices_[choice]["token_ids"] = ids_[choice];
+    if (!end.warnings.empty()) choices_[choice]["warnings"] = end.warnings;
+  }
+
+  void on_end() override {
+    if (failed_) return respond_error(*exchange_, *failed_);
+    Json document = {{"id", answer_.id},
+                     {"object", "chat.completion"},
+                     {"created", answer_.created},
+                     {"model", answer_.model},
+                     {"choices", std::move(choices_)},
+                     {"usage", usage_.to_json()},
+                     {"service_tier", nullptr},
+                     {"system_fingerprint", "moxie-" MOXIE_VERSION}};
+    if (!prompt_.empty()) {
+      document["prompt_logprobs"] = prompt_logprobs_json(*answer_.tokenizer, prompt_);
+    }
+    if (answer_.return_token_ids) document["prompt_token_ids"] = answer_.prompt_ids;
+    exchange_->respond(json_response(document));
+  }
+
+ private:
+  ExchangePtr exchange_;
+  ChatAnswer answer_;
+  std::vector<Json> choices_;
+  std::vector<std::vector<ReplyToken>> tokens_;
+  std::vector<std::vector<int32_t>> ids_;
+  std::vector<ReplyToken> prompt_;
+  std::optional<ApiError> failed_;
+  Usage usage_;
+};
+
+void answer_chat(App& app, const ExchangePtr& exchange, const ChatRequest& request,
+                 GenerationInput input) {
+  ChatAnswer answer{.model = request.model.empty() ? app.model_name() : request.model,
+                    .tokenizer = app.model().tokenizer,
+                    .n = static_cast<size_t>(request.n),
+                    .logprobs = request.logprobs,
+                    .include_reasoning = request.include_reasoning,
+                    .include_usage = request.include_usage,
+                    .continuous_usage = request.continuous_usage,
+                    .return_token_ids = request.return_token_ids,
+                    .num_prompt_tokens = static_cast<int64_t>(input.prompts.front().size())};
+  if (request.return_token_ids) answer.prompt_ids = input.prompts.front();
+  if (!request.stream) {
+    const auto writer = std::make_shared<ChatDocument>(exchange, std::move(answer));
+    const auto started = start_generation(app, *exchange, std::move(input), writer);
+    if (!started) respond_error(*exchange, started.error());
+    return;
+  }
+  const auto writer = std::make_shared<ChatStream>(exchange, std::move(answer));
+  const auto started = start_generation(app, *exchange, std::move(input), writer);
+  if (!started) return respond_error(*exchange, started.error());
+  writer->begin();
+}
+
+}  // namespace
+
+void handle_chat(App& app, ExchangePtr exchange) {
+  app.in_background(exchange, ErrorForm::kOpenAi,
+                    [&app, exchange](const std::string& body) -> Api<App::Continuation> {
+                      auto document = parse_body(body);
+                      if (!document) return tl::unexpected(document.error());
+                      auto request = read_chat_request(*document);
+                      if (!request) return tl::unexpected(request.error());
+                      if (auto status = app.check_model(request->model); !status) {
+                        return tl::unexpected(status.error());
+                      }
+                      auto input = chat_input(app, *request);
+                      if (!input) return tl::unexpected(input.error());
+                      return [&app, exchange,
+                              request = std::make_shared<ChatRequest>(std::move(*request)),
+                              input = std::make_shared<GenerationInput>(std::move(*input))] {
+                        answer_chat(app, exchange, *request, std::move(*input));
+                      };
+                    });
+}
+
+}  // namespace moxie

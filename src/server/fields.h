@@ -1,0 +1,168 @@
+// Tables of request fields: one row reads, checks and describes a field, so that what is accepted,
+// what the errors say and what the OpenAPI document promises cannot differ.
+//
+//   Fields<Request> fields;
+//   fields.number("temperature", &Request::temperature, 0, 2, "0 is greedy");
+//   auto status = fields.read(document, request);
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "server/api.h"
+
+namespace moxie {
+
+/// Values within a range, with the words for what is not.
+Api<double> read_number(const Json& value, const std::string& param, double low, double high);
+Api<int64_t> read_integer(const Json& value, const std::string& param, int64_t low, int64_t high);
+Api<bool> read_bool(const Json& value, const std::string& param);
+Api<std::string> read_string(const Json& value, const std::string& param);
+/// A member that must be a string.
+Api<std::string> required_string(const Json& object, const char* key, const std::string& param);
+tl::unexpected<ApiError> unknown_field(const std::string& name,
+                                       const std::vector<std::string>& known);
+tl::unexpected<ApiError> missing(const std::string& name);
+
+enum class FieldUse : uint8_t { kUsed, kIgnored, kRefused };
+
+/// For documents: what a table says of one field.
+struct FieldInfo {
+  std::string name, about;
+  Json schema;
+  FieldUse use = FieldUse::kUsed;
+  bool required = false;
+};
+
+template <class T>
+class Fields {
+ public:
+  using Read = std::function<ApiStatus(const Json& value, T& request)>;
+
+  /// Any field; null counts as absent and is not read.
+  void field(std::string name, Json schema, Read read, std::string about, bool required = false) {
+    list_.push_back(
+        {{std::move(name), std::move(about), std::move(schema), FieldUse::kUsed, required},
+         std::move(read)});
+  }
+  /// `target`: a member, or what returns a reference into the request.
+  template <class Target>
+  void number(const std::string& name, Target target, double low, double high, std::string about) {
+    field(
+        name, {{"type", "number"}, {"minimum", low}, {"maximum", high}},
+        [=](const Json& value, T& request) -> ApiStatus {
+          auto number = read_number(value, name, low, high);
+          if (!number) return tl::unexpected(number.error());
+          auto& slot = std::invoke(target, request);
+          slot = static_cast<Held<std::decay_t<decltype(slot)>>>(*number);
+          return {};
+        },
+        std::move(about));
+  }
+  template <class Target>
+  void integer(const std::string& name, Target target, int64_t low, int64_t high,
+               std::string about) {
+    field(
+        name, {{"type", "integer"}, {"minimum", low}, {"maximum", high}},
+        [=](const Json& value, T& request) -> ApiStatus {
+          auto number = read_integer(value, name, low, high);
+          if (!number) return tl::unexpected(number.error());
+          auto& slot = std::invoke(target, request);
+          slot = static_cast<Held<std::decay_t<decltype(slot)>>>(*number);
+          return {};
+        },
+        std::move(about));
+  }
+  template <class Target>
+  void toggle(const std::string& name, Target target, std::string about) {
+    field(
+        name, {{"type", "boolean"}},
+        [=](const Json& value, T& request) -> ApiStatus {
+          auto flag = read_bool(value, name);
+          if (!flag) return tl::unexpected(flag.error());
+          std::invoke(target, request) = *flag;
+          return {};
+        },
+        std::move(about));
+  }
+  template <class Target>
+  void text(const std::string& name, Target target, std::string about, bool required = false) {
+    field(
+        name, {{"type", "string"}},
+        [=](const Json& value, T& request) -> ApiStatus {
+          auto string = read_string(value, name);
+          if (!string) return tl::unexpected(string.error());
+          std::invoke(target, request) = std::move(*string);
+          return {};
+        },
+        std::move(about), required);
+  }
+  /// Accepted whatever its value, without effect; `about` says why that is no loss.
+  void ignored(const std::string& name, std::string about) {
+    list_.push_back({{name, std::move(about), Json::object(), FieldUse::kIgnored, false},
+                     [](const Json&, T&) -> ApiStatus { return {}; }});
+  }
+  /// Refused unless it has the value that asks for nothing.
+  void refused(const std::string& name, Json harmless, std::string why) {
+    list_.push_back({{name, why, Json::object(), FieldUse::kRefused, false},
+                     [=](const Json& value, T&) -> ApiStatus {
+                       if (value == harmless) return {};
+                       return unsupported(name, "'" + name + "' is not supported: " + why);
+                     }});
+  }
+
+  /// Reads an object's members; null is absent, an unknown name an error.
+  ApiStatus read(const Json& object, T& request) const {
+    for (auto it = object.begin(); it != object.end(); ++it) {
+      const Row* row = find(it.key());
+      if (row == nullptr) return unknown_field(it.key(), names());
+      if (it->is_null()) continue;
+      if (auto status = row->read(*it, request); !status) return status;
+    }
+    for (const Row& row : list_) {
+      if (row.info.required && find_member(object, row.info.name) == nullptr) {
+        return missing(row.info.name);
+      }
+    }
+    return {};
+  }
+
+  std::vector<FieldInfo> describe() const {
+    std::vector<FieldInfo> list;
+    for (const Row& row : list_) list.push_back(row.info);
+    return list;
+  }
+
+ private:
+  template <class M>
+  struct HeldOf {
+    using Type = M;
+  };
+  template <class M>
+  struct HeldOf<std::optional<M>> {
+    using Type = M;
+  };
+  template <class M>
+  using Held = typename HeldOf<M>::Type;
+
+  struct Row {
+    FieldInfo info;
+    Read read;
+  };
+  const Row* find(const std::string& name) const {
+    for (const Row& row : list_) {
+      if (row.info.name == name) return &row;
+    }
+    return nullptr;
+  }
+  std::vector<std::string> names() const {
+    std::vector<std::string> list;
+    for (const Row& row : list_) list.push_back(row.info.name);
+    return list;
+  }
+  std::vector<Row> list_;
+};
+
+}  // namespace moxie

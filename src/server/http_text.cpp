@@ -1,0 +1,159 @@
+// The parts of HTTP that need no socket: heads of answers, targets, request ids.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <random>
+
+#include "server/http.h"
+
+namespace moxie {
+namespace {
+
+char lower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; }
+
+int hex_digit(char c) {
+  if (c >= '0' && c <= '9') return c - '0';
+  if (lower(c) >= 'a' && lower(c) <= 'f') return lower(c) - 'a' + 10;
+  return -1;
+}
+
+// What a client calls its request is written to logs and headers: plain characters only.
+bool is_request_id(std::string_view text) {
+  return !text.empty() && text.size() <= 128 && std::all_of(text.begin(), text.end(), [](char c) {
+    return (c >= '0' && c <= '9') || (lower(c) >= 'a' && lower(c) <= 'z') || c == '-' || c == '_' ||
+           c == '.' || c == ':';
+  });
+}
+
+}  // namespace
+
+bool equals_ignoring_case(std::string_view a, std::string_view b) {
+  return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin(),
+                                            [](char x, char y) { return lower(x) == lower(y); });
+}
+
+std::string_view HttpRequest::header(std::string_view name) const {
+  for (const HttpHeader& header : headers) {
+    if (equals_ignoring_case(header.name, name)) return header.value;
+  }
+  return {};
+}
+
+std::string_view reason_of(int status) {
+  switch (status) {
+    case 200:
+      return "OK";
+    case 204:
+      return "No Content";
+    case 400:
+      return "Bad Request";
+    case 401:
+      return "Unauthorized";
+    case 403:
+      return "Forbidden";
+    case 404:
+      return "Not Found";
+    case 405:
+      return "Method Not Allowed";
+    case 408:
+      return "Request Timeout";
+    case 409:
+      return "Conflict";
+    case 411:
+      return "Length Required";
+    case 413:
+      return "Content Too Large";
+    case 415:
+      return "Unsupported Media Type";
+    case 417:
+      return "Expectation Failed";
+    case 422:
+      return "Unprocessable Content";
+    case 429:
+      return "Too Many Requests";
+    case 431:
+      return "Request Header Fields Too Large";
+    case 500:
+      return "Internal Server Error";
+    case 501:
+      return "Not Implemented";
+    case 503:
+      return "Service Unavailable";
+    case 505:
+      return "HTTP Version Not Supported";
+    case 529:
+      return "Overloaded";
+    default:
+      return status < 400 ? "OK" : "Error";
+  }
+}
+
+std::string response_head(const HttpResponse& response, const std::vector<HttpHeader>& common,
+                          bool keep_alive, bool chunked, int64_t length) {
+  std::string head = fmt::format("HTTP/1.1 {} {}\r\n", response.status, reason_of(response.status));
+  if (!response.content_type.empty()) {
+    head += "Content-Type: " + response.content_type + "\r\n";
+  }
+  for (const auto* headers : {&response.headers, &common}) {
+    for (const HttpHeader& header : *headers) head += header.name + ": " + header.value + "\r\n";
+  }
+  if (chunked) {
+    head += "Transfer-Encoding: chunked\r\n";
+  } else if (length >= 0 && response.status != 204) {
+    head += fmt::format("Content-Length: {}\r\n", length);
+  }
+  head += keep_alive ? "Connection: keep-alive\r\n\r\n" : "Connection: close\r\n\r\n";
+  return head;
+}
+
+bool percent_decode(std::string_view text, std::string* out) {
+  out->clear();
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (text[i] != '%') {
+      *out += text[i];
+      continue;
+    }
+    const int high = i + 2 < text.size() ? hex_digit(text[i + 1]) : -1;
+    const int low = i + 2 < text.size() ? hex_digit(text[i + 2]) : -1;
+    if (high < 0 || low < 0 || (high == 0 && low == 0)) return false;
+    *out += static_cast<char>(high * 16 + low);
+    i += 2;
+  }
+  return true;
+}
+
+bool complete_request(HttpRequest& request) {
+  const std::string_view given = request.header("X-Request-Id");
+  request.id = is_request_id(given) ? std::string(given) : "req_" + random_name(24);
+  request.trace_id = trace_id_of(request.header("traceparent"));
+  const size_t question = request.target.find('?');
+  request.query = question == std::string::npos ? "" : request.target.substr(question + 1);
+  return request.target.starts_with('/') &&
+         percent_decode(std::string_view(request.target).substr(0, question), &request.path);
+}
+
+std::string trace_id_of(std::string_view text) {
+  // 00-<32 hex>-<16 hex>-<2 hex>; later versions may append fields.
+  constexpr size_t kSize = 55;
+  if (text.size() < kSize || text[2] != '-' || text[35] != '-' || text[52] != '-') return {};
+  if (text.size() > kSize && (text.starts_with("00") || text[kSize] != '-')) return {};
+  if (text.starts_with("ff")) return {};
+  for (size_t i = 0; i < kSize; ++i) {
+    if (i == 2 || i == 35 || i == 52) continue;
+    if (hex_digit(text[i]) < 0 || lower(text[i]) != text[i]) return {};
+  }
+  const std::string_view trace = text.substr(3, 32), parent = text.substr(36, 16);
+  if (trace.find_first_not_of('0') == trace.npos) return {};
+  if (parent.find_first_not_of('0') == parent.npos) return {};
+  return std::string(trace);
+}
+
+std::string random_name(size_t count) {
+  thread_local std::mt19937_64 generator(std::random_device{}());
+  constexpr std::string_view kLetters = "0123456789abcdefghijklmnopqrstuvwxyz";
+  std::string name(count, ' ');
+  for (char& c : name) c = kLetters[generator() % kLetters.size()];
+  return name;
+}
+
+}  // namespace moxie

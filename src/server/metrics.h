@@ -1,0 +1,76 @@
+// Counters and histograms without locks, and their text for Prometheus under vLLM's names.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "engine/service.h"
+
+namespace moxie {
+
+/// Cumulative buckets are made when it is read; writing touches one bucket, the sum and the count.
+class Histogram {
+ public:
+  /// Upper bounds, rising; a last bucket without bound is added.
+  explicit Histogram(std::span<const double> bounds);
+  void observe(double value, uint64_t times = 1);
+  uint64_t count() const;
+  /// Appends the lines of `name` with `labels` ("a=\"b\"").
+  void append(std::string_view name, std::string_view labels, std::string* out) const;
+
+ private:
+  std::vector<double> bounds_;
+  std::unique_ptr<std::atomic<uint64_t>[]> buckets_;
+  std::atomic<double> sum_{0};
+};
+
+/// What a finished choice adds.
+struct ChoiceMetrics {
+  std::string_view finish_reason;
+  int32_t prompt_tokens = 0, completion_tokens = 0;
+  bool is_first = true;  ///< of the choices of one prompt, which is counted once
+  int32_t n = 1;
+  int32_t max_tokens = 0;  ///< as asked; 0: not asked
+  RequestTimes times;
+  Clock::time_point arrived{};
+};
+
+class Metrics {
+ public:
+  Metrics();
+
+  void on_choice(const ChoiceMetrics& choice);
+  void on_inter_token(double seconds, uint64_t tokens);
+  void on_tokens(uint64_t count) { generation_tokens_ += count; }
+  void on_step(int64_t tokens) { iteration_tokens_.observe(static_cast<double>(tokens)); }
+  void on_http(std::string_view route, std::string_view method, int status, double seconds);
+
+  uint64_t generation_tokens() const { return generation_tokens_; }
+  uint64_t prompt_tokens() const { return prompt_tokens_; }
+
+  /// The whole page. `stats` null: the model is not loaded yet.
+  std::string text(const std::string& model_name, const ServiceStats* stats) const;
+
+ private:
+  void append_gauges(const std::string& labels, const ServiceStats& stats, std::string* out) const;
+  void append_histograms(const std::string& labels, std::string* out) const;
+
+  static constexpr std::array<std::string_view, 5> kReasons = {"stop", "length", "tool_calls",
+                                                               "abort", "error"};
+  std::atomic<uint64_t> prompt_tokens_{0}, generation_tokens_{0};
+  std::array<std::atomic<uint64_t>, kReasons.size()> finished_{};
+  Histogram time_to_first_token_, inter_token_, time_per_output_token_, e2e_, queue_, inference_,
+      prefill_, decode_, request_prompt_tokens_, request_generation_tokens_, max_generation_tokens_,
+      params_n_, params_max_tokens_, iteration_tokens_, http_seconds_;
+  // Written and read on the server's thread only; routes and statuses are few.
+  std::map<std::string, uint64_t> http_requests_;
+};
+
+}  // namespace moxie

@@ -1,0 +1,137 @@
+// From tokens to parts of replies.
+#include "server/reply_reader.h"
+
+#include <gtest/gtest.h>
+#include <rapidcheck/gtest.h>
+
+#include "text/harmony_testing.h"
+#include "text/utf8.h"
+
+namespace moxie {
+namespace {
+
+using testing::byte_tokenizer;
+
+const harmony::ControlTokens& control() {
+  static const harmony::ControlTokens tokens = *harmony::ControlTokens::find(byte_tokenizer());
+  return tokens;
+}
+
+struct Read {
+  std::string reasoning, content;
+  std::vector<ToolCall> calls;
+  std::vector<ReplyToken> tokens;
+  bool stopped = false;
+};
+
+// Reads ids; what the deltas say has to be what the reply says.
+Read read(const std::vector<int32_t>& ids, ReplyOptions options) {
+  ReplyReader reader(byte_tokenizer(), control(), std::move(options));
+  std::vector<Delta> deltas;
+  for (const int32_t id : ids) {
+    if (!reader.take({.id = id, .logprob = -static_cast<float>(id), .top = {}}, &deltas)) break;
+  }
+  reader.finish(&deltas);
+  Read result{.stopped = reader.stopped()};
+  for (const Delta& delta : deltas) {
+    EXPECT_TRUE(is_valid_utf8(delta.text));
+    result.tokens.insert(result.tokens.end(), delta.tokens.begin(), delta.tokens.end());
+    switch (delta.part) {
+      case ReplyPart::kReasoning:
+        result.reasoning += delta.text;
+        break;
+      case ReplyPart::kContent:
+        result.content += delta.text;
+        break;
+      case ReplyPart::kToolName:
+        EXPECT_EQ(delta.call_idx, result.calls.size());
+        result.calls.push_back({delta.text, ""});
+        break;
+      case ReplyPart::kToolArguments:
+        result.calls.at(delta.call_idx).arguments += delta.text;
+    }
+  }
+  EXPECT_EQ(result.reasoning, reader.reply().reasoning);
+  EXPECT_EQ(result.content, reader.reply().content);
+  EXPECT_EQ(result.calls.size(), reader.reply().tool_calls.size());
+  for (size_t i = 0; i < result.calls.size(); ++i) {
+    EXPECT_EQ(result.calls[i].name, reader.reply().tool_calls[i].name);
+    EXPECT_EQ(result.calls[i].arguments, reader.reply().tool_calls[i].arguments);
+  }
+  return result;
+}
+
+std::vector<int32_t> ids_of(const std::string& text) {
+  return byte_tokenizer().encode(text, SpecialMode::kAll);
+}
+
+TEST(ReplyReaderTest, ChannelsBecomeParts) {
+  const Read got = read(
+      ids_of("<|channel|>analysis<|message|>think<|end|><|start|>assistant<|channel|>commentary"
+             "<|message|>first<|end|><|start|>assistant<|channel|>final<|message|>then<|return|>"),
+      {});
+  EXPECT_EQ(got.reasoning, "think");
+  EXPECT_EQ(got.content, "first\nthen");
+  EXPECT_TRUE(got.calls.empty());
+}
+
+TEST(ReplyReaderTest, CallsCountOnAnyChannelAndEmptyArgumentsAreAnObject) {
+  const Read got =
+      read(ids_of("<|channel|>analysis to=functions.web-browsing <|constrain|>json<|message|>"
+                  "{\"a\":1}<|call|><|start|>assistant to=functions.g<|channel|>commentary"
+                  "<|message|><|call|>"),
+           {.known_functions = {"web-browsing", "g"}});
+  ASSERT_EQ(got.calls.size(), 2u);
+  EXPECT_EQ(got.calls[0].name, "web-browsing");
+  EXPECT_EQ(got.calls[0].arguments, "{\"a\":1}");
+  EXPECT_EQ(got.calls[1].name, "g");
+  EXPECT_EQ(got.calls[1].arguments, "{}");
+  EXPECT_EQ(got.content, "");
+}
+
+TEST(ReplyReaderTest, StopStringsBindContentAlone) {
+  const Read got = read(ids_of("<|channel|>analysis<|message|>a stop b<|end|><|start|>assistant"
+                               "<|channel|>final<|message|>say stop now<|return|>"),
+                        {.stop = {"stop"}});
+  EXPECT_EQ(got.reasoning, "a stop b");
+  EXPECT_EQ(got.content, "say ");
+  EXPECT_TRUE(got.stopped);
+}
+
+TEST(ReplyReaderTest, HeldBackTextComesAtTheEnd) {
+  const Read got =
+      read(ids_of("<|channel|>final<|message|>almost sto<|return|>"), {.stop = {"stop"}});
+  EXPECT_EQ(got.content, "almost sto");
+  EXPECT_FALSE(got.stopped);
+}
+
+TEST(ReplyReaderTest, LogprobsGoWithTheTokensOfContent) {
+  const Read got =
+      read(ids_of("<|channel|>analysis<|message|>ab<|end|><|start|>assistant<|channel|>"
+                  "final<|message|>é!<|return|>"),
+           {.logprobs = true});
+  ASSERT_EQ(got.tokens.size(), 3u);
+  EXPECT_EQ(got.tokens[0].id, 0xc3);
+  EXPECT_EQ(got.tokens[1].id, 0xa9);
+  EXPECT_EQ(got.tokens[2].id, '!');
+}
+
+TEST(ReplyReaderTest, PlainTextHasNoControlTokens) {
+  const Read got = read(ids_of("a<|end|>b<|call|>"), {.harmony = false, .logprobs = true});
+  EXPECT_EQ(got.content, "ab");
+  EXPECT_EQ(got.tokens.size(), 2u);
+  EXPECT_EQ(read(ids_of("a<|end|>"), {.harmony = false, .skip_special = false}).content,
+            "a<|end|>");
+}
+
+RC_GTEST_PROP(ReplyReaderTest, AnyTokensMakeAReply, (bool is_harmony, bool logprobs)) {
+  const auto id =
+      rc::gen::weightedOneOf<int32_t>({{3, rc::gen::inRange(0, 256)},
+                                       {3, rc::gen::inRange(256, 256 + testing::kNumControlIds)},
+                                       {1, rc::gen::element(-1, 100'000)}});
+  const auto ids = *rc::gen::container<std::vector<int32_t>>(id);
+  read(ids, {.harmony = is_harmony, .stop = {"a", "<|"}, .logprobs = logprobs});
+}
+
+}  // namespace
+}  // namespace moxie

@@ -1,0 +1,112 @@
+// Requests of the OpenAI endpoints as structs, and their tables of fields.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/engine.h"
+#include "server/fields.h"
+#include "text/harmony.h"
+
+namespace moxie {
+
+/// What an answer's text has to be.
+struct StructuredOutput {
+  enum class Kind : uint8_t { kNone, kJsonObject, kJsonSchema, kRegex, kChoice, kGrammar };
+  Kind kind = Kind::kNone;
+  std::string name;                  ///< of a schema; may be empty
+  std::string text;                  ///< the schema as JSON text, the regex, the grammar
+  std::vector<std::string> choices;  ///< kChoice
+  std::string param;                 ///< the field that asked for it, for errors
+};
+
+struct ToolChoice {
+  enum class Mode : uint8_t { kAuto, kNone, kRequired, kNamed };
+  Mode mode = Mode::kAuto;
+  std::string name;  ///< kNamed
+};
+
+/// What all generating endpoints take.
+struct GenerationFields {
+  std::string model;
+  SamplingOptions sampling;  ///< as asked; the seed of choice i is seed + i
+  std::optional<float> temperature, top_p;
+  int32_t n = 1;
+  bool stream = false;
+  bool include_usage = false, continuous_usage = false;
+  std::vector<std::string> stop;
+  bool include_stop = false;  ///< the stop string stays in the text
+  bool skip_special_tokens = true;
+  bool return_token_ids = false;
+  std::optional<int32_t> max_tokens;
+  int32_t priority = 0;
+  std::string cache_salt;
+  bool use_cache = true;
+  int32_t prompt_logprobs = -1;
+  StructuredOutput structured;
+};
+
+/// One tool of a chat, with what a constraint needs of it.
+struct FunctionTool {
+  harmony::ToolDescription description;
+  bool strict = false;
+};
+
+struct ChatRequest : GenerationFields {
+  harmony::Conversation conversation;  ///< without system and developer message
+  std::optional<std::string> instructions;
+  std::vector<FunctionTool> tools;
+  ToolChoice tool_choice;
+  bool parallel_tool_calls = true;
+  harmony::ReasoningEffort effort = harmony::ReasoningEffort::kMedium;
+  bool logprobs = false;
+  bool include_reasoning = true;
+};
+
+struct CompletionRequest : GenerationFields {
+  /// Texts or token ids, one answer (of n choices) each.
+  std::vector<std::string> texts;
+  std::vector<std::vector<int32_t>> ids;
+  bool echo = false;
+  int32_t logprobs = -1;
+};
+
+/// Texts or token ids of /tokenize and /detokenize.
+struct TokenizeRequest {
+  std::string model, prompt;
+  std::optional<ChatRequest> chat;  ///< messages instead of a prompt
+  bool add_special_tokens = true, return_token_strings = false;
+};
+struct DetokenizeRequest {
+  std::string model;
+  std::vector<int32_t> tokens;
+};
+
+const Fields<ChatRequest>& chat_fields();
+const Fields<CompletionRequest>& completion_fields();
+const Fields<DetokenizeRequest>& detokenize_fields();
+
+Api<ChatRequest> read_chat_request(const Json& document);
+Api<CompletionRequest> read_completion_request(const Json& document);
+Api<TokenizeRequest> read_tokenize_request(const Json& document);
+Api<DetokenizeRequest> read_detokenize_request(const Json& document);
+
+// Parts that other endpoints use too.
+
+template <class T>
+void add_sampling_fields(Fields<T>& fields);
+template <class T>
+void add_generation_fields(Fields<T>& fields);
+ApiStatus read_tools(const Json& value, const std::string& param, std::vector<FunctionTool>* tools);
+Api<ToolChoice> read_tool_choice(const Json& value);
+/// {"type": "text" | "json_object" | "json_schema", ...}
+ApiStatus read_response_format(const Json& value, StructuredOutput* out);
+Api<harmony::ReasoningEffort> read_effort(const Json& value, const std::string& param);
+/// A function's name as OpenAI allows it, with dots besides.
+ApiStatus check_function_name(const std::string& name, const std::string& param);
+/// A named tool has to exist; required ones too.
+ApiStatus check_tool_choice(const ChatRequest& request);
+ApiStatus read_token_ids(const Json& value, const std::string& param, std::vector<int32_t>* ids);
+
+}  // namespace moxie

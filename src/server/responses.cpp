@@ -1,0 +1,322 @@
+// Responses: what a request says.
+#include "server/responses.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "kernels/sample/sample.h"
+#include "server/messages.h"
+
+namespace moxie {
+namespace {
+
+void instruct(std::optional<std::string>* all, const std::string& text) {
+  if (*all) {
+    (*all)->append("\n\n").append(text);
+  } else {
+    *all = text;
+  }
+}
+
+struct ItemReader {
+  ResponseRequest* request;
+  std::vector<harmony::Message>& out() { return request->conversation.messages; }
+
+  ApiStatus read(const Json& item, const std::string& param);
+  ApiStatus read_message(const Json& item, const std::string& param);
+  ApiStatus read_call(const Json& item, const std::string& param);
+  ApiStatus read_output(const Json& item, const std::string& param);
+  ApiStatus read_reasoning(const Json& item, const std::string& param);
+};
+
+ApiStatus ItemReader::read(const Json& item, const std::string& param) {
+  if (!item.is_object()) return wrong_type(param, "an object", item);
+  const Json* given = find_member(item, "type");
+  if (given == nullptr) return read_message(item, param);
+  const auto type = read_string(*given, param + ".type");
+  if (!type) return tl::unexpected(type.error());
+  if (*type == "message") return read_message(item, param);
+  if (*type == "function_call") return read_call(item, param);
+  if (*type == "function_call_output") return read_output(item, param);
+  if (*type == "reasoning") return read_reasoning(item, param);
+  return invalid(param + ".type",
+                 fmt::format("'{}.type' is '{}'; supported are 'message', 'function_call', "
+                             "'function_call_output' and 'reasoning'.",
+                             param, type->substr(0, 64)),
+                 "unsupported_item_type");
+}
+
+ApiStatus ItemReader::read_message(const Json& item, const std::string& param) {
+  const auto role = required_string(item, "role", param);
+  if (!role) return tl::unexpected(role.error());
+  const Json* content = find_member(item, "content");
+  if (content == nullptr) return missing(param + ".content");
+  auto text = read_text_content(*content, param + ".content");
+  if (!text) return tl::unexpected(text.error());
+  if (*role == "user") {
+    out().push_back(harmony::user_message(std::move(*text)));
+  } else if (*role == "assistant") {
+    out().push_back(harmony::assistant_message(std::move(*text), "final"));
+  } else if (*role == "system" || *role == "developer") {
+    instruct(&request->item_instructions, *text);
+  } else {
+    return invalid(param + ".role",
+                   fmt::format("Invalid value for '{}.role': expected 'user', 'assistant', "
+                               "'system' or 'developer'.",
+                               param),
+                   "invalid_value");
+  }
+  return {};
+}
+
+ApiStatus ItemReader::read_call(const Json& item, const std::string& param) {
+  auto id = required_string(item, "call_id", param);
+  if (!id) return tl::unexpected(id.error());
+  auto name = required_string(item, "name", param);
+  if (!name) return tl::unexpected(name.error());
+  if (auto status = check_function_name(*name, param + ".name"); !status) return status;
+  auto arguments = required_string(item, "arguments", param);
+  if (!arguments) return tl::unexpected(arguments.error());
+  // What was said before a call in the same turn was a preamble, not the answer.
+  if (!out().empty() && out().back().channel == "final" &&
+      out().back().role == harmony::Role::kAssistant) {
+    out().back().channel = "commentary";
+  }
+  out().push_back(harmony::function_call(*name, std::move(*arguments)));
+  request->call_names[*id] = std::move(*name);
+  return {};
+}
+
+ApiStatus ItemReader::read_output(const Json& item, const std::string& param) {
+  const auto id = required_string(item, "call_id", param);
+  if (!id) return tl::unexpected(id.error());
+  const auto name = request->call_names.find(*id);
+  if (name == request->call_names.end()) {
+    return invalid(param + ".call_id",
+                   fmt::format("No tool call found for function call output with call_id {}.",
+                               id->substr(0, 128)),
+                   "invalid_value");
+  }
+  const Json* output = find_member(item, "output");
+  if (output == nullptr) return missing(param + ".output");
+  auto text = read_text_content(*output, param + ".output");
+  if (!text) return tl::unexpected(text.error());
+  out().push_back(harmony::function_result(name->second, std::move(*text)));
+  return {};
+}
+
+ApiStatus ItemReader::read_reasoning(const Json& item, const std::string& param) {
+  const Json* content = find_member(item, "content");
+  if (content == nullptr) return {};  // nothing of it can be read
+  auto text = read_text_content(*content, param + ".content");
+  if (!text) return tl::unexpected(text.error());
+  if (!text->empty()) {
+    out().push_back(harmony::assistant_message(std::move(*text), "analysis"));
+  }
+  return {};
+}
+
+ApiStatus read_input(const Json& value, ResponseRequest& request) {
+  if (value.is_string()) {
+    request.conversation.messages.push_back(harmony::user_message(value.get<std::string>()));
+    request.input_items.push_back(
+        {{"id", "msg_" + random_name(24)},
+         {"type", "message"},
+         {"role", "user"},
+         {"status", "completed"},
+         {"content", Json::array({{{"type", "input_text"}, {"text", value}}})}});
+    return {};
+  }
+  if (!value.is_array()) return wrong_type("input", "a string or an array of items", value);
+  ItemReader reader{&request};
+  for (size_t i = 0; i < value.size(); ++i) {
+    auto status = reader.read(value[i], fmt::format("input[{}]", i));
+    if (!status) return status;
+    Json item = value[i];
+    if (find_member(item, "id") == nullptr) item["id"] = "item_" + random_name(24);
+    if (find_member(item, "type") == nullptr) item["type"] = "message";
+    request.input_items.push_back(std::move(item));
+  }
+  return {};
+}
+
+ApiStatus read_response_reasoning(const Json& value, ResponseRequest& request) {
+  if (!value.is_object()) return wrong_type("reasoning", "an object", value);
+  if (const Json* effort = find_member(value, "effort")) {
+    auto read = read_effort(*effort, "reasoning.effort");
+    if (!read) return tl::unexpected(read.error());
+    request.effort = *read;
+  }
+  for (auto it = value.begin(); it != value.end(); ++it) {
+    // Summaries are not made: the reasoning itself is in the answer.
+    if (it.key() != "effort" && it.key() != "summary" && it.key() != "generate_summary") {
+      return unknown_field("reasoning." + it.key(), {"effort", "summary"});
+    }
+  }
+  return {};
+}
+
+ApiStatus read_text(const Json& value, ResponseRequest& request) {
+  if (!value.is_object()) return wrong_type("text", "an object", value);
+  for (auto it = value.begin(); it != value.end(); ++it) {
+    if (it.key() == "verbosity" || it->is_null()) continue;  // the model knows no such setting
+    if (it.key() != "format") return unknown_field("text." + it.key(), {"format", "verbosity"});
+    if (auto status = read_response_format(*it, &request.structured); !status) {
+      ApiError error = status.error();
+      if (const size_t at = error.param.find("response_format"); at == 0) {
+        error.param = "text.format" + error.param.substr(std::string("response_format").size());
+      }
+      return tl::unexpected(error);
+    }
+  }
+  return {};
+}
+
+ApiStatus read_include(const Json& value, ResponseRequest& request) {
+  if (!value.is_array()) return wrong_type("include", "an array of strings", value);
+  for (const Json& entry : value) {
+    if (entry == "message.output_text.logprobs") {
+      request.logprobs = true;
+    } else if (entry != "reasoning.encrypted_content") {  // reasoning is given in plain text
+      return invalid("include",
+                     "Invalid value in 'include': supported are 'message.output_text.logprobs' and "
+                     "'reasoning.encrypted_content'.",
+                     "invalid_value");
+    }
+  }
+  return {};
+}
+
+Fields<ResponseRequest> make_fields() {
+  Fields<ResponseRequest> f;
+  f.text("model", &GenerationFields::model, "the served model's name");
+  f.field("input", {{"anyOf", {{{"type", "string"}}, {{"type", "array"}}}}}, read_input,
+          "a text, or items: messages, calls, their outputs, reasoning", true);
+  f.field(
+      "instructions", {{"type", "string"}},
+      [](const Json& value, ResponseRequest& request) -> ApiStatus {
+        auto text = read_string(value, "instructions");
+        if (!text) return tl::unexpected(text.error());
+        request.instructions = std::move(*text);
+        return {};
+      },
+      "not kept for the responses that follow");
+  f.text("previous_response_id", &ResponseRequest::previous_id,
+         "goes on where that stored response ended");
+  f.toggle("store", &ResponseRequest::store, "keep it for GET and previous_response_id; default");
+  f.toggle("background", &ResponseRequest::background,
+           "answer at once, and go on whoever listens; needs store");
+  f.toggle("stream", &GenerationFields::stream, "server-sent events");
+  f.field(
+      "stream_options", {{"type", "object"}},
+      [](const Json& value, ResponseRequest&) -> ApiStatus {
+        if (!value.is_object()) return wrong_type("stream_options", "an object", value);
+        for (auto it = value.begin(); it != value.end(); ++it) {
+          if (it.key() != "include_obfuscation") {
+            return unknown_field("stream_options." + it.key(), {"include_obfuscation"});
+          }
+        }
+        return {};
+      },
+      "include_obfuscation, without effect: no padding is sent");
+  add_sampling_fields(f);
+  f.integer("max_output_tokens", &GenerationFields::max_tokens, 1, INT32_MAX,
+            "of the answer, reasoning included");
+  f.integer(
+      "top_logprobs",
+      [](ResponseRequest& request) -> int32_t& { return request.sampling.num_logprobs; }, 0,
+      kMaxTopLogprobs, "with include message.output_text.logprobs");
+  f.field("include", {{"type", "array"}, {"items", {{"type", "string"}}}}, read_include,
+          "message.output_text.logprobs; reasoning.encrypted_content is without effect");
+  f.field("reasoning", {{"type", "object"}}, read_response_reasoning, "{effort}");
+  f.field("text", {{"type", "object"}}, read_text, "{format}: text, json_object or json_schema");
+  f.field(
+      "tools", {{"type", "array"}, {"items", {{"type", "object"}}}},
+      [](const Json& value, ResponseRequest& request) {
+        return read_tools(value, "tools", &request.tools);
+      },
+      "functions");
+  f.field(
+      "tool_choice", {{"anyOf", {{{"type", "string"}}, {{"type", "object"}}}}},
+      [](const Json& value, ResponseRequest& request) -> ApiStatus {
+        auto choice = read_tool_choice(value);
+        if (!choice) return tl::unexpected(choice.error());
+        request.tool_choice = std::move(*choice);
+        return {};
+      },
+      "none, auto, required, or one function");
+  f.toggle("parallel_tool_calls", &ChatRequest::parallel_tool_calls,
+           "the model writes one call a turn");
+  f.integer("priority", &GenerationFields::priority, INT32_MIN, INT32_MAX, "lower goes first");
+  f.text("cache_salt", &GenerationFields::cache_salt,
+         "cached prompts are shared only with requests of the same salt");
+  f.field(
+      "metadata", {{"type", "object"}},
+      [](const Json& value, ResponseRequest&) -> ApiStatus {
+        if (!value.is_object()) return wrong_type("metadata", "an object", value);
+        return {};
+      },
+      "comes back with the response");
+  f.ignored("user", "kept nowhere");
+  f.ignored("safety_identifier", "kept nowhere");
+  f.ignored("service_tier", "there is one tier");
+  f.ignored("prompt_cache_key", "the prefix cache finds equal prompts by itself");
+  f.ignored("prompt_cache_retention", "cached prompts stay while there is room");
+  f.ignored("max_tool_calls", "it counts built-in tools, of which there are none");
+  f.refused("truncation", "disabled", "shorten the input");
+  f.refused("conversation", Json(), "use previous_response_id");
+  f.refused("prompt", Json(), "there are no stored prompts");
+  f.refused("context_management", Json(), "send the items that shall count");
+  return f;
+}
+
+}  // namespace
+
+const Fields<ResponseRequest>& response_fields() {
+  static const Fields<ResponseRequest> fields = make_fields();
+  return fields;
+}
+
+Api<ResponseRequest> read_response_request(
+    const Json& document, const std::function<StoredPtr(const std::string&)>& find) {
+  ResponseRequest request;
+  request.given = document;
+  request.given.erase("input");
+  if (const Json* id = find_member(document, "previous_response_id"); id && id->is_string()) {
+    const StoredPtr previous = find(id->get<std::string>());
+    if (previous == nullptr || previous->cancel) {
+      return tl::unexpected(
+          ApiError{.status = previous == nullptr ? 404 : 400,
+                   .message = fmt::format("Previous response with id '{}' {}.",
+                                          id->get<std::string>().substr(0, 128),
+                                          previous == nullptr ? "not found" : "is not complete"),
+                   .param = "previous_response_id",
+                   .code = "previous_response_not_found"});
+    }
+    request.conversation = previous->conversation;
+    request.call_names = previous->call_names;
+    request.item_instructions = previous->item_instructions;
+  }
+  if (auto status = response_fields().read(document, request); !status) {
+    return tl::unexpected(status.error());
+  }
+  if (request.background && !request.store) {
+    return invalid("background", "'background' needs 'store': true.", "invalid_value");
+  }
+  if (!request.logprobs) {
+    request.sampling.num_logprobs = -1;
+  } else if (request.sampling.num_logprobs < 0) {
+    request.sampling.num_logprobs = 0;
+  }
+  if (request.item_instructions) {
+    instruct(&request.instructions, *request.item_instructions);
+  }
+  if (request.conversation.messages.empty() && !request.instructions) {
+    return invalid("input", "Invalid 'input': it holds no message.", "empty_array");
+  }
+  if (auto status = check_tool_choice(request); !status) return tl::unexpected(status.error());
+  return request;
+}
+
+}  // namespace moxie

@@ -1,0 +1,401 @@
+// Responses: the answer as items, whole, as events, or in the background.
+#include <fmt/format.h>
+
+#include "server/endpoints.h"
+#include "server/responses.h"
+
+namespace moxie {
+namespace {
+
+Json or_default(const Json& given, const char* key, Json otherwise) {
+  const Json* value = find_member(given, key);
+  return value != nullptr ? *value : std::move(otherwise);
+}
+
+std::string_view effort_name(harmony::ReasoningEffort effort) {
+  switch (effort) {
+    case harmony::ReasoningEffort::kLow:
+      return "low";
+    case harmony::ReasoningEffort::kMedium:
+      return "medium";
+    default:
+      return "high";
+  }
+}
+
+Json usage_json(const ChoiceEnd& end) {
+  return {{"input_tokens", end.prompt_tokens},
+          {"input_tokens_details",
+           {{"cached_tokens", end.cache.hit_tokens},
+            {"cache_report", end.cache.text(end.prompt_tokens)}}},
+          {"output_tokens", end.completion_tokens},
+          {"output_tokens_details", {{"reasoning_tokens", end.reasoning_tokens}}},
+          {"total_tokens", end.prompt_tokens + end.completion_tokens}};
+}
+
+uint64_t size_of(const StoredResponse& stored) {
+  uint64_t bytes = to_text(stored.document).size() + to_text(stored.input_items).size();
+  for (const auto& message : stored.conversation.messages) bytes += 256 + message.text().size();
+  return bytes;
+}
+
+// Items and events from deltas; knows where they go.
+class ResponseWriter final : public ReplyWriter {
+ public:
+  ResponseWriter(App& app, ExchangePtr exchange, std::shared_ptr<ResponseRequest> request)
+      : app_(app), exchange_(std::move(exchange)), request_(std::move(request)) {
+    const Json& given = request_->given;
+    document_ = {{"id", "resp_" + random_name(40)},
+                 {"object", "response"},
+                 {"created_at", unix_time()},
+                 {"status", "in_progress"},
+                 {"background", request_->background},
+                 {"error", nullptr},
+                 {"incomplete_details", nullptr},
+                 {"instructions", or_default(given, "instructions", Json())},
+                 {"max_output_tokens", or_default(given, "max_output_tokens", Json())},
+                 {"max_tool_calls", or_default(given, "max_tool_calls", Json())},
+                 {"model", request_->model.empty() ? app.model_name() : request_->model},
+                 {"output", Json::array()},
+                 {"parallel_tool_calls", request_->parallel_tool_calls},
+                 {"previous_response_id", or_default(given, "previous_response_id", Json())},
+                 {"reasoning", {{"effort", effort_name(request_->effort)}, {"summary", nullptr}}},
+                 {"service_tier", "default"},
+                 {"store", request_->store},
+                 {"temperature", request_->temperature.value_or(app.options().default_temperature)},
+                 {"text", or_default(given, "text", {{"format", {{"type", "text"}}}})},
+                 {"tool_choice", or_default(given, "tool_choice", "auto")},
+                 {"tools", or_default(given, "tools", Json::array())},
+                 {"top_logprobs", or_default(given, "top_logprobs", 0)},
+                 {"top_p", request_->top_p.value_or(1.0f)},
+                 {"truncation", "disabled"},
+                 {"usage", nullptr},
+                 {"user", or_default(given, "user", Json())},
+                 {"metadata", or_default(given, "metadata", Json::object())}};
+  }
+
+  std::string id() const { return document_["id"]; }
+  bool streams() const { return request_->stream; }
+
+  /// The request is on its way.
+  void begin(std::weak_ptr<Generation> generation) {
+    generation_ = std::move(generation);
+    if (request_->background) store(true);
+    if (!streams()) {
+      if (request_->background) exchange_->respond(json_response(document_));
+      return;
+    }
+    exchange_->begin_stream({});
+    event("response.created", {{"response", document_}});
+    event("response.in_progress", {{"response", document_}});
+    flush();
+  }
+
+  void on_delta(size_t, const Delta& delta) override {
+    switch (delta.part) {
+      case ReplyPart::kReasoning:
+        open(Item::kReasoning, {});
+        break;
+      case ReplyPart::kContent:
+        open(Item::kMessage, {});
+        break;
+      case ReplyPart::kToolName:
+        close("completed");
+        open(Item::kCall, delta.text);
+        return;
+      case ReplyPart::kToolArguments:
+        break;
+    }
+    text_ += delta.text;
+    Json more = {{"item_id", item_["id"]}, {"output_index", num_items()}};
+    if (item_kind_ != Item::kCall) more["content_index"] = 0;
+    more["delta"] = delta.text;
+    if (item_kind_ == Item::kMessage) {
+      Json logprobs = Json::array();
+      for (const ReplyToken& token : delta.tokens) {
+        logprobs.push_back(chat_logprob(*app_.model().tokenizer, token));
+        logprobs_.push_back(logprobs.back());
+      }
+      more["logprobs"] = std::move(logprobs);
+    }
+    event(prefix() + ".delta", std::move(more));
+  }
+
+  void on_flush(size_t) override { flush(); }
+
+  void on_choice_end(size_t, const ReplyReader& reader, const ChoiceEnd& end) override {
+    const bool complete = end.finish_reason == "stop" || end.finish_reason == "tool_calls";
+    close(complete ? "completed" : "incomplete");
+    document_["usage"] = usage_json(end);
+    if (complete) {
+      document_["status"] = "completed";
+    } else if (end.finish_reason == "length") {
+      document_["status"] = "incomplete";
+      document_["incomplete_details"] = {{"reason", "max_output_tokens"}};
+    } else if (end.finish_reason == "abort") {
+      document_["status"] = "cancelled";
+    } else {
+      document_["status"] = "failed";
+      document_["error"] = {{"code", "server_error"}, {"message", end.error.message}};
+    }
+    for (const auto& message : reader.messages()) {
+      request_->conversation.messages.push_back(message);
+    }
+  }
+
+  void on_end() override {
+    if (request_->store) store(false);
+    const std::string status = document_["status"];
+    if (streams()) {
+      event("response." + status, {{"response", document_}});
+      flush();
+      return exchange_->end_stream();
+    }
+    if (request_->background) return;
+    if (status == "failed") {
+      return respond_error(*exchange_, {.status = 500,
+                                        .message = document_["error"]["message"],
+                                        .type = "server_error",
+                                        .code = "request_failed"});
+    }
+    exchange_->respond(json_response(document_));
+  }
+
+  /// A background response that nobody wants any more.
+  void cancelled() {
+    close("incomplete");
+    document_["status"] = "cancelled";
+    store(false);
+    if (streams()) {
+      event("response.cancelled", {{"response", document_}});
+      flush();
+      exchange_->end_stream();
+    }
+  }
+  const Json& document() const { return document_; }
+
+ private:
+  enum class Item : uint8_t { kNone, kReasoning, kMessage, kCall };
+
+  std::string prefix() const {
+    switch (item_kind_) {
+      case Item::kReasoning:
+        return "response.reasoning_text";
+      case Item::kMessage:
+        return "response.output_text";
+      default:
+        return "response.function_call_arguments";
+    }
+  }
+  size_t num_items() const { return document_["output"].size(); }
+  Json part(bool with_logprobs) const {
+    if (item_kind_ == Item::kReasoning) return {{"type", "reasoning_text"}, {"text", text_}};
+    return {{"type", "output_text"},
+            {"text", text_},
+            {"annotations", Json::array()},
+            {"logprobs", with_logprobs ? logprobs_ : Json::array()}};
+  }
+
+  void open(Item kind, const std::string& name) {
+    if (item_kind_ == kind && kind != Item::kCall) return;
+    close("completed");
+    item_kind_ = kind;
+    text_.clear();
+    logprobs_ = Json::array();
+    if (kind == Item::kCall) {
+      const std::string call_id = "call_" + random_name(24);
+      request_->call_names[call_id] = name;
+      item_ = {{"id", "fc_" + random_name(40)},
+               {"type", "function_call"},
+               {"status", "in_progress"},
+               {"call_id", call_id},
+               {"name", name},
+               {"arguments", ""}};
+    } else if (kind == Item::kReasoning) {
+      item_ = {{"id", "rs_" + random_name(40)}, {"type", "reasoning"},
+               {"summary", Json::array()},      {"content", Json::array()},
+               {"encrypted_content", nullptr},  {"status", "in_progress"}};
+    } else {
+      item_ = {{"id", "msg_" + random_name(40)},
+               {"type", "message"},
+               {"status", "in_progress"},
+               {"role", "assistant"},
+               {"content", Json::array()}};
+    }
+    event("response.output_item.added", {{"output_index", num_items()}, {"item", item_}});
+    if (kind == Item::kCall) return;
+    event("response.content_part.added", {{"item_id", item_["id"]},
+                                          {"output_index", num_items()},
+                                          {"content_index", 0},
+                                          {"part", part(false)}});
+  }
+
+  void close(const char* status) {
+    if (item_kind_ == Item::kNone) return;
+    Json done = {{"item_id", item_["id"]}, {"output_index", num_items()}};
+    if (item_kind_ == Item::kCall) {
+      item_["arguments"] = text_;
+      done["name"] = item_["name"];
+      done["arguments"] = text_;
+      event(prefix() + ".done", std::move(done));
+    } else {
+      done["content_index"] = 0;
+      Json text = done;
+      text["text"] = text_;
+      if (item_kind_ == Item::kMessage) text["logprobs"] = logprobs_;
+      event(prefix() + ".done", std::move(text));
+      done["part"] = part(true);
+      item_["content"].push_back(done["part"]);
+      event("response.content_part.done", std::move(done));
+    }
+    item_["status"] = status;
+    event("response.output_item.done", {{"output_index", num_items()}, {"item", item_}});
+    document_["output"].push_back(std::exchange(item_, {}));
+    item_kind_ = Item::kNone;
+  }
+
+  void event(const std::string& type, Json fields) {
+    if (!streams()) return;
+    Json document = {{"type", type}, {"sequence_number", sequence_++}};
+    document.update(fields);
+    out_ += named_sse(document);
+  }
+  void flush() {
+    if (!out_.empty()) exchange_->send(std::exchange(out_, {}));
+  }
+
+  void store(bool running);
+
+  App& app_;
+  ExchangePtr exchange_;
+  std::shared_ptr<ResponseRequest> request_;
+  Json document_, item_;
+  Item item_kind_ = Item::kNone;
+  std::string text_, out_;
+  Json logprobs_ = Json::array();
+  int64_t sequence_ = 0;
+  std::weak_ptr<Generation> generation_;
+
+ public:
+  std::weak_ptr<ResponseWriter> self;
+};
+
+void ResponseWriter::store(bool running) {
+  auto stored = std::make_shared<StoredResponse>();
+  stored->document = document_;
+  stored->input_items = request_->input_items;
+  stored->conversation = request_->conversation;
+  stored->item_instructions = request_->item_instructions;
+  stored->call_names = request_->call_names;
+  if (running) {
+    stored->cancel = [generation = generation_, writer = self] {
+      const auto to = writer.lock();  // the generation lets go of it
+      if (const auto at = generation.lock()) at->cancel();
+      if (to) to->cancelled();
+    };
+  }
+  stored->bytes = size_of(*stored);
+  app_.store().put(id(), std::move(stored));
+}
+
+void answer_response(App& app, const ExchangePtr& exchange,
+                     std::shared_ptr<ResponseRequest> request, GenerationInput input) {
+  const bool background = request->background;
+  const auto writer = std::make_shared<ResponseWriter>(app, exchange, std::move(request));
+  writer->self = writer;
+  auto started = start_generation(app, *exchange, std::move(input), writer);
+  if (!started) return respond_error(*exchange, started.error());
+  if (background) exchange->on_abort(nullptr);  // it goes on whoever listens
+  writer->begin(*started);
+}
+
+std::string id_of(const Exchange& exchange) {
+  const std::string& path = exchange.request().path;
+  const size_t begin = std::string("/v1/responses/").size();
+  return path.substr(begin, path.find('/', begin) - begin);
+}
+
+StoredPtr stored_or_error(App& app, Exchange& exchange) {
+  const std::string id = id_of(exchange);
+  StoredPtr stored = app.store().find(id);
+  if (stored == nullptr) {
+    respond_error(exchange,
+                  {.status = 404,
+                   .message = fmt::format("Response with id '{}' not found.", id.substr(0, 128)),
+                   .param = "response_id",
+                   .code = "response_not_found"});
+  }
+  return stored;
+}
+
+}  // namespace
+
+void handle_responses(App& app, ExchangePtr exchange) {
+  app.in_background(
+      exchange, ErrorForm::kOpenAi,
+      [&app, exchange](const std::string& body) -> Api<App::Continuation> {
+        auto document = parse_body(body);
+        if (!document) return tl::unexpected(document.error());
+        auto request = read_response_request(
+            *document, [&app](const std::string& id) { return app.store().find(id); });
+        if (!request) return tl::unexpected(request.error());
+        if (auto status = app.check_model(request->model); !status) {
+          return tl::unexpected(status.error());
+        }
+        auto input = chat_input(app, *request);
+        if (!input) return tl::unexpected(input.error());
+        return [&app, exchange, request = std::make_shared<ResponseRequest>(std::move(*request)),
+                input = std::make_shared<GenerationInput>(std::move(*input))] {
+          answer_response(app, exchange, request, std::move(*input));
+        };
+      });
+}
+
+void handle_response_get(App& app, ExchangePtr exchange) {
+  if (exchange->request().query.find("stream=true") != std::string::npos) {
+    return respond_error(*exchange, {.message = "A stored response cannot be streamed again.",
+                                     .param = "stream",
+                                     .code = "unsupported_parameter"});
+  }
+  if (const StoredPtr stored = stored_or_error(app, *exchange)) {
+    exchange->respond(json_response(stored->document));
+  }
+}
+
+void handle_response_delete(App& app, ExchangePtr exchange) {
+  const StoredPtr stored = stored_or_error(app, *exchange);
+  if (stored == nullptr) return;
+  if (stored->cancel) stored->cancel();
+  const std::string id = id_of(*exchange);
+  app.store().erase(id);
+  exchange->respond(json_response({{"id", id}, {"object", "response"}, {"deleted", true}}));
+}
+
+void handle_response_cancel(App& app, ExchangePtr exchange) {
+  StoredPtr stored = stored_or_error(app, *exchange);
+  if (stored == nullptr) return;
+  if (stored->document["background"] != true) {
+    return respond_error(*exchange, {.message = "Only background responses can be cancelled.",
+                                     .param = "response_id",
+                                     .code = "invalid_value"});
+  }
+  if (stored->cancel) {
+    stored->cancel();
+    stored = app.store().find(id_of(*exchange));
+  }
+  exchange->respond(json_response(stored != nullptr ? stored->document : Json::object()));
+}
+
+void handle_response_items(App& app, ExchangePtr exchange) {
+  const StoredPtr stored = stored_or_error(app, *exchange);
+  if (stored == nullptr) return;
+  const Json& items = stored->input_items;
+  exchange->respond(
+      json_response({{"object", "list"},
+                     {"data", items},
+                     {"first_id", items.empty() ? Json() : items.front().value("id", Json())},
+                     {"last_id", items.empty() ? Json() : items.back().value("id", Json())},
+                     {"has_more", false}}));
+}
+
+}  // namespace moxie

@@ -1,0 +1,37 @@
+// The table of routes: what is served, who may ask, and what the OpenAPI document says of it.
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "server/endpoints.h"
+
+namespace moxie {
+
+struct Route {
+  std::string_view method, pattern;  ///< {name} stands for one segment of a path
+  std::string_view summary;
+  void (*handle)(App&, ExchangePtr);
+  enum Use : uint8_t {
+    kProbe,  ///< no key, answered at any time
+    kInfo,   ///< a key, answered at any time
+    kModel,  ///< a key and a loaded model
+    kWork,   ///< and refused while draining
+  } use = kWork;
+  ErrorForm form = ErrorForm::kOpenAi;
+  /// The fields of its body; null: it has none, or (kBodyElsewhere) their table is not one.
+  std::vector<FieldInfo> (*fields)() = nullptr;
+};
+
+std::span<const Route> routes();
+/// Whether `path` has the form of `pattern`.
+bool matches(std::string_view pattern, std::string_view path);
+/// The route of a request; null with the methods that the path has, if any, in `allow`.
+const Route* find_route(std::string_view method, std::string_view path, std::string* allow);
+
+/// True where two texts are equal; takes as long as the given one is, whatever they hold.
+bool equal_in_constant_time(std::string_view given, std::string_view secret);
+
+}  // namespace moxie

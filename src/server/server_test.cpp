@@ -1,0 +1,276 @@
+// Parts of the server without a socket: requests, stop strings, replies, routes, metrics.
+#include <gtest/gtest.h>
+#include <rapidcheck/gtest.h>
+
+#include <set>
+
+#include "server/anthropic.h"
+#include "server/metrics.h"
+#include "server/reply_reader.h"
+#include "server/response_store.h"
+#include "server/responses.h"
+#include "server/routes.h"
+#include "server/workers.h"
+
+namespace moxie {
+namespace {
+
+Api<ChatRequest> chat(const std::string& fields) {
+  auto document = parse_body("{\"messages\": [{\"role\": \"user\", \"content\": \"x\"}]" +
+                             (fields.empty() ? "" : ", " + fields) + "}");
+  if (!document) return tl::unexpected(document.error());
+  return read_chat_request(*document);
+}
+
+TEST(RequestTest, FieldsArriveWhereTheyBelong) {
+  const auto request = chat(
+      R"("temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.1, "n": 3, "seed": -1,
+         "stop": ["a", "bc"], "max_completion_tokens": 9, "min_tokens": 2, "ignore_eos": true,
+         "stop_token_ids": [4, 5], "logit_bias": {"12": -3.5}, "presence_penalty": 0.25,
+         "frequency_penalty": -0.25, "repetition_penalty": 1.5, "priority": -2, "cache_salt": "s",
+         "stream": true, "stream_options": {"include_usage": true}, "logprobs": true,
+         "top_logprobs": 4, "reasoning": {"effort": "high"}, "parallel_tool_calls": false)");
+  ASSERT_TRUE(request) << request.error().message;
+  EXPECT_FLOAT_EQ(*request->temperature, 0.5f);
+  EXPECT_FLOAT_EQ(*request->top_p, 0.9f);
+  EXPECT_EQ(request->sampling.top_k, 7);
+  EXPECT_FLOAT_EQ(request->sampling.min_p, 0.1f);
+  EXPECT_EQ(request->n, 3);
+  EXPECT_EQ(*request->sampling.seed, UINT64_MAX);
+  EXPECT_EQ(request->stop, (std::vector<std::string>{"a", "bc"}));
+  EXPECT_EQ(*request->max_tokens, 9);
+  EXPECT_EQ(request->sampling.min_tokens, 2);
+  EXPECT_TRUE(request->sampling.ignore_eos);
+  EXPECT_EQ(request->sampling.stop_ids, (std::vector<int32_t>{4, 5}));
+  ASSERT_EQ(request->sampling.logit_bias.size(), 1u);
+  EXPECT_EQ(request->sampling.logit_bias[0], (std::pair<int32_t, float>{12, -3.5f}));
+  EXPECT_FLOAT_EQ(request->sampling.repetition_penalty, 1.5f);
+  EXPECT_EQ(request->priority, -2);
+  EXPECT_EQ(request->cache_salt, "s");
+  EXPECT_TRUE(request->stream && request->include_usage && request->logprobs);
+  EXPECT_EQ(request->sampling.num_logprobs, 4);
+  EXPECT_EQ(request->effort, harmony::ReasoningEffort::kHigh);
+  EXPECT_FALSE(request->parallel_tool_calls);
+}
+
+TEST(RequestTest, MessagesSayWhatIsWrongAndWhere) {
+  const auto message = [](const std::string& fields) {
+    const auto request = chat(fields);
+    return request ? "" : request.error().message;
+  };
+  EXPECT_EQ(message(R"("temperature": 2.5)"),
+            "Invalid 'temperature': decimal above maximum value. Expected a value <= 2, but got "
+            "2.5 instead.");
+  EXPECT_EQ(message(R"("n": "two")"),
+            "Invalid type for 'n': expected an integer, but got a string instead.");
+  EXPECT_EQ(message(R"("temprature": 1)"),
+            "Unrecognized request argument supplied: \"temprature\". The nearest name is "
+            "'temperature'.");
+  EXPECT_EQ(message(R"("best_of": 2)"), "'best_of' is not supported: use n");
+  EXPECT_EQ(message(R"("temperature": 1)"), "");
+}
+
+TEST(RequestTest, DeepOrBrokenBodiesAreRefusedAtOnce) {
+  const std::string deep(200'000, '[');
+  EXPECT_EQ(parse_body(deep).error().status, 400);
+  EXPECT_FALSE(parse_body("{\"a\": \"\\ud800\"}"));
+  EXPECT_FALSE(parse_body("{\"a\": \"\xff\"}"));
+  const auto nul = parse_body("{\"a\": [{\"b\": \"x\\u0000\"}]}");
+  ASSERT_FALSE(nul);
+  EXPECT_EQ(nul.error().param, "a[0].b");
+}
+
+TEST(RequestTest, EveryTableDescribesEachFieldOnce) {
+  for (const Route& route : routes()) {
+    if (route.fields == nullptr) continue;
+    std::set<std::string> names;
+    for (const FieldInfo& field : route.fields()) {
+      EXPECT_TRUE(names.insert(field.name).second) << route.pattern << " " << field.name;
+      EXPECT_FALSE(field.about.empty()) << route.pattern << " " << field.name;
+    }
+  }
+}
+
+TEST(RequestTest, ToolResultsFindTheirFunction) {
+  const auto document = parse_body(R"({"model": "m", "max_tokens": 5, "messages": [
+      {"role": "user", "content": "q"},
+      {"role": "assistant", "content": [{"type": "thinking", "thinking": "t", "signature": ""},
+          {"type": "text", "text": "p"},
+          {"type": "tool_use", "id": "u", "name": "f", "input": {"a": 1}}]},
+      {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "u", "content": "r"}]}]})");
+  ASSERT_TRUE(document);
+  const auto request = read_messages_request(*document, false);
+  ASSERT_TRUE(request) << request.error().message;
+  const auto& messages = request->conversation.messages;
+  ASSERT_EQ(messages.size(), 5u);
+  EXPECT_EQ(messages[1], harmony::assistant_message("t", "analysis"));
+  EXPECT_EQ(messages[2], harmony::assistant_message("p", "commentary"));
+  EXPECT_EQ(messages[3], harmony::function_call("f", "{\"a\":1}"));
+  EXPECT_EQ(messages[4], harmony::function_result("f", "r"));
+}
+
+// The plain meaning of stop strings: the text byte by byte until its end is one of them.
+std::string stopped_naively(const std::string& text, const std::vector<std::string>& stops,
+                            bool keep, bool* stopped) {
+  for (size_t end = 1; end <= text.size(); ++end) {
+    const std::string* longest = nullptr;
+    for (const std::string& stop : stops) {
+      if (!std::string_view(text).substr(0, end).ends_with(stop)) continue;
+      if (longest == nullptr || stop.size() > longest->size()) longest = &stop;
+    }
+    if (longest == nullptr) continue;
+    *stopped = true;
+    return text.substr(0, keep ? end : end - longest->size());
+  }
+  *stopped = false;
+  return text;
+}
+
+RC_GTEST_PROP(StopStringsTest, PiecesStopWhereTheWholeTextWould, ()) {
+  const auto letters = rc::gen::element('a', 'b');
+  const auto word = [&](int most) {
+    return rc::gen::resize(most, rc::gen::nonEmpty(rc::gen::container<std::string>(letters)));
+  };
+  const auto stops = *rc::gen::resize(3, rc::gen::container<std::vector<std::string>>(word(4)));
+  const auto pieces = *rc::gen::container<std::vector<std::string>>(
+      rc::gen::resize(4, rc::gen::container<std::string>(letters)));
+  const bool keep = *rc::gen::arbitrary<bool>();
+  std::string text, out;
+  for (const std::string& piece : pieces) text += piece;
+  bool expected_stop = false;
+  const std::string expected = stopped_naively(text, stops, keep, &expected_stop);
+  StopStrings reader(stops, keep);
+  bool stopped = false;
+  for (const std::string& piece : pieces) {
+    if (stopped) break;
+    stopped = reader.push(piece, &out);
+    RC_ASSERT(expected.starts_with(out));  // nothing is said that would have to be taken back
+  }
+  if (!stopped) reader.flush(&out);
+  RC_ASSERT(stopped == expected_stop);
+  RC_ASSERT(out == expected);
+}
+
+TEST(RoutesTest, MethodsAndPaths) {
+  std::string allow;
+  EXPECT_NE(find_route("GET", "/v1/responses/resp_1", &allow), nullptr);
+  EXPECT_NE(find_route("POST", "/v1/responses/resp_1/cancel", &allow), nullptr);
+  EXPECT_NE(find_route("GET", "/v1/models/openai/gpt-oss-20b", &allow), nullptr);
+  allow.clear();
+  EXPECT_EQ(find_route("PUT", "/v1/responses/resp_1", &allow), nullptr);
+  EXPECT_EQ(allow, "GET, DELETE");
+  for (const char* path : {"/", "", "/v1", "/v1/responses/", "/v1/responses/a/b", "/health/",
+                           "//health", "/v1/models/"}) {
+    allow.clear();
+    EXPECT_EQ(find_route("GET", path, &allow), nullptr) << path;
+    EXPECT_TRUE(allow.empty()) << path;
+  }
+}
+
+TEST(RoutesTest, KeysCompareWhole) {
+  EXPECT_TRUE(equal_in_constant_time("secret", "secret"));
+  for (const char* given : {"", "secre", "secrets", "secretsecret", "Secret"}) {
+    EXPECT_FALSE(equal_in_constant_time(given, "secret")) << given;
+  }
+  EXPECT_FALSE(equal_in_constant_time("", ""));
+}
+
+TEST(HttpTextTest, Traceparent) {
+  const std::string good = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+  EXPECT_EQ(trace_id_of(good), "4bf92f3577b34da6a3ce929d0e0e4736");
+  EXPECT_EQ(trace_id_of("01" + good.substr(2) + "-more"), "4bf92f3577b34da6a3ce929d0e0e4736");
+  const std::vector<std::string> faulty = {
+      std::string(),
+      good.substr(1),
+      good + "-more",
+      "ff" + good.substr(2),
+      "00-00000000000000000000000000000000-00f067aa0ba902b7-01",
+      "00-4BF92F3577B34DA6A3CE929D0E0E4736-00f067aa0ba902b7-01"};
+  for (const std::string& bad : faulty) {
+    EXPECT_EQ(trace_id_of(bad), "") << bad;
+  }
+}
+
+TEST(HttpTextTest, PercentDecoding) {
+  std::string out;
+  EXPECT_TRUE(percent_decode("/a%20b%2F", &out));
+  EXPECT_EQ(out, "/a b/");
+  for (const char* bad : {"%", "%1", "%zz", "a%00b"})
+    EXPECT_FALSE(percent_decode(bad, &out)) << bad;
+}
+
+TEST(HttpTextTest, ProbesSeeRequestsAndFaults) {
+  const HttpLimits limits{.header_bytes = 1024, .body_bytes = 8};
+  const auto whole = probe_http("POST /x?q=1 HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}", limits);
+  ASSERT_TRUE(whole.complete);
+  EXPECT_EQ(whole.request.path, "/x");
+  EXPECT_EQ(whole.request.query, "q=1");
+  EXPECT_EQ(whole.request.body, "{}");
+  EXPECT_EQ(probe_http("POST / HTTP/1.1\r\nContent-Length: 9\r\n\r\n", limits).status, 413);
+  EXPECT_EQ(probe_http("GET / HTTP/1.1\r\nA: " + std::string(2000, 'a'), limits).status, 431);
+  EXPECT_EQ(probe_http("nonsense\r\n\r\n", limits).status, 400);
+  EXPECT_FALSE(probe_http("GET / HTTP/1.1\r\n", limits).complete);
+}
+
+TEST(MetricsTest, HistogramsCountUpwards) {
+  const double bounds[] = {1, 2, 5};
+  Histogram histogram(bounds);
+  for (const double value : {0.5, 1.0, 1.5, 7.0}) histogram.observe(value);
+  std::string text;
+  histogram.append("h", "a=\"b\"", &text);
+  EXPECT_EQ(text,
+            "h_bucket{a=\"b\",le=\"1\"} 2\nh_bucket{a=\"b\",le=\"2\"} 3\n"
+            "h_bucket{a=\"b\",le=\"5\"} 3\nh_bucket{a=\"b\",le=\"+Inf\"} 4\n"
+            "h_sum{a=\"b\"} 10\nh_count{a=\"b\"} 4\n");
+}
+
+TEST(ResponseStoreTest, TheOldestGoFirstAndRunningOnesStay) {
+  ResponseStore store({.count = 3, .bytes = 100});
+  const auto response = [](uint64_t bytes, bool running = false) {
+    auto stored = std::make_shared<StoredResponse>();
+    stored->bytes = bytes;
+    if (running) stored->cancel = [] {};
+    return stored;
+  };
+  store.put("run", response(1, true));
+  store.put("a", response(1));
+  store.put("b", response(1));
+  EXPECT_NE(store.find("a"), nullptr);  // used: younger than b now
+  store.put("c", response(1));
+  EXPECT_EQ(store.find("b"), nullptr);
+  EXPECT_NE(store.find("a"), nullptr);
+  EXPECT_NE(store.find("run"), nullptr);
+  store.put("large", response(99));
+  EXPECT_EQ(store.find("a"), nullptr);
+  EXPECT_EQ(store.find("c"), nullptr);
+  EXPECT_EQ(store.bytes(), 100u);
+  EXPECT_TRUE(store.erase("run"));
+  EXPECT_FALSE(store.erase("run"));
+}
+
+TEST(WorkersTest, BytesInTheQueueAreBounded) {
+  std::mutex gate;
+  gate.lock();
+  Workers workers(1, 100);
+  std::atomic<int> done{0};
+  EXPECT_TRUE(workers.run(60, [&] {
+    const std::lock_guard wait(gate);
+    ++done;
+  }));
+  EXPECT_TRUE(workers.run(40, [&] { ++done; }));
+  EXPECT_FALSE(workers.run(1, [&] { ++done; }));
+  gate.unlock();
+  while (done < 2) std::this_thread::yield();
+}
+
+TEST(JsonTest, StringsAreEscapedAsTheLibraryDoes) {
+  for (const std::string& text : {std::string("plain"), std::string("\"\\\n\r\t\x01\x1f\x7f"),
+                                  std::string("Grüße 日本 🙂")}) {
+    std::string out;
+    append_json_string(text, &out);
+    EXPECT_EQ(nlohmann::json::parse(out).get<std::string>(), text);
+  }
+}
+
+}  // namespace
+}  // namespace moxie

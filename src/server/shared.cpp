@@ -1,0 +1,217 @@
+// What the generating endpoints share.
+#include <fmt/format.h>
+
+#include "server/endpoints.h"
+#include "text/utf8.h"
+
+namespace moxie {
+
+ApiStatus check_length(const ServedModel& model, size_t num_tokens, const char* param) {
+  if (num_tokens < static_cast<size_t>(model.max_model_len)) return {};
+  return invalid(param,
+                 fmt::format("This model's maximum context length is {} tokens. However, your "
+                             "request has {} input tokens, which leaves none for an answer. Please "
+                             "shorten the input.",
+                             model.max_model_len, num_tokens),
+                 "context_length_exceeded");
+}
+
+ApiStatus check_text_bytes(const ServedModel& model, size_t num_bytes, const char* param) {
+  const size_t longest = std::max<size_t>(model.longest_token_bytes, 1);
+  if (num_bytes / longest < static_cast<size_t>(model.max_model_len)) return {};
+  return invalid(
+      param,
+      fmt::format("This model's maximum context length is {} tokens. However, your "
+                  "request has {} bytes of text, which are more tokens than that. Please "
+                  "shorten the input.",
+                  model.max_model_len, num_bytes),
+      "context_length_exceeded");
+}
+
+ApiStatus check_ids(const ServedModel& model, const GenerationFields& request) {
+  const int32_t vocab = model.engine->config().vocab;
+  const auto check = [&](int32_t id, const char* param) -> ApiStatus {
+    if (id >= 0 && id < vocab) return {};
+    return invalid(param,
+                   fmt::format("Invalid '{}': token id {} is outside of the vocabulary (0 to {}).",
+                               param, id, vocab - 1),
+                   "invalid_value");
+  };
+  for (const auto& [id, bias] : request.sampling.logit_bias) {
+    if (auto status = check(id, "logit_bias"); !status) return status;
+  }
+  for (const int32_t id : request.sampling.stop_ids) {
+    if (auto status = check(id, "stop_token_ids"); !status) return status;
+  }
+  for (const int32_t id : request.sampling.allowed_ids) {
+    if (auto status = check(id, "allowed_token_ids"); !status) return status;
+  }
+  return {};
+}
+
+namespace {
+
+size_t text_bytes(const ChatRequest& request) {
+  size_t bytes = request.instructions ? request.instructions->size() : 0;
+  for (const auto& message : request.conversation.messages) bytes += message.text().size();
+  return bytes;
+}
+
+}  // namespace
+
+Api<std::vector<int32_t>> chat_prompt(const ServedModel& model, const ChatRequest& request) {
+  if (auto status = check_text_bytes(model, text_bytes(request), "messages"); !status) {
+    return tl::unexpected(status.error());
+  }
+  harmony::Conversation conversation;
+  conversation.messages.push_back(
+      harmony::default_system_message(harmony::local_date(), request.effort));
+  std::vector<harmony::ToolDescription> functions;
+  if (request.tool_choice.mode != ToolChoice::Mode::kNone) {
+    for (const FunctionTool& tool : request.tools) functions.push_back(tool.description);
+  }
+  std::optional<std::string> instructions = request.instructions;
+  if (request.structured.kind == StructuredOutput::Kind::kJsonSchema) {
+    const std::string& name = request.structured.name;
+    std::string format = "# Response Formats\n\n## " + (name.empty() ? "response" : name) + "\n\n" +
+                         request.structured.text;
+    instructions = instructions ? *instructions + "\n\n" + format : format;
+  }
+  if (auto message = harmony::developer_message(instructions, std::move(functions))) {
+    conversation.messages.push_back(std::move(*message));
+  }
+  for (const auto& message : request.conversation.messages) {
+    conversation.messages.push_back(message);
+  }
+  harmony::drop_finished_analysis(conversation);
+  auto prompt = harmony::render(conversation, harmony::RenderMode::kCompletion,
+                                {.auto_drop_analysis = false}, *model.tokenizer);
+  if (!prompt) {  // a tool's schema, mostly
+    return invalid("messages", "The conversation cannot be rendered: " + prompt.error().message(),
+                   "invalid_value");
+  }
+  if (auto status = check_length(model, prompt->size(), "messages"); !status) {
+    return tl::unexpected(status.error());
+  }
+  return std::move(*prompt);
+}
+
+GenerationInput generation_input(const App& app, const GenerationFields& request) {
+  GenerationInput input{.n = request.n,
+                        .sampling = request.sampling,
+                        .max_tokens = request.max_tokens.value_or(0),
+                        .priority = request.priority,
+                        .cache_salt = request.cache_salt,
+                        .use_cache = request.use_cache,
+                        .prompt_logprobs = request.prompt_logprobs};
+  input.sampling.temperature = request.temperature.value_or(app.options().default_temperature);
+  // The least share still keeps the best token.
+  input.sampling.top_p = std::max(request.top_p.value_or(1.0f), 1e-6f);
+  input.sampling.top_k = std::max(request.sampling.top_k, 0);
+  input.sampling.max_tokens = input.max_tokens;
+  input.reply = {.stop = request.stop,
+                 .include_stop = request.include_stop,
+                 .skip_special = request.skip_special_tokens,
+                 .logprobs = request.sampling.num_logprobs >= 0};
+  return input;
+}
+
+Api<GenerationInput> chat_input(const App& app, const ChatRequest& request) {
+  const ServedModel& model = app.model();
+  if (auto status = check_ids(model, request); !status) return tl::unexpected(status.error());
+  GenerationInput input = generation_input(app, request);
+  auto prompt = chat_prompt(model, request);
+  if (!prompt) return tl::unexpected(prompt.error());
+  input.prompts.push_back(std::move(*prompt));
+  auto constraints =
+      make_constraints(model, request, &request, static_cast<size_t>(request.n), &input.warnings);
+  if (!constraints) return tl::unexpected(constraints.error());
+  input.constraints = std::move(*constraints);
+  for (const FunctionTool& tool : request.tools) {
+    input.reply.known_functions.push_back(tool.description.name);
+  }
+  return input;
+}
+
+Api<std::shared_ptr<Generation>> start_generation(App& app, Exchange& exchange,
+                                                  GenerationInput input,
+                                                  std::shared_ptr<ReplyWriter> writer) {
+  input.arrived = exchange.request().arrived;
+  auto generation = Generation::start(app.parts(), std::move(input), std::move(writer));
+  if (!generation) return generation;
+  exchange.on_abort([weak = std::weak_ptr(*generation)] {
+    if (const auto running = weak.lock()) running->cancel();
+  });
+  return generation;
+}
+
+void Usage::add(const ChoiceEnd& end, bool first_of_prompt) {
+  if (first_of_prompt) {
+    prompt_tokens += end.prompt_tokens;
+    cached_tokens += end.cache.hit_tokens;
+    cache_report = end.cache.text(end.prompt_tokens);
+  }
+  completion_tokens += end.completion_tokens;
+  reasoning_tokens += end.reasoning_tokens;
+}
+
+Json Usage::to_json() const {
+  return {
+      {"prompt_tokens", prompt_tokens},
+      {"completion_tokens", completion_tokens},
+      {"total_tokens", prompt_tokens + completion_tokens},
+      {"prompt_tokens_details", {{"cached_tokens", cached_tokens}, {"cache_report", cache_report}}},
+      {"completion_tokens_details", {{"reasoning_tokens", reasoning_tokens}}}};
+}
+
+std::string token_text(const Tokenizer& tokenizer, int32_t id) {
+  return repaired_utf8(tokenizer.token_bytes(id));
+}
+
+namespace {
+
+Json logprob_entry(const Tokenizer& tokenizer, int32_t id, float logprob) {
+  const std::string_view raw = tokenizer.token_bytes(id);
+  Json bytes = Json::array();
+  for (const char c : raw) bytes.push_back(static_cast<unsigned char>(c));
+  return {{"token", repaired_utf8(raw)}, {"logprob", logprob}, {"bytes", std::move(bytes)}};
+}
+
+}  // namespace
+
+Json chat_logprob(const Tokenizer& tokenizer, const ReplyToken& token) {
+  Json entry = logprob_entry(tokenizer, token.id, token.logprob);
+  Json top = Json::array();
+  for (const auto& [id, logprob] : token.top) top.push_back(logprob_entry(tokenizer, id, logprob));
+  entry["top_logprobs"] = std::move(top);
+  return entry;
+}
+
+Json prompt_logprobs_json(const Tokenizer& tokenizer, const std::vector<ReplyToken>& tokens) {
+  Json list = Json::array();
+  for (const ReplyToken& token : tokens) {
+    if (list.empty()) {  // it follows nothing
+      list.push_back(nullptr);
+      continue;
+    }
+    Json at = Json::object();
+    at[std::to_string(token.id)] = {{"logprob", token.logprob},
+                                    {"rank", token.rank + 1},
+                                    {"decoded_token", token_text(tokenizer, token.id)}};
+    int32_t rank = 0;
+    for (const auto& [id, logprob] : token.top) {
+      at[std::to_string(id)] = {
+          {"logprob", logprob}, {"rank", ++rank}, {"decoded_token", token_text(tokenizer, id)}};
+    }
+    list.push_back(std::move(at));
+  }
+  return list;
+}
+
+std::string named_sse(const Json& document) {
+  return "event: " + document["type"].get<std::string>() + "\n" + sse(document);
+}
+
+std::string sse(const Json& document) { return "data: " + to_text(document) + "\n\n"; }
+
+}  // namespace moxie

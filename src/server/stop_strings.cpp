@@ -1,0 +1,54 @@
+// Stop strings.
+#include "server/stop_strings.h"
+
+#include <algorithm>
+
+namespace moxie {
+
+StopStrings::StopStrings(std::vector<std::string> stops, bool keep)
+    : stops_(std::move(stops)), keep_(keep) {}
+
+bool StopStrings::push(std::string_view piece, std::string* out) {
+  if (stops_.empty()) {
+    *out += piece;
+    return false;
+  }
+  held_ += piece;
+  // The first to end wins, as if the text had come byte by byte; of those the longest.
+  size_t end = std::string::npos;
+  const std::string* first = nullptr;
+  for (const std::string& stop : stops_) {
+    const size_t at = held_.find(stop);
+    if (at == std::string::npos) continue;
+    const bool better = first == nullptr || at + stop.size() < end ||
+                        (at + stop.size() == end && stop.size() > first->size());
+    if (!better) continue;
+    end = at + stop.size();
+    first = &stop;
+  }
+  if (first != nullptr) {
+    found_ = *first;
+    out->append(held_, 0, keep_ ? end : end - first->size());
+    held_.clear();
+    return true;
+  }
+  size_t keep_back = 0;
+  for (const std::string& stop : stops_) {
+    for (size_t size = std::min(stop.size() - 1, held_.size()); size > keep_back; --size) {
+      if (std::string_view(held_).ends_with(std::string_view(stop).substr(0, size))) {
+        keep_back = size;
+        break;
+      }
+    }
+  }
+  out->append(held_, 0, held_.size() - keep_back);
+  held_.erase(0, held_.size() - keep_back);
+  return false;
+}
+
+void StopStrings::flush(std::string* out) {
+  *out += held_;
+  held_.clear();
+}
+
+}  // namespace moxie

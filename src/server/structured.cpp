@@ -1,0 +1,113 @@
+// Structured output: from a request's fields to constraints of its choices.
+#include "server/endpoints.h"
+
+namespace moxie {
+namespace {
+
+class AnswerTokens final : public TokenConstraint {
+ public:
+  explicit AnswerTokens(std::unique_ptr<grammar::AnswerConstraint> answer)
+      : answer_(std::move(answer)) {}
+  bool fill_mask(std::span<uint32_t> mask) override {
+    if (answer_->is_done()) return false;
+    answer_->fill_mask(mask);
+    return true;
+  }
+  Status accept(int32_t token) override {
+    return answer_->is_done() ? Status{} : answer_->accept(token);
+  }
+
+ private:
+  std::unique_ptr<grammar::AnswerConstraint> answer_;
+};
+
+std::optional<grammar::Source> source_of(const StructuredOutput& structured) {
+  using From = StructuredOutput::Kind;
+  using To = grammar::Source::Kind;
+  grammar::Source source{.text = structured.text, .choices = structured.choices};
+  switch (structured.kind) {
+    case From::kNone:
+      return std::nullopt;
+    case From::kJsonObject:
+      source.kind = To::kJsonObject;
+      break;
+    case From::kJsonSchema:
+      source.kind = To::kJsonSchema;
+      break;
+    case From::kRegex:
+      source.kind = To::kRegex;
+      break;
+    case From::kChoice:
+      source.kind = To::kChoice;
+      break;
+    case From::kGrammar:
+      source.kind = To::kEbnf;
+      break;
+  }
+  return source;
+}
+
+grammar::AnswerSpec spec_of(const ChatRequest& chat) {
+  using Mode = moxie::ToolChoice::Mode;
+  grammar::AnswerSpec spec{.response = source_of(chat.structured)};
+  spec.tool_name = chat.tool_choice.name;
+  switch (chat.tool_choice.mode) {
+    case Mode::kNone:
+      spec.tool_choice = grammar::ToolChoice::kNone;
+      return spec;
+    case Mode::kAuto:
+      spec.tool_choice = grammar::ToolChoice::kAuto;
+      break;
+    case Mode::kRequired:
+      spec.tool_choice = grammar::ToolChoice::kRequired;
+      break;
+    case Mode::kNamed:
+      spec.tool_choice = grammar::ToolChoice::kNamed;
+      break;
+  }
+  for (const FunctionTool& tool : chat.tools) {
+    spec.tools.push_back({.name = tool.description.name,
+                          .parameters = tool.description.parameters,
+                          .strict = tool.strict});
+  }
+  return spec;
+}
+
+// The client's fault, whatever it is: a schema that cannot be enforced, or is none.
+tl::unexpected<ApiError> refused(const Error& error, const std::string& param) {
+  return invalid(param, "This structured output cannot be enforced: " + error.message(),
+                 "unsupported_schema");
+}
+
+}  // namespace
+
+Api<std::vector<std::shared_ptr<TokenConstraint>>> make_constraints(
+    const ServedModel& model, const GenerationFields& request, const ChatRequest* chat,
+    size_t count, std::vector<std::string>* warnings) {
+  const bool binds = request.structured.kind != StructuredOutput::Kind::kNone;
+  const bool has_tools =
+      chat != nullptr && !chat->tools.empty() && chat->tool_choice.mode != ToolChoice::Mode::kNone;
+  std::vector<std::shared_ptr<TokenConstraint>> list;
+  if (!binds && !has_tools) return list;
+  if (model.compiler == nullptr) {
+    const bool must = binds || chat->tool_choice.mode != ToolChoice::Mode::kAuto;
+    if (!must) return list;  // an offer of tools binds nothing by itself
+    return invalid(binds ? request.structured.param : "tool_choice",
+                   "Structured output is not available in this build.", "unsupported_parameter");
+  }
+  const std::string param = binds ? request.structured.param : "tools";
+  for (size_t i = 0; i < count; ++i) {
+    std::vector<std::string> relaxed;
+    auto answer = chat != nullptr
+                      ? grammar::AnswerConstraint::create(*model.compiler, spec_of(*chat), &relaxed)
+                      : grammar::AnswerConstraint::create_raw(*model.compiler,
+                                                              *source_of(request.structured));
+    if (!answer) return refused(answer.error(), param);
+    if (*answer == nullptr) return list;
+    list.push_back(std::make_shared<AnswerTokens>(std::move(*answer)));
+    if (i == 0) *warnings = std::move(relaxed);
+  }
+  return list;
+}
+
+}  // namespace moxie

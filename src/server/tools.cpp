@@ -1,0 +1,238 @@
+// Tools, tool_choice, and the fields that bind an answer's text.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "server/structured_fields.h"
+
+namespace moxie {
+namespace {
+
+constexpr size_t kMaxTools = 1024, kMaxNameBytes = 128, kMaxTextBytes = 1 << 20;
+constexpr size_t kMaxStructuredChoices = 4096;
+
+// One answer can be bound once.
+ApiStatus take(StructuredOutput* out, StructuredOutput::Kind kind, const std::string& param) {
+  if (out->kind != StructuredOutput::Kind::kNone) {
+    return invalid(param,
+                   fmt::format("'{}' and '{}' both bind the answer; give one.", out->param, param),
+                   "invalid_value");
+  }
+  out->kind = kind;
+  out->param = param;
+  return {};
+}
+
+Api<FunctionTool> read_tool(const Json& value, const std::string& param) {
+  if (!value.is_object()) return wrong_type(param, "an object", value);
+  const auto type = required_string(value, "type", param);
+  if (!type) return tl::unexpected(type.error());
+  if (*type != "function") {
+    return invalid(param + ".type",
+                   fmt::format("Invalid value for '{}.type': only 'function' is supported.", param),
+                   "invalid_value");
+  }
+  // Chat nests the function; responses lay it flat.
+  const Json* nested = find_member(value, "function");
+  const Json& function = nested != nullptr ? *nested : value;
+  const std::string at = nested != nullptr ? param + ".function" : param;
+  if (!function.is_object()) return wrong_type(at, "an object", function);
+  FunctionTool tool;
+  auto name = required_string(function, "name", at);
+  if (!name) return tl::unexpected(name.error());
+  if (auto status = check_function_name(*name, at + ".name"); !status) {
+    return tl::unexpected(status.error());
+  }
+  tool.description.name = std::move(*name);
+  for (auto it = function.begin(); it != function.end(); ++it) {
+    const std::string& key = it.key();
+    const std::string path = at + "." + key;
+    if (key == "name" || key == "type" || it->is_null()) continue;
+    if (key == "description") {
+      auto text = read_string(*it, path);
+      if (!text) return tl::unexpected(text.error());
+      tool.description.description = std::move(*text);
+    } else if (key == "parameters") {
+      if (!it->is_object()) return wrong_type(path, "an object (a JSON Schema)", *it);
+      tool.description.parameters = to_text(*it);
+    } else if (key == "strict") {
+      auto flag = read_bool(*it, path);
+      if (!flag) return tl::unexpected(flag.error());
+      tool.strict = *flag;
+    } else {
+      return unknown_field(path, {});
+    }
+  }
+  return tool;
+}
+
+}  // namespace
+
+ApiStatus check_function_name(const std::string& name, const std::string& param) {
+  const auto is_plain = [](char c) {
+    return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_' ||
+           c == '-' || c == '.';
+  };
+  if (!name.empty() && name.size() <= kMaxNameBytes &&
+      std::all_of(name.begin(), name.end(), is_plain)) {
+    return {};
+  }
+  return invalid(param,
+                 fmt::format("Invalid '{}': expected 1 to {} of the characters a-z, A-Z, 0-9, '_', "
+                             "'-' and '.'.",
+                             param, kMaxNameBytes),
+                 "invalid_value");
+}
+
+ApiStatus read_tools(const Json& value, const std::string& param,
+                     std::vector<FunctionTool>* tools) {
+  if (!value.is_array()) return wrong_type(param, "an array of tools", value);
+  if (value.size() > kMaxTools) {
+    return invalid(param, fmt::format("Invalid '{}': at most {} tools.", param, kMaxTools),
+                   "array_above_max_length");
+  }
+  for (size_t i = 0; i < value.size(); ++i) {
+    const std::string at = fmt::format("{}[{}]", param, i);
+    auto tool = read_tool(value[i], at);
+    if (!tool) return tl::unexpected(tool.error());
+    const auto same = [&](const FunctionTool& other) {
+      return other.description.name == tool->description.name;
+    };
+    if (std::any_of(tools->begin(), tools->end(), same)) {
+      return invalid(at, fmt::format("Two tools are named '{}'.", tool->description.name),
+                     "invalid_value");
+    }
+    tools->push_back(std::move(*tool));
+  }
+  return {};
+}
+
+Api<ToolChoice> read_tool_choice(const Json& value) {
+  using Mode = ToolChoice::Mode;
+  if (value == "auto") return ToolChoice{};
+  if (value == "none") return ToolChoice{.mode = Mode::kNone, .name = {}};
+  if (value == "required") return ToolChoice{.mode = Mode::kRequired, .name = {}};
+  if (value.is_object() && find_member(value, "type") != nullptr && value["type"] == "function") {
+    const Json* function = find_member(value, "function");
+    auto name = function != nullptr ? required_string(*function, "name", "tool_choice.function")
+                                    : required_string(value, "name", "tool_choice");
+    if (!name) return tl::unexpected(name.error());
+    return ToolChoice{.mode = Mode::kNamed, .name = std::move(*name)};
+  }
+  if (!value.is_string() && !value.is_object()) {
+    return wrong_type("tool_choice", "a string or an object", value);
+  }
+  return invalid("tool_choice",
+                 "Invalid value for 'tool_choice': expected 'none', 'auto', 'required' or "
+                 "{\"type\": \"function\", \"function\": {\"name\": ...}}.",
+                 "invalid_value");
+}
+
+ApiStatus check_tool_choice(const ChatRequest& request) {
+  using Mode = ToolChoice::Mode;
+  const ToolChoice& choice = request.tool_choice;
+  if (choice.mode != Mode::kRequired && choice.mode != Mode::kNamed) return {};
+  if (request.tools.empty()) {
+    return invalid("tool_choice", "'tool_choice' asks for a call, but 'tools' is empty.",
+                   "invalid_value");
+  }
+  if (choice.mode == Mode::kRequired) return {};
+  const auto is_it = [&](const FunctionTool& tool) { return tool.description.name == choice.name; };
+  if (std::any_of(request.tools.begin(), request.tools.end(), is_it)) return {};
+  return invalid("tool_choice", "'tool_choice' names a function that 'tools' does not have.",
+                 "invalid_value");
+}
+
+ApiStatus read_response_format(const Json& value, StructuredOutput* out) {
+  using Kind = StructuredOutput::Kind;
+  if (!value.is_object()) return wrong_type("response_format", "an object", value);
+  const auto type = required_string(value, "type", "response_format");
+  if (!type) return tl::unexpected(type.error());
+  if (*type == "text") return {};
+  if (*type == "json_object") return take(out, Kind::kJsonObject, "response_format");
+  if (*type != "json_schema") {
+    return invalid("response_format.type",
+                   "Invalid value for 'response_format.type': expected 'text', 'json_object' or "
+                   "'json_schema'.",
+                   "invalid_value");
+  }
+  // Chat nests the schema's name, description and text; responses lay them flat.
+  const Json* nested = find_member(value, "json_schema");
+  const std::string at = nested != nullptr ? "response_format.json_schema" : "response_format";
+  const Json& format = nested != nullptr ? *nested : value;
+  if (!format.is_object()) return wrong_type(at, "an object", format);
+  const Json* schema = find_member(format, "schema");
+  if (schema == nullptr) return missing(at + ".schema");
+  if (!schema->is_object() && !schema->is_boolean()) {
+    return wrong_type(at + ".schema", "an object (a JSON Schema)", *schema);
+  }
+  if (const Json* name = find_member(format, "name")) {
+    auto text = read_string(*name, at + ".name");
+    if (!text) return tl::unexpected(text.error());
+    if (auto status = check_function_name(*text, at + ".name"); !status) return status;
+    out->name = std::move(*text);
+  }
+  out->text = to_text(*schema);
+  return take(out, Kind::kJsonSchema, at + ".schema");
+}
+
+ApiStatus read_structured(const std::string& kind, const Json& value, const std::string& param,
+                          StructuredOutput* out) {
+  using Kind = StructuredOutput::Kind;
+  if (kind == "json_object") {
+    auto flag = read_bool(value, param);
+    if (!flag) return tl::unexpected(flag.error());
+    return *flag ? take(out, Kind::kJsonObject, param) : ApiStatus{};
+  }
+  if (kind == "json") {
+    if (!value.is_object() && !value.is_string() && !value.is_boolean()) {
+      return wrong_type(param, "a JSON Schema, as an object or as text", value);
+    }
+    out->text = value.is_string() ? value.get<std::string>() : to_text(value);
+    return take(out, Kind::kJsonSchema, param);
+  }
+  if (kind == "choice") {
+    if (!value.is_array() || value.empty() || value.size() > kMaxStructuredChoices) {
+      return invalid(
+          param,
+          fmt::format("Invalid '{}': expected 1 to {} strings.", param, kMaxStructuredChoices),
+          "invalid_value");
+    }
+    for (size_t i = 0; i < value.size(); ++i) {
+      auto text = read_string(value[i], fmt::format("{}[{}]", param, i));
+      if (!text) return tl::unexpected(text.error());
+      out->choices.push_back(std::move(*text));
+    }
+    return take(out, Kind::kChoice, param);
+  }
+  auto text = read_string(value, param);
+  if (!text) return tl::unexpected(text.error());
+  if (text->size() > kMaxTextBytes) {
+    return invalid(param, fmt::format("Invalid '{}': more than {} bytes.", param, kMaxTextBytes),
+                   "string_above_max_length");
+  }
+  out->text = std::move(*text);
+  return take(out, kind == "regex" ? Kind::kRegex : Kind::kGrammar, param);
+}
+
+ApiStatus read_structured_outputs(const Json& value, StructuredOutput* out) {
+  if (!value.is_object()) return wrong_type("structured_outputs", "an object", value);
+  for (auto it = value.begin(); it != value.end(); ++it) {
+    const std::string& key = it.key();
+    const std::string at = "structured_outputs." + key;
+    if (it->is_null() || key == "disable_any_whitespace" || key == "disable_fallback" ||
+        key == "backend" || key == "disable_additional_properties" || key == "whitespace_pattern") {
+      if (key == "disable_any_whitespace" || it->is_null() || *it == false) continue;
+      if (key == "backend" || key == "disable_fallback") continue;  // one backend, no fall-back
+      return unsupported(at, "'" + at + "' is not supported.");
+    }
+    if (key != "json" && key != "regex" && key != "choice" && key != "grammar" &&
+        key != "json_object") {
+      return unknown_field(at, {});
+    }
+    if (auto status = read_structured(key, *it, at, out); !status) return status;
+  }
+  return {};
+}
+
+}  // namespace moxie

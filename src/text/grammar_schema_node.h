@@ -1,0 +1,140 @@
+// JSON Schema read into alternatives: each a plain list of conditions that all hold, with $ref,
+// allOf, anyOf, oneOf and neighbouring keywords merged. What these conditions cannot say is
+// reported, so that no keyword is ever passed over in silence.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "text/grammar_number.h"
+#include "text/grammar_regex.h"
+
+namespace moxie::grammar {
+
+using Json = nlohmann::ordered_json;
+/// Schemas inside one document, all of which must hold; none: anything goes.
+using Conjunction = std::vector<const Json*>;
+
+/// Of one object; both also bound the depth of recursion where they are written.
+constexpr size_t kMaxKeys = 1'000;
+constexpr size_t kMaxKeyBytes = 512;
+
+enum TypeBits : unsigned {
+  kNull = 1,
+  kBoolean = 2,
+  kInteger = 4,
+  kNumber = 8,  ///< whole numbers too
+  kString = 16,
+  kArray = 32,
+  kObject = 64,
+  kAllTypes = 127,
+};
+
+/// The object keywords of one schema: `additional` counts against its own names only.
+struct ObjectPart {
+  const Json* properties = nullptr;
+  std::vector<std::pair<RegexPtr, const Json*>> patterns;  ///< resolved
+  const Json* additional = nullptr;
+};
+
+struct ArrayPart {
+  std::vector<const Json*> prefix;
+  const Json* items = nullptr;
+};
+
+/// One alternative. Keywords bind only values of their own type, as everywhere in JSON Schema.
+struct Node {
+  unsigned types = kAllTypes;
+  bool has_type = false;                    ///< a type (or values) was given
+  unsigned hinted_types = 0;                ///< types that keywords speak of
+  std::optional<std::vector<Json>> values;  ///< enum and const, not yet checked against the rest
+  NumberRange numbers;
+  bool unsatisfiable = false;
+
+  int64_t min_length = 0, max_length = kUnbounded;
+  std::map<std::string, RegexPtr> patterns;  ///< resolved; formats too, by their name
+  std::vector<ArrayPart> arrays;
+  int64_t min_items = 0, max_items = kUnbounded;
+  std::vector<ObjectPart> objects;
+  std::vector<std::string> required;
+  Conjunction names;  ///< propertyNames
+  int64_t min_properties = 0, max_properties = kUnbounded;
+
+  /// What is generated: without a type, the types that the keywords speak of (all if none).
+  unsigned generated_types() const;
+  bool requires_key(const std::string& key) const;
+  std::vector<std::string> declared_keys() const;  ///< in order, required ones without schema last
+  /// The schemas for a declared or (if none declares it) an additional key; none where it may not
+  /// be.
+  std::optional<Conjunction> schemas_of(const std::string& key) const;
+  /// The schemas for names that nothing declares. None: there are no such names (also where nothing
+  /// is said about them although names are declared).
+  std::optional<Conjunction> additional() const;
+  Conjunction items_at(size_t idx) const;
+  size_t num_prefix_items() const;
+  bool has_items() const;
+};
+
+class SchemaReader {
+ public:
+  /// `root` must outlive the reader.
+  SchemaReader(const Json& root, std::string where) : root_(&root), where_(std::move(where)) {}
+
+  /// The alternatives; empty where nothing holds or faults were reported.
+  std::vector<Node> alternatives(const Conjunction& schemas);
+
+  /// Whether `value` holds against the schemas. Exact for what the reader supports.
+  bool holds(const Json& value, const Conjunction& schemas);
+  bool holds(const Json& value, const Node& node);
+
+  /// A fault at a place in the document; the first ones are kept.
+  void report(const Json* at, const std::string& what);
+  bool has_faults() const { return !faults_.empty(); }
+  Error error() const;
+
+ private:
+  struct Pending;
+  bool spend(size_t num_steps);  ///< false, and a fault, once the whole is too much work
+  RegexPtr regex_of(const Json* at, std::string_view pattern, RegexMode mode, const char* keyword);
+  bool pattern_holds(const RegexPtr& regex, std::string_view text);
+  void add(const Json* schema, std::vector<const Json*> chain, Pending* pending);
+  void expand(Pending pending, std::vector<Node>* out);
+  void check_one_of(const Json& options, const Pending& context);
+  const Json* resolve_ref(const Json& schema);
+  Node merged(const Conjunction& plain);
+
+  void read_keyword(const Json& schema, const std::string& key, const Json& value, Node* node);
+  bool read_count(const Json& schema, const std::string& key, const Json& value, Node* node);
+  void read_required(const Json& schema, const Json& value, Node* node);
+  void read_type(const Json& schema, Node* node);
+  void read_values(const Json& schema, std::vector<Json> values, Node* node);
+  void read_number(const Json& schema, const std::string& key, const Json& value, Node* node);
+  void read_format(const Json& schema, const Json& value, Node* node);
+  void read_pattern(const Json& schema, const Json& value, Node* node);
+  void read_array(const Json& schema, Node* node);
+  void read_object(const Json& schema, Node* node);
+  int64_t count(const Json& schema, const std::string& key, const Json& value);
+  bool is_schema(const Json& schema, const std::string& key, const Json& value);
+
+  /// No value that is generated for `a` holds against `b`.
+  bool excludes(const Node& a, const Node& b, int depth);
+  bool excludes_object(const Node& a, const Node& b, int depth);
+  bool excludes_array(const Node& a, const Node& b, int depth);
+  bool disjoint(const Conjunction& a, const Conjunction& b, int depth);
+
+  const Json* root_;
+  std::string where_;
+  std::vector<std::string> faults_;
+  std::set<std::pair<const Json*, std::string>> reported_;
+  std::map<std::pair<const Json*, std::string>, RegexPtr> regexes_;  // null: not supported
+  size_t num_faults_ = 0;
+  size_t num_steps_ = 0;  // bounds the work that small documents can ask for
+};
+
+}  // namespace moxie::grammar

@@ -1,0 +1,206 @@
+"""Runs the server under test, and speaks HTTP to it without a client library.
+
+MOXIE_BINARY names the program; it is started on a free port with the embedded model.
+"""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+
+START_S = 60
+MODEL = "moxie-embedded"
+
+
+def clean_environment():
+    return {name: value for name, value in os.environ.items() if not name.startswith("MOXIE_")}
+
+
+class Server:
+    def __init__(self, *flags, env=None):
+        self.log = tempfile.NamedTemporaryFile("w+", suffix=".log")
+        self.process = subprocess.Popen(
+            [os.environ["MOXIE_BINARY"], "serve", *([] if "--port" in flags else ["--port", "0"]), *flags],
+            stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log,
+            env={**clean_environment(), **(env or {})})
+        self.port = None
+        self.tls = "--ssl-key" in flags
+
+    def output(self):
+        with open(self.log.name, errors="replace") as file:
+            return file.read()
+
+    def wait_ready(self):
+        end = time.monotonic() + START_S
+        while time.monotonic() < end:
+            found = re.search(r"^  url +https?://\S+:(\d+)/v1$", self.output(), re.M)
+            if found:
+                self.port = int(found.group(1))
+                return self
+            if self.process.poll() is not None:
+                break
+            time.sleep(0.02)
+        raise RuntimeError("the server did not come up:\n" + self.output())
+
+    def stop(self):
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(20)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+                raise
+        return self.process.returncode
+
+    def __enter__(self):
+        try:
+            return self.wait_ready()
+        except BaseException:
+            self.process.kill()
+            self.process.wait()
+            raise
+
+    def __exit__(self, kind, *_):
+        code = self.stop()
+        if kind is None:
+            assert code == 0, self.output()[-3000:]
+
+    def connect(self, timeout=30):
+        connection = socket.create_connection(("127.0.0.1", self.port), timeout)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return Connection(connection)
+
+    def request(self, method, path, body=None, headers=(), timeout=30):
+        with self.connect(timeout) as connection:
+            connection.send_request(method, path, body, headers)
+            return connection.read_response()
+
+    def get(self, path, **more):
+        return self.request("GET", path, **more)
+
+    def post(self, path, body, **more):
+        return self.request("POST", path, body, **more)
+
+    def chat(self, text="What is 17 + 25?", **fields):
+        return self.post("/v1/chat/completions",
+                         {"messages": [{"role": "user", "content": text}], **fields})
+
+    def metric(self, name, labels=""):
+        for line in self.get("/metrics").text.splitlines():
+            if line.startswith((name + "{", name + " ")) and labels in line:
+                return float(line.rsplit(" ", 1)[1])
+        raise KeyError(name)
+
+    def idle(self, within=2.0):
+        """Whether nothing runs, waits or holds pages within so many seconds."""
+        end = time.monotonic() + within
+        while time.monotonic() < end:
+            names = ("vllm:num_requests_running", "vllm:num_requests_waiting",
+                     "vllm:kv_cache_usage_perc")
+            if all(self.metric(name) == 0 for name in names):
+                return True
+            time.sleep(0.02)
+        return False
+
+
+class Response:
+    def __init__(self, status, headers, body):
+        self.status, self.headers, self.body = status, headers, body
+
+    @property
+    def text(self):
+        return self.body.decode()
+
+    def json(self):
+        return json.loads(self.body)
+
+    def events(self):
+        """The data of each server-sent event; the last is "[DONE]"."""
+        parts = [part for part in self.text.split("\n\n") if part and not part.startswith(":")]
+        found = []
+        for part in parts:
+            data = [line[6:] for line in part.splitlines() if line.startswith("data: ")]
+            assert len(data) == 1, part
+            found.append(data[0] if data[0] == "[DONE]" else json.loads(data[0]))
+        return found
+
+
+class Connection:
+    def __init__(self, raw):
+        self.raw, self.buffer = raw, b""
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.raw.close()
+
+    def send(self, data):
+        self.raw.sendall(data)
+
+    def send_request(self, method, path, body=None, headers=()):
+        if body is not None and not isinstance(body, (bytes, bytearray)):
+            body = json.dumps(body).encode()
+        lines = [f"{method} {path} HTTP/1.1", "Host: localhost"]
+        if body is not None:
+            lines += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
+        lines += [f"{name}: {value}" for name, value in headers]
+        self.send("\r\n".join(lines).encode() + b"\r\n\r\n" + (body or b""))
+
+    def _fill(self):
+        data = self.raw.recv(65536)
+        if not data:
+            raise EOFError(self.buffer)
+        self.buffer += data
+
+    def _until(self, mark):
+        while mark not in self.buffer:
+            self._fill()
+        head, self.buffer = self.buffer.split(mark, 1)
+        return head
+
+    def _exactly(self, count):
+        while len(self.buffer) < count:
+            self._fill()
+        data, self.buffer = self.buffer[:count], self.buffer[count:]
+        return data
+
+    def read_head(self):
+        lines = self._until(b"\r\n\r\n").decode().split("\r\n")
+        headers = {}
+        for line in lines[1:]:
+            name, value = line.split(":", 1)
+            headers[name.lower()] = value.strip()
+        return int(lines[0].split()[1]), headers
+
+    def read_response(self, has_body=True):
+        status, headers = self.read_head()
+        while status == 100:
+            status, headers = self.read_head()
+        if status == 204 or not has_body:
+            return Response(status, headers, b"")
+        if headers.get("transfer-encoding") == "chunked":
+            body = b""
+            while size := int(self._until(b"\r\n"), 16):
+                body += self._exactly(size)
+                assert self._exactly(2) == b"\r\n"
+            assert self._until(b"\r\n") == b""
+        else:
+            body = self._exactly(int(headers["content-length"]))
+        return Response(status, headers, body)
+
+    def is_closed(self, within=5.0):
+        self.raw.settimeout(within)
+        try:
+            while data := self.raw.recv(65536):
+                self.buffer += data
+            return True
+        except ConnectionError:
+            return True
+        except TimeoutError:
+            return False
