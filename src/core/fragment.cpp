@@ -98,24 +98,24 @@ void pack_tile_fragment(const StoredRows& source, const int64_t rows[16], int32_
 
   auto* base = const_cast<std::byte*>(expert.data);
   const int64_t first_unit = int64_t{tile_idx} * expert.num_units();
-  std::byte* codes = base + first_unit * expert.unit_bytes();
-  std::byte* scales = base + expert.scale_offset() + first_unit * expert.unit_scale_bytes();
-  std::memset(codes, 0, static_cast<size_t>(expert.num_units()) * expert.unit_bytes());
-  if (const int bytes = expert.unit_scale_bytes(); bytes > 0) {
-    const int padding = expert.format == DType::kQ8_0 ? 0 : 127;
-    std::memset(scales, padding, static_cast<size_t>(expert.num_units()) * bytes);
+  std::byte* units = base + first_unit * expert.unit_bytes();
+  const auto unit_at = [&](int64_t i) { return units + i * expert.unit_bytes(); };
+  const auto code_bytes = static_cast<size_t>(expert.unit_code_bytes());
+  const int padding = expert.format == DType::kQ8_0 ? 0 : 127;
+  for (int32_t i = 0; i < expert.num_units(); ++i) {
+    std::memset(unit_at(i), 0, code_bytes);
+    std::memset(unit_at(i) + code_bytes, padding, static_cast<size_t>(expert.unit_scale_bytes()));
   }
   for (int32_t block = 0; block < ceil_div(expert.cols, 32); ++block) {
-    put_block(tile.data(), expert.format, expert.cols, block,
-              codes + int64_t{block / 2} * expert.unit_bytes(),
-              scales + int64_t{block / 2} * expert.unit_scale_bytes());
+    std::byte* unit = unit_at(block / 2);
+    put_block(tile.data(), expert.format, expert.cols, block, unit, unit + code_bytes);
   }
 }
 
 double fragment_value(const PackedMatrix& matrix, int32_t row, int32_t col) {
   const int64_t unit = int64_t{row / 16} * matrix.num_units() + col / 64;
   const std::byte* codes = matrix.data + unit * matrix.unit_bytes();
-  const std::byte* scales = matrix.data + matrix.scale_offset() + unit * matrix.unit_scale_bytes();
+  const std::byte* scales = codes + matrix.unit_code_bytes();
   const Place at(row % 16, col % 64);
   switch (matrix.format) {
     case DType::kF32:

@@ -10,16 +10,14 @@
 namespace moxie {
 namespace {
 
-TEST(Fragment, WordsHoldEachCodeWhereOneShiftAndOneMaskFindIt) {
+TEST(Fragment, WordsBecomeBf16Pairs) {
   std::mt19937 random(1);
   for (int n = 0; n < 1000; ++n) {
     uint8_t codes[8];
     for (uint8_t& code : codes) code = static_cast<uint8_t>(random() % 16);
     const uint32_t word = fragment_mxfp4_word(codes);
-    constexpr uint32_t kBoth = 0x81C081C0u, kSign = 0x80008000u, kRest = 0x01C001C0u;
-    const uint32_t pairs[4] = {word & kBoth, word << 3 & kBoth,
-                               (word << 6 & kRest) | (word << 1 & kSign),
-                               (word >> 3 & kRest) | (word << 2 & kSign)};
+    uint32_t pairs[4];
+    fragment_mxfp4_pairs(word, pairs);
     for (int j = 0; j < 8; ++j) {
       EXPECT_EQ(fragment_mxfp4_code(word, j), codes[j]);
       const auto bits = static_cast<uint16_t>(pairs[j / 2] >> (16 * (j % 2)));

@@ -106,7 +106,7 @@ struct PackedMatrix {
   }
   /// kFragment16x32: units of 16 rows x 64 columns; columns past the end are zeros.
   int32_t num_units() const { return ceil_div(cols, 64); }
-  int32_t unit_bytes() const {
+  int32_t unit_code_bytes() const {
     switch (format) {
       case DType::kF32:
         return 4096;
@@ -125,12 +125,12 @@ struct PackedMatrix {
     if (format == DType::kQ8_0) return 64;
     return format == DType::kMXFP4 || format == DType::kMXFP8 ? 32 : 0;
   }
-  /// kFragment16x32: the scales of an expert lie behind all of its codes.
-  int64_t scale_offset() const { return int64_t{num_tiles()} * num_units() * unit_bytes(); }
+  /// A unit's scales lie behind its codes.
+  int32_t unit_bytes() const { return unit_code_bytes() + unit_scale_bytes(); }
+  int64_t units_bytes() const { return int64_t{num_tiles()} * num_units() * unit_bytes(); }
   int64_t expert_bytes() const {
     if (layout == PackedLayout::kRows16) return num_tiles() * tile_bytes();
-    return round_up<int64_t>(
-        int64_t{num_tiles()} * num_units() * (unit_bytes() + unit_scale_bytes()), 256);
+    return round_up<int64_t>(units_bytes(), 256);
   }
   int64_t bytes() const { return num_experts * expert_bytes(); }
   const std::byte* tile(int32_t expert, int32_t tile_idx) const {

@@ -218,6 +218,15 @@ TEST_F(LinearStepsCuda, ExpertsAgreeWithTheReference) {
       expect_rows_agree(ExpertsCase{
           .tokens = tokens, .hidden = 576, .intermediate = 1312, .experts = 9, .weights = weights});
     }
+    // One token's own kernel: a part of the clusters busy, all of them, and in several rounds.
+    for (const int32_t intermediate : {64, 1344, 3200}) {
+      expect_rows_agree(ExpertsCase{.tokens = 1,
+                                    .hidden = intermediate == 3200 ? 384 : 576,
+                                    .intermediate = intermediate,
+                                    .experts = 9,
+                                    .top_k = intermediate == 3200 ? 8 : 4,
+                                    .weights = weights});
+    }
   }
 }
 

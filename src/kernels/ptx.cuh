@@ -14,6 +14,15 @@ __device__ __forceinline__ uint32_t shared_address(const void* at) {
 __device__ __forceinline__ void copy_async_16(uint32_t to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
+/// The same for what is read once (weights): the first to leave L2, where code, activations and
+/// biases then stay.
+__device__ __forceinline__ void copy_streamed_16(uint32_t to, const void* from) {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+               "l"(policy)
+               : "memory");
+}
 __device__ __forceinline__ void commit_copies() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
@@ -21,6 +30,60 @@ __device__ __forceinline__ void commit_copies() {
 template <int kPending>
 __device__ __forceinline__ void wait_for_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+/// Says that this block of the cluster has come so far; without order of memory.
+__device__ __forceinline__ void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+/// Waits for all blocks of the cluster. It empties L1, and waits for the copies on their way: to be
+/// called before the wait for the kernel before, where that costs nothing.
+__device__ __forceinline__ void cluster_wait() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+/// Makes a barrier of 8 bytes in shared memory whose phases complete, in turn, when expect_bytes
+/// was called once and as many bytes have come from the cluster. Other blocks may send behind a
+/// cluster_arrive of this thread and their cluster_wait.
+__device__ __forceinline__ void init_barrier(uint64_t* barrier) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(barrier)) : "memory");
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+__device__ __forceinline__ void expect_bytes(uint64_t* barrier, uint32_t bytes) {
+  asm volatile(
+      "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
+      "r"(bytes)
+      : "memory");
+}
+/// Waits for the end of a phase: 0, 1, 0, 1, ...
+__device__ __forceinline__ void wait_barrier(uint64_t* barrier, uint32_t phase) {
+  asm volatile(
+      "{.reg .pred done; again: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, "
+      "[%0], %1; @!done bra again;}" ::"r"(shared_address(barrier)),
+      "r"(phase)
+      : "memory");
+}
+/// Stores a word at this block's address `at`, but in block `rank` of the cluster, whose barrier
+/// counts its bytes.
+__device__ __forceinline__ void send(const void* at, const uint64_t* barrier, int rank,
+                                     uint32_t word) {
+  asm volatile(
+      "{.reg .b32 to, signal; mapa.shared::cluster.u32 to, %0, %2; "
+      "mapa.shared::cluster.u32 signal, %1, %2; "
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [to], %3, [signal];}" ::"r"(
+          shared_address(at)),
+      "r"(shared_address(barrier)), "r"(rank), "r"(word)
+      : "memory");
+}
+/// Two floats in the same way.
+__device__ __forceinline__ void send(const void* at, const uint64_t* barrier, int rank, float x,
+                                     float y) {
+  asm volatile(
+      "{.reg .b32 to, signal; mapa.shared::cluster.u32 to, %0, %2; "
+      "mapa.shared::cluster.u32 signal, %1, %2; "
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [to], {%3,%4}, [signal];}" ::
+          "r"(shared_address(at)),
+      "r"(shared_address(barrier)), "r"(rank), "f"(x), "f"(y)
+      : "memory");
 }
 
 /// Two floats to a BF16 pair, nearest even; `low` in the low half.

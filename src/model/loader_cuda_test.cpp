@@ -148,9 +148,7 @@ TEST_F(LoaderCuda, RepackedMatricesAreTheHostsByteByByte) {
                          .rows = order == PackedRowOrder::kGateUp ? 2 * round_up(rows, 16) : rows,
                          .cols = cols};
         repack.num_tiles = repack.target.num_tiles();
-        const auto target_bytes = static_cast<size_t>(
-            repack.target.scale_offset() + int64_t{repack.num_tiles} * repack.target.num_units() *
-                                               repack.target.unit_scale_bytes());
+        const auto target_bytes = static_cast<size_t>(repack.target.units_bytes());
         std::vector<std::byte> expected(static_cast<size_t>(repack.target.bytes()));
         int32_t nan_row = kNoNanRow;
         if (n == 5 && !scales.empty()) scales[static_cast<size_t>(4 * cols / 32)] = std::byte{255};
@@ -196,8 +194,7 @@ class WholeModels : public LoaderCuda {
                      const std::string& what) {
     ASSERT_EQ(ours.format, expected.format);
     // The few bytes between one expert and the next are nobody's.
-    const int64_t used = ours.scale_offset() +
-                         int64_t{ours.num_tiles()} * ours.num_units() * ours.unit_scale_bytes();
+    const int64_t used = ours.units_bytes();
     for (int32_t e = 0; e < ours.num_experts; ++e)
       expect_bytes(ours.expert(e).data, expected.expert(e).data, used,
                    what + " of expert " + std::to_string(e));

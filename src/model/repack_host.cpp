@@ -33,13 +33,13 @@ void rows_of(const MatrixRepack& repack, int32_t tile, int32_t source, int64_t r
 void merge_tile(const PackedMatrix& up, int32_t tile, const PackedMatrix& expert) {
   auto* out = const_cast<std::byte*>(expert.data);
   const int64_t first_unit = int64_t{tile} * expert.num_units();
-  const int64_t codes = first_unit * expert.unit_bytes();
-  for (int64_t i = 0; i < int64_t{expert.num_units()} * expert.unit_bytes(); ++i)
-    out[codes + i] |= up.data[codes + i];
   const int32_t scale_bytes = expert.format == DType::kQ8_0 ? 2 : 1;
-  const int64_t scales = expert.scale_offset() + first_unit * expert.unit_scale_bytes();
-  for (int64_t i = 0; i < int64_t{expert.num_units()} * expert.unit_scale_bytes(); ++i)
-    if (i / scale_bytes % 2 == 1) out[scales + i] = up.data[scales + i];
+  for (int64_t unit = first_unit; unit < first_unit + expert.num_units(); ++unit) {
+    const int64_t codes = unit * expert.unit_bytes(), scales = codes + expert.unit_code_bytes();
+    for (int64_t i = codes; i < scales; ++i) out[i] |= up.data[i];
+    for (int32_t i = 0; i < expert.unit_scale_bytes(); ++i)
+      if (i / scale_bytes % 2 == 1) out[scales + i] = up.data[scales + i];
+  }
 }
 
 }  // namespace

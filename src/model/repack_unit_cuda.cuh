@@ -10,15 +10,12 @@ namespace moxie {
 
 /// The parts of a PackedMatrix that device code needs, and where its expert lies.
 struct UnitTarget {
-  std::byte* codes = nullptr;
-  std::byte* scales = nullptr;
+  std::byte* units = nullptr;
   int32_t num_units = 0, cols = 0;
   DType format = DType::kBF16;
 };
 inline UnitTarget unit_target(const PackedMatrix& expert) {
-  auto* codes = const_cast<std::byte*>(expert.data);
-  return {.codes = codes,
-          .scales = codes + expert.scale_offset(),
+  return {.units = const_cast<std::byte*>(expert.data),
           .num_units = expert.num_units(),
           .cols = expert.cols,
           .format = expert.format};
@@ -83,19 +80,23 @@ __device__ inline void store_unit(const UnitTarget& target, int64_t unit_idx, in
                          : kFormat == DType::kBF16  ? 4
                          : kFormat == DType::kMXFP4 ? 1
                                                     : 2;
-  auto* codes = reinterpret_cast<uint4*>(target.codes + unit_idx * (512 * kWords));
+  constexpr bool kIsMx = kFormat == DType::kMXFP4 || kFormat == DType::kMXFP8;
+  constexpr int kCodeBytes = 512 * kWords;
+  constexpr int kScaleBytes = kIsMx ? 32 : kFormat == DType::kQ8_0 ? 64 : 0;
+  std::byte* at = target.units + unit_idx * (kCodeBytes + kScaleBytes);
+  auto* codes = reinterpret_cast<uint4*>(at);
   for (int w = 0; w < kWords; ++w) codes[32 * w + lane] = unit.words[w];
   if (lane % 4 != 0) return;
   const int g = lane / 4;  // byte (or half) 4 g + p
-  if constexpr (kFormat == DType::kMXFP4 || kFormat == DType::kMXFP8) {
+  if constexpr (kIsMx) {
     uint32_t four = 0;
     for (int p = 0; p < 4; ++p) four |= static_cast<uint32_t>(unit.scale[p] & 0xFF) << (8 * p);
-    reinterpret_cast<uint32_t*>(target.scales + unit_idx * 32)[g] = four;
+    reinterpret_cast<uint32_t*>(at + kCodeBytes)[g] = four;
   } else if constexpr (kFormat == DType::kQ8_0) {
     uint2 four;
     four.x = unit.scale[0] | static_cast<uint32_t>(unit.scale[1]) << 16;
     four.y = unit.scale[2] | static_cast<uint32_t>(unit.scale[3]) << 16;
-    reinterpret_cast<uint2*>(target.scales + unit_idx * 64)[g] = four;
+    reinterpret_cast<uint2*>(at + kCodeBytes)[g] = four;
   }
 }
 #endif

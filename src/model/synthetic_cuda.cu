@@ -91,8 +91,7 @@ __global__ void __launch_bounds__(32 * kWarps)
                        is_padding);
   }
   UnitTarget target = params.first_expert;
-  target.codes += expert * params.expert_bytes;
-  target.scales += expert * params.expert_bytes;
+  target.units += expert * params.expert_bytes;
   store_unit<kFormat>(target, int64_t{tile} * num_units + unit_in_row, lane, unit);
 }
 

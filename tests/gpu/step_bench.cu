@@ -35,11 +35,16 @@ struct FillParams {
   int64_t num_words;
   uint32_t keep, add;  // word = hash & keep, plus add
   uint32_t seed;
+  // Of each unit_words the first code_words; the others are scales, E8M0 codes near 2^-11.
+  uint32_t unit_words, code_words;
 };
 __global__ void fill_words(const __grid_constant__ FillParams p) {
   const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.x;
-  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < p.num_words; i += stride)
-    p.data[i] = (hash(i + (static_cast<uint64_t>(p.seed) << 40)) & p.keep) + p.add;
+  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < p.num_words; i += stride) {
+    const uint32_t word = hash(i + (static_cast<uint64_t>(p.seed) << 40));
+    p.data[i] = i % p.unit_words < p.code_words ? (word & p.keep) + p.add
+                                                : (word & 0x03030303u) + 0x73737373u;
+  }
 }
 struct FloatParams {
   float* data;
@@ -208,10 +213,13 @@ class Bench {
     fill(data, bytes, keep, add);
     return data;
   }
-  void fill(std::byte* data, int64_t bytes, uint32_t keep, uint32_t add) {
-    launch_kernel("fill", fill_words,
-                  FillParams{reinterpret_cast<uint32_t*>(data), bytes / 4, keep, add, ++seed_},
-                  dim3(2048), 256, 0, native_);
+  void fill(std::byte* data, int64_t bytes, uint32_t keep, uint32_t add, int unit_bytes = 4,
+            int code_bytes = 4) {
+    launch_kernel(
+        "fill", fill_words,
+        FillParams{reinterpret_cast<uint32_t*>(data), bytes / 4, keep, add, ++seed_,
+                   static_cast<uint32_t>(unit_bytes / 4), static_cast<uint32_t>(code_bytes / 4)},
+        dim3(2048), 256, 0, native_);
   }
   float* floats(int64_t count, float scale, float offset) {
     auto* data = reinterpret_cast<float*>(allocate(count * 4));
@@ -239,14 +247,9 @@ class Bench {
       return m;
     }
     for (int e = 0; e < experts; ++e) {
-      std::byte* expert = data + e * m.expert_bytes();
       // E4M3 has no infinities but a NaN: its exponents are kept below the top.
-      if (format == DType::kMXFP8)
-        fill(expert, m.scale_offset(), 0xBFBFBFBFu, 0);
-      else
-        fill(expert, m.scale_offset(), ~0u, 0);
-      fill(expert + m.scale_offset(), m.expert_bytes() - m.scale_offset(), 0x03030303u,
-           0x73737373u);
+      fill(data + e * m.expert_bytes(), m.units_bytes(),
+           format == DType::kMXFP8 ? 0xBFBFBFBFu : ~0u, 0, m.unit_bytes(), m.unit_code_bytes());
     }
     return m;
   }

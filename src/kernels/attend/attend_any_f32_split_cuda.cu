@@ -50,6 +50,7 @@ __global__ void __launch_bounds__(kThreads, kRows == 8 ? 2 : 1)
   const int32_t num_active =
       max(1, min(p.num_splits, (num_keys + kKeysOfBlock - 1) / kKeysOfBlock));
   if (tile.num_tokens == 0 || rank >= num_active) {
+    if (num_active > 1) cluster_arrive();
     wait_for_previous();
     launch_next();
     return;
@@ -61,8 +62,9 @@ __global__ void __launch_bounds__(kThreads, kRows == 8 ? 2 : 1)
   const bool is_owner = rank < 1 << owners_log;
   if (num_active > 1) {
     if (thread == 0 && is_owner) {
-      start_barrier(&shared.barrier,
-                    static_cast<uint32_t>(num_active * (slice * 4 + slice_rows * 8)));
+      init_barrier(&shared.barrier);
+      expect_bytes(&shared.barrier,
+                   static_cast<uint32_t>(num_active * (slice * 4 + slice_rows * 8)));
     }
     cluster_arrive();
   }
@@ -112,6 +114,7 @@ __global__ void __launch_bounds__(kThreads, kRows == 8 ? 2 : 1)
     sums.last_seen[r] =
         token == 0 ? first_position : __ldcg(p.positions + tile.first_token + token);
   }
+  if (num_active > 1) cluster_wait();  // every block has started its barrier
   wait_for_previous();
   launch_next();
 
@@ -148,7 +151,6 @@ __global__ void __launch_bounds__(kThreads, kRows == 8 ? 2 : 1)
   float* warp_sums = reinterpret_cast<float*>(slots);
   const int warp_size = p.num_slots * F::kStageBytes / 4;
   sums.store(shared, warp_sums + warp * warp_size, shared.l[warp]);
-  if (num_active > 1) cluster_wait();  // every block has started its barrier
   __syncthreads();
 #pragma unroll
   for (int i = 0; i < S::kPairs; ++i) {
@@ -175,7 +177,7 @@ __global__ void __launch_bounds__(kThreads, kRows == 8 ? 2 : 1)
     }
   }
   if (num_active == 1 || !is_owner) return;
-  wait_barrier(&shared.barrier);
+  wait_barrier(&shared.barrier, 0);
   // Neighbouring lanes take the same pair of columns of one block each.
   static_assert(kMaxSplits <= 16, "four steps reach over 16 lanes");
   const int lanes_log = 32 - __clz(num_active - 1);

@@ -39,42 +39,6 @@ __device__ __forceinline__ float power_of_two(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-// Says that this block has started, and its barrier if there is one.
-__device__ __forceinline__ void cluster_arrive() {
-  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-}
-__device__ __forceinline__ void cluster_wait() {
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-// A barrier in shared memory that completes its first phase when `bytes` have come from the
-// cluster.
-__device__ __forceinline__ void start_barrier(uint64_t* barrier, uint32_t bytes) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(barrier)) : "memory");
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-  asm volatile(
-      "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
-      "r"(bytes)
-      : "memory");
-}
-__device__ __forceinline__ void wait_barrier(uint64_t* barrier) {
-  asm volatile(
-      "{.reg .pred done; again: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, "
-      "[%0], 0; @!done bra again;}" ::"r"(shared_address(barrier))
-      : "memory");
-}
-// Two floats into the shared memory of block `rank` of the cluster, at this block's address `at`;
-// its `barrier` counts them.
-__device__ __forceinline__ void send(const void* at, const uint64_t* barrier, int rank, float x,
-                                     float y) {
-  asm volatile(
-      "{.reg .b32 to, signal; mapa.shared::cluster.u32 to, %0, %2; "
-      "mapa.shared::cluster.u32 signal, %1, %2; "
-      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [to], {%3,%4}, [signal];}" ::
-          "r"(shared_address(at)),
-      "r"(shared_address(barrier)), "r"(rank), "f"(x), "f"(y)
-      : "memory");
-}
-
 // Where a lane finds its fragments in a tile: g is the lane's row of eight, c its column of four.
 struct LaneOffsets {
   uint32_t k0, k1, v0, v1;

@@ -11,6 +11,7 @@
 
 #include <utility>
 
+#include "kernels/experts/experts_one_token.cuh"
 #include "kernels/experts/experts_rows.h"
 #include "kernels/gemv/slice_gemv.cuh"
 
@@ -173,18 +174,11 @@ __global__ void __launch_bounds__(32 * kMaxGateUpWarps)
       if (of_token != 0) weight[c] = load_early(p.expert_weights + pair[c]);
     }
 
-    const std::byte* of_lane[kGroups];
-#pragma unroll
-    for (int c = 0; c < kGroups; ++c)
-      of_lane[c] = staged + activation_offset<kTokens>(c, p.num_tokens) +
-                   first_unit * kUnitActivationBytes<kTokens>;
-    float sums[kGroups][2] = {};
-    for (int left = my_units; left > 0; left -= kUnroll) {
-      multiply_stage<F, kGroups, kUnitActivationBytes<kTokens>>(ring.next(fill), left, of_lane,
-                                                                sums);
-#pragma unroll
-      for (int c = 0; c < kGroups; ++c) of_lane[c] += kUnroll * kUnitActivationBytes<kTokens>;
-    }
+    TileProduct<F, kTokens> product(staged + first_unit * kUnitActivationBytes<kTokens>,
+                                    p.num_tokens);
+    for (int left = my_units; left > 0; left -= kUnroll) product.add_stage(ring.next(fill), left);
+    product.finish();
+    auto& sums = product.sums;
     if (part == 1) {
 #pragma unroll
       for (int i = 0; i < 2 * kGroups; ++i) handed[32 * i + lane] = sums[i / 2][i % 2];
@@ -300,11 +294,22 @@ __global__ void __launch_bounds__(32 * kDownWarps)
   launch_next();
   ring.start(fill_inputs);  // the first group holds all weights so far
 
-  float sums[kGroups][2] = {};
+  TileProduct<F, kTokens> product(nullptr, num_tokens);
+  auto& sums = product.sums;
+  const auto fill = [&](uint32_t stage) {
+    fill_weights(stage);
+    fill_inputs(stage);
+  };
   for (int round = 0; round < num_rounds; ++round) {
-    // With several tokens: where this lane's column finds its activations; null: not chosen.
-    const std::byte* from[kGroups] = {};
-    if constexpr (kTokens > 1) {
+    if constexpr (kTokens == 1) {
+      for (int unit = 0; unit < num_units; unit += kUnroll) {
+        const std::byte* stage = ring.next(fill);
+        product.read_from(stage + Pipeline<F>::kStageBytes);
+        product.add_stage(stage, num_units - unit);
+      }
+    } else {
+      // Where this lane's column finds its activations; null: not chosen.
+      const std::byte* from[kGroups] = {};
       const uint32_t pairs =
           __shfl_sync(~0u, chosen.peers, chosen.first_of(rank + round * kDownCluster));
 #pragma unroll
@@ -316,10 +321,8 @@ __global__ void __launch_bounds__(32 * kDownWarps)
         const int pair = token * p.top_k + __ffs(of_token) - 1;
         from[c] = halves + 256 * (pair * p.num_units_down) + 64 * (g % 2) + 16 * q;
       }
-    }
-    for (int unit = 0; unit < num_units; unit += kUnroll) {
-      uint4 activations[kUnroll][2][kGroups] = {};
-      if constexpr (kTokens > 1) {
+      for (int unit = 0; unit < num_units; unit += kUnroll) {
+        uint4 activations[kUnroll][2][kGroups] = {};
 #pragma unroll
         for (int i = 0; i < kUnroll; ++i) {
 #pragma unroll
@@ -330,30 +333,21 @@ __global__ void __launch_bounds__(32 * kDownWarps)
             activations[i][1][c] = *reinterpret_cast<const uint4*>(at + 128);
           }
         }
-      }
-      const std::byte* at = ring.next([&](uint32_t stage) {
-        fill_weights(stage);
-        fill_inputs(stage);
-      });
-      const std::byte* codes = at + 16 * lane;
-      const std::byte* scales =
-          at + Pipeline<F>::kCodeBytes + lane / 4 * (4 * Format<F>::kScaleWords);
-      const std::byte* inputs_of_lane = at + Pipeline<F>::kStageBytes + 64 * (g % 2) + 16 * q;
+        const std::byte* at = ring.next(fill);
+        const std::byte* codes = at + 16 * lane;
+        const std::byte* scales = at + kCodeBytes<F> + lane / 4 * (4 * Format<F>::kScaleWords);
 #pragma unroll
-      for (int i = 0; i < kUnroll; ++i) {
-        if (i > 0 && unit + i >= num_units) break;
-        Unit<F> of_unit;
-        read_unit<F>(of_unit, codes + i * kUnitBytes<F>, scales + i * kUnitScaleBytes<F>);
-        multiply_unit<F, kGroups>(
-            of_unit,
-            [&](int block, int c) {
-              if constexpr (kTokens > 1) return activations[i][block][c];
-              return *reinterpret_cast<const uint4*>(inputs_of_lane + 256 * i + 128 * block);
-            },
-            sums);
+        for (int i = 0; i < kUnroll; ++i) {
+          if (i > 0 && unit + i >= num_units) break;
+          Unit<F> of_unit;
+          read_unit<F>(of_unit, codes + i * kUnitBytes<F>, scales + i * kUnitBytes<F>);
+          multiply_unit<F, kGroups>(
+              of_unit, [&](int block, int c) { return activations[i][block][c]; }, sums);
+        }
       }
     }
   }
+  product.finish();
 
 #pragma unroll
   for (int c = 0; c < kGroups; ++c) {
@@ -384,6 +378,28 @@ __global__ void __launch_bounds__(32 * kDownWarps)
     for (int r = 0; r < kDownCluster; ++r) sum += sums_of_blocks[r][my_row][my_token];
     *my_x = sum;
   }
+}
+
+one_token::Step one_token_step(const ExpertsStep& step, std::byte* workspace) {
+  return {.gate_up = step.gate_up,
+          .down = step.down,
+          .gate_up_expert_bytes = step.gate_up_expert_bytes,
+          .down_expert_bytes = step.down_expert_bytes,
+          .gate_up_bias = step.gate_up_bias,
+          .down_bias = step.down_bias,
+          .t = step.t,
+          .expert_ids = step.expert_ids,
+          .expert_weights = step.expert_weights,
+          .partials = reinterpret_cast<float*>(workspace),
+          .x = step.x,
+          .alpha = step.alpha,
+          .limit = step.limit,
+          .hidden = step.hidden,
+          .intermediate = step.intermediate,
+          .top_k = step.top_k,
+          .num_units = step.gate_up.num_units(),
+          .num_units_down = step.num_units_down,
+          .num_clusters = 0};
 }
 
 // Room for any group of tokens that a launch may take.
@@ -427,7 +443,9 @@ const char* experts_any_bf16x2_gemv_cuda_refuses(const ExpertsParams& p) {
   return refuses_matrix(p.down);
 }
 
-uint64_t experts_any_bf16x2_gemv_cuda_workspace(const ExpertsParams& p) { return halves_bytes(p); }
+uint64_t experts_any_bf16x2_gemv_cuda_workspace(const ExpertsParams& p) {
+  return std::max<uint64_t>(halves_bytes(p), 4ull * one_token::kMaxClusters * p.hidden);
+}
 
 void experts_any_bf16x2_gemv_cuda(const ExpertsParams& p) {
   const cudaStream_t stream = launch_stream(p.launch.stream);
@@ -463,6 +481,10 @@ void experts_any_bf16x2_gemv_cuda(const ExpertsParams& p) {
                            .top_k = p.top_k,
                            .num_units_down = p.down.num_units()};
     dispatch_format(p.gate_up.format, [&]<DType F>() {
+      if (step.num_tokens == 1 &&
+          one_token::launch_one_token<F>(one_token_step(step, p.launch.workspace), limits, stream,
+                                         "experts_any_bf16x2_gemv_cuda"))
+        return;
       dispatch_tokens(step.num_tokens,
                       [&]<int kTokens>() { launch_experts<F, kTokens>(step, limits, stream); });
     });

@@ -3,8 +3,12 @@
 //
 // Activations enter as two BF16 parts, high and low (their sum has 16 bits), in neighbouring
 // columns of the instruction: with few tokens the columns are there anyway, so that F32 activations
-// lose 2^-17 of themselves and cost nothing. Column n of column group c is token 4 c + n / 2, part
-// n % 2; after the product, lane (g, q) holds rows g and g + 8 of token 4 c + q.
+// lose 2^-17 of themselves and cost nothing. A pair of columns is a slot; column group c has four.
+// With several tokens, slot i of group c is token 4 c + i. One token takes all four slots of its
+// group for four successive blocks of 32 columns of the weights, each zero in the others' slots:
+// the instruction adds to all slots at once, so that four blocks need one multiplication by their
+// scales (a lane has one block's) in place of four. After the product, lane (g, q) holds rows g and
+// g + 8 of slot q.
 //
 // In shared memory the parts lie as [block of 32 columns][kTokens][part][32] BF16, so that a lane
 // reads its eight values of a block as one vector. Kernels are compiled for 1, 4 and 8 tokens
@@ -15,6 +19,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "core/fragment.h"
 #include "core/tensor.h"
 #include "kernels/ptx.cuh"
 
@@ -76,17 +81,21 @@ struct Unit {
 };
 
 template <DType F>
-inline constexpr int kUnitBytes = 512 * Format<F>::kVectors;
+inline constexpr int kCodeBytes = 512 * Format<F>::kVectors;
 template <DType F>
-inline constexpr int kUnitScaleBytes = 32 * Format<F>::kScaleWords;
+inline constexpr int kUnitBytes = kCodeBytes<F> + 32 * Format<F>::kScaleWords;
 
-/// Reads one unit from shared memory: the lane's own part of its codes and scales.
+/// Reads the lane's own part of one unit from shared memory: its codes, or codes and scales.
 template <DType F>
-__device__ __forceinline__ void read_unit(Unit<F>& unit, const std::byte* codes,
-                                          const std::byte* scales) {
+__device__ __forceinline__ void read_codes(Unit<F>& unit, const std::byte* codes) {
 #pragma unroll
   for (int i = 0; i < Format<F>::kVectors; ++i)
     unit.codes[i] = *reinterpret_cast<const uint4*>(codes + 512 * i);
+}
+template <DType F>
+__device__ __forceinline__ void read_unit(Unit<F>& unit, const std::byte* codes,
+                                          const std::byte* scales) {
+  read_codes<F>(unit, codes);
 #pragma unroll
   for (int i = 0; i < Format<F>::kScaleWords; ++i)
     unit.scales[i] = *reinterpret_cast<const uint32_t*>(scales + 4 * i);
@@ -100,11 +109,7 @@ __device__ __forceinline__ void decode(const Unit<F>& unit, int block, int half,
   if constexpr (F == DType::kMXFP4) {
     const uint4& c = unit.codes[0];
     const uint32_t w = block == 0 ? (half == 0 ? c.x : c.y) : (half == 0 ? c.z : c.w);
-    constexpr uint32_t kBoth = 0x81C081C0u, kSign = 0x80008000u, kRest = 0x01C001C0u;
-    pairs[0] = w & kBoth;
-    pairs[1] = (w << 3) & kBoth;
-    pairs[2] = ((w << 6) & kRest) | ((w << 1) & kSign);
-    pairs[3] = ((w >> 3) & kRest) | ((w << 2) & kSign);
+    fragment_mxfp4_pairs(w, pairs);
   } else if constexpr (F == DType::kMXFP8) {
     const uint4& c = unit.codes[half];
     const uint32_t words[2] = {block == 0 ? c.x : c.z, block == 0 ? c.y : c.w};
@@ -186,12 +191,57 @@ __device__ __forceinline__ void multiply_unit(const Unit<F>& unit, Activations&&
   }
 }
 
-/// A lane's offset in a block of staged activations for column group `c`.
-template <int kTokens>
-__device__ __forceinline__ int activation_offset(int c, int num_tokens) {
-  const int lane = threadIdx.x % 32, n = lane / 4;
-  const int token = kTokens == 1 ? 0 : min(4 * c + n / 2, num_tokens - 1);
-  return 128 * token + 64 * (n % 2) + 16 * (lane % 4);
+/// Rows g and g + 8 of the scales of one block.
+template <DType F>
+struct RowScales {
+  float top = 1.0f, bottom = 1.0f;
+  __device__ __forceinline__ explicit RowScales(const std::byte* at) {
+    if constexpr (Format<F>::kScaleWords == 1) {
+      top = __uint_as_float(static_cast<uint32_t>(at[0]) << 23);
+      bottom = __uint_as_float(static_cast<uint32_t>(at[1]) << 23);
+    } else if constexpr (Format<F>::kScaleWords == 2) {
+      const float2 both = __half22float2(*reinterpret_cast<const __half2*>(at));
+      top = both.x, bottom = both.y;
+    }
+  }
+};
+
+/// The activations of one token as a lane's operand: of kBlocks successive blocks of columns those
+/// of its own slot's, zeros for the others.
+template <int kBlocks>
+struct SlotInputs {
+  uint4 block[kBlocks] = {};
+};
+
+/// sums[half] of a lane += rows g + 8 half of kUnits units (1 or 2) at `codes` times one token, for
+/// the block of the lane's slot. `own`: the lane's eight activations of that block.
+template <DType F, int kUnits>
+__device__ __forceinline__ void multiply_slots(const std::byte* codes, const std::byte* scales,
+                                               const std::byte* own, SlotInputs<2 * kUnits>& inputs,
+                                               float (&sums)[2]) {
+  const int lane = threadIdx.x % 32, g = lane / 4, slot = g / 2;
+#pragma unroll
+  for (int i = 0; i < 2 * kUnits; ++i) {
+    if (slot == i) inputs.block[i] = *reinterpret_cast<const uint4*>(own);
+  }
+  float products[4] = {};
+#pragma unroll
+  for (int i = 0; i < 2 * kUnits; ++i) {
+    Unit<F> unit;
+    read_codes<F>(unit, codes + i / 2 * kUnitBytes<F>);
+    const uint4& b = inputs.block[i];
+#pragma unroll
+    for (int part = 0; part < Format<F>::kParts; ++part) {
+      uint32_t top[4], bottom[4];
+      decode(unit, i % 2, 0, part, top);
+      decode(unit, i % 2, 1, part, bottom);
+      mma_m16n8k16(products, top[0], bottom[0], top[1], bottom[1], b.x, b.y);
+      mma_m16n8k16(products, top[2], bottom[2], top[3], bottom[3], b.z, b.w);
+    }
+  }
+  const RowScales<F> scale(scales);
+  sums[0] += (products[0] + products[1]) * scale.top;
+  sums[1] += (products[2] + products[3]) * scale.bottom;
 }
 
 /// Eight consecutive values to their two BF16 parts.
@@ -295,50 +345,41 @@ struct Pipeline {
   static constexpr int kStages = F == DType::kF32                         ? 2
                                  : F == DType::kBF16 || F == DType::kQ8_0 ? 4
                                                                           : 3;
-  static constexpr int kCodeBytes = kUnroll * kUnitBytes<F>;
-  static constexpr int kStageBytes = kCodeBytes + kUnroll * kUnitScaleBytes<F>;
+  static constexpr int kStageBytes = kUnroll * kUnitBytes<F>;
 };
 
-/// Where the next unit of a tile lies; the lane's own 16 bytes of each.
+/// Where the next unit of a tile lies.
 template <DType F>
 struct UnitCursor {
-  const std::byte* codes;
-  const std::byte* scales;
+  const std::byte* at;
   UnitCursor() = default;
   __device__ __forceinline__ UnitCursor(const PackedMatrix& matrix, int64_t expert_bytes,
                                         int32_t expert, int32_t tile, int32_t unit) {
     const int32_t num_units = (matrix.cols + 63) / 64;
-    const int64_t at = static_cast<int64_t>(tile) * num_units + unit;
-    const int64_t total = static_cast<int64_t>((matrix.rows + 15) / 16) * num_units;
-    const std::byte* data = matrix.data + expert * expert_bytes + 16 * (threadIdx.x % 32);
-    codes = data + at * kUnitBytes<F>;
-    scales = data + total * kUnitBytes<F> + at * kUnitScaleBytes<F>;
+    at = matrix.data + expert * expert_bytes +
+         (static_cast<int64_t>(tile) * num_units + unit) * kUnitBytes<F>;
   }
   /// Copies the next units, of which `count` are left in the tile, to a stage.
   __device__ __forceinline__ void copy_stage(uint32_t stage, int count) {
     using P = Pipeline<F>;
-    const uint32_t lane_bytes = 16 * (threadIdx.x % 32), to = stage + lane_bytes;
+    constexpr int kCopies = (P::kStageBytes + 511) / 512;
+    const int lane_bytes = 16 * static_cast<int>(threadIdx.x % 32);
+    const int bytes = min(count, P::kUnroll) * kUnitBytes<F>;
     if (count >= P::kUnroll) {
 #pragma unroll
-      for (int i = 0; i < P::kUnroll * Format<F>::kVectors; ++i)
-        copy_async_16(to + 512 * i, codes + 512 * i);
+      for (int i = 0; i < P::kStageBytes / 512; ++i)
+        copy_streamed_16(stage + lane_bytes + 512 * i, at + lane_bytes + 512 * i);
+      if (P::kStageBytes % 512 != 0 && lane_bytes < P::kStageBytes % 512)
+        copy_streamed_16(stage + lane_bytes + 512 * (kCopies - 1),
+                         at + lane_bytes + 512 * (kCopies - 1));
     } else {
 #pragma unroll 1
-      for (int i = 0; i < count * Format<F>::kVectors; ++i)
-        copy_async_16(to + 512 * i, codes + 512 * i);
-    }
-    if constexpr (Format<F>::kScaleWords > 0) {
-      if (static_cast<int>(lane_bytes) < min(count, P::kUnroll) * kUnitScaleBytes<F>)
-        copy_async_16(to + P::kCodeBytes, scales);
+      for (int i = lane_bytes; i < bytes; i += 512) copy_streamed_16(stage + i, at + i);
     }
     // Behind a stage that is not whole comes the next tile.
-    codes += P::kUnroll * kUnitBytes<F>;
-    scales += P::kUnroll * kUnitScaleBytes<F>;
+    at += P::kStageBytes;
   }
-  __device__ __forceinline__ void skip(int num_units) {
-    codes += num_units * kUnitBytes<F>;
-    scales += num_units * kUnitScaleBytes<F>;
-  }
+  __device__ __forceinline__ void skip(int num_units) { at += num_units * kUnitBytes<F>; }
 };
 
 /// The stages of one warp, taken in turn. All of them are filled at the start; from then on the
@@ -384,35 +425,108 @@ struct Ring {
   }
 };
 
-/// sums += the first `count` units of a stage times the lane's activations at of_lane (one pointer
-/// a column group), kBytesOfUnit from a unit to the next and half of it from a block to the next.
-template <DType F, int kGroups, int kBytesOfUnit>
-__device__ __forceinline__ void multiply_stage(const std::byte* stage, int count,
-                                               const std::byte* const (&of_lane)[kGroups],
-                                               float (&sums)[kGroups][2]) {
-  using P = Pipeline<F>;
-  const uint32_t lane = threadIdx.x % 32;
-  const std::byte* codes = stage + 16 * lane;
-  const std::byte* scales = stage + P::kCodeBytes + lane / 4 * (4 * Format<F>::kScaleWords);
-  const auto multiply = [&](int i) {
-    Unit<F> unit;
-    read_unit<F>(unit, codes + i * kUnitBytes<F>, scales + i * kUnitScaleBytes<F>);
-    multiply_unit<F, kGroups>(
-        unit,
-        [&](int block, int c) {
-          return *reinterpret_cast<const uint4*>(of_lane[c] + i * kBytesOfUnit +
-                                                 block * (kBytesOfUnit / 2));
-        },
-        sums);
-  };
-  if (count >= P::kUnroll) {
+/// The product of a warp's tile with the activations of a launch's tokens, a stage at a time.
+/// `staged`: the block's activations of the first unit. After finish(), sums[c][half] of lane
+/// (g, q) is row g + 8 half of token 4 c + q (of the one token in every lane).
+template <DType F, int kTokens, int kUnits = Pipeline<F>::kUnroll>
+struct TileProduct {
+  static constexpr int kGroups = kGroupsOf<kTokens>;
+  const std::byte* of_lane[kGroups];
+  float sums[kGroups][2] = {};
+  // One token only; of a stage's pairs of units, and of the odd one behind them.
+  SlotInputs<4> of_pair;
+  SlotInputs<2> of_odd;
+
+  __device__ __forceinline__ TileProduct(const std::byte* staged, int num_tokens) {
+    const int lane = threadIdx.x % 32, n = lane / 4, slot = n / 2;
+    const std::byte* at = staged + 64 * (n % 2) + 16 * (lane % 4);
 #pragma unroll
-    for (int i = 0; i < P::kUnroll; ++i) multiply(i);
-  } else {
-#pragma unroll 1
-    for (int i = 0; i < count; ++i) multiply(i);
+    for (int c = 0; c < kGroups; ++c) {
+      // One token's slots are blocks, which lie as far apart as several tokens in a block.
+      of_lane[c] = at + 128 * (kTokens == 1 ? slot : min(4 * c + slot, num_tokens - 1));
+    }
   }
-}
+  /// Adds the first `count` units of a stage, kUnits at most; the next call goes on behind kUnits.
+  __device__ __forceinline__ void add_stage(const std::byte* stage, int count) {
+    if (count >= kUnits) {
+      if constexpr (kTokens == 1) {
+#pragma unroll
+        for (int i = 0; i + 1 < kUnits; i += 2) multiply<2>(stage, i);
+        if constexpr (kUnits % 2 == 1) multiply<1>(stage, kUnits - 1);
+      } else {
+#pragma unroll
+        for (int i = 0; i < kUnits; ++i) multiply<1>(stage, i);
+      }
+    } else {
+#pragma unroll 1
+      for (int i = 0; i < count; ++i) multiply<1>(stage, i);
+    }
+#pragma unroll
+    for (int c = 0; c < kGroups; ++c) of_lane[c] += kUnits * kUnitActivationBytes<kTokens>;
+  }
+  /// Adds all kUnits units of a stage.
+  __device__ __forceinline__ void add_whole_stage(const std::byte* stage) {
+    add_stage(stage, kUnits);
+  }
+  /// One token: the sum of row g + 8 (q % 2) over all slots.
+  __device__ __forceinline__ float finished_row() const {
+    const bool is_bottom = threadIdx.x % 2 != 0;
+    float sum = is_bottom ? sums[0][1] : sums[0][0];
+    sum += __shfl_xor_sync(~0u, is_bottom ? sums[0][0] : sums[0][1], 1);
+    return sum + __shfl_xor_sync(~0u, sum, 2);
+  }
+  /// Starts another tile (one token): the activations of its first unit.
+  __device__ __forceinline__ void restart(const std::byte* staged) {
+    static_assert(kTokens == 1);
+    sums[0][0] = sums[0][1] = 0;
+    read_from(staged);
+  }
+  /// Where a stage brings its own activations (one token): the next stage's.
+  __device__ __forceinline__ void read_from(const std::byte* staged) {
+    static_assert(kTokens == 1);
+    const int lane = threadIdx.x % 32, n = lane / 4;
+    of_lane[0] = staged + 128 * (n / 2) + 64 * (n % 2) + 16 * (lane % 4);
+  }
+  __device__ __forceinline__ void finish() {
+    if constexpr (kTokens == 1) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        sums[0][half] += __shfl_xor_sync(~0u, sums[0][half], 1);
+        sums[0][half] += __shfl_xor_sync(~0u, sums[0][half], 2);
+      }
+    }
+  }
+
+ private:
+  template <int kCount>
+  __device__ __forceinline__ void multiply(const std::byte* stage, int i) {
+    const uint32_t lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
+    constexpr int kWords = Format<F>::kScaleWords;
+    const std::byte* unit_at = stage + i * kUnitBytes<F>;
+    const std::byte* codes = unit_at + 16 * lane;
+    const std::byte* scales = unit_at + kCodeBytes<F> + g * (4 * kWords);
+    if constexpr (kTokens == 1) {
+      const uint32_t unit = kCount == 2 ? q / 2 : 0;
+      const std::byte* scale = scales + unit * kUnitBytes<F> + q % 2 * (2 * kWords);
+      const std::byte* own = of_lane[0] + i * kUnitActivationBytes<1>;
+      if constexpr (kCount == 2) {
+        multiply_slots<F, 2>(codes, scale, own, of_pair, sums[0]);
+      } else {
+        multiply_slots<F, 1>(codes, scale, own, of_odd, sums[0]);
+      }
+    } else {
+      Unit<F> unit;
+      read_unit<F>(unit, codes, scales);
+      multiply_unit<F, kGroups>(
+          unit,
+          [&](int block, int c) {
+            return *reinterpret_cast<const uint4*>(of_lane[c] +
+                                                   (2 * i + block) * kBlockBytes<kTokens>);
+          },
+          sums);
+    }
+  }
+};
 
 /// Begin of part `i` of `count` things cut into `parts` nearly equal runs.
 __device__ __forceinline__ int part_begin(int count, int parts, int i) { return count * i / parts; }

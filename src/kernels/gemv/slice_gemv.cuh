@@ -77,23 +77,16 @@ struct WarpSlice {
   }
   /// The sums of the next tile over this warp's columns, to sums_of_warp [16][4 kGroups].
   __device__ __forceinline__ void multiply_tile(int num_tokens, float* sums_of_warp) {
-    const std::byte* of_lane[kGroups];
-#pragma unroll
-    for (int c = 0; c < kGroups; ++c)
-      of_lane[c] = staged + activation_offset<kTokens>(c, num_tokens);
-    float sums[kGroups][2] = {};
-    for (int left = count; left > 0; left -= kUnroll) {
-      const std::byte* stage = ring.next([this](uint32_t to) { fill(to); });
-      multiply_stage<F, kGroups, kUnitActivationBytes<kTokens>>(stage, left, of_lane, sums);
-#pragma unroll
-      for (int c = 0; c < kGroups; ++c) of_lane[c] += kUnroll * kUnitActivationBytes<kTokens>;
-    }
+    TileProduct<F, kTokens> product(staged, num_tokens);
+    for (int left = count; left > 0; left -= kUnroll)
+      product.add_stage(ring.next([this](uint32_t to) { fill(to); }), left);
+    product.finish();
     const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
 #pragma unroll
     for (int c = 0; c < kGroups; ++c) {
 #pragma unroll
       for (int half = 0; half < 2; ++half)
-        sums_of_warp[(g + 8 * half) * 4 * kGroups + 4 * c + q] = sums[c][half];
+        sums_of_warp[(g + 8 * half) * 4 * kGroups + 4 * c + q] = product.sums[c][half];
     }
   }
 };

@@ -2,9 +2,6 @@
 // blocks. The blocks share the router's tiles, the warps of a block the columns; the logits meet in
 // the first block's shared memory, where a warp a token picks the greatest. All of the router is on
 // its way before the wait.
-#include <cooperative_groups.h>
-
-#include <utility>
 
 #include "kernels/gemv/slice_gemv.cuh"
 #include "kernels/route/route_rows.h"
@@ -13,7 +10,6 @@ namespace moxie {
 namespace {
 
 using namespace fragment;
-namespace cg = cooperative_groups;
 
 constexpr int kMaxExperts = 256, kMaxCluster = 8;
 
@@ -87,10 +83,14 @@ __global__ void __launch_bounds__(32 * kMaxSliceWarps)
   touch_params(p);
   extern __shared__ __align__(128) std::byte shared[];
   __shared__ float logits[kMaxExperts * kWidth];  // the first block's are read
-  const cg::cluster_group cluster = cg::this_cluster();
-  const int rank = static_cast<int>(cluster.block_rank());
-  const int num_blocks = static_cast<int>(cluster.num_blocks());
-  auto started = cluster.barrier_arrive();
+  __shared__ uint64_t barrier;                    // counts them
+  // The grid is one cluster.
+  const int rank = blockIdx.x, num_blocks = gridDim.x;
+  if (rank == 0 && threadIdx.x == 0) {
+    init_barrier(&barrier);
+    expect_bytes(&barrier, 4 * p.weight.rows * p.num_tokens);
+  }
+  cluster_arrive();
   const int num_warps = blockDim.x / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int num_units = (p.hidden + 63) / 64, num_tiles = (p.weight.rows + 15) / 16;
   std::byte* staged = shared + num_warps * kSliceRingBytes<F>;
@@ -109,6 +109,7 @@ __global__ void __launch_bounds__(32 * kMaxSliceWarps)
   const int my_column = rank * blockDim.x + threadIdx.x;
   const float my_norm = my_column < p.hidden ? p.norm_weight[my_column] : 0.0f;
 
+  cluster_wait();  // the first block can be sent to
   wait_for_previous();
   launch_next();
   const float my_x = my_column < p.hidden ? p.x[my_column] : 0.0f;
@@ -130,8 +131,6 @@ __global__ void __launch_bounds__(32 * kMaxSliceWarps)
   };
 
   float first_factor = 0;
-  cluster.barrier_wait(std::move(started));  // no block writes to one that has not begun
-  float* all_logits = cluster.map_shared_rank(logits, 0);
   for (int tile = rank; tile < num_tiles; tile += num_blocks) {
     if (tile != rank) {
       __syncthreads();
@@ -148,12 +147,17 @@ __global__ void __launch_bounds__(32 * kMaxSliceWarps)
       if (expert < p.weight.rows) {
         const float factor = token == 0 ? first_factor : factor_of(token);
         const float bias = tile == rank ? my_bias : p.bias[expert];
-        all_logits[expert * kWidth + token] = sum * (kSumScale<F> * factor) + bias;
+        const float logit = sum * (kSumScale<F> * factor) + bias;
+        float* to = &logits[expert * kWidth + token];
+        if (num_blocks == 1) {  // a block alone cannot be sent to
+          *to = logit;
+        } else {
+          send(to, &barrier, 0, __float_as_uint(logit));
+        }
       }
     }
   }
 
-  auto written = cluster.barrier_arrive();
   for (int token = 0; token < p.num_tokens; ++token) {
     const float factor = token == 0 ? first_factor : factor_of(token);
     const int64_t row = static_cast<int64_t>(token) * p.hidden;
@@ -162,8 +166,12 @@ __global__ void __launch_bounds__(32 * kMaxSliceWarps)
       p.t[row + k] = (is_early ? my_x * my_norm : p.x[row + k] * p.norm_weight[k]) * factor;
     }
   }
-  cluster.barrier_wait(std::move(written));
   if (rank == 0) {
+    if (num_blocks == 1) {
+      __syncthreads();
+    } else {
+      wait_barrier(&barrier, 0);
+    }
     for (int token = warp; token < p.num_tokens; token += num_warps)
       choose<kWidth>(p, logits, token);
   }

@@ -91,22 +91,17 @@ __global__ void __launch_bounds__(32 * kMaxWarps) head_gemv(const __grid_constan
   }
 
   for (int round = 0; round < num_rounds; ++round, tile += stride) {
-    const std::byte* of_lane[kGroups];
-#pragma unroll
-    for (int c = 0; c < kGroups; ++c) of_lane[c] = staged + activation_offset<kRows>(c, p.num_rows);
-    float sums[kGroups][2] = {};
-    for (int left = num_units; left > 0; left -= kUnroll) {
-      multiply_stage<F, kGroups, kUnitActivationBytes<kRows>>(ring.next(fill), left, of_lane, sums);
-#pragma unroll
-      for (int c = 0; c < kGroups; ++c) of_lane[c] += kUnroll * kUnitActivationBytes<kRows>;
-    }
+    TileProduct<F, kRows> product(staged, p.num_rows);
+    for (int left = num_units; left > 0; left -= kUnroll) product.add_stage(ring.next(fill), left);
+    product.finish();
 #pragma unroll
     for (int c = 0; c < kGroups; ++c) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int row = 4 * c + q, token = 16 * tile + g + 8 * half;
         if (row < p.num_rows && token < p.weight.rows)
-          p.logits[static_cast<int64_t>(row) * p.weight.rows + token] = sums[c][half] * factor[c];
+          p.logits[static_cast<int64_t>(row) * p.weight.rows + token] =
+              product.sums[c][half] * factor[c];
       }
     }
     __syncwarp();
