@@ -54,7 +54,7 @@ grammar::AnswerSpec spec_of(const ChatRequest& chat) {
   switch (chat.tool_choice.mode) {
     case Mode::kNone:
       spec.tool_choice = grammar::ToolChoice::kNone;
-      return spec;
+      break;
     case Mode::kAuto:
       spec.tool_choice = grammar::ToolChoice::kAuto;
       break;
@@ -85,13 +85,16 @@ Api<std::vector<std::shared_ptr<TokenConstraint>>> make_constraints(
     const ServedModel& model, const GenerationFields& request, const ChatRequest* chat,
     size_t count, std::vector<std::string>* warnings) {
   const bool binds = request.structured.kind != StructuredOutput::Kind::kNone;
-  const bool has_tools =
-      chat != nullptr && !chat->tools.empty() && chat->tool_choice.mode != ToolChoice::Mode::kNone;
+  // With tool_choice none, the tools are known and may not be called.
+  const bool has_tools = chat != nullptr && !chat->tools.empty();
   std::vector<std::shared_ptr<TokenConstraint>> list;
   if (!binds && !has_tools) return list;
   if (model.compiler == nullptr) {
-    const bool must = binds || chat->tool_choice.mode != ToolChoice::Mode::kAuto;
-    if (!must) return list;  // an offer of tools binds nothing by itself
+    const auto binds_tools = [&] {
+      return chat->tool_choice.mode != ToolChoice::Mode::kAuto &&
+             chat->tool_choice.mode != ToolChoice::Mode::kNone;
+    };
+    if (!binds && !binds_tools()) return list;  // an offer of tools binds nothing by itself
     return invalid(binds ? request.structured.param : "tool_choice",
                    "Structured output is not available in this build.", "unsupported_parameter");
   }
