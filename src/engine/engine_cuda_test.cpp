@@ -237,7 +237,7 @@ TEST(EngineCudaEmbedded, StreamsTogetherDrawWhatEachDrawsAlone) {
 
 TEST(EngineCudaEmbedded, TheServiceDrawsWhatEachRequestDrawsAlone) {
   const auto prompts = embedded_prompts();
-  EngineOptions options{.max_model_len = 1024, .kv_cache_bytes = uint64_t{64} << 20};
+  EngineOptions options{.max_model_len = 4096, .kv_cache_bytes = uint64_t{256} << 20};
   fit_service(16, &options);
   auto engine = open(options);
   constexpr size_t kRequests = 24;  // more than run at once
@@ -249,7 +249,9 @@ TEST(EngineCudaEmbedded, TheServiceDrawsWhatEachRequestDrawsAlone) {
   };
   std::vector<std::vector<int32_t>> expected;
   for (size_t i = 0; i < kRequests; ++i) {
-    expected.push_back(engine->generate(prompts[i % prompts.size()].first, sampling_of(i))->ids);
+    const auto alone = engine->generate(prompts[i % prompts.size()].first, sampling_of(i));
+    ASSERT_TRUE(alone.has_value()) << alone.error().message();
+    expected.push_back(alone->ids);
   }
   for (const bool async : {false, true}) {
     auto service = Service::create(*engine, {.async_scheduling = async});

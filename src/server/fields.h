@@ -105,7 +105,7 @@ class Fields {
                      [](const Json&, T&) -> ApiStatus { return {}; }});
   }
   /// Refused unless it has the value that asks for nothing.
-  void refused(const std::string& name, Json harmless, std::string why) {
+  void refused(const std::string& name, const Json& harmless, const std::string& why) {
     list_.push_back({{name, why, Json::object(), FieldUse::kRefused, false},
                      [=](const Json& value, T&) -> ApiStatus {
                        if (value == harmless) return {};

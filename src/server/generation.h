@@ -33,6 +33,7 @@ struct ChoiceEnd {
 class ReplyWriter {
  public:
   virtual ~ReplyWriter() = default;
+  // Those that want the tokens keep them. NOLINTNEXTLINE(performance-unnecessary-value-param)
   virtual void on_prompt_logprobs(size_t /*choice*/, std::vector<ReplyToken> /*tokens*/) {}
   /// Every token as it comes, before the deltas that it makes.
   virtual void on_token(size_t /*choice*/, int32_t /*id*/) {}
