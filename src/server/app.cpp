@@ -148,7 +148,8 @@ Admission App::admit(const HttpRequest& request) {
   };
   if (request.method == "OPTIONS") return {};
   std::string allow;
-  const std::string_view method = request.method == "HEAD" ? "GET" : request.method;
+  const std::string_view method =
+      request.method == "HEAD" ? std::string_view("GET") : std::string_view(request.method);
   const Route* route = find_route(method, request.path, &allow);
   const bool open = route != nullptr && route->use == Route::kProbe;
   if (!options_.api_keys.empty() && !open && !has_key(request)) {
@@ -197,7 +198,8 @@ void App::handle(std::shared_ptr<Exchange> exchange) {
   const HttpRequest& request = exchange->request();
   if (request.method == "OPTIONS") return answer_preflight(*exchange);
   std::string allow;
-  const std::string_view method = request.method == "HEAD" ? "GET" : request.method;
+  const std::string_view method =
+      request.method == "HEAD" ? std::string_view("GET") : std::string_view(request.method);
   const Route* route = find_route(method, request.path, &allow);
   CHECK(route != nullptr, request.path);
   if (route->use >= Route::kModel && !model_) {  // shut down while loading
@@ -250,7 +252,8 @@ std::vector<HttpHeader> App::common_headers(const HttpRequest& request) {
 void App::log(const HttpLog& entry) {
   const HttpRequest& request = *entry.request;
   std::string allow;
-  const std::string_view method = request.method == "HEAD" ? "GET" : request.method;
+  const std::string_view method =
+      request.method == "HEAD" ? std::string_view("GET") : std::string_view(request.method);
   const Route* route = find_route(method, request.path, &allow);
   // Unknown paths count as one: a client must not make the table grow.
   metrics_.on_http(route != nullptr ? route->pattern : "other",
