@@ -93,19 +93,20 @@ check_asan() {
     ctest --test-dir build/asan -j "$jobs" --output-on-failure --no-tests=error "${without[@]}"
 }
 
-# The folders in which threads meet. A kernel with wide address space layout randomisation refuses
-# the thread sanitizer's memory map, so that is switched off where it can be.
+# The folders in which threads meet, and the server from outside: under load, and how it ends.
+# A kernel with wide address space layout randomisation refuses the thread sanitizer's memory map, so
+# that is switched off where it can be.
 check_tsan() {
   local tests=() fixed=()
   export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1
-  cmake --preset tsan --log-level=NOTICE >/dev/null || return 1
+  cmake --preset tsan --log-level=NOTICE "$(grammars)" >/dev/null || return 1
   mapfile -t tests < <(ctest --test-dir build/tsan -N |
     grep -oE 'moxie_(core|weights|kernels|grammar|model|engine|server|lab)_test$' | sort -u)
   ((${#tests[@]})) || { echo "no tests of threads found"; return 1; }
   setarch "$(uname -m)" -R true 2>/dev/null && fixed=(setarch "$(uname -m)" -R)
-  cmake --build build/tsan -j "$jobs" --target "${tests[@]}" &&
+  cmake --build build/tsan -j "$jobs" --target moxie "${tests[@]}" &&
     "${fixed[@]}" ctest --test-dir build/tsan -j "$jobs" --output-on-failure --no-tests=error \
-      -R "^($(IFS='|'; echo "${tests[*]}"))\$"
+      -R "^($(IFS='|'; echo "${tests[*]}")|moxie_server_(faults|load))\$"
 }
 
 check_fuzz() {

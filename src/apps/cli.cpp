@@ -5,6 +5,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <charconv>
 #include <cstdio>
 #include <fstream>
 #include <iostream>
@@ -291,6 +292,22 @@ int report(const Error& error) {
 int usage(const std::string& text) {
   std::fprintf(stderr, "moxie: %s\n", text.c_str());
   return kExitUsage;
+}
+
+Result<uint64_t> parse_bytes(const std::string& text, const char* flag) {
+  double number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  const std::string unit(end, text.data() + text.size());
+  constexpr std::pair<const char*, double> kUnits[] = {
+      {"", 1},          {"B", 1},       {"KiB", 1 << 10}, {"MiB", 1 << 20},
+      {"GiB", 1 << 30}, {"k", 1 << 10}, {"m", 1 << 20},   {"g", 1 << 30},
+      {"KB", 1e3},      {"MB", 1e6},    {"GB", 1e9}};
+  for (const auto& [name, factor] : kUnits) {
+    if (error == std::errc() && unit == name && number > 0 && number * factor < 1e18) {
+      return static_cast<uint64_t>(number * factor);
+    }
+  }
+  return fail("'" + text + "' is no size", flag, "such as 512MiB or 20GiB");
 }
 
 Result<std::string> read_text(const std::string& path, uint64_t limit_bytes) {

@@ -65,6 +65,9 @@ int usage(const std::string& text);
 /// Reads a file, or stdin for "-", up to `limit_bytes`.
 Result<std::string> read_text(const std::string& path, uint64_t limit_bytes = uint64_t{1} << 30);
 
+/// "512MiB", "20GiB", "1.5GB": bytes, 1 or more.
+Result<uint64_t> parse_bytes(const std::string& text, const char* flag);
+
 // One factory a command; each lives in its own file.
 Command run_command();
 Command chat_command();

@@ -1,4 +1,5 @@
-// moxie plan: memory by part, whether it fits, and the speed the bytes allow; loads nothing.
+// moxie plan: memory by part, whether it fits, and the speed the bytes allow, for streams of the
+// whole context and for what moxie serve would take; loads nothing.
 #include "engine/plan.h"
 
 #include <fmt/format.h>
@@ -8,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "apps/cli.h"
+#include "engine/service.h"
 #include "lab/machine_gpu.h"
 #include "model/loader.h"
 
@@ -33,7 +35,7 @@ constexpr KnownGpu kGpus[] = {
 
 struct PlanFlags {
   EngineOptions engine;
-  std::string gpu;
+  std::string gpu, kv_memory;
   int32_t depth = 0;
   bool json = false;
 };
@@ -112,7 +114,69 @@ Result<Target> target_of(const PlanFlags& o) {
                 .read_gb_s = limits->read_gb_s};
 }
 
-int run(PlanFlags& o) {
+// A plan, and the shape of its cache.
+struct Planned {
+  MemoryPlan memory;
+  KvShape shape;
+};
+
+Result<Planned> plan_for(const Checkpoint& checkpoint, const EngineOptions& options,
+                         const LoadOptions& load, const KernelChooser& kernels,
+                         uint64_t available_bytes) {
+  auto kv_dtype =
+      choose_kv_dtype(options.kv_dtype, checkpoint.config(), kernels, options.max_model_len,
+                      options.max_num_seqs, options.kv_cache_bytes);
+  if (!kv_dtype) return fail(std::move(kv_dtype.error()));
+  return Planned{.memory = plan_memory(checkpoint, plan_request(options, load, *kv_dtype),
+                                       available_bytes, kernels),
+                 .shape = kv_shape(checkpoint.config(), *kv_dtype)};
+}
+
+Json parts_json(const MemoryPlan& plan) {
+  Json parts = Json::array();
+  for (const PlanPart& part : plan.parts) {
+    parts.push_back({{"name", part.name}, {"bytes", part.bytes}});
+  }
+  return parts;
+}
+
+Json serve_json(const Planned& serve) {
+  const MemoryPlan& plan = serve.memory;
+  return {{"max_model_len", plan.max_model_len},
+          {"max_num_seqs", plan.max_num_seqs},
+          {"max_num_batched_tokens", plan.max_batch_tokens},
+          {"page_tokens", serve.shape.page_tokens},
+          {"full_pages", plan.pages.full},
+          {"window_pages", plan.pages.window},
+          {"kv_dtype", dtype_name(serve.shape.dtype)},
+          {"parts", parts_json(plan)},
+          {"total_bytes", plan.total_bytes},
+          {"fits", plan.fits},
+          {"advice", plan.advice}};
+}
+
+void print_parts(const MemoryPlan& plan) {
+  for (const PlanPart& part : plan.parts) {
+    fmt::print("  {:<28} {:>12}\n", part.name, format_bytes(part.bytes));
+  }
+  fmt::print("  {:<28} {:>12}\n  {:<28} {:>12}\n\n", "total", format_bytes(plan.total_bytes),
+             "free", format_bytes(plan.available_bytes));
+  fmt::print("{}{}\n", plan.fits ? "fits" : "does not fit: ", plan.advice);
+}
+
+void print_serve(const Planned& serve) {
+  const MemoryPlan& plan = serve.memory;
+  fmt::print("\nmoxie serve: context {}, {} requests at once, {} tokens a step\n\n",
+             plan.max_model_len, plan.max_num_seqs, plan.max_batch_tokens);
+  print_parts(plan);
+  const int32_t page = serve.shape.page_tokens;
+  fmt::print(
+      "{} pages of {} tokens for full layers ({} tokens), {} for windows; prefixes stay in those "
+      "that no running request holds\n",
+      plan.pages.full, page, plan.pages.full * page, plan.pages.window);
+}
+
+int run(PlanFlags& o, const Flags& flags) {
   auto checkpoint = open_checkpoint(o.engine.model);
   if (!checkpoint) return report(checkpoint.error());
   auto mxfp4 = DenseLayers::parse(o.engine.mxfp4_layers);
@@ -124,54 +188,48 @@ int run(PlanFlags& o) {
   const LoadOptions load{.mxfp4_layers = *mxfp4, .mxfp8_layers = *mxfp8, .device = target->kind};
   if (auto fine = check_load_options(load, target->kind); !fine) return report(fine.error());
   const KernelChooser kernels(target->kind, target->features, {});
-  auto kv_dtype = choose_kv_dtype(o.engine.kv_dtype, (*checkpoint)->config(), kernels,
-                                  o.engine.max_model_len, o.engine.max_num_seqs);
-  if (!kv_dtype) return report(kv_dtype.error());
-  const PlanRequest request{.load = load,
-                            .kv_dtype = *kv_dtype,
-                            .max_model_len = o.engine.max_model_len,
-                            .max_num_seqs = o.engine.max_num_seqs,
-                            .max_batch_tokens = o.engine.max_batch_tokens,
-                            .max_logit_rows = o.engine.max_num_seqs};
-  const std::string &name = target->name, &source = target->source;
-  const uint64_t available = target->available_bytes;
-  const double gb_s = target->read_gb_s;
-  const MemoryPlan plan = plan_memory(**checkpoint, request, available, kernels);
-  const ModelWeights layout = (*checkpoint)->layout(request.load);
-  const Work work =
-      decode_work((*checkpoint)->config(), layout, *kv_dtype, o.depth, request.max_num_seqs);
-  const double tok_s = gb_s * 1e9 / work.bytes * request.max_num_seqs;
+  o.engine.max_logit_rows = o.engine.max_num_seqs;
+  auto alone = plan_for(**checkpoint, o.engine, load, kernels, target->available_bytes);
+  if (!alone) return report(alone.error());
+  EngineOptions serve_options = o.engine;
+  if (!o.kv_memory.empty()) {
+    auto bytes = parse_bytes(o.kv_memory, "--kv-cache-memory");
+    if (!bytes) return usage(bytes.error().message());
+    serve_options.kv_cache_bytes = *bytes;
+  }
+  fit_service(flags.given("--max-num-seqs") ? o.engine.max_num_seqs : 0, &serve_options);
+  auto serve = plan_for(**checkpoint, serve_options, load, kernels, target->available_bytes);
+  if (!serve) return report(serve.error());
 
+  const MemoryPlan& plan = alone->memory;
+  const double gb_s = target->read_gb_s;
+  const Work work = decode_work((*checkpoint)->config(), (*checkpoint)->layout(load),
+                                alone->shape.dtype, o.depth, plan.max_num_seqs);
+  const double tok_s = gb_s * 1e9 / work.bytes * plan.max_num_seqs;
   if (o.json) {
-    Json parts = Json::array();
-    for (const PlanPart& part : plan.parts)
-      parts.push_back({{"name", part.name}, {"bytes", part.bytes}});
     Json document = {{"model", o.engine.model},
-                     {"device", name},
+                     {"device", target->name},
                      {"max_model_len", plan.max_model_len},
                      {"max_num_seqs", plan.max_num_seqs},
-                     {"parts", parts},
+                     {"parts", parts_json(plan)},
                      {"total_bytes", plan.total_bytes},
                      {"available_bytes", plan.available_bytes},
                      {"fits", plan.fits},
                      {"advice", plan.advice},
                      {"read_gb_s", gb_s},
-                     {"read_gb_s_source", source},
+                     {"read_gb_s_source", target->source},
                      {"bytes_per_step", work.bytes},
-                     {"tok_s_limit", tok_s}};
+                     {"tok_s_limit", tok_s},
+                     {"serve", serve_json(*serve)}};
     fmt::print("{}\n", document.dump(2));
     return kExitDone;
   }
-  fmt::print("{} on {}: context {}, {} stream{}\n\n", o.engine.model, name, plan.max_model_len,
-             plan.max_num_seqs, plan.max_num_seqs == 1 ? "" : "s");
-  for (const PlanPart& part : plan.parts) {
-    fmt::print("  {:<28} {:>12}\n", part.name, format_bytes(part.bytes));
-  }
-  fmt::print("  {:<28} {:>12}\n  {:<28} {:>12}\n\n", "total", format_bytes(plan.total_bytes),
-             "free", format_bytes(plan.available_bytes));
-  fmt::print("{}{}\n", plan.fits ? "fits" : "does not fit: ", plan.advice);
+  fmt::print("{} on {}: context {}, {} stream{}\n\n", o.engine.model, target->name,
+             plan.max_model_len, plan.max_num_seqs, plan.max_num_seqs == 1 ? "" : "s");
+  print_parts(plan);
   fmt::print("decode limit at depth {}: {:.1f} tok/s ({:.3f} GB a step, {:.1f} GB/s: {})\n",
-             o.depth, tok_s, work.bytes / 1e9, gb_s, source);
+             o.depth, tok_s, work.bytes / 1e9, gb_s, target->source);
+  print_serve(*serve);
   return kExitDone;
 }
 
@@ -189,10 +247,12 @@ Command plan_command() {
                 flags.integer("--max-num-seqs", &o->engine.max_num_seqs, "streams at once");
                 flags.integer("--max-num-batched-tokens", &o->engine.max_batch_tokens,
                               "tokens a launch");
+                flags.text("--kv-cache-memory", &o->kv_memory,
+                           "of a server, such as 20GiB; default: what suits");
                 flags.integer("--depth", &o->depth, "context at which the limit is computed");
                 flags.toggle("--json", &o->json, "print one JSON document");
               },
-          .run = [o](const Flags&) { return run(*o); }};
+          .run = [o](const Flags& flags) { return run(*o, flags); }};
 }
 
 }  // namespace moxie

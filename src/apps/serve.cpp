@@ -2,6 +2,7 @@
 // probes are answered while the model loads on a thread of its own.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <atomic>
 #include <charconv>
 #include <cstdio>
@@ -24,7 +25,7 @@ struct ServeFlags {
   AppOptions app;
   ServiceOptions service;
   std::string key_file, tokenizer, kv_memory, prefix_cache = "on", async = "on",
-                                              log_format = "text";
+                                              log_format = "text", debug_fault;
   int32_t max_num_seqs = 0, max_batch_tokens = 0;
   float drain_s = 30, header_s = 10, body_s = 60, keep_alive_s = 75, write_s = 30, ping_s = 15;
   uint64_t max_body = uint64_t{16} << 20, max_stream_buffer = 1 << 20;
@@ -69,22 +70,29 @@ void ServeFlags::declare(Flags& flags) {
   flags.integer("--max-stored-responses", &max_responses, "of /v1/responses");
   flags.choice("--log-format", &log_format, {"text", "json"}, "of the access log, on stderr");
   flags.toggle("--no-access-log", &no_access_log, "no line a request");
+  flags.text("--debug-fault", &debug_fault,
+             "for tests: step:N makes step N fail, token:ID each step that holds this token");
 }
 
-Result<uint64_t> parse_bytes(const std::string& text, const char* flag) {
-  double number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  const std::string unit(end, text.data() + text.size());
-  constexpr std::pair<const char*, double> kUnits[] = {
-      {"", 1},          {"B", 1},       {"KiB", 1 << 10}, {"MiB", 1 << 20},
-      {"GiB", 1 << 30}, {"k", 1 << 10}, {"m", 1 << 20},   {"g", 1 << 30},
-      {"KB", 1e3},      {"MB", 1e6},    {"GB", 1e9}};
-  for (const auto& [name, factor] : kUnits) {
-    if (error == std::errc() && unit == name && number > 0 && number * factor < 1e18) {
-      return static_cast<uint64_t>(number * factor);
-    }
+using Fault = decltype(ServiceOptions::fault);
+
+Result<Fault> parse_fault(const std::string& text) {
+  const size_t colon = std::min(text.find(':'), text.size());
+  const std::string kind = text.substr(0, colon);
+  int64_t value = 0;
+  const char* const from = text.data() + std::min(colon + 1, text.size());
+  const auto [end, error] = std::from_chars(from, text.data() + text.size(), value);
+  const bool is_number = error == std::errc() && end == text.data() + text.size() && value >= 0;
+  if (!is_number || (kind != "step" && kind != "token")) {
+    return fail("'" + text + "' is no fault", "--debug-fault", "step:N or token:ID");
   }
-  return fail("'" + text + "' is no size", flag, "such as 512MiB or 20GiB");
+  return Fault([text, value, is_step = kind == "step"](
+                   int64_t number, std::span<const int32_t> token_ids) -> Status {
+    const bool fails =
+        is_step ? number == value
+                : std::find(token_ids.begin(), token_ids.end(), value) != token_ids.end();
+    return fails ? Status(fail("made to fail", "--debug-fault " + text)) : Status{};
+  });
 }
 
 Status read_keys(const std::string& path, std::vector<std::string>* keys) {
@@ -123,6 +131,12 @@ Status ServeFlags::complete(const Flags& flags) {
     auto bytes = parse_bytes(kv_memory, "--kv-cache-memory");
     if (!bytes) return fail(std::move(bytes.error()));
     engine.kv_cache_bytes = *bytes;
+  }
+  if (!debug_fault.empty()) {
+    auto fault = parse_fault(debug_fault);
+    if (!fault) return fail(std::move(fault.error()));
+    service.fault = std::move(*fault);
+    log_warn("--debug-fault " + debug_fault + ": steps will be made to fail");
   }
   if (max_batch_tokens > 0) engine.max_batch_tokens = max_batch_tokens;
   fit_service(max_num_seqs, &engine);

@@ -11,12 +11,7 @@
 namespace moxie {
 namespace {
 
-constexpr std::string_view kFunctions = "functions.";
-
-bool is_call(const harmony::Message& message) {
-  return message.role == harmony::Role::kAssistant && message.recipient &&
-         message.recipient->starts_with(kFunctions);
-}
+using harmony::is_function_call, harmony::kFunctions;
 
 bool is_reasoning(const harmony::Message& message) { return message.channel == "analysis"; }
 
@@ -54,7 +49,7 @@ class ReplySorter {
     const harmony::Message& message = parser_.message(event.message_idx);
     if (event.kind == harmony::Event::Kind::kOpen) return open(message);
     if (event.text.empty()) return true;
-    if (is_call(message)) {
+    if (is_function_call(message)) {
       reply_.tool_calls.back().arguments += event.text;
       return pass(ReplyPart::kToolArguments, event.text);
     }
@@ -65,7 +60,7 @@ class ReplySorter {
 
   // Several texts of one kind are joined by a line break.
   bool open(const harmony::Message& message) {
-    if (is_call(message)) {
+    if (is_function_call(message)) {
       reply_.tool_calls.push_back({message.recipient->substr(kFunctions.size()), ""});
       return pass(ReplyPart::kToolName, reply_.tool_calls.back().name);
     }
@@ -101,6 +96,7 @@ Result<Reply> answer(Engine& engine, const harmony::Conversation& conversation,
 
   Reply reply;
   harmony::ParserOptions options;
+  options.drop_stray_control = true;
   options.known_recipients = function_names(conversation);
   harmony::Parser parser(*tokenizer, *control, options);
   ReplySorter sorter(parser, reply, on_text);

@@ -18,6 +18,16 @@ std::string exceeds(std::string_view what, int64_t found, int64_t limit) {
 
 }  // namespace
 
+PlanRequest plan_request(const EngineOptions& options, const LoadOptions& load, DType kv_dtype) {
+  return {.load = load,
+          .kv_dtype = kv_dtype,
+          .max_model_len = options.max_model_len,
+          .max_num_seqs = options.max_num_seqs,
+          .max_batch_tokens = options.max_batch_tokens,
+          .max_logit_rows = options.max_logit_rows,
+          .kv_cache_bytes = options.kv_cache_bytes};
+}
+
 Result<std::unique_ptr<Engine>> Engine::load(const EngineOptions& options) {
   std::unique_ptr<Engine> engine(new Engine);
   engine->options_ = options;
@@ -161,14 +171,7 @@ Status Engine::load_model() {
   const GptOss shape(config(), layout, {}, *kernels_);
   // Before anything is loaded: a step without a row is known from the formats alone.
   if (auto status = shape.check_rows(kv_dtype_); !status) return status;
-  plan_ = plan_memory(*checkpoint_,
-                      {.load = load_options_,
-                       .kv_dtype = kv_dtype_,
-                       .max_model_len = options_.max_model_len,
-                       .max_num_seqs = options_.max_num_seqs,
-                       .max_batch_tokens = options_.max_batch_tokens,
-                       .max_logit_rows = options_.max_logit_rows,
-                       .kv_cache_bytes = options_.kv_cache_bytes},
+  plan_ = plan_memory(*checkpoint_, plan_request(options_, load_options_, kv_dtype_),
                       device_->properties().available_bytes, *kernels_);
   if (!plan_.fits) {
     return fail(fmt::format("needs {}, {} is free", format_bytes(plan_.total_bytes),
@@ -228,11 +231,9 @@ Status Engine::make_memory() {
   activation_buffer_ = arena.release();
 
   const KvShape shape = kv_shape(config, kv_dtype_);
-  const int32_t chunk = std::min(options_.max_batch_tokens, max_len);
-  const KvPages pages =
-      kv_pages(shape, plan_.kv_cache_bytes, max_len, options_.max_num_seqs, chunk);
   auto kv = KvCache::create(*device_, *stream_, shape, config.is_window,
-                            static_cast<int32_t>(pages.full), static_cast<int32_t>(pages.window));
+                            static_cast<int32_t>(plan_.pages.full),
+                            static_cast<int32_t>(plan_.pages.window));
   if (!kv) return fail(std::move(kv.error()));
   kv_ = std::move(*kv);
 

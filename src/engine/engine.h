@@ -46,6 +46,9 @@ struct EngineOptions {
   bool show_progress = true;
 };
 
+/// What decides the memory that an engine takes.
+PlanRequest plan_request(const EngineOptions& options, const LoadOptions& load, DType kv_dtype);
+
 /// How tokens are drawn. Names and meanings are OpenAI's and vLLM's.
 struct SamplingOptions {
   float temperature = 1.0f;

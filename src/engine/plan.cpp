@@ -16,6 +16,7 @@ namespace {
 constexpr uint64_t kProcessBytes = uint64_t{30} << 20;
 
 struct Sizes {
+  KvPages pages;
   uint64_t weights = 0, rotary = 0, full = 0, window = 0, activations = 0, arrays = 0, process = 0;
   uint64_t total() const {
     return weights + rotary + full + window + activations + arrays + process;
@@ -30,9 +31,9 @@ Sizes sizes_for(const GptOssConfig& config, const ModelWeights& layout, uint64_t
   Sizes sizes;
   sizes.weights = weight_bytes;
   sizes.rotary = 4ull * static_cast<uint64_t>(max_len) * config.head_dim;
-  const KvPages pages = kv_pages(shape, kv_cache_bytes, max_len, request.max_num_seqs, chunk);
-  sizes.full = static_cast<uint64_t>(pages.full) * shape.full_page_bytes();
-  sizes.window = static_cast<uint64_t>(pages.window) * shape.window_page_bytes();
+  sizes.pages = kv_pages(shape, kv_cache_bytes, max_len, request.max_num_seqs, chunk);
+  sizes.full = static_cast<uint64_t>(sizes.pages.full) * shape.full_page_bytes();
+  sizes.window = static_cast<uint64_t>(sizes.pages.window) * shape.window_page_bytes();
   sizes.activations = activation_bytes(config, layout, request.kv_dtype, kernels,
                                        request.max_batch_tokens, request.max_logit_rows)
                           .total();
@@ -166,7 +167,7 @@ MemoryPlan plan_memory(const Checkpoint& checkpoint, const PlanRequest& request,
       sizes = sizes_at(plan.max_model_len);
     }
   }
-  plan.kv_cache_bytes = kv_cache_bytes;
+  plan.pages = sizes.pages;
   plan.parts = {{"weights", sizes.weights},
                 {"kv cache, full layers", sizes.full},
                 {"kv cache, window layers", sizes.window},

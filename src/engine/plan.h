@@ -15,12 +15,17 @@ struct PlanPart {
   uint64_t bytes = 0;
 };
 
+/// Pages of both pools of the cache.
+struct KvPages {
+  int64_t full = 0, window = 0;
+};
+
 struct MemoryPlan {
   std::vector<PlanPart> parts;
   uint64_t total_bytes = 0;      ///< CPU: peak of the process; CUDA: of the device's memory
   uint64_t available_bytes = 0;  ///< what the device has free now; CUDA: without our context
   int32_t max_model_len = 0, max_num_seqs = 0, max_batch_tokens = 0;
-  uint64_t kv_cache_bytes = 0;  ///< as kv_pages() takes it
+  KvPages pages;
   bool fits = false;
   std::string advice;  ///< if it does not fit: what would
 };
@@ -63,9 +68,6 @@ Result<DType> choose_kv_dtype(const std::string& text, const GptOssConfig& confi
 /// whole context need at once. Otherwise the window pool holds what as many sequences need while
 /// they run, where that leaves the full layers half of the bytes, and a fifth of the rest for
 /// prefixes to be found again; at least one sequence of the whole context fits in any case.
-struct KvPages {
-  int64_t full = 0, window = 0;
-};
 KvPages kv_pages(const KvShape& shape, uint64_t kv_cache_bytes, int32_t max_model_len,
                  int32_t max_num_seqs, int32_t chunk);
 

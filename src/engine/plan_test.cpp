@@ -50,6 +50,13 @@ TEST(GpuPlan, RefusesWhatDoesNotFitAndSaysWhatWould) {
   EXPECT_NE(fixed.advice.find("--max-model-len"), std::string::npos) << fixed.advice;
 }
 
+uint64_t cache_bytes(const MemoryPlan& plan) {
+  uint64_t bytes = 0;
+  for (const PlanPart& part : plan.parts)
+    bytes += part.name.starts_with("kv cache") ? part.bytes : 0;
+  return bytes;
+}
+
 TEST(ServerPlan, TakesMostOfWhatIsLeftOnAGpuAndLittleOnACpu) {
   auto checkpoint = open_checkpoint("synthetic:gpt-oss-120b");
   ASSERT_TRUE(checkpoint.has_value());
@@ -58,7 +65,7 @@ TEST(ServerPlan, TakesMostOfWhatIsLeftOnAGpuAndLittleOnACpu) {
   request.kv_cache_bytes = kAutoKvBytes;
   const MemoryPlan gpu = plan_memory(**checkpoint, request, uint64_t{139} << 30, kGpuKernels);
   EXPECT_TRUE(gpu.fits);
-  EXPECT_GT(gpu.kv_cache_bytes, uint64_t{50} << 30);
+  EXPECT_GT(cache_bytes(gpu), uint64_t{50} << 30);
   EXPECT_GT(gpu.total_bytes, gpu.available_bytes / 10 * 9);
   uint64_t sum = 0;
   for (const PlanPart& part : gpu.parts) sum += part.bytes;
@@ -70,7 +77,13 @@ TEST(ServerPlan, TakesMostOfWhatIsLeftOnAGpuAndLittleOnACpu) {
   request.load = {};
   const MemoryPlan cpu = plan_memory(**tiny, request, uint64_t{16} << 30, cpu_kernels);
   EXPECT_TRUE(cpu.fits);
-  EXPECT_EQ(cpu.kv_cache_bytes, kSmallServerCacheBytes);
+  const KvShape shape = kv_shape((*tiny)->config(), request.kv_dtype);
+  const uint64_t page_bytes = shape.full_page_bytes() + shape.window_page_bytes();
+  EXPECT_LE(cache_bytes(cpu), kSmallServerCacheBytes);
+  EXPECT_GT(cache_bytes(cpu) + page_bytes, kSmallServerCacheBytes);
+  EXPECT_EQ(cache_bytes(cpu),
+            static_cast<uint64_t>(cpu.pages.full) * shape.full_page_bytes() +
+                static_cast<uint64_t>(cpu.pages.window) * shape.window_page_bytes());
   EXPECT_EQ(cpu.max_model_len, kDefaultContext);
 }
 

@@ -67,6 +67,8 @@ struct Request {
   int32_t num_plans = 0;        // steps on their way that have it
   int32_t num_scored = 0;       // prompt tokens whose log-probability was delivered
   bool was_admitted = false;
+  bool is_suspect = false;       // was in a step that failed; runs alone until it has drawn again
+  int32_t num_failed_steps = 0;  // that it was in, and whose fault was not found
 
   bool uses_cache;
   std::vector<BlockHash> chain;  // of the whole pages of tokens

@@ -16,6 +16,9 @@ constexpr float kForced = 1e30f;
 // Requests at the head of the queue that may be passed over in one plan, because others compute
 // their prefix just now.
 constexpr int kMaxPassedOver = 64;
+// Failed steps that a request may have been in without one to blame: a fault that shows in company
+// only ends here.
+constexpr int kMaxFailedSteps = 3;
 
 // Requests whose windows are sure to fit at once, beside what a step's prompts need.
 int32_t most_running(const KvCache& kv, int32_t max_model_len, int32_t max_batch_tokens) {
@@ -102,6 +105,7 @@ void Scheduler::place_decodes(StepPlan* plan) {
   reserved_pages_ = 0;
   for (size_t i = 0; i < running_.size(); ++i) {  // make_room() shortens the list behind i
     Request& request = *running_[i];
+    if (!has_turn(request)) continue;
     const int32_t left = request.num_left();
     if (left > 1) {
       prefilling_.push_back(&request);
@@ -188,6 +192,7 @@ void Scheduler::add_row(StepPlan* plan, Request& request, int32_t count, Logits 
 
 // As many as fill this step's tokens; nobody is overtaken for want of pages.
 void Scheduler::admit() {
+  if (num_suspects_ > 0) return admit_suspect();
   int64_t backlog = 0;  // without the oldest, who has a share of his own
   for (size_t i = 1; i < prefilling_.size(); ++i) backlog += prefilling_[i]->num_left();
   int num_passed_over = 0;
@@ -202,6 +207,22 @@ void Scheduler::admit() {
     }
     if (prefilling_.size() > 1) backlog += request.num_left();
   }
+}
+
+// The next one, once the last is cleared or has ended; it finds room at the cost of whoever runs.
+void Scheduler::admit_suspect() {
+  const auto is_suspect = [](const Request* request) { return request->is_suspect; };
+  if (std::any_of(running_.begin(), running_.end(), is_suspect)) return;
+  const auto next = std::find_if(waiting_.begin(), waiting_.end(), is_suspect);
+  CHECK(next != waiting_.end());
+  Request& request = **next;
+  if (request.num_plans > 0) return;
+  while (try_admit(request) != Admission::kDone) preempt(*running_.back());
+}
+
+void Scheduler::set_suspect(Request& request, bool is_suspect) {
+  num_suspects_ += static_cast<int32_t>(is_suspect) - static_cast<int32_t>(request.is_suspect);
+  request.is_suspect = is_suspect;
 }
 
 CacheReport Scheduler::look_up(const Request& request) const {
@@ -293,6 +314,7 @@ void Scheduler::end(Request& request, FinishReason reason, Error error) {
     waiting_.erase(&request);
   }
   if (!request.was_admitted) queued_tokens_ -= request.num_prompt;
+  set_suspect(request, false);
   request.state = Request::State::kEnded;
   Finish& finish = request.finish;
   finish.reason = reason;
@@ -391,7 +413,9 @@ void Scheduler::absorb_row(const StepPlan& plan, const StepPlan::Row& row) {
     }
     request.num_scored = std::max(request.num_scored, row.start + static_cast<int32_t>(num_scores));
   }
-  if (row.draws) absorb_token(request, answers.back());
+  if (!row.draws) return;
+  set_suspect(request, false);
+  absorb_token(request, answers.back());
 }
 
 void Scheduler::absorb_token(Request& request, const SampleAnswer& answer) {
@@ -421,8 +445,18 @@ void Scheduler::absorb_token(Request& request, const SampleAnswer& answer) {
 void Scheduler::fail_step(StepPlan* plan, const Error& error) {
   --num_under_way_;
   ++counters_.num_failed_steps;
+  const bool was_alone = plan->rows.size() == 1;
+  if (was_alone) {  // found: the others were in its company
+    for (auto& [id, request] : requests_) request->num_failed_steps = 0;
+  }
   for (const StepPlan::Row& row : plan->rows) {
-    if (release_row(row)) end(*row.request, FinishReason::kError, error);
+    if (!release_row(row)) continue;
+    Request& request = *row.request;
+    if (was_alone || ++request.num_failed_steps == kMaxFailedSteps) {
+      end(request, FinishReason::kError, error);
+    } else {
+      set_suspect(request, true);
+    }
   }
   // Pages that it should have written were known already: whoever runs on may have taken them.
   if (prefixes_ != nullptr) prefixes_->clear();
@@ -476,10 +510,13 @@ void Scheduler::check_integrity() const {
   CHECK(std::is_sorted(running_.begin(), running_.end(), Before{}));
   size_t num_live = 0;
   int64_t queued = 0;
+  int32_t num_suspects = 0, num_running_suspects = 0;
   for (const auto& [id, request] : requests_) {
     CHECK(request->id == id);
     const bool running = request->state == Request::State::kRunning;
     num_live += request->state != Request::State::kEnded;
+    num_suspects += static_cast<int32_t>(request->is_suspect);
+    num_running_suspects += static_cast<int32_t>(request->is_suspect && running);
     if (!request->was_admitted && request->state == Request::State::kWaiting) {
       queued += request->num_prompt;
     }
@@ -488,6 +525,7 @@ void Scheduler::check_integrity() const {
   }
   CHECK(num_live == running_.size() + waiting_.size());
   CHECK(queued == queued_tokens_);
+  CHECK(num_suspects == num_suspects_ && num_running_suspects <= 1);
 }
 
 }  // namespace moxie

@@ -6,6 +6,10 @@
 // Where pages run out, the last of the running gives its pages back and is computed again later,
 // with the same tokens: draws depend on the seed and on their number alone.
 //
+// A step that fails takes down the request that was alone in it. Of several any may be at fault:
+// they are computed again one by one, each alone until it has drawn a token (a suspect until then),
+// and all else waits.
+//
 // A step is planned, run elsewhere (step_runner.h) and absorbed. Two may be under way: while one
 // runs, the next is planned as if every request went on, with room for tokens that are being drawn;
 // what a request that has ended draws in it is dropped. The calls for step n, with step n - 1 or
@@ -76,8 +80,9 @@ class Scheduler {
   bool plan(StepPlan* plan);
   void arm(StepPlan* plan);
   void absorb(StepPlan* plan);
-  /// Instead of absorb() for a step that failed: its requests end with the error, all others that
-  /// run start anew. drop_step(): for the step behind it, which was not run.
+  /// Instead of absorb() for a step that failed: a request that was alone in it, or has been in too
+  /// many such steps, ends with the error; all else that runs starts anew, those of the step as
+  /// suspects. drop_step(): for the step behind it, which was not run.
   void fail_step(StepPlan* plan, const Error& error);
   void drop_step(StepPlan* plan);
   /// Tells the sinks what happened since the last call.
@@ -109,10 +114,14 @@ class Scheduler {
   void place_prefill(StepPlan* plan, Request& request, int32_t share);
   void add_row(StepPlan* plan, Request& request, int32_t count, Logits logits);
   void admit();
+  void admit_suspect();
   Admission try_admit(Request& request);
   CacheReport look_up(const Request& request) const;
   bool waits_for_prefix(const Request& request, int32_t num_hit_blocks) const;
   void start(Request& request, SeqId seq, const CacheReport& report);
+  /// Whether it may be in the plan being made.
+  bool has_turn(const Request& request) const { return num_suspects_ == 0 || request.is_suspect; }
+  void set_suspect(Request& request, bool is_suspect);
   void preempt(Request& request);
   void leave_running(Request& request);
   void end(Request& request, FinishReason reason, Error error = {});
@@ -140,6 +149,7 @@ class Scheduler {
   int64_t reserved_pages_ = 0;          // full pages that running prompts still need
   int64_t queued_tokens_ = 0;
   int32_t num_under_way_ = 0;  // plans
+  int32_t num_suspects_ = 0;   // of which one at most runs
   ServiceStats counters_;
 };
 

@@ -238,6 +238,20 @@ void check_record(const Record& record) {
   }
 }
 
+// Where nothing else fails, a request fails of the poison that it holds, and of nothing else.
+void check_poison(const Record& record, int32_t poison) {
+  const bool has_failed = record.finishes.front().reason == FinishReason::kError;
+  const auto holds = [&](std::span<const int32_t> tokens) {
+    return std::find(tokens.begin(), tokens.end(), poison) != tokens.end();
+  };
+  // A token drawn last is never run.
+  const bool was_run =
+      holds(record.prompt) ||
+      (!record.drawn.empty() && holds(std::span(record.drawn).first(record.drawn.size() - 1)));
+  RC_ASSERT(has_failed || !was_run || record.was_cancelled);
+  RC_ASSERT(!has_failed || holds(record.prompt) || holds(record.drawn));
+}
+
 void life_of_a_scheduler() {
   const int32_t page_tokens = *rc::gen::element(1, 3, 4, 16);
   const int32_t window = *rc::gen::element(1, 2, 6, 20);
@@ -245,6 +259,7 @@ void life_of_a_scheduler() {
   const KvShape shape{
       .num_full_layers = 1, .num_window_layers = 1, .window = window, .page_tokens = page_tokens};
   const int fault_rate = *rc::gen::element(0, 0, 12);
+  const int32_t poison = *rc::gen::element(-1, -1, 11);  // a token that fails any step
   Drive drive({.shape = {.page_tokens = page_tokens,
                          .window = window,
                          .full_pages = static_cast<int32_t>(shape.full_pages(kContext)) +
@@ -256,8 +271,11 @@ void life_of_a_scheduler() {
                .max_logit_rows = 8 + *rc::gen::inRange(0, 8),
                .prefix_cache = *rc::gen::inRange(0, 6) != 0,
                .late = *rc::gen::arbitrary<bool>(),
-               .fault = [fault_rate](int64_t number) -> Status {
+               .fault = [=](int64_t number, std::span<const int32_t> ids) -> Status {
                  if (fault_rate > 0 && number % fault_rate == 0) return fail("made to fail");
+                 if (std::find(ids.begin(), ids.end(), poison) != ids.end()) {
+                   return fail("poisoned");
+                 }
                  return {};
                }});
   const int num_events = *rc::gen::inRange(1, 60);
@@ -277,6 +295,7 @@ void life_of_a_scheduler() {
   int64_t num_drawn = 0, num_ended = 0;
   for (const auto& [id, record] : drive.records) {
     check_record(record);
+    if (fault_rate == 0) check_poison(record, poison);
     num_drawn += static_cast<int64_t>(record.drawn.size());
   }
   for (const int64_t count : stats.num_finished) num_ended += count;
@@ -487,12 +506,12 @@ TEST(SchedulerTest, CancellingFreesPagesAtOnce) {
   }
 }
 
-TEST(SchedulerTest, AFailedStepTakesItsRequestsAndNoOthers) {
+TEST(SchedulerTest, AFailedStepTakesTheRequestThatIsAloneInIt) {
   for (const bool late : {false, true}) {
     Drive drive({.shape = {.full_pages = 100, .window_pages = 100},
                  .max_num_seqs = 1,
                  .late = late,
-                 .fault = [](int64_t number) -> Status {
+                 .fault = [](int64_t number, std::span<const int32_t>) -> Status {
                    if (number == 3) return fail("made to fail", "step 3");
                    return {};
                  }});
@@ -506,12 +525,49 @@ TEST(SchedulerTest, AFailedStepTakesItsRequestsAndNoOthers) {
   }
 }
 
+TEST(SchedulerTest, OfAStepThatFailsOnceNobodyTakesHarm) {
+  for (const bool late : {false, true}) {
+    Drive drive({.shape = {.full_pages = 100, .window_pages = 100},
+                 .late = late,
+                 .fault = [](int64_t number, std::span<const int32_t>) -> Status {
+                   if (number == 9) return fail("made to fail", "step 9");
+                   return {};
+                 }});
+    for (uint64_t i = 0; i < 5; ++i) drive.add(request_for(some_tokens(10, i), 20));
+    drive.run_out();
+    EXPECT_EQ(drive.num_failed, 1);
+    for (const auto& [id, record] : drive.records) {
+      FinishReason reason{};
+      EXPECT_EQ(record.drawn, naive_tokens(record, &reason));
+      EXPECT_EQ(finish_of(drive, id).reason, FinishReason::kLength);
+    }
+    drive.check_all_pages_back();
+  }
+}
+
+TEST(SchedulerTest, AFaultThatShowsInCompanyOnlyDoesNotGoOnForEver) {
+  // Three decode together: no prompt, and nothing computed again, has three tokens in a step.
+  Drive drive({.shape = {.full_pages = 100, .window_pages = 100},
+               .max_batch_tokens = 40,
+               .fault = [](int64_t, std::span<const int32_t> ids) -> Status {
+                 return ids.size() == 3 ? Status(fail("company")) : Status{};
+               }});
+  for (uint64_t i = 0; i < 3; ++i) drive.add(request_for(some_tokens(10, i), 60));
+  drive.run_out();
+  EXPECT_EQ(drive.num_failed, 3);
+  for (const auto& [id, record] : drive.records) {
+    EXPECT_EQ(finish_of(drive, id).reason, FinishReason::kError);
+    EXPECT_GE(record.drawn.size(), 3u);  // one after each failed step
+  }
+  drive.check_all_pages_back();
+}
+
 // The second request is let in on pages that the failing step was to write, and waits for its turn.
 TEST(SchedulerTest, PagesThatAFailedStepShouldHaveWrittenAreNotUsed) {
   Drive drive({.shape = {.page_tokens = 1, .window = 2, .full_pages = 100, .window_pages = 100},
                .max_batch_tokens = 1,
                .late = true,
-               .fault = [](int64_t number) -> Status {
+               .fault = [](int64_t number, std::span<const int32_t>) -> Status {
                  if (number == 10) return fail("made to fail");
                  return {};
                }});

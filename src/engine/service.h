@@ -11,6 +11,7 @@
 
 #include <functional>
 #include <memory>
+#include <span>
 
 #include "engine/request.h"
 #include "engine/service_stats.h"
@@ -46,8 +47,8 @@ struct ServiceOptions {
   /// Called on the scheduling thread after the sinks of a step: a place to flush what they
   /// collected. Must not block.
   std::function<void()> after_step;
-  /// Tests only: what it returns before step `number` fails that step.
-  std::function<Status(int64_t number)> fault;
+  /// Tests only: what it returns before step `number` with these tokens fails that step.
+  std::function<Status(int64_t number, std::span<const int32_t> token_ids)> fault;
 };
 
 /// Sets what an engine needs for a service of `max_num_seqs` requests at once (0:

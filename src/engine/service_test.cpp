@@ -292,7 +292,7 @@ TEST(ServiceTest, DrainingLetsTheRunningEndAndRefusesTheNew) {
 }
 
 TEST(ServiceTest, ADrainThatTakesTooLongAbortsTheRest) {
-  auto service = fake_service({.fault = [](int64_t) -> Status {
+  auto service = fake_service({.fault = [](int64_t, std::span<const int32_t>) -> Status {
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
     return {};
   }});
@@ -311,9 +311,10 @@ TEST(ServiceTest, StoppingEndsEveryRequestOnce) {
   for (Answer& answer : answers) EXPECT_EQ(answer.num_ends(), 1u);
 }
 
-TEST(ServiceTest, AFailedStepFailsItsRequestsAndTheServiceGoesOn) {
+TEST(ServiceTest, AFailedStepFailsTheRequestThatIsAloneInItAndTheServiceGoesOn) {
   for (const bool async : {false, true}) {
-    auto service = fake_service({.async_scheduling = async, .fault = [](int64_t number) -> Status {
+    auto service = fake_service({.async_scheduling = async,
+                                 .fault = [](int64_t number, std::span<const int32_t>) -> Status {
                                    if (number == 5) return fail("made to fail", "step");
                                    return {};
                                  }});
@@ -326,6 +327,42 @@ TEST(ServiceTest, AFailedStepFailsItsRequestsAndTheServiceGoesOn) {
     EXPECT_EQ(second.wait().reason, FinishReason::kLength);
     EXPECT_TRUE(service->stats().healthy);
     EXPECT_EQ(service->stats().num_failed_steps, 1);
+  }
+}
+
+TEST(ServiceTest, ARequestThatMakesStepsFailFailsAlone) {
+  static constexpr int32_t kPoison = 49;
+  for (const bool async : {false, true}) {
+    auto service = fake_service(
+        {.async_scheduling = async, .fault = [](int64_t, std::span<const int32_t> ids) -> Status {
+           if (std::find(ids.begin(), ids.end(), kPoison) == ids.end()) {
+             return {};
+           }
+           return fail("made to fail", "token");
+         }});
+    std::vector<Answer> answers(6);
+    Answer poisoned;
+    const auto harmless = [](Answer& answer) {
+      ServiceRequest request = endless(answer);
+      request.sampling.allowed_ids = {1, 2, 3, 4, 5, 6};
+      return request;
+    };
+    for (size_t i = 0; i < 3; ++i) ASSERT_TRUE(service->submit(harmless(answers[i])));
+    answers[0].wait_for_tokens(5);
+    ServiceRequest request = harmless(poisoned);
+    request.prompt = {1, kPoison, 2};
+    ASSERT_TRUE(service->submit(std::move(request)));
+    for (size_t i = 3; i < 6; ++i) ASSERT_TRUE(service->submit(harmless(answers[i])));
+    EXPECT_EQ(poisoned.wait().reason, FinishReason::kError);
+    EXPECT_TRUE(poisoned.ids().empty());
+    for (Answer& answer : answers) {
+      EXPECT_EQ(answer.wait().reason, FinishReason::kLength);
+      EXPECT_EQ(answer.ids().size(), 97u);
+    }
+    EXPECT_TRUE(service->drain(10));
+    EXPECT_GT(service->stats().num_failed_steps, 0);
+    EXPECT_EQ(service->stats().full_pages_used, 0);
+    EXPECT_EQ(service->stats().window_pages_used, 0);
   }
 }
 

@@ -89,13 +89,13 @@ void StepThread::run(const Given& given) {
 
 Status StepThread::forward(const Given& given) {
   StepPlan& plan = *given.plan;
-  if (fault_) {
-    if (auto status = fault_(plan.number); !status) return status;
-  }
   for (const auto& [index, answer] : plan.awaited) {
     const int32_t token = given.before->answers[static_cast<size_t>(answer)].token;
     // A row whose draw found no token ends there; what it computes now is dropped.
     plan.arrays.token_ids[static_cast<size_t>(index)] = std::max(0, token);
+  }
+  if (fault_) {
+    if (auto status = fault_(plan.number, plan.arrays.token_ids); !status) return status;
   }
   return runner_.run(plan.arrays);
 }

@@ -15,7 +15,7 @@ namespace moxie {
 
 class StepThread {
  public:
-  using Fault = std::function<Status(int64_t number)>;
+  using Fault = std::function<Status(int64_t number, std::span<const int32_t> token_ids)>;
   /// Without `async` begin() does nothing and run() does all of it at once.
   StepThread(StepRunner& runner, bool async, Fault fault);
   ~StepThread();

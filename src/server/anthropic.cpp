@@ -26,15 +26,6 @@ struct BlockReader {
   ApiStatus read_result(const Json& block, const std::string& param);
 };
 
-void instruct(MessagesRequest* request, const std::string& text) {
-  auto& all = request->instructions;
-  if (all) {
-    all->append("\n\n").append(text);
-  } else {
-    all = text;
-  }
-}
-
 tl::unexpected<ApiError> unknown_block(const std::string& type, const std::string& param) {
   return invalid(
       param + ".type",
@@ -57,7 +48,7 @@ ApiStatus BlockReader::read(const Json& message, const std::string& param) {
   if (*role == "system") {
     auto text = read_text_content(*content, at);
     if (!text) return tl::unexpected(text.error());
-    instruct(request, *text);
+    instruct(&request->instructions, *text);
     return {};
   }
   if (*role != "user" && *role != "assistant") {
@@ -210,7 +201,7 @@ ApiStatus read_anthropic_choice(const Json& value, MessagesRequest& request) {
   }
   auto name = required_string(value, "name", "tool_choice");
   if (!name) return tl::unexpected(name.error());
-  request.tool_choice = {.mode = Mode::kNamed, .name = std::move(*name)};
+  request.tool_choice = {.mode = Mode::kNamed, .name = std::move(*name), .allowed = {}};
   return {};
 }
 
@@ -253,10 +244,30 @@ ApiStatus read_output_config(const Json& value, MessagesRequest& request) {
   return {};
 }
 
+// Clients send the first as a matter of course; the others would change what the model reads.
+ApiStatus read_context_management(const Json& value, MessagesRequest&) {
+  if (!value.is_object()) return wrong_type("context_management", "an object", value);
+  const Json* edits = find_member(value, "edits");
+  if (edits == nullptr) return {};
+  if (!edits->is_array()) return wrong_type("context_management.edits", "an array", *edits);
+  for (size_t i = 0; i < edits->size(); ++i) {
+    const std::string at = fmt::format("context_management.edits[{}]", i);
+    const auto type = required_string((*edits)[i], "type", at);
+    if (!type) return tl::unexpected(type.error());
+    if (*type != "clear_thinking_20251015") {
+      return unsupported(at + ".type",
+                         "'" + at +
+                             ".type': only 'clear_thinking_20251015' is supported; send the "
+                             "messages that shall count.");
+    }
+  }
+  return {};
+}
+
 ApiStatus read_system(const Json& value, MessagesRequest& request) {
   auto text = read_text_content(value, "system");
   if (!text) return tl::unexpected(text.error());
-  instruct(&request, *text);
+  instruct(&request.instructions, *text);
   return {};
 }
 
@@ -305,7 +316,12 @@ Fields<MessagesRequest> make_fields() {
   f.ignored("service_tier", "there is one tier");
   f.ignored("cache_control", "the prefix cache finds equal prompts by itself");
   f.ignored("inference_geo", "the answer is made here");
-  f.refused("context_management", Json(), "send the messages that shall count");
+  f.ignored("speed", "there is one speed");
+  f.ignored("diagnostics", "usage says what the cache had");
+  f.field(
+      "context_management", {{"type", "object"}}, read_context_management,
+      "edits of type clear_thinking_20251015, without effect: the reasoning of finished turns is "
+      "dropped anyhow");
   f.refused("container", Json(), "there is none");
   f.refused("mcp_servers", Json::array(), "tools are called by the client");
   return f;

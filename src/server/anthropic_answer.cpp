@@ -74,8 +74,10 @@ class MessageDocument final : public ReplyWriter {
                          {"name", call.name},
                          {"input", input_of(call.arguments)}});
     }
-    response_ = json_response(message_json(answer_, std::move(content), stop_reason(end),
-                                           stop_sequence(end), usage_json(end)));
+    Json message = message_json(answer_, std::move(content), stop_reason(end), stop_sequence(end),
+                                usage_json(end));
+    if (!end.warnings.empty()) message["warnings"] = end.warnings;
+    response_ = json_response(message);
   }
   void on_end() override { exchange_->respond(std::move(response_)); }
 
@@ -129,9 +131,12 @@ class MessageStream final : public ReplyWriter {
       return flush();
     }
     close();
-    event({{"type", "message_delta"},
-           {"delta", {{"stop_reason", stop_reason(end)}, {"stop_sequence", stop_sequence(end)}}},
-           {"usage", usage_json(end)}});
+    Json last = {
+        {"type", "message_delta"},
+        {"delta", {{"stop_reason", stop_reason(end)}, {"stop_sequence", stop_sequence(end)}}},
+        {"usage", usage_json(end)}};
+    if (!end.warnings.empty()) last["warnings"] = end.warnings;
+    event(last);
     event({{"type", "message_stop"}});
     flush();
   }
@@ -173,56 +178,28 @@ void answer_message(App& app, const ExchangePtr& exchange, const MessagesRequest
   MessageAnswer answer{.model = request.model,
                        .show_thinking = request.show_thinking,
                        .num_prompt_tokens = static_cast<int64_t>(input.prompts.front().size())};
-  if (!request.stream) {
-    const auto writer = std::make_shared<MessageDocument>(exchange, std::move(answer));
-    const auto started = start_generation(app, *exchange, std::move(input), writer);
-    if (!started) respond_error(*exchange, started.error(), ErrorForm::kAnthropic);
-    return;
-  }
-  const auto writer = std::make_shared<MessageStream>(exchange, std::move(answer));
-  const auto started = start_generation(app, *exchange, std::move(input), writer);
-  if (!started) return respond_error(*exchange, started.error(), ErrorForm::kAnthropic);
-  writer->begin();
+  start_answer<MessageDocument, MessageStream>(app, exchange, std::move(input), std::move(answer),
+                                               request.stream, ErrorForm::kAnthropic);
 }
 
 }  // namespace
 
-void handle_messages(App& app, ExchangePtr exchange) {
-  app.in_background(exchange, ErrorForm::kAnthropic,
-                    [&app, exchange](const std::string& body) -> Api<App::Continuation> {
-                      auto document = parse_body(body);
-                      if (!document) return tl::unexpected(document.error());
-                      auto request = read_messages_request(*document, false);
-                      if (!request) return tl::unexpected(request.error());
-                      if (auto status = app.check_model(request->model); !status) {
-                        return tl::unexpected(status.error());
-                      }
-                      auto input = chat_input(app, *request);
-                      if (!input) return tl::unexpected(input.error());
-                      return [&app, exchange,
-                              request = std::make_shared<MessagesRequest>(std::move(*request)),
-                              input = std::make_shared<GenerationInput>(std::move(*input))] {
-                        answer_message(app, exchange, *request, std::move(*input));
-                      };
-                    });
+void handle_messages(App& app, const ExchangePtr& exchange) {
+  handle_generation(
+      app, exchange, ErrorForm::kAnthropic,
+      [](const Json& document) { return read_messages_request(document, /*counts_only=*/false); },
+      chat_input, answer_message);
 }
 
-void handle_count_tokens(App& app, ExchangePtr exchange) {
-  app.in_background(exchange, ErrorForm::kAnthropic,
-                    [&app, exchange](const std::string& body) -> Api<App::Continuation> {
-                      auto document = parse_body(body);
-                      if (!document) return tl::unexpected(document.error());
-                      auto request = read_messages_request(*document, true);
-                      if (!request) return tl::unexpected(request.error());
-                      if (auto status = app.check_model(request->model); !status) {
-                        return tl::unexpected(status.error());
-                      }
-                      auto prompt = chat_prompt(app.model(), *request);
-                      if (!prompt) return tl::unexpected(prompt.error());
-                      return [exchange, count = prompt->size()] {
-                        exchange->respond(json_response({{"input_tokens", count}}));
-                      };
-                    });
+void handle_count_tokens(App& app, const ExchangePtr& exchange) {
+  handle_body(
+      app, exchange, ErrorForm::kAnthropic,
+      [](const Json& document) { return read_messages_request(document, /*counts_only=*/true); },
+      [&app, exchange](const MessagesRequest& request) -> Api<App::Continuation> {
+        auto prompt = chat_prompt(app.model(), request);
+        if (!prompt) return tl::unexpected(prompt.error());
+        return answer_with(exchange, {{"input_tokens", prompt->size()}});
+      });
 }
 
 }  // namespace moxie

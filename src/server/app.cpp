@@ -33,6 +33,12 @@ bool has_body(const HttpRequest& request) {
   return !request.header("Transfer-Encoding").empty() || (!length.empty() && length != "0");
 }
 
+// HEAD is answered as GET is. As find_route().
+const Route* route_of(const HttpRequest& request, std::string* allow) {
+  const std::string_view method = request.method;
+  return find_route(method == "HEAD" ? "GET" : method, request.path, allow);
+}
+
 bool is_json_type(std::string_view type) {
   const std::string_view name = type.substr(0, type.find(';'));
   const size_t end = name.find_last_not_of(" \t");
@@ -81,7 +87,7 @@ ApiStatus App::check_model(const std::string& name) const {
                .code = "model_not_found"});
 }
 
-void App::in_background(std::shared_ptr<Exchange> exchange, ErrorForm form,
+void App::in_background(const std::shared_ptr<Exchange>& exchange, ErrorForm form,
                         std::function<Api<Continuation>(const std::string& body)> job) {
   auto body = std::make_shared<std::string>(exchange->take_body());
   const uint64_t bytes = body->size() + 1024;
@@ -143,14 +149,12 @@ bool App::has_key(const HttpRequest& request) const {
 
 Admission App::admit(const HttpRequest& request) {
   const ErrorForm form = form_of(request);
-  const auto refuse = [&](ApiError error) {
+  const auto refuse = [&](const ApiError& error) {
     return Admission{.accept = false, .refusal = error_response(error, form)};
   };
   if (request.method == "OPTIONS") return {};
   std::string allow;
-  const std::string_view method =
-      request.method == "HEAD" ? std::string_view("GET") : std::string_view(request.method);
-  const Route* route = find_route(method, request.path, &allow);
+  const Route* route = route_of(request, &allow);
   const bool open = route != nullptr && route->use == Route::kProbe;
   if (!options_.api_keys.empty() && !open && !has_key(request)) {
     Admission admission = refuse(
@@ -198,9 +202,7 @@ void App::handle(std::shared_ptr<Exchange> exchange) {
   const HttpRequest& request = exchange->request();
   if (request.method == "OPTIONS") return answer_preflight(*exchange);
   std::string allow;
-  const std::string_view method =
-      request.method == "HEAD" ? std::string_view("GET") : std::string_view(request.method);
-  const Route* route = find_route(method, request.path, &allow);
+  const Route* route = route_of(request, &allow);
   CHECK(route != nullptr, request.path);
   if (route->use >= Route::kModel && !model_) {  // shut down while loading
     return respond_error(*exchange, {.status = 503,
@@ -209,7 +211,7 @@ void App::handle(std::shared_ptr<Exchange> exchange) {
                                      .code = "shutting_down",
                                      .retry_after_s = 1});
   }
-  route->handle(*this, std::move(exchange));
+  route->handle(*this, exchange);
 }
 
 void App::answer_preflight(Exchange& exchange) const {
@@ -252,9 +254,7 @@ std::vector<HttpHeader> App::common_headers(const HttpRequest& request) {
 void App::log(const HttpLog& entry) {
   const HttpRequest& request = *entry.request;
   std::string allow;
-  const std::string_view method =
-      request.method == "HEAD" ? std::string_view("GET") : std::string_view(request.method);
-  const Route* route = find_route(method, request.path, &allow);
+  const Route* route = route_of(request, &allow);
   // Unknown paths count as one: a client must not make the table grow.
   metrics_.on_http(route != nullptr ? route->pattern : "other",
                    route != nullptr ? route->method : "other", entry.status, entry.seconds);

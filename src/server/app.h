@@ -78,7 +78,7 @@ class App final : public HttpHandler {
   /// Runs `job` on a worker; what it returns runs on the server's thread, unless the client has
   /// gone. Refuses by itself when too much waits.
   using Continuation = std::function<void()>;
-  void in_background(std::shared_ptr<Exchange> exchange, ErrorForm form,
+  void in_background(const std::shared_ptr<Exchange>& exchange, ErrorForm form,
                      std::function<Api<Continuation>(const std::string& body)> job);
 
  private:

@@ -10,7 +10,7 @@ namespace {
 struct ChatAnswer {
   std::string id = "chatcmpl-" + random_name(24), model;
   int64_t created = unix_time();
-  const Tokenizer* tokenizer = nullptr;
+  TokenNames names;
   size_t n = 1;
   bool logprobs = false, include_reasoning = true, include_usage = false, continuous_usage = false;
   bool return_token_ids = false;
@@ -25,9 +25,9 @@ Json stop_reason_of(const ChoiceEnd& end) {
   return end.stop_id >= 0 ? Json(end.stop_id) : Json();
 }
 
-Json logprobs_json(const Tokenizer& tokenizer, const std::vector<ReplyToken>& tokens) {
+Json logprobs_json(const TokenNames& names, const std::vector<ReplyToken>& tokens) {
   Json list = Json::array();
-  for (const ReplyToken& token : tokens) list.push_back(chat_logprob(tokenizer, token));
+  for (const ReplyToken& token : tokens) list.push_back(chat_logprob(names, token));
   return {{"content", std::move(list)}, {"refusal", nullptr}};
 }
 
@@ -70,7 +70,7 @@ class ChatStream final : public ReplyWriter {
       case ReplyPart::kContent:
         append_json_string(delta.text, &text);
         chunk(choice, "{\"content\":" + text + "}",
-              answer_.logprobs ? to_text(logprobs_json(*answer_.tokenizer, delta.tokens)) : "null",
+              answer_.logprobs ? to_text(logprobs_json(answer_.names, delta.tokens)) : "null",
               "null");
         return;
       case ReplyPart::kToolName:
@@ -194,8 +194,7 @@ class ChatDocument final : public ReplyWriter {
     choices_[choice] = {
         {"index", choice},
         {"message", std::move(message)},
-        {"logprobs",
-         answer_.logprobs ? logprobs_json(*answer_.tokenizer, tokens_[choice]) : Json()},
+        {"logprobs", answer_.logprobs ? logprobs_json(answer_.names, tokens_[choice]) : Json()},
         {"finish_reason", end.finish_reason},
         {"stop_reason", stop_reason_of(end)}};
     if (answer_.return_token_ids) choices_[choice]["token_ids"] = ids_[choice];
@@ -213,7 +212,7 @@ class ChatDocument final : public ReplyWriter {
                      {"service_tier", nullptr},
                      {"system_fingerprint", "moxie-" MOXIE_VERSION}};
     if (!prompt_.empty()) {
-      document["prompt_logprobs"] = prompt_logprobs_json(*answer_.tokenizer, prompt_);
+      document["prompt_logprobs"] = prompt_logprobs_json(*answer_.names.tokenizer, prompt_);
     }
     if (answer_.return_token_ids) document["prompt_token_ids"] = answer_.prompt_ids;
     exchange_->respond(json_response(document));
@@ -233,7 +232,7 @@ class ChatDocument final : public ReplyWriter {
 void answer_chat(App& app, const ExchangePtr& exchange, const ChatRequest& request,
                  GenerationInput input) {
   ChatAnswer answer{.model = request.model.empty() ? app.model_name() : request.model,
-                    .tokenizer = app.model().tokenizer,
+                    .names = {app.model().tokenizer, request.tokens_as_ids},
                     .n = static_cast<size_t>(request.n),
                     .logprobs = request.logprobs,
                     .include_reasoning = request.include_reasoning,
@@ -242,38 +241,14 @@ void answer_chat(App& app, const ExchangePtr& exchange, const ChatRequest& reque
                     .return_token_ids = request.return_token_ids,
                     .num_prompt_tokens = static_cast<int64_t>(input.prompts.front().size())};
   if (request.return_token_ids) answer.prompt_ids = input.prompts.front();
-  if (!request.stream) {
-    const auto writer = std::make_shared<ChatDocument>(exchange, std::move(answer));
-    const auto started = start_generation(app, *exchange, std::move(input), writer);
-    if (!started) respond_error(*exchange, started.error());
-    return;
-  }
-  const auto writer = std::make_shared<ChatStream>(exchange, std::move(answer));
-  const auto started = start_generation(app, *exchange, std::move(input), writer);
-  if (!started) return respond_error(*exchange, started.error());
-  writer->begin();
+  start_answer<ChatDocument, ChatStream>(app, exchange, std::move(input), std::move(answer),
+                                         request.stream, ErrorForm::kOpenAi);
 }
 
 }  // namespace
 
-void handle_chat(App& app, ExchangePtr exchange) {
-  app.in_background(exchange, ErrorForm::kOpenAi,
-                    [&app, exchange](const std::string& body) -> Api<App::Continuation> {
-                      auto document = parse_body(body);
-                      if (!document) return tl::unexpected(document.error());
-                      auto request = read_chat_request(*document);
-                      if (!request) return tl::unexpected(request.error());
-                      if (auto status = app.check_model(request->model); !status) {
-                        return tl::unexpected(status.error());
-                      }
-                      auto input = chat_input(app, *request);
-                      if (!input) return tl::unexpected(input.error());
-                      return [&app, exchange,
-                              request = std::make_shared<ChatRequest>(std::move(*request)),
-                              input = std::make_shared<GenerationInput>(std::move(*input))] {
-                        answer_chat(app, exchange, *request, std::move(*input));
-                      };
-                    });
+void handle_chat(App& app, const ExchangePtr& exchange) {
+  handle_generation(app, exchange, ErrorForm::kOpenAi, read_chat_request, chat_input, answer_chat);
 }
 
 }  // namespace moxie

@@ -10,7 +10,7 @@ namespace {
 struct CompletionAnswer {
   std::string id = "cmpl-" + random_name(24), model;
   int64_t created = unix_time();
-  const Tokenizer* tokenizer = nullptr;
+  TokenNames names;
   size_t n = 1;
   int32_t logprobs = -1;
   bool echo = false, include_usage = false, continuous_usage = false, return_token_ids = false;
@@ -20,18 +20,18 @@ struct CompletionAnswer {
 
   size_t num_choices() const { return prompts.size() * n; }
   std::string prompt_text(size_t choice) const {
-    return repaired_utf8(tokenizer->decode(prompts[choice / n]).value_or(""));
+    return repaired_utf8(names.tokenizer->decode(prompts[choice / n]).value_or(""));
   }
 };
 
 // OpenAI's old form of log-probabilities: lists side by side.
 class TokenList {
  public:
-  void add(const Tokenizer& tokenizer, const ReplyToken& token, int32_t num_top, bool known) {
-    const std::string text = token_text(tokenizer, token.id);
+  void add(const TokenNames& names, const ReplyToken& token, int32_t num_top, bool known) {
+    const std::string text = names(token.id);
     tokens_.push_back(text);
     offsets_.push_back(offset_);
-    offset_ += text.size();
+    offset_ += names.as_ids ? token_text(*names.tokenizer, token.id).size() : text.size();
     logprobs_.push_back(known ? Json(token.logprob) : Json());
     if (!known || num_top == 0) {
       top_.push_back(nullptr);
@@ -39,7 +39,7 @@ class TokenList {
     }
     Json top = Json::object();
     for (const auto& [id, logprob] : token.top) {
-      if (std::cmp_less(top.size(), num_top)) top[token_text(tokenizer, id)] = logprob;
+      if (std::cmp_less(top.size(), num_top)) top[names(id)] = logprob;
     }
     top[text] = token.logprob;
     top_.push_back(std::move(top));
@@ -80,7 +80,7 @@ class CompletionWriter final : public ReplyWriter {
     for (ReplyToken& token : tokens) {
       Choice& c = choices_[choice];
       if (answer_.echo && answer_.logprobs >= 0) {
-        c.list.add(*answer_.tokenizer, token, answer_.logprobs, c.num_prompt_logprobs > 0);
+        c.list.add(answer_.names, token, answer_.logprobs, c.num_prompt_logprobs > 0);
       }
       ++c.num_prompt_logprobs;
       if (answer_.prompt_logprobs) c.prompt.push_back(std::move(token));
@@ -94,7 +94,7 @@ class CompletionWriter final : public ReplyWriter {
     if (answer_.no_tokens) return;
     choices_[choice].text += delta.text;
     for (const ReplyToken& token : delta.tokens) {
-      choices_[choice].list.add(*answer_.tokenizer, token, answer_.logprobs, true);
+      choices_[choice].list.add(answer_.names, token, answer_.logprobs, true);
     }
   }
   void on_flush(size_t choice) override {
@@ -118,7 +118,8 @@ class CompletionWriter final : public ReplyWriter {
     Choice& c = choices_[choice];
     documents_[choice] = choice_json(choice, Json(counted.finish_reason), std::move(reason));
     if (answer_.prompt_logprobs) {
-      documents_[choice]["prompt_logprobs"] = prompt_logprobs_json(*answer_.tokenizer, c.prompt);
+      documents_[choice]["prompt_logprobs"] =
+          prompt_logprobs_json(*answer_.names.tokenizer, c.prompt);
     }
   }
   void on_end() override {
@@ -213,13 +214,28 @@ class CompletionWriter final : public ReplyWriter {
   Usage usage_;
 };
 
+void truncate(const CompletionRequest& request, int32_t context, std::vector<int32_t>* prompt) {
+  if (!request.truncate_prompt_tokens) return;
+  const int32_t room = context - std::max(*request.max_tokens, 1);
+  const int32_t wanted = *request.truncate_prompt_tokens;
+  const auto kept = static_cast<size_t>(std::max(wanted < 0 ? room : wanted, 1));
+  if (prompt->size() <= kept) return;
+  const auto excess = static_cast<std::ptrdiff_t>(prompt->size() - kept);
+  if (request.truncate_end) {
+    prompt->resize(kept);
+  } else {
+    prompt->erase(prompt->begin(), prompt->begin() + excess);
+  }
+}
+
 Api<GenerationInput> completion_input(const App& app, const CompletionRequest& request) {
   const ServedModel& model = app.model();
   if (auto status = check_ids(model, request); !status) return tl::unexpected(status.error());
   GenerationInput input = generation_input(app, request);
   input.reply.harmony = false;
   for (const std::string& text : request.texts) {
-    auto status = check_text_bytes(model, text.size(), "prompt");
+    auto status = request.truncate_prompt_tokens ? ApiStatus{}
+                                                 : check_text_bytes(model, text.size(), "prompt");
     if (!status) return tl::unexpected(status.error());
     input.prompts.push_back(model.tokenizer->encode(text));
   }
@@ -234,7 +250,8 @@ Api<GenerationInput> completion_input(const App& app, const CompletionRequest& r
     }
     input.prompts.push_back(ids);
   }
-  for (const auto& prompt : input.prompts) {
+  for (auto& prompt : input.prompts) {
+    truncate(request, model.max_model_len, &prompt);
     if (prompt.empty()) {
       return invalid("prompt", "Invalid 'prompt': it has no tokens.", "empty_string");
     }
@@ -256,7 +273,7 @@ Api<GenerationInput> completion_input(const App& app, const CompletionRequest& r
 void answer_completion(App& app, const ExchangePtr& exchange, const CompletionRequest& request,
                        GenerationInput input) {
   CompletionAnswer answer{.model = request.model.empty() ? app.model_name() : request.model,
-                          .tokenizer = app.model().tokenizer,
+                          .names = {app.model().tokenizer, request.tokens_as_ids},
                           .n = static_cast<size_t>(request.n),
                           .logprobs = request.logprobs,
                           .echo = request.echo,
@@ -275,50 +292,22 @@ void answer_completion(App& app, const ExchangePtr& exchange, const CompletionRe
 
 }  // namespace
 
-void handle_completions(App& app, ExchangePtr exchange) {
-  app.in_background(exchange, ErrorForm::kOpenAi,
-                    [&app, exchange](const std::string& body) -> Api<App::Continuation> {
-                      auto document = parse_body(body);
-                      if (!document) return tl::unexpected(document.error());
-                      auto request = read_completion_request(*document);
-                      if (!request) return tl::unexpected(request.error());
-                      if (auto status = app.check_model(request->model); !status) {
-                        return tl::unexpected(status.error());
-                      }
-                      auto input = completion_input(app, *request);
-                      if (!input) return tl::unexpected(input.error());
-                      return [&app, exchange,
-                              request = std::make_shared<CompletionRequest>(std::move(*request)),
-                              input = std::make_shared<GenerationInput>(std::move(*input))] {
-                        answer_completion(app, exchange, *request, std::move(*input));
-                      };
-                    });
+void handle_completions(App& app, const ExchangePtr& exchange) {
+  handle_generation(app, exchange, ErrorForm::kOpenAi, read_completion_request, completion_input,
+                    answer_completion);
 }
 
-void handle_completion_render(App& app, ExchangePtr exchange) {
-  app.in_background(
-      exchange, ErrorForm::kOpenAi,
-      [&app, exchange](const std::string& body) -> Api<App::Continuation> {
-        auto document = parse_body(body);
-        if (!document) return tl::unexpected(document.error());
-        auto request = read_completion_request(*document);
-        if (!request) return tl::unexpected(request.error());
-        if (auto status = app.check_model(request->model); !status) {
-          return tl::unexpected(status.error());
-        }
-        auto input = completion_input(app, *request);
-        if (!input) return tl::unexpected(input.error());
-        Json list = Json::array();
-        for (const auto& prompt : input->prompts) {
-          list.push_back(
-              {{"prompt", repaired_utf8(app.model().tokenizer->decode(prompt).value_or(""))},
-               {"token_ids", prompt},
-               {"prompt_token_ids", prompt}});
-        }
-        return [exchange, response = std::make_shared<HttpResponse>(json_response(list))] {
-          exchange->respond(std::move(*response));
-        };
-      });
+void handle_completion_render(App& app, const ExchangePtr& exchange) {
+  handle_body(app, exchange, ErrorForm::kOpenAi, read_completion_request,
+              [&app, exchange](const CompletionRequest& request) -> Api<App::Continuation> {
+                auto input = completion_input(app, request);
+                if (!input) return tl::unexpected(input.error());
+                Json list = Json::array();
+                for (const auto& prompt : input->prompts) {
+                  list.push_back(rendered_json(*app.model().tokenizer, prompt));
+                }
+                return answer_with(exchange, list);
+              });
 }
 
 }  // namespace moxie

@@ -13,27 +13,69 @@ namespace moxie {
 
 using ExchangePtr = std::shared_ptr<Exchange>;
 
-void handle_chat(App& app, ExchangePtr exchange);
-void handle_completions(App& app, ExchangePtr exchange);
-void handle_responses(App& app, ExchangePtr exchange);
-void handle_response_get(App& app, ExchangePtr exchange);
-void handle_response_delete(App& app, ExchangePtr exchange);
-void handle_response_cancel(App& app, ExchangePtr exchange);
-void handle_response_items(App& app, ExchangePtr exchange);
-void handle_messages(App& app, ExchangePtr exchange);
-void handle_count_tokens(App& app, ExchangePtr exchange);
-void handle_tokenize(App& app, ExchangePtr exchange);
-void handle_detokenize(App& app, ExchangePtr exchange);
-void handle_chat_render(App& app, ExchangePtr exchange);
-void handle_completion_render(App& app, ExchangePtr exchange);
-void handle_models(App& app, ExchangePtr exchange);
-void handle_model(App& app, ExchangePtr exchange);
-void handle_health(App& app, ExchangePtr exchange);
-void handle_live(App& app, ExchangePtr exchange);
-void handle_version(App& app, ExchangePtr exchange);
-void handle_metrics(App& app, ExchangePtr exchange);
-void handle_debug_kernels(App& app, ExchangePtr exchange);
-void handle_openapi(App& app, ExchangePtr exchange);
+void handle_chat(App& app, const ExchangePtr& exchange);
+void handle_completions(App& app, const ExchangePtr& exchange);
+void handle_responses(App& app, const ExchangePtr& exchange);
+void handle_response_get(App& app, const ExchangePtr& exchange);
+void handle_response_delete(App& app, const ExchangePtr& exchange);
+void handle_response_cancel(App& app, const ExchangePtr& exchange);
+void handle_response_items(App& app, const ExchangePtr& exchange);
+void handle_messages(App& app, const ExchangePtr& exchange);
+void handle_count_tokens(App& app, const ExchangePtr& exchange);
+void handle_tokenize(App& app, const ExchangePtr& exchange);
+void handle_detokenize(App& app, const ExchangePtr& exchange);
+void handle_chat_render(App& app, const ExchangePtr& exchange);
+void handle_completion_render(App& app, const ExchangePtr& exchange);
+void handle_models(App& app, const ExchangePtr& exchange);
+void handle_model(App& app, const ExchangePtr& exchange);
+void handle_health(App& app, const ExchangePtr& exchange);
+void handle_live(App& app, const ExchangePtr& exchange);
+void handle_version(App& app, const ExchangePtr& exchange);
+void handle_metrics(App& app, const ExchangePtr& exchange);
+void handle_debug_kernels(App& app, const ExchangePtr& exchange);
+void handle_openapi(App& app, const ExchangePtr& exchange);
+
+// A body is parsed, read, checked and prepared for on a worker; a fault on the way is answered in
+// `form`. `read` makes a request of a Json document.
+
+/// `prepare` takes the request and returns how to answer it.
+template <class Read, class Prepare>
+void handle_body(App& app, const ExchangePtr& exchange, ErrorForm form, Read read,
+                 Prepare prepare) {
+  app.in_background(exchange, form,
+                    [&app, read = std::move(read), prepare = std::move(prepare)](
+                        const std::string& body) -> Api<App::Continuation> {
+                      auto document = parse_body(body);
+                      if (!document) return tl::unexpected(document.error());
+                      auto request = read(*document);
+                      if (!request) return tl::unexpected(request.error());
+                      if (auto status = app.check_model(request->model); !status) {
+                        return tl::unexpected(status.error());
+                      }
+                      return prepare(std::move(*request));
+                    });
+}
+
+/// `input_of(app, request)` makes the generation's input, on the worker too; then
+/// `answer(app, exchange, request, input)` starts it, on the server's thread.
+template <class Read, class InputOf, class Answer>
+void handle_generation(App& app, const ExchangePtr& exchange, ErrorForm form, Read read,
+                       InputOf input_of, Answer answer) {
+  handle_body(app, exchange, form, std::move(read),
+              [&app, exchange, input_of = std::move(input_of),
+               answer = std::move(answer)](auto request) -> Api<App::Continuation> {
+                auto input = input_of(app, request);
+                if (!input) return tl::unexpected(input.error());
+                return [&app, exchange, answer,
+                        request = std::make_shared<decltype(request)>(std::move(request)),
+                        input = std::make_shared<GenerationInput>(std::move(*input))] {
+                  answer(app, exchange, *request, std::move(*input));
+                };
+              });
+}
+
+/// Answers with a document that is made already.
+App::Continuation answer_with(const ExchangePtr& exchange, const Json& document);
 
 /// The OpenAPI document of all routes, from the tables of fields.
 const Json& openapi_document();
@@ -62,6 +104,23 @@ Api<std::shared_ptr<Generation>> start_generation(App& app, Exchange& exchange,
                                                   GenerationInput input,
                                                   std::shared_ptr<ReplyWriter> writer);
 
+/// Starts a generation that `Document` writes whole or, where `streams`, `Stream` as it comes; both
+/// are made of the exchange and `answer`.
+template <class Document, class Stream, class Answer>
+void start_answer(App& app, const ExchangePtr& exchange, GenerationInput input, Answer answer,
+                  bool streams, ErrorForm form) {
+  std::shared_ptr<Stream> stream;
+  std::shared_ptr<ReplyWriter> writer;
+  if (streams) {
+    writer = stream = std::make_shared<Stream>(exchange, std::move(answer));
+  } else {
+    writer = std::make_shared<Document>(exchange, std::move(answer));
+  }
+  const auto started = start_generation(app, *exchange, std::move(input), std::move(writer));
+  if (!started) return respond_error(*exchange, started.error(), form);
+  if (stream) stream->begin();
+}
+
 /// Counts of an answer, over its choices.
 struct Usage {
   int64_t prompt_tokens = 0, completion_tokens = 0, reasoning_tokens = 0, cached_tokens = 0;
@@ -70,12 +129,23 @@ struct Usage {
   Json to_json() const;  ///< OpenAI's form
 };
 
+/// A rendered prompt: its text, and its ids under both names that people look for.
+Json rendered_json(const Tokenizer& tokenizer, const std::vector<int32_t>& prompt);
 /// The text of one token, broken UTF-8 as U+FFFD.
 std::string token_text(const Tokenizer& tokenizer, int32_t id);
+/// What log-probabilities call a token: its text, or vLLM's "token_id:N".
+struct TokenNames {
+  const Tokenizer* tokenizer = nullptr;
+  bool as_ids = false;
+  std::string operator()(int32_t id) const;
+};
 /// {"token", "logprob", "bytes", "top_logprobs"}
-Json chat_logprob(const Tokenizer& tokenizer, const ReplyToken& token);
+Json chat_logprob(const TokenNames& names, const ReplyToken& token);
 /// vLLM's prompt_logprobs: [null, {"id": {"logprob", "rank", "decoded_token"}}, ...]
 Json prompt_logprobs_json(const Tokenizer& tokenizer, const std::vector<ReplyToken>& tokens);
+
+/// A value of a query string, percent-decoded; nothing where it is missing or broken.
+std::optional<std::string> query_value(std::string_view query, std::string_view name);
 
 std::string sse(const Json& document);
 /// With the event's name, which is the document's "type".

@@ -50,30 +50,12 @@ class Fields {
   /// `target`: a member, or what returns a reference into the request.
   template <class Target>
   void number(const std::string& name, Target target, double low, double high, std::string about) {
-    field(
-        name, {{"type", "number"}, {"minimum", low}, {"maximum", high}},
-        [=](const Json& value, T& request) -> ApiStatus {
-          auto number = read_number(value, name, low, high);
-          if (!number) return tl::unexpected(number.error());
-          auto& slot = std::invoke(target, request);
-          slot = static_cast<Held<std::decay_t<decltype(slot)>>>(*number);
-          return {};
-        },
-        std::move(about));
+    bounded(name, "number", read_number, target, low, high, std::move(about));
   }
   template <class Target>
   void integer(const std::string& name, Target target, int64_t low, int64_t high,
                std::string about) {
-    field(
-        name, {{"type", "integer"}, {"minimum", low}, {"maximum", high}},
-        [=](const Json& value, T& request) -> ApiStatus {
-          auto number = read_integer(value, name, low, high);
-          if (!number) return tl::unexpected(number.error());
-          auto& slot = std::invoke(target, request);
-          slot = static_cast<Held<std::decay_t<decltype(slot)>>>(*number);
-          return {};
-        },
-        std::move(about));
+    bounded(name, "integer", read_integer, target, low, high, std::move(about));
   }
   template <class Target>
   void toggle(const std::string& name, Target target, std::string about) {
@@ -146,6 +128,22 @@ class Fields {
   };
   template <class M>
   using Held = typename HeldOf<M>::Type;
+
+  template <class Value, class Target>
+  void bounded(const std::string& name, const char* type,
+               Api<Value> (*read)(const Json&, const std::string&, Value, Value), Target target,
+               Value low, Value high, std::string about) {
+    field(
+        name, {{"type", type}, {"minimum", low}, {"maximum", high}},
+        [=](const Json& value, T& request) -> ApiStatus {
+          auto number = read(value, name, low, high);
+          if (!number) return tl::unexpected(number.error());
+          auto& slot = std::invoke(target, request);
+          slot = static_cast<Held<std::decay_t<decltype(slot)>>>(*number);
+          return {};
+        },
+        std::move(about));
+  }
 
   struct Row {
     FieldInfo info;

@@ -215,6 +215,10 @@ void Generation::end_choice(size_t idx, const Finish& finish) {
                  .message = "The request failed: " + finish.error.message(),
                  .type = "server_error",
                  .code = "request_failed"};
+    if (finish.error.where == "sampling") {  // what binds the answer left no token
+      end.error.status = 400;
+      end.error.type = "invalid_request_error";
+    }
   } else if (finish.reason == FinishReason::kStop) {
     const auto& asked = input_.sampling.stop_ids;
     if (std::find(asked.begin(), asked.end(), finish.stop_id) != asked.end()) {

@@ -246,7 +246,7 @@ class ServerImpl final : public HttpServer {
   }
   void shut_down(double grace_s) override {
     error_code ignored;
-    acceptor_.close(ignored);
+    ignored = acceptor_.close(ignored);
     shut_down_by_ = in_seconds(grace_s);
     shutting_down_ = true;
     for (const auto& connection : all()) connection->retire();
@@ -679,16 +679,16 @@ Status ServerImpl::open_tls() {
   is_tls_ = !options_.ssl_key.empty();
   if (!is_tls_) return {};
   error_code error;
-  tls_.set_options(asio::ssl::context::default_workarounds | asio::ssl::context::no_sslv2 |
-                       asio::ssl::context::no_sslv3 | asio::ssl::context::no_tlsv1 |
-                       asio::ssl::context::no_tlsv1_1,
-                   error);
-  tls_.use_certificate_chain_file(options_.ssl_certificate, error);
+  error = tls_.set_options(asio::ssl::context::default_workarounds | asio::ssl::context::no_sslv2 |
+                               asio::ssl::context::no_sslv3 | asio::ssl::context::no_tlsv1 |
+                               asio::ssl::context::no_tlsv1_1,
+                           error);
+  if (!error) error = tls_.use_certificate_chain_file(options_.ssl_certificate, error);
   if (error) {
     return fail("no readable PEM certificate: " + error.message(),
                 "--ssl-cert " + options_.ssl_certificate);
   }
-  tls_.use_private_key_file(options_.ssl_key, asio::ssl::context::pem, error);
+  error = tls_.use_private_key_file(options_.ssl_key, asio::ssl::context::pem, error);
   if (error) {
     return fail("no PEM key that fits the certificate: " + error.message(),
                 "--ssl-key " + options_.ssl_key);
@@ -713,17 +713,19 @@ Status ServerImpl::open() {
     return fail("no address to listen on: " + error.message(), "--host " + options_.host);
   }
   const tcp::endpoint endpoint = found.begin()->endpoint();
-  acceptor_.open(endpoint.protocol(), error);
-  if (!error) acceptor_.set_option(tcp::acceptor::reuse_address(true), error);
-  if (!error) acceptor_.bind(endpoint, error);
-  if (!error) acceptor_.listen(asio::socket_base::max_listen_connections, error);
+  error = acceptor_.open(endpoint.protocol(), error);
+  if (!error) error = acceptor_.set_option(tcp::acceptor::reuse_address(true), error);
+  if (!error) error = acceptor_.bind(endpoint, error);
+  if (!error) error = acceptor_.listen(asio::socket_base::max_listen_connections, error);
   if (error) {
     return fail("cannot listen: " + error.message(), where,
                 error == asio::error::address_in_use ? "choose another --port, or 0 for any" : "");
   }
   port_ = acceptor_.local_endpoint(error).port();
-  signals_.add(SIGTERM, error);
-  signals_.add(SIGINT, error);
+  for (const int signal : {SIGTERM, SIGINT}) {
+    error = signals_.add(signal, error);
+    if (error) return fail("cannot wait for signals: " + error.message(), where);
+  }
   return {};
 }
 
@@ -746,7 +748,7 @@ void ServerImpl::on_accept(tcp::socket socket) {
   error_code ignored;
   const auto peer = socket.remote_endpoint(ignored);
   const std::string remote = fmt::format("{}:{}", peer.address().to_string(ignored), peer.port());
-  socket.set_option(tcp::no_delay(true), ignored);
+  ignored = socket.set_option(tcp::no_delay(true), ignored);
   std::shared_ptr<Connection> connection;
   if (is_tls_) {
     connection = std::make_shared<StreamConnection<asio::ssl::stream<tcp::socket>>>(

@@ -23,14 +23,6 @@ struct Reader {
   ApiStatus read_assistant(const Json& message, const std::string& param);
   ApiStatus read_calls(const Json& calls, const std::string& param);
   ApiStatus read_tool(const Json& message, const std::string& param);
-  void instruct(std::string text) {
-    auto& all = request->instructions;
-    if (!all) {
-      all = std::move(text);
-    } else {
-      all->append("\n\n").append(text);
-    }
-  }
 };
 
 ApiStatus check_keys(const Json& message, const std::string& param,
@@ -68,7 +60,7 @@ ApiStatus Reader::read(const Json& message, const std::string& param) {
   if (*role == "user") {
     out().messages.push_back(harmony::user_message(std::move(*text)));
   } else {
-    instruct(std::move(*text));
+    instruct(&request->instructions, *text);
   }
   return {};
 }
@@ -175,6 +167,14 @@ ApiStatus Reader::read_tool(const Json& message, const std::string& param) {
 }
 
 }  // namespace
+
+void instruct(std::optional<std::string>* all, const std::string& text) {
+  if (*all) {
+    (*all)->append("\n\n").append(text);
+  } else {
+    *all = text;
+  }
+}
 
 Api<std::string> read_text_content(const Json& value, const std::string& param) {
   if (value.is_string()) return value.get<std::string>();

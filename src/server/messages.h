@@ -10,6 +10,9 @@ namespace moxie {
 /// said; tool results find their function by the id of the call.
 ApiStatus read_messages(const Json& value, ChatRequest* request);
 
+/// More instructions, behind a blank line.
+void instruct(std::optional<std::string>* all, const std::string& text);
+
 /// The text of a content: a string, or a list of text parts, joined by nothing.
 Api<std::string> read_text_content(const Json& value, const std::string& param);
 

@@ -48,6 +48,12 @@ Json operation(const Route& route) {
                           {"required", true},
                           {"schema", {{"type", "string"}}}});
   }
+  for (const FieldInfo& field : route.query != nullptr ? route.query() : std::vector<FieldInfo>{}) {
+    parameters.push_back({{"name", field.name},
+                          {"in", "query"},
+                          {"description", field.about},
+                          {"schema", field.schema}});
+  }
   if (!parameters.empty()) operation["parameters"] = std::move(parameters);
   if (route.fields != nullptr) {
     operation["requestBody"] = {

@@ -19,15 +19,9 @@ Json model_json(const App& app, const std::string& name) {
           {"permission", std::move(permission)}};
 }
 
-App::Continuation answer(const ExchangePtr& exchange, const Json& document) {
-  return [exchange, response = std::make_shared<HttpResponse>(json_response(document))] {
-    exchange->respond(std::move(*response));
-  };
-}
-
 }  // namespace
 
-void handle_health(App& app, ExchangePtr exchange) {
+void handle_health(App& app, const ExchangePtr& exchange) {
   const bool healthy = !app.has_model() || app.stats().healthy;
   const char* state = !app.has_model() ? "loading"
                       : app.draining() ? "draining"
@@ -39,24 +33,24 @@ void handle_health(App& app, ExchangePtr exchange) {
   exchange->respond(std::move(response));
 }
 
-void handle_live(App& app, ExchangePtr exchange) {
+void handle_live(App& app, const ExchangePtr& exchange) {
   // Only a restart mends a device that has failed.
   const bool healthy = !app.has_model() || app.stats().healthy;
   exchange->respond(
       json_response({{"status", healthy ? "ok" : "device failed"}}, healthy ? 200 : 503));
 }
 
-void handle_version(App&, ExchangePtr exchange) {
+void handle_version(App&, const ExchangePtr& exchange) {
   exchange->respond(json_response({{"version", MOXIE_VERSION}}));
 }
 
-void handle_models(App& app, ExchangePtr exchange) {
+void handle_models(App& app, const ExchangePtr& exchange) {
   Json list = Json::array();
   for (const std::string& name : app.options().model_names) list.push_back(model_json(app, name));
   exchange->respond(json_response({{"object", "list"}, {"data", std::move(list)}}));
 }
 
-void handle_model(App& app, ExchangePtr exchange) {
+void handle_model(App& app, const ExchangePtr& exchange) {
   const std::string name = exchange->request().path.substr(std::string("/v1/models/").size());
   if (auto status = app.check_model(name); !status || name.empty()) {
     return respond_error(*exchange, status ? ApiError{.status = 404, .message = "no model is named"}
@@ -65,84 +59,59 @@ void handle_model(App& app, ExchangePtr exchange) {
   exchange->respond(json_response(model_json(app, name)));
 }
 
-void handle_metrics(App& app, ExchangePtr exchange) {
+void handle_metrics(App& app, const ExchangePtr& exchange) {
   std::optional<ServiceStats> stats;
   if (app.has_model()) stats = app.stats();
   exchange->respond({.content_type = "text/plain; version=0.0.4; charset=utf-8",
                      .body = app.metrics().text(app.model_name(), stats ? &*stats : nullptr)});
 }
 
-void handle_tokenize(App& app, ExchangePtr exchange) {
-  app.in_background(exchange, ErrorForm::kOpenAi,
-                    [&app, exchange](const std::string& body) -> Api<App::Continuation> {
-                      auto document = parse_body(body);
-                      if (!document) return tl::unexpected(document.error());
-                      auto request = read_tokenize_request(*document);
-                      if (!request) return tl::unexpected(request.error());
-                      if (auto status = app.check_model(request->model); !status) {
-                        return tl::unexpected(status.error());
-                      }
-                      const ServedModel& model = app.model();
-                      std::vector<int32_t> ids;
-                      if (request->chat) {
-                        auto prompt = chat_prompt(model, *request->chat);
-                        if (!prompt) return tl::unexpected(prompt.error());
-                        ids = std::move(*prompt);
-                      } else {
-                        ids = model.tokenizer->encode(request->prompt);
-                      }
-                      Json answered = {{"count", ids.size()},
-                                       {"max_model_len", model.max_model_len},
-                                       {"tokens", ids},
-                                       {"token_strs", nullptr}};
-                      if (request->return_token_strings) {
-                        Json strings = Json::array();
-                        for (const int32_t id : ids)
-                          strings.push_back(token_text(*model.tokenizer, id));
-                        answered["token_strs"] = std::move(strings);
-                      }
-                      return answer(exchange, answered);
-                    });
+void handle_tokenize(App& app, const ExchangePtr& exchange) {
+  handle_body(app, exchange, ErrorForm::kOpenAi, read_tokenize_request,
+              [&app, exchange](const TokenizeRequest& request) -> Api<App::Continuation> {
+                const ServedModel& model = app.model();
+                std::vector<int32_t> ids;
+                if (request.chat) {
+                  auto prompt = chat_prompt(model, *request.chat);
+                  if (!prompt) return tl::unexpected(prompt.error());
+                  ids = std::move(*prompt);
+                } else {
+                  ids = model.tokenizer->encode(request.prompt);
+                }
+                Json answered = {{"count", ids.size()},
+                                 {"max_model_len", model.max_model_len},
+                                 {"tokens", ids},
+                                 {"token_strs", nullptr}};
+                if (request.return_token_strings) {
+                  Json strings = Json::array();
+                  for (const int32_t id : ids) {
+                    strings.push_back(token_text(*model.tokenizer, id));
+                  }
+                  answered["token_strs"] = std::move(strings);
+                }
+                return answer_with(exchange, answered);
+              });
 }
 
-void handle_detokenize(App& app, ExchangePtr exchange) {
-  app.in_background(exchange, ErrorForm::kOpenAi,
-                    [&app, exchange](const std::string& body) -> Api<App::Continuation> {
-                      auto document = parse_body(body);
-                      if (!document) return tl::unexpected(document.error());
-                      auto request = read_detokenize_request(*document);
-                      if (!request) return tl::unexpected(request.error());
-                      if (auto status = app.check_model(request->model); !status) {
-                        return tl::unexpected(status.error());
-                      }
-                      auto text = app.model().tokenizer->decode(request->tokens);
-                      if (!text) return invalid("tokens", text.error().message(), "invalid_value");
-                      return answer(exchange, {{"prompt", repaired_utf8(*text)}});
-                    });
+void handle_detokenize(App& app, const ExchangePtr& exchange) {
+  handle_body(app, exchange, ErrorForm::kOpenAi, read_detokenize_request,
+              [&app, exchange](const DetokenizeRequest& request) -> Api<App::Continuation> {
+                auto text = app.model().tokenizer->decode(request.tokens);
+                if (!text) return invalid("tokens", text.error().message(), "invalid_value");
+                return answer_with(exchange, {{"prompt", repaired_utf8(*text)}});
+              });
 }
 
-void handle_chat_render(App& app, ExchangePtr exchange) {
-  app.in_background(
-      exchange, ErrorForm::kOpenAi,
-      [&app, exchange](const std::string& body) -> Api<App::Continuation> {
-        auto document = parse_body(body);
-        if (!document) return tl::unexpected(document.error());
-        auto request = read_chat_request(*document);
-        if (!request) return tl::unexpected(request.error());
-        if (auto status = app.check_model(request->model); !status) {
-          return tl::unexpected(status.error());
-        }
-        auto prompt = chat_prompt(app.model(), *request);
-        if (!prompt) return tl::unexpected(prompt.error());
-        return answer(
-            exchange,
-            {{"prompt", repaired_utf8(app.model().tokenizer->decode(*prompt).value_or(""))},
-             {"token_ids", *prompt},
-             {"prompt_token_ids", *prompt}});
-      });
+void handle_chat_render(App& app, const ExchangePtr& exchange) {
+  handle_body(app, exchange, ErrorForm::kOpenAi, read_chat_request,
+              [&app, exchange](const ChatRequest& request) -> Api<App::Continuation> {
+                auto prompt = chat_prompt(app.model(), request);
+                if (!prompt) return tl::unexpected(prompt.error());
+                return answer_with(exchange, rendered_json(*app.model().tokenizer, *prompt));
+              });
 }
 
-void handle_debug_kernels(App& app, ExchangePtr exchange) {
+void handle_debug_kernels(App& app, const ExchangePtr& exchange) {
   const Engine& engine = *app.model().engine;
   Json launches = Json::array();
   for (const auto& count : app.model().engine->kernels().counts()) {
@@ -153,7 +122,7 @@ void handle_debug_kernels(App& app, ExchangePtr exchange) {
                                    {"kernels", std::move(launches)}}));
 }
 
-void handle_openapi(App&, ExchangePtr exchange) {
+void handle_openapi(App&, const ExchangePtr& exchange) {
   exchange->respond(json_response(openapi_document()));
 }
 

@@ -4,21 +4,16 @@
 namespace moxie {
 namespace {
 
-constexpr std::string_view kFunctions = "functions.";
+using harmony::is_function_call, harmony::kFunctions;
 
-// A call is whatever is addressed to a function, on whichever channel; other recipients were not
-// offered, and what is written to them is reasoning.
-bool is_call(const harmony::Message& message) {
-  return message.role == harmony::Role::kAssistant && message.recipient &&
-         message.recipient->starts_with(kFunctions);
-}
-
+// Recipients that are no functions were not offered: what is written to them is reasoning.
 bool is_reasoning(const harmony::Message& message) {
-  return message.channel == "analysis" || (message.recipient && !is_call(message));
+  return message.channel == "analysis" || (message.recipient && !is_function_call(message));
 }
 
 harmony::ParserOptions parser_options(const ReplyOptions& options) {
   harmony::ParserOptions parser;
+  parser.drop_stray_control = true;
   for (const std::string& name : options.known_functions) {
     parser.known_recipients.push_back(std::string(kFunctions) + name);
   }
@@ -52,7 +47,7 @@ bool ReplyReader::take(ReplyToken token, std::vector<Delta>* out) {
     const harmony::Message& open = parser_->message(parser_->messages().size());
     if (is_reasoning(open)) {
       ++num_reasoning_tokens_;
-    } else if (options_.logprobs && !is_call(open) && !tokenizer_->is_special(id)) {
+    } else if (options_.logprobs && !is_function_call(open) && !tokenizer_->is_special(id)) {
       pending_.push_back(std::move(token));
     }
   }
@@ -90,7 +85,7 @@ void ReplyReader::take_events(const std::vector<harmony::Event>& events, std::ve
     const harmony::Message& message = parser_->message(event.message_idx);
     if (event.kind == harmony::Event::Kind::kOpen) {
       open(message, out);
-    } else if (is_call(message)) {
+    } else if (is_function_call(message)) {
       add(ReplyPart::kToolArguments, event.text, out);
     } else if (is_reasoning(message)) {
       add(ReplyPart::kReasoning, event.text, out);
@@ -101,7 +96,7 @@ void ReplyReader::take_events(const std::vector<harmony::Event>& events, std::ve
 }
 
 void ReplyReader::open(const harmony::Message& message, std::vector<Delta>* out) {
-  if (is_call(message)) {
+  if (is_function_call(message)) {
     reply_.tool_calls.push_back({message.recipient->substr(kFunctions.size()), ""});
     out->push_back({.part = ReplyPart::kToolName,
                     .text = reply_.tool_calls.back().name,

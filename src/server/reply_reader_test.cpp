@@ -133,5 +133,33 @@ RC_GTEST_PROP(ReplyReaderTest, AnyTokensMakeAReply, (bool is_harmony, bool logpr
   read(ids, {.harmony = is_harmony, .stop = {"a", "<|"}, .logprobs = logprobs});
 }
 
+TEST(ReplyReaderTest, StrayControlTokensAreNoText) {
+  const Read got =
+      read(ids_of("<|channel|>analysis<|message|>a<|message|>b<|channel|>c<|end|>"
+                  "<|start|>assistant<|channel|>final<|message|>d<|constrain|>e<|start|>"
+                  "f<|return|>"),
+           {});
+  EXPECT_EQ(got.reasoning, "abc");
+  EXPECT_EQ(got.content, "def");
+  EXPECT_EQ(read(ids_of("hello <|channel|><|return|>"), {}).content, "hello ");
+}
+
+// No "<" among the plain bytes: whatever looks like a control token was one.
+RC_GTEST_PROP(ReplyReaderTest, NoControlTokenIsSpelled, ()) {
+  const auto words = rc::gen::elementOf(std::vector<std::string>{
+      "<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|return|>",
+      "<|call|>", "<|reserved_1|>", "assistant", "user", "analysis", "final", "commentary",
+      " to=functions.f", " json", " ", "{}", "text", "é"});
+  std::vector<int32_t> ids;
+  for (const std::string& word : *rc::gen::container<std::vector<std::string>>(words)) {
+    const auto more = ids_of(word);
+    ids.insert(ids.end(), more.begin(), more.end());
+  }
+  const Read got = read(ids, {.known_functions = {"f"}});
+  std::string shown = got.reasoning + got.content;
+  for (const ToolCall& call : got.calls) shown += call.name + call.arguments;
+  RC_ASSERT(shown.find("<|") == std::string::npos);
+}
+
 }  // namespace
 }  // namespace moxie

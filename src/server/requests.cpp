@@ -17,6 +17,7 @@ namespace {
 constexpr int32_t kMaxChoices = 64;
 constexpr size_t kMaxStops = 16, kMaxStopBytes = 4096;
 constexpr size_t kMaxBias = 4096;
+constexpr size_t kMaxBadWords = 1024, kMaxBadWordBytes = 65536;
 constexpr size_t kMaxPrompts = 1024;
 constexpr int64_t kMaxTokens = INT32_MAX;
 
@@ -24,29 +25,44 @@ const Json kStringOrList = {
     {"anyOf", {{{"type", "string"}}, {{"type", "array"}, {"items", {{"type", "string"}}}}}}};
 const Json kIdList = {{"type", "array"}, {"items", {{"type", "integer"}, {"minimum", 0}}}};
 
-ApiStatus read_stop(const Json& value, std::vector<std::string>* stops) {
-  const Json list = value.is_string() ? Json::array({value}) : value;
-  if (!list.is_array()) return wrong_type("stop", "a string or an array of strings", value);
-  if (list.size() > kMaxStops) {
-    return invalid(
-        "stop",
-        fmt::format("Invalid 'stop': at most {} sequences, but got {}.", kMaxStops, list.size()),
-        "array_above_max_length");
+struct TextLimits {
+  size_t count, bytes;  // of all of them
+  std::string_view what;
+};
+
+ApiStatus read_texts(const Json& list, const std::string& param, const TextLimits& limits,
+                     std::vector<std::string>* texts) {
+  if (list.size() > limits.count) {
+    return invalid(param,
+                   fmt::format("Invalid '{}': at most {} {}, but got {}.", param, limits.count,
+                               limits.what, list.size()),
+                   "array_above_max_length");
   }
   size_t num_bytes = 0;
   for (size_t i = 0; i < list.size(); ++i) {
-    const std::string at = fmt::format("stop[{}]", i);
+    const std::string at = fmt::format("{}[{}]", param, i);
     auto text = read_string(list[i], at);
     if (!text) return tl::unexpected(text.error());
     num_bytes += text->size();
     if (text->empty()) return invalid(at, "Invalid '" + at + "': empty string.", "empty_string");
-    if (num_bytes > kMaxStopBytes) {
-      return invalid("stop", fmt::format("Invalid 'stop': more than {} bytes.", kMaxStopBytes),
+    if (num_bytes > limits.bytes) {
+      return invalid(param, fmt::format("Invalid '{}': more than {} bytes.", param, limits.bytes),
                      "string_above_max_length");
     }
-    stops->push_back(std::move(*text));
+    texts->push_back(std::move(*text));
   }
   return {};
+}
+
+ApiStatus read_stop(const Json& value, std::vector<std::string>* stops) {
+  const Json list = value.is_string() ? Json::array({value}) : value;
+  if (!list.is_array()) return wrong_type("stop", "a string or an array of strings", value);
+  return read_texts(list, "stop", {kMaxStops, kMaxStopBytes, "sequences"}, stops);
+}
+
+ApiStatus read_bad_words(const Json& value, std::vector<std::string>* words) {
+  if (!value.is_array()) return wrong_type("bad_words", "an array of strings", value);
+  return read_texts(value, "bad_words", {kMaxBadWords, kMaxBadWordBytes, "words"}, words);
 }
 
 ApiStatus read_stream_options(const Json& value, GenerationFields& request) {
@@ -87,12 +103,7 @@ ApiStatus read_bias(const Json& value, SamplingOptions* sampling) {
 }
 
 ApiStatus read_reasoning(const Json& value, ChatRequest& request) {
-  if (!value.is_object()) return wrong_type("reasoning", "an object", value);
-  if (const Json* effort = find_member(value, "effort")) {
-    auto read = read_effort(*effort, "reasoning.effort");
-    if (!read) return tl::unexpected(read.error());
-    request.effort = *read;
-  }
+  if (auto status = read_reasoning_effort(value, request); !status) return status;
   if (const Json* exclude = find_member(value, "exclude")) {
     auto read = read_bool(*exclude, "reasoning.exclude");
     if (!read) return tl::unexpected(read.error());
@@ -172,9 +183,60 @@ void add_sampling_fields(Fields<T>& f) {
   f.field("allowed_token_ids", kIdList,
           id_list<T>("allowed_token_ids", &SamplingOptions::allowed_ids),
           "no other token is drawn");
+  f.field(
+      "bad_words", {{"type", "array"}, {"items", {{"type", "string"}}}},
+      [](const Json& value, T& request) { return read_bad_words(value, &request.bad_words); },
+      "texts that the answer, reasoning included, does not hold, as they are usually cut into "
+      "tokens");
+  f.field(
+      "stop", kStringOrList,
+      [](const Json& value, T& request) { return read_stop(value, &request.stop); },
+      "texts that end the answer; not part of it");
+  f.toggle("include_stop_str_in_output", &GenerationFields::include_stop,
+           "the stop text stays in the answer");
 }
 
 template void add_sampling_fields(Fields<ResponseRequest>&);
+
+template <class T>
+void add_tool_fields(Fields<T>& f) {
+  f.field(
+      "tools", {{"type", "array"}, {"items", {{"type", "object"}}}},
+      [](const Json& value, T& request) {
+        const bool lenient = std::is_same_v<T, ResponseRequest>;
+        return read_tools(value, "tools", &request.tools, lenient ? &request.warnings : nullptr);
+      },
+      "functions that the model may call");
+  f.field(
+      "tool_choice", {{"anyOf", {{{"type", "string"}}, {{"type", "object"}}}}},
+      [](const Json& value, T& request) -> ApiStatus {
+        auto choice = read_tool_choice(value);
+        if (!choice) return tl::unexpected(choice.error());
+        request.tool_choice = std::move(*choice);
+        return {};
+      },
+      "none, auto, required, one function, or allowed_tools");
+}
+template void add_tool_fields(Fields<ChatRequest>&);
+template void add_tool_fields(Fields<ResponseRequest>&);
+
+template <class T>
+void add_scheduling_fields(Fields<T>& f) {
+  f.integer("priority", &GenerationFields::priority, INT32_MIN, INT32_MAX, "lower goes first");
+  f.text("cache_salt", &GenerationFields::cache_salt,
+         "cached prompts are shared only with requests of the same salt");
+}
+template void add_scheduling_fields(Fields<ResponseRequest>&);
+
+template <class T>
+void add_platform_fields(Fields<T>& f) {
+  f.ignored("service_tier", "there is one tier");
+  f.ignored("prompt_cache_key", "the prefix cache finds equal prompts by itself");
+  f.ignored("prompt_cache_options", "the prefix cache finds equal prompts by itself");
+  f.ignored("prompt_cache_retention", "cached prompts stay while there is room");
+  f.refused("moderation", Json(), "nothing is moderated here");
+}
+template void add_platform_fields(Fields<ResponseRequest>&);
 
 template <class T>
 void add_generation_fields(Fields<T>& f) {
@@ -190,19 +252,13 @@ void add_generation_fields(Fields<T>& f) {
          {"continuous_usage_stats", {{"type", "boolean"}}}}}},
       [](const Json& value, T& request) { return read_stream_options(value, request); },
       "a last chunk with the usage; or usage in every chunk");
-  f.field(
-      "stop", kStringOrList,
-      [](const Json& value, T& request) { return read_stop(value, &request.stop); },
-      "texts that end the answer; not part of it");
-  f.toggle("include_stop_str_in_output", &GenerationFields::include_stop,
-           "the stop text stays in the answer");
-  f.integer("priority", &GenerationFields::priority, INT32_MIN, INT32_MAX, "lower goes first");
-  f.text("cache_salt", &GenerationFields::cache_salt,
-         "cached prompts are shared only with requests of the same salt");
+  add_scheduling_fields(f);
   f.toggle("cache_prompt", &GenerationFields::use_cache,
            "false: the prefix cache is neither looked into nor filled");
   f.toggle("return_token_ids", &GenerationFields::return_token_ids,
            "adds prompt_token_ids and token_ids");
+  f.toggle("return_tokens_as_token_ids", &GenerationFields::tokens_as_ids,
+           "log-probabilities name tokens \"token_id:N\"");
   f.field(
       "prompt_logprobs", {{"type", "integer"}, {"minimum", -1}, {"maximum", kMaxTopLogprobs}},
       [](const Json& value, T& request) -> ApiStatus {
@@ -213,23 +269,31 @@ void add_generation_fields(Fields<T>& f) {
       },
       "log-probabilities of the prompt's tokens, with as many best ones");
   add_structured_fields(f, [](T& request) -> GenerationFields& { return request; });
-  for (const char* name : {"user", "safety_identifier", "request_id"}) {
+  for (const char* name : {"user", "safety_identifier", "request_id", "session_id"}) {
     f.ignored(name, "kept nowhere; X-Request-Id names a request");
   }
   f.ignored("metadata", "kept nowhere");
   f.ignored("spaces_between_special_tokens", "the tokenizer adds no spaces");
   f.ignored("guided_decoding_backend", "there is one backend");
-  f.ignored("service_tier", "there is one tier");
-  f.ignored("prompt_cache_key", "the prefix cache finds equal prompts by itself");
-  f.ignored("prompt_cache_retention", "cached prompts stay while there is room");
+  f.ignored("stream_interval", "tokens are sent as they come");
+  f.ignored("return_mm_kwargs", "there are none");
+  add_platform_fields(f);
   f.refused("best_of", 1, "use n");
   f.refused("use_beam_search", false, "answers are sampled");
   f.refused("logits_processors", Json::array(), "use logit_bias");
-  f.refused("bad_words", Json::array(), "use logit_bias");
-  f.refused("truncate_prompt_tokens", Json(), "shorten the prompt");
   f.refused("length_penalty", 1.0, "it belongs to beam search");
+  f.refused("logprob_token_ids", Json::array(), "use logprobs");
+  f.refused("thinking_token_budget", -1, "use reasoning_effort");
+  f.refused("repetition_detection", Json(), "use max_tokens or a penalty");
+  f.refused("watermarking", false, "tokens are drawn as the model says");
+  f.refused("guided_whitespace_pattern", Json(),
+            "white space is as docs/structured-output.md says");
+  f.refused("structural_tag", Json(), "use tools, or structured_outputs");
   f.refused("kv_transfer_params", Json(), "there is one instance");
+  f.refused("ec_transfer_params", Json(), "there is one instance");
   f.refused("vllm_xargs", Json(), "none is known");
+  f.refused("routed_experts_prompt_start", 0, "routing is not returned");
+  f.refused("return_token_offsets", false, "use return_token_strs of /tokenize");
 }
 template void add_generation_fields(Fields<ChatRequest>&);
 template void add_generation_fields(Fields<CompletionRequest>&);
@@ -259,6 +323,16 @@ Api<harmony::ReasoningEffort> read_effort(const Json& value, const std::string& 
                  "Invalid value for '" + param +
                      "': expected one of 'none', 'minimal', 'low', 'medium', 'high' or 'xhigh'.",
                  "invalid_value");
+}
+
+ApiStatus read_reasoning_effort(const Json& reasoning, ChatRequest& request) {
+  if (!reasoning.is_object()) return wrong_type("reasoning", "an object", reasoning);
+  const Json* effort = find_member(reasoning, "effort");
+  if (effort == nullptr) return {};
+  auto read = read_effort(*effort, "reasoning.effort");
+  if (!read) return tl::unexpected(read.error());
+  request.effort = *read;
+  return {};
 }
 
 namespace {
@@ -299,21 +373,7 @@ Fields<ChatRequest> make_chat_fields() {
   f.field("reasoning", {{"type", "object"}}, read_reasoning, "{effort, exclude}");
   f.toggle("include_reasoning", &ChatRequest::include_reasoning,
            "false leaves the reasoning out of the answer");
-  f.field(
-      "tools", {{"type", "array"}, {"items", {{"type", "object"}}}},
-      [](const Json& value, ChatRequest& request) {
-        return read_tools(value, "tools", &request.tools);
-      },
-      "functions that the model may call");
-  f.field(
-      "tool_choice", {{"anyOf", {{{"type", "string"}}, {{"type", "object"}}}}},
-      [](const Json& value, ChatRequest& request) -> ApiStatus {
-        auto choice = read_tool_choice(value);
-        if (!choice) return tl::unexpected(choice.error());
-        request.tool_choice = std::move(*choice);
-        return {};
-      },
-      "none, auto, required, or one function");
+  add_tool_fields(f);
   f.toggle("parallel_tool_calls", &ChatRequest::parallel_tool_calls,
            "the model writes one call a turn; false is kept, true allows what it never does");
   f.field("chat_template_kwargs", {{"type", "object"}}, read_template_arguments,
@@ -341,6 +401,10 @@ Fields<ChatRequest> make_chat_fields() {
   f.refused("functions", Json(), "use tools");
   f.refused("function_call", Json(), "use tool_choice");
   f.refused("mm_processor_kwargs", Json(), "this model reads text");
+  f.refused("media_io_kwargs", Json(), "this model reads text");
+  f.refused("truncate_prompt_tokens", Json(), "it would cut the conversation's format");
+  f.refused("truncation_side", Json(), "it belongs to truncate_prompt_tokens");
+  f.refused("return_prompt_text", false, "use /v1/chat/completions/render");
   return f;
 }
 
@@ -397,6 +461,33 @@ Fields<CompletionRequest> make_completion_fields() {
       "log-probabilities of the tokens, and of as many best ones; with echo of the prompt too");
   f.toggle("skip_special_tokens", &GenerationFields::skip_special_tokens,
            "control tokens add no text");
+  f.field(
+      "truncate_prompt_tokens", {{"type", "integer"}, {"minimum", -1}},
+      [](const Json& value, CompletionRequest& request) -> ApiStatus {
+        auto count = read_integer(value, "truncate_prompt_tokens", -1, kMaxTokens);
+        if (!count) return tl::unexpected(count.error());
+        if (*count == 0) {
+          return invalid("truncate_prompt_tokens",
+                         "Invalid 'truncate_prompt_tokens': expected 1 or more, or -1.",
+                         "invalid_value");
+        }
+        request.truncate_prompt_tokens = static_cast<int32_t>(*count);
+        return {};
+      },
+      "so many of a prompt's last tokens are kept; -1: as many as leave room for max_tokens");
+  f.field(
+      "truncation_side", {{"type", "string"}, {"enum", {"left", "right"}}},
+      [](const Json& value, CompletionRequest& request) -> ApiStatus {
+        if (value != "left" && value != "right") {
+          return invalid("truncation_side",
+                         "Invalid value for 'truncation_side': expected 'left' or 'right'.",
+                         "invalid_value");
+        }
+        request.truncate_end = value == "right";
+        return {};
+      },
+      "right: truncate_prompt_tokens keeps the first tokens");
+  f.refused("prompt_embeds", Json(), "prompts are text or token ids");
   f.refused("suffix", "", "the model cannot fill in");
   f.refused("add_special_tokens", true, "the model has no token that begins a text");
   return f;

@@ -24,7 +24,8 @@ struct StructuredOutput {
 struct ToolChoice {
   enum class Mode : uint8_t { kAuto, kNone, kRequired, kNamed };
   Mode mode = Mode::kAuto;
-  std::string name;  ///< kNamed
+  std::string name;                  ///< kNamed
+  std::vector<std::string> allowed;  ///< kAuto and kRequired: of the tools, these; empty: all
 };
 
 /// What all generating endpoints take.
@@ -36,9 +37,11 @@ struct GenerationFields {
   bool stream = false;
   bool include_usage = false, continuous_usage = false;
   std::vector<std::string> stop;
+  std::vector<std::string> bad_words;
   bool include_stop = false;  ///< the stop string stays in the text
   bool skip_special_tokens = true;
   bool return_token_ids = false;
+  bool tokens_as_ids = false;  ///< log-probabilities name tokens "token_id:N"
   std::optional<int32_t> max_tokens;
   int32_t priority = 0;
   std::string cache_salt;
@@ -62,6 +65,7 @@ struct ChatRequest : GenerationFields {
   harmony::ReasoningEffort effort = harmony::ReasoningEffort::kMedium;
   bool logprobs = false;
   bool include_reasoning = true;
+  std::vector<std::string> warnings;  ///< of what was read and will not be done; for the answer
 };
 
 struct CompletionRequest : GenerationFields {
@@ -70,6 +74,9 @@ struct CompletionRequest : GenerationFields {
   std::vector<std::vector<int32_t>> ids;
   bool echo = false;
   int32_t logprobs = -1;
+  /// Tokens of a prompt that are kept: -1: as many as leave room for the answer.
+  std::optional<int32_t> truncate_prompt_tokens;
+  bool truncate_end = false;  ///< the first are kept, not the last
 };
 
 /// Texts or token ids of /tokenize and /detokenize.
@@ -98,7 +105,20 @@ template <class T>
 void add_sampling_fields(Fields<T>& fields);
 template <class T>
 void add_generation_fields(Fields<T>& fields);
-ApiStatus read_tools(const Json& value, const std::string& param, std::vector<FunctionTool>* tools);
+/// tools and tool_choice; of chats.
+template <class T>
+void add_tool_fields(Fields<T>& fields);
+/// priority and cache_salt.
+template <class T>
+void add_scheduling_fields(Fields<T>& fields);
+/// What OpenAI's platform knows and one server has no use for.
+template <class T>
+void add_platform_fields(Fields<T>& fields);
+/// The member `effort` of a "reasoning", which has to be an object.
+ApiStatus read_reasoning_effort(const Json& reasoning, ChatRequest& request);
+/// `left_out` non-null: tools that OpenAI's platform runs itself are left out, with a line each.
+ApiStatus read_tools(const Json& value, const std::string& param, std::vector<FunctionTool>* tools,
+                     std::vector<std::string>* left_out = nullptr);
 Api<ToolChoice> read_tool_choice(const Json& value);
 /// {"type": "text" | "json_object" | "json_schema", ...}
 ApiStatus read_response_format(const Json& value, StructuredOutput* out);

@@ -13,6 +13,7 @@
 #include <unordered_map>
 
 #include "server/api.h"
+#include "server/response_events.h"
 #include "text/harmony.h"
 
 namespace moxie {
@@ -24,6 +25,8 @@ struct StoredResponse {
   std::optional<std::string> item_instructions;   ///< of system messages among the items
   std::map<std::string, std::string> call_names;  ///< functions by the ids of their calls
   std::function<void()> cancel;                   ///< while it runs in the background
+  /// Of a response that streams in the background; else null. For the server's thread.
+  std::shared_ptr<ResponseEvents> events;
   uint64_t bytes = 0;
 };
 using StoredPtr = std::shared_ptr<const StoredResponse>;

@@ -4,20 +4,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 
 #include "kernels/sample/sample.h"
 #include "server/messages.h"
+#include "server/structured_fields.h"
 
 namespace moxie {
 namespace {
-
-void instruct(std::optional<std::string>* all, const std::string& text) {
-  if (*all) {
-    (*all)->append("\n\n").append(text);
-  } else {
-    *all = text;
-  }
-}
 
 struct ItemReader {
   ResponseRequest* request;
@@ -142,12 +136,7 @@ ApiStatus read_input(const Json& value, ResponseRequest& request) {
 }
 
 ApiStatus read_response_reasoning(const Json& value, ResponseRequest& request) {
-  if (!value.is_object()) return wrong_type("reasoning", "an object", value);
-  if (const Json* effort = find_member(value, "effort")) {
-    auto read = read_effort(*effort, "reasoning.effort");
-    if (!read) return tl::unexpected(read.error());
-    request.effort = *read;
-  }
+  if (auto status = read_reasoning_effort(value, request); !status) return status;
   for (auto it = value.begin(); it != value.end(); ++it) {
     // Summaries are not made: the reasoning itself is in the answer.
     if (it.key() != "effort" && it.key() != "summary" && it.key() != "generate_summary") {
@@ -174,15 +163,25 @@ ApiStatus read_text(const Json& value, ResponseRequest& request) {
 }
 
 ApiStatus read_include(const Json& value, ResponseRequest& request) {
+  // Items that no answer here has, and reasoning that is given in plain text anyway.
+  constexpr std::array<std::string_view, 7> kWithoutEffect = {
+      "reasoning.encrypted_content",    "web_search_call.results",
+      "web_search_call.action.sources", "file_search_call.results",
+      "code_interpreter_call.outputs",  "computer_call_output.output.image_url",
+      "message.input_image.image_url"};
   if (!value.is_array()) return wrong_type("include", "an array of strings", value);
-  for (const Json& entry : value) {
-    if (entry == "message.output_text.logprobs") {
+  for (size_t i = 0; i < value.size(); ++i) {
+    const auto entry = read_string(value[i], fmt::format("include[{}]", i));
+    if (!entry) return tl::unexpected(entry.error());
+    if (*entry == "message.output_text.logprobs") {
       request.logprobs = true;
-    } else if (entry != "reasoning.encrypted_content") {  // reasoning is given in plain text
-      return invalid("include",
-                     "Invalid value in 'include': supported are 'message.output_text.logprobs' and "
-                     "'reasoning.encrypted_content'.",
-                     "invalid_value");
+    } else if (std::find(kWithoutEffect.begin(), kWithoutEffect.end(), *entry) ==
+               kWithoutEffect.end()) {
+      return invalid(
+          "include",
+          "Invalid value in 'include': 'message.output_text.logprobs' has an effect; the "
+          "others that OpenAI knows have none here.",
+          "invalid_value");
     }
   }
   return {};
@@ -228,29 +227,13 @@ Fields<ResponseRequest> make_fields() {
       [](ResponseRequest& request) -> int32_t& { return request.sampling.num_logprobs; }, 0,
       kMaxTopLogprobs, "with include message.output_text.logprobs");
   f.field("include", {{"type", "array"}, {"items", {{"type", "string"}}}}, read_include,
-          "message.output_text.logprobs; reasoning.encrypted_content is without effect");
+          "message.output_text.logprobs; OpenAI's others are without effect");
   f.field("reasoning", {{"type", "object"}}, read_response_reasoning, "{effort}");
   f.field("text", {{"type", "object"}}, read_text, "{format}: text, json_object or json_schema");
-  f.field(
-      "tools", {{"type", "array"}, {"items", {{"type", "object"}}}},
-      [](const Json& value, ResponseRequest& request) {
-        return read_tools(value, "tools", &request.tools);
-      },
-      "functions");
-  f.field(
-      "tool_choice", {{"anyOf", {{{"type", "string"}}, {{"type", "object"}}}}},
-      [](const Json& value, ResponseRequest& request) -> ApiStatus {
-        auto choice = read_tool_choice(value);
-        if (!choice) return tl::unexpected(choice.error());
-        request.tool_choice = std::move(*choice);
-        return {};
-      },
-      "none, auto, required, or one function");
+  add_tool_fields(f);
   f.toggle("parallel_tool_calls", &ChatRequest::parallel_tool_calls,
            "the model writes one call a turn");
-  f.integer("priority", &GenerationFields::priority, INT32_MIN, INT32_MAX, "lower goes first");
-  f.text("cache_salt", &GenerationFields::cache_salt,
-         "cached prompts are shared only with requests of the same salt");
+  add_scheduling_fields(f);
   f.field(
       "metadata", {{"type", "object"}},
       [](const Json& value, ResponseRequest&) -> ApiStatus {
@@ -258,16 +241,29 @@ Fields<ResponseRequest> make_fields() {
         return {};
       },
       "comes back with the response");
+  f.field(
+      "structured_outputs", {{"type", "object"}},
+      [](const Json& value, ResponseRequest& request) {
+        return read_structured_outputs(value, &request.structured);
+      },
+      "{json}, {regex}, {choice}, {grammar} or {json_object}: what the answer's text is");
   f.ignored("user", "kept nowhere");
+  f.ignored("request_id", "kept nowhere; X-Request-Id names a request");
+  f.ignored("skip_special_tokens", "control tokens are never text");
   f.ignored("safety_identifier", "kept nowhere");
-  f.ignored("service_tier", "there is one tier");
-  f.ignored("prompt_cache_key", "the prefix cache finds equal prompts by itself");
-  f.ignored("prompt_cache_retention", "cached prompts stay while there is room");
+  add_platform_fields(f);
   f.ignored("max_tool_calls", "it counts built-in tools, of which there are none");
   f.refused("truncation", "disabled", "shorten the input");
   f.refused("conversation", Json(), "use previous_response_id");
   f.refused("prompt", Json(), "there are no stored prompts");
   f.refused("context_management", Json(), "send the items that shall count");
+  f.refused("access_programs", Json(), "there are none");
+  f.refused("image", Json(), "this model reads text");
+  f.refused("mm_processor_kwargs", Json(), "this model reads text");
+  f.refused("previous_response", Json(), "use previous_response_id, or send the items");
+  f.refused("previous_input_messages", Json(), "use previous_response_id, or send the items");
+  f.refused("enable_response_messages", false, "use /v1/chat/completions/render");
+  f.refused("vllm_xargs", Json(), "none is known");
   return f;
 }
 

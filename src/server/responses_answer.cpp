@@ -7,9 +7,9 @@
 namespace moxie {
 namespace {
 
-Json or_default(const Json& given, const char* key, Json otherwise) {
+Json or_default(const Json& given, const char* key, const Json& otherwise) {
   const Json* value = find_member(given, key);
-  return value != nullptr ? *value : std::move(otherwise);
+  return value != nullptr ? *value : otherwise;
 }
 
 std::string_view effort_name(harmony::ReasoningEffort effort) {
@@ -36,14 +36,17 @@ Json usage_json(const ChoiceEnd& end) {
 uint64_t size_of(const StoredResponse& stored) {
   uint64_t bytes = to_text(stored.document).size() + to_text(stored.input_items).size();
   for (const auto& message : stored.conversation.messages) bytes += 256 + message.text().size();
-  return bytes;
+  return stored.events == nullptr ? bytes : bytes + stored.events->bytes();
 }
 
 // Items and events from deltas; knows where they go.
 class ResponseWriter final : public ReplyWriter {
  public:
   ResponseWriter(App& app, ExchangePtr exchange, std::shared_ptr<ResponseRequest> request)
-      : app_(app), exchange_(std::move(exchange)), request_(std::move(request)) {
+      : app_(app),
+        exchange_(std::move(exchange)),
+        request_(std::move(request)),
+        events_(std::make_shared<ResponseEvents>(request_->background)) {
     const Json& given = request_->given;
     document_ = {{"id", "resp_" + random_name(40)},
                  {"object", "response"},
@@ -85,10 +88,10 @@ class ResponseWriter final : public ReplyWriter {
       if (request_->background) exchange_->respond(json_response(document_));
       return;
     }
-    exchange_->begin_stream({});
+    events_->listen(exchange_, 0);
     event("response.created", {{"response", document_}});
     event("response.in_progress", {{"response", document_}});
-    flush();
+    events_->flush();
   }
 
   void on_delta(size_t, const Delta& delta) override {
@@ -113,7 +116,7 @@ class ResponseWriter final : public ReplyWriter {
     if (item_kind_ == Item::kMessage) {
       Json logprobs = Json::array();
       for (const ReplyToken& token : delta.tokens) {
-        logprobs.push_back(chat_logprob(*app_.model().tokenizer, token));
+        logprobs.push_back(chat_logprob({.tokenizer = app_.model().tokenizer}, token));
         logprobs_.push_back(logprobs.back());
       }
       more["logprobs"] = std::move(logprobs);
@@ -121,12 +124,13 @@ class ResponseWriter final : public ReplyWriter {
     event(prefix() + ".delta", std::move(more));
   }
 
-  void on_flush(size_t) override { flush(); }
+  void on_flush(size_t) override { events_->flush(); }
 
   void on_choice_end(size_t, const ReplyReader& reader, const ChoiceEnd& end) override {
     const bool complete = end.finish_reason == "stop" || end.finish_reason == "tool_calls";
     close(complete ? "completed" : "incomplete");
     document_["usage"] = usage_json(end);
+    if (!end.warnings.empty()) document_["warnings"] = end.warnings;
     if (complete) {
       document_["status"] = "completed";
     } else if (end.finish_reason == "length") {
@@ -144,13 +148,10 @@ class ResponseWriter final : public ReplyWriter {
   }
 
   void on_end() override {
-    if (request_->store) store(false);
     const std::string status = document_["status"];
-    if (streams()) {
-      event("response." + status, {{"response", document_}});
-      flush();
-      return exchange_->end_stream();
-    }
+    event("response." + status, {{"response", document_}});
+    if (request_->store) store(false);
+    if (streams()) return events_->end();
     if (request_->background) return;
     if (status == "failed") {
       return respond_error(*exchange_, {.status = 500,
@@ -165,12 +166,9 @@ class ResponseWriter final : public ReplyWriter {
   void cancelled() {
     close("incomplete");
     document_["status"] = "cancelled";
+    event("response.cancelled", {{"response", document_}});
     store(false);
-    if (streams()) {
-      event("response.cancelled", {{"response", document_}});
-      flush();
-      exchange_->end_stream();
-    }
+    if (streams()) events_->end();
   }
   const Json& document() const { return document_; }
 
@@ -254,14 +252,8 @@ class ResponseWriter final : public ReplyWriter {
     item_kind_ = Item::kNone;
   }
 
-  void event(const std::string& type, Json fields) {
-    if (!streams()) return;
-    Json document = {{"type", type}, {"sequence_number", sequence_++}};
-    document.update(fields);
-    out_ += named_sse(document);
-  }
-  void flush() {
-    if (!out_.empty()) exchange_->send(std::exchange(out_, {}));
+  void event(const std::string& type, const Json& fields) {
+    if (streams()) events_->add(type, fields);
   }
 
   void store(bool running);
@@ -271,9 +263,9 @@ class ResponseWriter final : public ReplyWriter {
   std::shared_ptr<ResponseRequest> request_;
   Json document_, item_;
   Item item_kind_ = Item::kNone;
-  std::string text_, out_;
+  std::string text_;
   Json logprobs_ = Json::array();
-  int64_t sequence_ = 0;
+  std::shared_ptr<ResponseEvents> events_;
   std::weak_ptr<Generation> generation_;
 
  public:
@@ -294,14 +286,16 @@ void ResponseWriter::store(bool running) {
       if (to) to->cancelled();
     };
   }
+  if (request_->background && streams()) stored->events = events_;
   stored->bytes = size_of(*stored);
   app_.store().put(id(), std::move(stored));
 }
 
-void answer_response(App& app, const ExchangePtr& exchange,
-                     std::shared_ptr<ResponseRequest> request, GenerationInput input) {
-  const bool background = request->background;
-  const auto writer = std::make_shared<ResponseWriter>(app, exchange, std::move(request));
+void answer_response(App& app, const ExchangePtr& exchange, ResponseRequest& request,
+                     GenerationInput input) {
+  const bool background = request.background;
+  const auto writer = std::make_shared<ResponseWriter>(
+      app, exchange, std::make_shared<ResponseRequest>(std::move(request)));
   writer->self = writer;
   auto started = start_generation(app, *exchange, std::move(input), writer);
   if (!started) return respond_error(*exchange, started.error());
@@ -309,93 +303,16 @@ void answer_response(App& app, const ExchangePtr& exchange,
   writer->begin(*started);
 }
 
-std::string id_of(const Exchange& exchange) {
-  const std::string& path = exchange.request().path;
-  const size_t begin = std::string("/v1/responses/").size();
-  return path.substr(begin, path.find('/', begin) - begin);
-}
-
-StoredPtr stored_or_error(App& app, Exchange& exchange) {
-  const std::string id = id_of(exchange);
-  StoredPtr stored = app.store().find(id);
-  if (stored == nullptr) {
-    respond_error(exchange,
-                  {.status = 404,
-                   .message = fmt::format("Response with id '{}' not found.", id.substr(0, 128)),
-                   .param = "response_id",
-                   .code = "response_not_found"});
-  }
-  return stored;
-}
-
 }  // namespace
 
-void handle_responses(App& app, ExchangePtr exchange) {
-  app.in_background(
-      exchange, ErrorForm::kOpenAi,
-      [&app, exchange](const std::string& body) -> Api<App::Continuation> {
-        auto document = parse_body(body);
-        if (!document) return tl::unexpected(document.error());
-        auto request = read_response_request(
-            *document, [&app](const std::string& id) { return app.store().find(id); });
-        if (!request) return tl::unexpected(request.error());
-        if (auto status = app.check_model(request->model); !status) {
-          return tl::unexpected(status.error());
-        }
-        auto input = chat_input(app, *request);
-        if (!input) return tl::unexpected(input.error());
-        return [&app, exchange, request = std::make_shared<ResponseRequest>(std::move(*request)),
-                input = std::make_shared<GenerationInput>(std::move(*input))] {
-          answer_response(app, exchange, request, std::move(*input));
-        };
-      });
-}
-
-void handle_response_get(App& app, ExchangePtr exchange) {
-  if (exchange->request().query.find("stream=true") != std::string::npos) {
-    return respond_error(*exchange, {.message = "A stored response cannot be streamed again.",
-                                     .param = "stream",
-                                     .code = "unsupported_parameter"});
-  }
-  if (const StoredPtr stored = stored_or_error(app, *exchange)) {
-    exchange->respond(json_response(stored->document));
-  }
-}
-
-void handle_response_delete(App& app, ExchangePtr exchange) {
-  const StoredPtr stored = stored_or_error(app, *exchange);
-  if (stored == nullptr) return;
-  if (stored->cancel) stored->cancel();
-  const std::string id = id_of(*exchange);
-  app.store().erase(id);
-  exchange->respond(json_response({{"id", id}, {"object", "response"}, {"deleted", true}}));
-}
-
-void handle_response_cancel(App& app, ExchangePtr exchange) {
-  StoredPtr stored = stored_or_error(app, *exchange);
-  if (stored == nullptr) return;
-  if (stored->document["background"] != true) {
-    return respond_error(*exchange, {.message = "Only background responses can be cancelled.",
-                                     .param = "response_id",
-                                     .code = "invalid_value"});
-  }
-  if (stored->cancel) {
-    stored->cancel();
-    stored = app.store().find(id_of(*exchange));
-  }
-  exchange->respond(json_response(stored != nullptr ? stored->document : Json::object()));
-}
-
-void handle_response_items(App& app, ExchangePtr exchange) {
-  const StoredPtr stored = stored_or_error(app, *exchange);
-  if (stored == nullptr) return;
-  const Json& items = stored->input_items;
-  exchange->respond(
-      json_response({{"object", "list"},
-                     {"data", items},
-                     {"first_id", items.empty() ? Json() : items.front().value("id", Json())},
-                     {"last_id", items.empty() ? Json() : items.back().value("id", Json())},
-                     {"has_more", false}}));
+void handle_responses(App& app, const ExchangePtr& exchange) {
+  handle_generation(
+      app, exchange, ErrorForm::kOpenAi,
+      [&app](const Json& document) {
+        return read_response_request(
+            document, [&app](const std::string& id) { return app.store().find(id); });
+      },
+      chat_input, answer_response);
 }
 
 }  // namespace moxie

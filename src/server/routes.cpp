@@ -22,6 +22,21 @@ std::vector<FieldInfo> tokenize_body() {
           {"return_token_strs", "the tokens' texts too", {{"type", "boolean"}}}};
 }
 
+std::vector<FieldInfo> response_query() {
+  return {{"stream", "its events, of one made with background and stream", {{"type", "boolean"}}},
+          {"starting_after",
+           "the number of the last event that was seen",
+           {{"type", "integer"}, {"minimum", 0}}}};
+}
+std::vector<FieldInfo> items_query() {
+  return {
+      {"limit",
+       "items a page; default 20",
+       {{"type", "integer"}, {"minimum", 1}, {"maximum", 100}}},
+      {"order", "default desc: the last first", {{"type", "string"}, {"enum", {"asc", "desc"}}}},
+      {"after", "the id of the item before the page", {{"type", "string"}}}};
+}
+
 constexpr auto kOpenAi = ErrorForm::kOpenAi;
 constexpr auto kAnthropic = ErrorForm::kAnthropic;
 
@@ -48,12 +63,13 @@ const std::array kRoutes = {
           Route::kWork, kOpenAi, completion_body},
     Route{"POST", "/v1/responses", "answers as items", handle_responses, Route::kWork, kOpenAi,
           response_body},
-    Route{"GET", "/v1/responses/{id}", "a stored response", handle_response_get, Route::kModel},
+    Route{"GET", "/v1/responses/{id}", "a stored response", handle_response_get, Route::kModel,
+          kOpenAi, nullptr, response_query},
     Route{"DELETE", "/v1/responses/{id}", "forgets it", handle_response_delete, Route::kModel},
     Route{"POST", "/v1/responses/{id}/cancel", "ends it in the background", handle_response_cancel,
           Route::kModel},
     Route{"GET", "/v1/responses/{id}/input_items", "its input", handle_response_items,
-          Route::kModel},
+          Route::kModel, kOpenAi, nullptr, items_query},
     Route{"POST", "/v1/messages", "answers a conversation, Anthropic's form", handle_messages,
           Route::kWork, kAnthropic, message_body},
     Route{"POST", "/v1/messages/count_tokens", "tokens of its prompt", handle_count_tokens,

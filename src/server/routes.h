@@ -13,7 +13,7 @@ namespace moxie {
 struct Route {
   std::string_view method, pattern;  ///< {name} stands for one segment of a path
   std::string_view summary;
-  void (*handle)(App&, ExchangePtr);
+  void (*handle)(App&, const ExchangePtr&);
   enum Use : uint8_t {
     kProbe,  ///< no key, answered at any time
     kInfo,   ///< a key, answered at any time
@@ -23,6 +23,7 @@ struct Route {
   ErrorForm form = ErrorForm::kOpenAi;
   /// The fields of its body; null: it has none, or (kBodyElsewhere) their table is not one.
   std::vector<FieldInfo> (*fields)() = nullptr;
+  std::vector<FieldInfo> (*query)() = nullptr;  ///< the parameters behind "?"
 };
 
 std::span<const Route> routes();

@@ -5,12 +5,14 @@
 #include <set>
 
 #include "server/anthropic.h"
+#include "server/bad_words.h"
 #include "server/metrics.h"
 #include "server/reply_reader.h"
 #include "server/response_store.h"
 #include "server/responses.h"
 #include "server/routes.h"
 #include "server/workers.h"
+#include "text/harmony_testing.h"
 
 namespace moxie {
 namespace {
@@ -246,6 +248,162 @@ TEST(ResponseStoreTest, TheOldestGoFirstAndRunningOnesStay) {
   EXPECT_EQ(store.bytes(), 100u);
   EXPECT_TRUE(store.erase("run"));
   EXPECT_FALSE(store.erase("run"));
+}
+
+// Takes what is streamed to it.
+class Listener final : public Exchange {
+ public:
+  const HttpRequest& request() const override { return request_; }
+  std::string take_body() override { return {}; }
+  void respond(HttpResponse) override {}
+  void begin_stream(std::vector<HttpHeader>) override { begun = true; }
+  void send(std::string_view bytes) override { text += bytes; }
+  void end_stream() override { ended = true; }
+  bool done() const override { return ended || gone; }
+  void on_abort(std::function<void()>) override {}
+
+  // The numbers of the events that came.
+  std::vector<int> numbers() const {
+    std::vector<int> list;
+    const std::string mark = "\"sequence_number\":";
+    for (size_t at = text.find(mark); at != text.npos; at = text.find(mark, at + 1)) {
+      list.push_back(std::stoi(text.substr(at + mark.size())));
+    }
+    return list;
+  }
+  bool begun = false, ended = false, gone = false;
+  std::string text;
+
+ private:
+  HttpRequest request_;
+};
+
+TEST(ResponseEventsTest, LateListenersHearWhatTheyMissed) {
+  ResponseEvents events(/*keep=*/true);
+  const auto first = std::make_shared<Listener>(), late = std::make_shared<Listener>(),
+             over = std::make_shared<Listener>(), ahead = std::make_shared<Listener>();
+  events.listen(first, 0);
+  for (int i = 0; i < 3; ++i) events.add("response.some", {{"i", i}});
+  events.flush();
+  events.listen(late, 1);
+  events.listen(ahead, 4);
+  first->gone = true;
+  events.add("response.some", Json::object());
+  events.flush();
+  events.add("response.completed", Json::object());
+  events.end();
+  events.listen(over, 2);
+  EXPECT_EQ(first->numbers(), (std::vector{0, 1, 2, 3}));  // dropped when it was seen to be gone
+  EXPECT_EQ(late->numbers(), (std::vector{1, 2, 3, 4}));
+  EXPECT_EQ(ahead->numbers(), (std::vector{4}));
+  EXPECT_EQ(over->numbers(), (std::vector{2, 3, 4}));
+  EXPECT_TRUE(late->begun && late->ended && ahead->ended && over->ended && !first->ended);
+}
+
+TEST(ResponseEventsTest, WhatIsKeptIsBounded) {
+  for (const bool keep : {false, true}) {
+    ResponseEvents events(keep);
+    const auto listener = std::make_shared<Listener>();
+    events.listen(listener, 0);
+    uint64_t most = 0;
+    for (int i = 0; i < 100; ++i) {
+      events.add("response.some", {{"text", std::string(100'000, 'x')}});
+      events.flush();
+      most = std::max(most, events.bytes());
+    }
+    EXPECT_FALSE(events.has_all());
+    EXPECT_LE(most, keep ? uint64_t{5} << 20 : 0);
+    EXPECT_EQ(listener->numbers().size(), 100u);
+    EXPECT_EQ(listener->numbers().back(), 99);
+  }
+}
+
+// Allows the ids that it was made with, and everything on every third token.
+class Some final : public TokenConstraint {
+ public:
+  explicit Some(std::set<int32_t> ids) : ids_(std::move(ids)) {}
+  bool fill_mask(std::span<uint32_t> mask) override {
+    if (num_accepted_ % 3 == 2) return false;
+    std::fill(mask.begin(), mask.end(), 0u);
+    for (const int32_t id : ids_) mask[static_cast<size_t>(id) / 32] |= 1u << (id % 32);
+    return true;
+  }
+  Status accept(int32_t) override {
+    ++num_accepted_;
+    return {};
+  }
+  bool allows(int32_t id) const { return num_accepted_ % 3 == 2 || ids_.contains(id); }
+
+ private:
+  std::set<int32_t> ids_;
+  int num_accepted_ = 0;
+};
+
+RC_GTEST_PROP(BadWordsTest, BarsTheEndOfEachWordAndNothingElse, (bool bound)) {
+  const auto id = rc::gen::inRange<int32_t>(0, 4);
+  const auto ids = [&](int most) {
+    return rc::gen::resize(most, rc::gen::nonEmpty(rc::gen::container<std::vector<int32_t>>(id)));
+  };
+  const auto words =
+      std::make_shared<BannedWords>(*rc::gen::resize(3, rc::gen::container<BannedWords>(ids(3))));
+  const auto allowed = *ids(4);
+  const auto inner = std::make_shared<Some>(std::set<int32_t>(allowed.begin(), allowed.end()));
+  BadWords bad(words, nullptr, bound ? inner : nullptr);
+  std::vector<int32_t> text;
+  std::vector<uint32_t> mask(3);
+  for (const int32_t next : *ids(12)) {
+    const bool masked = bad.fill_mask(mask);
+    bool any_left = false;
+    std::vector<bool> expected;
+    for (int32_t candidate = 0; candidate < 96; ++candidate) {
+      auto longer = text;
+      longer.push_back(candidate);
+      bool ends_word = false;
+      for (const auto& word : *words) {
+        ends_word = ends_word || (longer.size() >= word.size() &&
+                                  std::equal(word.rbegin(), word.rend(), longer.rbegin()));
+      }
+      expected.push_back((!bound || inner->allows(candidate)) && !ends_word);
+      any_left = any_left || expected.back();
+    }
+    for (int32_t candidate = 0; candidate < 96; ++candidate) {
+      const bool is_allowed =
+          !masked || (mask[static_cast<size_t>(candidate) / 32] >> (candidate % 32) & 1) != 0;
+      const bool wanted =
+          any_left ? expected[static_cast<size_t>(candidate)] : inner->allows(candidate);
+      RC_ASSERT(is_allowed == wanted);
+    }
+    text.push_back(next);
+    RC_ASSERT(bad.accept(next).has_value());
+  }
+}
+
+TEST(BadWordsTest, HeadersStayFree) {
+  const Tokenizer& tokenizer = testing::byte_tokenizer();
+  const auto control = *harmony::ControlTokens::find(tokenizer);
+  const auto words = std::make_shared<BannedWords>(banned_words(tokenizer, {"al"}));
+  EXPECT_EQ(words->size(), 2u);  // with a space before it and without
+  BadWords bad(words, &control, nullptr);
+  std::vector<uint32_t> mask((static_cast<size_t>(tokenizer.vocab_size()) + 31) / 32);
+  std::vector<size_t> barred_at;
+  const auto ids = tokenizer.encode(
+      "<|channel|>final<|message|>a l al<|end|><|start|>al<|message|>a", SpecialMode::kAll);
+  for (size_t i = 0; i < ids.size(); ++i) {
+    if (bad.fill_mask(mask)) barred_at.push_back(i);
+    ASSERT_TRUE(bad.accept(ids[i]));
+  }
+  EXPECT_EQ(bad.fill_mask(mask), true);
+  const size_t content = tokenizer.encode("<|channel|>final<|message|>", SpecialMode::kAll).size();
+  EXPECT_EQ(barred_at, (std::vector<size_t>{content + 1, content + 5}));
+}
+
+TEST(QueryTest, ValuesAreFoundByName) {
+  EXPECT_EQ(query_value("a=1&b=x%20y&ab=3", "b"), "x y");
+  EXPECT_EQ(query_value("a=1&b=x%20y&ab=3", "ab"), "3");
+  EXPECT_EQ(query_value("a=", "a"), "");
+  for (const char* query : {"", "a", "b=1", "a=%", "&&", "aa=1"}) {
+    EXPECT_EQ(query_value(query, "a"), std::nullopt) << query;
+  }
 }
 
 TEST(WorkersTest, BytesInTheQueueAreBounded) {

@@ -6,6 +6,12 @@
 
 namespace moxie {
 
+App::Continuation answer_with(const ExchangePtr& exchange, const Json& document) {
+  return [exchange, response = std::make_shared<HttpResponse>(json_response(document))] {
+    exchange->respond(std::move(*response));
+  };
+}
+
 ApiStatus check_length(const ServedModel& model, size_t num_tokens, const char* param) {
   if (num_tokens < static_cast<size_t>(model.max_model_len)) return {};
   return invalid(param,
@@ -127,6 +133,7 @@ Api<GenerationInput> chat_input(const App& app, const ChatRequest& request) {
       make_constraints(model, request, &request, static_cast<size_t>(request.n), &input.warnings);
   if (!constraints) return tl::unexpected(constraints.error());
   input.constraints = std::move(*constraints);
+  input.warnings.insert(input.warnings.end(), request.warnings.begin(), request.warnings.end());
   for (const FunctionTool& tool : request.tools) {
     input.reply.known_functions.push_back(tool.description.name);
   }
@@ -164,25 +171,35 @@ Json Usage::to_json() const {
       {"completion_tokens_details", {{"reasoning_tokens", reasoning_tokens}}}};
 }
 
+Json rendered_json(const Tokenizer& tokenizer, const std::vector<int32_t>& prompt) {
+  return {{"prompt", repaired_utf8(tokenizer.decode(prompt).value_or(""))},
+          {"token_ids", prompt},
+          {"prompt_token_ids", prompt}};
+}
+
 std::string token_text(const Tokenizer& tokenizer, int32_t id) {
   return repaired_utf8(tokenizer.token_bytes(id));
 }
 
+std::string TokenNames::operator()(int32_t id) const {
+  return as_ids ? "token_id:" + std::to_string(id) : token_text(*tokenizer, id);
+}
+
 namespace {
 
-Json logprob_entry(const Tokenizer& tokenizer, int32_t id, float logprob) {
-  const std::string_view raw = tokenizer.token_bytes(id);
+Json logprob_entry(const TokenNames& names, int32_t id, float logprob) {
+  const std::string_view raw = names.tokenizer->token_bytes(id);
   Json bytes = Json::array();
   for (const char c : raw) bytes.push_back(static_cast<unsigned char>(c));
-  return {{"token", repaired_utf8(raw)}, {"logprob", logprob}, {"bytes", std::move(bytes)}};
+  return {{"token", names(id)}, {"logprob", logprob}, {"bytes", std::move(bytes)}};
 }
 
 }  // namespace
 
-Json chat_logprob(const Tokenizer& tokenizer, const ReplyToken& token) {
-  Json entry = logprob_entry(tokenizer, token.id, token.logprob);
+Json chat_logprob(const TokenNames& names, const ReplyToken& token) {
+  Json entry = logprob_entry(names, token.id, token.logprob);
   Json top = Json::array();
-  for (const auto& [id, logprob] : token.top) top.push_back(logprob_entry(tokenizer, id, logprob));
+  for (const auto& [id, logprob] : token.top) top.push_back(logprob_entry(names, id, logprob));
   entry["top_logprobs"] = std::move(top);
   return entry;
 }
@@ -206,6 +223,19 @@ Json prompt_logprobs_json(const Tokenizer& tokenizer, const std::vector<ReplyTok
     list.push_back(std::move(at));
   }
   return list;
+}
+
+std::optional<std::string> query_value(std::string_view query, std::string_view name) {
+  while (!query.empty()) {
+    const std::string_view pair = query.substr(0, query.find('&'));
+    query.remove_prefix(std::min(pair.size() + 1, query.size()));
+    const size_t equals = pair.find('=');
+    if (pair.substr(0, equals) != name) continue;
+    std::string value;
+    if (equals == pair.npos || !percent_decode(pair.substr(equals + 1), &value)) return {};
+    return value;
+  }
+  return {};
 }
 
 std::string named_sse(const Json& document) {

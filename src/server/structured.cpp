@@ -1,4 +1,9 @@
-// Structured output: from a request's fields to constraints of its choices.
+// Structured output and bad words: from a request's fields to constraints of its choices.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "server/bad_words.h"
 #include "server/endpoints.h"
 
 namespace moxie {
@@ -65,7 +70,11 @@ grammar::AnswerSpec spec_of(const ChatRequest& chat) {
       spec.tool_choice = grammar::ToolChoice::kNamed;
       break;
   }
+  const auto& allowed = chat.tool_choice.allowed;
   for (const FunctionTool& tool : chat.tools) {
+    const bool offered = allowed.empty() || std::find(allowed.begin(), allowed.end(),
+                                                      tool.description.name) != allowed.end();
+    if (!offered) continue;
     spec.tools.push_back({.name = tool.description.name,
                           .parameters = tool.description.parameters,
                           .strict = tool.strict});
@@ -79,20 +88,21 @@ tl::unexpected<ApiError> refused(const Error& error, const std::string& param) {
                  "unsupported_schema");
 }
 
-}  // namespace
+using Constraints = std::vector<std::shared_ptr<TokenConstraint>>;
 
-Api<std::vector<std::shared_ptr<TokenConstraint>>> make_constraints(
-    const ServedModel& model, const GenerationFields& request, const ChatRequest* chat,
-    size_t count, std::vector<std::string>* warnings) {
+Api<Constraints> bound_answers(const ServedModel& model, const GenerationFields& request,
+                               const ChatRequest* chat, size_t count,
+                               std::vector<std::string>* warnings) {
   const bool binds = request.structured.kind != StructuredOutput::Kind::kNone;
   // With tool_choice none, the tools are known and may not be called.
   const bool has_tools = chat != nullptr && !chat->tools.empty();
-  std::vector<std::shared_ptr<TokenConstraint>> list;
+  Constraints list;
   if (!binds && !has_tools) return list;
   if (model.compiler == nullptr) {
     const auto binds_tools = [&] {
-      return chat->tool_choice.mode != ToolChoice::Mode::kAuto &&
-             chat->tool_choice.mode != ToolChoice::Mode::kNone;
+      return !chat->tool_choice.allowed.empty() ||
+             (chat->tool_choice.mode != ToolChoice::Mode::kAuto &&
+              chat->tool_choice.mode != ToolChoice::Mode::kNone);
     };
     if (!binds && !binds_tools()) return list;  // an offer of tools binds nothing by itself
     return invalid(binds ? request.structured.param : "tool_choice",
@@ -107,8 +117,35 @@ Api<std::vector<std::shared_ptr<TokenConstraint>>> make_constraints(
                                                               *source_of(request.structured));
     if (!answer) return refused(answer.error(), param);
     if (*answer == nullptr) return list;
+    if (!request.sampling.allowed_ids.empty()) {
+      return invalid(
+          "allowed_token_ids",
+          fmt::format("'allowed_token_ids' and '{}' both bind the answer; give one.", param),
+          "invalid_value");
+    }
     list.push_back(std::make_shared<AnswerTokens>(std::move(*answer)));
     if (i == 0) *warnings = std::move(relaxed);
+  }
+  return list;
+}
+
+}  // namespace
+
+Api<std::vector<std::shared_ptr<TokenConstraint>>> make_constraints(
+    const ServedModel& model, const GenerationFields& request, const ChatRequest* chat,
+    size_t count, std::vector<std::string>* warnings) {
+  auto list = bound_answers(model, request, chat, count, warnings);
+  if (!list || request.bad_words.empty()) return list;
+  if (!request.sampling.allowed_ids.empty()) {
+    return invalid("bad_words", "'bad_words' and 'allowed_token_ids' cannot be combined.",
+                   "invalid_value");
+  }
+  const auto words =
+      std::make_shared<const BannedWords>(banned_words(*model.tokenizer, request.bad_words));
+  list->resize(count);
+  for (auto& constraint : *list) {
+    constraint = std::make_shared<BadWords>(words, chat != nullptr ? &model.control : nullptr,
+                                            std::move(constraint));
   }
   return list;
 }

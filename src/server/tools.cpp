@@ -2,13 +2,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 
 #include "server/structured_fields.h"
 
 namespace moxie {
 namespace {
 
-constexpr size_t kMaxTools = 1024, kMaxNameBytes = 128, kMaxTextBytes = 1 << 20;
+constexpr size_t kMaxTools = 512, kMaxNameBytes = 128, kMaxTextBytes = 1 << 20;
 constexpr size_t kMaxStructuredChoices = 4096;
 
 // One answer can be bound once.
@@ -21,6 +22,18 @@ ApiStatus take(StructuredOutput* out, StructuredOutput::Kind kind, const std::st
   out->kind = kind;
   out->param = param;
   return {};
+}
+
+// A tool that the platform runs and not the client. Agents offer some to every server.
+bool is_hosted(const Json& tool) {
+  constexpr std::array<std::string_view, 9> kTypes = {
+      "web_search",       "web_search_2025_08_26",         "web_search_preview", "file_search",
+      "code_interpreter", "web_search_preview_2025_03_11", "image_generation",   "mcp",
+      "tool_search"};
+  const Json* type = find_member(tool, "type");
+  return type != nullptr && type->is_string() &&
+         std::find(kTypes.begin(), kTypes.end(), type->get_ref<const std::string&>()) !=
+             kTypes.end();
 }
 
 Api<FunctionTool> read_tool(const Json& value, const std::string& param) {
@@ -46,7 +59,7 @@ Api<FunctionTool> read_tool(const Json& value, const std::string& param) {
   tool.description.name = std::move(*name);
   for (auto it = function.begin(); it != function.end(); ++it) {
     const std::string& key = it.key();
-    const std::string path = at + "." + key;
+    const std::string path = fmt::format("{}.{}", at, key);
     if (key == "name" || key == "type" || it->is_null()) continue;
     if (key == "description") {
       auto text = read_string(*it, path);
@@ -84,8 +97,8 @@ ApiStatus check_function_name(const std::string& name, const std::string& param)
                  "invalid_value");
 }
 
-ApiStatus read_tools(const Json& value, const std::string& param,
-                     std::vector<FunctionTool>* tools) {
+ApiStatus read_tools(const Json& value, const std::string& param, std::vector<FunctionTool>* tools,
+                     std::vector<std::string>* left_out) {
   if (!value.is_array()) return wrong_type(param, "an array of tools", value);
   if (value.size() > kMaxTools) {
     return invalid(param, fmt::format("Invalid '{}': at most {} tools.", param, kMaxTools),
@@ -93,6 +106,11 @@ ApiStatus read_tools(const Json& value, const std::string& param,
   }
   for (size_t i = 0; i < value.size(); ++i) {
     const std::string at = fmt::format("{}[{}]", param, i);
+    if (left_out != nullptr && is_hosted(value[i])) {
+      left_out->push_back(fmt::format("{}: there is no '{}' here, and the model is not told of it",
+                                      at, value[i]["type"].get<std::string>()));
+      continue;
+    }
     auto tool = read_tool(value[i], at);
     if (!tool) return tl::unexpected(tool.error());
     const auto same = [&](const FunctionTool& other) {
@@ -107,17 +125,52 @@ ApiStatus read_tools(const Json& value, const std::string& param,
   return {};
 }
 
+namespace {
+
+// OpenAI's {"type": "allowed_tools", "mode", "tools"}; chat nests what responses lay flat.
+Api<ToolChoice> read_allowed_tools(const Json& value) {
+  const Json* nested = find_member(value, "allowed_tools");
+  const std::string at = nested != nullptr ? "tool_choice.allowed_tools" : "tool_choice";
+  const Json& choice = nested != nullptr ? *nested : value;
+  if (!choice.is_object()) return wrong_type(at, "an object", choice);
+  const auto mode = required_string(choice, "mode", at);
+  if (!mode) return tl::unexpected(mode.error());
+  if (*mode != "auto" && *mode != "required") {
+    return invalid(at + ".mode",
+                   fmt::format("Invalid value for '{}.mode': expected 'auto' or 'required'.", at),
+                   "invalid_value");
+  }
+  const Json* tools = find_member(choice, "tools");
+  if (tools == nullptr) return missing(at + ".tools");
+  std::vector<FunctionTool> read;
+  if (auto status = read_tools(*tools, at + ".tools", &read); !status) {
+    return tl::unexpected(status.error());
+  }
+  if (read.empty()) {
+    return invalid(at + ".tools", fmt::format("Invalid '{}.tools': empty array.", at),
+                   "empty_array");
+  }
+  ToolChoice allowed;
+  if (*mode == "required") allowed.mode = ToolChoice::Mode::kRequired;
+  for (FunctionTool& tool : read) allowed.allowed.push_back(std::move(tool.description.name));
+  return allowed;
+}
+
+}  // namespace
+
 Api<ToolChoice> read_tool_choice(const Json& value) {
   using Mode = ToolChoice::Mode;
+  const Json* type = find_member(value, "type");
   if (value == "auto") return ToolChoice{};
-  if (value == "none") return ToolChoice{.mode = Mode::kNone, .name = {}};
-  if (value == "required") return ToolChoice{.mode = Mode::kRequired, .name = {}};
-  if (value.is_object() && find_member(value, "type") != nullptr && value["type"] == "function") {
+  if (value == "none") return ToolChoice{.mode = Mode::kNone, .name = {}, .allowed = {}};
+  if (value == "required") return ToolChoice{.mode = Mode::kRequired, .name = {}, .allowed = {}};
+  if (type != nullptr && *type == "allowed_tools") return read_allowed_tools(value);
+  if (type != nullptr && *type == "function") {
     const Json* function = find_member(value, "function");
     auto name = function != nullptr ? required_string(*function, "name", "tool_choice.function")
                                     : required_string(value, "name", "tool_choice");
     if (!name) return tl::unexpected(name.error());
-    return ToolChoice{.mode = Mode::kNamed, .name = std::move(*name)};
+    return ToolChoice{.mode = Mode::kNamed, .name = std::move(*name), .allowed = {}};
   }
   if (!value.is_string() && !value.is_object()) {
     return wrong_type("tool_choice", "a string or an object", value);
@@ -131,14 +184,18 @@ Api<ToolChoice> read_tool_choice(const Json& value) {
 ApiStatus check_tool_choice(const ChatRequest& request) {
   using Mode = ToolChoice::Mode;
   const ToolChoice& choice = request.tool_choice;
-  if (choice.mode != Mode::kRequired && choice.mode != Mode::kNamed) return {};
-  if (request.tools.empty()) {
+  const bool must_call = choice.mode == Mode::kRequired || choice.mode == Mode::kNamed;
+  if (must_call && request.tools.empty()) {
     return invalid("tool_choice", "'tool_choice' asks for a call, but 'tools' is empty.",
                    "invalid_value");
   }
-  if (choice.mode == Mode::kRequired) return {};
-  const auto is_it = [&](const FunctionTool& tool) { return tool.description.name == choice.name; };
-  if (std::any_of(request.tools.begin(), request.tools.end(), is_it)) return {};
+  std::vector<std::string> names = choice.allowed;
+  if (choice.mode == Mode::kNamed) names.push_back(choice.name);
+  const auto is_tool = [&](const std::string& name) {
+    return std::any_of(request.tools.begin(), request.tools.end(),
+                       [&](const FunctionTool& tool) { return tool.description.name == name; });
+  };
+  if (std::all_of(names.begin(), names.end(), is_tool)) return {};
   return invalid("tool_choice", "'tool_choice' names a function that 'tools' does not have.",
                  "invalid_value");
 }

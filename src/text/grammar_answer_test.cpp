@@ -77,8 +77,9 @@ TEST(GrammarAnswer, EveryFormOfACallMayBeWritten) {
                                 " to=functions.get_weather<|channel|>commentary json",
                                 " to=functions.get_weather<|channel|>commentary",
                                 " to=functions.get_weather<|channel|>analysis code"}) {
-    EXPECT_EQ(refused_after(spec, header + body), "") << header;
-    EXPECT_EQ(refused_after(spec, kThought + header + body), "") << header;
+    const std::string call = header + body;
+    EXPECT_EQ(refused_after(spec, call), "") << header;
+    EXPECT_EQ(refused_after(spec, kThought + call), "") << header;
   }
   EXPECT_TRUE(admits(spec, kFinal + "free text, {not json}<|return|>"));
   EXPECT_TRUE(admits(spec,

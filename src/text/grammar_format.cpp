@@ -2,6 +2,8 @@
 // (ipv6), 4122 (uuid), 3986 (uri) and 6901 (json-pointer).
 #include "text/grammar_format.h"
 
+#include <fmt/format.h>
+
 #include <string>
 
 namespace moxie::grammar {
@@ -59,12 +61,13 @@ std::string ipv4() {
 
 std::string ipv6() {
   const std::string h = "[0-9a-fA-F]{1,4}";
-  std::string out = "(?:(?:" + h + ":){7}" + h;
+  const std::string left = "(?:" + h + ":)", right = "(?::" + h + ")";
+  std::string out = "(?:" + left + "{7}" + h;
   for (int before = 1; before <= 6; ++before) {
-    out += "|(?:" + h + ":){" + std::to_string(before) + "}(?::" + h + "){1," +
-           std::to_string(7 - before) + "}";
+    const int most_after = 7 - before;
+    out += fmt::format("|{}{{{}}}{}{{1,{}}}", left, before, right, most_after);
   }
-  return out + "|:(?::" + h + "){1,7}|(?:" + h + ":){1,7}:|::)";
+  return out + "|:" + right + "{1,7}|" + left + "{1,7}:|::)";
 }
 
 std::string uri() {

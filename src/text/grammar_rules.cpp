@@ -83,7 +83,7 @@ ExprId Rules::one_of(const CharSet& set) {
   return add({.kind = Kind::kOneOf, .set = set});
 }
 
-ExprId Rules::sequence(std::vector<ExprId> parts) {
+ExprId Rules::sequence(const std::vector<ExprId>& parts) {
   std::vector<ExprId> kept;
   for (const ExprId part : parts) {
     if (part == never()) return never();
@@ -94,7 +94,7 @@ ExprId Rules::sequence(std::vector<ExprId> parts) {
   return add({.kind = Kind::kSequence, .parts = std::move(kept)});
 }
 
-ExprId Rules::choice(std::vector<ExprId> alternatives) {
+ExprId Rules::choice(const std::vector<ExprId>& alternatives) {
   std::vector<ExprId> kept;
   for (const ExprId part : alternatives) {
     if (part != never() && std::find(kept.begin(), kept.end(), part) == kept.end()) {

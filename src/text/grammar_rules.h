@@ -43,8 +43,8 @@ class Rules {
   ExprId empty() const { return 1; }  ///< matches the empty text
   ExprId text(std::string_view utf8);
   ExprId one_of(const CharSet& set);
-  ExprId sequence(std::vector<ExprId> parts);
-  ExprId choice(std::vector<ExprId> alternatives);
+  ExprId sequence(const std::vector<ExprId>& parts);
+  ExprId choice(const std::vector<ExprId>& alternatives);
   ExprId optional(ExprId part) { return choice({empty(), part}); }
   /// `max` may be kUnbounded.
   ExprId repeat(ExprId part, int32_t min, int32_t max);

@@ -60,7 +60,7 @@ class JsonRules {
     const auto hex = [&](int32_t n) {
       return rules_.repeat(rules_.one_of({{'0', '9'}, {'A', 'F'}, {'a', 'f'}}), n, n);
     };
-    const auto of = [&](CharSet set) { return rules_.one_of(set); };
+    const auto of = [&](const CharSet& set) { return rules_.one_of(set); };
     const CharSet d = {{'D', 'D'}, {'d', 'd'}};
     const ExprId plain =
         rules_.sequence({of({{'0', '9'}, {'A', 'C'}, {'E', 'F'}, {'a', 'c'}, {'e', 'f'}}), hex(3)});

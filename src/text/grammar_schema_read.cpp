@@ -170,14 +170,17 @@ const Json* SchemaReader::resolve_ref(const Json& schema) {
                         "\" is not supported: only \"#\" and \"#/...\" inside the schema are");
     return nullptr;
   }
+  const auto nowhere = [&]() -> const Json* {
+    report(&schema, "$ref \"" + uri.substr(0, 100) + "\" leads nowhere");
+    return nullptr;
+  };
   try {
     const nlohmann::json_pointer<std::string> pointer(unescape_percent(uri.substr(1)));
     if (root_->contains(pointer)) return &root_->at(pointer);
-  } catch (const std::exception&) {
-    // No pointer at all: the same answer as for one that leads nowhere.
+  } catch (const std::exception&) {  // no pointer at all
+    return nowhere();
   }
-  report(&schema, "$ref \"" + uri.substr(0, 100) + "\" leads nowhere");
-  return nullptr;
+  return nowhere();
 }
 
 void SchemaReader::add(const Json* schema, std::vector<const Json*> chain, Pending* pending) {

@@ -1,6 +1,7 @@
 // Grammars of texts: schemas, patterns, numbers, counted strings, and what is refused.
 #include "text/grammar.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
 
@@ -170,12 +171,11 @@ TEST(Grammar, RefusesMonstersAtOnce) {
   // A chain of references, and one that doubles at each link.
   std::string chain, doubling;
   for (int i = 0; i < 5'000; ++i) {
-    chain +=
-        "\"d" + std::to_string(i) + "\":{\"$ref\":\"#/$defs/d" + std::to_string(i + 1) + "\"},";
+    chain += fmt::format(R"("d{}":{{"$ref":"#/$defs/d{}"}},)", i, i + 1);
   }
   for (int i = 0; i < 60; ++i) {
-    const std::string next = "{\"$ref\":\"#/$defs/d" + std::to_string(i + 1) + "\"}";
-    doubling += "\"d" + std::to_string(i) + "\":{\"anyOf\":[" + next + "," + next + "]},";
+    const std::string next = fmt::format(R"({{"$ref":"#/$defs/d{}"}})", i + 1);
+    doubling += fmt::format(R"("d{}":{{"anyOf":[{},{}]}},)", i, next, next);
   }
   refused_quickly("{\"$ref\":\"#/$defs/d0\",\"$defs\":{" + chain + "\"d5000\":{}}}");
   refused_quickly("{\"$ref\":\"#/$defs/d0\",\"$defs\":{" + doubling + "\"d60\":{}}}");

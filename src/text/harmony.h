@@ -125,6 +125,11 @@ struct RenderConfig {
   bool auto_drop_analysis = true;
 };
 
+/// What the full name of a function tool begins with.
+inline constexpr std::string_view kFunctions = "functions.";
+/// A call is whatever the assistant addresses to a function, on whichever channel.
+bool is_function_call(const Message& message);
+
 /// Conversation to ids. Fails on a tool message without a name, a system or developer content in a
 /// message of another role, and a tool schema that is no JSON or nested too deep.
 Result<std::vector<int32_t>> render(const Conversation& conversation, RenderMode mode,

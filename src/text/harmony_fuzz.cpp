@@ -70,6 +70,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       options.role = static_cast<Role>((data[1] >> 2) % 5);
       options.strict = (data[1] & 1) != 0;
       options.repair_answers = (data[1] & 2) != 0;
+      options.drop_stray_control = (data[1] & 32) != 0;
       options.known_recipients = {"functions.f", "functions.shell"};
       parse_checked(byte_tokenizer(), ids_of(data + 2, size - 2), options);
       break;

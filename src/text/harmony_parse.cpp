@@ -4,6 +4,7 @@
 // Positions in raw_ (bytes since the last finished message) mark where headers begin, so that every
 // message gets exactly the bytes of its own tokens and nothing is ever dropped.
 #include <algorithm>
+#include <array>
 #include <span>
 
 #include "text/bpe.h"
@@ -216,7 +217,7 @@ void Parser::recover_header() {
   if (!repaired.rest.empty()) note += ", nothing in it takes " + in_quotes(repaired.rest);
   warn(std::move(note));
   open(repaired.header, /*repaired=*/true);
-  header_rest_ = std::move(repaired.rest);
+  header_rest_ = header_text(std::move(repaired.rest));
 }
 
 // The header ended without <|message|>, by a token of `end_bytes` bytes.
@@ -243,7 +244,7 @@ void Parser::salvage_leniently(int32_t id) {
     }
     warn("no <|message|> in " + in_quotes(text) + ": its words were taken as the content");
     open(strict.header, /*repaired=*/true);
-    add_text(strict.rest);
+    add_text(header_text(strict.rest));
     close(end_of(id), raw_.size());
     last_delta_.reset();
   } else if (!header_.empty()) {
@@ -273,7 +274,7 @@ bool Parser::salvage(const Segment& segment, bool is_first) {
   warn(bare ? "text outside a message: " + in_quotes(parts.rest)
             : "no <|message|> in " + in_quotes(text) + ": the text was taken as the content");
   open(parts.header, /*repaired=*/true);
-  add_text(parts.rest);
+  add_text(header_text(std::move(parts.rest)));
   close(segment.end, raw_end);
   last_delta_.reset();
   header_raw_ = 0;
@@ -372,6 +373,10 @@ void Parser::release_held() {
 // One token's bytes to text, with at most one repair: openai-harmony's deltas lag behind a token
 // with several faults, and so do these.
 void Parser::append_content(int32_t id) {
+  if (options_.drop_stray_control && tokenizer_->is_special(id)) {
+    warn(in_quotes(tokenizer_->token_bytes(id)) + " inside a text was left out");
+    return;
+  }
   const std::string_view bytes = tokenizer_->token_bytes(id);
   if (bytes.empty()) saw_unknown_id_ = true;
   if (saw_unknown_id_) {
@@ -464,9 +469,19 @@ std::string_view Parser::bytes_of(int32_t id) const {
   return bytes.empty() ? kReplacement : bytes;
 }
 
+std::array<int32_t, 7> Parser::format_ids() const {
+  return {control_.start,     control_.end,          control_.message, control_.channel,
+          control_.constrain, control_.return_token, control_.call};
+}
+
 std::string Parser::decode(const std::vector<int32_t>& ids) const {
   std::string bytes;
-  for (const int32_t id : ids) bytes += bytes_of(id);
+  const auto format = format_ids();
+  for (const int32_t id : ids) {
+    const bool is_stray = options_.drop_stray_control && tokenizer_->is_special(id) &&
+                          std::ranges::find(format, id) == format.end();
+    if (!is_stray) bytes += bytes_of(id);
+  }
   return repaired_utf8(bytes);
 }
 
@@ -478,6 +493,18 @@ bool Parser::decode_soundly(const std::vector<int32_t>& ids, std::string* text) 
     *text += token;
   }
   return is_valid_utf8(*text);
+}
+
+// What of a header is shown as text.
+std::string Parser::header_text(std::string text) const {
+  if (!options_.drop_stray_control) return text;
+  for (const int32_t id : format_ids()) {
+    const std::string_view name = tokenizer_->token_bytes(id);
+    for (size_t at = text.find(name); at != std::string::npos; at = text.find(name, at)) {
+      text.erase(at, name.size());
+    }
+  }
+  return text;
 }
 
 MessageEnd Parser::end_of(int32_t id) const {

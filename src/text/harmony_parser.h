@@ -6,6 +6,7 @@
 // in some message's `raw` or in trailing_raw().
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -50,6 +51,9 @@ struct ParserOptions {
   /// a content type or channel read as recipient, doubled channels, stops in headers, a missing
   /// end. Off: only what the package refuses is repaired.
   bool repair_answers = true;
+  /// Control tokens where a text stands are left out of it. Off: they are spelled, as the package
+  /// does.
+  bool drop_stray_control = false;
   /// Full tool names ("functions.f"), used to tell a glued content type from a name.
   std::vector<std::string> known_recipients;
 };
@@ -127,6 +131,8 @@ class Parser {
   void close(MessageEnd end, size_t raw_end);
 
   std::string_view bytes_of(int32_t id) const;  // U+FFFD for an id in no table
+  std::array<int32_t, 7> format_ids() const;
+  std::string header_text(std::string text) const;
   std::string decode(const std::vector<int32_t>& ids) const;
   bool decode_soundly(const std::vector<int32_t>& ids, std::string* text) const;
   bool is_end(int32_t id) const { return control_.is_stop(id) || id == control_.endoftext; }

@@ -197,6 +197,11 @@ std::optional<ReasoningEffort> effort_from_name(std::string_view name) {
   return std::nullopt;
 }
 
+bool is_function_call(const Message& message) {
+  return message.role == Role::kAssistant && message.recipient &&
+         message.recipient->starts_with(kFunctions);
+}
+
 std::string Message::text() const {
   std::string out;
   for (const Content& part : content) {
@@ -286,14 +291,14 @@ Message assistant_message(std::string text, std::string channel) {
 
 Message function_call(std::string_view name, std::string arguments) {
   Message message = assistant_message(std::move(arguments), "commentary");
-  message.recipient = "functions." + std::string(name);
+  message.recipient = std::string(kFunctions).append(name);
   message.content_type = std::string(kConstrainMarker) + "json";
   return message;
 }
 
 Message function_result(std::string_view name, std::string text) {
   Message message = text_message(Role::kTool, std::move(text));
-  message.name = "functions." + std::string(name);
+  message.name = std::string(kFunctions).append(name);
   message.recipient = "assistant";
   message.channel = "commentary";
   return message;

@@ -1,10 +1,12 @@
 """Runs the server under test, and speaks HTTP to it without a client library.
 
-MOXIE_BINARY names the program; it is started on a free port with the embedded model.
+MOXIE_BINARY names the program; it is started on a free port with the embedded model, or with
+MOXIE_SANITIZED=1 with one of next to no work: there threads and memory are tested, not kernels.
 """
 
 import json
 import os
+import pathlib
 import re
 import signal
 import socket
@@ -14,15 +16,32 @@ import time
 
 START_S = 60
 MODEL = "moxie-embedded"
+SANITIZED = os.environ.get("MOXIE_SANITIZED") == "1"
 
 
 def clean_environment():
     return {name: value for name, value in os.environ.items() if not name.startswith("MOXIE_")}
 
 
+def small_model_flags(folder):
+    """A model of next to no work with the embedded one's tokens."""
+    tiny = pathlib.Path(__file__).parents[2] / "models" / "tiny" / "config.json"
+    config = json.loads(tiny.read_text())
+    layers = config["layer_types"][:2]
+    config.update(hidden_size=64, intermediate_size=64, num_hidden_layers=len(layers),
+                  layer_types=layers, num_attention_heads=2, num_key_value_heads=1,
+                  num_local_experts=4)
+    path = pathlib.Path(folder) / "config.json"
+    path.write_text(json.dumps(config))
+    return ["--model", f"synthetic:{path}", "--tokenizer", "embedded", "--served-model-name", MODEL]
+
+
 class Server:
     def __init__(self, *flags, env=None):
         self.log = tempfile.NamedTemporaryFile("w+", suffix=".log")
+        self.folder = tempfile.TemporaryDirectory()
+        if SANITIZED and "--model" not in flags:
+            flags = (*flags, *small_model_flags(self.folder.name))
         self.process = subprocess.Popen(
             [os.environ["MOXIE_BINARY"], "serve", *([] if "--port" in flags else ["--port", "0"]), *flags],
             stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log,

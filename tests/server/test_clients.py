@@ -222,6 +222,88 @@ def test_openai_responses_background(client, server):
     assert client.responses.cancel(done.id).status == "completed"
 
 
+def test_openai_responses_stream_again(client):
+    with client.responses.create(model=MODEL, input="What is 17 + 25?", background=True,
+                                 stream=True) as stream:
+        seen = [next(iter(stream)) for _ in range(5)]  # and the connection is lost
+    id = seen[0].response.id
+    rest = list(client.responses.retrieve(id, stream=True, starting_after=4))
+    assert [event.sequence_number for event in seen + rest] == list(range(len(seen + rest)))
+    assert rest[-1].type == "response.completed" and "42" in rest[-1].response.output_text
+    whole = list(client.responses.retrieve(id, stream=True))
+    assert whole[5:] == rest and whole[:5] == seen
+    assert list(client.responses.retrieve(id, stream=True, starting_after=1000)) == []
+    running = client.responses.create(model=MODEL, input="Count.", background=True, stream=True,
+                                      temperature=1, extra_body={"ignore_eos": True})
+    id = next(iter(running)).response.id
+    again = client.responses.retrieve(id, stream=True, starting_after=2)
+    assert next(iter(again)).sequence_number == 3
+    assert client.responses.cancel(id).status == "cancelled"
+    for stream in (running, again):  # both hear of it
+        assert list(stream)[-1].type == "response.cancelled"
+    plain = client.responses.create(model=MODEL, input="x", max_output_tokens=2)
+    with pytest.raises(openai.BadRequestError):
+        client.responses.retrieve(plain.id, stream=True)
+
+
+def test_openai_responses_input_items(client):
+    texts = [f"What is {i} + 1?" for i in range(45)]
+    answer = client.responses.create(model=MODEL, max_output_tokens=2, input=[
+        {"role": "user", "content": text} for text in texts])
+    listed = lambda **fields: [item.content for item in
+                               client.responses.input_items.list(answer.id, **fields)]
+    assert listed() == texts[::-1]  # page after page
+    assert listed(order="asc", limit=7) == texts
+    page = client.responses.input_items.list(answer.id, limit=2, order="asc")
+    assert len(page.data) == 2 and page.has_more
+    assert page.data[-1].id == page.last_id
+    for fields in ({"limit": 0}, {"limit": 101}, {"order": "up"}, {"after": "nothing"}):
+        with pytest.raises(openai.BadRequestError):
+            client.responses.input_items.list(answer.id, **fields)
+
+
+def test_openai_responses_leave_out_tools_of_the_platform(client):
+    answer = client.responses.create(
+        model=MODEL, input=WEATHER_ASK, tools=[{"type": "web_search"}, FLAT_TOOL],
+        include=["web_search_call.action.sources", "reasoning.encrypted_content"])
+    assert answer.output[-1].name == "get_weather"
+    assert len(answer.warnings) == 1 and "web_search" in answer.warnings[0]
+    for tools in ([{"type": "custom", "name": "f"}], [{"type": "computer_use_preview"}]):
+        with pytest.raises(openai.BadRequestError):
+            client.responses.create(model=MODEL, input="x", tools=tools)
+    with pytest.raises(openai.BadRequestError):
+        client.responses.create(model=MODEL, input="x", tools=[{"type": "web_search"}],
+                                tool_choice="required")
+
+
+def test_openai_responses_stop(client):
+    answer = client.responses.create(model=MODEL, input="What is 17 + 25?", extra_body={"stop": "="})
+    assert answer.status == "completed" and answer.output_text == "17 + 25 "
+
+
+def test_every_field_of_the_clients_is_known(server):
+    from anthropic.types import message_count_tokens_params, message_create_params
+    from openai.types import completion_create_params
+    from openai.types.chat import completion_create_params as chat_create_params
+    from openai.types.responses import response_create_params
+    paths = server.get("/openapi.json").json()["paths"]
+    headers = {"workspace_id", "user_profile_id"}  # Anthropic's client sends these as headers
+    for path, types in (
+            ("/v1/chat/completions", (chat_create_params.CompletionCreateParamsNonStreaming,
+                                      chat_create_params.CompletionCreateParamsStreaming)),
+            ("/v1/completions", (completion_create_params.CompletionCreateParamsNonStreaming,
+                                 completion_create_params.CompletionCreateParamsStreaming)),
+            ("/v1/responses", (response_create_params.ResponseCreateParamsNonStreaming,
+                               response_create_params.ResponseCreateParamsStreaming)),
+            ("/v1/messages", (message_create_params.MessageCreateParamsNonStreaming,
+                              message_create_params.MessageCreateParamsStreaming)),
+            ("/v1/messages/count_tokens", (message_count_tokens_params.MessageCountTokensParams,))):
+        body = paths[path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        names = set().union(*(kind.__required_keys__ | kind.__optional_keys__ for kind in types))
+        assert len(names) > 8
+        assert names - headers <= set(body["properties"]), path
+
+
 def test_anthropic_messages(claude):
     answer = claude.messages.create(model=MODEL, max_tokens=300, messages=ASK,
                                     thinking={"type": "enabled", "budget_tokens": 4096})
@@ -267,6 +349,27 @@ def test_anthropic_tools(claude):
     forced = claude.messages.create(model=MODEL, max_tokens=300, messages=ASK, tools=[tool],
                                     tool_choice={"type": "any"})
     assert forced.content[-1].type == "tool_use"
+
+
+def test_anthropic_warnings(claude):
+    fields = {"model": MODEL, "max_tokens": 300, "messages": ASK, "tools": [
+        {"name": "f", "input_schema": {"type": "object", "properties": {"a": {"not": {}}}}}]}
+    whole = claude.messages.create(**fields)
+    with claude.messages.create(**fields, stream=True) as stream:
+        last = [event for event in stream if event.type == "message_delta"][-1]
+    if not hasattr(whole, "warnings"):
+        pytest.skip("this build has no structured output")
+    assert "not is not supported" in whole.warnings[0] and last.warnings == whole.warnings
+
+
+def test_anthropic_context_management(claude):
+    fields = {"model": MODEL, "max_tokens": 300, "messages": ASK}
+    answer = claude.messages.create(**fields, extra_body={"context_management": {"edits": [
+        {"type": "clear_thinking_20251015", "keep": "all"}]}})
+    assert "42" in answer.content[-1].text
+    with pytest.raises(anthropic.BadRequestError):
+        claude.messages.create(**fields, extra_body={"context_management": {"edits": [
+            {"type": "clear_tool_uses_20250919"}]}})
 
 
 @pytest.mark.parametrize("interface", ["chat", "responses"])

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from server import Server, clean_environment
+from server import SANITIZED, Server, clean_environment
 
 LONG = {"messages": [{"role": "user", "content": "Count."}], "ignore_eos": True,
         "max_tokens": 15000, "temperature": 1}
@@ -171,7 +171,8 @@ def test_a_stream_leaves_the_connection_usable(server):
 
 
 def test_out_of_pages_waits_and_ends_well():
-    with Server("--kv-cache-memory", "8MiB", "--max-model-len", "1024") as small:
+    memory = "1280KiB" if SANITIZED else "8MiB"
+    with Server("--kv-cache-memory", memory, "--max-model-len", "1024") as small:
         connections = [small.connect() for _ in range(8)]
         for connection in connections:
             connection.send_request("POST", CHAT, {
@@ -184,6 +185,81 @@ def test_out_of_pages_waits_and_ends_well():
             connection.raw.close()
         assert small.idle()
         assert small.metric("vllm:num_preemptions_total") > 0, "the pages sufficed: nothing is tested"
+
+
+POISON = 4000
+COUNT = {"prompt": "Count.", "ignore_eos": True, "max_tokens": 200, "temperature": 0,
+         "allowed_token_ids": list(range(100, 400))}
+
+
+def ends_of_streams(connections):
+    ends = []
+    for connection in connections:
+        response = connection.read_response()
+        assert response.status == 200
+        events = response.events()
+        assert events[-1] == "[DONE]"
+        assert not any("error" in event for event in events[:-1])
+        ends.append((events[-2]["usage"]["completion_tokens"],
+                     events[-3]["choices"][0]["finish_reason"]))
+    return ends
+
+
+@pytest.mark.parametrize("scheduling", ["on", "off"])
+def test_a_request_whose_steps_fail_fails_alone(scheduling):
+    with Server("--debug-fault", f"token:{POISON}", "--async-scheduling", scheduling) as faulty:
+        good = [faulty.connect() for _ in range(6)]
+        for connection in good:
+            connection.send_request("POST", "/v1/completions", {
+                **COUNT, "stream": True, "stream_options": {"include_usage": True}})
+        bad = {"prompt": [5, 6, POISON, 7], "max_tokens": 20}
+        for _ in range(3):
+            error = error_of(faulty.post("/v1/completions", bad), 500)
+            assert error["code"] == "request_failed" and "made to fail" in error["message"]
+        streamed = faulty.post("/v1/completions", {**bad, "stream": True})
+        assert streamed.status == 200
+        assert [event["error"]["code"] for event in streamed.events() if "error" in event] == [
+            "request_failed"]
+        both = faulty.post("/v1/completions", {"prompt": [[5, 6], [POISON]], "max_tokens": 4})
+        assert both.status == 500
+        assert ends_of_streams(good) == [(200, "length")] * 6
+        assert faulty.idle()
+        assert faulty.metric("moxie:failed_steps_total") >= 5
+        assert faulty.metric("vllm:request_success_total", "error") == 5
+        assert faulty.get("/health").status == 200
+        assert faulty.post("/v1/completions", COUNT).status == 200
+        for connection in good:
+            connection.raw.close()
+
+
+def test_a_step_that_fails_once_harms_no_one():
+    with Server("--debug-fault", "step:40") as faulty:
+        streams = [faulty.connect() for _ in range(6)]
+        for connection in streams:
+            connection.send_request("POST", "/v1/completions", {
+                **COUNT, "stream": True, "stream_options": {"include_usage": True}})
+        assert ends_of_streams(streams) == [(200, "length")] * 6
+        assert faulty.idle()
+        assert faulty.metric("moxie:failed_steps_total") == 1
+        for connection in streams:
+            connection.raw.close()
+
+
+def test_a_silent_stream_sends_comments():
+    with Server("--max-num-seqs", "1", "--ping-interval", "0.2") as small:
+        with small.connect() as busy, small.connect() as silent:
+            busy.send_request("POST", CHAT, {**LONG, "stream": True})
+            busy.read_head()
+            busy._until(b"content")
+            silent.send_request("POST", CHAT, {
+                "messages": [{"role": "user", "content": "What is 1 + 1?"}], "stream": True})
+            assert silent.read_head()[0] == 200
+            for _ in range(3):  # it waits for its turn
+                silent._until(b"\r\n: ping\n\n\r\n")
+            busy.raw.close()
+            rest = silent._until(b"data: [DONE]")
+            assert b"\"finish_reason\":\"stop\"" in rest
+        assert small.idle()
 
 
 def test_slow_loris_is_cut_and_stalls_no_one():
@@ -299,7 +375,7 @@ def test_kill_and_restart():
     again = Server("--port", str(port))
     with again:
         assert again.port == port
-        assert again.chat().status == 200
+        assert again.chat(max_tokens=8).status == 200
 
 
 def failed_start(*flags):

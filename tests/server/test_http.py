@@ -1,6 +1,7 @@
 """HTTP itself: connections, limits of trust, headers, probes, logs."""
 
 import json
+import os
 import re
 import ssl
 import subprocess
@@ -8,7 +9,7 @@ import time
 
 import pytest
 
-from server import Connection, Server
+from server import Connection, Server, clean_environment
 
 
 def test_keep_alive_and_pipelining(server):
@@ -285,3 +286,15 @@ def test_metrics_add_up():
                              text, re.M)
         counts = [int(count) for _, count in buckets]
         assert counts == sorted(counts) and counts[-1] == 4 and buckets[-1][0] == "+Inf"
+
+
+@pytest.mark.parametrize("flags", [(), ("--max-num-seqs", "8", "--kv-cache-memory", "48MiB")])
+def test_plan_says_what_serve_takes(flags):
+    done = subprocess.run([os.environ["MOXIE_BINARY"], "plan", "--json", *flags], check=True,
+                          stdout=subprocess.PIPE, env=clean_environment())
+    plan = json.loads(done.stdout)["serve"]
+    with Server(*flags) as planned:
+        for kind in ("full", "window"):
+            assert plan[f"{kind}_pages"] == planned.metric("moxie:kv_pages", f'layers="{kind}"')
+        assert f"context  {plan['max_model_len']} tokens, {plan['max_num_seqs']} requests at once" in (
+            planned.output())

@@ -1,6 +1,8 @@
 """Fields of requests, and what they do to answers."""
 
 import json
+import os
+import re
 
 import pytest
 
@@ -280,3 +282,274 @@ def test_schema_that_cannot_be_enforced_is_400(server):
         "type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "nonsense"}}}})
     assert response.status == 400
     assert response.json()["error"]["param"].startswith("response_format")
+
+
+def text_of(server, prompt="The sum of", **fields):
+    return server.post(TEXT, {"prompt": prompt, "max_tokens": 24, **fields}).json()["choices"][0]["text"]
+
+
+def test_bad_words_are_not_written(server):
+    plain = text_of(server)
+    words = [word for word in plain.split() if word.isalpha()]
+    for word in words[:3]:
+        assert word not in text_of(server, bad_words=[word]).split()
+    pair = " ".join(words[:2])
+    assert pair in plain and pair not in text_of(server, bad_words=[pair])
+    assert text_of(server, bad_words=["nothing of this"]) == plain
+    # Harmony's own words are no text of the answer.
+    answer = ask(server, bad_words=["analysis", "final", "assistant"])["choices"][0]
+    assert answer["finish_reason"] == "stop"
+    assert answer["message"]["content"] and answer["message"]["reasoning"]
+    for fields in ({"bad_words": ["a"], "allowed_token_ids": [5]}, {"bad_words": [""]},
+                   {"bad_words": "a"}, {"bad_words": ["a"] * 1025}):
+        assert ask(server, 400, **fields)["error"]["param"].startswith("bad_words")
+
+
+def test_what_leaves_no_token_is_the_requests_fault(server):
+    response = server.post(CHAT, {"messages": ASK, "guided_choice": ["yes"], "bad_words": ["yes"]})
+    if "not available" in response.text:
+        pytest.skip("this build has no structured output")
+    assert response.json()["choices"][0]["message"]["content"] == "yes"  # the schema goes first
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    for fields in ({"guided_choice": ["yes"]}, {"response_format": {"type": "json_object"}},
+                   {"tools": tools}, {"tools": tools, "tool_choice": "required"}):
+        for stream in (False, True):
+            error = ask(server, 400, allowed_token_ids=[5], stream=stream, **fields)["error"]
+            assert error["param"] == "allowed_token_ids"
+    # Nothing can follow the "a" of this grammar.
+    error = ask(server, 400, guided_grammar="root ::= \"a\" [b-c] x\nx ::= [^\\x00-\\U0010ffff]")
+    assert error["error"]["type"] == "invalid_request_error"
+
+
+def test_truncated_prompts(server):
+    ids = server.post("/tokenize", {"prompt": "one two three four five six seven"}).json()["tokens"]
+    for fields, kept in (({"truncate_prompt_tokens": 3}, ids[-3:]),
+                         ({"truncate_prompt_tokens": 3, "truncation_side": "right"}, ids[:3]),
+                         ({"truncate_prompt_tokens": 1000}, ids),
+                         ({"truncate_prompt_tokens": -1}, ids)):
+        for prompt in (ids, "one two three four five six seven"):
+            rendered = server.post(TEXT + "/render", {"prompt": prompt, **fields}).json()
+            assert rendered[0]["token_ids"] == kept, fields
+    limit = server.get("/v1/models").json()["data"][0]["max_model_len"]
+    usage = server.post(TEXT, {"prompt": "word " * 100_000, "max_tokens": 5,
+                               "truncate_prompt_tokens": -1}).json()["usage"]
+    assert usage["prompt_tokens"] == limit - 5
+    for fields in ({"truncate_prompt_tokens": 0}, {"truncate_prompt_tokens": -2},
+                   {"truncation_side": "middle"}, {"truncate_prompt_tokens": 10**6, "prompt": [5] * limit}):
+        assert server.post(TEXT, {"prompt": "x", **fields}).status == 400
+
+
+def test_tokens_are_named_by_ids(server):
+    fields = {"logprobs": True, "top_logprobs": 2}
+    plain = ask(server, **fields)["choices"][0]["logprobs"]["content"]
+    named = ask(server, return_tokens_as_token_ids=True, **fields)["choices"][0]["logprobs"]["content"]
+    ids = [int(entry["token"].removeprefix("token_id:")) for entry in named]
+    assert server.post("/detokenize", {"tokens": ids}).json()["prompt"] == "".join(
+        entry["token"] for entry in plain)
+    assert [entry["bytes"] for entry in named] == [entry["bytes"] for entry in plain]
+    fields = {"prompt": "The sum", "logprobs": 1, "max_tokens": 4, "return_token_ids": True}
+    plain = server.post(TEXT, fields).json()["choices"][0]
+    named = server.post(TEXT, {**fields, "return_tokens_as_token_ids": True}).json()["choices"][0]
+    assert named["logprobs"]["tokens"] == [f"token_id:{id}" for id in named["token_ids"]]
+    assert named["logprobs"]["text_offset"] == plain["logprobs"]["text_offset"]
+
+
+@pytest.mark.parametrize("fields", [{"echo": True, "logprobs": 1}, {"logprobs": 2, "n": 2},
+                                    {"echo": True, "logprobs": 0, "max_tokens": 0}])
+def test_completions_stream_logprobs_as_documents_have_them(server, fields):
+    fields = {"prompt": ["The sum of", "17"], "max_tokens": 6, "seed": 4, "temperature": 1, **fields}
+    whole = server.post(TEXT, fields).json()["choices"]
+    events = server.post(TEXT, {**fields, "stream": True}).events()
+    for choice in whole:
+        mine = [event["choices"][0] for event in events[:-1]
+                if event["choices"][0]["index"] == choice["index"]]
+        assert "".join(part["text"] for part in mine) == choice["text"]
+        for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+            assert sum((part["logprobs"][name] for part in mine), []) == choice["logprobs"][name]
+        assert mine[-1]["finish_reason"] == choice["finish_reason"]
+
+
+def test_head_of_a_stream_has_no_body(server):
+    events = server.post("/v1/responses", {"input": "x", "max_output_tokens": 2, "background": True,
+                                           "stream": True}).events()
+    path = f"/v1/responses/{events[0]['response']['id']}?stream=true"
+    assert server.get(path).events() == events
+    with server.connect() as connection:
+        connection.send_request("HEAD", path)
+        assert connection.read_response(has_body=False).status == 200
+        connection.send_request("GET", "/health")
+        assert connection.read_response().json()["status"] == "ok"
+
+
+# Sampling and extra parameters of vLLM's two request classes, as of 2026.
+VLLM = """add_generation_prompt add_special_tokens allowed_token_ids bad_words cache_salt chat_template
+    chat_template_kwargs continue_final_message documents ec_transfer_params echo frequency_penalty
+    ignore_eos include_reasoning include_stop_str_in_output kv_transfer_params length_penalty logit_bias
+    logprob_token_ids logprobs max_completion_tokens max_tokens media_io_kwargs min_p min_tokens
+    mm_processor_kwargs n parallel_tool_calls presence_penalty priority prompt_logprobs
+    reasoning_effort repetition_detection repetition_penalty request_id response_format
+    return_mm_kwargs return_prompt_text return_token_ids return_token_offsets
+    return_tokens_as_token_ids routed_experts_prompt_start seed session_id skip_special_tokens
+    spaces_between_special_tokens stop stop_token_ids stream stream_interval stream_options
+    structured_outputs temperature thinking_token_budget tool_choice tools top_k top_logprobs top_p
+    truncate_prompt_tokens truncation_side use_beam_search user vllm_xargs watermarking
+    guided_json guided_regex guided_choice guided_grammar guided_decoding_backend
+    guided_whitespace_pattern structural_tag""".split()
+CHAT_ONLY = """add_generation_prompt chat_template chat_template_kwargs continue_final_message documents
+    include_reasoning max_completion_tokens media_io_kwargs mm_processor_kwargs parallel_tool_calls
+    reasoning_effort return_prompt_text tool_choice tools top_logprobs""".split()
+
+
+RESPONSES_TOO = """top_k min_p include_stop_str_in_output skip_special_tokens request_id priority
+    mm_processor_kwargs cache_salt enable_response_messages previous_input_messages previous_response
+    structured_outputs repetition_penalty seed stop ignore_eos vllm_xargs logit_bias""".split()
+
+
+def test_every_field_of_vllm_is_known(server):
+    paths = server.get("/openapi.json").json()["paths"]
+    for path, names in ((CHAT, VLLM), (TEXT, set(VLLM) - set(CHAT_ONLY) | {"prompt_embeds"}),
+                        ("/v1/responses", RESPONSES_TOO)):
+        known = paths[path]["post"]["requestBody"]["content"]["application/json"]["schema"]["properties"]
+        assert set(names) <= set(known), set(names) - set(known)
+
+
+def test_every_field_stands_in_the_documentation(server):
+    page = os.path.join(os.path.dirname(__file__), "..", "..", "docs", "api.md")
+    with open(page) as file:
+        words = set(re.findall(r"[a-z_]+", " ".join(re.findall(r"`[^`]+`", file.read()))))
+    for path, methods in server.get("/openapi.json").json()["paths"].items():
+        for operation in methods.values():
+            names = {parameter["name"] for parameter in operation.get("parameters", [])}
+            if "requestBody" in operation:
+                names |= set(operation["requestBody"]["content"]["application/json"]["schema"][
+                    "properties"])
+            assert names <= words, (path, names - words)
+
+
+# What follows are complaints about other servers for this model.
+
+def test_faults_are_no_200_in_streams(server):
+    for fields in ({"messages": [{"role": "user", "content": "word " * 20_000}]},
+                   {"response_format": {"type": "json_schema", "json_schema": {
+                       "name": "n", "schema": {"type": "nonsense"}}}},
+                   {"model": "other"}, {"tool_choice": "required"}):
+        response = server.post(CHAT, {"messages": ASK, "stream": True, **fields})
+        assert response.status in (400, 404) and response.json()["error"]["message"]
+
+
+def test_chunks_hold_no_null_role_or_content(server):
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    for fields in ({}, {"n": 2}, {"tools": tools, "tool_choice": "required"}, {"max_tokens": 3}):
+        response = server.post(CHAT, {"messages": ASK, "stream": True, **fields})
+        if response.status == 400 and "not available" in response.text:
+            continue
+        roles = 0
+        for event in response.events()[:-1]:
+            delta = event["choices"][0]["delta"]
+            assert None not in delta.values(), event
+            roles += "role" in delta
+        assert roles == fields.get("n", 1)
+
+
+def test_hot_answers_stay_whole(server):
+    """At a temperature that breaks headers, nothing fails, and no control token is shown."""
+    asked = {"messages": [{"role": "user", "content": "Tell me something."}], "temperature": 2,
+             "max_tokens": 120, "n": 8}
+    for fields in ({}, {"tools": [{"type": "function", "function": {"name": "web-browsing.v2",
+                    "parameters": {"type": "object", "properties": {"q": {"type": "string"}}}}}]}):
+        for seed in (1, 100, 200):
+            for choice in server.post(CHAT, {**asked, **fields, "seed": seed}).json()["choices"]:
+                message, reason = choice["message"], choice["finish_reason"]
+                calls = message.get("tool_calls") or []
+                shown = [message["content"] or "", message["reasoning"] or ""]
+                shown += [call["function"]["arguments"] for call in calls]
+                for name in ("start", "end", "message", "channel", "constrain", "return", "call"):
+                    assert not any(f"<|{name}|>" in text for text in shown), shown
+                assert (reason == "tool_calls") == (bool(calls) and reason != "length")
+                assert reason in ("stop", "length", "tool_calls") and any(shown + calls)
+
+
+def test_names_with_dashes_and_dots_are_called(server):
+    for name in ("web-browsing", "get.weather.v2", "a_b-c.d"):
+        for stream in (False, True):
+            response = server.post(CHAT, {
+                "messages": ASK, "stream": stream, "temperature": 1, "seed": 5, "max_tokens": 400,
+                "tool_choice": {"type": "function", "function": {"name": name}},
+                "tools": [{"type": "function", "function": {"name": other, "parameters": {
+                    "type": "object", "properties": {"q": {"type": "integer"}}, "required": ["q"],
+                    "additionalProperties": False}}} for other in ("web", name)]})
+            if response.status == 400 and "not available" in response.text:
+                pytest.skip("this build has no structured output")
+            if stream:
+                parts = [part["function"] for event in response.events()[:-1]
+                         for part in event["choices"][0]["delta"].get("tool_calls", [])]
+                called = parts[0]["name"], "".join(part["arguments"] for part in parts)
+            else:
+                call = response.json()["choices"][0]["message"]["tool_calls"][0]["function"]
+                called = call["name"], call["arguments"]
+            assert called[0] == name
+            assert list(json.loads(called[1])) == ["q"]  # an object, in no array
+
+
+def test_allowed_tools(server):
+    tools = [{"type": "function", "function": {"name": name}} for name in ("get_weather", "b", "c")]
+    allowed = lambda names, mode="required": {"type": "allowed_tools", "allowed_tools": {
+        "mode": mode, "tools": [{"type": "function", "function": {"name": name}} for name in names]}}
+    fields = {"messages": [{"role": "user", "content": "What is the weather in Paris?"}],
+              "tools": tools, "temperature": 1, "n": 8, "seed": 1, "max_tokens": 300}
+    response = server.post(CHAT, {**fields, "tool_choice": allowed(["b", "c"])})
+    if response.status == 400 and "not available" in response.text:
+        pytest.skip("this build has no structured output")
+    called = [choice["message"]["tool_calls"][0]["function"]["name"]
+              for choice in response.json()["choices"] if choice["finish_reason"] == "tool_calls"]
+    assert called and set(called) <= {"b", "c"}
+    for choice in server.post(CHAT, {**fields, "tool_choice": allowed(["b"], "auto")}).json()["choices"]:
+        assert all(call["function"]["name"] == "b" for call in choice["message"].get("tool_calls") or [])
+    render = lambda choice: server.post(CHAT + "/render", {
+        "messages": ASK, "tools": tools, "tool_choice": choice}).json()["prompt"]
+    assert render(allowed(["b"])) == render("auto")  # the prompt stays the same, and cached
+    flat = server.post("/v1/responses", {"input": "x", "max_output_tokens": 300, "tools": [
+        {"type": "function", "name": name} for name in ("b", "c")], "tool_choice": {
+            "type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "c"}]}})
+    assert flat.json()["output"][-1]["name"] == "c"
+    for choice in (allowed([]), allowed(["d"]), allowed(["b"], "none"), {"type": "allowed_tools"}):
+        error = ask(server, 400, tools=tools, tool_choice=choice)["error"]
+        assert error["param"].startswith("tool_choice")
+
+
+def test_reasoning_stays_free_beside_a_schema_and_tools(server):
+    for with_tools in (False, True):
+        tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+        response = server.post(CHAT, {
+            "messages": ASK, "temperature": 0, "max_tokens": 400,
+            **({"tools": tools} if with_tools else {}),
+            "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {
+                "type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"],
+                "additionalProperties": False}}}})
+        if response.status == 400 and "not available" in response.text:
+            pytest.skip("this build has no structured output")
+        choice = response.json()["choices"][0]
+        assert choice["message"]["reasoning"] and not choice["message"]["reasoning"].startswith("{")
+        if choice["finish_reason"] == "stop":
+            assert isinstance(json.loads(choice["message"]["content"])["sum"], int)
+        else:
+            assert with_tools and choice["finish_reason"] == "tool_calls"
+
+
+def test_a_tool_loop_finds_its_prefix_again(server):
+    tools = [{"type": "function", "function": {"name": "get_weather", "parameters": {
+        "type": "object", "properties": {"city": {"type": "string"}}}}}]
+    messages = [{"role": "user", "content": "What is the weather in Paris?"}]
+    fields = {"tools": tools, "cache_salt": "loop"}
+    first = server.post(CHAT, {"messages": messages, **fields}).json()
+    message = first["choices"][0]["message"]
+    call = message["tool_calls"][0]
+    messages += [{name: message[name] for name in ("role", "content", "reasoning", "tool_calls")},
+                 {"role": "tool", "tool_call_id": call["id"], "content": "18 degrees"}]
+    second = server.post(CHAT, {"messages": messages, **fields}).json()
+    page = 16
+    written = first["usage"]["total_tokens"]
+    cached = second["usage"]["prompt_tokens_details"]["cached_tokens"]
+    # The reasoning of an unfinished loop comes back, so that what was written is found too.
+    assert first["usage"]["prompt_tokens"] < cached
+    assert written - 2 * page <= cached <= second["usage"]["prompt_tokens"]
