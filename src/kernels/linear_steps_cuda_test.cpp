@@ -35,6 +35,25 @@ class LinearStepsCuda : public CudaTest {
     });
     return device_side;
   }
+  // The residual stream, which has two floats a value on CUDA: here a coarse and a fine one.
+  float* x_in(const float* values, int64_t count) {
+    std::vector<float> pairs;
+    for (int64_t i = 0; i < count; ++i) {
+      const float high = std::round(values[i] * 128) / 128;
+      pairs.insert(pairs.end(), {high, values[i] - high});
+    }
+    return upload(pairs);
+  }
+  float* x_in_out(float* values, int64_t count) {
+    float* device_side = x_in(values, count);
+    back_.push_back([=, this] {
+      std::vector<float> pairs(static_cast<size_t>(2 * count));
+      done(device().copy_to_host(pairs.data(), device_side, pairs.size() * 4, stream()));
+      done(stream().synchronize());
+      for (int64_t i = 0; i < count; ++i) values[i] = pairs[2 * i] + pairs[2 * i + 1];
+    });
+    return device_side;
+  }
   PackedMatrix in(const PackedMatrix& cpu, DType format,
                   const std::function<int32_t(int32_t)>& source_row = same_row) {
     const PackedTensor packed = to_fragment(cpu, format, source_row);
@@ -48,7 +67,7 @@ class LinearStepsCuda : public CudaTest {
     const auto num_pages = p.batch.num_seqs * p.kv.table_stride;
     p.batch.positions = in(p.batch.positions, tokens);
     p.batch.seq_idx = in(p.batch.seq_idx, tokens);
-    p.x = in(p.x, tokens * p.hidden);
+    p.x = x_in(p.x, tokens * p.hidden);
     p.norm_weight = in(p.norm_weight, p.hidden);
     p.bias = in(p.bias, p.weight.rows);
     const int32_t head_dim = p.head_dim;
@@ -64,13 +83,13 @@ class LinearStepsCuda : public CudaTest {
   OutParams to_device(OutParams p, DType format) {
     p.a = in(p.a, int64_t{p.num_tokens} * p.weight.cols);
     p.bias = in(p.bias, p.weight.rows);
-    p.x = in_out(p.x, int64_t{p.num_tokens} * p.weight.rows);
+    p.x = x_in_out(p.x, int64_t{p.num_tokens} * p.weight.rows);
     p.weight = in(p.weight, format);
     return p;
   }
   RouteParams to_device(RouteParams p, DType format) {
     const int64_t tokens = p.num_tokens;
-    p.x = in(p.x, tokens * p.hidden);
+    p.x = x_in(p.x, tokens * p.hidden);
     p.norm_weight = in(p.norm_weight, p.hidden);
     p.bias = in(p.bias, p.weight.rows);
     p.weight = in(p.weight, format);
@@ -97,11 +116,11 @@ class LinearStepsCuda : public CudaTest {
     p.down_bias = in(p.down_bias, int64_t{p.down.num_experts} * p.hidden);
     p.gate_up = in(p.gate_up, format, cpu_row);
     p.down = in(p.down, format);
-    p.x = in_out(p.x, tokens * p.hidden);
+    p.x = x_in_out(p.x, tokens * p.hidden);
     return p;
   }
   UnembedParams to_device(UnembedParams p, DType format) {
-    p.x = in(p.x, int64_t{p.num_rows + 5} * p.hidden);
+    p.x = x_in(p.x, int64_t{p.num_rows + 5} * p.hidden);
     p.row_idx = in(p.row_idx, p.num_rows);
     p.norm_weight = in(p.norm_weight, p.hidden);
     p.logits = in_out(p.logits, int64_t{p.num_rows} * p.weight.rows);
@@ -218,14 +237,17 @@ TEST_F(LinearStepsCuda, ExpertsAgreeWithTheReference) {
       expect_rows_agree(ExpertsCase{
           .tokens = tokens, .hidden = 576, .intermediate = 1312, .experts = 9, .weights = weights});
     }
-    // One token's own kernel: a part of the clusters busy, all of them, and in several rounds.
-    for (const int32_t intermediate : {64, 1344, 3200}) {
-      expect_rows_agree(ExpertsCase{.tokens = 1,
-                                    .hidden = intermediate == 3200 ? 384 : 576,
-                                    .intermediate = intermediate,
-                                    .experts = 9,
-                                    .top_k = intermediate == 3200 ? 8 : 4,
-                                    .weights = weights});
+    // Slices of the intermediate size: a part of the clusters busy, all of them, several jobs each,
+    // a last job of less than three units; experts that one, several or all tokens chose.
+    for (const int32_t intermediate : {192, 256, 1344, 3200}) {
+      for (const int32_t tokens : {1, 2, 5, 8, 11}) {
+        expect_rows_agree(ExpertsCase{.tokens = tokens,
+                                      .hidden = intermediate == 3200 ? 384 : 576,
+                                      .intermediate = intermediate,
+                                      .experts = intermediate == 256 ? 4 : 19,
+                                      .top_k = intermediate == 3200 ? 6 : 4,
+                                      .weights = weights});
+      }
     }
   }
 }

@@ -14,7 +14,11 @@ __device__ __forceinline__ uint32_t shared_address(const void* at) {
 __device__ __forceinline__ void copy_async_16(uint32_t to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
-/// The same for what is read once (weights): the first to leave L2, where code, activations and
+/// Copies 4 bytes to shared memory, without waiting.
+__device__ __forceinline__ void copy_async_4(uint32_t to, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
+}
+/// Copies of 16 bytes for what is read once (weights): the first to leave L2, where code, activations and
 /// biases then stay.
 __device__ __forceinline__ void copy_streamed_16(uint32_t to, const void* from) {
   uint64_t policy;
@@ -96,7 +100,7 @@ __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
 /// c += a b: a 16 x 16 (row-major fragment), b 16 x 8, BF16; c F32.
 __device__ __forceinline__ void mma_m16n8k16(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2,
                                              uint32_t a3, uint32_t b0, uint32_t b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
       "{%8, %9}, {%0, %1, %2, %3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));

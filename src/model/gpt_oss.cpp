@@ -157,6 +157,7 @@ void GptOss::forward(const Batch& batch, std::span<const KvLayer> kv, const Acti
 
   const auto keep_hidden = [&](size_t layer) {
     if (act.hidden_states == nullptr) return;
+    CHECK(kernels_.device() == DeviceKind::kCpu);
     const auto kept = act.device->copy_on_device(act.hidden_states + layer * width, act.x,
                                                  static_cast<uint64_t>(width) * 4, stream);
     CHECK(kept.has_value(), kept ? "" : kept.error().message());
@@ -228,7 +229,9 @@ ActivationBytes activation_bytes(const GptOssConfig& config, const ModelWeights&
                                  DType kv_dtype, const KernelChooser& kernels, int32_t max_tokens,
                                  int32_t max_logit_rows) {
   ActivationBytes bytes;
-  const uint64_t token_bytes = 4ull * (2 * config.hidden + 2 * config.q_width() + 2 * config.top_k);
+  bytes.floats_of_x = kernels.device() == DeviceKind::kCuda ? kFloatsOfCudaX : 1;
+  const uint64_t token_bytes = 4ull * ((1 + bytes.floats_of_x) * config.hidden +
+                                       2 * config.q_width() + 2 * config.top_k);
   bytes.arrays = static_cast<uint64_t>(max_tokens) * token_bytes + 8 * 256;
   bytes.logits = 4ull * static_cast<uint64_t>(max_logit_rows) * config.vocab + 256;
   // A row's scratch may be greatest at few tokens (attention split over keys): try powers of two.
@@ -253,7 +256,7 @@ Activations make_activations(const GptOssConfig& config, const ActivationBytes& 
                              int32_t max_tokens, int32_t max_logit_rows, Arena& arena) {
   const auto tokens = static_cast<uint64_t>(max_tokens);
   Activations act{.max_tokens = max_tokens, .max_logit_rows = max_logit_rows};
-  act.x = arena.take_array<float>(tokens * config.hidden);
+  act.x = arena.take_array<float>(tokens * config.hidden * bytes.floats_of_x);
   act.q = arena.take_array<float>(tokens * config.q_width());
   act.a = arena.take_array<float>(tokens * config.q_width());
   act.t = arena.take_array<float>(tokens * config.hidden);

@@ -112,7 +112,7 @@ class Bench {
     head_ = matrix(o_.dense, 1, 201088, kHidden);
     final_norm_ = floats(kHidden, 0.3f, 1.0f);
     const int64_t t = o_.tokens;
-    x_ = floats(t * kHidden, 1, 0), q_ = floats(t * 4096, 1, 0), a_ = floats(t * 4096, 1, 0);
+    x_ = floats(t * kHidden * kFloatsOfCudaX, 1, 0), q_ = floats(t * 4096, 1, 0), a_ = floats(t * 4096, 1, 0);
     t_ = floats(t * kHidden, 1, 0), logits_ = floats(t * 201088, 1, 0);
     expert_weights_ = floats(t * 4, 0, 0.25f);
     rotary_ = floats(int64_t{o_.depth + 64} * 64, 1, 0);

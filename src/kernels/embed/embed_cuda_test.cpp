@@ -34,13 +34,13 @@ class EmbedCudaTest : public CudaTest {
       SCOPED_TRACE(row.name);
       ++num_rows;
       ASSERT_EQ(row.refuses(params), nullptr);
-      const DeviceArray x = poisoned<float>(count);
+      const DeviceArray x = poisoned<float>(count * kFloatsOfCudaX);
       params.x = x.buffer.as<float>();
       row.run(params);
       const std::vector<float> found = download<float>(x);
       uint64_t num_wrong = 0;
       for (uint64_t i = 0; i < count; ++i) {
-        num_wrong += f32_bits(found[i]) != f32_bits(expected[i]);
+        num_wrong += f32_bits(found[2 * i] + found[2 * i + 1]) != f32_bits(expected[i]);
       }
       EXPECT_EQ(num_wrong, 0u) << "of " << count;
     }

@@ -22,6 +22,7 @@
 #include "core/fragment.h"
 #include "core/tensor.h"
 #include "kernels/ptx.cuh"
+#include "kernels/residual.cuh"
 
 namespace moxie::fragment {
 
@@ -213,17 +214,23 @@ struct SlotInputs {
   uint4 block[kBlocks] = {};
 };
 
+/// `own`: the lane's eight activations of its slot's block.
+template <int kBlocks>
+__device__ __forceinline__ void read_slots(const std::byte* own, SlotInputs<kBlocks>& inputs) {
+  const int lane = threadIdx.x % 32, g = lane / 4, slot = g / 2;
+#pragma unroll
+  for (int i = 0; i < kBlocks; ++i) {
+    if (slot == i) inputs.block[i] = *reinterpret_cast<const uint4*>(own);
+  }
+}
+
 /// sums[half] of a lane += rows g + 8 half of kUnits units (1 or 2) at `codes` times one token, for
-/// the block of the lane's slot. `own`: the lane's eight activations of that block.
+/// the block of the lane's slot.
 template <DType F, int kUnits>
 __device__ __forceinline__ void multiply_slots(const std::byte* codes, const std::byte* scales,
                                                const std::byte* own, SlotInputs<2 * kUnits>& inputs,
                                                float (&sums)[2]) {
-  const int lane = threadIdx.x % 32, g = lane / 4, slot = g / 2;
-#pragma unroll
-  for (int i = 0; i < 2 * kUnits; ++i) {
-    if (slot == i) inputs.block[i] = *reinterpret_cast<const uint4*>(own);
-  }
+  read_slots(own, inputs);
   float products[4] = {};
 #pragma unroll
   for (int i = 0; i < 2 * kUnits; ++i) {
@@ -242,6 +249,51 @@ __device__ __forceinline__ void multiply_slots(const std::byte* codes, const std
   const RowScales<F> scale(scales);
   sums[0] += (products[0] + products[1]) * scale.top;
   sums[1] += (products[2] + products[3]) * scale.bottom;
+}
+
+/// The same of three units, two that share their slots and an odd one. All is read first, and each
+/// unit has its own chain of products, so that a warp waits for little.
+template <DType F>
+__device__ __forceinline__ void multiply_three(const std::byte* codes, const std::byte* pair_scales,
+                                               const std::byte* odd_scales, const std::byte* own,
+                                               SlotInputs<4>& of_pair, SlotInputs<2>& of_odd,
+                                               float (&sums)[2]) {
+  Unit<F> units[3];
+#pragma unroll
+  for (int u = 0; u < 3; ++u) {
+    uint4& c = units[u].codes[0];
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(c.x), "=r"(c.y), "=r"(c.z), "=r"(c.w)
+                 : "r"(shared_address(codes) + u * kUnitBytes<F>));
+  }
+  read_slots(own, of_pair);
+  read_slots(own + 2 * kUnitActivationBytes<1>, of_odd);
+  const RowScales<F> pair(pair_scales), odd(odd_scales);
+  float products[3][4] = {};
+#pragma unroll
+  for (int block = 0; block < 2; ++block) {
+    uint32_t top[3][4], bottom[3][4];
+#pragma unroll
+    for (int u = 0; u < 3; ++u) {
+      const uint4& b = u < 2 ? of_pair.block[2 * u + block] : of_odd.block[block];
+      decode(units[u], block, 0, 0, top[u]);
+      decode(units[u], block, 1, 0, bottom[u]);
+      mma_m16n8k16(products[u], top[u][0], bottom[u][0], top[u][1], bottom[u][1], b.x, b.y);
+    }
+#pragma unroll
+    for (int u = 0; u < 3; ++u) {
+      const uint4& b = u < 2 ? of_pair.block[2 * u + block] : of_odd.block[block];
+      mma_m16n8k16(products[u], top[u][2], bottom[u][2], top[u][3], bottom[u][3], b.z, b.w);
+    }
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const float both = (products[0][2 * half] + products[0][2 * half + 1]) +
+                       (products[1][2 * half] + products[1][2 * half + 1]);
+    const float last = products[2][2 * half] + products[2][2 * half + 1];
+    sums[half] += both * (half == 0 ? pair.top : pair.bottom);
+    sums[half] += last * (half == 0 ? odd.top : odd.bottom);
+  }
 }
 
 /// Eight consecutive values to their two BF16 parts.
@@ -264,6 +316,16 @@ __device__ __forceinline__ void load_eight(const float* at, float (&v)[8]) {
   v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
 }
 
+/// The same of the residual stream.
+__device__ __forceinline__ void load_eight(const float2* at, float (&v)[8]) {
+  const auto* pairs = reinterpret_cast<const float4*>(at);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float4 two = pairs[i];
+    v[2 * i] = two.x + two.y, v[2 * i + 1] = two.z + two.w;
+  }
+}
+
 /// Eight consecutive values of a thread's first segment, loaded before they are needed.
 struct Eight {
   float v[8];
@@ -274,13 +336,13 @@ struct Eight {
   }
 };
 
-/// Writes columns [first, first + 64 num_units) of `num_tokens` rows of x (row length `width`,
-/// zeros past its end), times `factor` and, with kNorm, the norm's weight, into `tile`, by the
+/// Writes columns [first, first + 64 num_units) of `num_tokens` rows of x (floats, or float2 of the
+/// residual stream; row length `width`, zeros past its end), times `factor` and, with kNorm, the norm's weight, into `tile`, by the
 /// threads `thread`, `thread` + num_threads, ... `norm` holds the first segment's norm weights;
 /// `early`, if not null, its values of token 0. With kNorm, adds each token's x^2 to
 /// squares[token].
-template <int kTokens, bool kNorm>
-__device__ __forceinline__ void stage_activations(const float* x, int32_t width, int first,
+template <int kTokens, bool kNorm, typename X>
+__device__ __forceinline__ void stage_activations(const X* x, int32_t width, int first,
                                                   int num_units, int num_tokens, float factor,
                                                   const float* norm_weight, Eight& norm,
                                                   const Eight* early, std::byte* tile, int thread,
@@ -322,6 +384,12 @@ __device__ __forceinline__ void stage_activations(const float* x, int32_t width,
 __device__ __forceinline__ float load_early(const float* at) {
   float value;
   asm volatile("ld.global.f32 %0, [%1];" : "=f"(value) : "l"(at));
+  return value;
+}
+
+__device__ __forceinline__ float2 load_early(const float2* at) {
+  float2 value;
+  asm volatile("ld.global.v2.f32 {%0, %1}, [%2];" : "=f"(value.x), "=f"(value.y) : "l"(at));
   return value;
 }
 
@@ -449,7 +517,9 @@ struct TileProduct {
   /// Adds the first `count` units of a stage, kUnits at most; the next call goes on behind kUnits.
   __device__ __forceinline__ void add_stage(const std::byte* stage, int count) {
     if (count >= kUnits) {
-      if constexpr (kTokens == 1) {
+      if constexpr (kTokens == 1 && kUnits == 3 && F == DType::kMXFP4) {
+        multiply_all(stage);
+      } else if constexpr (kTokens == 1) {
 #pragma unroll
         for (int i = 0; i + 1 < kUnits; i += 2) multiply<2>(stage, i);
         if constexpr (kUnits % 2 == 1) multiply<1>(stage, kUnits - 1);
@@ -498,6 +568,14 @@ struct TileProduct {
   }
 
  private:
+  /// Three units of one token.
+  __device__ __forceinline__ void multiply_all(const std::byte* stage) {
+    const uint32_t lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
+    constexpr int kOfScale = 2 * Format<F>::kScaleWords;
+    const std::byte* scales = stage + kCodeBytes<F> + g * (2 * kOfScale) + q % 2 * kOfScale;
+    multiply_three<F>(stage + 16 * lane, scales + q / 2 * kUnitBytes<F>, scales + 2 * kUnitBytes<F>,
+                      of_lane[0], of_pair, of_odd, sums[0]);
+  }
   template <int kCount>
   __device__ __forceinline__ void multiply(const std::byte* stage, int i) {
     const uint32_t lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;

@@ -7,7 +7,7 @@
 //   struct Step {
 //     static constexpr bool kNorm;
 //     PackedMatrix weight;
-//     const float* x;            // [tokens, cols]
+//     const X* x;                // [tokens, cols], floats or the residual stream
 //     const float* norm_weight;  // [cols], if kNorm
 //     float rms_eps;
 //     int32_t num_tokens, tiles_a_block;

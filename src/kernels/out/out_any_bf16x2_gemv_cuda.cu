@@ -14,12 +14,13 @@ struct OutStep {
   float rms_eps;
   int32_t num_tokens, tiles_a_block;
   const float* bias;
-  float* residual;  // [tokens, rows]
+  float2* residual;  // [tokens, rows]
 
   // The residual was last written by the experts of the layer before.
   struct Early {
-    float* out;  // of the upper row; the other one is 8 further on
-    float top, bottom, top_bias, bottom_bias;
+    float2* out;  // of the upper row; the other one is 8 further on
+    float2 top, bottom;
+    float top_bias, bottom_bias;
     bool has_top, has_bottom;
   };
   __device__ Early early(int tile, int row, int token) const {
@@ -35,8 +36,8 @@ struct OutStep {
     return e;
   }
   __device__ void finish(float top, float bottom, const Early& e) const {
-    if (e.has_top) e.out[0] = e.top + (top + e.top_bias);
-    if (e.has_bottom) e.out[8] = e.bottom + (bottom + e.bottom_bias);
+    if (e.has_top) e.out[0] = split_residual(whole(e.top) + (top + e.top_bias));
+    if (e.has_bottom) e.out[8] = split_residual(whole(e.bottom) + (bottom + e.bottom_bias));
   }
 };
 
@@ -57,7 +58,8 @@ void out_any_bf16x2_gemv_cuda(const OutParams& p) {
                        .num_tokens = std::min(group, p.num_tokens - first),
                        .tiles_a_block = 1,
                        .bias = p.bias,
-                       .residual = p.x + static_cast<int64_t>(first) * p.weight.rows};
+                       .residual = reinterpret_cast<float2*>(p.x) +
+                                   static_cast<int64_t>(first) * p.weight.rows};
     fragment::launch_slice_gemv("out_any_bf16x2_gemv_cuda", step, stream);
   }
 }

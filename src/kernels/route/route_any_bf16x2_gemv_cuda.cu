@@ -15,7 +15,7 @@ constexpr int kMaxExperts = 256, kMaxCluster = 8;
 
 struct RouteStep {
   PackedMatrix weight;
-  const float* x;
+  const float2* x;
   const float* norm_weight;
   const float* bias;
   float* t;
@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(32 * kMaxSliceWarps)
   cluster_wait();  // the first block can be sent to
   wait_for_previous();
   launch_next();
-  const float my_x = my_column < p.hidden ? p.x[my_column] : 0.0f;
+  const float my_x = my_column < p.hidden ? whole(p.x[my_column]) : 0.0f;
   float squares[kTokens] = {};
   stage_activations<kTokens, true>(p.x, p.hidden, 64 * slice.first_unit, slice.count, p.num_tokens,
                                    kActivationScale<F>, p.norm_weight, norm, nullptr, slice.staged,
@@ -163,7 +163,7 @@ __global__ void __launch_bounds__(32 * kMaxSliceWarps)
     const int64_t row = static_cast<int64_t>(token) * p.hidden;
     for (int k = my_column; k < p.hidden; k += num_blocks * blockDim.x) {
       const bool is_early = token == 0 && k == my_column;
-      p.t[row + k] = (is_early ? my_x * my_norm : p.x[row + k] * p.norm_weight[k]) * factor;
+      p.t[row + k] = (is_early ? my_x * my_norm : whole(p.x[row + k]) * p.norm_weight[k]) * factor;
     }
   }
   if (rank == 0) {
@@ -207,7 +207,7 @@ void route_any_bf16x2_gemv_cuda(const RouteParams& p) {
   for (int32_t first = 0; first < p.num_tokens; first += group) {
     const int64_t row = int64_t{first} * p.hidden, pair = int64_t{first} * p.top_k;
     const RouteStep step{.weight = p.weight,
-                         .x = p.x + row,
+                         .x = reinterpret_cast<const float2*>(p.x) + row,
                          .norm_weight = p.norm_weight,
                          .bias = p.bias,
                          .t = p.t + row,
