@@ -237,9 +237,9 @@ TEST_F(LinearStepsCuda, ExpertsAgreeWithTheReference) {
       expect_rows_agree(ExpertsCase{
           .tokens = tokens, .hidden = 576, .intermediate = 1312, .experts = 9, .weights = weights});
     }
-    // Slices of the intermediate size: a part of the clusters busy, all of them, several jobs each,
-    // a last job of less than three units; experts that one, several or all tokens chose.
-    for (const int32_t intermediate : {192, 256, 1344, 3200}) {
+    // Slices of the intermediate size: a part of the clusters busy, all of them, several pieces each;
+    // experts that one, several or all tokens chose.
+    for (const int32_t intermediate : {64, 256, 1344, 3200}) {
       for (const int32_t tokens : {1, 2, 5, 8, 11}) {
         expect_rows_agree(ExpertsCase{.tokens = tokens,
                                       .hidden = intermediate == 3200 ? 384 : 576,

@@ -98,14 +98,15 @@ TEST_F(EmbedCudaTest, AddressesBeyondFourGigabytesAreRight) {
     done(device().copy_from_host(memory->data() + ids[i] * table.row_bytes(), &rows[i * 2880],
                                  static_cast<uint64_t>(table.row_bytes()), stream()));
   }
-  const DeviceArray x = poisoned<float>(rows.size());
+  const DeviceArray x = poisoned<float>(rows.size() * kFloatsOfCudaX);
   EmbedParams params{.launch = launch(), .num_tokens = 3, .token_ids = upload(ids), .table = table};
   params.table.data = memory->data();
   params.x = x.buffer.as<float>();
   for (const auto& row : table_of<EmbedParams>()) {
     if (row.device == DeviceKind::kCuda && (row.needs & features()) == row.needs) row.run(params);
   }
-  EXPECT_EQ(download<float>(x), rows);
+  const std::vector<float> pairs = download<float>(x);
+  for (size_t i = 0; i < rows.size(); ++i) ASSERT_EQ(pairs[2 * i] + pairs[2 * i + 1], rows[i]);
 }
 
 }  // namespace

@@ -11,8 +11,8 @@
 
 #include <utility>
 
-#include "kernels/experts/experts_slices.cuh"
 #include "kernels/experts/experts_rows.h"
+#include "kernels/experts/experts_slices.cuh"
 #include "kernels/gemv/slice_gemv.cuh"
 
 namespace moxie {
@@ -397,8 +397,7 @@ slices::Step slices_step(const ExpertsStep& step) {
           .hidden = step.hidden,
           .top_k = step.top_k,
           .num_units = step.gate_up.num_units(),
-          .num_units_down = step.num_units_down,
-          .jobs_of_expert = ceil_div(step.num_units_down, slices::kUnits)};
+          .num_units_down = step.num_units_down};
 }
 
 // Room for any group of tokens that a launch may take.
@@ -442,9 +441,7 @@ const char* experts_any_bf16x2_gemv_cuda_refuses(const ExpertsParams& p) {
   return refuses_matrix(p.down);
 }
 
-uint64_t experts_any_bf16x2_gemv_cuda_workspace(const ExpertsParams& p) {
-  return halves_bytes(p);
-}
+uint64_t experts_any_bf16x2_gemv_cuda_workspace(const ExpertsParams& p) { return halves_bytes(p); }
 
 void experts_any_bf16x2_gemv_cuda(const ExpertsParams& p) {
   constexpr const char* kRow = "experts_any_bf16x2_gemv_cuda";

@@ -1,13 +1,16 @@
 // experts on CUDA for a few tokens: gate/up, SwiGLU and down in one kernel, without an exchange of
 // the hidden values between all blocks.
 //
-// Work is cut along the intermediate size: a job is 192 columns (three units of 64) of one expert
-// that any token chose. A cluster of two blocks takes a job: gate/up makes its hidden values for
-// every token that chose the expert (half of them in each block, handed over in distributed shared
-// memory), down multiplies them with their columns of all outputs (half of the outputs in each
-// block) and adds the sums to the residual stream, where the order of the blocks does not matter
-// (kernels/residual.cuh). So weights stream without a pause from the first gate/up row to the last
-// down row, each once a launch.
+// Work is cut along the intermediate size: a piece is a unit of 64 columns of one expert that any
+// token chose. A cluster of two blocks takes a run of neighbouring pieces. Gate/up makes a piece's
+// hidden values for every token that chose the expert, half of them in each block, handed over in
+// distributed shared memory; down multiplies them with their columns of all outputs, half of the
+// outputs in each block, and adds the sums to the residual stream, where the order of the blocks
+// does not matter (kernels/residual.cuh). So weights stream without a pause, each once a launch.
+//
+// All warps of a block but the last multiply: gate/up of pieces 0 and 1, down of 0, gate/up of 2,
+// down of 1, ... The last one makes hidden values from the sums of a piece while the others are
+// busy with the next.
 //
 // The one token of an expert takes all slots of the product (fragment_gemv.cuh); several have a
 // slot each.
@@ -20,13 +23,12 @@ namespace moxie::slices {
 
 using namespace fragment;
 
-constexpr int kUnits = 3;        // of a stage, and of a job's intermediate columns
-constexpr int kTilesOfUnit = 4;  // of gate/up, in each of the two blocks: 8 outputs each
-#ifndef VWARPS
-#define VWARPS 16
-#endif
-constexpr int kMaxWarps = VWARPS;
+constexpr int kUnits = 3;         // of a stage: neighbours in gate/up; of three tiles in down
+constexpr int kTilesOfPiece = 4;  // of gate/up, in each of the two blocks: 8 outputs each
+constexpr int kMinMultipliers = 4, kMaxMultipliers = 15;  // warps
 constexpr int kMaxPicks = 32;  // pairs of a token and a choice, and so experts, of a launch
+// Pieces whose hidden values are kept: a block may be two behind the other one.
+constexpr int kKept = 4;
 
 struct Step {
   PackedMatrix gate_up, down;
@@ -38,25 +40,20 @@ struct Step {
   const float* expert_weights;
   float2* x;  // [tokens, hidden]
   float alpha, limit;
-  int32_t num_tokens, hidden, top_k, num_units, num_units_down, jobs_of_expert;
+  int32_t num_tokens, hidden, top_k, num_units, num_units_down;
 };
 
 template <DType F>
 inline constexpr int kStageBytes = kUnits* kUnitBytes<F>;
 // More start with a longer queue for the first bytes, and leave less room for the next kernels.
-#ifndef VSTAGES
-#define VSTAGES 2
-#endif
-#ifndef VWARPS
-#define VWARPS 16
-#endif
-inline constexpr int kStages = VSTAGES;
+inline constexpr int kStages = 2;
 
 // Keeps an address out of uniform registers: added to one there, nvcc 13.0 makes copies of it that
-// are no instructions.
-__device__ __forceinline__ uint32_t opaque(uint32_t address) {
-  asm volatile("" : "+r"(address));
-  return address;
+// are no instructions. Also keeps a value from being worked out again and again.
+template <typename T>
+__device__ __forceinline__ T opaque(T value) {
+  asm volatile("" : "+r"(value));
+  return value;
 }
 
 /// The clamped SwiGLU of one output.
@@ -80,219 +77,291 @@ struct Picks {
   int count;
 };
 
-/// Bytes of one token's activations, of a row of gate/up and of a job's columns of down.
-inline constexpr int kUnitInputBytes = kUnitActivationBytes<1>;
-inline constexpr int kJobInputBytes = kUnits * kUnitInputBytes;
+/// Bytes of one token's activations of a unit.
+inline constexpr int kInputBytes = kUnitActivationBytes<1>;
 
 /// Where the parts of a block's shared memory lie.
-template <DType F, int kTokens>
+template <DType F>
 struct Layout {
-  int staged, hidden_values, sums, biases, bytes;
-  __host__ __device__ constexpr Layout(int num_warps, int num_units, int num_tokens, int num_biases)
-      : staged(num_warps * kStages * kStageBytes<F>),
-        hidden_values(staged + num_tokens * num_units * kUnitInputBytes),
-        sums(hidden_values + 2 * num_tokens * kJobInputBytes),  // of two jobs
-        biases(sums + num_warps * 2 * 16 * num_tokens * 4),
-        bytes(biases + 4 * num_biases) {}
+  int staged, hidden_values, sums, bytes;
+  __host__ __device__ constexpr Layout(int num_multipliers, int num_units, int num_tokens)
+      : staged(num_multipliers * kStages * kStageBytes<F>),
+        hidden_values(staged + num_tokens * num_units * kInputBytes),
+        sums(hidden_values + kKept * num_tokens * kInputBytes),
+        // Of two pieces; a warp has parts of two tiles at most.
+        bytes(sums + 2 * num_multipliers * 2 * 16 * num_tokens * 4) {}
 };
 
-/// One job: which expert's, which of its units of 64 columns.
-struct Job {
-  int pick, first_unit, count;  // of the picks; of units: kUnits, or what is left
-  int window;                   // the first of the kUnits units that `down` reads
-  __device__ __forceinline__ Job(const Step& p, int idx) {
-    pick = idx / p.jobs_of_expert;
-    first_unit = (idx - pick * p.jobs_of_expert) * kUnits;
-    count = min(kUnits, p.num_units_down - first_unit);
-    window = first_unit + count - kUnits;
+/// Pieces of a cluster in turn.
+struct Piece {
+  int pick, unit;
+  __device__ __forceinline__ Piece(const Step& p, int idx)
+      : pick(idx / p.num_units_down), unit(idx - pick * p.num_units_down) {}
+  __device__ __forceinline__ void next(const Step& p) {
+    if (++unit == p.num_units_down) unit = 0, ++pick;
   }
 };
 
-/// What a warp does of a job: a run of the gate/up stages of its block, then tiles of `down`.
+/// What comes after what: gate/up is one piece ahead of down.
+struct Order {
+  int num_pieces, gate = 0, down = 0;
+  __device__ __forceinline__ explicit Order(int pieces) : num_pieces(pieces) {}
+  __device__ __forceinline__ bool is_done() const { return down == num_pieces; }
+  __device__ __forceinline__ bool is_gate() const { return gate < num_pieces && gate < down + 2; }
+};
+
+/// What a multiplying warp does of each piece: stages of gate/up and stages of down.
 struct Share {
-  int num_warps, warp, rank, stages_of_tile, first_tile, num_tiles;
-  __device__ __forceinline__ explicit Share(const Step& p, int block_rank)
-      : num_warps(blockDim.x / 32), warp(threadIdx.x / 32), rank(block_rank) {
+  int num_multipliers, warp, rank, stages_of_tile;
+  int gate_begin, gate_count, down_begin, down_count;
+  __device__ __forceinline__ Share(const Step& p, int block_rank)
+      : num_multipliers(blockDim.x / 32 - 1), warp(threadIdx.x / 32), rank(block_rank) {
     stages_of_tile = p.num_units / kUnits;
-    const int tiles = (p.hidden + 15) / 16, begin = part_begin(tiles, 2, rank);
-    const int half = part_begin(tiles, 2, rank + 1) - begin;
-    first_tile = begin + part_begin(half, num_warps, warp);
-    num_tiles = begin + part_begin(half, num_warps, warp + 1) - first_tile;
+    gate_begin = gate_stage(warp);
+    gate_count = gate_stage(warp + 1) - gate_begin;
+    const int down_stages = p.hidden / (2 * 16 * kUnits);
+    down_begin = part_begin(down_stages, num_multipliers, warp);
+    down_count = part_begin(down_stages, num_multipliers, warp + 1) - down_begin;
   }
-  __device__ __forceinline__ int run_begin(int num_units, int of_warp) const {
-    return part_begin(num_units * kTilesOfUnit * stages_of_tile, num_warps, of_warp);
+  __device__ __forceinline__ int gate_stage(int of_warp) const {
+    return part_begin(kTilesOfPiece * stages_of_tile, num_multipliers, of_warp);
+  }
+  /// The first row of a stage of down.
+  __device__ __forceinline__ int down_row(const Step& p, int stage) const {
+    return rank * (p.hidden / 2) + (down_begin + stage) * (16 * kUnits);
   }
 };
 
-/// The weights of a warp in the order in which it multiplies them, in stages of kUnits neighbouring
-/// units.
+/// The weights of a warp in the order in which it multiplies them.
 template <DType F>
 struct Weights {
-  const std::byte* at;  // the lane's 16 bytes of the next stage
-  int64_t step;
-  int left = 0;          // stages of the run
-  int job;               // the run's
-  bool is_down = false;  // what comes after the run under way is the job's down
+  static constexpr int kTailLanes = 2 * Format<F>::kScaleWords;  // copy the scales of a unit
+  const std::byte* at;    // the lane's first 16 bytes of the next stage
+  const std::byte* tail;  // what the lane copies of the scales
+  uint32_t to_tail;       // and where it puts them in a stage
+  int64_t step;           // to the next stage
+  int32_t unit_step;      // from a unit of the stage to the next
+  int left = 0;           // stages of the run
+  Order order;
+  Piece gate, down;
 
-  __device__ __forceinline__ explicit Weights(int first_job) : job(first_job) {}
-  /// The gate/up run of the job, but for its expert.
-  __device__ __forceinline__ void start_gate_up(const Step& p, const Share& share) {
-    const Job of(p, job);
-    const int begin = share.run_begin(of.count, share.warp);
-    left = share.run_begin(of.count, share.warp + 1) - begin;
-    const int tile = (2 * of.first_unit + share.rank * of.count) * kTilesOfUnit;
-    at = p.gate_up.data + 16 * (threadIdx.x % 32) +
-         (static_cast<int64_t>(tile) * p.num_units + begin * kUnits) * kUnitBytes<F>;
-    step = kStageBytes<F>;
-    is_down = true;
-  }
-  __device__ __forceinline__ void start_down(const Step& p, const Share& share) {
-    const Job of(p, job);
-    step = static_cast<int64_t>(p.num_units_down) * kUnitBytes<F>;
-    at = p.down.data + 16 * (threadIdx.x % 32) + share.first_tile * step +
-         of.window * kUnitBytes<F>;
-    left = share.num_tiles;
-    is_down = false;
-  }
-  __device__ __forceinline__ void copy_stage(uint32_t stage) {
-    constexpr int kWhole = kStageBytes<F> / 512, kRest = kStageBytes<F> % 512;
+  __device__ __forceinline__ Weights(const Step& p, int num_pieces, int first_piece)
+      : order(num_pieces), gate(p, first_piece), down(gate) {}
+  __device__ __forceinline__ void point(const std::byte* first, int64_t unit_bytes,
+                                        int64_t stage_bytes) {
     const int lane = threadIdx.x % 32;
+    at = first + 16 * lane;
+    step = stage_bytes;
+    unit_step = static_cast<int32_t>(unit_bytes);
+    if constexpr (kTailLanes > 0) {
+      // The lanes for which there is nothing copy what the last one does.
+      const int of = min(lane, kTailLanes * kUnits - 1);
+      const int in_unit = kCodeBytes<F> + 16 * (of % kTailLanes);
+      tail = first + of / kTailLanes * unit_bytes + in_unit;
+      to_tail = of / kTailLanes * kUnitBytes<F> + in_unit;
+    }
+  }
+  __device__ __forceinline__ void start_gate(const Step& p, const Share& share, int64_t expert) {
+    const int tile = (2 * gate.unit + share.rank) * kTilesOfPiece;
+    point(
+        p.gate_up.data + expert * p.gate_up_expert_bytes +
+            (static_cast<int64_t>(tile) * p.num_units + share.gate_begin * kUnits) * kUnitBytes<F>,
+        kUnitBytes<F>, kStageBytes<F>);
+    left = share.gate_count;
+    ++order.gate;
+    gate.next(p);
+  }
+  __device__ __forceinline__ void start_down(const Step& p, const Share& share, int64_t expert) {
+    const int64_t row = static_cast<int64_t>(p.num_units_down) * kUnitBytes<F>;
+    point(p.down.data + expert * p.down_expert_bytes + share.down_row(p, 0) / 16 * row +
+              down.unit * kUnitBytes<F>,
+          row, kUnits * row);
+    left = share.down_count;
+    ++order.down;
+    down.next(p);
+  }
+  /// The next run with any stages, if there is one.
+  template <int kTokens>
+  __device__ __forceinline__ void advance(const Step& p, const Share& share,
+                                          const Picks<kTokens>& picks) {
+    while (left == 0 && !order.is_done()) {
+      if (order.is_gate()) {
+        start_gate(p, share, picks.of[gate.pick].expert);
+      } else {
+        start_down(p, share, picks.of[down.pick].expert);
+      }
+    }
+  }
+  __device__ __forceinline__ void copy_stage(uint32_t stage, int lane) {
+    if (left == 0) return;
     const uint32_t to = stage + 16 * lane;
 #pragma unroll
-    for (int i = 0; i < kWhole; ++i) copy_streamed_16(to + 512 * i, at + 512 * i);
-    if (lane < kRest / 16) copy_streamed_16(to + 512 * kWhole, at + 512 * kWhole);
+    for (int i = 0; i < kUnits; ++i) {
+#pragma unroll
+      for (int v = 0; v < Format<F>::kVectors; ++v)
+        copy_streamed_16(to + i * kUnitBytes<F> + 512 * v, at + i * int64_t{unit_step} + 512 * v);
+    }
+    if constexpr (kTailLanes > 0) {
+      copy_streamed_16(stage + to_tail, tail);
+      tail += step;
+    }
     at += step;
     --left;
   }
 };
 
-/// The product of a tile with the activations of several tokens, a slot each; two groups of slots
-/// for more than four.
+/// The product of a stage with the activations of one token: of one tile and three units of it, or
+/// of one unit of three tiles, of which the first two have half of the slots each.
+template <DType F>
+struct AloneProduct {
+  SlotInputs<4> of_pair;
+  SlotInputs<2> of_odd;
+  float pair[2], odd[2];
+  uint32_t own, odd_offset, step;
+
+  /// Stages that have units of a tile in turn; `inputs`: of the first unit, a token after another.
+  template <typename P>
+  __device__ __forceinline__ void start_row(const std::byte* inputs, int token_bytes,
+                                            const P& pick) {
+    const int token = sizeof(pick.tokens) == 1 ? 0 : pick.tokens[0];
+    start(inputs + token * token_bytes, 128 * (threadIdx.x % 32 / 8), 2 * kInputBytes,
+          kUnits * kInputBytes);
+  }
+  /// Stages that have tiles; `inputs`: of their unit, by the pick's tokens.
+  template <typename P>
+  __device__ __forceinline__ void start_column(const std::byte* inputs, const P&) {
+    start(inputs, 128 * (threadIdx.x % 16 / 8), 0, 0);
+  }
+  __device__ __forceinline__ void add_stage(const std::byte* base, uint32_t stage) {
+    if constexpr (F == DType::kMXFP4) {
+      multiply_three(shared_address(base) + stage, own, odd_offset, of_pair, of_odd, pair, odd);
+    } else {
+      constexpr int kOfScale = 2 * Format<F>::kScaleWords;
+      const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
+      const std::byte* codes = base + stage + 16 * lane;
+      const std::byte* scales =
+          base + stage + kCodeBytes<F> + g * (2 * kOfScale) + q % 2 * kOfScale;
+      const std::byte* inputs = base + (own - shared_address(base));
+      multiply_slots<F, 2>(codes, scales + q / 2 * kUnitBytes<F>, inputs, of_pair, pair);
+      multiply_slots<F, 1>(codes + 2 * kUnitBytes<F>, scales + 2 * kUnitBytes<F>,
+                           inputs + odd_offset, of_odd, odd);
+    }
+    own += step;
+  }
+  /// The sums of the tile: [tokens][16].
+  __device__ __forceinline__ void store_row(float* to, int lane) const {
+    const bool is_bottom = lane % 2 != 0;
+    const float top = pair[0] + odd[0], bottom = pair[1] + odd[1];
+    float sum = is_bottom ? bottom : top;
+    sum += __shfl_xor_sync(~0u, is_bottom ? top : bottom, 1);
+    sum += __shfl_xor_sync(~0u, sum, 2);
+    if (lane % 4 < 2) to[lane / 4 + 8 * (lane % 2)] = sum;
+  }
+  /// Adds the sums of the three tiles to x.
+  template <typename P>
+  __device__ __forceinline__ void add_column(float2* x, int hidden, const P& pick, int lane) const {
+    if constexpr (sizeof(pick.tokens) > 1) x += static_cast<int64_t>(pick.tokens[0]) * hidden;
+    // A lane has row g + 8 (q % 2) of the first (q < 2) or second tile, and for q < 2 of the third.
+    x += lane / 4 + 8 * (lane % 2);
+    const bool is_bottom = lane % 2 != 0;
+    const auto sum = [&](const float(&of)[2]) {
+      return (is_bottom ? of[1] : of[0]) + __shfl_xor_sync(~0u, is_bottom ? of[0] : of[1], 1);
+    };
+    const float first = sum(pair), last = sum(odd);
+    add_to_residual(x + lane % 4 / 2 * 16, first * kSumScale<F>);
+    if (lane % 4 < 2) add_to_residual(x + 32, last * kSumScale<F>);
+  }
+
+ private:
+  __device__ __forceinline__ void start(const std::byte* inputs, int of_slot, int to_odd,
+                                        int of_stage) {
+    const int lane = threadIdx.x % 32;
+    own = shared_address(inputs) + of_slot + 64 * (lane / 4 % 2) + 16 * (lane % 4);
+    odd_offset = to_odd;
+    step = of_stage;
+    pair[0] = pair[1] = odd[0] = odd[1] = 0;
+  }
+};
+
+/// The same with the activations of several tokens, a slot each; two groups of slots for more than
+/// four.
 template <DType F>
 struct GroupProduct {
   const std::byte* of_lane[2];
-  float narrow[1][2], wide[2][2];
+  int unit_step;
+  float sums[kUnits][2][2];  // [unit or tile][group][half]
 
-  /// token(j): which of `inputs`, token_bytes each, the j-th token's are.
-  template <typename Token>
-  __device__ __forceinline__ void restart(const std::byte* inputs, int token_bytes, int count,
-                                          Token&& token) {
-    const int lane = threadIdx.x % 32, n = lane / 4;
-#pragma unroll
-    for (int c = 0; c < 2; ++c) {
-      const int j = min(4 * c + n / 2, count - 1);
-      of_lane[c] = inputs + token(j) * token_bytes + 64 * (n % 2) + 16 * (lane % 4);
-      narrow[0][c] = wide[0][c] = wide[1][c] = 0;
-    }
+  int count;
+
+  template <typename P>
+  __device__ __forceinline__ void start_row(const std::byte* inputs, int token_bytes,
+                                            const P& pick) {
+    start(pick.count, kInputBytes, [&](int j) { return inputs + pick.tokens[j] * token_bytes; });
   }
-  __device__ __forceinline__ void add_stage(const std::byte* stage, bool is_wide) {
+  template <typename P>
+  __device__ __forceinline__ void start_column(const std::byte* inputs, const P& pick) {
+    start(pick.count, 0, [&](int j) { return inputs + j * kInputBytes; });
+  }
+  __device__ __forceinline__ void add_stage(const std::byte* base, uint32_t at_stage) {
     constexpr int kWords = Format<F>::kScaleWords;
     const int lane = threadIdx.x % 32, g = lane / 4;
 #pragma unroll
     for (int i = 0; i < kUnits; ++i) {
-      const std::byte* at = stage + i * kUnitBytes<F>;
+      const std::byte* at = base + at_stage + i * kUnitBytes<F>;
       Unit<F> unit;
       read_unit<F>(unit, at + 16 * lane, at + kCodeBytes<F> + g * (4 * kWords));
       const auto inputs = [&](int block, int c) {
-        return *reinterpret_cast<const uint4*>(of_lane[c] + (2 * i + block) * kBlockBytes<1>);
+        return *reinterpret_cast<const uint4*>(of_lane[c] + i * unit_step + block * kBlockBytes<1>);
       };
-      if (is_wide) {
-        multiply_unit<F, 2>(unit, inputs, wide);
+      if (count > 4) {
+        multiply_unit<F, 2>(unit, inputs, sums[i]);
       } else {
+        float narrow[1][2] = {{sums[i][0][0], sums[i][0][1]}};
         multiply_unit<F, 1>(unit, inputs, narrow);
+        sums[i][0][0] = narrow[0][0], sums[i][0][1] = narrow[0][1];
       }
     }
 #pragma unroll
-    for (int c = 0; c < 2; ++c) of_lane[c] += kJobInputBytes;
+    for (int c = 0; c < 2; ++c) of_lane[c] += kUnits * unit_step;
   }
-  /// Row g + 8 half of the (4 c + q)-th token.
-  __device__ __forceinline__ float sum(bool is_wide, int c, int half) const {
-    return is_wide ? wide[c][half] : c == 0 ? narrow[0][half] : 0.0f;
+  __device__ __forceinline__ void store_row(float* to, int lane) const {
+    for_own_rows(lane, [&](int j, int row, int c, int half) {
+      to[16 * j + row] = sums[0][c][half] + sums[1][c][half] + sums[2][c][half];
+    });
   }
-};
-
-/// A job's gate and up sums to hidden values in both blocks' shared memory, where `barrier` counts
-/// them: a warp makes 32 columns of one token, a lane one of them.
-template <DType F, int kTokens>
-struct Finisher {
-  const Step& p;
-  const Share& share;
-  const Job job;
-  const Picks<kTokens>& picks;
-  const Pick<kTokens>& pick;
-  int num_tokens;
-  // Of this warp's first columns, on their way before the sums are there.
-  float gate_bias = 0, up_bias = 0;
-
-  __device__ __forceinline__ Finisher(const Step& step, const Share& of_warp, int job_idx,
-                                      const Picks<kTokens>& of_launch)
-      : p(step),
-        share(of_warp),
-        job(step, job_idx),
-        picks(of_launch),
-        pick(of_launch.of[job.pick]) {
-    num_tokens = kTokens == 1 ? 1 : pick.count;
-    load(share.warp);
-  }
-  /// Of part number n: its columns are 32 (n % kUnits).. of the block's, its token n / kUnits.
-  __device__ __forceinline__ void load(int n) {
-    const int part = n % kUnits, lane = threadIdx.x % 32;
-    if (part >= job.count || n / kUnits >= num_tokens) return;
-    const int tile =
-        (2 * job.first_unit + share.rank * job.count + part) * kTilesOfUnit + lane / 8;
-    const float* bias =
-        p.gate_up_bias + static_cast<int64_t>(pick.expert) * p.gate_up.rows + tile * 16 + lane % 8;
-    gate_bias = load_early(bias), up_bias = load_early(bias + 8);
-  }
-  __device__ __forceinline__ void finish(const float* sums_of_warps, int tokens_of_sums,
-                                         std::byte* values, uint64_t* barrier) {
-    if (threadIdx.x == 0) expect_bytes(barrier, num_tokens * kJobInputBytes);
-    const int num_parts = kUnits * num_tokens;
-#pragma unroll 1
-    for (int n = share.warp; n < num_parts; n += share.num_warps) {
-      if (n != share.warp) load(n);
-      make(n, sums_of_warps, tokens_of_sums, values, barrier);
-    }
+  template <typename P>
+  __device__ __forceinline__ void add_column(float2* x, int hidden, const P& pick, int lane) const {
+    for_own_rows(lane, [&](int j, int row, int c, int half) {
+      float2* of_token = x + static_cast<int64_t>(pick.tokens[j]) * hidden + row;
+#pragma unroll
+      for (int i = 0; i < kUnits; ++i)
+        add_to_residual(of_token + 16 * i, sums[i][c][half] * kSumScale<F>);
+    });
   }
 
  private:
-  __device__ __forceinline__ void make(int n, const float* sums_of_warps, int tokens_of_sums,
-                                       std::byte* values, uint64_t* barrier) const {
-    const int lane = threadIdx.x % 32, part = n % kUnits, token = n / kUnits;
-    float scaled = 0;
-    int block = share.rank * job.count + part + 2 * (job.first_unit - job.window);
-    if (part < job.count) {
-      const int tile = part * kTilesOfUnit + lane / 8, from = tile * share.stages_of_tile;
-      const int all = job.count * kTilesOfUnit * share.stages_of_tile;
-      const int first_warp = ((from + 1) * share.num_warps - 1) / all;
-      const int last_warp = ((from + share.stages_of_tile) * share.num_warps - 1) / all;
-      const int first_part = share.run_begin(job.count, first_warp) >= from ? 0 : 1;
-      const int of_warp = 2 * 16 * tokens_of_sums;
-      float gate = 0, up = 0;
-      const float* sums =
-          sums_of_warps + first_warp * of_warp + (first_part * tokens_of_sums + token) * 16;
-#pragma unroll 1
-      for (int w = first_warp; w <= last_warp; ++w) {
-        gate += sums[lane % 8], up += sums[lane % 8 + 8];
-        sums = sums_of_warps + (w + 1) * of_warp + token * 16;
-      }
-      scaled =
-          swiglu(gate * kSumScale<F> + gate_bias, up * kSumScale<F> + up_bias, p.alpha, p.limit) *
-          (picks.weights[pick.pairs[kTokens == 1 ? 0 : token]] * kActivationScale<F>);
-    } else {
-      // The units of the window that are another job's: zeros.
-      block = share.rank * (kUnits - job.count) + part - job.count;
-    }
-    const float next = __shfl_down_sync(~0u, scaled, 1);
-    if (lane % 2 != 0) return;
-    const uint32_t high = pack_bf16(scaled, next);
-    const uint32_t low =
-        pack_bf16(scaled - __uint_as_float(high << 16), next - __uint_as_float(high & 0xFFFF0000u));
-    const std::byte* at = values + token * kJobInputBytes + block * 128 + lane * 2;
+  /// of_token(j): the activations of the j-th token. `bytes`: from a unit of a stage to the next; 0
+  /// if they have the same columns.
+  template <typename Token>
+  __device__ __forceinline__ void start(int num_tokens, int bytes, Token&& of_token) {
+    const int lane = threadIdx.x % 32, n = lane / 4;
+    count = num_tokens;
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      send(at, barrier, r, high);
-      send(at + 64, barrier, r, low);
+    for (int c = 0; c < 2; ++c) {
+      of_lane[c] = of_token(min(4 * c + n / 2, count - 1)) + 64 * (n % 2) + 16 * (lane % 4);
+#pragma unroll
+      for (int i = 0; i < kUnits; ++i) sums[i][c][0] = sums[i][c][1] = 0;
+    }
+    unit_step = bytes;
+  }
+  template <typename Visit>
+  __device__ __forceinline__ void for_own_rows(int lane, Visit&& visit) const {
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      const int j = 4 * c + lane % 4;
+      if (j >= count) break;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) visit(j, lane / 4 + 8 * half, c, half);
     }
   }
 };
@@ -319,56 +388,196 @@ __device__ __forceinline__ void pick_experts(const Step& p, Picks<kTokens>& pick
   }
 }
 
-/// The chosen experts' biases of `down`: a part of the outputs in each block, copied while weights
-/// are on their way and added to x when there is time.
-struct Biases {
-  float* values;  // [pairs][count]
-  int first_row, count;
-
-  __device__ __forceinline__ Biases(const Step& p, std::byte* at)
-      : values(reinterpret_cast<float*>(at)),
-        first_row(part_begin(p.hidden, gridDim.x, blockIdx.x)),
-        count(part_begin(p.hidden, gridDim.x, blockIdx.x + 1) - first_row) {}
-  __device__ __forceinline__ void copy(const Step& p, const int32_t* ids, int num_tokens) const {
-    for (int i = threadIdx.x; i < count * num_tokens * p.top_k; i += blockDim.x) {
-      const int pair = i / count, row = first_row + i - pair * count;
-      copy_async_4(shared_address(values + i),
-                   p.down_bias + static_cast<int64_t>(ids[pair]) * p.hidden + row);
-    }
+/// x += the chosen experts' biases of down: a part of the outputs in each block, by one warp.
+template <int kTokens>
+__device__ void add_biases(const Step& p, const Picks<kTokens>& picks) {
+  const int first = part_begin(p.hidden, gridDim.x, blockIdx.x);
+  const int count = part_begin(p.hidden, gridDim.x, blockIdx.x + 1) - first;
+  const int num_tokens = kTokens == 1 ? 1 : p.num_tokens;
+  for (int i = threadIdx.x % 32; i < count * num_tokens; i += 32) {
+    const int token = i / count, row = first + i - token * count;
+    float sum = 0;
+#pragma unroll 4
+    for (int n = token * p.top_k; n < (token + 1) * p.top_k; ++n)
+      sum += picks.weights[n] * p.down_bias[static_cast<int64_t>(picks.ids[n]) * p.hidden + row];
+    add_to_residual(p.x + static_cast<int64_t>(token) * p.hidden + row, sum);
   }
-  /// After a barrier of the block behind the copies.
-  __device__ __forceinline__ void add(const Step& p, const float* weights, int num_tokens) const {
-    for (int i = threadIdx.x; i < count * num_tokens; i += blockDim.x) {
-      const int token = i / count, row = i - token * count;
-      float sum = 0;
-      for (int n = token * p.top_k; n < (token + 1) * p.top_k; ++n)
-        sum += weights[n] * values[n * count + row];
-      add_to_residual(p.x + static_cast<int64_t>(token) * p.hidden + first_row + row, sum);
+}
+
+/// Where the blocks of a cluster meet.
+struct Meeting {
+  uint64_t barriers[kKept];  // of pieces in turn: that piece's hidden values are here
+  /// For warps of the block: the sums of the nth piece are here.
+  __device__ __forceinline__ static int of_sums(int nth) { return 1 + nth % 2; }
+};
+
+/// The last warp: gate and up sums of each piece to hidden values in both blocks' shared memory. A
+/// lane has one of this block's 32 columns.
+template <DType F, int kTokens>
+__device__ __forceinline__ void make_hidden_values(const Step& p, const Share& share,
+                                                   const Picks<kTokens>& picks, int first_piece,
+                                                   int num_pieces, const float* sums_of_warps,
+                                                   std::byte* hidden_values, Meeting& meeting) {
+  const int lane = threadIdx.x % 32, num_tokens = kTokens == 1 ? 1 : p.num_tokens;
+  const int num_warps = share.num_multipliers, all = kTilesOfPiece * share.stages_of_tile;
+  // Which warps have a part of the lane's tile.
+  const int from = lane / 8 * share.stages_of_tile;
+  const int first_warp = ((from + 1) * num_warps - 1) / all;
+  const int last_warp = ((from + share.stages_of_tile) * num_warps - 1) / all;
+  const int first_part = share.gate_stage(first_warp) >= from ? 0 : 1;
+  const int of_warp = 2 * 16 * num_tokens;
+  Piece piece(p, first_piece);
+#pragma unroll 1
+  for (int nth = 0; nth < num_pieces; ++nth, piece.next(p)) {
+    const Pick<kTokens>& pick = picks.of[piece.pick];
+    const int count = kTokens == 1 ? 1 : pick.count;
+    const float* bias = p.gate_up_bias + static_cast<int64_t>(pick.expert) * p.gate_up.rows +
+                        ((2 * piece.unit + share.rank) * kTilesOfPiece + lane / 8) * 16 + lane % 8;
+    const float gate_bias = load_early(bias), up_bias = load_early(bias + 8);
+    uint64_t* barrier = &meeting.barriers[nth % kKept];
+    if (lane == 0) expect_bytes(barrier, count * kInputBytes);
+    barrier_wait(Meeting::of_sums(nth), blockDim.x);
+    const float* of_piece = sums_of_warps + nth % 2 * (num_warps * of_warp);
+#pragma unroll 1
+    for (int j = 0; j < count; ++j) {
+      float gate = 0, up = 0;
+      const float* sums = of_piece + first_warp * of_warp + (first_part * num_tokens + j) * 16;
+#pragma unroll 4
+      for (int w = first_warp; w <= last_warp; ++w) {
+        gate += sums[lane % 8], up += sums[lane % 8 + 8];
+        sums = of_piece + (w + 1) * of_warp + j * 16;
+      }
+      const float value =
+          swiglu(gate * kSumScale<F> + gate_bias, up * kSumScale<F> + up_bias, p.alpha, p.limit) *
+          (picks.weights[pick.pairs[j]] * kActivationScale<F>);
+      const float next = __shfl_down_sync(~0u, value, 1);
+      if (lane % 2 != 0) continue;
+      const uint32_t high = pack_bf16(value, next);
+      const uint32_t low = pack_bf16(value - __uint_as_float(high << 16),
+                                     next - __uint_as_float(high & 0xFFFF0000u));
+      const std::byte* at = hidden_values + (nth % kKept * num_tokens + j) * kInputBytes +
+                            share.rank * 128 + lane * 2;
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        send(at, barrier, r, high);
+        send(at + 64, barrier, r, low);
+      }
+    }
+    __syncwarp();
+  }
+}
+
+/// A warp that multiplies.
+template <DType F, int kTokens>
+struct Multiplier {
+  const Step& p;
+  const Share& share;
+  const Picks<kTokens>& picks;
+  Weights<F>& weights;
+  const std::byte* shared;
+  const std::byte* staged;
+  const std::byte* hidden_values;
+  float* sums_of_warps;
+  int num_tokens, lane, in_first_tile, num_gate_tiles;
+  uint32_t ring, ring_address,
+      stage = 0;  // bytes from `shared`; its address; from the ring's first
+
+  __device__ __forceinline__ Multiplier(const Step& step, const Share& of_warp,
+                                        const Picks<kTokens>& of_launch, Weights<F>& of_share,
+                                        std::byte* memory, const Layout<F>& layout, int my_lane)
+      : p(step),
+        share(of_warp),
+        picks(of_launch),
+        weights(of_share),
+        shared(memory),
+        staged(memory + layout.staged),
+        hidden_values(memory + layout.hidden_values),
+        sums_of_warps(reinterpret_cast<float*>(memory + layout.sums)),
+        num_tokens(kTokens == 1 ? 1 : step.num_tokens),
+        lane(my_lane),
+        ring(of_warp.warp * kStages * kStageBytes<F>) {
+    ring_address = opaque(shared_address(shared) + ring);
+    in_first_tile = share.gate_begin % share.stages_of_tile;
+    num_gate_tiles = share.gate_count == 0
+                         ? 0
+                         : (share.gate_begin + share.gate_count - 1) / share.stages_of_tile -
+                               share.gate_begin / share.stages_of_tile + 1;
+  }
+
+  /// Gate/up tiles of the nth piece, or what this warp has of them, or its stages of down.
+  template <typename Product>
+  __device__ __forceinline__ void multiply(Product& product, const Pick<kTokens>& pick,
+                                           bool is_gate, int nth) {
+    const std::byte* values = hidden_values + nth % kKept * (num_tokens * kInputBytes);
+    float* my_sums =
+        sums_of_warps + (nth % 2 * share.num_multipliers + share.warp) * (2 * 16 * num_tokens);
+    const int num_tiles = is_gate ? num_gate_tiles : share.down_count;
+    // A warp without a stage adds nothing to the tile that its neighbours share.
+    if (is_gate && num_tiles == 0)
+      for (int i = lane; i < 16 * num_tokens; i += 32) my_sums[i] = 0;
+#pragma unroll 1
+    for (int tile = 0; tile < num_tiles; ++tile) {
+      int stages = 1;
+      if (is_gate) {
+        const int begin = tile == 0 ? in_first_tile : 0;
+        stages = tile == 0 ? min(share.gate_count, share.stages_of_tile - begin)
+                           : share.gate_count - (share.stages_of_tile - in_first_tile);
+        product.start_row(staged + begin * (kUnits * kInputBytes), p.num_units * kInputBytes, pick);
+      } else {
+        product.start_column(values, pick);
+      }
+#pragma unroll 1
+      for (; stages > 0; --stages) {
+        wait_for_copies<kStages - 1>();
+        __syncwarp();
+        product.add_stage(shared, ring + stage);
+        __syncwarp();
+        if (weights.left == 0) weights.advance(p, share, picks);
+        weights.copy_stage(ring_address + stage, lane);
+        commit_copies();
+        stage += kStageBytes<F>;
+        if (stage == kStages * kStageBytes<F>) stage = 0;
+      }
+      if (is_gate) {
+        product.store_row(my_sums + tile * 16 * num_tokens, lane);
+      } else {
+        product.add_column(p.x + share.down_row(p, tile), p.hidden, pick, lane);
+      }
     }
   }
 };
 
 template <DType F, int kTokens>
-__global__ void __launch_bounds__(32 * kMaxWarps) slice_experts(const __grid_constant__ Step p) {
+__global__ void __launch_bounds__(32 * (kMaxMultipliers + 1))
+    slice_experts(const __grid_constant__ Step p) {
   touch_params(p);
   extern __shared__ __align__(128) std::byte shared[];
-  __shared__ uint64_t barriers[2];  // of jobs in turn: that job's hidden values are here
+  __shared__ Meeting meeting;
   __shared__ Picks<kTokens> picks;
-  const int num_clusters = gridDim.x / 2, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
+  const int num_clusters = gridDim.x / 2, cluster_idx = blockIdx.x / 2;
+  const int lane = opaque(static_cast<int>(threadIdx.x % 32)), g = lane / 4, q = lane % 4;
   const int num_tokens = kTokens == 1 ? 1 : p.num_tokens;
   const Share share(p, blockIdx.x % 2);
   const int warp = share.warp;
-  if (threadIdx.x < 2) init_barrier(&barriers[threadIdx.x]);
-  const Layout<F, kTokens> layout(share.num_warps, p.num_units, num_tokens, 0);
+  const bool is_multiplier = warp < share.num_multipliers;
+  if (threadIdx.x < kKept) init_barrier(&meeting.barriers[threadIdx.x]);
+  const Layout<F> layout(share.num_multipliers, p.num_units, num_tokens);
   std::byte* staged = shared + layout.staged;
   std::byte* hidden_values = shared + layout.hidden_values;
-  auto* sums_of_warps = reinterpret_cast<float*>(shared + layout.sums);  // [warps][2][tokens][16]
-  const int token_bytes = p.num_units * kUnitInputBytes;
+  auto* sums_of_warps = reinterpret_cast<float*>(shared + layout.sums);
+  const int token_bytes = p.num_units * kInputBytes;
   cluster_arrive();
-  const uint32_t ring = shared_address(shared) + warp * kStages * kStageBytes<F>;
-  // The first run, but for its expert.
-  Weights<F> weights(blockIdx.x / 2);
-  weights.start_gate_up(p, share);
+  // One token's pieces are known, but for their experts.
+  int first_piece = 0, num_pieces = 0;
+  const auto find_pieces = [&](int num_picks) {
+    const int all = num_picks * p.num_units_down;
+    first_piece = part_begin(all, num_clusters, cluster_idx);
+    num_pieces = part_begin(all, num_clusters, cluster_idx + 1) - first_piece;
+  };
+  if constexpr (kTokens == 1) find_pieces(p.top_k);
+  Weights<F> weights(p, num_pieces, first_piece);
+  const int first_pick = weights.gate.pick;
+  if (kTokens == 1 && num_pieces > 0) weights.start_gate(p, share, 0);
   cluster_wait();  // both blocks have their barriers
 
   wait_for_previous();
@@ -377,41 +586,24 @@ __global__ void __launch_bounds__(32 * kMaxWarps) slice_experts(const __grid_con
   early.load(p.t, p.hidden, 0, 8 * p.num_units, threadIdx.x);
   if (warp == 0) pick_experts<kTokens>(p, picks);
   __syncthreads();
-  const Biases biases(p, shared + layout.biases);
-  const int num_jobs = picks.count * p.jobs_of_expert;
-  int job = blockIdx.x / 2;
-  if (job >= num_jobs) {
-    biases.copy(p, picks.ids, num_tokens);
-    commit_copies();
-    wait_for_copies<0>();
-    __syncthreads();
-    return biases.add(p, picks.weights, num_tokens);
-  }
-
-  weights.at += picks.of[Job(p, job).pick].expert * p.gate_up_expert_bytes;
-  const auto fill = [&](uint32_t stage) {
-    while (weights.left == 0) {
-      if (weights.job >= num_jobs) break;
-      if (weights.is_down) {
-        weights.start_down(p, share);
-        weights.at += picks.of[Job(p, weights.job).pick].expert * p.down_expert_bytes;
-        continue;
-      }
-      weights.job += num_clusters;
-      if (weights.job >= num_jobs) break;
-      weights.start_gate_up(p, share);
-      weights.at += picks.of[Job(p, weights.job).pick].expert * p.gate_up_expert_bytes;
+  if constexpr (kTokens == 1) {
+    if (num_pieces > 0) {
+      const int64_t expert = picks.of[first_pick].expert * p.gate_up_expert_bytes;
+      weights.at += expert, weights.tail += expert;
     }
-#ifdef VNOCOPY
-    if (weights.left > 0) --weights.left;
-#else
-    if (weights.left > 0) weights.copy_stage(stage);
-#endif
-    commit_copies();
-  };
-  biases.copy(p, picks.ids, num_tokens);  // with the copies of the first stage
+  } else {
+    find_pieces(picks.count);
+    weights = Weights<F>(p, num_pieces, first_piece);
+  }
+  const uint32_t ring = warp * kStages * kStageBytes<F>;  // bytes from `shared`
+  if (is_multiplier) {
 #pragma unroll 1
-  for (int i = 0; i < kStages; ++i) fill(opaque(ring + i * kStageBytes<F>));
+    for (int i = 0; i < kStages; ++i) {
+      weights.advance(p, share, picks);
+      weights.copy_stage(opaque(shared_address(shared) + ring) + i * kStageBytes<F>, lane);
+      commit_copies();
+    }
+  }
   float squares[1];
 #pragma unroll 2
   for (int t = 0; t < num_tokens; ++t)
@@ -420,134 +612,52 @@ __global__ void __launch_bounds__(32 * kMaxWarps) slice_experts(const __grid_con
                                 staged + t * token_bytes, threadIdx.x, blockDim.x, squares);
   __syncthreads();
 
-  TileProduct<F, 1, kUnits> alone(staged, 1);
-  GroupProduct<F> together;
-  const int my_row = g + 8 * (q % 2);  // what a lane has of a finished tile of one token
-  int stage = 0;                       // bytes from the ring's first
-  for (int nth = 0; job < num_jobs; ++nth, job += num_clusters) {
-    Finisher<F, kTokens> finisher(p, share, job, picks);
-    const Pick<kTokens>& pick = finisher.pick;
-    const int count = kTokens == 1 ? 1 : pick.count;
-    const int begin = share.run_begin(finisher.job.count, warp);
-    const int end = share.run_begin(finisher.job.count, warp + 1);
-    const int first_gate_tile = begin / share.stages_of_tile;
-    const int num_gate_tiles =
-        begin == end ? 0 : (end - 1) / share.stages_of_tile - first_gate_tile + 1;
-    std::byte* values = hidden_values + nth % 2 * (num_tokens * kJobInputBytes);
-    uint64_t* barrier = &barriers[nth % 2];
-    int row = 16 * share.first_tile;
-    int tile_stage = begin - first_gate_tile * share.stages_of_tile;
-    if (nth > 0) __syncthreads();  // the sums of the job before have been read
-    float* my_sums = sums_of_warps + warp * 2 * 16 * num_tokens;
-    // A warp without a stage adds nothing to the tile that its neighbours share.
-    if (num_gate_tiles == 0) {
-      for (int i = lane; i < 16 * count; i += 32) my_sums[i] = 0;
-      wait_for_copies<0>();  // the biases
+  if (!is_multiplier) {
+    add_biases(p, picks);
+    return make_hidden_values<F, kTokens>(p, share, picks, first_piece, num_pieces, sums_of_warps,
+                                          hidden_values, meeting);
+  }
+  Multiplier<F, kTokens> multiplier(p, share, picks, weights, shared, layout, lane);
+  AloneProduct<F> alone;  // for one token, whose zeros are made once
+  Order order(num_pieces);
+  Piece gate(p, first_piece), down(gate);
+  while (!order.is_done()) {
+    const bool is_gate = order.is_gate();
+    const int nth = is_gate ? order.gate : order.down;
+    const Pick<kTokens>& pick = picks.of[is_gate ? gate.pick : down.pick];
+    if (is_gate) {
+      ++order.gate;
+      gate.next(p);
+    } else {
+      ++order.down;
+      down.next(p);
+      wait_barrier(&meeting.barriers[nth % kKept], nth / kKept % 2);
     }
-    // Gate/up tiles, or what this warp has of them, then tiles of `down`.
-    for (int tile = -num_gate_tiles;; ++tile) {
-      if (tile == 0) {
-        __syncthreads();
-        finisher.finish(sums_of_warps, num_tokens, values, barrier);
-        if (nth == 0) biases.add(p, picks.weights, num_tokens);
-        wait_barrier(barrier, nth / 2 % 2);
-      }
-      if (tile == share.num_tiles) break;
-      int stages = 1;
-      if (tile < 0) {
-        stages = min(end - begin, share.stages_of_tile - tile_stage);
-        if (tile == -1 && num_gate_tiles > 1)
-          stages = end - (first_gate_tile + num_gate_tiles - 1) * share.stages_of_tile;
-        const std::byte* inputs = staged + tile_stage * kJobInputBytes;
-        if (kTokens == 1 || count == 1) {
-          const int token = kTokens == 1 ? 0 : pick.tokens[0];
-          alone.restart(inputs + token * token_bytes);
-        } else {
-          together.restart(inputs, token_bytes, count,
-                           [&](int j) { return pick.tokens[j]; });
-        }
-        tile_stage = 0;
-      } else if (kTokens == 1 || count == 1) {
-        alone.restart(values);
-      } else {
-        together.restart(values, kJobInputBytes, count, [](int j) { return j; });
-      }
-#pragma unroll 1
-      for (; stages > 0; --stages) {
-        wait_for_copies<kStages - 1>();
-        __syncwarp();
-        const std::byte* at = shared + warp * kStages * kStageBytes<F> + stage;
-#ifdef VNOMUL
-        alone.sums[0][0] += *reinterpret_cast<const float*>(at + 16 * lane);
-#else
-        if (kTokens == 1 || count == 1) {
-          alone.add_whole_stage(at);
-        } else {
-          together.add_stage(at, count > 4);
-        }
-#endif
-        __syncwarp();
-        fill(opaque(ring + stage));
-        stage += kStageBytes<F>;
-        if (stage == kStages * kStageBytes<F>) stage = 0;
-      }
-      // Of gate/up the sums go to their place, of `down` to the residual stream.
-      float* to = my_sums + (tile + num_gate_tiles) * 16 * num_tokens;
-      if (kTokens == 1 || count == 1) {
-        const float sum = alone.finished_row();
-        if (tile < 0) {
-          if (q < 2) to[my_row] = sum;
-        } else if (q < 2 && row + my_row < p.hidden) {
-          const int token = kTokens == 1 ? 0 : pick.tokens[0];
-          add_to_residual(p.x + static_cast<int64_t>(token) * p.hidden + row + my_row,
-                          sum * kSumScale<F>);
-        }
-      } else {
-        const bool is_wide = count > 4;
-#pragma unroll
-        for (int c = 0; c < 2; ++c) {
-          const int j = 4 * c + q;
-          if (j >= count) break;
-#pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            const int of_tile = g + 8 * half;
-            const float sum = together.sum(is_wide, c, half);
-            if (tile < 0) {
-              to[j * 16 + of_tile] = sum;
-            } else if (row + of_tile < p.hidden) {
-              add_to_residual(
-                  p.x + static_cast<int64_t>(pick.tokens[j]) * p.hidden + row + of_tile,
-                  sum * kSumScale<F>);
-            }
-          }
-        }
-      }
-      if (tile >= 0) row += 16;
+    if constexpr (kTokens == 1) {
+      multiplier.multiply(alone, pick, is_gate, nth);
+    } else if (pick.count == 1) {
+      AloneProduct<F> one;
+      multiplier.multiply(one, pick, is_gate, nth);
+    } else {
+      GroupProduct<F> many;
+      multiplier.multiply(many, pick, is_gate, nth);
     }
+    if (is_gate) barrier_arrive(Meeting::of_sums(nth), blockDim.x);
   }
 }
 
 constexpr int kStaticBytes = 2048;  // of a block's shared memory, at most
 
-inline int num_blocks(const BlockLimits& limits) { return 2 * std::max(1, limits.num_units / 2); }
-inline int num_biases(const Step& step, const BlockLimits& limits, int num_tokens) {
-  return ceil_div(step.hidden, num_blocks(limits)) * num_tokens * step.top_k;
-}
-
 /// How many tokens one launch takes: 0 for shapes that this way does not serve (sizes in whole
 /// stages and units, room for warps enough, sums that stay exact).
 template <DType F>
 int tokens_of_launch(const Step& step, const BlockLimits& limits) {
-  if (step.num_units % kUnits != 0 || step.hidden % 64 != 0 || step.num_units_down < kUnits ||
-      step.gate_up.rows != 128 * step.num_units_down || step.top_k > kMaxPicks ||
-      step.top_k * step.jobs_of_expert + 1 > kMaxResidualAddends)
+  if (step.hidden % (64 * kUnits) != 0 || step.gate_up.rows != 128 * step.num_units_down ||
+      step.top_k > kMaxPicks || step.top_k * step.num_units_down + 1 > kMaxResidualAddends)
     return 0;
   const int most = std::min(kMaxTokens, kMaxPicks / step.top_k);
   for (int tokens = most; tokens > 0; --tokens) {
-    if (Layout<F, kMaxTokens>(kUnits * kTilesOfUnit, step.num_units, tokens,
-                              num_biases(step, limits, tokens))
-                .bytes +
-            kStaticBytes <=
+    if (Layout<F>(kMinMultipliers, step.num_units, tokens).bytes + kStaticBytes <=
         static_cast<int>(limits.shared_bytes))
       return tokens;
   }
@@ -557,17 +667,14 @@ int tokens_of_launch(const Step& step, const BlockLimits& limits) {
 template <DType F, int kTokens>
 void launch_slices(const Step& step, const BlockLimits& limits, cudaStream_t stream,
                    const char* row) {
-  int num_warps = kMaxWarps;
+  int multipliers = kMaxMultipliers;
   const auto bytes = [&] {
-    return static_cast<uint64_t>(
-        Layout<F, kTokens>(num_warps, step.num_units, step.num_tokens,
-                           num_biases(step, limits, step.num_tokens))
-            .bytes);
+    return static_cast<uint64_t>(Layout<F>(multipliers, step.num_units, step.num_tokens).bytes);
   };
-  while (bytes() + kStaticBytes > limits.shared_bytes) --num_warps;
+  while (bytes() + kStaticBytes > limits.shared_bytes) --multipliers;
   launch_kernel(row, slice_experts<F, kTokens>, step,
-                {.grid = dim3(static_cast<unsigned>(num_blocks(limits))),
-                 .num_threads = 32 * num_warps,
+                {.grid = dim3(static_cast<unsigned>(2 * std::max(1, limits.num_units / 2))),
+                 .num_threads = 32 * (multipliers + 1),
                  .shared_bytes = bytes(),
                  .cluster = 2,
                  .programmatic = true},

@@ -251,24 +251,45 @@ __device__ __forceinline__ void multiply_slots(const std::byte* codes, const std
   sums[1] += (products[2] + products[3]) * scale.bottom;
 }
 
-/// The same of three units, two that share their slots and an odd one. All is read first, and each
-/// unit has its own chain of products, so that a warp waits for little.
-template <DType F>
-__device__ __forceinline__ void multiply_three(const std::byte* codes, const std::byte* pair_scales,
-                                               const std::byte* odd_scales, const std::byte* own,
+__device__ __forceinline__ uint4 load_shared_16(uint32_t at) {
+  uint4 v;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "r"(at));
+  return v;
+}
+/// Into `v` if wanted, else `v` stays.
+__device__ __forceinline__ void load_shared_16_if(bool is_wanted, uint32_t at, uint4& v) {
+  asm volatile(
+      "{.reg .pred wanted; setp.ne.u32 wanted, %4, 0; "
+      "@wanted ld.shared.v4.u32 {%0, %1, %2, %3}, [%5];}"
+      : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)
+      : "r"(static_cast<uint32_t>(is_wanted)), "r"(at));
+}
+__device__ __forceinline__ float load_shared_e8m0(uint32_t at) {
+  uint32_t byte;
+  asm volatile("ld.shared.u8 %0, [%1];" : "=r"(byte) : "r"(at));
+  return __uint_as_float(byte << 23);
+}
+
+/// The same of three units of MXFP4 at `stage`: pair[half] += of the first two, which share the
+/// slots, odd[half] += of the third, with slots of its own. `own`: the lane's activations of the
+/// pair, of the odd unit odd_offset behind them. All is read first, and each unit has its own chain
+/// of products, so that a warp waits for little.
+__device__ __forceinline__ void multiply_three(uint32_t stage, uint32_t own, uint32_t odd_offset,
                                                SlotInputs<4>& of_pair, SlotInputs<2>& of_odd,
-                                               float (&sums)[2]) {
+                                               float (&pair)[2], float (&odd)[2]) {
+  constexpr DType F = DType::kMXFP4;
+  const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4, slot = g / 2;
   Unit<F> units[3];
 #pragma unroll
-  for (int u = 0; u < 3; ++u) {
-    uint4& c = units[u].codes[0];
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(c.x), "=r"(c.y), "=r"(c.z), "=r"(c.w)
-                 : "r"(shared_address(codes) + u * kUnitBytes<F>));
-  }
-  read_slots(own, of_pair);
-  read_slots(own + 2 * kUnitActivationBytes<1>, of_odd);
-  const RowScales<F> pair(pair_scales), odd(odd_scales);
+  for (int u = 0; u < 3; ++u)
+    units[u].codes[0] = load_shared_16(stage + 16 * lane + u * kUnitBytes<F>);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) load_shared_16_if(slot == i, own, of_pair.block[i]);
+#pragma unroll
+  for (int i = 0; i < 2; ++i) load_shared_16_if(slot == i, own + odd_offset, of_odd.block[i]);
+  const uint32_t scales = stage + kCodeBytes<F> + 4 * g + 2 * (q % 2);
   float products[3][4] = {};
 #pragma unroll
   for (int block = 0; block < 2; ++block) {
@@ -278,21 +299,22 @@ __device__ __forceinline__ void multiply_three(const std::byte* codes, const std
       const uint4& b = u < 2 ? of_pair.block[2 * u + block] : of_odd.block[block];
       decode(units[u], block, 0, 0, top[u]);
       decode(units[u], block, 1, 0, bottom[u]);
-      mma_m16n8k16(products[u], top[u][0], bottom[u][0], top[u][1], bottom[u][1], b.x, b.y);
+      mma_in_order(products[u], top[u][0], bottom[u][0], top[u][1], bottom[u][1], b.x, b.y);
     }
 #pragma unroll
     for (int u = 0; u < 3; ++u) {
       const uint4& b = u < 2 ? of_pair.block[2 * u + block] : of_odd.block[block];
-      mma_m16n8k16(products[u], top[u][2], bottom[u][2], top[u][3], bottom[u][3], b.z, b.w);
+      mma_in_order(products[u], top[u][2], bottom[u][2], top[u][3], bottom[u][3], b.z, b.w);
     }
   }
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const float both = (products[0][2 * half] + products[0][2 * half + 1]) +
-                       (products[1][2 * half] + products[1][2 * half + 1]);
-    const float last = products[2][2 * half] + products[2][2 * half + 1];
-    sums[half] += both * (half == 0 ? pair.top : pair.bottom);
-    sums[half] += last * (half == 0 ? odd.top : odd.bottom);
+    const float of_slot = load_shared_e8m0(scales + q / 2 * kUnitBytes<F> + half);
+    const float of_last = load_shared_e8m0(scales + 2 * kUnitBytes<F> + half);
+    pair[half] += ((products[0][2 * half] + products[0][2 * half + 1]) +
+                   (products[1][2 * half] + products[1][2 * half + 1])) *
+                  of_slot;
+    odd[half] += (products[2][2 * half] + products[2][2 * half + 1]) * of_last;
   }
 }
 
@@ -337,10 +359,10 @@ struct Eight {
 };
 
 /// Writes columns [first, first + 64 num_units) of `num_tokens` rows of x (floats, or float2 of the
-/// residual stream; row length `width`, zeros past its end), times `factor` and, with kNorm, the norm's weight, into `tile`, by the
-/// threads `thread`, `thread` + num_threads, ... `norm` holds the first segment's norm weights;
-/// `early`, if not null, its values of token 0. With kNorm, adds each token's x^2 to
-/// squares[token].
+/// residual stream; row length `width`, zeros past its end), times `factor` and, with kNorm, the
+/// norm's weight, into `tile`, by the threads `thread`, `thread` + num_threads, ... `norm` holds
+/// the first segment's norm weights; `early`, if not null, its values of token 0. With kNorm, adds
+/// each token's x^2 to squares[token].
 template <int kTokens, bool kNorm, typename X>
 __device__ __forceinline__ void stage_activations(const X* x, int32_t width, int first,
                                                   int num_units, int num_tokens, float factor,
@@ -517,9 +539,7 @@ struct TileProduct {
   /// Adds the first `count` units of a stage, kUnits at most; the next call goes on behind kUnits.
   __device__ __forceinline__ void add_stage(const std::byte* stage, int count) {
     if (count >= kUnits) {
-      if constexpr (kTokens == 1 && kUnits == 3 && F == DType::kMXFP4) {
-        multiply_all(stage);
-      } else if constexpr (kTokens == 1) {
+      if constexpr (kTokens == 1) {
 #pragma unroll
         for (int i = 0; i + 1 < kUnits; i += 2) multiply<2>(stage, i);
         if constexpr (kUnits % 2 == 1) multiply<1>(stage, kUnits - 1);
@@ -568,14 +588,6 @@ struct TileProduct {
   }
 
  private:
-  /// Three units of one token.
-  __device__ __forceinline__ void multiply_all(const std::byte* stage) {
-    const uint32_t lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
-    constexpr int kOfScale = 2 * Format<F>::kScaleWords;
-    const std::byte* scales = stage + kCodeBytes<F> + g * (2 * kOfScale) + q % 2 * kOfScale;
-    multiply_three<F>(stage + 16 * lane, scales + q / 2 * kUnitBytes<F>, scales + 2 * kUnitBytes<F>,
-                      of_lane[0], of_pair, of_odd, sums[0]);
-  }
   template <int kCount>
   __device__ __forceinline__ void multiply(const std::byte* stage, int i) {
     const uint32_t lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
