@@ -28,6 +28,8 @@ struct Activations {
   float* t = nullptr;               // [tokens, hidden]
   int32_t* expert_ids = nullptr;    // [tokens, top_k]
   float* expert_weights = nullptr;  // [tokens, top_k]
+  float* route_sums[2] = {};        // CUDA: [tokens, experts] of two floats (RouteFold), in turn
+  float* route_squares = nullptr;   // CUDA: [tokens, hidden / 16]
   float* logits = nullptr;          // [logit rows, vocab]
   std::byte* workspace = nullptr;
   uint64_t workspace_bytes = 0;

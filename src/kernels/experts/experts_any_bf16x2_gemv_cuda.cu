@@ -380,24 +380,65 @@ __global__ void __launch_bounds__(32 * kDownWarps)
   }
 }
 
-slices::Step slices_step(const ExpertsStep& step) {
-  return {.gate_up = step.gate_up,
-          .down = step.down,
-          .gate_up_expert_bytes = step.gate_up_expert_bytes,
-          .down_expert_bytes = step.down_expert_bytes,
-          .gate_up_bias = step.gate_up_bias,
-          .down_bias = step.down_bias,
-          .t = step.t,
-          .expert_ids = step.expert_ids,
-          .expert_weights = step.expert_weights,
-          .x = step.x,
-          .alpha = step.alpha,
-          .limit = step.limit,
-          .num_tokens = step.num_tokens,
-          .hidden = step.hidden,
-          .top_k = step.top_k,
-          .num_units = step.gate_up.num_units(),
-          .num_units_down = step.num_units_down};
+// Of the tokens from `first` on, `step` being theirs.
+slices::Step slices_step(const ExpertsStep& step, const ExpertsParams& p, int32_t first) {
+  const RouteFold& fold = p.fold;
+  const int64_t logit = int64_t{first} * fold.weight.rows, pair = int64_t{first} * p.top_k;
+  slices::Step slices{.gate_up = step.gate_up,
+                      .down = step.down,
+                      .gate_up_expert_bytes = step.gate_up_expert_bytes,
+                      .down_expert_bytes = step.down_expert_bytes,
+                      .gate_up_bias = step.gate_up_bias,
+                      .down_bias = step.down_bias,
+                      .t = step.t,
+                      .expert_ids = step.expert_ids,
+                      .expert_weights = step.expert_weights,
+                      .x = step.x,
+                      .alpha = step.alpha,
+                      .limit = step.limit,
+                      .num_tokens = step.num_tokens,
+                      .hidden = step.hidden,
+                      .top_k = step.top_k,
+                      .num_units = step.gate_up.num_units(),
+                      .num_units_down = step.num_units_down,
+                      .num_experts = fold.is_on ? fold.weight.rows : 0,
+                      .rms_eps = fold.rms_eps,
+                      .norm_weight = fold.norm_weight,
+                      .router_bias = fold.bias,
+                      .logits = nullptr,
+                      .next_logits = nullptr,
+                      .squares = nullptr,
+                      .chosen_ids = nullptr,
+                      .chosen_weights = nullptr};
+  if (fold.is_on) {
+    slices.logits = reinterpret_cast<const float2*>(fold.sums) + logit;
+    slices.next_logits = reinterpret_cast<float2*>(fold.next_sums) + logit;
+    slices.squares = fold.squares + int64_t{first} * (p.hidden / 16);
+    slices.chosen_ids = p.expert_ids + pair;
+    slices.chosen_weights = p.expert_weights + pair;
+  }
+  return slices;
+}
+
+ExpertsStep experts_step(const ExpertsParams& p) {
+  return {.gate_up = p.gate_up,
+          .down = p.down,
+          .gate_up_expert_bytes = p.gate_up.expert_bytes(),
+          .down_expert_bytes = p.down.expert_bytes(),
+          .gate_up_bias = p.gate_up_bias,
+          .down_bias = p.down_bias,
+          .t = p.t,
+          .expert_ids = p.expert_ids,
+          .expert_weights = p.expert_weights,
+          .halves = p.launch.workspace,
+          .x = reinterpret_cast<float2*>(p.x),
+          .alpha = p.swiglu_alpha,
+          .limit = p.swiglu_limit,
+          .num_tokens = p.num_tokens,
+          .hidden = p.hidden,
+          .intermediate = p.intermediate,
+          .top_k = p.top_k,
+          .num_units_down = p.down.num_units()};
 }
 
 // Room for any group of tokens that a launch may take.
@@ -443,30 +484,22 @@ const char* experts_any_bf16x2_gemv_cuda_refuses(const ExpertsParams& p) {
 
 uint64_t experts_any_bf16x2_gemv_cuda_workspace(const ExpertsParams& p) { return halves_bytes(p); }
 
+bool experts_any_bf16x2_gemv_cuda_routes(const ExpertsParams& p) {
+  bool routes = false;
+  if (experts_any_bf16x2_gemv_cuda_refuses(p) != nullptr) return false;
+  dispatch_format(p.gate_up.format, [&]<DType F>() {
+    routes = slices::tokens_of_launch<F>(slices_step(experts_step(p), p, 0), block_limits()) > 0;
+  });
+  return routes;
+}
+
 void experts_any_bf16x2_gemv_cuda(const ExpertsParams& p) {
   constexpr const char* kRow = "experts_any_bf16x2_gemv_cuda";
   const cudaStream_t stream = launch_stream(p.launch.stream);
   const BlockLimits limits = block_limits();
-  ExpertsStep step{.gate_up = p.gate_up,
-                   .down = p.down,
-                   .gate_up_expert_bytes = p.gate_up.expert_bytes(),
-                   .down_expert_bytes = p.down.expert_bytes(),
-                   .gate_up_bias = p.gate_up_bias,
-                   .down_bias = p.down_bias,
-                   .t = p.t,
-                   .expert_ids = p.expert_ids,
-                   .expert_weights = p.expert_weights,
-                   .halves = p.launch.workspace,
-                   .x = reinterpret_cast<float2*>(p.x),
-                   .alpha = p.swiglu_alpha,
-                   .limit = p.swiglu_limit,
-                   .num_tokens = p.num_tokens,
-                   .hidden = p.hidden,
-                   .intermediate = p.intermediate,
-                   .top_k = p.top_k,
-                   .num_units_down = p.down.num_units()};
+  ExpertsStep step = experts_step(p);
   dispatch_format(p.gate_up.format, [&]<DType F>() {
-    const int of_slices = slices::tokens_of_launch<F>(slices_step(step), limits);
+    const int of_slices = slices::tokens_of_launch<F>(slices_step(step, p, 0), limits);
     const int group =
         of_slices > 0
             ? of_slices
@@ -483,7 +516,7 @@ void experts_any_bf16x2_gemv_cuda(const ExpertsParams& p) {
       step.x = reinterpret_cast<float2*>(p.x) + row;
       step.num_tokens = std::min(group, p.num_tokens - first);
       if (of_slices > 0) {
-        const slices::Step of_group = slices_step(step);
+        const slices::Step of_group = slices_step(step, p, first);
         if (step.num_tokens == 1) {
           slices::launch_slices<F, 1>(of_group, limits, stream, kRow);
         } else {
@@ -491,6 +524,7 @@ void experts_any_bf16x2_gemv_cuda(const ExpertsParams& p) {
         }
         continue;
       }
+      CHECK(!p.fold.is_on, "experts cannot route here");
       dispatch_tokens(step.num_tokens,
                       [&]<int kTokens>() { launch_experts<F, kTokens>(step, limits, stream); });
     }

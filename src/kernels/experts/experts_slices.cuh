@@ -18,6 +18,7 @@
 
 #include "kernels/gemv/slice_gemv.cuh"
 #include "kernels/residual.cuh"
+#include "kernels/route/route_choose.cuh"
 
 namespace moxie::slices {
 
@@ -41,6 +42,16 @@ struct Step {
   float2* x;  // [tokens, hidden]
   float alpha, limit;
   int32_t num_tokens, hidden, top_k, num_units, num_units_down;
+  // With the route step folded in, num_experts > 0; else the choices and `t` are there.
+  int32_t num_experts;
+  float rms_eps;
+  const float* norm_weight;  // [hidden]
+  const float* router_bias;  // [experts]
+  const float2* logits;      // [tokens, experts] without the norm's factor and the bias
+  float2* next_logits;       // likewise, to be cleared
+  const float* squares;      // [tokens, hidden / 16]
+  int32_t* chosen_ids;       // [tokens, top_k], written for who looks on
+  float* chosen_weights;
 };
 
 template <DType F>
@@ -74,6 +85,7 @@ struct Picks {
   Pick<kTokens> of[kMaxPicks];
   int32_t ids[kMaxPicks];  // of pairs
   float weights[kMaxPicks];
+  float factors[kTokens];  // of each token's activations
   int count;
 };
 
@@ -366,13 +378,51 @@ struct GroupProduct {
   }
 };
 
+/// A token's choice from what `out` left, by one warp.
+template <int kTokens>
+__device__ __forceinline__ void route_token(const Step& p, int token,
+                                            const float (&bias)[kMaxExperts / 32],
+                                            Picks<kTokens>& picks) {
+  const int lane = threadIdx.x % 32, num_tiles = p.hidden / 16;
+  const float2* sums = p.logits + int64_t{token} * p.num_experts;
+  const float* squares = p.squares + int64_t{token} * num_tiles;
+  float2 logits[kMaxExperts / 32] = {};
+#pragma unroll
+  for (int i = 0; i < kMaxExperts / 32; ++i) {
+    if (lane + 32 * i < p.num_experts) logits[i] = load_early(sums + lane + 32 * i);
+  }
+  float square = 0;
+#pragma unroll 6
+  for (int i = lane; i < num_tiles; i += 32) square += squares[i];
+  const float factor =
+      rsqrtf(__fdividef(warp_sum(square), static_cast<float>(p.hidden)) + p.rms_eps);
+  int nth = 0;
+  choose_experts(
+      p.num_experts, p.top_k,
+      [&](int) {
+        const float logit = whole(logits[nth]) * factor + bias[nth];
+        ++nth;
+        return logit;
+      },
+      picks.ids + token * p.top_k, picks.weights + token * p.top_k);
+  if (lane == 0) picks.factors[token] = factor;
+  if (blockIdx.x == 0 && lane < p.top_k) {
+    const int at = token * p.top_k + lane;
+    p.chosen_ids[at] = picks.ids[at], p.chosen_weights[at] = picks.weights[at];
+  }
+}
+
 /// Which experts the launch's tokens chose, each once; by one warp.
 template <int kTokens>
 __device__ __forceinline__ void pick_experts(const Step& p, Picks<kTokens>& picks) {
   const int lane = threadIdx.x % 32;
   const int num_pairs = kTokens == 1 ? p.top_k : p.num_tokens * p.top_k;
-  const int id = lane < num_pairs ? p.expert_ids[lane] : -1 - lane;
-  if (lane < num_pairs) picks.ids[lane] = id, picks.weights[lane] = p.expert_weights[lane];
+  int id = -1 - lane;
+  if (lane < num_pairs) id = p.num_experts > 0 ? picks.ids[lane] : p.expert_ids[lane];
+  if (p.num_experts == 0) {
+    if (lane < num_pairs) picks.ids[lane] = id, picks.weights[lane] = p.expert_weights[lane];
+    if (lane < kTokens) picks.factors[lane] = 1;
+  }
   uint32_t peers = kTokens == 1 ? 1u << lane : __match_any_sync(~0u, id);
   const bool is_first = lane < num_pairs && __ffs(peers) - 1 == lane;
   const uint32_t firsts = __ballot_sync(~0u, is_first);
@@ -441,6 +491,7 @@ __device__ __forceinline__ void make_hidden_values(const Step& p, const Share& s
 #pragma unroll 1
     for (int j = 0; j < count; ++j) {
       float gate = 0, up = 0;
+      const float factor = kSumScale<F> * picks.factors[pick.tokens[j]];
       const float* sums = of_piece + first_warp * of_warp + (first_part * num_tokens + j) * 16;
 #pragma unroll 4
       for (int w = first_warp; w <= last_warp; ++w) {
@@ -448,7 +499,7 @@ __device__ __forceinline__ void make_hidden_values(const Step& p, const Share& s
         sums = of_piece + (w + 1) * of_warp + j * 16;
       }
       const float value =
-          swiglu(gate * kSumScale<F> + gate_bias, up * kSumScale<F> + up_bias, p.alpha, p.limit) *
+          swiglu(gate * factor + gate_bias, up * factor + up_bias, p.alpha, p.limit) *
           (picks.weights[pick.pairs[j]] * kActivationScale<F>);
       const float next = __shfl_down_sync(~0u, value, 1);
       if (lane % 2 != 0) continue;
@@ -555,7 +606,7 @@ __global__ void __launch_bounds__(32 * (kMaxMultipliers + 1))
   __shared__ Meeting meeting;
   __shared__ Picks<kTokens> picks;
   const int num_clusters = gridDim.x / 2, cluster_idx = blockIdx.x / 2;
-  const int lane = opaque(static_cast<int>(threadIdx.x % 32)), g = lane / 4, q = lane % 4;
+  const int lane = opaque(static_cast<int>(threadIdx.x % 32));
   const int num_tokens = kTokens == 1 ? 1 : p.num_tokens;
   const Share share(p, blockIdx.x % 2);
   const int warp = share.warp;
@@ -578,13 +629,54 @@ __global__ void __launch_bounds__(32 * (kMaxMultipliers + 1))
   Weights<F> weights(p, num_pieces, first_piece);
   const int first_pick = weights.gate.pick;
   if (kTokens == 1 && num_pieces > 0) weights.start_gate(p, share, 0);
+  // The last warp routes the one token while the others stage it.
+  constexpr bool kSplit = kTokens == 1;
+  const bool is_router = kSplit ? !is_multiplier : warp < num_tokens;
+  float router_bias[kMaxExperts / 32] = {};
+  Eight norm;
+  if (p.num_experts > 0) {
+#pragma unroll
+    for (int i = 0; i < kMaxExperts / 32; ++i) {
+      if (is_router && lane + 32 * i < p.num_experts)
+        router_bias[i] = load_early(p.router_bias + lane + 32 * i);
+    }
+    norm.load(p.norm_weight, p.hidden, 0, 8 * p.num_units, threadIdx.x);
+  }
   cluster_wait();  // both blocks have their barriers
 
   wait_for_previous();
   launch_next();
-  Eight early, none;
-  early.load(p.t, p.hidden, 0, 8 * p.num_units, threadIdx.x);
-  if (warp == 0) pick_experts<kTokens>(p, picks);
+  float squares[1];
+  if (p.num_experts > 0) {
+    if (is_router) {
+      if constexpr (kSplit) {
+        route_token<kTokens>(p, 0, router_bias, picks);
+      } else {
+        for (int t = warp; t < num_tokens; t += blockDim.x / 32)
+          route_token<kTokens>(p, t, router_bias, picks);
+      }
+      __syncwarp();
+    }
+    const int num_stagers = kSplit ? 32 * share.num_multipliers : blockDim.x;
+    if (threadIdx.x < num_stagers) {
+      for (int t = 0; t < num_tokens; ++t) {
+        Eight first_norm = norm;
+        stage_activations<1, true>(p.x + int64_t{t} * p.hidden, p.hidden, 0, p.num_units, 1,
+                                   kActivationScale<F>, p.norm_weight, first_norm, nullptr,
+                                   staged + t * token_bytes, threadIdx.x, num_stagers, squares);
+      }
+    }
+    const int to_clear = num_tokens * p.num_experts;
+    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < to_clear; i += gridDim.x * blockDim.x)
+      p.next_logits[i] = make_float2(0, 0);
+    if (kSplit && is_router) pick_experts<kTokens>(p, picks);
+    if constexpr (!kSplit) {
+      __syncthreads();
+      if (warp == 0) pick_experts<kTokens>(p, picks);
+    }
+  } else {
+    if (warp == 0) pick_experts<kTokens>(p, picks);
+  }
   __syncthreads();
   if constexpr (kTokens == 1) {
     if (num_pieces > 0) {
@@ -604,13 +696,13 @@ __global__ void __launch_bounds__(32 * (kMaxMultipliers + 1))
       commit_copies();
     }
   }
-  float squares[1];
-#pragma unroll 2
-  for (int t = 0; t < num_tokens; ++t)
-    stage_activations<1, false>(p.t + static_cast<int64_t>(t) * p.hidden, p.hidden, 0, p.num_units,
-                                1, kActivationScale<F>, nullptr, none, t == 0 ? &early : nullptr,
-                                staged + t * token_bytes, threadIdx.x, blockDim.x, squares);
-  __syncthreads();
+  if (p.num_experts == 0) {
+    for (int t = 0; t < num_tokens; ++t)
+      stage_activations<1, false>(p.t + int64_t{t} * p.hidden, p.hidden, 0, p.num_units, 1,
+                                  kActivationScale<F>, nullptr, norm, nullptr,
+                                  staged + t * token_bytes, threadIdx.x, blockDim.x, squares);
+    __syncthreads();
+  }
 
   if (!is_multiplier) {
     add_biases(p, picks);

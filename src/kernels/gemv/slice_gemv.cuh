@@ -17,6 +17,13 @@
 //     struct Early {...};
 //     __device__ Early early(int tile, int row, int token) const;
 //     __device__ void finish(float top, float bottom, const Early&) const;
+//     // With kMore, finish() returns what it made of the two rows, times their weights for more():
+//     // called by all threads with these of the block's tiles, [tile][token][16].
+//     static constexpr bool kMore;
+//     struct MoreEarly {...};  // worked out before the wait, like Early
+//     __device__ MoreEarly more_early(int first_tile) const;
+//     __device__ void more(const float* made, int first_tile, int num_tiles, const MoreEarly&)
+//     const;
 //   };
 #pragma once
 
@@ -25,7 +32,7 @@
 
 namespace moxie::fragment {
 
-inline constexpr int kMaxSliceWarps = 16;
+inline constexpr int kMaxSliceWarps = 16, kMaxTilesABlock = 4;
 
 /// Stages of a warp of a slice kernel: all of 2880 columns over 8 warps are two of MXFP4.
 template <DType F>
@@ -119,6 +126,8 @@ __global__ void __launch_bounds__(32 * kMaxSliceWarps)
   const int tile = threadIdx.x / 8 / num_tokens;
   typename Step::Early early{};
   if (tile < num_tiles) early = step.early(first_tile + tile, row, token);
+  typename Step::MoreEarly more_early{};
+  if constexpr (Step::kMore) more_early = step.more_early(first_tile);
 
   wait_for_previous();
   launch_next();
@@ -139,13 +148,13 @@ __global__ void __launch_bounds__(32 * kMaxSliceWarps)
     }
   }
   __syncthreads();
-  if (tile >= num_tiles) return;
+  if (tile >= num_tiles && !Step::kMore) return;
   float top = 0, bottom = 0, square = 0;
   const float* of = sums_of_warps + tile * num_warps * 16 * kWidth + row * kWidth + token;
   const float* of_square = squares_of_warps + token;
 // Short code: it runs once.
 #pragma unroll 2
-  for (int w = 0; w < num_warps; ++w) {
+  for (int w = 0; w < (tile < num_tiles ? num_warps : 0); ++w) {
     top += of[0];
     bottom += of[8 * kWidth];
     of += 16 * kWidth;
@@ -157,7 +166,18 @@ __global__ void __launch_bounds__(32 * kMaxSliceWarps)
   float factor = kSumScale<F>;
   if constexpr (Step::kNorm)
     factor *= rsqrtf(__fdividef(square, static_cast<float>(step.weight.cols)) + step.rms_eps);
-  step.finish(top * factor, bottom * factor, early);
+  if constexpr (Step::kMore) {
+    __shared__ __align__(16) float made[kMaxTilesABlock * kMaxTokens * 16];
+    if (tile < num_tiles) {
+      const float2 pair = step.finish(top * factor, bottom * factor, early);
+      float* of_token = made + (tile * num_tokens + token) * 16 + row;
+      of_token[0] = pair.x, of_token[8] = pair.y;
+    }
+    __syncthreads();
+    step.more(made, first_tile, num_tiles, num_tokens, more_early);
+  } else {
+    step.finish(top * factor, bottom * factor, early);
+  }
 }
 
 /// What the current device gives a block.
@@ -245,7 +265,7 @@ void launch_slice_gemv(const char* row, Step step, cudaStream_t stream) {
       const BlockLimits limits = block_limits();
       const int num_units = step.weight.num_units(), num_tiles = step.weight.num_tiles();
       step.tiles_a_block =
-          kTokens == 1 ? 1 : std::clamp(ceil_div(num_tiles, limits.num_units), 1, 4);
+          kTokens == 1 ? 1 : std::clamp(ceil_div(num_tiles, limits.num_units), 1, kMaxTilesABlock);
       BlockPlan plan = plan_slices<F>(
           limits, num_units,
           static_cast<uint64_t>(kUnitActivationBytes<kTokens>) * static_cast<uint64_t>(num_units),

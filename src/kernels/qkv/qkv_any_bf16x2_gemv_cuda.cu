@@ -11,7 +11,8 @@ namespace moxie {
 namespace {
 
 struct QkvStep {
-  static constexpr bool kNorm = true;
+  static constexpr bool kNorm = true, kMore = false;
+  struct MoreEarly {};
   PackedMatrix weight;
   const float2* x;           // [tokens, hidden]
   const float* norm_weight;  // [hidden]
