@@ -116,6 +116,8 @@ class Bench {
     a_ = floats(t * 4096, 1, 0);
     t_ = floats(t * kHidden, 1, 0), logits_ = floats(t * 201088, 1, 0);
     expert_weights_ = floats(t * 4, 0, 0.25f);
+    first_x_bytes_ = static_cast<uint64_t>(t * kHidden * kFloatsOfCudaX) * 4;
+    first_x_ = floats(t * kHidden * kFloatsOfCudaX, 1, 0);
     for (float*& sums : route_sums_) sums = floats(t * o_.experts * 2, 0, 0);
     route_squares_ = floats(t * kHidden / 16, 0, 0);
     rotary_ = floats(int64_t{o_.depth + 64} * 64, 1, 0);
@@ -183,6 +185,8 @@ class Bench {
       bytes = 0;
       bool window = true;
       int nth = 0;
+      // The same start every time: what a token chooses depends on its x.
+      must(device_->copy_on_device(x_, first_x_, first_x_bytes_, *stream_));
       for (Layer& l : layers_) {
         bytes += run_step(qkv(l));
         if (has_attend()) bytes += run_step(attend(l, window));
@@ -441,7 +445,8 @@ class Bench {
   std::vector<Layer> layers_;
   PackedMatrix head_;
   float *final_norm_, *x_, *q_, *a_, *t_, *logits_, *expert_weights_, *rotary_, *route_sums_[2],
-      *route_squares_;
+      *route_squares_, *first_x_;
+  uint64_t first_x_bytes_ = 0;
   std::byte* workspace_;
   int32_t *logit_rows_, *table_, *ids_ = nullptr;
   int table_stride_;

@@ -24,9 +24,10 @@ namespace moxie::slices {
 
 using namespace fragment;
 
-constexpr int kUnits = 3;         // of a stage: neighbours in gate/up; of three tiles in down
-constexpr int kTilesOfPiece = 4;  // of gate/up, in each of the two blocks: 8 outputs each
-constexpr int kMinMultipliers = 4, kMaxMultipliers = 15;  // warps
+constexpr int kUnits = 3;           // of a stage: neighbours in gate/up; of three tiles in down
+constexpr int kTilesOfPiece = 4;    // of gate/up, in each of the two blocks: 8 outputs each
+constexpr int kMinMultipliers = 4;  // warps
+constexpr int kMaxMultipliers = 15;
 constexpr int kMaxPicks = 32;  // pairs of a token and a choice, and so experts, of a launch
 // Pieces whose hidden values are kept: a block may be two behind the other one.
 constexpr int kKept = 4;
@@ -379,16 +380,16 @@ struct GroupProduct {
 };
 
 /// A token's choice from what `out` left, by one warp.
-template <int kTokens>
+template <int kMine, int kTokens>
 __device__ __forceinline__ void route_token(const Step& p, int token,
                                             const float (&bias)[kMaxExperts / 32],
                                             Picks<kTokens>& picks) {
   const int lane = threadIdx.x % 32, num_tiles = p.hidden / 16;
   const float2* sums = p.logits + int64_t{token} * p.num_experts;
   const float* squares = p.squares + int64_t{token} * num_tiles;
-  float2 logits[kMaxExperts / 32] = {};
+  float2 logits[kMine] = {};
 #pragma unroll
-  for (int i = 0; i < kMaxExperts / 32; ++i) {
+  for (int i = 0; i < kMine; ++i) {
     if (lane + 32 * i < p.num_experts) logits[i] = load_early(sums + lane + 32 * i);
   }
   float square = 0;
@@ -397,7 +398,7 @@ __device__ __forceinline__ void route_token(const Step& p, int token,
   const float factor =
       rsqrtf(__fdividef(warp_sum(square), static_cast<float>(p.hidden)) + p.rms_eps);
   int nth = 0;
-  choose_experts(
+  choose_experts<kMine>(
       p.num_experts, p.top_k,
       [&](int) {
         const float logit = whole(logits[nth]) * factor + bias[nth];
@@ -650,10 +651,14 @@ __global__ void __launch_bounds__(32 * (kMaxMultipliers + 1))
   if (p.num_experts > 0) {
     if (is_router) {
       if constexpr (kSplit) {
-        route_token<kTokens>(p, 0, router_bias, picks);
+        if (p.num_experts <= 128) {
+          route_token<4, kTokens>(p, 0, router_bias, picks);
+        } else {
+          route_token<kMaxExperts / 32, kTokens>(p, 0, router_bias, picks);
+        }
       } else {
         for (int t = warp; t < num_tokens; t += blockDim.x / 32)
-          route_token<kTokens>(p, t, router_bias, picks);
+          route_token<kMaxExperts / 32, kTokens>(p, t, router_bias, picks);
       }
       __syncwarp();
     }

@@ -17,13 +17,14 @@
 //     struct Early {...};
 //     __device__ Early early(int tile, int row, int token) const;
 //     __device__ void finish(float top, float bottom, const Early&) const;
-//     // With kMore, finish() returns what it made of the two rows, times their weights for more():
-//     // called by all threads with these of the block's tiles, [tile][token][16].
+//     // With kMore, finish(..., made, at) also keeps in shared memory what it made of the two rows
+//     // at `at` and `at` + 8 of [tile][token][16], for more(), which all threads call.
 //     static constexpr bool kMore;
+//     struct Made {...};
 //     struct MoreEarly {...};  // worked out before the wait, like Early
 //     __device__ MoreEarly more_early(int first_tile) const;
-//     __device__ void more(const float* made, int first_tile, int num_tiles, const MoreEarly&)
-//     const;
+//     __device__ void more(const Made&, int first_tile, int num_tiles, int num_tokens,
+//                          const MoreEarly&) const;
 //   };
 #pragma once
 
@@ -167,12 +168,10 @@ __global__ void __launch_bounds__(32 * kMaxSliceWarps)
   if constexpr (Step::kNorm)
     factor *= rsqrtf(__fdividef(square, static_cast<float>(step.weight.cols)) + step.rms_eps);
   if constexpr (Step::kMore) {
-    __shared__ __align__(16) float made[kMaxTilesABlock * kMaxTokens * 16];
-    if (tile < num_tiles) {
-      const float2 pair = step.finish(top * factor, bottom * factor, early);
-      float* of_token = made + (tile * num_tokens + token) * 16 + row;
-      of_token[0] = pair.x, of_token[8] = pair.y;
-    }
+    __shared__ typename Step::Made made;
+    if (tile < num_tiles)
+      step.finish(top * factor, bottom * factor, early, made,
+                  (tile * num_tokens + token) * 16 + row);
     __syncthreads();
     step.more(made, first_tile, num_tiles, num_tokens, more_early);
   } else {

@@ -49,23 +49,25 @@ struct OutStep {
     if (e.has_bottom) load(first + 8, e.bottom, e.bottom_bias, e.bottom_norm);
     return e;
   }
-  /// The two rows of x.
-  __device__ float2 finish(float top, float bottom, const Early& e) const {
-    float2 made{0, 0};
-    if (e.has_top) {
-      made.x = whole(e.top) + (top + e.top_bias);
-      e.out[0] = split_residual(made.x);
-    }
-    if (e.has_bottom) {
-      made.y = whole(e.bottom) + (bottom + e.bottom_bias);
-      e.out[8] = split_residual(made.y);
-    }
-    return made;
+  __device__ void finish(float top, float bottom, const Early& e) const {
+    if (e.has_top) e.out[0] = split_residual(whole(e.top) + (top + e.top_bias));
+    if (e.has_bottom) e.out[8] = split_residual(whole(e.bottom) + (bottom + e.bottom_bias));
+  }
+
+  struct __align__(16) Made {
+    float x[fragment::kMaxTilesABlock * fragment::kMaxTokens * 16];       // [tile][token][16]
+    float scaled[fragment::kMaxTilesABlock * fragment::kMaxTokens * 16];  // by the norm's weights
+  };
+  /// hidden is a multiple of 16 here.
+  __device__ void finish(float top, float bottom, const Early& e, Made& made, int at) const {
+    top = whole(e.top) + (top + e.top_bias), bottom = whole(e.bottom) + (bottom + e.bottom_bias);
+    made.scaled[at] = top * e.top_norm, made.scaled[at + 8] = bottom * e.bottom_norm;
+    made.x[at] = top, made.x[at + 8] = bottom;
+    e.out[0] = split_residual(top), e.out[8] = split_residual(bottom);
   }
 
   struct MoreEarly {
     uint4 weights[2];
-    float norm;
   };
   /// 16 neighbouring BF16 of a router's row.
   __device__ void load_router(int expert, int tile, uint4 (&weights)[2]) const {
@@ -83,21 +85,16 @@ struct OutStep {
   __device__ MoreEarly more_early(int first_tile) const {
     MoreEarly e{};
     if (threadIdx.x < router.rows) load_router(threadIdx.x, first_tile, e.weights);
-    e.norm = fragment::load_early(route_norm + 16 * first_tile + threadIdx.x % 16);
     return e;
   }
   /// The tiles' part of the router's products, and their sums of squares.
-  __device__ void more(const float* made, int first_tile, int num_tiles, int tokens,
+  __device__ void more(const Made& made, int first_tile, int num_tiles, int tokens,
                        const MoreEarly& e) const {
-    __shared__ __align__(16) float norms[fragment::kMaxTilesABlock * 16];
-    for (int i = threadIdx.x; i < 16 * num_tiles; i += blockDim.x)
-      norms[i] = i < 16 ? e.norm : route_norm[16 * first_tile + i];
-    __syncthreads();
     for (int i = threadIdx.x; i < num_tiles * tokens; i += blockDim.x) {
       const int tile = i / tokens, token = i - tile * tokens;
       float sum = 0;
 #pragma unroll
-      for (int k = 0; k < 16; ++k) sum += made[16 * i + k] * made[16 * i + k];
+      for (int k = 0; k < 16; ++k) sum += made.x[16 * i + k] * made.x[16 * i + k];
       squares[int64_t{token} * (weight.rows / 16) + first_tile + tile] = sum;
     }
     for (int expert = threadIdx.x; expert < router.rows; expert += blockDim.x) {
@@ -110,16 +107,15 @@ struct OutStep {
         float weights[16];
 #pragma unroll
         for (int k = 0; k < 8; ++k) {
-          weights[2 * k] = __uint_as_float(pairs[k] << 16) * norms[16 * tile + 2 * k];
-          weights[2 * k + 1] =
-              __uint_as_float(pairs[k] & 0xFFFF0000u) * norms[16 * tile + 2 * k + 1];
+          weights[2 * k] = __uint_as_float(pairs[k] << 16);
+          weights[2 * k + 1] = __uint_as_float(pairs[k] & 0xFFFF0000u);
         }
 #pragma unroll
         for (int t = 0; t < fragment::kMaxTokens; ++t) {
           if (t >= tokens) break;
-          const float* x_of = made + (tile * tokens + t) * 16;
+          const float* scaled = made.scaled + (tile * tokens + t) * 16;
 #pragma unroll
-          for (int k = 0; k < 16; ++k) sums[t] += weights[k] * x_of[k];
+          for (int k = 0; k < 16; ++k) sums[t] += weights[k] * scaled[k];
         }
       }
 #pragma unroll

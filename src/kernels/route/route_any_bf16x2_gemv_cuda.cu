@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(32 * kMaxSliceWarps)
       wait_barrier(&barrier, 0);
     }
     for (int token = warp; token < p.num_tokens; token += num_warps)
-      choose_experts(
+      choose_experts<kMaxExperts / 32>(
           p.weight.rows, p.top_k, [&](int expert) { return logits[expert * kWidth + token]; },
           p.expert_ids + token * p.top_k, p.expert_weights + token * p.top_k);
   }

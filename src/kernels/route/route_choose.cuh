@@ -19,10 +19,10 @@ __device__ __forceinline__ float from_ordered_bits(uint32_t bits) {
 
 /// The top_k greatest of logit(expert), ties to the lower index, by falling logit, and the softmax
 /// over them. logit() is called once an expert.
-template <typename Logit>
+/// kMine: of a lane, 32 times as many in all at most.
+template <int kMine, typename Logit>
 __device__ __forceinline__ void choose_experts(int num_experts, int top_k, Logit&& logit_of,
                                                int32_t* ids, float* weights) {
-  constexpr int kMine = kMaxExperts / 32;
   const int lane = threadIdx.x % 32;
   uint32_t keys[kMine];
 #pragma unroll
@@ -52,12 +52,10 @@ __device__ __forceinline__ void choose_experts(int num_experts, int top_k, Logit
     if (k == 0) greatest = logit;
     if (lane == k) my_id = static_cast<int>(id), my_logit = logit;
   }
+  if (lane < top_k) ids[lane] = my_id;
   const float power = lane < top_k ? expf(my_logit - greatest) : 0.0f;
   const float total = warp_sum(power);
-  if (lane < top_k) {
-    ids[lane] = my_id;
-    weights[lane] = power / total;
-  }
+  if (lane < top_k) weights[lane] = power / total;
 }
 
 }  // namespace moxie
