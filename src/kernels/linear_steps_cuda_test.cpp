@@ -1,6 +1,8 @@
 // The CUDA rows of qkv, out, route, experts and unembed against the reference row on the CPU: the
 // same cases, weights repacked value for value, over formats, shapes that do not fill tiles, and
 // token counts around the groups of a launch.
+#include <fmt/format.h>
+
 #include "kernels/testing/cuda_test.h"
 #include "kernels/testing/fragment_pack.h"
 #include "kernels/testing/row_tester.h"
@@ -35,6 +37,20 @@ class LinearStepsCuda : public CudaTest {
     });
     return device_side;
   }
+  // The residual stream, which has two floats a value on CUDA: here a coarse and a fine one.
+  float* x_in(const float* values, int64_t count) {
+    std::vector<float> pairs;
+    for (int64_t i = 0; i < count; ++i) {
+      const float high = std::round(values[i] * 128) / 128;
+      pairs.insert(pairs.end(), {high, values[i] - high});
+    }
+    return upload(pairs);
+  }
+  float* x_in_out(float* values, int64_t count) {
+    float* device_side = x_in(values, count);
+    back_.push_back([=, this] { x_back(values, device_side, count); });
+    return device_side;
+  }
   PackedMatrix in(const PackedMatrix& cpu, DType format,
                   const std::function<int32_t(int32_t)>& source_row = same_row) {
     const PackedTensor packed = to_fragment(cpu, format, source_row);
@@ -48,7 +64,7 @@ class LinearStepsCuda : public CudaTest {
     const auto num_pages = p.batch.num_seqs * p.kv.table_stride;
     p.batch.positions = in(p.batch.positions, tokens);
     p.batch.seq_idx = in(p.batch.seq_idx, tokens);
-    p.x = in(p.x, tokens * p.hidden);
+    p.x = x_in(p.x, tokens * p.hidden);
     p.norm_weight = in(p.norm_weight, p.hidden);
     p.bias = in(p.bias, p.weight.rows);
     const int32_t head_dim = p.head_dim;
@@ -64,13 +80,13 @@ class LinearStepsCuda : public CudaTest {
   OutParams to_device(OutParams p, DType format) {
     p.a = in(p.a, int64_t{p.num_tokens} * p.weight.cols);
     p.bias = in(p.bias, p.weight.rows);
-    p.x = in_out(p.x, int64_t{p.num_tokens} * p.weight.rows);
+    p.x = x_in_out(p.x, int64_t{p.num_tokens} * p.weight.rows);
     p.weight = in(p.weight, format);
     return p;
   }
   RouteParams to_device(RouteParams p, DType format) {
     const int64_t tokens = p.num_tokens;
-    p.x = in(p.x, tokens * p.hidden);
+    p.x = x_in(p.x, tokens * p.hidden);
     p.norm_weight = in(p.norm_weight, p.hidden);
     p.bias = in(p.bias, p.weight.rows);
     p.weight = in(p.weight, format);
@@ -92,16 +108,16 @@ class LinearStepsCuda : public CudaTest {
     }
     p.gate_up_bias = upload(bias);
     p.t = in(p.t, tokens * p.hidden);
-    p.expert_ids = in(p.expert_ids, tokens * p.top_k);
-    p.expert_weights = in(p.expert_weights, tokens * p.top_k);
+    p.expert_ids = in<int32_t>(p.expert_ids, tokens * p.top_k);
+    p.expert_weights = in<float>(p.expert_weights, tokens * p.top_k);
     p.down_bias = in(p.down_bias, int64_t{p.down.num_experts} * p.hidden);
     p.gate_up = in(p.gate_up, format, cpu_row);
     p.down = in(p.down, format);
-    p.x = in_out(p.x, tokens * p.hidden);
+    p.x = x_in_out(p.x, tokens * p.hidden);
     return p;
   }
   UnembedParams to_device(UnembedParams p, DType format) {
-    p.x = in(p.x, int64_t{p.num_rows + 5} * p.hidden);
+    p.x = x_in(p.x, int64_t{p.num_rows + 5} * p.hidden);
     p.row_idx = in(p.row_idx, p.num_rows);
     p.norm_weight = in(p.norm_weight, p.hidden);
     p.logits = in_out(p.logits, int64_t{p.num_rows} * p.weight.rows);
@@ -148,6 +164,91 @@ class LinearStepsCuda : public CudaTest {
     }
     EXPECT_GT(num_rows, 0) << c.name();
     free_uploads();
+  }
+
+  struct FoldCase {
+    int32_t tokens, hidden, experts, top_k;
+  };
+  void expect_folded_route_agrees(const FoldCase& c) {
+    SCOPED_TRACE(fmt::format("{} tokens, hidden {}, {} experts, top {}", c.tokens, c.hidden,
+                             c.experts, c.top_k));
+    Built<OutParams> out =
+        build(OutCase{.tokens = c.tokens, .rows = c.hidden, .cols = 256, .weights = DType::kBF16});
+    Built<RouteParams> route = build(RouteCase{.tokens = c.tokens,
+                                               .hidden = c.hidden,
+                                               .experts = c.experts,
+                                               .top_k = c.top_k,
+                                               .weights = DType::kBF16});
+    Built<ExpertsParams> experts = build(ExpertsCase{.tokens = c.tokens,
+                                                     .hidden = c.hidden,
+                                                     .intermediate = 320,
+                                                     .experts = c.experts,
+                                                     .top_k = c.top_k,
+                                                     .weights = DType::kMXFP4});
+    // On the device first: the reference writes where the cases keep their x.
+    const OutParams out_there = to_device(out.params, DType::kBF16);
+    const RouteParams route_there = to_device(route.params, DType::kBF16);
+    ExpertsParams experts_there = to_device(experts.params, DType::kMXFP4);
+    back_.clear();
+    std::vector<float> x(static_cast<size_t>(c.tokens) * c.hidden);
+    std::vector<int32_t> ids(static_cast<size_t>(c.tokens) * c.top_k);
+    std::vector<float> weights(ids.size());
+    const std::vector<float> none(static_cast<size_t>(2 * c.tokens) * c.experts);
+    float* sums[2] = {upload(none), upload(std::vector<float>(none.size(), 1.0f))};
+    const RouteFold fold{.is_on = true,
+                         .top_k = c.top_k,
+                         .rms_eps = route.params.rms_eps,
+                         .norm_weight = route_there.norm_weight,
+                         .weight = route_there.weight,
+                         .bias = route_there.bias,
+                         .sums = sums[0],
+                         .next_sums = sums[1],
+                         .squares = upload(std::vector<float>(x.size() / 16))};
+    OutParams out_folded = out_there;
+    out_folded.launch = launch();
+    out_folded.fold = fold;
+    experts_there.launch = launch();
+    experts_there.fold = fold;
+    experts_there.t = nullptr;
+    experts_there.x = out_there.x;
+    ASSERT_TRUE(can_route_in_experts(experts_there));
+    row_named<OutParams>("out_any_bf16x2_gemv_cuda").run(out_folded);
+    row_named<ExpertsParams>("experts_any_bf16x2_gemv_cuda").run(experts_there);
+    x_back(x.data(), out_there.x, static_cast<int64_t>(x.size()));
+    in_back(ids, experts_there.expert_ids);
+    in_back(weights, experts_there.expert_weights);
+    std::vector<float> cleared(none.size());
+    in_back(cleared, sums[1]);
+    EXPECT_EQ(cleared, none) << "the next layer's sums";
+
+    run_row(out, row_named<OutParams>("out_reference"), machine_);
+    route.params.x = out.params.x;
+    run_row(route, row_named<RouteParams>("route_reference"), machine_);
+    experts.initial_x.assign(out.params.x, out.params.x + x.size());
+    experts.params.t = route.params.t;
+    experts.params.expert_ids = route.params.expert_ids;
+    experts.params.expert_weights = route.params.expert_weights;
+    run_row(experts, row_named<ExpertsParams>("experts_reference"), machine_);
+    for (size_t i = 0; i < ids.size(); ++i) {
+      ASSERT_EQ(ids[i], route.params.expert_ids[i]) << "choice " << i;
+      ASSERT_NEAR(weights[i], route.params.expert_weights[i], 1e-4) << "choice " << i;
+    }
+    double greatest = 0;
+    for (size_t i = 0; i < x.size(); ++i)
+      greatest = std::max(greatest, std::abs(static_cast<double>(experts.params.x[i])));
+    for (size_t i = 0; i < x.size(); ++i)
+      ASSERT_NEAR(x[i], experts.params.x[i], greatest * 0x1p-12) << "output " << i;
+    free_uploads();
+  }
+  template <typename T>
+  void in_back(std::vector<T>& values, const T* device_side) {
+    done(device().copy_to_host(values.data(), device_side, values.size() * sizeof(T), stream()));
+    done(stream().synchronize());
+  }
+  void x_back(float* values, const float* device_side, int64_t count) {
+    std::vector<float> pairs(static_cast<size_t>(2 * count));
+    in_back(pairs, device_side);
+    for (int64_t i = 0; i < count; ++i) values[i] = pairs[2 * i] + pairs[2 * i + 1];
   }
 
   TestMachine machine_;
@@ -218,16 +319,28 @@ TEST_F(LinearStepsCuda, ExpertsAgreeWithTheReference) {
       expect_rows_agree(ExpertsCase{
           .tokens = tokens, .hidden = 576, .intermediate = 1312, .experts = 9, .weights = weights});
     }
-    // One token's own kernel: a part of the clusters busy, all of them, and in several rounds.
-    for (const int32_t intermediate : {64, 1344, 3200}) {
-      expect_rows_agree(ExpertsCase{.tokens = 1,
-                                    .hidden = intermediate == 3200 ? 384 : 576,
-                                    .intermediate = intermediate,
-                                    .experts = 9,
-                                    .top_k = intermediate == 3200 ? 8 : 4,
-                                    .weights = weights});
+    // Slices of the intermediate size: a part of the clusters busy, all of them, several pieces
+    // each; experts that one, several or all tokens chose.
+    for (const int32_t intermediate : {64, 256, 1344, 3200}) {
+      for (const int32_t tokens : {1, 2, 5, 8, 11}) {
+        expect_rows_agree(ExpertsCase{.tokens = tokens,
+                                      .hidden = intermediate == 3200 ? 384 : 576,
+                                      .intermediate = intermediate,
+                                      .experts = intermediate == 256 ? 4 : 19,
+                                      .top_k = intermediate == 3200 ? 6 : 4,
+                                      .weights = weights});
+      }
     }
   }
+}
+
+// out and experts with the route step folded in, against the three steps of the reference.
+TEST_F(LinearStepsCuda, FoldedRouteAgreesWithTheReference) {
+  for (const int32_t tokens : {1, 2, 5, 8, 11}) {
+    expect_folded_route_agrees({.tokens = tokens, .hidden = 576, .experts = 40, .top_k = 4});
+  }
+  expect_folded_route_agrees({.tokens = 1, .hidden = 2880, .experts = 128, .top_k = 4});
+  expect_folded_route_agrees({.tokens = 3, .hidden = 192, .experts = 200, .top_k = 3});
 }
 
 TEST_F(LinearStepsCuda, UnembedAgreesWithTheReference) {

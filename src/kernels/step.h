@@ -2,7 +2,8 @@
 // tables, and the bytes and operations that a step must at least move and do.
 //
 // Params are plain data with pointers into the memory of the device that runs the step. Activations
-// are F32 [tokens, width], row-major. Nothing here allocates or synchronises.
+// are F32 [tokens, width], row-major; on CUDA the residual stream `x` has two floats a value, whose
+// sum it is (kernels/residual.cuh). Nothing here allocates or synchronises.
 #pragma once
 
 #include <cstddef>
@@ -26,6 +27,9 @@ struct Launch {
   std::byte* workspace = nullptr;
   uint64_t workspace_bytes = 0;
 };
+
+/// Floats of one value of the residual stream on CUDA.
+inline constexpr int32_t kFloatsOfCudaX = 2;
 
 /// The least bytes moved through memory and the operations done by one launch: the roofline's two
 /// coordinates. Weights are counted once, activations in and out once.

@@ -26,7 +26,9 @@ struct StepParams {
             .num_tokens = batch.ragged.num_tokens,
             .token_ids = batch.token_ids,
             .table = weights.embedding,
-            .x = act.x};
+            .x = act.x,
+            .cleared = act.route_sums[0],
+            .num_cleared = act.route_sums[0] == nullptr ? 0 : 2 * config.num_experts};
   }
   QkvParams qkv(const LayerWeights& layer, const KvLayer& kv, const Rotary& rotary) const {
     return {.launch = launch,
@@ -64,7 +66,20 @@ struct StepParams {
             .a = act.a,
             .weight = layer.out,
             .bias = layer.out_bias,
-            .x = act.x};
+            .x = act.x,
+            .fold = {}};
+  }
+  /// The route step as part of out and experts, in layer number `l`.
+  RouteFold fold(const LayerWeights& layer, size_t l) const {
+    return {.is_on = true,
+            .top_k = config.top_k,
+            .rms_eps = config.rms_eps,
+            .norm_weight = layer.post_norm,
+            .weight = layer.router,
+            .bias = layer.router_bias,
+            .sums = act.route_sums[l % 2],
+            .next_sums = act.route_sums[(l + 1) % 2],
+            .squares = act.route_squares};
   }
   RouteParams route(const LayerWeights& layer) const {
     return {.launch = launch,
@@ -78,7 +93,8 @@ struct StepParams {
             .bias = layer.router_bias,
             .t = act.t,
             .expert_ids = act.expert_ids,
-            .expert_weights = act.expert_weights};
+            .expert_weights = act.expert_weights,
+            .can_fold = can_route_in_experts(experts(layer))};
   }
   ExpertsParams experts(const LayerWeights& layer) const {
     return {.launch = launch,
@@ -95,7 +111,8 @@ struct StepParams {
             .gate_up_bias = layer.gate_up_bias,
             .down = layer.down,
             .down_bias = layer.down_bias,
-            .x = act.x};
+            .x = act.x,
+            .fold = {}};
   }
   UnembedParams unembed() const {
     return {.launch = launch,
@@ -109,6 +126,11 @@ struct StepParams {
             .logits = act.logits};
   }
 };
+
+bool is_folded(const KernelChooser& kernels, const RouteParams& route) {
+  const auto row = kernels.select(route);
+  return row.has_value() && std::string_view((*row)->name) == kFoldedRouteRow;
+}
 
 // A batch and a cache without memory: what selection, planning and explaining look at.
 struct Shadow {
@@ -157,6 +179,7 @@ void GptOss::forward(const Batch& batch, std::span<const KvLayer> kv, const Acti
 
   const auto keep_hidden = [&](size_t layer) {
     if (act.hidden_states == nullptr) return;
+    CHECK(kernels_.device() == DeviceKind::kCpu);
     const auto kept = act.device->copy_on_device(act.hidden_states + layer * width, act.x,
                                                  static_cast<uint64_t>(width) * 4, stream);
     CHECK(kept.has_value(), kept ? "" : kept.error().message());
@@ -167,9 +190,13 @@ void GptOss::forward(const Batch& batch, std::span<const KvLayer> kv, const Acti
     keep_hidden(l);
     kernels_.run(step.qkv(layer, kv[l], rotary_));
     kernels_.run(step.attend(layer, kv[l], config_.is_window[l], use_sinks_));
-    kernels_.run(step.out(layer));
-    kernels_.run(step.route(layer));
-    kernels_.run(step.experts(layer));
+    OutParams out = step.out(layer);
+    const RouteParams route = step.route(layer);
+    ExpertsParams experts = step.experts(layer);
+    if (is_folded(kernels_, route)) out.fold = experts.fold = step.fold(layer, l);
+    kernels_.run(out);
+    kernels_.run(route);
+    kernels_.run(experts);
   }
   keep_hidden(weights_.layers.size());
   if (batch.num_logit_rows > 0) kernels_.run(step.unembed());
@@ -228,8 +255,12 @@ ActivationBytes activation_bytes(const GptOssConfig& config, const ModelWeights&
                                  DType kv_dtype, const KernelChooser& kernels, int32_t max_tokens,
                                  int32_t max_logit_rows) {
   ActivationBytes bytes;
-  const uint64_t token_bytes = 4ull * (2 * config.hidden + 2 * config.q_width() + 2 * config.top_k);
-  bytes.arrays = static_cast<uint64_t>(max_tokens) * token_bytes + 8 * 256;
+  bytes.floats_of_x = kernels.device() == DeviceKind::kCuda ? kFloatsOfCudaX : 1;
+  const uint64_t token_bytes =
+      4ull * ((1 + bytes.floats_of_x) * config.hidden + 2 * config.q_width() + 2 * config.top_k);
+  const uint64_t fold_bytes =
+      bytes.floats_of_x > 1 ? 4ull * (4 * config.num_experts + config.hidden / 16) : 0;
+  bytes.arrays = static_cast<uint64_t>(max_tokens) * (token_bytes + fold_bytes) + 11 * 256;
   bytes.logits = 4ull * static_cast<uint64_t>(max_logit_rows) * config.vocab + 256;
   // A row's scratch may be greatest at few tokens (attention split over keys): try powers of two.
   const auto ask = [&](int32_t num_tokens) {
@@ -253,12 +284,17 @@ Activations make_activations(const GptOssConfig& config, const ActivationBytes& 
                              int32_t max_tokens, int32_t max_logit_rows, Arena& arena) {
   const auto tokens = static_cast<uint64_t>(max_tokens);
   Activations act{.max_tokens = max_tokens, .max_logit_rows = max_logit_rows};
-  act.x = arena.take_array<float>(tokens * config.hidden);
+  act.x = arena.take_array<float>(tokens * config.hidden * bytes.floats_of_x);
   act.q = arena.take_array<float>(tokens * config.q_width());
   act.a = arena.take_array<float>(tokens * config.q_width());
   act.t = arena.take_array<float>(tokens * config.hidden);
   act.expert_ids = arena.take_array<int32_t>(tokens * config.top_k);
   act.expert_weights = arena.take_array<float>(tokens * config.top_k);
+  if (bytes.floats_of_x > 1) {
+    for (float*& sums : act.route_sums)
+      sums = arena.take_array<float>(tokens * 2 * config.num_experts);
+    act.route_squares = arena.take_array<float>(tokens * config.hidden / 16);
+  }
   act.logits = arena.take_array<float>(static_cast<uint64_t>(max_logit_rows) * config.vocab);
   act.workspace = arena.take(bytes.workspace);
   act.workspace_bytes = bytes.workspace;

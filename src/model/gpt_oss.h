@@ -22,16 +22,18 @@ struct Batch {
 /// What a forward pass writes besides the cache. Sized for `max_tokens` and `max_logit_rows`.
 struct Activations {
   int32_t max_tokens = 0, max_logit_rows = 0;
-  float* x = nullptr;               // [tokens, hidden]
+  float* x = nullptr;               // [tokens, hidden]; on CUDA two floats a value
   float* q = nullptr;               // [tokens, q width]
   float* a = nullptr;               // [tokens, q width]
   float* t = nullptr;               // [tokens, hidden]
   int32_t* expert_ids = nullptr;    // [tokens, top_k]
   float* expert_weights = nullptr;  // [tokens, top_k]
+  float* route_sums[2] = {};        // CUDA: [tokens, experts] of two floats (RouteFold), in turn
+  float* route_squares = nullptr;   // CUDA: [tokens, hidden / 16]
   float* logits = nullptr;          // [logit rows, vocab]
   std::byte* workspace = nullptr;
   uint64_t workspace_bytes = 0;
-  /// Tests only: x before each layer and after the last, [layers + 1, tokens, hidden]; else null.
+  /// Tests on the CPU only: x before each layer and after the last, [layers + 1, tokens, hidden].
   float* hidden_states = nullptr;
   Device* device = nullptr;  ///< with hidden_states: what copies them
 };
@@ -76,6 +78,7 @@ class GptOss {
 /// chosen on this device ask for at most. Needs no memory: `plan` calls it too.
 struct ActivationBytes {
   uint64_t arrays = 0, logits = 0, workspace = 0;
+  int32_t floats_of_x = 1;  ///< of one value
   uint64_t total() const { return arrays + logits + workspace; }
 };
 ActivationBytes activation_bytes(const GptOssConfig& config, const ModelWeights& formats,

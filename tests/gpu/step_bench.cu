@@ -112,9 +112,14 @@ class Bench {
     head_ = matrix(o_.dense, 1, 201088, kHidden);
     final_norm_ = floats(kHidden, 0.3f, 1.0f);
     const int64_t t = o_.tokens;
-    x_ = floats(t * kHidden, 1, 0), q_ = floats(t * 4096, 1, 0), a_ = floats(t * 4096, 1, 0);
+    x_ = floats(t * kHidden * kFloatsOfCudaX, 1, 0), q_ = floats(t * 4096, 1, 0),
+    a_ = floats(t * 4096, 1, 0);
     t_ = floats(t * kHidden, 1, 0), logits_ = floats(t * 201088, 1, 0);
     expert_weights_ = floats(t * 4, 0, 0.25f);
+    first_x_bytes_ = static_cast<uint64_t>(t * kHidden * kFloatsOfCudaX) * 4;
+    first_x_ = floats(t * kHidden * kFloatsOfCudaX, 1, 0);
+    for (float*& sums : route_sums_) sums = floats(t * o_.experts * 2, 0, 0);
+    route_squares_ = floats(t * kHidden / 16, 0, 0);
     rotary_ = floats(int64_t{o_.depth + 64} * 64, 1, 0);
     workspace_ = allocate(256 << 20);
     std::vector<int32_t> positions, seqs, rows, offsets{0}, table;
@@ -179,12 +184,21 @@ class Bench {
     us = time([&] {
       bytes = 0;
       bool window = true;
+      int nth = 0;
+      // The same start every time: what a token chooses depends on its x.
+      must(device_->copy_on_device(x_, first_x_, first_x_bytes_, *stream_));
       for (Layer& l : layers_) {
         bytes += run_step(qkv(l));
         if (has_attend()) bytes += run_step(attend(l, window));
-        bytes += run_step(out(l));
-        bytes += run_step(route(l));
-        bytes += run_step(experts(l, l.ids));  // the share of distinct experts is known
+        OutParams of_out = out(l);
+        RouteParams of_route = route(l);
+        ExpertsParams of_experts = experts(l, l.ids);  // the share of distinct experts is known
+        of_route.can_fold = can_route_in_experts(of_experts);
+        if (std::string(must(chooser_.select(of_route))->name) == kFoldedRouteRow)
+          of_out.fold = of_experts.fold = fold(l, nth++ % 2);
+        bytes += run_step(of_out);
+        bytes += run_step(of_route);
+        bytes += run_step(of_experts);
         window = !window;
       }
       bytes += run_step(unembed());
@@ -306,7 +320,8 @@ class Bench {
             .a = a_,
             .weight = l.out,
             .bias = l.out_bias,
-            .x = x_};
+            .x = x_,
+            .fold = {}};
   }
   RouteParams route(Layer& l) {
     ids_ = reinterpret_cast<int32_t*>(workspace_ + (255 << 20));
@@ -322,6 +337,16 @@ class Bench {
             .expert_ids = ids_,
             .expert_weights = expert_weights_};
   }
+  RouteFold fold(Layer& l, int turn) {
+    return {.is_on = true,
+            .top_k = 4,
+            .norm_weight = l.post_norm,
+            .weight = l.router,
+            .bias = l.router_bias,
+            .sums = route_sums_[turn],
+            .next_sums = route_sums_[1 - turn],
+            .squares = route_squares_};
+  }
   ExpertsParams experts(Layer& l, int32_t* ids) {
     return {.launch = launch(),
             .num_tokens = o_.tokens,
@@ -335,7 +360,8 @@ class Bench {
             .gate_up_bias = l.gate_up_bias,
             .down = l.down,
             .down_bias = l.down_bias,
-            .x = x_};
+            .x = x_,
+            .fold = {}};
   }
   UnembedParams unembed() {
     return {.launch = launch(),
@@ -418,7 +444,9 @@ class Bench {
   std::vector<Buffer> buffers_;
   std::vector<Layer> layers_;
   PackedMatrix head_;
-  float *final_norm_, *x_, *q_, *a_, *t_, *logits_, *expert_weights_, *rotary_;
+  float *final_norm_, *x_, *q_, *a_, *t_, *logits_, *expert_weights_, *rotary_, *route_sums_[2],
+      *route_squares_, *first_x_;
+  uint64_t first_x_bytes_ = 0;
   std::byte* workspace_;
   int32_t *logit_rows_, *table_, *ids_ = nullptr;
   int table_stride_;

@@ -133,7 +133,7 @@ if wants bench; then
     bench ${size}_mxfp8 --model $model --mxfp8-layers all --kv-dtype bf16 -p 0 -n 128 -d 128 -b 1
   done
   bench 120b_mxfp4_depth --model synthetic:gpt-oss-120b --mxfp4-layers all --kv-dtype bf16 \
-    -p 0 -n 64 -d 8192 -b 1 -r 5
+    -p 0 -n 64 -d 8192,32768 -b 1 -r 5
 fi
 switches=null
 if wants switches; then

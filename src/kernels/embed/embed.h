@@ -11,6 +11,8 @@ struct EmbedParams {
   const int32_t* token_ids = nullptr;  // [tokens], each in 0..table.rows - 1
   RowTable table;                      // [vocab, hidden]
   float* x = nullptr;                  // [tokens, hidden], written
+  float* cleared = nullptr;            // [tokens, num_cleared] set to zero, on CUDA
+  int32_t num_cleared = 0;
 };
 
 template <>

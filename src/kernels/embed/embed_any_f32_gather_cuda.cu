@@ -12,9 +12,11 @@ constexpr int kThreads = 256;
 struct GatherParams {
   const int32_t* token_ids;  // [tokens]
   const std::byte* table;    // [vocab] rows of row_bytes
-  float* x;                  // [tokens, cols]
+  float2* x;                 // [tokens, cols]
   int64_t row_bytes;
   int32_t cols;
+  float* cleared;  // [tokens, num_cleared]
+  int32_t num_cleared;
 };
 
 // Columns i .. i + 3 of a row; i is a multiple of 4.
@@ -42,9 +44,15 @@ __device__ float4 load_columns(const std::byte* row, int32_t i) {
 template <DType kFormat>
 __global__ void __launch_bounds__(kThreads) gather_rows(const __grid_constant__ GatherParams p) {
   const std::byte* row = p.table + p.token_ids[blockIdx.x] * p.row_bytes;
-  float* out = p.x + static_cast<int64_t>(blockIdx.x) * p.cols;
+  for (int32_t i = threadIdx.x; i < p.num_cleared; i += kThreads)
+    p.cleared[static_cast<int64_t>(blockIdx.x) * p.num_cleared + i] = 0;
+  float2* out = p.x + static_cast<int64_t>(blockIdx.x) * p.cols;
   for (int32_t i = 4 * static_cast<int32_t>(threadIdx.x); i < p.cols; i += 4 * kThreads) {
-    *reinterpret_cast<float4*>(out + i) = load_columns<kFormat>(row, i);
+    // Exact; `out`, the first to add to it, splits what it makes.
+    const float4 v = load_columns<kFormat>(row, i);
+    auto* pairs = reinterpret_cast<float4*>(out + i);
+    pairs[0] = make_float4(v.x, -0.0f, v.y, -0.0f);
+    pairs[1] = make_float4(v.z, -0.0f, v.w, -0.0f);
   }
 }
 
@@ -58,9 +66,11 @@ void embed_any_f32_gather_cuda(const EmbedParams& params) {
         "embed wants its table and output aligned to 16 bytes");
   const GatherParams gather{.token_ids = params.token_ids,
                             .table = table.data,
-                            .x = params.x,
+                            .x = reinterpret_cast<float2*>(params.x),
                             .row_bytes = table.row_bytes(),
-                            .cols = table.cols};
+                            .cols = table.cols,
+                            .cleared = params.cleared,
+                            .num_cleared = params.num_cleared};
   auto* kernel = table.format == DType::kF32    ? gather_rows<DType::kF32>
                  : table.format == DType::kBF16 ? gather_rows<DType::kBF16>
                                                 : gather_rows<DType::kQ8_0>;

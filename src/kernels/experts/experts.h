@@ -8,6 +8,7 @@
 #include <cmath>
 
 #include "kernels/registry.h"
+#include "kernels/route/route.h"
 
 namespace moxie {
 
@@ -15,14 +16,15 @@ struct ExpertsParams {
   Launch launch;
   int32_t num_tokens = 0, hidden = 0, intermediate = 0, top_k = 0;
   float swiglu_alpha = 1.702f, swiglu_limit = 7.0f;
-  const float* t = nullptr;               // [tokens, hidden], normed
-  const int32_t* expert_ids = nullptr;    // [tokens, top_k]
-  const float* expert_weights = nullptr;  // [tokens, top_k]
-  PackedMatrix gate_up;                   // experts x [2 * round_up(intermediate, 16), hidden]
-  const float* gate_up_bias = nullptr;    // [experts, gate_up.rows], packed order, 0 in padding
-  PackedMatrix down;                      // experts x [hidden, intermediate]
-  const float* down_bias = nullptr;       // [experts, hidden]
-  float* x = nullptr;                     // [tokens, hidden], read and written
+  const float* t = nullptr;             // [tokens, hidden], normed
+  int32_t* expert_ids = nullptr;        // [tokens, top_k]
+  float* expert_weights = nullptr;      // [tokens, top_k]
+  PackedMatrix gate_up;                 // experts x [2 * round_up(intermediate, 16), hidden]
+  const float* gate_up_bias = nullptr;  // [experts, gate_up.rows], packed order, 0 in padding
+  PackedMatrix down;                    // experts x [hidden, intermediate]
+  const float* down_bias = nullptr;     // [experts, hidden]
+  float* x = nullptr;                   // [tokens, hidden], read and written
+  RouteFold fold;  // if on: `t` is not read, expert_ids and expert_weights are written
 };
 
 template <>
@@ -31,6 +33,9 @@ struct StepOf<ExpertsParams> {
 };
 template <>
 std::span<const Row<ExpertsParams>> table_of<ExpertsParams>();
+
+/// Whether the row that would run them can do the route step too (RouteFold).
+bool can_route_in_experts(const ExpertsParams& params);
 
 /// `num_distinct`: experts that any token of the launch chose; their weights are read once.
 Work experts_work(const ExpertsParams& params, int32_t num_distinct);

@@ -11,8 +11,8 @@
 
 #include <utility>
 
-#include "kernels/experts/experts_one_token.cuh"
 #include "kernels/experts/experts_rows.h"
+#include "kernels/experts/experts_slices.cuh"
 #include "kernels/gemv/slice_gemv.cuh"
 
 namespace moxie {
@@ -34,7 +34,7 @@ struct ExpertsStep {
   const int32_t* expert_ids;
   const float* expert_weights;
   std::byte* halves;
-  float* x;
+  float2* x;
   float alpha, limit;
   int32_t num_tokens, hidden, intermediate, top_k, num_units_down;
 };
@@ -284,11 +284,11 @@ __global__ void __launch_bounds__(32 * kDownWarps)
     }
     return term;
   };
-  float* my_x = p.x + static_cast<int64_t>(my_token) * p.hidden + my_output;
+  float2* my_x = p.x + static_cast<int64_t>(my_token) * p.hidden + my_output;
   Term first_bias{0, 0};
   float residual = 0;
   if (num_rounds > 0) first_bias = bias_of(rank);
-  if (rank == 0 && is_output) residual = load_early(my_x);
+  if (rank == 0 && is_output) residual = whole(load_early(my_x));
 
   wait_for_previous();
   launch_next();
@@ -376,30 +376,69 @@ __global__ void __launch_bounds__(32 * kDownWarps)
     float sum = 0;
 #pragma unroll
     for (int r = 0; r < kDownCluster; ++r) sum += sums_of_blocks[r][my_row][my_token];
-    *my_x = sum;
+    *my_x = split_residual(sum);
   }
 }
 
-one_token::Step one_token_step(const ExpertsStep& step, std::byte* workspace) {
-  return {.gate_up = step.gate_up,
-          .down = step.down,
-          .gate_up_expert_bytes = step.gate_up_expert_bytes,
-          .down_expert_bytes = step.down_expert_bytes,
-          .gate_up_bias = step.gate_up_bias,
-          .down_bias = step.down_bias,
-          .t = step.t,
-          .expert_ids = step.expert_ids,
-          .expert_weights = step.expert_weights,
-          .partials = reinterpret_cast<float*>(workspace),
-          .x = step.x,
-          .alpha = step.alpha,
-          .limit = step.limit,
-          .hidden = step.hidden,
-          .intermediate = step.intermediate,
-          .top_k = step.top_k,
-          .num_units = step.gate_up.num_units(),
-          .num_units_down = step.num_units_down,
-          .num_clusters = 0};
+// Of the tokens from `first` on, `step` being theirs.
+slices::Step slices_step(const ExpertsStep& step, const ExpertsParams& p, int32_t first) {
+  const RouteFold& fold = p.fold;
+  const int64_t logit = int64_t{first} * fold.weight.rows, pair = int64_t{first} * p.top_k;
+  slices::Step slices{.gate_up = step.gate_up,
+                      .down = step.down,
+                      .gate_up_expert_bytes = step.gate_up_expert_bytes,
+                      .down_expert_bytes = step.down_expert_bytes,
+                      .gate_up_bias = step.gate_up_bias,
+                      .down_bias = step.down_bias,
+                      .t = step.t,
+                      .expert_ids = step.expert_ids,
+                      .expert_weights = step.expert_weights,
+                      .x = step.x,
+                      .alpha = step.alpha,
+                      .limit = step.limit,
+                      .num_tokens = step.num_tokens,
+                      .hidden = step.hidden,
+                      .top_k = step.top_k,
+                      .num_units = step.gate_up.num_units(),
+                      .num_units_down = step.num_units_down,
+                      .num_experts = fold.is_on ? fold.weight.rows : 0,
+                      .rms_eps = fold.rms_eps,
+                      .norm_weight = fold.norm_weight,
+                      .router_bias = fold.bias,
+                      .logits = nullptr,
+                      .next_logits = nullptr,
+                      .squares = nullptr,
+                      .chosen_ids = nullptr,
+                      .chosen_weights = nullptr};
+  if (fold.is_on) {
+    slices.logits = reinterpret_cast<const float2*>(fold.sums) + logit;
+    slices.next_logits = reinterpret_cast<float2*>(fold.next_sums) + logit;
+    slices.squares = fold.squares + int64_t{first} * (p.hidden / 16);
+    slices.chosen_ids = p.expert_ids + pair;
+    slices.chosen_weights = p.expert_weights + pair;
+  }
+  return slices;
+}
+
+ExpertsStep experts_step(const ExpertsParams& p) {
+  return {.gate_up = p.gate_up,
+          .down = p.down,
+          .gate_up_expert_bytes = p.gate_up.expert_bytes(),
+          .down_expert_bytes = p.down.expert_bytes(),
+          .gate_up_bias = p.gate_up_bias,
+          .down_bias = p.down_bias,
+          .t = p.t,
+          .expert_ids = p.expert_ids,
+          .expert_weights = p.expert_weights,
+          .halves = p.launch.workspace,
+          .x = reinterpret_cast<float2*>(p.x),
+          .alpha = p.swiglu_alpha,
+          .limit = p.swiglu_limit,
+          .num_tokens = p.num_tokens,
+          .hidden = p.hidden,
+          .intermediate = p.intermediate,
+          .top_k = p.top_k,
+          .num_units_down = p.down.num_units()};
 }
 
 // Room for any group of tokens that a launch may take.
@@ -443,52 +482,53 @@ const char* experts_any_bf16x2_gemv_cuda_refuses(const ExpertsParams& p) {
   return refuses_matrix(p.down);
 }
 
-uint64_t experts_any_bf16x2_gemv_cuda_workspace(const ExpertsParams& p) {
-  return std::max<uint64_t>(halves_bytes(p), 4ull * one_token::kMaxClusters * p.hidden);
+uint64_t experts_any_bf16x2_gemv_cuda_workspace(const ExpertsParams& p) { return halves_bytes(p); }
+
+bool experts_any_bf16x2_gemv_cuda_routes(const ExpertsParams& p) {
+  bool routes = false;
+  if (experts_any_bf16x2_gemv_cuda_refuses(p) != nullptr) return false;
+  dispatch_format(p.gate_up.format, [&]<DType F>() {
+    routes = slices::tokens_of_launch<F>(slices_step(experts_step(p), p, 0), block_limits()) > 0;
+  });
+  return routes;
 }
 
 void experts_any_bf16x2_gemv_cuda(const ExpertsParams& p) {
+  constexpr const char* kRow = "experts_any_bf16x2_gemv_cuda";
   const cudaStream_t stream = launch_stream(p.launch.stream);
   const BlockLimits limits = block_limits();
-  int32_t group = 1;
+  ExpertsStep step = experts_step(p);
   dispatch_format(p.gate_up.format, [&]<DType F>() {
-    group = std::min(tokens_that_fit(limits, p.gate_up.num_units(), 4 * kGateUpRingBytes<F>),
-                     kMaxPairs / p.top_k);
-  });
-  // Columns past the intermediate size are read as padding of the last unit.
-  if (p.intermediate % 64 != 0) {
-    check_launched(cudaMemsetAsync(p.launch.workspace, 0, halves_bytes(p), stream),
-                   "experts_any_bf16x2_gemv_cuda");
-  }
-  for (int32_t first = 0; first < p.num_tokens; first += group) {
-    const int64_t pair = static_cast<int64_t>(first) * p.top_k, row = int64_t{first} * p.hidden;
-    const ExpertsStep step{.gate_up = p.gate_up,
-                           .down = p.down,
-                           .gate_up_expert_bytes = p.gate_up.expert_bytes(),
-                           .down_expert_bytes = p.down.expert_bytes(),
-                           .gate_up_bias = p.gate_up_bias,
-                           .down_bias = p.down_bias,
-                           .t = p.t + row,
-                           .expert_ids = p.expert_ids + pair,
-                           .expert_weights = p.expert_weights + pair,
-                           .halves = p.launch.workspace,
-                           .x = p.x + row,
-                           .alpha = p.swiglu_alpha,
-                           .limit = p.swiglu_limit,
-                           .num_tokens = std::min(group, p.num_tokens - first),
-                           .hidden = p.hidden,
-                           .intermediate = p.intermediate,
-                           .top_k = p.top_k,
-                           .num_units_down = p.down.num_units()};
-    dispatch_format(p.gate_up.format, [&]<DType F>() {
-      if (step.num_tokens == 1 &&
-          one_token::launch_one_token<F>(one_token_step(step, p.launch.workspace), limits, stream,
-                                         "experts_any_bf16x2_gemv_cuda"))
-        return;
+    const int of_slices = slices::tokens_of_launch<F>(slices_step(step, p, 0), limits);
+    const int group =
+        of_slices > 0
+            ? of_slices
+            : std::min(tokens_that_fit(limits, p.gate_up.num_units(), 4 * kGateUpRingBytes<F>),
+                       kMaxPairs / p.top_k);
+    // Columns past the intermediate size are read as padding of the last unit.
+    if (of_slices == 0 && p.intermediate % 64 != 0)
+      check_launched(cudaMemsetAsync(p.launch.workspace, 0, halves_bytes(p), stream), kRow);
+    for (int32_t first = 0; first < p.num_tokens; first += group) {
+      const int64_t pair = static_cast<int64_t>(first) * p.top_k, row = int64_t{first} * p.hidden;
+      step.t = p.t + row;
+      step.expert_ids = p.expert_ids + pair;
+      step.expert_weights = p.expert_weights + pair;
+      step.x = reinterpret_cast<float2*>(p.x) + row;
+      step.num_tokens = std::min(group, p.num_tokens - first);
+      if (of_slices > 0) {
+        const slices::Step of_group = slices_step(step, p, first);
+        if (step.num_tokens == 1) {
+          slices::launch_slices<F, 1>(of_group, limits, stream, kRow);
+        } else {
+          slices::launch_slices<F, kMaxTokens>(of_group, limits, stream, kRow);
+        }
+        continue;
+      }
+      CHECK(!p.fold.is_on, "experts cannot route here");
       dispatch_tokens(step.num_tokens,
                       [&]<int kTokens>() { launch_experts<F, kTokens>(step, limits, stream); });
-    });
-  }
+    }
+  });
 }
 
 }  // namespace moxie

@@ -34,6 +34,8 @@ void experts_any_bf16_gemm_amx(const ExpertsParams& params);
 // experts_any_bf16x2_gemv_cuda: activations as two BF16 parts (16 bits), F32 sums.
 const char* experts_any_bf16x2_gemv_cuda_refuses(const ExpertsParams& params);
 uint64_t experts_any_bf16x2_gemv_cuda_workspace(const ExpertsParams& params);
+/// Whether that row can do the route step that `out` folded in, for these formats and sizes.
+bool experts_any_bf16x2_gemv_cuda_routes(const ExpertsParams& params);
 void experts_any_bf16x2_gemv_cuda(const ExpertsParams& params);
 
 }  // namespace moxie

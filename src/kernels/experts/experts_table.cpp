@@ -101,6 +101,14 @@ std::span<const Row<ExpertsParams>> table_of<ExpertsParams>() {
   return kRows;
 }
 
+bool can_route_in_experts(const ExpertsParams& p) {
+#if MOXIE_HAS_CUDA
+  if (p.launch.device == DeviceKind::kCuda) return experts_any_bf16x2_gemv_cuda_routes(p);
+#endif
+  (void)p;
+  return false;
+}
+
 Work experts_work(const ExpertsParams& p, int32_t num_distinct) {
   const double tokens = p.num_tokens, hidden = p.hidden, intermediate = p.intermediate;
   const double one_expert = static_cast<double>(p.gate_up.expert_bytes() + p.down.expert_bytes()) +

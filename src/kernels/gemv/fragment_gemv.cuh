@@ -22,6 +22,7 @@
 #include "core/fragment.h"
 #include "core/tensor.h"
 #include "kernels/ptx.cuh"
+#include "kernels/residual.cuh"
 
 namespace moxie::fragment {
 
@@ -213,17 +214,23 @@ struct SlotInputs {
   uint4 block[kBlocks] = {};
 };
 
+/// `own`: the lane's eight activations of its slot's block.
+template <int kBlocks>
+__device__ __forceinline__ void read_slots(const std::byte* own, SlotInputs<kBlocks>& inputs) {
+  const int lane = threadIdx.x % 32, g = lane / 4, slot = g / 2;
+#pragma unroll
+  for (int i = 0; i < kBlocks; ++i) {
+    if (slot == i) inputs.block[i] = *reinterpret_cast<const uint4*>(own);
+  }
+}
+
 /// sums[half] of a lane += rows g + 8 half of kUnits units (1 or 2) at `codes` times one token, for
-/// the block of the lane's slot. `own`: the lane's eight activations of that block.
+/// the block of the lane's slot.
 template <DType F, int kUnits>
 __device__ __forceinline__ void multiply_slots(const std::byte* codes, const std::byte* scales,
                                                const std::byte* own, SlotInputs<2 * kUnits>& inputs,
                                                float (&sums)[2]) {
-  const int lane = threadIdx.x % 32, g = lane / 4, slot = g / 2;
-#pragma unroll
-  for (int i = 0; i < 2 * kUnits; ++i) {
-    if (slot == i) inputs.block[i] = *reinterpret_cast<const uint4*>(own);
-  }
+  read_slots(own, inputs);
   float products[4] = {};
 #pragma unroll
   for (int i = 0; i < 2 * kUnits; ++i) {
@@ -242,6 +249,73 @@ __device__ __forceinline__ void multiply_slots(const std::byte* codes, const std
   const RowScales<F> scale(scales);
   sums[0] += (products[0] + products[1]) * scale.top;
   sums[1] += (products[2] + products[3]) * scale.bottom;
+}
+
+__device__ __forceinline__ uint4 load_shared_16(uint32_t at) {
+  uint4 v;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "r"(at));
+  return v;
+}
+/// Into `v` if wanted, else `v` stays.
+__device__ __forceinline__ void load_shared_16_if(bool is_wanted, uint32_t at, uint4& v) {
+  asm volatile(
+      "{.reg .pred wanted; setp.ne.u32 wanted, %4, 0; "
+      "@wanted ld.shared.v4.u32 {%0, %1, %2, %3}, [%5];}"
+      : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)
+      : "r"(static_cast<uint32_t>(is_wanted)), "r"(at));
+}
+__device__ __forceinline__ float load_shared_e8m0(uint32_t at) {
+  uint32_t byte;
+  asm volatile("ld.shared.u8 %0, [%1];" : "=r"(byte) : "r"(at));
+  return __uint_as_float(byte << 23);
+}
+
+/// The same of three units of MXFP4 at `stage`: pair[half] += of the first two, which share the
+/// slots, odd[half] += of the third, with slots of its own. `own`: the lane's activations of the
+/// pair, of the odd unit odd_offset behind them. All is read first, and each unit has its own chain
+/// of products, so that a warp waits for little.
+__device__ __forceinline__ void multiply_three(uint32_t stage, uint32_t own, uint32_t odd_offset,
+                                               SlotInputs<4>& of_pair, SlotInputs<2>& of_odd,
+                                               float (&pair)[2], float (&odd)[2]) {
+  constexpr DType F = DType::kMXFP4;
+  const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4, slot = g / 2;
+  Unit<F> units[3];
+#pragma unroll
+  for (int u = 0; u < 3; ++u)
+    units[u].codes[0] = load_shared_16(stage + 16 * lane + u * kUnitBytes<F>);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) load_shared_16_if(slot == i, own, of_pair.block[i]);
+#pragma unroll
+  for (int i = 0; i < 2; ++i) load_shared_16_if(slot == i, own + odd_offset, of_odd.block[i]);
+  const uint32_t scales = stage + kCodeBytes<F> + 4 * g + 2 * (q % 2);
+  float products[3][4] = {};
+#pragma unroll
+  for (int block = 0; block < 2; ++block) {
+    uint32_t top[3][4], bottom[3][4];
+#pragma unroll
+    for (int u = 0; u < 3; ++u) {
+      const uint4& b = u < 2 ? of_pair.block[2 * u + block] : of_odd.block[block];
+      decode(units[u], block, 0, 0, top[u]);
+      decode(units[u], block, 1, 0, bottom[u]);
+      mma_in_order(products[u], top[u][0], bottom[u][0], top[u][1], bottom[u][1], b.x, b.y);
+    }
+#pragma unroll
+    for (int u = 0; u < 3; ++u) {
+      const uint4& b = u < 2 ? of_pair.block[2 * u + block] : of_odd.block[block];
+      mma_in_order(products[u], top[u][2], bottom[u][2], top[u][3], bottom[u][3], b.z, b.w);
+    }
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const float of_slot = load_shared_e8m0(scales + q / 2 * kUnitBytes<F> + half);
+    const float of_last = load_shared_e8m0(scales + 2 * kUnitBytes<F> + half);
+    pair[half] += ((products[0][2 * half] + products[0][2 * half + 1]) +
+                   (products[1][2 * half] + products[1][2 * half + 1])) *
+                  of_slot;
+    odd[half] += (products[2][2 * half] + products[2][2 * half + 1]) * of_last;
+  }
 }
 
 /// Eight consecutive values to their two BF16 parts.
@@ -264,6 +338,16 @@ __device__ __forceinline__ void load_eight(const float* at, float (&v)[8]) {
   v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
 }
 
+/// The same of the residual stream.
+__device__ __forceinline__ void load_eight(const float2* at, float (&v)[8]) {
+  const auto* pairs = reinterpret_cast<const float4*>(at);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float4 two = pairs[i];
+    v[2 * i] = two.x + two.y, v[2 * i + 1] = two.z + two.w;
+  }
+}
+
 /// Eight consecutive values of a thread's first segment, loaded before they are needed.
 struct Eight {
   float v[8];
@@ -274,13 +358,13 @@ struct Eight {
   }
 };
 
-/// Writes columns [first, first + 64 num_units) of `num_tokens` rows of x (row length `width`,
-/// zeros past its end), times `factor` and, with kNorm, the norm's weight, into `tile`, by the
-/// threads `thread`, `thread` + num_threads, ... `norm` holds the first segment's norm weights;
-/// `early`, if not null, its values of token 0. With kNorm, adds each token's x^2 to
-/// squares[token].
-template <int kTokens, bool kNorm>
-__device__ __forceinline__ void stage_activations(const float* x, int32_t width, int first,
+/// Writes columns [first, first + 64 num_units) of `num_tokens` rows of x (floats, or float2 of the
+/// residual stream; row length `width`, zeros past its end), times `factor` and, with kNorm, the
+/// norm's weight, into `tile`, by the threads `thread`, `thread` + num_threads, ... `norm` holds
+/// the first segment's norm weights; `early`, if not null, its values of token 0. With kNorm, adds
+/// each token's x^2 to squares[token].
+template <int kTokens, bool kNorm, typename X>
+__device__ __forceinline__ void stage_activations(const X* x, int32_t width, int first,
                                                   int num_units, int num_tokens, float factor,
                                                   const float* norm_weight, Eight& norm,
                                                   const Eight* early, std::byte* tile, int thread,
@@ -322,6 +406,12 @@ __device__ __forceinline__ void stage_activations(const float* x, int32_t width,
 __device__ __forceinline__ float load_early(const float* at) {
   float value;
   asm volatile("ld.global.f32 %0, [%1];" : "=f"(value) : "l"(at));
+  return value;
+}
+
+__device__ __forceinline__ float2 load_early(const float2* at) {
+  float2 value;
+  asm volatile("ld.global.v2.f32 {%0, %1}, [%2];" : "=f"(value.x), "=f"(value.y) : "l"(at));
   return value;
 }
 

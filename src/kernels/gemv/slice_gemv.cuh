@@ -7,7 +7,7 @@
 //   struct Step {
 //     static constexpr bool kNorm;
 //     PackedMatrix weight;
-//     const float* x;            // [tokens, cols]
+//     const X* x;                // [tokens, cols], floats or the residual stream
 //     const float* norm_weight;  // [cols], if kNorm
 //     float rms_eps;
 //     int32_t num_tokens, tiles_a_block;
@@ -17,6 +17,14 @@
 //     struct Early {...};
 //     __device__ Early early(int tile, int row, int token) const;
 //     __device__ void finish(float top, float bottom, const Early&) const;
+//     // With kMore, finish(..., made, at) also keeps in shared memory what it made of the two rows
+//     // at `at` and `at` + 8 of [tile][token][16], for more(), which all threads call.
+//     static constexpr bool kMore;
+//     struct Made {...};
+//     struct MoreEarly {...};  // worked out before the wait, like Early
+//     __device__ MoreEarly more_early(int first_tile) const;
+//     __device__ void more(const Made&, int first_tile, int num_tiles, int num_tokens,
+//                          const MoreEarly&) const;
 //   };
 #pragma once
 
@@ -25,7 +33,7 @@
 
 namespace moxie::fragment {
 
-inline constexpr int kMaxSliceWarps = 16;
+inline constexpr int kMaxSliceWarps = 16, kMaxTilesABlock = 4;
 
 /// Stages of a warp of a slice kernel: all of 2880 columns over 8 warps are two of MXFP4.
 template <DType F>
@@ -119,6 +127,8 @@ __global__ void __launch_bounds__(32 * kMaxSliceWarps)
   const int tile = threadIdx.x / 8 / num_tokens;
   typename Step::Early early{};
   if (tile < num_tiles) early = step.early(first_tile + tile, row, token);
+  typename Step::MoreEarly more_early{};
+  if constexpr (Step::kMore) more_early = step.more_early(first_tile);
 
   wait_for_previous();
   launch_next();
@@ -139,13 +149,13 @@ __global__ void __launch_bounds__(32 * kMaxSliceWarps)
     }
   }
   __syncthreads();
-  if (tile >= num_tiles) return;
+  if (tile >= num_tiles && !Step::kMore) return;
   float top = 0, bottom = 0, square = 0;
   const float* of = sums_of_warps + tile * num_warps * 16 * kWidth + row * kWidth + token;
   const float* of_square = squares_of_warps + token;
 // Short code: it runs once.
 #pragma unroll 2
-  for (int w = 0; w < num_warps; ++w) {
+  for (int w = 0; w < (tile < num_tiles ? num_warps : 0); ++w) {
     top += of[0];
     bottom += of[8 * kWidth];
     of += 16 * kWidth;
@@ -157,7 +167,16 @@ __global__ void __launch_bounds__(32 * kMaxSliceWarps)
   float factor = kSumScale<F>;
   if constexpr (Step::kNorm)
     factor *= rsqrtf(__fdividef(square, static_cast<float>(step.weight.cols)) + step.rms_eps);
-  step.finish(top * factor, bottom * factor, early);
+  if constexpr (Step::kMore) {
+    __shared__ typename Step::Made made;
+    if (tile < num_tiles)
+      step.finish(top * factor, bottom * factor, early, made,
+                  (tile * num_tokens + token) * 16 + row);
+    __syncthreads();
+    step.more(made, first_tile, num_tiles, num_tokens, more_early);
+  } else {
+    step.finish(top * factor, bottom * factor, early);
+  }
 }
 
 /// What the current device gives a block.
@@ -245,7 +264,7 @@ void launch_slice_gemv(const char* row, Step step, cudaStream_t stream) {
       const BlockLimits limits = block_limits();
       const int num_units = step.weight.num_units(), num_tiles = step.weight.num_tiles();
       step.tiles_a_block =
-          kTokens == 1 ? 1 : std::clamp(ceil_div(num_tiles, limits.num_units), 1, 4);
+          kTokens == 1 ? 1 : std::clamp(ceil_div(num_tiles, limits.num_units), 1, kMaxTilesABlock);
       BlockPlan plan = plan_slices<F>(
           limits, num_units,
           static_cast<uint64_t>(kUnitActivationBytes<kTokens>) * static_cast<uint64_t>(num_units),

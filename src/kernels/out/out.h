@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/registry.h"
+#include "kernels/route/route.h"
 
 namespace moxie {
 
@@ -12,6 +13,7 @@ struct OutParams {
   PackedMatrix weight;          // [hidden, heads * head_dim]
   const float* bias = nullptr;  // [hidden]
   float* x = nullptr;           // [tokens, hidden], read and written
+  RouteFold fold;               // of the route step that follows
 };
 
 template <>

@@ -6,39 +6,152 @@
 namespace moxie {
 namespace {
 
+template <bool kFolds>
 struct OutStep {
-  static constexpr bool kNorm = false;
+  static constexpr bool kNorm = false, kMore = kFolds;
   PackedMatrix weight;
   const float* x;  // the attention's output [tokens, cols]
   const float* norm_weight;
   float rms_eps;
   int32_t num_tokens, tiles_a_block;
   const float* bias;
-  float* residual;  // [tokens, rows]
+  float2* residual;  // [tokens, rows]
+  // Of the route step, if it is folded in.
+  const float* route_norm;  // [rows]
+  PackedMatrix router;      // BF16
+  float2* logits;           // [tokens, experts]
+  float* squares;           // [tokens, tiles]
 
   // The residual was last written by the experts of the layer before.
   struct Early {
-    float* out;  // of the upper row; the other one is 8 further on
-    float top, bottom, top_bias, bottom_bias;
+    float2* out;  // of the upper row; the other one is 8 further on
+    float2 top, bottom;
+    float top_bias, bottom_bias, top_norm, bottom_norm;
     bool has_top, has_bottom;
   };
   __device__ Early early(int tile, int row, int token) const {
     const int32_t first = 16 * tile + row;
     Early e{.out = residual + static_cast<int64_t>(token) * weight.rows + first,
+            .top = {},
+            .bottom = {},
+            .top_bias = 0,
+            .bottom_bias = 0,
+            .top_norm = 0,
+            .bottom_norm = 0,
             .has_top = first < weight.rows,
             .has_bottom = first + 8 < weight.rows};
-    if (e.has_top)
-      e.top = fragment::load_early(e.out), e.top_bias = fragment::load_early(bias + first);
-    if (e.has_bottom)
-      e.bottom = fragment::load_early(e.out + 8),
-      e.bottom_bias = fragment::load_early(bias + first + 8);
+    const auto load = [&](int32_t i, float2& x_of, float& bias_of, float& norm_of) {
+      x_of = fragment::load_early(e.out + i - first);
+      bias_of = fragment::load_early(bias + i);
+      if constexpr (kFolds) norm_of = fragment::load_early(route_norm + i);
+    };
+    if (e.has_top) load(first, e.top, e.top_bias, e.top_norm);
+    if (e.has_bottom) load(first + 8, e.bottom, e.bottom_bias, e.bottom_norm);
     return e;
   }
   __device__ void finish(float top, float bottom, const Early& e) const {
-    if (e.has_top) e.out[0] = e.top + (top + e.top_bias);
-    if (e.has_bottom) e.out[8] = e.bottom + (bottom + e.bottom_bias);
+    if (e.has_top) e.out[0] = split_residual(whole(e.top) + (top + e.top_bias));
+    if (e.has_bottom) e.out[8] = split_residual(whole(e.bottom) + (bottom + e.bottom_bias));
+  }
+
+  struct __align__(16) Made {
+    float x[fragment::kMaxTilesABlock * fragment::kMaxTokens * 16];       // [tile][token][16]
+    float scaled[fragment::kMaxTilesABlock * fragment::kMaxTokens * 16];  // by the norm's weights
+  };
+  /// hidden is a multiple of 16 here.
+  __device__ void finish(float top, float bottom, const Early& e, Made& made, int at) const {
+    top = whole(e.top) + (top + e.top_bias), bottom = whole(e.bottom) + (bottom + e.bottom_bias);
+    made.scaled[at] = top * e.top_norm, made.scaled[at + 8] = bottom * e.bottom_norm;
+    made.x[at] = top, made.x[at + 8] = bottom;
+    e.out[0] = split_residual(top), e.out[8] = split_residual(bottom);
+  }
+
+  struct MoreEarly {
+    uint4 weights[2];
+  };
+  /// 16 neighbouring BF16 of a router's row.
+  __device__ void load_router(int expert, int tile, uint4 (&weights)[2]) const {
+    const int unit = tile / 4, block = tile % 4 / 2, q = tile % 2 * 2;
+    const int i = 2 * block + expert % 16 / 8, lane = expert % 8 * 4 + q;
+    const std::byte* at = router.data + (int64_t{expert / 16} * (router.cols / 64) + unit) * 2048 +
+                          512 * i + 16 * lane;
+    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(weights[0].x), "=r"(weights[0].y), "=r"(weights[0].z), "=r"(weights[0].w)
+                 : "l"(at));
+    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(weights[1].x), "=r"(weights[1].y), "=r"(weights[1].z), "=r"(weights[1].w)
+                 : "l"(at + 16));
+  }
+  __device__ MoreEarly more_early(int first_tile) const {
+    MoreEarly e{};
+    if (threadIdx.x < router.rows) load_router(threadIdx.x, first_tile, e.weights);
+    return e;
+  }
+  /// The tiles' part of the router's products, and their sums of squares.
+  __device__ void more(const Made& made, int first_tile, int num_tiles, int tokens,
+                       const MoreEarly& e) const {
+    for (int i = threadIdx.x; i < num_tiles * tokens; i += blockDim.x) {
+      const int tile = i / tokens, token = i - tile * tokens;
+      float sum = 0;
+#pragma unroll
+      for (int k = 0; k < 16; ++k) sum += made.x[16 * i + k] * made.x[16 * i + k];
+      squares[int64_t{token} * (weight.rows / 16) + first_tile + tile] = sum;
+    }
+    for (int expert = threadIdx.x; expert < router.rows; expert += blockDim.x) {
+      float sums[fragment::kMaxTokens] = {};
+      for (int tile = 0; tile < num_tiles; ++tile) {
+        uint4 packed[2] = {e.weights[0], e.weights[1]};
+        if (tile > 0 || expert != static_cast<int>(threadIdx.x))
+          load_router(expert, first_tile + tile, packed);
+        const auto* pairs = reinterpret_cast<const uint32_t*>(packed);
+        float weights[16];
+#pragma unroll
+        for (int k = 0; k < 8; ++k) {
+          weights[2 * k] = __uint_as_float(pairs[k] << 16);
+          weights[2 * k + 1] = __uint_as_float(pairs[k] & 0xFFFF0000u);
+        }
+#pragma unroll
+        for (int t = 0; t < fragment::kMaxTokens; ++t) {
+          if (t >= tokens) break;
+          const float* scaled = made.scaled + (tile * tokens + t) * 16;
+#pragma unroll
+          for (int k = 0; k < 16; ++k) sums[t] += weights[k] * scaled[k];
+        }
+      }
+#pragma unroll
+      for (int t = 0; t < fragment::kMaxTokens; ++t) {
+        if (t >= tokens) break;
+        add_to_residual(logits + int64_t{t} * router.rows + expert, sums[t]);
+      }
+    }
   }
 };
+
+template <bool kFolds>
+void run_out(const OutParams& p) {
+  const cudaStream_t stream = launch_stream(p.launch.stream);
+  const int32_t group = fragment::slice_tokens(p.weight);
+  for (int32_t first = 0; first < p.num_tokens; first += group) {
+    const int64_t row = int64_t{first} * p.weight.rows;
+    OutStep<kFolds> step{.weight = p.weight,
+                         .x = p.a + int64_t{first} * p.weight.cols,
+                         .norm_weight = nullptr,
+                         .rms_eps = 0,
+                         .num_tokens = std::min(group, p.num_tokens - first),
+                         .tiles_a_block = 1,
+                         .bias = p.bias,
+                         .residual = reinterpret_cast<float2*>(p.x) + row,
+                         .route_norm = p.fold.norm_weight,
+                         .router = p.fold.weight,
+                         .logits = nullptr,
+                         .squares = nullptr};
+    if constexpr (kFolds) {
+      step.logits = reinterpret_cast<float2*>(p.fold.sums) + int64_t{first} * p.fold.weight.rows;
+      step.squares = p.fold.squares + row / 16;
+    }
+    fragment::launch_slice_gemv("out_any_bf16x2_gemv_cuda", step, stream);
+  }
+}
 
 }  // namespace
 
@@ -47,19 +160,8 @@ const char* out_any_bf16x2_gemv_cuda_refuses(const OutParams& p) {
 }
 
 void out_any_bf16x2_gemv_cuda(const OutParams& p) {
-  const cudaStream_t stream = launch_stream(p.launch.stream);
-  const int32_t group = fragment::slice_tokens(p.weight);
-  for (int32_t first = 0; first < p.num_tokens; first += group) {
-    const OutStep step{.weight = p.weight,
-                       .x = p.a + static_cast<int64_t>(first) * p.weight.cols,
-                       .norm_weight = nullptr,
-                       .rms_eps = 0,
-                       .num_tokens = std::min(group, p.num_tokens - first),
-                       .tiles_a_block = 1,
-                       .bias = p.bias,
-                       .residual = p.x + static_cast<int64_t>(first) * p.weight.rows};
-    fragment::launch_slice_gemv("out_any_bf16x2_gemv_cuda", step, stream);
-  }
+  if (p.fold.is_on) return run_out<true>(p);
+  run_out<false>(p);
 }
 
 }  // namespace moxie

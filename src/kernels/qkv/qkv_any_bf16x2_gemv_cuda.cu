@@ -11,9 +11,10 @@ namespace moxie {
 namespace {
 
 struct QkvStep {
-  static constexpr bool kNorm = true;
+  static constexpr bool kNorm = true, kMore = false;
+  struct MoreEarly {};
   PackedMatrix weight;
-  const float* x;            // [tokens, hidden]
+  const float2* x;           // [tokens, hidden]
   const float* norm_weight;  // [hidden]
   float rms_eps;
   int32_t num_tokens, tiles_a_block;
@@ -96,7 +97,7 @@ void qkv_any_bf16x2_gemv_cuda(const QkvParams& p) {
   for (int32_t first = 0; first < p.batch.num_tokens; first += group) {
     const QkvStep step{
         .weight = p.weight,
-        .x = p.x + static_cast<int64_t>(first) * p.hidden,
+        .x = reinterpret_cast<const float2*>(p.x) + static_cast<int64_t>(first) * p.hidden,
         .norm_weight = p.norm_weight,
         .rms_eps = p.rms_eps,
         .num_tokens = std::min(group, p.batch.num_tokens - first),

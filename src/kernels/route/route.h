@@ -8,6 +8,24 @@ namespace moxie {
 
 inline constexpr int32_t kMaxTopK = 16;
 
+/// Routing without a kernel of its own (CUDA): `out` adds each tile's part of the router's products
+/// to `sums`, `experts` applies the norm's factor and the bias and chooses.
+struct RouteFold {
+  bool is_on = false;
+  int32_t top_k = 0;
+  float rms_eps = 1e-5f;
+  const float* norm_weight = nullptr;  // [hidden]
+  PackedMatrix weight;                 // [experts, hidden], BF16
+  const float* bias = nullptr;         // [experts]
+  // Zero when `out` starts: [tokens, experts] of two floats (kernels/residual.cuh).
+  float* sums = nullptr;
+  float* next_sums = nullptr;  // likewise, cleared by `experts` for the next layer
+  float* squares = nullptr;    // [tokens, hidden / 16] sums of x^2 over tiles, written by `out`
+};
+
+/// The row that has nothing left to run.
+inline constexpr const char* kFoldedRouteRow = "route_bf16_folded_cuda";
+
 struct RouteParams {
   Launch launch;
   int32_t num_tokens = 0, hidden = 0, top_k = 0;
@@ -19,6 +37,7 @@ struct RouteParams {
   float* t = nullptr;                  // [tokens, hidden], written: the experts' input
   int32_t* expert_ids = nullptr;       // [tokens, top_k], written, by falling logit
   float* expert_weights = nullptr;     // [tokens, top_k], written
+  bool can_fold = false;               // out and experts have rows that do this step's work
 };
 
 template <>

@@ -4,6 +4,7 @@
 // its way before the wait.
 
 #include "kernels/gemv/slice_gemv.cuh"
+#include "kernels/route/route_choose.cuh"
 #include "kernels/route/route_rows.h"
 
 namespace moxie {
@@ -11,11 +12,11 @@ namespace {
 
 using namespace fragment;
 
-constexpr int kMaxExperts = 256, kMaxCluster = 8;
+constexpr int kMaxCluster = 8;
 
 struct RouteStep {
   PackedMatrix weight;
-  const float* x;
+  const float2* x;
   const float* norm_weight;
   const float* bias;
   float* t;
@@ -24,57 +25,6 @@ struct RouteStep {
   float rms_eps;
   int32_t num_tokens, hidden, top_k;
 };
-
-// Order-preserving bits of a float, greater for greater; NaN lowest.
-__device__ __forceinline__ uint32_t ordered_bits(float value) {
-  const uint32_t bits = __float_as_uint(value);
-  if (value != value) return 0;
-  return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
-}
-__device__ __forceinline__ float from_ordered_bits(uint32_t bits) {
-  return __uint_as_float((bits & 0x80000000u) != 0 ? bits & 0x7FFFFFFFu : ~bits);
-}
-
-// One warp: the top_k greatest of logits[expert * kWidth + token], ties to the lower index, and the
-// softmax over them.
-template <int kWidth>
-__device__ void choose(const RouteStep& p, const float* logits, int token) {
-  constexpr int kMine = kMaxExperts / 32;
-  const int lane = threadIdx.x % 32;
-  uint32_t keys[kMine];
-#pragma unroll
-  for (int i = 0; i < kMine; ++i) {
-    const int expert = lane + 32 * i;
-    keys[i] = expert < p.weight.rows ? max(ordered_bits(logits[expert * kWidth + token]), 1u) : 0;
-  }
-  int my_id = 0;
-  float my_logit = 0, greatest = 0;
-  for (int k = 0; k < p.top_k; ++k) {
-    uint32_t best = 0;
-#pragma unroll
-    for (int i = 0; i < kMine; ++i) best = max(best, keys[i]);
-    const uint32_t top = __reduce_max_sync(~0u, best);
-    uint32_t id = ~0u;
-#pragma unroll
-    for (int i = kMine - 1; i >= 0; --i) {
-      if (keys[i] == top) id = lane + 32 * i;
-    }
-    id = __reduce_min_sync(~0u, id);
-#pragma unroll
-    for (int i = 0; i < kMine; ++i) {
-      if (id == static_cast<uint32_t>(lane + 32 * i)) keys[i] = 0;
-    }
-    const float logit = from_ordered_bits(top);
-    if (k == 0) greatest = logit;
-    if (lane == k) my_id = static_cast<int>(id), my_logit = logit;
-  }
-  const float power = lane < p.top_k ? expf(my_logit - greatest) : 0.0f;
-  const float total = warp_sum(power);
-  if (lane < p.top_k) {
-    p.expert_ids[token * p.top_k + lane] = my_id;
-    p.expert_weights[token * p.top_k + lane] = power / total;
-  }
-}
 
 template <DType F, int kTokens>
 __global__ void __launch_bounds__(32 * kMaxSliceWarps)
@@ -112,7 +62,7 @@ __global__ void __launch_bounds__(32 * kMaxSliceWarps)
   cluster_wait();  // the first block can be sent to
   wait_for_previous();
   launch_next();
-  const float my_x = my_column < p.hidden ? p.x[my_column] : 0.0f;
+  const float my_x = my_column < p.hidden ? whole(p.x[my_column]) : 0.0f;
   float squares[kTokens] = {};
   stage_activations<kTokens, true>(p.x, p.hidden, 64 * slice.first_unit, slice.count, p.num_tokens,
                                    kActivationScale<F>, p.norm_weight, norm, nullptr, slice.staged,
@@ -163,7 +113,7 @@ __global__ void __launch_bounds__(32 * kMaxSliceWarps)
     const int64_t row = static_cast<int64_t>(token) * p.hidden;
     for (int k = my_column; k < p.hidden; k += num_blocks * blockDim.x) {
       const bool is_early = token == 0 && k == my_column;
-      p.t[row + k] = (is_early ? my_x * my_norm : p.x[row + k] * p.norm_weight[k]) * factor;
+      p.t[row + k] = (is_early ? my_x * my_norm : whole(p.x[row + k]) * p.norm_weight[k]) * factor;
     }
   }
   if (rank == 0) {
@@ -173,7 +123,9 @@ __global__ void __launch_bounds__(32 * kMaxSliceWarps)
       wait_barrier(&barrier, 0);
     }
     for (int token = warp; token < p.num_tokens; token += num_warps)
-      choose<kWidth>(p, logits, token);
+      choose_experts<kMaxExperts / 32>(
+          p.weight.rows, p.top_k, [&](int expert) { return logits[expert * kWidth + token]; },
+          p.expert_ids + token * p.top_k, p.expert_weights + token * p.top_k);
   }
 }
 
@@ -197,6 +149,14 @@ void launch_route(const RouteStep& step, cudaStream_t stream) {
 
 }  // namespace
 
+const char* route_bf16_folded_cuda_refuses(const RouteParams& p) {
+  if (!p.can_fold) return "the experts' row that would be chosen cannot route";
+  if (p.weight.rows > kMaxExperts) return "more than 256 experts";
+  if (p.weight.format != DType::kBF16) return "the router is not BF16";
+  return refuses_matrix(p.weight);
+}
+void route_bf16_folded_cuda(const RouteParams&) {}
+
 const char* route_any_bf16x2_gemv_cuda_refuses(const RouteParams& p) {
   if (p.weight.rows > kMaxExperts) return "more than 256 experts";
   return refuses_matrix(p.weight);
@@ -207,7 +167,7 @@ void route_any_bf16x2_gemv_cuda(const RouteParams& p) {
   for (int32_t first = 0; first < p.num_tokens; first += group) {
     const int64_t row = int64_t{first} * p.hidden, pair = int64_t{first} * p.top_k;
     const RouteStep step{.weight = p.weight,
-                         .x = p.x + row,
+                         .x = reinterpret_cast<const float2*>(p.x) + row,
                          .norm_weight = p.norm_weight,
                          .bias = p.bias,
                          .t = p.t + row,

@@ -19,6 +19,11 @@ void route_any_f32_gemv_portable(const RouteParams& params);
 void route_any_f32_gemv_avx2(const RouteParams& params);
 void route_any_f32_gemv_avx512(const RouteParams& params);
 
+// route_bf16_folded_cuda: nothing is left to run; its work is in the launches of out and experts
+// around it (RouteFold).
+const char* route_bf16_folded_cuda_refuses(const RouteParams& params);
+void route_bf16_folded_cuda(const RouteParams& params);
+
 // route_any_bf16x2_gemv_cuda: activations as two BF16 parts (16 bits), F32 sums.
 const char* route_any_bf16x2_gemv_cuda_refuses(const RouteParams& params);
 void route_any_bf16x2_gemv_cuda(const RouteParams& params);

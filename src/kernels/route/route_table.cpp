@@ -54,6 +54,17 @@ const Row<RouteParams> kRows[] = {
      .run = route_any_f32_gemv_avx512},
 #endif
 #if MOXIE_HAS_CUDA
+    {.name = kFoldedRouteRow,
+     .device = DeviceKind::kCuda,
+     .needs = kCudaAny,
+     .supports = "bf16; hidden a multiple of 192, intermediate of 64; at most 256 experts",
+     .limits = "no kernel of its own: out adds up the products, experts chooses; F32",
+     .ran_on = "H200; sm_100a and sm_120f compiled only",
+     .layout = PackedLayout::kFragment16x32,
+     .refuses = route_bf16_folded_cuda_refuses,
+     .cost = [](const RouteParams&) { return 0.5; },
+     .workspace = [](const RouteParams&) { return uint64_t{0}; },
+     .run = route_bf16_folded_cuda},
     {.name = "route_any_bf16x2_gemv_cuda",
      .device = DeviceKind::kCuda,
      .needs = kCudaAny,

@@ -12,7 +12,7 @@ constexpr int kMaxWarps = 24;
 
 struct UnembedStep {
   PackedMatrix weight;
-  const float* x;            // [tokens, hidden]
+  const float2* x;           // [tokens, hidden]
   const int32_t* row_idx;    // [rows]
   const float* norm_weight;  // [hidden]
   float* logits;             // [rows, vocab]
@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps) head_gemv(const __grid_constan
   for (int r = 0; r < p.num_rows; ++r) {
     // One row at a time: rows of x need not be neighbours.
     float square[1] = {};
-    const float* x = p.x + static_cast<int64_t>(p.row_idx[r]) * p.hidden;
+    const float2* x = p.x + static_cast<int64_t>(p.row_idx[r]) * p.hidden;
     for (int s = threadIdx.x; s < 8 * num_units; s += blockDim.x) {
       const int k = 8 * s;
       float v[8] = {}, norm[8];
@@ -145,7 +145,7 @@ void unembed_any_bf16x2_gemv_cuda(const UnembedParams& p) {
   });
   for (int32_t first = 0; first < p.num_rows; first += group) {
     const UnembedStep step{.weight = p.weight,
-                           .x = p.x,
+                           .x = reinterpret_cast<const float2*>(p.x),
                            .row_idx = p.row_idx + first,
                            .norm_weight = p.norm_weight,
                            .logits = p.logits + static_cast<int64_t>(first) * p.weight.rows,
