@@ -169,7 +169,7 @@ TEST(Experts, ActivationHasTheKnownValues) {
       pack_tile_rows16(stored, lanes, DType::kF32, built.weights[1].memory.data() + 64 * 32 * tile);
     }
     built.initial_x = zeros;
-    const float weight = 1;
+    float weight = 1;
     built.params.t = zeros.data();
     built.params.gate_up_bias = bias.data();
     built.params.down_bias = zeros.data();
