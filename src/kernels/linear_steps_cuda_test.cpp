@@ -195,15 +195,18 @@ class LinearStepsCuda : public CudaTest {
     std::vector<float> weights(ids.size());
     const std::vector<float> none(static_cast<size_t>(2 * c.tokens) * c.experts);
     float* sums[2] = {upload(none), upload(std::vector<float>(none.size(), 1.0f))};
-    const RouteFold fold{.is_on = true,
-                         .top_k = c.top_k,
-                         .rms_eps = route.params.rms_eps,
-                         .norm_weight = route_there.norm_weight,
-                         .weight = route_there.weight,
-                         .bias = route_there.bias,
-                         .sums = sums[0],
-                         .next_sums = sums[1],
-                         .squares = upload(std::vector<float>(x.size() / 16))};
+    const RouteFold fold{
+        .is_on = true,
+        .top_k = c.top_k,
+        .rms_eps = route.params.rms_eps,
+        .norm_weight = route_there.norm_weight,
+        .weight = route_there.weight,
+        .bias = route_there.bias,
+        .sums = sums[0],
+        .next_sums = sums[1],
+        .squares = upload(std::vector<float>(x.size() / 16)),
+        .parts = reinterpret_cast<std::byte*>(upload(std::vector<float>(x.size()))),
+        .experts_format = experts_there.gate_up.format};
     OutParams out_folded = out_there;
     out_folded.launch = launch();
     out_folded.fold = fold;

@@ -75,6 +75,16 @@ __device__ __forceinline__ void wait_barrier(uint64_t* barrier, uint32_t phase) 
       "r"(phase)
       : "memory");
 }
+/// Copies memory to shared memory, without waiting; the barrier counts the bytes. All are multiples
+/// of 16.
+__device__ __forceinline__ void copy_bulk(void* to, const void* from, uint32_t bytes,
+                                          uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(shared_address(to)),
+      "l"(from), "r"(bytes), "r"(shared_address(barrier))
+      : "memory");
+}
 /// Stores a word at this block's address `at`, but in block `rank` of the cluster, whose barrier
 /// counts its bytes.
 __device__ __forceinline__ void send(const void* at, const uint64_t* barrier, int rank,

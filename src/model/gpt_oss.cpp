@@ -79,7 +79,9 @@ struct StepParams {
             .bias = layer.router_bias,
             .sums = act.route_sums[l % 2],
             .next_sums = act.route_sums[(l + 1) % 2],
-            .squares = act.route_squares};
+            .squares = act.route_squares,
+            .parts = reinterpret_cast<std::byte*>(act.t),
+            .experts_format = layer.gate_up.format};
   }
   RouteParams route(const LayerWeights& layer) const {
     return {.launch = launch,

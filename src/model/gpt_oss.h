@@ -25,7 +25,7 @@ struct Activations {
   float* x = nullptr;               // [tokens, hidden]; on CUDA two floats a value
   float* q = nullptr;               // [tokens, q width]
   float* a = nullptr;               // [tokens, q width]
-  float* t = nullptr;               // [tokens, hidden]
+  float* t = nullptr;               // [tokens, hidden]; RouteFold: `parts`
   int32_t* expert_ids = nullptr;    // [tokens, top_k]
   float* expert_weights = nullptr;  // [tokens, top_k]
   float* route_sums[2] = {};        // CUDA: [tokens, experts] of two floats (RouteFold), in turn

@@ -345,7 +345,9 @@ class Bench {
             .bias = l.router_bias,
             .sums = route_sums_[turn],
             .next_sums = route_sums_[1 - turn],
-            .squares = route_squares_};
+            .squares = route_squares_,
+            .parts = reinterpret_cast<std::byte*>(t_),
+            .experts_format = l.gate_up.format};
   }
   ExpertsParams experts(Layer& l, int32_t* ids) {
     return {.launch = launch(),

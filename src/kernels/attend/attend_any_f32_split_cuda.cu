@@ -362,7 +362,8 @@ void attend_any_f32_split_cuda(const AttendParams& params) {
   if (num_rows == 8) {
     constexpr int kThreeSlots = 96 * 1024 + static_cast<int>(sizeof(Shared<8>));
     launch = bf16 ? launch_split<kBF16, 8, 2> : launch_split<kF8, 8, 2>;
-    if (!few && limits.shared_of_block >= kThreeSlots)
+    // Window layers and full ones take the same kernel: two would crowd the instruction cache.
+    if (limits.shared_of_block >= kThreeSlots)
       launch = bf16 ? launch_split<kBF16, 8, 3> : launch_split<kF8, 8, 3>;
   }
   launch(params, split, num_tiles, limits, stream);

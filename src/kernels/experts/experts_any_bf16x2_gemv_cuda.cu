@@ -1,5 +1,6 @@
-// experts on CUDA for a few tokens, two kernels: gate/up with the clamped SwiGLU, then down with
-// the weighted sum, bias and residual. Each expert that any token chose is read once a launch.
+// experts on CUDA for a few tokens. Sizes in whole slices take the kernel of experts_slices.cuh;
+// others two kernels: gate/up with the clamped SwiGLU, then down with the weighted sum, bias and
+// residual. Each expert that any token chose is read once a launch.
 //
 // gate_up: a team of two warps makes whole tiles (8 gate and 8 up rows of the same outputs, so that
 // a lane has both); the tokens' activations are staged once a block. Its outputs, times the weight
@@ -76,9 +77,7 @@ inline constexpr int kDownStageBytes = Pipeline<F>::kStageBytes +
 template <DType F>
 __device__ __forceinline__ void write_half(const ExpertsStep& p, int pair, float weight, int output,
                                            float gate, float up) {
-  gate = fminf(gate, p.limit);
-  up = fminf(fmaxf(up, -p.limit), p.limit);
-  const float value = gate / (1.0f + __expf(-p.alpha * gate)) * (up + 1.0f);
+  const float value = slices::swiglu(gate, up, p.alpha, p.limit);
   const float scaled = value * weight * kActivationScale<F>;
   const __nv_bfloat16 high = __float2bfloat16_rn(scaled);
   const __nv_bfloat16 low = __float2bfloat16_rn(scaled - __bfloat162float(high));
@@ -403,7 +402,7 @@ slices::Step slices_step(const ExpertsStep& step, const ExpertsParams& p, int32_
                       .num_units_down = step.num_units_down,
                       .num_experts = fold.is_on ? fold.weight.rows : 0,
                       .rms_eps = fold.rms_eps,
-                      .norm_weight = fold.norm_weight,
+                      .parts = nullptr,
                       .router_bias = fold.bias,
                       .logits = nullptr,
                       .next_logits = nullptr,
@@ -413,6 +412,7 @@ slices::Step slices_step(const ExpertsStep& step, const ExpertsParams& p, int32_
   if (fold.is_on) {
     slices.logits = reinterpret_cast<const float2*>(fold.sums) + logit;
     slices.next_logits = reinterpret_cast<float2*>(fold.next_sums) + logit;
+    slices.parts = fold.parts + int64_t{first} * p.hidden * 4;
     slices.squares = fold.squares + int64_t{first} * (p.hidden / 16);
     slices.chosen_ids = p.expert_ids + pair;
     slices.chosen_weights = p.expert_weights + pair;

@@ -46,7 +46,7 @@ struct Step {
   // With the route step folded in, num_experts > 0; else the choices and `t` are there.
   int32_t num_experts;
   float rms_eps;
-  const float* norm_weight;  // [hidden]
+  const std::byte* parts;    // [tokens, hidden] of 4 bytes: the activations
   const float* router_bias;  // [experts]
   const float2* logits;      // [tokens, experts] without the norm's factor and the bias
   float2* next_logits;       // likewise, to be cleared
@@ -392,9 +392,18 @@ __device__ __forceinline__ void route_token(const Step& p, int token,
   for (int i = 0; i < kMine; ++i) {
     if (lane + 32 * i < p.num_experts) logits[i] = load_early(sums + lane + 32 * i);
   }
+  // All loads of a round are on their way before the first is waited for.
+  constexpr int kRound = 6;
   float square = 0;
-#pragma unroll 6
-  for (int i = lane; i < num_tiles; i += 32) square += squares[i];
+#pragma unroll 1
+  for (int first = lane; first - lane < num_tiles; first += 32 * kRound) {
+    float parts[kRound];
+#pragma unroll
+    for (int i = 0; i < kRound; ++i)
+      parts[i] = first + 32 * i < num_tiles ? load_early(squares + first + 32 * i) : 0.0f;
+#pragma unroll
+    for (int i = 0; i < kRound; ++i) square += parts[i];
+  }
   const float factor =
       rsqrtf(__fdividef(warp_sum(square), static_cast<float>(p.hidden)) + p.rms_eps);
   int nth = 0;
@@ -458,6 +467,7 @@ __device__ void add_biases(const Step& p, const Picks<kTokens>& picks) {
 /// Where the blocks of a cluster meet.
 struct Meeting {
   uint64_t barriers[kKept];  // of pieces in turn: that piece's hidden values are here
+  uint64_t staged;           // the activations are here
   /// For warps of the block: the sums of the nth piece are here.
   __device__ __forceinline__ static int of_sums(int nth) { return 1 + nth % 2; }
 };
@@ -613,6 +623,7 @@ __global__ void __launch_bounds__(32 * (kMaxMultipliers + 1))
   const int warp = share.warp;
   const bool is_multiplier = warp < share.num_multipliers;
   if (threadIdx.x < kKept) init_barrier(&meeting.barriers[threadIdx.x]);
+  if (threadIdx.x == kKept) init_barrier(&meeting.staged);
   const Layout<F> layout(share.num_multipliers, p.num_units, num_tokens);
   std::byte* staged = shared + layout.staged;
   std::byte* hidden_values = shared + layout.hidden_values;
@@ -634,21 +645,23 @@ __global__ void __launch_bounds__(32 * (kMaxMultipliers + 1))
   constexpr bool kSplit = kTokens == 1;
   const bool is_router = kSplit ? !is_multiplier : warp < num_tokens;
   float router_bias[kMaxExperts / 32] = {};
-  Eight norm;
   if (p.num_experts > 0) {
 #pragma unroll
     for (int i = 0; i < kMaxExperts / 32; ++i) {
       if (is_router && lane + 32 * i < p.num_experts)
         router_bias[i] = load_early(p.router_bias + lane + 32 * i);
     }
-    norm.load(p.norm_weight, p.hidden, 0, 8 * p.num_units, threadIdx.x);
   }
   cluster_wait();  // both blocks have their barriers
 
   wait_for_previous();
   launch_next();
-  float squares[1];
   if (p.num_experts > 0) {
+    if (threadIdx.x == (kSplit ? 0 : blockDim.x - 32)) {
+      const auto bytes = static_cast<uint32_t>(num_tokens * token_bytes);
+      expect_bytes(&meeting.staged, bytes);
+      copy_bulk(staged, p.parts, bytes, &meeting.staged);
+    }
     if (is_router) {
       if constexpr (kSplit) {
         if (p.num_experts <= 128) {
@@ -661,15 +674,6 @@ __global__ void __launch_bounds__(32 * (kMaxMultipliers + 1))
           route_token<kMaxExperts / 32, kTokens>(p, t, router_bias, picks);
       }
       __syncwarp();
-    }
-    const int num_stagers = kSplit ? 32 * share.num_multipliers : blockDim.x;
-    if (threadIdx.x < num_stagers) {
-      for (int t = 0; t < num_tokens; ++t) {
-        Eight first_norm = norm;
-        stage_activations<1, true>(p.x + int64_t{t} * p.hidden, p.hidden, 0, p.num_units, 1,
-                                   kActivationScale<F>, p.norm_weight, first_norm, nullptr,
-                                   staged + t * token_bytes, threadIdx.x, num_stagers, squares);
-      }
     }
     const int to_clear = num_tokens * p.num_experts;
     for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < to_clear; i += gridDim.x * blockDim.x)
@@ -701,7 +705,11 @@ __global__ void __launch_bounds__(32 * (kMaxMultipliers + 1))
       commit_copies();
     }
   }
-  if (p.num_experts == 0) {
+  if (p.num_experts > 0) {
+    wait_barrier(&meeting.staged, 0);
+  } else {
+    Eight norm;
+    float squares[1];
     for (int t = 0; t < num_tokens; ++t)
       stage_activations<1, false>(p.t + int64_t{t} * p.hidden, p.hidden, 0, p.num_units, 1,
                                   kActivationScale<F>, nullptr, norm, nullptr,

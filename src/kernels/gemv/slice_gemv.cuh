@@ -42,10 +42,15 @@ template <DType F>
 inline constexpr int kSliceRingBytes = kSliceStages<F>* Pipeline<F>::kStageBytes;
 /// Stages that a warp takes of a tile, if there are warps enough: fewer make the chain after the
 /// wait shorter, more leave room for all blocks of a launch at once, which counts for more.
-template <DType F>
-inline constexpr int kStagesAWarp = F == DType::kMXFP4  ? 2
-                                    : F == DType::kBF16 ? 4
+template <DType F, int kTokens>
+inline constexpr int kStagesAWarp = F == DType::kMXFP4  ? (kTokens == 1 ? 2 : 1)
+                                    : F == DType::kBF16 ? (kTokens == 1 ? 8 : 4)
                                                         : 3;
+/// Tiles of a block, at most: each has several tokens' activations staged once.
+template <DType F, int kTokens>
+inline constexpr int kMostTiles = kTokens == 1                       ? 1
+                                  : F == DType::kMXFP4&& kTokens < 8 ? 2
+                                                                     : kMaxTilesABlock;
 
 /// The slice of columns that one warp multiplies, in whole stages: its weights and activations.
 template <DType F, int kTokens>
@@ -192,21 +197,22 @@ inline BlockLimits block_limits() {
   return {static_cast<uint64_t>(shared), units};
 }
 
-/// Warps of a block and its dynamic shared memory: as many warps as share the columns in whole
-/// stages, fewer where `fixed` bytes of the block and `a_warp` bytes beside each ring leave no
-/// room.
+/// Warps of a block and its dynamic shared memory: as many warps as share the columns in runs of
+/// `stages_a_warp`, fewer where `fixed` bytes of the block and `a_warp` bytes beside each ring
+/// leave no room.
 struct BlockPlan {
   int num_warps;
   uint64_t shared_bytes, a_warp;
 };
 template <DType F>
-BlockPlan plan_slices(const BlockLimits& limits, int num_units, uint64_t fixed, uint64_t a_warp) {
+BlockPlan plan_slices(const BlockLimits& limits, int num_units, int stages_a_warp, uint64_t fixed,
+                      uint64_t a_warp) {
   constexpr int kUnroll = Pipeline<F>::kUnroll;
   const int num_stages = ceil_div(num_units, kUnroll);
   const uint64_t each = kSliceRingBytes<F> + a_warp;
   const int room = static_cast<int>((limits.shared_bytes - fixed) / each);
   const int at_most =
-      std::max(1, std::min({kMaxSliceWarps, room, ceil_div(num_stages, kStagesAWarp<F>)}));
+      std::max(1, std::min({kMaxSliceWarps, room, ceil_div(num_stages, stages_a_warp)}));
   // The same number of rounds with as few warps as do it.
   const int num_warps = ceil_div(num_stages, ceil_div(num_stages, at_most));
   return {num_warps, fixed + each * static_cast<uint64_t>(num_warps), each};
@@ -261,12 +267,13 @@ template <typename Step>
 void launch_slice_gemv(const char* row, Step step, cudaStream_t stream) {
   dispatch_format(step.weight.format, [&]<DType F>() {
     dispatch_tokens(step.num_tokens, [&]<int kTokens>() {
-      const BlockLimits limits = block_limits();
+      BlockLimits limits = block_limits();
+      if constexpr (Step::kMore) limits.shared_bytes -= sizeof(typename Step::Made);
       const int num_units = step.weight.num_units(), num_tiles = step.weight.num_tiles();
       step.tiles_a_block =
-          kTokens == 1 ? 1 : std::clamp(ceil_div(num_tiles, limits.num_units), 1, kMaxTilesABlock);
+          std::clamp(ceil_div(num_tiles, limits.num_units), 1, kMostTiles<F, kTokens>);
       BlockPlan plan = plan_slices<F>(
-          limits, num_units,
+          limits, num_units, kStagesAWarp<F, kTokens>,
           static_cast<uint64_t>(kUnitActivationBytes<kTokens>) * static_cast<uint64_t>(num_units),
           4ull * (16 * step.tiles_a_block + 1) * 4 * kGroupsOf<kTokens>);
       // A thread for each pair of outputs.

@@ -21,6 +21,8 @@ struct OutStep {
   PackedMatrix router;      // BF16
   float2* logits;           // [tokens, experts]
   float* squares;           // [tokens, tiles]
+  std::byte* parts;         // [tokens, rows], of 4 bytes
+  float parts_scale;
 
   // The residual was last written by the experts of the layer before.
   struct Early {
@@ -97,6 +99,20 @@ struct OutStep {
       for (int k = 0; k < 16; ++k) sum += made.x[16 * i + k] * made.x[16 * i + k];
       squares[int64_t{token} * (weight.rows / 16) + first_tile + tile] = sum;
     }
+    // The last threads, for the first ones have the router's rows.
+    for (int i = blockDim.x - 1 - threadIdx.x; i < 2 * num_tiles * tokens; i += blockDim.x) {
+      const int of = i / 2, tile = of / tokens, token = of - tile * tokens;
+      const int segment = 2 * (first_tile + tile) + i % 2;
+      float values[8];
+#pragma unroll
+      for (int k = 0; k < 8; ++k) values[k] = made.scaled[8 * i + k] * parts_scale;
+      uint4 high, low;
+      fragment::split_parts(values, high, low);
+      std::byte* to = parts + int64_t{token} * weight.rows * 4 +
+                      segment / 4 * fragment::kBlockBytes<1> + 16 * (segment % 4);
+      *reinterpret_cast<uint4*>(to) = high;
+      *reinterpret_cast<uint4*>(to + 64) = low;
+    }
     for (int expert = threadIdx.x; expert < router.rows; expert += blockDim.x) {
       float sums[fragment::kMaxTokens] = {};
       for (int tile = 0; tile < num_tiles; ++tile) {
@@ -144,10 +160,16 @@ void run_out(const OutParams& p) {
                          .route_norm = p.fold.norm_weight,
                          .router = p.fold.weight,
                          .logits = nullptr,
-                         .squares = nullptr};
+                         .squares = nullptr,
+                         .parts = nullptr,
+                         .parts_scale = 1};
     if constexpr (kFolds) {
       step.logits = reinterpret_cast<float2*>(p.fold.sums) + int64_t{first} * p.fold.weight.rows;
       step.squares = p.fold.squares + row / 16;
+      step.parts = p.fold.parts + 4 * row;
+      fragment::dispatch_format(p.fold.experts_format, [&]<DType F>() {
+        step.parts_scale = fragment::kActivationScale<F>;
+      });
     }
     fragment::launch_slice_gemv("out_any_bf16x2_gemv_cuda", step, stream);
   }

@@ -21,6 +21,10 @@ struct RouteFold {
   float* sums = nullptr;
   float* next_sums = nullptr;  // likewise, cleared by `experts` for the next layer
   float* squares = nullptr;    // [tokens, hidden / 16] sums of x^2 over tiles, written by `out`
+  // Written by `out`: what the experts multiply, but for the norm's factor, as parts of BF16 in the
+  // order of their kernel, 4 bytes a value: [tokens, hidden].
+  std::byte* parts = nullptr;
+  DType experts_format = DType::kMXFP4;  // whose scale the parts have
 };
 
 /// The row that has nothing left to run.

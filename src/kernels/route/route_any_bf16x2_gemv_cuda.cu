@@ -135,8 +135,8 @@ void launch_route(const RouteStep& step, cudaStream_t stream) {
   limits.shared_bytes -= sizeof(float) * kMaxExperts * 4 * kGroupsOf<kTokens>;  // the logits
   const auto num_units = static_cast<uint64_t>(step.weight.num_units());
   const BlockPlan plan =
-      plan_slices<F>(limits, step.weight.num_units(), kUnitActivationBytes<kTokens> * num_units,
-                     4ull * 17 * 4 * kGroupsOf<kTokens>);
+      plan_slices<F>(limits, step.weight.num_units(), kStagesAWarp<F, kMaxTokens>,
+                     kUnitActivationBytes<kTokens> * num_units, 4ull * 17 * 4 * kGroupsOf<kTokens>);
   const int cluster = std::min(kMaxCluster, step.weight.num_tiles());
   launch_kernel("route_any_bf16x2_gemv_cuda", route_gemv<F, kTokens>, step,
                 {.grid = dim3(static_cast<unsigned>(cluster)),
