@@ -275,9 +275,8 @@ void launch_split(const AttendParams& params, SplitParams split, int32_t num_til
   if (splits > 1) tiles_of_warp = std::max<int64_t>(tiles_of_warp, ceil_div(kKeysOfWarp, F::kKeys));
   split.num_slots = static_cast<int32_t>(std::clamp<int64_t>(tiles_of_warp, kFewestSlots, kSlots));
   int shared_bytes = kWarps * split.num_slots * F::kStageBytes;
-  // Several clusters a KV head do crowd together where they can. One does not, and is better off
-  // with room for the launches before and after it.
-  if (splits > 1 && num_tiles > 1) shared_bytes = std::max(shared_bytes, limits.shared_of_sm / 2);
+  // Blocks do crowd together where they can, the more so beside the last blocks of the launch before.
+  if (splits > 1) shared_bytes = std::max(shared_bytes, limits.shared_of_sm / 2);
   const LaunchShape shape{.grid = dim3(static_cast<unsigned>(num_clusters * splits)),
                           .num_threads = kThreads,
                           .shared_bytes = static_cast<uint64_t>(shared_bytes),

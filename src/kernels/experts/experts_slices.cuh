@@ -381,9 +381,9 @@ struct GroupProduct {
 
 /// A token's choice from what `out` left, by one warp.
 template <int kMine, int kTokens>
-__device__ __forceinline__ void route_token(const Step& p, int token,
-                                            const float (&bias)[kMaxExperts / 32],
-                                            Picks<kTokens>& picks) {
+__device__ __forceinline__ Choice route_token(const Step& p, int token,
+                                              const float (&bias)[kMaxExperts / 32],
+                                              Picks<kTokens>& picks) {
   const int lane = threadIdx.x % 32, num_tiles = p.hidden / 16;
   const float2* sums = p.logits + int64_t{token} * p.num_experts;
   const float* squares = p.squares + int64_t{token} * num_tiles;
@@ -406,20 +406,22 @@ __device__ __forceinline__ void route_token(const Step& p, int token,
   }
   const float factor =
       rsqrtf(__fdividef(warp_sum(square), static_cast<float>(p.hidden)) + p.rms_eps);
-  int nth = 0;
-  choose_experts<kMine>(
-      p.num_experts, p.top_k,
-      [&](int) {
-        const float logit = whole(logits[nth]) * factor + bias[nth];
-        ++nth;
-        return logit;
-      },
-      picks.ids + token * p.top_k, picks.weights + token * p.top_k);
   if (lane == 0) picks.factors[token] = factor;
-  if (blockIdx.x == 0 && lane < p.top_k) {
-    const int at = token * p.top_k + lane;
-    p.chosen_ids[at] = picks.ids[at], p.chosen_weights[at] = picks.weights[at];
+  return choose_experts<kMine>(p.num_experts, p.top_k,
+                               [&](int, int i) { return whole(logits[i]) * factor + bias[i]; });
+}
+
+/// Keeps a token's choice; by the same warp.
+template <int kTokens>
+__device__ __forceinline__ void keep_choice(const Step& p, int token, const Choice& choice,
+                                            Picks<kTokens>& picks) {
+  const float weight = choice_weight(choice, p.top_k);
+  const int at = token * p.top_k + static_cast<int>(threadIdx.x % 32);
+  if (static_cast<int>(threadIdx.x % 32) < p.top_k) {
+    picks.ids[at] = choice.id, picks.weights[at] = weight;
+    if (blockIdx.x == 0) p.chosen_ids[at] = choice.id, p.chosen_weights[at] = weight;
   }
+  __syncwarp();
 }
 
 /// Which experts the launch's tokens chose, each once; by one warp.
@@ -610,7 +612,7 @@ struct Multiplier {
 };
 
 template <DType F, int kTokens>
-__global__ void __launch_bounds__(32 * (kMaxMultipliers + 1))
+__global__ void __launch_bounds__(32 * (kMaxMultipliers + 1), 1)
     slice_experts(const __grid_constant__ Step p) {
   touch_params(p);
   extern __shared__ __align__(128) std::byte shared[];
@@ -634,8 +636,15 @@ __global__ void __launch_bounds__(32 * (kMaxMultipliers + 1))
   int first_piece = 0, num_pieces = 0;
   const auto find_pieces = [&](int num_picks) {
     const int all = num_picks * p.num_units_down;
-    first_piece = part_begin(all, num_clusters, cluster_idx);
-    num_pieces = part_begin(all, num_clusters, cluster_idx + 1) - first_piece;
+    if constexpr (kTokens == 1) {
+      // The last blocks start last, on SMs that had two blocks of `out`: they have fewer.
+      const int each = all / num_clusters, with_more = all - each * num_clusters;
+      first_piece = cluster_idx * each + min(cluster_idx, with_more);
+      num_pieces = each + (cluster_idx < with_more ? 1 : 0);
+    } else {
+      first_piece = part_begin(all, num_clusters, cluster_idx);
+      num_pieces = part_begin(all, num_clusters, cluster_idx + 1) - first_piece;
+    }
   };
   if constexpr (kTokens == 1) find_pieces(p.top_k);
   Weights<F> weights(p, num_pieces, first_piece);
@@ -645,6 +654,7 @@ __global__ void __launch_bounds__(32 * (kMaxMultipliers + 1))
   constexpr bool kSplit = kTokens == 1;
   const bool is_router = kSplit ? !is_multiplier : warp < num_tokens;
   float router_bias[kMaxExperts / 32] = {};
+  Choice choice{};
   if (p.num_experts > 0) {
 #pragma unroll
     for (int i = 0; i < kMaxExperts / 32; ++i) {
@@ -664,21 +674,20 @@ __global__ void __launch_bounds__(32 * (kMaxMultipliers + 1))
     }
     if (is_router) {
       if constexpr (kSplit) {
-        if (p.num_experts <= 128) {
-          route_token<4, kTokens>(p, 0, router_bias, picks);
-        } else {
-          route_token<kMaxExperts / 32, kTokens>(p, 0, router_bias, picks);
-        }
+        choice = p.num_experts <= 128
+                     ? route_token<4, kTokens>(p, 0, router_bias, picks)
+                     : route_token<kMaxExperts / 32, kTokens>(p, 0, router_bias, picks);
+        if (lane < p.top_k) picks.of[lane] = {choice.id, 1, {static_cast<uint8_t>(lane)}, {0}};
+        if (lane == 0) picks.count = p.top_k;
       } else {
         for (int t = warp; t < num_tokens; t += blockDim.x / 32)
-          route_token<kMaxExperts / 32, kTokens>(p, t, router_bias, picks);
+          keep_choice(p, t, route_token<kMaxExperts / 32, kTokens>(p, t, router_bias, picks),
+                      picks);
       }
-      __syncwarp();
     }
     const int to_clear = num_tokens * p.num_experts;
     for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < to_clear; i += gridDim.x * blockDim.x)
       p.next_logits[i] = make_float2(0, 0);
-    if (kSplit && is_router) pick_experts<kTokens>(p, picks);
     if constexpr (!kSplit) {
       __syncthreads();
       if (warp == 0) pick_experts<kTokens>(p, picks);
@@ -687,6 +696,8 @@ __global__ void __launch_bounds__(32 * (kMaxMultipliers + 1))
     if (warp == 0) pick_experts<kTokens>(p, picks);
   }
   __syncthreads();
+  // Of one token only the last warp needs the weights, and not at once.
+  if (kSplit && is_router && p.num_experts > 0) keep_choice(p, 0, choice, picks);
   if constexpr (kTokens == 1) {
     if (num_pieces > 0) {
       const int64_t expert = picks.of[first_pick].expert * p.gate_up_expert_bytes;

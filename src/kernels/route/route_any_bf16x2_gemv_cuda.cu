@@ -122,10 +122,15 @@ __global__ void __launch_bounds__(32 * kMaxSliceWarps)
     } else {
       wait_barrier(&barrier, 0);
     }
-    for (int token = warp; token < p.num_tokens; token += num_warps)
-      choose_experts<kMaxExperts / 32>(
-          p.weight.rows, p.top_k, [&](int expert) { return logits[expert * kWidth + token]; },
-          p.expert_ids + token * p.top_k, p.expert_weights + token * p.top_k);
+    for (int token = warp; token < p.num_tokens; token += num_warps) {
+      const Choice choice = choose_experts<kMaxExperts / 32>(
+          p.weight.rows, p.top_k, [&](int expert, int) { return logits[expert * kWidth + token]; });
+      const float weight = choice_weight(choice, p.top_k);
+      if (lane < p.top_k) {
+        p.expert_ids[token * p.top_k + lane] = choice.id;
+        p.expert_weights[token * p.top_k + lane] = weight;
+      }
+    }
   }
 }
 

@@ -17,21 +17,24 @@ __device__ __forceinline__ float from_ordered_bits(uint32_t bits) {
   return __uint_as_float((bits & 0x80000000u) != 0 ? bits & 0x7FFFFFFFu : ~bits);
 }
 
-/// The top_k greatest of logit(expert), ties to the lower index, by falling logit, and the softmax
-/// over them. logit() is called once an expert.
-/// kMine: of a lane, 32 times as many in all at most.
+/// A lane's part of a token's choice: the k-th expert in lane k < top_k.
+struct Choice {
+  int id;
+  float logit, greatest;  // greatest: of all
+};
+
+/// The top_k greatest of logit(expert), ties to the lower index, by falling logit. logit(expert, i)
+/// is called once an expert, the lane's i-th. kMine: of a lane, 32 times as many in all at most.
 template <int kMine, typename Logit>
-__device__ __forceinline__ void choose_experts(int num_experts, int top_k, Logit&& logit_of,
-                                               int32_t* ids, float* weights) {
+__device__ __forceinline__ Choice choose_experts(int num_experts, int top_k, Logit&& logit_of) {
   const int lane = threadIdx.x % 32;
   uint32_t keys[kMine];
 #pragma unroll
   for (int i = 0; i < kMine; ++i) {
     const int expert = lane + 32 * i;
-    keys[i] = expert < num_experts ? max(ordered_bits(logit_of(expert)), 1u) : 0;
+    keys[i] = expert < num_experts ? max(ordered_bits(logit_of(expert, i)), 1u) : 0;
   }
-  int my_id = 0;
-  float my_logit = 0, greatest = 0;
+  Choice choice{0, 0.0f, 0.0f};
 #pragma unroll 1
   for (int k = 0; k < top_k; ++k) {
     uint32_t best = 0;
@@ -49,13 +52,17 @@ __device__ __forceinline__ void choose_experts(int num_experts, int top_k, Logit
       if (id == static_cast<uint32_t>(lane + 32 * i)) keys[i] = 0;
     }
     const float logit = from_ordered_bits(top);
-    if (k == 0) greatest = logit;
-    if (lane == k) my_id = static_cast<int>(id), my_logit = logit;
+    if (k == 0) choice.greatest = logit;
+    if (lane == k) choice.id = static_cast<int>(id), choice.logit = logit;
   }
-  if (lane < top_k) ids[lane] = my_id;
-  const float power = lane < top_k ? expf(my_logit - greatest) : 0.0f;
-  const float total = warp_sum(power);
-  if (lane < top_k) weights[lane] = power / total;
+  return choice;
+}
+
+/// The softmax over the choice.
+__device__ __forceinline__ float choice_weight(const Choice& choice, int top_k) {
+  const bool is_chosen = static_cast<int>(threadIdx.x % 32) < top_k;
+  const float power = is_chosen ? expf(choice.logit - choice.greatest) : 0.0f;
+  return power / warp_sum(power);
 }
 
 }  // namespace moxie

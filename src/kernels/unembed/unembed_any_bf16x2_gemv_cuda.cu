@@ -8,7 +8,7 @@ namespace {
 
 using namespace fragment;
 
-constexpr int kMaxWarps = 24;
+constexpr int kMaxWarps = 20;
 
 struct UnembedStep {
   PackedMatrix weight;
@@ -24,7 +24,8 @@ template <DType F>
 inline constexpr int kRingBytes = Pipeline<F>::kStages* Pipeline<F>::kStageBytes;
 
 template <DType F, int kRows>
-__global__ void __launch_bounds__(32 * kMaxWarps) head_gemv(const __grid_constant__ UnembedStep p) {
+__global__ void __launch_bounds__(32 * kMaxWarps, 1)
+    head_gemv(const __grid_constant__ UnembedStep p) {
   constexpr int kUnroll = Pipeline<F>::kUnroll, kStages = Pipeline<F>::kStages;
   constexpr int kGroups = kGroupsOf<kRows>;
   touch_params(p);
