@@ -381,6 +381,80 @@ def test_head_of_a_stream_has_no_body(server):
         assert connection.read_response().json()["status"] == "ok"
 
 
+def test_responses_leave_out_what_is_too_long(server):
+    said = lambda name, length: {"role": "user", "content": f"My name is {name}. " + "word " * length}
+    items = [said("Anna", 2000),
+             {"type": "function_call", "call_id": "c", "name": "f", "arguments": "word " * 6000},
+             {"type": "function_call_output", "call_id": "c", "output": "word " * 6000},
+             said("Ben", 3000), said("Carl", 20)]
+    ends = {"stop_token_ids": list(range(4096))}  # with the first token
+    fields = {"input": items, "max_output_tokens": 5000, **ends}
+    assert server.post("/v1/responses", fields).json()["error"]["code"] == "context_length_exceeded"
+    whole = server.post("/v1/responses", {**fields, "truncation": "auto"}).json()
+    # Without Anna's and the call it would fit, but a result without its call tells nothing.
+    assert whole["truncation"] == "auto" and "first 3 messages" in whole["warnings"][-1]
+    assert 3000 < whole["usage"]["input_tokens"] < 3300
+    # What was left out is kept, and left out of what follows.
+    next_turn = {"previous_response_id": whole["id"], "input": "Who am I?", **ends}
+    assert server.post("/v1/responses", next_turn).status == 400
+    assert server.post("/v1/responses", {**next_turn, "truncation": "auto"}).status == 200
+    # The last message stays, and what fits is left alone.
+    alone = server.post("/v1/responses", {"input": "word " * 20_000, "truncation": "auto"})
+    assert alone.status == 400 and alone.json()["error"]["code"] == "context_length_exceeded"
+    short = server.post("/v1/responses", {"input": "Hello", "truncation": "auto", "max_output_tokens": 1})
+    assert "warnings" not in short.json() or "truncation" not in str(short.json()["warnings"])
+    assert server.post("/v1/responses", {"input": "x", "truncation": "middle"}).status == 400
+
+
+DEAD_END = 'root ::= "a" b\nb ::= [^\\x00-\\U0010ffff]'
+
+
+@pytest.mark.parametrize("path, fields", [
+    (CHAT, {"messages": ASK, "max_tokens": 400}), (TEXT, {"prompt": "x", "max_tokens": 400}),
+    ("/v1/responses", {"input": "What is 17 + 25?", "max_output_tokens": 400})])
+def test_dead_ends_are_the_requests_fault(server, path, fields):
+    fields = {**fields, "structured_outputs": {"grammar": DEAD_END}}
+    answer = server.post(path, fields)
+    if "not available" in answer.text:
+        pytest.skip("this build has no structured output")
+    assert answer.status == 400, answer.text
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+    events = server.post(path, {**fields, "stream": True}).events()
+    if path == "/v1/responses":
+        assert events[-1]["type"] == "response.failed"
+        assert events[-1]["response"]["error"]["code"] == "invalid_prompt"
+    else:
+        assert events[-2]["error"]["type"] == "invalid_request_error" and events[-1] == "[DONE]"
+
+
+def test_offsets_count_characters(server):
+    answer = server.post(TEXT, {"prompt": "Gr\u00fc\u00dfe 17 + 25", "echo": True, "logprobs": 0,
+                                "max_tokens": 4, "temperature": 0}).json()["choices"][0]
+    lists = answer["logprobs"]
+    whole = [(token, offset) for token, offset in zip(lists["tokens"], lists["text_offset"])
+             if "\ufffd" not in token]  # not the half of a character
+    assert len(whole) > 8 and len(answer["text"].encode()) > len(answer["text"])
+    for token, offset in whole:
+        assert answer["text"][offset:].startswith(token), (token, offset)
+
+
+def test_json_without_white_space(server):
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "array", "items": {
+        "type": "integer"}, "minItems": 2, "maxItems": 3}}, "required": ["a", "b"]}
+    for fields in ({"json": schema}, {"json_object": True}):
+        answer = server.post(CHAT, {"messages": ASK, "max_tokens": 500, "temperature": 1, "seed": 4,
+                                    "structured_outputs": {**fields, "disable_any_whitespace": True}})
+        if answer.status == 400 and "not available" in answer.text:
+            pytest.skip("this build has no structured output")
+        choice = answer.json()["choices"][0]
+        if choice["finish_reason"] == "stop":
+            text = choice["message"]["content"]
+            json.loads(text)
+            assert not re.search(r"\s", re.sub(r'"(?:[^"\\]|\\.)*"', "", text)), text
+        else:
+            assert "json" not in fields, choice
+
+
 # Sampling and extra parameters of vLLM's two request classes, as of 2026.
 VLLM = """add_generation_prompt add_special_tokens allowed_token_ids bad_words cache_salt chat_template
     chat_template_kwargs continue_final_message documents ec_transfer_params echo frequency_penalty
