@@ -91,6 +91,9 @@ ApiStatus check_text_bytes(const ServedModel& model, size_t num_bytes, const cha
 /// Ids in the fields of a request exist.
 ApiStatus check_ids(const ServedModel& model, const GenerationFields& request);
 
+/// What the queue could never hold: 400.
+ApiStatus check_choices(const App& app, const GenerationInput& input);
+
 /// What `request` asks of the engine; without prompts.
 GenerationInput generation_input(const App& app, const GenerationFields& request);
 /// The same for a chat, with its prompt, harmony's options and the constraints of tools and schema.

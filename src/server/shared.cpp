@@ -133,6 +133,22 @@ Api<std::vector<int32_t>> chat_prompt(const ServedModel& model, const ChatReques
   return prompt_from(model, request, least);
 }
 
+ApiStatus check_choices(const App& app, const GenerationInput& input) {
+  const ServiceOptions& limits = app.model().service->options();
+  const auto n = static_cast<int64_t>(input.n);
+  const int64_t count = n * static_cast<int64_t>(input.prompts.size());
+  int64_t num_tokens = 0;
+  for (const auto& prompt : input.prompts) num_tokens += n * static_cast<int64_t>(prompt.size());
+  if (count <= 1 || (count <= limits.max_queue && num_tokens <= limits.max_queued_tokens))
+    return {};
+  return invalid(n > 1 ? "n" : "prompt",
+                 fmt::format("The request asks for {} answers at once, to prompts of {} tokens in "
+                             "all. This server queues at most {} answers and {} tokens: please "
+                             "split the request.",
+                             count, num_tokens, limits.max_queue, limits.max_queued_tokens),
+                 "invalid_value");
+}
+
 GenerationInput generation_input(const App& app, const GenerationFields& request) {
   GenerationInput input{.n = request.n,
                         .sampling = request.sampling,
@@ -161,6 +177,7 @@ Api<GenerationInput> chat_input(const App& app, const ChatRequest& request) {
   auto prompt = chat_prompt(model, request, &num_left_out);
   if (!prompt) return tl::unexpected(prompt.error());
   input.prompts.push_back(std::move(*prompt));
+  if (auto status = check_choices(app, input); !status) return tl::unexpected(status.error());
   auto constraints =
       make_constraints(model, request, &request, static_cast<size_t>(request.n), &input.warnings);
   if (!constraints) return tl::unexpected(constraints.error());

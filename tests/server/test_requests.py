@@ -427,6 +427,25 @@ def test_dead_ends_are_the_requests_fault(server, path, fields):
         assert events[-2]["error"]["type"] == "invalid_request_error" and events[-1] == "[DONE]"
 
 
+def test_what_no_queue_could_hold_is_400(server):
+    error = server.post(TEXT, {"prompt": ["a"] * 1024, "n": 64, "max_tokens": 1})
+    assert error.status == 400 and "65536 answers" in error.json()["error"]["message"]
+    error = server.post(TEXT, {"prompt": ["word " * 8000] * 100, "n": 50, "max_tokens": 1})
+    assert error.status == 400 and error.json()["error"]["param"] == "n"
+    most = server.post(TEXT, {"prompt": ["a"] * 64, "n": 64, "max_tokens": 1}, timeout=60)
+    assert len(most.json()["choices"]) == 4096
+
+
+def test_kernels_that_ran_are_listed(server):
+    before = {row["name"]: row["launches"] for row in server.get("/debug/kernels").json()["kernels"]}
+    ask(server, max_tokens=5)
+    after = server.get("/debug/kernels").json()
+    assert after["model"] == "embedded" and after["device"] not in ("", "auto")
+    for step in ("embed", "qkv", "attend", "out", "route", "experts", "unembed", "sample"):
+        assert any(row["name"].startswith(step + "_") and row["launches"] > before.get(row["name"], 0)
+                   for row in after["kernels"]), step
+
+
 def test_offsets_count_characters(server):
     answer = server.post(TEXT, {"prompt": "Gr\u00fc\u00dfe 17 + 25", "echo": True, "logprobs": 0,
                                 "max_tokens": 4, "temperature": 0}).json()["choices"][0]
