@@ -241,6 +241,11 @@ Api<GenerationInput> completion_input(const App& app, const CompletionRequest& r
   if (auto status = check_ids(model, request); !status) return tl::unexpected(status.error());
   GenerationInput input = generation_input(app, request);
   input.reply.harmony = false;
+  if (!request.include_stop && !request.sampling.ignore_eos) {
+    const auto& ends = model.engine->stop_ids();
+    input.silent_ends.insert(input.silent_ends.end(), ends.begin(), ends.end());
+    std::sort(input.silent_ends.begin(), input.silent_ends.end());
+  }
   for (const std::string& text : request.texts) {
     auto status = request.truncate_prompt_tokens ? ApiStatus{}
                                                  : check_text_bytes(model, text.size(), "prompt");

@@ -1,6 +1,8 @@
 // What the generating endpoints share.
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "server/endpoints.h"
 #include "text/utf8.h"
 
@@ -166,6 +168,10 @@ GenerationInput generation_input(const App& app, const GenerationFields& request
                  .include_stop = request.include_stop,
                  .skip_special = request.skip_special_tokens,
                  .logprobs = request.sampling.num_logprobs >= 0};
+  if (!request.include_stop) {
+    input.silent_ends = request.sampling.stop_ids;
+    std::sort(input.silent_ends.begin(), input.silent_ends.end());
+  }
   return input;
 }
 

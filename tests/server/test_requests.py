@@ -148,6 +148,27 @@ def test_bias_and_allowed_ids(server):
     assert answer["finish_reason"] == "stop" and answer["stop_reason"] == token
 
 
+def test_the_token_that_ends_an_answer_is_no_part_of_its_text(server):
+    five, equals = (server.post("/tokenize", {"prompt": text}).json()["tokens"][0] for text in ("5", " ="))
+    text = {"prompt": "1 2 3", "logit_bias": {str(five): 100}, "max_tokens": 4, "stop_token_ids": [five]}
+    for fields, expected in (({}, ""), ({"include_stop_str_in_output": True}, "5"),
+                             ({"skip_special_tokens": False}, "")):
+        answer = server.post(TEXT, {**text, **fields, "logprobs": 0}).json()
+        assert answer["choices"][0]["text"] == expected
+        assert "".join(answer["choices"][0]["logprobs"]["tokens"]) == expected
+        assert answer["usage"]["completion_tokens"] == 1
+        events = server.post(TEXT, {**text, **fields, "stream": True}).events()
+        assert "".join(event["choices"][0]["text"] for event in events[:-1]) == expected
+    for keeps in (False, True):
+        choice = ask(server, stop_token_ids=[equals], include_stop_str_in_output=keeps)["choices"][0]
+        assert choice["message"]["content"] == "17 + 25" + (" =" if keeps else "")
+        assert choice["stop_reason"] == equals
+    bound = server.post(TEXT, {"prompt": "1 2 3", "max_tokens": 9, "skip_special_tokens": False,
+                               "structured_outputs": {"regex": "[0-9]{3}"}})
+    if bound.status == 200:  # not where the build has no structured output
+        assert re.fullmatch("[0-9]{3}", bound.json()["choices"][0]["text"])
+
+
 def test_completions(server):
     ids = server.post("/tokenize", {"prompt": "The sum of"}).json()["tokens"]
     by_text = server.post(TEXT, {"prompt": "The sum of", "max_tokens": 8}).json()
