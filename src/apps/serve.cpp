@@ -255,6 +255,7 @@ int serve(ServeFlags& o, const Flags& flags) {
     o.engine.show_progress = !o.app.log_json;
     auto model = load(o, app, &running);
     if (model) status.measure(*running.engine);
+    loaded = true;  // before the server may end because of it
     server.post([&, model = std::move(model)]() mutable {
       if (!model) {
         failure = std::move(model.error());
@@ -266,7 +267,6 @@ int serve(ServeFlags& o, const Flags& flags) {
         status.start(app, server);
       }
     });
-    loaded = true;
   });
   server.run();
   if (!loaded) std::_Exit(kExitDone);  // a load cannot be called off

@@ -231,6 +231,8 @@ ServiceStats Service::stats() const {
   return stats;
 }
 
+const ServiceOptions& Service::options() const { return impl_->options; }
+
 void Service::begin_drain() {
   const std::lock_guard lock(impl_->mutex);
   impl_->draining = true;

@@ -79,6 +79,7 @@ class Service {
 
   /// Cheap: a copy under a lock that is held for no longer.
   ServiceStats stats() const;
+  const ServiceOptions& options() const;
 
   /// Refuses new requests from now on.
   void begin_drain();

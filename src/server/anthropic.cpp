@@ -67,6 +67,9 @@ ApiStatus BlockReader::read(const Json& message, const std::string& param) {
   if (!content->is_array()) {
     return wrong_type(at, "a string or an array of content blocks", *content);
   }
+  if (is_user && content->empty()) {
+    return invalid(at, "Invalid '" + at + "': expected at least one block.", "empty_array");
+  }
   bool has_calls = false;
   for (const Json& block : *content) {
     const Json* type = find_member(block, "type");
@@ -215,7 +218,18 @@ ApiStatus read_thinking(const Json& value, MessagesRequest& request) {
                    "'disabled'.",
                    "invalid_value");
   }
-  request.show_thinking = *type != "disabled";
+  for (auto it = value.begin(); it != value.end(); ++it) {
+    if (it.key() != "type" && it.key() != "budget_tokens" && it.key() != "display") {
+      return unknown_field("thinking." + it.key(), {"type", "budget_tokens", "display"});
+    }
+  }
+  const Json* display = find_member(value, "display");
+  if (display != nullptr && *display != "summarized" && *display != "omitted") {
+    return invalid("thinking.display",
+                   "Invalid value for 'thinking.display': expected 'summarized' or 'omitted'.",
+                   "invalid_value");
+  }
+  request.show_thinking = *type != "disabled" && (display == nullptr || *display != "omitted");
   if (*type == "disabled") request.effort = harmony::ReasoningEffort::kLow;
   if (const Json* budget = find_member(value, "budget_tokens")) {
     auto tokens = read_integer(*budget, "thinking.budget_tokens", 1, INT32_MAX);
@@ -236,7 +250,8 @@ ApiStatus read_output_config(const Json& value, MessagesRequest& request) {
       if (!effort) return tl::unexpected(effort.error());
       request.effort = *effort;
     } else if (it.key() == "format") {
-      if (auto status = read_response_format(*it, &request.structured); !status) return status;
+      auto status = read_response_format(*it, "output_config.format", &request.structured);
+      if (!status) return status;
     } else {
       return unknown_field("output_config." + it.key(), {"effort", "format"});
     }
@@ -340,6 +355,14 @@ Api<MessagesRequest> read_messages_request(const Json& document, bool counts_onl
     return tl::unexpected(status.error());
   }
   if (!request.max_tokens && !counts_only) return missing("max_tokens");
+  const auto& messages = request.conversation.messages;
+  if (!counts_only && !messages.empty() && messages.back().role == harmony::Role::kAssistant) {
+    return invalid(
+        "messages",
+        "messages: the last one is the assistant's. Its text cannot be gone on with, and "
+        "a call needs its result: end with a user message.",
+        "invalid_value");
+  }
   if (auto status = check_tool_choice(request); !status) return tl::unexpected(status.error());
   return request;
 }

@@ -195,6 +195,12 @@ Admission App::admit(const HttpRequest& request) {
                    .message = "Content-Type must be application/json.",
                    .code = "unsupported_media_type"});
   }
+  const std::string_view encoding = request.header("Content-Encoding");
+  if (!encoding.empty() && !equals_ignoring_case(encoding, "identity")) {
+    return refuse({.status = 415,
+                   .message = "Content-Encoding is not supported: send the body as it is.",
+                   .code = "unsupported_media_type"});
+  }
   return {};
 }
 

@@ -1,6 +1,8 @@
 // /v1/completions: text or token ids go on.
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "server/endpoints.h"
 #include "text/utf8.h"
 
@@ -24,6 +26,12 @@ struct CompletionAnswer {
   }
 };
 
+// text_offset counts characters; one may be cut into several tokens.
+size_t num_characters_begun(std::string_view bytes) {
+  return static_cast<size_t>(
+      std::count_if(bytes.begin(), bytes.end(), [](char c) { return (c & 0xc0) != 0x80; }));
+}
+
 // OpenAI's old form of log-probabilities: lists side by side.
 class TokenList {
  public:
@@ -31,7 +39,7 @@ class TokenList {
     const std::string text = names(token.id);
     tokens_.push_back(text);
     offsets_.push_back(offset_);
-    offset_ += names.as_ids ? token_text(*names.tokenizer, token.id).size() : text.size();
+    offset_ += num_characters_begun(names.tokenizer->token_bytes(token.id));
     logprobs_.push_back(known ? Json(token.logprob) : Json());
     if (!known || num_top == 0) {
       top_.push_back(nullptr);
@@ -233,6 +241,11 @@ Api<GenerationInput> completion_input(const App& app, const CompletionRequest& r
   if (auto status = check_ids(model, request); !status) return tl::unexpected(status.error());
   GenerationInput input = generation_input(app, request);
   input.reply.harmony = false;
+  if (!request.include_stop && !request.sampling.ignore_eos) {
+    const auto& ends = model.engine->stop_ids();
+    input.silent_ends.insert(input.silent_ends.end(), ends.begin(), ends.end());
+    std::sort(input.silent_ends.begin(), input.silent_ends.end());
+  }
   for (const std::string& text : request.texts) {
     auto status = request.truncate_prompt_tokens ? ApiStatus{}
                                                  : check_text_bytes(model, text.size(), "prompt");
@@ -261,6 +274,7 @@ Api<GenerationInput> completion_input(const App& app, const CompletionRequest& r
   if (request.echo && request.logprobs >= 0) {
     input.prompt_logprobs = std::max(request.prompt_logprobs, request.logprobs);
   }
+  if (auto status = check_choices(app, input); !status) return tl::unexpected(status.error());
   input.sampling.max_tokens = std::max(*request.max_tokens, 1);
   auto constraints =
       make_constraints(model, request, nullptr,

@@ -80,14 +80,19 @@ App::Continuation answer_with(const ExchangePtr& exchange, const Json& document)
 /// The OpenAPI document of all routes, from the tables of fields.
 const Json& openapi_document();
 
-/// The prompt of a chat, checked against the context.
-Api<std::vector<int32_t>> chat_prompt(const ServedModel& model, const ChatRequest& request);
+/// The prompt of a chat, checked against the context; `num_left_out`: messages at the beginning
+/// that a request which truncates has lost.
+Api<std::vector<int32_t>> chat_prompt(const ServedModel& model, const ChatRequest& request,
+                                      size_t* num_left_out = nullptr);
 /// Where a prompt is too long: 400.
 ApiStatus check_length(const ServedModel& model, size_t num_tokens, const char* param);
 /// Before anything is tokenized: a text that cannot fit, however well its bytes are packed.
 ApiStatus check_text_bytes(const ServedModel& model, size_t num_bytes, const char* param);
 /// Ids in the fields of a request exist.
 ApiStatus check_ids(const ServedModel& model, const GenerationFields& request);
+
+/// What the queue could never hold: 400.
+ApiStatus check_choices(const App& app, const GenerationInput& input);
 
 /// What `request` asks of the engine; without prompts.
 GenerationInput generation_input(const App& app, const GenerationFields& request);

@@ -41,7 +41,8 @@ Api<int64_t> read_integer(const Json& value, const std::string& param, int64_t l
                         std::fabs(value.get<double>()) < 9e15;
   if (!value.is_number_integer() && !is_whole) return wrong_type(param, "an integer", value);
   if (value.is_number_unsigned() && value.get<uint64_t>() > uint64_t{INT64_MAX}) {
-    return out_of_range<int64_t>(param, "integer", INT64_MAX, low, std::min(high, INT64_MAX - 1));
+    return out_of_range<uint64_t>(param, "integer", value.get<uint64_t>(), 0,
+                                  static_cast<uint64_t>(std::max<int64_t>(high, 0)));
   }
   const auto number = is_whole ? static_cast<int64_t>(value.get<double>()) : value.get<int64_t>();
   if (number < low || number > high) return out_of_range(param, "integer", number, low, high);

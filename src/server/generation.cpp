@@ -184,6 +184,8 @@ void Generation::take_token(size_t idx, ReplyToken token) {
   ++choice.num_tokens;
   parts_.metrics.on_tokens(1);
   if (writer_) writer_->on_token(idx, token.id);
+  const auto& ends = input_.silent_ends;
+  if (std::binary_search(ends.begin(), ends.end(), token.id)) return;
   choice.deltas.clear();
   const bool go_on = choice.reader->take(std::move(token), &choice.deltas);
   for (const Delta& delta : choice.deltas) {

@@ -54,6 +54,9 @@ struct GenerationInput {
   bool use_cache = true;
   int32_t prompt_logprobs = -1;
   ReplyOptions reply;
+  /// Sorted: tokens that end an answer and are no part of its text. The format's own ends are left
+  /// to its reader.
+  std::vector<int32_t> silent_ends;
   /// One a choice, or none at all.
   std::vector<std::shared_ptr<TokenConstraint>> constraints;
   std::vector<std::string> warnings;  ///< for the answers

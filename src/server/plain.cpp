@@ -118,7 +118,7 @@ void handle_debug_kernels(App& app, const ExchangePtr& exchange) {
     launches.push_back({{"name", count.name}, {"launches", count.launches}});
   }
   exchange->respond(json_response({{"model", engine.options().model},
-                                   {"device", engine.options().device},
+                                   {"device", app.model().engine->device().properties().name},
                                    {"kernels", std::move(launches)}}));
 }
 

@@ -74,6 +74,7 @@ ApiStatus read_stream_options(const Json& value, GenerationFields& request) {
                                                           : nullptr;
     if (it.key() == "include_obfuscation") continue;  // no padding is ever sent
     if (target == nullptr) return unknown_field(at, {});
+    if (it->is_null()) continue;
     auto flag = read_bool(*it, at);
     if (!flag) return tl::unexpected(flag.error());
     *target = *flag;
@@ -123,6 +124,7 @@ ApiStatus read_template_arguments(const Json& value, ChatRequest& request) {
   if (!value.is_object()) return wrong_type("chat_template_kwargs", "an object", value);
   for (auto it = value.begin(); it != value.end(); ++it) {
     const std::string at = "chat_template_kwargs." + it.key();
+    if (it->is_null()) continue;
     if (it.key() != "reasoning_effort") {
       return unsupported(at, "'" + at + "' is not supported: only reasoning_effort is.");
     }
@@ -260,9 +262,9 @@ void add_generation_fields(Fields<T>& f) {
   f.toggle("return_tokens_as_token_ids", &GenerationFields::tokens_as_ids,
            "log-probabilities name tokens \"token_id:N\"");
   f.field(
-      "prompt_logprobs", {{"type", "integer"}, {"minimum", -1}, {"maximum", kMaxTopLogprobs}},
+      "prompt_logprobs", {{"type", "integer"}, {"minimum", 0}, {"maximum", kMaxTopLogprobs}},
       [](const Json& value, T& request) -> ApiStatus {
-        auto count = read_integer(value, "prompt_logprobs", -1, kMaxTopLogprobs);
+        auto count = read_integer(value, "prompt_logprobs", 0, kMaxTopLogprobs);
         if (!count) return tl::unexpected(count.error());
         request.prompt_logprobs = static_cast<int32_t>(*count);
         return {};
@@ -345,13 +347,13 @@ Fields<ChatRequest> make_chat_fields() {
       "the conversation", true);
   add_generation_fields(f);
   f.integer("max_tokens", &GenerationFields::max_tokens, 1, kMaxTokens,
-            "of the answer, reasoning included; the older name");
+            "of the answer, reasoning included; the older name, which gives way to the newer");
   f.field(
       "max_completion_tokens", {{"type", "integer"}, {"minimum", 1}},
       [](const Json& value, ChatRequest& request) -> ApiStatus {
         auto count = read_integer(value, "max_completion_tokens", 1, kMaxTokens);
         if (!count) return tl::unexpected(count.error());
-        request.max_tokens = static_cast<int32_t>(*count);
+        request.max_completion_tokens = static_cast<int32_t>(*count);
         return {};
       },
       "of the answer, reasoning included; default: to the end of the context");
@@ -544,6 +546,7 @@ Api<ChatRequest> read_chat_request(const Json& document) {
   if (auto status = chat_fields().read(document, request); !status) {
     return tl::unexpected(status.error());
   }
+  if (request.max_completion_tokens) request.max_tokens = request.max_completion_tokens;
   if (auto status = check_generation(request); !status) return tl::unexpected(status.error());
   if (request.sampling.num_logprobs >= 0 && !request.logprobs) {
     if (request.sampling.num_logprobs > 0) {
@@ -584,6 +587,9 @@ Api<TokenizeRequest> read_tokenize_request(const Json& document) {
   const bool has_messages = find_member(document, "messages") != nullptr;
   for (auto it = document.begin(); it != document.end(); ++it) {
     const std::string& key = it.key();
+    const bool is_known = key == "return_token_strs" || key == "add_special_tokens" ||
+                          key == "prompt" || key == "model";
+    if (it->is_null() && is_known) continue;
     if (key == "return_token_strs" || key == "add_special_tokens") {
       auto flag = read_bool(*it, key);
       if (!flag) return tl::unexpected(flag.error());

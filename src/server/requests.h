@@ -18,6 +18,7 @@ struct StructuredOutput {
   std::string name;                  ///< of a schema; may be empty
   std::string text;                  ///< the schema as JSON text, the regex, the grammar
   std::vector<std::string> choices;  ///< kChoice
+  bool compact = false;              ///< JSON without white space
   std::string param;                 ///< the field that asked for it, for errors
 };
 
@@ -65,6 +66,8 @@ struct ChatRequest : GenerationFields {
   harmony::ReasoningEffort effort = harmony::ReasoningEffort::kMedium;
   bool logprobs = false;
   bool include_reasoning = true;
+  std::optional<int32_t> max_completion_tokens;  ///< as asked; goes before max_tokens
+  bool truncate = false;              ///< a prompt that is too long loses its first messages
   std::vector<std::string> warnings;  ///< of what was read and will not be done; for the answer
 };
 
@@ -120,8 +123,8 @@ ApiStatus read_reasoning_effort(const Json& reasoning, ChatRequest& request);
 ApiStatus read_tools(const Json& value, const std::string& param, std::vector<FunctionTool>* tools,
                      std::vector<std::string>* left_out = nullptr);
 Api<ToolChoice> read_tool_choice(const Json& value);
-/// {"type": "text" | "json_object" | "json_schema", ...}
-ApiStatus read_response_format(const Json& value, StructuredOutput* out);
+/// {"type": "text" | "json_object" | "json_schema", ...}; `param` is the field.
+ApiStatus read_response_format(const Json& value, const std::string& param, StructuredOutput* out);
 Api<harmony::ReasoningEffort> read_effort(const Json& value, const std::string& param);
 /// A function's name as OpenAI allows it, with dots besides.
 ApiStatus check_function_name(const std::string& name, const std::string& param);

@@ -151,13 +151,8 @@ ApiStatus read_text(const Json& value, ResponseRequest& request) {
   for (auto it = value.begin(); it != value.end(); ++it) {
     if (it.key() == "verbosity" || it->is_null()) continue;  // the model knows no such setting
     if (it.key() != "format") return unknown_field("text." + it.key(), {"format", "verbosity"});
-    if (auto status = read_response_format(*it, &request.structured); !status) {
-      ApiError error = status.error();
-      if (const size_t at = error.param.find("response_format"); at == 0) {
-        error.param = "text.format" + error.param.substr(std::string("response_format").size());
-      }
-      return tl::unexpected(error);
-    }
+    auto status = read_response_format(*it, "text.format", &request.structured);
+    if (!status) return status;
   }
   return {};
 }
@@ -253,7 +248,18 @@ Fields<ResponseRequest> make_fields() {
   f.ignored("safety_identifier", "kept nowhere");
   add_platform_fields(f);
   f.ignored("max_tool_calls", "it counts built-in tools, of which there are none");
-  f.refused("truncation", "disabled", "shorten the input");
+  f.field(
+      "truncation", {{"type", "string"}, {"enum", {"auto", "disabled"}}},
+      [](const Json& value, ResponseRequest& request) -> ApiStatus {
+        if (value != "auto" && value != "disabled") {
+          return invalid("truncation",
+                         "Invalid value for 'truncation': expected 'auto' or 'disabled'.",
+                         "invalid_value");
+        }
+        request.truncate = value == "auto";
+        return {};
+      },
+      "auto: items at the beginning of the conversation are left out where it is too long");
   f.refused("conversation", Json(), "use previous_response_id");
   f.refused("prompt", Json(), "there are no stored prompts");
   f.refused("context_management", Json(), "send the items that shall count");

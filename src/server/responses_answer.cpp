@@ -12,6 +12,12 @@ Json or_default(const Json& given, const char* key, const Json& otherwise) {
   return value != nullptr ? *value : otherwise;
 }
 
+Json text_settings(const Json& given) {
+  Json text = or_default(given, "text", Json::object());
+  if (find_member(text, "format") == nullptr) text["format"] = {{"type", "text"}};
+  return text;
+}
+
 std::string_view effort_name(harmony::ReasoningEffort effort) {
   switch (effort) {
     case harmony::ReasoningEffort::kLow:
@@ -66,12 +72,12 @@ class ResponseWriter final : public ReplyWriter {
                  {"service_tier", "default"},
                  {"store", request_->store},
                  {"temperature", request_->temperature.value_or(app.options().default_temperature)},
-                 {"text", or_default(given, "text", {{"format", {{"type", "text"}}}})},
+                 {"text", text_settings(given)},
                  {"tool_choice", or_default(given, "tool_choice", "auto")},
                  {"tools", or_default(given, "tools", Json::array())},
                  {"top_logprobs", or_default(given, "top_logprobs", 0)},
                  {"top_p", request_->top_p.value_or(1.0f)},
-                 {"truncation", "disabled"},
+                 {"truncation", request_->truncate ? "auto" : "disabled"},
                  {"usage", nullptr},
                  {"user", or_default(given, "user", Json())},
                  {"metadata", or_default(given, "metadata", Json::object())}};
@@ -139,8 +145,10 @@ class ResponseWriter final : public ReplyWriter {
     } else if (end.finish_reason == "abort") {
       document_["status"] = "cancelled";
     } else {
+      failed_ = end.error;
       document_["status"] = "failed";
-      document_["error"] = {{"code", "server_error"}, {"message", end.error.message}};
+      document_["error"] = {{"code", end.error.status < 500 ? "invalid_prompt" : "server_error"},
+                            {"message", end.error.message}};
     }
     for (const auto& message : reader.messages()) {
       request_->conversation.messages.push_back(message);
@@ -153,12 +161,7 @@ class ResponseWriter final : public ReplyWriter {
     if (request_->store) store(false);
     if (streams()) return events_->end();
     if (request_->background) return;
-    if (status == "failed") {
-      return respond_error(*exchange_, {.status = 500,
-                                        .message = document_["error"]["message"],
-                                        .type = "server_error",
-                                        .code = "request_failed"});
-    }
+    if (failed_) return respond_error(*exchange_, *failed_);
     exchange_->respond(json_response(document_));
   }
 
@@ -261,6 +264,7 @@ class ResponseWriter final : public ReplyWriter {
   App& app_;
   ExchangePtr exchange_;
   std::shared_ptr<ResponseRequest> request_;
+  std::optional<ApiError> failed_;
   Json document_, item_;
   Item item_kind_ = Item::kNone;
   std::string text_;

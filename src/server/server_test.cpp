@@ -72,6 +72,91 @@ TEST(RequestTest, MessagesSayWhatIsWrongAndWhere) {
   EXPECT_EQ(message(R"("temperature": 1)"), "");
 }
 
+TEST(RequestTest, FormatsWithASchemaBindAndTheirMembersAreKnown) {
+  using Kind = StructuredOutput::Kind;
+  const auto format = [](const std::string& text) { return chat("\"response_format\": " + text); };
+  // The three places where clients put a schema.
+  for (const char* text : {R"({"type": "json_schema", "json_schema": {"schema": {"a": 1}}})",
+                           R"({"type": "json_schema", "schema": {"a": 1}})",
+                           R"({"type": "json_object", "schema": {"a": 1}})"}) {
+    const auto request = format(text);
+    ASSERT_TRUE(request) << text << " " << request.error().message;
+    EXPECT_EQ(request->structured.kind, Kind::kJsonSchema) << text;
+    EXPECT_EQ(request->structured.text, R"({"a":1})") << text;
+  }
+  EXPECT_EQ(format(R"({"type": "json_object"})")->structured.kind, Kind::kJsonObject);
+  const auto param = [&](const std::string& fields) {
+    const auto request = chat(fields);
+    return request ? "" : request.error().param;
+  };
+  EXPECT_EQ(param(R"("response_format": {"type": "text", "schema": {}})"),
+            "response_format.schema");
+  EXPECT_EQ(param(R"("response_format": {"type": "json_object", "pattern": "a"})"),
+            "response_format.pattern");
+  EXPECT_EQ(param(R"("response_format": {"type": "json_schema", "schema": {}, "json_schema": {}})"),
+            "response_format.schema");
+  EXPECT_EQ(param(R"("response_format": {"type": "json_schema", "json_schema": {"regex": "a"}})"),
+            "response_format.json_schema.regex");
+  EXPECT_EQ(param(R"("tools": [{"type": "function", "strict": true, "function": {"name": "f"}}])"),
+            "tools[0].strict");
+  EXPECT_EQ(param(R"("structured_outputs": {"structural_tag": "{}"})"),
+            "structured_outputs.structural_tag");
+  EXPECT_TRUE(chat(R"("structured_outputs": {"json": {}, "disable_any_whitespace": true})")
+                  ->structured.compact);
+}
+
+TEST(RequestTest, OfTwoLengthsTheNewerCounts) {
+  for (const char* fields : {R"("max_tokens": 3, "max_completion_tokens": 5)",
+                             R"("max_completion_tokens": 5, "max_tokens": 3)"}) {
+    EXPECT_EQ(chat(fields)->max_tokens, 5) << fields;
+  }
+}
+
+TEST(RequestTest, NullIsAbsentInsideObjectsToo) {
+  EXPECT_TRUE(chat(R"("stream": true, "stream_options": {"include_usage": null})"));
+  EXPECT_TRUE(chat(R"("chat_template_kwargs": {"reasoning_effort": null})"));
+  EXPECT_TRUE(chat(R"("structured_outputs": {"json": null, "regex": "a"})"));
+  EXPECT_TRUE(read_tokenize_request(
+      *parse_body(R"({"prompt": "x", "model": null, "return_token_strs": null})")));
+  EXPECT_FALSE(read_tokenize_request(*parse_body(R"({"prompt": null})")));
+}
+
+TEST(RequestTest, NumbersBeyondTheRangeAreNamedAsTheyAre) {
+  EXPECT_EQ(chat(R"("seed": 9223372036854775808)").error().message,
+            "Invalid 'seed': integer above maximum value. Expected a value <= 9223372036854775807, "
+            "but got 9223372036854775808 instead.");
+  EXPECT_TRUE(chat(R"("seed": 9223372036854775807)"));
+  EXPECT_FALSE(chat(R"("prompt_logprobs": -1)"));  // elsewhere: of the whole vocabulary
+}
+
+TEST(RequestTest, AnthropicTurnsEndWithTheUser) {
+  const auto message = [](const std::string& messages, const std::string& more, bool counts_only) {
+    const auto request = read_messages_request(
+        *parse_body("{\"model\": \"m\", \"max_tokens\": 5, \"messages\": " + messages + more + "}"),
+        counts_only);
+    return request ? std::string() : request.error().message;
+  };
+  const std::string ask = R"([{"role": "user", "content": "q"}])";
+  const std::string begun =
+      R"([{"role": "user", "content": "q"}, {"role": "assistant", "content": "A"}])";
+  EXPECT_EQ(message(ask, "", false), "");
+  EXPECT_NE(message(begun, "", false).find("end with a user message"), std::string::npos);
+  EXPECT_EQ(message(begun, "", true), "");
+  EXPECT_NE(message(R"([{"role": "user", "content": []}])", "", true), "");
+  EXPECT_NE(message(ask, R"(, "thinking": {"type": "adaptive", "display": "none"})", false), "");
+  EXPECT_NE(message(ask, R"(, "thinking": {"type": "adaptive", "budget": 3})", false), "");
+  const auto shown = [&](const std::string& display) {
+    return read_messages_request(
+               *parse_body("{\"model\": \"m\", \"max_tokens\": 5, \"messages\": " + ask +
+                           ", \"thinking\": {\"type\": \"adaptive\"" + display + "}}"),
+               false)
+        ->show_thinking;
+  };
+  EXPECT_TRUE(shown(""));
+  EXPECT_TRUE(shown(R"(, "display": "summarized")"));
+  EXPECT_FALSE(shown(R"(, "display": "omitted")"));
+}
+
 TEST(RequestTest, DeepOrBrokenBodiesAreRefusedAtOnce) {
   const std::string deep(200'000, '[');
   EXPECT_EQ(parse_body(deep).error().status, 400);

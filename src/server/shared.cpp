@@ -1,6 +1,8 @@
 // What the generating endpoints share.
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "server/endpoints.h"
 #include "text/utf8.h"
 
@@ -57,16 +59,17 @@ ApiStatus check_ids(const ServedModel& model, const GenerationFields& request) {
 
 namespace {
 
-size_t text_bytes(const ChatRequest& request) {
+size_t text_bytes(const ChatRequest& request, size_t begin) {
   size_t bytes = request.instructions ? request.instructions->size() : 0;
-  for (const auto& message : request.conversation.messages) bytes += message.text().size();
+  const auto& messages = request.conversation.messages;
+  for (size_t i = begin; i < messages.size(); ++i) bytes += messages[i].text().size();
   return bytes;
 }
 
-}  // namespace
-
-Api<std::vector<int32_t>> chat_prompt(const ServedModel& model, const ChatRequest& request) {
-  if (auto status = check_text_bytes(model, text_bytes(request), "messages"); !status) {
+// The prompt of the messages from `begin` on.
+Api<std::vector<int32_t>> prompt_from(const ServedModel& model, const ChatRequest& request,
+                                      size_t begin) {
+  if (auto status = check_text_bytes(model, text_bytes(request, begin), "messages"); !status) {
     return tl::unexpected(status.error());
   }
   harmony::Conversation conversation;
@@ -86,9 +89,8 @@ Api<std::vector<int32_t>> chat_prompt(const ServedModel& model, const ChatReques
   if (auto message = harmony::developer_message(instructions, std::move(functions))) {
     conversation.messages.push_back(std::move(*message));
   }
-  for (const auto& message : request.conversation.messages) {
-    conversation.messages.push_back(message);
-  }
+  const auto& messages = request.conversation.messages;
+  for (size_t i = begin; i < messages.size(); ++i) conversation.messages.push_back(messages[i]);
   harmony::drop_finished_analysis(conversation);
   auto prompt = harmony::render(conversation, harmony::RenderMode::kCompletion,
                                 {.auto_drop_analysis = false}, *model.tokenizer);
@@ -100,6 +102,53 @@ Api<std::vector<int32_t>> chat_prompt(const ServedModel& model, const ChatReques
     return tl::unexpected(status.error());
   }
   return std::move(*prompt);
+}
+
+}  // namespace
+
+Api<std::vector<int32_t>> chat_prompt(const ServedModel& model, const ChatRequest& request,
+                                      size_t* num_left_out) {
+  auto prompt = prompt_from(model, request, 0);
+  const auto& messages = request.conversation.messages;
+  if (prompt || !request.truncate || messages.empty() ||
+      prompt.error().code != "context_length_exceeded") {
+    return prompt;
+  }
+  // The fewest messages are left out that leave room for the answer: as long as it was asked for,
+  // but half the context at most; an eighth where no length was.
+  const auto context = static_cast<size_t>(model.max_model_len);
+  const size_t room =
+      request.max_tokens ? std::min<size_t>(*request.max_tokens, context / 2) : context / 8;
+  size_t least = 1,
+         most = messages.size();  // the least that fits lies here; the last message stays
+  while (least < most) {
+    const size_t middle = least + (most - least) / 2;
+    auto shorter = prompt_from(model, request, middle);
+    if (!shorter && shorter.error().code != "context_length_exceeded") return shorter;
+    const bool fits = shorter && shorter->size() + room <= context;
+    (fits ? most : least) = fits ? middle : middle + 1;
+  }
+  least = std::min(least, messages.size() - 1);
+  // A result whose call is gone tells nothing.
+  while (least + 1 < messages.size() && messages[least].role == harmony::Role::kTool) ++least;
+  if (num_left_out != nullptr) *num_left_out = least;
+  return prompt_from(model, request, least);
+}
+
+ApiStatus check_choices(const App& app, const GenerationInput& input) {
+  const ServiceOptions& limits = app.model().service->options();
+  const auto n = static_cast<int64_t>(input.n);
+  const int64_t count = n * static_cast<int64_t>(input.prompts.size());
+  int64_t num_tokens = 0;
+  for (const auto& prompt : input.prompts) num_tokens += n * static_cast<int64_t>(prompt.size());
+  if (count <= 1 || (count <= limits.max_queue && num_tokens <= limits.max_queued_tokens))
+    return {};
+  return invalid(n > 1 ? "n" : "prompt",
+                 fmt::format("The request asks for {} answers at once, to prompts of {} tokens in "
+                             "all. This server queues at most {} answers and {} tokens: please "
+                             "split the request.",
+                             count, num_tokens, limits.max_queue, limits.max_queued_tokens),
+                 "invalid_value");
 }
 
 GenerationInput generation_input(const App& app, const GenerationFields& request) {
@@ -119,6 +168,10 @@ GenerationInput generation_input(const App& app, const GenerationFields& request
                  .include_stop = request.include_stop,
                  .skip_special = request.skip_special_tokens,
                  .logprobs = request.sampling.num_logprobs >= 0};
+  if (!request.include_stop) {
+    input.silent_ends = request.sampling.stop_ids;
+    std::sort(input.silent_ends.begin(), input.silent_ends.end());
+  }
   return input;
 }
 
@@ -126,14 +179,20 @@ Api<GenerationInput> chat_input(const App& app, const ChatRequest& request) {
   const ServedModel& model = app.model();
   if (auto status = check_ids(model, request); !status) return tl::unexpected(status.error());
   GenerationInput input = generation_input(app, request);
-  auto prompt = chat_prompt(model, request);
+  size_t num_left_out = 0;
+  auto prompt = chat_prompt(model, request, &num_left_out);
   if (!prompt) return tl::unexpected(prompt.error());
   input.prompts.push_back(std::move(*prompt));
+  if (auto status = check_choices(app, input); !status) return tl::unexpected(status.error());
   auto constraints =
       make_constraints(model, request, &request, static_cast<size_t>(request.n), &input.warnings);
   if (!constraints) return tl::unexpected(constraints.error());
   input.constraints = std::move(*constraints);
   input.warnings.insert(input.warnings.end(), request.warnings.begin(), request.warnings.end());
+  if (num_left_out > 0) {
+    input.warnings.push_back(fmt::format(
+        "truncation: the first {} messages of the conversation were left out", num_left_out));
+  }
   for (const FunctionTool& tool : request.tools) {
     input.reply.known_functions.push_back(tool.description.name);
   }

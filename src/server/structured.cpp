@@ -29,7 +29,8 @@ class AnswerTokens final : public TokenConstraint {
 std::optional<grammar::Source> source_of(const StructuredOutput& structured) {
   using From = StructuredOutput::Kind;
   using To = grammar::Source::Kind;
-  grammar::Source source{.text = structured.text, .choices = structured.choices};
+  grammar::Source source{
+      .text = structured.text, .choices = structured.choices, .compact = structured.compact};
   switch (structured.kind) {
     case From::kNone:
       return std::nullopt;

@@ -18,7 +18,7 @@ void add_structured_fields(Fields<T>& f, Of of) {
   f.field(
       "response_format", {{"type", "object"}},
       [of](const Json& value, T& request) {
-        return read_response_format(value, &of(request).structured);
+        return read_response_format(value, "response_format", &of(request).structured);
       },
       "text, json_object, or json_schema with a schema that the answer obeys");
   f.field(

@@ -24,6 +24,15 @@ ApiStatus take(StructuredOutput* out, StructuredOutput::Kind kind, const std::st
   return {};
 }
 
+ApiStatus known_members(const Json& object, const std::string& param,
+                        std::initializer_list<std::string_view> known) {
+  for (auto it = object.begin(); it != object.end(); ++it) {
+    if (it->is_null() || std::find(known.begin(), known.end(), it.key()) != known.end()) continue;
+    return unknown_field(param + "." + it.key(), {});
+  }
+  return {};
+}
+
 // A tool that the platform runs and not the client. Agents offer some to every server.
 bool is_hosted(const Json& tool) {
   constexpr std::array<std::string_view, 9> kTypes = {
@@ -50,6 +59,10 @@ Api<FunctionTool> read_tool(const Json& value, const std::string& param) {
   const Json& function = nested != nullptr ? *nested : value;
   const std::string at = nested != nullptr ? param + ".function" : param;
   if (!function.is_object()) return wrong_type(at, "an object", function);
+  if (nested != nullptr) {
+    auto status = known_members(value, param, {"type", "function"});
+    if (!status) return tl::unexpected(status.error());
+  }
   FunctionTool tool;
   auto name = required_string(function, "name", at);
   if (!name) return tl::unexpected(name.error());
@@ -200,37 +213,55 @@ ApiStatus check_tool_choice(const ChatRequest& request) {
                  "invalid_value");
 }
 
-ApiStatus read_response_format(const Json& value, StructuredOutput* out) {
-  using Kind = StructuredOutput::Kind;
-  if (!value.is_object()) return wrong_type("response_format", "an object", value);
-  const auto type = required_string(value, "type", "response_format");
-  if (!type) return tl::unexpected(type.error());
-  if (*type == "text") return {};
-  if (*type == "json_object") return take(out, Kind::kJsonObject, "response_format");
-  if (*type != "json_schema") {
-    return invalid("response_format.type",
-                   "Invalid value for 'response_format.type': expected 'text', 'json_object' or "
-                   "'json_schema'.",
-                   "invalid_value");
-  }
-  // Chat nests the schema's name, description and text; responses lay them flat.
-  const Json* nested = find_member(value, "json_schema");
-  const std::string at = nested != nullptr ? "response_format.json_schema" : "response_format";
-  const Json& format = nested != nullptr ? *nested : value;
-  if (!format.is_object()) return wrong_type(at, "an object", format);
+namespace {
+
+// {"name", "description", "schema", "strict"}; `beside`: one more member that may stand there.
+ApiStatus read_schema_format(const Json& format, const std::string& param, std::string_view beside,
+                             StructuredOutput* out) {
+  if (!format.is_object()) return wrong_type(param, "an object", format);
+  // Whether strict or not, what cannot be enforced is refused.
+  auto status = known_members(format, param, {"name", "description", "schema", "strict", beside});
+  if (!status) return status;
   const Json* schema = find_member(format, "schema");
-  if (schema == nullptr) return missing(at + ".schema");
+  if (schema == nullptr) return missing(param + ".schema");
   if (!schema->is_object() && !schema->is_boolean()) {
-    return wrong_type(at + ".schema", "an object (a JSON Schema)", *schema);
+    return wrong_type(param + ".schema", "an object (a JSON Schema)", *schema);
   }
   if (const Json* name = find_member(format, "name")) {
-    auto text = read_string(*name, at + ".name");
+    auto text = read_string(*name, param + ".name");
     if (!text) return tl::unexpected(text.error());
-    if (auto status = check_function_name(*text, at + ".name"); !status) return status;
+    if (status = check_function_name(*text, param + ".name"); !status) return status;
     out->name = std::move(*text);
   }
   out->text = to_text(*schema);
-  return take(out, Kind::kJsonSchema, at + ".schema");
+  return take(out, StructuredOutput::Kind::kJsonSchema, param + ".schema");
+}
+
+}  // namespace
+
+ApiStatus read_response_format(const Json& value, const std::string& param, StructuredOutput* out) {
+  if (!value.is_object()) return wrong_type(param, "an object", value);
+  const auto type = required_string(value, "type", param);
+  if (!type) return tl::unexpected(type.error());
+  if (*type == "text") return known_members(value, param, {"type"});
+  // llama.cpp's form of a schema lies beside json_object.
+  const bool is_object = *type == "json_object";
+  if (is_object && find_member(value, "schema") == nullptr) {
+    if (auto status = known_members(value, param, {"type"}); !status) return status;
+    return take(out, StructuredOutput::Kind::kJsonObject, param);
+  }
+  if (!is_object && *type != "json_schema") {
+    return invalid(param + ".type",
+                   fmt::format("Invalid value for '{}.type': expected 'text', 'json_object' or "
+                               "'json_schema'.",
+                               param),
+                   "invalid_value");
+  }
+  // Chat nests the schema's name, description and text; responses lay them flat.
+  const Json* nested = is_object ? nullptr : find_member(value, "json_schema");
+  if (nested == nullptr) return read_schema_format(value, param, "type", out);
+  if (auto status = known_members(value, param, {"type", "json_schema"}); !status) return status;
+  return read_schema_format(*nested, param + ".json_schema", {}, out);
 }
 
 ApiStatus read_structured(const std::string& kind, const Json& value, const std::string& param,
@@ -273,15 +304,29 @@ ApiStatus read_structured(const std::string& kind, const Json& value, const std:
 }
 
 ApiStatus read_structured_outputs(const Json& value, StructuredOutput* out) {
+  using Words = std::pair<std::string_view, std::string_view>;
+  constexpr std::array<Words, 3> kRefusedKinds = {
+      Words{"structural_tag", "use tools, or one of json, regex, choice and grammar"},
+      Words{"whitespace_pattern", "use disable_any_whitespace for JSON without white space"},
+      Words{"disable_additional_properties",
+            "declared objects are closed unless the schema opens them"}};
   if (!value.is_object()) return wrong_type("structured_outputs", "an object", value);
   for (auto it = value.begin(); it != value.end(); ++it) {
     const std::string& key = it.key();
     const std::string at = "structured_outputs." + key;
-    if (it->is_null() || key == "disable_any_whitespace" || key == "disable_fallback" ||
-        key == "backend" || key == "disable_additional_properties" || key == "whitespace_pattern") {
-      if (key == "disable_any_whitespace" || it->is_null() || *it == false) continue;
-      if (key == "backend" || key == "disable_fallback") continue;  // one backend, no fall-back
-      return unsupported(at, "'" + at + "' is not supported.");
+    if (it->is_null()) continue;
+    if (key == "backend" || key == "disable_fallback") continue;  // one backend, no fall-back
+    if (key == "disable_any_whitespace") {
+      auto flag = read_bool(*it, at);
+      if (!flag) return tl::unexpected(flag.error());
+      out->compact = *flag;
+      continue;
+    }
+    if (key == "disable_additional_properties" && *it == false) continue;
+    for (const auto& [name, instead] : kRefusedKinds) {
+      if (key == name) {
+        return unsupported(at, fmt::format("'{}' is not supported: {}", at, instead));
+      }
     }
     if (key != "json" && key != "regex" && key != "choice" && key != "grammar" &&
         key != "json_object") {

@@ -38,6 +38,7 @@ struct Source {
   Kind kind = Kind::kJsonSchema;
   std::string text;
   std::vector<std::string> choices;
+  bool compact = false;  ///< JSON is written without white space
 };
 
 /// A grammar ready for one vocabulary. Shared by any number of requests.

@@ -95,10 +95,16 @@ struct AnswerConstraint::Impl {
     }
   }
 
+  /// Of a raw completion it is made with its first token: it is large, and thousands may wait.
+  Matcher& bound() {
+    if (!matcher) matcher.emplace(response);
+    return *matcher;
+  }
+
   /// The control tokens that may end the message now.
-  std::vector<int32_t> ends() const {
+  std::vector<int32_t> ends() {
     const harmony::ControlTokens& control = vocabulary->control();
-    if (phase == Phase::kBound && !matcher->is_complete()) return {};
+    if (phase == Phase::kBound && !bound().is_complete()) return {};
     if (!headers) {
       std::vector<int32_t> ids = {control.return_token};
       if (control.endoftext) ids.push_back(*control.endoftext);
@@ -169,7 +175,7 @@ Result<std::unique_ptr<AnswerConstraint>> AnswerConstraint::create_raw(Compiler&
   if (!grammar) return fail(grammar.error());
   auto impl = std::make_unique<Impl>();
   impl->vocabulary = compiler.vocabulary();
-  impl->matcher.emplace(std::move(*grammar));
+  impl->response = std::move(*grammar);
   impl->phase = Impl::Phase::kBound;
   return std::unique_ptr<AnswerConstraint>(new AnswerConstraint(std::move(impl)));
 }
@@ -187,7 +193,7 @@ void AnswerConstraint::fill_mask(std::span<uint32_t> mask) {
       std::fill(std::copy(text.begin(), text.end(), mask.begin()), mask.end(), 0u);
       break;
     case Impl::Phase::kBound:
-      impl_->matcher->fill_mask(mask);
+      impl_->bound().fill_mask(mask);
       break;
     case Impl::Phase::kAfterEnd:
       std::fill(mask.begin(), mask.end(), 0u);
@@ -221,7 +227,7 @@ Status AnswerConstraint::accept(int32_t token) {
         return {};
       }
       const bool follows = state.phase == Impl::Phase::kBound
-                               ? state.matcher->accept(token)
+                               ? state.bound().accept(token)
                                : !state.vocabulary->text_of(token).empty();
       if (!follows) return state.refused(token);
       return {};

@@ -155,9 +155,9 @@ class EbnfChecker {
 Result<Translation> translate(const Source& source, const std::string& where) {
   switch (source.kind) {
     case Source::Kind::kJsonSchema:
-      return translate_schema(source.text, where);
+      return translate_schema(source.text, where, source.compact);
     case Source::Kind::kJsonObject:
-      return any_json_object();
+      return any_json_object(source.compact);
     case Source::Kind::kRegex:
       return translate_regex(source.text, where);
     case Source::Kind::kChoice:
@@ -172,7 +172,8 @@ Result<Translation> translate(const Source& source, const std::string& where) {
 }
 
 std::string key_of(const Source& source) {
-  std::string key(1, static_cast<char>('a' + static_cast<int>(source.kind)));
+  std::string key(1,
+                  static_cast<char>((source.compact ? 'A' : 'a') + static_cast<int>(source.kind)));
   key += source.text;
   for (const std::string& choice : source.choices) {
     key += std::to_string(choice.size()) + ':' + choice;

@@ -25,13 +25,10 @@ constexpr int kMaxIndent = 64;  // white space at the beginning of a line
 /// The parts of JSON that do not depend on a schema.
 class JsonRules {
  public:
-  explicit JsonRules(Rules& rules) : rules_(rules) {
-    gap_ = rules.shared(rules.choice(
-        {rules.empty(), rules.text(" "),
-         rules.sequence(
-             {rules.text("\n"), rules.repeat(rules.one_of({{' ', ' '}}), 0, kMaxIndent)}),
-         rules.sequence({rules.text("\n"), rules.repeat(rules.one_of({{'\t', '\t'}}), 1, 16)})}));
-    colon_ = rules.sequence({rules.text(":"), rules.optional(rules.text(" "))});
+  JsonRules(Rules& rules, bool compact) : rules_(rules) {
+    gap_ = compact ? rules.empty() : make_gap();
+    colon_ = compact ? rules.text(":")
+                     : rules.sequence({rules.text(":"), rules.optional(rules.text(" "))});
     escape_ = make_escape();
     make_string();
   }
@@ -56,6 +53,15 @@ class JsonRules {
   }
 
  private:
+  ExprId make_gap() {
+    const auto line = [&](uint32_t indent, int least, int most) {
+      return rules_.sequence(
+          {rules_.text("\n"), rules_.repeat(rules_.one_of({{indent, indent}}), least, most)});
+    };
+    return rules_.shared(rules_.choice(
+        {rules_.empty(), rules_.text(" "), line(' ', 0, kMaxIndent), line('\t', 1, 16)}));
+  }
+
   ExprId make_escape() {
     const auto hex = [&](int32_t n) {
       return rules_.repeat(rules_.one_of({{'0', '9'}, {'A', 'F'}, {'a', 'f'}}), n, n);
@@ -120,8 +126,8 @@ class JsonRules {
 
 class SchemaWriter {
  public:
-  SchemaWriter(const Json& root, const std::string& where)
-      : where_(where), reader_(root, where), json_(rules_) {}
+  SchemaWriter(const Json& root, const std::string& where, bool compact)
+      : where_(where), reader_(root, where), json_(rules_, compact) {}
 
   Result<Translation> write(const Json& root) {
     const RuleId rule = rules_.add_rule();
@@ -461,7 +467,8 @@ class SchemaWriter {
 
 }  // namespace
 
-Result<Translation> translate_schema(std::string_view schema_json, const std::string& where) {
+Result<Translation> translate_schema(std::string_view schema_json, const std::string& where,
+                                     bool compact) {
   if (schema_json.size() > kMaxSchemaBytes) {
     return fail("a schema of " + std::to_string(schema_json.size()) + " bytes", where,
                 "at most " + std::to_string(kMaxSchemaBytes) + " are supported");
@@ -471,12 +478,12 @@ Result<Translation> translate_schema(std::string_view schema_json, const std::st
   if (!(*root)->is_object() && !(*root)->is_boolean()) {
     return fail("a schema must be a JSON object", where);
   }
-  return SchemaWriter(**root, where).write(**root);
+  return SchemaWriter(**root, where, compact).write(**root);
 }
 
-Translation any_json_object() {
+Translation any_json_object(bool compact) {
   Rules rules;
-  JsonRules json(rules);
+  JsonRules json(rules, compact);
   const RuleId root = rules.add_rule();
   rules.define(root, json.object());
   return {rules.ebnf(root), {}};

@@ -16,10 +16,12 @@ namespace moxie::grammar {
 
 /// Fails, naming every keyword at fault (up to a few), where the schema cannot be enforced exactly,
 /// where no value holds, and where it is larger than the limits. `where` names it in errors.
-Result<Translation> translate_schema(std::string_view schema_json, const std::string& where);
+/// `compact`: without white space.
+Result<Translation> translate_schema(std::string_view schema_json, const std::string& where,
+                                     bool compact = false);
 
 /// Any JSON object.
-Translation any_json_object();
+Translation any_json_object(bool compact = false);
 
 /// The texts that match `pattern` from end to end.
 Result<Translation> translate_regex(std::string_view pattern, const std::string& where);

@@ -199,6 +199,25 @@ TEST(Grammar, WritesJsonAsPeopleDo) {
   EXPECT_FALSE(schema.admits(R"({"a":[])"));
 }
 
+TEST(Grammar, CompactJsonHasNoWhiteSpace) {
+  const std::string schema =
+      R"({"type":"object","properties":{"a":{"type":"array","items":{"type":"integer"}},
+                         "b":{"enum":["x y",{"c":1}]},"d":{}},"required":["a"]})";
+  const Bytes spaced(schema), compact(Source{.text = schema, .compact = true});
+  const Bytes object(Source{.kind = Source::Kind::kJsonObject, .compact = true});
+  for (const char* text : {R"({"a":[1,2],"b":"x y","d":{"e":[null,"f g"]}})", R"({"a":[]})",
+                           R"({"a":[0],"b":{"c":1}})"}) {
+    EXPECT_TRUE(compact.admits(text)) << text;
+    EXPECT_TRUE(object.admits(text)) << text;
+  }
+  for (const char* text : {R"({"a": [1,2]})", R"({ "a":[1,2]})", R"({"a":[1, 2]})", "{\"a\":[\n1]}",
+                           R"({"a":[],"d":{"e": 1}})", R"({"a":[],"d":[ ]})", R"({"a":[]} )"}) {
+    EXPECT_FALSE(compact.admits(text)) << text;
+    EXPECT_FALSE(object.admits(text)) << text;
+  }
+  EXPECT_TRUE(spaced.admits(R"({"a": [1, 2]})"));  // the same schema, kept apart
+}
+
 TEST(Grammar, StringsAreValidJsonWhateverTheyHold) {
   const Bytes free(R"({"type":"string"})");
   const Bytes counted(R"({"type":"string","minLength":1,"maxLength":4})");

@@ -148,6 +148,27 @@ def test_bias_and_allowed_ids(server):
     assert answer["finish_reason"] == "stop" and answer["stop_reason"] == token
 
 
+def test_the_token_that_ends_an_answer_is_no_part_of_its_text(server):
+    five, equals = (server.post("/tokenize", {"prompt": text}).json()["tokens"][0] for text in ("5", " ="))
+    text = {"prompt": "1 2 3", "logit_bias": {str(five): 100}, "max_tokens": 4, "stop_token_ids": [five]}
+    for fields, expected in (({}, ""), ({"include_stop_str_in_output": True}, "5"),
+                             ({"skip_special_tokens": False}, "")):
+        answer = server.post(TEXT, {**text, **fields, "logprobs": 0}).json()
+        assert answer["choices"][0]["text"] == expected
+        assert "".join(answer["choices"][0]["logprobs"]["tokens"]) == expected
+        assert answer["usage"]["completion_tokens"] == 1
+        events = server.post(TEXT, {**text, **fields, "stream": True}).events()
+        assert "".join(event["choices"][0]["text"] for event in events[:-1]) == expected
+    for keeps in (False, True):
+        choice = ask(server, stop_token_ids=[equals], include_stop_str_in_output=keeps)["choices"][0]
+        assert choice["message"]["content"] == "17 + 25" + (" =" if keeps else "")
+        assert choice["stop_reason"] == equals
+    bound = server.post(TEXT, {"prompt": "1 2 3", "max_tokens": 9, "skip_special_tokens": False,
+                               "structured_outputs": {"regex": "[0-9]{3}"}})
+    if bound.status == 200:  # not where the build has no structured output
+        assert re.fullmatch("[0-9]{3}", bound.json()["choices"][0]["text"])
+
+
 def test_completions(server):
     ids = server.post("/tokenize", {"prompt": "The sum of"}).json()["tokens"]
     by_text = server.post(TEXT, {"prompt": "The sum of", "max_tokens": 8}).json()
@@ -379,6 +400,99 @@ def test_head_of_a_stream_has_no_body(server):
         assert connection.read_response(has_body=False).status == 200
         connection.send_request("GET", "/health")
         assert connection.read_response().json()["status"] == "ok"
+
+
+def test_responses_leave_out_what_is_too_long(server):
+    said = lambda name, length: {"role": "user", "content": f"My name is {name}. " + "word " * length}
+    items = [said("Anna", 2000),
+             {"type": "function_call", "call_id": "c", "name": "f", "arguments": "word " * 6000},
+             {"type": "function_call_output", "call_id": "c", "output": "word " * 6000},
+             said("Ben", 3000), said("Carl", 20)]
+    ends = {"stop_token_ids": list(range(4096))}  # with the first token
+    fields = {"input": items, "max_output_tokens": 5000, **ends}
+    assert server.post("/v1/responses", fields).json()["error"]["code"] == "context_length_exceeded"
+    whole = server.post("/v1/responses", {**fields, "truncation": "auto"}).json()
+    # Without Anna's and the call it would fit, but a result without its call tells nothing.
+    assert whole["truncation"] == "auto" and "first 3 messages" in whole["warnings"][-1]
+    assert 3000 < whole["usage"]["input_tokens"] < 3300
+    # What was left out is kept, and left out of what follows.
+    next_turn = {"previous_response_id": whole["id"], "input": "Who am I?", **ends}
+    assert server.post("/v1/responses", next_turn).status == 400
+    assert server.post("/v1/responses", {**next_turn, "truncation": "auto"}).status == 200
+    # The last message stays, and what fits is left alone.
+    alone = server.post("/v1/responses", {"input": "word " * 20_000, "truncation": "auto"})
+    assert alone.status == 400 and alone.json()["error"]["code"] == "context_length_exceeded"
+    short = server.post("/v1/responses", {"input": "Hello", "truncation": "auto", "max_output_tokens": 1})
+    assert "warnings" not in short.json() or "truncation" not in str(short.json()["warnings"])
+    assert server.post("/v1/responses", {"input": "x", "truncation": "middle"}).status == 400
+
+
+DEAD_END = 'root ::= "a" b\nb ::= [^\\x00-\\U0010ffff]'
+
+
+@pytest.mark.parametrize("path, fields", [
+    (CHAT, {"messages": ASK, "max_tokens": 400}), (TEXT, {"prompt": "x", "max_tokens": 400}),
+    ("/v1/responses", {"input": "What is 17 + 25?", "max_output_tokens": 400})])
+def test_dead_ends_are_the_requests_fault(server, path, fields):
+    fields = {**fields, "structured_outputs": {"grammar": DEAD_END}}
+    answer = server.post(path, fields)
+    if "not available" in answer.text:
+        pytest.skip("this build has no structured output")
+    assert answer.status == 400, answer.text
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+    events = server.post(path, {**fields, "stream": True}).events()
+    if path == "/v1/responses":
+        assert events[-1]["type"] == "response.failed"
+        assert events[-1]["response"]["error"]["code"] == "invalid_prompt"
+    else:
+        assert events[-2]["error"]["type"] == "invalid_request_error" and events[-1] == "[DONE]"
+
+
+def test_what_no_queue_could_hold_is_400(server):
+    error = server.post(TEXT, {"prompt": ["a"] * 1024, "n": 64, "max_tokens": 1})
+    assert error.status == 400 and "65536 answers" in error.json()["error"]["message"]
+    error = server.post(TEXT, {"prompt": ["word " * 8000] * 100, "n": 50, "max_tokens": 1})
+    assert error.status == 400 and error.json()["error"]["param"] == "n"
+    most = server.post(TEXT, {"prompt": ["a"] * 64, "n": 64, "max_tokens": 1}, timeout=60)
+    assert len(most.json()["choices"]) == 4096
+
+
+def test_kernels_that_ran_are_listed(server):
+    before = {row["name"]: row["launches"] for row in server.get("/debug/kernels").json()["kernels"]}
+    ask(server, max_tokens=5)
+    after = server.get("/debug/kernels").json()
+    assert after["model"] == "embedded" and after["device"] not in ("", "auto")
+    for step in ("embed", "qkv", "attend", "out", "route", "experts", "unembed", "sample"):
+        assert any(row["name"].startswith(step + "_") and row["launches"] > before.get(row["name"], 0)
+                   for row in after["kernels"]), step
+
+
+def test_offsets_count_characters(server):
+    answer = server.post(TEXT, {"prompt": "Gr\u00fc\u00dfe 17 + 25", "echo": True, "logprobs": 0,
+                                "max_tokens": 4, "temperature": 0}).json()["choices"][0]
+    lists = answer["logprobs"]
+    whole = [(token, offset) for token, offset in zip(lists["tokens"], lists["text_offset"])
+             if "\ufffd" not in token]  # not the half of a character
+    assert len(whole) > 8 and len(answer["text"].encode()) > len(answer["text"])
+    for token, offset in whole:
+        assert answer["text"][offset:].startswith(token), (token, offset)
+
+
+def test_json_without_white_space(server):
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "array", "items": {
+        "type": "integer"}, "minItems": 2, "maxItems": 3}}, "required": ["a", "b"]}
+    for fields in ({"json": schema}, {"json_object": True}):
+        answer = server.post(CHAT, {"messages": ASK, "max_tokens": 500, "temperature": 1, "seed": 4,
+                                    "structured_outputs": {**fields, "disable_any_whitespace": True}})
+        if answer.status == 400 and "not available" in answer.text:
+            pytest.skip("this build has no structured output")
+        choice = answer.json()["choices"][0]
+        if choice["finish_reason"] == "stop":
+            text = choice["message"]["content"]
+            json.loads(text)
+            assert not re.search(r"\s", re.sub(r'"(?:[^"\\]|\\.)*"', "", text)), text
+        else:
+            assert "json" not in fields, choice
 
 
 # Sampling and extra parameters of vLLM's two request classes, as of 2026.
