@@ -275,7 +275,7 @@ class Bench {
     l.down = matrix(DType::kMXFP4, o_.experts, kHidden, kHidden);
     l.input_norm = floats(kHidden, 0.3f, 1), l.post_norm = floats(kHidden, 0.3f, 1);
     l.qkv_bias = floats(5120, 0.5f, 0), l.out_bias = floats(kHidden, 0.1f, 0);
-    l.router_bias = floats(o_.experts, 1, 0), l.sinks = floats(64, 1, 0);
+    l.router_bias = floats(o_.experts, 0.01f, 0), l.sinks = floats(64, 1, 0);
     l.gate_up_bias = floats(int64_t{o_.experts} * 5760, 0.1f, 0);
     l.down_bias = floats(int64_t{o_.experts} * kHidden, 0.1f, 0);
     return l;
