@@ -32,5 +32,5 @@ Next:
   $moxie chat                      a conversation with it
   $moxie run "12 * 34" --show-reasoning
   $moxie chat --model DIR          a gpt-oss checkpoint: a Hugging Face directory or a .gguf file
-Serving over HTTP is not in this version.
+  $moxie serve                     OpenAI and Anthropic endpoints on http://127.0.0.1:8000
 END

@@ -275,7 +275,7 @@ void launch_split(const AttendParams& params, SplitParams split, int32_t num_til
   if (splits > 1) tiles_of_warp = std::max<int64_t>(tiles_of_warp, ceil_div(kKeysOfWarp, F::kKeys));
   split.num_slots = static_cast<int32_t>(std::clamp<int64_t>(tiles_of_warp, kFewestSlots, kSlots));
   int shared_bytes = kWarps * split.num_slots * F::kStageBytes;
-  // Blocks do crowd together where they can, the more so beside the last blocks of the launch before.
+  // Blocks do crowd together where they can, the more so beside the last ones of the launch before.
   if (splits > 1) shared_bytes = std::max(shared_bytes, limits.shared_of_sm / 2);
   const LaunchShape shape{.grid = dim3(static_cast<unsigned>(num_clusters * splits)),
                           .num_threads = kThreads,
