@@ -88,8 +88,8 @@ check_asan() {
   export UBSAN_OPTIONS=print_stacktrace=1
   local targets=() only=()
   if ((quick)); then
-    targets=(--target moxie_{core,weights,checkpoint,text,engine,server}_test)
-    only=(-R '^moxie_(core|weights|checkpoint|text|engine|server)_test$')
+    targets=(--target moxie_{core,weights,checkpoint,text,server}_test)
+    only=(-R '^moxie_(core|weights|checkpoint|text|server)_test$')
   fi
   cmake --preset asan --log-level=NOTICE "$(grammars)" >/dev/null &&
     cmake --build build/asan -j "$jobs" "${targets[@]}" &&
