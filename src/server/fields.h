@@ -6,6 +6,8 @@
 //   auto status = fields.read(document, request);
 #pragma once
 
+#include <fmt/format.h>
+
 #include <functional>
 #include <optional>
 #include <string>
@@ -80,6 +82,24 @@ class Fields {
           return {};
         },
         std::move(about), required);
+  }
+  /// One of two words: true for `chosen`, which is one of them.
+  template <class Target>
+  void either(const std::string& name, Target target, const std::string& first,
+              const std::string& second, const std::string& chosen, std::string about) {
+    field(
+        name, {{"type", "string"}, {"enum", Json::array({first, second})}},
+        [=](const Json& value, T& request) -> ApiStatus {
+          if (value != first && value != second) {
+            return invalid(
+                name,
+                fmt::format("Invalid value for '{}': expected '{}' or '{}'.", name, first, second),
+                "invalid_value");
+          }
+          std::invoke(target, request) = value == chosen;
+          return {};
+        },
+        std::move(about));
   }
   /// Accepted whatever its value, without effect; `about` says why that is no loss.
   void ignored(const std::string& name, std::string about) {

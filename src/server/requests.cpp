@@ -477,18 +477,8 @@ Fields<CompletionRequest> make_completion_fields() {
         return {};
       },
       "so many of a prompt's last tokens are kept; -1: as many as leave room for max_tokens");
-  f.field(
-      "truncation_side", {{"type", "string"}, {"enum", {"left", "right"}}},
-      [](const Json& value, CompletionRequest& request) -> ApiStatus {
-        if (value != "left" && value != "right") {
-          return invalid("truncation_side",
-                         "Invalid value for 'truncation_side': expected 'left' or 'right'.",
-                         "invalid_value");
-        }
-        request.truncate_end = value == "right";
-        return {};
-      },
-      "right: truncate_prompt_tokens keeps the first tokens");
+  f.either("truncation_side", &CompletionRequest::truncate_end, "left", "right", "right",
+           "right: truncate_prompt_tokens keeps the first tokens");
   f.refused("prompt_embeds", Json(), "prompts are text or token ids");
   f.refused("suffix", "", "the model cannot fill in");
   f.refused("add_special_tokens", true, "the model has no token that begins a text");

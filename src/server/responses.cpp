@@ -248,18 +248,8 @@ Fields<ResponseRequest> make_fields() {
   f.ignored("safety_identifier", "kept nowhere");
   add_platform_fields(f);
   f.ignored("max_tool_calls", "it counts built-in tools, of which there are none");
-  f.field(
-      "truncation", {{"type", "string"}, {"enum", {"auto", "disabled"}}},
-      [](const Json& value, ResponseRequest& request) -> ApiStatus {
-        if (value != "auto" && value != "disabled") {
-          return invalid("truncation",
-                         "Invalid value for 'truncation': expected 'auto' or 'disabled'.",
-                         "invalid_value");
-        }
-        request.truncate = value == "auto";
-        return {};
-      },
-      "auto: items at the beginning of the conversation are left out where it is too long");
+  f.either("truncation", &ResponseRequest::truncate, "auto", "disabled", "auto",
+           "auto: items at the beginning of the conversation are left out where it is too long");
   f.refused("conversation", Json(), "use previous_response_id");
   f.refused("prompt", Json(), "there are no stored prompts");
   f.refused("context_management", Json(), "send the items that shall count");
