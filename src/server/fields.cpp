@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "core/nearest.h"
@@ -75,6 +76,15 @@ tl::unexpected<ApiError> unknown_field(const std::string& name,
     message += " The nearest name is '" + nearest_name(name, known) + "'.";
   }
   return invalid(name.substr(0, 64), std::move(message), "unknown_parameter");
+}
+
+ApiStatus known_members(const Json& object, const std::string& param,
+                        std::initializer_list<std::string_view> known) {
+  for (auto it = object.begin(); it != object.end(); ++it) {
+    if (it->is_null() || std::find(known.begin(), known.end(), it.key()) != known.end()) continue;
+    return unknown_field(param + "." + it.key(), {});
+  }
+  return {};
 }
 
 tl::unexpected<ApiError> missing(const std::string& name) {

@@ -9,8 +9,10 @@
 #include <fmt/format.h>
 
 #include <functional>
+#include <initializer_list>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "server/api.h"
@@ -26,6 +28,9 @@ Api<std::string> read_string(const Json& value, const std::string& param);
 Api<std::string> required_string(const Json& object, const char* key, const std::string& param);
 tl::unexpected<ApiError> unknown_field(const std::string& name,
                                        const std::vector<std::string>& known);
+/// Nothing but these members, or null.
+ApiStatus known_members(const Json& object, const std::string& param,
+                        std::initializer_list<std::string_view> known);
 tl::unexpected<ApiError> missing(const std::string& name);
 
 enum class FieldUse : uint8_t { kUsed, kIgnored, kRefused };

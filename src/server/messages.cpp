@@ -25,16 +25,6 @@ struct Reader {
   ApiStatus read_tool(const Json& message, const std::string& param);
 };
 
-ApiStatus check_keys(const Json& message, const std::string& param,
-                     std::initializer_list<std::string_view> known) {
-  for (auto it = message.begin(); it != message.end(); ++it) {
-    if (std::find(known.begin(), known.end(), it.key()) == known.end() && !it->is_null()) {
-      return unknown_field(param + "." + it.key(), {});
-    }
-  }
-  return {};
-}
-
 Api<std::string> content_of(const Json& message, const std::string& param) {
   const Json* content = find_member(message, "content");
   if (content == nullptr) return missing(param + ".content");
@@ -54,7 +44,8 @@ ApiStatus Reader::read(const Json& message, const std::string& param) {
                        "'tool' or 'function'.",
                    "invalid_value");
   }
-  if (auto status = check_keys(message, param, {"role", "content", "name"}); !status) return status;
+  if (auto status = known_members(message, param, {"role", "content", "name"}); !status)
+    return status;
   auto text = content_of(message, param);
   if (!text) return tl::unexpected(text.error());
   if (*role == "user") {
@@ -67,9 +58,9 @@ ApiStatus Reader::read(const Json& message, const std::string& param) {
 
 ApiStatus Reader::read_assistant(const Json& message, const std::string& param) {
   if (auto status =
-          check_keys(message, param,
-                     {"role", "content", "name", "reasoning", "reasoning_content", "tool_calls",
-                      "refusal", "audio", "function_call", "annotations", "reasoning_details"});
+          known_members(message, param,
+                        {"role", "content", "name", "reasoning", "reasoning_content", "tool_calls",
+                         "refusal", "audio", "function_call", "annotations", "reasoning_details"});
       !status) {
     return status;
   }
@@ -136,7 +127,7 @@ ApiStatus Reader::read_calls(const Json& calls, const std::string& param) {
 }
 
 ApiStatus Reader::read_tool(const Json& message, const std::string& param) {
-  if (auto status = check_keys(message, param, {"role", "content", "name", "tool_call_id"});
+  if (auto status = known_members(message, param, {"role", "content", "name", "tool_call_id"});
       !status) {
     return status;
   }

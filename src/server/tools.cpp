@@ -24,15 +24,6 @@ ApiStatus take(StructuredOutput* out, StructuredOutput::Kind kind, const std::st
   return {};
 }
 
-ApiStatus known_members(const Json& object, const std::string& param,
-                        std::initializer_list<std::string_view> known) {
-  for (auto it = object.begin(); it != object.end(); ++it) {
-    if (it->is_null() || std::find(known.begin(), known.end(), it.key()) != known.end()) continue;
-    return unknown_field(param + "." + it.key(), {});
-  }
-  return {};
-}
-
 // A tool that the platform runs and not the client. Agents offer some to every server.
 bool is_hosted(const Json& tool) {
   constexpr std::array<std::string_view, 9> kTypes = {
