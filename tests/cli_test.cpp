@@ -172,6 +172,28 @@ TEST_F(CliTest, DevicesThatAreNotThereAreClearErrors) {
   EXPECT_NE(mxfp8.err.find("--mxfp8-layers"), std::string::npos) << mxfp8.err;
 }
 
+#ifdef MOXIE_FAKE_DRIVER
+TEST_F(CliTest, ADriverThatDoesNotServeIsNamedWithWhatToDo) {
+  const std::string library = "LD_LIBRARY_PATH=" MOXIE_FAKE_DRIVER;
+  const auto run = [&](const char* device, const std::string& driver) {
+    return moxie({"run", "hi", "--device", device, "--max-tokens", "1"}, "", {library, driver});
+  };
+  const std::string old = "FAKE_DRIVER_VERSION=12080";
+  const auto forced = run("cuda", old);
+  EXPECT_EQ(forced.exit_code, 1);
+  EXPECT_NE(forced.err.find("supports CUDA 12.8"), std::string::npos) << forced.err;
+  EXPECT_NE(forced.err.find("install an NVIDIA driver"), std::string::npos) << forced.err;
+  const auto chosen = run("auto", old);
+  EXPECT_EQ(chosen.exit_code, 0) << chosen.err;
+  EXPECT_NE(chosen.err.find("running on the CPU"), std::string::npos) << chosen.err;
+  EXPECT_NE(chosen.err.find("supports CUDA 12.8"), std::string::npos) << chosen.err;
+  const auto broken = moxie({"run", "hi", "--device", "cuda"}, "",
+                            {library, "FAKE_DRIVER_VERSION=19000", "FAKE_DRIVER_INIT=803"});
+  EXPECT_EQ(broken.exit_code, 1);
+  EXPECT_NE(broken.err.find("restart the machine"), std::string::npos) << broken.err;
+}
+#endif
+
 TEST_F(CliTest, AnInterruptedAnswerEndsWithOneAndSaysSo) {
   // The signal comes with the first words, however long loading takes.
   const auto result = run_process(

@@ -74,10 +74,11 @@ int run(DoctorFlags& o) {
   if (num_gpus > 0) cuda_reason.clear();
   auto limits = measure_machine(*device);
   if (!limits) return report(limits.error());
-  const auto problems = findings(*device, cuda_reason);
-
   auto shown = shown_device(o.engine.device);
   if (!shown) return report(shown.error());
+  if (!shown->why_not.empty()) cuda_reason = shown->why_not;
+  const auto problems = findings(*device, cuda_reason);
+
   KernelChooser kernels(shown->kind, shown->features, {});
   std::vector<Verdict> verdicts;
   std::string model_error;

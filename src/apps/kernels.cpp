@@ -67,6 +67,7 @@ int run(KernelsFlags& o) {
   if (!mxfp8) return report(mxfp8.error());
   auto device = shown_device(o.engine.device);
   if (!device) return report(device.error());
+  if (!device->why_not.empty()) log_warn("the rows of the CPU: " + device->why_not);
   KernelChooser kernels(device->kind, device->features, choice);
   auto kv_dtype = choose_kv_dtype(o.engine.kv_dtype, (*checkpoint)->config(), kernels,
                                   o.engine.max_model_len, o.engine.max_num_seqs);

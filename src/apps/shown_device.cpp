@@ -18,6 +18,9 @@ Result<ShownDevice> shown_device(const std::string& device) {
     return ShownDevice{.features = cpu_features()};
   }
   auto gpu = make_cuda_device(index);
+  if (!gpu && device == "auto") {
+    return ShownDevice{.features = cpu_features(), .why_not = gpu.error().message()};
+  }
   if (!gpu) return fail(std::move(gpu.error()));
   const DeviceProperties& found = (*gpu)->properties();
   return ShownDevice{.kind = DeviceKind::kCuda,

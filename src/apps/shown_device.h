@@ -12,10 +12,11 @@ namespace moxie {
 struct ShownDevice {
   DeviceKind kind = DeviceKind::kCpu;
   Features features = 0;
-  std::string name;  ///< of a GPU; empty: the CPU
+  std::string name;     ///< of a GPU; empty: the CPU
+  std::string why_not;  ///< why auto passed over a GPU that is there
 };
 
-/// `device` as --device takes it; auto means the first usable GPU, else the CPU.
+/// `device` as --device takes it; auto means the first GPU if it can be used, else the CPU.
 Result<ShownDevice> shown_device(const std::string& device);
 
 }  // namespace moxie

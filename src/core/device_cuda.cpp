@@ -28,6 +28,10 @@ std::string hint_for(cudaError_t error) {
     case cudaErrorNoDevice:
     case cudaErrorInvalidDevice:
       return "`nvidia-smi -L` lists the devices; CUDA_VISIBLE_DEVICES may hide them";
+    case cudaErrorSystemDriverMismatch:
+      return "the driver's library and its kernel module differ: restart the machine";
+    case cudaErrorSystemNotReady:
+      return "the driver's services are not up; with NVSwitch, nvidia-fabricmanager";
     case cudaErrorDevicesUnavailable:
       return "another process holds the device exclusively";
     case cudaErrorNoKernelImageForDevice:
@@ -285,9 +289,14 @@ Result<std::unique_ptr<Device>> make_cuda_device(int index) {
   }
   // The first use of a device makes its context, which can fail when others hold it.
   size_t available = 0, total = 0;
-  auto status = cuda_check(cudaSetDevice(index), where);
-  if (status) status = cuda_check(cudaMemGetInfo(&available, &total), where);
-  if (!status) return fail(status.error());
+  cudaError_t error = cudaSetDevice(index);
+  if (error == cudaSuccess) error = cudaMemGetInfo(&available, &total);
+  if (error == cudaErrorMemoryAllocation) {
+    cudaGetLastError();
+    return fail("not even a context fits into the memory that is free", where,
+                "`nvidia-smi` lists who holds it");
+  }
+  if (const auto status = cuda_check(error, where); !status) return fail(status.error());
   DeviceProperties properties;
   properties.name = found.name;
   properties.memory_bytes = total;
