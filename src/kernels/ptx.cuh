@@ -57,8 +57,10 @@ __device__ __forceinline__ void cluster_wait() {
 /// Makes a barrier of 8 bytes in shared memory whose phases complete, in turn, when expect_bytes
 /// was called once and as many bytes have come from the cluster. Other blocks may send behind a
 /// cluster_arrive of this thread and their cluster_wait.
-__device__ __forceinline__ void init_barrier(uint64_t* barrier) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(barrier)) : "memory");
+__device__ __forceinline__ void init_barrier(uint64_t* barrier, uint32_t num_arrivals = 1) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)),
+               "r"(num_arrivals)
+               : "memory");
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 __device__ __forceinline__ void expect_bytes(uint64_t* barrier, uint32_t bytes) {
@@ -66,6 +68,11 @@ __device__ __forceinline__ void expect_bytes(uint64_t* barrier, uint32_t bytes) 
       "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
       "r"(bytes)
       : "memory");
+}
+/// One of a barrier's arrivals.
+__device__ __forceinline__ void arrive_barrier(uint64_t* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier))
+               : "memory");
 }
 /// Waits for the end of a phase: 0, 1, 0, 1, ...
 __device__ __forceinline__ void wait_barrier(uint64_t* barrier, uint32_t phase) {
@@ -84,6 +91,50 @@ __device__ __forceinline__ void copy_bulk(void* to, const void* from, uint32_t b
           "r"(shared_address(to)),
       "l"(from), "r"(bytes), "r"(shared_address(barrier))
       : "memory");
+}
+/// Copies shared memory to memory, without waiting; what this thread's block wrote must be behind
+/// fence_shared_writes() and a barrier. All are multiples of 16.
+__device__ __forceinline__ void store_bulk(void* to, const void* from, uint32_t bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to),
+               "r"(shared_address(from)), "r"(bytes)
+               : "memory");
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+/// Waits until all of this thread's bulk stores have read their source.
+__device__ __forceinline__ void wait_for_bulk_reads() {
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+/// Waits until all of them are done.
+__device__ __forceinline__ void wait_for_bulk_stores() {
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+/// Makes this thread's writes of shared memory visible to bulk copies.
+__device__ __forceinline__ void fence_shared_writes() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+/// copy_bulk to the same place of every block of the cluster in `blocks` (a bit each), each of
+/// whose barriers counts the bytes.
+__device__ __forceinline__ void copy_bulk_to_all(void* to, const void* from, uint32_t bytes,
+                                                 uint64_t* barrier, uint16_t blocks) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
+      "[%1], %2, [%3], %4;" ::"r"(shared_address(to)),
+      "l"(from), "r"(bytes), "r"(shared_address(barrier)), "h"(blocks)
+      : "memory");
+}
+/// One of the arrivals of the barrier in block `rank` of the cluster.
+__device__ __forceinline__ void arrive_barrier_of(uint64_t* barrier, int rank) {
+  asm volatile(
+      "{.reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; "
+      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];}" ::"r"(
+          shared_address(barrier)),
+      "r"(rank)
+      : "memory");
+}
+__device__ __forceinline__ int cluster_rank() {
+  uint32_t rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return static_cast<int>(rank);
 }
 /// Stores a word at this block's address `at`, but in block `rank` of the cluster, whose barrier
 /// counts its bytes.

@@ -20,6 +20,7 @@ struct StepParams {
   const Batch& batch;
   const Activations& act;
   Launch launch;
+  const KernelChooser& kernels;
 
   EmbedParams embed() const {
     return {.launch = launch,
@@ -96,7 +97,16 @@ struct StepParams {
             .t = act.t,
             .expert_ids = act.expert_ids,
             .expert_weights = act.expert_weights,
-            .can_fold = can_route_in_experts(experts(layer))};
+            .can_fold = can_fold(layer)};
+  }
+  /// Whether the rows that would run out and experts can do the route step's work.
+  bool can_fold(const LayerWeights& layer) const {
+    const ExpertsParams of_experts = experts(layer);
+    OutParams of_out = out(layer);
+    of_out.fold.is_on = true;
+    const auto row = kernels.select(of_experts);
+    return row.has_value() && std::string_view((*row)->name) == kRoutingExpertsRow &&
+           can_route_in_experts(of_experts) && kernels.select(of_out).has_value();
   }
   ExpertsParams experts(const LayerWeights& layer) const {
     return {.launch = launch,
@@ -142,12 +152,12 @@ struct Shadow {
   Rotary rotary;
   StepParams params;
 
-  Shadow(const GptOssConfig& config, const ModelWeights& weights, DType kv_dtype, DeviceKind device,
-         int32_t num_tokens, int32_t num_rows)
+  Shadow(const GptOssConfig& config, const ModelWeights& weights, DType kv_dtype,
+         const KernelChooser& kernels, int32_t num_tokens, int32_t num_rows)
       : batch{.ragged = {.num_tokens = num_tokens, .num_seqs = 1}, .num_logit_rows = num_rows},
         kv{.page_tokens = 16, .dtype = kv_dtype},
         rotary{.max_positions = config.max_positions},
-        params{config, weights, batch, act, Launch{.device = device}} {}
+        params{config, weights, batch, act, Launch{.device = kernels.device()}, kernels} {}
 };
 
 // Calls visit(params) with the Params of every step of the model; every layer is alike.
@@ -176,7 +186,7 @@ void GptOss::forward(const Batch& batch, std::span<const KvLayer> kv, const Acti
                       .stream = &stream,
                       .workspace = act.workspace,
                       .workspace_bytes = act.workspace_bytes};
-  const StepParams step{config_, weights_, batch, act, launch};
+  const StepParams step{config_, weights_, batch, act, launch, kernels_};
   const int64_t width = int64_t{batch.ragged.num_tokens} * config_.hidden;
 
   const auto keep_hidden = [&](size_t layer) {
@@ -207,7 +217,7 @@ void GptOss::forward(const Batch& batch, std::span<const KvLayer> kv, const Acti
 Status GptOss::check_rows(DType kv_dtype) const {
   Status status;
   for (const LayerWeights& layer : weights_.layers) {
-    const Shadow shadow(config_, weights_, kv_dtype, kernels_.device(), 1, 1);
+    const Shadow shadow(config_, weights_, kv_dtype, kernels_, 1, 1);
     for_each_step(shadow, layer, [&](const auto& params) {
       if (!status) return;
       if (auto row = kernels_.select(params); !row) status = fail(std::move(row.error()));
@@ -218,7 +228,7 @@ Status GptOss::check_rows(DType kv_dtype) const {
 }
 
 Work GptOss::work(const Batch& batch, DType kv_dtype, int32_t num_distinct_experts) const {
-  Shadow shadow(config_, weights_, kv_dtype, kernels_.device(), batch.ragged.num_tokens,
+  Shadow shadow(config_, weights_, kv_dtype, kernels_, batch.ragged.num_tokens,
                 batch.num_logit_rows);
   shadow.batch.ragged = batch.ragged;
   Work total;
@@ -241,7 +251,7 @@ Work GptOss::work(const Batch& batch, DType kv_dtype, int32_t num_distinct_exper
 
 std::vector<Verdict> GptOss::explain(DType kv_dtype, int32_t num_tokens) const {
   std::vector<Verdict> all;
-  const Shadow shadow(config_, weights_, kv_dtype, kernels_.device(), num_tokens, 1);
+  const Shadow shadow(config_, weights_, kv_dtype, kernels_, num_tokens, 1);
   int previous = -1;
   for_each_step(shadow, weights_.layers.front(), [&](const auto& params) {
     auto verdicts = kernels_.explain(params);
@@ -266,7 +276,7 @@ ActivationBytes activation_bytes(const GptOssConfig& config, const ModelWeights&
   bytes.logits = 4ull * static_cast<uint64_t>(max_logit_rows) * config.vocab + 256;
   // A row's scratch may be greatest at few tokens (attention split over keys): try powers of two.
   const auto ask = [&](int32_t num_tokens) {
-    const Shadow shadow(config, formats, kv_dtype, kernels.device(), num_tokens,
+    const Shadow shadow(config, formats, kv_dtype, kernels, num_tokens,
                         std::min(num_tokens, max_logit_rows));
     for_each_step(shadow, formats.layers.front(), [&]<typename P>(const P& params) {
       for (const Row<P>& row : table_of<P>()) {

@@ -3,7 +3,9 @@
 // as shares of the read bandwidth measured in the same run.
 //
 //   moxie_gpu_step_bench [--model 120b|20b] [--dense mxfp4|bf16|mxfp8] [--tokens N] [--depth N]
-//                        [--repeat N] [--kernel STEP=NAME]...
+//                        [--prompt N] [--layers N] [--repeat N] [--kernel STEP=NAME]...
+//
+// --tokens: so many sequences of one token each; --prompt: one sequence of so many tokens.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -95,6 +97,7 @@ void must(cudaError_t error) { must(cuda_check(error, "bench")); }
 
 struct Options {
   int layers = 36, experts = 128, tokens = 1, depth = 2048, repeat = 20;
+  bool is_prompt = false;
   DType dense = DType::kMXFP4;
   KernelChoice choice;
 };
@@ -114,25 +117,30 @@ class Bench {
     const int64_t t = o_.tokens;
     x_ = floats(t * kHidden * kFloatsOfCudaX, 1, 0), q_ = floats(t * 4096, 1, 0),
     a_ = floats(t * 4096, 1, 0);
-    t_ = floats(t * kHidden, 1, 0), logits_ = floats(t * 201088, 1, 0);
+    t_ = floats(t * kHidden, 1, 0), logits_ = floats(num_rows() * 201088, 1, 0);
     expert_weights_ = floats(t * 4, 0, 0.25f);
     first_x_bytes_ = static_cast<uint64_t>(t * kHidden * kFloatsOfCudaX) * 4;
     first_x_ = floats(t * kHidden * kFloatsOfCudaX, 1, 0);
     for (float*& sums : route_sums_) sums = floats(t * o_.experts * 2, 0, 0);
     route_squares_ = floats(t * kHidden / 16, 0, 0);
-    rotary_ = floats(int64_t{o_.depth + 64} * 64, 1, 0);
-    workspace_ = allocate(256 << 20);
+    rotary_ = floats(max_positions() * 64, 1, 0);
+    ids_ = reinterpret_cast<int32_t*>(allocate(16 * t));
     std::vector<int32_t> positions, seqs, rows, offsets{0}, table;
-    const int pages = (o_.depth + 64) / 16 + 1;
+    const int num_seqs = o_.is_prompt ? 1 : o_.tokens;
+    const int pages = static_cast<int>(max_positions()) / 16 + 1;
     for (int i = 0; i < o_.tokens; ++i) {
-      positions.push_back(o_.depth), seqs.push_back(i), rows.push_back(i), offsets.push_back(i + 1);
+      positions.push_back(o_.is_prompt ? o_.depth + i : o_.depth);
+      seqs.push_back(o_.is_prompt ? 0 : i);
+      batch_.num_visible_keys += positions.back() + 1;
+    }
+    for (int i = 0; i < num_seqs; ++i) {
+      offsets.push_back(o_.is_prompt ? o_.tokens : i + 1);
+      rows.push_back(offsets.back() - 1);
       for (int page = 0; page < pages; ++page) table.push_back(i * pages + page);
     }
-    batch_ = {.num_tokens = o_.tokens,
-              .num_seqs = o_.tokens,
-              .positions = upload(positions),
-              .seq_idx = upload(seqs),
-              .row_offsets = upload(offsets)};
+    batch_.num_tokens = o_.tokens, batch_.num_seqs = num_seqs;
+    batch_.positions = upload(positions), batch_.seq_idx = upload(seqs);
+    batch_.row_offsets = upload(offsets);
     logit_rows_ = upload(rows);
     table_ = upload(table);
     table_stride_ = pages;
@@ -142,7 +150,7 @@ class Bench {
                   .table_stride = pages,
                   .page_tokens = 16,
                   .dtype = DType::kBF16};
-      const int64_t bytes = layer.kv.page_stride_bytes * pages * o_.tokens;
+      const int64_t bytes = layer.kv.page_stride_bytes * pages * num_seqs;
       layer.kv.k = words(bytes, 0x807F807Fu, 0x3F803F80u - 0x00800080u * 4);
       layer.kv.v = words(bytes, 0x807F807Fu, 0x3F803F80u - 0x00800080u * 4);
       std::vector<int32_t> ids;
@@ -158,58 +166,72 @@ class Bench {
           static_cast<double>(std::unique(all.begin(), all.end()) - all.begin()) / o_.layers;
       layer.ids = upload(ids);
     }
+    Layer& l = layers_[0];
+    const auto ask = [&](const auto& params) {
+      if (const auto row = chooser_.select(params))
+        workspace_bytes_ = std::max(workspace_bytes_, (*row)->workspace(params));
+    };
+    ask(qkv(l)), ask(attend(l, false)), ask(attend(l, true)), ask(out(l)), ask(route(l));
+    ask(experts(l, l.ids)), ask(unembed());
+    workspace_ = allocate(static_cast<int64_t>(workspace_bytes_) + 256);
     must(stream_->synchronize());
   }
 
   void run() {
     measure_bandwidth();
-    std::printf("%-10s %10s %10s %10s %8s\n", "step", "MB", "us", "limit us", "share");
-    const auto each = [&](const char* name, const std::function<double(Layer&)>& launch) {
-      double bytes = 0;
+    std::printf("%-10s %10s %10s %10s %8s %8s\n", "step", "MB", "us", "limit us", "share",
+                "TFLOPS");
+    const auto each = [&](const char* name, const std::function<Work(Layer&)>& launch) {
+      Work work;
       const double us = time([&] {
-        bytes = 0;
-        for (Layer& layer : layers_) bytes += launch(layer);
+        work = {};
+        for (Layer& layer : layers_) add(work, launch(layer));
       });
-      report(name, bytes / o_.layers, us / o_.layers);
+      work.bytes /= o_.layers, work.flops /= o_.layers;
+      report(name, work, us / o_.layers);
     };
     each("qkv", [&](Layer& l) { return run_step(qkv(l)); });
-    each("attend", [&](Layer& l) { return has_attend() ? run_step(attend(l, false)) : 0; });
-    each("window", [&](Layer& l) { return has_attend() ? run_step(attend(l, true)) : 0; });
+    each("attend", [&](Layer& l) { return has_attend() ? run_step(attend(l, false)) : Work{}; });
+    each("window", [&](Layer& l) { return has_attend() ? run_step(attend(l, true)) : Work{}; });
     each("out", [&](Layer& l) { return run_step(out(l)); });
     each("route", [&](Layer& l) { return run_step(route(l)); });
     each("experts", [&](Layer& l) { return run_step(experts(l, l.ids)); });
-    double bytes = 0;
-    double us = time([&] { bytes = run_step(unembed()); });
-    report("unembed", bytes, us);
+    Work work;
+    double us = time([&] { work = run_step(unembed()); });
+    report("unembed", work, us);
     us = time([&] {
-      bytes = 0;
+      work = {};
       bool window = true;
       int nth = 0;
       // The same start every time: what a token chooses depends on its x.
       must(device_->copy_on_device(x_, first_x_, first_x_bytes_, *stream_));
       for (Layer& l : layers_) {
-        bytes += run_step(qkv(l));
-        if (has_attend()) bytes += run_step(attend(l, window));
+        add(work, run_step(qkv(l)));
+        if (has_attend()) add(work, run_step(attend(l, window)));
         OutParams of_out = out(l);
         RouteParams of_route = route(l);
         ExpertsParams of_experts = experts(l, l.ids);  // the share of distinct experts is known
-        of_route.can_fold = can_route_in_experts(of_experts);
+        of_route.can_fold =
+            can_route_in_experts(of_experts) &&
+            must(chooser_.select(of_experts))->name == std::string(kRoutingExpertsRow);
         if (std::string(must(chooser_.select(of_route))->name) == kFoldedRouteRow)
           of_out.fold = of_experts.fold = fold(l, nth++ % 2);
-        bytes += run_step(of_out);
-        bytes += run_step(of_route);
-        bytes += run_step(of_experts);
+        add(work, run_step(of_out));
+        add(work, run_step(of_route));
+        add(work, run_step(of_experts));
         window = !window;
       }
-      bytes += run_step(unembed());
+      add(work, run_step(unembed()));
     });
-    report("chain", bytes, us);
+    report("chain", work, us);
     std::printf("chain: %.1f steps/s, %.1f tok/s, limit %.1f\n", 1e6 / us, o_.tokens * 1e6 / us,
-                o_.tokens * read_gb_s_ * 1e9 / bytes);
+                o_.tokens * read_gb_s_ * 1e9 / work.bytes);
   }
 
  private:
   static constexpr int kHidden = 2880;
+  int64_t num_rows() const { return o_.is_prompt ? 1 : o_.tokens; }
+  int64_t max_positions() const { return o_.depth + 64 + (o_.is_prompt ? o_.tokens : 0); }
   struct Layer {
     PackedMatrix qkv, out, router, gate_up, down;
     float *input_norm, *post_norm, *qkv_bias, *out_bias, *router_bias, *gate_up_bias, *down_bias,
@@ -285,7 +307,7 @@ class Bench {
     return {.device = DeviceKind::kCuda,
             .stream = stream_.get(),
             .workspace = workspace_,
-            .workspace_bytes = 256 << 20};
+            .workspace_bytes = workspace_bytes_};
   }
   QkvParams qkv(Layer& l) {
     return {.launch = launch(),
@@ -298,7 +320,7 @@ class Bench {
             .norm_weight = l.input_norm,
             .weight = l.qkv,
             .bias = l.qkv_bias,
-            .rotary = {.table = rotary_, .max_positions = o_.depth + 64},
+            .rotary = {.table = rotary_, .max_positions = static_cast<int32_t>(max_positions())},
             .kv = l.kv,
             .q = q_};
   }
@@ -324,7 +346,6 @@ class Bench {
             .fold = {}};
   }
   RouteParams route(Layer& l) {
-    ids_ = reinterpret_cast<int32_t*>(workspace_ + (255 << 20));
     return {.launch = launch(),
             .num_tokens = o_.tokens,
             .hidden = kHidden,
@@ -367,7 +388,7 @@ class Bench {
   }
   UnembedParams unembed() {
     return {.launch = launch(),
-            .num_rows = o_.tokens,
+            .num_rows = static_cast<int32_t>(num_rows()),
             .hidden = kHidden,
             .row_idx = logit_rows_,
             .x = x_,
@@ -382,15 +403,20 @@ class Bench {
   Work work_of(const ExpertsParams& p) {
     return experts_work(p, static_cast<int>(distinct_ + 0.5));
   }
+  static void add(Work& sum, const Work& work) {
+    sum.bytes += work.bytes;
+    sum.flops += work.flops;
+  }
   Work work_of(const AttendParams& p) {
+    if (o_.is_prompt) return attend_work(p);
     const double keys = p.window > 0 ? std::min(p.window, o_.depth + 1) : o_.depth + 1;
     return {.bytes = o_.tokens * keys * 8 * 64 * 2 * 2.0};
   }
   bool has_attend() { return chooser_.select(attend(layers_[0], false)).has_value(); }
   template <typename P>
-  double run_step(const P& params) {
+  Work run_step(const P& params) {
     chooser_.run(params);
-    return work_of(params).bytes;
+    return work_of(params);
   }
 
   // Microseconds of one replay of what `record` launches: the median of several.
@@ -424,7 +450,7 @@ class Bench {
     Buffer buffer = must(device_->allocate(bytes));
     fill(buffer.data(), bytes, ~0u, 0);
     const ReadParams read{reinterpret_cast<const uint4*>(buffer.data()), bytes / 16,
-                          reinterpret_cast<uint32_t*>(workspace_)};
+                          reinterpret_cast<uint32_t*>(logits_)};
     const double us =
         time([&] { launch_kernel("read", read_all, read, dim3(132 * 16), 512, 0, native_); });
     read_gb_s_ = bytes / us / 1e3;
@@ -432,10 +458,10 @@ class Bench {
                 device_->properties().name.c_str(), read_gb_s_, o_.tokens, o_.depth,
                 std::string(dtype_name(o_.dense)).c_str(), distinct_);
   }
-  void report(const char* name, double bytes, double us) const {
-    const double limit = bytes / read_gb_s_ / 1e3;
-    std::printf("%-10s %10.2f %10.2f %10.2f %7.1f%%\n", name, bytes / 1e6, us, limit,
-                100 * limit / us);
+  void report(const char* name, const Work& work, double us) const {
+    const double limit = work.bytes / read_gb_s_ / 1e3;
+    std::printf("%-10s %10.2f %10.2f %10.2f %7.1f%% %8.1f\n", name, work.bytes / 1e6, us, limit,
+                100 * limit / us, work.flops / us / 1e6);
   }
 
   Options o_;
@@ -449,7 +475,8 @@ class Bench {
   float *final_norm_, *x_, *q_, *a_, *t_, *logits_, *expert_weights_, *rotary_, *route_sums_[2],
       *route_squares_, *first_x_;
   uint64_t first_x_bytes_ = 0;
-  std::byte* workspace_;
+  std::byte* workspace_ = nullptr;
+  uint64_t workspace_bytes_ = 0;
   int32_t *logit_rows_, *table_, *ids_ = nullptr;
   int table_stride_;
   Ragged batch_;
@@ -474,6 +501,10 @@ int main(int argc, char** argv) {
                                          : DType::kMXFP4;
     } else if (flag == "--tokens") {
       options.tokens = std::atoi(argv[i + 1]);
+    } else if (flag == "--prompt") {
+      options.tokens = std::atoi(argv[i + 1]), options.is_prompt = true;
+    } else if (flag == "--layers") {
+      options.layers = std::atoi(argv[i + 1]);
     } else if (flag == "--depth") {
       options.depth = std::atoi(argv[i + 1]);
     } else if (flag == "--repeat") {

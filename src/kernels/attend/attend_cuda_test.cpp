@@ -28,6 +28,8 @@ struct AttendCase {
   bool use_sinks = true;
   float q_factor = 1.0f;
   int32_t num_spare_pages = 1;  // columns of the page table past the last that is needed
+  // Keys at these positions have this value in all dimensions, and queries are near 2 in all.
+  std::vector<std::pair<int32_t, float>> loud_keys;
   uint32_t seed = 1;
 
   std::vector<float> q, sinks;
@@ -82,7 +84,9 @@ struct AttendCase {
       row_offsets.push_back(static_cast<int32_t>(positions.size()));
     }
     q.resize(positions.size() * static_cast<size_t>(num_heads * head_dim));
-    for (float& x : q) x = q_factor * normal(random);
+    const float mean = loud_keys.empty() ? 0.0f : 2.0f;
+    const float deviation = loud_keys.empty() ? q_factor : 0.1f;
+    for (float& x : q) x = mean + deviation * normal(random);
     for (int32_t head = 0; head < num_heads; ++head)
       sinks.push_back(q_factor * (0.7f * static_cast<float>(head % 7) - 2.0f));
     lay_out_pages(random);
@@ -93,7 +97,9 @@ struct AttendCase {
           const int64_t at =
               all.kv.offset(all.kv.page_of(static_cast<int32_t>(s), p), head, p, head_dim);
           for (int32_t i = 0; i < head_dim; ++i) {
-            store(all.kv.k + at, i, normal(random));
+            float key = normal(random);
+            for (const auto& [position, loud] : loud_keys) key = position == p ? loud : key;
+            store(all.kv.k + at, i, key);
             const float value = normal(random);
             greatest_value = std::max(greatest_value, std::fabs(1.07 * value));
             store(all.kv.v + at, i, value);
@@ -111,7 +117,10 @@ struct AttendCase {
   //   mma.sync: it cuts what is added where the greatest of its sum ends, 2 u of it at most and
   //   always downward: 8 in a logit, one for each 16 keys of a warp in a sum. Eight warps at least
   //   share the keys of a token.
-  double tolerance(int32_t token, int32_t head) const {
+  // Rows in BF16 round queries and weights to 2^-9 of themselves: that much of a weight, and of a
+  // logit 2^-9 / sqrt(3) |q| in the mean. The greatest of many is four to five times the mean, of
+  // which what all keys share cancels out.
+  double tolerance(int32_t token, int32_t head, bool is_bf16) const {
     constexpr double u = 0x1p-24, part = 0x1p-18;
     double norm = 0;
     const size_t row =
@@ -122,7 +131,7 @@ struct AttendCase {
     norm = std::sqrt(norm / head_dim);
     const double logit = 3 * norm;
     const double logit_error = (2 * std::sqrt(head_dim) + 16 + 3) * u * logit + 2 * part * norm;
-    const double weight_error = logit_error + 4 * u + part;
+    const double weight_error = logit_error + 4 * u + part + (is_bf16 ? 0x1p-9 * (1 + norm) : 0);
     const int32_t all = positions[static_cast<size_t>(token)] + 1;
     const double num_keys = window > 0 ? std::min(all, window) : all;
     const double sum_error = (2 * std::sqrt(num_keys / 32 + 16) + 2 * num_keys / 128 + 2) * u;
@@ -202,13 +211,14 @@ class AttendCudaTest : public CudaTest {
   void expect_close(const std::vector<float>& found, const std::vector<float>& expected,
                     const AttendCase& test, const std::string& name) {
     ASSERT_EQ(found.size(), expected.size());
+    const bool is_bf16 = name.find("_bf16_") != std::string::npos;
     const auto dim = static_cast<size_t>(test.head_dim);
     double worst = 0;
     std::string where;
     for (size_t row = 0; row < found.size() / dim; ++row) {
       const auto token = static_cast<int32_t>(row) / test.num_heads;
       const int32_t head = static_cast<int32_t>(row) % test.num_heads;
-      const double allowed = test.tolerance(token, head);
+      const double allowed = test.tolerance(token, head, is_bf16);
       for (size_t i = row * dim; i < (row + 1) * dim; ++i) {
         double share = std::fabs(static_cast<double>(found[i]) - expected[i]) / allowed;
         if (std::isnan(share)) share = INFINITY;
@@ -227,24 +237,32 @@ class AttendCudaTest : public CudaTest {
   int expect_rows_match(AttendCase test) {
     test.build();
     const std::vector<float> expected = reference(test);
-    AttendParams params = upload_case(test);
+    const AttendParams params = upload_case(test);
     int num_rows = 0;
     for (const auto& row : table_of<AttendParams>()) {
-      if (row.device != DeviceKind::kCuda || (row.needs & features()) != row.needs) continue;
-      if (row.refuses(params) != nullptr) continue;
+      if (!can_run(row, params)) continue;
       ++num_rows;
-      const DeviceArray a = poisoned<float>(test.q.size());
-      const DeviceArray workspace = poisoned<uint8_t>(row.workspace(params));
-      params.launch.workspace = workspace.buffer.data();
-      params.launch.workspace_bytes = workspace.bytes;
-      params.a = a.buffer.as<float>();
-      row.run(params);
-      expect_close(download<float>(a), expected, test, row.name);
-      download<uint8_t>(workspace);
+      expect_close(run_row(row, params, test.q.size()), expected, test, row.name);
     }
     EXPECT_GE(num_rows, 1) << test.describe();
     free_uploads();
     return num_rows;
+  }
+
+  // Runs one row with a poisoned workspace and answer.
+  std::vector<float> run_row(const Row<AttendParams>& row, AttendParams params, uint64_t count) {
+    const DeviceArray a = poisoned<float>(count);
+    const DeviceArray workspace = poisoned<uint8_t>(row.workspace(params));
+    params.launch.workspace = workspace.buffer.data();
+    params.launch.workspace_bytes = workspace.bytes;
+    params.a = a.buffer.as<float>();
+    row.run(params);
+    download<uint8_t>(workspace);
+    return download<float>(a);
+  }
+  bool can_run(const Row<AttendParams>& row, const AttendParams& params) {
+    return row.device == DeviceKind::kCuda && (row.needs & features()) == row.needs &&
+           row.refuses(params) == nullptr;
   }
 
   void TearDown() override {
@@ -274,10 +292,12 @@ TEST_F(AttendCudaTest, EveryGroupMatchesTheReference) {
       for (const int32_t window : {0, 128}) {
         AttendCase test{.num_heads = heads, .num_kv_heads = kv_heads, .window = window};
         test.dtype = dtype;
+        const bool has_prefill =
+            heads == 8 * kv_heads && dtype == DType::kBF16 && (features() & kSm90a) != 0;
         test.seqs = {{150, 1}, {0, 21}};
-        EXPECT_EQ(expect_rows_match(test), 2);
+        EXPECT_EQ(expect_rows_match(test), has_prefill ? 3 : 2);
         test.seqs = {{301, 1}};
-        EXPECT_EQ(expect_rows_match(test), 2);
+        EXPECT_EQ(expect_rows_match(test), has_prefill ? 3 : 2);
       }
     }
   }
@@ -374,6 +394,43 @@ TEST_F(AttendCudaTest, RaggedMixesMatchTheReference) {
   }
 }
 
+// Whole and part tiles of tokens, blocks of keys that begin and end anywhere, decode tokens beside.
+TEST_F(AttendCudaTest, PrefillChunksMatchTheReference) {
+  for (const int32_t window : {0, 1, 33, 128, 300}) {
+    for (const bool use_sinks : {true, false}) {
+      AttendCase test{.window = window, .use_sinks = use_sinks};
+      test.seqs = {{0, 200}};
+      expect_rows_match(test);
+      test.num_heads = 16, test.num_kv_heads = 2;
+      test.seqs = {{517, 77}, {40, 1}, {0, 24}, {1111, 25}, {127, 129}, {256, 23}};
+      expect_rows_match(test);
+      test.page_tokens = 48;
+      expect_rows_match(test);
+    }
+    AttendCase deep{.num_heads = 8, .num_kv_heads = 1, .window = window};
+    deep.seqs = {{6144, 100}};
+    expect_rows_match(deep);
+  }
+}
+
+// Logits that leave the range in which weights need no maximum, in a later block than the first,
+// twice; with and without the sink. A weight relative to the first block's would be infinite.
+TEST_F(AttendCudaTest, PrefillFollowsLogitsThatJump) {
+  const auto& row = row_named("attend_bf16_prefill_wgmma_sm90");
+  if ((row.needs & features()) != row.needs) GTEST_SKIP() << "no such device";
+  for (const int32_t window : {0, 128, 300}) {
+    for (const bool use_sinks : {true, false}) {
+      AttendCase test{.num_heads = 8, .num_kv_heads = 1, .window = window, .use_sinks = use_sinks};
+      test.loud_keys = {{300, 4.0f}, {500, 8.0f}, {700, 9.0f}};
+      test.seqs = {{0, 900}, {250, 300}, {480, 250}};
+      test.build();
+      const AttendParams params = upload_case(test);
+      expect_close(run_row(row, params, test.q.size()), reference(test), test, row.name);
+      free_uploads();
+    }
+  }
+}
+
 TEST_F(AttendCudaTest, WithoutSinksTheWeightsSumToOne) {
   for (const DType dtype : kCaches) {
     AttendCase test{.num_heads = 8, .num_kv_heads = 2, .dtype = dtype, .use_sinks = false};
@@ -406,18 +463,17 @@ TEST_F(AttendCudaTest, EveryHeadSizeMatchesTheReference) {
 
 TEST_F(AttendCudaTest, ARunTwiceGivesTheSameBits) {
   AttendCase test;
-  test.seqs = {{3000, 2}, {700, 1}};
+  test.seqs = {{3000, 2}, {700, 1}, {500, 200}};
   test.build();
-  AttendParams params = upload_case(test);
-  const auto& row = row_named("attend_any_f32_split_cuda");
-  std::vector<float> first;
-  for (int i = 0; i < 20; ++i) {
-    const DeviceArray a = poisoned<float>(test.q.size());
-    params.a = a.buffer.as<float>();
-    row.run(params);
-    const auto found = download<float>(a);
-    if (i == 0) first = found;
-    ASSERT_EQ(std::memcmp(found.data(), first.data(), found.size() * 4), 0) << i;
+  const AttendParams params = upload_case(test);
+  for (const auto& row : table_of<AttendParams>()) {
+    if (!can_run(row, params)) continue;
+    std::vector<float> first;
+    for (int i = 0; i < 20; ++i) {
+      const auto found = run_row(row, params, test.q.size());
+      if (i == 0) first = found;
+      ASSERT_EQ(std::memcmp(found.data(), first.data(), found.size() * 4), 0) << row.name << i;
+    }
   }
 }
 
@@ -430,8 +486,11 @@ TEST_F(AttendCudaTest, AMissingPageGivesNaN) {
       test.table[50] = -1;
       AttendParams params = upload_case(test);
       for (const auto& row : table_of<AttendParams>()) {
-        if (row.device != DeviceKind::kCuda) continue;
+        if (!can_run(row, params)) continue;
         const DeviceArray a = poisoned<float>(test.q.size());
+        const DeviceArray workspace = poisoned<uint8_t>(row.workspace(params));
+        params.launch.workspace = workspace.buffer.data();
+        params.launch.workspace_bytes = workspace.bytes;
         // Zeros: the poison is NaN as well.
         done(device().fill_zero(a.buffer.data(), a.bytes, stream()));
         params.a = a.buffer.as<float>();
@@ -452,6 +511,19 @@ TEST_F(AttendCudaTest, RowsRefuseWhatTheyCannotRun) {
   EXPECT_EQ(split.refuses(params), nullptr);
   EXPECT_EQ(plain.refuses(params), nullptr);
   EXPECT_LT(split.cost(params), plain.cost(params));
+  const auto& prefill = row_named("attend_bf16_prefill_wgmma_sm90");
+  EXPECT_EQ(prefill.refuses(params), nullptr);
+  params.batch = {.num_tokens = 8, .num_seqs = 1};
+  EXPECT_GT(prefill.cost(params), split.cost(params));
+  params.batch = {.num_tokens = 64, .num_seqs = 64};
+  EXPECT_GT(prefill.cost(params), split.cost(params));
+  params.batch = {.num_tokens = 2048, .num_seqs = 1};
+  EXPECT_LT(prefill.cost(params), split.cost(params));
+  params.kv.page_tokens = 20;
+  EXPECT_NE(prefill.refuses(params), nullptr);
+  params.kv.page_tokens = 16;
+  params.kv.dtype = DType::kF8E4M3;
+  EXPECT_NE(prefill.refuses(params), nullptr);
   params.kv.dtype = DType::kF32;
   EXPECT_NE(split.refuses(params), nullptr);
   EXPECT_EQ(plain.refuses(params), nullptr);
@@ -460,6 +532,7 @@ TEST_F(AttendCudaTest, RowsRefuseWhatTheyCannotRun) {
   params.kv.dtype = DType::kBF16;
   params.num_kv_heads = 2;
   EXPECT_NE(split.refuses(params), nullptr);
+  EXPECT_NE(prefill.refuses(params), nullptr);
   params.num_kv_heads = 8;
   params.head_dim = 32;
   EXPECT_NE(split.refuses(params), nullptr);
@@ -469,32 +542,38 @@ TEST_F(AttendCudaTest, RowsRefuseWhatTheyCannotRun) {
 
 // A graph's launches keep their shape; positions, queries, pages and keys change below it.
 TEST_F(AttendCudaTest, ACapturedLaunchFollowsThePositionsOnTheDevice) {
-  for (const int32_t window : {0, 128}) {
-    AttendCase deep{.window = window}, shallow{.window = window};
-    deep.seqs = {{1800, 1}, {333, 1}};
-    shallow.seqs = {{90, 1}, {1801, 1}};
-    shallow.seed = 2;
-    deep.build();
-    shallow.build();
-    ASSERT_EQ(deep.table_stride, shallow.table_stride);
-    const uint64_t cache_bytes = std::max(deep.cache.size(), shallow.cache.size());
-    deep.cache.resize(cache_bytes, 0xFF);
-    AttendParams params = upload_case(deep);
-    const DeviceArray a = poisoned<float>(deep.q.size());
-    params.a = a.buffer.as<float>();
-    const auto graph = take(
-        device().capture(stream(), [&] { row_named("attend_any_f32_split_cuda").run(params); }));
-    for (const AttendCase* test : {&deep, &shallow, &deep}) {
-      const auto send = [&](const void* to, const auto& values) {
-        done(device().copy_from_host(const_cast<void*>(to), values.data(),
-                                     values.size() * sizeof(values[0]), stream()));
-      };
-      send(params.batch.positions, test->positions);
-      send(params.q, test->q);
-      send(params.kv.page_table, test->table);
-      send(params.kv.k, test->cache);
-      done(graph->launch(stream()));
-      expect_close(download<float>(a), reference(*test), *test, "in a graph");
+  for (const auto* name : {"attend_any_f32_split_cuda", "attend_bf16_prefill_wgmma_sm90"}) {
+    const auto& row = row_named(name);
+    if ((row.needs & features()) != row.needs) continue;
+    for (const int32_t window : {0, 128}) {
+      AttendCase deep{.window = window}, shallow{.window = window};
+      deep.seqs = {{1800, 1}, {333, 1}};
+      shallow.seqs = {{90, 1}, {1801, 1}};
+      shallow.seed = 2;
+      deep.build();
+      shallow.build();
+      ASSERT_EQ(deep.table_stride, shallow.table_stride);
+      const uint64_t cache_bytes = std::max(deep.cache.size(), shallow.cache.size());
+      deep.cache.resize(cache_bytes, 0xFF);
+      AttendParams params = upload_case(deep);
+      const DeviceArray a = poisoned<float>(deep.q.size());
+      params.a = a.buffer.as<float>();
+      const DeviceArray workspace = poisoned<uint8_t>(row.workspace(params));
+      params.launch.workspace = workspace.buffer.data();
+      params.launch.workspace_bytes = workspace.bytes;
+      const auto graph = take(device().capture(stream(), [&] { row.run(params); }));
+      for (const AttendCase* test : {&deep, &shallow, &deep}) {
+        const auto send = [&](const void* to, const auto& values) {
+          done(device().copy_from_host(const_cast<void*>(to), values.data(),
+                                       values.size() * sizeof(values[0]), stream()));
+        };
+        send(params.batch.positions, test->positions);
+        send(params.q, test->q);
+        send(params.kv.page_table, test->table);
+        send(params.kv.k, test->cache);
+        done(graph->launch(stream()));
+        expect_close(download<float>(a), reference(*test), *test, row.name);
+      }
     }
   }
 }

@@ -30,6 +30,10 @@ const char* split_refuses(const AttendParams& params) {
   const char* why = refuses_shape(params);
   return why != nullptr ? why : attend_split_cuda_refuses(params);
 }
+const char* prefill_refuses(const AttendParams& params) {
+  const char* why = refuses_shape(params);
+  return why != nullptr ? why : attend_prefill_sm90_refuses(params);
+}
 const char* plain_refuses(const AttendParams& params) {
   const char* why = refuses_shape(params);
   return why != nullptr ? why : attend_plain_cuda_refuses(params);
@@ -98,6 +102,17 @@ const Row<AttendParams> kRows[] = {
      .cost = [](const AttendParams&) { return 1.0; },
      .workspace = no_workspace,
      .run = attend_any_f32_split_cuda},
+    {.name = "attend_bf16_prefill_wgmma_sm90",
+     .device = DeviceKind::kCuda,
+     .needs = kSm90a,
+     .supports = "BF16 cache; head size 64, 8 heads a KV head, pages of a multiple of 16 tokens",
+     .limits = "queries and weights to 2^-9, F32 sums; best for 100 tokens or more",
+     .ran_on = "H200",
+     .layout = PackedLayout::kFragment16x32,
+     .refuses = prefill_refuses,
+     .cost = attend_prefill_sm90_cost,
+     .workspace = attend_prefill_sm90_workspace,
+     .run = attend_bf16_prefill_wgmma_sm90},
     {.name = "attend_any_f32_plain_cuda",
      .device = DeviceKind::kCuda,
      .needs = kCudaAny,

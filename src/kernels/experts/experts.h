@@ -34,7 +34,8 @@ struct StepOf<ExpertsParams> {
 template <>
 std::span<const Row<ExpertsParams>> table_of<ExpertsParams>();
 
-/// Whether the row that would run them can do the route step too (RouteFold).
+/// The row that can do the route step too (RouteFold), and whether it can with these params.
+inline constexpr const char* kRoutingExpertsRow = "experts_any_bf16x2_gemv_cuda";
 bool can_route_in_experts(const ExpertsParams& params);
 
 /// `num_distinct`: experts that any token of the launch chose; their weights are read once.

@@ -38,4 +38,9 @@ uint64_t experts_any_bf16x2_gemv_cuda_workspace(const ExpertsParams& params);
 bool experts_any_bf16x2_gemv_cuda_routes(const ExpertsParams& params);
 void experts_any_bf16x2_gemv_cuda(const ExpertsParams& params);
 
+// experts_mxfp4_bf16_gemm_sm90: BF16 activations, F32 sums, wgmma; for many tokens.
+const char* experts_mxfp4_bf16_gemm_sm90_refuses(const ExpertsParams& params);
+uint64_t experts_mxfp4_bf16_gemm_sm90_workspace(const ExpertsParams& params);
+void experts_mxfp4_bf16_gemm_sm90(const ExpertsParams& params);
+
 }  // namespace moxie

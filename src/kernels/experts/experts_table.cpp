@@ -91,6 +91,17 @@ const Row<ExpertsParams> kRows[] = {
      .cost = [](const ExpertsParams&) { return 1.0; },
      .workspace = experts_any_bf16x2_gemv_cuda_workspace,
      .run = experts_any_bf16x2_gemv_cuda},
+    {.name = "experts_mxfp4_bf16_gemm_sm90",
+     .device = DeviceKind::kCuda,
+     .needs = kSm90a,
+     .supports = "mxfp4; at most 256 experts, 16 a token",
+     .limits = "any number of tokens; activations rounded to bf16; only by --kernel",
+     .ran_on = "compiled only (an earlier form ran on an H200)",
+     .layout = PackedLayout::kFragment16x32,
+     .refuses = experts_mxfp4_bf16_gemm_sm90_refuses,
+     .cost = [](const ExpertsParams& p) { return cuda_gemm_cost(p.num_tokens, p.hidden); },
+     .workspace = experts_mxfp4_bf16_gemm_sm90_workspace,
+     .run = experts_mxfp4_bf16_gemm_sm90},
 #endif
 };
 

@@ -34,4 +34,9 @@ void out_any_bf16_gemm_amx(const OutParams& params);
 const char* out_any_bf16x2_gemv_cuda_refuses(const OutParams& params);
 void out_any_bf16x2_gemv_cuda(const OutParams& params);
 
+// out_any_bf16_gemm_sm90: BF16 activations, F32 sums, wgmma; for many tokens.
+const char* out_any_bf16_gemm_sm90_refuses(const OutParams& params);
+uint64_t out_any_bf16_gemm_sm90_workspace(const OutParams& params);
+void out_any_bf16_gemm_sm90(const OutParams& params);
+
 }  // namespace moxie

@@ -91,6 +91,17 @@ const Row<OutParams> kRows[] = {
      .cost = [](const OutParams&) { return 1.0; },
      .workspace = [](const OutParams&) { return uint64_t{0}; },
      .run = out_any_bf16x2_gemv_cuda},
+    {.name = "out_any_bf16_gemm_sm90",
+     .device = DeviceKind::kCuda,
+     .needs = kSm90a,
+     .supports = "bf16, mxfp4, mxfp8",
+     .limits = "any number of tokens; activations rounded to bf16; only by --kernel",
+     .ran_on = "compiled only (an earlier form ran on an H200)",
+     .layout = PackedLayout::kFragment16x32,
+     .refuses = out_any_bf16_gemm_sm90_refuses,
+     .cost = [](const OutParams& p) { return cuda_gemm_cost(p.num_tokens, p.weight.rows); },
+     .workspace = out_any_bf16_gemm_sm90_workspace,
+     .run = out_any_bf16_gemm_sm90},
 #endif
 };
 

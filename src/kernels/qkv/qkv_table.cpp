@@ -91,6 +91,17 @@ const Row<QkvParams> kRows[] = {
      .cost = [](const QkvParams&) { return 1.0; },
      .workspace = [](const QkvParams&) { return uint64_t{0}; },
      .run = qkv_any_bf16x2_gemv_cuda},
+    {.name = "qkv_any_bf16_gemm_sm90",
+     .device = DeviceKind::kCuda,
+     .needs = kSm90a,
+     .supports = "bf16, mxfp4, mxfp8; cache f32, bf16, fp8_e4m3; head_dim a multiple of 16",
+     .limits = "any number of tokens; activations rounded to bf16; only by --kernel",
+     .ran_on = "compiled only (an earlier form ran on an H200)",
+     .layout = PackedLayout::kFragment16x32,
+     .refuses = qkv_any_bf16_gemm_sm90_refuses,
+     .cost = [](const QkvParams& p) { return cuda_gemm_cost(p.batch.num_tokens, p.hidden); },
+     .workspace = qkv_any_bf16_gemm_sm90_workspace,
+     .run = qkv_any_bf16_gemm_sm90},
 #endif
 };
 

@@ -35,4 +35,9 @@ void unembed_any_bf16_gemm_amx(const UnembedParams& params);
 const char* unembed_any_bf16x2_gemv_cuda_refuses(const UnembedParams& params);
 void unembed_any_bf16x2_gemv_cuda(const UnembedParams& params);
 
+// unembed_any_bf16_gemm_sm90: BF16 activations, F32 sums, wgmma; for many tokens.
+const char* unembed_any_bf16_gemm_sm90_refuses(const UnembedParams& params);
+uint64_t unembed_any_bf16_gemm_sm90_workspace(const UnembedParams& params);
+void unembed_any_bf16_gemm_sm90(const UnembedParams& params);
+
 }  // namespace moxie

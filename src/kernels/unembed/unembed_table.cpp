@@ -89,6 +89,17 @@ const Row<UnembedParams> kRows[] = {
      .cost = [](const UnembedParams&) { return 1.0; },
      .workspace = [](const UnembedParams&) { return uint64_t{0}; },
      .run = unembed_any_bf16x2_gemv_cuda},
+    {.name = "unembed_any_bf16_gemm_sm90",
+     .device = DeviceKind::kCuda,
+     .needs = kSm90a,
+     .supports = "bf16, mxfp4, mxfp8",
+     .limits = "any number of rows; activations rounded to bf16; only by --kernel",
+     .ran_on = "compiled only (an earlier form ran on an H200)",
+     .layout = PackedLayout::kFragment16x32,
+     .refuses = unembed_any_bf16_gemm_sm90_refuses,
+     .cost = [](const UnembedParams& p) { return cuda_gemm_cost(p.num_rows, p.hidden); },
+     .workspace = unembed_any_bf16_gemm_sm90_workspace,
+     .run = unembed_any_bf16_gemm_sm90},
 #endif
 };
 

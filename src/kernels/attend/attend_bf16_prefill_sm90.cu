@@ -1,0 +1,462 @@
+// attend on Hopper for many tokens of a sequence: flash attention with wgmma.
+//
+// A block takes items, heaviest first: 24 tokens of a sequence and a KV head, that is three
+// warpgroups of 64 rows, a token's query head each. One warp brings keys and values by the copy
+// engine, page by page, in stages of 128 or 96 keys; each warpgroup makes logits (S = Q K^T),
+// weights and sums (O += P V), the sums of one block of keys beside the softmax of the next. Q, K,
+// V and weights are BF16, sums F32. A kernel of one block before it finds the tiles and their
+// order. docs/decisions/2026-11-21-prefill-attention.md has the measurements.
+#include <cuda_runtime.h>
+
+#include <algorithm>
+
+#include "core/cuda_launch.cuh"
+#include "kernels/attend/attend_prefill_sm90.cuh"
+#include "kernels/attend/attend_rows.h"
+#include "kernels/scratch.h"
+
+namespace moxie {
+namespace {
+
+using namespace attend_wgmma;
+
+// ---- The plan -----------------------------------------------------------------------------------
+constexpr int kPlanThreads = 1024;
+constexpr int kBuckets = kPlanThreads;  // of tiles that see about as many keys
+
+// Calls visit(tile) for the tiles of all sequences, each by one lane.
+template <typename Visit>
+__device__ __forceinline__ void for_each_tile(const PrefillParams& p, int warp, int lane,
+                                              const Visit& visit) {
+  for (int32_t base = warp * 32; base < p.num_seqs; base += kPlanThreads) {
+    const int32_t seq = base + lane;
+    const int32_t begin = seq < p.num_seqs ? __ldcg(p.row_offsets + seq) : 0;
+    const int32_t count = seq < p.num_seqs ? __ldcg(p.row_offsets + seq + 1) - begin : 0;
+    const int32_t position = count > 0 ? __ldcg(p.positions + begin) : 0;
+    for (uint32_t left = __ballot_sync(~0u, count > 0); left != 0; left &= left - 1) {
+      const int from = __ffs(static_cast<int>(left)) - 1;
+      const int32_t tokens = __shfl_sync(~0u, count, from);
+      const int32_t first = __shfl_sync(~0u, begin, from);
+      const int32_t start = __shfl_sync(~0u, position, from);
+      for (int32_t t = lane * kTileTokens; t < tokens; t += 32 * kTileTokens)
+        visit(TokenTile{first + t, min(kTileTokens, tokens - t), base + from, start + t});
+    }
+  }
+}
+
+// Lists the tiles, those with the most keys first.
+__global__ void __launch_bounds__(kPlanThreads)
+    attend_prefill_plan(const __grid_constant__ PrefillParams p) {
+  __shared__ int32_t counts[kBuckets], warp_sums[kPlanThreads / 32], most_keys;
+  const auto thread = static_cast<int>(threadIdx.x);
+  const int lane = thread % 32, warp = thread / 32;
+  counts[thread] = 0;
+  if (thread == 0) most_keys = 1;
+  __syncthreads();
+  const auto keys_of = [&](const TokenTile& tile) {
+    return last_key_of(tile) + 1 - first_seen(p, tile.first_position);
+  };
+  for_each_tile(p, warp, lane,
+                [&](const TokenTile& tile) { atomicMax(&most_keys, keys_of(tile)); });
+  __syncthreads();
+  const float buckets_per_key = static_cast<float>(kBuckets - 1) / static_cast<float>(most_keys);
+  const auto bucket_of = [&](const TokenTile& tile) {
+    const auto keys = static_cast<float>(keys_of(tile));
+    return kBuckets - 1 - min(kBuckets - 1, static_cast<int>(keys * buckets_per_key));
+  };
+  for_each_tile(p, warp, lane,
+                [&](const TokenTile& tile) { atomicAdd(&counts[bucket_of(tile)], 1); });
+  __syncthreads();
+
+  // Where each bucket begins.
+  const int32_t count = counts[thread];
+  int32_t sum = count;
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const int32_t left = __shfl_up_sync(~0u, sum, step);
+    if (lane >= step) sum += left;
+  }
+  if (lane == 31) warp_sums[warp] = sum;
+  __syncthreads();
+  for (int w = 0; w < warp; ++w) sum += warp_sums[w];
+  counts[thread] = sum - count;
+  __syncthreads();
+  wait_for_previous();
+  launch_next();
+  if (thread == kPlanThreads - 1) *p.plan = {.num_tiles = sum, .next_item = 0};
+  for_each_tile(p, warp, lane, [&](const TokenTile& tile) {
+    p.tiles[atomicAdd(&counts[bucket_of(tile)], 1)] = tile;
+  });
+}
+
+// ---- The warpgroups -----------------------------------------------------------------------------
+// 64 rows each: a lane has rows lane / 4 and lane / 4 + 8 of its warp's 16, which are one query
+// head of two tokens, one after the other.
+template <int kKeys>
+struct Warpgroup {
+  using S = Shared<kKeys>;
+  const PrefillParams& p;
+  S& shared;
+  int idx, warp, lane;   // warp: of the warpgroup
+  int32_t num_read = 0;  // stages, of all items
+  float s[kKeys / 2];    // logits, then weights
+  float o[kDim / 2];     // weighted sums
+  uint32_t weights[kKeys / 4];
+  Softmax<kKeys> softmax;
+  bool page_missing;
+
+  __device__ __forceinline__ void run() {
+#pragma unroll
+    for (int i = 0; i < kKeys / 2; ++i) s[i] = 0.0f;
+    for (uint32_t turn = 0;; ++turn) {
+      const uint32_t slot = turn % kItems;
+      wait_barrier(&shared.item_there[slot], turn / kItems & 1);
+      const WorkItem work = shared.items[slot];
+      if (work.num_blocks == 0) return;
+      if (work.tile.num_tokens > idx * kTokens) {
+        attend(work, shared.q[slot][idx]);
+      } else {
+        look_on(work);
+      }
+      release(&shared.item_free[slot]);
+      if (work.tile.num_tokens > idx * kTokens) write(work);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void release(uint64_t* barrier) const {
+    __syncwarp();
+    if (lane == 0) arrive_barrier(barrier);
+  }
+
+  __device__ __forceinline__ int wait_for_keys() {
+    const int stage = num_read % S::kStages;
+    wait_barrier(&shared.keys_there[stage], static_cast<uint32_t>(num_read / S::kStages & 1));
+    ++num_read;
+    page_missing |= shared.page_missing[stage] != 0;
+    return stage;
+  }
+  // Values of keys that no token sees become zeros, where such keys lie in one run with others. The
+  // other warpgroups do the same at any time.
+  __device__ __forceinline__ void clear_unseen(const WorkItem& work, int32_t block,
+                                               int stage) const {
+    const int32_t before = block == 0 ? work.seen_from - work.first_key : 0;
+    const int32_t seen = last_key_of(work.tile) + 1 - work.first_key - block * kKeys;
+    const int32_t behind = seen < kKeys ? (kRun - seen % kRun) % kRun : 0;
+    if (before == 0 && behind == 0) return;
+    static_assert(kRun * 8 <= kOwnThreads, "a chunk of 16 bytes for each thread");
+    const int32_t thread = warp * 32 + lane, row = thread / 8;
+    uint16_t* v = shared.v[stage] + thread % 8 * 8;
+    if (row < before) *reinterpret_cast<uint4*>(v + row * kDim) = {};
+    if (row < behind) *reinterpret_cast<uint4*>(v + (seen + row) * kDim) = {};
+    fence_shared_writes();
+    barrier_wait(kOwnBarrier + idx, kOwnThreads);
+  }
+  __device__ __forceinline__ void multiply_keys(const uint16_t* queries, int stage) {
+    const uint64_t q = tile_descriptor(queries), k = tile_descriptor(shared.k[stage]);
+    wgmma_fence();
+    wgmma_rows<false>(s, q, k);
+#pragma unroll
+    for (int i = 1; i < kDim / 16; ++i) wgmma_rows<true>(s, q + 2 * i, k + 2 * i);
+    wgmma_commit();
+  }
+  __device__ __forceinline__ void multiply_values(int stage) {
+    const uint64_t v = tile_descriptor(shared.v[stage]);
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < kKeys / 16; ++i)
+      wgmma_m64n64k16(o, weights + 4 * i, v + i * (16 * kRowBytes / 16));
+    wgmma_commit();
+  }
+  // The logits of this warp alone: the warpgroup's others go on.
+  __device__ __forceinline__ void multiply_keys_again(const uint16_t* q, int stage) {
+    const auto pair = [&](const uint16_t* tile, int row, int chunk) {
+      return *reinterpret_cast<const uint32_t*>(tile + row * kDim + (chunk ^ row % 8) * 8 +
+                                                lane % 4 * 2);
+    };
+    const uint16_t* k = shared.k[stage];
+    const int row = 16 * warp + lane / 4;
+#pragma unroll
+    for (int j = 0; j < kKeys / 8; ++j) {
+      float sum[4] = {};
+#pragma unroll 1
+      for (int i = 0; i < kDim / 8; i += 2) {
+        mma_m16n8k16(sum, pair(q, row, i), pair(q, row + 8, i), pair(q, row, i + 1),
+                     pair(q, row + 8, i + 1), pair(k, 8 * j + lane / 4, i),
+                     pair(k, 8 * j + lane / 4, i + 1));
+      }
+#pragma unroll
+      for (int e = 0; e < 4; ++e) s[4 * j + e] = sum[e];
+    }
+  }
+  __device__ __forceinline__ void hide(const WorkItem& work, int32_t block) {
+    const int32_t first_key = work.first_key + block * kKeys;
+    const int32_t first = work.tile.first_position + idx * kTokens;
+    if (first_key + kKeys - 1 > first)
+      Softmax<kKeys>::hide_after(s, first_key, first + 2 * warp, lane);
+    if (p.window > 0 && block == 0)
+      Softmax<kKeys>::hide_before(s, first_key, first + 2 * warp, p.window, lane);
+  }
+  __device__ __forceinline__ void soften(const WorkItem& work, int32_t block, const uint16_t* q,
+                                         int stage) {
+    hide(work, block);
+    if (softmax.is_plain) {
+      if (softmax.add_plain(s)) return;
+      multiply_keys_again(q, stage);
+      hide(work, block);
+    }
+    softmax.add(s);
+  }
+  __device__ __forceinline__ void pack_weights() {
+#pragma unroll
+    for (int i = 0; i < kKeys / 4; ++i) weights[i] = pack_bf16(s[2 * i], s[2 * i + 1]);
+  }
+
+  __device__ __forceinline__ void attend(const WorkItem& work, const uint16_t* q) {
+    // Not touched before the first logits are there: it may wait behind the last item's stores.
+    const float sink = p.sinks == nullptr ? -INFINITY : __ldg(p.sinks + head_of(work));
+    page_missing = false;
+#pragma unroll
+    for (int i = 0; i < kDim / 2; ++i) o[i] = 0.0f;
+
+    int stage = wait_for_keys();
+    clear_unseen(work, 0, stage);
+    multiply_keys(q, stage);
+    wgmma_wait<0>();
+    settle(s);
+    hide(work, 0);
+    softmax.begin(s, sink * kLog2E, lane);
+    pack_weights();
+#pragma unroll 1
+    for (int32_t block = 1; block < work.num_blocks; ++block) {
+      const int next = wait_for_keys();
+      clear_unseen(work, block, next);
+      multiply_keys(q, next);
+      multiply_values(stage);
+      wgmma_wait<1>();
+      settle(s);
+      soften(work, block, q, next);
+      wgmma_wait<0>();
+      settle(o);
+      settle(s);
+      release(&shared.keys_free[stage]);
+      softmax.scale_sums(o);
+      pack_weights();
+      stage = next;
+    }
+    multiply_values(stage);
+    wgmma_wait<0>();
+    settle(o);
+    release(&shared.keys_free[stage]);
+  }
+
+  // No tokens of this tile are this warpgroup's.
+  __device__ __forceinline__ void look_on(const WorkItem& work) {
+    for (int32_t block = 0; block < work.num_blocks; ++block)
+      release(&shared.keys_free[wait_for_keys()]);
+  }
+
+  __device__ __forceinline__ int32_t head_of(const WorkItem& work) const {
+    return work.kv_head * kGroup + lane / 4;
+  }
+  __device__ __forceinline__ void write(const WorkItem& work) const {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float l = softmax.l[r];
+      l += __shfl_xor_sync(~0u, l, 1);
+      l += __shfl_xor_sync(~0u, l, 2);
+      const float factor = page_missing ? __int_as_float(0x7FC00000) : __fdividef(1.0f, l);
+      const int32_t token = idx * kTokens + 2 * warp + r;
+      if (token >= work.tile.num_tokens) continue;
+      const int64_t row =
+          static_cast<int64_t>(work.tile.first_token + token) * p.num_heads + head_of(work);
+      float* to = p.a + row * kDim + lane % 4 * 2;
+#pragma unroll
+      for (int j = 0; j < kDim / 8; ++j) {
+        *reinterpret_cast<float2*>(to + 8 * j) =
+            make_float2(o[4 * j + 2 * r] * factor, o[4 * j + 2 * r + 1] * factor);
+      }
+    }
+  }
+};
+
+constexpr int kProducerRegisters = 32, kWarpgroupRegisters = 160;
+static_assert(128 * (kProducerRegisters + kWarpgroups * kWarpgroupRegisters) <= 65536,
+              "an SM has this many registers");
+
+template <int kKeys>
+__global__ void __launch_bounds__(kThreads, 1)
+    attend_prefill(const __grid_constant__ PrefillParams p) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  extern __shared__ __align__(1024) std::byte memory[];
+  auto& shared = *reinterpret_cast<Shared<kKeys>*>(memory);
+  const auto thread = static_cast<int>(threadIdx.x);
+  const int warp = __shfl_sync(~0u, thread / 32, 0), lane = thread % 32;
+  if (thread == 0) shared.init_barriers();
+  // Values of keys that no token sees are multiplied with zeros: they have to be numbers.
+  auto* values = reinterpret_cast<uint4*>(shared.v);
+  for (int i = thread; i < static_cast<int>(sizeof(shared.v) / sizeof(uint4)); i += kThreads)
+    values[i] = uint4{};
+  fence_shared_writes();
+  __syncthreads();
+  wait_for_previous();
+  launch_next();
+  if (warp < 4) {
+    give_registers<kProducerRegisters>();
+    if (warp == 0) {
+      Producer<kKeys>{.p = p, .shared = shared, .lane = lane}.run();
+    } else {
+      convert_queries(shared, p.scale_log2, warp - 1, lane);
+    }
+  } else {
+    take_registers<kWarpgroupRegisters>();
+    Warpgroup<kKeys> warpgroup{
+        .p = p, .shared = shared, .idx = warp / 4 - 1, .warp = warp % 4, .lane = lane};
+    warpgroup.run();
+  }
+#endif
+}
+
+// ---- The launch ---------------------------------------------------------------------------------
+constexpr const char* kRowName = "attend_bf16_prefill_wgmma_sm90";
+
+using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
+// The driver's function, without linking with the driver.
+EncodeTiled encode_tiled() {
+  static const EncodeTiled found = [] {
+    void* function = nullptr;
+    cudaDriverEntryPointQueryResult status;
+    check_launched(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000,
+                                                    cudaEnableDefault, &status),
+                   kRowName);
+    CHECK(status == cudaDriverEntryPointSuccess, kRowName);
+    return reinterpret_cast<EncodeTiled>(function);
+  }();
+  return found;
+}
+
+// The rows of all pages from `base` on, in boxes of a run. How many pages there are is not known
+// here: the map ends where row numbers do.
+CUtensorMap map_runs(std::byte* base) {
+  CUtensorMap map;
+  const cuuint64_t sizes[2] = {kDim, uint64_t{1} << 31};
+  const cuuint64_t strides[1] = {kRowBytes};
+  const cuuint32_t box[2] = {kDim, kRun}, steps[2] = {1, 1};
+  const CUresult result =
+      encode_tiled()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, base, sizes, strides, box, steps,
+                     CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                     CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  CHECK(result == CUDA_SUCCESS, kRowName);
+  return map;
+}
+
+// The queries in boxes of a tile and a KV head, whose floats make two rows: a box takes at most 256
+// in a row.
+CUtensorMap map_queries(const AttendParams& params) {
+  constexpr uint32_t kHalf = kGroup * kDim / 2;
+  static_assert(kHalf <= 256);
+  CUtensorMap map;
+  const auto num_heads = static_cast<uint64_t>(params.num_heads);
+  const cuuint64_t sizes[3] = {kHalf, num_heads * kDim / kHalf,
+                               static_cast<uint64_t>(params.batch.num_tokens)};
+  const cuuint64_t strides[2] = {kHalf * sizeof(float), num_heads * kDim * sizeof(float)};
+  const cuuint32_t box[3] = {kHalf, 2, kTileTokens}, steps[3] = {1, 1, 1};
+  const CUresult result =
+      encode_tiled()(&map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 3, const_cast<float*>(params.q), sizes,
+                     strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE,
+                     CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  CHECK(result == CUDA_SUCCESS, kRowName);
+  return map;
+}
+
+struct Parts {
+  Plan* plan;
+  TokenTile* tiles;
+};
+Parts lay_out(const AttendParams& params, Scratch& scratch) {
+  Parts parts;
+  parts.plan = scratch.take<Plan>(1);
+  parts.tiles = scratch.take<TokenTile>(params.batch.num_tokens);  // of one token each, at most
+  return parts;
+}
+
+bool aligned(const void* at) { return reinterpret_cast<uintptr_t>(at) % 16 == 0; }
+
+}  // namespace
+
+// In units of what attend_any_f32_split_cuda takes, as measured at depths of 4,096 and 30,720: it
+// takes as long for 95 tokens of 8 KV heads as a wave of items does here, one for each SM.
+double attend_prefill_sm90_cost(const AttendParams& params) {
+  constexpr double kSms = 132, kTokensOfWave = 95 * 8;
+  const double tokens = std::max(1, params.batch.num_tokens);
+  const int32_t seqs = std::max(1, params.batch.num_seqs);
+  const double tiles =
+      static_cast<double>(seqs) * ceil_div(ceil_div(params.batch.num_tokens, seqs), kTileTokens);
+  const double waves = std::max(1.0, tiles * params.num_kv_heads / kSms);
+  return waves * kTokensOfWave / (tokens * params.num_kv_heads);
+}
+
+const char* attend_prefill_sm90_refuses(const AttendParams& params) {
+  const KvLayer& kv = params.kv;
+  if (params.head_dim != kDim) return "head size is not 64";
+  if (params.num_heads != kGroup * params.num_kv_heads) return "not 8 query heads for a KV head";
+  if (kv.dtype != DType::kBF16) return "the cache is not BF16";
+  if (kv.page_tokens % kRun != 0) return "pages do not hold a multiple of 16 tokens";
+  if (kv.page_stride_bytes % kRowBytes != 0) return "pages are not a multiple of 128 bytes apart";
+  return nullptr;
+}
+
+uint64_t attend_prefill_sm90_workspace(const AttendParams& params) {
+  Scratch scratch(nullptr);
+  lay_out(params, scratch);
+  return scratch.bytes();
+}
+
+void attend_bf16_prefill_wgmma_sm90(const AttendParams& params) {
+  const Ragged& batch = params.batch;
+  const KvLayer& kv = params.kv;
+  if (batch.num_tokens == 0) return;
+  CHECK(aligned(params.q) && aligned(params.a) && aligned(kv.k) && aligned(kv.v),
+        "attend wants q, a and the pages aligned to 16 bytes");
+  Scratch scratch(params.launch.workspace);
+  const Parts parts = lay_out(params, scratch);
+  const PrefillParams prefill{.k_runs = map_runs(kv.k),
+                              .v_runs = map_runs(kv.v),
+                              .q_tokens = map_queries(params),
+                              .sinks = params.sinks,
+                              .a = params.a,
+                              .positions = batch.positions,
+                              .row_offsets = batch.row_offsets,
+                              .page_table = kv.page_table,
+                              .plan = parts.plan,
+                              .tiles = parts.tiles,
+                              .scale_log2 = params.scale * kLog2E,
+                              .page_rows = static_cast<int32_t>(kv.page_stride_bytes / kRowBytes),
+                              .num_seqs = batch.num_seqs,
+                              .table_stride = kv.table_stride,
+                              .page_tokens = kv.page_tokens,
+                              .num_heads = params.num_heads,
+                              .num_kv_heads = params.num_kv_heads,
+                              .window = params.window};
+  cudaStream_t stream = launch_stream(params.launch.stream);
+  launch_kernel(kRowName, attend_prefill_plan, prefill,
+                {.grid = dim3(1), .num_threads = kPlanThreads, .programmatic = true}, stream);
+  int device = 0, num_sms = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device);
+  // Of a window's keys two of the smaller blocks hold all that a tile sees.
+  const bool few_keys = params.window > 0 && params.window + kTileTokens + kRun <= 2 * 96;
+  // Sequences end anywhere in a tile: the sum of their tiles is at most this, whatever they are.
+  const int64_t most_tiles =
+      (int64_t{batch.num_tokens} + int64_t{batch.num_seqs} * (kTileTokens - 1)) / kTileTokens;
+  const int64_t num_items = most_tiles * params.num_kv_heads;
+  const LaunchShape shape{
+      .grid = dim3(static_cast<unsigned>(std::min<int64_t>(num_sms, num_items))),
+      .num_threads = kThreads,
+      .shared_bytes = few_keys ? sizeof(Shared<96>) : sizeof(Shared<128>),
+      .programmatic = true};
+  launch_kernel(kRowName, few_keys ? attend_prefill<96> : attend_prefill<128>, prefill, shape,
+                stream);
+}
+
+}  // namespace moxie

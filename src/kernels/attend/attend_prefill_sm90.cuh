@@ -1,0 +1,350 @@
+// The parts of attend_bf16_prefill_wgmma_sm90 below its kernels: parameters, the block's shared
+// memory, the producer that brings keys, values and queries, and the softmax of a warpgroup's rows.
+#pragma once
+
+#include "kernels/attend/attend_wgmma_sm90.cuh"
+#include "kernels/step.h"
+
+namespace moxie::attend_wgmma {
+
+constexpr int kDim = 64;
+constexpr int kGroup = 8;       // query heads of a KV head
+constexpr int kWarpgroups = 3;  // that multiply
+constexpr int kRows = 64;       // of a warpgroup: a token's query head each
+constexpr int kTokens = kRows / kGroup;
+constexpr int kTileTokens = kWarpgroups * kTokens;
+constexpr int kRun = 16;   // keys that lie together: pages hold a multiple of it
+constexpr int kItems = 2;  // items on their way or in use
+constexpr int kThreads = 128 * (kWarpgroups + 1);
+constexpr int kOwnBarrier = 1;    // + warpgroup: among its warps; 0 is __syncthreads
+constexpr int kOwnThreads = 128;  // of a warpgroup
+constexpr int kRowBytes = 2 * kDim;
+constexpr int kRunBytes = kRun * kRowBytes;
+constexpr float kLowest = -3.0e38f;  // a maximum of nothing: finite, so that no difference is NaN
+constexpr float kLog2E = 1.4426950408889634f;
+// A row's weights are powers of two relative to a maximum that may be this much too low: sums keep
+// their precision, and have to be scaled far less often.
+constexpr float kSlack = 8.0f;
+// Without a maximum at all: the greatest logit of the first block, sink included, has to be in this
+// range, and the sum of weights may grow up to this. What is less than the least float is then less
+// than 2^-90 of the sum.
+constexpr float kPlainLeast = -32.0f, kPlainMost = 64.0f, kPlainSum = 0x1p100f;
+static_assert(kRowBytes == 128, "a row of a tile is one row of the swizzle");
+
+// Up to kTileTokens tokens of one sequence.
+struct TokenTile {
+  int32_t first_token, num_tokens, seq, first_position;
+};
+// The head of the workspace; the tiles follow.
+struct Plan {
+  int32_t num_tiles;
+  int32_t next_item;  // that no block has taken, less the number of blocks
+};
+
+struct PrefillParams {
+  CUtensorMap k_runs, v_runs;  // boxes of kRun keys, over all of the pool: row 0 is page 0's first
+  CUtensorMap q_tokens;        // boxes of kTileTokens tokens and a KV head
+  const float* sinks;
+  float* a;
+  const int32_t* positions;
+  const int32_t* row_offsets;
+  const int32_t* page_table;
+  Plan* plan;
+  TokenTile* tiles;
+  float scale_log2;   // logits in powers of two
+  int32_t page_rows;  // rows of kRowBytes from a page to the next
+  int32_t num_seqs, table_stride, page_tokens;
+  int32_t num_heads, num_kv_heads, window;
+};
+
+// What a block works on: a tile of tokens and a KV head. Keys first_key + i * kKeys and on make
+// block i; those before seen_from, less than a run, are not seen by any token.
+struct WorkItem {
+  TokenTile tile;
+  int32_t kv_head, seen_from, first_key, num_blocks;  // num_blocks 0: no more work
+};
+
+// kKeys: of a block of keys.
+template <int kKeys>
+struct Shared {
+  static constexpr int kStages = kKeys == 128 ? 4 : 5;  // blocks on their way or in use
+  alignas(1024) uint16_t q[kItems][kWarpgroups][kRows * kDim];
+  alignas(1024) uint16_t k[kStages][kKeys * kDim];
+  alignas(1024) uint16_t v[kStages][kKeys * kDim];
+  alignas(128) float q_raw[kTileTokens * kGroup * kDim];
+  WorkItem items[kItems];
+  int32_t page_missing[kStages];
+  // Barriers: it has come; it may be written again.
+  uint64_t keys_there[kStages], keys_free[kStages];
+  uint64_t item_there[kItems], item_free[kItems];
+  uint64_t raw_there, raw_free;
+
+  __device__ __forceinline__ void init_barriers() {
+    for (int i = 0; i < kStages; ++i) {
+      init_barrier(&keys_there[i], 1);
+      init_barrier(&keys_free[i], 4 * kWarpgroups);
+    }
+    for (int i = 0; i < kItems; ++i) {
+      init_barrier(&item_there[i], kWarpgroups);
+      init_barrier(&item_free[i], 4 * kWarpgroups);
+    }
+    init_barrier(&raw_there, 1);
+    init_barrier(&raw_free, kWarpgroups);
+  }
+};
+static_assert(sizeof(Shared<128>) <= 227 * 1024 && sizeof(Shared<96>) <= 227 * 1024,
+              "a block has this much shared memory");
+
+__device__ __forceinline__ int32_t first_seen(const PrefillParams& p, int32_t position) {
+  return p.window > 0 ? max(0, position - p.window + 1) : 0;
+}
+__device__ __forceinline__ int32_t last_key_of(const TokenTile& tile) {
+  return tile.first_position + tile.num_tokens - 1;
+}
+
+// ---- The producer -------------------------------------------------------------------------------
+// One warp. Takes items in the order of the plan, heads one after another, so that blocks that work
+// at the same time read the same keys.
+template <int kKeys>
+struct Producer {
+  using S = Shared<kKeys>;
+  const PrefillParams& p;
+  S& shared;
+  int lane;
+  int32_t num_filled = 0;  // stages, of all items
+
+  __device__ __forceinline__ void run() {
+    const int32_t num_tiles = __ldcg(&p.plan->num_tiles);
+    const int32_t num_items = num_tiles * p.num_kv_heads;
+    auto item = static_cast<int32_t>(blockIdx.x);
+    for (uint32_t turn = 0;; ++turn) {
+      int32_t next = 0;
+      if (lane == 0) next = atomicAdd(&p.plan->next_item, 1) + static_cast<int32_t>(gridDim.x);
+      WorkItem work = {};
+      if (item < num_items) {
+        work.kv_head = item / num_tiles;
+        const int4 tile =
+            __ldcg(reinterpret_cast<const int4*>(p.tiles + (item - work.kv_head * num_tiles)));
+        work.tile = {tile.x, tile.y, tile.z, tile.w};
+        work.seen_from = first_seen(p, work.tile.first_position);
+        work.first_key = work.seen_from / kRun * kRun;
+        work.num_blocks = (last_key_of(work.tile) - work.first_key) / kKeys + 1;
+      }
+      hand_over(work, turn);
+      if (work.num_blocks == 0) return;
+      bring_keys(work);
+      item = __shfl_sync(~0u, next, 0);
+    }
+  }
+
+ private:
+  // The item and its queries, for the converters.
+  __device__ __forceinline__ void hand_over(const WorkItem& work, uint32_t turn) {
+    wait_barrier(&shared.item_free[turn % kItems], (turn / kItems & 1) ^ 1);
+    wait_barrier(&shared.raw_free, (turn & 1) ^ 1);
+    if (lane > 0) return;
+    shared.items[turn % kItems] = work;
+    expect_bytes(&shared.raw_there, work.num_blocks > 0 ? sizeof(shared.q_raw) : 0);
+    if (work.num_blocks == 0) return;
+    copy_box(shared.q_raw, &p.q_tokens, 0, 2 * work.kv_head, work.tile.first_token,
+             &shared.raw_there);
+  }
+
+  // Lane i brings run i of a block's keys, lane kRuns + i of its values. Runs that no token
+  // sees are left out.
+  __device__ __forceinline__ void bring_keys(const WorkItem& work) {
+    constexpr int kRuns = kKeys / kRun, kNone = -1;
+    constexpr int kHeld = 32 / kRuns;  // blocks whose pages are looked up at once
+    static_assert(kHeld >= 2);
+    const int32_t* pages = p.page_table + static_cast<int64_t>(work.tile.seq) * p.table_stride;
+    const int32_t last_key = last_key_of(work.tile);
+    const int run = lane % kRuns;
+    const bool is_value = lane >= kRuns;
+    int32_t row = 0, is_missing = 0;  // of run `lane` of those looked up
+    for (int32_t block = 0; block < work.num_blocks; ++block, ++num_filled) {
+      const int32_t held = block % kHeld * kRuns;
+      if (held == 0) {
+        const int32_t key = work.first_key + block * kKeys + lane * kRun;
+        const int32_t page_idx = key / p.page_tokens;
+        const int32_t page = key <= last_key ? __ldcg(pages + page_idx) : 0;
+        is_missing = page < 0;
+        row = page < 0 || key > last_key ? kNone
+                                         : page * p.page_rows + work.kv_head * p.page_tokens + key -
+                                               page_idx * p.page_tokens;
+      }
+      const int stage = num_filled % S::kStages;
+      wait_barrier(&shared.keys_free[stage],
+                   static_cast<uint32_t>(num_filled / S::kStages & 1) ^ 1);
+      const uint32_t missing = __ballot_sync(~0u, is_missing != 0) >> held;
+      const int32_t from = __shfl_sync(~0u, row, held + run);
+      const bool is_mine = lane < 2 * kRuns && from != kNone;
+      const auto num_copies = static_cast<uint32_t>(__popc(__ballot_sync(~0u, is_mine)));
+      if (lane == 0) {
+        shared.page_missing[stage] = (missing & ((1u << kRuns) - 1)) != 0;
+        expect_bytes(&shared.keys_there[stage], num_copies * kRunBytes);
+      }
+      __syncwarp();
+      if (is_mine) {
+        copy_box((is_value ? shared.v[stage] : shared.k[stage]) + run * kRun * kDim,
+                 is_value ? &p.v_runs : &p.k_runs, 0, from, &shared.keys_there[stage]);
+      }
+    }
+  }
+};
+
+// ---- The converters -----------------------------------------------------------------------------
+// A warp for each warpgroup: queries to BF16, in the unit of the logits, and into the tile that the
+// products read. The warpgroups themselves would wait here for their last item's stores.
+template <int kKeys>
+__device__ __forceinline__ void convert_queries(Shared<kKeys>& shared, float scale, int idx,
+                                                int lane) {
+  const float* from = shared.q_raw + idx * kRows * kDim;
+  for (uint32_t turn = 0;; ++turn) {
+    wait_barrier(&shared.raw_there, turn & 1);
+    const bool is_end = shared.items[turn % kItems].num_blocks == 0;
+    uint16_t* to = shared.q[turn % kItems][idx];
+    if (!is_end) {
+#pragma unroll 2
+      for (int at = lane; at < kRows * kDim / 8; at += 32) {
+        const int row = at / 8, chunk = at % 8;
+        const float4 x = *reinterpret_cast<const float4*>(from + at * 8);
+        const float4 y = *reinterpret_cast<const float4*>(from + at * 8 + 4);
+        uint4 packed;
+        packed.x = pack_bf16(x.x * scale, x.y * scale);
+        packed.y = pack_bf16(x.z * scale, x.w * scale);
+        packed.z = pack_bf16(y.x * scale, y.y * scale);
+        packed.w = pack_bf16(y.z * scale, y.w * scale);
+        *reinterpret_cast<uint4*>(to + row * kDim + (chunk ^ row % 8) * 8) = packed;
+      }
+      fence_shared_writes();
+    }
+    __syncwarp();
+    if (lane == 0) {
+      arrive_barrier(&shared.raw_free);
+      arrive_barrier(&shared.item_there[turn % kItems]);
+    }
+    if (is_end) return;
+  }
+}
+
+// ---- A warpgroup's rows -------------------------------------------------------------------------
+__device__ __forceinline__ float power_of_two(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// The two rows that a lane shares with three others: r = 0 is row lane / 4 of the warp's 16, r = 1
+// row lane / 4 + 8. Element i of a product's fragment has row (i / 2) % 2 and column
+// 8 * (i / 4) + 2 * (lane % 4) + i % 2.
+template <int kKeys>
+struct Softmax {
+  float m[2];      // that weights are relative to
+  float l[2];      // sum of this lane's weights
+  float scale[2];  // what sums so far have to be multiplied by, if must_scale
+  bool must_scale;
+  bool is_plain;  // m is 0 in all of the warp's rows
+
+  // Hides what is behind the token's position.
+  static __device__ __forceinline__ void hide_after(float (&s)[kKeys / 2], int32_t first_key,
+                                                    int32_t position, int lane) {
+    const int32_t last = position - first_key - lane % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < kKeys / 2; ++i) {
+      if (i / 4 * 8 + i % 2 - i / 2 % 2 > last) s[i] = -INFINITY;
+    }
+  }
+  // Hides what is before the token's window, in the first block: the first keys of its run, and as
+  // many as the token is behind the tile's first.
+  static __device__ __forceinline__ void hide_before(float (&s)[kKeys / 2], int32_t first_key,
+                                                     int32_t position, int32_t window, int lane) {
+    constexpr int kBefore = (kTileTokens + kRun + 7) / 8 * 8;
+    static_assert(kBefore <= kKeys);
+    const int32_t last = position - window - first_key - lane % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < kBefore / 2; ++i) {
+      if (i / 4 * 8 + i % 2 - i / 2 % 2 <= last) s[i] = -INFINITY;
+    }
+  }
+
+  // The first block. The sink is a key that the row begins with; -INFINITY: none.
+  __device__ __forceinline__ void begin(float (&s)[kKeys / 2], float sink, int lane) {
+    float most[2];
+    find_most(s, most);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) most[r] = fmaxf(fmaxf(most[r], sink), kLowest);
+    is_plain = __all_sync(
+        ~0u, fminf(most[0], most[1]) >= kPlainLeast && fmaxf(most[0], most[1]) <= kPlainMost);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      m[r] = is_plain ? 0.0f : most[r];
+      l[r] = lane % 4 == 0 ? power_of_two(sink - m[r]) : 0.0f;
+    }
+    must_scale = false;
+    weigh<false>(s);
+  }
+
+  // Another block, of logits in the range for it; false: they are not, and nothing was added.
+  __device__ __forceinline__ bool add_plain(float (&s)[kKeys / 2]) {
+    const float before[2] = {l[0], l[1]};
+    weigh<true>(s);
+    if (!__any_sync(~0u, fmaxf(l[0], l[1]) > kPlainSum)) return true;
+    l[0] = before[0], l[1] = before[1];
+    return false;
+  }
+
+  // Another block.
+  __device__ __forceinline__ void add(float (&s)[kKeys / 2]) {
+    is_plain = false;
+    float most[2];
+    find_most(s, most);
+    must_scale = __any_sync(~0u, most[0] > m[0] + kSlack || most[1] > m[1] + kSlack);
+    if (must_scale) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const float raised = fmaxf(m[r], most[r]);
+        scale[r] = power_of_two(m[r] - raised);
+        m[r] = raised;
+        l[r] *= scale[r];
+      }
+    }
+    weigh<false>(s);
+  }
+
+  __device__ __forceinline__ void scale_sums(float (&o)[kDim / 2]) const {
+    if (!must_scale) return;
+#pragma unroll
+    for (int i = 0; i < kDim / 2; ++i) o[i] *= scale[i / 2 % 2];
+  }
+
+ private:
+  static __device__ __forceinline__ void find_most(const float (&s)[kKeys / 2], float (&most)[2]) {
+    most[0] = s[0], most[1] = s[2];
+#pragma unroll
+    for (int i = 0; i < kKeys / 2; ++i) most[i / 2 % 2] = fmaxf(most[i / 2 % 2], s[i]);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      most[r] = fmaxf(most[r], __shfl_xor_sync(~0u, most[r], 1));
+      most[r] = fmaxf(most[r], __shfl_xor_sync(~0u, most[r], 2));
+    }
+  }
+  // Logits become weights.
+  template <bool kPlain>
+  __device__ __forceinline__ void weigh(float (&s)[kKeys / 2]) {
+    float more[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (int i = 0; i < kKeys / 2; ++i) {
+      const int r = i / 2 % 2;
+      s[i] = power_of_two(kPlain ? s[i] : s[i] - m[r]);
+      if (i % 2 == 0) {
+        l[r] += s[i];
+      } else {
+        more[r] += s[i];
+      }
+    }
+    l[0] += more[0];
+    l[1] += more[1];
+  }
+};
+
+}  // namespace moxie::attend_wgmma

@@ -1,0 +1,343 @@
+// Products of packed weights with many tokens on Hopper: the weights, read in the order of their
+// fragments and made BF16 in registers, are wgmma's register operand; the activations, staged in
+// BF16 (staged.cuh), lie in shared memory. Exact but for the activations' rounding to BF16.
+//
+// A block goes through work items (rows of the weights x up to 128 staged rows). One thread of the
+// first warpgroup copies activations, 64 columns at a time, into a ring that the other warpgroups
+// read; each of their warps copies its own tiles of weights, and while the products of one tile run
+// it, or another warpgroup, makes the next operand. The weights' scales are exact powers of two and
+// go into the operand: times 2^-kShift, so that they fit BF16's exponents, which kProductScale
+// takes away again.
+//
+// Per unit of 64 columns and SM, 256 rows x 128 columns: 1,024 clocks of wgmma; some 300 issue
+// slots of four schedulers for the operand; 8.5 KiB of MXFP4 and 16 KiB of activations from L2.
+#pragma once
+
+#include "core/cuda_launch.cuh"
+#include "kernels/gemm/staged.cuh"
+#include "kernels/gemm/wgmma_sm90.cuh"
+#include "kernels/gemv/fragment_gemv.cuh"
+
+namespace moxie::gemm {
+
+/// How a block is cut. Many columns want many rows of each warpgroup, few columns many warps; a
+/// small matrix wants blocks of few rows, whose warpgroups then share K.
+template <int kWarpgroups_, int kRowTiles_, bool kSplitsK_, int kMostColumns_>
+struct CutOf {
+  static constexpr int kWarpgroups = kWarpgroups_;  ///< that multiply
+  static constexpr int kRowTiles = kRowTiles_;      ///< of 64 rows, of each warpgroup
+  /// Warpgroups have the same rows and each its own units.
+  static constexpr bool kSplitsK = kSplitsK_;
+  static constexpr int kMostColumns = kMostColumns_;
+
+  static constexpr int kRows = 64 * kRowTiles * (kSplitsK ? 1 : kWarpgroups);
+  static constexpr int kThreads = 128 * (kWarpgroups + 1);
+  static constexpr int kColumnStages = kMostColumns > 64 ? 4 : 8;
+
+  // Registers of a thread: the block has what it is launched with, those of kThreads under
+  // __launch_bounds__, and a warpgroup that asks for more than the others gave back waits forever.
+  static constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;
+  static constexpr int kCopyRegisters = 24;
+  static constexpr int kMathRegisters =
+      (kThreads * kLaunchRegisters - 128 * kCopyRegisters) / (128 * kWarpgroups) / 8 * 8;
+};
+using WideCut = CutOf<2, 2, false, 128>;
+static_assert(WideCut::kMathRegisters == 240, "two warpgroups of 128 sums a thread");
+using FewColumnsCut = CutOf<4, 1, false, 64>;  // streamed_product_sm90.cuh
+using FewRowsCut = CutOf<4, 1, true, 64>;
+
+/// One piece of work: `num_columns` staged rows from first_column (a multiple of 8) on, times the
+/// rows of a block, of one expert, from tile first_tile on.
+struct Item {
+  int expert, first_tile, first_column, num_columns;
+};
+
+/// How each format's weights enter wgmma.
+template <DType F>
+struct Operand;
+template <>
+struct Operand<DType::kMXFP4> {
+  static constexpr int kWeightStages = 8;
+  // Codes are 2^-126 of their values; scales above 2^33 make infinities.
+  static constexpr int kShift = 32, kBias = 126 - kShift;
+};
+template <>
+struct Operand<DType::kMXFP8> {
+  static constexpr int kWeightStages = 6;
+  static constexpr int kShift = 32, kBias = 120 - kShift;
+};
+template <>
+struct Operand<DType::kBF16> {
+  static constexpr int kWeightStages = 4;
+  static constexpr int kShift = 0, kBias = 0;
+};
+/// Stages of a warp's ring of weights: at most what leaves room for the sums that meet.
+template <DType F, typename Cut>
+inline constexpr int kWeightStages =
+    F == DType::kBF16&& Cut::kSplitsK ? 3 : Operand<F>::kWeightStages;
+template <DType F>
+inline constexpr float kProductScale = fragment::power_of_two(Operand<F>::kShift);
+
+template <DType F, typename Cut>
+struct Shared {
+  static constexpr int kColumnStages = Cut::kColumnStages;
+  static constexpr int kStageBytes = Cut::kRowTiles * fragment::kUnitBytes<F>;
+  /// Where warpgroups share K: sums of all but the first.
+  static constexpr int kSums = Cut::kSplitsK ? (Cut::kWarpgroups - 1) * 64 * Cut::kMostColumns : 0;
+  alignas(1024) std::byte columns[kColumnStages][128 * Cut::kMostColumns];
+  alignas(128) std::byte weights[4 * Cut::kWarpgroups][kWeightStages<F, Cut>][kStageBytes];
+  alignas(16) float sums[kSums + 4];
+  uint64_t full[kColumnStages], empty[kColumnStages];
+};
+
+#ifdef __CUDACC__
+
+/// The ring of one warp's weights: its tiles, a unit of each a stage, copied by the warp itself.
+template <DType F, typename Cut>
+struct WeightRing {
+  static constexpr int kStages = kWeightStages<F, Cut>;
+  static constexpr int kBytes = fragment::kUnitBytes<F>, kStageBytes = Cut::kRowTiles * kBytes;
+  static constexpr int kStep = Cut::kSplitsK ? Cut::kWarpgroups : 1;
+  std::byte* base;
+  uint32_t address;
+  const std::byte* from[Cut::kRowTiles];
+  int num_units = 0, first_unit = 0, next_unit = 0, fill_stage = 0, stage = 0;
+
+  __device__ __forceinline__ WeightRing(std::byte* at, int units, int first)
+      : base(at), address(shared_address(at)), num_units(units), first_unit(first) {}
+
+  __device__ __forceinline__ void fill() {
+    if (next_unit < num_units) {
+      const uint32_t lane_bytes = 16 * (threadIdx.x % 32);
+      const uint32_t to = address + fill_stage * kStageBytes + lane_bytes;
+#pragma unroll
+      for (int m = 0; m < Cut::kRowTiles; ++m) {
+#pragma unroll
+        for (int i = 0; i < kBytes / 512; ++i)
+          copy_async_16(to + m * kBytes + 512 * i, from[m] + 512 * i);
+        constexpr int kWhole = kBytes / 512 * 512;
+        if (kWhole < kBytes && lane_bytes < kBytes - kWhole)
+          copy_async_16(to + m * kBytes + kWhole, from[m] + kWhole);
+        from[m] += kStep * kBytes;
+      }
+    }
+    commit_copies();
+    next_unit += kStep;
+    if (++fill_stage == kStages) fill_stage = 0;
+  }
+  /// Starts an item: `tile` is this warp's first, the others lie four on; those past the end repeat
+  /// the last one.
+  __device__ __forceinline__ void start(const PackedMatrix& weight, const Item& item, int tile) {
+    const int num_tiles = (weight.rows + 15) / 16;
+    const int64_t expert_bytes = (int64_t{num_tiles} * num_units * kBytes + 255) / 256 * 256;
+    const std::byte* expert = weight.data + item.expert * expert_bytes + 16 * (threadIdx.x % 32);
+#pragma unroll
+    for (int m = 0; m < Cut::kRowTiles; ++m) {
+      const int64_t at = min(tile + 4 * m, num_tiles - 1);
+      from[m] = expert + (at * num_units + first_unit) * kBytes;
+    }
+    next_unit = first_unit;
+    fill_stage = stage;
+    __syncwarp();
+#pragma unroll 1
+    for (int i = 0; i < kStages - 1; ++i) fill();
+  }
+  /// The next unit's stage, when it is there; the one before it is filled again.
+  __device__ __forceinline__ const std::byte* next() {
+    wait_for_copies<kStages - 2>();
+    __syncwarp();
+    fill();
+    const std::byte* at = base + stage * kStageBytes;
+    if (++stage == kStages) stage = 0;
+    return at;
+  }
+};
+
+/// Rows g and g + 8 of a unit as four operands of 16 columns each.
+template <DType F>
+__device__ __forceinline__ void make_operand(const std::byte* unit_at, uint32_t (&a)[16]) {
+  using namespace fragment;
+  const uint32_t lane = threadIdx.x % 32, g = lane / 4;
+  Unit<F> unit;
+  read_codes<F>(unit, unit_at + 16 * lane);
+  uint32_t scales = 0;
+  if constexpr (Format<F>::kScaleWords == 1) {
+    constexpr uint32_t kMost = 255 - Operand<F>::kBias;  // beyond: an infinity
+    scales = *reinterpret_cast<const uint32_t*>(unit_at + kCodeBytes<F> + 4 * g);
+    scales = __vminu4(scales, kMost * 0x01010101u) + Operand<F>::kBias * 0x01010101u;
+  }
+#pragma unroll
+  for (int block = 0; block < 2; ++block) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      uint32_t pairs[4];
+      decode<F>(unit, block, half, 0, pairs);
+      if constexpr (Format<F>::kScaleWords == 1) {
+        const int byte = 2 * block + half;
+        const uint32_t twice = __byte_perm(scales, 0, 0x4040 | byte << 8 | byte) << 7;
+        const auto scale = *reinterpret_cast<const __nv_bfloat162*>(&twice);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const __nv_bfloat162 scaled =
+              __hmul2(*reinterpret_cast<const __nv_bfloat162*>(&pairs[i]), scale);
+          pairs[i] = *reinterpret_cast<const uint32_t*>(&scaled);
+        }
+      }
+      a[8 * block + half] = pairs[0], a[8 * block + 2 + half] = pairs[1];
+      a[8 * block + 4 + half] = pairs[2], a[8 * block + 6 + half] = pairs[3];
+    }
+  }
+}
+
+/// A lane's sums of kColumns columns.
+template <typename Cut, int kColumns>
+using Sums = float[Cut::kRowTiles][kColumns / 2];
+
+/// One item's sums of a warpgroup, kColumns wide. `unit_count`: units of the items before, which
+/// tells the ring's stages; `after` is called when all operands are read, and may start the next
+/// item's copies.
+template <DType F, typename Cut, int kColumns, typename After>
+__device__ __forceinline__ void multiply_item(Shared<F, Cut>& shared, WeightRing<F, Cut>& ring,
+                                              uint32_t unit_count, Sums<Cut, kColumns>& sums,
+                                              After&& after) {
+  constexpr int kStages = Shared<F, Cut>::kColumnStages, kTiles = Cut::kRowTiles;
+  const bool is_first_lane = threadIdx.x % 32 == 0;
+#pragma unroll
+  for (int m = 0; m < kTiles; ++m) {
+#pragma unroll
+    for (int i = 0; i < kColumns / 2; ++i) sums[m][i] = 0;
+  }
+  uint32_t a[kTiles][16];
+  int last_stage = -1;
+  const auto give_back = [&] {
+    if (last_stage >= 0 && is_first_lane) arrive_barrier(&shared.empty[last_stage]);
+  };
+#pragma unroll 1
+  for (int u = ring.first_unit; u < ring.num_units; u += ring.kStep) {
+    const std::byte* unit = ring.next();
+    const uint32_t place = unit_count + u, stage = place % kStages;
+#pragma unroll
+    for (int m = 0; m < kTiles; ++m) {
+      wgmma_wait<kTiles - 1>();  // this tile's of the unit before
+      if (m == kTiles - 1) give_back();
+      make_operand<F>(unit + m * fragment::kUnitBytes<F>, a[m]);
+      if (m == 0) wait_barrier(&shared.full[stage], place / kStages % 2);
+      const uint32_t columns = shared_address(shared.columns[stage]);
+      wgmma_fence();
+#pragma unroll
+      for (int k = 0; k < 4; ++k)
+        wgmma_bf16<kColumns>(sums[m], &a[m][4 * k], tile_descriptor(columns + 32 * k));
+      wgmma_commit();
+    }
+    last_stage = stage;
+  }
+  after();
+  wgmma_wait<0>();
+  give_back();
+}
+
+/// Where warpgroups share K: the sum of their sums, in the first one's registers.
+template <DType F, typename Cut, int kColumns>
+__device__ __forceinline__ void add_sums(Shared<F, Cut>& shared, int group,
+                                         Sums<Cut, kColumns>& sums) {
+  constexpr int kThreads = 128 * Cut::kWarpgroups;
+  const int thread = threadIdx.x % 128;
+  if (group > 0) {
+#pragma unroll
+    for (int i = 0; i < kColumns / 2; ++i)
+      shared.sums[((group - 1) * (kColumns / 2) + i) * 128 + thread] = sums[0][i];
+  }
+  barrier_wait(1, kThreads);
+  if (group == 0) {
+#pragma unroll
+    for (int other = 0; other < Cut::kWarpgroups - 1; ++other) {
+#pragma unroll
+      for (int i = 0; i < kColumns / 2; ++i)
+        sums[0][i] += shared.sums[(other * (kColumns / 2) + i) * 128 + thread];
+    }
+  }
+  barrier_wait(1, kThreads);
+}
+
+/// The kernel, for items of up to kMany columns, of which those with up to kFew cost less (three
+/// widths in one kernel and ptxas makes wgmma wait for itself). Task: `weight` (PackedMatrix),
+/// `staged` (StagedView), and on the device
+///   bool item(int i, Item& item)   item number i, false past the last
+///   template <Cut, int kColumns> void finish(const Item&, int tile, sums, void* shared)
+///     sums[m] of this warp's tile of 16 rows tile + 4 m, times 2^-kShift
+///   void drain()                   at the end, by the threads that finish
+///   kSharedBytes<Cut>              shared memory of its own behind Shared
+template <DType F, typename Cut, int kFew, int kMany, typename Task>
+__global__ void __launch_bounds__(Cut::kThreads, 1)
+    product_kernel(const __grid_constant__ Task task) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  static_assert(kMany <= Cut::kMostColumns && (!Cut::kSplitsK || Cut::kRowTiles == 1));
+  extern __shared__ __align__(1024) std::byte shared_bytes[];
+  auto& shared = *reinterpret_cast<Shared<F, Cut>*>(shared_bytes);
+  constexpr int kStages = Shared<F, Cut>::kColumnStages;
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kStages; ++i) {
+      init_barrier(&shared.full[i]);
+      init_barrier(&shared.empty[i], 4 * (Cut::kSplitsK ? 1 : Cut::kWarpgroups));
+    }
+  }
+  __syncthreads();
+  wait_for_previous();
+  launch_next();
+  const int num_units = (task.weight.cols + 63) / 64;
+  if (threadIdx.x < 128) {
+    give_registers<Cut::kCopyRegisters>();
+    if (threadIdx.x != 0) return;
+    Item item;
+    uint32_t place = 0;
+    for (int i = blockIdx.x; task.item(i, item); i += gridDim.x) {
+      const uint32_t bytes = 128 * ((item.num_columns + 7) / 8 * 8);
+      const std::byte* from = task.staged.data + 128 * static_cast<int64_t>(item.first_column);
+      for (int u = 0; u < num_units; ++u, ++place) {
+        const uint32_t stage = place % kStages;
+        wait_barrier(&shared.empty[stage], place / kStages % 2 ^ 1);  // empty from the start
+        expect_bytes(&shared.full[stage], bytes);
+        copy_bulk(shared.columns[stage], from, bytes, &shared.full[stage]);
+        from += 128 * static_cast<int64_t>(task.staged.capacity);
+      }
+    }
+    return;
+  }
+  take_registers<Cut::kMathRegisters>();
+  const int warp = threadIdx.x / 32 - 4, group = warp / 4;
+  const int my_tile = (Cut::kSplitsK ? 0 : 4 * Cut::kRowTiles * group) + warp % 4;
+  WeightRing<F, Cut> ring(shared.weights[warp][0], num_units, Cut::kSplitsK ? group : 0);
+  Item item, next;
+  uint32_t unit_count = 0;
+  int i = blockIdx.x;
+  bool is_more = task.item(i, item);
+  if (is_more) ring.start(task.weight, item, item.first_tile + my_tile);
+  while (is_more) {
+    i += gridDim.x;
+    is_more = task.item(i, next);
+    const auto run = [&]<int kColumns>() {
+      Sums<Cut, kColumns> sums;
+      multiply_item<F, Cut, kColumns>(shared, ring, unit_count, sums, [&] {
+        if (is_more) ring.start(task.weight, next, next.first_tile + my_tile);
+      });
+      if constexpr (Cut::kSplitsK) add_sums<F, Cut, kColumns>(shared, group, sums);
+      if (!Cut::kSplitsK || group == 0) {
+        task.template finish<Cut, kColumns>(item, item.first_tile + my_tile, sums,
+                                            shared_bytes + sizeof(shared));
+      }
+    };
+    if (kFew < kMany && item.num_columns <= kFew) {
+      run.template operator()<kFew>();
+    } else {
+      run.template operator()<kMany>();
+    }
+    unit_count += num_units;
+    item = next;
+  }
+  task.drain();
+#endif
+}
+
+#endif  // __CUDACC__
+
+}  // namespace moxie::gemm

@@ -1,0 +1,55 @@
+// Sorts (token, expert) pairs by expert on the device, for products that go through one expert's
+// tokens after another.
+//
+// A pair gets a slot: a row of the staged activations. The slots of an expert are one run that
+// starts at a multiple of 8, in the order of the tokens; runs follow each other in the order of the
+// experts. Slots that no pair has (up to the next multiple of 8, and behind the last run) have
+// token -1 and weight 0. Each expert's run is cut into tiles of nearly equal size, multiples of 8
+// slots but for its last one, that the product takes one by one.
+#pragma once
+
+#include <algorithm>
+
+#include "core/base.h"
+#include "kernels/step.h"
+
+namespace moxie::gemm {
+
+inline constexpr int32_t kSlotsAlign = 8;
+inline constexpr int32_t kMaxSortedExperts = 256;
+
+/// A tile: `num_slots` slots from first_slot (a multiple of 8) on, all of one expert.
+struct SlotTile {
+  int32_t expert, first_slot, num_slots;
+};
+
+/// The result, in device memory. Sizes are the host's bounds.
+struct SortedPairs {
+  int32_t* slot_of_pair = nullptr;  // [tokens, top_k]
+  int32_t* slot_token = nullptr;    // [capacity]; -1: none
+  float* slot_weight = nullptr;     // [capacity]
+  SlotTile* tiles = nullptr;        // [max_tiles], experts in order
+  int32_t* num_tiles = nullptr;     // [1]
+  int32_t capacity = 0, max_tiles = 0;
+};
+
+/// What is sorted. tile_slots: the most slots of a tile, a multiple of 8.
+struct SortShape {
+  int32_t num_tokens = 0, top_k = 0, num_experts = 0, tile_slots = 0;
+
+  int32_t num_pairs() const { return num_tokens * top_k; }
+  int32_t num_runs() const { return std::min(num_experts, num_pairs()); }
+  /// Slots at most.
+  int32_t capacity() const { return round_up(num_pairs(), kSlotsAlign) + kSlotsAlign * num_runs(); }
+  int32_t max_tiles() const { return num_pairs() / tile_slots + num_runs() + 1; }
+};
+
+/// Bytes of the result, and the result in memory of that size, aligned to 256 bytes.
+uint64_t sorted_pairs_bytes(const SortShape& shape);
+SortedPairs sorted_pairs_at(std::byte* memory, const SortShape& shape);
+
+/// expert_ids and expert_weights: [tokens, top_k] of route; ids in 0 .. num_experts - 1.
+void sort_pairs(const SortShape& shape, const int32_t* expert_ids, const float* expert_weights,
+                const SortedPairs& sorted, Stream* stream);
+
+}  // namespace moxie::gemm

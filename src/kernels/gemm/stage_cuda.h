@@ -1,0 +1,41 @@
+// Kernels that stage activations for products over many tokens (staged.cuh): F32 values, or the
+// residual stream's norm, rounded to BF16. Limited by memory; one block a token.
+//
+// Widths are multiples of 4 and the pointers aligned to 16 bytes. Each kernel may start before the
+// one before it has ended (core/cuda_launch.cuh).
+#pragma once
+
+#include "kernels/gemm/staged.cuh"
+#include "kernels/step.h"
+
+namespace moxie::gemm {
+
+/// Row r = RMSNorm(x of token row_idx[r], or r without row_idx), times the weight in F32.
+struct StageNormed {
+  int32_t num_rows = 0;
+  float rms_eps = 1e-5f;
+  const float* x = nullptr;            // [tokens, width] of two floats (residual.cuh)
+  const int32_t* row_idx = nullptr;    // [rows], or null
+  const float* norm_weight = nullptr;  // [width]
+  StagedView to;
+};
+void stage_normed(const StageNormed& step, Stream* stream);
+
+/// Row r = values of row r.
+struct StageFloats {
+  int32_t num_rows = 0;
+  const float* values = nullptr;  // [rows, width]
+  StagedView to;
+};
+void stage_floats(const StageFloats& step, Stream* stream);
+
+/// Rows slot_of_pair[token * top_k + k], k < top_k, = values of the token.
+struct StageSlots {
+  int32_t num_tokens = 0, top_k = 0;
+  const float* values = nullptr;          // [tokens, width]
+  const int32_t* slot_of_pair = nullptr;  // [tokens, top_k]
+  StagedView to;
+};
+void stage_slots(const StageSlots& step, Stream* stream);
+
+}  // namespace moxie::gemm

@@ -1,0 +1,52 @@
+// Staged activations: the BF16 operand of a product over many tokens, as wgmma reads it from shared
+// memory.
+//
+// Rows are tokens, or slots (sort_cuda.h); columns are K, cut into units of 64, padded with zeros.
+// Unit u of row r are the 128 bytes at (u * capacity + r) * 128, so that a tile of rows of one unit
+// is one run of memory. Inside them columns lie in the order of the weights' fragments
+// (core/fragment.h): of each block of 32 columns, chunk i (16 bytes, i < 4) holds the pairs of
+// columns 8q + 2i, 8q + 2i + 1 for q = 0..3. Chunk c of the unit is stored at place c ^ (r % 8):
+// the 128-byte swizzle of tiles that start at multiples of 8 rows.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/base.h"
+#include "core/formats.h"
+
+namespace moxie::gemm {
+
+inline constexpr int32_t kStagedColumns = 64;    ///< of a unit
+inline constexpr int32_t kStagedRowBytes = 128;  ///< of a unit of one row
+inline constexpr int32_t kStagedRows = 8;        ///< tiles and capacities are multiples of it
+
+/// Where staged rows lie. `capacity`: rows of the memory, a multiple of kStagedRows.
+struct StagedView {
+  std::byte* data = nullptr;  ///< [units, capacity] of 128 bytes, aligned to 1,024
+  int32_t capacity = 0, width = 0;
+};
+
+MOXIE_HOST_DEVICE constexpr int32_t staged_units(int32_t width) {
+  return (width + kStagedColumns - 1) / kStagedColumns;
+}
+/// Bytes for `rows` rows, rounded up to a multiple of kStagedRows.
+constexpr uint64_t staged_bytes(int32_t rows, int32_t width) {
+  return static_cast<uint64_t>(round_up(rows, kStagedRows)) *
+         static_cast<uint64_t>(staged_units(width)) * kStagedRowBytes;
+}
+
+/// The byte of a pair of columns (2 * pair, 2 * pair + 1 of the unit; pair < 32) in the 128 bytes
+/// of a row.
+MOXIE_HOST_DEVICE constexpr uint32_t staged_pair_offset(uint32_t row, uint32_t pair) {
+  const uint32_t block = pair / 16, q = pair / 4 % 4, i = pair % 4;
+  return 16 * ((4 * block + i) ^ (row % 8)) + 4 * q;
+}
+/// The byte of an even column of a row in the whole memory.
+MOXIE_HOST_DEVICE constexpr int64_t staged_offset(int32_t capacity, int32_t row, int32_t column) {
+  return (static_cast<int64_t>(column / kStagedColumns) * capacity + row) * kStagedRowBytes +
+         staged_pair_offset(static_cast<uint32_t>(row),
+                            static_cast<uint32_t>(column % kStagedColumns / 2));
+}
+
+}  // namespace moxie::gemm
