@@ -188,7 +188,8 @@ Command bench_command() {
                 flags.integers("-d,--n-depth", &o->depth, "tokens already in the context");
                 flags.integers("-b,--streams", &o->streams, "streams at once");
                 flags.integer("-r,--repetitions", &o->repetitions, "samples a test");
-                flags.integer("--chunk", &o->engine.max_batch_tokens, "tokens a prefill launch");
+                flags.integer("--chunk", &o->engine.max_batch_tokens,
+                              "tokens a prefill launch; 0: what suits");
                 flags.unsigned64("--seed", &o->engine.seed, "of synthetic weights");
                 flags.toggle("--json", &o->json, "print one JSON document");
                 flags.toggle("-v,--verbose", &o->verbose, "print how long the start took");

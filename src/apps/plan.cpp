@@ -246,7 +246,7 @@ Command plan_command() {
                 flags.text("--gpu", &o->gpu, "plan for this GPU instead of this machine's memory");
                 flags.integer("--max-num-seqs", &o->engine.max_num_seqs, "streams at once");
                 flags.integer("--max-num-batched-tokens", &o->engine.max_batch_tokens,
-                              "tokens a launch");
+                              "tokens a launch; 0: what suits");
                 flags.text("--kv-cache-memory", &o->kv_memory,
                            "of a server, such as 20GiB; default: what suits");
                 flags.integer("--depth", &o->depth, "context at which the limit is computed");

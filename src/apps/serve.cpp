@@ -50,7 +50,7 @@ void ServeFlags::declare(Flags& flags) {
   flags.texts("--allowed-origin", &app.allowed_origins, "CORS: an origin, or *; repeatable");
   flags.integer("--max-num-seqs", &max_num_seqs, "requests that run at once; 0: 256");
   flags.integer("--max-num-batched-tokens", &max_batch_tokens,
-                "tokens a step; 0: 512, at least twice --max-num-seqs");
+                "tokens a step; 0: what suits the device, at least twice --max-num-seqs");
   flags.text("--kv-cache-memory", &kv_memory, "such as 512MiB or 20GiB; default: what suits");
   flags.integer("--max-queue", &service.max_queue, "requests that wait; the next gets 429");
   flags.choice("--prefix-caching", &prefix_cache, {"on", "off"}, "prompts share their beginnings");

@@ -131,7 +131,7 @@ bool Engine::open_usable_gpu() {
     auto device = make_cuda_device(i);
     if (device)
       device_ = std::move(*device);
-    else
+    else if (why.empty())  // the last one says only that there are no more
       why = device.error().message();
   }
   Status status = fail(why);
@@ -178,6 +178,7 @@ Status Engine::load_model() {
                             format_bytes(plan_.available_bytes)),
                 options_.model, plan_.advice);
   }
+  options_.max_batch_tokens = plan_.max_batch_tokens;
   timeline_.plan_s += seconds_since(start);
   auto weights = checkpoint_->load(*device_, load_options_);
   if (!weights) return fail(std::move(weights.error()));

@@ -36,7 +36,7 @@ struct EngineOptions {
   std::string activation = "bf16";
   int32_t max_model_len = 0;  ///< 0: as much as fits, at most kDefaultContext
   int32_t max_num_seqs = 1;
-  int32_t max_batch_tokens = 512;
+  int32_t max_batch_tokens = 0;  ///< of a launch; 0: what suits the device (plan.h)
   int32_t max_logit_rows = 1;
   /// Of both pools of the cache; 0: as many pages as max_num_seqs sequences of max_model_len need,
   /// kAutoKvBytes: what a server takes (plan.h).

@@ -60,6 +60,20 @@ uint64_t auto_kv_bytes(const Sizes& least, uint64_t available, bool on_cpu) {
   return std::max(one, std::min(left / 4, std::max(least.weights, kSmallServerCacheBytes)));
 }
 
+int32_t least_batch_tokens(const PlanRequest& request) {
+  return std::max(kDefaultBatchTokens, 2 * request.max_num_seqs);
+}
+
+int32_t default_batch_tokens(const KernelChooser& kernels, const PlanRequest& request,
+                             int32_t hidden, int32_t max_len) {
+  const bool has_gemm = kernels.device() == DeviceKind::kCuda && (kernels.features() & kSm90a) != 0;
+  if (!has_gemm || cuda_gemm_cost(kDefaultGemmBatchTokens, hidden) >= 1)
+    return least_batch_tokens(request);
+  const int64_t all = int64_t{max_len} * request.max_num_seqs;
+  const auto most = static_cast<int32_t>(std::min<int64_t>(kDefaultGemmBatchTokens, all));
+  return std::max(least_batch_tokens(request), most);
+}
+
 std::string advice_for(const GptOssConfig& config, const PlanRequest& request, const Sizes& sizes,
                        uint64_t available) {
   const uint64_t fixed = sizes.weights + sizes.activations + sizes.process;
@@ -136,8 +150,9 @@ KvShape kv_shape(const GptOssConfig& config, DType kv_dtype) {
           .dtype = kv_dtype};
 }
 
-MemoryPlan plan_memory(const Checkpoint& checkpoint, const PlanRequest& request,
+MemoryPlan plan_memory(const Checkpoint& checkpoint, const PlanRequest& asked,
                        uint64_t available_bytes, const KernelChooser& kernels) {
+  PlanRequest request = asked;
   const GptOssConfig& config = checkpoint.config();
   const bool on_cpu = kernels.device() == DeviceKind::kCpu;
   LoadOptions load = request.load;
@@ -154,13 +169,20 @@ MemoryPlan plan_memory(const Checkpoint& checkpoint, const PlanRequest& request,
     }
     return sizes_for(config, layout, weight_bytes, request, kv_cache_bytes, kernels, max_len);
   };
-  MemoryPlan plan{.available_bytes = available_bytes,
-                  .max_num_seqs = request.max_num_seqs,
-                  .max_batch_tokens = request.max_batch_tokens};
+  MemoryPlan plan{.available_bytes = available_bytes, .max_num_seqs = request.max_num_seqs};
   plan.max_model_len = request.max_model_len > 0
                            ? std::min(request.max_model_len, config.max_positions)
                            : std::min(kDefaultContext, config.max_positions);
+  if (asked.max_batch_tokens == 0)
+    request.max_batch_tokens =
+        default_batch_tokens(kernels, request, config.hidden, plan.max_model_len);
   Sizes sizes = sizes_at(plan.max_model_len);
+  while (asked.max_batch_tokens == 0 && sizes.total() > available_bytes &&
+         request.max_batch_tokens / 2 >= least_batch_tokens(request)) {
+    request.max_batch_tokens /= 2;
+    sizes = sizes_at(plan.max_model_len);
+  }
+  plan.max_batch_tokens = request.max_batch_tokens;
   if (request.max_model_len == 0) {
     while (sizes.total() > available_bytes && plan.max_model_len > 1024) {
       plan.max_model_len /= 2;

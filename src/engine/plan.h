@@ -36,7 +36,7 @@ struct PlanRequest {
   DType kv_dtype = DType::kBF16;
   int32_t max_model_len = 0;  ///< 0: the greatest that fits, at most kDefaultContext
   int32_t max_num_seqs = 1;
-  int32_t max_batch_tokens = 512;
+  int32_t max_batch_tokens = 0;  ///< 0: what suits the device and fits
   int32_t max_logit_rows = 1;
   uint64_t kv_cache_bytes = 0;  ///< 0, kAutoKvBytes, or of both pools
 };
@@ -49,6 +49,10 @@ inline constexpr uint64_t kSmallServerCacheBytes = uint64_t{512} << 20;
 
 /// Context of a sequence where none is asked for and memory allows it.
 inline constexpr int32_t kDefaultContext = 16384;
+
+/// Tokens of a launch where none are asked for: what rows for many tokens need to read each expert
+/// seldom, or what is enough for rows that go through groups of tokens. At least two a sequence.
+inline constexpr int32_t kDefaultBatchTokens = 512, kDefaultGemmBatchTokens = 8192;
 
 /// A cache that takes no more than this at F32 is kept at F32: exactness is free there.
 inline constexpr uint64_t kSmallCacheBytes = uint64_t{128} << 20;

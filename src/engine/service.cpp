@@ -88,7 +88,8 @@ void fit_service(int32_t max_num_seqs, EngineOptions* options) {
   options->max_num_seqs = max_num_seqs > 0 ? max_num_seqs : kDefaultNumSeqs;
   // Prompts whose log-probabilities are asked for share the rows.
   options->max_logit_rows = options->max_num_seqs + 64;
-  options->max_batch_tokens = std::max(options->max_batch_tokens, 2 * options->max_num_seqs);
+  if (options->max_batch_tokens > 0)
+    options->max_batch_tokens = std::max(options->max_batch_tokens, 2 * options->max_num_seqs);
   if (options->kv_cache_bytes == 0) options->kv_cache_bytes = kAutoKvBytes;
 }
 

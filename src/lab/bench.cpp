@@ -189,7 +189,8 @@ void fit_engine(const std::vector<BenchTest>& tests, EngineOptions* options) {
   if (options->max_model_len == 0) options->max_model_len = context;
   options->max_num_seqs = 2 * streams;  // the filled depth, and the forks that run on it
   options->max_logit_rows = streams;
-  options->max_batch_tokens = std::max(options->max_batch_tokens, streams);
+  if (options->max_batch_tokens > 0)
+    options->max_batch_tokens = std::max(options->max_batch_tokens, streams);
 }
 
 Result<BenchResult> run_bench(Engine& engine, const BenchTest& test, int32_t repetitions,
