@@ -85,25 +85,28 @@ void run(const ExpertsParams& p, const LaneKernels& lanes) {
 
   const Activations t =
       prepare_rows(pool, lanes, p.t, p.hidden, p.num_tokens, p.hidden, parts.prepared);
-  const int64_t tile_pairs = p.gate_up.num_tiles() / 2;
-  split_work(pool, num_active * tile_pairs, product_ns(lanes, 2 * weights, pairs_per_expert),
+  // Tiles that are read side by side stay together.
+  constexpr int32_t kPairs = kTileStreams / 2;
+  const int32_t tile_pairs = p.gate_up.num_tiles() / 2, groups = ceil_div(tile_pairs, kPairs);
+  split_work(pool, int64_t{num_active} * groups, product_ns(lanes, 2 * weights, pairs_per_expert),
              [&](int64_t begin, int64_t end) {
                while (begin < end) {
-                 const int64_t tile = begin % tile_pairs;
-                 const int64_t tile_end = std::min(tile_pairs, tile + end - begin);
-                 gate_up(p, lanes, parts, t, static_cast<int32_t>(begin / tile_pairs),
-                         static_cast<int32_t>(tile), static_cast<int32_t>(tile_end));
-                 begin += tile_end - tile;
+                 const auto group = static_cast<int32_t>(begin % groups);
+                 const auto group_end =
+                     static_cast<int32_t>(std::min<int64_t>(groups, group + end - begin));
+                 gate_up(p, lanes, parts, t, static_cast<int32_t>(begin / groups), group * kPairs,
+                         std::min(group_end * kPairs, tile_pairs));
+                 begin += group_end - group;
                }
              });
   const Activations h = prepare_rows(pool, lanes, parts.h, parts.h_stride, p.num_tokens * p.top_k,
                                      p.intermediate, parts.prepared);
-  split_work(pool, p.down.num_tiles(), product_ns(lanes, weights, pairs_per_expert),
+  const int32_t down_tiles = p.down.num_tiles();
+  split_work(pool, ceil_div(down_tiles, kTileStreams), product_ns(lanes, weights, pairs_per_expert),
              [&](int64_t begin, int64_t end) {
-               for (int32_t i = 0; i < num_active; ++i) {
-                 down(p, lanes, parts, h, i, static_cast<int32_t>(begin),
-                      static_cast<int32_t>(end));
-               }
+               const auto first = static_cast<int32_t>(begin) * kTileStreams;
+               const auto last = std::min(static_cast<int32_t>(end) * kTileStreams, down_tiles);
+               for (int32_t i = 0; i < num_active; ++i) down(p, lanes, parts, h, i, first, last);
              });
 }
 

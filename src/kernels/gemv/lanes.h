@@ -24,6 +24,15 @@ inline constexpr int32_t kPreparedFloats = 18;
 using TileProduct = void (*)(const std::byte* tile, int32_t cols, const float* const* x,
                              int32_t num_tokens, float* y);
 
+/// The same for kTileStreams tiles, `tile_bytes` apart, read side by side, since a core gets more
+/// of the memory's bandwidth over several streams than over one. y[(stream * num_tokens + token) *
+/// 16 + lane]; a result is that of the tile by itself, to the bit.
+inline constexpr int32_t kTileStreams = 4;
+using StreamsProduct = void (*)(const std::byte* tiles, int64_t tile_bytes, int32_t cols,
+                                const float* const* x, int32_t num_tokens, float* y);
+/// Tokens that one call takes at most.
+inline constexpr int32_t kMaxStreamTokens = 4;
+
 struct LaneKernels {
   const char* name;  ///< "portable", "avx2", "avx512", "avx512_vnni"
   /// Null: the products take F32. Else they take rows that this function made: kPreparedFloats
@@ -34,6 +43,7 @@ struct LaneKernels {
   TileProduct bf16_product;
   TileProduct q8_0_product;
   TileProduct mxfp4_product;
+  StreamsProduct f32_streams, bf16_streams, q8_0_streams, mxfp4_streams;  ///< likewise
   /// out = x / sqrt(mean(x^2) + eps) * weight.
   void (*rms_norm)(const float* x, const float* weight, int32_t n, float eps, float* out);
   /// The clamped SwiGLU (experts.h) of 16 gates and 16 ups, biases already added.

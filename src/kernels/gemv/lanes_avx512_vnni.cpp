@@ -54,68 +54,99 @@ MOXIE_INLINE void add_products(const __m512i& weights, const int8_t* at, __m512i
   sum = _mm512_dpbusd_epi32(sum, weights, _mm512_set1_epi32(word));
 }
 
+// sums[n] += block i of a tile times token n.
 template <int32_t N>
-MOXIE_INLINE void fixed_product_of(const std::byte* tile, int32_t cols, const float* const* x,
-                                   float* y) {
+MOXIE_INLINE void add_block(const std::byte* block, const float* const* x, int32_t i,
+                            __m512* sums) {
   const __m512i nibble = _mm512_set1_epi8(0x0F);
   const __m512i table = _mm512_broadcast_i32x4(
       _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
-  __m512 sums[N];
+  // Sums of the low and of the high nibbles apart: half the latency, and integers add in any
+  // order.
+  __m512i hi[N][2], lo[N][2];
 #pragma GCC unroll 8
-  for (int32_t n = 0; n < N; ++n) sums[n] = _mm512_setzero_ps();
-  const std::byte* block = tile;
-  for (int32_t i = 0; i < cols / 32; ++i, block += Mxfp4Format::kBlockBytes) {
-    prefetch_block<Mxfp4Format>(block);
-    // Sums of the low and of the high nibbles apart: half the latency, and integers add in any
-    // order.
-    __m512i hi[N][2], lo[N][2];
-#pragma GCC unroll 8
-    for (int32_t n = 0; n < N; ++n) {
-      const auto& from = reinterpret_cast<const PreparedBlock*>(x[n])[i];
-      hi[n][0] = hi[n][1] = lo[n][1] = _mm512_setzero_si512();
-      lo[n][0] = _mm512_set1_epi32(from.correction);
-    }
+  for (int32_t n = 0; n < N; ++n) {
+    const auto& from = reinterpret_cast<const PreparedBlock*>(x[n])[i];
+    hi[n][0] = hi[n][1] = lo[n][1] = _mm512_setzero_si512();
+    lo[n][0] = _mm512_set1_epi32(from.correction);
+  }
 #pragma GCC unroll 4
-    for (int32_t j = 0; j < 4; ++j) {
-      const __m512i codes = _mm512_loadu_si512(block + 16 + 64 * j);
-      const __m512i low = _mm512_shuffle_epi8(table, _mm512_and_si512(codes, nibble));
-      const __m512i high =
-          _mm512_shuffle_epi8(table, _mm512_and_si512(_mm512_srli_epi16(codes, 4), nibble));
-#pragma GCC unroll 8
-      for (int32_t n = 0; n < N; ++n) {
-        const auto& from = reinterpret_cast<const PreparedBlock*>(x[n])[i];
-        const int8_t *hi_bytes = from.hi + 8 * j, *lo_bytes = from.lo + 8 * j;
-        add_products(low, hi_bytes, hi[n][0]);
-        add_products(low, lo_bytes, lo[n][0]);
-        add_products(high, hi_bytes + 4, hi[n][1]);
-        add_products(high, lo_bytes + 4, lo[n][1]);
-      }
-    }
-    const __m512 factor = _mm512_castsi512_ps(_mm512_slli_epi32(
-        _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(block))), 23));
+  for (int32_t j = 0; j < 4; ++j) {
+    const __m512i codes = _mm512_loadu_si512(block + 16 + 64 * j);
+    const __m512i low = _mm512_shuffle_epi8(table, _mm512_and_si512(codes, nibble));
+    const __m512i high =
+        _mm512_shuffle_epi8(table, _mm512_and_si512(_mm512_srli_epi16(codes, 4), nibble));
 #pragma GCC unroll 8
     for (int32_t n = 0; n < N; ++n) {
       const auto& from = reinterpret_cast<const PreparedBlock*>(x[n])[i];
-      const __m512i high = _mm512_slli_epi32(_mm512_add_epi32(hi[n][0], hi[n][1]), 8);
-      const __m512i total = _mm512_add_epi32(high, _mm512_add_epi32(lo[n][0], lo[n][1]));
-      const __m512 scale = _mm512_mul_ps(factor, _mm512_set1_ps(from.half_scale));
-      sums[n] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(total), scale, sums[n]);
+      const int8_t *hi_bytes = from.hi + 8 * j, *lo_bytes = from.lo + 8 * j;
+      add_products(low, hi_bytes, hi[n][0]);
+      add_products(low, lo_bytes, lo[n][0]);
+      add_products(high, hi_bytes + 4, hi[n][1]);
+      add_products(high, lo_bytes + 4, lo[n][1]);
+    }
+  }
+  const __m512 factor = _mm512_castsi512_ps(_mm512_slli_epi32(
+      _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(block))), 23));
+#pragma GCC unroll 8
+  for (int32_t n = 0; n < N; ++n) {
+    const auto& from = reinterpret_cast<const PreparedBlock*>(x[n])[i];
+    const __m512i high = _mm512_slli_epi32(_mm512_add_epi32(hi[n][0], hi[n][1]), 8);
+    const __m512i total = _mm512_add_epi32(high, _mm512_add_epi32(lo[n][0], lo[n][1]));
+    const __m512 scale = _mm512_mul_ps(factor, _mm512_set1_ps(from.half_scale));
+    sums[n] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(total), scale, sums[n]);
+  }
+}
+
+// T tiles side by side, a block of each in turn.
+template <int32_t N, int32_t T>
+MOXIE_INLINE void fixed_product_of(const std::byte* tiles, int64_t tile_bytes, int32_t cols,
+                                   const float* const* x, float* y) {
+  __m512 sums[T][N];
+#pragma GCC unroll 8
+  for (int32_t t = 0; t < T; ++t) {
+#pragma GCC unroll 8
+    for (int32_t n = 0; n < N; ++n) sums[t][n] = _mm512_setzero_ps();
+  }
+  const std::byte* block = tiles;
+  for (int32_t i = 0; i < cols / 32; ++i, block += Mxfp4Format::kBlockBytes) {
+#pragma GCC unroll 8
+    for (int32_t t = 0; t < T; ++t) {
+      prefetch_block<Mxfp4Format, T == 1 ? kAheadAlone : kAheadOfStreams>(block + t * tile_bytes);
+      add_block<N>(block + t * tile_bytes, x, i, sums[t]);
     }
   }
 #pragma GCC unroll 8
-  for (int32_t n = 0; n < N; ++n) _mm512_storeu_ps(y + 16 * n, sums[n]);
+  for (int32_t t = 0; t < T; ++t) {
+#pragma GCC unroll 8
+    for (int32_t n = 0; n < N; ++n) _mm512_storeu_ps(y + 16 * (t * N + n), sums[t][n]);
+  }
 }
 
 void fixed_product(const std::byte* tile, int32_t cols, const float* const* x, int32_t num_tokens,
                    float* y) {
   int32_t token = 0;
   for (; token + 4 <= num_tokens; token += 4) {
-    fixed_product_of<4>(tile, cols, x + token, y + 16 * token);
+    fixed_product_of<4, 1>(tile, 0, cols, x + token, y + 16 * token);
   }
   for (; token + 2 <= num_tokens; token += 2) {
-    fixed_product_of<2>(tile, cols, x + token, y + 16 * token);
+    fixed_product_of<2, 1>(tile, 0, cols, x + token, y + 16 * token);
   }
-  if (token < num_tokens) fixed_product_of<1>(tile, cols, x + token, y + 16 * token);
+  if (token < num_tokens) fixed_product_of<1, 1>(tile, 0, cols, x + token, y + 16 * token);
+}
+
+void fixed_streams(const std::byte* tiles, int64_t tile_bytes, int32_t cols, const float* const* x,
+                   int32_t num_tokens, float* y) {
+  switch (num_tokens) {
+    case 1:
+      return fixed_product_of<1, kTileStreams>(tiles, tile_bytes, cols, x, y);
+    case 2:
+      return fixed_product_of<2, kTileStreams>(tiles, tile_bytes, cols, x, y);
+    case 3:
+      return fixed_product_of<3, kTileStreams>(tiles, tile_bytes, cols, x, y);
+    default:
+      return fixed_product_of<4, kTileStreams>(tiles, tile_bytes, cols, x, y);
+  }
 }
 
 }  // namespace
@@ -126,6 +157,10 @@ const LaneKernels kLanesAvx512Vnni = {.name = "avx512_vnni",
                                       .bf16_product = nullptr,
                                       .q8_0_product = nullptr,
                                       .mxfp4_product = fixed_product,
+                                      .f32_streams = nullptr,
+                                      .bf16_streams = nullptr,
+                                      .q8_0_streams = nullptr,
+                                      .mxfp4_streams = fixed_streams,
                                       .rms_norm = rms_norm,
                                       .swiglu = swiglu,
                                       .decode_ns = 0.004,

@@ -93,12 +93,12 @@ struct Mxfp4Format {
   }
 };
 
-// Ahead of the loads by two pages: the hardware's prefetcher stops at a page's end, and its start
-// again costs a trip to memory every 4 KiB of weights. Past the matrix's end a prefetch does
-// nothing.
-template <typename Format>
+// Ahead of the loads: the hardware's prefetcher stops at a page's end, and its start again costs a
+// trip to memory every 4 KiB of weights. Two pages where a tile is read by itself, half a page
+// where several are read side by side. Past the matrix's end a prefetch does nothing.
+constexpr int32_t kAheadAlone = 8192, kAheadOfStreams = 2048;
+template <typename Format, int32_t kAhead>
 MOXIE_INLINE void prefetch_block(const std::byte* block) {
-  constexpr int32_t kAhead = 8192;
 #pragma GCC unroll 32
   for (int32_t at = 0; at < Format::kBlockBytes; at += 64) __builtin_prefetch(block + kAhead + at);
 }
@@ -150,7 +150,8 @@ MOXIE_INLINE void product_of(const std::byte* tile, int32_t cols, const float* c
   int32_t k = 0;
   for (; k + 32 * kBlocks <= cols; k += 32 * kBlocks, block += kBlocks * Format::kBlockBytes) {
 #pragma GCC unroll 4
-    for (int32_t b = 0; b < kBlocks; ++b) prefetch_block<Format>(block + b * Format::kBlockBytes);
+    for (int32_t b = 0; b < kBlocks; ++b)
+      prefetch_block<Format, kAheadAlone>(block + b * Format::kBlockBytes);
 #pragma GCC unroll 4
     for (int32_t part = 0; part < kParts; ++part) {
       add_blocks<Format, N, kBlocks>(block, part, kGroups, x, k, sums);
@@ -195,6 +196,58 @@ void tile_product(const std::byte* tile, int32_t cols, const float* const* x, in
       product_of<Format, 1>(tile, cols, from, to);
       token += 1;
     }
+  }
+}
+
+// As product_of, for T tiles side by side, a block of each in turn.
+template <typename Format, int32_t N, int32_t T>
+MOXIE_INLINE void streams_of(const std::byte* tiles, int64_t tile_bytes, int32_t cols,
+                             const float* const* x, float* y) {
+  constexpr int32_t kGroups = 32 / Format::kGroupCols;
+  Vec sums[T][N * kParts] = {};
+  int64_t at = 0;
+  int32_t k = 0;
+  for (; k + 32 <= cols; k += 32, at += Format::kBlockBytes) {
+#pragma GCC unroll 8
+    for (int32_t t = 0; t < T; ++t) {
+      const std::byte* block = tiles + t * tile_bytes + at;
+      prefetch_block<Format, kAheadOfStreams>(block);
+#pragma GCC unroll 4
+      for (int32_t part = 0; part < kParts; ++part)
+        add_blocks<Format, N, 1>(block, part, kGroups, x, k, sums[t]);
+    }
+  }
+  if constexpr (!Format::kHasScale) {
+    if (k < cols) {
+#pragma GCC unroll 8
+      for (int32_t t = 0; t < T; ++t) {
+#pragma GCC unroll 4
+        for (int32_t part = 0; part < kParts; ++part) {
+          add_blocks<Format, N, 1>(tiles + t * tile_bytes + at, part,
+                                   (cols - k) / Format::kGroupCols, x, k, sums[t]);
+        }
+      }
+    }
+  }
+#pragma GCC unroll 8
+  for (int32_t t = 0; t < T; ++t) {
+#pragma GCC unroll 32
+    for (int32_t i = 0; i < N * kParts; ++i) store(y + 16 * N * t + kLanes * i, sums[t][i]);
+  }
+}
+
+template <typename Format>
+void streams_product(const std::byte* tiles, int64_t tile_bytes, int32_t cols,
+                     const float* const* x, int32_t num_tokens, float* y) {
+  switch (num_tokens) {
+    case 1:
+      return streams_of<Format, 1, kTileStreams>(tiles, tile_bytes, cols, x, y);
+    case 2:
+      return streams_of<Format, 2, kTileStreams>(tiles, tile_bytes, cols, x, y);
+    case 3:
+      return streams_of<Format, 3, kTileStreams>(tiles, tile_bytes, cols, x, y);
+    default:
+      return streams_of<Format, 4, kTileStreams>(tiles, tile_bytes, cols, x, y);
   }
 }
 

@@ -37,6 +37,20 @@ TileProduct product_of_format(const LaneKernels& lanes, DType format) {
   return nullptr;
 }
 
+StreamsProduct streams_of_format(const LaneKernels& lanes, DType format) {
+  switch (format) {
+    case DType::kF32:
+      return lanes.f32_streams;
+    case DType::kBF16:
+      return lanes.bf16_streams;
+    case DType::kQ8_0:
+      return lanes.q8_0_streams;
+    default:
+      CHECK(format == DType::kMXFP4, "not a packed format");
+      return lanes.mxfp4_streams;
+  }
+}
+
 double product_ns(const LaneKernels& lanes, double num_weights, double num_tokens) {
   return num_weights * (lanes.decode_ns + num_tokens * lanes.apply_ns);
 }

@@ -20,6 +20,9 @@ const char* product_refuses(const LaneKernels& lanes, const PackedMatrix& matrix
 /// The product for a format, null if the lanes have none.
 TileProduct product_of_format(const LaneKernels& lanes, DType format);
 
+/// The same for several tiles side by side.
+StreamsProduct streams_of_format(const LaneKernels& lanes, DType format);
+
 /// Estimated nanoseconds of one thread for `num_weights` applied to `num_tokens`.
 double product_ns(const LaneKernels& lanes, double num_weights, double num_tokens);
 
@@ -48,15 +51,27 @@ void product_of_tiles(const LaneKernels& lanes, const PackedMatrix& matrix, int3
                       Done done) {
   const TileProduct product = product_of_format(lanes, matrix.format);
   const float* x[kMaxTileTokens];
-  float y[kMaxTileTokens * 16];
+  float y[std::max(kMaxTileTokens, kTileStreams * kMaxStreamTokens) * 16];
+  const StreamsProduct streams = streams_of_format(lanes, matrix.format);
+  if (streams != nullptr && end_token - first_token <= kMaxTileTokens) {
+    for (; begin + kTileStreams <= end; begin += kTileStreams) {
+      for (int32_t token = first_token; token < end_token; token += kMaxStreamTokens) {
+        const int32_t count = std::min(kMaxStreamTokens, end_token - token);
+        for (int32_t i = 0; i < count; ++i) x[i] = row_of(token + i);
+        streams(matrix.tile(0, begin), matrix.tile_bytes(), matrix.cols, x, count, y);
+        for (int32_t t = 0; t < kTileStreams; ++t)
+          done(begin + t, token, count, y + 16 * t * count);
+      }
+    }
+  }
   for (int32_t block = first_token; block < end_token; block += kTokenBlock) {
     const int32_t block_end = std::min(block + kTokenBlock, end_token);
     for (int32_t tile = begin; tile < end; ++tile) {
       for (int32_t token = block; token < block_end; token += kMaxTileTokens) {
-        const int32_t num_tokens = std::min(kMaxTileTokens, block_end - token);
-        for (int32_t i = 0; i < num_tokens; ++i) x[i] = row_of(token + i);
-        product(matrix.tile(0, tile), matrix.cols, x, num_tokens, y);
-        done(tile, token, num_tokens, y);
+        const int32_t count = std::min(kMaxTileTokens, block_end - token);
+        for (int32_t i = 0; i < count; ++i) x[i] = row_of(token + i);
+        product(matrix.tile(0, tile), matrix.cols, x, count, y);
+        done(tile, token, count, y);
       }
     }
   }
@@ -92,19 +107,22 @@ inline Activations prepare_rows(ThreadPool& pool, const LaneKernels& lanes, cons
 template <typename Done>
 void parallel_product(ThreadPool& pool, const LaneKernels& lanes, const PackedMatrix& matrix,
                       Activations x, int32_t num_tokens, Done done) {
-  const int64_t num_tiles = matrix.num_tiles();
+  // Tiles that are read side by side stay together.
+  const int64_t num_groups = ceil_div(matrix.num_tiles(), kTileStreams);
   const int64_t num_blocks = ceil_div(num_tokens, kTokenBlock);
   const double total_ns =
-      product_ns(lanes, static_cast<double>(num_tiles) * 16 * matrix.cols, num_tokens);
-  split_work(pool, num_tiles * num_blocks, total_ns, [&](int64_t begin, int64_t end) {
+      product_ns(lanes, static_cast<double>(matrix.num_tiles()) * 16 * matrix.cols, num_tokens);
+  split_work(pool, num_groups * num_blocks, total_ns, [&](int64_t begin, int64_t end) {
     while (begin < end) {
-      const int64_t block = begin / num_tiles, tile = begin % num_tiles;
-      const int64_t tile_end = std::min(num_tiles, tile + end - begin);
+      const int64_t block = begin / num_groups, group = begin % num_groups;
+      const int64_t group_end = std::min(num_groups, group + end - begin);
       const auto token = static_cast<int32_t>(block * kTokenBlock);
       product_of_tiles(
-          lanes, matrix, static_cast<int32_t>(tile), static_cast<int32_t>(tile_end), token,
-          std::min(token + kTokenBlock, num_tokens), [&](int32_t i) { return x.row(i); }, done);
-      begin += tile_end - tile;
+          lanes, matrix, static_cast<int32_t>(group * kTileStreams),
+          static_cast<int32_t>(std::min<int64_t>(group_end * kTileStreams, matrix.num_tiles())),
+          token, std::min(token + kTokenBlock, num_tokens), [&](int32_t i) { return x.row(i); },
+          done);
+      begin += group_end - group;
     }
   });
 }
