@@ -18,16 +18,6 @@ template <int kColumns>
 __device__ __forceinline__ void wgmma_bf16(float* d, const uint32_t* a, uint64_t b);
 
 template <>
-__device__ __forceinline__ void wgmma_bf16<8>(float* d, const uint32_t* a, uint64_t b) {
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {"
-      "%0, %1, %2, %3"
-      "}, {%4, %5, %6, %7}, %8, 1, 1, 1, 0;"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-}
-
-template <>
 __device__ __forceinline__ void wgmma_bf16<16>(float* d, const uint32_t* a, uint64_t b) {
   asm volatile(
       "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {"
