@@ -49,7 +49,7 @@ struct GateUp {
 
   __device__ __forceinline__ float activation(float gate, float up) const {
     const float g = fminf(gate, limit), u = fminf(fmaxf(up, -limit), limit);
-    return g / (1.0f + __expf(-alpha * g)) * (u + 1.0f);
+    return __fdividef(g, 1.0f + __expf(-alpha * g)) * (u + 1.0f);
   }
   template <typename Cut, int kColumns>
   __device__ __forceinline__ void finish(const Item& item, int tile,

@@ -100,16 +100,19 @@ void dispatch_grouping(int32_t slots, Launch&& launch) {
 template <DType F, typename Cut, int kFew, int kMany, typename Task>
 void launch_product(const char* row, const Task& task, int64_t most_items, cudaStream_t stream) {
   if (most_items == 0) return;
+  constexpr bool kIsStreamed = std::is_same_v<Cut, FewColumnsCut>;
+  constexpr uint64_t kShared =
+      Task::template kSharedBytes<Cut> +
+      (kIsStreamed ? sizeof(StreamedShared<F, kMany>) : sizeof(Shared<F, Cut>));
+  static_assert(kShared <= 227 * 1024, "a block has this much shared memory");
   const auto blocks = std::min<int64_t>(most_items, fragment::block_limits().num_units);
-  LaunchShape shape{.grid = dim3(static_cast<unsigned>(blocks)),
-                    .num_threads = Cut::kThreads,
-                    .shared_bytes = Task::template kSharedBytes<Cut>,
-                    .programmatic = true};
-  if constexpr (std::is_same_v<Cut, FewColumnsCut>) {
-    shape.shared_bytes += sizeof(StreamedShared<F, kMany>);
+  const LaunchShape shape{.grid = dim3(static_cast<unsigned>(blocks)),
+                          .num_threads = Cut::kThreads,
+                          .shared_bytes = kShared,
+                          .programmatic = true};
+  if constexpr (kIsStreamed) {
     launch_kernel(row, streamed_product_kernel<F, kFew, kMany, Task>, task, shape, stream);
   } else {
-    shape.shared_bytes += sizeof(Shared<F, Cut>);
     launch_kernel(row, product_kernel<F, Cut, kFew, kMany, Task>, task, shape, stream);
   }
 }

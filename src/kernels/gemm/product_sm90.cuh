@@ -32,7 +32,6 @@ struct CutOf {
 
   static constexpr int kRows = 64 * kRowTiles * (kSplitsK ? 1 : kWarpgroups);
   static constexpr int kThreads = 128 * (kWarpgroups + 1);
-  static constexpr int kColumnStages = kMostColumns > 64 ? 4 : 8;
 
   // Registers of a thread: the block has what it is launched with, those of kThreads under
   // __launch_bounds__, and a warpgroup that asks for more than the others gave back waits forever.
@@ -80,7 +79,14 @@ inline constexpr float kProductScale = fragment::power_of_two(Operand<F>::kShift
 
 template <DType F, typename Cut>
 struct Shared {
-  static constexpr int kColumnStages = Cut::kColumnStages;
+  // As many as leave room for the weights and what a task keeps: with more of them a warpgroup can
+  // be at an item's end while the other still multiplies.
+  static constexpr int kColumnStages = Cut::kMostColumns <= 64 ? 8
+                                       : F == DType::kMXFP4    ? 7
+                                       : F == DType::kMXFP8    ? 5
+                                                               : 4;
+  static_assert(!Cut::kSplitsK || kColumnStages % Cut::kWarpgroups == 0,
+                "in an item the same warpgroup reads a stage");
   static constexpr int kStageBytes = Cut::kRowTiles * fragment::kUnitBytes<F>;
   /// Where warpgroups share K: sums of all but the first.
   static constexpr int kSums = Cut::kSplitsK ? (Cut::kWarpgroups - 1) * 64 * Cut::kMostColumns : 0;

@@ -23,6 +23,8 @@ struct StagedShared {
   uint64_t full[kStagedStages], empty[kStagedStages];
 };
 
+static_assert(sizeof(StagedShared) <= 227 * 1024, "a block has this much shared memory");
+
 /// A task of product_kernel, whose staged rows are num_columns, with staged weights.
 template <typename Task>
 struct StagedProduct {
