@@ -23,6 +23,8 @@ commit=${MOXIE_COMMIT:-unknown}
 memcheck_filter=-*Large*:*FourGigabytes*:*120*:*TextIsTheCpu*:*NoDevice*:*Fault*
 racecheck_filter=LinearSteps*:AttendCuda*EveryGroup*:Embed*Narrow*:Norm*InPlace*:Sample*Ties*Lower*:Sample*Strange*:Sample*MaskOfOne*:Sample*Ids*
 sanitizer_limit_s=${MOXIE_SANITIZER_LIMIT_S:-180}
+# A kernel that waits for itself ends here.
+step_limit_s=${MOXIE_STEP_LIMIT_S:-60}
 # What this script sets is not for the programs that it runs.
 unset MOXIE_COMMIT MOXIE_SANITIZER_LIMIT_S
 
@@ -95,22 +97,27 @@ racecheck=$(sanitize racecheck "$racecheck_filter") || status=1
 step_lines() {
   awk 'BEGIN { printf "[" }
     /^NVIDIA|read [0-9]+ GB/ { match($0, /read [0-9]+/); read_gb_s = substr($0, RSTART + 5, RLENGTH - 5) }
-    NF == 5 && $3 ~ /^[0-9.]+$/ && $1 != "step" {
-      printf "%s{\"step\": \"%s\", \"mb\": %s, \"us\": %s, \"limit_us\": %s}", sep, $1, $2, $3, $4; sep = ", " }
+    NF == 6 && $3 ~ /^[0-9.]+$/ && $1 != "step" {
+      printf "%s{\"step\": \"%s\", \"mb\": %s, \"us\": %s, \"limit_us\": %s, \"tflops\": %s}", sep, $1, $2, $3, $4, $6
+      sep = ", " }
     END { printf "], \"read_gb_s\": %s", read_gb_s == "" ? "null" : read_gb_s }' "$1"
 }
 steps=""
+# Dense layers' format, and how many tokens: --tokens N (streams) or --prompt N.
+steps_of() {
+  local dense=$1 kind=$2 tokens=$3 log=$out/steps_$1$2_$3.log
+  shift 3
+  timeout "$step_limit_s" "$bin/moxie_gpu_step_bench" --dense "$dense" "$kind" "$tokens" "$@" \
+    >"$log" 2>&1 || status=1
+  cat "$log"
+  steps+=${steps:+, }$(printf '{"dense": "%s", "%s": %d, "steps": %s}' \
+    "$dense" "${kind#--}" "$tokens" "$(step_lines "$log")")
+}
 if wants steps; then
-  for dense in mxfp4 bf16 mxfp8; do
-    for tokens in 1 2 4 8; do
-      [[ $dense == mxfp4 || $tokens == 1 ]] || continue
-      log=$out/steps_${dense}_$tokens.log
-      "$bin/moxie_gpu_step_bench" --dense $dense --tokens $tokens >"$log" 2>&1 || status=1
-      cat "$log"
-      steps+=${steps:+, }$(printf '{"dense": "%s", "tokens": %d, "steps": %s}' \
-        $dense $tokens "$(step_lines "$log")")
-    done
-  done
+  for tokens in 1 2 4 8; do steps_of mxfp4 --tokens $tokens; done
+  for dense in bf16 mxfp8; do steps_of $dense --tokens 1; done
+  for tokens in 64 256; do steps_of bf16 --tokens $tokens --depth 1024 --layers 6; done
+  for tokens in 128 2048 8192; do steps_of bf16 --prompt $tokens --depth 0 --layers 4 --repeat 7; done
 fi
 
 # Whole models on random weights; each is one JSON document of `moxie bench`.
