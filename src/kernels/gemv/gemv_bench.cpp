@@ -164,7 +164,7 @@ void register_all() {
   for (const auto& variant : kVariants) {
     if ((variant.needs & ~cpu_features()) != 0) continue;
     for (DType format : {DType::kF32, DType::kBF16, DType::kQ8_0, DType::kMXFP4}) {
-      if (product_of_format(*variant.lanes, format) == nullptr) continue;
+      if (products_of_format(*variant.lanes, format).tile == nullptr) continue;
       for (int32_t num_tokens : {1, 2, 8, 64}) {
         const std::string name = std::string("Product/") + variant.lanes->name + "/" +
                                  std::string(dtype_name(format)) + "/" + std::to_string(num_tokens);

@@ -33,17 +33,18 @@ using StreamsProduct = void (*)(const std::byte* tiles, int64_t tile_bytes, int3
 /// Tokens that one call takes at most.
 inline constexpr int32_t kMaxStreamTokens = 4;
 
+/// The products with weights of one format; null where the set has none.
+struct LaneProducts {
+  TileProduct tile = nullptr;
+  StreamsProduct streams = nullptr;
+};
+
 struct LaneKernels {
   const char* name;  ///< "portable", "avx2", "avx512", "avx512_vnni"
   /// Null: the products take F32. Else they take rows that this function made: kPreparedFloats
   /// floats of memory for each 32 columns (cols is a multiple of 32), whatever they mean.
   void (*prepare)(const float* x, int32_t cols, float* out);
-  // Products by format of the weights; null where the set has none.
-  TileProduct f32_product;
-  TileProduct bf16_product;
-  TileProduct q8_0_product;
-  TileProduct mxfp4_product;
-  StreamsProduct f32_streams, bf16_streams, q8_0_streams, mxfp4_streams;  ///< likewise
+  LaneProducts f32, bf16, q8_0, mxfp4;  ///< by format of the weights
   /// out = x / sqrt(mean(x^2) + eps) * weight.
   void (*rms_norm)(const float* x, const float* weight, int32_t n, float eps, float* out);
   /// The clamped SwiGLU (experts.h) of 16 gates and 16 ups, biases already added.

@@ -42,19 +42,16 @@ void Mxfp4Format::decode(const std::byte* block, int32_t group, int32_t, Vec* w)
 
 }  // namespace
 
-const LaneKernels kLanesAvx512 = {.name = "avx512",
-                                  .prepare = nullptr,
-                                  .f32_product = tile_product<F32Format>,
-                                  .bf16_product = tile_product<Bf16Format>,
-                                  .q8_0_product = tile_product<Q8Format>,
-                                  .mxfp4_product = tile_product<Mxfp4Format>,
-                                  .f32_streams = streams_product<F32Format>,
-                                  .bf16_streams = streams_product<Bf16Format>,
-                                  .q8_0_streams = streams_product<Q8Format>,
-                                  .mxfp4_streams = nullptr,  // limited by the decoding
-                                  .rms_norm = rms_norm,
-                                  .swiglu = swiglu,
-                                  .decode_ns = 0.02,
-                                  .apply_ns = 0.018};
+const LaneKernels kLanesAvx512 = {
+    .name = "avx512",
+    .prepare = nullptr,
+    .f32 = {tile_product<F32Format>, streams_product<F32Format>},
+    .bf16 = {tile_product<Bf16Format>, streams_product<Bf16Format>},
+    .q8_0 = {tile_product<Q8Format>, streams_product<Q8Format>},
+    .mxfp4 = {tile_product<Mxfp4Format>, nullptr},  // limited by the decoding
+    .rms_norm = rms_norm,
+    .swiglu = swiglu,
+    .decode_ns = 0.02,
+    .apply_ns = 0.018};
 
 }  // namespace moxie

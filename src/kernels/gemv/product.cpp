@@ -18,36 +18,21 @@ const char* product_refuses(const LaneKernels& lanes, const PackedMatrix& matrix
     default:
       return "weights are not f32, bf16, q8_0 or mxfp4";
   }
-  return product_of_format(lanes, matrix.format) == nullptr ? "weights are not mxfp4" : nullptr;
+  return products_of_format(lanes, matrix.format).tile == nullptr ? "weights are not mxfp4"
+                                                                  : nullptr;
 }
 
-TileProduct product_of_format(const LaneKernels& lanes, DType format) {
+const LaneProducts& products_of_format(const LaneKernels& lanes, DType format) {
   switch (format) {
     case DType::kF32:
-      return lanes.f32_product;
+      return lanes.f32;
     case DType::kBF16:
-      return lanes.bf16_product;
+      return lanes.bf16;
     case DType::kQ8_0:
-      return lanes.q8_0_product;
-    case DType::kMXFP4:
-      return lanes.mxfp4_product;
-    default:
-      CHECK(false, "not a packed format");
-  }
-  return nullptr;
-}
-
-StreamsProduct streams_of_format(const LaneKernels& lanes, DType format) {
-  switch (format) {
-    case DType::kF32:
-      return lanes.f32_streams;
-    case DType::kBF16:
-      return lanes.bf16_streams;
-    case DType::kQ8_0:
-      return lanes.q8_0_streams;
+      return lanes.q8_0;
     default:
       CHECK(format == DType::kMXFP4, "not a packed format");
-      return lanes.mxfp4_streams;
+      return lanes.mxfp4;
   }
 }
 

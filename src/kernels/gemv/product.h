@@ -17,11 +17,8 @@ inline constexpr int32_t kTokenBlock = 64;
 /// Null if the lanes can multiply by this matrix, else why not.
 const char* product_refuses(const LaneKernels& lanes, const PackedMatrix& matrix);
 
-/// The product for a format, null if the lanes have none.
-TileProduct product_of_format(const LaneKernels& lanes, DType format);
-
-/// The same for several tiles side by side.
-StreamsProduct streams_of_format(const LaneKernels& lanes, DType format);
+/// The products for a format.
+const LaneProducts& products_of_format(const LaneKernels& lanes, DType format);
 
 /// Estimated nanoseconds of one thread for `num_weights` applied to `num_tokens`.
 double product_ns(const LaneKernels& lanes, double num_weights, double num_tokens);
@@ -49,10 +46,9 @@ template <typename RowOf, typename Done>
 void product_of_tiles(const LaneKernels& lanes, const PackedMatrix& matrix, int32_t begin,
                       int32_t end, int32_t first_token, int32_t end_token, RowOf row_of,
                       Done done) {
-  const TileProduct product = product_of_format(lanes, matrix.format);
+  const auto [product, streams] = products_of_format(lanes, matrix.format);
   const float* x[kMaxTileTokens];
   float y[std::max(kMaxTileTokens, kTileStreams * kMaxStreamTokens) * 16];
-  const StreamsProduct streams = streams_of_format(lanes, matrix.format);
   if (streams != nullptr && end_token - first_token <= kMaxTileTokens) {
     for (; begin + kTileStreams <= end; begin += kTileStreams) {
       for (int32_t token = first_token; token < end_token; token += kMaxStreamTokens) {

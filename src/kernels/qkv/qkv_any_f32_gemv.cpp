@@ -25,7 +25,7 @@ Parts lay_out(const QkvParams& p, const LaneKernels& lanes, std::byte* base) {
 
 void multiply_head(const QkvParams& p, const LaneKernels& lanes, Activations t, int32_t head,
                    int32_t token, int32_t num_tokens) {
-  const TileProduct product = product_of_format(lanes, p.weight.format);
+  const TileProduct product = products_of_format(lanes, p.weight.format).tile;
   const int32_t tiles = p.head_dim / 16;
   const float* x[kMaxTileTokens];
   float y[kMaxTileTokens * 16];
