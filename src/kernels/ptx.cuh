@@ -192,4 +192,15 @@ __device__ __forceinline__ float warp_sum(float value) {
   return value;
 }
 
+/// The sum over the lanes up to this one.
+__device__ __forceinline__ int32_t warp_sum_up_to(int32_t value) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int offset = 1; offset < 32; offset *= 2) {
+    const int32_t other = __shfl_up_sync(~0u, value, offset);
+    if (lane >= offset) value += other;
+  }
+  return value;
+}
+
 }  // namespace moxie

@@ -70,12 +70,7 @@ __global__ void __launch_bounds__(kPlanThreads)
 
   // Where each bucket begins.
   const int32_t count = counts[thread];
-  int32_t sum = count;
-#pragma unroll
-  for (int step = 1; step < 32; step *= 2) {
-    const int32_t left = __shfl_up_sync(~0u, sum, step);
-    if (lane >= step) sum += left;
-  }
+  int32_t sum = warp_sum_up_to(count);
   if (lane == 31) warp_sums[warp] = sum;
   __syncthreads();
   for (int w = 0; w < warp; ++w) sum += warp_sums[w];

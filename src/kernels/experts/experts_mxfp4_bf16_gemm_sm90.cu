@@ -183,8 +183,7 @@ struct Memory {
               .num_experts = p.gate_up.num_experts,
               .tile_slots = grouping_slots(mean_pairs(p))} {
     Scratch scratch(base);
-    pairs = sorted_pairs_at(
-        scratch.take<std::byte>(static_cast<int64_t>(sorted_pairs_bytes(shape))), shape);
+    pairs = take_sorted_pairs(shape, scratch);
     const auto rows = shape.capacity();
     staged = scratch.take<std::byte>(static_cast<int64_t>(staged_bytes(rows, p.hidden)));
     made = scratch.take<std::byte>(static_cast<int64_t>(staged_bytes(rows, p.intermediate)));
@@ -200,7 +199,6 @@ const char* experts_mxfp4_bf16_gemm_sm90_refuses(const ExpertsParams& p) {
     return "weights are not MXFP4";
   if (p.gate_up.num_experts > kMaxSortedExperts) return "more than 256 experts";
   if (p.top_k > kMaxTopK) return "more than 16 experts a token";
-  if (p.hidden % 4 != 0) return "hidden size is not a multiple of 4";
   return refuses_product(p.gate_up);
 }
 

@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "kernels/gemm/product_sm90.cuh"
+#include "kernels/gemm/stage_cuda.h"
 #include "kernels/gemm/staged_product_sm90.cuh"
 #include "kernels/gemm/streamed_product_sm90.cuh"
 #include "kernels/gemv/slice_gemv.cuh"
@@ -62,10 +63,34 @@ inline const char* refuses_product(const PackedMatrix& weight) {
       weight.format != DType::kBF16) {
     return "weights are not MXFP4, MXFP8 or BF16";
   }
+  if (weight.cols % 4 != 0) return "columns are not a multiple of 4";
+  if (weight.cols > kMaxStagedWidth) return "more than 12288 columns";
   return nullptr;
 }
 
 #ifdef __CUDACC__
+/// The task of a dense product, but for its end: what End's
+///   template <Cut, int kColumns> void finish(const Item&, int tile, int rows, float scale, sums)
+/// does with the sums of this warp's tiles (times `scale`) of a matrix of so many rows.
+template <typename End>
+struct DenseProduct {
+  template <typename Cut>
+  static constexpr int kSharedBytes = 0;
+  DenseItems items;
+  PackedMatrix weight;
+  StagedView staged;
+  float scale;
+  End end;
+
+  __device__ __forceinline__ bool item(int i, Item& item) const { return items.item(i, item); }
+  template <typename Cut, int kColumns>
+  __device__ __forceinline__ void finish(const Item& item, int tile,
+                                         const Sums<Cut, kColumns>& sums, std::byte*) const {
+    end.template finish<Cut, kColumns>(item, tile, weight.rows, scale, sums);
+  }
+  __device__ __forceinline__ void drain() const {}
+};
+
 /// Calls launch<F>() for a format that refuses_product lets through.
 template <typename Launch>
 void dispatch_product(DType format, Launch&& launch) {
@@ -116,7 +141,7 @@ void launch_product(const char* row, const Task& task, int64_t most_items, cudaS
     launch_kernel(row, product_kernel<F, Cut, kFew, kMany, Task>, task, shape, stream);
   }
 }
-/// The same for DenseItems; `workspace` of dense_bytes.
+/// The same for a dense product; `workspace` of dense_bytes.
 template <DType F, typename Task>
 void launch_dense(const char* row, const Task& task, std::byte* workspace, cudaStream_t stream) {
   const DenseItems& items = task.items;
@@ -157,6 +182,23 @@ void launch_dense(const char* row, const Task& task, std::byte* workspace, cudaS
   if (!items.has_few_rows) return launch.template operator()<WideCut, 128>();
   if (columns <= 32) return launch.template operator()<FewRowsCut, 32>();
   launch.template operator()<FewRowsCut, 64>();
+}
+/// Multiplies the columns staged at the workspace's begin by `weight`.
+template <typename End>
+void multiply_dense(const char* row, const PackedMatrix& weight, const StagedView& staged,
+                    int32_t num_columns, const End& end, const Launch& to) {
+  dispatch_product(weight.format, [&]<DType F>() {
+    const DenseProduct<End> product{.items = DenseItems::of(weight, num_columns),
+                                    .weight = weight,
+                                    .staged = staged,
+                                    .scale = kProductScale<F>,
+                                    .end = end};
+    launch_dense<F>(row, product, to.workspace, launch_stream(to.stream));
+  });
+}
+/// Where they are staged.
+inline StagedView dense_columns(const PackedMatrix& weight, int32_t num_columns, const Launch& at) {
+  return {at.workspace, round_up(num_columns, kStagedRows), weight.cols};
 }
 #endif
 

@@ -98,6 +98,17 @@ struct Shared {
 
 #ifdef __CUDACC__
 
+/// Unit 0 of a tile of an expert; of the last one for tiles past the end.
+template <DType F>
+__device__ __forceinline__ const std::byte* tile_of(const PackedMatrix& weight, int num_units,
+                                                    int expert, int tile) {
+  constexpr int kBytes = fragment::kUnitBytes<F>;
+  const int num_tiles = (weight.rows + 15) / 16;
+  const int64_t expert_bytes = (int64_t{num_tiles} * num_units * kBytes + 255) / 256 * 256;
+  return weight.data + expert * expert_bytes +
+         int64_t{min(tile, num_tiles - 1)} * num_units * kBytes;
+}
+
 /// The ring of one warp's weights: its tiles, a unit of each a stage, copied by the warp itself.
 template <DType F, typename Cut>
 struct WeightRing {
@@ -134,13 +145,10 @@ struct WeightRing {
   /// Starts an item: `tile` is this warp's first, the others lie four on; those past the end repeat
   /// the last one.
   __device__ __forceinline__ void start(const PackedMatrix& weight, const Item& item, int tile) {
-    const int num_tiles = (weight.rows + 15) / 16;
-    const int64_t expert_bytes = (int64_t{num_tiles} * num_units * kBytes + 255) / 256 * 256;
-    const std::byte* expert = weight.data + item.expert * expert_bytes + 16 * (threadIdx.x % 32);
 #pragma unroll
     for (int m = 0; m < Cut::kRowTiles; ++m) {
-      const int64_t at = min(tile + 4 * m, num_tiles - 1);
-      from[m] = expert + (at * num_units + first_unit) * kBytes;
+      from[m] = tile_of<F>(weight, num_units, item.expert, tile + 4 * m) + first_unit * kBytes +
+                16 * (threadIdx.x % 32);
     }
     next_unit = first_unit;
     fill_stage = stage;

@@ -9,6 +9,7 @@
 
 #include "core/cuda_launch.cuh"
 #include "kernels/gemm/sort_cuda.h"
+#include "kernels/ptx.cuh"
 
 namespace moxie::gemm {
 namespace {
@@ -42,12 +43,7 @@ struct SortShared {
 /// The sum over the threads before this one, of the block.
 __device__ __forceinline__ int32_t sum_before(int32_t value, int32_t* sums_of_warps) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  int32_t sum = value;
-#pragma unroll
-  for (int offset = 1; offset < 32; offset *= 2) {
-    const int32_t other = __shfl_up_sync(~0u, sum, offset);
-    if (lane >= offset) sum += other;
-  }
+  const int32_t sum = warp_sum_up_to(value);
   if (lane == 31) sums_of_warps[warp] = sum;
   __syncthreads();
   return sum - value +
@@ -193,41 +189,18 @@ __global__ void __launch_bounds__(kThreads) sort_by_expert(const __grid_constant
   if (num_blocks > 1) cluster.barrier_wait();
 }
 
-/// Gives out parts of a memory, each aligned to 256 bytes.
-struct Carver {
-  std::byte* memory;
-  uint64_t bytes = 0;
-  template <typename T>
-  T* take(int32_t count) {
-    const uint64_t at = bytes;
-    bytes = round_up<uint64_t>(at + static_cast<uint64_t>(count) * sizeof(T), 256);
-    return memory == nullptr ? nullptr : reinterpret_cast<T*>(memory + at);
-  }
-};
+}  // namespace
 
-SortedPairs carve(Carver& carver, const SortShape& shape) {
+SortedPairs take_sorted_pairs(const SortShape& shape, Scratch& scratch) {
   SortedPairs sorted;
   sorted.capacity = shape.capacity();
   sorted.max_tiles = shape.max_tiles();
-  sorted.slot_of_pair = carver.take<int32_t>(shape.num_pairs());
-  sorted.slot_token = carver.take<int32_t>(sorted.capacity);
-  sorted.slot_weight = carver.take<float>(sorted.capacity);
-  sorted.tiles = carver.take<SlotTile>(sorted.max_tiles);
-  sorted.num_tiles = carver.take<int32_t>(1);
+  sorted.slot_of_pair = scratch.take<int32_t>(shape.num_pairs());
+  sorted.slot_token = scratch.take<int32_t>(sorted.capacity);
+  sorted.slot_weight = scratch.take<float>(sorted.capacity);
+  sorted.tiles = scratch.take<SlotTile>(sorted.max_tiles);
+  sorted.num_tiles = scratch.take<int32_t>(1);
   return sorted;
-}
-
-}  // namespace
-
-uint64_t sorted_pairs_bytes(const SortShape& shape) {
-  Carver carver{nullptr};
-  carve(carver, shape);
-  return carver.bytes;
-}
-
-SortedPairs sorted_pairs_at(std::byte* memory, const SortShape& shape) {
-  Carver carver{memory};
-  return carve(carver, shape);
 }
 
 void sort_pairs(const SortShape& shape, const int32_t* expert_ids, const float* expert_weights,

@@ -11,6 +11,7 @@
 #include <algorithm>
 
 #include "core/base.h"
+#include "kernels/scratch.h"
 #include "kernels/step.h"
 
 namespace moxie::gemm {
@@ -44,9 +45,8 @@ struct SortShape {
   int32_t max_tiles() const { return num_pairs() / tile_slots + num_runs() + 1; }
 };
 
-/// Bytes of the result, and the result in memory of that size, aligned to 256 bytes.
-uint64_t sorted_pairs_bytes(const SortShape& shape);
-SortedPairs sorted_pairs_at(std::byte* memory, const SortShape& shape);
+/// The result's place.
+SortedPairs take_sorted_pairs(const SortShape& shape, Scratch& scratch);
 
 /// expert_ids and expert_weights: [tokens, top_k] of route; ids in 0 .. num_experts - 1.
 void sort_pairs(const SortShape& shape, const int32_t* expert_ids, const float* expert_weights,

@@ -40,8 +40,11 @@ class SortCudaTest : public CudaTest {
                  std::to_string(static_cast<int>(choice)));
     const std::vector<int32_t> ids = random_ids(shape, choice, 3);
     const std::vector<float> weights = normal_values(ids.size(), 1.0f, 4);
-    const DeviceArray memory = poisoned<std::byte>(sorted_pairs_bytes(shape));
-    const SortedPairs sorted = sorted_pairs_at(memory.buffer.data(), shape);
+    Scratch size(nullptr);
+    take_sorted_pairs(shape, size);
+    const DeviceArray memory = poisoned<std::byte>(size.bytes());
+    Scratch scratch(memory.buffer.data());
+    const SortedPairs sorted = take_sorted_pairs(shape, scratch);
     sort_pairs(shape, upload(ids), upload(weights), sorted, &stream());
     const std::vector<std::byte> bytes = download<std::byte>(memory);
 

@@ -14,7 +14,7 @@ namespace {
 constexpr int kMaxWarps = 16;
 // Units that a warp holds: of the models' widths, and of the widest that are taken.
 constexpr int kHeld = 5, kMostHeld = 12;
-constexpr int32_t kMaxWidth = kStagedColumns * kMaxWarps * kMostHeld;
+static_assert(kMaxStagedWidth == kStagedColumns * kMaxWarps * kMostHeld);
 
 /// What a thread stages: a pair of columns of every num_warps-th unit.
 template <int kCount>
@@ -118,7 +118,7 @@ template <typename P>
 void launch_rows(const char* name, void (*some)(P), void (*most)(P), const P& params,
                  int32_t num_rows, Stream* stream) {
   const StagedView& to = params.to;
-  CHECK(to.width % 4 == 0 && to.width <= kMaxWidth, "width " + std::to_string(to.width));
+  CHECK(to.width % 4 == 0 && to.width <= kMaxStagedWidth, "width " + std::to_string(to.width));
   CHECK(to.capacity % kStagedRows == 0, "capacity " + std::to_string(to.capacity));
   if (num_rows == 0) return;
   const int num_units = staged_units(to.width);

@@ -1,14 +1,16 @@
 // Kernels that stage activations for products over many tokens (staged.cuh): F32 values, or the
 // residual stream's norm, rounded to BF16. Limited by memory; one block a token.
 //
-// Widths are multiples of 4 and the pointers aligned to 16 bytes. Each kernel may start before the
-// one before it has ended (core/cuda_launch.cuh).
+// Widths are multiples of 4, at most kMaxStagedWidth, and the pointers aligned to 16 bytes. Each
+// kernel may start before the one before it has ended (core/cuda_launch.cuh).
 #pragma once
 
 #include "kernels/gemm/staged.cuh"
 #include "kernels/step.h"
 
 namespace moxie::gemm {
+
+inline constexpr int32_t kMaxStagedWidth = 12288;
 
 /// Row r = RMSNorm(x of token row_idx[r], or r without row_idx), times the weight in F32.
 struct StageNormed {

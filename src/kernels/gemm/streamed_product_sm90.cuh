@@ -99,21 +99,19 @@ __global__ void __launch_bounds__(FewColumnsCut::kThreads, 1)
   wait_for_previous();
   launch_next();
   constexpr int kUnit = fragment::kUnitBytes<F>;
-  const int num_units = (task.weight.cols + 63) / 64, num_tiles = (task.weight.rows + 15) / 16;
+  const int num_units = (task.weight.cols + 63) / 64;
   if (threadIdx.x < 128) {
     give_registers<FewColumnsCut::kCopyRegisters>();
     if (threadIdx.x >= 32) return;
     // Lanes 0 to 15 copy a tile each, the kBatchUnits behind them a unit of activations each.
     const int lane = threadIdx.x, unit_of_lane = lane - 16;
-    const int64_t expert_bytes = (int64_t{num_tiles} * num_units * kUnit + 255) / 256 * 256;
     Item item;
     uint32_t place = 0;
     for (int i = blockIdx.x; task.item(i, item); i += gridDim.x) {
-      const int64_t tile = min(item.first_tile + lane % 16, num_tiles - 1);
       const uint32_t column_bytes = 128 * ((item.num_columns + 7) / 8 * 8);
       const int64_t unit_stride = lane < 16 ? kUnit : 128ll * task.staged.capacity;
       const std::byte* from =
-          lane < 16 ? task.weight.data + item.expert * expert_bytes + tile * num_units * kUnit
+          lane < 16 ? tile_of<F>(task.weight, num_units, item.expert, item.first_tile + lane)
                     : task.staged.data + 128ll * item.first_column + unit_of_lane * unit_stride;
       for (int u = 0; u < num_units; u += kBatchUnits, ++place) {
         const uint32_t stage = place % S::kStages;

@@ -8,22 +8,14 @@ namespace moxie {
 // Not in a namespace without a name: other architectures leave these functions unused.
 namespace gemm {
 
-struct OutProduct {
-  template <typename Cut>
-  static constexpr int kSharedBytes = 0;
-  DenseItems items;
-  PackedMatrix weight;
-  StagedView staged;
+struct AddToResidual {
   const float* bias;
   float2* x;
-  float product_scale;
-
-  __device__ __forceinline__ bool item(int i, Item& item) const { return items.item(i, item); }
 
   template <typename Cut, int kColumns>
-  __device__ __forceinline__ void finish(const Item& item, int tile,
-                                         const Sums<Cut, kColumns>& sums, std::byte*) const {
-    const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4, hidden = weight.rows;
+  __device__ __forceinline__ void finish(const Item& item, int tile, int rows, float scale,
+                                         const Sums<Cut, kColumns>& sums) const {
+    const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4, hidden = rows;
 #pragma unroll
     for (int m = 0; m < Cut::kRowTiles; ++m) {
 #pragma unroll
@@ -46,7 +38,7 @@ struct OutProduct {
 #pragma unroll
           for (int c = 0; c < kBatch; ++c) {
             const int i = (first + c) / 2, j = (first + c) % 2, column = 8 * i + j;
-            const float sum = sums[m][4 * i + 2 * half + j] * product_scale + row_bias;
+            const float sum = sums[m][4 * i + 2 * half + j] * scale + row_bias;
             if (column + 2 * q < item.num_columns)
               at[int64_t{column} * hidden] = split_residual(whole(old[c]) + sum);
           }
@@ -54,7 +46,6 @@ struct OutProduct {
       }
     }
   }
-  __device__ __forceinline__ void drain() const {}
 };
 
 }  // namespace gemm
@@ -63,7 +54,6 @@ using namespace gemm;
 
 const char* out_any_bf16_gemm_sm90_refuses(const OutParams& p) {
   if (p.fold.is_on) return "the route step is folded into out";
-  if (p.weight.cols % 4 != 0) return "input size is not a multiple of 4";
   return refuses_product(p.weight);
 }
 
@@ -73,18 +63,10 @@ uint64_t out_any_bf16_gemm_sm90_workspace(const OutParams& p) {
 
 void out_any_bf16_gemm_sm90(const OutParams& p) {
   if (p.num_tokens == 0) return;
-  const StagedView staged{p.launch.workspace, round_up(p.num_tokens, kStagedRows), p.weight.cols};
+  const StagedView staged = dense_columns(p.weight, p.num_tokens, p.launch);
   stage_floats({.num_rows = p.num_tokens, .values = p.a, .to = staged}, p.launch.stream);
-  dispatch_product(p.weight.format, [&]<DType F>() {
-    const OutProduct product{.items = DenseItems::of(p.weight, p.num_tokens),
-                             .weight = p.weight,
-                             .staged = staged,
-                             .bias = p.bias,
-                             .x = reinterpret_cast<float2*>(p.x),
-                             .product_scale = kProductScale<F>};
-    launch_dense<F>("out_any_bf16_gemm_sm90", product, p.launch.workspace,
-                    launch_stream(p.launch.stream));
-  });
+  const AddToResidual end{.bias = p.bias, .x = reinterpret_cast<float2*>(p.x)};
+  multiply_dense("out_any_bf16_gemm_sm90", p.weight, staged, p.num_tokens, end, p.launch);
 }
 
 }  // namespace moxie

@@ -9,12 +9,7 @@ namespace moxie {
 // Not in a namespace without a name: other architectures leave these functions unused.
 namespace gemm {
 
-struct QkvProduct {
-  template <typename Cut>
-  static constexpr int kSharedBytes = 0;
-  DenseItems items;
-  PackedMatrix weight;
-  StagedView staged;
+struct TurnAndAppend {
   const float* bias;  // natural order
   const float* rotary;
   const int32_t* positions;  // [tokens]
@@ -22,9 +17,6 @@ struct QkvProduct {
   KvLayer kv;
   float* q;  // [tokens, heads, head_dim]
   int32_t num_heads, num_kv_heads, head_dim;
-  float product_scale;
-
-  __device__ __forceinline__ bool item(int i, Item& item) const { return items.item(i, item); }
 
   template <typename T>
   __device__ __forceinline__ static void store(std::byte* row, int dim, int half, float top,
@@ -51,15 +43,15 @@ struct QkvProduct {
     return of + __ldg(kv.page_table + entry) * kv.page_stride_bytes + in_page * head_dim * element;
   }
   template <typename Cut, int kColumns>
-  __device__ __forceinline__ void finish(const Item& item, int tile,
-                                         const Sums<Cut, kColumns>& sums, std::byte*) const {
+  __device__ __forceinline__ void finish(const Item& item, int tile, int rows, float scale,
+                                         const Sums<Cut, kColumns>& sums) const {
     const int lane = threadIdx.x % 32, g = lane / 4, q_lane = lane % 4;
     const int tiles_a_head = head_dim / 16, half = head_dim / 2;
 #pragma unroll
     for (int m = 0; m < Cut::kRowTiles; ++m) {
       const int this_tile = tile + 4 * m, head = this_tile / tiles_a_head;
       const int dim = (this_tile - head * tiles_a_head) * 8 + g;
-      if (16 * this_tile >= weight.rows) continue;
+      if (16 * this_tile >= rows) continue;
       const float* head_bias = bias + head * head_dim;
       const float top_bias = __ldg(head_bias + dim), bottom_bias = __ldg(head_bias + half + dim);
       const bool is_turned = head < num_heads + num_kv_heads;
@@ -69,13 +61,13 @@ struct QkvProduct {
 #pragma unroll
       for (int first = 0; first < kColumns / 4; first += kBatch) {
         float2 turns[kBatch];
-        std::byte* rows[kBatch];
+        std::byte* places[kBatch];
 #pragma unroll
         for (int c = 0; c < kBatch; ++c) {
           const int column = (first + c) / 2 * 8 + 2 * q_lane + (first + c) % 2;
           const int token = item.first_column + column;
           turns[c] = make_float2(1, 0);
-          rows[c] = nullptr;
+          places[c] = nullptr;
           if (column >= item.num_columns) continue;
           const int position = __ldg(positions + token);
           if (is_turned) {
@@ -83,32 +75,31 @@ struct QkvProduct {
             turns[c] = make_float2(__ldg(turn), __ldg(turn + half));
           }
           if (head < num_heads) {
-            rows[c] = reinterpret_cast<std::byte*>(
+            places[c] = reinterpret_cast<std::byte*>(
                 q + (static_cast<int64_t>(token) * num_heads + head) * head_dim);
           } else if (is_turned) {
-            rows[c] = cache_row(kv.k, head - num_heads, position, token);
+            places[c] = cache_row(kv.k, head - num_heads, position, token);
           } else {
-            rows[c] = cache_row(kv.v, head - num_heads - num_kv_heads, position, token);
+            places[c] = cache_row(kv.v, head - num_heads - num_kv_heads, position, token);
           }
         }
 #pragma unroll
         for (int c = 0; c < kBatch; ++c) {
           const int i = (first + c) / 2, j = (first + c) % 2;
-          const float top = sums[m][4 * i + j] * product_scale + top_bias;
-          const float bottom = sums[m][4 * i + 2 + j] * product_scale + bottom_bias;
+          const float top = sums[m][4 * i + j] * scale + top_bias;
+          const float bottom = sums[m][4 * i + 2 + j] * scale + bottom_bias;
           const float turned_top = top * turns[c].x - bottom * turns[c].y;
           const float turned_bottom = bottom * turns[c].x + top * turns[c].y;
-          if (rows[c] == nullptr) continue;
+          if (places[c] == nullptr) continue;
           if (head < num_heads) {
-            store<float>(rows[c], dim, half, turned_top, turned_bottom);
+            store<float>(places[c], dim, half, turned_top, turned_bottom);
           } else {
-            store_to_cache(rows[c], dim, turned_top, turned_bottom);
+            store_to_cache(places[c], dim, turned_top, turned_bottom);
           }
         }
       }
     }
   }
-  __device__ __forceinline__ void drain() const {}
 };
 
 }  // namespace gemm
@@ -117,7 +108,6 @@ using namespace gemm;
 
 const char* qkv_any_bf16_gemm_sm90_refuses(const QkvParams& p) {
   if (p.head_dim % 16 != 0) return "head_dim is not a multiple of 16";
-  if (p.hidden % 4 != 0) return "hidden size is not a multiple of 4";
   return refuses_product(p.weight);
 }
 
@@ -128,30 +118,23 @@ uint64_t qkv_any_bf16_gemm_sm90_workspace(const QkvParams& p) {
 void qkv_any_bf16_gemm_sm90(const QkvParams& p) {
   const int32_t tokens = p.batch.num_tokens;
   if (tokens == 0) return;
-  const StagedView staged{p.launch.workspace, round_up(tokens, kStagedRows), p.hidden};
+  const StagedView staged = dense_columns(p.weight, tokens, p.launch);
   stage_normed({.num_rows = tokens,
                 .rms_eps = p.rms_eps,
                 .x = p.x,
                 .norm_weight = p.norm_weight,
                 .to = staged},
                p.launch.stream);
-  dispatch_product(p.weight.format, [&]<DType F>() {
-    const QkvProduct product{.items = DenseItems::of(p.weight, tokens),
-                             .weight = p.weight,
-                             .staged = staged,
-                             .bias = p.bias,
-                             .rotary = p.rotary.table,
-                             .positions = p.batch.positions,
-                             .seq_idx = p.batch.seq_idx,
-                             .kv = p.kv,
-                             .q = p.q,
-                             .num_heads = p.num_heads,
-                             .num_kv_heads = p.num_kv_heads,
-                             .head_dim = p.head_dim,
-                             .product_scale = kProductScale<F>};
-    launch_dense<F>("qkv_any_bf16_gemm_sm90", product, p.launch.workspace,
-                    launch_stream(p.launch.stream));
-  });
+  const TurnAndAppend end{.bias = p.bias,
+                          .rotary = p.rotary.table,
+                          .positions = p.batch.positions,
+                          .seq_idx = p.batch.seq_idx,
+                          .kv = p.kv,
+                          .q = p.q,
+                          .num_heads = p.num_heads,
+                          .num_kv_heads = p.num_kv_heads,
+                          .head_dim = p.head_dim};
+  multiply_dense("qkv_any_bf16_gemm_sm90", p.weight, staged, tokens, end, p.launch);
 }
 
 }  // namespace moxie

@@ -335,7 +335,7 @@ int clusters_at_once(const LaunchShape& shape) {
   if (shape.cluster == 1) return block_limits().num_units;
   check_launched(cudaFuncSetAttribute(route_tiles, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                       static_cast<int>(shape.shared_bytes)),
-                 "route_bf16_gemm_cuda");
+                 "route_bf16_bf16x2_gemm_cuda");
   cudaLaunchAttribute attribute;
   attribute.id = cudaLaunchAttributeClusterDimension;
   attribute.val.clusterDim = {static_cast<unsigned>(shape.cluster), 1, 1};
@@ -347,7 +347,7 @@ int clusters_at_once(const LaunchShape& shape) {
   config.numAttrs = 1;
   int clusters = 0;
   check_launched(cudaOccupancyMaxActiveClusters(&clusters, route_tiles, &config),
-                 "route_bf16_gemm_cuda");
+                 "route_bf16_bf16x2_gemm_cuda");
   return std::max(1, clusters);
 }
 
@@ -358,7 +358,7 @@ RouteMemory memory_of(const PackedMatrix& weight) {
 
 }  // namespace
 
-const char* route_bf16_gemm_cuda_refuses(const RouteParams& p) {
+const char* route_bf16_bf16x2_gemm_cuda_refuses(const RouteParams& p) {
   if (p.weight.format != DType::kBF16) return "the router is not BF16";
   if (p.weight.rows > kMaxExperts) return "more than 256 experts";
   const RouteMemory memory = memory_of(p.weight);
@@ -368,9 +368,11 @@ const char* route_bf16_gemm_cuda_refuses(const RouteParams& p) {
 }
 
 // On an H200 the other row takes less time for one token (4.7 against 5.7 us), more for four (7.9).
-double route_bf16_gemm_cuda_cost(const RouteParams& p) { return p.num_tokens < 4 ? 2.0 : 0.75; }
+double route_bf16_bf16x2_gemm_cuda_cost(const RouteParams& p) {
+  return p.num_tokens < 4 ? 2.0 : 0.75;
+}
 
-void route_bf16_gemm_cuda(const RouteParams& p) {
+void route_bf16_bf16x2_gemm_cuda(const RouteParams& p) {
   if (p.num_tokens == 0) return;
   const RouteTiles step{.weight = p.weight,
                         .x = reinterpret_cast<const float2*>(p.x),
@@ -393,7 +395,8 @@ void route_bf16_gemm_cuda(const RouteParams& p) {
                     .programmatic = true};
   const int rounds = ceil_div(step.num_tiles, clusters_at_once(shape));
   shape.grid.x = static_cast<unsigned>(ceil_div(step.num_tiles, rounds) * blocks);
-  launch_kernel("route_bf16_gemm_cuda", route_tiles, step, shape, launch_stream(p.launch.stream));
+  launch_kernel("route_bf16_bf16x2_gemm_cuda", route_tiles, step, shape,
+                launch_stream(p.launch.stream));
 }
 
 }  // namespace moxie

@@ -28,9 +28,9 @@ void route_bf16_folded_cuda(const RouteParams& params);
 const char* route_any_bf16x2_gemv_cuda_refuses(const RouteParams& params);
 void route_any_bf16x2_gemv_cuda(const RouteParams& params);
 
-// route_bf16_gemm_cuda: the same precision, for many tokens.
-const char* route_bf16_gemm_cuda_refuses(const RouteParams& params);
-double route_bf16_gemm_cuda_cost(const RouteParams& params);
-void route_bf16_gemm_cuda(const RouteParams& params);
+// route_bf16_bf16x2_gemm_cuda: the same precision, for many tokens.
+const char* route_bf16_bf16x2_gemm_cuda_refuses(const RouteParams& params);
+double route_bf16_bf16x2_gemm_cuda_cost(const RouteParams& params);
+void route_bf16_bf16x2_gemm_cuda(const RouteParams& params);
 
 }  // namespace moxie

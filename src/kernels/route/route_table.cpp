@@ -76,17 +76,17 @@ const Row<RouteParams> kRows[] = {
      .cost = [](const RouteParams&) { return 1.0; },
      .workspace = [](const RouteParams&) { return uint64_t{0}; },
      .run = route_any_bf16x2_gemv_cuda},
-    {.name = "route_bf16_gemm_cuda",
+    {.name = "route_bf16_bf16x2_gemm_cuda",
      .device = DeviceKind::kCuda,
      .needs = kCudaAny,
      .supports = "bf16; up to 3072 columns; at most 128 experts, 256 of fewer columns",
      .limits = "any number of tokens, best from 4 on; activations to 2^-17",
      .ran_on = "H200; sm_100a and sm_120f compiled only",
      .layout = PackedLayout::kFragment16x32,
-     .refuses = route_bf16_gemm_cuda_refuses,
-     .cost = route_bf16_gemm_cuda_cost,
+     .refuses = route_bf16_bf16x2_gemm_cuda_refuses,
+     .cost = route_bf16_bf16x2_gemm_cuda_cost,
      .workspace = [](const RouteParams&) { return uint64_t{0}; },
-     .run = route_bf16_gemm_cuda},
+     .run = route_bf16_bf16x2_gemm_cuda},
 #endif
 };
 

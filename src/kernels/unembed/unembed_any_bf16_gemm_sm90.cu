@@ -8,21 +8,13 @@ namespace moxie {
 // Not in a namespace without a name: other architectures leave these functions unused.
 namespace gemm {
 
-struct HeadProduct {
-  template <typename Cut>
-  static constexpr int kSharedBytes = 0;
-  DenseItems items;
-  PackedMatrix weight;
-  StagedView staged;
+struct StoreLogits {
   float* logits;
-  float product_scale;
-
-  __device__ __forceinline__ bool item(int i, Item& item) const { return items.item(i, item); }
 
   template <typename Cut, int kColumns>
-  __device__ __forceinline__ void finish(const Item& item, int tile,
-                                         const Sums<Cut, kColumns>& sums, std::byte*) const {
-    const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4, vocab = weight.rows;
+  __device__ __forceinline__ void finish(const Item& item, int tile, int rows, float scale,
+                                         const Sums<Cut, kColumns>& sums) const {
+    const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4, vocab = rows;
 #pragma unroll
     for (int m = 0; m < Cut::kRowTiles; ++m) {
 #pragma unroll
@@ -35,13 +27,12 @@ struct HeadProduct {
 #pragma unroll
           for (int j = 0; j < 2; ++j) {
             if (8 * i + 2 * q + j < item.num_columns)
-              at[int64_t{8 * i + j} * vocab] = sums[m][4 * i + 2 * half + j] * product_scale;
+              at[int64_t{8 * i + j} * vocab] = sums[m][4 * i + 2 * half + j] * scale;
           }
         }
       }
     }
   }
-  __device__ __forceinline__ void drain() const {}
 };
 
 }  // namespace gemm
@@ -49,7 +40,6 @@ struct HeadProduct {
 using namespace gemm;
 
 const char* unembed_any_bf16_gemm_sm90_refuses(const UnembedParams& p) {
-  if (p.hidden % 4 != 0) return "hidden size is not a multiple of 4";
   return refuses_product(p.weight);
 }
 
@@ -59,7 +49,7 @@ uint64_t unembed_any_bf16_gemm_sm90_workspace(const UnembedParams& p) {
 
 void unembed_any_bf16_gemm_sm90(const UnembedParams& p) {
   if (p.num_rows == 0) return;
-  const StagedView staged{p.launch.workspace, round_up(p.num_rows, kStagedRows), p.hidden};
+  const StagedView staged = dense_columns(p.weight, p.num_rows, p.launch);
   stage_normed({.num_rows = p.num_rows,
                 .rms_eps = p.rms_eps,
                 .x = p.x,
@@ -67,15 +57,8 @@ void unembed_any_bf16_gemm_sm90(const UnembedParams& p) {
                 .norm_weight = p.norm_weight,
                 .to = staged},
                p.launch.stream);
-  dispatch_product(p.weight.format, [&]<DType F>() {
-    const HeadProduct product{.items = DenseItems::of(p.weight, p.num_rows),
-                              .weight = p.weight,
-                              .staged = staged,
-                              .logits = p.logits,
-                              .product_scale = kProductScale<F>};
-    launch_dense<F>("unembed_any_bf16_gemm_sm90", product, p.launch.workspace,
-                    launch_stream(p.launch.stream));
-  });
+  multiply_dense("unembed_any_bf16_gemm_sm90", p.weight, staged, p.num_rows,
+                 StoreLogits{.logits = p.logits}, p.launch);
 }
 
 }  // namespace moxie
