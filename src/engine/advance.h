@@ -17,7 +17,7 @@ struct AdvanceCounters {
 /// device reaches.
 struct AdvanceParams {
   Launch launch;
-  int32_t num_rows = 0;         // at most 8
+  int32_t num_rows = 0;
   const SampleAnswer* answers;  // [rows]
   SampleRequest* requests;      // [rows], step + 1
   int32_t* token_ids;           // [rows], the next step's tokens

@@ -1,23 +1,25 @@
-// advance on CUDA: one block, a warp a row.
+// advance on CUDA: one block, a warp a row at a time.
+#include <algorithm>
+
 #include "core/cuda_launch.cuh"
 #include "engine/advance.h"
 
 namespace moxie {
 namespace {
 
-constexpr int kMaxRows = 8;
+constexpr int kMaxWarps = 32;
 constexpr int kAnswerWords = sizeof(SampleAnswer) / 4;
 static_assert(sizeof(SampleAnswer) % 4 == 0, "answers are copied in words");
 
-__global__ void __launch_bounds__(32 * kMaxRows)
+__global__ void __launch_bounds__(32 * kMaxWarps)
     advance_rows(const __grid_constant__ AdvanceParams p) {
-  const int row = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
+  const int lane = static_cast<int>(threadIdx.x % 32);
   wait_for_previous();
   launch_next();
   const AdvanceCounters counters = *p.counters;
-  const int64_t cell =
-      int64_t{counters.number % static_cast<uint32_t>(p.num_slots)} * p.row_stride + row;
-  if (row < p.num_rows) {
+  const int64_t slot = int64_t{counters.number % static_cast<uint32_t>(p.num_slots)};
+  for (int row = static_cast<int>(threadIdx.x / 32); row < p.num_rows; row += blockDim.x / 32) {
+    const int64_t cell = slot * p.row_stride + row;
     const SampleAnswer& answer = p.answers[row];
     const bool whole = p.requests[row].num_logprobs >= 0;
     if (whole) {
@@ -50,9 +52,10 @@ __global__ void __launch_bounds__(32 * kMaxRows)
 }  // namespace
 
 void advance_cuda(const AdvanceParams& params) {
-  CHECK(params.num_rows <= kMaxRows);
   launch_kernel("advance", advance_rows, params,
-                {.grid = dim3(1), .num_threads = 32 * params.num_rows, .programmatic = true},
+                {.grid = dim3(1),
+                 .num_threads = 32 * std::min(params.num_rows, kMaxWarps),
+                 .programmatic = true},
                 launch_stream(params.launch.stream));
 }
 

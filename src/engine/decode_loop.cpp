@@ -9,9 +9,9 @@
 
 namespace moxie {
 
-DecodeLoop::Arrays DecodeLoop::lay_out(Arena& arena, int32_t stride) {
-  const auto rows = static_cast<uint64_t>(kMaxStreams);
-  const uint64_t table = rows * static_cast<uint64_t>(stride);
+DecodeLoop::Arrays DecodeLoop::lay_out(Arena& arena) const {
+  const auto rows = static_cast<uint64_t>(parts_.max_streams);
+  const uint64_t table = rows * static_cast<uint64_t>(stride_);
   return {.token_ids = arena.take_array<int32_t>(rows),
           .positions = arena.take_array<int32_t>(rows),
           .seq_idx = arena.take_array<int32_t>(rows),
@@ -30,7 +30,10 @@ Result<std::unique_ptr<DecodeLoop>> DecodeLoop::create(const Parts& parts) {
   DecodeLoop& l = *loop;
   l.parts_.use_graphs = parts.use_graphs && parts.device.has_graphs();
   l.stride_ = ceil_div(parts.max_model_len, parts.kv.shape().page_tokens);
-  const uint64_t rows = kMaxStreams;
+  const int32_t max_streams = parts.max_streams;
+  CHECK(max_streams >= 1 && max_streams <= kMostStreams, std::to_string(max_streams));
+  l.recorded_.resize(2 * (static_cast<size_t>(max_streams) + 1));
+  const auto rows = static_cast<uint64_t>(max_streams);
   const uint64_t bytes = 4 * (rows * (2 * static_cast<uint64_t>(l.stride_) + kMaxFed + 5) + 1) +
                          rows * (sizeof(SampleRequest) + sizeof(SampleAnswer)) + 16 * 256;
   auto memory = parts.device.allocate(bytes);
@@ -41,8 +44,8 @@ Result<std::unique_ptr<DecodeLoop>> DecodeLoop::create(const Parts& parts) {
   auto ring = parts.device.allocate_host(word_bytes + kSlots * rows * sizeof(SampleAnswer));
   if (!ring) return fail(std::move(ring.error()));
   Arena device_arena(std::move(*memory)), host_arena(std::move(*staging));
-  l.device_ = lay_out(device_arena, l.stride_);
-  l.host_ = lay_out(host_arena, l.stride_);
+  l.device_ = l.lay_out(device_arena);
+  l.host_ = l.lay_out(host_arena);
   l.memory_ = device_arena.release();
   l.staging_ = host_arena.release();
   l.ring_ = std::move(*ring);
@@ -51,13 +54,13 @@ Result<std::unique_ptr<DecodeLoop>> DecodeLoop::create(const Parts& parts) {
   l.answer_ring_ = reinterpret_cast<SampleAnswer*>(l.ring_.data() + word_bytes);
 
   // What no session changes.
-  for (int32_t i = 0; i < kMaxStreams; ++i) {
+  for (int32_t i = 0; i < max_streams; ++i) {
     l.host_.seq_idx[i] = l.host_.row_offsets[i] = l.host_.logit_rows[i] = i;
   }
-  l.host_.row_offsets[kMaxStreams] = kMaxStreams;
-  for (const auto& [list, count] : {std::pair{l.host_.seq_idx, kMaxStreams},
-                                    {l.host_.row_offsets, kMaxStreams + 1},
-                                    {l.host_.logit_rows, kMaxStreams}}) {
+  l.host_.row_offsets[max_streams] = max_streams;
+  for (const auto& [list, count] : {std::pair{l.host_.seq_idx, max_streams},
+                                    {l.host_.row_offsets, max_streams + 1},
+                                    {l.host_.logit_rows, max_streams}}) {
     if (auto status = l.copy(list, 4ull * static_cast<uint64_t>(count)); !status) {
       return fail(std::move(status.error()));
     }
@@ -109,11 +112,11 @@ void DecodeLoop::draw(int32_t num_streams, bool all_plain) {
            .words = words_,
            .answer_ring = answer_ring_,
            .num_slots = kSlots,
-           .row_stride = kMaxStreams});
+           .row_stride = parts_.max_streams});
 }
 
 Status DecodeLoop::prepare(int32_t num_streams, bool all_plain) {
-  CHECK(num_streams >= 1 && num_streams <= kMaxStreams);
+  CHECK(num_streams >= 1 && num_streams <= parts_.max_streams);
   Recorded& recorded = this->recorded(num_streams, all_plain);
   if (!parts_.use_graphs || recorded.graph) return {};
   parts_.kernels.begin_recording();
@@ -129,7 +132,7 @@ Status DecodeLoop::prepare(int32_t num_streams, bool all_plain) {
 
 Status DecodeLoop::begin(std::span<const Member> members) {
   CHECK(members_.empty(), "a session is running");
-  CHECK(!members.empty() && members.size() <= kMaxStreams);
+  CHECK(!members.empty() && members.size() <= static_cast<size_t>(parts_.max_streams));
   const auto num_rows = static_cast<int32_t>(members.size());
   CHECK(num_rows <= parts_.activations.max_tokens && num_rows <= parts_.activations.max_logit_rows);
   all_plain_ = std::all_of(members.begin(), members.end(),
@@ -224,7 +227,8 @@ Result<bool> DecodeLoop::launch() {
 }
 
 uint64_t DecodeLoop::word(uint32_t number, size_t member) const {
-  uint64_t& cell = words_[(number % kSlots) * kMaxStreams + member];
+  const auto stride = static_cast<size_t>(parts_.max_streams);
+  uint64_t& cell = words_[(number % kSlots) * stride + member];
   return std::atomic_ref(cell).load(std::memory_order_acquire);
 }
 
@@ -238,7 +242,7 @@ Result<std::span<const SampleAnswer>> DecodeLoop::next() {
     for (;;) {
       const uint64_t found = word(read_, i);
       if (found >> 32 == read_) {
-        const size_t cell = (read_ % kSlots) * kMaxStreams + i;
+        const size_t cell = (read_ % kSlots) * static_cast<size_t>(parts_.max_streams) + i;
         if (host_.requests[i].num_logprobs >= 0) answers_[i] = answer_ring_[cell];
         answers_[i].token = static_cast<int32_t>(found & 0xFFFFFFFFu);
         break;

@@ -1,4 +1,4 @@
-// Decoding without the host on the path: forward pass, sample and advance of 1 to 8 sequences are
+// Decoding without the host on the path: forward pass, sample and advance of some sequences are
 // given to the device as one graph a token; token, position and tables of pages live there. The
 // host reads answers from a ring in its own memory and may lag behind by kRunAhead steps, so that
 // it learns late that an answer has ended: what was drawn beyond is discarded.
@@ -8,7 +8,6 @@
 // On the CPU the same launches run at once, one by one. One session at a time; not thread-safe.
 #pragma once
 
-#include <array>
 #include <memory>
 #include <span>
 #include <vector>
@@ -22,7 +21,7 @@ namespace moxie {
 
 class DecodeLoop {
  public:
-  static constexpr int32_t kMaxStreams = 8;
+  static constexpr int32_t kMostStreams = 256;  ///< of any loop
   static constexpr int32_t kRunAhead = 4;
   static constexpr int32_t kMaxFed = 4096;
 
@@ -35,6 +34,7 @@ class DecodeLoop {
     KernelChooser& kernels;
     const Activations& activations;
     int32_t max_model_len = 0;
+    int32_t max_streams = 1;  ///< of a session, kMostStreams at most
     bool use_graphs = true;
   };
   static Result<std::unique_ptr<DecodeLoop>> create(const Parts& parts);
@@ -66,6 +66,7 @@ class DecodeLoop {
   /// `all_plain` as in SampleParams.
   Status prepare(int32_t num_streams, bool all_plain = true);
   bool uses_graphs() const { return parts_.use_graphs; }
+  int32_t max_streams() const { return parts_.max_streams; }
 
  private:
   // Device arrays in one piece of memory, and what the host copies into them.
@@ -79,7 +80,7 @@ class DecodeLoop {
   static constexpr int32_t kSlots = 2 * kRunAhead;
 
   explicit DecodeLoop(const Parts& parts) : parts_(parts) {}
-  static Arrays lay_out(Arena& arena, int32_t stride);
+  Arrays lay_out(Arena& arena) const;
   void forward(int32_t num_streams);
   void draw(int32_t num_streams, bool all_plain);
   Status place_pages(size_t member, int32_t position);
@@ -101,7 +102,7 @@ class DecodeLoop {
   Recorded& recorded(int32_t num_streams, bool all_plain) {
     return recorded_[static_cast<size_t>(2 * num_streams + (all_plain ? 1 : 0))];
   }
-  std::array<Recorded, 2 * (kMaxStreams + 1)> recorded_;
+  std::vector<Recorded> recorded_;
 
   struct Running {
     SeqId seq = 0;

@@ -249,14 +249,17 @@ Status Engine::make_memory() {
 }
 
 Status Engine::make_decode_loop() {
-  auto loop = DecodeLoop::create({.device = *device_,
-                                  .stream = *stream_,
-                                  .model = *model_,
-                                  .kv = *kv_,
-                                  .kernels = *kernels_,
-                                  .activations = activations_,
-                                  .max_model_len = plan_.max_model_len,
-                                  .use_graphs = options_.graphs == "on"});
+  auto loop = DecodeLoop::create(
+      {.device = *device_,
+       .stream = *stream_,
+       .model = *model_,
+       .kv = *kv_,
+       .kernels = *kernels_,
+       .activations = activations_,
+       .max_model_len = plan_.max_model_len,
+       .max_streams =
+           std::min({options_.max_num_seqs, activations_.max_logit_rows, DecodeLoop::kMostStreams}),
+       .use_graphs = options_.graphs == "on"});
   if (!loop) return fail(std::move(loop.error()));
   decode_loop_ = std::move(*loop);
   if (auto status = decode_loop_->prepare(1); !status) return status;

@@ -37,17 +37,35 @@ TEST(GpuPlan, RefusesWhatDoesNotFitAndSaysWhatWould) {
   const MemoryPlan none = plan_memory(**checkpoint, {}, uint64_t{31} << 30, kGpuKernels);
   EXPECT_FALSE(none.fits);
   EXPECT_NE(none.advice.find("gpt-oss-20b"), std::string::npos) << none.advice;
-  const MemoryPlan roomy = plan_memory(**checkpoint, {}, uint64_t{100} << 30, kGpuKernels);
+  PlanRequest request{.max_batch_tokens = 512};
+  const MemoryPlan roomy = plan_memory(**checkpoint, request, uint64_t{100} << 30, kGpuKernels);
   // The context shrinks to the memory there is, down to the byte.
   const uint64_t enough = roomy.total_bytes - kCudaContextBytes;
-  EXPECT_EQ(plan_memory(**checkpoint, {}, enough, kGpuKernels).max_model_len, roomy.max_model_len);
-  const MemoryPlan tight = plan_memory(**checkpoint, {}, enough - 1, kGpuKernels);
+  EXPECT_EQ(plan_memory(**checkpoint, request, enough, kGpuKernels).max_model_len,
+            roomy.max_model_len);
+  const MemoryPlan tight = plan_memory(**checkpoint, request, enough - 1, kGpuKernels);
   EXPECT_TRUE(tight.fits);
   EXPECT_LT(tight.max_model_len, roomy.max_model_len);
-  const MemoryPlan fixed =
-      plan_memory(**checkpoint, {.max_model_len = roomy.max_model_len}, enough - 1, kGpuKernels);
+  request.max_model_len = roomy.max_model_len;
+  const MemoryPlan fixed = plan_memory(**checkpoint, request, enough - 1, kGpuKernels);
   EXPECT_FALSE(fixed.fits);
   EXPECT_NE(fixed.advice.find("--max-model-len"), std::string::npos) << fixed.advice;
+}
+
+TEST(GpuPlan, TheBatchShrinksBeforeTheContext) {
+  auto checkpoint = open_checkpoint("synthetic:gpt-oss-120b");
+  ASSERT_TRUE(checkpoint.has_value());
+  const MemoryPlan roomy = plan_memory(**checkpoint, {}, uint64_t{100} << 30, kGpuKernels);
+  EXPECT_EQ(roomy.max_batch_tokens, kDefaultGemmBatchTokens);
+  const MemoryPlan tight =
+      plan_memory(**checkpoint, {}, roomy.total_bytes - kCudaContextBytes - 1, kGpuKernels);
+  EXPECT_TRUE(tight.fits);
+  EXPECT_EQ(tight.max_batch_tokens, kDefaultGemmBatchTokens / 2);
+  EXPECT_EQ(tight.max_model_len, roomy.max_model_len);
+  // Other GPUs have no rows for so many tokens.
+  const KernelChooser others(DeviceKind::kCuda, cuda_features(80), {});
+  const MemoryPlan other = plan_memory(**checkpoint, {}, uint64_t{100} << 30, others);
+  EXPECT_EQ(other.max_batch_tokens, kDefaultBatchTokens);
 }
 
 uint64_t cache_bytes(const MemoryPlan& plan) {

@@ -112,30 +112,6 @@ __device__ __forceinline__ void wait_for_bulk_stores() {
 __device__ __forceinline__ void fence_shared_writes() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
-/// copy_bulk to the same place of every block of the cluster in `blocks` (a bit each), each of
-/// whose barriers counts the bytes.
-__device__ __forceinline__ void copy_bulk_to_all(void* to, const void* from, uint32_t bytes,
-                                                 uint64_t* barrier, uint16_t blocks) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
-      "[%1], %2, [%3], %4;" ::"r"(shared_address(to)),
-      "l"(from), "r"(bytes), "r"(shared_address(barrier)), "h"(blocks)
-      : "memory");
-}
-/// One of the arrivals of the barrier in block `rank` of the cluster.
-__device__ __forceinline__ void arrive_barrier_of(uint64_t* barrier, int rank) {
-  asm volatile(
-      "{.reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; "
-      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];}" ::"r"(
-          shared_address(barrier)),
-      "r"(rank)
-      : "memory");
-}
-__device__ __forceinline__ int cluster_rank() {
-  uint32_t rank;
-  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return static_cast<int>(rank);
-}
 /// Stores a word at this block's address `at`, but in block `rank` of the cluster, whose barrier
 /// counts its bytes.
 __device__ __forceinline__ void send(const void* at, const uint64_t* barrier, int rank,

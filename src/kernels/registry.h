@@ -43,11 +43,9 @@ struct Row {
 inline constexpr double kReferenceCost = 1e12;
 
 /// Cost of a CUDA row for many tokens beside 1 of the row for few. It rounds activations to BF16:
-/// small models, where that shows and gains nothing, keep the other. Until every shape of these
-/// rows was checked on the hardware, none is chosen by itself: `--kernel` takes them.
-inline constexpr bool kGemmRowsAreChecked = false;
+/// small models, where that shows and gains nothing, keep the other.
 constexpr double cuda_gemm_cost(int32_t num_tokens, int32_t hidden) {
-  return kGemmRowsAreChecked && num_tokens > 8 && hidden >= 1024 ? 0.5 : 10.0;
+  return num_tokens > 8 && hidden >= 1024 ? 0.5 : 10.0;
 }
 
 /// A row without its types: what `moxie kernels`, docs and records print.

@@ -49,7 +49,7 @@ class Runner {
       if (status) status = engine_.synchronize();
     } else if (status) {
       const bool ahead = engine_.device().kind() == DeviceKind::kCuda &&
-                         seqs.size() <= static_cast<size_t>(DecodeLoop::kMaxStreams);
+                         seqs.size() <= static_cast<size_t>(engine_.decode_loop().max_streams());
       status = ahead ? generate_ahead(seqs) : generate(seqs);
     }
     const double seconds = seconds_since(start);

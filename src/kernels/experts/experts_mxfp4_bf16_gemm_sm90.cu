@@ -124,7 +124,7 @@ struct Down {
       }
     }
     // Whose columns these are is read for several at once: no load passes an addition.
-    constexpr int kBatch = Cut::kWarpgroups > 2 ? 1 : 4;  // as registers allow
+    constexpr int kBatch = Cut::kMostColumns <= 64 ? 1 : 4;  // as registers allow
 #pragma unroll
     for (int first = 0; first < kColumns / 8; first += kBatch) {
       int2 tokens[kBatch];
@@ -223,33 +223,31 @@ void experts_mxfp4_bf16_gemm_sm90(const ExpertsParams& p) {
               p.launch.stream);
   constexpr DType F = DType::kMXFP4;
   dispatch_grouping(memory.shape.tile_slots, [&]<typename G>() {
-    const auto launch = [&](const auto& task) {
+    const auto launch = [&]<typename Cut>(auto task) {
+      task.items = {.tiles = pairs.tiles,
+                    .num_tiles = pairs.num_tiles,
+                    .row_blocks = ceil_div(task.weight.rows, Cut::kRows),
+                    .tiles_a_block = Cut::kRows / 16};
       const int64_t most_items = int64_t{pairs.max_tiles} * task.items.row_blocks;
-      launch_product<F, typename G::Cut, G::kFew, G::kMany>(name, task, most_items, stream);
+      launch_product<F, Cut, G::kFew, G::kMany>(name, task, most_items, stream);
     };
-    const auto items = [&](const PackedMatrix& weight) {
-      return SortedItems{.tiles = pairs.tiles,
-                         .num_tiles = pairs.num_tiles,
-                         .row_blocks = ceil_div(weight.rows, G::Cut::kRows),
-                         .tiles_a_block = G::Cut::kRows / 16};
-    };
-    launch(GateUp{.items = items(p.gate_up),
-                  .weight = p.gate_up,
-                  .staged = staged,
-                  .made = made,
-                  .bias = p.gate_up_bias,
-                  .alpha = p.swiglu_alpha,
-                  .limit = p.swiglu_limit,
-                  .product_scale = kProductScale<F>,
-                  .intermediate = p.intermediate});
-    launch(Down{.items = items(p.down),
-                .weight = p.down,
-                .staged = made,
-                .bias = p.down_bias,
-                .slot_token = pairs.slot_token,
-                .slot_weight = pairs.slot_weight,
-                .x = reinterpret_cast<float2*>(p.x),
-                .product_scale = kProductScale<F>});
+    launch.template operator()<typename G::GateUpCut>(GateUp{.items = {},
+                                                             .weight = p.gate_up,
+                                                             .staged = staged,
+                                                             .made = made,
+                                                             .bias = p.gate_up_bias,
+                                                             .alpha = p.swiglu_alpha,
+                                                             .limit = p.swiglu_limit,
+                                                             .product_scale = kProductScale<F>,
+                                                             .intermediate = p.intermediate});
+    launch.template operator()<typename G::DownCut>(Down{.items = {},
+                                                         .weight = p.down,
+                                                         .staged = made,
+                                                         .bias = p.down_bias,
+                                                         .slot_token = pairs.slot_token,
+                                                         .slot_weight = pairs.slot_weight,
+                                                         .x = reinterpret_cast<float2*>(p.x),
+                                                         .product_scale = kProductScale<F>});
   });
 }
 

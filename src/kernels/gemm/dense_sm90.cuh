@@ -2,11 +2,11 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <type_traits>
 
 #include "kernels/gemm/product_sm90.cuh"
 #include "kernels/gemm/stage_cuda.h"
-#include "kernels/gemm/staged_product_sm90.cuh"
 #include "kernels/gemm/streamed_product_sm90.cuh"
 #include "kernels/gemv/slice_gemv.cuh"
 
@@ -46,14 +46,9 @@ struct DenseItems {
 #endif
 };
 
-/// Columns from which weights are staged too (staged_product_sm90.cuh).
-inline constexpr int32_t kLeastStagedColumns = 1024;
-/// Scratch of a dense product: the staged columns, and where there are many, the staged weights.
+/// Scratch of a dense product: the staged columns.
 inline uint64_t dense_bytes(const PackedMatrix& weight, int32_t num_columns) {
-  uint64_t bytes = staged_bytes(num_columns, weight.cols);
-  if (num_columns >= kLeastStagedColumns)
-    bytes += staged_bytes(round_up(weight.rows, kStagedRowsAlign), weight.cols);
-  return bytes;
+  return staged_bytes(num_columns, weight.cols);
 }
 
 /// Why a matrix cannot be multiplied here; null if it can.
@@ -69,13 +64,29 @@ inline const char* refuses_product(const PackedMatrix& weight) {
 }
 
 #ifdef __CUDACC__
+/// A warp's sums of 16 rows and some columns, in shared memory: an end takes them from there column
+/// by column, as memory is to be written. Straight from registers an end is so long a program that
+/// instructions come too late.
+struct SumsTile {
+  static constexpr int kMostColumns = 64;
+  static constexpr int kBytes = 16 * kMostColumns * sizeof(float);
+  const float* sums;
+
+  MOXIE_HOST_DEVICE static constexpr int place(int column_pair, int row) {
+    return column_pair * 32 + 2 * (row ^ column_pair % 4 * 4);
+  }
+  __device__ __forceinline__ float at(int column, int row) const {
+    return sums[place(column / 2, row) + column % 2];
+  }
+};
+
 /// The task of a dense product, but for its end: what End's
-///   template <Cut, int kColumns> void finish(const Item&, int tile, int rows, float scale, sums)
-/// does with the sums of this warp's tiles (times `scale`) of a matrix of so many rows.
+///   void store(const SumsTile&, int tile, int rows, int first_column, int num_columns)
+/// does with the sums of tile `tile` of a matrix of so many rows.
 template <typename End>
 struct DenseProduct {
   template <typename Cut>
-  static constexpr int kSharedBytes = 0;
+  static constexpr int kSharedBytes = SumsTile::kBytes * 4 * (Cut::kSplitsK ? 1 : Cut::kWarpgroups);
   DenseItems items;
   PackedMatrix weight;
   StagedView staged;
@@ -85,8 +96,31 @@ struct DenseProduct {
   __device__ __forceinline__ bool item(int i, Item& item) const { return items.item(i, item); }
   template <typename Cut, int kColumns>
   __device__ __forceinline__ void finish(const Item& item, int tile,
-                                         const Sums<Cut, kColumns>& sums, std::byte*) const {
-    end.template finish<Cut, kColumns>(item, tile, weight.rows, scale, sums);
+                                         const Sums<Cut, kColumns>& sums, std::byte* shared) const {
+    constexpr int kStep = kColumns < SumsTile::kMostColumns ? kColumns : SumsTile::kMostColumns;
+    const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
+    float* mine = reinterpret_cast<float*>(shared + (threadIdx.x / 32 - 4) * SumsTile::kBytes);
+#pragma unroll
+    for (int m = 0; m < Cut::kRowTiles; ++m) {
+#pragma unroll
+      for (int first = 0; first < kColumns; first += kStep) {
+#pragma unroll
+        for (int i = 0; i < kStep / 8; ++i) {
+          const float* d = &sums[m][first / 2 + 4 * i];
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            *reinterpret_cast<float2*>(mine + SumsTile::place(4 * i + q, g + 8 * half)) =
+                make_float2(d[2 * half] * scale, d[2 * half + 1] * scale);
+          }
+        }
+        __syncwarp();
+        if (16 * (tile + 4 * m) < weight.rows) {
+          end.store(SumsTile{mine}, tile + 4 * m, weight.rows, item.first_column + first,
+                    min(kStep, item.num_columns - first));
+        }
+        __syncwarp();
+      }
+    }
   }
   __device__ __forceinline__ void drain() const {}
 };
@@ -100,25 +134,32 @@ void dispatch_product(DType format, Launch&& launch) {
   launch.template operator()<DType::kBF16>();
 }
 
-/// How a grouped product is cut: by blocks, and its two widths.
-template <typename BlockCut, int kFew_, int kMany_>
+/// How grouped products are cut: gate and up, and down by blocks, both in two widths.
+template <typename GateUpBlock, typename DownBlock, int kFew_, int kMany_>
 struct Grouping {
-  using Cut = BlockCut;
+  using GateUpCut = GateUpBlock;
+  using DownCut = DownBlock;
   static constexpr int kFew = kFew_, kMany = kMany_;
 };
 
-/// The greatest width of the least grouping for tiles of about `mean` columns, some of them half as
-/// many again; and launch<Grouping>() of that width.
+/// The greatest width of the least grouping that takes the columns of most tiles at once: their
+/// mean and two deviations of what is chosen by chance. And launch<Grouping>() of that width.
 inline int32_t grouping_slots(double mean) {
-  const double most = 1.4 * mean + 4;
-  return most <= 32 ? 32 : most <= 64 ? 64 : most <= 96 ? 96 : 128;
+  const double most = mean + 2 * std::sqrt(mean);
+  for (const int32_t slots : {8, 16, 32, 64, 96}) {
+    if (most <= slots) return slots;
+  }
+  return 128;
 }
 template <typename Launch>
 void dispatch_grouping(int32_t slots, Launch&& launch) {
-  if (slots == 32) return launch.template operator()<Grouping<FewColumnsCut, 16, 32>>();
-  if (slots == 64) return launch.template operator()<Grouping<FewColumnsCut, 32, 64>>();
-  if (slots == 96) return launch.template operator()<Grouping<WideCut, 64, 96>>();
-  launch.template operator()<Grouping<WideCut, 96, 128>>();
+  using Few = FewColumnsCut;
+  if (slots == 8) return launch.template operator()<Grouping<Few, Few, 8, 8>>();
+  if (slots == 16) return launch.template operator()<Grouping<Few, Few, 16, 16>>();
+  if (slots == 32) return launch.template operator()<Grouping<Few, Few, 32, 32>>();
+  if (slots == 64) return launch.template operator()<Grouping<Few, Few, 64, 64>>();
+  if (slots == 96) return launch.template operator()<Grouping<WideCut, OneTileCut, 64, 96>>();
+  launch.template operator()<Grouping<WideCut, OneTileCut, 96, 128>>();
 }
 
 /// Launches on as many SMs as there are items, `most_items` at most.
@@ -141,40 +182,10 @@ void launch_product(const char* row, const Task& task, int64_t most_items, cudaS
     launch_kernel(row, product_kernel<F, Cut, kFew, kMany, Task>, task, shape, stream);
   }
 }
-/// The same for a dense product; `workspace` of dense_bytes.
+/// The same for a dense product.
 template <DType F, typename Task>
-void launch_dense(const char* row, const Task& task, std::byte* workspace, cudaStream_t stream) {
+void launch_dense(const char* row, const Task& task, cudaStream_t stream) {
   const DenseItems& items = task.items;
-  if (items.num_columns >= kLeastStagedColumns) {
-    const StagedProduct<Task> product{
-        .task = task,
-        .weights = {workspace + staged_bytes(items.num_columns, task.weight.cols),
-                    round_up(task.weight.rows, kStagedRowsAlign), task.weight.cols},
-        .num_columns = items.num_columns,
-        .num_units = task.weight.num_units(),
-        .num_row_pairs = ceil_div(task.weight.rows, kStagedRowsAlign)};
-    const StageWeights stage{.weight = task.weight,
-                             .to = product.weights,
-                             .num_tiles = task.weight.num_tiles(),
-                             .num_units = task.weight.num_units()};
-    launch_kernel(
-        row, stage_weights<F>, stage,
-        {.grid = dim3(static_cast<unsigned>(ceil_div(stage.num_tiles * stage.num_units, 8))),
-         .num_threads = 256,
-         .programmatic = true},
-        stream);
-    const int32_t clusters =
-        std::min(fragment::block_limits().num_units / 2,
-                 product.num_row_pairs * ceil_div(items.num_columns, StagedCut::kMostColumns));
-    launch_kernel(row, staged_product_kernel<Task>, product,
-                  {.grid = dim3(static_cast<unsigned>(2 * clusters)),
-                   .num_threads = StagedCut::kThreads,
-                   .shared_bytes = sizeof(StagedShared),
-                   .cluster = 2,
-                   .programmatic = true},
-                  stream);
-    return;
-  }
   const auto launch = [&]<typename Cut, int kColumns>() {
     launch_product<F, Cut, kColumns, kColumns>(row, task, items.num_items(), stream);
   };
@@ -193,7 +204,7 @@ void multiply_dense(const char* row, const PackedMatrix& weight, const StagedVie
                                     .staged = staged,
                                     .scale = kProductScale<F>,
                                     .end = end};
-    launch_dense<F>(row, product, to.workspace, launch_stream(to.stream));
+    launch_dense<F>(row, product, launch_stream(to.stream));
   });
 }
 /// Where they are staged.

@@ -42,6 +42,7 @@ struct CutOf {
 };
 using WideCut = CutOf<2, 2, false, 128>;
 static_assert(WideCut::kMathRegisters == 240, "two warpgroups of 128 sums a thread");
+using OneTileCut = CutOf<3, 1, false, 128>;    ///< 192 rows: 2,880 are 15 times as many
 using FewColumnsCut = CutOf<4, 1, false, 64>;  // streamed_product_sm90.cuh
 using FewRowsCut = CutOf<4, 1, true, 64>;
 
@@ -73,7 +74,8 @@ struct Operand<DType::kBF16> {
 /// Stages of a warp's ring of weights: at most what leaves room for the sums that meet.
 template <DType F, typename Cut>
 inline constexpr int kWeightStages =
-    F == DType::kBF16&& Cut::kSplitsK ? 3 : Operand<F>::kWeightStages;
+    !Cut::kSplitsK || F == DType::kMXFP4 ? Operand<F>::kWeightStages
+                                         : Operand<F>::kWeightStages - 1;
 template <DType F>
 inline constexpr float kProductScale = fragment::power_of_two(Operand<F>::kShift);
 
@@ -167,29 +169,38 @@ struct WeightRing {
   }
 };
 
+/// What a lane has of a unit.
+template <DType F>
+__device__ __forceinline__ fragment::Unit<F> read_operand(const std::byte* unit_at) {
+  const uint32_t lane = threadIdx.x % 32;
+  fragment::Unit<F> unit;
+  fragment::read_codes<F>(unit, unit_at + 16 * lane);
+  if constexpr (fragment::Format<F>::kScaleWords == 1) {
+    unit.scales[0] =
+        *reinterpret_cast<const uint32_t*>(unit_at + fragment::kCodeBytes<F> + lane / 4 * 4);
+  }
+  return unit;
+}
 /// Rows g and g + 8 of a unit as four operands of 16 columns each.
 template <DType F>
-__device__ __forceinline__ void make_operand(const std::byte* unit_at, uint32_t (&a)[16]) {
-  using namespace fragment;
-  const uint32_t lane = threadIdx.x % 32, g = lane / 4;
-  Unit<F> unit;
-  read_codes<F>(unit, unit_at + 16 * lane);
-  uint32_t scales = 0;
-  if constexpr (Format<F>::kScaleWords == 1) {
-    constexpr uint32_t kMost = 255 - Operand<F>::kBias;  // beyond: an infinity
-    scales = *reinterpret_cast<const uint32_t*>(unit_at + kCodeBytes<F> + 4 * g);
-    scales = __vminu4(scales, kMost * 0x01010101u) + Operand<F>::kBias * 0x01010101u;
-  }
+__device__ __forceinline__ void make_operand(const fragment::Unit<F>& unit, uint32_t (&a)[16]) {
 #pragma unroll
   for (int block = 0; block < 2; ++block) {
+    // The scales of both rows: their exponents moved by kBias; beyond 255 an infinity.
+    [[maybe_unused]] __nv_bfloat162 scales;
+    if constexpr (fragment::Format<F>::kScaleWords == 1) {
+      constexpr uint32_t kBoth = 0x00010001u;
+      const uint32_t exponents = __byte_perm(unit.scales[0], 0, block == 0 ? 0x4140 : 0x4342);
+      const uint32_t bits =
+          __vminu2(exponents * 128u + kBoth * (Operand<F>::kBias << 7), kBoth * (255u << 7));
+      scales = *reinterpret_cast<const __nv_bfloat162*>(&bits);
+    }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       uint32_t pairs[4];
-      decode<F>(unit, block, half, 0, pairs);
-      if constexpr (Format<F>::kScaleWords == 1) {
-        const int byte = 2 * block + half;
-        const uint32_t twice = __byte_perm(scales, 0, 0x4040 | byte << 8 | byte) << 7;
-        const auto scale = *reinterpret_cast<const __nv_bfloat162*>(&twice);
+      fragment::decode<F>(unit, block, half, 0, pairs);
+      if constexpr (fragment::Format<F>::kScaleWords == 1) {
+        const __nv_bfloat162 scale = half == 0 ? __low2bfloat162(scales) : __high2bfloat162(scales);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const __nv_bfloat162 scaled =
@@ -234,13 +245,13 @@ __device__ __forceinline__ void multiply_item(Shared<F, Cut>& shared, WeightRing
     for (int m = 0; m < kTiles; ++m) {
       wgmma_wait<kTiles - 1>();  // this tile's of the unit before
       if (m == kTiles - 1) give_back();
-      make_operand<F>(unit + m * fragment::kUnitBytes<F>, a[m]);
+      make_operand<F>(read_operand<F>(unit + m * fragment::kUnitBytes<F>), a[m]);
       if (m == 0) wait_barrier(&shared.full[stage], place / kStages % 2);
-      const uint32_t columns = shared_address(shared.columns[stage]);
+      const uint64_t columns = tile_descriptor(shared.columns[stage]);
       wgmma_fence();
 #pragma unroll
       for (int k = 0; k < 4; ++k)
-        wgmma_bf16<kColumns>(sums[m], &a[m][4 * k], tile_descriptor(columns + 32 * k));
+        wgmma_bf16<kColumns>(sums[m], &a[m][4 * k], columns + 32 / 16 * k);
       wgmma_commit();
     }
     last_stage = stage;

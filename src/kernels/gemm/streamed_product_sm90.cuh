@@ -1,9 +1,9 @@
 // Grouped products with few columns on Hopper (2 to 64 tokens an expert): limited by the weights'
 // way from memory, and next to it by the instructions that make operands of them.
 //
-// As product_sm90.cuh, but one warp copies both operands, kBatchUnits units at a time: of each of
-// the block's 16 tiles a run of memory, so that the sixteen warps that multiply have nothing to do
-// but wait, make operands and start wgmma.
+// As product_sm90.cuh, but one warpgroup copies both operands, kBatchUnits units at a time: of each
+// of the block's 16 tiles a run of memory, so that the sixteen warps that multiply have nothing to
+// do but wait, make operands and start wgmma.
 //
 // Per unit of 64 columns and SM: 8.5 KiB of MXFP4, for which memory takes 450 clocks; 16 warps of
 // about 90 instructions, 360 issue slots of four schedulers.
@@ -37,48 +37,59 @@ __device__ __forceinline__ void multiply_streamed(S& shared, uint32_t place, int
   const bool is_first_lane = threadIdx.x % 32 == 0;
 #pragma unroll
   for (int i = 0; i < kColumns / 2; ++i) sums[0][i] = 0;
-  // Two operands in turn, where registers allow.
+  // Two operands in turn, where registers allow: one is made while the products of the other run.
   constexpr int kOperands = kColumns <= 32 ? 2 : 1;
   uint32_t a[kOperands][16];
   int last_stage = -1;
   const auto give_back = [&] {
     if (last_stage >= 0 && is_first_lane) arrive_barrier(&shared.empty[last_stage]);
   };
-  const auto multiply = [&](const std::byte* unit, uint32_t columns, uint32_t* operand) {
-    make_operand<F>(unit, *reinterpret_cast<uint32_t(*)[16]>(operand));
+  const auto multiply = [&](const std::byte* unit, uint64_t columns, uint32_t(&operand)[16]) {
+    make_operand<F>(read_operand<F>(unit), operand);
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < 4; ++k)
-      wgmma_bf16<kColumns>(sums[0], operand + 4 * k, tile_descriptor(columns + 32 * k));
+      wgmma_bf16<kColumns>(sums[0], operand + 4 * k, columns + 32 / 16 * k);
     wgmma_commit();
   };
-#pragma unroll 1
-  for (int u = 0; u < num_units; u += kBatchUnits, ++place) {
+  constexpr int kUnit = fragment::kUnitBytes<F>;
+  constexpr uint64_t kUnitOfColumns = sizeof(shared.columns[0][0]) / 16;
+  // A whole batch, whose first operand is a[kFirst].
+  const auto multiply_batch = [&]<int kFirst>() {
     const uint32_t stage = place % S::kStages;
     const std::byte* units = shared.weights[stage][block_tile];
-    const uint32_t columns = shared_address(shared.columns[stage][0]);
-    wgmma_wait<0>();
-    give_back();
+    const uint64_t columns = tile_descriptor(shared.columns[stage][0]);
     wait_barrier(&shared.full[stage], place / S::kStages % 2);
-    last_stage = stage;
-    if (u + kBatchUnits <= num_units) {
 #pragma unroll
-      for (int i = 0; i < kBatchUnits; ++i) {
-        wgmma_wait<kOperands - 1>();
-        multiply(units + i * fragment::kUnitBytes<F>, columns + i * sizeof(shared.columns[0][0]),
-                 a[i % kOperands]);
-      }
-    } else {
-#pragma unroll 1
-      for (int i = 0; i < num_units - u; ++i) {
-        wgmma_wait<0>();
-        multiply(units + i * fragment::kUnitBytes<F>, columns + i * sizeof(shared.columns[0][0]),
-                 a[0]);
-      }
+    for (int i = 0; i < kBatchUnits; ++i) {
+      wgmma_wait<kOperands - 1>();          // the products of this operand
+      if (i == kOperands - 1) give_back();  // all of the batch before
+      multiply(units + i * kUnit, columns + i * kUnitOfColumns, a[(kFirst + i) % kOperands]);
     }
+    last_stage = stage;
+    ++place;
+  };
+  const int batches = num_units / kBatchUnits, rest = num_units % kBatchUnits;
+#pragma unroll 1
+  for (int pair = 0; pair < batches / 2; ++pair) {
+    multiply_batch.template operator()<0>();
+    multiply_batch.template operator()<kBatchUnits % kOperands>();
   }
+  if (batches % 2 == 1) multiply_batch.template operator()<0>();
   wgmma_wait<0>();
   give_back();
+  if (rest > 0) {
+    const uint32_t stage = place % S::kStages;
+    wait_barrier(&shared.full[stage], place / S::kStages % 2);
+#pragma unroll 1
+    for (int i = 0; i < rest; ++i) {
+      multiply(shared.weights[stage][block_tile] + i * kUnit,
+               tile_descriptor(shared.columns[stage][i]), a[0]);
+      wgmma_wait<0>();
+    }
+    last_stage = stage;
+    give_back();
+  }
 }
 
 /// The kernel: Task as of product_kernel, cut as FewColumnsCut.
@@ -102,28 +113,29 @@ __global__ void __launch_bounds__(FewColumnsCut::kThreads, 1)
   const int num_units = (task.weight.cols + 63) / 64;
   if (threadIdx.x < 128) {
     give_registers<FewColumnsCut::kCopyRegisters>();
-    if (threadIdx.x >= 32) return;
-    // Lanes 0 to 15 copy a tile each, the kBatchUnits behind them a unit of activations each.
-    const int lane = threadIdx.x, unit_of_lane = lane - 16;
+    // Each of the warps starts the copies of four tiles, and of a unit of activations: how fast one
+    // warp starts copies would be the limit.
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, tile = 4 * warp + lane;
+    const bool has_tile = lane < 4, has_columns = lane == 4 && warp < kBatchUnits;
+    if (!has_tile && !has_columns) return;
+    const int64_t unit_stride = has_tile ? kUnit : 128ll * task.staged.capacity;
     Item item;
     uint32_t place = 0;
     for (int i = blockIdx.x; task.item(i, item); i += gridDim.x) {
       const uint32_t column_bytes = 128 * ((item.num_columns + 7) / 8 * 8);
-      const int64_t unit_stride = lane < 16 ? kUnit : 128ll * task.staged.capacity;
       const std::byte* from =
-          lane < 16 ? tile_of<F>(task.weight, num_units, item.expert, item.first_tile + lane)
-                    : task.staged.data + 128ll * item.first_column + unit_of_lane * unit_stride;
+          has_tile ? tile_of<F>(task.weight, num_units, item.expert, item.first_tile + tile)
+                   : task.staged.data + 128ll * item.first_column + warp * unit_stride;
       for (int u = 0; u < num_units; u += kBatchUnits, ++place) {
         const uint32_t stage = place % S::kStages;
         const int count = min(kBatchUnits, num_units - u);
         wait_barrier(&shared.empty[stage], place / S::kStages % 2 ^ 1);
         uint64_t* full = &shared.full[stage];
-        if (lane == 0) expect_bytes(full, count * (16 * kUnit + column_bytes));
-        __syncwarp();
-        if (lane < 16) {
-          copy_bulk(shared.weights[stage][lane], from, count * kUnit, full);
-        } else if (unit_of_lane < count) {
-          copy_bulk(shared.columns[stage][unit_of_lane], from, column_bytes, full);
+        if (threadIdx.x == 0) expect_bytes(full, count * (16 * kUnit + column_bytes));
+        if (has_tile) {
+          copy_bulk(shared.weights[stage][tile], from, count * kUnit, full);
+        } else if (warp < count) {
+          copy_bulk(shared.columns[stage][warp], from, column_bytes, full);
         }
         from += kBatchUnits * unit_stride;
       }

@@ -12,37 +12,32 @@ struct AddToResidual {
   const float* bias;
   float2* x;
 
-  template <typename Cut, int kColumns>
-  __device__ __forceinline__ void finish(const Item& item, int tile, int rows, float scale,
-                                         const Sums<Cut, kColumns>& sums) const {
-    const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4, hidden = rows;
+  __device__ __forceinline__ void store(const SumsTile& sums, int tile, int rows, int first_column,
+                                        int num_columns) const {
+    // Eight lanes a column, of two rows each.
+    const int lane = threadIdx.x % 32, in_tile = lane % 8 * 2, row = 16 * tile + in_tile;
+    if (row >= rows) return;
+    const float2 row_bias = *reinterpret_cast<const float2*>(bias + row);
+    constexpr int kBatch = 8;
+#pragma unroll 1
+    for (int first = lane / 8; first < num_columns; first += 4 * kBatch) {
+      float4* at = reinterpret_cast<float4*>(x + int64_t{first_column + first} * rows + row);
+      const int64_t stride = int64_t{2} * rows;  // of four columns
+      // All loads before the first store, which might be to the same place for all that the
+      // compiler knows.
+      float4 old[kBatch];
 #pragma unroll
-    for (int m = 0; m < Cut::kRowTiles; ++m) {
+      for (int c = 0; c < kBatch; ++c) {
+        if (first + 4 * c < num_columns) old[c] = at[c * stride];
+      }
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int row = 16 * (tile + 4 * m) + g + 8 * half;
-        if (row >= hidden) continue;
-        const float row_bias = bias[row];
-        float2* at = x + int64_t{item.first_column + 2 * q} * hidden + row;
-        // Loads of several columns before the first store, which might be to the same place for
-        // all that the compiler knows.
-        constexpr int kBatch = Cut::kWarpgroups > 2 ? 4 : 8;  // as registers allow
-#pragma unroll
-        for (int first = 0; first < kColumns / 4; first += kBatch) {
-          float2 old[kBatch];
-#pragma unroll
-          for (int c = 0; c < kBatch; ++c) {
-            const int column = (first + c) / 2 * 8 + (first + c) % 2;
-            if (column + 2 * q < item.num_columns) old[c] = at[int64_t{column} * hidden];
-          }
-#pragma unroll
-          for (int c = 0; c < kBatch; ++c) {
-            const int i = (first + c) / 2, j = (first + c) % 2, column = 8 * i + j;
-            const float sum = sums[m][4 * i + 2 * half + j] * scale + row_bias;
-            if (column + 2 * q < item.num_columns)
-              at[int64_t{column} * hidden] = split_residual(whole(old[c]) + sum);
-          }
-        }
+      for (int c = 0; c < kBatch; ++c) {
+        const int column = first + 4 * c;
+        const float2 top = split_residual(whole(make_float2(old[c].x, old[c].y)) +
+                                          sums.at(column, in_tile) + row_bias.x);
+        const float2 bottom = split_residual(whole(make_float2(old[c].z, old[c].w)) +
+                                             sums.at(column, in_tile + 1) + row_bias.y);
+        if (column < num_columns) at[c * stride] = make_float4(top.x, top.y, bottom.x, bottom.y);
       }
     }
   }
@@ -54,6 +49,7 @@ using namespace gemm;
 
 const char* out_any_bf16_gemm_sm90_refuses(const OutParams& p) {
   if (p.fold.is_on) return "the route step is folded into out";
+  if (p.weight.rows % 2 != 0) return "rows are odd";
   return refuses_product(p.weight);
 }
 

@@ -18,19 +18,19 @@ struct TurnAndAppend {
   float* q;  // [tokens, heads, head_dim]
   int32_t num_heads, num_kv_heads, head_dim;
 
-  template <typename T>
-  __device__ __forceinline__ static void store(std::byte* row, int dim, int half, float top,
-                                               float bottom) {
-    reinterpret_cast<T*>(row)[dim] = static_cast<T>(top);
-    reinterpret_cast<T*>(row)[half + dim] = static_cast<T>(bottom);
+  /// Two neighbouring dimensions of a row.
+  __device__ __forceinline__ static void store_pair(float* row, int dim, float2 pair) {
+    *reinterpret_cast<float2*>(row + dim) = pair;
   }
-  __device__ __forceinline__ void store_to_cache(std::byte* row, int dim, float top,
-                                                 float bottom) const {
-    const int half = head_dim / 2;
-    if (kv.dtype == DType::kF32) return store<float>(row, dim, half, top, bottom);
-    if (kv.dtype == DType::kBF16) return store<__nv_bfloat16>(row, dim, half, top, bottom);
-    reinterpret_cast<uint8_t*>(row)[dim] = f32_to_e4m3(top);
-    reinterpret_cast<uint8_t*>(row)[half + dim] = f32_to_e4m3(bottom);
+  __device__ __forceinline__ void store_to_cache(std::byte* row, int dim, float2 pair) const {
+    if (kv.dtype == DType::kF32) {
+      store_pair(reinterpret_cast<float*>(row), dim, pair);
+    } else if (kv.dtype == DType::kBF16) {
+      reinterpret_cast<uint32_t*>(row)[dim / 2] = pack_bf16(pair.x, pair.y);
+    } else {
+      reinterpret_cast<uint16_t*>(row)[dim / 2] =
+          static_cast<uint16_t>(f32_to_e4m3(pair.x) | f32_to_e4m3(pair.y) << 8);
+    }
   }
   /// A token's row of a K or V head in the cache.
   __device__ __forceinline__ std::byte* cache_row(std::byte* of, int kv_head, int position,
@@ -42,60 +42,61 @@ struct TurnAndAppend {
         static_cast<int64_t>(kv_head) * kv.page_tokens + position - logical * kv.page_tokens;
     return of + __ldg(kv.page_table + entry) * kv.page_stride_bytes + in_page * head_dim * element;
   }
-  template <typename Cut, int kColumns>
-  __device__ __forceinline__ void finish(const Item& item, int tile, int rows, float scale,
-                                         const Sums<Cut, kColumns>& sums) const {
-    const int lane = threadIdx.x % 32, g = lane / 4, q_lane = lane % 4;
+  __device__ __forceinline__ void store(const SumsTile& sums, int tile, int /*rows*/,
+                                        int first_column, int num_columns) const {
     const int tiles_a_head = head_dim / 16, half = head_dim / 2;
+    const int head = tile / tiles_a_head;
+    const bool is_q = head < num_heads, is_k = !is_q && head < num_heads + num_kv_heads;
+    // Four lanes a column, of two dimensions each in both halves of the head.
+    const int lane = threadIdx.x % 32, in_tile = lane % 4 * 2;
+    const int dim = (tile - head * tiles_a_head) * 8 + in_tile;
+    const float* head_bias = bias + head * head_dim + dim;
+    const float2 top_bias = *reinterpret_cast<const float2*>(head_bias);
+    const float2 bottom_bias = *reinterpret_cast<const float2*>(head_bias + half);
+    // What several columns need is read before the first of them is stored: no load passes a store
+    // whose place the compiler does not know.
+    constexpr int kBatch = 4;
+#pragma unroll 1
+    for (int first = lane / 4; first < num_columns; first += 8 * kBatch) {
+      float2 cosines[kBatch], sines[kBatch];
+      std::byte* places[kBatch];
 #pragma unroll
-    for (int m = 0; m < Cut::kRowTiles; ++m) {
-      const int this_tile = tile + 4 * m, head = this_tile / tiles_a_head;
-      const int dim = (this_tile - head * tiles_a_head) * 8 + g;
-      if (16 * this_tile >= rows) continue;
-      const float* head_bias = bias + head * head_dim;
-      const float top_bias = __ldg(head_bias + dim), bottom_bias = __ldg(head_bias + half + dim);
-      const bool is_turned = head < num_heads + num_kv_heads;
-      // What several columns need is read before the first of them is stored: no load passes a
-      // store whose place the compiler does not know.
-      constexpr int kBatch = Cut::kWarpgroups > 2 ? 4 : 8;  // as registers allow
-#pragma unroll
-      for (int first = 0; first < kColumns / 4; first += kBatch) {
-        float2 turns[kBatch];
-        std::byte* places[kBatch];
-#pragma unroll
-        for (int c = 0; c < kBatch; ++c) {
-          const int column = (first + c) / 2 * 8 + 2 * q_lane + (first + c) % 2;
-          const int token = item.first_column + column;
-          turns[c] = make_float2(1, 0);
-          places[c] = nullptr;
-          if (column >= item.num_columns) continue;
-          const int position = __ldg(positions + token);
-          if (is_turned) {
-            const float* turn = rotary + static_cast<int64_t>(position) * head_dim + dim;
-            turns[c] = make_float2(__ldg(turn), __ldg(turn + half));
-          }
-          if (head < num_heads) {
-            places[c] = reinterpret_cast<std::byte*>(
-                q + (static_cast<int64_t>(token) * num_heads + head) * head_dim);
-          } else if (is_turned) {
-            places[c] = cache_row(kv.k, head - num_heads, position, token);
-          } else {
-            places[c] = cache_row(kv.v, head - num_heads - num_kv_heads, position, token);
-          }
+      for (int c = 0; c < kBatch; ++c) {
+        // Past the end: the last column once more.
+        const int token = first_column + min(first + 8 * c, num_columns - 1);
+        const int position = __ldg(positions + token);
+        const float* turn = rotary + static_cast<int64_t>(position) * head_dim + dim;
+        cosines[c] = __ldg(reinterpret_cast<const float2*>(turn));
+        sines[c] = __ldg(reinterpret_cast<const float2*>(turn + half));
+        if (is_q) {
+          places[c] = reinterpret_cast<std::byte*>(
+              q + (static_cast<int64_t>(token) * num_heads + head) * head_dim);
+        } else {
+          places[c] = is_k ? cache_row(kv.k, head - num_heads, position, token)
+                           : cache_row(kv.v, head - num_heads - num_kv_heads, position, token);
         }
+      }
 #pragma unroll
-        for (int c = 0; c < kBatch; ++c) {
-          const int i = (first + c) / 2, j = (first + c) % 2;
-          const float top = sums[m][4 * i + j] * scale + top_bias;
-          const float bottom = sums[m][4 * i + 2 + j] * scale + bottom_bias;
-          const float turned_top = top * turns[c].x - bottom * turns[c].y;
-          const float turned_bottom = bottom * turns[c].x + top * turns[c].y;
-          if (places[c] == nullptr) continue;
-          if (head < num_heads) {
-            store<float>(places[c], dim, half, turned_top, turned_bottom);
-          } else {
-            store_to_cache(places[c], dim, turned_top, turned_bottom);
-          }
+      for (int c = 0; c < kBatch; ++c) {
+        const int column = first + 8 * c;
+        if (column >= num_columns) continue;
+        float2 top = make_float2(sums.at(column, in_tile) + top_bias.x,
+                                 sums.at(column, in_tile + 1) + top_bias.y);
+        float2 bottom = make_float2(sums.at(column, in_tile + 8) + bottom_bias.x,
+                                    sums.at(column, in_tile + 9) + bottom_bias.y);
+        if (is_q || is_k) {
+          const float2 before = top;
+          top.x = before.x * cosines[c].x - bottom.x * sines[c].x;
+          top.y = before.y * cosines[c].y - bottom.y * sines[c].y;
+          bottom.x = bottom.x * cosines[c].x + before.x * sines[c].x;
+          bottom.y = bottom.y * cosines[c].y + before.y * sines[c].y;
+        }
+        if (is_q) {
+          store_pair(reinterpret_cast<float*>(places[c]), dim, top);
+          store_pair(reinterpret_cast<float*>(places[c]), half + dim, bottom);
+        } else {
+          store_to_cache(places[c], dim, top);
+          store_to_cache(places[c], half + dim, bottom);
         }
       }
     }

@@ -76,9 +76,11 @@ Built<QkvParams> build(const QkvCase& c) {
   Built<QkvParams> built;
   const int32_t rows = (c.heads + 2 * c.kv_heads) * c.head_dim;
   // Three sequences in turn with pages out of order, each starting at a position of its own.
-  const int32_t num_seqs = 3, pages_per_seq = ceil_div(kMaxPositions, kPageTokens);
-  std::vector<int32_t> positions, seqs, pages(static_cast<size_t>(num_seqs) * pages_per_seq);
+  constexpr int32_t num_seqs = 3;
   int32_t next[num_seqs] = {0, 3, 17};
+  const int32_t max_positions = std::max(kMaxPositions, 17 + ceil_div(c.tokens, num_seqs));
+  const int32_t pages_per_seq = ceil_div(max_positions, kPageTokens);
+  std::vector<int32_t> positions, seqs, pages(static_cast<size_t>(num_seqs) * pages_per_seq);
   for (int32_t token = 0; token < c.tokens; ++token) {
     seqs.push_back(token % num_seqs);
     positions.push_back(next[token % num_seqs]++);
@@ -98,13 +100,13 @@ Built<QkvParams> build(const QkvCase& c) {
   p.weight = keep(built, random_packed(c.weights, 1, rows, c.hidden, random));
   p.bias = keep(built, random.uniforms(rows, 0.5f));
   std::vector<float> table;
-  for (int32_t position = 0; position < kMaxPositions; ++position) {
+  for (int32_t position = 0; position < max_positions; ++position) {
     for (int32_t i = 0; i < c.head_dim; ++i) {
       const double angle = position * std::pow(150.0, -2.0 * (i % (c.head_dim / 2)) / c.head_dim);
       table.push_back(static_cast<float>(i < c.head_dim / 2 ? std::cos(angle) : std::sin(angle)));
     }
   }
-  p.rotary = {.table = keep(built, std::move(table)), .max_positions = kMaxPositions};
+  p.rotary = {.table = keep(built, std::move(table)), .max_positions = max_positions};
   p.kv.dtype = c.cache;
   p.kv.page_tokens = kPageTokens;
   p.kv.table_stride = pages_per_seq;

@@ -11,27 +11,13 @@ namespace gemm {
 struct StoreLogits {
   float* logits;
 
-  template <typename Cut, int kColumns>
-  __device__ __forceinline__ void finish(const Item& item, int tile, int rows, float scale,
-                                         const Sums<Cut, kColumns>& sums) const {
-    const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4, vocab = rows;
-#pragma unroll
-    for (int m = 0; m < Cut::kRowTiles; ++m) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int row = 16 * (tile + 4 * m) + g + 8 * half;
-        if (row >= vocab) continue;
-        float* at = logits + int64_t{item.first_column + 2 * q} * vocab + row;
-#pragma unroll
-        for (int i = 0; i < kColumns / 8; ++i) {
-#pragma unroll
-          for (int j = 0; j < 2; ++j) {
-            if (8 * i + 2 * q + j < item.num_columns)
-              at[int64_t{8 * i + j} * vocab] = sums[m][4 * i + 2 * half + j] * scale;
-          }
-        }
-      }
-    }
+  __device__ __forceinline__ void store(const SumsTile& sums, int tile, int rows, int first_column,
+                                        int num_columns) const {
+    const int lane = threadIdx.x % 32, row = 16 * tile + lane % 16;
+    if (row >= rows) return;
+#pragma unroll 8
+    for (int column = lane / 16; column < num_columns; column += 2)
+      logits[int64_t{first_column + column} * rows + row] = sums.at(column, lane % 16);
   }
 };
 
