@@ -47,6 +47,7 @@ Json to_json(const BenchResult& result) {
           {"flops_per_token", result.flops_per_token},
           {"share_of_limit", result.share_of_limit},
           {"kernels", kernels_json(result.kernels)},
+          {"tile", result.tile},
           {"launches", std::move(launches)}};
 }
 
@@ -152,6 +153,7 @@ int run(BenchFlags& o, const Flags& flags) {
       for (const auto& count : result->kernels) {
         fmt::print("  {:<8} {} x{}\n", step_name(count.step), count.name, count.launches);
       }
+      if (!result->tile.empty()) fmt::print("  tile     {}\n", result->tile);
     }
   }
   if (on_gpu) {

@@ -260,6 +260,9 @@ void declare_model_flags(Flags& flags, EngineOptions* o) {
   flags.texts("--kernel", &o->kernels,
               "STEP=NAME forces a row, all=reference every reference row; repeatable");
   flags.text(
+      "--tile", &o->tile,
+      "CUDA: rows x tokens of the experts' products for many tokens: auto, 256x8 to 256x144");
+  flags.text(
       "--mxfp4-layers", &o->mxfp4_layers,
       "moe (as the checkpoint), qkv, o, lm_head (comma-separated) or all: quantised at load");
   flags.text("--mxfp8-layers", &o->mxfp8_layers,

@@ -158,6 +158,7 @@ Status Engine::make_kernels() {
   for (const std::string& assignment : options_.kernels) {
     if (auto status = choice.add(assignment); !status) return status;
   }
+  if (auto status = choice.set_tile(options_.tile); !status) return status;
   const Features features = device_->kind() == DeviceKind::kCpu
                                 ? cpu_features()
                                 : cuda_features(device_->properties().compute_capability);

@@ -30,6 +30,7 @@ struct EngineOptions {
   std::string graphs = "on";         ///< CUDA: decode by graphs; off: the same kernels one by one
   int threads = 0;                   ///< 0: one a usable core
   std::vector<std::string> kernels;  ///< STEP=NAME
+  std::string tile = "auto";         ///< CUDA: of the experts' products, as parse_tile takes it
   std::string mxfp4_layers = "moe";
   std::string mxfp8_layers;       ///< CUDA only
   std::string kv_dtype = "auto";  ///< as choose_kv_dtype takes it

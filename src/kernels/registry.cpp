@@ -7,6 +7,7 @@
 #include "kernels/attend/attend.h"
 #include "kernels/embed/embed.h"
 #include "kernels/experts/experts.h"
+#include "kernels/gemm/tile_model.h"
 #include "kernels/out/out.h"
 #include "kernels/qkv/qkv.h"
 #include "kernels/route/route.h"
@@ -82,6 +83,13 @@ Status KernelChoice::add(const std::string& assignment) {
                 "did you mean '" + nearest_name(full, known) + "'? `moxie kernels` lists them");
   }
   forced_[index] = full;
+  return {};
+}
+
+Status KernelChoice::set_tile(const std::string& tile) {
+  auto columns = gemm::parse_tile(tile);
+  if (!columns) return fail(std::move(columns.error()));
+  tile_columns_ = *columns;
   return {};
 }
 

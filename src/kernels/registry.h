@@ -79,9 +79,13 @@ class KernelChoice {
     return forced_[static_cast<int>(step)];
   }
   bool all_reference() const;
+  /// `--tile`: "auto" or a tile of gemm/tile_model.h.
+  Status set_tile(const std::string& tile);
+  int32_t tile_columns() const { return tile_columns_; }
 
  private:
   std::array<std::optional<std::string>, kNumSteps> forced_;
+  int32_t tile_columns_ = 0;
 };
 
 /// Chooses and counts. One per loaded model; shared by the threads that drive it.
@@ -154,6 +158,7 @@ class KernelChooser {
 
   DeviceKind device() const { return device_; }
   Features features() const { return features_; }
+  int32_t tile_columns() const { return choice_.tile_columns(); }
   const KernelChoice& choice() const { return choice_; }
 
  private:

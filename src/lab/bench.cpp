@@ -8,6 +8,8 @@
 #include <random>
 
 #include "core/clock.h"
+#include "kernels/experts/experts.h"
+#include "kernels/gemm/tile_model.h"
 #include "lab/stats.h"
 
 namespace moxie {
@@ -153,6 +155,22 @@ Work least_work(const Engine& engine, const BenchTest& test) {
   return total;
 }
 
+// The tile of the experts' products in the test's largest launch.
+std::string tile_of(Engine& engine, const BenchTest& test) {
+  const auto counts = engine.kernels().counts();
+  if (std::none_of(counts.begin(), counts.end(),
+                   [](const auto& count) { return count.name == kTiledExpertsRow; })) {
+    return {};
+  }
+  const int32_t forced = engine.kernels().tile_columns();
+  if (forced != 0) return gemm::tile_name(forced) + ", forced";
+  const GptOssConfig& c = engine.config();
+  const int32_t tokens =
+      test.n_prompt > 0 ? std::min(test.n_prompt, engine.options().max_batch_tokens) : test.streams;
+  const auto choice = gemm::choose_tile(gemm::mean_pairs(tokens, c.top_k, c.num_experts));
+  return gemm::tile_name(choice.columns) + ", " + choice.reason;
+}
+
 }  // namespace
 
 std::string BenchTest::name() const {
@@ -207,6 +225,7 @@ Result<BenchResult> run_bench(Engine& engine, const BenchTest& test, int32_t rep
     result.tok_s.push_back(tokens / *seconds);
   }
   result.kernels = engine.kernels().counts();
+  result.tile = tile_of(engine, test);
   const Work work = least_work(engine, test);
   result.bytes_per_token = work.bytes / tokens;
   result.flops_per_token = work.flops / tokens;

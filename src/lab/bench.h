@@ -24,6 +24,7 @@ struct BenchResult {
   double bytes_per_token = 0, flops_per_token = 0;
   double share_of_limit = 0;  ///< of the median sample
   std::vector<KernelChooser::Count> kernels;
+  std::string tile;  ///< of the experts' products, and why; empty if the row has none
 };
 
 /// The product of the lists: each n_prompt and each n_gen alone, at each depth, for each number of

@@ -70,6 +70,15 @@ struct StepParams {
             .x = act.x,
             .fold = {}};
   }
+  /// Whether attend writes what out reads as staged BF16: with the rows that can.
+  bool stages_a(const AttendParams& of_attend, const OutParams& of_out) const {
+    if (batch.ragged.num_tokens < kLeastStagedTokens) return false;
+    const auto attend_row = kernels.select(of_attend);
+    const auto out_row = kernels.select(of_out);
+    return attend_row.has_value() && out_row.has_value() &&
+           std::string_view((*attend_row)->name) == kStagingAttendRow &&
+           std::string_view((*out_row)->name) == kStagedOutRow;
+  }
   /// The route step as part of out and experts, in layer number `l`.
   RouteFold fold(const LayerWeights& layer, size_t l) const {
     return {.is_on = true,
@@ -124,7 +133,8 @@ struct StepParams {
             .down = layer.down,
             .down_bias = layer.down_bias,
             .x = act.x,
-            .fold = {}};
+            .fold = {},
+            .tile_columns = kernels.tile_columns()};
   }
   UnembedParams unembed() const {
     return {.launch = launch,
@@ -201,11 +211,13 @@ void GptOss::forward(const Batch& batch, std::span<const KvLayer> kv, const Acti
     const LayerWeights& layer = weights_.layers[l];
     keep_hidden(l);
     kernels_.run(step.qkv(layer, kv[l], rotary_));
-    kernels_.run(step.attend(layer, kv[l], config_.is_window[l], use_sinks_));
+    AttendParams attend = step.attend(layer, kv[l], config_.is_window[l], use_sinks_);
     OutParams out = step.out(layer);
     const RouteParams route = step.route(layer);
     ExpertsParams experts = step.experts(layer);
     if (is_folded(kernels_, route)) out.fold = experts.fold = step.fold(layer, l);
+    attend.stages_a = out.is_a_staged = step.stages_a(attend, out);
+    kernels_.run(attend);
     kernels_.run(out);
     kernels_.run(route);
     kernels_.run(experts);

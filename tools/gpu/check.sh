@@ -139,6 +139,12 @@ if wants bench; then
     bench ${size}_checkpoint --model $model --kv-dtype bf16 -p 0 -n 128 -d 128 -b 1,2,4,8
     bench ${size}_mxfp8 --model $model --mxfp8-layers all --kv-dtype bf16 -p 0 -n 128 -d 128 -b 1
   done
+  for size in 120b 20b; do
+    bench ${size}_prompts --model synthetic:gpt-oss-$size --kv-dtype bf16 -p 128,2048,8192 -n 0 -d 0 -b 1 -r 10
+  done
+  bench 120b_long_prompts --model synthetic:gpt-oss-120b --kv-dtype bf16 -p 32768,131072 -n 0 -d 0 -b 1 -r 1 \
+    --max-model-len 131072
+  bench 120b_streams --model synthetic:gpt-oss-120b --kv-dtype bf16 -p 0 -n 32 -d 1024 -b 64,256
   bench 120b_mxfp4_depth --model synthetic:gpt-oss-120b --mxfp4-layers all --kv-dtype bf16 \
     -p 0 -n 64 -d 8192,32768 -b 1 -r 5
 fi

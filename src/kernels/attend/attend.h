@@ -21,7 +21,12 @@ struct AttendParams {
   KvLayer kv;                    // this launch's tokens are already in it
   const float* sinks = nullptr;  // [heads]; null: no sinks (a test switch)
   float* a = nullptr;            // [tokens, heads, head_dim], written
+  /// `a` is written in BF16 as gemm/staged.cuh stages it, with a capacity of the tokens rounded up
+  /// to 8: by kStagingAttendRow alone, for an out row that reads it so.
+  bool stages_a = false;
 };
+
+inline constexpr const char* kStagingAttendRow = "attend_bf16_prefill_wgmma_sm90";
 
 template <>
 struct StepOf<AttendParams> {

@@ -13,6 +13,7 @@
 #include "core/cuda_launch.cuh"
 #include "kernels/attend/attend_prefill_sm90.cuh"
 #include "kernels/attend/attend_rows.h"
+#include "kernels/gemm/staged.cuh"
 #include "kernels/scratch.h"
 
 namespace moxie {
@@ -188,7 +189,7 @@ struct Warpgroup {
     const int32_t first_key = work.first_key + block * kKeys;
     const int32_t first = work.tile.first_position + idx * kTokens;
     if (first_key + kKeys - 1 > first)
-      Softmax<kKeys>::hide_after(s, first_key, first + 2 * warp, lane);
+      Softmax<kKeys>::hide_after(s, first_key, first + 2 * warp, last_key_of(work.tile), lane);
     if (p.window > 0 && block == 0)
       Softmax<kKeys>::hide_before(s, first_key, first + 2 * warp, p.window, lane);
   }
@@ -254,6 +255,29 @@ struct Warpgroup {
   __device__ __forceinline__ int32_t head_of(const WorkItem& work) const {
     return work.kv_head * kGroup + lane / 4;
   }
+  // A head is a unit of a token's staged row; of each 32 dimensions this lane has what makes one
+  // chunk (gemm/staged.cuh).
+  __device__ __forceinline__ void write_staged(int32_t token, int32_t head, int r,
+                                               float factor) const {
+    std::byte* unit =
+        reinterpret_cast<std::byte*>(p.a) +
+        (static_cast<int64_t>(head) * p.staged_tokens + token) * gemm::kStagedRowBytes;
+#pragma unroll
+    for (int block = 0; block < 2; ++block) {
+      uint32_t words[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float* pair = o + 4 * (4 * block + i) + 2 * r;
+        words[i] = pack_bf16(pair[0] * factor, pair[1] * factor);
+      }
+      const int first_pair = 16 * block + lane % 4;
+      *reinterpret_cast<uint4*>(unit +
+                                gemm::staged_pair_offset(static_cast<uint32_t>(token),
+                                                         static_cast<uint32_t>(first_pair))) =
+          make_uint4(words[0], words[1], words[2], words[3]);
+    }
+  }
+
   __device__ __forceinline__ void write(const WorkItem& work) const {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -263,8 +287,12 @@ struct Warpgroup {
       const float factor = page_missing ? __int_as_float(0x7FC00000) : __fdividef(1.0f, l);
       const int32_t token = idx * kTokens + 2 * warp + r;
       if (token >= work.tile.num_tokens) continue;
-      const int64_t row =
-          static_cast<int64_t>(work.tile.first_token + token) * p.num_heads + head_of(work);
+      const int32_t in_batch = work.tile.first_token + token, head = head_of(work);
+      if (p.staged_tokens > 0) {
+        write_staged(in_batch, head, r, factor);
+        continue;
+      }
+      const int64_t row = static_cast<int64_t>(in_batch) * p.num_heads + head;
       float* to = p.a + row * kDim + lane % 4 * 2;
 #pragma unroll
       for (int j = 0; j < kDim / 8; ++j) {
@@ -415,24 +443,26 @@ void attend_bf16_prefill_wgmma_sm90(const AttendParams& params) {
         "attend wants q, a and the pages aligned to 16 bytes");
   Scratch scratch(params.launch.workspace);
   const Parts parts = lay_out(params, scratch);
-  const PrefillParams prefill{.k_runs = map_runs(kv.k),
-                              .v_runs = map_runs(kv.v),
-                              .q_tokens = map_queries(params),
-                              .sinks = params.sinks,
-                              .a = params.a,
-                              .positions = batch.positions,
-                              .row_offsets = batch.row_offsets,
-                              .page_table = kv.page_table,
-                              .plan = parts.plan,
-                              .tiles = parts.tiles,
-                              .scale_log2 = params.scale * kLog2E,
-                              .page_rows = static_cast<int32_t>(kv.page_stride_bytes / kRowBytes),
-                              .num_seqs = batch.num_seqs,
-                              .table_stride = kv.table_stride,
-                              .page_tokens = kv.page_tokens,
-                              .num_heads = params.num_heads,
-                              .num_kv_heads = params.num_kv_heads,
-                              .window = params.window};
+  const PrefillParams prefill{
+      .k_runs = map_runs(kv.k),
+      .v_runs = map_runs(kv.v),
+      .q_tokens = map_queries(params),
+      .sinks = params.sinks,
+      .a = params.a,
+      .positions = batch.positions,
+      .row_offsets = batch.row_offsets,
+      .page_table = kv.page_table,
+      .plan = parts.plan,
+      .tiles = parts.tiles,
+      .scale_log2 = params.scale * kLog2E,
+      .page_rows = static_cast<int32_t>(kv.page_stride_bytes / kRowBytes),
+      .num_seqs = batch.num_seqs,
+      .table_stride = kv.table_stride,
+      .page_tokens = kv.page_tokens,
+      .num_heads = params.num_heads,
+      .num_kv_heads = params.num_kv_heads,
+      .window = params.window,
+      .staged_tokens = params.stages_a ? round_up(batch.num_tokens, gemm::kStagedRows) : 0};
   cudaStream_t stream = launch_stream(params.launch.stream);
   launch_kernel(kRowName, attend_prefill_plan, prefill,
                 {.grid = dim3(1), .num_threads = kPlanThreads, .programmatic = true}, stream);

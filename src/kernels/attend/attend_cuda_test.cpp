@@ -6,10 +6,12 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <cstring>
 
 #include "core/formats.h"
 #include "kernels/attend/attend.h"
 #include "kernels/embed/embed.h"
+#include "kernels/gemm/staged.cuh"
 #include "kernels/testing/cuda_test.h"
 
 namespace moxie {
@@ -242,11 +244,42 @@ class AttendCudaTest : public CudaTest {
     for (const auto& row : table_of<AttendParams>()) {
       if (!can_run(row, params)) continue;
       ++num_rows;
-      expect_close(run_row(row, params, test.q.size()), expected, test, row.name);
+      const std::vector<float> found = run_row(row, params, test.q.size());
+      expect_close(found, expected, test, row.name);
+      if (std::string(row.name) == kStagingAttendRow) expect_staged(row, params, found);
     }
     EXPECT_GE(num_rows, 1) << test.describe();
     free_uploads();
     return num_rows;
+  }
+
+  // The same answer, staged: each value rounded to BF16, in its place.
+  void expect_staged(const Row<AttendParams>& row, AttendParams params,
+                     const std::vector<float>& found) {
+    const int32_t tokens = params.batch.num_tokens, width = params.num_heads * params.head_dim;
+    const int32_t capacity = round_up(tokens, gemm::kStagedRows);
+    params.stages_a = true;
+    // In floats, two values each.
+    const auto words = run_row(row, params, gemm::staged_bytes(capacity, width) / sizeof(float));
+    const auto* bytes = reinterpret_cast<const std::byte*>(words.data());
+    size_t num_wrong = 0;
+    std::string first;
+    for (int32_t token = 0; token < tokens; ++token) {
+      for (int32_t column = 0; column < width; ++column) {
+        const int64_t at = gemm::staged_offset(capacity, token, column / 2 * 2) + column % 2 * 2;
+        uint16_t bits;
+        std::memcpy(&bits, bytes + at, sizeof(bits));
+        const float value = found[static_cast<size_t>(token) * width + column];
+        const float staged = bf16_to_f32(bits), rounded = bf16_to_f32(f32_to_bf16(value));
+        if (staged == rounded || (std::isnan(staged) && std::isnan(value))) continue;
+        if (++num_wrong == 1) {
+          first = "token " + std::to_string(token) + ", column " + std::to_string(column) + ": " +
+                  std::to_string(staged) + ", expected " + std::to_string(rounded) + " of " +
+                  std::to_string(value);
+        }
+      }
+    }
+    EXPECT_EQ(num_wrong, 0u) << "of " << tokens << " x " << width << "; " << first;
   }
 
   // Runs one row with a poisoned workspace and answer.

@@ -55,6 +55,7 @@ struct PrefillParams {
   int32_t page_rows;  // rows of kRowBytes from a page to the next
   int32_t num_seqs, table_stride, page_tokens;
   int32_t num_heads, num_kv_heads, window;
+  int32_t staged_tokens;  // capacity of `a` as staged BF16; 0: F32
 };
 
 // What a block works on: a tile of tokens and a KV head. Keys first_key + i * kKeys and on make
@@ -245,13 +246,17 @@ struct Softmax {
   bool must_scale;
   bool is_plain;  // m is 0 in all of the warp's rows
 
-  // Hides what is behind the token's position.
+  // Hides what is behind the positions of the two tokens. Where the tile ends with the first of
+  // them, the second sees as much: not a key that nobody brought, which would have a say in how
+  // both are weighed, and so in their rounding.
   static __device__ __forceinline__ void hide_after(float (&s)[kKeys / 2], int32_t first_key,
-                                                    int32_t position, int lane) {
-    const int32_t last = position - first_key - lane % 4 * 2;
+                                                    int32_t position, int32_t last_position,
+                                                    int lane) {
+    const int32_t of_lane = first_key + lane % 4 * 2;
+    const int32_t last[2] = {position - of_lane, min(position + 1, last_position) - of_lane};
 #pragma unroll
     for (int i = 0; i < kKeys / 2; ++i) {
-      if (i / 4 * 8 + i % 2 - i / 2 % 2 > last) s[i] = -INFINITY;
+      if (i / 4 * 8 + i % 2 > last[i / 2 % 2]) s[i] = -INFINITY;
     }
   }
   // Hides what is before the token's window, in the first block: the first keys of its run, and as

@@ -24,7 +24,8 @@ struct ExpertsParams {
   PackedMatrix down;                    // experts x [hidden, intermediate]
   const float* down_bias = nullptr;     // [experts, hidden]
   float* x = nullptr;                   // [tokens, hidden], read and written
-  RouteFold fold;  // if on: `t` is not read, expert_ids and expert_weights are written
+  RouteFold fold;            // if on: `t` is not read, expert_ids and expert_weights are written
+  int32_t tile_columns = 0;  // of rows that cut an expert's tokens into tiles; 0: by the tile model
 };
 
 template <>
@@ -37,6 +38,9 @@ std::span<const Row<ExpertsParams>> table_of<ExpertsParams>();
 /// The row that can do the route step too (RouteFold), and whether it can with these params.
 inline constexpr const char* kRoutingExpertsRow = "experts_any_bf16x2_gemv_cuda";
 bool can_route_in_experts(const ExpertsParams& params);
+
+/// The row that takes `tile_columns`.
+inline constexpr const char* kTiledExpertsRow = "experts_mxfp4_bf16_gemm_sm90";
 
 /// `num_distinct`: experts that any token of the launch chose; their weights are read once.
 Work experts_work(const ExpertsParams& params, int32_t num_distinct);

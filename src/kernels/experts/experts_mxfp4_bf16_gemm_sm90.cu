@@ -9,6 +9,7 @@
 #include "kernels/gemm/dense_sm90.cuh"
 #include "kernels/gemm/sort_cuda.h"
 #include "kernels/gemm/stage_cuda.h"
+#include "kernels/gemm/tile_model.h"
 #include "kernels/scratch.h"
 
 namespace moxie {
@@ -124,7 +125,9 @@ struct Down {
       }
     }
     // Whose columns these are is read for several at once: no load passes an addition.
-    constexpr int kBatch = Cut::kMostColumns <= 64 ? 1 : 4;  // as registers allow
+    // As registers allow.
+    constexpr int kBatch = Cut::kMostColumns <= 64 ? 1 : kColumns / 8 % 4 == 0 ? 4 : 3;
+    static_assert(kColumns / 8 % kBatch == 0);
 #pragma unroll
     for (int first = 0; first < kColumns / 8; first += kBatch) {
       int2 tokens[kBatch];
@@ -166,9 +169,9 @@ namespace {
 
 using namespace gemm;
 
-// The mean number of pairs of an expert decides how wide its tiles are.
-double mean_pairs(const ExpertsParams& p) {
-  return static_cast<double>(p.num_tokens) * p.top_k / p.gate_up.num_experts;
+int32_t experts_tile(const ExpertsParams& p) {
+  if (p.tile_columns != 0) return p.tile_columns;
+  return choose_tile(mean_pairs(p.num_tokens, p.top_k, p.gate_up.num_experts)).columns;
 }
 
 struct Memory {
@@ -181,7 +184,7 @@ struct Memory {
       : shape{.num_tokens = p.num_tokens,
               .top_k = p.top_k,
               .num_experts = p.gate_up.num_experts,
-              .tile_slots = grouping_slots(mean_pairs(p))} {
+              .tile_slots = experts_tile(p)} {
     Scratch scratch(base);
     pairs = take_sorted_pairs(shape, scratch);
     const auto rows = shape.capacity();
@@ -199,6 +202,7 @@ const char* experts_mxfp4_bf16_gemm_sm90_refuses(const ExpertsParams& p) {
     return "weights are not MXFP4";
   if (p.gate_up.num_experts > kMaxSortedExperts) return "more than 256 experts";
   if (p.top_k > kMaxTopK) return "more than 16 experts a token";
+  if (p.tile_columns != 0 && !is_grouped_tile(p.tile_columns)) return "no such tile";
   return refuses_product(p.gate_up);
 }
 

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 #include <type_traits>
 
 #include "kernels/gemm/product_sm90.cuh"
@@ -16,19 +15,26 @@ namespace moxie::gemm {
 /// that what runs at a time shares its activations, and the weights stay in L2.
 struct DenseItems {
   int32_t num_columns = 0, tile_columns = 0, row_blocks = 0, tiles_a_block = 0;
-  bool has_few_rows = false;  ///< FewRowsCut
+  bool splits_k = false;  ///< FewRowsCut, or with more than its columns a tile FewRowsWideCut
 
-  static DenseItems of(const PackedMatrix& weight, int32_t num_columns) {
+  static DenseItems of(const PackedMatrix& weight, int32_t num_columns, int32_t num_sms) {
     // While blocks of 256 rows would leave many SMs without work.
-    const bool has_few_rows = int64_t{weight.rows} * num_columns <= kFewRowsCells;
-    const int32_t most = has_few_rows ? FewRowsCut::kMostColumns : WideCut::kMostColumns;
-    const int32_t rows = has_few_rows ? FewRowsCut::kRows : WideCut::kRows;
+    const bool splits_k = int64_t{weight.rows} * num_columns <= kFewRowsCells;
+    const int32_t rows = splits_k ? FewRowsCut::kRows : WideCut::kRows;
+    const auto rounds = [&](int32_t columns) {
+      return ceil_div(ceil_div(weight.rows, rows) * ceil_div(num_columns, columns), num_sms);
+    };
+    // Wider tiles where they need fewer rounds of all SMs.
+    constexpr int32_t kFew = FewRowsCut::kMostColumns, kMany = FewRowsWideCut::kMostColumns;
+    const int32_t most = !splits_k                      ? WideCut::kMostColumns
+                         : rounds(kMany) < rounds(kFew) ? kMany
+                                                        : kFew;
     const int32_t tiles = std::max(1, ceil_div(num_columns, most));
     return {.num_columns = num_columns,
             .tile_columns = round_up(ceil_div(num_columns, tiles), 8),
             .row_blocks = ceil_div(weight.rows, rows),
             .tiles_a_block = rows / 16,
-            .has_few_rows = has_few_rows};
+            .splits_k = splits_k};
   }
   int64_t num_items() const { return int64_t{row_blocks} * ceil_div(num_columns, tile_columns); }
   static constexpr int64_t kFewRowsCells = int64_t{5120} * 256;
@@ -81,7 +87,8 @@ struct SumsTile {
 };
 
 /// The task of a dense product, but for its end: what End's
-///   void store(const SumsTile&, int tile, int rows, int first_column, int num_columns)
+///   template <Cut> void store(const SumsTile&, int tile, int rows, int first_column, int
+///   num_columns)
 /// does with the sums of tile `tile` of a matrix of so many rows.
 template <typename End>
 struct DenseProduct {
@@ -98,28 +105,32 @@ struct DenseProduct {
   __device__ __forceinline__ void finish(const Item& item, int tile,
                                          const Sums<Cut, kColumns>& sums, std::byte* shared) const {
     constexpr int kStep = kColumns < SumsTile::kMostColumns ? kColumns : SumsTile::kMostColumns;
+    constexpr int kSteps = kColumns / kStep;
     const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
     float* mine = reinterpret_cast<float*>(shared + (threadIdx.x / 32 - 4) * SumsTile::kBytes);
+    // A loop whose body has the end once; registers want their numbers known.
+#pragma unroll 1
+    for (int part = 0; part < Cut::kRowTiles * kSteps; ++part) {
 #pragma unroll
-    for (int m = 0; m < Cut::kRowTiles; ++m) {
-#pragma unroll
-      for (int first = 0; first < kColumns; first += kStep) {
+      for (int known = 0; known < Cut::kRowTiles * kSteps; ++known) {
+        if (part != known) continue;
 #pragma unroll
         for (int i = 0; i < kStep / 8; ++i) {
-          const float* d = &sums[m][first / 2 + 4 * i];
+          const float* d = &sums[known / kSteps][known % kSteps * (kStep / 2) + 4 * i];
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
             *reinterpret_cast<float2*>(mine + SumsTile::place(4 * i + q, g + 8 * half)) =
                 make_float2(d[2 * half] * scale, d[2 * half + 1] * scale);
           }
         }
-        __syncwarp();
-        if (16 * (tile + 4 * m) < weight.rows) {
-          end.store(SumsTile{mine}, tile + 4 * m, weight.rows, item.first_column + first,
-                    min(kStep, item.num_columns - first));
-        }
-        __syncwarp();
       }
+      __syncwarp();
+      const int this_tile = tile + part / kSteps * 4, first = part % kSteps * kStep;
+      if (16 * this_tile < weight.rows && first < item.num_columns) {
+        end.template store<Cut>(SumsTile{mine}, this_tile, weight.rows, item.first_column + first,
+                                min(kStep, item.num_columns - first));
+      }
+      __syncwarp();
     }
   }
   __device__ __forceinline__ void drain() const {}
@@ -142,24 +153,27 @@ struct Grouping {
   static constexpr int kFew = kFew_, kMany = kMany_;
 };
 
-/// The greatest width of the least grouping that takes the columns of most tiles at once: their
-/// mean and two deviations of what is chosen by chance. And launch<Grouping>() of that width.
-inline int32_t grouping_slots(double mean) {
-  const double most = mean + 2 * std::sqrt(mean);
-  for (const int32_t slots : {8, 16, 32, 64, 96}) {
-    if (most <= slots) return slots;
-  }
-  return 128;
-}
+/// launch<Grouping>() of a tile of kGroupedTiles.
 template <typename Launch>
-void dispatch_grouping(int32_t slots, Launch&& launch) {
+void dispatch_grouping(int32_t columns, Launch&& launch) {
   using Few = FewColumnsCut;
-  if (slots == 8) return launch.template operator()<Grouping<Few, Few, 8, 8>>();
-  if (slots == 16) return launch.template operator()<Grouping<Few, Few, 16, 16>>();
-  if (slots == 32) return launch.template operator()<Grouping<Few, Few, 32, 32>>();
-  if (slots == 64) return launch.template operator()<Grouping<Few, Few, 64, 64>>();
-  if (slots == 96) return launch.template operator()<Grouping<WideCut, OneTileCut, 64, 96>>();
-  launch.template operator()<Grouping<WideCut, OneTileCut, 96, 128>>();
+  switch (columns) {
+    case 8:
+      return launch.template operator()<Grouping<Few, Few, 8, 8>>();
+    case 16:
+      return launch.template operator()<Grouping<Few, Few, 16, 16>>();
+    case 32:
+      return launch.template operator()<Grouping<Few, Few, 32, 32>>();
+    case 64:
+      return launch.template operator()<Grouping<Few, Few, 64, 64>>();
+    case 96:
+      return launch.template operator()<Grouping<WideCut, OneTileCut<128>, 64, 96>>();
+    case 128:
+      return launch.template operator()<Grouping<WideCut, OneTileCut<128>, 96, 128>>();
+    default:
+      CHECK(columns == 144, std::to_string(columns) + " columns");
+  }
+  launch.template operator()<Grouping<WiderCut, OneTileCut<144>, 128, 144>>();
 }
 
 /// Launches on as many SMs as there are items, `most_items` at most.
@@ -190,20 +204,22 @@ void launch_dense(const char* row, const Task& task, cudaStream_t stream) {
     launch_product<F, Cut, kColumns, kColumns>(row, task, items.num_items(), stream);
   };
   const int columns = items.tile_columns;
-  if (!items.has_few_rows) return launch.template operator()<WideCut, 128>();
+  if (!items.splits_k) return launch.template operator()<WideCut, 128>();
   if (columns <= 32) return launch.template operator()<FewRowsCut, 32>();
-  launch.template operator()<FewRowsCut, 64>();
+  if (columns <= 64) return launch.template operator()<FewRowsCut, 64>();
+  launch.template operator()<FewRowsWideCut, 128>();
 }
 /// Multiplies the columns staged at the workspace's begin by `weight`.
 template <typename End>
 void multiply_dense(const char* row, const PackedMatrix& weight, const StagedView& staged,
                     int32_t num_columns, const End& end, const Launch& to) {
   dispatch_product(weight.format, [&]<DType F>() {
-    const DenseProduct<End> product{.items = DenseItems::of(weight, num_columns),
-                                    .weight = weight,
-                                    .staged = staged,
-                                    .scale = kProductScale<F>,
-                                    .end = end};
+    const DenseProduct<End> product{
+        .items = DenseItems::of(weight, num_columns, fragment::block_limits().num_units),
+        .weight = weight,
+        .staged = staged,
+        .scale = kProductScale<F>,
+        .end = end};
     launch_dense<F>(row, product, launch_stream(to.stream));
   });
 }

@@ -42,9 +42,13 @@ struct CutOf {
 };
 using WideCut = CutOf<2, 2, false, 128>;
 static_assert(WideCut::kMathRegisters == 240, "two warpgroups of 128 sums a thread");
-using OneTileCut = CutOf<3, 1, false, 128>;    ///< 192 rows: 2,880 are 15 times as many
-using FewColumnsCut = CutOf<4, 1, false, 64>;  // streamed_product_sm90.cuh
+using WiderCut = CutOf<2, 2, false, 144>;
+template <int kMostColumns>
+using OneTileCut = CutOf<3, 1, false, kMostColumns>;  ///< 192 rows: 2,880 are 15 times as many
+using FewColumnsCut = CutOf<4, 1, false, 64>;         // streamed_product_sm90.cuh
 using FewRowsCut = CutOf<4, 1, true, 64>;
+using FewRowsWideCut = CutOf<2, 1, true, 128>;
+static_assert(FewRowsCut::kRows == FewRowsWideCut::kRows);
 
 /// One piece of work: `num_columns` staged rows from first_column (a multiple of 8) on, times the
 /// rows of a block, of one expert, from tile first_tile on.
@@ -83,10 +87,11 @@ template <DType F, typename Cut>
 struct Shared {
   // As many as leave room for the weights and what a task keeps: with more of them a warpgroup can
   // be at an item's end while the other still multiplies.
-  static constexpr int kColumnStages = Cut::kMostColumns <= 64 ? 8
-                                       : F == DType::kMXFP4    ? 7
-                                       : F == DType::kMXFP8    ? 5
-                                                               : 4;
+  static constexpr int kColumnStages = Cut::kMostColumns <= 64                    ? 8
+                                       : Cut::kMostColumns > 128 || Cut::kSplitsK ? 6
+                                       : F == DType::kMXFP4                       ? 7
+                                       : F == DType::kMXFP8                       ? 5
+                                                                                  : 4;
   static_assert(!Cut::kSplitsK || kColumnStages % Cut::kWarpgroups == 0,
                 "in an item the same warpgroup reads a stage");
   static constexpr int kStageBytes = Cut::kRowTiles * fragment::kUnitBytes<F>;
@@ -307,12 +312,14 @@ __global__ void __launch_bounds__(Cut::kThreads, 1)
     }
   }
   __syncthreads();
-  wait_for_previous();
-  launch_next();
   const int num_units = (task.weight.cols + 63) / 64;
   if (threadIdx.x < 128) {
     give_registers<Cut::kCopyRegisters>();
     if (threadIdx.x != 0) return;
+    // Nobody else waits for the kernel before: what items there are was known when that one began,
+    // weights never change, and all else comes after the activations.
+    wait_for_previous();
+    launch_next();
     Item item;
     uint32_t place = 0;
     for (int i = blockIdx.x; task.item(i, item); i += gridDim.x) {

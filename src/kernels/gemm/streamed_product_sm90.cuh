@@ -107,35 +107,40 @@ __global__ void __launch_bounds__(FewColumnsCut::kThreads, 1)
     }
   }
   __syncthreads();
-  wait_for_previous();
-  launch_next();
   constexpr int kUnit = fragment::kUnitBytes<F>;
   const int num_units = (task.weight.cols + 63) / 64;
   if (threadIdx.x < 128) {
     give_registers<FewColumnsCut::kCopyRegisters>();
-    // Each of the warps starts the copies of four tiles, and of a unit of activations: how fast one
-    // warp starts copies would be the limit.
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, tile = 4 * warp + lane;
-    const bool has_tile = lane < 4, has_columns = lane == 4 && warp < kBatchUnits;
-    if (!has_tile && !has_columns) return;
-    const int64_t unit_stride = has_tile ? kUnit : 128ll * task.staged.capacity;
+    // Three warps start the copies of five or six tiles each (how fast one warp starts copies would
+    // be the limit), and one those of the activations. It alone waits for the kernel before: what
+    // items there are was known when that one began, and weights never change.
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const bool has_columns = warp == 3;
+    const int of_warp = has_columns ? kBatchUnits : warp == 0 ? 6 : 5;
+    const int number = lane + (warp == 1 ? 6 : warp == 2 ? 11 : 0);
+    if (lane >= of_warp) return;
+    if (has_columns) {
+      wait_for_previous();
+      launch_next();
+    }
+    const int64_t unit_stride = has_columns ? 128ll * task.staged.capacity : kUnit;
     Item item;
     uint32_t place = 0;
     for (int i = blockIdx.x; task.item(i, item); i += gridDim.x) {
       const uint32_t column_bytes = 128 * ((item.num_columns + 7) / 8 * 8);
       const std::byte* from =
-          has_tile ? tile_of<F>(task.weight, num_units, item.expert, item.first_tile + tile)
-                   : task.staged.data + 128ll * item.first_column + warp * unit_stride;
+          has_columns ? task.staged.data + 128ll * item.first_column + number * unit_stride
+                      : tile_of<F>(task.weight, num_units, item.expert, item.first_tile + number);
       for (int u = 0; u < num_units; u += kBatchUnits, ++place) {
         const uint32_t stage = place % S::kStages;
         const int count = min(kBatchUnits, num_units - u);
         wait_barrier(&shared.empty[stage], place / S::kStages % 2 ^ 1);
         uint64_t* full = &shared.full[stage];
         if (threadIdx.x == 0) expect_bytes(full, count * (16 * kUnit + column_bytes));
-        if (has_tile) {
-          copy_bulk(shared.weights[stage][tile], from, count * kUnit, full);
-        } else if (warp < count) {
-          copy_bulk(shared.columns[stage][warp], from, column_bytes, full);
+        if (!has_columns) {
+          copy_bulk(shared.weights[stage][number], from, count * kUnit, full);
+        } else if (number < count) {
+          copy_bulk(shared.columns[stage][number], from, column_bytes, full);
         }
         from += kBatchUnits * unit_stride;
       }

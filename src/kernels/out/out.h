@@ -14,7 +14,12 @@ struct OutParams {
   const float* bias = nullptr;  // [hidden]
   float* x = nullptr;           // [tokens, hidden], read and written
   RouteFold fold;               // of the route step that follows
+  bool is_a_staged = false;     // AttendParams::stages_a: for kStagedOutRow alone
 };
+
+inline constexpr const char* kStagedOutRow = "out_any_bf16_gemm_sm90";
+/// From so many tokens on staged rows take no more memory than F32 ones.
+inline constexpr int32_t kLeastStagedTokens = 8;
 
 template <>
 struct StepOf<OutParams> {

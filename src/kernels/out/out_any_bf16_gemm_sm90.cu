@@ -1,4 +1,5 @@
-// out on Hopper for many tokens: the attention's output staged in BF16, then one product
+// out on Hopper for many tokens: the attention's output staged in BF16 (here, or by attend itself),
+// then one product
 // (gemm/product_sm90.cuh) added with its bias to the residual stream.
 #include "kernels/gemm/dense_sm90.cuh"
 #include "kernels/gemm/stage_cuda.h"
@@ -12,13 +13,14 @@ struct AddToResidual {
   const float* bias;
   float2* x;
 
+  template <typename Cut>
   __device__ __forceinline__ void store(const SumsTile& sums, int tile, int rows, int first_column,
                                         int num_columns) const {
     // Eight lanes a column, of two rows each.
     const int lane = threadIdx.x % 32, in_tile = lane % 8 * 2, row = 16 * tile + in_tile;
     if (row >= rows) return;
     const float2 row_bias = *reinterpret_cast<const float2*>(bias + row);
-    constexpr int kBatch = 8;
+    constexpr int kBatch = Cut::kWarpgroups > 2 ? 4 : 8;  // as registers allow
 #pragma unroll 1
     for (int first = lane / 8; first < num_columns; first += 4 * kBatch) {
       float4* at = reinterpret_cast<float4*>(x + int64_t{first_column + first} * rows + row);
@@ -59,8 +61,12 @@ uint64_t out_any_bf16_gemm_sm90_workspace(const OutParams& p) {
 
 void out_any_bf16_gemm_sm90(const OutParams& p) {
   if (p.num_tokens == 0) return;
-  const StagedView staged = dense_columns(p.weight, p.num_tokens, p.launch);
-  stage_floats({.num_rows = p.num_tokens, .values = p.a, .to = staged}, p.launch.stream);
+  StagedView staged = dense_columns(p.weight, p.num_tokens, p.launch);
+  if (p.is_a_staged) {
+    staged.data = reinterpret_cast<std::byte*>(const_cast<float*>(p.a));
+  } else {
+    stage_floats({.num_rows = p.num_tokens, .values = p.a, .to = staged}, p.launch.stream);
+  }
   const AddToResidual end{.bias = p.bias, .x = reinterpret_cast<float2*>(p.x)};
   multiply_dense("out_any_bf16_gemm_sm90", p.weight, staged, p.num_tokens, end, p.launch);
 }

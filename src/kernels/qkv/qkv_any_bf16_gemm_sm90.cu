@@ -42,6 +42,7 @@ struct TurnAndAppend {
         static_cast<int64_t>(kv_head) * kv.page_tokens + position - logical * kv.page_tokens;
     return of + __ldg(kv.page_table + entry) * kv.page_stride_bytes + in_page * head_dim * element;
   }
+  template <typename Cut>
   __device__ __forceinline__ void store(const SumsTile& sums, int tile, int /*rows*/,
                                         int first_column, int num_columns) const {
     const int tiles_a_head = head_dim / 16, half = head_dim / 2;
@@ -53,27 +54,32 @@ struct TurnAndAppend {
     const float* head_bias = bias + head * head_dim + dim;
     const float2 top_bias = *reinterpret_cast<const float2*>(head_bias);
     const float2 bottom_bias = *reinterpret_cast<const float2*>(head_bias + half);
-    // What several columns need is read before the first of them is stored: no load passes a store
-    // whose place the compiler does not know.
-    constexpr int kBatch = 4;
+    // What several columns need is read before the first of them is stored, and all positions
+    // before what lies behind them: no load passes a store whose place the compiler does not know.
+    constexpr int kBatch = 4;  // as registers allow
 #pragma unroll 1
     for (int first = lane / 4; first < num_columns; first += 8 * kBatch) {
+      int token[kBatch], position[kBatch];
+#pragma unroll
+      for (int c = 0; c < kBatch; ++c) {
+        // Past the end: the last column once more.
+        token[c] = first_column + min(first + 8 * c, num_columns - 1);
+        position[c] = __ldg(positions + token[c]);
+      }
       float2 cosines[kBatch], sines[kBatch];
       std::byte* places[kBatch];
 #pragma unroll
       for (int c = 0; c < kBatch; ++c) {
-        // Past the end: the last column once more.
-        const int token = first_column + min(first + 8 * c, num_columns - 1);
-        const int position = __ldg(positions + token);
-        const float* turn = rotary + static_cast<int64_t>(position) * head_dim + dim;
+        const float* turn = rotary + static_cast<int64_t>(position[c]) * head_dim + dim;
         cosines[c] = __ldg(reinterpret_cast<const float2*>(turn));
         sines[c] = __ldg(reinterpret_cast<const float2*>(turn + half));
         if (is_q) {
           places[c] = reinterpret_cast<std::byte*>(
-              q + (static_cast<int64_t>(token) * num_heads + head) * head_dim);
+              q + (static_cast<int64_t>(token[c]) * num_heads + head) * head_dim);
         } else {
-          places[c] = is_k ? cache_row(kv.k, head - num_heads, position, token)
-                           : cache_row(kv.v, head - num_heads - num_kv_heads, position, token);
+          places[c] = is_k
+                          ? cache_row(kv.k, head - num_heads, position[c], token[c])
+                          : cache_row(kv.v, head - num_heads - num_kv_heads, position[c], token[c]);
         }
       }
 #pragma unroll

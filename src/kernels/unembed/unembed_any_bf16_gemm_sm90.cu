@@ -11,6 +11,7 @@ namespace gemm {
 struct StoreLogits {
   float* logits;
 
+  template <typename Cut>
   __device__ __forceinline__ void store(const SumsTile& sums, int tile, int rows, int first_column,
                                         int num_columns) const {
     const int lane = threadIdx.x % 32, row = 16 * tile + lane % 16;

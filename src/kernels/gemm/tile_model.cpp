@@ -1,0 +1,70 @@
+#include "kernels/gemm/tile_model.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+namespace moxie::gemm {
+namespace {
+
+constexpr int32_t kRows = 256;
+
+// What an expert with `num` tokens takes.
+double time_of(const GroupedTile& tile, int32_t num) {
+  const int32_t tiles = ceil_div(num, tile.columns);
+  const int32_t each = round_up(ceil_div(num, tiles), 8);
+  return tiles * (each <= tile.few ? tile.few_time : tile.time);
+}
+
+// The same for a number of tokens drawn by chance: Poisson, ten deviations around the mean.
+double expected_time(const GroupedTile& tile, double mean) {
+  const double reach = 10 * std::sqrt(mean) + 10;
+  const auto first = static_cast<int32_t>(std::max(1.0, std::floor(mean - reach)));
+  const auto last = static_cast<int32_t>(std::ceil(mean + reach));
+  double time = 0;
+  for (int32_t num = first; num <= last; ++num) {
+    const double probability = std::exp(num * std::log(mean) - mean - std::lgamma(num + 1.0));
+    time += probability * time_of(tile, num);
+  }
+  return time;
+}
+
+}  // namespace
+
+std::string tile_name(int32_t columns) { return fmt::format("{}x{}", kRows, columns); }
+
+bool is_grouped_tile(int32_t columns) {
+  return std::any_of(kGroupedTiles.begin(), kGroupedTiles.end(),
+                     [&](const GroupedTile& tile) { return tile.columns == columns; });
+}
+
+TileChoice choose_tile(double mean) {
+  mean = std::max(mean, 1e-3);
+  // Every layer of a launch asks the same.
+  thread_local std::pair<double, TileChoice> last;
+  if (last.first == mean) return last.second;
+  std::array<std::pair<double, int32_t>, kGroupedTiles.size()> times;
+  for (size_t i = 0; i < times.size(); ++i)
+    times[i] = {expected_time(kGroupedTiles[i], mean), kGroupedTiles[i].columns};
+  std::partial_sort(times.begin(), times.begin() + 2, times.end());
+  last = {
+      mean,
+      {.columns = times[0].second,
+       .reason = fmt::format("{:.1f} tokens an expert; {} would take {:.2f} times as long", mean,
+                             tile_name(times[1].second), times[1].first / times[0].first)}};
+  return last.second;
+}
+
+Result<int32_t> parse_tile(const std::string& text) {
+  if (text == "auto") return 0;
+  std::string known;
+  for (const GroupedTile& tile : kGroupedTiles) {
+    const std::string name = tile_name(tile.columns);
+    if (text == name) return tile.columns;
+    known += ", " + name;
+  }
+  return fail("unknown tile '" + text + "'", "--tile", "auto" + known);
+}
+
+}  // namespace moxie::gemm

@@ -1,0 +1,47 @@
+// Which tile the grouped products of many tokens take: blocks of 256 rows (192 of down) times so
+// many tokens of an expert.
+//
+// A wider tile reads an expert's weights fewer times and makes operands of them fewer times, but
+// multiplies by columns that no token has. The model knows what a tile of each width takes and adds
+// up what an expert takes whose number of tokens is drawn by chance around the mean.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+
+#include "core/base.h"
+
+namespace moxie::gemm {
+
+/// A kernel for tiles of up to `columns` tokens; those of up to `few` take less time. Times are of
+/// 64 columns of weights, in nanoseconds, as measured on an H200; the model needs their ratios.
+struct GroupedTile {
+  int32_t columns, few;
+  double time, few_time;
+};
+inline constexpr std::array<GroupedTile, 7> kGroupedTiles = {{{8, 8, 319, 319},
+                                                              {16, 16, 336, 336},
+                                                              {32, 32, 369, 369},
+                                                              {64, 64, 477, 477},
+                                                              {96, 64, 681, 560},
+                                                              {128, 96, 800, 700},
+                                                              {144, 128, 870, 800}}};
+bool is_grouped_tile(int32_t columns);
+/// "256x64"
+std::string tile_name(int32_t columns);
+
+struct TileChoice {
+  int32_t columns = 0;
+  std::string reason;  ///< "4.0 tokens an expert: 1.00; next 256x16, 1.03"
+};
+/// For experts that each have `mean` tokens in the mean.
+TileChoice choose_tile(double mean);
+inline double mean_pairs(int32_t num_tokens, int32_t top_k, int32_t num_experts) {
+  return static_cast<double>(num_tokens) * top_k / num_experts;
+}
+
+/// "auto" (0) or "256xN" of kGroupedTiles; else an error that names them.
+Result<int32_t> parse_tile(const std::string& text);
+
+}  // namespace moxie::gemm
