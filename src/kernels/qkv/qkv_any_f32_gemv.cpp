@@ -23,24 +23,23 @@ Parts lay_out(const QkvParams& p, const LaneKernels& lanes, std::byte* base) {
   return parts;
 }
 
+// The head's outputs of up to kTokenBlock tokens.
 void multiply_head(const QkvParams& p, const LaneKernels& lanes, Activations t, int32_t head,
-                   int32_t token, int32_t num_tokens) {
-  const TileProduct product = products_of_format(lanes, p.weight.format).tile;
-  const int32_t tiles = p.head_dim / 16;
-  const float* x[kMaxTileTokens];
-  float y[kMaxTileTokens * 16];
-  float heads[kMaxTileTokens][kMaxHeadDim];
-  for (int32_t i = 0; i < num_tokens; ++i) x[i] = t.row(token + i);
-  for (int32_t tile = 0; tile < tiles; ++tile) {
-    product(p.weight.tile(0, head * tiles + tile), p.weight.cols, x, num_tokens, y);
-    const float* bias = p.bias + head * p.head_dim + tile * 16;
-    for (int32_t i = 0; i < num_tokens; ++i) {
-      for (int32_t lane = 0; lane < 16; ++lane) {
-        heads[i][tile * 16 + lane] = y[i * 16 + lane] + bias[lane];
-      }
-    }
-  }
-  for (int32_t i = 0; i < num_tokens; ++i) finish_head(p, token + i, head, heads[i]);
+                   int32_t first_token, int32_t end_token) {
+  const int32_t tiles = p.head_dim / 16, first_tile = head * tiles;
+  float heads[kTokenBlock][kMaxHeadDim];
+  product_of_tiles(
+      lanes, p.weight, first_tile, first_tile + tiles, first_token, end_token,
+      [&](int32_t i) { return t.row(i); },
+      [&](int32_t tile, int32_t token, int32_t num_tokens, const float* y) {
+        const float* bias = p.bias + tile * 16;
+        for (int32_t i = 0; i < num_tokens; ++i) {
+          float* to = heads[token - first_token + i] + (tile - first_tile) * 16;
+          for (int32_t lane = 0; lane < 16; ++lane) to[lane] = y[i * 16 + lane] + bias[lane];
+        }
+      });
+  for (int32_t token = first_token; token < end_token; ++token)
+    finish_head(p, token, head, heads[token - first_token]);
 }
 
 void run(const QkvParams& p, const LaneKernels& lanes) {
@@ -61,10 +60,7 @@ void run(const QkvParams& p, const LaneKernels& lanes) {
     for (int64_t unit = begin; unit < end; ++unit) {
       const auto head = static_cast<int32_t>(unit % num_heads);
       const auto first = static_cast<int32_t>(unit / num_heads) * kTokenBlock;
-      const int32_t last = std::min(first + kTokenBlock, num_tokens);
-      for (int32_t token = first; token < last; token += kMaxTileTokens) {
-        multiply_head(p, lanes, t, head, token, std::min(kMaxTileTokens, last - token));
-      }
+      multiply_head(p, lanes, t, head, first, std::min(first + kTokenBlock, num_tokens));
     }
   });
 }
