@@ -162,6 +162,8 @@ Status Engine::make_kernels() {
   const Features features = device_->kind() == DeviceKind::kCpu
                                 ? cpu_features()
                                 : cuda_features(device_->properties().compute_capability);
+  if (choice.tile_columns() != 0 && (features & kSm90a) == 0)
+    return fail("no row of this device takes a tile", "--tile", "auto leaves it to the rows");
   kernels_ = std::make_unique<KernelChooser>(device_->kind(), features, choice);
   return {};
 }

@@ -44,6 +44,20 @@ double difference(const float* a, const std::vector<float>& b) {
   return worst;
 }
 
+TEST(EngineTest, ATileThatNoRowTakesIsAnError) {
+  for (const auto& [tile, why] : {std::pair{"256x64", "no row of this device takes a tile"},
+                                  {"256x63", "auto, 256x8, 256x16"}}) {
+    auto engine = Engine::load({.model = kNano,
+                                .device = "cpu",
+                                .tile = tile,
+                                .max_model_len = 64,
+                                .show_progress = false});
+    ASSERT_FALSE(engine.has_value()) << tile;
+    EXPECT_NE(engine.error().message().find(why), std::string::npos) << engine.error().message();
+    EXPECT_NE(engine.error().message().find("--tile"), std::string::npos);
+  }
+}
+
 // Several prompts fed in random pieces, in random company, with sequences ending and beginning
 // anew: each prompt's last logits must be those it has alone.
 TEST(EngineTest, AnySplitAndAnyMixGivesTheSameLogits) {

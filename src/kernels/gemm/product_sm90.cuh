@@ -2,7 +2,7 @@
 // fragments and made BF16 in registers, are wgmma's register operand; the activations, staged in
 // BF16 (staged.cuh), lie in shared memory. Exact but for the activations' rounding to BF16.
 //
-// A block goes through work items (rows of the weights x up to 128 staged rows). One thread of the
+// A block goes through work items (rows of the weights x up to 144 staged rows). One thread of the
 // first warpgroup copies activations, 64 columns at a time, into a ring that the other warpgroups
 // read; each of their warps copies its own tiles of weights, and while the products of one tile run
 // it, or another warpgroup, makes the next operand. The weights' scales are exact powers of two and

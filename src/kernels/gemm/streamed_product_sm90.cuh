@@ -1,4 +1,4 @@
-// Grouped products with few columns on Hopper (2 to 64 tokens an expert): limited by the weights'
+// Grouped products with few columns on Hopper (up to 64 tokens an expert): limited by the weights'
 // way from memory, and next to it by the instructions that make operands of them.
 //
 // As product_sm90.cuh, but one warpgroup copies both operands, kBatchUnits units at a time: of each
@@ -6,7 +6,7 @@
 // do but wait, make operands and start wgmma.
 //
 // Per unit of 64 columns and SM: 8.5 KiB of MXFP4, for which memory takes 450 clocks; 16 warps of
-// about 90 instructions, 360 issue slots of four schedulers.
+// about 70 instructions, 280 issue slots of four schedulers.
 #pragma once
 
 #include <algorithm>
