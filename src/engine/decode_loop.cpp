@@ -226,10 +226,13 @@ Result<bool> DecodeLoop::launch() {
   return true;
 }
 
+// Of the ring: where the round's answer lies.
+size_t DecodeLoop::cell(uint32_t number, size_t member) const {
+  return (number % kSlots) * static_cast<size_t>(parts_.max_streams) + member;
+}
+
 uint64_t DecodeLoop::word(uint32_t number, size_t member) const {
-  const auto stride = static_cast<size_t>(parts_.max_streams);
-  uint64_t& cell = words_[(number % kSlots) * stride + member];
-  return std::atomic_ref(cell).load(std::memory_order_acquire);
+  return std::atomic_ref(words_[cell(number, member)]).load(std::memory_order_acquire);
 }
 
 Result<std::span<const SampleAnswer>> DecodeLoop::next() {
@@ -242,8 +245,7 @@ Result<std::span<const SampleAnswer>> DecodeLoop::next() {
     for (;;) {
       const uint64_t found = word(read_, i);
       if (found >> 32 == read_) {
-        const size_t cell = (read_ % kSlots) * static_cast<size_t>(parts_.max_streams) + i;
-        if (host_.requests[i].num_logprobs >= 0) answers_[i] = answer_ring_[cell];
+        if (host_.requests[i].num_logprobs >= 0) answers_[i] = answer_ring_[cell(read_, i)];
         answers_[i].token = static_cast<int32_t>(found & 0xFFFFFFFFu);
         break;
       }

@@ -85,6 +85,7 @@ class DecodeLoop {
   void draw(int32_t num_streams, bool all_plain);
   Status place_pages(size_t member, int32_t position);
   Status copy(const void* host_side, uint64_t bytes);
+  size_t cell(uint32_t number, size_t member) const;
   uint64_t word(uint32_t number, size_t member) const;
 
   Parts parts_;

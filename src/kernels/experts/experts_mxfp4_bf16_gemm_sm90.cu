@@ -169,6 +169,31 @@ namespace {
 
 using namespace gemm;
 
+/// How a tile's products are cut: few columns alike; of more, blocks of 192 rows for down, of which
+/// 2,880 are 15 times as many.
+template <int kFew_, int kMany_>
+struct Grouping {
+  static constexpr int kFew = kFew_, kMany = kMany_;
+  static constexpr bool kIsStreamed = kMany <= FewColumnsCut::kMostColumns;
+  static constexpr int kMostColumns = std::max(kMany, WideCut::kMostColumns);
+  using GateUpCut =
+      std::conditional_t<kIsStreamed, FewColumnsCut, CutOf<2, 2, false, kMostColumns>>;
+  using DownCut = std::conditional_t<kIsStreamed, FewColumnsCut, CutOf<3, 1, false, kMostColumns>>;
+};
+
+/// launch<Grouping>() of the tile of so many columns.
+template <size_t kIdx = 0, typename Launch>
+void dispatch_tile(int32_t columns, Launch&& launch) {
+  constexpr GroupedTile kTile = kGroupedTiles[kIdx];
+  if (columns == kTile.columns)
+    return launch.template operator()<Grouping<kTile.few, kTile.columns>>();
+  if constexpr (kIdx + 1 < kGroupedTiles.size()) {
+    dispatch_tile<kIdx + 1>(columns, launch);
+  } else {
+    CHECK(false, std::to_string(columns) + " columns");
+  }
+}
+
 int32_t experts_tile(const ExpertsParams& p) {
   if (p.tile_columns != 0) return p.tile_columns;
   return choose_tile(mean_pairs(p.num_tokens, p.top_k, p.gate_up.num_experts)).columns;
@@ -226,7 +251,7 @@ void experts_mxfp4_bf16_gemm_sm90(const ExpertsParams& p) {
                .to = staged},
               p.launch.stream);
   constexpr DType F = DType::kMXFP4;
-  dispatch_grouping(memory.shape.tile_slots, [&]<typename G>() {
+  dispatch_tile(memory.shape.tile_slots, [&]<typename G>() {
     const auto launch = [&]<typename Cut>(auto task) {
       task.items = {.tiles = pairs.tiles,
                     .num_tiles = pairs.num_tiles,

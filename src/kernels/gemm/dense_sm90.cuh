@@ -52,11 +52,6 @@ struct DenseItems {
 #endif
 };
 
-/// Scratch of a dense product: the staged columns.
-inline uint64_t dense_bytes(const PackedMatrix& weight, int32_t num_columns) {
-  return staged_bytes(num_columns, weight.cols);
-}
-
 /// Why a matrix cannot be multiplied here; null if it can.
 inline const char* refuses_product(const PackedMatrix& weight) {
   if (weight.layout != PackedLayout::kFragment16x32) return "weights are not packed for CUDA";
@@ -145,37 +140,6 @@ void dispatch_product(DType format, Launch&& launch) {
   launch.template operator()<DType::kBF16>();
 }
 
-/// How grouped products are cut: gate and up, and down by blocks, both in two widths.
-template <typename GateUpBlock, typename DownBlock, int kFew_, int kMany_>
-struct Grouping {
-  using GateUpCut = GateUpBlock;
-  using DownCut = DownBlock;
-  static constexpr int kFew = kFew_, kMany = kMany_;
-};
-
-/// launch<Grouping>() of a tile of kGroupedTiles.
-template <typename Launch>
-void dispatch_grouping(int32_t columns, Launch&& launch) {
-  using Few = FewColumnsCut;
-  switch (columns) {
-    case 8:
-      return launch.template operator()<Grouping<Few, Few, 8, 8>>();
-    case 16:
-      return launch.template operator()<Grouping<Few, Few, 16, 16>>();
-    case 32:
-      return launch.template operator()<Grouping<Few, Few, 32, 32>>();
-    case 64:
-      return launch.template operator()<Grouping<Few, Few, 64, 64>>();
-    case 96:
-      return launch.template operator()<Grouping<WideCut, OneTileCut<128>, 64, 96>>();
-    case 128:
-      return launch.template operator()<Grouping<WideCut, OneTileCut<128>, 96, 128>>();
-    default:
-      CHECK(columns == 144, std::to_string(columns) + " columns");
-  }
-  launch.template operator()<Grouping<WiderCut, OneTileCut<144>, 128, 144>>();
-}
-
 /// Launches on as many SMs as there are items, `most_items` at most.
 template <DType F, typename Cut, int kFew, int kMany, typename Task>
 void launch_product(const char* row, const Task& task, int64_t most_items, cudaStream_t stream) {
@@ -191,39 +155,31 @@ void launch_product(const char* row, const Task& task, int64_t most_items, cudaS
                           .shared_bytes = kShared,
                           .programmatic = true};
   if constexpr (kIsStreamed) {
-    launch_kernel(row, streamed_product_kernel<F, kFew, kMany, Task>, task, shape, stream);
+    static_assert(kFew == kMany, "a streamed kernel has one width");
+    launch_kernel(row, streamed_product_kernel<F, kMany, Task>, task, shape, stream);
   } else {
     launch_kernel(row, product_kernel<F, Cut, kFew, kMany, Task>, task, shape, stream);
   }
 }
-/// The same for a dense product.
-template <DType F, typename Task>
-void launch_dense(const char* row, const Task& task, cudaStream_t stream) {
-  const DenseItems& items = task.items;
-  const auto launch = [&]<typename Cut, int kColumns>() {
-    launch_product<F, Cut, kColumns, kColumns>(row, task, items.num_items(), stream);
-  };
-  const int columns = items.tile_columns;
-  if (!items.splits_k) return launch.template operator()<WideCut, 128>();
-  if (columns <= 32) return launch.template operator()<FewRowsCut, 32>();
-  if (columns <= 64) return launch.template operator()<FewRowsCut, 64>();
-  launch.template operator()<FewRowsWideCut, 128>();
-}
-/// Multiplies the columns staged at the workspace's begin by `weight`.
+/// Multiplies staged columns by `weight`.
 template <typename End>
 void multiply_dense(const char* row, const PackedMatrix& weight, const StagedView& staged,
-                    int32_t num_columns, const End& end, const Launch& to) {
+                    int32_t num_columns, const End& end, const Launch& at) {
+  const auto items = DenseItems::of(weight, num_columns, fragment::block_limits().num_units);
   dispatch_product(weight.format, [&]<DType F>() {
     const DenseProduct<End> product{
-        .items = DenseItems::of(weight, num_columns, fragment::block_limits().num_units),
-        .weight = weight,
-        .staged = staged,
-        .scale = kProductScale<F>,
-        .end = end};
-    launch_dense<F>(row, product, launch_stream(to.stream));
+        .items = items, .weight = weight, .staged = staged, .scale = kProductScale<F>, .end = end};
+    const auto launch = [&]<typename Cut, int kColumns>() {
+      launch_product<F, Cut, kColumns, kColumns>(row, product, items.num_items(),
+                                                 launch_stream(at.stream));
+    };
+    if (!items.splits_k) return launch.template operator()<WideCut, 128>();
+    if (items.tile_columns <= 32) return launch.template operator()<FewRowsCut, 32>();
+    if (items.tile_columns <= 64) return launch.template operator()<FewRowsCut, 64>();
+    launch.template operator()<FewRowsWideCut, 128>();
   });
 }
-/// Where they are staged.
+/// Where a row that stages its columns itself has them: at its workspace's begin.
 inline StagedView dense_columns(const PackedMatrix& weight, int32_t num_columns, const Launch& at) {
   return {at.workspace, round_up(num_columns, kStagedRows), weight.cols};
 }

@@ -42,10 +42,7 @@ struct CutOf {
 };
 using WideCut = CutOf<2, 2, false, 128>;
 static_assert(WideCut::kMathRegisters == 240, "two warpgroups of 128 sums a thread");
-using WiderCut = CutOf<2, 2, false, 144>;
-template <int kMostColumns>
-using OneTileCut = CutOf<3, 1, false, kMostColumns>;  ///< 192 rows: 2,880 are 15 times as many
-using FewColumnsCut = CutOf<4, 1, false, 64>;         // streamed_product_sm90.cuh
+using FewColumnsCut = CutOf<4, 1, false, 64>;  // streamed_product_sm90.cuh
 using FewRowsCut = CutOf<4, 1, true, 64>;
 using FewRowsWideCut = CutOf<2, 1, true, 128>;
 static_assert(FewRowsCut::kRows == FewRowsWideCut::kRows);

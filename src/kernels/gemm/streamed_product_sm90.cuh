@@ -92,12 +92,12 @@ __device__ __forceinline__ void multiply_streamed(S& shared, uint32_t place, int
   }
 }
 
-/// The kernel: Task as of product_kernel, cut as FewColumnsCut.
-template <DType F, int kFew, int kMany, typename Task>
+/// The kernel: Task as of product_kernel, cut as FewColumnsCut, in one width.
+template <DType F, int kColumns, typename Task>
 __global__ void __launch_bounds__(FewColumnsCut::kThreads, 1)
     streamed_product_kernel(const __grid_constant__ Task task) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  using S = StreamedShared<F, kMany>;
+  using S = StreamedShared<F, kColumns>;
   extern __shared__ __align__(1024) std::byte shared_bytes[];
   auto& shared = *reinterpret_cast<S*>(shared_bytes);
   if (threadIdx.x == 0) {
@@ -152,17 +152,10 @@ __global__ void __launch_bounds__(FewColumnsCut::kThreads, 1)
   Item item;
   uint32_t place = 0;
   for (int i = blockIdx.x; task.item(i, item); i += gridDim.x) {
-    const auto run = [&]<int kColumns>() {
-      Sums<FewColumnsCut, kColumns> sums;
-      multiply_streamed<F, kColumns>(shared, place, num_units, block_tile, sums);
-      task.template finish<FewColumnsCut, kColumns>(item, item.first_tile + block_tile, sums,
-                                                    shared_bytes + sizeof(S));
-    };
-    if (kFew < kMany && item.num_columns <= kFew) {
-      run.template operator()<kFew>();
-    } else {
-      run.template operator()<kMany>();
-    }
+    Sums<FewColumnsCut, kColumns> sums;
+    multiply_streamed<F, kColumns>(shared, place, num_units, block_tile, sums);
+    task.template finish<FewColumnsCut, kColumns>(item, item.first_tile + block_tile, sums,
+                                                  shared_bytes + sizeof(S));
     place += (num_units + kBatchUnits - 1) / kBatchUnits;
   }
   task.drain();

@@ -56,7 +56,7 @@ const char* out_any_bf16_gemm_sm90_refuses(const OutParams& p) {
 }
 
 uint64_t out_any_bf16_gemm_sm90_workspace(const OutParams& p) {
-  return dense_bytes(p.weight, p.num_tokens);
+  return staged_bytes(p.num_tokens, p.weight.cols);
 }
 
 void out_any_bf16_gemm_sm90(const OutParams& p) {

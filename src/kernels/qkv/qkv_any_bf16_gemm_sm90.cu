@@ -119,7 +119,7 @@ const char* qkv_any_bf16_gemm_sm90_refuses(const QkvParams& p) {
 }
 
 uint64_t qkv_any_bf16_gemm_sm90_workspace(const QkvParams& p) {
-  return dense_bytes(p.weight, p.batch.num_tokens);
+  return staged_bytes(p.batch.num_tokens, p.weight.cols);
 }
 
 void qkv_any_bf16_gemm_sm90(const QkvParams& p) {

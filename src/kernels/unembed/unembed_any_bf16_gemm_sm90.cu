@@ -31,7 +31,7 @@ const char* unembed_any_bf16_gemm_sm90_refuses(const UnembedParams& p) {
 }
 
 uint64_t unembed_any_bf16_gemm_sm90_workspace(const UnembedParams& p) {
-  return dense_bytes(p.weight, p.num_rows);
+  return staged_bytes(p.num_rows, p.weight.cols);
 }
 
 void unembed_any_bf16_gemm_sm90(const UnembedParams& p) {
