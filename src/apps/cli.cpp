@@ -257,8 +257,10 @@ void declare_model_flags(Flags& flags, EngineOptions* o) {
              "synthetic:gpt-oss-120b, synthetic:gpt-oss-20b or synthetic:PATH/config.json");
   flags.text("--device", &o->device, "cpu, cuda, cuda:N or auto");
   flags.integer("--threads", &o->threads, "CPU threads; 0: one a usable core");
-  flags.texts("--kernel", &o->kernels,
-              "STEP=NAME forces a row, all=reference every reference row; repeatable");
+  flags.texts(
+      "--kernel", &o->kernels,
+      "STEP=NAME forces a row, all=reference every reference row; experts= takes gemv, w4a16 "
+      "and w4a8 too; repeatable");
   flags.text(
       "--tile", &o->tile,
       "CUDA: rows x tokens of the experts' products for many tokens: auto, 256x8 to 256x144");
@@ -270,7 +272,9 @@ void declare_model_flags(Flags& flags, EngineOptions* o) {
   flags.choice("--graphs", &o->graphs, {"on", "off"},
                "CUDA: decode by recorded graphs, or the same kernels launched one by one");
   flags.text("--kv-dtype", &o->kv_dtype, "auto, bf16, fp8_e4m3 or f32");
-  flags.text("--activation", &o->activation, "activations into the experts: bf16 (or wider)");
+  flags.text("--activation", &o->activation,
+             "activations into the experts: auto, bf16 (or wider), or mxfp8 (Hopper, for many "
+             "tokens: E4M3 with a scale a token)");
   flags.integer("--max-model-len", &o->max_model_len, "tokens of context; 0: what fits");
 }
 

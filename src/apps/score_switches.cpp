@@ -65,12 +65,21 @@ Result<std::vector<Text>> own_texts(Engine& engine) {
 }
 
 struct Variant {
-  std::string name;  // the switch as it is typed; empty: the model as it is
+  std::string name;  // the switch as it is typed
   std::string EngineOptions::*field = nullptr;
-  std::string value;
+  std::string value = {};
+  std::string kernel = {};  // forced, in place of the field
+
+  void apply(EngineOptions& options) const {
+    if (kernel.empty())
+      options.*field = value;
+    else
+      options.kernels.push_back(kernel);
+  }
 };
 
-std::vector<Variant> variants(const EngineOptions& options, bool on_cuda) {
+std::vector<Variant> variants(const EngineOptions& options, Engine& engine) {
+  const bool on_cuda = engine.device().kind() == DeviceKind::kCuda;
   std::vector<Variant> list;
   const auto add = [&](const char* flag, std::string EngineOptions::*field, const char* value) {
     if (options.*field != value) list.push_back({fmt::format("{} {}", flag, value), field, value});
@@ -85,6 +94,10 @@ std::vector<Variant> variants(const EngineOptions& options, bool on_cuda) {
   }
   for (const char* dtype : {"bf16", "fp8_e4m3"}) {
     add("--kv-dtype", &EngineOptions::kv_dtype, dtype);
+  }
+  if ((engine.kernels().features() & kSm90a) != 0) {
+    for (const char* experts : {"experts=w4a16", "experts=w4a8"})
+      list.push_back({.name = fmt::format("--kernel {}", experts), .kernel = experts});
   }
   return list;
 }
@@ -166,6 +179,7 @@ int compare_switches(EngineOptions options, const std::vector<std::vector<int32_
   auto base = measure(**engine, texts, &logits);
   if (!base) return report(base.error());
   const std::string kv(dtype_name((*engine)->kv_dtype()));
+  const std::vector<Variant> switches = variants(options, **engine);
   engine->reset();  // its memory is needed
   Json rows = Json::array();
   if (!as_json) {
@@ -177,10 +191,10 @@ int compare_switches(EngineOptions options, const std::vector<std::vector<int32_
         "{:->18}|\n",
         "switch", "perplexity", "change", "mean KL", "best token equal", "", ":", ":", ":", ":");
   }
-  for (const Variant& variant : variants(options, on_cuda)) {
+  for (const Variant& variant : switches) {
     if (variant.field == &EngineOptions::kv_dtype && variant.value == kv) continue;
     EngineOptions changed = options;
-    changed.*variant.field = variant.value;
+    variant.apply(changed);
     auto other = Engine::load(changed);
     if (!other) return report(other.error());
     auto loss = measure(**other, texts, &logits);

@@ -8,6 +8,7 @@
 
 #include "core/clock.h"
 #include "engine/tokenizer_source.h"
+#include "model/fold_scales_cuda.h"
 
 namespace moxie {
 namespace {
@@ -73,10 +74,6 @@ Status Engine::open_model() {
 
 Status Engine::open_device() {
   const std::string& name = options_.device;
-  if (options_.activation != "bf16" && options_.activation != "auto") {
-    return fail("no row takes " + options_.activation + " activations", "--activation",
-                "bf16 (BF16 or wider) is what the rows of this build take");
-  }
   if (options_.graphs != "on" && options_.graphs != "off") {
     return fail("unknown value '" + options_.graphs + "'", "--graphs", "on or off");
   }
@@ -162,8 +159,14 @@ Status Engine::make_kernels() {
   const Features features = device_->kind() == DeviceKind::kCpu
                                 ? cpu_features()
                                 : cuda_features(device_->properties().compute_capability);
-  if (choice.tile_columns() != 0 && (features & kSm90a) == 0)
-    return fail("no row of this device takes a tile", "--tile", "auto leaves it to the rows");
+  if (auto status = choice.set_activation(options_.activation); !status) return status;
+  if ((features & kSm90a) == 0) {
+    if (choice.tile_columns() != 0)
+      return fail("no row of this device takes a tile", "--tile", "auto leaves it to the rows");
+    if (choice.activation() != DType::kBF16)
+      return fail("no row of this device takes activations in 8 bits", "--activation",
+                  "auto, or bf16");
+  }
   kernels_ = std::make_unique<KernelChooser>(device_->kind(), features, choice);
   return {};
 }
@@ -186,6 +189,9 @@ Status Engine::load_model() {
   auto weights = checkpoint_->load(*device_, load_options_);
   if (!weights) return fail(std::move(weights.error()));
   weights_ = std::move(*weights);
+  if (kernels_->activation() == DType::kF8E4M3) {
+    if (auto status = fold_scales_cuda(*device_, *stream_, weights_); !status) return status;
+  }
   const StartupTimeline& loaded = weights_.timeline;
   timeline_.read_s = loaded.read_s;
   timeline_.copy_s = loaded.copy_s;

@@ -34,7 +34,7 @@ struct EngineOptions {
   std::string mxfp4_layers = "moe";
   std::string mxfp8_layers;       ///< CUDA only
   std::string kv_dtype = "auto";  ///< as choose_kv_dtype takes it
-  std::string activation = "bf16";
+  std::string activation = "auto";
   int32_t max_model_len = 0;  ///< 0: as much as fits, at most kDefaultContext
   int32_t max_num_seqs = 1;
   int32_t max_batch_tokens = 0;  ///< of a launch; 0: what suits the device (plan.h)

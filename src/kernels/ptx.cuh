@@ -74,8 +74,17 @@ __device__ __forceinline__ void arrive_barrier(uint64_t* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier))
                : "memory");
 }
-/// Waits for the end of a phase: 0, 1, 0, 1, ...
+/// Waits for the end of a phase: 0, 1, 0, 1, ...; then what this block or its copies wrote before
+/// is there.
 __device__ __forceinline__ void wait_barrier(uint64_t* barrier, uint32_t phase) {
+  asm volatile(
+      "{.reg .pred done; again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1; "
+      "@!done bra again;}" ::"r"(shared_address(barrier)),
+      "r"(phase)
+      : "memory");
+}
+/// The same where other blocks of the cluster write; it empties L1.
+__device__ __forceinline__ void wait_cluster_barrier(uint64_t* barrier, uint32_t phase) {
   asm volatile(
       "{.reg .pred done; again: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, "
       "[%0], %1; @!done bra again;}" ::"r"(shared_address(barrier)),
@@ -140,6 +149,12 @@ __device__ __forceinline__ void send(const void* at, const uint64_t* barrier, in
 __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
   uint32_t pair;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+/// Two E4M3 of two floats, greater ones the greatest (448).
+__device__ __forceinline__ uint16_t pack_e4m3(float low, float high) {
+  uint16_t pair;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
   return pair;
 }
 

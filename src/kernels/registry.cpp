@@ -20,6 +20,16 @@ namespace {
 constexpr const char* kStepNames[kNumSteps] = {"embed", "qkv",     "attend",  "out",
                                                "route", "experts", "unembed", "sample"};
 
+// Kinds of rows of experts, and what their names contain.
+constexpr std::pair<const char*, const char*> kKindsOfExperts[] = {
+    {"gemv", "_gemv"}, {"w4a16", "_bf16_gemm"}, {"w4a8", "_e4m3_gemm"}};
+
+const char* kind_of_experts(std::string_view name) {
+  for (const auto& [kind, part] : kKindsOfExperts)
+    if (name == kind) return part;
+  return nullptr;
+}
+
 template <typename P>
 void append_rows(std::vector<RowInfo>& rows) {
   for (const Row<P>& row : table_of<P>()) rows.push_back(row_info(row));
@@ -74,10 +84,13 @@ Status KernelChoice::add(const std::string& assignment) {
     return {};
   }
   const std::string full = name == "reference" ? step + "_reference" : name;
+  const bool is_experts = index == static_cast<int>(StepKind::kExperts);
   std::vector<std::string> known;
   for (const RowInfo& row : all_rows()) {
     if (static_cast<int>(row.step) == index) known.push_back(row.name);
   }
+  if (is_experts)
+    for (const auto& [kind, part] : kKindsOfExperts) known.push_back(kind);
   if (std::find(known.begin(), known.end(), full) == known.end()) {
     return fail("step '" + step + "' has no row '" + name + "'", "--kernel",
                 "did you mean '" + nearest_name(full, known) + "'? `moxie kernels` lists them");
@@ -91,6 +104,30 @@ Status KernelChoice::set_tile(const std::string& tile) {
   if (!columns) return fail(std::move(columns.error()));
   tile_columns_ = *columns;
   return {};
+}
+
+bool KernelChoice::allows(StepKind step, std::string_view row) const {
+  const auto& name = forced(step);
+  if (!name || *name == row) return true;
+  const char* part = step == StepKind::kExperts ? kind_of_experts(*name) : nullptr;
+  return part != nullptr && row.find(part) != std::string_view::npos;
+}
+
+Status KernelChoice::set_activation(const std::string& activation) {
+  if (activation == "mxfp6" || activation == "mxfp4") {
+    return fail("no row takes " + activation + " activations", "--activation",
+                "auto, bf16 (or wider) or mxfp8");
+  }
+  if (activation != "auto" && activation != "bf16" && activation != "mxfp8")
+    return fail("unknown value '" + activation + "'", "--activation", "auto, bf16 or mxfp8");
+  activation_ = activation;
+  return {};
+}
+
+DType KernelChoice::activation() const {
+  const auto& row = forced(StepKind::kExperts);
+  const bool wants = row && (*row == "w4a8" || *row == kE4m3ExpertsRow);
+  return activation_ == "mxfp8" || (activation_ == "auto" && wants) ? DType::kF8E4M3 : DType::kBF16;
 }
 
 bool KernelChoice::all_reference() const {

@@ -72,20 +72,29 @@ struct StepOf;  // static constexpr StepKind value
 /// Forced names: from `--kernel STEP=NAME`. `all=reference` forces the row `<step>_reference`.
 class KernelChoice {
  public:
-  /// Parses one "STEP=NAME"; NAME may be "auto", a row's name, or "reference". Unknown steps and
-  /// names fail with the nearest that exist.
+  /// Parses one "STEP=NAME"; NAME may be "auto", a row's name, "reference", or of experts "gemv",
+  /// "w4a16" or "w4a8": the cheapest of the rows whose names say so. Unknown steps and names fail
+  /// with the nearest that exist.
   Status add(const std::string& assignment);
   const std::optional<std::string>& forced(StepKind step) const {
     return forced_[static_cast<int>(step)];
   }
+  /// Whether a row may run: nothing is forced, or this row, or rows of its kind.
+  bool allows(StepKind step, std::string_view row) const;
   bool all_reference() const;
   /// `--tile`: "auto" or a tile of gemm/tile_model.h.
   Status set_tile(const std::string& tile);
   int32_t tile_columns() const { return tile_columns_; }
+  /// `--activation`: "auto", "bf16" (or wider), or "mxfp8", which lets rows run that round the
+  /// activations of experts to 8 bits.
+  Status set_activation(const std::string& activation);
+  /// kF8E4M3 with "mxfp8", or with "auto" where a row is forced that wants it; else kBF16.
+  DType activation() const;
 
  private:
   std::array<std::optional<std::string>, kNumSteps> forced_;
   int32_t tile_columns_ = 0;
+  std::string activation_ = "auto";
 };
 
 /// Chooses and counts. One per loaded model; shared by the threads that drive it.
@@ -97,30 +106,25 @@ class KernelChooser {
   /// The row for these params, or why there is none.
   template <typename P>
   Result<const Row<P>*> select(const P& params) const {
-    const auto& forced = choice_.forced(StepOf<P>::value);
+    constexpr StepKind kStep = StepOf<P>::value;
+    const auto& forced = choice_.forced(kStep);
     const Row<P>* best = nullptr;
     double best_cost = 0;
+    std::string refused, why_refused = "no row accepts these formats on this machine";
     for (const Row<P>& row : table_of<P>()) {
-      if (forced && row.name != *forced) continue;
+      if (!choice_.allows(kStep, row.name)) continue;
+      const auto refuse = [&](const std::string& why) { refused = row.name, why_refused = why; };
       if (row.device != device_) {
-        if (forced) return refusal(row.name, StepOf<P>::value, "it is for another device");
-        continue;
+        if (forced && refused.empty()) refuse("it is for another device");
+      } else if ((row.needs & features_) != row.needs) {
+        if (forced) refuse(missing(row.needs));
+      } else if (const char* why = row.refuses(params)) {
+        if (forced) refuse(why);
+      } else if (const double cost = row.cost(params); best == nullptr || cost < best_cost) {
+        best = &row, best_cost = cost;
       }
-      if ((row.needs & features_) != row.needs) {
-        if (forced) return refusal(row.name, StepOf<P>::value, missing(row.needs));
-        continue;
-      }
-      if (const char* why = row.refuses(params)) {
-        if (forced) return refusal(row.name, StepOf<P>::value, why);
-        continue;
-      }
-      const double cost = row.cost(params);
-      if (best == nullptr || cost < best_cost) best = &row, best_cost = cost;
     }
-    if (best == nullptr) {
-      return refusal(forced ? *forced : "", StepOf<P>::value,
-                     forced ? "no such row" : "no row accepts these formats on this machine");
-    }
+    if (best == nullptr) return refusal(refused, kStep, why_refused);
     return best;
   }
 
@@ -159,6 +163,7 @@ class KernelChooser {
   DeviceKind device() const { return device_; }
   Features features() const { return features_; }
   int32_t tile_columns() const { return choice_.tile_columns(); }
+  DType activation() const { return choice_.activation(); }
   const KernelChoice& choice() const { return choice_; }
 
  private:
@@ -199,7 +204,7 @@ std::vector<Verdict> KernelChooser::explain(const P& params) const {
       verdict.reason = missing(row.needs);
     } else if (const char* why = row.refuses(params)) {
       verdict.reason = why;
-    } else if (forced) {
+    } else if (!choice_.allows(StepOf<P>::value, row.name)) {
       verdict.reason = "another row is forced";
     } else {
       verdict.reason = "costs more";

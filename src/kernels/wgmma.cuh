@@ -2,7 +2,9 @@
 // operands in shared memory, and registers moved between warpgroups. All for sm_90a alone.
 //
 // Operands in shared memory are tiles of rows of 128 bytes, 16-byte chunks exclusive-or'd with the
-// row modulo 8 (the 128-byte swizzle), from addresses that are multiples of 1,024.
+// row modulo 8 (the 128-byte swizzle), from addresses that are multiples of 1,024; or of rows of 64
+// bytes, chunks exclusive-or'd with half the row modulo 4 (the 64-byte swizzle), from multiples of
+// 512.
 #pragma once
 
 #include "kernels/ptx.cuh"
@@ -32,14 +34,18 @@ __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-/// The descriptor of a swizzled tile: groups of eight rows are 1,024 bytes apart. 16 BF16 columns
-/// lie 32 bytes on; to move on, add to the address, or bytes / 16 to the descriptor.
+/// The descriptor of a swizzled tile of rows of so many bytes. To go on along the rows by a step of
+/// wgmma, 32 bytes, add to the address, or 32 / 16 to the descriptor.
+template <int kRowBytes = 128>
 __device__ __forceinline__ uint64_t tile_descriptor(uint32_t address) {
-  constexpr uint64_t kSwizzle128 = uint64_t{1} << 62, kGroupStride = uint64_t{1024 / 16} << 32;
-  return kSwizzle128 | kGroupStride | uint64_t{1} << 16 | (address & 0x3FFFF) >> 4;
+  static_assert(kRowBytes == 128 || kRowBytes == 64);
+  constexpr uint64_t kSwizzle = uint64_t{kRowBytes == 128 ? 1 : 2} << 62;
+  constexpr uint64_t kGroupStride = uint64_t{8 * kRowBytes / 16} << 32;  // of eight rows
+  return kSwizzle | kGroupStride | uint64_t{1} << 16 | (address & 0x3FFFF) >> 4;
 }
+template <int kRowBytes = 128>
 __device__ __forceinline__ uint64_t tile_descriptor(const void* tile) {
-  return tile_descriptor(shared_address(tile));
+  return tile_descriptor<kRowBytes>(shared_address(tile));
 }
 
 }  // namespace moxie

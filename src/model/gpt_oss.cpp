@@ -134,6 +134,7 @@ struct StepParams {
             .down_bias = layer.down_bias,
             .x = act.x,
             .fold = {},
+            .activation = kernels.activation(),
             .tile_columns = kernels.tile_columns()};
   }
   UnembedParams unembed() const {

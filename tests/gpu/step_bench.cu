@@ -289,12 +289,17 @@ class Bench {
     }
     return m;
   }
+  void fold(PackedMatrix& m) {
+    // fill() makes scales of 0x73 to 0x76.
+    m.greatest_scales = upload(std::vector<uint8_t>(static_cast<size_t>(m.num_experts), 0x76));
+  }
   Layer make_layer() {
     Layer l{};
     l.qkv = matrix(o_.dense, 1, 5120, kHidden), l.out = matrix(o_.dense, 1, kHidden, 4096);
     l.router = matrix(DType::kBF16, 1, o_.experts, kHidden);
     l.gate_up = matrix(DType::kMXFP4, o_.experts, 5760, kHidden);
     l.down = matrix(DType::kMXFP4, o_.experts, kHidden, kHidden);
+    if (o_.choice.activation() == DType::kF8E4M3) fold(l.gate_up), fold(l.down);
     l.input_norm = floats(kHidden, 0.3f, 1), l.post_norm = floats(kHidden, 0.3f, 1);
     l.qkv_bias = floats(5120, 0.5f, 0), l.out_bias = floats(kHidden, 0.1f, 0);
     l.router_bias = floats(o_.experts, 0.01f, 0), l.sinks = floats(64, 1, 0);
@@ -384,7 +389,9 @@ class Bench {
             .down = l.down,
             .down_bias = l.down_bias,
             .x = x_,
-            .fold = {}};
+            .fold = {},
+            .activation = o_.choice.activation(),
+            .tile_columns = o_.choice.tile_columns()};
   }
   UnembedParams unembed() {
     return {.launch = launch(),
@@ -511,6 +518,10 @@ int main(int argc, char** argv) {
       options.repeat = std::atoi(argv[i + 1]);
     } else if (flag == "--kernel") {
       must(options.choice.add(value));
+    } else if (flag == "--activation") {
+      must(options.choice.set_activation(value));
+    } else if (flag == "--tile") {
+      must(options.choice.set_tile(value));
     } else {
       std::fprintf(stderr, "unknown flag %s\n", argv[i]);
       return 2;

@@ -177,7 +177,7 @@ __global__ void __launch_bounds__(kThreads, kRows == 8 ? 2 : 1)
     }
   }
   if (num_active == 1 || !is_owner) return;
-  wait_barrier(&shared.barrier, 0);
+  wait_cluster_barrier(&shared.barrier, 0);
   // Neighbouring lanes take the same pair of columns of one block each.
   static_assert(kMaxSplits <= 16, "four steps reach over 16 lanes");
   const int lanes_log = 32 - __clz(num_active - 1);

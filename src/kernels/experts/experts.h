@@ -24,7 +24,8 @@ struct ExpertsParams {
   PackedMatrix down;                    // experts x [hidden, intermediate]
   const float* down_bias = nullptr;     // [experts, hidden]
   float* x = nullptr;                   // [tokens, hidden], read and written
-  RouteFold fold;            // if on: `t` is not read, expert_ids and expert_weights are written
+  RouteFold fold;  // if on: `t` is not read, expert_ids and expert_weights are written
+  DType activation = DType::kBF16;  // kF8E4M3: rows with 8-bit activations may run
   int32_t tile_columns = 0;  // of rows that cut an expert's tokens into tiles; 0: by the tile model
 };
 
@@ -41,6 +42,9 @@ bool can_route_in_experts(const ExpertsParams& params);
 
 /// The row that takes `tile_columns`.
 inline constexpr const char* kTiledExpertsRow = "experts_mxfp4_bf16_gemm_sm90";
+
+/// The row of `--activation mxfp8`.
+inline constexpr const char* kE4m3ExpertsRow = "experts_mxfp4_e4m3_gemm_sm90";
 
 /// `num_distinct`: experts that any token of the launch chose; their weights are read once.
 Work experts_work(const ExpertsParams& params, int32_t num_distinct);

@@ -563,7 +563,7 @@ __global__ void __launch_bounds__(32 * (kMaxMultipliers + 1), 1)
     }
   }
   if (p.num_experts > 0) {
-    wait_barrier(&meeting.staged, 0);
+    wait_cluster_barrier(&meeting.staged, 0);
   } else {
     Eight norm;
     float squares[1];
@@ -593,7 +593,7 @@ __global__ void __launch_bounds__(32 * (kMaxMultipliers + 1), 1)
     } else {
       ++order.down;
       down.next(p);
-      wait_barrier(&meeting.barriers[nth % kKept], nth / kKept % 2);
+      wait_cluster_barrier(&meeting.barriers[nth % kKept], nth / kKept % 2);
     }
     if constexpr (kTokens == 1) {
       multiplier.multiply(alone, pick, is_gate, nth);

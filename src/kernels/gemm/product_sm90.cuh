@@ -1,6 +1,8 @@
 // Products of packed weights with many tokens on Hopper: the weights, read in the order of their
-// fragments and made BF16 in registers, are wgmma's register operand; the activations, staged in
-// BF16 (staged.cuh), lie in shared memory. Exact but for the activations' rounding to BF16.
+// fragments and made BF16 or E5M2 in registers, are wgmma's register operand; the activations,
+// staged in BF16 or E4M3 (staged.cuh), lie in shared memory. Exact but for the activations'
+// rounding, and for what wgmma drops of the sums of 8-bit operands (it keeps some 13 bits behind
+// the greatest addend's first).
 //
 // A block goes through work items (rows of the weights x up to 144 staged rows). One thread of the
 // first warpgroup copies activations, 64 columns at a time, into a ring that the other warpgroups
@@ -22,13 +24,16 @@ namespace moxie::gemm {
 
 /// How a block is cut. Many columns want many rows of each warpgroup, few columns many warps; a
 /// small matrix wants blocks of few rows, whose warpgroups then share K.
-template <int kWarpgroups_, int kRowTiles_, bool kSplitsK_, int kMostColumns_>
+template <int kWarpgroups_, int kRowTiles_, bool kSplitsK_, int kMostColumns_,
+          DType kActivation_ = DType::kBF16>
 struct CutOf {
   static constexpr int kWarpgroups = kWarpgroups_;  ///< that multiply
   static constexpr int kRowTiles = kRowTiles_;      ///< of 64 rows, of each warpgroup
   /// Warpgroups have the same rows and each its own units.
   static constexpr bool kSplitsK = kSplitsK_;
   static constexpr int kMostColumns = kMostColumns_;
+  static constexpr DType kActivation = kActivation_;  ///< BF16 or E4M3
+  static constexpr int kRowBytes = staged_row_bytes(kActivation);
 
   static constexpr int kRows = 64 * kRowTiles * (kSplitsK ? 1 : kWarpgroups);
   static constexpr int kThreads = 128 * (kWarpgroups + 1);
@@ -84,7 +89,8 @@ template <DType F, typename Cut>
 struct Shared {
   // As many as leave room for the weights and what a task keeps: with more of them a warpgroup can
   // be at an item's end while the other still multiplies.
-  static constexpr int kColumnStages = Cut::kMostColumns <= 64                    ? 8
+  static constexpr int kColumnStages = Cut::kActivation == DType::kF8E4M3         ? 9
+                                       : Cut::kMostColumns <= 64                  ? 8
                                        : Cut::kMostColumns > 128 || Cut::kSplitsK ? 6
                                        : F == DType::kMXFP4                       ? 7
                                        : F == DType::kMXFP8                       ? 5
@@ -94,11 +100,16 @@ struct Shared {
   static constexpr int kStageBytes = Cut::kRowTiles * fragment::kUnitBytes<F>;
   /// Where warpgroups share K: sums of all but the first.
   static constexpr int kSums = Cut::kSplitsK ? (Cut::kWarpgroups - 1) * 64 * Cut::kMostColumns : 0;
-  alignas(1024) std::byte columns[kColumnStages][128 * Cut::kMostColumns];
+  alignas(1024) std::byte columns[kColumnStages][Cut::kRowBytes * Cut::kMostColumns];
   alignas(128) std::byte weights[4 * Cut::kWarpgroups][kWeightStages<F, Cut>][kStageBytes];
   alignas(16) float sums[kSums + 4];
   uint64_t full[kColumnStages], empty[kColumnStages];
 };
+
+/// Folding scales into E5M2 operands: the exponent field of the greatest FP16 factor, 2^15; the
+/// operand of a code times the greatest scale is the code times 2^kFoldedTop. kFoldedOctaves
+/// (scale_range_cuda.h) below, 0.5 is still E5M2's least, 2^-16.
+inline constexpr int kGreatestFold = 30, kFoldedTop = 1;
 
 #ifdef __CUDACC__
 
@@ -216,17 +227,84 @@ __device__ __forceinline__ void make_operand(const fragment::Unit<F>& unit, uint
   }
 }
 
+/// What is added to a scale's code to make it the exponent field of an FP16 factor, in both halves
+/// of a word: blocks whose scale is the expert's greatest get the greatest factor.
+__device__ __forceinline__ uint32_t folding_offset(const PackedMatrix& weight, int expert) {
+  const int offset = kGreatestFold - static_cast<int>(weight.greatest_scales[expert]);
+  return __byte_perm(static_cast<uint32_t>(offset), 0, 0x1010);
+}
+/// Rows g and g + 8 of a unit of MXFP4 as two operands of 32 columns in E5M2: 2^-kFoldedTop of
+/// their values over the expert's greatest scale. Codes become FP16 of 2^-14 of their values, by
+/// bits; times the scale, an exact power of two; of which the high byte is E5M2. Scales more than
+/// kFoldedOctaves below the greatest lose bits, then become zero.
+__device__ __forceinline__ void make_operand_e5m2(const fragment::Unit<DType::kMXFP4>& unit,
+                                                  uint32_t offset, uint32_t (&a)[8]) {
+  constexpr uint32_t kMagnitude = 0x0E000E00u, kSigns = 0x80808080u;
+  constexpr uint32_t kBoth = 0x00010001u, kHighBytes = 0x7531;
+#pragma unroll
+  for (int block = 0; block < 2; ++block) {
+    const uint32_t exponents = __byte_perm(unit.scales[0], 0, block == 0 ? 0x4140 : 0x4342);
+    const uint32_t bits = __viaddmin_s16x2_relu(exponents, offset, kBoth * kGreatestFold) << 10;
+    const __half2 scales = *reinterpret_cast<const __half2*>(&bits);
+    const uint4& c = unit.codes[0];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint32_t w = block == 0 ? (half == 0 ? c.x : c.y) : (half == 0 ? c.z : c.w);
+      const __half2 scale = half == 0 ? __low2half2(scales) : __high2half2(scales);
+      const auto scaled = [&](uint32_t magnitude) {
+        const __half2 value = __hmul2(*reinterpret_cast<const __half2*>(&magnitude), scale);
+        return *reinterpret_cast<const uint32_t*>(&value);
+      };
+      const uint32_t by3 = w << 3, by6 = w << 6;
+      const uint32_t first =
+          __byte_perm(scaled(by3 & kMagnitude), scaled(by6 & kMagnitude), kHighBytes);
+      const uint32_t second =
+          __byte_perm(scaled(w << 9 & kMagnitude),
+                      scaled((w & 0x0C000C00u) | (w >> 5 & 0x02000200u)), kHighBytes);
+      a[4 * block + half] = first | (__byte_perm(w, by3, kHighBytes) & kSigns);
+      a[4 * block + 2 + half] = second | (__byte_perm(by6, w << 2, kHighBytes) & kSigns);
+    }
+  }
+}
+
+/// A tile's products with a stage of columns.
+template <DType F, typename Cut, int kColumns>
+struct UnitProduct {
+  static constexpr bool kIsE4m3 = Cut::kActivation == DType::kF8E4M3;
+  uint32_t a[kIsE4m3 ? 8 : 16];
+
+  __device__ __forceinline__ void make(const std::byte* unit, [[maybe_unused]] uint32_t offset) {
+    if constexpr (kIsE4m3) {
+      make_operand_e5m2(read_operand<F>(unit), offset, a);
+    } else {
+      make_operand<F>(read_operand<F>(unit), a);
+    }
+  }
+  __device__ __forceinline__ void add(float* sums, const std::byte* columns) {
+    const uint64_t b = tile_descriptor<Cut::kRowBytes>(columns);
+    wgmma_fence();
+    if constexpr (kIsE4m3) {
+#pragma unroll
+      for (int k = 0; k < 2; ++k) wgmma_fp8<kColumns>(sums, &a[4 * k], b + 32 / 16 * k);
+    } else {
+#pragma unroll
+      for (int k = 0; k < 4; ++k) wgmma_bf16<kColumns>(sums, &a[4 * k], b + 32 / 16 * k);
+    }
+    wgmma_commit();
+  }
+};
+
 /// A lane's sums of kColumns columns.
 template <typename Cut, int kColumns>
 using Sums = float[Cut::kRowTiles][kColumns / 2];
 
 /// One item's sums of a warpgroup, kColumns wide. `unit_count`: units of the items before, which
-/// tells the ring's stages; `after` is called when all operands are read, and may start the next
-/// item's copies.
+/// tells the ring's stages; `offset`: folding_offset; `after` is called when all operands are read,
+/// and may start the next item's copies.
 template <DType F, typename Cut, int kColumns, typename After>
 __device__ __forceinline__ void multiply_item(Shared<F, Cut>& shared, WeightRing<F, Cut>& ring,
-                                              uint32_t unit_count, Sums<Cut, kColumns>& sums,
-                                              After&& after) {
+                                              uint32_t unit_count, uint32_t offset,
+                                              Sums<Cut, kColumns>& sums, After&& after) {
   constexpr int kStages = Shared<F, Cut>::kColumnStages, kTiles = Cut::kRowTiles;
   const bool is_first_lane = threadIdx.x % 32 == 0;
 #pragma unroll
@@ -234,33 +312,43 @@ __device__ __forceinline__ void multiply_item(Shared<F, Cut>& shared, WeightRing
 #pragma unroll
     for (int i = 0; i < kColumns / 2; ++i) sums[m][i] = 0;
   }
-  uint32_t a[kTiles][16];
-  int last_stage = -1;
-  const auto give_back = [&] {
-    if (last_stage >= 0 && is_first_lane) arrive_barrier(&shared.empty[last_stage]);
+  // An operand a tile; of one tile in 8 bits, of this unit and of the one before.
+  constexpr bool kIsDouble = kTiles == 1 && Cut::kActivation == DType::kF8E4M3;
+  constexpr int kOperands = kIsDouble ? 2 : kTiles;
+  UnitProduct<F, Cut, kColumns> products[kOperands];
+  int last_stage = -1, stage_before = -1;  // not given back yet
+  const auto give_back = [&](int stage) {
+    if (stage >= 0 && is_first_lane) arrive_barrier(&shared.empty[stage]);
   };
-#pragma unroll 1
-  for (int u = ring.first_unit; u < ring.num_units; u += ring.kStep) {
+  const auto multiply_unit = [&](int u, auto* product) {
     const std::byte* unit = ring.next();
     const uint32_t place = unit_count + u, stage = place % kStages;
 #pragma unroll
     for (int m = 0; m < kTiles; ++m) {
-      wgmma_wait<kTiles - 1>();  // this tile's of the unit before
-      if (m == kTiles - 1) give_back();
-      make_operand<F>(read_operand<F>(unit + m * fragment::kUnitBytes<F>), a[m]);
+      wgmma_wait<kOperands - 1>();  // this operand's before
+      if (m == kTiles - 1) give_back(kIsDouble ? stage_before : last_stage);
+      product[m].make(unit + m * fragment::kUnitBytes<F>, offset);
       if (m == 0) wait_barrier(&shared.full[stage], place / kStages % 2);
-      const uint64_t columns = tile_descriptor(shared.columns[stage]);
-      wgmma_fence();
-#pragma unroll
-      for (int k = 0; k < 4; ++k)
-        wgmma_bf16<kColumns>(sums[m], &a[m][4 * k], columns + 32 / 16 * k);
-      wgmma_commit();
+      product[m].add(sums[m], shared.columns[stage]);
     }
-    last_stage = stage;
+    stage_before = last_stage, last_stage = stage;
+  };
+  int u = ring.first_unit;
+  if constexpr (kIsDouble) {
+#pragma unroll 1
+    for (; u + ring.kStep < ring.num_units; u += 2 * ring.kStep) {
+      multiply_unit(u, &products[0]);
+      multiply_unit(u + ring.kStep, &products[1]);
+    }
+    if (u < ring.num_units) multiply_unit(u, &products[0]);
+  } else {
+#pragma unroll 1
+    for (; u < ring.num_units; u += ring.kStep) multiply_unit(u, &products[0]);
   }
   after();
   wgmma_wait<0>();
-  give_back();
+  if (kIsDouble) give_back(stage_before);
+  give_back(last_stage);
 }
 
 /// Where warpgroups share K: the sum of their sums, in the first one's registers.
@@ -320,14 +408,16 @@ __global__ void __launch_bounds__(Cut::kThreads, 1)
     Item item;
     uint32_t place = 0;
     for (int i = blockIdx.x; task.item(i, item); i += gridDim.x) {
-      const uint32_t bytes = 128 * ((item.num_columns + 7) / 8 * 8);
-      const std::byte* from = task.staged.data + 128 * static_cast<int64_t>(item.first_column);
+      constexpr int kRowBytes = Cut::kRowBytes;
+      const uint32_t bytes = kRowBytes * ((item.num_columns + 7) / 8 * 8);
+      const std::byte* from =
+          task.staged.data + kRowBytes * static_cast<int64_t>(item.first_column);
       for (int u = 0; u < num_units; ++u, ++place) {
         const uint32_t stage = place % kStages;
         wait_barrier(&shared.empty[stage], place / kStages % 2 ^ 1);  // empty from the start
         expect_bytes(&shared.full[stage], bytes);
         copy_bulk(shared.columns[stage], from, bytes, &shared.full[stage]);
-        from += 128 * static_cast<int64_t>(task.staged.capacity);
+        from += kRowBytes * static_cast<int64_t>(task.staged.capacity);
       }
     }
     return;
@@ -346,7 +436,10 @@ __global__ void __launch_bounds__(Cut::kThreads, 1)
     is_more = task.item(i, next);
     const auto run = [&]<int kColumns>() {
       Sums<Cut, kColumns> sums;
-      multiply_item<F, Cut, kColumns>(shared, ring, unit_count, sums, [&] {
+      uint32_t offset = 0;
+      if constexpr (Cut::kActivation == DType::kF8E4M3)
+        offset = folding_offset(task.weight, item.expert);
+      multiply_item<F, Cut, kColumns>(shared, ring, unit_count, offset, sums, [&] {
         if (is_more) ring.start(task.weight, next, next.first_tile + my_tile);
       });
       if constexpr (Cut::kSplitsK) add_sums<F, Cut, kColumns>(shared, group, sums);

@@ -5,7 +5,7 @@
 // Bytes at 8,192 tokens of 2,880 columns: normed 189 MB in, 47 out; slots of four 94 in, 189 out.
 #include "core/cuda_launch.cuh"
 #include "kernels/gemm/stage_cuda.h"
-#include "kernels/norm/norm_cuda.cuh"
+#include "kernels/ptx.cuh"
 #include "kernels/residual.cuh"
 
 namespace moxie::gemm {
@@ -114,6 +114,70 @@ __global__ void stage_slot_rows(const __grid_constant__ StageSlots p) {
   for (int k = 0; k < p.top_k; ++k) mine.store(p.to, __shfl_sync(~0u, slot, k), words);
 }
 
+struct StageSlotsE4m3 {
+  StageSlots slots;
+  float* slot_scale;
+};
+
+// The power of two that brings `greatest` to 224 (not itself) .. 448; 1 for 0 and where there is
+// none.
+__device__ __forceinline__ float e4m3_scale(float greatest) {
+  const uint32_t bits = __float_as_uint(greatest), exponent = bits >> 23;
+  // 1.75 * 2^8 is the greatest E4M3.
+  const uint32_t up = 127 + 8 + 127 - exponent - ((bits & 0x7FFFFFu) > 0x600000u ? 1 : 0);
+  return exponent < 20 || exponent > 240 ? 1.0f : __uint_as_float(up << 23);
+}
+
+// A thread has every blockDim.x-th group of four columns.
+template <int kCount>
+__global__ void stage_slot_rows_e4m3(const __grid_constant__ StageSlotsE4m3 params) {
+  __shared__ float greatest_of[kMaxWarps];
+  const StageSlots& p = params.slots;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int num_groups = kStagedColumns / 4 * staged_units(p.to.width);
+  wait_for_previous();
+  launch_next();
+  const int64_t token = blockIdx.x;
+  const float* row = p.values + token * p.to.width;
+  float4 values[kCount];
+  float greatest = 0;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    const int column = 4 * static_cast<int>(threadIdx.x + i * blockDim.x);
+    values[i] = column < p.to.width ? *reinterpret_cast<const float4*>(row + column)
+                                    : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    greatest = fmaxf(fmaxf(greatest, fmaxf(fabsf(values[i].x), fabsf(values[i].y))),
+                     fmaxf(fabsf(values[i].z), fabsf(values[i].w)));
+  }
+  greatest = __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(greatest)));
+  if (lane == 0) greatest_of[warp] = greatest;
+  const int32_t* slots = p.slot_of_pair + token * p.top_k;
+  const int32_t slot = lane < p.top_k ? slots[lane] : 0;
+  __syncthreads();
+  greatest = lane < blockDim.x / 32 ? greatest_of[lane] : 0.0f;
+  greatest = __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(greatest)));
+  const float scale = e4m3_scale(greatest);
+  if (warp == 0 && lane < p.top_k) params.slot_scale[slot] = 1.0f / scale;
+  uint32_t words[kCount];
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    words[i] = pack_e4m3(values[i].x * scale, values[i].y * scale) |
+               static_cast<uint32_t>(pack_e4m3(values[i].z * scale, values[i].w * scale)) << 16;
+  }
+  constexpr int64_t kRowBytes = staged_row_bytes(DType::kF8E4M3);
+  for (int k = 0; k < p.top_k; ++k) {
+    const auto to = static_cast<uint32_t>(__shfl_sync(~0u, slot, k));
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const auto group = static_cast<uint32_t>(threadIdx.x + i * blockDim.x);
+      if (group >= static_cast<uint32_t>(num_groups)) continue;
+      const int64_t unit = group / 16;
+      *reinterpret_cast<uint32_t*>(p.to.data + (unit * p.to.capacity + to) * kRowBytes +
+                                   staged_quad_offset(to, group % 16)) = words[i];
+    }
+  }
+}
+
 template <typename P>
 void launch_rows(const char* name, void (*some)(P), void (*most)(P), const P& params,
                  int32_t num_rows, Stream* stream) {
@@ -146,6 +210,25 @@ void stage_slots(const StageSlots& step, Stream* stream) {
   CHECK(step.top_k <= 32, "top_k " + std::to_string(step.top_k));
   launch_rows("stage_slots", stage_slot_rows<kHeld>, stage_slot_rows<kMostHeld>, step,
               step.num_tokens, stream);
+}
+
+void stage_slots_e4m3(const StageSlots& step, float* slot_scale, Stream* stream) {
+  const StagedView& to = step.to;
+  CHECK(step.top_k <= 32, "top_k " + std::to_string(step.top_k));
+  CHECK(to.width % 4 == 0 && to.width <= kMaxStagedWidth, "width " + std::to_string(to.width));
+  CHECK(to.capacity % kStagedRows == 0, "capacity " + std::to_string(to.capacity));
+  if (step.num_tokens == 0) return;
+  constexpr int kSome = 2, kMost = kMaxStagedWidth / 4 / (32 * kMaxWarps);
+  const int num_groups = kStagedColumns / 4 * staged_units(to.width);
+  const bool is_wide = num_groups > 32 * kMaxWarps * kSome;
+  const int held = is_wide ? kMost : kSome;
+  launch_kernel("stage_slots_e4m3",
+                is_wide ? stage_slot_rows_e4m3<kMost> : stage_slot_rows_e4m3<kSome>,
+                StageSlotsE4m3{step, slot_scale},
+                {.grid = dim3(static_cast<unsigned>(step.num_tokens)),
+                 .num_threads = 32 * ceil_div(num_groups, 32 * held),
+                 .programmatic = true},
+                launch_stream(stream));
 }
 
 }  // namespace moxie::gemm

@@ -1,5 +1,5 @@
 // Kernels that stage activations for products over many tokens (staged.cuh): F32 values, or the
-// residual stream's norm, rounded to BF16. Limited by memory; one block a token.
+// residual stream's norm, rounded to BF16 or E4M3. Limited by memory; one block a token.
 //
 // Widths are multiples of 4, at most kMaxStagedWidth, and the pointers aligned to 16 bytes. Each
 // kernel may start before the one before it has ended (core/cuda_launch.cuh).
@@ -39,5 +39,9 @@ struct StageSlots {
   StagedView to;
 };
 void stage_slots(const StageSlots& step, Stream* stream);
+
+/// The same in E4M3: a token's values over a power of two that brings the greatest to 224 .. 448,
+/// which is slot_scale[slot] of each of its slots.
+void stage_slots_e4m3(const StageSlots& step, float* slot_scale, Stream* stream);
 
 }  // namespace moxie::gemm

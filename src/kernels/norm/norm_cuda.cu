@@ -1,23 +1,55 @@
-// RMSNorm on CUDA: one block a token; the second reading of x comes from the first-level cache.
+// RMSNorm on CUDA: one block a token, whose values its threads hold. Limited by memory.
 #include "core/cuda_launch.cuh"
-#include "kernels/norm/norm_cuda.cuh"
 #include "kernels/norm/norm_cuda.h"
+#include "kernels/ptx.cuh"
 
 namespace moxie {
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kThreads = 256, kWarps = kThreads / 32;
+constexpr int kHeld = kMaxNormedWidth / 4 / kThreads;  // fours of columns, a thread
 
 __global__ void __launch_bounds__(kThreads) rms_norm(const __grid_constant__ RmsNormParams p) {
-  __shared__ float scratch[kThreads / 32];
-  const float* x = p.x + static_cast<int64_t>(blockIdx.x) * p.hidden;
-  float* y = p.y + static_cast<int64_t>(blockIdx.x) * p.hidden;
-  const float factor = rms_factor<kThreads>(x, p.hidden, p.eps, scratch);
-  for (int32_t i = 4 * static_cast<int32_t>(threadIdx.x); i < p.hidden; i += 4 * kThreads) {
-    const float4 v = *reinterpret_cast<const float4*>(x + i);
-    const float4 w = *reinterpret_cast<const float4*>(p.weight + i);
-    *reinterpret_cast<float4*>(y + i) =
-        make_float4(v.x * factor * w.x, v.y * factor * w.y, v.z * factor * w.z, v.w * factor * w.w);
+  __shared__ float squares[kWarps];
+  float4 weight[kHeld], values[kHeld];
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i) {
+    const int column = 4 * static_cast<int>(threadIdx.x + i * kThreads);
+    weight[i] = column < p.hidden ? *reinterpret_cast<const float4*>(p.weight + column) : float4{};
+  }
+  wait_for_previous();
+  launch_next();
+  const int64_t token = blockIdx.x;
+  const auto* x = reinterpret_cast<const float4*>(p.x + 2 * token * p.hidden);
+  float square = 0;
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i) {
+    const int four = static_cast<int>(threadIdx.x + i * kThreads);
+    if (4 * four >= p.hidden) {
+      values[i] = {};
+      continue;
+    }
+    const float4 a = x[2 * four], b = x[2 * four + 1];
+    values[i] = {a.x + a.y, a.z + a.w, b.x + b.y, b.z + b.w};
+    square += values[i].x * values[i].x + values[i].y * values[i].y + values[i].z * values[i].z +
+              values[i].w * values[i].w;
+  }
+  square = warp_sum(square);
+  if (threadIdx.x % 32 == 0) squares[threadIdx.x / 32] = square;
+  __syncthreads();
+  square = 0;
+#pragma unroll
+  for (int i = 0; i < kWarps; ++i) square += squares[i];
+  const float factor = 1.0f / sqrtf(square / static_cast<float>(p.hidden) + p.eps);
+  float* y = p.y + token * p.hidden;
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i) {
+    const int column = 4 * static_cast<int>(threadIdx.x + i * kThreads);
+    const float4 &v = values[i], &w = weight[i];
+    if (column < p.hidden) {
+      *reinterpret_cast<float4*>(y + column) = {v.x * factor * w.x, v.y * factor * w.y,
+                                                v.z * factor * w.z, v.w * factor * w.w};
+    }
   }
 }
 
@@ -25,9 +57,13 @@ __global__ void __launch_bounds__(kThreads) rms_norm(const __grid_constant__ Rms
 
 void rms_norm_f32_cuda(const RmsNormParams& params, Stream* stream) {
   if (params.num_tokens == 0) return;
-  CHECK(params.hidden % 4 == 0, "hidden " + std::to_string(params.hidden));
+  CHECK(params.hidden % 4 == 0 && params.hidden <= kMaxNormedWidth,
+        "hidden " + std::to_string(params.hidden));
   launch_kernel("rms_norm_f32_cuda", rms_norm, params,
-                dim3(static_cast<unsigned>(params.num_tokens)), kThreads, 0, launch_stream(stream));
+                {.grid = dim3(static_cast<unsigned>(params.num_tokens)),
+                 .num_threads = kThreads,
+                 .programmatic = true},
+                launch_stream(stream));
 }
 
 }  // namespace moxie

@@ -1,5 +1,4 @@
-// RMSNorm on CUDA, for the steps that are composed of smaller kernels; rows that fuse it take the
-// device function in norm_cuda.cuh.
+// RMSNorm of the residual stream on CUDA, for steps that are composed of smaller kernels.
 //
 //   y = x / sqrt(mean(x^2) + eps) * weight, in F32, the weight multiplied before any rounding.
 #pragma once
@@ -10,12 +9,14 @@
 
 namespace moxie {
 
+inline constexpr int32_t kMaxNormedWidth = 4096;
+
 struct RmsNormParams {
-  int32_t num_tokens = 0, hidden = 0;  // hidden: a multiple of 4
+  int32_t num_tokens = 0, hidden = 0;  // hidden: a multiple of 4, at most kMaxNormedWidth
   float eps = 1e-5f;
-  const float* x = nullptr;       // [tokens, hidden], aligned to 16 bytes
-  const float* weight = nullptr;  // [hidden]
-  float* y = nullptr;             // [tokens, hidden], written; may be x
+  const float* x = nullptr;       // [tokens, hidden] of two floats (residual.cuh)
+  const float* weight = nullptr;  // [hidden], aligned to 16 bytes as all
+  float* y = nullptr;             // [tokens, hidden], written
 };
 
 void rms_norm_f32_cuda(const RmsNormParams& params, Stream* stream);

@@ -13,23 +13,25 @@ namespace {
 class NormCudaTest : public CudaTest {
  protected:
   // Greatest error over |expected|, in units of F32's epsilon.
-  void expect_close(int32_t tokens, int32_t hidden, float scale, float eps, bool in_place) {
+  void expect_close(int32_t tokens, int32_t hidden, float scale, float eps) {
     SCOPED_TRACE(std::to_string(tokens) + " x " + std::to_string(hidden) + ", scale " +
-                 std::to_string(scale) + (in_place ? ", in place" : ""));
+                 std::to_string(scale));
     const auto count = static_cast<uint64_t>(tokens) * static_cast<uint64_t>(hidden);
     const auto x = normal_values(count, scale, 11);
+    // Two floats a value, a coarse and a fine one.
+    std::vector<float> halves;
+    for (const float value : x) {
+      const float coarse = std::round(value * 128 / scale) / 128 * scale;
+      halves.insert(halves.end(), {coarse, value - coarse});
+    }
     const auto weight = normal_values(static_cast<uint64_t>(hidden), 1.0f, 12);
     const DeviceArray y = poisoned<float>(count);
-    RmsNormParams params{.num_tokens = tokens,
-                         .hidden = hidden,
-                         .eps = eps,
-                         .x = upload(x),
-                         .weight = upload(weight),
-                         .y = y.buffer.as<float>()};
-    if (in_place) {
-      done(device().copy_from_host(params.y, x.data(), count * 4, stream()));
-      params.x = params.y;
-    }
+    const RmsNormParams params{.num_tokens = tokens,
+                               .hidden = hidden,
+                               .eps = eps,
+                               .x = upload(halves),
+                               .weight = upload(weight),
+                               .y = y.buffer.as<float>()};
     rms_norm_f32_cuda(params, &stream());
     const std::vector<float> found = download<float>(y);
 
@@ -43,26 +45,24 @@ class NormCudaTest : public CudaTest {
           std::fabs(found[i] - expected[column]) / std::max(std::fabs(expected[column]), 1e-30);
       if (!(error <= worst)) worst = error, worst_idx = i;
     }
-    // Half the relative error of the sum (a chain of hidden / 1024 groups of 4, and a tree), the
-    // square root, the division and two products.
+    // The two floats' sum, half the relative error of the sum of squares (a chain of hidden / 1024
+    // groups of 4, and a tree), the square root, the division and two products.
     const double epsilon = std::numeric_limits<float>::epsilon();
-    const double bound = (hidden / 1024.0 + 16) / 2 * epsilon + 3 * epsilon;
+    const double bound = (hidden / 1024.0 + 16) / 2 * epsilon + 4 * epsilon;
     EXPECT_LE(worst, bound) << "worst cell " << worst_idx << ": found " << found[worst_idx];
   }
 };
 
 TEST_F(NormCudaTest, AgreesWithDoubleForAnyShape) {
-  for (const int32_t hidden : {4, 64, 1024, 1028, 2880, 4096, 16384}) {
-    for (const int32_t tokens : {1, 3, 200}) expect_close(tokens, hidden, 1.0f, 1e-5f, false);
+  for (const int32_t hidden : {4, 64, 1024, 1028, 2880, 4096}) {
+    for (const int32_t tokens : {1, 3, 200}) expect_close(tokens, hidden, 1.0f, 1e-5f);
   }
 }
 
 TEST_F(NormCudaTest, LargeAndSmallActivationsKeepTheirDigits) {
-  expect_close(5, 2880, 1e5f, 1e-5f, false);
-  expect_close(5, 2880, 1e-4f, 1e-5f, false);
+  expect_close(5, 2880, 1e5f, 1e-5f);
+  expect_close(5, 2880, 1e-4f, 1e-5f);
 }
-
-TEST_F(NormCudaTest, WorksInPlace) { expect_close(7, 2880, 3.0f, 1e-5f, true); }
 
 }  // namespace
 }  // namespace moxie

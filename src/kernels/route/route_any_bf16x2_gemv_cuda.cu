@@ -120,7 +120,7 @@ __global__ void __launch_bounds__(32 * kMaxSliceWarps)
     if (num_blocks == 1) {
       __syncthreads();
     } else {
-      wait_barrier(&barrier, 0);
+      wait_cluster_barrier(&barrier, 0);
     }
     for (int token = warp; token < p.num_tokens; token += num_warps) {
       const Choice choice = choose_experts<kMaxExperts / 32>(

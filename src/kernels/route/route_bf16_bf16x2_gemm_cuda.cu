@@ -195,7 +195,7 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
     if (is_alone) {
       __syncthreads();
     } else {
-      wait_barrier(&arrived[i % 2], i / 2 % 2);
+      wait_cluster_barrier(&arrived[i % 2], i / 2 % 2);
       if (threadIdx.x == 0) expect_bytes(&arrived[i % 2], bytes_of_tile);
     }
   };

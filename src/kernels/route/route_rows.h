@@ -33,4 +33,9 @@ const char* route_bf16_bf16x2_gemm_cuda_refuses(const RouteParams& params);
 double route_bf16_bf16x2_gemm_cuda_cost(const RouteParams& params);
 void route_bf16_bf16x2_gemm_cuda(const RouteParams& params);
 
+// route_bf16_bf16x2_wide_cuda: the same precision, for thousands of tokens.
+const char* route_bf16_bf16x2_wide_cuda_refuses(const RouteParams& params);
+double route_bf16_bf16x2_wide_cuda_cost(const RouteParams& params);
+void route_bf16_bf16x2_wide_cuda(const RouteParams& params);
+
 }  // namespace moxie

@@ -87,6 +87,17 @@ const Row<RouteParams> kRows[] = {
      .cost = route_bf16_bf16x2_gemm_cuda_cost,
      .workspace = [](const RouteParams&) { return uint64_t{0}; },
      .run = route_bf16_bf16x2_gemm_cuda},
+    {.name = "route_bf16_bf16x2_wide_cuda",
+     .device = DeviceKind::kCuda,
+     .needs = kCudaAny,
+     .supports = "bf16; up to 4096 columns; at most 256 experts",
+     .limits = "any number of tokens, best from 3072 on; activations to 2^-17",
+     .ran_on = "H200; sm_100a and sm_120f compiled only",
+     .layout = PackedLayout::kFragment16x32,
+     .refuses = route_bf16_bf16x2_wide_cuda_refuses,
+     .cost = route_bf16_bf16x2_wide_cuda_cost,
+     .workspace = [](const RouteParams&) { return uint64_t{0}; },
+     .run = route_bf16_bf16x2_wide_cuda},
 #endif
 };
 

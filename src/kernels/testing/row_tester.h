@@ -101,6 +101,7 @@ const Row<P>& row_named(const std::string& name) {
 /// of thousands of outputs, four to five deviations out, is compared with outputs of one to three.
 inline double activation_rounding(const std::string& row_name) {
   if (row_name.find("_bf16_gemm") != std::string::npos) return 0x1p-7;
+  if (row_name.find("_e4m3_gemm") != std::string::npos) return 0x1p-3;
   return row_name.find("_i16_") != std::string::npos ? 0x1p-14 : 0;
 }
 

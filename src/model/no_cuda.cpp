@@ -1,4 +1,5 @@
 // For builds without CUDA: nothing gives out a stream to call these with.
+#include "model/fold_scales_cuda.h"
 #include "model/synthetic_cuda.h"
 
 namespace moxie {
@@ -12,6 +13,9 @@ void fill_random_table_cuda(const RowTable&, double, uint64_t, Stream&) {
 }
 Status fill_vector_cuda(float*, int64_t, float, Stream&) {
   return fail("no CUDA in this build", "synthetic weights");
+}
+Status fold_scales_cuda(Device&, Stream&, ModelWeights&) {
+  return fail("no CUDA in this build", "--activation");
 }
 
 }  // namespace moxie

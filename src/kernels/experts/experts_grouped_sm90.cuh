@@ -1,0 +1,309 @@
+// What the rows of experts for many tokens share on Hopper: pairs of token and expert sorted by
+// expert, their activations gathered, then two grouped products (gemm/product_sm90.cuh). The first
+// ends in bias and clamped SwiGLU and stages its outputs for the second, which adds weighted
+// outputs to the residual stream; those sums have no order (residual.cuh), so that they do not
+// change from run to run.
+#pragma once
+
+#include "kernels/experts/experts.h"
+#include "kernels/gemm/dense_sm90.cuh"
+#include "kernels/gemm/sort_cuda.h"
+#include "kernels/scratch.h"
+
+namespace moxie::gemm {
+
+/// Items of the sorted pairs: the tiles of the list, each times all blocks of rows.
+struct SortedItems {
+  const SlotTile* tiles;
+  const int32_t* num_tiles;
+  int32_t row_blocks, tiles_a_block;
+
+  __device__ __forceinline__ bool item(int i, Item& item) const {
+    const int tile = i / row_blocks;
+    if (tile >= *num_tiles) return false;
+    const SlotTile t = tiles[tile];
+    item = {.expert = t.expert,
+            .first_tile = (i - tile * row_blocks) * tiles_a_block,
+            .first_column = t.first_slot,
+            .num_columns = t.num_slots};
+    return true;
+  }
+};
+
+/// What sums are multiplied by: the task's factor, and the greatest scale of an expert whose scales
+/// are folded.
+template <typename Cut, typename Task>
+__device__ __forceinline__ float product_scale_of(const Task& task, int expert) {
+  if constexpr (Cut::kActivation != DType::kF8E4M3) return task.product_scale;
+  const int greatest = task.weight.greatest_scales[expert];
+  return task.product_scale * exp2f(static_cast<float>(greatest - 127 - kFoldedTop));
+}
+
+/// act = SwiGLU(W1 t + b1), staged for the second product.
+struct GateUp {
+  /// Shared memory of the warpgroups that make a unit together: in BF16 eight tiles of it. In E4M3
+  /// a warpgroup has its half of a unit, of which nobody else waits.
+  template <typename Cut>
+  static constexpr int kSharedBytes =
+      (Cut::kActivation == DType::kF8E4M3 ? 1 : 2) * Cut::kMostColumns* Cut::kRowBytes;
+  SortedItems items;
+  PackedMatrix weight;
+  StagedView staged;
+  StagedView made;
+  const float* bias;  // packed order
+  float alpha, limit, product_scale;
+  const float* slot_scale;  // E4M3 only, as made_scale: what is made is multiplied by it
+  float made_scale;
+  int32_t intermediate;
+
+  __device__ __forceinline__ bool item(int i, Item& item) const { return items.item(i, item); }
+
+  __device__ __forceinline__ float activation(float gate, float up) const {
+    const float g = fminf(gate, limit), u = fminf(fmaxf(up, -limit), limit);
+    return __fdividef(g, 1.0f + __expf(-alpha * g)) * (u + 1.0f);
+  }
+  /// store(m, column, first, second) of two neighbouring outputs, 8 (tile + 4 m) + g / 2 * 2 and
+  /// the next, of a column; scales(i) of columns 8 i + 2 q and the next.
+  template <typename Cut, int kColumns, typename Scales, typename Store>
+  __device__ __forceinline__ void make(const Item& item, int tile, const Sums<Cut, kColumns>& sums,
+                                       Scales&& scales, Store&& store) const {
+    const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
+    const int in_pair = 2 * q + g % 2;  // the column whose two outputs this lane has
+#pragma unroll
+    for (int m = 0; m < Cut::kRowTiles; ++m) {
+      const int output = 8 * (tile + 4 * m) + g;
+      const bool is_real = output < intermediate;
+      const float* at = bias + int64_t{item.expert} * weight.rows + 16 * (tile + 4 * m) + g;
+      const float gate_bias = is_real ? at[0] : 0, up_bias = is_real ? at[8] : 0;
+#pragma unroll
+      for (int i = 0; i < kColumns / 8; ++i) {
+        const float* d = &sums[m][4 * i];
+        const float2 scale = scales(i);
+        float first = activation(d[0] * scale.x + gate_bias, d[2] * scale.x + up_bias);
+        float second = activation(d[1] * scale.y + gate_bias, d[3] * scale.y + up_bias);
+        if (!is_real) first = second = 0;
+        // Lanes g and g + 1 (even and odd) trade: each has both outputs of one column.
+        const float theirs = __shfl_xor_sync(~0u, g % 2 == 0 ? second : first, 4);
+        if (g % 2 == 0) {
+          store(m, 8 * i + in_pair, first, theirs);
+        } else {
+          store(m, 8 * i + in_pair, theirs, second);
+        }
+      }
+    }
+  }
+  template <typename Cut, int kColumns>
+  __device__ __forceinline__ void finish(const Item& item, int tile,
+                                         const Sums<Cut, kColumns>& sums, std::byte* shared) const {
+    if constexpr (Cut::kActivation == DType::kF8E4M3) {
+      return finish_e4m3<Cut, kColumns>(item, tile, sums, shared);
+    }
+    const int g = threadIdx.x % 32 / 4;
+    constexpr int kThreads = 128 * (2 / Cut::kRowTiles);
+    const int unit = tile / 8, region = unit - item.first_tile / 8;
+    const bool is_first = (threadIdx.x - 128) % kThreads == 0;
+    std::byte* rows = shared + region * Cut::kMostColumns * 128;
+    if (is_first) wait_for_bulk_reads();  // of the item before
+    barrier_wait(1 + region, kThreads);
+    make<Cut, kColumns>(
+        item, tile, sums, [&](int) { return make_float2(product_scale, product_scale); },
+        [&](int m, uint32_t row, float first, float second) {
+          const uint32_t chunk = (tile / 4 + m) % 2 * 4 + g / 2;
+          *reinterpret_cast<uint32_t*>(rows + 128 * row + 16 * (chunk ^ row % 8) + 4 * (tile % 4)) =
+              pack_bf16(first, second);
+        });
+    fence_shared_writes();
+    barrier_wait(1 + region, kThreads);
+    if (is_first && 64 * unit < intermediate) {
+      const uint32_t num_rows = (item.num_columns + 7) / 8 * 8;
+      store_bulk(made.data + (int64_t{unit} * made.capacity + item.first_column) * 128, rows,
+                 128 * num_rows);
+    }
+  }
+  // Four tiles are a block of 32 outputs: in each row two neighbouring chunks of the unit's four.
+  template <typename Cut, int kColumns>
+  __device__ __forceinline__ void finish_e4m3(const Item& item, int tile,
+                                              const Sums<Cut, kColumns>& sums,
+                                              std::byte* shared) const {
+    static_assert(Cut::kRowTiles == 1 && !Cut::kSplitsK);
+    constexpr int kRowBytes = Cut::kRowBytes, kHalfBytes = kRowBytes / 2;
+    const int q = threadIdx.x % 4, g = threadIdx.x % 32 / 4;
+    const int thread = threadIdx.x % 128, group = threadIdx.x / 128 - 1;
+    const uint32_t block = tile / 4 % 2;
+    std::byte* rows = shared + group * Cut::kMostColumns * kHalfBytes;
+    const float scale = product_scale_of<Cut>(*this, item.expert);
+    const auto* column_scales = reinterpret_cast<const float2*>(slot_scale + item.first_column);
+    barrier_wait(1 + group, 128);  // until the item before is stored
+    make<Cut, kColumns>(
+        item, tile, sums,
+        [&](int i) {
+          float2 own = make_float2(0.0f, 0.0f);
+          if (8 * i < item.num_columns) own = __ldg(column_scales + 4 * i + q);
+          return make_float2(scale * own.x, scale * own.y);
+        },
+        [&](int, uint32_t row, float first, float second) {
+          const uint32_t chunk = g / 4 ^ row / 2 % 2;
+          *reinterpret_cast<uint16_t*>(rows + kHalfBytes * row + 16 * chunk + 4 * (tile % 4) +
+                                       g / 2 % 2 * 2) =
+              pack_e4m3(first * made_scale, second * made_scale);
+        });
+    barrier_wait(1 + group, 128);
+    const int unit = tile / 8;
+    if (64 * unit >= intermediate) return;
+    std::byte* to = made.data + (int64_t{unit} * made.capacity + item.first_column) * kRowBytes;
+    for (uint32_t i = thread; i < 2u * item.num_columns; i += 128) {
+      const uint32_t row = i / 2, chunk = (2 * block ^ (row / 2 % 4 & 2u)) + i % 2;
+      *reinterpret_cast<uint4*>(to + kRowBytes * row + 16 * chunk) =
+          *reinterpret_cast<const uint4*>(rows + 16 * i);
+    }
+  }
+  __device__ __forceinline__ void drain() const { wait_for_bulk_stores(); }
+};
+
+/// x += weight (W2 act + b2) of each pair.
+struct Down {
+  template <typename Cut>
+  static constexpr int kSharedBytes = 0;
+  SortedItems items;
+  PackedMatrix weight;
+  StagedView staged;
+  const float* bias;          // [experts, hidden]
+  const int32_t* slot_token;  // -1: none
+  const float* slot_weight;
+  float2* x;
+  float product_scale;
+
+  __device__ __forceinline__ bool item(int i, Item& item) const { return items.item(i, item); }
+
+  template <typename Cut, int kColumns>
+  __device__ __forceinline__ void finish(const Item& item, int tile,
+                                         const Sums<Cut, kColumns>& sums, std::byte*) const {
+    const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
+    const int hidden = weight.rows;
+    const float scale = product_scale_of<Cut>(*this, item.expert);
+    float row_bias[Cut::kRowTiles][2];
+#pragma unroll
+    for (int m = 0; m < Cut::kRowTiles; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = 16 * (tile + 4 * m) + g + 8 * half;
+        row_bias[m][half] = row < hidden ? bias[int64_t{item.expert} * hidden + row] : 0;
+      }
+    }
+    // Whose columns these are is read for several at once: no load passes an addition.
+    // As registers allow.
+    constexpr int kBatch = Cut::kMostColumns <= 64 ? 1 : kColumns / 8 % 4 == 0 ? 4 : 3;
+    static_assert(kColumns / 8 % kBatch == 0);
+#pragma unroll
+    for (int first = 0; first < kColumns / 8; first += kBatch) {
+      int2 tokens[kBatch];
+      float2 weights[kBatch];
+#pragma unroll
+      for (int b = 0; b < kBatch; ++b) {
+        const int column = 8 * (first + b) + 2 * q, slot = item.first_column + column;
+        tokens[b] = make_int2(-1, -1);
+        if (column >= item.num_columns) continue;
+        tokens[b] = __ldg(reinterpret_cast<const int2*>(slot_token + slot));
+        weights[b] = __ldg(reinterpret_cast<const float2*>(slot_weight + slot));
+      }
+#pragma unroll
+      for (int b = 0; b < kBatch; ++b) {
+#pragma unroll
+        for (int m = 0; m < Cut::kRowTiles; ++m) {
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            const int row = 16 * (tile + 4 * m) + g + 8 * half;
+            if (row >= hidden) continue;
+            const float* d = &sums[m][4 * (first + b) + 2 * half];
+            const float2 made =
+                make_float2(d[0] * scale + row_bias[m][half], d[1] * scale + row_bias[m][half]);
+            if (tokens[b].x >= 0)
+              add_to_residual(x + int64_t{tokens[b].x} * hidden + row, weights[b].x * made.x);
+            if (tokens[b].y >= 0)
+              add_to_residual(x + int64_t{tokens[b].y} * hidden + row, weights[b].y * made.y);
+          }
+        }
+      }
+    }
+  }
+  __device__ __forceinline__ void drain() const {}
+};
+
+/// Scratch of a launch: the sorted pairs, their activations and what the first product makes.
+struct GroupedMemory {
+  SortShape shape;
+  SortedPairs pairs;
+  StagedView staged, made;
+  float* slot_scale = nullptr;  ///< E4M3: what a slot's staged values are to be multiplied by
+  uint64_t bytes;
+
+  GroupedMemory(const ExpertsParams& p, int32_t tile_slots, DType activation, std::byte* base)
+      : shape{.num_tokens = p.num_tokens,
+              .top_k = p.top_k,
+              .num_experts = p.gate_up.num_experts,
+              .tile_slots = tile_slots} {
+    Scratch scratch(base);
+    pairs = take_sorted_pairs(shape, scratch);
+    const auto rows = shape.capacity();
+    staged.data =
+        scratch.take<std::byte>(static_cast<int64_t>(staged_bytes(rows, p.hidden, activation)));
+    made.data = scratch.take<std::byte>(
+        static_cast<int64_t>(staged_bytes(rows, p.intermediate, activation)));
+    staged.capacity = made.capacity = pairs.capacity;
+    staged.width = p.hidden, made.width = p.intermediate;
+    if (activation == DType::kF8E4M3) slot_scale = scratch.take<float>(rows);
+    bytes = scratch.bytes();
+  }
+};
+
+/// Both products, of tiles cut as GateUpCut and DownCut, with up to kFew or kMany columns.
+/// down_scale: the second one's product_scale; gate_up: the first task, but for its items.
+template <typename GateUpCut, typename DownCut, int kFew, int kMany>
+void launch_grouped(const char* name, const ExpertsParams& p, const GroupedMemory& memory,
+                    const GateUp& gate_up, float down_scale) {
+  const SortedPairs& pairs = memory.pairs;
+  const auto launch = [&]<typename Cut>(auto task) {
+    task.items = {.tiles = pairs.tiles,
+                  .num_tiles = pairs.num_tiles,
+                  .row_blocks = ceil_div(task.weight.rows, Cut::kRows),
+                  .tiles_a_block = Cut::kRows / 16};
+    const int64_t most_items = int64_t{pairs.max_tiles} * task.items.row_blocks;
+    launch_product<DType::kMXFP4, Cut, kFew, kMany>(name, task, most_items,
+                                                    launch_stream(p.launch.stream));
+  };
+  launch.template operator()<GateUpCut>(gate_up);
+  launch.template operator()<DownCut>(Down{.items = {},
+                                           .weight = p.down,
+                                           .staged = memory.made,
+                                           .bias = p.down_bias,
+                                           .slot_token = pairs.slot_token,
+                                           .slot_weight = pairs.slot_weight,
+                                           .x = reinterpret_cast<float2*>(p.x),
+                                           .product_scale = down_scale});
+}
+/// The first task, but for its items.
+inline GateUp gate_up_task(const ExpertsParams& p, const GroupedMemory& memory, float product_scale,
+                           float made_scale = 1.0f) {
+  return {.items = {},
+          .weight = p.gate_up,
+          .staged = memory.staged,
+          .made = memory.made,
+          .bias = p.gate_up_bias,
+          .alpha = p.swiglu_alpha,
+          .limit = p.swiglu_limit,
+          .product_scale = product_scale,
+          .slot_scale = memory.slot_scale,
+          .made_scale = made_scale,
+          .intermediate = p.intermediate};
+}
+/// Why grouped products cannot do these experts; null if they can.
+inline const char* refuses_grouped(const ExpertsParams& p) {
+  if (p.fold.is_on) return "the route step is folded into the experts";
+  if (p.gate_up.format != DType::kMXFP4 || p.down.format != DType::kMXFP4)
+    return "weights are not MXFP4";
+  if (p.gate_up.num_experts > kMaxSortedExperts) return "more than 256 experts";
+  if (p.top_k > kMaxTopK) return "more than 16 experts a token";
+  return refuses_product(p.gate_up);
+}
+
+}  // namespace moxie::gemm

@@ -1,0 +1,15 @@
+// What rows with 8-bit activations need to know of the experts' weights: looked at once, when the
+// model is loaded.
+#pragma once
+
+#include "core/device.h"
+#include "model/weights.h"
+
+namespace moxie {
+
+/// Fills greatest_scales of every MXFP4 gate_up and down of `weights`, which are on `device`. An
+/// error says in which expert too many blocks have scales that do not fold into an 8-bit operand; a
+/// few are a warning.
+Status fold_scales_cuda(Device& device, Stream& stream, ModelWeights& weights);
+
+}  // namespace moxie
