@@ -121,38 +121,40 @@ TEST_P(EngineCudaGoldens, StayWithinTheKlBar) {
 TEST_P(EngineCudaGoldens, RowsForManyTokensStayWithinTheKlBar) {
   const std::string folder = test_data() + "/goldens/" + GetParam();
   const Golden golden(folder + "/goldens.safetensors");
-  const auto load = [&](const std::vector<std::string>& kernels) {
-    return Engine::load({.model = folder,
-                         .device = "cuda",
-                         .kernels = kernels,
-                         .kv_dtype = "bf16",
-                         .max_model_len = 2048,
-                         .max_batch_tokens = 512,
-                         .max_logit_rows = 512,
-                         .show_progress = false});
+  struct Rows {
+    const char* name;
+    std::vector<std::string> kernels;
+    double bar;
   };
-  auto usual = load({});
-  ASSERT_TRUE(usual.has_value()) << usual.error().message();
-  if (((*usual)->kernels().features() & kSm90a) == 0) GTEST_SKIP() << "needs sm_90a";
-  usual->reset();
-  for (const std::string experts : {"w4a16", "w4a8"}) {
-    // The attention's row takes heads of 64 alone, which these models have not.
-    auto engine = load({"qkv=qkv_any_bf16_gemm_sm90", "out=out_any_bf16_gemm_sm90",
-                        "route=route_bf16_bf16x2_wide_cuda", "experts=" + experts,
-                        "unembed=unembed_any_bf16_gemm_sm90"});
-    ASSERT_TRUE(engine.has_value()) << engine.error().message();
-    const auto vocab = static_cast<size_t>((*engine)->config().vocab);
+  // The attention's row takes heads of 64 alone, which these models have not. Of random weights, a
+  // rounded activation now and then turns an expert, and the prediction jumps: no bar but a sane
+  // one for all rows together and for 8 bits.
+  const Rows all[] = {{"experts w4a16", {"experts=w4a16"}, 2e-3},
+                      {"experts w4a8", {"experts=w4a8"}, 2e-2},
+                      {"every product",
+                       {"experts=w4a16", "qkv=qkv_any_bf16_gemm_sm90", "out=out_any_bf16_gemm_sm90",
+                        "route=route_bf16_bf16x2_wide_cuda", "unembed=unembed_any_bf16_gemm_sm90"},
+                       2e-2}};
+  if ((open_nano()->kernels().features() & kSm90a) == 0) GTEST_SKIP() << "needs sm_90a";
+  for (const Rows& rows : all) {
+    auto engine = open({.model = folder,
+                        .kernels = rows.kernels,
+                        .kv_dtype = "f32",
+                        .max_model_len = 2048,
+                        .max_batch_tokens = 512,
+                        .max_logit_rows = 512});
+    const auto vocab = static_cast<size_t>(engine->config().vocab);
     double sum = 0, positions = 0;
     for (int c = 0; golden.has("case" + std::to_string(c) + ".logits"); ++c) {
       const std::string name = "case" + std::to_string(c);
       const auto ids = golden.read<int32_t>(name + ".input_ids");
-      sum += mean_kl(golden.read<float>(name + ".logits"), logits_of(**engine, ids, 512), vocab) *
+      sum += mean_kl(golden.read<float>(name + ".logits"), logits_of(*engine, ids, 512), vocab) *
              static_cast<double>(ids.size());
       positions += static_cast<double>(ids.size());
     }
     ASSERT_GT(positions, 0);
-    std::printf("  %s, %s: mean KL %.3e\n", GetParam(), experts.c_str(), sum / positions);
-    EXPECT_LE(sum / positions, experts == "w4a16" ? 2e-3 : 5e-2);
+    std::printf("  %s, %s: mean KL %.3e\n", GetParam(), rows.name, sum / positions);
+    EXPECT_LE(sum / positions, rows.bar) << rows.name;
   }
 }
 
