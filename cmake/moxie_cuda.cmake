@@ -1,7 +1,7 @@
 # Finds nvcc and turns CUDA on where it works: sets MOXIE_HAS_CUDA, or says why GPU code is left out.
 #
 # CMake 3.25 knows neither CUDA C++20 nor architectures with a letter, so that both are given as
-# flags: MOXIE_CUDA_FLAGS holds the standard and one -gencode an architecture, and
+# flags: MOXIE_CUDA_FLAGS holds the standard, MOXIE_CUDA_CODE one -gencode an architecture, and
 # CMAKE_CUDA_ARCHITECTURES is off. Real code only: a device outside the list is refused at run
 # time with the reason, never served by code compiled at start.
 
@@ -10,8 +10,9 @@
 set(MOXIE_CUDA_ARCHS 90a 100a 120f CACHE STRING "Architectures to compile for; one is quicker")
 set(MOXIE_CUDA_FLAGS -std=c++20 --threads=2 -Werror=all-warnings
     -Xcompiler=-Wall -Xcompiler=-Wextra -Xcompiler=-Werror)
+set(MOXIE_CUDA_CODE "")
 foreach(arch IN LISTS MOXIE_CUDA_ARCHS)
-  list(APPEND MOXIE_CUDA_FLAGS "SHELL:-gencode arch=compute_${arch},code=sm_${arch}")
+  list(APPEND MOXIE_CUDA_CODE "SHELL:-gencode arch=compute_${arch},code=sm_${arch}")
 endforeach()
 
 set(MOXIE_HAS_CUDA 0)

@@ -1,22 +1,62 @@
 # moxie_pypi_source(NAME VERSION SHA256 OUT): the source package of a PyPI project, unpacked into the
 # build folder; OUT is set to its folder, or to "" with the reason in OUT_error.
+# moxie_pypi_wheel(NAME VERSION SHA256 OUT PATTERN...): the same with its wheel for every platform,
+# of which only what lies under the folders PATTERN is unpacked.
 #
 # The archive is looked for in build/downloads, which all presets share, and fetched there by pip
 # where it is missing: with neither network nor an archive the caller decides whether to stop. What
 # comes is used only if its hash is the recorded one.
 
 function(moxie_pypi_source name version sha256 out)
-  set(${out} "" PARENT_SCOPE)
-  set(file ${name}-${version}.tar.gz)
-  set(downloads ${CMAKE_SOURCE_DIR}/build/downloads)
-  set(archive ${downloads}/${file})
   set(folder ${CMAKE_BINARY_DIR}/third_party/${name}-${version})
   set(stamp ${folder}/.unpacked-${sha256})
-  if(EXISTS ${stamp})
-    set(${out} ${folder} PARENT_SCOPE)
-    return()
+  set(error "")
+  if(NOT EXISTS ${stamp})
+    moxie_pypi_archive(${name} ${version} ${sha256} ${name}-${version}.tar.gz --no-binary archive error)
+    if(NOT error)
+      file(REMOVE_RECURSE ${folder})
+      file(ARCHIVE_EXTRACT INPUT ${archive} DESTINATION ${CMAKE_BINARY_DIR}/third_party)
+      file(TOUCH ${stamp})
+    endif()
   endif()
+  moxie_pypi_answer()
+endfunction()
 
+function(moxie_pypi_wheel name version sha256 out)
+  set(folder ${CMAKE_BINARY_DIR}/third_party/${name}-${version})
+  set(stamp ${folder}/.unpacked-${sha256})
+  set(error "")
+  if(NOT EXISTS ${stamp})
+    string(REPLACE - _ file ${name})
+    moxie_pypi_archive(${name} ${version} ${sha256} ${file}-${version}-py3-none-any.whl --only-binary
+      archive error)
+    if(NOT error)
+      file(REMOVE_RECURSE ${folder})
+      list(TRANSFORM ARGN APPEND /*)
+      file(ARCHIVE_EXTRACT INPUT ${archive} DESTINATION ${folder} PATTERNS ${ARGN})
+      file(TOUCH ${stamp})
+    endif()
+  endif()
+  moxie_pypi_answer()
+endfunction()
+
+# The two variables that the functions above leave to their callers.
+macro(moxie_pypi_answer)
+  if(error)
+    set(${out} "" PARENT_SCOPE)
+    set(${out}_error "${error}" PARENT_SCOPE)
+  else()
+    set(${out} ${folder} PARENT_SCOPE)
+  endif()
+endmacro()
+
+# The archive `file` of build/downloads, fetched if it is not there: its path in OUT, or what went
+# wrong in OUT_ERROR. `kind` is pip's flag for what it may fetch.
+function(moxie_pypi_archive name version sha256 file kind out out_error)
+  set(downloads ${CMAKE_SOURCE_DIR}/build/downloads)
+  set(archive ${downloads}/${file})
+  set(${out} ${archive} PARENT_SCOPE)
+  set(${out_error} "" PARENT_SCOPE)
   set(found "")
   if(EXISTS ${archive})
     file(SHA256 ${archive} found)
@@ -29,34 +69,29 @@ function(moxie_pypi_source name version sha256 out)
     file(MAKE_DIRECTORY ${fetched})
     find_program(MOXIE_PYTHON NAMES python3 DOC "Fetches source packages with its pip")
     if(NOT MOXIE_PYTHON)
-      set(${out}_error "python3 was not found: run tools/setup.sh build" PARENT_SCOPE)
+      set(${out_error} "python3 was not found: run tools/setup.sh build" PARENT_SCOPE)
       file(REMOVE_RECURSE ${fetched})
       return()
     endif()
     message(STATUS "Fetching ${file}")
-    # pip runs the package's own build back end to read its name: that takes some seconds.
+    # Of a source package pip runs the build back end to read its name: that takes some seconds.
     execute_process(
       COMMAND ${MOXIE_PYTHON} -m pip download --quiet --disable-pip-version-check --no-deps
-        --no-binary ${name} --dest ${fetched} ${name}==${version}
+        ${kind} ${name} --dest ${fetched} ${name}==${version}
       RESULT_VARIABLE failed OUTPUT_VARIABLE text ERROR_VARIABLE text)
     if(failed OR NOT EXISTS ${fetched}/${file})
       file(REMOVE_RECURSE ${fetched})
       string(STRIP "${text}" text)
-      set(${out}_error "pip could not fetch ${name} ${version}: ${text}" PARENT_SCOPE)
+      set(${out_error} "pip could not fetch ${name} ${version}: ${text}" PARENT_SCOPE)
       return()
     endif()
     file(SHA256 ${fetched}/${file} found)
     if(NOT found STREQUAL sha256)
       file(REMOVE_RECURSE ${fetched})
-      set(${out}_error "${file} has SHA-256 ${found}, expected ${sha256}" PARENT_SCOPE)
+      set(${out_error} "${file} has SHA-256 ${found}, expected ${sha256}" PARENT_SCOPE)
       return()
     endif()
     file(RENAME ${fetched}/${file} ${archive})
     file(REMOVE_RECURSE ${fetched})
   endif()
-
-  file(REMOVE_RECURSE ${folder})
-  file(ARCHIVE_EXTRACT INPUT ${archive} DESTINATION ${CMAKE_BINARY_DIR}/third_party)
-  file(TOUCH ${stamp})
-  set(${out} ${folder} PARENT_SCOPE)
 endfunction()

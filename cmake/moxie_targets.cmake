@@ -8,7 +8,9 @@ target_compile_options(moxie_flags INTERFACE
   # False alarms of g++: `"text" + std::string` at -O2, vectors filled lane by lane at -O1. Clang
   # builds the fuzzers with its own, exact, warnings of this kind.
   $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-restrict;-Wno-maybe-uninitialized>
-  "$<$<COMPILE_LANGUAGE:CUDA>:${MOXIE_CUDA_FLAGS}>")
+  "$<$<COMPILE_LANGUAGE:CUDA>:${MOXIE_CUDA_FLAGS}>"
+  # A target with CUDA code for some architectures alone sets the property and adds its own.
+  "$<$<AND:$<COMPILE_LANGUAGE:CUDA>,$<NOT:$<BOOL:$<TARGET_PROPERTY:MOXIE_OWN_CUDA_CODE>>>>:${MOXIE_CUDA_CODE}>")
 target_compile_definitions(moxie_flags INTERFACE
   MOXIE_VERSION="${PROJECT_VERSION}" MOXIE_HAS_CUDA=${MOXIE_HAS_CUDA})
 target_link_libraries(moxie_flags INTERFACE Threads::Threads)
