@@ -306,6 +306,18 @@ class AttendCudaTest : public CudaTest {
     return table_of<AttendParams>()[0];
   }
 
+  // The rows for many tokens that this device runs.
+  std::vector<const Row<AttendParams>*> prefill_rows() {
+    std::vector<const Row<AttendParams>*> rows;
+    for (const auto& row : table_of<AttendParams>()) {
+      const bool is_of_device =
+          row.device == DeviceKind::kCuda && (row.needs & features()) == row.needs;
+      if (is_of_device && std::string(row.name).find("_prefill_") != std::string::npos)
+        rows.push_back(&row);
+    }
+    return rows;
+  }
+
   double worst_share_ = 0;
 };
 

@@ -23,12 +23,12 @@ TEST_F(AttendCudaTest, EveryGroupMatchesTheReference) {
       for (const int32_t window : {0, 128}) {
         AttendCase test{.num_heads = heads, .num_kv_heads = kv_heads, .window = window};
         test.dtype = dtype;
-        const bool has_prefill =
-            heads == 8 * kv_heads && dtype == DType::kBF16 && (features() & kSm90a) != 0;
+        const bool is_of_prefill = heads == 8 * kv_heads && dtype == DType::kBF16;
+        const int num_rows = 2 + (is_of_prefill ? static_cast<int>(prefill_rows().size()) : 0);
         test.seqs = {{150, 1}, {0, 21}};
-        EXPECT_EQ(expect_rows_match(test), has_prefill ? 3 : 2);
+        EXPECT_EQ(expect_rows_match(test), num_rows);
         test.seqs = {{301, 1}};
-        EXPECT_EQ(expect_rows_match(test), has_prefill ? 3 : 2);
+        EXPECT_EQ(expect_rows_match(test), num_rows);
       }
     }
   }
@@ -134,9 +134,10 @@ TEST_F(AttendCudaTest, PrefillChunksMatchTheReference) {
       expect_rows_match(test);
       test.num_heads = 16, test.num_kv_heads = 2;
       test.seqs = {{517, 77}, {40, 1}, {0, 24}, {1111, 25}, {127, 129}, {256, 23}};
-      expect_rows_match(test);
-      test.page_tokens = 48;
-      expect_rows_match(test);
+      for (const int32_t page : {16, 48, 5, 100}) {
+        test.page_tokens = page;
+        expect_rows_match(test);
+      }
     }
     AttendCase deep{.num_heads = 8, .num_kv_heads = 1, .window = window};
     deep.seqs = {{6144, 100}};
@@ -147,8 +148,6 @@ TEST_F(AttendCudaTest, PrefillChunksMatchTheReference) {
 // Logits that leave the range in which weights need no maximum, in a later block than the first,
 // twice; with and without the sink. A weight relative to the first block's would be infinite.
 TEST_F(AttendCudaTest, PrefillFollowsLogitsThatJump) {
-  const auto& row = row_named("attend_bf16_prefill_wgmma_sm90");
-  if ((row.needs & features()) != row.needs) GTEST_SKIP() << "no such device";
   for (const int32_t window : {0, 128, 300}) {
     for (const bool use_sinks : {true, false}) {
       AttendCase test{.num_heads = 8, .num_kv_heads = 1, .window = window, .use_sinks = use_sinks};
@@ -156,9 +155,20 @@ TEST_F(AttendCudaTest, PrefillFollowsLogitsThatJump) {
       test.seqs = {{0, 900}, {250, 300}, {480, 250}};
       test.build();
       const AttendParams params = upload_case(test);
-      expect_close(run_row(row, params, test.q.size()), reference(test), test, row.name);
+      for (const auto* row : prefill_rows())
+        expect_close(run_row(*row, params, test.q.size()), reference(test), test, row->name);
       free_uploads();
     }
+  }
+}
+
+// More than a block that plans has threads.
+TEST_F(AttendCudaTest, ManySequencesMatchTheReference) {
+  for (const int32_t window : {0, 33}) {
+    AttendCase test{.num_heads = 8, .num_kv_heads = 1, .window = window};
+    test.seqs.clear();
+    for (int32_t i = 0; i < 2100; ++i) test.seqs.push_back({i * 7 % 61, i % 100 == 0 ? 21 : 1});
+    expect_rows_match(test);
   }
 }
 
@@ -250,9 +260,45 @@ TEST_F(AttendCudaTest, RowsRefuseWhatTheyCannotRun) {
   EXPECT_GT(prefill.cost(params), split.cost(params));
   params.batch = {.num_tokens = 2048, .num_seqs = 1};
   EXPECT_LT(prefill.cost(params), split.cost(params));
+  params.batch = {.num_tokens = 2048, .num_seqs = 1};
+  for (const auto* row : prefill_rows()) {
+    if (row == &prefill) continue;
+    EXPECT_GT(row->cost(params), prefill.cost(params)) << row->name;
+    for (const int32_t window : {0, 128}) {
+      AttendParams other = params;
+      other.window = window;
+      EXPECT_LT(row->cost(other), split.cost(other)) << row->name;
+      other.batch = {.num_tokens = 8, .num_seqs = 1};
+      EXPECT_GT(row->cost(other), split.cost(other)) << row->name;
+      other.batch = {.num_tokens = 64, .num_seqs = 64};
+      EXPECT_GT(row->cost(other), split.cost(other)) << row->name;
+    }
+  }
+  // Window layers of many sequences with a few tokens each.
+  for (const auto* row : prefill_rows()) {
+    if (std::string(row->name).find("_fa2_") == std::string::npos) continue;
+    AttendParams other = params;
+    other.batch = {.num_tokens = 512, .num_seqs = 64};
+    EXPECT_GT(row->cost(other), prefill.cost(other));
+    other.window = 128;
+    EXPECT_LT(row->cost(other), prefill.cost(other));
+    EXPECT_LT(row->cost(other), split.cost(other));
+  }
   params.kv.page_tokens = 20;
   EXPECT_NE(prefill.refuses(params), nullptr);
   params.kv.page_tokens = 16;
+  for (const auto* row : prefill_rows()) {
+    AttendParams other = params;
+    EXPECT_EQ(row->refuses(other), nullptr) << row->name;
+    other.kv.dtype = DType::kF8E4M3;
+    EXPECT_NE(row->refuses(other), nullptr) << row->name;
+    other = params;
+    other.num_kv_heads = 4;
+    EXPECT_NE(row->refuses(other), nullptr) << row->name;
+    other = params;
+    other.head_dim = 128;
+    EXPECT_NE(row->refuses(other), nullptr) << row->name;
+  }
   params.kv.dtype = DType::kF8E4M3;
   EXPECT_NE(prefill.refuses(params), nullptr);
   params.kv.dtype = DType::kF32;
@@ -273,9 +319,10 @@ TEST_F(AttendCudaTest, RowsRefuseWhatTheyCannotRun) {
 
 // A graph's launches keep their shape; positions, queries, pages and keys change below it.
 TEST_F(AttendCudaTest, ACapturedLaunchFollowsThePositionsOnTheDevice) {
-  for (const auto* name : {"attend_any_f32_split_cuda", "attend_bf16_prefill_wgmma_sm90"}) {
-    const auto& row = row_named(name);
-    if ((row.needs & features()) != row.needs) continue;
+  std::vector<const Row<AttendParams>*> rows = prefill_rows();
+  rows.push_back(&row_named("attend_any_f32_split_cuda"));
+  for (const auto* of_table : rows) {
+    const auto& row = *of_table;
     for (const int32_t window : {0, 128}) {
       AttendCase deep{.window = window}, shallow{.window = window};
       deep.seqs = {{1800, 1}, {333, 1}};

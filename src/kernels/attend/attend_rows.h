@@ -32,6 +32,17 @@ void attend_bf16_prefill_wgmma_sm90(const AttendParams& params);
 const char* attend_prefill_sm90_refuses(const AttendParams& params);
 uint64_t attend_prefill_sm90_workspace(const AttendParams& params);
 double attend_prefill_sm90_cost(const AttendParams& params);
+/// FlashInfer's templates, for many tokens of a sequence and mixes with decode tokens: head size
+/// 64, BF16 cache, 8 query heads a KV head, pages of any size. FA2 is for every device, FA3 for
+/// Hopper. In builds with FlashInfer alone.
+void attend_bf16_prefill_flashinfer_fa2_cuda(const AttendParams& params);
+const char* attend_flashinfer_fa2_refuses(const AttendParams& params);
+uint64_t attend_flashinfer_fa2_workspace(const AttendParams& params);
+double attend_flashinfer_fa2_cost(const AttendParams& params);
+void attend_bf16_prefill_flashinfer_fa3_sm90(const AttendParams& params);
+const char* attend_flashinfer_fa3_refuses(const AttendParams& params);
+uint64_t attend_flashinfer_fa3_workspace(const AttendParams& params);
+double attend_flashinfer_fa3_cost(const AttendParams& params);
 #endif
 
 }  // namespace moxie

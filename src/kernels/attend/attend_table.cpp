@@ -39,6 +39,18 @@ const char* plain_refuses(const AttendParams& params) {
   return why != nullptr ? why : attend_plain_cuda_refuses(params);
 }
 #endif
+#ifdef MOXIE_HAS_FLASHINFER
+const char* fa2_refuses(const AttendParams& params) {
+  const char* why = refuses_shape(params);
+  return why != nullptr ? why : attend_flashinfer_fa2_refuses(params);
+}
+const char* fa3_refuses(const AttendParams& params) {
+  const char* why = refuses_shape(params);
+  return why != nullptr ? why : attend_flashinfer_fa3_refuses(params);
+}
+constexpr const char* kFlashinferSupports =
+    "BF16 cache; head size 64, 8 heads a KV head, pages of any size; flashinfer 0.6.0";
+#endif
 constexpr const char* kFlashSupports =
     "F32, BF16, F8E4M3 cache; head size a multiple of 16 up to 256, up to 128 heads a KV head";
 constexpr const char* kFlashLimits = "F32 sums; any tokens; same result for any batch and threads";
@@ -113,6 +125,30 @@ const Row<AttendParams> kRows[] = {
      .cost = attend_prefill_sm90_cost,
      .workspace = attend_prefill_sm90_workspace,
      .run = attend_bf16_prefill_wgmma_sm90},
+#ifdef MOXIE_HAS_FLASHINFER
+    {.name = "attend_bf16_prefill_flashinfer_fa2_cuda",
+     .device = DeviceKind::kCuda,
+     .needs = kCudaAny,
+     .supports = kFlashinferSupports,
+     .limits = "queries and weights to 2^-9, F32 sums; logits above -50,000 before the scale",
+     .ran_on = "H200; sm_100a and sm_120f compiled only",
+     .layout = PackedLayout::kFragment16x32,
+     .refuses = fa2_refuses,
+     .cost = attend_flashinfer_fa2_cost,
+     .workspace = attend_flashinfer_fa2_workspace,
+     .run = attend_bf16_prefill_flashinfer_fa2_cuda},
+    {.name = "attend_bf16_prefill_flashinfer_fa3_sm90",
+     .device = DeviceKind::kCuda,
+     .needs = kSm90a,
+     .supports = kFlashinferSupports,
+     .limits = "queries and weights to 2^-9, F32 sums; logits above -50,000 before the scale",
+     .ran_on = "H200",
+     .layout = PackedLayout::kFragment16x32,
+     .refuses = fa3_refuses,
+     .cost = attend_flashinfer_fa3_cost,
+     .workspace = attend_flashinfer_fa3_workspace,
+     .run = attend_bf16_prefill_flashinfer_fa3_sm90},
+#endif
     {.name = "attend_any_f32_plain_cuda",
      .device = DeviceKind::kCuda,
      .needs = kCudaAny,

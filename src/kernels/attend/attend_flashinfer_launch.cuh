@@ -1,0 +1,25 @@
+// How FlashInfer's kernels are launched: blocks of several dimensions, several structs of
+// parameters. Not before the plan's kernel has ended: they read its arrays before their wait.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "core/cuda.h"
+
+namespace moxie {
+
+template <typename... P>
+void launch_flashinfer(const char* row, void (*kernel)(P...), dim3 grid, dim3 block,
+                       size_t shared_bytes, cudaStream_t stream, const P&... params) {
+  check_launched(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                      static_cast<int>(shared_bytes)),
+                 row);
+  cudaLaunchConfig_t config = {};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream;
+  check_launched(cudaLaunchKernelEx(&config, kernel, params...), row);
+}
+
+}  // namespace moxie
