@@ -130,6 +130,11 @@ Status DecodeLoop::prepare(int32_t num_streams, bool all_plain) {
   return {};
 }
 
+void DecodeLoop::forget_graphs() {
+  CHECK(members_.empty(), "a session is running");
+  for (Recorded& recorded : recorded_) recorded = {};
+}
+
 Status DecodeLoop::begin(std::span<const Member> members) {
   CHECK(members_.empty(), "a session is running");
   CHECK(!members.empty() && members.size() <= static_cast<size_t>(parts_.max_streams));

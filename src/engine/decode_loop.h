@@ -65,6 +65,9 @@ class DecodeLoop {
   /// Records the graph of `num_streams` now and not at its first use; nothing without graphs.
   /// `all_plain` as in SampleParams.
   Status prepare(int32_t num_streams, bool all_plain = true);
+  /// What was recorded is recorded again at its next use; not in a session. A profiler follows only
+  /// graphs that were recorded while it looked.
+  void forget_graphs();
   bool uses_graphs() const { return parts_.use_graphs; }
   int32_t max_streams() const { return parts_.max_streams; }
 

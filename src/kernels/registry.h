@@ -7,6 +7,7 @@
 #pragma once
 
 #include <array>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -15,6 +16,7 @@
 #include <vector>
 
 #include "core/base.h"
+#include "core/clock.h"
 #include "kernels/features.h"
 #include "kernels/step.h"
 
@@ -140,8 +142,17 @@ class KernelChooser {
     CHECK(row.has_value(), row ? "" : row.error().message());
     CHECK(params.launch.workspace_bytes >= (*row)->workspace(params), (*row)->name);
     count(StepOf<P>::value, (*row)->name);
+    if (!on_run_) return (*row)->run(params);
+    const auto start = Clock::now();
     (*row)->run(params);
+    on_run_(StepOf<P>::value, (*row)->name, start, Clock::now());
   }
+
+  /// Called after every run with its time on the host, on the thread that ran it: all of the step
+  /// on the CPU, its launch elsewhere. Set or cleared (null) while nothing runs.
+  using OnRun = std::function<void(StepKind, const char* row, Clock::time_point start,
+                                   Clock::time_point end)>;
+  void set_on_run(OnRun on_run) { on_run_ = std::move(on_run); }
 
   /// Launches by row name since the start (or the last reset), step by step.
   struct Count {
@@ -178,6 +189,7 @@ class KernelChooser {
   mutable std::mutex mutex_;
   Launches counts_;
   std::optional<Launches> recording_;
+  OnRun on_run_;
 };
 
 /// Every row of every table, in the order of the steps.

@@ -6,6 +6,7 @@
 // sum it is (kernels/residual.cuh). Nothing here allocates or synchronises.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 
@@ -36,7 +37,14 @@ inline constexpr int32_t kFloatsOfCudaX = 2;
 struct Work {
   double bytes = 0;
   double flops = 0;
+  Work& operator+=(const Work& other) {
+    bytes += other.bytes;
+    flops += other.flops;
+    return *this;
+  }
 };
+/// One by StepKind.
+using StepWorks = std::array<Work, kNumSteps>;
 
 /// The pages of one layer's cache, and which page holds which tokens of which sequence.
 ///

@@ -241,25 +241,32 @@ Status GptOss::check_rows(DType kv_dtype) const {
 }
 
 Work GptOss::work(const Batch& batch, DType kv_dtype, int32_t num_distinct_experts) const {
+  Work total;
+  for (const Work& of_step : work_by_step(batch, kv_dtype, num_distinct_experts)) total += of_step;
+  return total;
+}
+
+StepWorks GptOss::work_by_step(const Batch& batch, DType kv_dtype,
+                               int32_t num_distinct_experts) const {
   Shadow shadow(config_, weights_, kv_dtype, kernels_, batch.ragged.num_tokens,
                 batch.num_logit_rows);
   shadow.batch.ragged = batch.ragged;
-  Work total;
-  const auto add = [&](const Work& work) {
-    total.bytes += work.bytes;
-    total.flops += work.flops;
+  StepWorks works = {};
+  const auto add = [&](StepKind step, const Work& work) {
+    works[static_cast<size_t>(step)] += work;
   };
-  add(embed_work(shadow.params.embed()));
+  add(StepKind::kEmbed, embed_work(shadow.params.embed()));
   for (size_t l = 0; l < weights_.layers.size(); ++l) {
     const LayerWeights& layer = weights_.layers[l];
-    add(qkv_work(shadow.params.qkv(layer, shadow.kv, shadow.rotary)));
-    add(attend_work(shadow.params.attend(layer, shadow.kv, config_.is_window[l], use_sinks_)));
-    add(out_work(shadow.params.out(layer)));
-    add(route_work(shadow.params.route(layer)));
-    add(experts_work(shadow.params.experts(layer), num_distinct_experts));
+    add(StepKind::kQkv, qkv_work(shadow.params.qkv(layer, shadow.kv, shadow.rotary)));
+    add(StepKind::kAttend,
+        attend_work(shadow.params.attend(layer, shadow.kv, config_.is_window[l], use_sinks_)));
+    add(StepKind::kOut, out_work(shadow.params.out(layer)));
+    add(StepKind::kRoute, route_work(shadow.params.route(layer)));
+    add(StepKind::kExperts, experts_work(shadow.params.experts(layer), num_distinct_experts));
   }
-  if (batch.num_logit_rows > 0) add(unembed_work(shadow.params.unembed()));
-  return total;
+  if (batch.num_logit_rows > 0) add(StepKind::kUnembed, unembed_work(shadow.params.unembed()));
+  return works;
 }
 
 std::vector<Verdict> GptOss::explain(DType kv_dtype, int32_t num_tokens) const {

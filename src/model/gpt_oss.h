@@ -59,6 +59,8 @@ class GptOss {
   /// The least bytes and operations of one forward pass (roofline); `num_distinct_experts` is the
   /// number of experts read in a layer.
   Work work(const Batch& batch, DType kv_dtype, int32_t num_distinct_experts) const;
+  /// The same, step by step; sample, which is no part of a forward pass, has none.
+  StepWorks work_by_step(const Batch& batch, DType kv_dtype, int32_t num_distinct_experts) const;
 
   /// Why each row is or is not chosen for `num_tokens` tokens a launch.
   std::vector<Verdict> explain(DType kv_dtype, int32_t num_tokens) const;
