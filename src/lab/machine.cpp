@@ -234,6 +234,10 @@ nlohmann::ordered_json to_json(const MachineLimits& limits) {
   return json;
 }
 
+const Peak& best_peak(const MachineLimits& limits) {
+  return limits.bf16.rate > limits.fp32.rate ? limits.bf16 : limits.fp32;
+}
+
 double share_of_limit(const MachineLimits& limits, const Peak& peak, double bytes,
                       double operations, double seconds) {
   if (!(seconds > 0)) return 0;

@@ -57,6 +57,10 @@ nlohmann::ordered_json to_json(const MachineLimits& limits);
 /// Bytes of all last-level data caches of this machine together; 0 where the system does not say.
 uint64_t last_level_cache_bytes();
 
+/// The peak that the products of BF16 activations are held against: BF16's, or F32's where that is
+/// faster.
+const Peak& best_peak(const MachineLimits& limits);
+
 /// The share (0..1 and more) of the nearer limit that `seconds` is: the least time that `bytes`
 /// read and `operations` at `peak` need, whichever is greater, over the time taken.
 double share_of_limit(const MachineLimits& limits, const Peak& peak, double bytes,

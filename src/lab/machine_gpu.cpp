@@ -155,6 +155,8 @@ Result<MachineLimits> measure_gpu(Device& device, const GpuReadOptions& options)
   for (const double s : *seconds) {
     rates.push_back(static_cast<double>(buffer->bytes()) / s * 1e-9);
   }
+  auto products = time_gpu_products(device, options.passes, **stream);
+  if (!products) return fail(std::move(products.error()));
   const Summary summary = summarize(rates);
   MachineLimits limits;
   limits.cpu = make_cpu_device(1)->properties().name;
@@ -165,6 +167,9 @@ Result<MachineLimits> measure_gpu(Device& device, const GpuReadOptions& options)
   limits.read_gb_s_best = summary.max;
   limits.read_instruction = "ld.global.v4";
   limits.read_buffer_bytes = buffer->bytes();
+  if (!products->empty()) {
+    limits.bf16 = {median(*products) * 1e-9, "wgmma m64n128k16 f32.bf16"};
+  }
   return limits;
 }
 

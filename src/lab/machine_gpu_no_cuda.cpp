@@ -7,6 +7,10 @@ Result<std::vector<double>> time_gpu_reads(const Buffer&, int, Stream&) {
   return fail("this build has no CUDA code", "measuring a GPU");
 }
 
+Result<std::vector<double>> time_gpu_products(Device&, int, Stream&) {
+  return fail("this build has no CUDA code", "measuring a GPU");
+}
+
 std::string gpu_pci_bus_id(Device&) { return ""; }
 
 }  // namespace moxie

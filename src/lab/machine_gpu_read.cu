@@ -1,6 +1,7 @@
 // Reads device memory with 16-byte loads: many blocks of 512 threads, 16 loads a thread in flight.
 #include "core/cuda_launch.cuh"
 #include "lab/machine_gpu_read.h"
+#include "lab/machine_gpu_time.cuh"
 
 namespace moxie {
 namespace {
@@ -25,36 +26,13 @@ __global__ void __launch_bounds__(kThreads) read_all(const __grid_constant__ Rea
   if (all == 0xFFFFFFFFu) *p.sink = all;  // the buffer is zeros
 }
 
-// Two events, destroyed however this ends.
-struct Events {
-  cudaEvent_t begin = nullptr, end = nullptr;
-  ~Events() {
-    if (begin != nullptr) cudaEventDestroy(begin);
-    if (end != nullptr) cudaEventDestroy(end);
-  }
-};
-
 }  // namespace
 
 Result<std::vector<double>> time_gpu_reads(const Buffer& buffer, int passes, Stream& stream) {
-  const cudaStream_t native = launch_stream(&stream);
-  Events events;
-  auto status = cuda_check(cudaEventCreate(&events.begin), "event");
-  if (status) status = cuda_check(cudaEventCreate(&events.end), "event");
-  if (!status) return fail(std::move(status.error()));
-  std::vector<double> seconds;
-  for (int pass = 0; pass <= passes; ++pass) {
-    cudaEventRecord(events.begin, native);
+  return time_gpu_launches(passes, stream, [&](cudaStream_t native) {
     launch_kernel("read_all", read_all, ReadParams{buffer.as<const uint4>(), buffer.as<uint32_t>()},
                   dim3(static_cast<unsigned>(buffer.bytes() / kGpuReadGrain)), kThreads, 0, native);
-    cudaEventRecord(events.end, native);
-    status = cuda_check(cudaEventSynchronize(events.end), "reading device memory");
-    if (!status) return fail(std::move(status.error()));
-    float milliseconds = 0;
-    cudaEventElapsedTime(&milliseconds, events.begin, events.end);
-    if (pass > 0) seconds.push_back(milliseconds * 1e-3);
-  }
-  return seconds;
+  });
 }
 
 std::string gpu_pci_bus_id(Device& device) {

@@ -1,0 +1,98 @@
+// Where the time goes: tests of `moxie bench` run once more under a recorder, and the measured
+// windows cut up among the kernels that ran, the steps and categories that these belong to, and the
+// gaps in which none did.
+//
+// The rule for kernels that overlap (programmatic dependent launch): a moment belongs to the one of
+// the running kernels that started first. So nothing is counted twice, and categories and gap add
+// up to the window.
+#pragma once
+
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "lab/activity.h"
+#include "lab/bench.h"
+#include "lab/kernel_table.h"
+
+namespace moxie {
+
+/// A window cut up by the rule above; nanoseconds.
+struct WindowShares {
+  std::vector<int64_t> symbol_ns;        ///< that belong to each symbol
+  std::vector<int64_t> symbol_launches;  ///< begun in the window
+  int64_t gap_ns = 0, longest_gap_ns = 0;
+  int64_t num_gaps = 0;
+  int64_t overlap_ns = 0;  ///< in which more than one ran
+};
+/// What lies outside [begin, end) is cut off.
+WindowShares share_window(std::span<const Activity> activities, size_t num_symbols,
+                          int64_t begin_ns, int64_t end_ns);
+
+/// Time of one thing; microseconds a unit of its phase (PhaseProfile::unit).
+struct TimePart {
+  std::string name;
+  double us = 0;
+  double launches = 0;       ///< a unit
+  double share_of_time = 0;  ///< of the window, 0..1
+};
+
+/// Time held against the least work.
+struct LimitedPart : TimePart {
+  Work work;                             ///< a unit; zeros: none is counted
+  std::optional<double> share_of_limit;  ///< none: no work, no time, or no limit measured
+  bool is_by_flops = false;              ///< the nearer limit is arithmetic, not memory
+  double above_limit_us = 0;             ///< what a perfect kernel would save
+};
+
+struct KernelPart : TimePart {
+  std::string symbol;  ///< as the recorder gave it; `name` is short
+  KernelPlace place = {"other", Category::kOther};
+};
+
+/// A question whose answer decides what to work on, and the share of time that answers it.
+struct Gate {
+  const char* question;
+  double threshold = 0;
+  std::optional<double> share;  ///< none: it cannot be seen here
+  bool is_over() const { return share.value_or(0) > threshold; }
+};
+
+/// One test of bench, profiled: prefill or decode.
+struct PhaseProfile {
+  BenchTest test;
+  bool is_decode() const { return test.n_gen > 0; }
+  /// "token", "step" (a token of every stream), "prompt" (the prompts of all streams).
+  const char* unit() const { return !is_decode() ? "prompt" : test.streams > 1 ? "step" : "token"; }
+  std::vector<double> plain_tok_s, profiled_tok_s;  ///< one a repetition
+  /// How many times as long as without the recorder: of the medians.
+  double slow_down() const;
+  double window_us = 0;                 ///< a unit
+  std::vector<LimitedPart> categories;  ///< all, in the order of Category
+  std::vector<LimitedPart> steps;       ///< that ran, the longest first
+  std::vector<KernelPart> kernels;      ///< the same
+  double gaps = 0;                      ///< a unit
+  double longest_gap_us = 0, overlap_us = 0;
+  std::vector<Gate> gates;
+  std::vector<KernelChooser::Count> rows;
+  /// What ran in the last repetition, for the trace.
+  ActivityLog last;
+  int64_t last_begin_ns = 0;
+
+  const LimitedPart& category(Category c) const { return categories[static_cast<size_t>(c)]; }
+};
+
+/// Runs every test `repetitions` times without the recorder, then as often with it; a warm-up
+/// before each. The engine must fit the tests (fit_engine).
+Result<std::vector<PhaseProfile>> run_profile(Engine& engine, const std::vector<BenchTest>& tests,
+                                              int32_t repetitions, const MachineLimits& limits,
+                                              ActivityRecorder& recorder);
+
+/// Every field above but the trace.
+nlohmann::ordered_json to_json(const PhaseProfile& phase);
+
+/// Trace events as Chrome and Perfetto read them: a process a phase, a thread a stream.
+Status write_trace(std::span<const PhaseProfile> phases, const std::string& path);
+
+}  // namespace moxie

@@ -1,0 +1,274 @@
+// The profile: the rule for overlapping kernels on made-up intervals, the table of kernels against
+// the sources, and a whole profile of a small model on the CPU.
+#include "lab/profile.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <random>
+#include <regex>
+#include <set>
+#include <sstream>
+
+#include "lab/kernel_table.h"
+
+namespace moxie {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+
+int64_t sum(const WindowShares& shares) {
+  return std::accumulate(shares.symbol_ns.begin(), shares.symbol_ns.end(), shares.gap_ns);
+}
+
+TEST(ShareWindow, AnEmptyWindowIsOneGap) {
+  const WindowShares shares = share_window({}, 0, 100, 250);
+  EXPECT_EQ(shares.gap_ns, 150);
+  EXPECT_EQ(shares.longest_gap_ns, 150);
+  EXPECT_EQ(shares.num_gaps, 1);
+  EXPECT_EQ(share_window({}, 0, 100, 100).num_gaps, 0);
+}
+
+TEST(ShareWindow, GapsLieBeforeBetweenAndAfter) {
+  const std::vector<Activity> two = {{40, 60, 1}, {10, 20, 0}};  // in no order
+  const WindowShares shares = share_window(two, 2, 0, 100);
+  EXPECT_EQ(shares.symbol_ns, (std::vector<int64_t>{10, 20}));
+  EXPECT_EQ(shares.symbol_launches, (std::vector<int64_t>{1, 1}));
+  EXPECT_EQ(shares.gap_ns, 10 + 20 + 40);
+  EXPECT_EQ(shares.num_gaps, 3);
+  EXPECT_EQ(shares.longest_gap_ns, 40);
+  EXPECT_EQ(shares.overlap_ns, 0);
+}
+
+TEST(ShareWindow, AMomentBelongsToTheOneThatStartedFirst) {
+  // 0 runs; 1 starts beside it and outlasts it; 2 starts beside both and ends before 1 does.
+  const std::vector<Activity> chain = {{0, 10, 0}, {4, 18, 1}, {8, 14, 2}, {18, 20, 3}};
+  const WindowShares shares = share_window(chain, 4, 0, 20);
+  EXPECT_EQ(shares.symbol_ns, (std::vector<int64_t>{10, 8, 0, 2}));
+  EXPECT_EQ(shares.symbol_launches, (std::vector<int64_t>{1, 1, 1, 1}));
+  EXPECT_EQ(shares.gap_ns, 0);
+  EXPECT_EQ(shares.overlap_ns, 10) << "from 4 to 14 two or three run";
+}
+
+TEST(ShareWindow, WhatLiesOutsideIsCutOff) {
+  const std::vector<Activity> some = {{0, 30, 0}, {90, 120, 1}, {200, 300, 2}};
+  const WindowShares shares = share_window(some, 3, 20, 100);
+  EXPECT_EQ(shares.symbol_ns, (std::vector<int64_t>{10, 10, 0}));
+  EXPECT_EQ(shares.symbol_launches, (std::vector<int64_t>{0, 1, 0})) << "0 began before the window";
+  EXPECT_EQ(shares.gap_ns, 60);
+}
+
+TEST(ShareWindow, RandomActivitiesAgreeWithMomentByMoment) {
+  std::mt19937 random(7);
+  const auto below = [&](int n) { return std::uniform_int_distribution<int>(0, n - 1)(random); };
+  for (int round = 0; round < 200; ++round) {
+    constexpr int kSymbols = 4, kBegin = 20, kEnd = 160;
+    std::vector<Activity> all(static_cast<size_t>(below(12)));
+    for (Activity& a : all) {
+      a.start_ns = below(180);
+      a.end_ns = a.start_ns + below(40);
+      a.symbol = below(kSymbols);
+    }
+    std::vector<int64_t> owned(kSymbols);
+    int64_t gap = 0, overlap = 0;
+    for (int64_t at = kBegin; at < kEnd; ++at) {
+      const Activity* first = nullptr;
+      int num_running = 0;
+      for (const Activity& a : all) {
+        if (a.start_ns > at || a.end_ns <= at) continue;
+        ++num_running;
+        if (first == nullptr || a.start_ns < first->start_ns) first = &a;
+      }
+      overlap += num_running > 1;
+      if (first == nullptr)
+        ++gap;
+      else
+        ++owned[static_cast<size_t>(first->symbol)];
+    }
+    const WindowShares shares = share_window(all, kSymbols, kBegin, kEnd);
+    EXPECT_EQ(shares.symbol_ns, owned);
+    EXPECT_EQ(shares.gap_ns, gap);
+    EXPECT_EQ(shares.overlap_ns, overlap);
+    EXPECT_EQ(sum(shares), kEnd - kBegin);
+  }
+}
+
+std::string step_of(const std::string& name) { return place_of(name).step; }
+
+TEST(KernelTable, NamesAreReadWithScopesTemplatesAndArguments) {
+  const std::string out =
+      "void moxie::gemm::product_kernel<(moxie::DType)9, moxie::gemm::CutOf<2, 2, false, 128>, 64, "
+      "96, moxie::gemm::DenseProduct<moxie::gemm::AddToResidual> >(moxie::gemm::DenseProduct<"
+      "moxie::gemm::AddToResidual>)";
+  EXPECT_EQ(step_of(out), "out");
+  EXPECT_EQ(place_of(out).category, Category::kDense);
+  EXPECT_EQ(short_kernel_name(out),
+            "product_kernel<mxfp4, CutOf<2, 2, false, 128>, 64, 96, DenseProduct<AddToResidual> >");
+  EXPECT_EQ(step_of("void moxie::gemm::streamed_product_kernel<(moxie::DType)9, 16, 16, "
+                    "moxie::gemm::Down>(moxie::gemm::Down)"),
+            "experts");
+  EXPECT_EQ(step_of("moxie::(anonymous namespace)::sample_rows(moxie::(anonymous "
+                    "namespace)::SampleLaunch)"),
+            "sample");
+  // As a compiler writes it: a kernel in an unnamed namespace with a template argument there too.
+  EXPECT_EQ(step_of("_ZN5moxie8fragment10slice_gemvILNS_5DTypeE9ELi1ENS_60_GLOBAL__N__0dee8da0_27_"
+                    "qkv_any_bf16x2_gemv_cuda_cu_33efbf297QkvStepEEEvT1_"),
+            "qkv");
+  EXPECT_EQ(step_of("memcpy host to device"), "copy");
+  EXPECT_EQ(step_of("experts_any_f32_gemv_avx2"), "experts") << "a row of the registry";
+}
+
+TEST(KernelTable, WhatItDoesNotKnowIsOther) {
+  for (const char* name :
+       {"void moxie::gemm::product_kernel<(moxie::DType)9, 64, moxie::gemm::Sideways>(int)",
+        "void cutlass::Kernel<int>(int)", "slice_gemv_of_another", "memcpys", ""}) {
+    EXPECT_EQ(place_of(name).category, Category::kOther) << name;
+  }
+}
+
+std::string slurp(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::stringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+// A kernel that somebody adds and does not enter would turn up as "other" on a GPU only.
+TEST(KernelTable, HoldsEveryKernelOfTheSources) {
+  const std::regex global(R"(__global__[^;{]*?(\w+)\(const __grid_constant__)");
+  std::set<std::string> known, found;
+  for (const KernelEntry& entry : kernel_entries()) known.insert(std::string(entry.function));
+  for (const auto& file : fs::recursive_directory_iterator(MOXIE_SOURCE_DIR "/src")) {
+    const std::string extension = file.path().extension().string();
+    if (extension != ".cu" && extension != ".cuh") continue;
+    const std::string text = slurp(file.path());
+    size_t num_global = 0, num_read = 0;
+    for (size_t at = text.find("__global__"); at != text.npos; at = text.find("__global__", at + 1))
+      ++num_global;
+    for (std::sregex_iterator at(text.begin(), text.end(), global), end; at != end; ++at) {
+      ++num_read;
+      found.insert((*at)[1]);
+      EXPECT_TRUE(known.contains((*at)[1])) << file.path() << ": " << (*at)[1];
+    }
+    EXPECT_EQ(num_read, num_global) << file.path() << ": a kernel whose name is not read";
+  }
+  EXPECT_GT(found.size(), 20u);
+  for (const std::string& name : known) {
+    if (name.starts_with("mem")) continue;
+    EXPECT_TRUE(found.contains(name)) << name << " is in the table and nowhere in the sources";
+  }
+}
+
+TEST(KernelTable, EveryStepHasItsCategoryByItsRows) {
+  for (const RowInfo& row : all_rows()) {
+    const KernelPlace place = place_of(row.name);
+    EXPECT_EQ(place.step, std::string(step_name(row.step)));
+    EXPECT_EQ(place.category, category_of(row.step));
+  }
+}
+
+class ProfileTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    tests_ = bench_tests({24}, {6}, {8}, {1, 2});
+    EngineOptions options{.model = MOXIE_TEST_DATA "/goldens/nano-a",
+                          .device = "cpu",
+                          .threads = 2,
+                          .show_progress = false};
+    fit_engine(tests_, &options);
+    auto engine = Engine::load(options);
+    ASSERT_TRUE(engine.has_value()) << engine.error().message();
+    engine_ = std::move(*engine);
+    limits_.read_gb_s = 10;
+    limits_.fp32.rate = 50;
+  }
+  std::vector<BenchTest> tests_;
+  std::unique_ptr<Engine> engine_;
+  MachineLimits limits_;
+};
+
+TEST_F(ProfileTest, PartsAddUpToTheWindowAndNothingIsUnknown) {
+  const auto recorder = make_step_recorder(engine_->kernels());
+  const auto phases = run_profile(*engine_, tests_, 2, limits_, *recorder);
+  ASSERT_TRUE(phases.has_value()) << phases.error().message();
+  ASSERT_EQ(phases->size(), 4u);
+  for (const PhaseProfile& phase : *phases) {
+    SCOPED_TRACE(phase.test.name());
+    double categories = 0, kernels = 0;
+    for (const LimitedPart& part : phase.categories) categories += part.us;
+    for (const KernelPart& part : phase.kernels) kernels += part.us;
+    EXPECT_NEAR(categories, phase.window_us, 1e-6 * phase.window_us);
+    EXPECT_NEAR(kernels + phase.category(Category::kGap).us, phase.window_us,
+                1e-6 * phase.window_us);
+    EXPECT_EQ(phase.category(Category::kOther).launches, 0);
+    EXPECT_GT(phase.category(Category::kExperts).us, 0);
+    const double layers = engine_->config().num_layers;
+    const double passes = phase.is_decode() ? 1 : phase.test.streams;
+    EXPECT_DOUBLE_EQ(phase.category(Category::kExperts).launches, passes * layers);
+    EXPECT_EQ(phase.category(Category::kSampling).launches, phase.is_decode() ? 1 : 0);
+    // 10 GB/s: the share follows from the work and the time.
+    const LimitedPart& experts = phase.category(Category::kExperts);
+    ASSERT_TRUE(experts.share_of_limit.has_value());
+    const double limit_us = std::max(experts.work.bytes / 10e3, experts.work.flops / 50e3);
+    EXPECT_NEAR(*experts.share_of_limit, limit_us / experts.us, 1e-9);
+    EXPECT_NEAR(experts.above_limit_us, std::max(0.0, experts.us - limit_us), 1e-6);
+    EXPECT_EQ(phase.plain_tok_s.size(), 2u);
+    EXPECT_EQ(phase.profiled_tok_s.size(), 2u);
+    EXPECT_GT(phase.slow_down(), 0);
+    EXPECT_EQ(phase.gates.size(), 3u);
+    EXPECT_FALSE(phase.gates[2].share.has_value()) << "the CPU's rows are timed as a whole";
+  }
+  EXPECT_STREQ((*phases)[0].unit(), "prompt");
+  EXPECT_STREQ((*phases)[1].unit(), "token");
+  EXPECT_STREQ((*phases)[3].unit(), "step");
+}
+
+TEST_F(ProfileTest, TheStepsOfAProfileAreTheBenchsWork) {
+  const auto recorder = make_step_recorder(engine_->kernels());
+  const BenchTest test{.n_gen = 4, .depth = 8};
+  const auto phases = run_profile(*engine_, {test}, 1, limits_, *recorder);
+  ASSERT_TRUE(phases.has_value()) << phases.error().message();
+  const auto bench = run_bench(*engine_, test, 1, limits_);
+  ASSERT_TRUE(bench.has_value()) << bench.error().message();
+  double bytes = 0;
+  for (const LimitedPart& step : phases->front().steps) {
+    if (step.name != "sample") bytes += step.work.bytes;
+  }
+  EXPECT_NEAR(bytes, bench->bytes_per_token, 1e-6 * bytes);
+}
+
+TEST_F(ProfileTest, TheTraceHoldsTheLastRepetition) {
+  const auto recorder = make_step_recorder(engine_->kernels());
+  const BenchTest test{.n_gen = 3};
+  const auto phases = run_profile(*engine_, {test}, 2, limits_, *recorder);
+  ASSERT_TRUE(phases.has_value()) << phases.error().message();
+  const fs::path path = fs::temp_directory_path() / ("moxie_trace_" + std::to_string(::getpid()));
+  ASSERT_TRUE(write_trace(*phases, path.string()).has_value());
+  const Json trace = Json::parse(slurp(path));
+  fs::remove(path);
+  size_t num_complete = 0;
+  for (const Json& event : trace["traceEvents"]) {
+    if (event["ph"] != "X") continue;
+    ++num_complete;
+    EXPECT_GE(event["ts"].get<double>(), 0);
+    EXPECT_GE(event["dur"].get<double>(), 0);
+    EXPECT_FALSE(event["cat"].get<std::string>().empty());
+  }
+  const auto layers = static_cast<size_t>(engine_->config().num_layers);
+  EXPECT_EQ(num_complete, 3 * (5 * layers + 3)) << "embed, five a layer, unembed and sample";
+  EXPECT_FALSE(write_trace(*phases, "/nowhere/at/all").has_value());
+}
+
+TEST(CuptiRecorder, AMissingLibrarySaysWhatToInstall) {
+  const auto recorder = make_cupti_recorder("/nowhere/libcupti.so.13");
+  ASSERT_FALSE(recorder.has_value());
+  EXPECT_NE(recorder.error().hint.find("cupti"), std::string::npos) << recorder.error().message();
+}
+
+}  // namespace
+}  // namespace moxie
