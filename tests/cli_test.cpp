@@ -68,7 +68,7 @@ TEST_F(CliTest, UsageFaultsExitWithTwo) {
 
 TEST_F(CliTest, EveryCommandHasHelpWithAnExample) {
   for (const std::string command : {"run", "chat", "score", "tokenize", "detokenize", "inspect",
-                                    "kernels", "plan", "doctor", "bench"}) {
+                                    "kernels", "plan", "doctor", "bench", "profile"}) {
     const auto help = moxie({command, "--help"});
     EXPECT_EQ(help.exit_code, 0) << command;
     EXPECT_NE(help.out.find("Example:"), std::string::npos) << command;
@@ -326,6 +326,57 @@ TEST_F(CliTest, BenchPrintsTheContractsFields) {
   }
   EXPECT_TRUE(names.contains("pp16@d20@b2") && names.contains("tg4")) << bench["tests"];
   EXPECT_TRUE(bench["record"].is_object());
+}
+
+TEST_F(CliTest, ProfilePrintsWhereTheTimeGoes) {
+  const std::vector<std::string> base = {"profile", "--model", kNano, "--device", "cpu", "-p", "24",
+                                         "-n",      "5",       "-d",  "8",        "-r",  "2"};
+  auto with_json = base;
+  with_json.insert(with_json.end(), {"--json", "--trace", at("trace.json")});
+  const Json profile = json_of(moxie(with_json));
+  EXPECT_GT(profile["machine"]["read_gb_s"].get<double>(), 0);
+  EXPECT_TRUE(profile["record"]["environment"].is_object());
+  EXPECT_GT(profile["startup"]["ready_s"].get<double>(), 0) << "load stands apart";
+  ASSERT_EQ(profile["phases"].size(), 2u);
+  for (const Json& phase : profile["phases"]) {
+    const bool is_decode = phase["phase"] == "decode";
+    EXPECT_EQ(phase["unit"], is_decode ? "token" : "prompt");
+    double us = 0;
+    std::set<std::string> names;
+    for (const Json& part : phase["categories"]) {
+      us += part["us"].get<double>();
+      names.insert(part["name"]);
+      for (const char* key : {"share_of_time", "share_of_limit", "bytes", "flops", "launches"}) {
+        EXPECT_TRUE(part.contains(key)) << key;
+      }
+      if (part["name"] == "other") EXPECT_EQ(part["us"], 0);
+    }
+    EXPECT_NEAR(us, phase["window_us"].get<double>(), 1e-3 * us);
+    EXPECT_EQ(names, (std::set<std::string>{"experts", "dense", "attention", "routing",
+                                            "norm and activation", "kv cache", "sampling",
+                                            "memory movement", "load", "other", "gap"}));
+    EXPECT_EQ(phase["rows"].size(), is_decode ? 8u : 7u);
+    EXPECT_EQ(phase["kernels"].size(), is_decode ? 8u : 7u) << "on the CPU a kernel is a row";
+    EXPECT_EQ(phase["tok_s"]["without_profiling"]["samples"].size(), 2u);
+    EXPECT_GT(phase["tok_s"]["slow_down"].get<double>(), 0);
+    ASSERT_EQ(phase["gates"].size(), 3u);
+    EXPECT_TRUE(phase["gates"][0]["answer"] == "yes" || phase["gates"][0]["answer"] == "no");
+  }
+  const Json trace = Json::parse(slurp(at("trace.json")));
+  EXPECT_GT(trace["traceEvents"].size(), 100u);
+
+  const auto table = moxie(base);
+  EXPECT_EQ(table.exit_code, 0) << table.err;
+  for (const char* text : {"pp24@d8 (prefill)", "tg5@d8 (decode)", "| experts ", "| gap ",
+                           "top kernels:", "experts over 50% of the time? "}) {
+    EXPECT_NE(table.out.find(text), std::string::npos) << text << '\n' << table.out;
+  }
+  EXPECT_EQ(moxie({"profile", "--model", kNano, "-p", "0", "-n", "0"}).exit_code, 2);
+  auto no_folder = base;
+  no_folder.insert(no_folder.end(), {"--trace", at("no/such/folder.json")});
+  const auto failed = moxie(no_folder);
+  EXPECT_EQ(failed.exit_code, 1);
+  EXPECT_NE(failed.err.find("cannot be written"), std::string::npos) << failed.err;
 }
 
 // A sanitizer's own memory is no part of the plan: these two are left to the other builds.

@@ -7,7 +7,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
-#include "apps/cli.h"
+#include "apps/bench_flags.h"
 #include "apps/kernels_json.h"
 #include "apps/startup.h"
 #include "lab/machine_gpu.h"
@@ -18,13 +18,6 @@ namespace moxie {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-struct BenchFlags {
-  EngineOptions engine;
-  std::vector<int32_t> n_prompt{512}, n_gen{128}, depth{0}, streams{1};
-  int32_t repetitions = 5;
-  bool json = false, verbose = false;
-};
 
 // The machine's state around the tests; without a GPU nothing.
 struct GpuWatch {
@@ -51,33 +44,10 @@ Json to_json(const BenchResult& result) {
           {"launches", std::move(launches)}};
 }
 
-Json model_json(Engine& engine) {
-  const GptOssConfig& c = engine.config();
-  return {{"name", engine.options().model},
-          {"path", engine.checkpoint().path()},
-          {"format", checkpoint_kind_name(engine.checkpoint().kind())},
-          {"layers", c.num_layers},
-          {"hidden", c.hidden},
-          {"experts", c.num_experts},
-          {"vocab", c.vocab},
-          {"weight_bytes", engine.weights_bytes()},
-          {"mxfp4_layers", engine.options().mxfp4_layers},
-          {"mxfp8_layers", engine.options().mxfp8_layers},
-          {"kv_dtype", dtype_name(engine.kv_dtype())}};
-}
-
 // The record of the whole run: conditions beside the samples.
 Record make_record(Engine& engine, const MachineLimits& limits, const Flags& flags,
-                   const std::vector<BenchResult>& results, const GpuWatch& gpu,
-                   const BenchFlags& o) {
-  Record record{.environment = collect_environment(), .machine = limits};
-  for (const auto& setting : flags.settings()) {
-    record.configuration.push_back({setting.name, setting.value, setting.source});
-  }
-  record.weights.model = engine.checkpoint().path();
-  record.weights.bytes = engine.weights_bytes();
-  record.workload.num_warm_ups = 1;
-  record.workload.seed = o.engine.seed;
+                   const std::vector<BenchResult>& results, const GpuWatch& gpu) {
+  Record record = record_of(engine, limits, flags);
   for (const BenchResult& result : results) {
     record.results.push_back({result.test.name(), "tok/s", result.tok_s, result.bytes_per_token,
                               result.flops_per_token, result.share_of_limit});
@@ -85,31 +55,19 @@ Record make_record(Engine& engine, const MachineLimits& limits, const Flags& fla
       record.kernel_path.push_back({step_name(count.step), count.name, count.launches});
     }
   }
-  record.memory_peak_bytes = peak_memory_bytes();
   if (gpu.state) record.environment.gpus.push_back(*gpu.state);
   record.energy_joules = gpu.joules;
   return record;
 }
 
 int run(BenchFlags& o, const Flags& flags) {
-  for (const auto* list : {&o.n_prompt, &o.n_gen, &o.depth, &o.streams}) {
-    for (const int32_t value : *list) {
-      if (value < 0 || value > (1 << 20)) return usage("bench: counts go from 0 to 1048576");
-    }
-  }
-  for (const int32_t b : o.streams) {
-    if (b < 1) return usage("bench: -b must be 1 or more");
-  }
-  if (o.repetitions < 1) return usage("bench: -r must be 1 or more");
-  const auto tests = bench_tests(o.n_prompt, o.n_gen, o.depth, o.streams);
-  if (tests.empty()) return usage("bench: nothing to do; give -p or -n");
-  fit_engine(tests, &o.engine);
-  o.engine.show_progress = o.engine.show_progress && !o.json;
+  const auto tests = tests_of(&o);
+  if (!tests) return usage("bench: " + tests.error().what);
   auto engine = Engine::load(o.engine);
   if (!engine) return report(engine.error());
   Device& device = (*engine)->device();
   const bool on_gpu = device.kind() == DeviceKind::kCuda;
-  auto limits = on_gpu ? measure_gpu(device) : measure_machine(device);
+  auto limits = measure_limits(device);
   if (!limits) return report(limits.error());
   GpuWatch gpu;
   if (on_gpu) {
@@ -120,21 +78,14 @@ int run(BenchFlags& o, const Flags& flags) {
   Json tests_json = Json::array();
   std::vector<BenchResult> results;
   if (!o.json) {
-    if (on_gpu) {
-      fmt::print("{}: read {:.1f} GB/s\n\n", limits->gpu, limits->read_gb_s);
-    } else {
-      fmt::print(
-          "{}: read {:.1f} GB/s, fp32 {:.0f} GFLOP/s, bf16 {:.0f}, int8 {:.0f}; {} threads\n\n",
-          limits->cpu, limits->read_gb_s, limits->fp32.rate, limits->bf16.rate, limits->int8.rate,
-          limits->num_threads);
-    }
+    print_limits(*limits);
     if (o.verbose) print_startup((*engine)->timeline());
     fmt::print(
         "| {:<24} | {:<14} | {:>20} | {:>12} | {:>8} "
         "|\n|{:-<26}|{:-<16}|{:->22}|{:->14}|{:->10}|\n",
         "model", "test", "tok/s", "bytes/token", "of limit", "", "", ":", ":", ":");
   }
-  for (const BenchTest& test : tests) {
+  for (const BenchTest& test : *tests) {
     auto result = run_bench(**engine, test, o.repetitions, *limits);
     if (!result) return report(result.error());
     results.push_back(*result);
@@ -148,7 +99,7 @@ int run(BenchFlags& o, const Flags& flags) {
                format_bytes(static_cast<uint64_t>(result->bytes_per_token)),
                100 * result->share_of_limit);
     std::fflush(stdout);
-    if (&test == &tests.back()) {
+    if (&test == &tests->back()) {
       fmt::print("\nkernels of {}:\n", test.name());
       for (const auto& count : result->kernels) {
         fmt::print("  {:<8} {} x{}\n", step_name(count.step), count.name, count.launches);
@@ -163,14 +114,13 @@ int run(BenchFlags& o, const Flags& flags) {
     }
   }
   if (o.json) {
-    fmt::print(
-        "{}\n",
-        Json{{"machine", moxie::to_json(*limits)},
-             {"model", model_json(**engine)},
-             {"startup", startup_json((*engine)->timeline())},
-             {"tests", tests_json},
-             {"record", moxie::to_json(make_record(**engine, *limits, flags, results, gpu, o))}}
-            .dump(2));
+    fmt::print("{}\n",
+               Json{{"machine", moxie::to_json(*limits)},
+                    {"model", model_json(**engine)},
+                    {"startup", startup_json((*engine)->timeline())},
+                    {"tests", tests_json},
+                    {"record", moxie::to_json(make_record(**engine, *limits, flags, results, gpu))}}
+                   .dump(2));
   }
   return kExitDone;
 }
@@ -182,20 +132,7 @@ Command bench_command() {
   return {.name = "bench",
           .summary = "Speed by prompt, generation, depth and streams, as shares of the limit",
           .example = "moxie bench --model synthetic:gpt-oss-20b -p 256 -n 32 -d 0,2048 -r 5",
-          .declare =
-              [o](Flags& flags) {
-                declare_model_flags(flags, &o->engine);
-                flags.integers("-p,--n-prompt", &o->n_prompt, "prompt lengths; 0: none");
-                flags.integers("-n,--n-gen", &o->n_gen, "tokens to generate; 0: none");
-                flags.integers("-d,--n-depth", &o->depth, "tokens already in the context");
-                flags.integers("-b,--streams", &o->streams, "streams at once");
-                flags.integer("-r,--repetitions", &o->repetitions, "samples a test");
-                flags.integer("--chunk", &o->engine.max_batch_tokens,
-                              "tokens a prefill launch; 0: what suits");
-                flags.unsigned64("--seed", &o->engine.seed, "of synthetic weights");
-                flags.toggle("--json", &o->json, "print one JSON document");
-                flags.toggle("-v,--verbose", &o->verbose, "print how long the start took");
-              },
+          .declare = [o](Flags& flags) { declare_bench_flags(flags, o.get()); },
           .run = [o](const Flags& flags) { return run(*o, flags); }};
 }
 

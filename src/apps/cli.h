@@ -80,6 +80,7 @@ Command kernels_command();
 Command plan_command();
 Command doctor_command();
 Command bench_command();
+Command profile_command();
 Command serve_command();
 
 }  // namespace moxie

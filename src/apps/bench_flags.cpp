@@ -1,0 +1,84 @@
+// The shared part of bench and profile.
+#include "apps/bench_flags.h"
+
+#include <fmt/format.h>
+
+#include "lab/machine_gpu.h"
+
+namespace moxie {
+
+void declare_bench_flags(Flags& flags, BenchFlags* o) {
+  declare_model_flags(flags, &o->engine);
+  flags.integers("-p,--n-prompt", &o->n_prompt, "prompt lengths; 0: none");
+  flags.integers("-n,--n-gen", &o->n_gen, "tokens to generate; 0: none");
+  flags.integers("-d,--n-depth", &o->depth, "tokens already in the context");
+  flags.integers("-b,--streams", &o->streams, "streams at once");
+  flags.integer("-r,--repetitions", &o->repetitions, "samples a test");
+  flags.integer("--chunk", &o->engine.max_batch_tokens, "tokens a prefill launch; 0: what suits");
+  flags.unsigned64("--seed", &o->engine.seed, "of synthetic weights");
+  flags.toggle("--json", &o->json, "print one JSON document");
+  flags.toggle("-v,--verbose", &o->verbose, "print how long the start took");
+}
+
+Result<std::vector<BenchTest>> tests_of(BenchFlags* o) {
+  for (const auto* list : {&o->n_prompt, &o->n_gen, &o->depth, &o->streams}) {
+    for (const int32_t value : *list) {
+      if (value < 0 || value > (1 << 20)) return fail("counts go from 0 to 1048576");
+    }
+  }
+  for (const int32_t b : o->streams) {
+    if (b < 1) return fail("-b must be 1 or more");
+  }
+  if (o->repetitions < 1) return fail("-r must be 1 or more");
+  auto tests = bench_tests(o->n_prompt, o->n_gen, o->depth, o->streams);
+  if (tests.empty()) return fail("nothing to do; give -p or -n");
+  fit_engine(tests, &o->engine);
+  o->engine.show_progress = o->engine.show_progress && !o->json;
+  return tests;
+}
+
+Result<MachineLimits> measure_limits(Device& device) {
+  return device.kind() == DeviceKind::kCuda ? measure_gpu(device) : measure_machine(device);
+}
+
+void print_limits(const MachineLimits& limits) {
+  if (!limits.gpu.empty()) {
+    fmt::print("{}: read {:.1f} GB/s", limits.gpu, limits.read_gb_s);
+    if (limits.bf16.rate > 0) fmt::print(", bf16 {:.0f} GFLOP/s", limits.bf16.rate);
+    fmt::print("\n\n");
+    return;
+  }
+  fmt::print("{}: read {:.1f} GB/s, fp32 {:.0f} GFLOP/s, bf16 {:.0f}, int8 {:.0f}; {} threads\n\n",
+             limits.cpu, limits.read_gb_s, limits.fp32.rate, limits.bf16.rate, limits.int8.rate,
+             limits.num_threads);
+}
+
+nlohmann::ordered_json model_json(Engine& engine) {
+  const GptOssConfig& c = engine.config();
+  return {{"name", engine.options().model},
+          {"path", engine.checkpoint().path()},
+          {"format", checkpoint_kind_name(engine.checkpoint().kind())},
+          {"layers", c.num_layers},
+          {"hidden", c.hidden},
+          {"experts", c.num_experts},
+          {"vocab", c.vocab},
+          {"weight_bytes", engine.weights_bytes()},
+          {"mxfp4_layers", engine.options().mxfp4_layers},
+          {"mxfp8_layers", engine.options().mxfp8_layers},
+          {"kv_dtype", dtype_name(engine.kv_dtype())}};
+}
+
+Record record_of(Engine& engine, const MachineLimits& limits, const Flags& flags) {
+  Record record{.environment = collect_environment(), .machine = limits};
+  for (const auto& setting : flags.settings()) {
+    record.configuration.push_back({setting.name, setting.value, setting.source});
+  }
+  record.weights.model = engine.checkpoint().path();
+  record.weights.bytes = engine.weights_bytes();
+  record.workload.num_warm_ups = 1;
+  record.workload.seed = engine.options().seed;
+  record.memory_peak_bytes = peak_memory_bytes();
+  return record;
+}
+
+}  // namespace moxie

@@ -1,0 +1,179 @@
+// moxie profile: where the time of bench's tests goes, by category, step and kernel, held against
+// the machine's limits; and a trace of it.
+#include "lab/profile.h"
+
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "apps/bench_flags.h"
+#include "apps/kernels_json.h"
+#include "apps/startup.h"
+#include "lab/machine_gpu.h"
+#include "lab/stats.h"
+
+namespace moxie {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct ProfileFlags {
+  BenchFlags bench;
+  std::string trace, cupti;
+  int32_t num_top = 12;
+};
+
+void print_header(const PhaseProfile& phase) {
+  const double plain = median(phase.plain_tok_s), profiled = median(phase.profiled_tok_s);
+  fmt::print("{} ({}): {:.1f} us a {} under the recorder, {:.2f} tok/s", phase.test.name(),
+             phase.is_decode() ? "decode" : "prefill", phase.window_us, phase.unit(), profiled);
+  fmt::print("; {:.2f} tok/s without it ({:+.1f}% time)\n\n", plain, 100 * (phase.slow_down() - 1));
+}
+
+std::string of_limit(const LimitedPart& part) {
+  if (!part.share_of_limit) return "";
+  return fmt::format("{:.1f}% of {}", 100 * *part.share_of_limit,
+                     part.is_by_flops ? "flops" : "bytes");
+}
+
+void print_parts(const char* what, const char* unit, const std::vector<LimitedPart>& parts) {
+  fmt::print(
+      "| {:<20} | {:>12} | {:>8} | {:>15} | {:>14} | {:>9} |\n"
+      "|{:-<22}|{:->14}|{:->10}|{:->17}|{:->16}|{:->11}|\n",
+      what, fmt::format("us/{}", unit), "of time", "of limit", "above limit", "launches", "", ":",
+      ":", ":", ":", ":");
+  for (const LimitedPart& part : parts) {
+    if (part.us == 0 && part.launches == 0) continue;
+    fmt::print("| {:<20} | {:>12.2f} | {:>7.1f}% | {:>15} | {:>14} | {:>9.1f} |\n", part.name,
+               part.us, 100 * part.share_of_time, of_limit(part),
+               part.share_of_limit ? fmt::format("{:.2f} us", part.above_limit_us) : "",
+               part.launches);
+  }
+}
+
+void print_kernels(const PhaseProfile& phase, int32_t num_top) {
+  fmt::print("\ntop kernels:\n");
+  int32_t num_left = num_top;
+  for (const KernelPart& kernel : phase.kernels) {
+    if (num_left-- == 0) break;
+    fmt::print("  {:>10.2f} us {:>5.1f}%  x{:<8.1f} {:<8} {}\n", kernel.us,
+               100 * kernel.share_of_time, kernel.launches, kernel.place.step, kernel.name);
+  }
+}
+
+void print_phase(const PhaseProfile& phase, int32_t num_top) {
+  print_header(phase);
+  print_parts("category", phase.unit(), phase.categories);
+  fmt::print("\n");
+  print_parts("step", phase.unit(), phase.steps);
+  print_kernels(phase, num_top);
+  fmt::print("\ngaps: {:.1f} a {}, the longest {:.1f} us; kernels overlap for {:.2f} us a {}\n",
+             phase.gaps, phase.unit(), phase.longest_gap_us, phase.overlap_us, phase.unit());
+  for (const Gate& gate : phase.gates) {
+    if (gate.share) {
+      fmt::print("{} {}, {:.1f}%\n", gate.question, gate.is_over() ? "yes" : "no",
+                 100 * *gate.share);
+    } else {
+      fmt::print("{} not seen here: a step is timed as a whole\n", gate.question);
+    }
+  }
+  fmt::print("\n");
+}
+
+Record make_record(Engine& engine, const MachineLimits& limits, const Flags& flags,
+                   const std::vector<PhaseProfile>& phases, const std::optional<GpuState>& gpu) {
+  Record record = record_of(engine, limits, flags);
+  for (const PhaseProfile& phase : phases) {
+    record.results.push_back(
+        {.name = phase.test.name(), .unit = "tok/s", .samples = phase.plain_tok_s});
+    record.results.push_back({.name = phase.test.name() + " profiled",
+                              .unit = "tok/s",
+                              .samples = phase.profiled_tok_s});
+    for (const auto& count : phase.rows) {
+      record.kernel_path.push_back({step_name(count.step), count.name, count.launches});
+    }
+  }
+  if (gpu) record.environment.gpus.push_back(*gpu);
+  return record;
+}
+
+Json phases_json(const std::vector<PhaseProfile>& phases) {
+  Json list = Json::array();
+  for (const PhaseProfile& phase : phases) {
+    list.push_back(to_json(phase));
+    list.back()["rows"] = kernels_json(phase.rows);
+  }
+  return list;
+}
+
+// Whether a GPU may be what runs: then CUPTI has to be there, which is better said before loading.
+bool may_use_gpu(const std::string& device) {
+  return device.starts_with("cuda") || (device == "auto" && num_cuda_devices() > 0);
+}
+
+int run(ProfileFlags& o, const Flags& flags) {
+  const auto tests = tests_of(&o.bench);
+  if (!tests) return usage("profile: " + tests.error().what);
+  if (o.num_top < 0) return usage("profile: --top must be 0 or more");
+  std::unique_ptr<ActivityRecorder> recorder;
+  if (may_use_gpu(o.bench.engine.device) && num_cuda_devices() > 0) {
+    auto made = make_cupti_recorder(o.cupti);
+    if (!made) return report(made.error());
+    recorder = std::move(*made);
+  }
+  auto engine = Engine::load(o.bench.engine);
+  if (!engine) return report(engine.error());
+  Device& device = (*engine)->device();
+  const bool on_gpu = device.kind() == DeviceKind::kCuda;
+  if (!on_gpu) recorder = make_step_recorder((*engine)->kernels());
+  auto limits = measure_limits(device);
+  if (!limits) return report(limits.error());
+  std::optional<GpuState> gpu;
+  if (on_gpu) gpu = read_gpu_state(device);
+  auto phases = run_profile(**engine, *tests, o.bench.repetitions, *limits, *recorder);
+  if (!phases) return report(phases.error());
+  if (on_gpu) finish_gpu_state(device, &*gpu);
+  if (!o.trace.empty()) {
+    if (auto status = write_trace(*phases, o.trace); !status) return report(status.error());
+  }
+  if (o.bench.json) {
+    fmt::print("{}\n",
+               Json{{"machine", moxie::to_json(*limits)},
+                    {"model", model_json(**engine)},
+                    {"startup", startup_json((*engine)->timeline())},
+                    {"phases", phases_json(*phases)},
+                    {"record", moxie::to_json(make_record(**engine, *limits, flags, *phases, gpu))}}
+                   .dump(2));
+    return kExitDone;
+  }
+  print_limits(*limits);
+  if (o.bench.verbose) print_startup((*engine)->timeline());
+  for (const PhaseProfile& phase : *phases) print_phase(phase, o.num_top);
+  return kExitDone;
+}
+
+}  // namespace
+
+Command profile_command() {
+  auto o = std::make_shared<ProfileFlags>();
+  o->bench.repetitions = 3;
+  return {
+      .name = "profile",
+      .summary = "Where the time goes: by category, step and kernel, as shares of the limit",
+      .example = "moxie profile --model synthetic:gpt-oss-20b -p 2048 -n 64 -d 0 --trace t.json",
+      .declare =
+          [o](Flags& flags) {
+            declare_bench_flags(flags, &o->bench);
+            flags.integer("--top", &o->num_top, "kernels to print a phase");
+            flags.text("--trace", &o->trace,
+                       "file for trace events of the last repetitions (Chrome, Perfetto)");
+            flags.text("--cupti", &o->cupti,
+                       "CUDA: path of libcupti.so.13; else it is looked for by the loader, "
+                       "beside this program and below /usr/local/cuda*");
+          },
+      .run = [o](const Flags& flags) { return run(*o, flags); }};
+}
+
+}  // namespace moxie
