@@ -6,7 +6,8 @@
 #   make gpu
 #   MOXIE_COMMIT=$(git rev-parse HEAD) tools/gpu/check.sh build/gpu OUT_FOLDER [PART...]
 #
-# PART: tests, memcheck, racecheck, steps, bench, switches, load; all of them if none is named.
+# PART: tests, memcheck, racecheck, steps, bench, profile, switches, load; all of them if none is
+# named.
 # OUT_FOLDER gets gpu_check.json (a record for docs/records/) and the logs. Ends with 0 only if
 # everything that ran passed. Leaves the device's settings alone.
 set -uo pipefail
@@ -14,7 +15,7 @@ set -uo pipefail
 bin=${1:-build/gpu}
 out=${2:-build/gpu/check}
 shift $(($# < 2 ? $# : 2))
-parts=${*:-tests memcheck racecheck steps bench switches load}
+parts=${*:-tests memcheck racecheck steps bench profile switches load}
 tests=$bin/moxie_gpu_tests
 wants() { [[ " $parts " == *" $1 "* ]]; }
 commit=${MOXIE_COMMIT:-unknown}
@@ -148,6 +149,20 @@ if wants bench; then
   bench 120b_mxfp4_depth --model synthetic:gpt-oss-120b --mxfp4-layers all --kv-dtype bf16 \
     -p 0 -n 64 -d 8192,32768 -b 1 -r 5
 fi
+# Where the time of decode and of prompts goes. Needs libcupti.so.13: see `moxie profile --help`.
+profile='{"ran": false, "reason": "not asked for"}'
+if wants profile; then
+  if "$bin/moxie" profile --device cuda --json --model synthetic:gpt-oss-120b --mxfp4-layers all \
+    --kv-dtype bf16 -p 2048,8192 -n 128 -d 0 -b 1 >"$out/profile.json" 2>"$out/profile.log"; then
+    profile=$(cat "$out/profile.json")
+  elif grep -q 'libcupti was not found' "$out/profile.log"; then
+    profile='{"ran": false, "reason": "libcupti was not found"}'
+  else
+    status=1
+    cat "$out/profile.log"
+    profile=$(printf '{"ran": false, "reason": %s}' "$(quoted "$(tail -n 1 "$out/profile.log")")")
+  fi
+fi
 switches=null
 if wants switches; then
   "$bin/moxie" score --compare-switches --device cuda --json >"$out/switches.json" &&
@@ -191,6 +206,7 @@ cat >"$out/gpu_check.json" <<JSON
   "racecheck": $racecheck,
   "steps": [$steps],
   "benches": {$benches},
+  "profile": $profile,
   "switches": $switches,
   "load": $load,
   "passed": $([[ $status -eq 0 ]] && echo true || echo false)
