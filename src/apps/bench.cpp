@@ -101,9 +101,7 @@ int run(BenchFlags& o, const Flags& flags) {
     std::fflush(stdout);
     if (&test == &tests->back()) {
       fmt::print("\nkernels of {}:\n", test.name());
-      for (const auto& count : result->kernels) {
-        fmt::print("  {:<8} {} x{}\n", step_name(count.step), count.name, count.launches);
-      }
+      print_rows(result->kernels);
       if (!result->tile.empty()) fmt::print("  tile     {}\n", result->tile);
     }
   }

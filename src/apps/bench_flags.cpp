@@ -53,6 +53,12 @@ void print_limits(const MachineLimits& limits) {
              limits.num_threads);
 }
 
+void print_rows(const std::vector<KernelChooser::Count>& counts) {
+  for (const auto& count : counts) {
+    fmt::print("  {:<8} {} x{}\n", step_name(count.step), count.name, count.launches);
+  }
+}
+
 nlohmann::ordered_json model_json(Engine& engine) {
   const GptOssConfig& c = engine.config();
   return {{"name", engine.options().model},

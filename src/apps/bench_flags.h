@@ -28,6 +28,9 @@ Result<MachineLimits> measure_limits(Device& device);
 /// One line and an empty one to stdout.
 void print_limits(const MachineLimits& limits);
 
+/// A line a row: step, name, launches.
+void print_rows(const std::vector<KernelChooser::Count>& counts);
+
 nlohmann::ordered_json model_json(Engine& engine);
 
 /// The conditions of a run: environment, machine, switches, weights; no results yet.

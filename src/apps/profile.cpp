@@ -69,6 +69,8 @@ void print_phase(const PhaseProfile& phase, int32_t num_top) {
   fmt::print("\n");
   print_parts("step", phase.unit(), phase.steps);
   print_kernels(phase, num_top);
+  fmt::print("\nrows:\n");
+  print_rows(phase.rows);
   fmt::print("\ngaps: {:.1f} a {}, the longest {:.1f} us; kernels overlap for {:.2f} us a {}\n",
              phase.gaps, phase.unit(), phase.longest_gap_us, phase.overlap_us, phase.unit());
   for (const Gate& gate : phase.gates) {

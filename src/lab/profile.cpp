@@ -141,12 +141,12 @@ Status measure_plain(Engine& engine, int32_t repetitions, PhaseProfile* phase) {
 
 Status measure_profiled(Engine& engine, int32_t repetitions, const MachineLimits& limits,
                         ActivityRecorder& recorder, PhaseProfile* phase) {
+  // Before the warm-up, which so pays for the recorder's first buffers too.
+  if (auto status = recorder.start(); !status) return status;
   BenchRunner runner(engine, phase->test);
   if (auto status = runner.fill_depth(); !status) return status;
   if (auto warm = runner.repeat(); !warm) return fail(std::move(warm.error()));
   engine.kernels().reset_counts();
-  // Empties the recorder.
-  if (auto status = recorder.start(); !status) return status;
   std::vector<BenchRunner::Window> windows;
   for (int32_t r = 0; r < repetitions; ++r) {
     const auto window = runner.repeat();
@@ -234,7 +234,8 @@ Result<std::vector<PhaseProfile>> run_profile(Engine& engine, const std::vector<
       return fail(std::move(status.error()));
     }
   }
-  // Only now: what a recorder slows, it slows from its first start on.
+  // Only now: what a recorder slows, it slows from its first start on. It follows only graphs that
+  // were recorded behind that.
   if (auto status = recorder.start(); !status) return fail(std::move(status.error()));
   engine.decode_loop().forget_graphs();
   for (PhaseProfile& phase : phases) {

@@ -264,11 +264,75 @@ TEST_F(ProfileTest, TheTraceHoldsTheLastRepetition) {
   EXPECT_FALSE(write_trace(*phases, "/nowhere/at/all").has_value());
 }
 
-TEST(CuptiRecorder, AMissingLibrarySaysWhatToInstall) {
-  const auto recorder = make_cupti_recorder("/nowhere/libcupti.so.13");
-  ASSERT_FALSE(recorder.has_value());
-  EXPECT_NE(recorder.error().hint.find("cupti"), std::string::npos) << recorder.error().message();
+class CuptiRecorder : public ::testing::Test {
+ protected:
+  void SetUp() override { ::unsetenv("FAKE_CUPTI"); }
+  void TearDown() override { ::unsetenv("FAKE_CUPTI"); }
+};
+
+TEST_F(CuptiRecorder, AMissingLibrarySaysWhatToInstall) {
+  for (const char* library : {"/nowhere/libcupti.so.13", "libm.so.6"}) {
+    const auto recorder = make_cupti_recorder(library);
+    ASSERT_FALSE(recorder.has_value()) << library;
+    EXPECT_NE(recorder.error().hint.find("cupti"), std::string::npos) << recorder.error().message();
+  }
 }
+
+#ifdef MOXIE_FAKE_CUPTI
+TEST_F(CuptiRecorder, RecordsBecomeActivities) {
+  for (int round = 0; round < 2; ++round) {  // one after another in a process
+    const auto recorder = make_cupti_recorder(MOXIE_FAKE_CUPTI);
+    ASSERT_TRUE(recorder.has_value()) << recorder.error().message();
+    EXPECT_TRUE((*recorder)->sees_kernels());
+    ASSERT_TRUE((*recorder)->start().has_value());
+    const int64_t before = clock_ns(Clock::now());
+    const auto log = (*recorder)->stop();
+    ASSERT_TRUE(log.has_value()) << log.error().message();
+    EXPECT_EQ(log->symbols, (std::vector<std::string>{"_Z12attend_split7nothing", "someone_elses",
+                                                      "memcpy device to host"}));
+    ASSERT_EQ(log->activities.size(), 3u);
+    EXPECT_GE(log->activities[0].start_ns, before) << "on Clock's scale";
+    EXPECT_EQ(log->activities[0].stream, 7);
+    const int64_t begin = log->activities[0].start_ns;
+    const auto shares = share_window(log->activities, 3, begin, begin + 300);
+    EXPECT_EQ(shares.symbol_ns, (std::vector<int64_t>{50, 50, 30}));
+    EXPECT_STREQ(place_of(log->symbols[0]).step, "attend");
+    EXPECT_EQ(place_of(log->symbols[1]).category, Category::kOther);
+    // What the start leaves from before is not in the next log.
+    ASSERT_TRUE((*recorder)->start().has_value());
+    const auto next = (*recorder)->stop();
+    ASSERT_TRUE(next.has_value());
+    EXPECT_EQ(next->activities.size(), 3u);
+  }
+}
+
+TEST_F(CuptiRecorder, ARefusalSaysWhoMayProfile) {
+  ::setenv("FAKE_CUPTI", "refuses", 1);
+  const auto recorder = make_cupti_recorder(MOXIE_FAKE_CUPTI);
+  ASSERT_TRUE(recorder.has_value()) << recorder.error().message();
+  const auto status = (*recorder)->start();
+  ASSERT_FALSE(status.has_value());
+  EXPECT_NE(status.error().what.find("INSUFFICIENT_PRIVILEGES"), std::string::npos);
+  EXPECT_NE(status.error().hint.find("run this as root"), std::string::npos);
+}
+
+TEST_F(CuptiRecorder, ALibraryOfAnotherVersionIsRefused) {
+  ::setenv("FAKE_CUPTI", "old", 1);
+  const auto recorder = make_cupti_recorder(MOXIE_FAKE_CUPTI);
+  ASSERT_FALSE(recorder.has_value());
+  EXPECT_NE(recorder.error().what.find("version 120000"), std::string::npos);
+}
+
+TEST_F(CuptiRecorder, LostRecordsAreAFailure) {
+  ::setenv("FAKE_CUPTI", "loses", 1);
+  const auto recorder = make_cupti_recorder(MOXIE_FAKE_CUPTI);
+  ASSERT_TRUE(recorder.has_value()) << recorder.error().message();
+  ASSERT_TRUE((*recorder)->start().has_value());
+  const auto log = (*recorder)->stop();
+  ASSERT_FALSE(log.has_value());
+  EXPECT_NE(log.error().what.find("2 records were lost"), std::string::npos);
+}
+#endif
 
 }  // namespace
 }  // namespace moxie
