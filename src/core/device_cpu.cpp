@@ -6,6 +6,7 @@
 #include <fstream>
 #include <string>
 
+#include "core/cpu_name.h"
 #include "core/device.h"
 #include "core/threads.h"
 
@@ -31,18 +32,6 @@ void read_meminfo(uint64_t* total, uint64_t* available) {
   }
 }
 
-std::string cpu_name() {
-  std::ifstream file("/proc/cpuinfo");
-  std::string line;
-  while (std::getline(file, line)) {
-    if (line.starts_with("model name")) {
-      const auto colon = line.find(": ");
-      if (colon != std::string::npos) return line.substr(colon + 2);
-    }
-  }
-  return "CPU";
-}
-
 class CpuStream final : public Stream {
  public:
   explicit CpuStream(ThreadPool* threads) { pool = threads; }
@@ -53,7 +42,8 @@ class CpuStream final : public Stream {
 class CpuDevice final : public Device {
  public:
   explicit CpuDevice(int num_threads) : pool_(num_threads) {
-    properties_.name = cpu_name();
+    std::ifstream cpuinfo("/proc/cpuinfo");
+    properties_.name = cpu_name_of(cpuinfo);
     properties_.num_units = pool_.num_threads();
     read_meminfo(&properties_.memory_bytes, &properties_.available_bytes);
     // A container's limit (cgroup v2) may be lower than the machine's memory.
