@@ -1,4 +1,4 @@
-// CPUID, XCR0 and the kernel's word on AMX.
+// CPUID, XCR0 and the kernel's word on AMX; on aarch64 the kernel's list of what the CPU has.
 #include "kernels/features.h"
 
 #if defined(__x86_64__)
@@ -51,8 +51,11 @@ Features detect() {
 }
 #elif defined(__aarch64__)
 Features detect() {
-  Features found = kNeon;
-  if (getauxval(AT_HWCAP) & (1u << 20)) found |= kNeonDot;  // HWCAP_ASIMDDP
+  Features found = kNeon;  // part of the architecture
+  if (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) found |= kNeonDot;
+  const unsigned long more = getauxval(AT_HWCAP2);
+  if (more & HWCAP2_I8MM) found |= kNeonI8mm;
+  if (more & HWCAP2_BF16) found |= kNeonBf16;
   return found;
 }
 #else
@@ -88,6 +91,8 @@ std::string feature_names(Features features) {
                 {kAmxBf16, "amx_bf16"},
                 {kNeon, "neon"},
                 {kNeonDot, "neon_dot"},
+                {kNeonI8mm, "neon_i8mm"},
+                {kNeonBf16, "neon_bf16"},
                 {kCudaAny, "cuda"},
                 {kSm90a, "sm_90a"},
                 {kSm100a, "sm_100a"},

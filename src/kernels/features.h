@@ -20,7 +20,10 @@ enum Feature : Features {
   kAmxBf16 = 1u << 6,
   // aarch64
   kNeon = 1u << 12,
-  kNeonDot = 1u << 13,
+  kNeonDot = 1u << 13,  ///< products of four bytes (sdot, udot)
+  kNeonI8mm =
+      1u << 14,  ///< products of small matrices of bytes (smmla), and of mixed signs (usdot)
+  kNeonBf16 = 1u << 15,  ///< BF16 products (bfdot, bfmmla)
   // CUDA, by the code that the device can run
   kCudaAny = 1u << 20,
   kSm90a = 1u << 21,

@@ -44,6 +44,10 @@ struct Row {
 
 inline constexpr double kReferenceCost = 1e12;
 
+/// `ran_on` of rows in plain C++, and of those for aarch64: no such machine has run them yet.
+inline constexpr const char* kRanAnyCpu = "x86-64; aarch64 under an emulator only";
+inline constexpr const char* kRanEmulated = "aarch64 under an emulator only";
+
 /// Cost of a CUDA row for many tokens beside 1 of the row for few. It rounds activations to BF16:
 /// small models, where that shows and gains nothing, keep the other.
 constexpr double cuda_gemm_cost(int32_t num_tokens, int32_t hidden) {

@@ -87,6 +87,22 @@ TEST(KernelChooser, ForcedRowThatLacksFeaturesFailsWithTheReason) {
 }
 #endif
 
+// Of another architecture: in the table, so that there is one for all, and refused here.
+TEST(KernelChooser, ForcedRowOfAnotherArchitectureFailsWithTheReason) {
+  KernelChoice choice;
+  ASSERT_TRUE(choice.add("out=out_mxfp4_i16_gemv_neondot").has_value());
+  const auto row = KernelChooser(DeviceKind::kCpu, kEverything, choice)
+                       .select(build(OutCase{.weights = DType::kMXFP4}).params);
+#if defined(__aarch64__)
+  ASSERT_TRUE(row.has_value());
+  EXPECT_STREQ((*row)->name, "out_mxfp4_i16_gemv_neondot");
+#else
+  ASSERT_FALSE(row.has_value());
+  EXPECT_NE(row.error().message().find("not compiled for this"), std::string::npos)
+      << row.error().message();
+#endif
+}
+
 TEST(KernelChooser, ForcedRowThatRefusesFailsWithTheReason) {
   KernelChoice choice;
   ASSERT_TRUE(choice.add("qkv=qkv_any_f32_gemv_portable").has_value());

@@ -285,5 +285,13 @@ void attend_any_f32_flash_portable(const AttendParams& params) {
 void attend_any_f32_flash_avx2(const AttendParams& params) { run_any(kAttendTileAvx2, params); }
 void attend_any_f32_flash_avx512(const AttendParams& params) { run_any(kAttendTileAvx512, params); }
 #endif
+#if !defined(__aarch64__)
+const AttendTileCode kAttendTileNeon = {};
+#endif
+const char* attend_flash_neon_refuses(const AttendParams& params) {
+  if (kAttendTileNeon.segment == nullptr) return "not compiled for this architecture";
+  return attend_flash_refuses(params);
+}
+void attend_any_f32_flash_neon(const AttendParams& params) { run_any(kAttendTileNeon, params); }
 
 }  // namespace moxie

@@ -13,8 +13,10 @@ void attend_reference(const AttendParams& params);
 void attend_any_f32_flash_portable(const AttendParams& params);
 void attend_any_f32_flash_avx2(const AttendParams& params);
 void attend_any_f32_flash_avx512(const AttendParams& params);
+void attend_any_f32_flash_neon(const AttendParams& params);
 /// Shapes that the flash rows cannot run, and their scratch.
 const char* attend_flash_refuses(const AttendParams& params);
+const char* attend_flash_neon_refuses(const AttendParams& params);
 uint64_t attend_flash_workspace(const AttendParams& params);
 
 #if MOXIE_HAS_CUDA

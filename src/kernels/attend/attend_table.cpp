@@ -25,6 +25,10 @@ const char* flash_refuses(const AttendParams& params) {
   const char* why = refuses_shape(params);
   return why != nullptr ? why : attend_flash_refuses(params);
 }
+const char* flash_neon_refuses(const AttendParams& params) {
+  const char* why = refuses_shape(params);
+  return why != nullptr ? why : attend_flash_neon_refuses(params);
+}
 #if MOXIE_HAS_CUDA
 const char* split_refuses(const AttendParams& params) {
   const char* why = refuses_shape(params);
@@ -61,7 +65,7 @@ const Row<AttendParams> kRows[] = {
      .needs = kFeatureNone,
      .supports = "F32, BF16, F8E4M3 cache; any heads, head size, window, page size",
      .limits = "double precision; one thread",
-     .ran_on = "x86-64",
+     .ran_on = kRanAnyCpu,
      .layout = PackedLayout::kRows16,
      .refuses = refuses_shape,
      .cost = [](const AttendParams&) { return kReferenceCost; },
@@ -72,7 +76,7 @@ const Row<AttendParams> kRows[] = {
      .needs = kFeatureNone,
      .supports = kFlashSupports,
      .limits = kFlashLimits,
-     .ran_on = "x86-64",
+     .ran_on = kRanAnyCpu,
      .layout = PackedLayout::kRows16,
      .refuses = flash_refuses,
      .cost = [](const AttendParams&) { return 4.0; },
@@ -102,6 +106,17 @@ const Row<AttendParams> kRows[] = {
      .workspace = attend_flash_workspace,
      .run = attend_any_f32_flash_avx512},
 #endif
+    {.name = "attend_any_f32_flash_neon",
+     .device = DeviceKind::kCpu,
+     .needs = kNeon,
+     .supports = kFlashSupports,
+     .limits = kFlashLimits,
+     .ran_on = kRanEmulated,
+     .layout = PackedLayout::kRows16,
+     .refuses = flash_neon_refuses,
+     .cost = [](const AttendParams&) { return 2.0; },
+     .workspace = attend_flash_workspace,
+     .run = attend_any_f32_flash_neon},
 #if MOXIE_HAS_CUDA
     {.name = "attend_any_f32_split_cuda",
      .device = DeviceKind::kCuda,

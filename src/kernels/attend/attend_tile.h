@@ -60,5 +60,7 @@ struct AttendTileCode {
 extern const AttendTileCode kAttendTilePortable;
 extern const AttendTileCode kAttendTileAvx2;
 extern const AttendTileCode kAttendTileAvx512;
+/// Empty where it is not compiled, so that its row stands in every build's table.
+extern const AttendTileCode kAttendTileNeon;
 
 }  // namespace moxie

@@ -154,4 +154,15 @@ double experts_mxfp4_i16_gemv_avx512vnni_cost(const ExpertsParams& p) {
 void experts_mxfp4_i16_gemv_avx512vnni(const ExpertsParams& p) { run(p, kLanesAvx512Vnni); }
 #endif
 
+const char* experts_mxfp4_i16_gemv_neondot_refuses(const ExpertsParams& p) {
+  return refuses(p, kLanesNeonDot);
+}
+uint64_t experts_mxfp4_i16_gemv_neondot_workspace(const ExpertsParams& p) {
+  return lay_out(p, kLanesNeonDot, nullptr).bytes;
+}
+double experts_mxfp4_i16_gemv_neondot_cost(const ExpertsParams& p) {
+  return cost(p, kLanesNeonDot);
+}
+void experts_mxfp4_i16_gemv_neondot(const ExpertsParams& p) { run(p, kLanesNeonDot); }
+
 }  // namespace moxie

@@ -24,6 +24,10 @@ const char* experts_mxfp4_i16_gemv_refuses(const ExpertsParams& params);
 uint64_t experts_mxfp4_i16_gemv_workspace(const ExpertsParams& params);
 double experts_mxfp4_i16_gemv_avx512vnni_cost(const ExpertsParams& params);
 void experts_mxfp4_i16_gemv_avx512vnni(const ExpertsParams& params);
+const char* experts_mxfp4_i16_gemv_neondot_refuses(const ExpertsParams& params);
+uint64_t experts_mxfp4_i16_gemv_neondot_workspace(const ExpertsParams& params);
+double experts_mxfp4_i16_gemv_neondot_cost(const ExpertsParams& params);
+void experts_mxfp4_i16_gemv_neondot(const ExpertsParams& params);
 
 // experts_any_bf16_gemm_*: BF16 activations, F32 sums; for many tokens.
 const char* experts_any_bf16_gemm_refuses(const ExpertsParams& params);

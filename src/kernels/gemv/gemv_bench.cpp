@@ -159,6 +159,8 @@ void register_all() {
     {&kLanesAvx2, kAvx2},
     {&kLanesAvx512, kAvx512},
     {&kLanesAvx512Vnni, kAvx512 | kAvx512Vnni}
+#elif defined(__aarch64__)
+    {&kLanesNeonDot, kNeonDot}
 #endif
   };
   for (const auto& variant : kVariants) {

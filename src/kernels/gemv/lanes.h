@@ -15,7 +15,7 @@ namespace moxie {
 /// Tokens that one call of a tile product takes at most.
 inline constexpr int32_t kMaxTileTokens = 8;
 
-/// Memory of 32 prepared activations: 16-bit fixed point with a scale (lanes_avx512_vnni.cpp).
+/// Memory of 32 prepared activations: 16-bit fixed point with a scale (lanes_fixed_body.h).
 inline constexpr int32_t kPreparedFloats = 18;
 
 /// y[token * 16 + lane] = sum over k of W[lane, k] x[token][k] for one kRows16 tile of `cols`
@@ -40,7 +40,7 @@ struct LaneProducts {
 };
 
 struct LaneKernels {
-  const char* name;  ///< "portable", "avx2", "avx512", "avx512_vnni"
+  const char* name;  ///< "portable", "avx2", "avx512", "avx512_vnni", "neon_dot"
   /// Null: the products take F32. Else they take rows that this function made: kPreparedFloats
   /// floats of memory for each 32 columns (cols is a multiple of 32), whatever they mean.
   void (*prepare)(const float* x, int32_t cols, float* out);
@@ -50,8 +50,8 @@ struct LaneKernels {
   /// The clamped SwiGLU (experts.h) of 16 gates and 16 ups, biases already added.
   void (*swiglu)(const float* gate, const float* up, float alpha, float limit, float* out);
   /// Cost model, nanoseconds of one thread a weight: to decode it, and to apply it to one token.
-  double decode_ns;
-  double apply_ns;
+  double decode_ns = 0;
+  double apply_ns = 0;
 };
 
 extern const LaneKernels kLanesPortable;
@@ -59,5 +59,8 @@ extern const LaneKernels kLanesAvx2;    ///< AVX2, FMA, F16C
 extern const LaneKernels kLanesAvx512;  ///< AVX-512 F, BW, DQ, VL
 /// The same with VNNI: MXFP4 only, activations in 16-bit fixed point by blocks of 32.
 extern const LaneKernels kLanesAvx512Vnni;
+/// NEON with the dot product of bytes: as kLanesAvx512Vnni. Empty where it is not compiled, so that
+/// its rows stand in every build's table.
+extern const LaneKernels kLanesNeonDot;
 
 }  // namespace moxie

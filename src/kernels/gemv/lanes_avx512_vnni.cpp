@@ -1,30 +1,16 @@
 // LaneKernels for AVX-512 with VNNI: MXFP4 weights times activations in 16-bit fixed point.
 //
-// A block of 32 activations becomes a scale and integers of 16 bits, each two signed bytes: v = 256
-// hi + lo. A weight becomes the unsigned byte 12 + 2 w (0..24). vpdpbusd multiplies four unsigned
-// by four signed bytes and adds them to a 32-bit sum, so that a block's product is exact in
-// integers:
+// lanes_fixed_body.h says what becomes of activations. A weight becomes the unsigned byte 12 + 2 w
+// (0..24). vpdpbusd multiplies four unsigned by four signed bytes and adds them to a 32-bit sum:
 //   2 sum w v = sum (12 + 2 w) v - 12 sum v
 // About 20 cycles a block of 512 weights for one token, where F32 takes 48; with many tokens the
-// F32 product does as well. The error is the rounding of an activation to 2^-16 of the greatest of
-// its block: less than a hundredth of what BF16 activations lose.
+// F32 product does as well.
 #include <immintrin.h>
 
-#include "kernels/gemv/lanes_body.h"
+#include "kernels/gemv/lanes_fixed_body.h"
 
 namespace moxie {
 namespace {
-
-// A prepared block, kPreparedFloats floats.
-struct PreparedBlock {
-  float half_scale;    // half of the activations' scale: the weights are doubled
-  int32_t correction;  // -12 sum v
-  int8_t hi[32];       // in order of the columns
-  int8_t lo[32];
-};
-static_assert(sizeof(PreparedBlock) == 4 * kPreparedFloats);
-
-constexpr float kGreatestFixed = 32512.0f;  // 127 * 256: hi stays within a signed byte
 
 void prepare(const float* x, int32_t cols, float* out) {
   auto* block = reinterpret_cast<PreparedBlock*>(out);
@@ -54,10 +40,8 @@ MOXIE_INLINE void add_products(const __m512i& weights, const int8_t* at, __m512i
   sum = _mm512_dpbusd_epi32(sum, weights, _mm512_set1_epi32(word));
 }
 
-// sums[n] += block i of a tile times token n.
 template <int32_t N>
-MOXIE_INLINE void add_block(const std::byte* block, const float* const* x, int32_t i,
-                            __m512* sums) {
+void add_block(const std::byte* block, const float* const* x, int32_t i, Vec* sums) {
   const __m512i nibble = _mm512_set1_epi8(0x0F);
   const __m512i table = _mm512_broadcast_i32x4(
       _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
@@ -95,57 +79,6 @@ MOXIE_INLINE void add_block(const std::byte* block, const float* const* x, int32
     const __m512i total = _mm512_add_epi32(high, _mm512_add_epi32(lo[n][0], lo[n][1]));
     const __m512 scale = _mm512_mul_ps(factor, _mm512_set1_ps(from.half_scale));
     sums[n] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(total), scale, sums[n]);
-  }
-}
-
-// T tiles side by side, a block of each in turn.
-template <int32_t N, int32_t T>
-MOXIE_INLINE void fixed_product_of(const std::byte* tiles, int64_t tile_bytes, int32_t cols,
-                                   const float* const* x, float* y) {
-  __m512 sums[T][N];
-#pragma GCC unroll 8
-  for (int32_t t = 0; t < T; ++t) {
-#pragma GCC unroll 8
-    for (int32_t n = 0; n < N; ++n) sums[t][n] = _mm512_setzero_ps();
-  }
-  const std::byte* block = tiles;
-  for (int32_t i = 0; i < cols / 32; ++i, block += Mxfp4Format::kBlockBytes) {
-#pragma GCC unroll 8
-    for (int32_t t = 0; t < T; ++t) {
-      prefetch_block<Mxfp4Format, T == 1 ? kAheadAlone : kAheadOfStreams>(block + t * tile_bytes);
-      add_block<N>(block + t * tile_bytes, x, i, sums[t]);
-    }
-  }
-#pragma GCC unroll 8
-  for (int32_t t = 0; t < T; ++t) {
-#pragma GCC unroll 8
-    for (int32_t n = 0; n < N; ++n) _mm512_storeu_ps(y + 16 * (t * N + n), sums[t][n]);
-  }
-}
-
-void fixed_product(const std::byte* tile, int32_t cols, const float* const* x, int32_t num_tokens,
-                   float* y) {
-  int32_t token = 0;
-  for (; token + 4 <= num_tokens; token += 4) {
-    fixed_product_of<4, 1>(tile, 0, cols, x + token, y + 16 * token);
-  }
-  for (; token + 2 <= num_tokens; token += 2) {
-    fixed_product_of<2, 1>(tile, 0, cols, x + token, y + 16 * token);
-  }
-  if (token < num_tokens) fixed_product_of<1, 1>(tile, 0, cols, x + token, y + 16 * token);
-}
-
-void fixed_streams(const std::byte* tiles, int64_t tile_bytes, int32_t cols, const float* const* x,
-                   int32_t num_tokens, float* y) {
-  switch (num_tokens) {
-    case 1:
-      return fixed_product_of<1, kTileStreams>(tiles, tile_bytes, cols, x, y);
-    case 2:
-      return fixed_product_of<2, kTileStreams>(tiles, tile_bytes, cols, x, y);
-    case 3:
-      return fixed_product_of<3, kTileStreams>(tiles, tile_bytes, cols, x, y);
-    default:
-      return fixed_product_of<4, kTileStreams>(tiles, tile_bytes, cols, x, y);
   }
 }
 

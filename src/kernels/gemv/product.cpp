@@ -3,7 +3,12 @@
 
 namespace moxie {
 
+#if !defined(__aarch64__)
+const LaneKernels kLanesNeonDot = {.name = "neon_dot"};
+#endif
+
 const char* product_refuses(const LaneKernels& lanes, const PackedMatrix& matrix) {
+  if (lanes.rms_norm == nullptr) return "not compiled for this architecture";
   if (matrix.layout != PackedLayout::kRows16) return "weights are not in the CPU's packed layout";
   switch (matrix.format) {
     case DType::kF32:

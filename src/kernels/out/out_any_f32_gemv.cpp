@@ -70,4 +70,13 @@ double out_mxfp4_i16_gemv_avx512vnni_cost(const OutParams& p) { return cost(p, k
 void out_mxfp4_i16_gemv_avx512vnni(const OutParams& p) { run(p, kLanesAvx512Vnni); }
 #endif
 
+const char* out_mxfp4_i16_gemv_neondot_refuses(const OutParams& p) {
+  return product_refuses(kLanesNeonDot, p.weight);
+}
+uint64_t out_mxfp4_i16_gemv_neondot_workspace(const OutParams& p) {
+  return lay_out(p, kLanesNeonDot, nullptr).bytes;
+}
+double out_mxfp4_i16_gemv_neondot_cost(const OutParams& p) { return cost(p, kLanesNeonDot); }
+void out_mxfp4_i16_gemv_neondot(const OutParams& p) { run(p, kLanesNeonDot); }
+
 }  // namespace moxie

@@ -23,6 +23,10 @@ const char* out_mxfp4_i16_gemv_refuses(const OutParams& params);
 uint64_t out_mxfp4_i16_gemv_workspace(const OutParams& params);
 double out_mxfp4_i16_gemv_avx512vnni_cost(const OutParams& params);
 void out_mxfp4_i16_gemv_avx512vnni(const OutParams& params);
+const char* out_mxfp4_i16_gemv_neondot_refuses(const OutParams& params);
+uint64_t out_mxfp4_i16_gemv_neondot_workspace(const OutParams& params);
+double out_mxfp4_i16_gemv_neondot_cost(const OutParams& params);
+void out_mxfp4_i16_gemv_neondot(const OutParams& params);
 
 // out_any_bf16_gemm_*: BF16 activations, F32 sums; for many tokens.
 const char* out_any_bf16_gemm_refuses(const OutParams& params);

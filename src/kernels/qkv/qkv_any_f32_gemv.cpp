@@ -99,4 +99,13 @@ double qkv_mxfp4_i16_gemv_avx512vnni_cost(const QkvParams& p) { return cost(p, k
 void qkv_mxfp4_i16_gemv_avx512vnni(const QkvParams& p) { run(p, kLanesAvx512Vnni); }
 #endif
 
+const char* qkv_mxfp4_i16_gemv_neondot_refuses(const QkvParams& p) {
+  return refuses(p, kLanesNeonDot);
+}
+uint64_t qkv_mxfp4_i16_gemv_neondot_workspace(const QkvParams& p) {
+  return lay_out(p, kLanesNeonDot, nullptr).bytes;
+}
+double qkv_mxfp4_i16_gemv_neondot_cost(const QkvParams& p) { return cost(p, kLanesNeonDot); }
+void qkv_mxfp4_i16_gemv_neondot(const QkvParams& p) { run(p, kLanesNeonDot); }
+
 }  // namespace moxie

@@ -24,6 +24,10 @@ const char* qkv_mxfp4_i16_gemv_refuses(const QkvParams& params);
 uint64_t qkv_mxfp4_i16_gemv_workspace(const QkvParams& params);
 double qkv_mxfp4_i16_gemv_avx512vnni_cost(const QkvParams& params);
 void qkv_mxfp4_i16_gemv_avx512vnni(const QkvParams& params);
+const char* qkv_mxfp4_i16_gemv_neondot_refuses(const QkvParams& params);
+uint64_t qkv_mxfp4_i16_gemv_neondot_workspace(const QkvParams& params);
+double qkv_mxfp4_i16_gemv_neondot_cost(const QkvParams& params);
+void qkv_mxfp4_i16_gemv_neondot(const QkvParams& params);
 
 // qkv_any_bf16_gemm_*: BF16 activations, F32 sums; for many tokens.
 const char* qkv_any_bf16_gemm_refuses(const QkvParams& params);

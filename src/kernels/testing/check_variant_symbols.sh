@@ -1,15 +1,17 @@
 #!/bin/sh
 # Fails if an object file compiled for one instruction set defines a symbol that the linker may share
 # with common code (weak or unique): such a copy, if it is the one kept, ends the program on CPUs
-# without those instructions. Arguments: the library's object files.
+# without those instructions. Arguments: nm, the library's object files.
+nm=$1
+shift
 status=0
 for object in "$@"; do
   case "$object" in
-    *_avx2.cpp.o | *_avx512.cpp.o | *_avx512_vnni.cpp.o | *_amx.cpp.o) ;;
+    *_avx2.cpp.o | *_avx512.cpp.o | *_avx512_vnni.cpp.o | *_amx.cpp.o | *_neon_dot.cpp.o) ;;
     *) continue ;;
   esac
   num_checked=$((num_checked + 1))
-  shared=$(nm -C --defined-only "$object" | grep ' [WVu] ')
+  shared=$("$nm" -C --defined-only "$object" | grep ' [WVu] ')
   if [ -n "$shared" ]; then
     echo "$object defines shared symbols:"
     echo "$shared"

@@ -80,4 +80,15 @@ double unembed_mxfp4_i16_gemv_avx512vnni_cost(const UnembedParams& p) {
 void unembed_mxfp4_i16_gemv_avx512vnni(const UnembedParams& p) { run(p, kLanesAvx512Vnni); }
 #endif
 
+const char* unembed_mxfp4_i16_gemv_neondot_refuses(const UnembedParams& p) {
+  return product_refuses(kLanesNeonDot, p.weight);
+}
+uint64_t unembed_mxfp4_i16_gemv_neondot_workspace(const UnembedParams& p) {
+  return lay_out(p, kLanesNeonDot, nullptr).bytes;
+}
+double unembed_mxfp4_i16_gemv_neondot_cost(const UnembedParams& p) {
+  return cost(p, kLanesNeonDot);
+}
+void unembed_mxfp4_i16_gemv_neondot(const UnembedParams& p) { run(p, kLanesNeonDot); }
+
 }  // namespace moxie

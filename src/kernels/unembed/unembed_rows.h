@@ -24,6 +24,10 @@ const char* unembed_mxfp4_i16_gemv_refuses(const UnembedParams& params);
 uint64_t unembed_mxfp4_i16_gemv_workspace(const UnembedParams& params);
 double unembed_mxfp4_i16_gemv_avx512vnni_cost(const UnembedParams& params);
 void unembed_mxfp4_i16_gemv_avx512vnni(const UnembedParams& params);
+const char* unembed_mxfp4_i16_gemv_neondot_refuses(const UnembedParams& params);
+uint64_t unembed_mxfp4_i16_gemv_neondot_workspace(const UnembedParams& params);
+double unembed_mxfp4_i16_gemv_neondot_cost(const UnembedParams& params);
+void unembed_mxfp4_i16_gemv_neondot(const UnembedParams& params);
 
 // unembed_any_bf16_gemm_*: BF16 activations, F32 sums; for many rows.
 const char* unembed_any_bf16_gemm_refuses(const UnembedParams& params);
