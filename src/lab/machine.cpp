@@ -33,6 +33,8 @@ std::vector<ReadLoop> read_loops() {
 #if defined(__x86_64__)
   add(read_loops_avx2());
   add(read_loops_avx512());
+#elif defined(__aarch64__)
+  add(read_loops_neon());
 #endif
   return loops;
 }
@@ -50,6 +52,11 @@ std::vector<ArithmeticLoop> arithmetic_loops() {
   add(arithmetic_loops_avx512_bf16());
   add(arithmetic_loops_avx512_vnni());
   add(arithmetic_loops_amx());
+#elif defined(__aarch64__)
+  add(arithmetic_loops_neon());
+  add(arithmetic_loops_neon_dot());
+  add(arithmetic_loops_neon_i8mm());
+  add(arithmetic_loops_neon_bf16());
 #endif
   return loops;
 }

@@ -47,6 +47,12 @@ std::span<const ArithmeticLoop> arithmetic_loops_avx512();
 std::span<const ArithmeticLoop> arithmetic_loops_avx512_bf16();
 std::span<const ArithmeticLoop> arithmetic_loops_avx512_vnni();
 std::span<const ArithmeticLoop> arithmetic_loops_amx();
+#elif defined(__aarch64__)
+std::span<const ReadLoop> read_loops_neon();
+std::span<const ArithmeticLoop> arithmetic_loops_neon();
+std::span<const ArithmeticLoop> arithmetic_loops_neon_dot();
+std::span<const ArithmeticLoop> arithmetic_loops_neon_i8mm();
+std::span<const ArithmeticLoop> arithmetic_loops_neon_bf16();
 #endif
 
 }  // namespace moxie

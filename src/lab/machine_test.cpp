@@ -30,6 +30,8 @@ std::vector<ReadLoop> allowed_read_loops() {
 #if defined(__x86_64__)
   add(read_loops_avx2());
   add(read_loops_avx512());
+#elif defined(__aarch64__)
+  add(read_loops_neon());
 #endif
   return loops;
 }
