@@ -29,6 +29,10 @@ check: ## format, clang-tidy on what changed, sanitizers, each fuzzer for a minu
 	@tools/setup.sh build test check
 	@JOBS=$(JOBS) tools/check.sh
 
+arm: ## cross build for aarch64, and its tests under an emulator with two models of CPU
+	@tools/setup.sh build test arm
+	@JOBS=$(JOBS) tools/check.sh arm
+
 format: ## rewrite the sources in the house format
 	@tools/setup.sh check
 	@tools/check.sh --fix-format
@@ -46,4 +50,4 @@ configure-release:
 	@tools/setup.sh build test
 	@PATH="$$PATH:/usr/local/cuda/bin" cmake --preset release --log-level=NOTICE >/dev/null
 
-.PHONY: help run build test serve check format gpu clean configure-release
+.PHONY: help run build test serve check arm format gpu clean configure-release

@@ -146,6 +146,24 @@ TEST_F(CliTest, RowsOfAnotherDeviceFailWithTheReason) {
   }
 }
 
+#if defined(__aarch64__)
+TEST_F(CliTest, TheRowsOfDotProductsAreChosenWhereTheCpuHasThem) {
+  const Json table =
+      json_of(moxie({"kernels", "--model", kNano, "--mxfp4-layers", "all", "--json"}));
+  const bool has_dot = table["features"].get<std::string>().find("neon_dot") != std::string::npos;
+  int num_rows = 0;
+  for (const Json& row : table["kernels"]) {
+    if (row["needs"] == "neon_dot") {
+      ++num_rows;
+      EXPECT_EQ(row["chosen"], has_dot) << row;
+    } else if (row["chosen"] == true) {
+      EXPECT_TRUE(row["needs"] == "none" || row["needs"] == "neon") << row;
+    }
+  }
+  EXPECT_EQ(num_rows, 4);  // qkv, out, experts, unembed
+}
+#endif
+
 TEST_F(CliTest, KernelsDocumentIsTheTable) {
   const auto printed = moxie({"kernels", "--markdown"});
   EXPECT_EQ(printed.exit_code, 0);
@@ -379,8 +397,9 @@ TEST_F(CliTest, ProfilePrintsWhereTheTimeGoes) {
   EXPECT_NE(failed.err.find("cannot be written"), std::string::npos) << failed.err;
 }
 
-// A sanitizer's own memory is no part of the plan: these two are left to the other builds.
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+// A sanitizer's or an emulator's own memory is no part of the plan: these two are left to the other
+// builds.
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) && !defined(MOXIE_EMULATED)
 TEST_F(CliTest, PlanIsWithinFivePercentOfThePeakSeen) {
   // Large enough that the program itself is a small part: some 700 MiB of weights.
   Json config = Json::parse(slurp(kNano + "/config.json"));

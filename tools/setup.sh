@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs what the named groups need, from the packages of Debian 12 or Ubuntu 24.04:
-#   tools/setup.sh build test check gpu
+#   tools/setup.sh build test check arm gpu
 # Says what it installs, does nothing (quickly) when all is there, needs root or sudo only when
 # something is missing. `a|b` in a list means: the first of these that this system offers.
 set -euo pipefail
@@ -18,10 +18,13 @@ packages_of() {
     check) # One formatter version for everybody; a clang that can parse libstdc++'s <ranges>.
       echo git clang-format-14 'clang-19|clang-18' 'libclang-rt-19-dev|libclang-rt-18-dev' \
         'clang-tidy-19|clang-tidy-18' ;;
+    arm) # The cross compiler, the emulator, and what the aarch64 build links.
+      echo g++-aarch64-linux-gnu qemu-user-static {libfmt,libgtest,libpcre2,librapidcheck}-dev:arm64 \
+        {libssl,zlib1g}-dev:arm64 ;;
     gpu) # Static archives come with the -dev packages above; nvcc is looked for below.
       echo ;;
     *)
-      echo "setup: no group '$1': choose among build, test, check, gpu" >&2
+      echo "setup: no group '$1': choose among build, test, check, arm, gpu" >&2
       return 2 ;;
   esac
 }
@@ -67,8 +70,11 @@ if ! command -v apt-get >/dev/null; then
 fi
 
 if [[ ${#wanted[@]} -eq 0 ]]; then exit 0; fi
-have=$(dpkg-query -W -f '${db:Status-Status} ${Package}\n' 2>/dev/null |
-  awk '$1 == "installed" { printf "%s ", $2 }')
+# Names as apt-get takes them: with the architecture, and plain for this machine's own.
+have=$(dpkg-query -W -f '${db:Status-Status} ${Package} ${Architecture}\n' 2>/dev/null |
+  awk -v own="$(dpkg --print-architecture)" '$1 == "installed" {
+    printf "%s:%s ", $2, $3
+    if ($3 == own || $3 == "all") printf "%s ", $2 }')
 missing=()
 for alternatives in "${wanted[@]}"; do
   installed "$alternatives" || missing+=("$alternatives")
@@ -89,6 +95,16 @@ fi
 apt() {
   "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q -o DPkg::Lock::Timeout=300 "$@"
 }
+
+if [[ " ${missing[*]}" == *:arm64* ]] && ! dpkg --print-foreign-architectures | grep -qx arm64; then
+  if ! grep -qx 'ID=debian' /etc/os-release; then
+    echo "setup: packages for arm64 come from other servers here: name them in /etc/apt/sources.list" \
+      "(on Ubuntu ports.ubuntu.com), run 'dpkg --add-architecture arm64', and start this again" >&2
+    exit 1
+  fi
+  echo "setup: adding arm64 to the architectures of packages"
+  "${as_root[@]}" dpkg --add-architecture arm64
+fi
 
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
