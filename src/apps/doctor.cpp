@@ -35,10 +35,14 @@ struct Finding {
 
 std::vector<Finding> findings(const Device& device, const std::string& cuda_reason) {
   std::vector<Finding> list;
-  const Features features = cpu_features();
 #if defined(__x86_64__)
-  if (!(features & kAvx2)) {
+  if (!(cpu_features() & kAvx2)) {
     list.push_back({"this CPU has no AVX2: only portable rows run", "a CPU of 2013 or later"});
+  }
+#elif defined(__aarch64__)
+  if (!(cpu_features() & kNeonDot)) {
+    list.push_back({"this CPU has no dot products of bytes: MXFP4 takes portable rows",
+                    "a CPU with FEAT_DotProd, as most since 2018 have"});
   }
 #endif
   double load[1] = {0};
