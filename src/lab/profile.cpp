@@ -62,8 +62,9 @@ StepWorks work_of_unit(const Engine& engine, const BenchTest& test) {
 
 template <typename Part>
 void longest_first(std::vector<Part>& parts) {
-  std::stable_sort(parts.begin(), parts.end(),
-                   [](const Part& a, const Part& b) { return a.us > b.us; });
+  std::sort(parts.begin(), parts.end(), [](const Part& a, const Part& b) {
+    return a.us != b.us ? a.us > b.us : a.name < b.name;
+  });
 }
 
 std::vector<Gate> gates_of(const PhaseProfile& phase, bool sees_kernels) {
@@ -186,12 +187,14 @@ WindowShares share_window(std::span<const Activity> activities, size_t num_symbo
   WindowShares shares;
   shares.symbol_ns.resize(num_symbols);
   shares.symbol_launches.resize(num_symbols);
-  std::vector<Activity> in_order;
+  std::vector<const Activity*> in_order;
   for (const Activity& a : activities) {
-    if (a.end_ns > begin_ns && a.start_ns < end_ns) in_order.push_back(a);
+    if (a.end_ns > begin_ns && a.start_ns < end_ns) in_order.push_back(&a);
   }
-  std::stable_sort(in_order.begin(), in_order.end(),
-                   [](const Activity& a, const Activity& b) { return a.start_ns < b.start_ns; });
+  // Of two that started at once the first of the list comes first.
+  std::sort(in_order.begin(), in_order.end(), [](const Activity* a, const Activity* b) {
+    return a->start_ns != b->start_ns ? a->start_ns < b->start_ns : a < b;
+  });
   const auto gap_until = [&](int64_t from, int64_t to) {
     if (to <= from) return;
     shares.gap_ns += to - from;
@@ -200,7 +203,8 @@ WindowShares share_window(std::span<const Activity> activities, size_t num_symbo
   };
   // All before `covered` belongs to someone; of all before `twice` more than one had a claim.
   int64_t covered = begin_ns, twice = begin_ns;
-  for (const Activity& a : in_order) {
+  for (const Activity* one : in_order) {
+    const Activity& a = *one;
     const int64_t start = std::max(a.start_ns, begin_ns), end = std::min(a.end_ns, end_ns);
     const auto symbol = static_cast<size_t>(a.symbol);
     if (a.start_ns >= begin_ns) ++shares.symbol_launches[symbol];
