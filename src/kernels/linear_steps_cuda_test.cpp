@@ -543,6 +543,9 @@ TEST_F(LinearStepsCuda, EightBitExpertsRoundNothingButActivations) {
                           .experts = tokens == 300 ? 4 : 3,
                           .top_k = tokens == 300 ? 4 : 2});
   }
+  // So many tokens an expert that other widths serve.
+  expect_e4m3_is_exact(
+      {.tokens = 1100, .hidden = 64, .intermediate = 64, .experts = 2, .top_k = 1});
   expect_e4m3_is_exact(
       {.tokens = 33, .hidden = 1024, .intermediate = 96, .experts = 2, .top_k = 1});
 }

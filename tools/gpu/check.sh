@@ -22,7 +22,7 @@ commit=${MOXIE_COMMIT:-unknown}
 # The sanitizers slow kernels down, racecheck manyfold: the large cases are left to the plain run,
 # and racecheck takes a few that together pass every barrier.
 memcheck_filter=-*Large*:*FourGigabytes*:*120*:*TextIsTheCpu*:*NoDevice*:*Fault*
-racecheck_filter=LinearSteps*:AttendCuda*EveryGroup*:Embed*Narrow*:Norm*InPlace*:Sample*Ties*Lower*:Sample*Strange*:Sample*MaskOfOne*:Sample*Ids*
+racecheck_filter=LinearSteps*:AttendCuda*EveryGroup*:Embed*Narrow*:Norm*Digits*:Sample*Ties*Lower*:Sample*Strange*:Sample*MaskOfOne*:Sample*Ids*
 sanitizer_limit_s=${MOXIE_SANITIZER_LIMIT_S:-180}
 # A kernel that waits for itself ends here.
 step_limit_s=${MOXIE_STEP_LIMIT_S:-60}

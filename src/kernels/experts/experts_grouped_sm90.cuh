@@ -192,7 +192,10 @@ struct Down {
     }
     // Whose columns these are is read for several at once: no load passes an addition.
     // As registers allow.
-    constexpr int kBatch = Cut::kMostColumns <= 64 ? 1 : kColumns / 8 % 4 == 0 ? 4 : 3;
+    constexpr int kBatch = Cut::kMostColumns <= 64 ? 1
+                           : kColumns / 8 % 4 == 0 ? 4
+                           : kColumns / 8 % 3 == 0 ? 3
+                                                   : 2;
     static_assert(kColumns / 8 % kBatch == 0);
 #pragma unroll
     for (int first = 0; first < kColumns / 8; first += kBatch) {

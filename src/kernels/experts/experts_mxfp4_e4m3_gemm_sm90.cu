@@ -14,6 +14,7 @@
 #include "kernels/experts/experts_grouped_sm90.cuh"
 #include "kernels/experts/experts_rows.h"
 #include "kernels/gemm/stage_cuda.h"
+#include "kernels/gemm/tile_model.h"
 
 namespace moxie {
 namespace {
@@ -21,7 +22,7 @@ namespace {
 using namespace gemm;
 
 constexpr DType kActivation = DType::kF8E4M3;
-constexpr int32_t kFew = 144, kMany = 256;
+constexpr int32_t kMany = 256;
 using Cut = CutOf<2, 1, false, kMany, kActivation>;
 
 // The power of two that brings what is made under E4M3's greatest value.
@@ -55,8 +56,17 @@ void experts_mxfp4_e4m3_gemm_sm90(const ExpertsParams& p) {
                     .to = memory.staged},
                    memory.slot_scale, p.launch.stream);
   const float scale = made_scale(p);
-  launch_grouped<Cut, Cut, kFew, kMany>("experts_mxfp4_e4m3_gemm_sm90", p, memory,
-                                        gate_up_task(p, memory, 1.0f, scale), 1.0f / scale);
+  const auto launch = [&]<int kFew>() {
+    launch_grouped<Cut, Cut, kFew, kMany>("experts_mxfp4_e4m3_gemm_sm90", p, memory,
+                                          gate_up_task(p, memory, 1.0f, scale), 1.0f / scale);
+  };
+  // Of a few more tokens than a tile has, two tiles take 144 columns each; of a few more than four
+  // tiles have, five take 208.
+  if (mean_pairs(p.num_tokens, p.top_k, p.gate_up.num_experts) < 2 * kMany) {
+    launch.template operator()<144>();
+  } else {
+    launch.template operator()<208>();
+  }
 }
 
 }  // namespace moxie

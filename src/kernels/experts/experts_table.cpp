@@ -118,14 +118,14 @@ const Row<ExpertsParams> kRows[] = {
      .device = DeviceKind::kCuda,
      .needs = kSm90a,
      .supports = "mxfp4; at most 256 experts, 16 a token; scales of an expert within 16 octaves",
-     .limits = "any number of tokens; with --activation mxfp8 chosen from 48 tokens an expert on; "
+     .limits = "any number of tokens; with --activation mxfp8 chosen from 96 tokens an expert on; "
                "activations rounded to e4m3, one scale a token",
      .ran_on = "H200",
      .layout = PackedLayout::kFragment16x32,
      .refuses = experts_mxfp4_e4m3_gemm_sm90_refuses,
      .cost =
          [](const ExpertsParams& p) {
-           return p.num_tokens * p.top_k >= 48 * p.gate_up.num_experts ? 0.25 : 20.0;
+           return p.num_tokens * p.top_k >= 96 * p.gate_up.num_experts ? 0.25 : 20.0;
          },
      .workspace = experts_mxfp4_e4m3_gemm_sm90_workspace,
      .run = experts_mxfp4_e4m3_gemm_sm90},
