@@ -119,6 +119,7 @@ if wants steps; then
   for dense in bf16 mxfp8; do steps_of $dense --tokens 1; done
   for tokens in 64 256; do steps_of bf16 --tokens $tokens --depth 1024 --layers 6; done
   for tokens in 128 2048 8192; do steps_of bf16 --prompt $tokens --depth 0 --layers 4 --repeat 7; done
+  steps_of bf16 --prompt 8192 --depth 0 --layers 4 --repeat 7 --activation mxfp8
 fi
 
 # Whole models on random weights; each is one JSON document of `moxie bench`.
@@ -142,6 +143,8 @@ if wants bench; then
   done
   for size in 120b 20b; do
     bench ${size}_prompts --model synthetic:gpt-oss-$size --kv-dtype bf16 -p 128,2048,8192 -n 0 -d 0 -b 1 -r 10
+    bench ${size}_prompts_mxfp8 --model synthetic:gpt-oss-$size --kv-dtype bf16 -p 2048,8192 -n 0 -d 0 -b 1 -r 10 \
+      --activation mxfp8
   done
   bench 120b_long_prompts --model synthetic:gpt-oss-120b --kv-dtype bf16 -p 32768,131072 -n 0 -d 0 -b 1 -r 1 \
     --max-model-len 131072
