@@ -196,6 +196,12 @@ int compare_switches(EngineOptions options, const std::vector<std::vector<int32_
     EngineOptions changed = options;
     variant.apply(changed);
     auto other = Engine::load(changed);
+    if (!other && !variant.kernel.empty()) {
+      // A row says what of this model it does not take.
+      rows.push_back(Json{{"switch", variant.name}, {"not_run", other.error().message()}});
+      if (!as_json) fmt::print("| {:<24} | not run: {} |\n", variant.name, other.error().message());
+      continue;
+    }
     if (!other) return report(other.error());
     auto loss = measure(**other, texts, &logits);
     if (!loss) return report(loss.error());

@@ -198,5 +198,37 @@ TEST(Features, NamesArePrinted) {
   EXPECT_EQ(feature_names(kAvx2 | kAvx512), "avx2 avx512");
 }
 
+TEST(KernelChoice, KindsOfExpertsAllowTheRowsWhoseNamesSaySo) {
+  const Built<ExpertsParams> built = build(ExpertsCase{});
+  KernelChoice choice;
+  ASSERT_TRUE(choice.add("experts=gemv").has_value());
+  EXPECT_TRUE(choice.allows(StepKind::kExperts, "experts_any_f32_gemv_portable"));
+  EXPECT_FALSE(choice.allows(StepKind::kExperts, "experts_reference"));
+  EXPECT_TRUE(choice.allows(StepKind::kQkv, "qkv_reference")) << "another step's";
+  const KernelChooser chooser(DeviceKind::kCpu, kFeatureNone, choice);
+  const auto row = chooser.select(built.params);
+  ASSERT_TRUE(row.has_value());
+  EXPECT_STREQ((*row)->name, "experts_any_f32_gemv_portable");
+
+  ASSERT_TRUE(choice.add("experts=w4a8").has_value());
+  const KernelChooser other(DeviceKind::kCpu, kFeatureNone, choice);
+  EXPECT_FALSE(other.select(built.params).has_value()) << "no CPU row is of this kind";
+  EXPECT_FALSE(choice.add("qkv=w4a8").has_value()) << "of experts alone";
+}
+
+TEST(KernelChoice, ActivationsAreIn8BitsWhereAskedForAndWhereAForcedRowWantsThem) {
+  KernelChoice choice;
+  EXPECT_EQ(choice.activation(), DType::kBF16);
+  ASSERT_TRUE(choice.set_activation("mxfp8").has_value());
+  EXPECT_EQ(choice.activation(), DType::kF8E4M3);
+  ASSERT_TRUE(choice.set_activation("bf16").has_value());
+  ASSERT_TRUE(choice.add("experts=w4a8").has_value());
+  EXPECT_EQ(choice.activation(), DType::kBF16) << "said, so that the row refuses";
+  ASSERT_TRUE(choice.set_activation("auto").has_value());
+  EXPECT_EQ(choice.activation(), DType::kF8E4M3);
+  for (const char* value : {"mxfp4", "mxfp6", "int8", ""})
+    EXPECT_FALSE(choice.set_activation(value).has_value()) << value;
+}
+
 }  // namespace
 }  // namespace moxie::testing

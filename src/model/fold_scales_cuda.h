@@ -8,8 +8,8 @@
 namespace moxie {
 
 /// Fills greatest_scales of every MXFP4 gate_up and down of `weights`, which are on `device`. An
-/// error says in which expert too many blocks have scales that do not fold into an 8-bit operand; a
-/// few are a warning.
+/// error says in which expert most blocks have scales that do not fold into an 8-bit operand; fewer
+/// are a warning.
 Status fold_scales_cuda(Device& device, Stream& stream, ModelWeights& weights);
 
 }  // namespace moxie
