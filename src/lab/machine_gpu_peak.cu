@@ -20,15 +20,14 @@ struct MultiplyParams {
   float* sink;  // written only if a sum agrees with a value that the loop never makes
 };
 
-// Two BF16 values with random signs and mantissas.
-__device__ uint32_t random_pair(uint32_t seed) {
-  const uint32_t bits = seed * 2654435761u;
-  return 0x3F803F80u | ((bits ^ bits >> 15) & 0x807F807Fu);
-}
-
 __global__ void __launch_bounds__(kThreads, 1)
     multiply_all(const __grid_constant__ MultiplyParams p) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  // Two BF16 values with random signs and mantissas.
+  const auto random_pair = [](uint32_t seed) {
+    const uint32_t bits = seed * 2654435761u;
+    return 0x3F803F80u | ((bits ^ bits >> 15) & 0x807F807Fu);
+  };
   __shared__ __align__(1024) uint32_t tile[kColumns * 32];
   for (int i = threadIdx.x; i < kColumns * 32; i += kThreads) tile[i] = random_pair(i + 1);
   fence_shared_writes();
