@@ -163,7 +163,7 @@ Status Engine::make_kernels() {
   if ((features & kSm90a) == 0) {
     if (choice.tile_columns() != 0)
       return fail("no row of this device takes a tile", "--tile", "auto leaves it to the rows");
-    if (choice.activation() != DType::kBF16)
+    if (options_.activation == "mxfp8")
       return fail("no row of this device takes activations in 8 bits", "--activation",
                   "auto, or bf16");
   }
