@@ -116,22 +116,26 @@ class KernelChooser {
     const auto& forced = choice_.forced(kStep);
     const Row<P>* best = nullptr;
     double best_cost = 0;
-    std::string refused, why_refused = "no row accepts these formats on this machine";
+    // Of a forced row, or the last of its kind: why it cannot run.
+    const Row<P>* refused = nullptr;
+    const char* why_refused = nullptr;
     for (const Row<P>& row : table_of<P>()) {
       if (!choice_.allows(kStep, row.name)) continue;
-      const auto refuse = [&](const std::string& why) { refused = row.name, why_refused = why; };
       if (row.device != device_) {
-        if (forced && refused.empty()) refuse("it is for another device");
+        if (refused == nullptr) refused = &row, why_refused = "it is for another device";
       } else if ((row.needs & features_) != row.needs) {
-        if (forced) refuse(missing(row.needs));
+        refused = &row, why_refused = nullptr;
       } else if (const char* why = row.refuses(params)) {
-        if (forced) refuse(why);
+        refused = &row, why_refused = why;
       } else if (const double cost = row.cost(params); best == nullptr || cost < best_cost) {
         best = &row, best_cost = cost;
       }
     }
-    if (best == nullptr) return refusal(refused, kStep, why_refused);
-    return best;
+    if (best != nullptr) return best;
+    if (!forced || refused == nullptr)
+      return refusal("", kStep, "no row accepts these formats on this machine");
+    return refusal(refused->name, kStep,
+                   why_refused == nullptr ? missing(refused->needs) : why_refused);
   }
 
   /// All rows of the step with the reason each is or is not chosen.
