@@ -88,8 +88,9 @@ struct PackedMatrix {
   int32_t num_experts = 1;
   int32_t rows = 0;  ///< outputs, before padding to a multiple of 16
   int32_t cols = 0;  ///< inputs (K): even for BF16, a multiple of 32 for block formats
-  /// CUDA, MXFP4: [num_experts] the greatest scale code of an expert's blocks that are not zero,
-  /// for rows that fold scales into 8-bit operands (gemm/scale_range_cuda.h); null: not known.
+  /// CUDA, MXFP4: [num_experts, 16 * num_tiles] the greatest scale code of a row's blocks that are
+  /// not zero, for rows that fold scales into 8-bit operands (gemm/greatest_scales_cuda.h); null:
+  /// not known.
   const uint8_t* greatest_scales = nullptr;
 
   int32_t num_tiles() const { return ceil_div(rows, 16); }

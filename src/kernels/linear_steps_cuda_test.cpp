@@ -4,7 +4,7 @@
 #include <fmt/format.h>
 
 #include "core/formats.h"
-#include "kernels/gemm/scale_range_cuda.h"
+#include "kernels/gemm/greatest_scales_cuda.h"
 #include "kernels/gemm/staged.cuh"
 #include "kernels/testing/cuda_test.h"
 #include "kernels/testing/fragment_pack.h"
@@ -209,18 +209,15 @@ class LinearStepsCuda : public CudaTest {
     p.activation = DType::kF8E4M3;
     for (PackedMatrix* matrix : {&p.gate_up, &p.down}) {
       if (matrix->format != DType::kMXFP4) continue;
-      std::vector<uint32_t> counts(256 * static_cast<size_t>(matrix->num_experts));
-      uint32_t* there = upload(counts);
-      gemm::count_scales({*matrix, there}, &stream());
-      in_back(counts, there);
-      std::vector<uint8_t> greatest;
-      for (size_t e = 0; e < counts.size() / 256; ++e) {
-        const gemm::ScaleRange range = gemm::scale_range(&counts[256 * e]);
-        EXPECT_EQ(range.num_cut, 0u) << "scales of the case span codes " << int{range.least}
-                                     << " to " << int{range.greatest};
-        greatest.push_back(range.greatest);
-      }
-      matrix->greatest_scales = upload(greatest);
+      const auto num_experts = static_cast<size_t>(matrix->num_experts);
+      std::vector<gemm::FoldedBlocks> blocks(num_experts);
+      std::vector<uint8_t> greatest(16 * num_experts * static_cast<size_t>(matrix->num_tiles()));
+      const gemm::GreatestScales step{*matrix, upload(greatest), upload(blocks)};
+      gemm::find_greatest_scales(step, &stream());
+      in_back(blocks, step.blocks);
+      for (const gemm::FoldedBlocks& of_expert : blocks)
+        EXPECT_EQ(of_expert.num_cut, 0u) << "of " << of_expert.num_blocks;
+      matrix->greatest_scales = step.greatest;
     }
   }
 

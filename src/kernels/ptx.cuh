@@ -158,6 +158,15 @@ __device__ __forceinline__ uint16_t pack_e4m3(float low, float high) {
   return pair;
 }
 
+/// Stores four 8 x 8 matrices of 16-bit elements, a pair of a row's elements a lane as mma leaves
+/// them, transposed: column r of matrix i as the 16 bytes at lane 8 i + r's address.
+__device__ __forceinline__ void store_transposed(uint32_t address, const uint32_t (&words)[4]) {
+  asm volatile(
+      "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+      "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])
+      : "memory");
+}
+
 /// c += a b: a 16 x 16 (row-major fragment), b 16 x 8, BF16; c F32.
 __device__ __forceinline__ void mma_m16n8k16(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2,
                                              uint32_t a3, uint32_t b0, uint32_t b1) {

@@ -291,7 +291,9 @@ class Bench {
   }
   void fold(PackedMatrix& m) {
     // fill() makes scales of 0x73 to 0x76.
-    m.greatest_scales = upload(std::vector<uint8_t>(static_cast<size_t>(m.num_experts), 0x76));
+    const size_t rows =
+        static_cast<size_t>(m.num_experts) * static_cast<size_t>(m.num_tiles()) * 16;
+    m.greatest_scales = upload(std::vector<uint8_t>(rows, 0x76));
   }
   Layer make_layer() {
     Layer l{};

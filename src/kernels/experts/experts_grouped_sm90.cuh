@@ -1,11 +1,13 @@
 // What the rows of experts for many tokens share on Hopper: pairs of token and expert sorted by
 // expert, their activations gathered, then two grouped products (gemm/product_sm90.cuh). The first
-// ends in bias and clamped SwiGLU and stages its outputs for the second, which adds weighted
-// outputs to the residual stream; those sums have no order (residual.cuh), so that they do not
-// change from run to run.
+// ends in bias and clamped SwiGLU and stages its outputs for the second. Of few tokens that one
+// adds weighted outputs to the residual stream, sums that have no order (residual.cuh) and so do
+// not change from run to run; of many it writes each pair's outputs in BF16, which a kernel behind
+// it adds up token by token: half the bytes, and no additions in memory.
 #pragma once
 
 #include "kernels/experts/experts.h"
+#include "kernels/gemm/add_pairs_cuda.h"
 #include "kernels/gemm/dense_sm90.cuh"
 #include "kernels/gemm/sort_cuda.h"
 #include "kernels/scratch.h"
@@ -30,13 +32,17 @@ struct SortedItems {
   }
 };
 
-/// What sums are multiplied by: the task's factor, and the greatest scale of an expert whose scales
-/// are folded.
+/// What the sums of rows g and g + 8 of a tile are multiplied by: the task's factor, and the rows'
+/// greatest scales where scales are folded.
 template <typename Cut, typename Task>
-__device__ __forceinline__ float product_scale_of(const Task& task, int expert) {
-  if constexpr (Cut::kActivation != DType::kF8E4M3) return task.product_scale;
-  const int greatest = task.weight.greatest_scales[expert];
-  return task.product_scale * exp2f(static_cast<float>(greatest - 127 - kFoldedTop));
+__device__ __forceinline__ float2 product_scales_of(const Task& task, int expert, int tile) {
+  if constexpr (Cut::kActivation != DType::kF8E4M3)
+    return make_float2(task.product_scale, task.product_scale);
+  const int2 greatest = greatest_scales_of(task.weight, expert, tile);
+  const auto scale = [&](int code) {
+    return task.product_scale * exp2f(static_cast<float>(code - 127 - kFoldedTop));
+  };
+  return make_float2(scale(greatest.x), scale(greatest.y));
 }
 
 /// act = SwiGLU(W1 t + b1), staged for the second product.
@@ -58,12 +64,19 @@ struct GateUp {
 
   __device__ __forceinline__ bool item(int i, Item& item) const { return items.item(i, item); }
 
+  template <typename Cut>
   __device__ __forceinline__ float activation(float gate, float up) const {
     const float g = fminf(gate, limit), u = fminf(fmaxf(up, -limit), limit);
+    if constexpr (Cut::kActivation == DType::kF8E4M3) {
+      // One operation of the unit for them in place of two: 2^-12 of 1, where E4M3 keeps 2^-4.
+      float tangent;
+      asm("tanh.approx.f32 %0, %1;" : "=f"(tangent) : "f"(0.5f * alpha * g));
+      return g * (0.5f * tangent + 0.5f) * (u * made_scale + made_scale);
+    }
     return __fdividef(g, 1.0f + __expf(-alpha * g)) * (u + 1.0f);
   }
   /// store(m, column, first, second) of two neighbouring outputs, 8 (tile + 4 m) + g / 2 * 2 and
-  /// the next, of a column; scales(i) of columns 8 i + 2 q and the next.
+  /// the next, of a column; scales(i) of columns 8 i + 2 q and the next, beside those of rows.
   template <typename Cut, int kColumns, typename Scales, typename Store>
   __device__ __forceinline__ void make(const Item& item, int tile, const Sums<Cut, kColumns>& sums,
                                        Scales&& scales, Store&& store) const {
@@ -75,12 +88,15 @@ struct GateUp {
       const bool is_real = output < intermediate;
       const float* at = bias + int64_t{item.expert} * weight.rows + 16 * (tile + 4 * m) + g;
       const float gate_bias = is_real ? at[0] : 0, up_bias = is_real ? at[8] : 0;
+      const float2 rows = product_scales_of<Cut>(*this, item.expert, tile + 4 * m);
 #pragma unroll
       for (int i = 0; i < kColumns / 8; ++i) {
         const float* d = &sums[m][4 * i];
         const float2 scale = scales(i);
-        float first = activation(d[0] * scale.x + gate_bias, d[2] * scale.x + up_bias);
-        float second = activation(d[1] * scale.y + gate_bias, d[3] * scale.y + up_bias);
+        float first = activation<Cut>(d[0] * (rows.x * scale.x) + gate_bias,
+                                      d[2] * (rows.y * scale.x) + up_bias);
+        float second = activation<Cut>(d[1] * (rows.x * scale.y) + gate_bias,
+                                       d[3] * (rows.y * scale.y) + up_bias);
         if (!is_real) first = second = 0;
         // Lanes g and g + 1 (even and odd) trade: each has both outputs of one column.
         const float theirs = __shfl_xor_sync(~0u, g % 2 == 0 ? second : first, 4);
@@ -106,7 +122,7 @@ struct GateUp {
     if (is_first) wait_for_bulk_reads();  // of the item before
     barrier_wait(1 + region, kThreads);
     make<Cut, kColumns>(
-        item, tile, sums, [&](int) { return make_float2(product_scale, product_scale); },
+        item, tile, sums, [](int) { return make_float2(1.0f, 1.0f); },
         [&](int m, uint32_t row, float first, float second) {
           const uint32_t chunk = (tile / 4 + m) % 2 * 4 + g / 2;
           *reinterpret_cast<uint32_t*>(rows + 128 * row + 16 * (chunk ^ row % 8) + 4 * (tile % 4)) =
@@ -131,7 +147,6 @@ struct GateUp {
     const int thread = threadIdx.x % 128, group = threadIdx.x / 128 - 1;
     const uint32_t block = tile / 4 % 2;
     std::byte* rows = shared + group * Cut::kMostColumns * kHalfBytes;
-    const float scale = product_scale_of<Cut>(*this, item.expert);
     const auto* column_scales = reinterpret_cast<const float2*>(slot_scale + item.first_column);
     barrier_wait(1 + group, 128);  // until the item before is stored
     make<Cut, kColumns>(
@@ -139,13 +154,12 @@ struct GateUp {
         [&](int i) {
           float2 own = make_float2(0.0f, 0.0f);
           if (8 * i < item.num_columns) own = __ldg(column_scales + 4 * i + q);
-          return make_float2(scale * own.x, scale * own.y);
+          return own;
         },
         [&](int, uint32_t row, float first, float second) {
           const uint32_t chunk = g / 4 ^ row / 2 % 2;
           *reinterpret_cast<uint16_t*>(rows + kHalfBytes * row + 16 * chunk + 4 * (tile % 4) +
-                                       g / 2 % 2 * 2) =
-              pack_e4m3(first * made_scale, second * made_scale);
+                                       g / 2 % 2 * 2) = pack_e4m3(first, second);
         });
     barrier_wait(1 + group, 128);
     const int unit = tile / 8;
@@ -160,83 +174,127 @@ struct GateUp {
   __device__ __forceinline__ void drain() const { wait_for_bulk_stores(); }
 };
 
-/// x += weight (W2 act + b2) of each pair.
-struct Down {
-  template <typename Cut>
-  static constexpr int kSharedBytes = 0;
+/// What both ends of the second product have.
+struct DownProduct {
   SortedItems items;
   PackedMatrix weight;
   StagedView staged;
-  const float* bias;          // [experts, hidden]
-  const int32_t* slot_token;  // -1: none
-  const float* slot_weight;
-  float2* x;
+  const float* bias;  // [experts, hidden]
   float product_scale;
 
   __device__ __forceinline__ bool item(int i, Item& item) const { return items.item(i, item); }
+  /// Of rows g and g + 8 of a tile.
+  __device__ __forceinline__ float2 row_bias(int expert, int tile) const {
+    const int row = 16 * tile + static_cast<int>(threadIdx.x) % 32 / 4;
+    const float* at = bias + int64_t{expert} * weight.rows + row;
+    return make_float2(row < weight.rows ? at[0] : 0.0f, row + 8 < weight.rows ? at[8] : 0.0f);
+  }
+};
+
+/// pairs = W2 act + b2 of each slot, in BF16 (add_pairs_cuda.h).
+struct DownPairs : DownProduct {
+  StagedView pairs;
+  /// Columns that a warpgroup stores at a time.
+  template <typename Cut>
+  static constexpr int kStep = Cut::kMostColumns <= 144 ? Cut::kMostColumns : 128;
+  template <typename Cut>
+  static constexpr int kSharedBytes = Cut::kWarpgroups* kStep<Cut>* kStagedRowBytes;
+
+  template <typename Cut, int kColumns>
+  __device__ __forceinline__ void finish(const Item& item, int tile,
+                                         const Sums<Cut, kColumns>& sums, std::byte* shared) const {
+    static_assert(!Cut::kSplitsK && kColumns % 16 == 0);
+    constexpr int kColumnsAtATime = kStep<Cut>;
+    const int lane = threadIdx.x % 32, group = threadIdx.x / 128 - 1;
+    const bool is_first = threadIdx.x % 128 == 0;
+    std::byte* rows = shared + group * kColumnsAtATime * kStagedRowBytes;
+    // Where this lane's row of an 8 x 8 matrix goes: of two blocks of 8 columns and both halves of
+    // the tile.
+    const uint32_t in_block = lane % 8, half_of_lane = lane / 8 % 2, block_of_lane = lane / 16;
+    const uint32_t lane_at = shared_address(rows) +
+                             (8 * block_of_lane + in_block) * kStagedRowBytes +
+                             16 * ((2 * (tile % 4) + half_of_lane) ^ in_block);
+#pragma unroll
+    for (int m = 0; m < Cut::kRowTiles; ++m) {
+      const int unit = tile / 4 + m;
+      const float2 scale = product_scales_of<Cut>(*this, item.expert, tile + 4 * m);
+      const float2 add = row_bias(item.expert, tile + 4 * m);
+#pragma unroll
+      for (int first = 0; first < kColumns; first += kColumnsAtATime) {
+        if (first >= item.num_columns) break;
+        if (is_first) wait_for_bulk_reads();  // of the columns before
+        barrier_wait(1 + group, 128);
+#pragma unroll
+        for (int i = first / 8; i < min(first + kColumnsAtATime, kColumns) / 8; i += 2) {
+          const float* d = &sums[m][4 * i];
+          uint32_t words[4];
+#pragma unroll
+          for (int block = 0; block < 2; ++block) {
+            const float* of = d + 4 * block;
+            words[2 * block] = pack_bf16(of[0] * scale.x + add.x, of[1] * scale.x + add.x);
+            words[2 * block + 1] = pack_bf16(of[2] * scale.y + add.y, of[3] * scale.y + add.y);
+          }
+          store_transposed(lane_at + (8 * i - first) * kStagedRowBytes, words);
+        }
+        fence_shared_writes();
+        barrier_wait(1 + group, 128);
+        if (is_first && 64 * unit < weight.rows) {
+          const int count = min(kColumnsAtATime, item.num_columns - first);
+          store_bulk(pairs.data + (int64_t{unit} * pairs.capacity + item.first_column + first) *
+                                      kStagedRowBytes,
+                     rows, kStagedRowBytes * ((count + 7) / 8 * 8));
+        }
+      }
+    }
+  }
+  __device__ __forceinline__ void drain() const { wait_for_bulk_stores(); }
+};
+
+/// x += weight (W2 act + b2) of each pair.
+struct DownAdds : DownProduct {
+  template <typename Cut>
+  static constexpr int kSharedBytes = 0;
+  const int32_t* slot_token;  // -1: none
+  const float* slot_weight;
+  float2* x;
 
   template <typename Cut, int kColumns>
   __device__ __forceinline__ void finish(const Item& item, int tile,
                                          const Sums<Cut, kColumns>& sums, std::byte*) const {
+    static_assert(Cut::kRowTiles == 1 && Cut::kActivation == DType::kBF16);
     const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
     const int hidden = weight.rows;
-    const float scale = product_scale_of<Cut>(*this, item.expert);
-    float row_bias[Cut::kRowTiles][2];
+    const float2 add = row_bias(item.expert, tile);
 #pragma unroll
-    for (int m = 0; m < Cut::kRowTiles; ++m) {
+    for (int i = 0; i < kColumns / 8; ++i) {
+      const int column = 8 * i + 2 * q, slot = item.first_column + column;
+      if (column >= item.num_columns) continue;
+      const int2 tokens = __ldg(reinterpret_cast<const int2*>(slot_token + slot));
+      const float2 weights = __ldg(reinterpret_cast<const float2*>(slot_weight + slot));
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int row = 16 * (tile + 4 * m) + g + 8 * half;
-        row_bias[m][half] = row < hidden ? bias[int64_t{item.expert} * hidden + row] : 0;
-      }
-    }
-    // Whose columns these are is read for several at once: no load passes an addition.
-    // As registers allow.
-    constexpr int kBatch = Cut::kMostColumns <= 64 ? 1
-                           : kColumns / 8 % 4 == 0 ? 4
-                           : kColumns / 8 % 3 == 0 ? 3
-                                                   : 2;
-    static_assert(kColumns / 8 % kBatch == 0);
-#pragma unroll
-    for (int first = 0; first < kColumns / 8; first += kBatch) {
-      int2 tokens[kBatch];
-      float2 weights[kBatch];
-#pragma unroll
-      for (int b = 0; b < kBatch; ++b) {
-        const int column = 8 * (first + b) + 2 * q, slot = item.first_column + column;
-        tokens[b] = make_int2(-1, -1);
-        if (column >= item.num_columns) continue;
-        tokens[b] = __ldg(reinterpret_cast<const int2*>(slot_token + slot));
-        weights[b] = __ldg(reinterpret_cast<const float2*>(slot_weight + slot));
-      }
-#pragma unroll
-      for (int b = 0; b < kBatch; ++b) {
-#pragma unroll
-        for (int m = 0; m < Cut::kRowTiles; ++m) {
-#pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            const int row = 16 * (tile + 4 * m) + g + 8 * half;
-            if (row >= hidden) continue;
-            const float* d = &sums[m][4 * (first + b) + 2 * half];
-            const float2 made =
-                make_float2(d[0] * scale + row_bias[m][half], d[1] * scale + row_bias[m][half]);
-            if (tokens[b].x >= 0)
-              add_to_residual(x + int64_t{tokens[b].x} * hidden + row, weights[b].x * made.x);
-            if (tokens[b].y >= 0)
-              add_to_residual(x + int64_t{tokens[b].y} * hidden + row, weights[b].y * made.y);
-          }
-        }
+        const int row = 16 * tile + g + 8 * half;
+        if (row >= hidden) continue;
+        const float* d = &sums[0][4 * i + 2 * half];
+        const float row_add = half == 0 ? add.x : add.y;
+        const float2 made =
+            make_float2(d[0] * product_scale + row_add, d[1] * product_scale + row_add);
+        if (tokens.x >= 0)
+          add_to_residual(x + int64_t{tokens.x} * hidden + row, weights.x * made.x);
+        if (tokens.y >= 0)
+          add_to_residual(x + int64_t{tokens.y} * hidden + row, weights.y * made.y);
       }
     }
   }
   __device__ __forceinline__ void drain() const {}
 };
 
-/// Scratch of a launch: the sorted pairs, their activations and what the first product makes.
+/// Scratch of a launch: the sorted pairs, their activations and what the products make of them. The
+/// second one's outputs take the place of the activations, which the first has read.
 struct GroupedMemory {
   SortShape shape;
   SortedPairs pairs;
-  StagedView staged, made;
+  StagedView staged, made, pair_outputs;
   float* slot_scale = nullptr;  ///< E4M3: what a slot's staged values are to be multiplied by
   uint64_t bytes;
 
@@ -248,20 +306,21 @@ struct GroupedMemory {
     Scratch scratch(base);
     pairs = take_sorted_pairs(shape, scratch);
     const auto rows = shape.capacity();
-    staged.data =
-        scratch.take<std::byte>(static_cast<int64_t>(staged_bytes(rows, p.hidden, activation)));
+    // As large as outputs in BF16 are.
+    staged.data = scratch.take<std::byte>(static_cast<int64_t>(staged_bytes(rows, p.hidden)));
     made.data = scratch.take<std::byte>(
         static_cast<int64_t>(staged_bytes(rows, p.intermediate, activation)));
     staged.capacity = made.capacity = pairs.capacity;
     staged.width = p.hidden, made.width = p.intermediate;
+    pair_outputs = staged;
     if (activation == DType::kF8E4M3) slot_scale = scratch.take<float>(rows);
     bytes = scratch.bytes();
   }
 };
 
-/// Both products, of tiles cut as GateUpCut and DownCut, with up to kFew or kMany columns.
+/// Both products, of tiles cut as GateUpCut and DownCut, in kernels of kWidths.
 /// down_scale: the second one's product_scale; gate_up: the first task, but for its items.
-template <typename GateUpCut, typename DownCut, int kFew, int kMany>
+template <typename GateUpCut, typename DownCut, int... kWidths>
 void launch_grouped(const char* name, const ExpertsParams& p, const GroupedMemory& memory,
                     const GateUp& gate_up, float down_scale) {
   const SortedPairs& pairs = memory.pairs;
@@ -271,18 +330,28 @@ void launch_grouped(const char* name, const ExpertsParams& p, const GroupedMemor
                   .row_blocks = ceil_div(task.weight.rows, Cut::kRows),
                   .tiles_a_block = Cut::kRows / 16};
     const int64_t most_items = int64_t{pairs.max_tiles} * task.items.row_blocks;
-    launch_product<DType::kMXFP4, Cut, kFew, kMany>(name, task, most_items,
-                                                    launch_stream(p.launch.stream));
+    launch_product<DType::kMXFP4, Cut, kWidths...>(name, task, most_items,
+                                                   launch_stream(p.launch.stream));
   };
   launch.template operator()<GateUpCut>(gate_up);
-  launch.template operator()<DownCut>(Down{.items = {},
-                                           .weight = p.down,
-                                           .staged = memory.made,
-                                           .bias = p.down_bias,
-                                           .slot_token = pairs.slot_token,
-                                           .slot_weight = pairs.slot_weight,
-                                           .x = reinterpret_cast<float2*>(p.x),
-                                           .product_scale = down_scale});
+  const DownProduct down{.items = {},
+                         .weight = p.down,
+                         .staged = memory.made,
+                         .bias = p.down_bias,
+                         .product_scale = down_scale};
+  if constexpr (std::is_same_v<DownCut, FewColumnsCut>) {
+    launch.template operator()<DownCut>(
+        DownAdds{{down}, pairs.slot_token, pairs.slot_weight, reinterpret_cast<float2*>(p.x)});
+  } else {
+    launch.template operator()<DownCut>(DownPairs{{down}, memory.pair_outputs});
+    add_pairs({.num_tokens = p.num_tokens,
+               .top_k = p.top_k,
+               .slot_of_pair = pairs.slot_of_pair,
+               .weights = p.expert_weights,
+               .pairs = memory.pair_outputs,
+               .x = p.x},
+              p.launch.stream);
+  }
 }
 /// The first task, but for its items.
 inline GateUp gate_up_task(const ExpertsParams& p, const GroupedMemory& memory, float product_scale,

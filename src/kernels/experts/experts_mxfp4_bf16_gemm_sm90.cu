@@ -66,8 +66,15 @@ void experts_mxfp4_bf16_gemm_sm90(const ExpertsParams& p) {
               p.launch.stream);
   constexpr float kScale = kProductScale<DType::kMXFP4>;
   dispatch_tile(memory.shape.tile_slots, [&]<typename G>() {
-    launch_grouped<typename G::GateUpCut, typename G::DownCut, G::kFew, G::kMany>(
-        "experts_mxfp4_bf16_gemm_sm90", p, memory, gate_up_task(p, memory, kScale), kScale);
+    const auto launch = [&]<int... kWidths>() {
+      launch_grouped<typename G::GateUpCut, typename G::DownCut, kWidths...>(
+          "experts_mxfp4_bf16_gemm_sm90", p, memory, gate_up_task(p, memory, kScale), kScale);
+    };
+    if constexpr (G::kFew < G::kMany) {
+      launch.template operator()<G::kFew, G::kMany>();
+    } else {
+      launch.template operator()<G::kMany>();
+    }
   });
 }
 

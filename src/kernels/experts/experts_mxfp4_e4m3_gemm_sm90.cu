@@ -6,9 +6,10 @@
 // What the first product makes is bounded by the clamps, limit * (limit + 1): its scale is known
 // before.
 //
-// Twice the rate of BF16, half the bytes of activations: at 8,192 tokens of gpt-oss-120b a tile of
-// 256 x 144 takes 576 clocks of wgmma for 64 columns, which need some 330 issue slots of each of
-// the four schedulers for operands, and 17 KiB from L2.
+// Twice the rate of BF16, half the bytes of activations: 64 columns of a tile of 128 x 256 take 512
+// clocks of wgmma, some 300 issue slots of each of the four schedulers for operands, and 20 KiB
+// from L2. Of 8,192 tokens of gpt-oss-120b half of the experts have a few more than 256, and would
+// need operands for two tiles: up to 288 are one.
 #include <cmath>
 
 #include "kernels/experts/experts_grouped_sm90.cuh"
@@ -22,8 +23,8 @@ namespace {
 using namespace gemm;
 
 constexpr DType kActivation = DType::kF8E4M3;
-constexpr int32_t kMany = 256;
-using Cut = CutOf<2, 1, false, kMany, kActivation>;
+constexpr int32_t kMostColumns = 288;
+using Cut = CutOf<2, 1, false, kMostColumns, kActivation>;
 
 // The power of two that brings what is made under E4M3's greatest value.
 float made_scale(const ExpertsParams& p) {
@@ -34,20 +35,20 @@ float made_scale(const ExpertsParams& p) {
 
 const char* experts_mxfp4_e4m3_gemm_sm90_refuses(const ExpertsParams& p) {
   if (p.activation != kActivation) return "activations in 8 bits: --activation mxfp8 asks for them";
-  if (p.tile_columns != 0) return "it has one tile, 128x256";
+  if (p.tile_columns != 0) return "it has one tile, 128x288";
   if (!(p.swiglu_limit > 0 && p.swiglu_limit < 1e6f)) return "SwiGLU is not clamped";
   return refuses_grouped(p);
 }
 
 uint64_t experts_mxfp4_e4m3_gemm_sm90_workspace(const ExpertsParams& p) {
-  return GroupedMemory(p, kMany, kActivation, nullptr).bytes;
+  return GroupedMemory(p, kMostColumns, kActivation, nullptr).bytes;
 }
 
 void experts_mxfp4_e4m3_gemm_sm90(const ExpertsParams& p) {
   if (p.num_tokens == 0) return;
   CHECK(p.gate_up.greatest_scales != nullptr && p.down.greatest_scales != nullptr,
         "scales were looked at when the model was loaded");
-  const GroupedMemory memory(p, kMany, kActivation, p.launch.workspace);
+  const GroupedMemory memory(p, kMostColumns, kActivation, p.launch.workspace);
   sort_pairs(memory.shape, p.expert_ids, p.expert_weights, memory.pairs, p.launch.stream);
   stage_slots_e4m3({.num_tokens = p.num_tokens,
                     .top_k = p.top_k,
@@ -56,17 +57,9 @@ void experts_mxfp4_e4m3_gemm_sm90(const ExpertsParams& p) {
                     .to = memory.staged},
                    memory.slot_scale, p.launch.stream);
   const float scale = made_scale(p);
-  const auto launch = [&]<int kFew>() {
-    launch_grouped<Cut, Cut, kFew, kMany>("experts_mxfp4_e4m3_gemm_sm90", p, memory,
-                                          gate_up_task(p, memory, 1.0f, scale), 1.0f / scale);
-  };
-  // Of a few more tokens than a tile has, two tiles take 144 columns each; of a few more than four
-  // tiles have, five take 208.
-  if (mean_pairs(p.num_tokens, p.top_k, p.gate_up.num_experts) < 2 * kMany) {
-    launch.template operator()<144>();
-  } else {
-    launch.template operator()<208>();
-  }
+  launch_grouped<Cut, Cut, 144, 256, kMostColumns>("experts_mxfp4_e4m3_gemm_sm90", p, memory,
+                                                   gate_up_task(p, memory, 1.0f, scale),
+                                                   1.0f / scale);
 }
 
 }  // namespace moxie

@@ -141,13 +141,14 @@ void dispatch_product(DType format, Launch&& launch) {
 }
 
 /// Launches on as many SMs as there are items, `most_items` at most.
-template <DType F, typename Cut, int kFew, int kMany, typename Task>
+template <DType F, typename Cut, int... kWidths, typename Task>
 void launch_product(const char* row, const Task& task, int64_t most_items, cudaStream_t stream) {
   if (most_items == 0) return;
   constexpr bool kIsStreamed = std::is_same_v<Cut, FewColumnsCut>;
+  constexpr int kMost = std::max({kWidths...});
   constexpr uint64_t kShared =
       Task::template kSharedBytes<Cut> +
-      (kIsStreamed ? sizeof(StreamedShared<F, kMany>) : sizeof(Shared<F, Cut>));
+      (kIsStreamed ? sizeof(StreamedShared<F, kMost>) : sizeof(Shared<F, Cut>));
   static_assert(kShared <= 227 * 1024, "a block has this much shared memory");
   const auto blocks = std::min<int64_t>(most_items, fragment::block_limits().num_units);
   const LaunchShape shape{.grid = dim3(static_cast<unsigned>(blocks)),
@@ -155,10 +156,10 @@ void launch_product(const char* row, const Task& task, int64_t most_items, cudaS
                           .shared_bytes = kShared,
                           .programmatic = true};
   if constexpr (kIsStreamed) {
-    static_assert(kFew == kMany, "a streamed kernel has one width");
-    launch_kernel(row, streamed_product_kernel<F, kMany, Task>, task, shape, stream);
+    static_assert(sizeof...(kWidths) == 1, "a streamed kernel has one width");
+    launch_kernel(row, streamed_product_kernel<F, kMost, Task>, task, shape, stream);
   } else {
-    launch_kernel(row, product_kernel<F, Cut, kFew, kMany, Task>, task, shape, stream);
+    launch_kernel(row, product_kernel<F, Cut, Task, kWidths...>, task, shape, stream);
   }
 }
 /// Multiplies staged columns by `weight`.
@@ -170,8 +171,7 @@ void multiply_dense(const char* row, const PackedMatrix& weight, const StagedVie
     const DenseProduct<End> product{
         .items = items, .weight = weight, .staged = staged, .scale = kProductScale<F>, .end = end};
     const auto launch = [&]<typename Cut, int kColumns>() {
-      launch_product<F, Cut, kColumns, kColumns>(row, product, items.num_items(),
-                                                 launch_stream(at.stream));
+      launch_product<F, Cut, kColumns>(row, product, items.num_items(), launch_stream(at.stream));
     };
     if (!items.splits_k) return launch.template operator()<WideCut, 128>();
     if (items.tile_columns <= 32) return launch.template operator()<FewRowsCut, 32>();

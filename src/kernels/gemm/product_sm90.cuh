@@ -89,7 +89,7 @@ template <DType F, typename Cut>
 struct Shared {
   // As many as leave room for the weights and what a task keeps: with more of them a warpgroup can
   // be at an item's end while the other still multiplies.
-  static constexpr int kColumnStages = Cut::kActivation == DType::kF8E4M3         ? 9
+  static constexpr int kColumnStages = Cut::kActivation == DType::kF8E4M3         ? 8
                                        : Cut::kMostColumns <= 64                  ? 8
                                        : Cut::kMostColumns > 128 || Cut::kSplitsK ? 6
                                        : F == DType::kMXFP4                       ? 7
@@ -108,7 +108,7 @@ struct Shared {
 
 /// Folding scales into E5M2 operands: the exponent field of the greatest FP16 factor, 2^15; the
 /// operand of a code times the greatest scale is the code times 2^kFoldedTop. kFoldedOctaves
-/// (scale_range_cuda.h) below, 0.5 is still E5M2's least, 2^-16.
+/// (greatest_scales_cuda.h) below, 0.5 is still E5M2's least, 2^-16.
 inline constexpr int kGreatestFold = 30, kFoldedTop = 1;
 
 #ifdef __CUDACC__
@@ -227,24 +227,33 @@ __device__ __forceinline__ void make_operand(const fragment::Unit<F>& unit, uint
   }
 }
 
-/// What is added to a scale's code to make it the exponent field of an FP16 factor, in both halves
-/// of a word: blocks whose scale is the expert's greatest get the greatest factor.
-__device__ __forceinline__ uint32_t folding_offset(const PackedMatrix& weight, int expert) {
-  const int offset = kGreatestFold - static_cast<int>(weight.greatest_scales[expert]);
-  return __byte_perm(static_cast<uint32_t>(offset), 0, 0x1010);
+/// The greatest scales of rows g and g + 8 of a tile of an expert; of the last one past the end.
+__device__ __forceinline__ int2 greatest_scales_of(const PackedMatrix& weight, int expert,
+                                                   int tile) {
+  const int num_tiles = (weight.rows + 15) / 16, g = threadIdx.x % 32 / 4;
+  const uint8_t* rows =
+      weight.greatest_scales + (int64_t{expert} * num_tiles + min(tile, num_tiles - 1)) * 16 + g;
+  return make_int2(__ldg(rows), __ldg(rows + 8));
+}
+/// What is added to the codes of the scales of rows g and g + 8 to make them the exponent fields of
+/// FP16 factors, in the halves of a word: blocks whose scale is their row's greatest get the
+/// greatest factor.
+__device__ __forceinline__ uint32_t folding_offsets(int2 greatest) {
+  return __byte_perm(static_cast<uint32_t>(kGreatestFold - greatest.x),
+                     static_cast<uint32_t>(kGreatestFold - greatest.y), 0x5410);
 }
 /// Rows g and g + 8 of a unit of MXFP4 as two operands of 32 columns in E5M2: 2^-kFoldedTop of
-/// their values over the expert's greatest scale. Codes become FP16 of 2^-14 of their values, by
+/// their values over their row's greatest scale. Codes become FP16 of 2^-14 of their values, by
 /// bits; times the scale, an exact power of two; of which the high byte is E5M2. Scales more than
 /// kFoldedOctaves below the greatest lose bits, then become zero.
 __device__ __forceinline__ void make_operand_e5m2(const fragment::Unit<DType::kMXFP4>& unit,
-                                                  uint32_t offset, uint32_t (&a)[8]) {
+                                                  uint32_t offsets, uint32_t (&a)[8]) {
   constexpr uint32_t kMagnitude = 0x0E000E00u, kSigns = 0x80808080u;
   constexpr uint32_t kBoth = 0x00010001u, kHighBytes = 0x7531;
 #pragma unroll
   for (int block = 0; block < 2; ++block) {
     const uint32_t exponents = __byte_perm(unit.scales[0], 0, block == 0 ? 0x4140 : 0x4342);
-    const uint32_t bits = __viaddmin_s16x2_relu(exponents, offset, kBoth * kGreatestFold) << 10;
+    const uint32_t bits = __viaddmin_s16x2_relu(exponents, offsets, kBoth * kGreatestFold) << 10;
     const __half2 scales = *reinterpret_cast<const __half2*>(&bits);
     const uint4& c = unit.codes[0];
 #pragma unroll
@@ -273,9 +282,9 @@ struct UnitProduct {
   static constexpr bool kIsE4m3 = Cut::kActivation == DType::kF8E4M3;
   uint32_t a[kIsE4m3 ? 8 : 16];
 
-  __device__ __forceinline__ void make(const std::byte* unit, [[maybe_unused]] uint32_t offset) {
+  __device__ __forceinline__ void make(const std::byte* unit, [[maybe_unused]] uint32_t offsets) {
     if constexpr (kIsE4m3) {
-      make_operand_e5m2(read_operand<F>(unit), offset, a);
+      make_operand_e5m2(read_operand<F>(unit), offsets, a);
     } else {
       make_operand<F>(read_operand<F>(unit), a);
     }
@@ -284,8 +293,17 @@ struct UnitProduct {
     const uint64_t b = tile_descriptor<Cut::kRowBytes>(columns);
     wgmma_fence();
     if constexpr (kIsE4m3) {
+      // More columns than a product can have are two products with the same operand.
+      constexpr int kParts = kColumns > 256 ? 2 : 1, kPart = kColumns / kParts;
+      static_assert(kColumns % (8 * kParts) == 0);
 #pragma unroll
-      for (int k = 0; k < 2; ++k) wgmma_fp8<kColumns>(sums, &a[4 * k], b + 32 / 16 * k);
+      for (int k = 0; k < 2; ++k) {
+#pragma unroll
+        for (int part = 0; part < kParts; ++part) {
+          wgmma_fp8<kPart>(&sums[part * kPart / 2], &a[4 * k],
+                           b + 32 / 16 * k + part * kPart * Cut::kRowBytes / 16);
+        }
+      }
     } else {
 #pragma unroll
       for (int k = 0; k < 4; ++k) wgmma_bf16<kColumns>(sums, &a[4 * k], b + 32 / 16 * k);
@@ -299,11 +317,11 @@ template <typename Cut, int kColumns>
 using Sums = float[Cut::kRowTiles][kColumns / 2];
 
 /// One item's sums of a warpgroup, kColumns wide. `unit_count`: units of the items before, which
-/// tells the ring's stages; `offset`: folding_offset; `after` is called when all operands are read,
-/// and may start the next item's copies.
+/// tells the ring's stages; `offsets`: folding_offsets of its tile; `after` is called when all
+/// operands are read, and may start the next item's copies.
 template <DType F, typename Cut, int kColumns, typename After>
 __device__ __forceinline__ void multiply_item(Shared<F, Cut>& shared, WeightRing<F, Cut>& ring,
-                                              uint32_t unit_count, uint32_t offset,
+                                              uint32_t unit_count, uint32_t offsets,
                                               Sums<Cut, kColumns>& sums, After&& after) {
   constexpr int kStages = Shared<F, Cut>::kColumnStages, kTiles = Cut::kRowTiles;
   const bool is_first_lane = threadIdx.x % 32 == 0;
@@ -327,7 +345,7 @@ __device__ __forceinline__ void multiply_item(Shared<F, Cut>& shared, WeightRing
     for (int m = 0; m < kTiles; ++m) {
       wgmma_wait<kOperands - 1>();  // this operand's before
       if (m == kTiles - 1) give_back(kIsDouble ? stage_before : last_stage);
-      product[m].make(unit + m * fragment::kUnitBytes<F>, offset);
+      product[m].make(unit + m * fragment::kUnitBytes<F>, offsets);
       if (m == 0) wait_barrier(&shared.full[stage], place / kStages % 2);
       product[m].add(sums[m], shared.columns[stage]);
     }
@@ -374,19 +392,21 @@ __device__ __forceinline__ void add_sums(Shared<F, Cut>& shared, int group,
   barrier_wait(1, kThreads);
 }
 
-/// The kernel, for items of up to kMany columns, of which those with up to kFew cost less (three
-/// widths in one kernel and ptxas makes wgmma wait for itself). Task: `weight` (PackedMatrix),
+/// The kernel, for items of up to so many columns as the last of kWidths, which ascend; each takes
+/// the least that it fits (products of three widths in one kernel and ptxas makes wgmma wait for
+/// itself). Task: `weight` (PackedMatrix),
 /// `staged` (StagedView), and on the device
 ///   bool item(int i, Item& item)   item number i, false past the last
 ///   template <Cut, int kColumns> void finish(const Item&, int tile, sums, void* shared)
 ///     sums[m] of this warp's tile of 16 rows tile + 4 m, times 2^-kShift
 ///   void drain()                   at the end, by the threads that finish
 ///   kSharedBytes<Cut>              shared memory of its own behind Shared
-template <DType F, typename Cut, int kFew, int kMany, typename Task>
+template <DType F, typename Cut, typename Task, int... kWidths>
 __global__ void __launch_bounds__(Cut::kThreads, 1)
     product_kernel(const __grid_constant__ Task task) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  static_assert(kMany <= Cut::kMostColumns && (!Cut::kSplitsK || Cut::kRowTiles == 1));
+  static_assert(((kWidths <= Cut::kMostColumns) && ...));
+  static_assert(!Cut::kSplitsK || Cut::kRowTiles == 1);
   extern __shared__ __align__(1024) std::byte shared_bytes[];
   auto& shared = *reinterpret_cast<Shared<F, Cut>*>(shared_bytes);
   constexpr int kStages = Shared<F, Cut>::kColumnStages;
@@ -436,10 +456,13 @@ __global__ void __launch_bounds__(Cut::kThreads, 1)
     is_more = task.item(i, next);
     const auto run = [&]<int kColumns>() {
       Sums<Cut, kColumns> sums;
-      uint32_t offset = 0;
-      if constexpr (Cut::kActivation == DType::kF8E4M3)
-        offset = folding_offset(task.weight, item.expert);
-      multiply_item<F, Cut, kColumns>(shared, ring, unit_count, offset, sums, [&] {
+      uint32_t offsets = 0;
+      if constexpr (Cut::kActivation == DType::kF8E4M3) {
+        static_assert(Cut::kRowTiles == 1);
+        offsets = folding_offsets(
+            greatest_scales_of(task.weight, item.expert, item.first_tile + my_tile));
+      }
+      multiply_item<F, Cut, kColumns>(shared, ring, unit_count, offsets, sums, [&] {
         if (is_more) ring.start(task.weight, next, next.first_tile + my_tile);
       });
       if constexpr (Cut::kSplitsK) add_sums<F, Cut, kColumns>(shared, group, sums);
@@ -448,11 +471,8 @@ __global__ void __launch_bounds__(Cut::kThreads, 1)
                                             shared_bytes + sizeof(shared));
       }
     };
-    if (kFew < kMany && item.num_columns <= kFew) {
-      run.template operator()<kFew>();
-    } else {
-      run.template operator()<kMany>();
-    }
+    // The first that is wide enough.
+    (void)((item.num_columns <= kWidths && (run.template operator()<kWidths>(), true)) || ...);
     unit_count += num_units;
     item = next;
   }
