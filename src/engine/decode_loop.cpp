@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <cstring>
 #include <thread>
 
@@ -139,7 +138,6 @@ Status DecodeLoop::begin(std::span<const Member> members) {
   CHECK(members_.empty(), "a session is running");
   CHECK(!members.empty() && members.size() <= static_cast<size_t>(parts_.max_streams));
   const auto num_rows = static_cast<int32_t>(members.size());
-  CHECK(num_rows <= parts_.activations.max_tokens && num_rows <= parts_.activations.max_logit_rows);
   all_plain_ = std::all_of(members.begin(), members.end(),
                            [](const Member& member) { return is_plain(member.request); });
   if (auto status = prepare(num_rows, all_plain_); !status) return status;
@@ -156,24 +154,47 @@ Status DecodeLoop::begin(std::span<const Member> members) {
     host_.requests[i] = member.request;
     std::copy(member.fed.begin(), member.fed.end(), host_.fed + i * kMaxFed);
   }
-  answers_.assign(members.size(), {});
-  begun_ = read_ = number_;
-  *host_.counters = {.number = number_, .num_fed = static_cast<int32_t>(num_fed)};
-  const auto bytes = [&](uint64_t size) { return size * members.size(); };
-  auto status = copy(host_.token_ids, bytes(4));
-  if (status) status = copy(host_.positions, bytes(4));
-  if (status) status = copy(host_.requests, bytes(sizeof(SampleRequest)));
-  if (status && num_fed > 0) status = copy(host_.fed, bytes(4ull * kMaxFed));
-  if (status) status = copy(host_.counters, sizeof(AdvanceCounters));
-  if (!status) {
-    members_.clear();
-    return status;
-  }
+  keeps_pages_ = true;
+  if (auto status = open_session(num_fed); !status) return status;
   if (draws_first_) {
     draw(num_rows, all_plain_);
     ++number_;
   }
   return {};
+}
+
+Status DecodeLoop::begin(const HostArrays& first, std::span<const SampleRequest> requests) {
+  CHECK(members_.empty(), "a session is running");
+  const size_t num_rows = requests.size();
+  CHECK(num_rows >= 1 && num_rows <= static_cast<size_t>(parts_.max_streams));
+  CHECK(first.token_ids.size() == num_rows && first.row_offsets.size() == num_rows + 1);
+  all_plain_ = std::all_of(requests.begin(), requests.end(), is_plain);
+  draws_first_ = keeps_pages_ = false;
+  members_.assign(num_rows, {});
+  std::copy(first.token_ids.begin(), first.token_ids.end(), host_.token_ids);
+  std::copy(first.positions.begin(), first.positions.end(), host_.positions);
+  std::copy(requests.begin(), requests.end(), host_.requests);
+  if (auto status = open_session(0); !status) return status;
+  if (auto status = place_tables(first); !status) return status;
+  return launch_round();
+}
+
+// What the host's side of the arrays says of the members goes to the device.
+Status DecodeLoop::open_session(size_t num_fed) {
+  const auto num_rows = static_cast<int32_t>(members_.size());
+  CHECK(num_rows <= parts_.activations.max_tokens && num_rows <= parts_.activations.max_logit_rows);
+  answers_.assign(members_.size(), {});
+  begun_ = read_ = number_;
+  was_idle_ = false;
+  *host_.counters = {.number = number_, .num_fed = static_cast<int32_t>(num_fed)};
+  const auto bytes = [&](uint64_t size) { return size * members_.size(); };
+  auto status = copy(host_.token_ids, bytes(4));
+  if (status) status = copy(host_.positions, bytes(4));
+  if (status) status = copy(host_.requests, bytes(sizeof(SampleRequest)));
+  if (status && num_fed > 0) status = copy(host_.fed, bytes(4ull * kMaxFed));
+  if (status) status = copy(host_.counters, sizeof(AdvanceCounters));
+  if (!status) members_.clear();
+  return status;
 }
 
 // The pages of the token at `position`: an entry of each table changes where a page begins, and in
@@ -186,22 +207,47 @@ Status DecodeLoop::place_pages(size_t member, int32_t position) {
   const std::span<int32_t> full(table_scratch_.data(), stride);
   const std::span<int32_t> window(table_scratch_.data() + stride, stride);
   parts_.kv.fill_tables(members_[member].seq, full, window);
-  const size_t row = member * stride;
   const size_t at = first ? 0 : static_cast<size_t>(position / page_tokens);
   const size_t count = first ? static_cast<size_t>(position / page_tokens) + 1 : 1;
+  return place_entries(member, at, full.subspan(at, count), window.subspan(at, count));
+}
+
+// All members' in a copy each, with what lies between a table's end and the next one: many small
+// copies would take longer.
+Status DecodeLoop::place_tables(const HostArrays& first) {
+  const auto from_stride = static_cast<size_t>(first.table_stride);
+  const auto stride = static_cast<size_t>(stride_);
+  for (const auto& [from, to] : {std::pair{&first.full_tables, host_.full_tables},
+                                 std::pair{&first.window_tables, host_.window_tables}}) {
+    size_t end = 0;
+    for (size_t row = 0; row < members_.size(); ++row) {
+      const int32_t page_idx = first.positions[row] / parts_.kv.shape().page_tokens;
+      const size_t count = static_cast<size_t>(page_idx) + 1;
+      std::copy_n(from->begin() + static_cast<int64_t>(row * from_stride), count,
+                  to + row * stride);
+      end = row * stride + count;
+    }
+    if (auto status = copy(to, 4 * end); !status) return status;
+  }
+  return {};
+}
+
+// Of a member's tables those from `at` on. No step on its way reads these entries: each is written
+// once a session.
+Status DecodeLoop::place_entries(size_t member, size_t at, std::span<const int32_t> full,
+                                 std::span<const int32_t> window) {
+  const size_t place = member * static_cast<size_t>(stride_) + at;
   for (const auto& [from, to] :
        {std::pair{full, host_.full_tables}, std::pair{window, host_.window_tables}}) {
-    // No copy on its way reads these entries: each is written once a session.
-    std::copy_n(from.begin() + static_cast<int64_t>(at), count, to + row + at);
-    if (auto status = copy(to + row + at, 4 * count); !status) return status;
+    std::copy(from.begin(), from.end(), to + place);
+    if (auto status = copy(to + place, from.size_bytes()); !status) return status;
   }
   return {};
 }
 
 Result<bool> DecodeLoop::launch() {
-  CHECK(!members_.empty(), "no session");
+  CHECK(!members_.empty() && keeps_pages_, "no session that keeps its pages");
   if (num_in_flight() >= kRunAhead) return false;
-  const auto num_rows = static_cast<int32_t>(members_.size());
   for (const Running& member : members_) {
     if (parts_.kv.num_tokens(member.seq) >= parts_.max_model_len) return false;
   }
@@ -218,17 +264,45 @@ Result<bool> DecodeLoop::launch() {
     const int32_t position = parts_.kv.num_tokens(members_[i].seq) - 1;
     if (auto status = place_pages(i, position); !status) return fail(std::move(status.error()));
   }
+  if (auto status = launch_round(); !status) return fail(std::move(status.error()));
+  return true;
+}
+
+Status DecodeLoop::launch(const HostArrays& next) {
+  CHECK(!members_.empty() && !keeps_pages_, "no session that leaves its pages to others");
+  CHECK(num_in_flight() < kRunAhead && next.positions.size() == members_.size());
+  // Not in begin(): where requests come and go, so do numbers of streams that run but a step.
+  const auto num_rows = static_cast<int32_t>(members_.size());
+  if (auto status = prepare(num_rows, all_plain_); !status) {
+    log_warn(
+        std::to_string(num_rows) +
+        " streams decode without a graph, and no more are recorded: " + status.error().message());
+    parts_.use_graphs = false;
+  }
+  const int32_t page_tokens = parts_.kv.shape().page_tokens;
+  for (size_t i = 0; i < members_.size(); ++i) {
+    const int32_t position = next.positions[i];
+    if (position % page_tokens != 0) continue;
+    auto status = place_entries(i, static_cast<size_t>(position / page_tokens),
+                                {&next.full_tables[i], 1}, {&next.window_tables[i], 1});
+    if (!status) return status;
+  }
+  return launch_round();
+}
+
+// A step of every member, whose pages are there.
+Status DecodeLoop::launch_round() {
+  const auto num_rows = static_cast<int32_t>(members_.size());
   const Recorded& recorded = this->recorded(num_rows, all_plain_);
   if (recorded.graph) {
-    auto status = recorded.graph->launch(parts_.stream);
-    if (!status) return fail(std::move(status.error()));
+    if (auto status = recorded.graph->launch(parts_.stream); !status) return status;
     parts_.kernels.count(recorded.launches);
   } else {
     forward(num_rows);
     draw(num_rows, all_plain_);
   }
   ++number_;
-  return true;
+  return {};
 }
 
 // Of the ring: where the round's answer lies.
@@ -240,41 +314,45 @@ uint64_t DecodeLoop::word(uint32_t number, size_t member) const {
   return std::atomic_ref(words_[cell(number, member)]).load(std::memory_order_acquire);
 }
 
-Result<std::span<const SampleAnswer>> DecodeLoop::next() {
-  using Clock = std::chrono::steady_clock;
+Result<bool> DecodeLoop::is_ready() {
   constexpr auto kBetweenQueries = std::chrono::microseconds(200);
   CHECK(num_in_flight() > 0, "nothing is on its way");
-  auto queried = Clock::now();
-  bool was_idle = false;
-  for (size_t i = 0; i < members_.size(); ++i) {
-    for (;;) {
-      const uint64_t found = word(read_, i);
-      if (found >> 32 == read_) {
-        if (host_.requests[i].num_logprobs >= 0) answers_[i] = answer_ring_[cell(read_, i)];
-        answers_[i].token = static_cast<int32_t>(found & 0xFFFFFFFFu);
-        break;
-      }
-      // A dead stream writes no answers: its fault ends the wait.
-      if (Clock::now() - queried < kBetweenQueries) {
-        std::this_thread::yield();
-        continue;
-      }
-      queried = Clock::now();
-      if (was_idle) {
-        return fail("the device finished a step without an answer", "decode",
-                    "`moxie doctor` checks the machine; --graphs off narrows it down");
-      }
-      auto idle = parts_.stream.is_idle();
-      if (!idle) return fail(std::move(idle.error()));
-      was_idle = *idle;
-    }
+  const auto is_there = [this](size_t member) { return word(read_, member) >> 32 == read_; };
+  size_t num_there = 0;
+  while (num_there < members_.size() && is_there(num_there)) ++num_there;
+  if (num_there == members_.size()) return true;
+  // A dead stream writes no answers: its fault ends the wait.
+  const auto now = Clock::now();
+  if (now - queried_ < kBetweenQueries) return false;
+  queried_ = now;
+  if (was_idle_) {
+    return fail("the device finished a step without an answer", "decode",
+                "`moxie doctor` checks the machine; --graphs off narrows it down");
   }
-  if (!draws_first_ || read_ != begun_) {
+  auto idle = parts_.stream.is_idle();
+  if (!idle) return fail(std::move(idle.error()));
+  was_idle_ = *idle;
+  return false;
+}
+
+Result<std::span<const SampleAnswer>> DecodeLoop::next() {
+  for (;;) {
+    auto ready = is_ready();
+    if (!ready) return fail(std::move(ready.error()));
+    if (*ready) break;
+    std::this_thread::yield();
+  }
+  for (size_t i = 0; i < members_.size(); ++i) {
+    if (host_.requests[i].num_logprobs >= 0) answers_[i] = answer_ring_[cell(read_, i)];
+    answers_[i].token = static_cast<int32_t>(word(read_, i) & 0xFFFFFFFFu);
+  }
+  if (keeps_pages_ && (!draws_first_ || read_ != begun_)) {
     for (Running& member : members_) {
       ++member.num_tokens;
       parts_.kv.release_window(member.seq, member.num_tokens);
     }
   }
+  was_idle_ = false;
   ++read_;
   return std::span<const SampleAnswer>(answers_);
 }
@@ -283,6 +361,7 @@ Status DecodeLoop::end() {
   if (members_.empty()) return {};
   const Status status = parts_.stream.synchronize();
   for (const Running& member : members_) {
+    if (!keeps_pages_) break;
     const auto cut = parts_.kv.truncate(member.seq, member.num_tokens);
     CHECK(cut.has_value(), cut ? "" : cut.error().message());
   }

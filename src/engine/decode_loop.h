@@ -3,7 +3,12 @@
 // host reads answers from a ring in its own memory and may lag behind by kRunAhead steps, so that
 // it learns late that an answer has ended: what was drawn beyond is discarded.
 //
-//   loop.begin(members); while (go_on) { loop.run_ahead(); answers = loop.next(); } loop.end();
+//   loop.begin(members);
+//   while (go_on) { while (*loop.launch()) {} answers = *loop.next(); }
+//   loop.end();
+//
+// A session keeps its sequences' pages itself, or leaves that to whoever began it with the arrays
+// of a launch (a scheduler, which plans every step anyway).
 //
 // On the CPU the same launches run at once, one by one. One session at a time; not thread-safe.
 #pragma once
@@ -12,9 +17,11 @@
 #include <span>
 #include <vector>
 
+#include "core/clock.h"
 #include "core/device.h"
 #include "engine/advance.h"
 #include "engine/kv.h"
+#include "engine/launch_arrays.h"
 #include "model/gpt_oss.h"
 
 namespace moxie {
@@ -54,12 +61,23 @@ class DecodeLoop {
   /// Gives the device another step of every member unless kRunAhead are on their way. False where
   /// that, the KV cache's pages or the context's end forbid it.
   Result<bool> launch();
+
+  /// A session on sequences whose pages someone else keeps; what he gives away must be written by
+  /// later launches only. `first` is the launch of one token of each, with whole tables, and is
+  /// given to the device; the requests' arrays lie in the device's memory.
+  Status begin(const HostArrays& first, std::span<const SampleRequest> requests);
+  /// Such a session's next step, as build_next_arrays() makes it; of it positions and tables are
+  /// read. At most kRunAhead may be on their way. If this or begin() fails, end() is due.
+  Status launch(const HostArrays& next);
+
   /// Waits for the oldest step on its way; its answers, one a member. Fails if the device did. Rows
   /// without num_logprobs have the token only.
   Result<std::span<const SampleAnswer>> next();
+  /// Whether next() would not wait. Fails as it does.
+  Result<bool> is_ready();
   int32_t num_in_flight() const { return static_cast<int32_t>(number_ - read_); }
-  /// Waits for what is on its way, discards it, and shortens the sequences to the tokens run in
-  /// steps whose answers were taken. Does nothing without a session.
+  /// Waits for what is on its way, discards it, and shortens the sequences, if it keeps their
+  /// pages, to the tokens run in steps whose answers were taken. Does nothing without a session.
   Status end();
 
   /// Records the graph of `num_streams` now and not at its first use; nothing without graphs.
@@ -86,7 +104,12 @@ class DecodeLoop {
   Arrays lay_out(Arena& arena) const;
   void forward(int32_t num_streams);
   void draw(int32_t num_streams, bool all_plain);
+  Status open_session(size_t num_fed);
+  Status launch_round();
+  Status place_tables(const HostArrays& first);
   Status place_pages(size_t member, int32_t position);
+  Status place_entries(size_t member, size_t at, std::span<const int32_t> full,
+                       std::span<const int32_t> window);
   Status copy(const void* host_side, uint64_t bytes);
   size_t cell(uint32_t number, size_t member) const;
   uint64_t word(uint32_t number, size_t member) const;
@@ -113,11 +136,14 @@ class DecodeLoop {
     int32_t num_tokens = 0;  // in the cache, of steps whose answers were taken
   };
   std::vector<Running> members_;
+  bool keeps_pages_ = true;
   bool all_plain_ = true;
   bool draws_first_ = false;        // the first answer is drawn without a forward pass
   uint32_t number_ = 1, read_ = 1;  // next round to be given to the device, to be read
   uint32_t begun_ = 1;              // the session's first round
   std::vector<SampleAnswer> answers_;
+  Clock::time_point queried_{};  // when the stream was last asked how it is
+  bool was_idle_ = false;        // what it said, while an answer is missing
   std::vector<int32_t> table_scratch_;
 };
 

@@ -379,6 +379,18 @@ Status Engine::sample(std::span<const SampleRequest> requests, std::span<SampleA
   return device_requests_->read(answers, *stream_);
 }
 
+Status Engine::begin_decoding(const HostArrays& first, std::span<const SampleRequest> requests) {
+  if (auto status = decode_loop_->end(); !status) return status;
+  const auto has_lists = [](const SampleRequest& request) {
+    return request.num_bias > 0 || request.num_history > 0 || request.allowed_mask != nullptr;
+  };
+  if (device_requests_ && std::any_of(requests.begin(), requests.end(), has_lists)) {
+    if (auto status = device_requests_->place(requests, *stream_); !status) return status;
+    requests = device_requests_->placed();
+  }
+  return decode_loop_->begin(first, requests);
+}
+
 Status Engine::read_logits(std::span<float> logits) {
   CHECK(logits.size() <= static_cast<size_t>(last_rows_) * static_cast<size_t>(config().vocab));
   auto status =

@@ -107,6 +107,10 @@ class Engine {
   /// Draws one token from each row of logits of the last launch; waits for the answers. The
   /// requests' arrays lie in the host's memory.
   Status sample(std::span<const SampleRequest> requests, std::span<SampleAnswer> answers);
+  /// Begins a session of decode_loop() with a launch of one token a sequence, whose pages the
+  /// caller keeps; of the last session no step may be on its way. The requests' arrays lie in the
+  /// host's memory.
+  Status begin_decoding(const HostArrays& first, std::span<const SampleRequest> requests);
   /// Waits for the last launch and copies its first logits to the host: rows times vocab values.
   Status read_logits(std::span<float> logits);
   /// Waits for everything given to the device.

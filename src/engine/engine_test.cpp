@@ -231,6 +231,68 @@ TEST(DecodeLoopTest, DrawsWhatGenerateDrawsForEveryNumberOfStreams) {
   }
 }
 
+// As a scheduler does: pages are reserved, and given back, while steps are on their way.
+TEST(DecodeLoopTest, SequencesWhosePagesSomeoneElseKeepsDrawTheSame) {
+  auto engine =
+      open({.max_model_len = 256, .max_num_seqs = 3, .max_batch_tokens = 64, .max_logit_rows = 3});
+  KvCache& kv = engine->kv();
+  DecodeLoop& loop = engine->decode_loop();
+  constexpr size_t kTokens = 180;  // the window gives pages back
+  for (size_t num_streams = 1; num_streams <= 3; ++num_streams) {
+    Session session(*engine);
+    std::vector<std::vector<int32_t>> expected, drawn(num_streams);
+    std::vector<DecodeLoop::Member> members;
+    for (size_t i = 0; i < num_streams; ++i) {
+      const auto prompt = tokens(static_cast<int32_t>(15 + 17 * i), static_cast<uint32_t>(60 + i));
+      SamplingOptions sampling{
+          .seed = i, .max_tokens = static_cast<int32_t>(kTokens), .ignore_eos = true};
+      SampleRequest request{.temperature = 1, .seed = i};
+      if (i == 2) sampling.num_logprobs = request.num_logprobs = 2;
+      expected.push_back(engine->generate(prompt, sampling)->ids);
+      members.push_back(session.member(prompt, request));
+    }
+    // Twice, so that a session goes on where another ended.
+    for (const size_t end : {size_t{50}, kTokens}) {
+      std::vector<Chunk> chunks;
+      std::vector<SampleRequest> requests;
+      for (auto& member : members) {
+        chunks.push_back({member.seq, {&member.first_token, 1}, Logits::kLast});
+        requests.push_back(member.request);
+      }
+      for (size_t n = drawn[0].size(); n < end + 1; ++n) {
+        HostArrays arrays;
+        if (n < end) {
+          for (const Chunk& chunk : chunks) ASSERT_TRUE(kv.append(chunk.seq, 1));
+        }
+        if (n == drawn[0].size()) {
+          build_arrays(chunks, kv, 0, &arrays);
+          ASSERT_TRUE(engine->begin_decoding(arrays, requests).has_value());
+          continue;
+        }
+        if (n < end) {
+          build_next_arrays(chunks, kv, &arrays);
+          ASSERT_TRUE(loop.launch(arrays).has_value());
+          EXPECT_EQ(loop.num_in_flight(), 2);
+        }
+        ASSERT_TRUE(loop.is_ready().value());
+        const auto answers = loop.next();
+        ASSERT_TRUE(answers.has_value()) << answers.error().message();
+        for (size_t i = 0; i < num_streams; ++i) {
+          drawn[i].push_back((*answers)[i].token);
+          EXPECT_EQ((*answers)[i].num_top, i == 2 ? 2 : 0);
+          kv.release_window(members[i].seq);
+        }
+        kv.check_integrity();
+      }
+      for (size_t i = 0; i < num_streams; ++i) {
+        members[i].first_token = drawn[i].back();
+        members[i].request.step = drawn[i].size();
+      }
+    }
+    for (size_t i = 0; i < num_streams; ++i) EXPECT_EQ(drawn[i], expected[i]) << i;
+  }
+}
+
 TEST(DecodeLoopTest, TheFirstAnswerIsDrawnFromThePromptsLogits) {
   auto engine = open({.max_model_len = 128});
   const auto prompt = tokens(30, 5);

@@ -53,6 +53,26 @@ void build_arrays(std::span<const Chunk> chunks, const KvCache& kv, int32_t tabl
   }
 }
 
+void build_next_arrays(std::span<const Chunk> chunks, const KvCache& kv, HostArrays* arrays) {
+  HostArrays& s = *arrays;
+  s.clear();
+  s.table_stride = 1;
+  for (const Chunk& chunk : chunks) {
+    CHECK(chunk.tokens.size() == 1);
+    const int32_t position = kv.num_tokens(chunk.seq) - 1;
+    const int32_t page_idx = position / kv.shape().page_tokens;
+    const auto row = static_cast<int32_t>(s.token_ids.size());
+    s.token_ids.push_back(chunk.tokens.front());
+    s.positions.push_back(position);
+    s.seq_idx.push_back(row);
+    s.logit_rows.push_back(row);
+    s.row_offsets.push_back(row + 1);
+    s.full_tables.push_back(kv.page_at(chunk.seq, PageKind::kFull, page_idx));
+    s.window_tables.push_back(kv.page_at(chunk.seq, PageKind::kWindow, page_idx));
+    s.num_visible_keys += position + 1;
+  }
+}
+
 uint64_t LaunchArrays::Limits::bytes() const {
   const auto tokens = static_cast<uint64_t>(num_tokens), seqs = static_cast<uint64_t>(num_seqs);
   return 3 * padded(tokens) + padded(seqs + 1) + padded(static_cast<uint64_t>(num_logit_rows)) +

@@ -38,6 +38,9 @@ struct HostArrays {
 /// `table_stride` 0: as long as the longest table.
 void build_arrays(std::span<const Chunk> chunks, const KvCache& kv, int32_t table_stride,
                   HostArrays* arrays);
+/// The same for chunks of one token whose sequences the device runs already: of each table the one
+/// entry that may be new, the page of the token. `table_stride` is 1.
+void build_next_arrays(std::span<const Chunk> chunks, const KvCache& kv, HostArrays* arrays);
 
 class LaunchArrays {
  public:
