@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <thread>
 
 #include "engine/engine.h"
 #include "engine/service.h"
@@ -310,9 +311,121 @@ TEST(EngineCudaEmbedded, TheServiceDrawsWhatEachRequestDrawsAlone) {
     double same = 0;
     for (size_t i = 0; i < kRequests; ++i) same += agreement(expected[i], drawn[i]) / kRequests;
     EXPECT_GE(same, 0.97) << "async " << async;
+    if (!async) {
+      EXPECT_EQ(service->stats().num_loop_steps, 0);
+    }
     service.reset();
     expect_clean(*engine);
   }
+}
+
+// One stream through the service runs the kernels that generate() runs, token by token.
+TEST(EngineCudaEmbedded, AloneInTheServicesLoopARequestDrawsTheSameTokens) {
+  const auto prompts = embedded_prompts();
+  for (const std::string graphs : {"on", "off"}) {
+    EngineOptions options{
+        .graphs = graphs, .max_model_len = 4096, .kv_cache_bytes = uint64_t{256} << 20};
+    fit_service(4, &options);
+    auto engine = open(options);
+    const SamplingOptions wishes[] = {
+        {.temperature = 0},
+        {.temperature = 1.0f},
+        {.temperature = 1.0f, .top_p = 0.9f, .num_logprobs = 2},
+        {.temperature = 1.0f, .logit_bias = {{7, 2.0f}, {9, -3.0f}}},
+        {.temperature = 1.0f, .allowed_ids = {5, 6, 7, 8, 40, 41, 42}}};
+    uint64_t seed = 0;
+    for (SamplingOptions sampling : wishes) {
+      const auto& prompt = prompts[seed % prompts.size()].first;
+      sampling.seed = ++seed;
+      sampling.max_tokens = 200;
+      sampling.ignore_eos = true;
+      std::vector<SampleAnswer> drawn;
+      auto service = Service::create(*engine, {});
+      ASSERT_TRUE(service->submit({.prompt = prompt,
+                                   .sampling = sampling,
+                                   .use_prefix_cache = false,
+                                   .sink = [&](const RequestUpdate& update) {
+                                     for (const auto& a : update.tokens) drawn.push_back(a);
+                                   }}));
+      ASSERT_TRUE(service->drain(120));
+      EXPECT_EQ(service->stats().num_loop_steps, 199) << "graphs " << graphs;
+      service.reset();
+      expect_clean(*engine);
+      ASSERT_EQ(drawn.size(), 200u);
+      if (!sampling.allowed_ids.empty()) {  // which generate() does not know
+        for (const auto& answer : drawn) {
+          EXPECT_EQ(
+              std::count(sampling.allowed_ids.begin(), sampling.allowed_ids.end(), answer.token),
+              1);
+        }
+        continue;
+      }
+      std::vector<SampleAnswer> alone;
+      ASSERT_TRUE(engine->generate(prompt, sampling, [&](const SampleAnswer& answer) {
+        alone.push_back(answer);
+        return true;
+      }));
+      for (size_t i = 0; i < alone.size(); ++i) {
+        ASSERT_EQ(drawn[i].token, alone[i].token) << "seed " << seed << " token " << i;
+        EXPECT_EQ(drawn[i].num_top, alone[i].num_top);
+        EXPECT_EQ(drawn[i].logprob, alone[i].logprob);
+      }
+    }
+  }
+}
+
+// Requests come, end and are cancelled while others decode, so that steps go in and out of the
+// loop and between numbers of streams; no token is lost or comes twice.
+TEST(EngineCudaEmbedded, InAndOutOfTheServicesLoopNoTokenIsLost) {
+  const auto prompts = embedded_prompts();
+  EngineOptions options{.max_model_len = 4096, .kv_cache_bytes = uint64_t{256} << 20};
+  fit_service(8, &options);
+  auto engine = open(options);
+  constexpr size_t kRequests = 40;
+  const auto sampling_of = [](size_t i) {
+    SamplingOptions sampling{.temperature = i % 2 == 0 ? 0.0f : 1.0f,
+                             .seed = i,
+                             .max_tokens = static_cast<int32_t>(20 + 37 * i % 41),
+                             .ignore_eos = true};
+    if (i % 8 == 5) sampling.presence_penalty = 0.2f;
+    return sampling;
+  };
+  auto service = Service::create(*engine, {});
+  std::vector<std::vector<int32_t>> drawn(kRequests);
+  std::vector<Finish> finishes(kRequests);
+  for (size_t i = 0; i < kRequests; ++i) {
+    const auto id = service->submit(
+        {.prompt = prompts[i % prompts.size()].first,
+         .sampling = sampling_of(i),
+         .use_prefix_cache = i % 3 != 0,
+         .sink = [&list = drawn[i], &finish = finishes[i]](const RequestUpdate& update) {
+           for (const auto& a : update.tokens) list.push_back(a.token);
+           if (update.finish != nullptr) finish = *update.finish;
+         }});
+    ASSERT_TRUE(id.has_value());
+    std::this_thread::sleep_for(std::chrono::milliseconds(i % 4 * 5));
+    if (i % 10 == 7) service->cancel(*id);
+  }
+  ASSERT_TRUE(service->drain(120));
+  const ServiceStats stats = service->stats();
+  std::printf("  %lld of %lld steps in the loop\n", static_cast<long long>(stats.num_loop_steps),
+              static_cast<long long>(stats.num_steps));
+  EXPECT_GT(stats.num_loop_steps, 0);
+  EXPECT_LT(stats.num_loop_steps, stats.num_steps);
+  service.reset();
+  expect_clean(*engine);
+  double same = 0, all = 0;
+  for (size_t i = 0; i < kRequests; ++i) {
+    EXPECT_EQ(finishes[i].completion_tokens, static_cast<int32_t>(drawn[i].size()));
+    if (finishes[i].reason == FinishReason::kAborted) continue;
+    ASSERT_EQ(drawn[i].size(), static_cast<size_t>(sampling_of(i).max_tokens));
+    const auto alone = engine->generate(prompts[i % prompts.size()].first, sampling_of(i));
+    ASSERT_TRUE(alone.has_value()) << alone.error().message();
+    same += agreement(alone->ids, drawn[i]);
+    ++all;
+  }
+  std::printf("  %.2f%% of the tokens are those drawn alone\n", 100 * same / all);
+  EXPECT_GE(same, 0.9 * all);  // a token lost or drawn twice turns all that follow
 }
 
 TEST(EngineCuda, GraphsDrawWhatSingleLaunchesDraw) {

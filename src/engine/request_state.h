@@ -17,6 +17,8 @@ class Sampler {
   /// What the draw after `num_drawn` tokens wants; valid until the next take(). `mask` is room for
   /// one mask, used if `constraint` binds.
   SampleRequest next(int32_t num_drawn, TokenConstraint* constraint, std::span<uint32_t> mask);
+  /// Whether that draw and all after it want the same, whatever is drawn: nothing of the host.
+  bool is_free(int32_t num_drawn) const { return !is_penalised_ && num_drawn >= min_tokens_; }
   /// The token was drawn.
   void take(int32_t token);
   bool stops_at(int32_t token) const;

@@ -34,9 +34,10 @@ void StepPlan::clear() {
   rows.clear();
   chunks.clear();
   awaited.clear();
+  in_loop = InLoop::kNo;
   num_tokens = num_answers = 0;
   status = {};
-  was_run = false;
+  was_launched = was_run = false;
   seconds = 0;
 }
 
@@ -90,7 +91,11 @@ bool Scheduler::plan(StepPlan* plan) {
     preempt(*running_.back());
   }
   if (plan->rows.empty()) return false;
-  runner_.build(plan->chunks, &plan->arrays);
+  plan->in_loop = place_in_loop(*plan);
+  num_loop_rows_ = plan->in_loop == InLoop::kNo ? 0 : plan->rows.size();
+  counters_.num_loop_steps += plan->in_loop != InLoop::kNo;
+  if (plan->in_loop == InLoop::kFirst) arm_loop(plan);
+  runner_.build(plan->chunks, plan->in_loop, &plan->arrays);
   plan->number = ++counters_.num_steps;
   plan->answers.resize(static_cast<size_t>(plan->num_answers));
   counters_.computed_tokens += plan->num_tokens;
@@ -188,6 +193,29 @@ void Scheduler::add_row(StepPlan* plan, Request& request, int32_t count, Logits 
   }
   ++request.num_plans;
   plan->rows.push_back(row);
+}
+
+// In the loop are steps of one drawing token a request, of which none wants anything of the host.
+// Such a step goes on from the last one if each of its tokens is drawn there by the same row.
+InLoop Scheduler::place_in_loop(const StepPlan& plan) const {
+  const size_t num_rows = plan.rows.size();
+  if (std::cmp_greater(num_rows, options_.max_loop_streams)) return InLoop::kNo;
+  bool goes_on = num_loop_rows_ == num_rows && plan.awaited.size() == num_rows;
+  for (size_t i = 0; i < num_rows; ++i) {
+    const StepPlan::Row& row = plan.rows[i];
+    if (row.count != 1 || !row.draws || row.request->constraint != nullptr) return InLoop::kNo;
+    if (!row.request->sampler.is_free(row.num_drawn())) return InLoop::kNo;
+    goes_on = goes_on && std::cmp_equal(plan.awaited[i].second, i);
+  }
+  return goes_on ? InLoop::kNext : InLoop::kFirst;
+}
+
+// At once, since the draws follow the forward pass without the host.
+void Scheduler::arm_loop(StepPlan* plan) {
+  plan->requests.clear();
+  for (const StepPlan::Row& row : plan->rows) {
+    plan->requests.push_back(row.request->sampler.next(row.num_drawn(), nullptr, {}));
+  }
 }
 
 // As many as fill this step's tokens; nobody is overtaken for want of pages.
@@ -326,6 +354,15 @@ void Scheduler::end(Request& request, FinishReason reason, Error error) {
 }
 
 void Scheduler::arm(StepPlan* plan) {
+  if (plan->in_loop == InLoop::kNo) arm_draws(plan);
+  for (const StepPlan::Row& row : plan->rows) {
+    if (row.request->state == Request::State::kEnded) continue;
+    insert_pages(*row.request, row.start + row.count);
+    kv_.release_window(row.request->seq);
+  }
+}
+
+void Scheduler::arm_draws(StepPlan* plan) {
   plan->requests.resize(static_cast<size_t>(plan->num_answers));
   const auto mask_words = static_cast<size_t>(ceil_div(runner_.limits().vocab, 32));
   size_t num_masks = 0;
@@ -350,8 +387,6 @@ void Scheduler::arm(StepPlan* plan) {
     if (row.draws) {
       answers.back() = request.sampler.next(request.num_drawn(), request.constraint.get(), mask);
     }
-    insert_pages(request, row.start + row.count);
-    kv_.release_window(request.seq);
   }
 }
 

@@ -20,6 +20,9 @@
 //   arm(n)        what its draws want; its pages are known  while n's forward pass runs
 //   deliver()     sinks
 //
+// A step of nothing but draws that want nothing of the host runs in the runner's decode loop: where
+// it goes on from the one before, the device has it before that one is done.
+//
 // Not thread-safe, and the only one to touch the cache.
 #pragma once
 
@@ -41,19 +44,23 @@ struct StepPlan {
     int32_t start = 0, count = 0;  ///< tokens of the request
     int32_t first_answer = 0, num_answers = 0;
     bool draws = false;  ///< the last answer is the next token
+    /// Tokens that the request has drawn before this one, if it draws.
+    int32_t num_drawn() const { return start + count - request->num_prompt; }
   };
   int64_t number = 0;
+  InLoop in_loop = InLoop::kNo;
   std::vector<Row> rows;
   std::vector<Chunk> chunks;
   HostArrays arrays;
   /// Tokens of `arrays` that the step before draws: (index in token_ids, index of its answer).
   std::vector<std::pair<int32_t, int32_t>> awaited;
   int32_t num_tokens = 0, num_answers = 0;
-  std::vector<SampleRequest> requests;  ///< [num_answers], by arm()
+  std::vector<SampleRequest> requests;  ///< [num_answers], by arm(); kFirst: by plan(); kNext: none
   std::vector<uint32_t> masks;
   std::vector<SampleAnswer> answers;
   // By whoever runs it:
   Status status;
+  bool was_launched = false;  ///< in the loop
   bool was_run = false;
   double seconds = 0;
 
@@ -64,6 +71,7 @@ class Scheduler {
  public:
   struct Options {
     int32_t max_num_seqs = 1, max_batch_tokens = 1;
+    int32_t max_loop_streams = 0;  ///< of a step in the decode loop; 0: no step is
     bool prefix_cache = true;
   };
   /// `runner` must outlive it. Options are limits the runner has, too.
@@ -113,6 +121,9 @@ class Scheduler {
   void place_prefills(StepPlan* plan);
   void place_prefill(StepPlan* plan, Request& request, int32_t share);
   void add_row(StepPlan* plan, Request& request, int32_t count, Logits logits);
+  InLoop place_in_loop(const StepPlan& plan) const;
+  static void arm_loop(StepPlan* plan);
+  void arm_draws(StepPlan* plan);
   void admit();
   void admit_suspect();
   Admission try_admit(Request& request);
@@ -149,6 +160,7 @@ class Scheduler {
   int64_t reserved_pages_ = 0;          // full pages that running prompts still need
   int64_t queued_tokens_ = 0;
   int32_t num_under_way_ = 0;  // plans
+  size_t num_loop_rows_ = 0;   // of the last plan, if it is in the loop
   int32_t num_suspects_ = 0;   // of which one at most runs
   ServiceStats counters_;
 };

@@ -77,6 +77,7 @@ class Drive {
   struct Setup {
     FakeRunner::Shape shape;
     int32_t max_num_seqs = 8, max_batch_tokens = 16, max_logit_rows = 8;
+    int32_t max_loop_streams = 0;
     bool prefix_cache = true, late = false;
     StepThread::Fault fault;
   };
@@ -85,11 +86,13 @@ class Drive {
         runner(setup.shape, {.max_num_seqs = setup.max_num_seqs,
                              .max_batch_tokens = setup.max_batch_tokens,
                              .max_logit_rows = setup.max_logit_rows,
+                             .max_loop_streams = setup.max_loop_streams,
                              .max_model_len = kContext,
                              .vocab = kVocab,
                              .stop_ids = {kStop}}),
         scheduler(runner, {.max_num_seqs = setup.max_num_seqs,
                            .max_batch_tokens = setup.max_batch_tokens,
+                           .max_loop_streams = setup.max_loop_streams,
                            .prefix_cache = setup.prefix_cache}),
         steps_(runner, false, setup.fault) {}
 
@@ -275,6 +278,7 @@ void life_of_a_scheduler() {
                .max_num_seqs = *rc::gen::inRange(1, 8),
                .max_batch_tokens = chunk + 8,
                .max_logit_rows = 8 + *rc::gen::inRange(0, 8),
+               .max_loop_streams = *rc::gen::element(0, 1, 3, 8),
                .prefix_cache = *rc::gen::inRange(0, 6) != 0,
                .late = *rc::gen::arbitrary<bool>(),
                .fault = [=](int64_t number, std::span<const int32_t> ids) -> Status {
@@ -316,6 +320,7 @@ void life_of_a_scheduler() {
   RC_CLASSIFY(stats.num_preemptions > 0, "preempted");
   RC_CLASSIFY(stats.prefix_hit_tokens > 0, "hits");
   RC_CLASSIFY(drive.num_failed > 0, "failed steps");
+  RC_CLASSIFY(drive.runner.max_in_flight() > 1, "went on in the decode loop");
 }
 
 TEST(SchedulerTest, WhateverHappensBesideItARequestDrawsWhatItDrawsAlone) {
@@ -502,9 +507,64 @@ TEST(SchedulerTest, ALongPromptLetsShortOnesPassAndDecodingGoesOn) {
   drive.run_out();
 }
 
+TEST(SchedulerTest, StepsOfNothingButFreeDrawsAreInTheLoop) {
+  Drive drive(
+      {.shape = {.full_pages = 100, .window_pages = 100}, .max_loop_streams = 2, .late = true});
+  const auto num_loop_steps = [&] { return drive.scheduler.stats().num_loop_steps; };
+  const RequestId first = drive.add(request_for(some_tokens(10, 1), 30));
+  drive.run_out();
+  EXPECT_EQ(num_loop_steps(), 29);  // all but the prompt's
+  EXPECT_EQ(drive.runner.max_in_flight(), 2u);
+  // A prompt that comes waits for the two steps that are given to the device, and holds up nobody.
+  const RequestId talker = drive.add(request_for(some_tokens(10, 2), 40));
+  for (int turns = 0; turns < 10; ++turns) drive.turn();
+  EXPECT_EQ(num_loop_steps(), 29 + 9);
+  const size_t before = drive.records.at(talker).drawn.size();
+  const RequestId guest = drive.add(request_for(some_tokens(10, 3), 20));
+  for (int turns = 0; turns < 2; ++turns) drive.turn();
+  EXPECT_EQ(drive.records.at(guest).drawn.size(), 1u);
+  EXPECT_EQ(drive.records.at(talker).drawn.size(), before + 2);
+  EXPECT_EQ(num_loop_steps(), 29 + 9 + 1);
+  // More streams than the loop takes.
+  const RequestId third = drive.add(request_for(some_tokens(10, 4), 10));
+  for (int turns = 0; turns < 5; ++turns) drive.turn();
+  const int64_t with_three = num_loop_steps();
+  for (int turns = 0; turns < 4; ++turns) drive.turn();
+  EXPECT_EQ(num_loop_steps(), with_three);
+  drive.run_out();
+  for (const RequestId id : {first, talker, guest, third}) {
+    FinishReason reason{};
+    EXPECT_EQ(drive.records.at(id).drawn, naive_tokens(drive.records.at(id), &reason)) << id;
+  }
+  EXPECT_GT(num_loop_steps(), with_three);
+}
+
+TEST(SchedulerTest, DrawsThatWantSomethingOfTheHostAreNotInTheLoop) {
+  const auto num_loop_steps = [](auto&& change) {
+    Drive drive(
+        {.shape = {.full_pages = 100, .window_pages = 100}, .max_loop_streams = 8, .late = true});
+    ServiceRequest request = request_for(some_tokens(10, 1), 20);
+    change(request);
+    drive.add(std::move(request));
+    drive.run_out();
+    return drive.scheduler.stats().num_loop_steps;
+  };
+  EXPECT_EQ(num_loop_steps([](ServiceRequest&) {}), 19);
+  EXPECT_EQ(num_loop_steps([](auto& r) { r.sampling.num_logprobs = 3; }), 19);
+  EXPECT_EQ(num_loop_steps([](auto& r) { r.sampling.logit_bias = {{3, 1.0f}}; }), 19);
+  EXPECT_EQ(num_loop_steps([](auto& r) { r.sampling.allowed_ids = {3, 4, 5}; }), 19);
+  // The first draw of five is the prompt's.
+  EXPECT_EQ(num_loop_steps([](auto& r) { r.sampling.min_tokens = 5; }), 15);
+  EXPECT_EQ(num_loop_steps([](auto& r) { r.sampling.repetition_penalty = 1.1f; }), 0);
+  EXPECT_EQ(num_loop_steps([](auto& r) { r.sampling.presence_penalty = 0.1f; }), 0);
+  EXPECT_EQ(num_loop_steps([](auto& r) { r.constraint = std::make_shared<Thirds>(); }), 0);
+}
+
 TEST(SchedulerTest, CancellingFreesPagesAtOnce) {
-  for (const bool late : {false, true}) {
-    Drive drive({.shape = {.full_pages = 100, .window_pages = 100}, .late = late});
+  for (const auto& [late, max_loop_streams] : {std::pair{false, 0}, {true, 0}, {true, 8}}) {
+    Drive drive({.shape = {.full_pages = 100, .window_pages = 100},
+                 .max_loop_streams = max_loop_streams,
+                 .late = late});
     const RequestId id = drive.add(request_for(some_tokens(40, 1), 0));
     for (int turns = 0; turns < 6; ++turns) drive.turn();
     EXPECT_GT(drive.scheduler.stats().full_pages_used, 0);

@@ -113,6 +113,7 @@ struct Service::Impl {
     const int32_t most = std::min({limits.max_num_seqs, limits.max_logit_rows, tokens});
     return {.max_num_seqs = limited(options.max_num_seqs, most),
             .max_batch_tokens = tokens,
+            .max_loop_streams = options.async_scheduling ? limits.max_loop_streams : 0,
             .prefix_cache = options.prefix_cache};
   }
 

@@ -41,13 +41,15 @@ struct ServiceOptions {
   int32_t max_queue = 4096;
   int64_t max_queued_tokens = int64_t{32} << 20;
   bool prefix_cache = true;
-  /// True: the host's work of one step is done while the device runs the next. False: a plain loop,
-  /// one thing after another; same requests, same tokens.
+  /// True: the host's work of one step is done while the device runs the next, and on CUDA steps
+  /// that want nothing of the host between them run in the engine's decode loop. False: a plain
+  /// loop, one thing after another; same requests, same tokens.
   bool async_scheduling = true;
   /// Called on the scheduling thread after the sinks of a step: a place to flush what they
   /// collected. Must not block.
   std::function<void()> after_step;
-  /// Tests only: what it returns before step `number` with these tokens fails that step.
+  /// Tests only: what it returns before step `number` with these tokens, or while it runs in the
+  /// decode loop, fails that step.
   std::function<Status(int64_t number, std::span<const int32_t> token_ids)> fault;
 };
 

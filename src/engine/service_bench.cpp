@@ -35,7 +35,7 @@ class IdleRunner : public StepRunner {
   }
   const Limits& limits() const override { return limits_; }
   KvCache& kv() override { return *kv_; }
-  void build(std::span<const Chunk> chunks, HostArrays* arrays) override {
+  void build(std::span<const Chunk> chunks, InLoop, HostArrays* arrays) override {
     build_arrays(chunks, *kv_, 0, arrays);
   }
   Status run(const HostArrays&) override { return {}; }

@@ -26,6 +26,7 @@ struct ServiceStats {
   int64_t generation_tokens = 0;  ///< delivered to sinks
   int64_t num_finished[kNumFinishReasons] = {};  ///< by FinishReason
   int64_t num_steps = 0, num_failed_steps = 0;
+  int64_t num_loop_steps = 0;  ///< of num_steps, those in the decode loop
   int64_t last_step_tokens = 0;
   double host_s = 0;    ///< planning, masks, sinks
   double device_s = 0;  ///< steps and draws

@@ -144,6 +144,61 @@ TEST(ServiceTest, BothLoopsDrawWhatEveryRequestDrawsAlone) {
   }
 }
 
+// More streams than the loop takes, then fewer; answers end, are cancelled and give way to others.
+TEST(ServiceTest, InTheDecodeLoopEveryRequestDrawsWhatItDrawsAlone) {
+  auto engine =
+      open({.kernels = {"all=reference"}, .max_model_len = 96, .max_batch_tokens = 24}, 3);
+  std::vector<std::vector<int32_t>> prompts;
+  std::vector<std::vector<SampleAnswer>> expected(7);
+  const auto sampling_of_nth = [](size_t i) {
+    SamplingOptions sampling = sampling_of(i);  // penalties now and then
+    sampling.max_tokens = static_cast<int32_t>(10 + 8 * i);
+    if (i == 6) sampling.min_tokens = 6;
+    return sampling;
+  };
+  for (size_t i = 0; i < expected.size(); ++i) {
+    prompts.push_back(tokens(static_cast<int32_t>(9 + 3 * i), static_cast<uint32_t>(i)));
+    ASSERT_TRUE(engine->generate(prompts[i], sampling_of_nth(i), [&](const SampleAnswer& answer) {
+      expected[i].push_back(answer);
+      return true;
+    }));
+  }
+  auto service = Service::create(make_step_runner(*engine, true), {});
+  std::vector<Answer> answers(expected.size());
+  Answer gone;
+  const auto id = service->submit(
+      {.prompt = tokens(20, 99), .sampling = {.seed = 5, .ignore_eos = true}, .sink = gone.sink()});
+  ASSERT_TRUE(id.has_value());
+  gone.wait_for_tokens(10);
+  for (size_t i = 0; i < expected.size(); ++i) {
+    ASSERT_TRUE(service->submit(
+        {.prompt = prompts[i], .sampling = sampling_of_nth(i), .sink = answers[i].sink()}));
+  }
+  answers[0].wait_for_tokens(3);
+  service->cancel(*id);
+  for (size_t i = 0; i < expected.size(); ++i) {
+    EXPECT_EQ(answers[i].wait().reason, FinishReason::kLength);
+    const auto drawn = answers[i].answers();
+    ASSERT_EQ(drawn.size(), expected[i].size());
+    for (size_t n = 0; n < drawn.size(); ++n) {
+      EXPECT_EQ(drawn[n].token, expected[i][n].token) << "request " << i << " token " << n;
+      EXPECT_EQ(drawn[n].num_top, expected[i][n].num_top);
+      if (sampling_of_nth(i).num_logprobs >= 0) {
+        EXPECT_EQ(drawn[n].logprob, expected[i][n].logprob);
+      }
+    }
+  }
+  EXPECT_TRUE(service->drain(10));
+  const ServiceStats stats = service->stats();
+  EXPECT_GT(stats.num_loop_steps, 20);
+  EXPECT_LT(stats.num_loop_steps, stats.num_steps);
+  service.reset();
+  expect_all_pages_back(*engine);
+  EXPECT_EQ(engine->decode_loop().num_in_flight(), 0);
+  // The engine is free again, its loop too.
+  EXPECT_EQ(engine->generate(prompts[0], sampling_of_nth(0))->ids, answers[0].ids());
+}
+
 TEST(ServiceTest, LogProbabilitiesOfPromptAndAnswerAreThoseOfTheRawLogits) {
   auto engine = open({.kernels = {"all=reference"}, .max_model_len = 96}, 2);
   const auto prompt = tokens(20, 4);
@@ -200,6 +255,7 @@ StepRunner::Limits small_limits() {
   return {.max_num_seqs = 4,
           .max_batch_tokens = 32,
           .max_logit_rows = 8,
+          .max_loop_streams = 3,
           .max_model_len = 100,
           .vocab = 50,
           .stop_ids = {7}};

@@ -39,8 +39,9 @@ void StepThread::allow_draws(StepPlan* plan) {
 void StepThread::wait(StepPlan* plan) {
   if (!async_) {
     CHECK(!given_.empty() && given_.front().plan == plan);
-    run(given_.front());
+    const Given given = given_.front();
     given_.pop_front();
+    run(given);
     return;
   }
   std::unique_lock lock(mutex_);
@@ -74,8 +75,10 @@ void StepThread::run(const Given& given) {
     plan.status = fail("the step before failed", "step");
     return;
   }
+  if (plan.in_loop != InLoop::kNo) return run_in_loop(given);
   auto start = Clock::now();
-  plan.status = forward(given);
+  plan.status = put_tokens(given);
+  if (plan.status) plan.status = runner_.run(plan.arrays);
   plan.seconds = seconds_since(start);
   if (!plan.status || plan.num_answers == 0) return;
   if (async_) {
@@ -87,17 +90,54 @@ void StepThread::run(const Given& given) {
   plan.seconds += seconds_since(start);
 }
 
-Status StepThread::forward(const Given& given) {
+// It may have been launched already, behind the step before. ServiceOptions::fault is asked only
+// now, when the tokens are known.
+void StepThread::run_in_loop(const Given& given) {
+  StepPlan& plan = *given.plan;
+  const auto start = Clock::now();
+  Status tokens = put_tokens(given);
+  if (tokens && !plan.was_launched) launch(&plan);
+  if (!tokens) plan.status = std::move(tokens);
+  for (bool is_done = false; plan.status && !is_done;) {
+    launch_behind();
+    auto taken = runner_.take(plan.answers);
+    if (!taken) {
+      plan.status = fail(std::move(taken.error()));
+    } else if (*taken) {
+      is_done = true;
+    } else {
+      std::this_thread::yield();
+    }
+  }
+  if (!plan.status) runner_.leave_loop();
+  plan.seconds = seconds_since(start);
+}
+
+void StepThread::launch(StepPlan* plan) {
+  plan->was_launched = true;
+  plan->status = runner_.launch(plan->arrays, plan->in_loop, plan->requests);
+}
+
+// The step behind the one that runs, if it has come and goes on from that.
+void StepThread::launch_behind() {
+  StepPlan* next = nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!given_.empty()) next = given_.front().plan;
+  }
+  if (next == nullptr || next->in_loop != InLoop::kNext || next->was_launched) return;
+  launch(next);
+}
+
+// Those that the step before has drawn; kNext has them on the device.
+Status StepThread::put_tokens(const Given& given) {
   StepPlan& plan = *given.plan;
   for (const auto& [index, answer] : plan.awaited) {
     const int32_t token = given.before->answers[static_cast<size_t>(answer)].token;
     // A row whose draw found no token ends there; what it computes now is dropped.
     plan.arrays.token_ids[static_cast<size_t>(index)] = std::max(0, token);
   }
-  if (fault_) {
-    if (auto status = fault_(plan.number, plan.arrays.token_ids); !status) return status;
-  }
-  return runner_.run(plan.arrays);
+  return fault_ ? fault_(plan.number, plan.arrays.token_ids) : Status{};
 }
 
 }  // namespace moxie

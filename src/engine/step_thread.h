@@ -1,6 +1,7 @@
 // Runs planned steps, one after another, on a thread of its own or on the caller's: puts in the
 // tokens that the step before has drawn, runs the forward pass, waits for what the draws want, and
 // draws. While it does, the scheduling thread plans the next step and tells the sinks of the last.
+// Of steps in the decode loop it gives the device the next one, too, while it waits for answers.
 #pragma once
 
 #include <condition_variable>
@@ -37,7 +38,10 @@ class StepThread {
   };
   void loop();
   void run(const Given& given);
-  Status forward(const Given& given);
+  void run_in_loop(const Given& given);
+  Status put_tokens(const Given& given);
+  void launch(StepPlan* plan);
+  void launch_behind();
 
   StepRunner& runner_;
   const bool async_;

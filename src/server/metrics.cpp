@@ -203,6 +203,8 @@ void Metrics::append_gauges(const std::string& labels, const ServiceStats& s,
     pages("moxie:kv_pages_cached", "Free pages whose keys may be used again.", cached);
   }
   value("moxie:steps_total", "counter", "Steps of the model.", count(s.num_steps));
+  value("moxie:loop_steps_total", "counter", "Of these, steps in the decode loop.",
+        count(s.num_loop_steps));
   value("moxie:failed_steps_total", "counter", "Steps that failed.", count(s.num_failed_steps));
   value("moxie:computed_tokens_total", "counter", "Tokens run through the model.",
         count(s.computed_tokens));

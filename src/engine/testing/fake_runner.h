@@ -1,9 +1,11 @@
 // A stand-in for an engine whose next token is a known function of all tokens before it: a hash of
 // what it reads through the tables of pages, where each step has written its tokens. A page that
-// holds another request's keys, or is given away too early, changes the tokens.
+// holds another request's keys, or is given away too early, changes the tokens. Its decode loop, if
+// the limits have one, knows what a device would: of the next step the pages that are new alone.
 #pragma once
 
 #include <algorithm>
+#include <deque>
 #include <memory>
 #include <string>
 #include <vector>
@@ -42,27 +44,44 @@ class FakeRunner : public StepRunner {
 
   const Limits& limits() const override { return limits_; }
   KvCache& kv() override { return *kv_; }
-  void build(std::span<const Chunk> chunks, HostArrays* arrays) override {
-    build_arrays(chunks, *kv_, 0, arrays);
+  void build(std::span<const Chunk> chunks, InLoop in_loop, HostArrays* arrays) override {
+    if (in_loop == InLoop::kNext) return build_next_arrays(chunks, *kv_, arrays);
+    build_arrays(chunks, *kv_, in_loop == InLoop::kNo ? 0 : loop_stride(), arrays);
   }
 
+  Status launch(const HostArrays& arrays, InLoop in_loop,
+                std::span<const SampleRequest> requests) override {
+    if (in_loop == InLoop::kFirst) {
+      CHECK(drawn_.empty(), "a step of the last session was not taken");
+      loop_ = arrays;
+      loop_requests_.assign(requests.begin(), requests.end());
+    } else {
+      go_on(arrays);
+    }
+    CHECK(std::cmp_less_equal(loop_.token_ids.size(), limits_.max_loop_streams));
+    drawn_.emplace_back(loop_requests_.size());
+    max_in_flight_ = std::max(max_in_flight_, drawn_.size());
+    if (auto status = forward(loop_); !status) return status;
+    const Status status = sample(loop_requests_, drawn_.back());
+    last_drawn_ = drawn_.back();
+    return status;
+  }
+  // Every other call comes too early.
+  Result<bool> take(std::span<SampleAnswer> answers) override {
+    CHECK(!drawn_.empty() && answers.size() == drawn_.front().size());
+    was_asked_ = !was_asked_;
+    if (was_asked_) return false;
+    std::copy(drawn_.front().begin(), drawn_.front().end(), answers.begin());
+    drawn_.pop_front();
+    return true;
+  }
+  void leave_loop() override { drawn_.clear(); }
+  /// Steps of the loop that were on their way at once.
+  size_t max_in_flight() const { return max_in_flight_; }
+
   Status run(const HostArrays& arrays) override {
-    CHECK(std::cmp_less_equal(arrays.token_ids.size(), limits_.max_batch_tokens));
-    CHECK(std::cmp_less_equal(arrays.logit_rows.size(), limits_.max_logit_rows));
-    CHECK(std::cmp_less_equal(arrays.row_offsets.size() - 1, limits_.max_num_seqs));
-    kv_->layer_views(arrays.full_tables.data(), arrays.window_tables.data(), arrays.table_stride,
-                     &views_);
-    for (size_t i = 0; i < arrays.token_ids.size(); ++i) {
-      for (const KvLayer& layer : views_) {
-        *cell(layer, arrays.seq_idx[i], arrays.positions[i]) = arrays.token_ids[i];
-      }
-    }
-    hashes_.clear();
-    for (const int32_t row : arrays.logit_rows) {
-      hashes_.push_back(read(arrays.seq_idx[static_cast<size_t>(row)],
-                             arrays.positions[static_cast<size_t>(row)]));
-    }
-    return {};
+    CHECK(drawn_.empty(), "a step of the loop was not taken");
+    return forward(arrays);
   }
 
   Status sample(std::span<const SampleRequest> requests, std::span<SampleAnswer> answers) override {
@@ -94,6 +113,45 @@ class FakeRunner : public StepRunner {
   static float logprob_of(uint64_t hash) { return -static_cast<float>(hash % 1000); }
 
  private:
+  Status forward(const HostArrays& arrays) {
+    CHECK(std::cmp_less_equal(arrays.token_ids.size(), limits_.max_batch_tokens));
+    CHECK(std::cmp_less_equal(arrays.logit_rows.size(), limits_.max_logit_rows));
+    CHECK(std::cmp_less_equal(arrays.row_offsets.size() - 1, limits_.max_num_seqs));
+    kv_->layer_views(arrays.full_tables.data(), arrays.window_tables.data(), arrays.table_stride,
+                     &views_);
+    for (size_t i = 0; i < arrays.token_ids.size(); ++i) {
+      for (const KvLayer& layer : views_) {
+        *cell(layer, arrays.seq_idx[i], arrays.positions[i]) = arrays.token_ids[i];
+      }
+    }
+    hashes_.clear();
+    for (const int32_t row : arrays.logit_rows) {
+      hashes_.push_back(read(arrays.seq_idx[static_cast<size_t>(row)],
+                             arrays.positions[static_cast<size_t>(row)]));
+    }
+    return {};
+  }
+  int32_t loop_stride() const { return limits_.max_model_len / kv_->shape().page_tokens + 1; }
+  // What a device does by itself, and the pages that begin.
+  void go_on(const HostArrays& next) {
+    CHECK(next.positions.size() == loop_.positions.size() && next.table_stride == 1);
+    const int32_t page_tokens = kv_->shape().page_tokens;
+    for (size_t i = 0; i < next.positions.size(); ++i) {
+      loop_.token_ids[i] = std::max(0, last_drawn_[i].token);
+      ++loop_requests_[i].step;
+      const int32_t position = ++loop_.positions[i];
+      CHECK(next.positions[i] == position);
+      const size_t at =
+          i * static_cast<size_t>(loop_.table_stride) + static_cast<size_t>(position / page_tokens);
+      if (position % page_tokens == 0) {
+        loop_.full_tables[at] = next.full_tables[i];
+        loop_.window_tables[at] = next.window_tables[i];
+      }
+      CHECK(loop_.full_tables[at] == next.full_tables[i] &&
+                loop_.window_tables[at] == next.window_tables[i],
+            "a page that the loop was not told of");
+    }
+  }
   static uint64_t mix(uint64_t hash, uint64_t value) {
     hash = (hash ^ (value + 0x9E3779B97F4A7C15ull)) * 0xBF58476D1CE4E5B9ull;
     return hash ^ (hash >> 29);
@@ -126,6 +184,13 @@ class FakeRunner : public StepRunner {
   std::vector<KvLayer> views_;
   std::vector<uint64_t> hashes_;
   std::vector<int32_t> read_;
+
+  HostArrays loop_;
+  std::vector<SampleRequest> loop_requests_;
+  std::vector<SampleAnswer> last_drawn_;
+  std::deque<std::vector<SampleAnswer>> drawn_;  // launched and not taken
+  bool was_asked_ = false;
+  size_t max_in_flight_ = 0;
 };
 
 }  // namespace moxie
