@@ -144,6 +144,11 @@ TEST_P(EngineCudaGoldens, RowsForManyTokensStayWithinTheKlBar) {
                       {"every product",
                        {"experts=w4a16", "qkv=qkv_any_bf16_gemm_sm90", "out=out_any_bf16_gemm_sm90",
                         "route=route_bf16_bf16x2_wide_cuda", "unembed=unembed_any_bf16_gemm_sm90"},
+                       2e-2},
+                      // With these, x has one float a value.
+                      {"every product, experts w4a8",
+                       {"experts=w4a8", "qkv=qkv_any_bf16_gemm_sm90", "out=out_any_bf16_gemm_sm90",
+                        "route=route_bf16_bf16x2_wide_cuda", "unembed=unembed_any_bf16_gemm_sm90"},
                        2e-2}};
   if ((open_nano()->kernels().features() & kSm90a) == 0) GTEST_SKIP() << "needs sm_90a";
   for (const Rows& rows : all) {

@@ -3,6 +3,8 @@
 // token counts around the groups of a launch.
 #include <fmt/format.h>
 
+#include <map>
+
 #include "core/formats.h"
 #include "kernels/gemm/greatest_scales_cuda.h"
 #include "kernels/gemm/staged.cuh"
@@ -42,6 +44,7 @@ class LinearStepsCuda : public CudaTest {
   }
   // The residual stream, which has two floats a value on CUDA: here a coarse and a fine one.
   float* x_in(const float* values, int64_t count) {
+    if (x_is_single_) return in(values, count);
     std::vector<float> pairs;
     for (int64_t i = 0; i < count; ++i) {
       const float high = std::round(values[i] * 128) / 128;
@@ -56,10 +59,13 @@ class LinearStepsCuda : public CudaTest {
   }
   PackedMatrix in(const PackedMatrix& cpu, DType format,
                   const std::function<int32_t(int32_t)>& source_row = same_row) {
-    const PackedTensor packed = to_fragment(cpu, format, source_row);
-    PackedMatrix matrix = packed.matrix;
-    matrix.data = upload(packed.memory);
-    return matrix;
+    const auto [at, is_new] = packed_.try_emplace({cpu.data, format});
+    if (is_new) {
+      const PackedTensor packed = to_fragment(cpu, format, source_row);
+      at->second = packed.matrix;
+      at->second.data = upload(packed.memory);
+    }
+    return at->second;
   }
 
   QkvParams to_device(QkvParams p, DType format) {
@@ -190,6 +196,22 @@ class LinearStepsCuda : public CudaTest {
       for (Output& output : allowed) output.rounding += activation_rounding(row.name);
       run_on_device(row, params);
       expect_near(allowed, built.outputs(), std::string(row.name) + " on " + c.name());
+      if constexpr (requires { params.x_is_single; }) {
+        params.x_is_single = true;
+        if (row.refuses(params) == nullptr) {
+          x_is_single_ = true;
+          built.reset();
+          params = to_device(built.params, format);
+          params.x_is_single = true;
+          if constexpr (std::is_same_v<P, ExpertsParams>) {
+            if (row.name == std::string(kE4m3ExpertsRow)) take_e4m3(params);
+          }
+          run_on_device(row, params);
+          expect_near(allowed, built.outputs(),
+                      std::string(row.name) + ", x single, on " + c.name());
+          x_is_single_ = false;
+        }
+      }
       if constexpr (std::is_same_v<P, OutParams>) {
         if (std::string(row.name) != kStagedOutRow) continue;
         built.reset();
@@ -201,7 +223,7 @@ class LinearStepsCuda : public CudaTest {
       }
     }
     EXPECT_GT(num_rows, 0) << c.name();
-    free_uploads();
+    free_case();
   }
 
   // Lets the row with activations in 8 bits run.
@@ -289,7 +311,7 @@ class LinearStepsCuda : public CudaTest {
     // Values near the edge between two of E4M3's are now and then rounded the other way: some
     // hundredths of 2^-4. Rounding all of them would be 2.6% of what is added.
     EXPECT_LE(relative, 0.01);
-    free_uploads();
+    free_case();
   }
 
   struct FoldCase {
@@ -367,7 +389,7 @@ class LinearStepsCuda : public CudaTest {
       greatest = std::max(greatest, std::abs(static_cast<double>(experts.params.x[i])));
     for (size_t i = 0; i < x.size(); ++i)
       ASSERT_NEAR(x[i], experts.params.x[i], greatest * 0x1p-12) << "output " << i;
-    free_uploads();
+    free_case();
   }
   template <typename T>
   void in_back(std::vector<T>& values, const T* device_side) {
@@ -375,13 +397,26 @@ class LinearStepsCuda : public CudaTest {
     done(stream().synchronize());
   }
   void x_back(float* values, const float* device_side, int64_t count) {
+    if (x_is_single_) {
+      done(device().copy_to_host(values, device_side, static_cast<uint64_t>(count) * sizeof(float),
+                                 stream()));
+      return;
+    }
     std::vector<float> pairs(static_cast<size_t>(2 * count));
     in_back(pairs, device_side);
     for (int64_t i = 0; i < count; ++i) values[i] = pairs[2 * i] + pairs[2 * i + 1];
   }
 
+  void free_case() {
+    free_uploads();
+    packed_.clear();
+  }
+
   TestMachine machine_;
   std::vector<std::function<void()>> back_;
+  // A case's weights on the device, by the CPU's matrix and the format.
+  std::map<std::pair<const std::byte*, DType>, PackedMatrix> packed_;
+  bool x_is_single_ = false;
 };
 
 TEST_F(LinearStepsCuda, QkvAgreesWithTheReference) {

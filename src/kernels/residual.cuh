@@ -4,11 +4,18 @@
 // split_residual() cuts a value into a multiple of 2^-8 and one of 2^-25. Sums of such floats are
 // exact, and so have no order: the high ones below 2^16, the low ones for 256 addends. Beyond 2^16
 // sums are rounded like any others. NaN and infinities go through.
+//
+// Where every row of a launch owns the values that it adds to (prompts of many tokens), x is
+// single: one float a value, [tokens, hidden], half the bytes. GptOss::forward decides; the rows
+// that can have x_is_single in their Params, and the others refuse it.
 #pragma once
 
 #include <cuda_runtime.h>
 
 namespace moxie {
+
+/// What rows that add to x from many blocks say where it is single.
+inline constexpr const char* kWantsTwoFloats = "x has one float a value, this row adds to two";
 
 /// Addends of one value between two calls of split_residual() for the same place.
 inline constexpr int kMaxResidualAddends = 256;
@@ -20,6 +27,37 @@ __device__ __forceinline__ float2 split_residual(float value) {
   return make_float2(high, __fsub_rn(__fadd_rn(__fsub_rn(value, high), kLow), kLow));
 }
 __device__ __forceinline__ float whole(float2 pair) { return pair.x + pair.y; }
+
+/// Calls body<x_is_single>(): loads and stores of each kind in a row, no branch between them.
+template <typename Body>
+__device__ __forceinline__ void with_single(bool x_is_single, Body&& body) {
+  if (x_is_single) {
+    body.template operator()<true>();
+  } else {
+    body.template operator()<false>();
+  }
+}
+/// Two neighbouring values of x, number `at` (even) and the next, as they are loaded; whole() of
+/// them are the values.
+template <bool kIsSingle>
+__device__ __forceinline__ float4 load_residual(const float* x, int64_t at) {
+  if constexpr (!kIsSingle) return *reinterpret_cast<const float4*>(x + 2 * at);
+  const float2 pair = *reinterpret_cast<const float2*>(x + at);
+  return make_float4(pair.x, -0.0f, pair.y, -0.0f);
+}
+__device__ __forceinline__ float2 whole(float4 two) {
+  return make_float2(two.x + two.y, two.z + two.w);
+}
+/// Stores both, by whoever owns them.
+template <bool kIsSingle>
+__device__ __forceinline__ void store_residual(float* x, int64_t at, float2 values) {
+  if constexpr (kIsSingle) {
+    *reinterpret_cast<float2*>(x + at) = values;
+  } else {
+    const float2 left = split_residual(values.x), right = split_residual(values.y);
+    *reinterpret_cast<float4*>(x + 2 * at) = make_float4(left.x, left.y, right.x, right.y);
+  }
+}
 
 /// x += value, from any block.
 __device__ __forceinline__ void add_to_residual(float2* x, float value) {

@@ -21,6 +21,7 @@ struct StepParams {
   const Activations& act;
   Launch launch;
   const KernelChooser& kernels;
+  bool x_is_single = false;
 
   EmbedParams embed() const {
     return {.launch = launch,
@@ -29,7 +30,8 @@ struct StepParams {
             .table = weights.embedding,
             .x = act.x,
             .cleared = act.route_sums[0],
-            .num_cleared = act.route_sums[0] == nullptr ? 0 : 2 * config.num_experts};
+            .num_cleared = act.route_sums[0] == nullptr ? 0 : 2 * config.num_experts,
+            .x_is_single = x_is_single};
   }
   QkvParams qkv(const LayerWeights& layer, const KvLayer& kv, const Rotary& rotary) const {
     return {.launch = launch,
@@ -45,6 +47,7 @@ struct StepParams {
             .bias = layer.qkv_bias,
             .rotary = rotary,
             .kv = kv,
+            .x_is_single = x_is_single,
             .q = act.q};
   }
   AttendParams attend(const LayerWeights& layer, const KvLayer& kv, bool window,
@@ -68,6 +71,7 @@ struct StepParams {
             .weight = layer.out,
             .bias = layer.out_bias,
             .x = act.x,
+            .x_is_single = x_is_single,
             .fold = {}};
   }
   /// Whether attend writes what out reads as staged BF16: with the rows that can.
@@ -106,6 +110,7 @@ struct StepParams {
             .t = act.t,
             .expert_ids = act.expert_ids,
             .expert_weights = act.expert_weights,
+            .x_is_single = x_is_single,
             .can_fold = can_fold(layer)};
   }
   /// Whether the rows that would run out and experts can do the route step's work.
@@ -133,6 +138,7 @@ struct StepParams {
             .down = layer.down,
             .down_bias = layer.down_bias,
             .x = act.x,
+            .x_is_single = x_is_single,
             .fold = {},
             .activation = kernels.activation(),
             .tile_columns = kernels.tile_columns()};
@@ -144,11 +150,31 @@ struct StepParams {
             .rms_eps = config.rms_eps,
             .row_idx = batch.logit_rows,
             .x = act.x,
+            .x_is_single = x_is_single,
             .norm_weight = weights.final_norm,
             .weight = weights.head,
             .logits = act.logits};
   }
 };
+
+// Whether the rows that would run all take x in one float a value (kernels/residual.cuh).
+bool takes_single_x(const StepParams& step, std::span<const KvLayer> kv, const Rotary& rotary) {
+  if (step.kernels.device() != DeviceKind::kCuda) return false;
+  const auto keeps_row = [&]<typename P>(P params) {
+    const auto row = step.kernels.select(params);
+    params.x_is_single = true;
+    const auto single = step.kernels.select(params);
+    return row.has_value() && single.has_value() && *row == *single;
+  };
+  for (size_t l = 0; l < step.weights.layers.size(); ++l) {
+    const LayerWeights& layer = step.weights.layers[l];
+    // First the step whose rows for few tokens refuse soonest.
+    if (!keeps_row(step.route(layer)) || !keeps_row(step.out(layer)) ||
+        !keeps_row(step.experts(layer)) || !keeps_row(step.qkv(layer, kv[l], rotary)))
+      return false;
+  }
+  return keeps_row(step.unembed());
+}
 
 bool is_folded(const KernelChooser& kernels, const RouteParams& route) {
   const auto row = kernels.select(route);
@@ -197,7 +223,8 @@ void GptOss::forward(const Batch& batch, std::span<const KvLayer> kv, const Acti
                       .stream = &stream,
                       .workspace = act.workspace,
                       .workspace_bytes = act.workspace_bytes};
-  const StepParams step{config_, weights_, batch, act, launch, kernels_};
+  StepParams step{config_, weights_, batch, act, launch, kernels_};
+  step.x_is_single = takes_single_x(step, kv, rotary_);
   const int64_t width = int64_t{batch.ragged.num_tokens} * config_.hidden;
 
   const auto keep_hidden = [&](size_t layer) {

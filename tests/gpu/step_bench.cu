@@ -3,9 +3,11 @@
 // as shares of the read bandwidth measured in the same run.
 //
 //   moxie_gpu_step_bench [--model 120b|20b] [--dense mxfp4|bf16|mxfp8] [--tokens N] [--depth N]
-//                        [--prompt N] [--layers N] [--repeat N] [--kernel STEP=NAME]...
+//                        [--prompt N] [--layers N] [--repeat N] [--x single|pairs]
+//                        [--activation NAME] [--tile NAME] [--kernel STEP=NAME]...
 //
-// --tokens: so many sequences of one token each; --prompt: one sequence of so many tokens.
+// --tokens: so many sequences of one token each; --prompt: one sequence of so many tokens; --x: the
+// residual stream in one float a value, which rows for many tokens take, or in two.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -97,7 +99,7 @@ void must(cudaError_t error) { must(cuda_check(error, "bench")); }
 
 struct Options {
   int layers = 36, experts = 128, tokens = 1, depth = 2048, repeat = 20;
-  bool is_prompt = false;
+  bool is_prompt = false, x_is_single = false;
   DType dense = DType::kMXFP4;
   KernelChoice choice;
 };
@@ -329,6 +331,7 @@ class Bench {
             .bias = l.qkv_bias,
             .rotary = {.table = rotary_, .max_positions = static_cast<int32_t>(max_positions())},
             .kv = l.kv,
+            .x_is_single = o_.x_is_single,
             .q = q_};
   }
   AttendParams attend(Layer& l, bool window) {
@@ -350,6 +353,7 @@ class Bench {
             .weight = l.out,
             .bias = l.out_bias,
             .x = x_,
+            .x_is_single = o_.x_is_single,
             .fold = {}};
   }
   RouteParams route(Layer& l) {
@@ -363,7 +367,8 @@ class Bench {
             .bias = l.router_bias,
             .t = t_,
             .expert_ids = ids_,
-            .expert_weights = expert_weights_};
+            .expert_weights = expert_weights_,
+            .x_is_single = o_.x_is_single};
   }
   RouteFold fold(Layer& l, int turn) {
     return {.is_on = true,
@@ -391,6 +396,7 @@ class Bench {
             .down = l.down,
             .down_bias = l.down_bias,
             .x = x_,
+            .x_is_single = o_.x_is_single,
             .fold = {},
             .activation = o_.choice.activation(),
             .tile_columns = o_.choice.tile_columns()};
@@ -401,6 +407,7 @@ class Bench {
             .hidden = kHidden,
             .row_idx = logit_rows_,
             .x = x_,
+            .x_is_single = o_.x_is_single,
             .norm_weight = final_norm_,
             .weight = head_,
             .logits = logits_};
@@ -520,6 +527,8 @@ int main(int argc, char** argv) {
       options.repeat = std::atoi(argv[i + 1]);
     } else if (flag == "--kernel") {
       must(options.choice.add(value));
+    } else if (flag == "--x") {
+      options.x_is_single = value == "single";
     } else if (flag == "--activation") {
       must(options.choice.set_activation(value));
     } else if (flag == "--tile") {

@@ -12,7 +12,8 @@ constexpr int kThreads = 256;
 struct GatherParams {
   const int32_t* token_ids;  // [tokens]
   const std::byte* table;    // [vocab] rows of row_bytes
-  float2* x;                 // [tokens, cols]
+  float* x;                  // [tokens, cols] of two floats, or of one
+  bool x_is_single;
   int64_t row_bytes;
   int32_t cols;
   float* cleared;  // [tokens, num_cleared]
@@ -46,11 +47,15 @@ __global__ void __launch_bounds__(kThreads) gather_rows(const __grid_constant__ 
   const std::byte* row = p.table + p.token_ids[blockIdx.x] * p.row_bytes;
   for (int32_t i = threadIdx.x; i < p.num_cleared; i += kThreads)
     p.cleared[static_cast<int64_t>(blockIdx.x) * p.num_cleared + i] = 0;
-  float2* out = p.x + static_cast<int64_t>(blockIdx.x) * p.cols;
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * p.cols;
   for (int32_t i = 4 * static_cast<int32_t>(threadIdx.x); i < p.cols; i += 4 * kThreads) {
     // Exact; `out`, the first to add to it, splits what it makes.
     const float4 v = load_columns<kFormat>(row, i);
-    auto* pairs = reinterpret_cast<float4*>(out + i);
+    if (p.x_is_single) {
+      *reinterpret_cast<float4*>(p.x + first + i) = v;
+      continue;
+    }
+    auto* pairs = reinterpret_cast<float4*>(p.x + 2 * (first + i));
     pairs[0] = make_float4(v.x, -0.0f, v.y, -0.0f);
     pairs[1] = make_float4(v.z, -0.0f, v.w, -0.0f);
   }
@@ -66,7 +71,8 @@ void embed_any_f32_gather_cuda(const EmbedParams& params) {
         "embed wants its table and output aligned to 16 bytes");
   const GatherParams gather{.token_ids = params.token_ids,
                             .table = table.data,
-                            .x = reinterpret_cast<float2*>(params.x),
+                            .x = params.x,
+                            .x_is_single = params.x_is_single,
                             .row_bytes = table.row_bytes(),
                             .cols = table.cols,
                             .cleared = params.cleared,

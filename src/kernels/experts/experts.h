@@ -24,6 +24,7 @@ struct ExpertsParams {
   PackedMatrix down;                    // experts x [hidden, intermediate]
   const float* down_bias = nullptr;     // [experts, hidden]
   float* x = nullptr;                   // [tokens, hidden], read and written
+  bool x_is_single = false;             // CUDA: x has one float a value, not two (residual.cuh)
   RouteFold fold;  // if on: `t` is not read, expert_ids and expert_weights are written
   DType activation = DType::kBF16;  // kF8E4M3: rows with 8-bit activations may run
   int32_t tile_columns = 0;  // of rows that cut an expert's tokens into tiles; 0: by the tile model

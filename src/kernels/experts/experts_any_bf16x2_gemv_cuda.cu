@@ -476,6 +476,7 @@ void launch_experts(const ExpertsStep& step, const BlockLimits& limits, cudaStre
 }  // namespace
 
 const char* experts_any_bf16x2_gemv_cuda_refuses(const ExpertsParams& p) {
+  if (p.x_is_single) return kWantsTwoFloats;
   if (p.top_k > 16) return "more than 16 experts a token";
   if (p.gate_up.format != p.down.format) return "gate/up and down differ in format";
   if (const char* why = refuses_matrix(p.gate_up)) return why;

@@ -349,7 +349,8 @@ void launch_grouped(const char* name, const ExpertsParams& p, const GroupedMemor
                .slot_of_pair = pairs.slot_of_pair,
                .weights = p.expert_weights,
                .pairs = memory.pair_outputs,
-               .x = p.x},
+               .x = p.x,
+               .x_is_single = p.x_is_single},
               p.launch.stream);
   }
 }

@@ -47,6 +47,7 @@ int32_t experts_tile(const ExpertsParams& p) {
 
 const char* experts_mxfp4_bf16_gemm_sm90_refuses(const ExpertsParams& p) {
   if (p.tile_columns != 0 && !is_grouped_tile(p.tile_columns)) return "no such tile";
+  if (p.x_is_single && experts_tile(p) <= FewColumnsCut::kMostColumns) return kWantsTwoFloats;
   return refuses_grouped(p);
 }
 

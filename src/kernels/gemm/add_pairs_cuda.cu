@@ -1,7 +1,8 @@
 // A block takes a token, a warp a unit of 64 columns at a time, a lane a pair of them; all of a
 // thread's loads are on their way before the first is used.
 //
-// Bytes at 8,192 tokens of 2,880 columns and 4 experts each: 189 MB of outputs, x 189 in and out.
+// Bytes at 8,192 tokens of 2,880 columns and 4 experts each: 189 MB of outputs, x 94 or 189 in and
+// out.
 #include "core/cuda_launch.cuh"
 #include "kernels/gemm/add_pairs_cuda.h"
 #include "kernels/ptx.cuh"
@@ -25,18 +26,20 @@ __global__ void __launch_bounds__(32 * kMaxWarps)
   wait_for_previous();
   launch_next();
   const int64_t token = blockIdx.x;
-  auto* x = reinterpret_cast<float4*>(p.x + kFloatsOfCudaX * token * width);
+  const int64_t x_at = token * width;
   const int32_t* slots = p.slot_of_pair + token * p.top_k;
   const float* weights = p.weights + token * p.top_k;
   for (int first = warp; first < num_units; first += kHeld * num_warps) {
     float4 old[kHeld];
     float2 sums[kHeld];
     const auto column = [&](int i) { return kStagedColumns * (first + i * num_warps) + 2 * lane; };
+    with_single(p.x_is_single, [&]<bool kIsSingle>() {
 #pragma unroll
-    for (int i = 0; i < kHeld; ++i) {
-      sums[i] = make_float2(0.0f, 0.0f);
-      if (column(i) < width) old[i] = x[column(i) / 2];
-    }
+      for (int i = 0; i < kHeld; ++i) {
+        sums[i] = make_float2(0.0f, 0.0f);
+        if (column(i) < width) old[i] = load_residual<kIsSingle>(p.x, x_at + column(i));
+      }
+    });
     for (int k = 0; k < p.top_k; k += kRows) {
       uint32_t words[kHeld][kRows];
       float weight[kRows];
@@ -66,13 +69,15 @@ __global__ void __launch_bounds__(32 * kMaxWarps)
         }
       }
     }
+    with_single(p.x_is_single, [&]<bool kIsSingle>() {
 #pragma unroll
-    for (int i = 0; i < kHeld; ++i) {
-      if (column(i) >= width) continue;
-      const float2 left = split_residual(whole(make_float2(old[i].x, old[i].y)) + sums[i].x);
-      const float2 right = split_residual(whole(make_float2(old[i].z, old[i].w)) + sums[i].y);
-      x[column(i) / 2] = make_float4(left.x, left.y, right.x, right.y);
-    }
+      for (int i = 0; i < kHeld; ++i) {
+        if (column(i) >= width) continue;
+        const float2 before = whole(old[i]);
+        store_residual<kIsSingle>(p.x, x_at + column(i),
+                                  make_float2(before.x + sums[i].x, before.y + sums[i].y));
+      }
+    });
   }
 }
 

@@ -17,7 +17,8 @@ struct AddPairs {
   /// Rows of BF16 in natural order: columns 8 c .. 8 c + 7 of a unit are the 16 bytes at place
   /// c ^ (row % 8) of its 128.
   StagedView pairs;
-  float* x = nullptr;  ///< [tokens, width] of two floats (residual.cuh), added to
+  float* x = nullptr;        ///< [tokens, width] of two floats (residual.cuh), added to
+  bool x_is_single = false;  ///< of one
 };
 void add_pairs(const AddPairs& step, Stream* stream);
 

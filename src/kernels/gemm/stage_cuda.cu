@@ -55,18 +55,21 @@ __global__ void stage_normed_rows(const __grid_constant__ StageNormed p) {
   launch_next();
   const int32_t row = static_cast<int32_t>(blockIdx.x);
   const int64_t token = p.row_idx == nullptr ? row : p.row_idx[row];
-  const auto* x = reinterpret_cast<const float4*>(p.x + kFloatsOfCudaX * token * p.to.width);
+  const int64_t first = token * p.to.width;
   float4 halves[kCount];
+  with_single(p.x_is_single, [&]<bool kIsSingle>() {
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-    halves[i] =
-        mine.column(i) < mine.width ? x[mine.column(i) / 2] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-  }
+    for (int i = 0; i < kCount; ++i) {
+      halves[i] = mine.column(i) < mine.width
+                      ? load_residual<kIsSingle>(p.x, first + mine.column(i))
+                      : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    }
+  });
   float2 pairs[kCount];
   float square = 0;
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
-    pairs[i] = {halves[i].x + halves[i].y, halves[i].z + halves[i].w};
+    pairs[i] = whole(halves[i]);
     square += pairs[i].x * pairs[i].x + pairs[i].y * pairs[i].y;
   }
   square = warp_sum(square);

@@ -17,6 +17,7 @@ struct StageNormed {
   int32_t num_rows = 0;
   float rms_eps = 1e-5f;
   const float* x = nullptr;            // [tokens, width] of two floats (residual.cuh)
+  bool x_is_single = false;            // one float (residual.cuh)
   const int32_t* row_idx = nullptr;    // [rows], or null
   const float* norm_weight = nullptr;  // [width]
   StagedView to;

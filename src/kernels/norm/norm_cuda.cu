@@ -2,6 +2,7 @@
 #include "core/cuda_launch.cuh"
 #include "kernels/norm/norm_cuda.h"
 #include "kernels/ptx.cuh"
+#include "kernels/residual.cuh"
 
 namespace moxie {
 namespace {
@@ -20,17 +21,25 @@ __global__ void __launch_bounds__(kThreads) rms_norm(const __grid_constant__ Rms
   wait_for_previous();
   launch_next();
   const int64_t token = blockIdx.x;
-  const auto* x = reinterpret_cast<const float4*>(p.x + 2 * token * p.hidden);
+  with_single(p.x_is_single, [&]<bool kIsSingle>() {
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      const int column = 4 * static_cast<int>(threadIdx.x + i * kThreads);
+      values[i] = {};
+      if (column >= p.hidden) continue;
+      const int64_t at = token * p.hidden + column;
+      if constexpr (kIsSingle) {
+        values[i] = *reinterpret_cast<const float4*>(p.x + at);
+      } else {
+        const float2 a = whole(load_residual<false>(p.x, at));
+        const float2 b = whole(load_residual<false>(p.x, at + 2));
+        values[i] = {a.x, a.y, b.x, b.y};
+      }
+    }
+  });
   float square = 0;
 #pragma unroll
   for (int i = 0; i < kHeld; ++i) {
-    const int four = static_cast<int>(threadIdx.x + i * kThreads);
-    if (4 * four >= p.hidden) {
-      values[i] = {};
-      continue;
-    }
-    const float4 a = x[2 * four], b = x[2 * four + 1];
-    values[i] = {a.x + a.y, a.z + a.w, b.x + b.y, b.z + b.w};
     square += values[i].x * values[i].x + values[i].y * values[i].y + values[i].z * values[i].z +
               values[i].w * values[i].w;
   }

@@ -13,6 +13,7 @@ struct OutParams {
   PackedMatrix weight;          // [hidden, heads * head_dim]
   const float* bias = nullptr;  // [hidden]
   float* x = nullptr;           // [tokens, hidden], read and written
+  bool x_is_single = false;     // CUDA: x has one float a value, not two (residual.cuh)
   RouteFold fold;               // of the route step that follows
   bool is_a_staged = false;     // AttendParams::stages_a: for kStagedOutRow alone
 };

@@ -9,9 +9,11 @@ namespace moxie {
 // Not in a namespace without a name: other architectures leave these functions unused.
 namespace gemm {
 
+/// kIsSingle: x is (residual.cuh). A type of its own: both in one kernel and registers spill.
+template <bool kIsSingle>
 struct AddToResidual {
   const float* bias;
-  float2* x;
+  float* x;
 
   template <typename Cut>
   __device__ __forceinline__ void store(const SumsTile& sums, int tile, int rows, int first_column,
@@ -23,23 +25,24 @@ struct AddToResidual {
     constexpr int kBatch = Cut::kWarpgroups > 2 ? 4 : 8;  // as registers allow
 #pragma unroll 1
     for (int first = lane / 8; first < num_columns; first += 4 * kBatch) {
-      float4* at = reinterpret_cast<float4*>(x + int64_t{first_column + first} * rows + row);
-      const int64_t stride = int64_t{2} * rows;  // of four columns
+      const int64_t at = int64_t{first_column + first} * rows + row;
+      const int64_t stride = int64_t{4} * rows;  // of four columns
       // All loads before the first store, which might be to the same place for all that the
       // compiler knows.
       float4 old[kBatch];
 #pragma unroll
       for (int c = 0; c < kBatch; ++c) {
-        if (first + 4 * c < num_columns) old[c] = at[c * stride];
+        if (first + 4 * c < num_columns) old[c] = load_residual<kIsSingle>(x, at + c * stride);
       }
 #pragma unroll
       for (int c = 0; c < kBatch; ++c) {
         const int column = first + 4 * c;
-        const float2 top = split_residual(whole(make_float2(old[c].x, old[c].y)) +
-                                          sums.at(column, in_tile) + row_bias.x);
-        const float2 bottom = split_residual(whole(make_float2(old[c].z, old[c].w)) +
-                                             sums.at(column, in_tile + 1) + row_bias.y);
-        if (column < num_columns) at[c * stride] = make_float4(top.x, top.y, bottom.x, bottom.y);
+        if (column >= num_columns) continue;
+        const float2 before = whole(old[c]);
+        store_residual<kIsSingle>(
+            x, at + c * stride,
+            make_float2(before.x + sums.at(column, in_tile) + row_bias.x,
+                        before.y + sums.at(column, in_tile + 1) + row_bias.y));
       }
     }
   }
@@ -67,8 +70,14 @@ void out_any_bf16_gemm_sm90(const OutParams& p) {
   } else {
     stage_floats({.num_rows = p.num_tokens, .values = p.a, .to = staged}, p.launch.stream);
   }
-  const AddToResidual end{.bias = p.bias, .x = reinterpret_cast<float2*>(p.x)};
-  multiply_dense("out_any_bf16_gemm_sm90", p.weight, staged, p.num_tokens, end, p.launch);
+  const auto multiply = [&](const auto& end) {
+    multiply_dense("out_any_bf16_gemm_sm90", p.weight, staged, p.num_tokens, end, p.launch);
+  };
+  if (p.x_is_single) {
+    multiply(AddToResidual<true>{.bias = p.bias, .x = p.x});
+  } else {
+    multiply(AddToResidual<false>{.bias = p.bias, .x = p.x});
+  }
 }
 
 }  // namespace moxie

@@ -178,6 +178,7 @@ void run_out(const OutParams& p) {
 }  // namespace
 
 const char* out_any_bf16x2_gemv_cuda_refuses(const OutParams& p) {
+  if (p.x_is_single) return kWantsTwoFloats;
   return fragment::refuses_matrix(p.weight);
 }
 

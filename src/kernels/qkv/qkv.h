@@ -17,7 +17,8 @@ struct QkvParams {
   const float* bias = nullptr;         // [(heads + 2 kv_heads) * head_dim]
   Rotary rotary;
   KvLayer kv;
-  float* q = nullptr;  // [tokens, heads, head_dim], written, rotated, not scaled
+  bool x_is_single = false;  // CUDA: x has one float a value, not two (residual.cuh)
+  float* q = nullptr;        // [tokens, heads, head_dim], written, rotated, not scaled
 };
 
 template <>

@@ -129,6 +129,7 @@ void qkv_any_bf16_gemm_sm90(const QkvParams& p) {
   stage_normed({.num_rows = tokens,
                 .rms_eps = p.rms_eps,
                 .x = p.x,
+                .x_is_single = p.x_is_single,
                 .norm_weight = p.norm_weight,
                 .to = staged},
                p.launch.stream);

@@ -41,6 +41,7 @@ struct RouteParams {
   float* t = nullptr;                  // [tokens, hidden], written: the experts' input
   int32_t* expert_ids = nullptr;       // [tokens, top_k], written, by falling logit
   float* expert_weights = nullptr;     // [tokens, top_k], written
+  bool x_is_single = false;            // CUDA: x has one float a value, not two (residual.cuh)
   bool can_fold = false;               // out and experts have rows that do this step's work
 };
 

@@ -359,6 +359,7 @@ RouteMemory memory_of(const PackedMatrix& weight) {
 }  // namespace
 
 const char* route_bf16_bf16x2_gemm_cuda_refuses(const RouteParams& p) {
+  if (p.x_is_single) return kWantsTwoFloats;
   if (p.weight.format != DType::kBF16) return "the router is not BF16";
   if (p.weight.rows > kMaxExperts) return "more than 256 experts";
   const RouteMemory memory = memory_of(p.weight);

@@ -184,6 +184,7 @@ void route_bf16_bf16x2_wide_cuda(const RouteParams& p) {
                      .hidden = p.hidden,
                      .eps = p.rms_eps,
                      .x = p.x,
+                     .x_is_single = p.x_is_single,
                      .weight = p.norm_weight,
                      .y = p.t},
                     p.launch.stream);

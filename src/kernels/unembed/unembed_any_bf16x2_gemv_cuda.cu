@@ -12,7 +12,8 @@ constexpr int kMaxWarps = 20;
 
 struct UnembedStep {
   PackedMatrix weight;
-  const float2* x;           // [tokens, hidden]
+  const float* x;  // [tokens, hidden] of two floats, or of one
+  bool x_is_single;
   const int32_t* row_idx;    // [rows]
   const float* norm_weight;  // [hidden]
   float* logits;             // [rows, vocab]
@@ -59,12 +60,16 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 1)
   for (int r = 0; r < p.num_rows; ++r) {
     // One row at a time: rows of x need not be neighbours.
     float square[1] = {};
-    const float2* x = p.x + static_cast<int64_t>(p.row_idx[r]) * p.hidden;
+    const int64_t first = static_cast<int64_t>(p.row_idx[r]) * p.hidden;
     for (int s = threadIdx.x; s < 8 * num_units; s += blockDim.x) {
       const int k = 8 * s;
       float v[8] = {}, norm[8];
       if (k < p.hidden) {
-        load_eight(x + k, v);
+        if (p.x_is_single) {
+          load_eight(p.x + first + k, v);
+        } else {
+          load_eight(reinterpret_cast<const float2*>(p.x) + first + k, v);
+        }
         load_eight(p.norm_weight + k, norm);
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
@@ -146,7 +151,8 @@ void unembed_any_bf16x2_gemv_cuda(const UnembedParams& p) {
   });
   for (int32_t first = 0; first < p.num_rows; first += group) {
     const UnembedStep step{.weight = p.weight,
-                           .x = reinterpret_cast<const float2*>(p.x),
+                           .x = p.x,
+                           .x_is_single = p.x_is_single,
                            .row_idx = p.row_idx + first,
                            .norm_weight = p.norm_weight,
                            .logits = p.logits + static_cast<int64_t>(first) * p.weight.rows,
