@@ -84,12 +84,20 @@ Result<BenchResult> run_bench(Engine& engine, const BenchTest& test, int32_t rep
   }
   result.kernels = engine.kernels().counts();
   result.tile = tile_of(engine, test);
+  const StepWorks works = least_work(engine, test);
+  const Peak& peak = best_peak(limits);
   Work work;
-  for (const Work& of_step : least_work(engine, test)) work += of_step;
+  double flops_at_peak = 0;  // as many of the best peak's as take as long
+  for (int s = 0; s < kNumSteps; ++s) {
+    const Work& of_step = works[static_cast<size_t>(s)];
+    work += of_step;
+    const double rate = peak_of_row(limits, row_of(result.kernels, static_cast<StepKind>(s))).rate;
+    flops_at_peak += rate > 0 ? of_step.flops * peak.rate / rate : of_step.flops;
+  }
   result.bytes_per_token = work.bytes / tokens;
   result.flops_per_token = work.flops / tokens;
-  result.share_of_limit = share_of_limit(limits, best_peak(limits), work.bytes, work.flops,
-                                         tokens / median(result.tok_s));
+  result.share_of_limit =
+      share_of_limit(limits, peak, work.bytes, flops_at_peak, tokens / median(result.tok_s));
   return result;
 }
 

@@ -145,4 +145,12 @@ StepWorks least_work(const Engine& engine, const BenchTest& test) {
   return total;
 }
 
+std::string row_of(const std::vector<KernelChooser::Count>& counts, StepKind step) {
+  const KernelChooser::Count* most = nullptr;
+  for (const auto& count : counts) {
+    if (count.step == step && (most == nullptr || count.launches > most->launches)) most = &count;
+  }
+  return most == nullptr ? "" : most->name;
+}
+
 }  // namespace moxie

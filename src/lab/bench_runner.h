@@ -46,5 +46,7 @@ class BenchRunner {
 double tokens_of(const BenchTest& test);
 /// The least work of a repetition's forward passes, all streams together.
 StepWorks least_work(const Engine& engine, const BenchTest& test);
+/// The row of a step that was launched most; empty: none.
+std::string row_of(const std::vector<KernelChooser::Count>& counts, StepKind step);
 
 }  // namespace moxie

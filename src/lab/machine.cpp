@@ -233,16 +233,25 @@ nlohmann::ordered_json to_json(const MachineLimits& limits) {
   const auto rate = [](const Peak& peak) { return peak.rate > 0 ? Json(peak.rate) : Json(); };
   json["peak"] = Json{{"fp32_gflops", rate(limits.fp32)},
                       {"bf16_gflops", rate(limits.bf16)},
-                      {"int8_gops", rate(limits.int8)}};
-  json["measured_with"] = Json{
-      {"read", limits.read_instruction},         {"read_buffer_bytes", limits.read_buffer_bytes},
-      {"read_gb_s_best", limits.read_gb_s_best}, {"fp32", limits.fp32.instruction},
-      {"bf16", limits.bf16.instruction},         {"int8", limits.int8.instruction}};
+                      {"int8_gops", rate(limits.int8)},
+                      {"fp8_gflops", rate(limits.fp8)}};
+  json["measured_with"] = Json{{"read", limits.read_instruction},
+                               {"read_buffer_bytes", limits.read_buffer_bytes},
+                               {"read_gb_s_best", limits.read_gb_s_best},
+                               {"fp32", limits.fp32.instruction},
+                               {"bf16", limits.bf16.instruction},
+                               {"int8", limits.int8.instruction},
+                               {"fp8", limits.fp8.instruction}};
   return json;
 }
 
 const Peak& best_peak(const MachineLimits& limits) {
   return limits.bf16.rate > limits.fp32.rate ? limits.bf16 : limits.fp32;
+}
+
+const Peak& peak_of_row(const MachineLimits& limits, std::string_view row) {
+  const bool is_fp8 = row.find("_e4m3_") != row.npos && limits.fp8.rate > 0;
+  return is_fp8 ? limits.fp8 : best_peak(limits);
 }
 
 double share_of_limit(const MachineLimits& limits, const Peak& peak, double bytes,

@@ -33,6 +33,7 @@ struct MachineLimits {
   Peak fp32;  ///< gigaflop/s
   Peak bf16;  ///< BF16 products, F32 sums; without such an instruction F32's
   Peak int8;  ///< INT8 products, INT32 sums; giga-operations/s
+  Peak fp8;   ///< E5M2 x E4M3 products, F32 sums; GPUs alone
 };
 
 struct MachineOptions {
@@ -51,7 +52,7 @@ struct MachineOptions {
 Result<MachineLimits> measure_machine(Device& device, const MachineOptions& options = {});
 
 /// The "machine" object of `moxie bench --json`: cpu, gpu (null without), threads, features,
-/// read_gb_s, peak {fp32_gflops, bf16_gflops, int8_gops}, and how they were reached.
+/// read_gb_s, peak {fp32_gflops, bf16_gflops, int8_gops, fp8_gflops}, and how they were reached.
 nlohmann::ordered_json to_json(const MachineLimits& limits);
 
 /// Bytes of all last-level data caches of this machine together; 0 where the system does not say.
@@ -60,6 +61,9 @@ uint64_t last_level_cache_bytes();
 /// The peak that the products of BF16 activations are held against: BF16's, or F32's where that is
 /// faster.
 const Peak& best_peak(const MachineLimits& limits);
+/// The peak that the products of a row (a kernel's name) are held against: that of 8 bits for rows
+/// with activations in E4M3, else best_peak().
+const Peak& peak_of_row(const MachineLimits& limits, std::string_view row);
 
 /// The share (0..1 and more) of the nearer limit that `seconds` is: the least time that `bytes`
 /// read and `operations` at `peak` need, whichever is greater, over the time taken.

@@ -1,5 +1,5 @@
-// What a GPU can do at most and how it is now: its read bandwidth and the rate of its BF16
-// products, measured, and clocks, power and temperature as its driver tells them.
+// What a GPU can do at most and how it is now: its read bandwidth and the rates of its
+// BF16 and 8-bit products, measured, and clocks, power and temperature as its driver tells them.
 #pragma once
 
 #include "lab/machine.h"
@@ -12,9 +12,9 @@ struct GpuReadOptions {
   int passes = 9;                             ///< after one that is not counted
 };
 
-/// Measures reads of device memory, and BF16 products where there is a loop for the device
-/// (Hopper); peaks that are not measured stay zero. Fails where `device` is no CUDA device or has
-/// no memory left for a buffer well beyond its cache.
+/// Measures reads of device memory, and BF16 and 8-bit products where there are loops for the
+/// device (Hopper); peaks that are not measured stay zero. Fails where `device` is no CUDA device
+/// or has no memory left for a buffer well beyond its cache.
 Result<MachineLimits> measure_gpu(Device& device, const GpuReadOptions& options = {});
 
 /// Asks the driver's management library (NVML, loaded at run time). Where there is none, only what

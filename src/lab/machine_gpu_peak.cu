@@ -1,6 +1,6 @@
-// BF16 products at a GPU's full rate: wgmma with one operand in registers and one in shared memory,
-// nothing read or written between. Values are random from 1 to 2 with either sign: the fewer bits
-// change, the less power is drawn, and zeros run at clocks that no model sees.
+// BF16 and 8-bit products at a GPU's full rate: wgmma with one operand in registers and one in
+// shared memory, nothing read or written between. Values are random from 1 to 2 with either sign:
+// the fewer bits change, the less power is drawn, and zeros run at clocks that no model sees.
 #include "core/cuda_launch.cuh"
 #include "kernels/gemm/wgmma_sm90.cuh"
 #include "lab/machine_gpu_read.h"
@@ -9,37 +9,57 @@
 namespace moxie {
 namespace {
 
-constexpr int kColumns = 128;
-constexpr int kWarpgroups = 4;
-constexpr int kThreads = 128 * kWarpgroups;
-constexpr int kProducts = 4;  // of 64 x kColumns x 16: the width of a swizzled tile
-constexpr double kFlopsAnIteration = 2.0 * 64 * kColumns * 16 * kProducts * kWarpgroups;
+constexpr int kProducts = 4;  // the width of a swizzled tile of rows of 128 bytes
+
+/// As wide as the products of each kind are made, by as many warpgroups as have room for sums.
+template <GpuProducts kKind>
+struct Shape;
+template <>
+struct Shape<GpuProducts::kBF16> {
+  static constexpr int kColumns = 128, kDepth = 16, kWarpgroups = 4;
+};
+template <>
+struct Shape<GpuProducts::kFP8> {
+  static constexpr int kColumns = 256, kDepth = 32, kWarpgroups = 2;
+};
+template <GpuProducts kKind>
+constexpr double kFlopsAnIteration =
+    2.0 * 64 * Shape<kKind>::kColumns* Shape<kKind>::kDepth* kProducts* Shape<kKind>::kWarpgroups;
 
 struct MultiplyParams {
   int num_iterations;
   float* sink;  // written only if a sum agrees with a value that the loop never makes
 };
 
-__global__ void __launch_bounds__(kThreads, 1)
+template <GpuProducts kKind>
+__global__ void __launch_bounds__(128 * Shape<kKind>::kWarpgroups, 1)
     multiply_all(const __grid_constant__ MultiplyParams p) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  // Two BF16 values with random signs and mantissas.
-  const auto random_pair = [](uint32_t seed) {
-    const uint32_t bits = seed * 2654435761u;
-    return 0x3F803F80u | ((bits ^ bits >> 15) & 0x807F807Fu);
+  constexpr int kColumns = Shape<kKind>::kColumns;
+  // A word of values with random signs and mantissas; four are E5M2 in registers, E4M3 elsewhere.
+  const auto random_word = [](uint32_t seed, bool is_e5m2) {
+    const uint32_t bits = seed * 2654435761u, word = bits ^ bits >> 15;
+    if (kKind == GpuProducts::kBF16) return 0x3F803F80u | (word & 0x807F807Fu);
+    return is_e5m2 ? 0x3C3C3C3Cu | (word & 0x83838383u) : 0x38383838u | (word & 0x87878787u);
   };
   __shared__ __align__(1024) uint32_t tile[kColumns * 32];
-  for (int i = threadIdx.x; i < kColumns * 32; i += kThreads) tile[i] = random_pair(i + 1);
+  for (int i = threadIdx.x; i < kColumns * 32; i += blockDim.x) tile[i] = random_word(i + 1, false);
   fence_shared_writes();
   __syncthreads();
   uint32_t a[4];
-  for (int i = 0; i < 4; ++i) a[i] = random_pair(4 * threadIdx.x + i + 77);
+  for (int i = 0; i < 4; ++i) a[i] = random_word(4 * threadIdx.x + i + 77, true);
   float d[kColumns / 2] = {};
   const uint64_t columns = tile_descriptor(tile);
   for (int n = 0; n < p.num_iterations; ++n) {
     wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < kProducts; ++k) gemm::wgmma_bf16<kColumns>(d, a, columns + 2 * k);
+    for (int k = 0; k < kProducts; ++k) {
+      if constexpr (kKind == GpuProducts::kBF16) {
+        gemm::wgmma_bf16<kColumns>(d, a, columns + 2 * k);
+      } else {
+        gemm::wgmma_fp8<kColumns>(d, a, columns + 2 * k);
+      }
+    }
     wgmma_commit();
     wgmma_wait<0>();
   }
@@ -49,21 +69,30 @@ __global__ void __launch_bounds__(kThreads, 1)
 #endif
 }
 
-}  // namespace
-
-Result<std::vector<double>> time_gpu_products(Device& device, int passes, Stream& stream) {
-  if (device.properties().compute_capability != 90) return std::vector<double>{};
+template <GpuProducts kKind>
+Result<std::vector<double>> time_products(Device& device, int passes, Stream& stream) {
   constexpr int kIterations = 40000;  // some 25 ms: long enough for the clocks to settle
   const int num_blocks = device.properties().num_units;
   std::vector<double> rates;
   const auto launch = [&](cudaStream_t native) {
-    launch_kernel("multiply_all", multiply_all, MultiplyParams{kIterations, nullptr},
-                  dim3(static_cast<unsigned>(num_blocks)), kThreads, 0, native);
+    launch_kernel("multiply_all", multiply_all<kKind>, MultiplyParams{kIterations, nullptr},
+                  dim3(static_cast<unsigned>(num_blocks)), 128 * Shape<kKind>::kWarpgroups, 0,
+                  native);
   };
   auto seconds = time_gpu_launches(passes, stream, launch);
   if (!seconds) return fail(std::move(seconds.error()));
-  for (const double s : *seconds) rates.push_back(kIterations * kFlopsAnIteration * num_blocks / s);
+  for (const double s : *seconds)
+    rates.push_back(kIterations * kFlopsAnIteration<kKind> * num_blocks / s);
   return rates;
+}
+
+}  // namespace
+
+Result<std::vector<double>> time_gpu_products(GpuProducts kind, Device& device, int passes,
+                                              Stream& stream) {
+  if (device.properties().compute_capability != 90) return std::vector<double>{};
+  return kind == GpuProducts::kBF16 ? time_products<GpuProducts::kBF16>(device, passes, stream)
+                                    : time_products<GpuProducts::kFP8>(device, passes, stream);
 }
 
 }  // namespace moxie

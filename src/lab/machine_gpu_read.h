@@ -14,9 +14,12 @@ inline constexpr uint64_t kGpuReadGrain = uint64_t{512} * 16 * 16;
 /// Seconds of each of `passes` reads of the whole buffer, after one that is not counted.
 Result<std::vector<double>> time_gpu_reads(const Buffer& buffer, int passes, Stream& stream);
 
-/// BF16 operations a second (a multiply-add counts as two) of each of `passes` passes, after one
-/// that is not counted. Empty where this build has no loop for the device: there is one for Hopper.
-Result<std::vector<double>> time_gpu_products(Device& device, int passes, Stream& stream);
+/// What is multiplied: BF16 by BF16, or E5M2 by E4M3; sums in F32.
+enum class GpuProducts : uint8_t { kBF16, kFP8 };
+/// Operations a second (a multiply-add counts as two) of each of `passes` passes, after one that is
+/// not counted. Empty where this build has no loop for the device: there are two for Hopper.
+Result<std::vector<double>> time_gpu_products(GpuProducts kind, Device& device, int passes,
+                                              Stream& stream);
 
 /// "00000000:18:00.0"; empty where it cannot be had.
 std::string gpu_pci_bus_id(Device& device);

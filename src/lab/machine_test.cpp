@@ -88,8 +88,18 @@ TEST(MeasureMachine, JsonHasTheFieldsOfTheContract) {
   EXPECT_EQ(json["peak"]["bf16_gflops"], 250);
   EXPECT_TRUE(json["peak"].contains("fp32_gflops"));
   EXPECT_TRUE(json["peak"].contains("int8_gops"));
+  EXPECT_TRUE(json["peak"].contains("fp8_gflops"));
   limits.gpu = "a GPU";
   EXPECT_EQ(to_json(limits)["gpu"], "a GPU");
+}
+
+TEST(PeakOfRow, EightBitRowsAreHeldAgainstEightBits) {
+  MachineLimits limits;
+  limits.bf16 = {100, "x"};
+  EXPECT_EQ(peak_of_row(limits, "experts_mxfp4_e4m3_gemm_sm90").rate, 100) << "none was measured";
+  limits.fp8 = {190, "y"};
+  EXPECT_EQ(peak_of_row(limits, "experts_mxfp4_e4m3_gemm_sm90").rate, 190);
+  EXPECT_EQ(peak_of_row(limits, "experts_mxfp4_bf16_gemm_sm90").rate, 100);
 }
 
 TEST(ShareOfLimit, IsTheNearerOfBandwidthAndArithmetic) {

@@ -34,8 +34,7 @@ struct Sums {
 };
 
 // Work of a unit, and what the time says beside it.
-void hold_against_limit(LimitedPart* part, const MachineLimits& limits) {
-  const Peak& peak = best_peak(limits);
+void hold_against_limit(LimitedPart* part, const MachineLimits& limits, const Peak& peak) {
   const double read_us =
       limits.read_gb_s > 0 ? part->work.bytes / (limits.read_gb_s * 1e9) * 1e6 : 0;
   const double compute_us = peak.rate > 0 ? part->work.flops / (peak.rate * 1e9) * 1e6 : 0;
@@ -122,8 +121,14 @@ void add_up(const Sums& sums, const std::vector<std::string>& symbols, double nu
     const auto step = step_idx.find(step_name(kind));
     if (step != step_idx.end()) phase->steps[step->second].work = works[static_cast<size_t>(s)];
   }
-  for (LimitedPart& part : phase->categories) hold_against_limit(&part, limits);
-  for (LimitedPart& part : phase->steps) hold_against_limit(&part, limits);
+  // Experts are a category and a step, and alone have rows with 8-bit activations.
+  const Peak& peak_of_experts = peak_of_row(limits, row_of(phase->rows, StepKind::kExperts));
+  for (std::vector<LimitedPart>* parts : {&phase->categories, &phase->steps}) {
+    for (LimitedPart& part : *parts) {
+      const bool is_experts = part.name == step_name(StepKind::kExperts);
+      hold_against_limit(&part, limits, is_experts ? peak_of_experts : best_peak(limits));
+    }
+  }
   longest_first(phase->steps);
   longest_first(phase->kernels);
 }

@@ -92,6 +92,8 @@ TEST(GpuLimits, ProductsAndReadsArePlausible) {
   if ((*device)->properties().compute_capability != 90) return;
   EXPECT_GT(limits->bf16.rate, 300e3) << "GFLOP/s";
   EXPECT_LT(limits->bf16.rate, 1100e3) << "more than the hardware has";
+  EXPECT_GT(limits->fp8.rate, 1.2 * limits->bf16.rate);
+  EXPECT_LT(limits->fp8.rate, 2200e3) << "more than the hardware has";
 }
 
 }  // namespace
