@@ -35,7 +35,10 @@ float multiply_add_f32(int64_t num_iterations) {
   const __m256 addend = _mm256_set1_ps(1.0f);
   for (int64_t i = 0; i < num_iterations; ++i) {
 #pragma GCC unroll 12
-    for (int k = 0; k < kSums; ++k) sums[k] = _mm256_fmadd_ps(sums[k], factor, addend);
+    for (int k = 0; k < kSums; ++k) {
+      asm volatile("" : "+x"(factor));  // it may change: else all chains are one
+      sums[k] = _mm256_fmadd_ps(sums[k], factor, addend);
+    }
   }
   for (int k = 1; k < kSums; ++k) sums[0] = _mm256_add_ps(sums[0], sums[k]);
   return _mm256_cvtss_f32(sums[0]);

@@ -32,10 +32,14 @@ constexpr int kSums = 16;
 
 float multiply_add_f32(int64_t num_iterations) {
   __m512 sums[kSums] = {};
-  const __m512 factor = _mm512_set1_ps(0.5f), addend = _mm512_set1_ps(1.0f);
+  __m512 factor = _mm512_set1_ps(0.5f);
+  const __m512 addend = _mm512_set1_ps(1.0f);
   for (int64_t i = 0; i < num_iterations; ++i) {
 #pragma GCC unroll 16
-    for (int k = 0; k < kSums; ++k) sums[k] = _mm512_fmadd_ps(sums[k], factor, addend);
+    for (int k = 0; k < kSums; ++k) {
+      asm volatile("" : "+v"(factor));  // it may change: else all chains are one
+      sums[k] = _mm512_fmadd_ps(sums[k], factor, addend);
+    }
   }
   for (int k = 1; k < kSums; ++k) sums[0] = _mm512_add_ps(sums[0], sums[k]);
   return _mm512_cvtss_f32(sums[0]);

@@ -10,10 +10,14 @@ constexpr int kSums = 16;
 
 float multiply_add_int8(int64_t num_iterations) {
   __m512i sums[kSums] = {};
-  const __m512i left = _mm512_set1_epi8(3), right = _mm512_set1_epi8(-2);
+  __m512i left = _mm512_set1_epi8(3);
+  const __m512i right = _mm512_set1_epi8(-2);
   for (int64_t i = 0; i < num_iterations; ++i) {
 #pragma GCC unroll 16
-    for (int k = 0; k < kSums; ++k) sums[k] = _mm512_dpbusd_epi32(sums[k], left, right);
+    for (int k = 0; k < kSums; ++k) {
+      asm volatile("" : "+v"(left));  // it may change: else all chains are one
+      sums[k] = _mm512_dpbusd_epi32(sums[k], left, right);
+    }
   }
   for (int k = 1; k < kSums; ++k) sums[0] = _mm512_xor_si512(sums[0], sums[k]);
   return static_cast<float>(_mm512_cvtsi512_si32(sums[0]));

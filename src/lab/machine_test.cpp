@@ -4,10 +4,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <vector>
 
+#include "core/clock.h"
 #include "lab/machine_loops.h"
 
 namespace moxie {
@@ -49,6 +51,46 @@ TEST(ReadLoops, ReadEveryWord) {
     }
   }
 }
+
+#if defined(__x86_64__)
+// The greatest clock seen, in GHz: additions that wait for one another take a cycle each.
+double clock_ghz() {
+  double best = 0;
+  for (int repeat = 0; repeat < 50; ++repeat) {
+    constexpr int kIterations = 20000;
+    uint64_t sum = 0;
+    const auto start = Clock::now();
+    for (int i = 0; i < kIterations; ++i) {
+      asm volatile("add $1, %0\nadd $1, %0\nadd $1, %0\nadd $1, %0\nadd $1, %0" : "+r"(sum));
+    }
+    best = std::max(best, 5e-9 * kIterations / seconds_since(start));
+  }
+  return best;
+}
+
+// Chains that begin alike and take the same steps are one to a compiler that sees so, and then the
+// peak is up to four times what the machine can do. No core starts more than two products of 512
+// bits a cycle.
+TEST(ArithmeticLoops, ClaimNoMoreThanTwoVectorsACycle) {
+  const auto check = [](std::span<const ArithmeticLoop> loops, double most_a_cycle) {
+    for (const ArithmeticLoop& loop : loops) {
+      if ((loop.needs & cpu_features()) != loop.needs) continue;
+      constexpr int64_t kIterations = 20000;
+      double best = 0;
+      for (int repeat = 0; repeat < 20; ++repeat) {
+        const auto start = Clock::now();
+        EXPECT_NE(loop.run(kIterations), 1.25f);  // used, so that it is done
+        best = std::max(best, loop.operations_per_iteration * kIterations / seconds_since(start));
+      }
+      EXPECT_LT(best * 1e-9 / clock_ghz(), 1.2 * most_a_cycle) << loop.instruction;
+    }
+  };
+  check(arithmetic_loops_avx512(), 2 * 32);
+  check(arithmetic_loops_avx512_bf16(), 2 * 64);
+  check(arithmetic_loops_avx512_vnni(), 2 * 128);
+  check(arithmetic_loops_avx_vnni(), 2 * 64);
+}
+#endif
 
 TEST(MeasureMachine, FillsEveryLimit) {
   const auto device = make_cpu_device(2);
