@@ -7,7 +7,7 @@ namespace moxie::testing {
 namespace {
 
 constexpr DType kWeightFormats[] = {DType::kF32, DType::kBF16, DType::kQ8_0, DType::kMXFP4};
-constexpr int32_t kTokenCounts[] = {1, 2, 3, 4, 5, 7, 8, 9, 15, 33};
+constexpr int32_t kTokenCounts[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 33};
 
 TEST(Qkv, RowsAgreeWithTheReference) {
   TestMachine machine;

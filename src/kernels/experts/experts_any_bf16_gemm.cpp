@@ -78,15 +78,16 @@ void pack_tokens(const ExpertsParams& p, const GemmKernels& gemm, const Parts& p
 void gate_up(const ExpertsParams& p, const GemmKernels& gemm, const Parts& parts, int32_t i,
              int32_t begin, int32_t end) {
   const int32_t e = parts.active[i], first = parts.first_group[i];
-  const int32_t num_groups = parts.first_group[i + 1] - first;
+  const int32_t num_pairs = parts.offsets[i + 1] - parts.offsets[i];
   const PackedMatrix weight = p.gate_up.expert(e);
   uint16_t* h = parts.h + first * group_values(p.intermediate);
   for (int32_t pair = begin; pair < end; ++pair) {
     const float* bias = p.gate_up_bias + int64_t{e} * p.gate_up.rows + pair * 32;
-    multiply_tile_pair(gemm, weight, pair, parts.t + first * group_values(p.hidden), num_groups,
+    multiply_tile_pair(gemm, weight, pair, parts.t + first * group_values(p.hidden), num_pairs,
                        [&](int32_t group, const float* sums) {
-                         gemm.swiglu_group(sums, bias, bias + 16, p.swiglu_alpha, p.swiglu_limit,
-                                           pair * 16, h + group * group_values(p.intermediate));
+                         gemm.swiglu_group(sums, parts.groups[first + group].count, bias, bias + 16,
+                                           p.swiglu_alpha, p.swiglu_limit, pair * 16,
+                                           h + group * group_values(p.intermediate));
                        });
   }
 }
@@ -100,16 +101,16 @@ void down(const ExpertsParams& p, const GemmKernels& gemm, const Parts& parts, i
     for (int32_t pair = begin; pair < end; ++pair) {
       const int32_t output = pair * 32, num_outputs = std::min(32, p.hidden - output);
       const float* bias = p.down_bias + int64_t{e} * p.hidden + output;
-      multiply_tile_pair(gemm, weight, pair, parts.h + first * group_values(p.intermediate),
-                         parts.first_group[i + 1] - first, [&](int32_t at, const float* sums) {
-                           const Group& group = parts.groups[first + at];
-                           for (int32_t n = 0; n < group.count; ++n) {
-                             const int32_t slot = parts.pairs[group.first + n];
-                             float* x = p.x + int64_t{slot / p.top_k} * p.hidden + output;
-                             gemm.add_scaled(sums + n * 32, bias, p.expert_weights[slot],
-                                             num_outputs, x);
-                           }
-                         });
+      multiply_tile_pair(
+          gemm, weight, pair, parts.h + first * group_values(p.intermediate),
+          parts.offsets[i + 1] - parts.offsets[i], [&](int32_t at, const float* sums) {
+            const Group& group = parts.groups[first + at];
+            for (int32_t n = 0; n < group.count; ++n) {
+              const int32_t slot = parts.pairs[group.first + n];
+              float* x = p.x + int64_t{slot / p.top_k} * p.hidden + output;
+              gemm.add_scaled(sums + n * 32, bias, p.expert_weights[slot], num_outputs, x);
+            }
+          });
     }
   }
 }
@@ -135,10 +136,19 @@ void run(const ExpertsParams& p, const GemmKernels& gemm) {
   };
   pool.run(num_active * tasks_per_expert, task);
   const double weights = static_cast<double>(p.hidden) * p.intermediate * num_active;
-  split_work(
-      pool, ceil_div(p.down.num_tiles(), 2), gemm_ns(weights, 1), [&](int64_t begin, int64_t end) {
-        down(p, gemm, parts, num_active, static_cast<int32_t>(begin), static_cast<int32_t>(end));
-      });
+  split_work(pool, ceil_div(p.down.num_tiles(), 2), gemm_ns(gemm, weights, 1),
+             [&](int64_t begin, int64_t end) {
+               down(p, gemm, parts, num_active, static_cast<int32_t>(begin),
+                    static_cast<int32_t>(end));
+             });
+}
+
+double cost(const ExpertsParams& p, const GemmKernels& gemm) {
+  // As if the pairs fell evenly on all experts.
+  const double num_experts = p.gate_up.num_experts;
+  return gemm_cost(gemm, 3.0 * p.hidden * p.intermediate * num_experts,
+                   static_cast<double>(p.num_tokens) * p.top_k / num_experts, gemm.least_pairs,
+                   std::min(p.hidden, p.intermediate));
 }
 
 }  // namespace
@@ -153,14 +163,11 @@ uint64_t experts_any_bf16_gemm_workspace(const ExpertsParams& p) {
   return lay_out(p, nullptr).bytes;
 }
 
-double experts_any_bf16_gemm_amx_cost(const ExpertsParams& p) {
-  // As if the pairs fell evenly on all experts.
-  constexpr double kLeastPairsPerExpert = 4;
-  const double num_experts = p.gate_up.num_experts;
-  return gemm_cost(3.0 * p.hidden * p.intermediate * num_experts,
-                   static_cast<double>(p.num_tokens) * p.top_k / num_experts, kLeastPairsPerExpert,
-                   std::min(p.hidden, p.intermediate));
-}
+double experts_any_bf16_gemm_amx_cost(const ExpertsParams& p) { return cost(p, kGemmAmx); }
 void experts_any_bf16_gemm_amx(const ExpertsParams& p) { run(p, kGemmAmx); }
+double experts_any_bf16_gemm_avx512bf16_cost(const ExpertsParams& p) {
+  return cost(p, kGemmAvx512Bf16);
+}
+void experts_any_bf16_gemm_avx512bf16(const ExpertsParams& p) { run(p, kGemmAvx512Bf16); }
 
 }  // namespace moxie

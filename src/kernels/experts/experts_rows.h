@@ -34,6 +34,8 @@ const char* experts_any_bf16_gemm_refuses(const ExpertsParams& params);
 uint64_t experts_any_bf16_gemm_workspace(const ExpertsParams& params);
 double experts_any_bf16_gemm_amx_cost(const ExpertsParams& params);
 void experts_any_bf16_gemm_amx(const ExpertsParams& params);
+double experts_any_bf16_gemm_avx512bf16_cost(const ExpertsParams& params);
+void experts_any_bf16_gemm_avx512bf16(const ExpertsParams& params);
 
 // experts_any_bf16x2_gemv_cuda: activations as two BF16 parts (16 bits), F32 sums.
 const char* experts_any_bf16x2_gemv_cuda_refuses(const ExpertsParams& params);

@@ -77,6 +77,19 @@ const Row<ExpertsParams> kRows[] = {
      .cost = experts_any_bf16_gemm_amx_cost,
      .workspace = experts_any_bf16_gemm_workspace,
      .run = experts_any_bf16_gemm_amx},
+    {.name = "experts_any_bf16_gemm_avx512bf16",
+     .device = DeviceKind::kCpu,
+     .needs = kAvx512 | kAvx512Bf16,
+     .supports = "mxfp4, bf16",
+     .limits =
+         "any number of tokens; activations rounded to bf16, so by default only from 16 pairs "
+         "an expert and sizes of 1,024",
+     .ran_on = "x86-64",
+     .layout = PackedLayout::kRows16,
+     .refuses = experts_any_bf16_gemm_refuses,
+     .cost = experts_any_bf16_gemm_avx512bf16_cost,
+     .workspace = experts_any_bf16_gemm_workspace,
+     .run = experts_any_bf16_gemm_avx512bf16},
 #endif
     {.name = "experts_mxfp4_i16_gemv_neondot",
      .device = DeviceKind::kCpu,

@@ -1,4 +1,4 @@
-// The instruction-set part of the linear steps for many tokens: BF16 matrix products over blocks of
+// The instruction-set part of the linear steps for many tokens: BF16 matrix products over groups of
 // 16 tokens by 32 outputs (a pair of kRows16 tiles). What is around it is in gemm_product.h.
 //
 // Activations are packed in groups of 16 tokens: for each 32 columns a block of 16 rows x 32 BF16
@@ -32,23 +32,30 @@ struct GemmTiles {
 };
 
 struct GemmKernels {
-  const char* name;  ///< "amx"
+  const char* name;  ///< "amx", "avx512_bf16"
   /// Rounds 1..16 rows of F32 activations to BF16 (nearest even) and packs them as one group; rows
   /// up to 16 are zeros. `out` holds 16 * round_up(cols, 32) values.
   void (*pack_group)(const float* const* rows, int32_t num_rows, int32_t cols, uint16_t* out);
-  /// sums[group][token][32] = products of 1..kMaxGroups groups with the tiles. Each token's sum
-  /// runs over the columns in order, whatever the other tokens are.
-  void (*multiply)(const GemmTiles& tiles, const uint16_t* groups, int32_t num_groups, float* sums);
-  /// The clamped SwiGLU (experts.h) of a group's sums, gates in outputs 0..15 and ups in 16..31,
-  /// rounded to columns first..first + 15 of a packed group.
-  void (*swiglu_group)(const float* sums, const float* gate_bias, const float* up_bias, float alpha,
-                       float limit, int32_t first, uint16_t* group);
+  /// sums[group][token][32] = products of the first num_tokens tokens of 1..kMaxGroups groups with
+  /// the tiles; what it writes for tokens past them is of no use. Each token's sum runs over the
+  /// columns in order, whatever the other tokens are.
+  void (*multiply)(const GemmTiles& tiles, const uint16_t* groups, int32_t num_tokens, float* sums);
+  /// The clamped SwiGLU (experts.h) of a group's first num_tokens sums, gates in outputs 0..15 and
+  /// ups in 16..31, rounded to columns first..first + 15 of a packed group.
+  void (*swiglu_group)(const float* sums, int32_t num_tokens, const float* gate_bias,
+                       const float* up_bias, float alpha, float limit, int32_t first,
+                       uint16_t* group);
   /// x[i] += weight * (sums[i] + bias[i]) for n <= 32 outputs of one token.
   void (*add_scaled)(const float* sums, const float* bias, float weight, int32_t n, float* x);
   /// out = x / sqrt(mean(x^2) + eps) * weight.
   void (*rms_norm)(const float* x, const float* weight, int32_t n, float eps, float* out);
+  /// Cost model, nanoseconds of one thread a weight: to decode it, and to apply it to one token.
+  double decode_ns = 0;
+  double apply_ns = 0;
+  int32_t least_pairs = 0;  ///< of tokens an expert: fewer gain too little to be rounded for it
 };
 
-extern const GemmKernels kGemmAmx;  ///< AMX BF16, with AVX-512 F, BW, DQ, VL and BF16
+extern const GemmKernels kGemmAmx;         ///< AMX BF16, with AVX-512 F, BW, DQ, VL and BF16
+extern const GemmKernels kGemmAvx512Bf16;  ///< AVX-512 F, BW, DQ, VL and BF16
 
 }  // namespace moxie

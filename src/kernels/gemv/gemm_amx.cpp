@@ -5,86 +5,10 @@
 // going through memory in between: a decoded panel never travels to L2 and back, which for 16 to 64
 // tokens an expert is worth more than sums that stay in their tiles
 // (docs/decisions/2026-11-20-amx-prefill.md).
-#include <immintrin.h>
-
-#include "kernels/gemv/gemm.h"
-#include "kernels/gemv/lanes_body.h"
+#include "kernels/gemv/gemm_body.h"
 
 namespace moxie {
 namespace {
-
-constexpr int32_t kBlockValues = 512;  // 16 x 32 BF16
-
-// ---- Packing ------------------------------------------------------------------------------------
-
-void pack_group(const float* const* rows, int32_t num_rows, int32_t cols, uint16_t* out) {
-  for (int32_t k = 0; k < cols; k += 32, out += kBlockValues) {
-    const int32_t left = cols - k;
-    const __mmask16 low = left >= 16 ? 0xFFFF : static_cast<__mmask16>((1u << left) - 1);
-    const __mmask16 high = left >= 32   ? 0xFFFF
-                           : left <= 16 ? 0
-                                        : static_cast<__mmask16>((1u << (left - 16)) - 1);
-    for (int32_t row = 0; row < kGroupTokens; ++row) {
-      __m512i pair = _mm512_setzero_si512();
-      if (row < num_rows) {
-        pair = reinterpret_cast<__m512i>(
-            _mm512_cvtne2ps_pbh(_mm512_maskz_loadu_ps(high, rows[row] + k + 16),
-                                _mm512_maskz_loadu_ps(low, rows[row] + k)));
-      }
-      _mm512_storeu_si512(out + 32 * row, pair);
-    }
-  }
-}
-
-// A word's bytes are the codes of four columns (low nibbles) and of the four after (high). A byte
-// shuffle puts the byte of column 2j into the low half and that of 2j + 1 into the high half; a
-// lookup of 32 BF16 values by the low five bits of each half takes either nibble of the fifth
-// bit. Then the scale is an addition to the exponent, except of zeros.
-void decode_mxfp4(const std::byte* tile, int32_t cols, uint16_t* out) {
-  alignas(64) static const uint16_t kValues[32] = {
-      0x0000, 0x3F00, 0x3F80, 0x3FC0, 0x4000, 0x4040, 0x4080, 0x40C0,  //
-      0x8000, 0xBF00, 0xBF80, 0xBFC0, 0xC000, 0xC040, 0xC080, 0xC0C0,  //
-      0x0000, 0x3F00, 0x3F80, 0x3FC0, 0x4000, 0x4040, 0x4080, 0x40C0,  //
-      0x8000, 0xBF00, 0xBF80, 0xBFC0, 0xC000, 0xC040, 0xC080, 0xC0C0};
-  const __m512i values = _mm512_load_si512(kValues);
-  const __m512i first = _mm512_broadcast_i32x4(
-      _mm_setr_epi8(0, -1, 1, -1, 4, -1, 5, -1, 8, -1, 9, -1, 12, -1, 13, -1));
-  const __m512i second = _mm512_broadcast_i32x4(
-      _mm_setr_epi8(2, -1, 3, -1, 6, -1, 7, -1, 10, -1, 11, -1, 14, -1, 15, -1));
-  const __m512i magnitude = _mm512_set1_epi16(0x7FFF);
-  for (int32_t k = 0; k < cols; k += 32, tile += Mxfp4Format::kBlockBytes, out += kBlockValues) {
-    const __m512i codes =
-        _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(tile)));
-    // Exponents stay within BF16's: scales below 2^-125 give zeros, above 2^126 infinities.
-    const __m512i scale = _mm512_min_epi32(codes, _mm512_set1_epi32(253));
-    const __m512i both = _mm512_or_si512(scale, _mm512_slli_epi32(scale, 16));
-    const __mmask32 usable = _mm512_cmpge_epi16_mask(both, _mm512_set1_epi16(2));
-    const __m512i shift = _mm512_slli_epi16(_mm512_sub_epi16(both, _mm512_set1_epi16(127)), 7);
-#pragma GCC unroll 4
-    for (int32_t j = 0; j < 4; ++j) {
-      const __m512i bytes = _mm512_loadu_si512(tile + 16 + 64 * j);
-      const __m512i low[2] = {_mm512_shuffle_epi8(bytes, first),
-                              _mm512_shuffle_epi8(bytes, second)};
-#pragma GCC unroll 4
-      for (int32_t pair = 0; pair < 4; ++pair) {
-        const __m512i index = pair < 2 ? low[pair] : _mm512_srli_epi16(low[pair - 2], 4);
-        const __m512i value = _mm512_permutexvar_epi16(index, values);
-        const __mmask32 scaled = _mm512_mask_test_epi16_mask(usable, value, magnitude);
-        _mm512_storeu_si512(out + 32 * (4 * j + pair),
-                            _mm512_maskz_add_epi16(scaled, value, shift));
-      }
-    }
-  }
-}
-
-// A last block that is not full, padded with zeros. `cols` is even.
-void pad_bf16(const std::byte* tile, int32_t cols, uint16_t* out) {
-  const int32_t padded = (cols + 31) / 32 * 32;
-  for (int32_t k = 0; k < padded; k += 2) {
-    const __m512i pair = k < cols ? _mm512_loadu_si512(tile + 32 * k) : _mm512_setzero_si512();
-    _mm512_storeu_si512(out + 16 * k, pair);
-  }
-}
 
 // ---- Product ------------------------------------------------------------------------------------
 
@@ -95,19 +19,6 @@ struct alignas(64) TileConfig {
   uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
 };
 static_assert(sizeof(TileConfig) == 64);
-
-// Reads ahead a share of `bytes` at each step.
-struct Ahead {
-  const std::byte* at;
-  const std::byte* end;
-  int32_t lines_per_step;
-};
-
-MOXIE_INLINE void read_ahead(Ahead& ahead) {
-  for (int32_t i = 0; i < ahead.lines_per_step && ahead.at < ahead.end; ++i, ahead.at += 64) {
-    _mm_prefetch(reinterpret_cast<const char*>(ahead.at), _MM_HINT_T1);
-  }
-}
 
 constexpr int32_t kRowBytes = 64;    // of a block of activations or weights
 constexpr int32_t kSumStride = 128;  // of a token's 32 sums
@@ -165,45 +76,21 @@ void add_one(const uint16_t* group, const uint16_t* panel0, const uint16_t* pane
   _tile_stored(1, sums + 16, kSumStride);
 }
 
-// Blocks block.. of a tile as a panel: in place where the packed layout is one, else in `memory`.
-const uint16_t* panel_of(const std::byte* tile, bool is_mxfp4, int32_t cols, int32_t block,
-                         int32_t num_blocks, uint16_t* memory) {
-  if (tile == nullptr) {
-    for (int32_t i = 0; i < num_blocks * kBlockValues; i += 32) {
-      _mm512_store_si512(memory + i, _mm512_setzero_si512());
-    }
-    return memory;
-  }
-  const int32_t left = cols - 32 * block;
-  const int32_t num_cols = left < 32 * num_blocks ? left : 32 * num_blocks;
-  if (is_mxfp4) {
-    decode_mxfp4(tile + Mxfp4Format::kBlockBytes * block, num_cols, memory);
-    return memory;
-  }
-  const std::byte* at = tile + Bf16Format::kBlockBytes * block;
-  if (num_cols % 32 == 0) return reinterpret_cast<const uint16_t*>(at);
-  pad_bf16(at, num_cols, memory);
-  return memory;
-}
-
-void multiply(const GemmTiles& tiles, const uint16_t* groups, int32_t num_groups, float* sums) {
+void multiply(const GemmTiles& tiles, const uint16_t* groups, int32_t num_tokens, float* sums) {
   alignas(64) uint16_t memory[2][kPanelBlocks * kBlockValues];
   const TileConfig config;
   // g++ 12 takes _tile_loadconfig to read 8 bytes only, and drops the stores of the rest.
   asm volatile("" ::"r"(&config) : "memory");
   _tile_loadconfig(&config);
+  const int32_t num_groups = (num_tokens + kGroupTokens - 1) / kGroupTokens;
   const int32_t num_blocks = (tiles.cols + 31) / 32;
   const int64_t group_values = int64_t{num_blocks} * kBlockValues;
-  const int64_t steps = int64_t{(num_groups + 1) / 2} * num_blocks;
-  Ahead ahead{tiles.next, tiles.next + tiles.next_bytes,
-              static_cast<int32_t>((tiles.next_bytes / 64 + steps - 1) / steps)};
+  Ahead ahead = ahead_of(tiles, int64_t{(num_groups + 1) / 2} * num_blocks);
   for (int32_t block = 0; block < num_blocks; block += kPanelBlocks) {
     const int32_t left = num_blocks - block;
     const int32_t count = left < kPanelBlocks ? left : kPanelBlocks;
     const uint16_t* panels[2];
-    for (int32_t i = 0; i < 2; ++i) {
-      panels[i] = panel_of(tiles.tile[i], tiles.is_mxfp4, tiles.cols, block, count, memory[i]);
-    }
+    find_panels(tiles, block, count, memory[0], memory[1], panels);
     const uint16_t* from = groups + int64_t{block} * kBlockValues;
     asm volatile("" ::: "memory");  // the tile loads' intrinsics do not say that they read
     int32_t group = 0;
@@ -220,33 +107,6 @@ void multiply(const GemmTiles& tiles, const uint16_t* groups, int32_t num_groups
   asm volatile("" ::: "memory");  // the sums are read next
 }
 
-// ---- Around the product -------------------------------------------------------------------------
-
-void swiglu_group(const float* sums, const float* gate_bias, const float* up_bias, float alpha,
-                  float limit, int32_t first, uint16_t* group) {
-  const __m512 gate_add = _mm512_loadu_ps(gate_bias), up_add = _mm512_loadu_ps(up_bias);
-  uint16_t* block = group + first / 32 * kBlockValues + first % 32;
-  for (int32_t token = 0; token < kGroupTokens; ++token, sums += 32, block += 32) {
-    alignas(64) float gate[16], up[16], act[16];
-    _mm512_store_ps(gate, _mm512_add_ps(_mm512_loadu_ps(sums), gate_add));
-    _mm512_store_ps(up, _mm512_add_ps(_mm512_loadu_ps(sums + 16), up_add));
-    swiglu(gate, up, alpha, limit, act);
-    const __m256i rounded = reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(_mm512_load_ps(act)));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(block), rounded);
-  }
-}
-
-void add_scaled(const float* sums, const float* bias, float weight, int32_t n, float* x) {
-  const __m512 factor = _mm512_set1_ps(weight);
-  for (int32_t i = 0; i < n; i += 16) {
-    const __mmask16 mask = n - i >= 16 ? 0xFFFF : static_cast<__mmask16>((1u << (n - i)) - 1);
-    const __m512 y =
-        _mm512_add_ps(_mm512_maskz_loadu_ps(mask, sums + i), _mm512_maskz_loadu_ps(mask, bias + i));
-    _mm512_mask_storeu_ps(x + i, mask,
-                          _mm512_fmadd_ps(factor, y, _mm512_maskz_loadu_ps(mask, x + i)));
-  }
-}
-
 }  // namespace
 
 const GemmKernels kGemmAmx = {.name = "amx",
@@ -254,6 +114,9 @@ const GemmKernels kGemmAmx = {.name = "amx",
                               .multiply = multiply,
                               .swiglu_group = swiglu_group,
                               .add_scaled = add_scaled,
-                              .rms_norm = rms_norm};
+                              .rms_norm = rms_norm,
+                              .decode_ns = 0.03,
+                              .apply_ns = 0.001,
+                              .least_pairs = 4};
 
 }  // namespace moxie

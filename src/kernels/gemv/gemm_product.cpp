@@ -17,15 +17,15 @@ const char* gemm_refuses(const PackedMatrix& matrix) {
   return nullptr;
 }
 
-double gemm_ns(double num_weights, double num_tokens) {
-  constexpr double kDecodeNs = 0.03, kApplyNs = 0.001;
-  return num_weights * (kDecodeNs + num_tokens * kApplyNs);
+double gemm_ns(const GemmKernels& gemm, double num_weights, double num_tokens) {
+  return num_weights * (gemm.decode_ns + num_tokens * gemm.apply_ns);
 }
 
-double gemm_cost(double num_weights, double num_tokens, double least_tokens, int32_t cols) {
+double gemm_cost(const GemmKernels& gemm, double num_weights, double num_tokens,
+                 double least_tokens, int32_t cols) {
   constexpr int32_t kLeastCols = 1024;
   if (num_tokens < least_tokens || cols < kLeastCols) return 0.5 * kReferenceCost;
-  return gemm_ns(num_weights, num_tokens);
+  return gemm_ns(gemm, num_weights, num_tokens);
 }
 
 }  // namespace moxie

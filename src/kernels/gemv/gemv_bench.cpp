@@ -3,6 +3,7 @@
 //
 //   moxie_kernels_bench --benchmark_filter=Read      # the machine's read bandwidth
 //   moxie_kernels_bench --benchmark_filter=Product   # Product/<variant>/<format>/<tokens>
+//   moxie_kernels_bench --benchmark_filter=Gemm      # Gemm/<variant>/mxfp4/<tokens>
 //   moxie_kernels_bench --benchmark_filter=Steps     # decode steps of a small and of a 20b layer
 #include <benchmark/benchmark.h>
 
@@ -86,7 +87,7 @@ void product(benchmark::State& state, const LaneKernels& lanes, DType format, in
 
 #if defined(__x86_64__)
 // Pairs of MXFP4 tiles from memory, times groups of 16 tokens; compare with Product at 64 tokens.
-void gemm(benchmark::State& state, int32_t num_tokens) {
+void gemm(benchmark::State& state, const GemmKernels& gemm, int32_t num_tokens) {
   Machine& m = machine();
   constexpr int32_t kNumTiles = 2048;
   const PackedMatrix matrix{
@@ -99,14 +100,15 @@ void gemm(benchmark::State& state, int32_t num_tokens) {
   std::memset(m.memory.data(), 0x7B, static_cast<size_t>(matrix.bytes()));
   for (auto _ : state) {
     pack_groups(
-        *m.stream->pool, kGemmAmx, [&](int32_t i) { return x.data() + int64_t{i} * kCols; },
-        num_tokens, kCols, groups.data());
-    parallel_gemm(*m.stream->pool, kGemmAmx, matrix, groups.data(), num_tokens,
+        *m.stream->pool, gemm, [&](int32_t i) { return x.data() + int64_t{i} * kCols; }, num_tokens,
+        kCols, groups.data());
+    parallel_gemm(*m.stream->pool, gemm, matrix, groups.data(), num_tokens,
                   [](int32_t, int32_t, const float* sums) { benchmark::DoNotOptimize(sums[0]); });
   }
-  state.counters["GFLOP/s"] = benchmark::Counter(
-      2e-9 * matrix.rows * static_cast<double>(kCols) * num_tokens * state.iterations(),
-      benchmark::Counter::kIsRate);
+  state.counters["GFLOP/s"] =
+      benchmark::Counter(2e-9 * matrix.rows * static_cast<double>(kCols) * num_tokens *
+                             static_cast<double>(state.iterations()),
+                         benchmark::Counter::kIsRate);
 }
 #endif
 
@@ -177,13 +179,17 @@ void register_all() {
     }
   }
 #if defined(__x86_64__)
-  const Features amx = kAvx512 | kAvx512Bf16 | kAmxBf16;
-  for (int32_t num_tokens : {16, 32, 64, 128, 256, 512}) {
-    if ((amx & ~cpu_features()) != 0) break;
-    const std::string name = "Gemm/amx/mxfp4/" + std::to_string(num_tokens);
-    benchmark::RegisterBenchmark(name.c_str(), gemm, num_tokens)
-        ->UseRealTime()
-        ->Unit(benchmark::kMillisecond);
+  const std::pair<const GemmKernels*, Features> kGemms[] = {
+      {&kGemmAmx, kAvx512 | kAvx512Bf16 | kAmxBf16}, {&kGemmAvx512Bf16, kAvx512 | kAvx512Bf16}};
+  for (const auto& [kernels, needs] : kGemms) {
+    if ((needs & ~cpu_features()) != 0) continue;
+    for (int32_t num_tokens : {4, 8, 16, 32, 64, 128, 256, 512}) {
+      const std::string name =
+          std::string("Gemm/") + kernels->name + "/mxfp4/" + std::to_string(num_tokens);
+      benchmark::RegisterBenchmark(name.c_str(), gemm, *kernels, num_tokens)
+          ->UseRealTime()
+          ->Unit(benchmark::kMillisecond);
+    }
   }
 #endif
   benchmark::RegisterBenchmark("Steps/hidden256_8_layers", steps, 256, 4, 2, 256, 16, 6000, 8)

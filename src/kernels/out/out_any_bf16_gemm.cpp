@@ -35,16 +35,20 @@ void run(const OutParams& p, const GemmKernels& gemm) {
                 });
 }
 
+double cost(const OutParams& p, const GemmKernels& gemm) {
+  return gemm_cost(gemm, static_cast<double>(p.weight.rows) * p.weight.cols, p.num_tokens,
+                   kLeastGemmTokens, std::min(p.weight.rows, p.weight.cols));
+}
+
 }  // namespace
 
 const char* out_any_bf16_gemm_refuses(const OutParams& p) { return gemm_refuses(p.weight); }
 
 uint64_t out_any_bf16_gemm_workspace(const OutParams& p) { return lay_out(p, nullptr).bytes; }
 
-double out_any_bf16_gemm_amx_cost(const OutParams& p) {
-  return gemm_cost(static_cast<double>(p.weight.rows) * p.weight.cols, p.num_tokens,
-                   kLeastGemmTokens, std::min(p.weight.rows, p.weight.cols));
-}
+double out_any_bf16_gemm_amx_cost(const OutParams& p) { return cost(p, kGemmAmx); }
 void out_any_bf16_gemm_amx(const OutParams& p) { run(p, kGemmAmx); }
+double out_any_bf16_gemm_avx512bf16_cost(const OutParams& p) { return cost(p, kGemmAvx512Bf16); }
+void out_any_bf16_gemm_avx512bf16(const OutParams& p) { run(p, kGemmAvx512Bf16); }
 
 }  // namespace moxie

@@ -33,6 +33,8 @@ const char* out_any_bf16_gemm_refuses(const OutParams& params);
 uint64_t out_any_bf16_gemm_workspace(const OutParams& params);
 double out_any_bf16_gemm_amx_cost(const OutParams& params);
 void out_any_bf16_gemm_amx(const OutParams& params);
+double out_any_bf16_gemm_avx512bf16_cost(const OutParams& params);
+void out_any_bf16_gemm_avx512bf16(const OutParams& params);
 
 // out_any_bf16x2_gemv_cuda: activations as two BF16 parts (16 bits), F32 sums.
 const char* out_any_bf16x2_gemv_cuda_refuses(const OutParams& params);

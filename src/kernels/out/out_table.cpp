@@ -78,6 +78,19 @@ const Row<OutParams> kRows[] = {
      .cost = out_any_bf16_gemm_amx_cost,
      .workspace = out_any_bf16_gemm_workspace,
      .run = out_any_bf16_gemm_amx},
+    {.name = "out_any_bf16_gemm_avx512bf16",
+     .device = DeviceKind::kCpu,
+     .needs = kAvx512 | kAvx512Bf16,
+     .supports = "mxfp4, bf16",
+     .limits =
+         "any number of tokens; activations rounded to bf16, so by default only from 16 tokens "
+         "and sizes of 1,024",
+     .ran_on = "x86-64",
+     .layout = PackedLayout::kRows16,
+     .refuses = out_any_bf16_gemm_refuses,
+     .cost = out_any_bf16_gemm_avx512bf16_cost,
+     .workspace = out_any_bf16_gemm_workspace,
+     .run = out_any_bf16_gemm_avx512bf16},
 #endif
     {.name = "out_mxfp4_i16_gemv_neondot",
      .device = DeviceKind::kCpu,

@@ -32,7 +32,7 @@ void multiply_head(const QkvParams& p, const GemmKernels& gemm, const uint16_t* 
   float heads[kChunkTokens * kMaxHeadDim];  // [tokens, head_dim]
   for (int32_t first = 0; first < p.head_dim; first += 32) {
     const int32_t output = head * p.head_dim + first;
-    multiply_tile_pair(gemm, p.weight, output / 32, groups, ceil_div(num_tokens, kGroupTokens),
+    multiply_tile_pair(gemm, p.weight, output / 32, groups, num_tokens,
                        [&](int32_t group, const float* sums) {
                          const int32_t begin = group * kGroupTokens;
                          const int32_t end = std::min(begin + kGroupTokens, num_tokens);
@@ -60,7 +60,7 @@ void run(const QkvParams& p, const GemmKernels& gemm) {
       parts.groups);
   const int64_t num_heads = p.num_heads + 2 * p.num_kv_heads;
   const int64_t num_chunks = ceil_div(num_tokens, kChunkTokens);
-  const double ns = gemm_ns(static_cast<double>(p.weight.rows) * p.weight.cols, num_tokens);
+  const double ns = gemm_ns(gemm, static_cast<double>(p.weight.rows) * p.weight.cols, num_tokens);
   split_work(pool, num_heads * num_chunks, ns, [&](int64_t begin, int64_t end) {
     for (int64_t unit = begin; unit < end; ++unit) {
       const auto head = static_cast<int32_t>(unit % num_heads);
@@ -69,6 +69,11 @@ void run(const QkvParams& p, const GemmKernels& gemm) {
                     token, std::min(kChunkTokens, num_tokens - token));
     }
   });
+}
+
+double cost(const QkvParams& p, const GemmKernels& gemm) {
+  return gemm_cost(gemm, static_cast<double>(p.weight.rows) * p.weight.cols, p.batch.num_tokens,
+                   kLeastGemmTokens, p.hidden);
 }
 
 }  // namespace
@@ -80,10 +85,9 @@ const char* qkv_any_bf16_gemm_refuses(const QkvParams& p) {
 
 uint64_t qkv_any_bf16_gemm_workspace(const QkvParams& p) { return lay_out(p, nullptr).bytes; }
 
-double qkv_any_bf16_gemm_amx_cost(const QkvParams& p) {
-  return gemm_cost(static_cast<double>(p.weight.rows) * p.weight.cols, p.batch.num_tokens,
-                   kLeastGemmTokens, p.hidden);
-}
+double qkv_any_bf16_gemm_amx_cost(const QkvParams& p) { return cost(p, kGemmAmx); }
 void qkv_any_bf16_gemm_amx(const QkvParams& p) { run(p, kGemmAmx); }
+double qkv_any_bf16_gemm_avx512bf16_cost(const QkvParams& p) { return cost(p, kGemmAvx512Bf16); }
+void qkv_any_bf16_gemm_avx512bf16(const QkvParams& p) { run(p, kGemmAvx512Bf16); }
 
 }  // namespace moxie

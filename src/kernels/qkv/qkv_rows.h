@@ -34,6 +34,8 @@ const char* qkv_any_bf16_gemm_refuses(const QkvParams& params);
 uint64_t qkv_any_bf16_gemm_workspace(const QkvParams& params);
 double qkv_any_bf16_gemm_amx_cost(const QkvParams& params);
 void qkv_any_bf16_gemm_amx(const QkvParams& params);
+double qkv_any_bf16_gemm_avx512bf16_cost(const QkvParams& params);
+void qkv_any_bf16_gemm_avx512bf16(const QkvParams& params);
 
 // qkv_any_bf16x2_gemv_cuda: activations as two BF16 parts (16 bits), F32 sums.
 const char* qkv_any_bf16x2_gemv_cuda_refuses(const QkvParams& params);

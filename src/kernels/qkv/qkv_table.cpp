@@ -77,6 +77,19 @@ const Row<QkvParams> kRows[] = {
      .cost = qkv_any_bf16_gemm_amx_cost,
      .workspace = qkv_any_bf16_gemm_workspace,
      .run = qkv_any_bf16_gemm_amx},
+    {.name = "qkv_any_bf16_gemm_avx512bf16",
+     .device = DeviceKind::kCpu,
+     .needs = kAvx512 | kAvx512Bf16,
+     .supports = "mxfp4, bf16; cache f32, bf16, fp8_e4m3; head_dim a multiple of 32",
+     .limits =
+         "any number of tokens; activations rounded to bf16, so by default only from 16 tokens "
+         "and a hidden size of 1,024",
+     .ran_on = "x86-64",
+     .layout = PackedLayout::kRows16,
+     .refuses = qkv_any_bf16_gemm_refuses,
+     .cost = qkv_any_bf16_gemm_avx512bf16_cost,
+     .workspace = qkv_any_bf16_gemm_workspace,
+     .run = qkv_any_bf16_gemm_avx512bf16},
 #endif
     {.name = "qkv_mxfp4_i16_gemv_neondot",
      .device = DeviceKind::kCpu,

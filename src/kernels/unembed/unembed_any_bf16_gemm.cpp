@@ -41,6 +41,11 @@ void run(const UnembedParams& p, const GemmKernels& gemm) {
                 });
 }
 
+double cost(const UnembedParams& p, const GemmKernels& gemm) {
+  return gemm_cost(gemm, static_cast<double>(p.weight.rows) * p.weight.cols, p.num_rows,
+                   kLeastGemmTokens, p.hidden);
+}
+
 }  // namespace
 
 const char* unembed_any_bf16_gemm_refuses(const UnembedParams& p) { return gemm_refuses(p.weight); }
@@ -49,10 +54,11 @@ uint64_t unembed_any_bf16_gemm_workspace(const UnembedParams& p) {
   return lay_out(p, nullptr).bytes;
 }
 
-double unembed_any_bf16_gemm_amx_cost(const UnembedParams& p) {
-  return gemm_cost(static_cast<double>(p.weight.rows) * p.weight.cols, p.num_rows, kLeastGemmTokens,
-                   p.hidden);
-}
+double unembed_any_bf16_gemm_amx_cost(const UnembedParams& p) { return cost(p, kGemmAmx); }
 void unembed_any_bf16_gemm_amx(const UnembedParams& p) { run(p, kGemmAmx); }
+double unembed_any_bf16_gemm_avx512bf16_cost(const UnembedParams& p) {
+  return cost(p, kGemmAvx512Bf16);
+}
+void unembed_any_bf16_gemm_avx512bf16(const UnembedParams& p) { run(p, kGemmAvx512Bf16); }
 
 }  // namespace moxie

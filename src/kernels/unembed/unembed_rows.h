@@ -34,6 +34,8 @@ const char* unembed_any_bf16_gemm_refuses(const UnembedParams& params);
 uint64_t unembed_any_bf16_gemm_workspace(const UnembedParams& params);
 double unembed_any_bf16_gemm_amx_cost(const UnembedParams& params);
 void unembed_any_bf16_gemm_amx(const UnembedParams& params);
+double unembed_any_bf16_gemm_avx512bf16_cost(const UnembedParams& params);
+void unembed_any_bf16_gemm_avx512bf16(const UnembedParams& params);
 
 // unembed_any_bf16x2_gemv_cuda: activations as two BF16 parts (16 bits), F32 sums.
 const char* unembed_any_bf16x2_gemv_cuda_refuses(const UnembedParams& params);

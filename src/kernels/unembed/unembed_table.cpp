@@ -76,6 +76,18 @@ const Row<UnembedParams> kRows[] = {
      .cost = unembed_any_bf16_gemm_amx_cost,
      .workspace = unembed_any_bf16_gemm_workspace,
      .run = unembed_any_bf16_gemm_amx},
+    {.name = "unembed_any_bf16_gemm_avx512bf16",
+     .device = DeviceKind::kCpu,
+     .needs = kAvx512 | kAvx512Bf16,
+     .supports = "mxfp4, bf16",
+     .limits = "any number of rows; activations rounded to bf16, so by default only from 16 rows "
+               "and a hidden size of 1,024",
+     .ran_on = "x86-64",
+     .layout = PackedLayout::kRows16,
+     .refuses = unembed_any_bf16_gemm_refuses,
+     .cost = unembed_any_bf16_gemm_avx512bf16_cost,
+     .workspace = unembed_any_bf16_gemm_workspace,
+     .run = unembed_any_bf16_gemm_avx512bf16},
 #endif
     {.name = "unembed_mxfp4_i16_gemv_neondot",
      .device = DeviceKind::kCpu,
