@@ -37,6 +37,8 @@ inline constexpr int32_t kMaxStreamTokens = 4;
 struct LaneProducts {
   TileProduct tile = nullptr;
   StreamsProduct streams = nullptr;
+  /// Up to how many tokens `streams` is the quicker: with more, arithmetic and not memory limits.
+  int32_t most_stream_tokens = kMaxTileTokens;
 };
 
 struct LaneKernels {

@@ -45,13 +45,15 @@ void add_block(const std::byte* block, const float* const* x, int32_t i, Vec* su
   const __m512i nibble = _mm512_set1_epi8(0x0F);
   const __m512i table = _mm512_broadcast_i32x4(
       _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
-  // Sums of the low and of the high nibbles apart: half the latency, and integers add in any
-  // order.
+  // For few tokens sums of the low and of the high nibbles apart: half the latency, and integers
+  // add in any order.
+  constexpr int32_t kHigh = N <= 2 ? 1 : 0;
   __m512i hi[N][2], lo[N][2];
 #pragma GCC unroll 8
   for (int32_t n = 0; n < N; ++n) {
     const auto& from = reinterpret_cast<const PreparedBlock*>(x[n])[i];
-    hi[n][0] = hi[n][1] = lo[n][1] = _mm512_setzero_si512();
+    hi[n][kHigh] = lo[n][kHigh] = _mm512_setzero_si512();
+    hi[n][0] = _mm512_setzero_si512();
     lo[n][0] = _mm512_set1_epi32(from.correction);
   }
 #pragma GCC unroll 4
@@ -66,8 +68,8 @@ void add_block(const std::byte* block, const float* const* x, int32_t i, Vec* su
       const int8_t *hi_bytes = from.hi + 8 * j, *lo_bytes = from.lo + 8 * j;
       add_products(low, hi_bytes, hi[n][0]);
       add_products(low, lo_bytes, lo[n][0]);
-      add_products(high, hi_bytes + 4, hi[n][1]);
-      add_products(high, lo_bytes + 4, lo[n][1]);
+      add_products(high, hi_bytes + 4, hi[n][kHigh]);
+      add_products(high, lo_bytes + 4, lo[n][kHigh]);
     }
   }
   const __m512 factor = _mm512_castsi512_ps(_mm512_slli_epi32(
@@ -75,8 +77,11 @@ void add_block(const std::byte* block, const float* const* x, int32_t i, Vec* su
 #pragma GCC unroll 8
   for (int32_t n = 0; n < N; ++n) {
     const auto& from = reinterpret_cast<const PreparedBlock*>(x[n])[i];
-    const __m512i high = _mm512_slli_epi32(_mm512_add_epi32(hi[n][0], hi[n][1]), 8);
-    const __m512i total = _mm512_add_epi32(high, _mm512_add_epi32(lo[n][0], lo[n][1]));
+    if constexpr (kHigh != 0) {
+      hi[n][0] = _mm512_add_epi32(hi[n][0], hi[n][kHigh]);
+      lo[n][0] = _mm512_add_epi32(lo[n][0], lo[n][kHigh]);
+    }
+    const __m512i total = _mm512_add_epi32(_mm512_slli_epi32(hi[n][0], 8), lo[n][0]);
     const __m512 scale = _mm512_mul_ps(factor, _mm512_set1_ps(from.half_scale));
     sums[n] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(total), scale, sums[n]);
   }
@@ -89,7 +94,7 @@ const LaneKernels kLanesAvx512Vnni = {.name = "avx512_vnni",
                                       .f32 = {},
                                       .bf16 = {},
                                       .q8_0 = {},
-                                      .mxfp4 = {fixed_product, fixed_streams},
+                                      .mxfp4 = {fixed_product, fixed_streams, 2},
                                       .rms_norm = rms_norm,
                                       .swiglu = swiglu,
                                       .decode_ns = 0.004,

@@ -49,8 +49,23 @@ MOXIE_INLINE void fixed_product_of(const std::byte* tiles, int64_t tile_bytes, i
   }
 }
 
+// Where registers suffice all tokens share one decoding; elsewhere four do.
 void fixed_product(const std::byte* tile, int32_t cols, const float* const* x, int32_t num_tokens,
                    float* y) {
+  if constexpr (kChains >= 8) {
+    switch (num_tokens) {
+      case 8:
+        return fixed_product_of<8, 1>(tile, 0, cols, x, y);
+      case 7:
+        return fixed_product_of<7, 1>(tile, 0, cols, x, y);
+      case 6:
+        return fixed_product_of<6, 1>(tile, 0, cols, x, y);
+      case 5:
+        return fixed_product_of<5, 1>(tile, 0, cols, x, y);
+      case 3:
+        return fixed_product_of<3, 1>(tile, 0, cols, x, y);
+    }
+  }
   int32_t token = 0;
   for (; token + 4 <= num_tokens; token += 4) {
     fixed_product_of<4, 1>(tile, 0, cols, x + token, y + 16 * token);

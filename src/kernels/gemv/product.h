@@ -46,10 +46,10 @@ template <typename RowOf, typename Done>
 void product_of_tiles(const LaneKernels& lanes, const PackedMatrix& matrix, int32_t begin,
                       int32_t end, int32_t first_token, int32_t end_token, RowOf row_of,
                       Done done) {
-  const auto [product, streams] = products_of_format(lanes, matrix.format);
+  const auto [product, streams, most_stream_tokens] = products_of_format(lanes, matrix.format);
   const float* x[kMaxTileTokens];
   float y[std::max(kMaxTileTokens, kTileStreams * kMaxStreamTokens) * 16];
-  if (streams != nullptr && end_token - first_token <= kMaxTileTokens) {
+  if (streams != nullptr && end_token - first_token <= most_stream_tokens) {
     for (; begin + kTileStreams <= end; begin += kTileStreams) {
       for (int32_t token = first_token; token < end_token; token += kMaxStreamTokens) {
         const int32_t count = std::min(kMaxStreamTokens, end_token - token);
