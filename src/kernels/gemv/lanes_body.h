@@ -95,12 +95,20 @@ struct Mxfp4Format {
 
 // Ahead of the loads: the hardware's prefetcher stops at a page's end, and its start again costs a
 // trip to memory every 4 KiB of weights. Two pages where a tile is read by itself, half a page
-// where several are read side by side. Past the matrix's end a prefetch does nothing.
+// where several are read side by side. Past the matrix's end a prefetch does nothing. Into L2 on
+// x86: L1's few outstanding misses are the loads' own, and a Zen 4 core reads a quarter faster so.
 constexpr int32_t kAheadAlone = 8192, kAheadOfStreams = 2048;
+#if defined(__x86_64__)
+constexpr int kPrefetchLocality = 2;
+#else
+constexpr int kPrefetchLocality = 3;
+#endif
 template <typename Format, int32_t kAhead>
 MOXIE_INLINE void prefetch_block(const std::byte* block) {
 #pragma GCC unroll 32
-  for (int32_t at = 0; at < Format::kBlockBytes; at += 64) __builtin_prefetch(block + kAhead + at);
+  for (int32_t at = 0; at < Format::kBlockBytes; at += 64) {
+    __builtin_prefetch(block + kAhead + at, 0, kPrefetchLocality);
+  }
 }
 
 // ---- Products ---------------------------------------------------------------------------------
