@@ -118,8 +118,10 @@ if wants steps; then
   for tokens in 1 2 4 8; do steps_of mxfp4 --tokens $tokens; done
   for dense in bf16 mxfp8; do steps_of $dense --tokens 1; done
   for tokens in 64 256; do steps_of bf16 --tokens $tokens --depth 1024 --layers 6; done
-  for tokens in 128 2048 8192; do steps_of bf16 --prompt $tokens --depth 0 --layers 4 --repeat 7; done
-  steps_of bf16 --prompt 8192 --depth 0 --layers 4 --repeat 7 --activation mxfp8
+  for tokens in 128 2048; do steps_of bf16 --prompt $tokens --depth 0 --layers 4 --repeat 7; done
+  for activation in bf16 mxfp8; do
+    steps_of bf16 --prompt 8192 --depth 0 --layers 4 --repeat 7 --activation $activation --x single
+  done
 fi
 
 # Whole models on random weights; each is one JSON document of `moxie bench`.
