@@ -193,7 +193,7 @@ struct DownProduct {
 
 /// pairs = W2 act + b2 of each slot, in BF16 (add_pairs_cuda.h).
 struct DownPairs : DownProduct {
-  StagedView pairs;
+  uint16_t* pairs;  // [slots, hidden]
   /// Columns that a warpgroup stores at a time.
   template <typename Cut>
   static constexpr int kStep = Cut::kMostColumns <= 144 ? Cut::kMostColumns : 128;
@@ -206,7 +206,6 @@ struct DownPairs : DownProduct {
     static_assert(!Cut::kSplitsK && kColumns % 16 == 0);
     constexpr int kColumnsAtATime = kStep<Cut>;
     const int lane = threadIdx.x % 32, group = threadIdx.x / 128 - 1;
-    const bool is_first = threadIdx.x % 128 == 0;
     std::byte* rows = shared + group * kColumnsAtATime * kStagedRowBytes;
     // Where this lane's row of an 8 x 8 matrix goes: of two blocks of 8 columns and both halves of
     // the tile.
@@ -222,8 +221,7 @@ struct DownPairs : DownProduct {
 #pragma unroll
       for (int first = 0; first < kColumns; first += kColumnsAtATime) {
         if (first >= item.num_columns) break;
-        if (is_first) wait_for_bulk_reads();  // of the columns before
-        barrier_wait(1 + group, 128);
+        barrier_wait(1 + group, 128);  // the columns before are stored
 #pragma unroll
         for (int i = first / 8; i < min(first + kColumnsAtATime, kColumns) / 8; i += 2) {
           const float* d = &sums[m][4 * i];
@@ -236,18 +234,21 @@ struct DownPairs : DownProduct {
           }
           store_transposed(lane_at + (8 * i - first) * kStagedRowBytes, words);
         }
-        fence_shared_writes();
         barrier_wait(1 + group, 128);
-        if (is_first && 64 * unit < weight.rows) {
-          const int count = min(kColumnsAtATime, item.num_columns - first);
-          store_bulk(pairs.data + (int64_t{unit} * pairs.capacity + item.first_column + first) *
-                                      kStagedRowBytes,
-                     rows, kStagedRowBytes * ((count + 7) / 8 * 8));
+        // Eight lanes a column, of eight rows each.
+        const int thread = threadIdx.x % 128, chunk = thread % 8, row = 64 * unit + 8 * chunk;
+        if (row >= weight.rows) continue;
+        const int count = min(kColumnsAtATime, item.num_columns - first);
+        uint16_t* to = pairs + int64_t{item.first_column + first} * weight.rows + row;
+        for (int column = thread / 8; column < count; column += 16) {
+          *reinterpret_cast<uint4*>(to + int64_t{column} * weight.rows) =
+              *reinterpret_cast<const uint4*>(rows + column * kStagedRowBytes +
+                                              16 * (chunk ^ column % 8));
         }
       }
     }
   }
-  __device__ __forceinline__ void drain() const { wait_for_bulk_stores(); }
+  __device__ __forceinline__ void drain() const {}
 };
 
 /// x += weight (W2 act + b2) of each pair.
@@ -294,8 +295,9 @@ struct DownAdds : DownProduct {
 struct GroupedMemory {
   SortShape shape;
   SortedPairs pairs;
-  StagedView staged, made, pair_outputs;
-  float* slot_scale = nullptr;  ///< E4M3: what a slot's staged values are to be multiplied by
+  StagedView staged, made;
+  uint16_t* pair_outputs = nullptr;  // [slots, hidden]
+  float* slot_scale = nullptr;       ///< E4M3: what a slot's staged values are to be multiplied by
   uint64_t bytes;
 
   GroupedMemory(const ExpertsParams& p, int32_t tile_slots, DType activation, std::byte* base)
@@ -312,7 +314,7 @@ struct GroupedMemory {
         static_cast<int64_t>(staged_bytes(rows, p.intermediate, activation)));
     staged.capacity = made.capacity = pairs.capacity;
     staged.width = p.hidden, made.width = p.intermediate;
-    pair_outputs = staged;
+    pair_outputs = reinterpret_cast<uint16_t*>(staged.data);
     if (activation == DType::kF8E4M3) slot_scale = scratch.take<float>(rows);
     bytes = scratch.bytes();
   }
@@ -345,6 +347,7 @@ void launch_grouped(const char* name, const ExpertsParams& p, const GroupedMemor
   } else {
     launch.template operator()<DownCut>(DownPairs{{down}, memory.pair_outputs});
     add_pairs({.num_tokens = p.num_tokens,
+               .width = p.hidden,
                .top_k = p.top_k,
                .slot_of_pair = pairs.slot_of_pair,
                .weights = p.expert_weights,
@@ -376,6 +379,7 @@ inline const char* refuses_grouped(const ExpertsParams& p) {
     return "weights are not MXFP4";
   if (p.gate_up.num_experts > kMaxSortedExperts) return "more than 256 experts";
   if (p.top_k > kMaxTopK) return "more than 16 experts a token";
+  if (p.hidden % 8 != 0) return "the hidden size is not a multiple of 8";
   return refuses_product(p.gate_up);
 }
 

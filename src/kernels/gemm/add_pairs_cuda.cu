@@ -1,4 +1,4 @@
-// A block takes a token, a warp a unit of 64 columns at a time, a lane a pair of them; all of a
+// A block takes a token, a warp 64 columns at a time, a lane a pair of them; all of a
 // thread's loads are on their way before the first is used.
 //
 // Bytes at 8,192 tokens of 2,880 columns and 4 experts each: 189 MB of outputs, x 94 or 189 in and
@@ -12,8 +12,9 @@ namespace moxie::gemm {
 namespace {
 
 constexpr int kMaxWarps = 16;
-constexpr int kHeld = 3;  // units of a thread at a time
-constexpr int kRows = 4;  // of the token's, at a time
+constexpr int kColumns = 64;  // of a warp
+constexpr int kHeld = 3;      // times that, at a time
+constexpr int kRows = 4;      // of the token's, at a time
 
 __device__ __forceinline__ float2 unpack_bf16(uint32_t pair) {
   return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xFFFF0000u));
@@ -22,17 +23,17 @@ __device__ __forceinline__ float2 unpack_bf16(uint32_t pair) {
 __global__ void __launch_bounds__(32 * kMaxWarps)
     add_pair_rows(const __grid_constant__ AddPairs p) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, num_warps = blockDim.x / 32;
-  const int width = p.pairs.width, num_units = staged_units(width);
+  const int width = p.width;
   wait_for_previous();
   launch_next();
   const int64_t token = blockIdx.x;
   const int64_t x_at = token * width;
   const int32_t* slots = p.slot_of_pair + token * p.top_k;
   const float* weights = p.weights + token * p.top_k;
-  for (int first = warp; first < num_units; first += kHeld * num_warps) {
+  for (int first = warp; kColumns * first < width; first += kHeld * num_warps) {
     float4 old[kHeld];
     float2 sums[kHeld];
-    const auto column = [&](int i) { return kStagedColumns * (first + i * num_warps) + 2 * lane; };
+    const auto column = [&](int i) { return kColumns * (first + i * num_warps) + 2 * lane; };
     with_single(p.x_is_single, [&]<bool kIsSingle>() {
 #pragma unroll
       for (int i = 0; i < kHeld; ++i) {
@@ -46,17 +47,13 @@ __global__ void __launch_bounds__(32 * kMaxWarps)
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
         const bool is_row = k + r < p.top_k;
-        const auto slot = static_cast<uint32_t>(is_row ? __ldg(slots + k + r) : 0);
+        const int64_t slot = is_row ? __ldg(slots + k + r) : 0;
         weight[r] = is_row ? __ldg(weights + k + r) : 0.0f;
-        const std::byte* row = p.pairs.data + int64_t{slot} * kStagedRowBytes +
-                               16 * (lane / 4 ^ slot % 8) + 4 * (lane % 4);
+        const uint16_t* row = p.pairs + slot * width;
 #pragma unroll
         for (int i = 0; i < kHeld; ++i) {
-          const int64_t unit = first + i * num_warps;
-          words[i][r] = is_row && unit < num_units
-                            ? *reinterpret_cast<const uint32_t*>(row + unit * p.pairs.capacity *
-                                                                           kStagedRowBytes)
-                            : 0;
+          words[i][r] =
+              is_row && column(i) < width ? *reinterpret_cast<const uint32_t*>(row + column(i)) : 0;
         }
       }
 #pragma unroll
@@ -84,9 +81,9 @@ __global__ void __launch_bounds__(32 * kMaxWarps)
 }  // namespace
 
 void add_pairs(const AddPairs& step, Stream* stream) {
-  CHECK(step.pairs.width % 2 == 0, "width " + std::to_string(step.pairs.width));
+  CHECK(step.width % 2 == 0, "width " + std::to_string(step.width));
   if (step.num_tokens == 0) return;
-  const int num_warps = std::min(kMaxWarps, ceil_div(staged_units(step.pairs.width), kHeld));
+  const int num_warps = std::min(kMaxWarps, ceil_div(step.width, kColumns * kHeld));
   launch_kernel("add_pairs", add_pair_rows, step,
                 {.grid = dim3(static_cast<unsigned>(step.num_tokens)),
                  .num_threads = 32 * num_warps,

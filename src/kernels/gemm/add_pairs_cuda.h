@@ -2,7 +2,6 @@
 // stream of their tokens.
 #pragma once
 
-#include "kernels/gemm/staged.cuh"
 #include "kernels/step.h"
 
 namespace moxie::gemm {
@@ -11,12 +10,10 @@ namespace moxie::gemm {
 /// slot_of_pair[token * top_k + k] of `pairs`. Of the sum in that order; rounded as a whole.
 /// Pointers are aligned to 16 bytes.
 struct AddPairs {
-  int32_t num_tokens = 0, top_k = 0;
+  int32_t num_tokens = 0, width = 0, top_k = 0;
   const int32_t* slot_of_pair = nullptr;  ///< [tokens, top_k]
   const float* weights = nullptr;         ///< [tokens, top_k]
-  /// Rows of BF16 in natural order: columns 8 c .. 8 c + 7 of a unit are the 16 bytes at place
-  /// c ^ (row % 8) of its 128.
-  StagedView pairs;
+  const uint16_t* pairs = nullptr;        ///< [rows, width], BF16
   float* x = nullptr;        ///< [tokens, width] of two floats (residual.cuh), added to
   bool x_is_single = false;  ///< of one
 };
