@@ -110,7 +110,7 @@ TEST(KernelTable, NamesAreReadWithScopesTemplatesAndArguments) {
   EXPECT_EQ(short_kernel_name(out),
             "product_kernel<mxfp4, CutOf<2, 2, false, 128>, 64, 96, DenseProduct<AddToResidual> >");
   EXPECT_EQ(step_of("void moxie::gemm::streamed_product_kernel<(moxie::DType)9, 16, 16, "
-                    "moxie::gemm::Down>(moxie::gemm::Down)"),
+                    "moxie::gemm::DownAdds>(moxie::gemm::DownAdds)"),
             "experts");
   EXPECT_EQ(step_of("moxie::(anonymous namespace)::sample_rows(moxie::(anonymous "
                     "namespace)::SampleLaunch)"),
