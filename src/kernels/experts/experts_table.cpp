@@ -130,7 +130,8 @@ const Row<ExpertsParams> kRows[] = {
     {.name = "experts_mxfp4_e4m3_gemm_sm90",
      .device = DeviceKind::kCuda,
      .needs = kSm90a,
-     .supports = "mxfp4; at most 256 experts, 16 a token; most scales within 16 octaves of their row's",
+     .supports =
+         "mxfp4; at most 256 experts, 16 a token; most scales within 16 octaves of their row's",
      .limits = "any number of tokens; with --activation mxfp8 chosen from 96 tokens an expert on; "
                "activations rounded to e4m3, one scale a token",
      .ran_on = "H200",
