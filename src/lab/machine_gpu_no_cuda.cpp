@@ -7,7 +7,7 @@ Result<std::vector<double>> time_gpu_reads(const Buffer&, int, Stream&) {
   return fail("this build has no CUDA code", "measuring a GPU");
 }
 
-Result<std::vector<double>> time_gpu_products(Device&, int, Stream&) {
+Result<std::vector<double>> time_gpu_products(GpuProducts, Device&, int, Stream&) {
   return fail("this build has no CUDA code", "measuring a GPU");
 }
 
