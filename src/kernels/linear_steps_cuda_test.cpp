@@ -212,6 +212,12 @@ class LinearStepsCuda : public CudaTest {
           x_is_single_ = false;
         }
       }
+      if constexpr (std::is_same_v<P, QkvParams>) {
+        if (std::string(row.name) == kStagingQkvRow) expect_staged_queries(row, built, format);
+      }
+      if constexpr (std::is_same_v<P, RouteParams>) {
+        if (std::string(row.name) == kUnnormedRouteRow) expect_t_is_left(row, built, expected);
+      }
       if constexpr (std::is_same_v<P, OutParams>) {
         if (std::string(row.name) != kStagedOutRow) continue;
         built.reset();
@@ -223,6 +229,93 @@ class LinearStepsCuda : public CudaTest {
       }
     }
     EXPECT_GT(num_rows, 0) << c.name();
+    free_case();
+  }
+
+  // What the row wrote as q, times a factor, in BF16.
+  void expect_staged_queries(const Row<QkvParams>& row, Built<QkvParams>& built, DType format) {
+    built.reset();
+    run_on_device(row, to_device(built.params, format));
+    const QkvParams& p = built.params;
+    const auto count = static_cast<size_t>(p.num_heads) * p.head_dim * p.batch.num_tokens;
+    const std::vector<float> found(p.q, p.q + count);
+    built.reset();
+    QkvParams params = to_device(p, format);
+    std::vector<uint16_t> staged(2 * count, 0xFFFF);  // half of which is left alone
+    params.q = reinterpret_cast<float*>(upload(staged));
+    params.stages_q = true;
+    params.q_factor = 0.18f;
+    run_on_device(row, params);
+    in_back(staged, reinterpret_cast<const uint16_t*>(params.q));
+    size_t num_wrong = 0;
+    for (size_t i = 0; i < count; ++i)
+      num_wrong += staged[i] != f32_to_bf16(found[i] * params.q_factor) ? 1 : 0;
+    for (size_t i = count; i < staged.size(); ++i) num_wrong += staged[i] != 0xFFFF ? 1 : 0;
+    EXPECT_EQ(num_wrong, 0u) << "of " << count << " staged queries";
+  }
+  // The same choice, and t as it was.
+  void expect_t_is_left(const Row<RouteParams>& row, Built<RouteParams>& built,
+                        std::vector<Output> expected) {
+    built.reset();
+    const RouteParams& p = built.params;
+    const std::vector<float> before(static_cast<size_t>(p.num_tokens) * p.hidden, 0.25f);
+    std::copy(before.begin(), before.end(), p.t);
+    RouteParams params = to_device(p, DType::kBF16);
+    params.leaves_t = true;
+    run_on_device(row, params);
+    for (Output& output : expected) {
+      if (std::string(output.name) == "t") output.values.assign(before.begin(), before.end());
+      output.rounding += activation_rounding(row.name);
+    }
+    expect_near(expected, built.outputs(), std::string(row.name) + " without t");
+  }
+
+  // Rows of experts that make their input from x themselves.
+  void expect_normed_experts_agree(const ExpertsCase& c) {
+    SCOPED_TRACE(c.name());
+    Built<ExpertsParams> built = build(c);
+    ExpertsParams& p = built.params;
+    p.rms_eps = 1e-5f;
+    std::vector<float> weight, t;
+    for (int32_t i = 0; i < c.hidden; ++i)
+      weight.push_back(0.5f + static_cast<float>(i % 17) / 16.0f);
+    for (int32_t token = 0; token < c.tokens; ++token) {
+      const float* x = &built.initial_x[static_cast<size_t>(token) * c.hidden];
+      double squares = 0;
+      for (int32_t i = 0; i < c.hidden; ++i) squares += static_cast<double>(x[i]) * x[i];
+      const double factor = 1 / std::sqrt(squares / c.hidden + static_cast<double>(p.rms_eps));
+      for (int32_t i = 0; i < c.hidden; ++i) t.push_back(static_cast<float>(x[i] * factor * weight[i]));
+    }
+    const float* const drawn = std::exchange(p.t, t.data());
+    const std::vector<Output> expected =
+        run_row(built, row_named<ExpertsParams>("experts_reference"), machine_);
+    int num_rows = 0;
+    for (const char* name : {kTiledExpertsRow, kE4m3ExpertsRow}) {
+      const Row<ExpertsParams>& row = row_named<ExpertsParams>(name);
+      if ((row.needs & ~features()) != 0) continue;
+      std::vector<Output> allowed = expected;
+      for (Output& output : allowed) output.rounding += kSplitRounding + activation_rounding(name);
+      for (const bool is_single : {false, true}) {
+        x_is_single_ = is_single;
+        built.reset();
+        p.t = drawn;  // which nobody reads
+        ExpertsParams params = to_device(p, DType::kMXFP4);
+        params.x_is_single = is_single;
+        params.norms_x = true;
+        params.norm_weight = upload(weight);
+        if (name == std::string(kE4m3ExpertsRow)) take_e4m3(params);
+        if (const char* why = row.refuses(params)) {
+          std::printf("  not run: %s on %s: %s\n", name, c.name().c_str(), why);
+          back_.clear();
+          continue;
+        }
+        ++num_rows;
+        run_on_device(row, params);
+        expect_near(allowed, built.outputs(), std::string(name) + " of x, " + c.name());
+      }
+      x_is_single_ = false;
+    }
+    EXPECT_GT(num_rows, (features() & kSm90a) != 0 ? 1 : -1);
     free_case();
   }
 
@@ -476,8 +569,10 @@ TEST_F(LinearStepsCuda, RouteAgreesWithTheReference) {
   }
   expect_rows_agree(
       RouteCase{.tokens = 1100, .hidden = 2880, .experts = 8, .top_k = 2, .weights = DType::kBF16});
-  expect_rows_agree(
-      RouteCase{.tokens = 4300, .hidden = 96, .experts = 150, .weights = DType::kBF16});
+  for (const int32_t experts : {100, 150}) {
+    expect_rows_agree(
+        RouteCase{.tokens = 4300, .hidden = 96, .experts = experts, .weights = DType::kBF16});
+  }
 }
 
 TEST_F(LinearStepsCuda, ExpertsAgreeWithTheReference) {
@@ -555,6 +650,15 @@ TEST_F(LinearStepsCuda, ManyTokensAgreeWithTheReference) {
                               .weights = weights,
                               .cache = DType::kF8E4M3});
   }
+}
+
+TEST_F(LinearStepsCuda, ExpertsThatNormAgreeWithTheReference) {
+  for (const int32_t tokens : {5, 33, 121, 300}) {
+    expect_normed_experts_agree(
+        {.tokens = tokens, .hidden = 160, .intermediate = 224, .experts = tokens == 300 ? 4 : 9});
+  }
+  expect_normed_experts_agree(
+      {.tokens = 40, .hidden = 2880, .intermediate = 96, .experts = 3, .top_k = 2});
 }
 
 // out and experts with the route step folded in, against the three steps of the reference.

@@ -48,6 +48,25 @@ __device__ __forceinline__ float4 load_residual(const float* x, int64_t at) {
 __device__ __forceinline__ float2 whole(float4 two) {
   return make_float2(two.x + two.y, two.z + two.w);
 }
+/// Four neighbouring values of x from number `at` on, a multiple of 4, as they are loaded.
+template <bool kIsSingle>
+struct ResidualFour {
+  float4 parts[kIsSingle ? 1 : 2];
+
+  __device__ __forceinline__ void load(const float* x, int64_t at) {
+    if constexpr (kIsSingle) {
+      parts[0] = *reinterpret_cast<const float4*>(x + at);
+    } else {
+      parts[0] = *reinterpret_cast<const float4*>(x + 2 * at);
+      parts[1] = *reinterpret_cast<const float4*>(x + 2 * at + 4);
+    }
+  }
+  __device__ __forceinline__ float4 values() const {
+    if constexpr (kIsSingle) return parts[0];
+    const float2 a = whole(parts[0]), b = whole(parts[1]);
+    return make_float4(a.x, a.y, b.x, b.y);
+  }
+};
 /// Stores both, by whoever owns them.
 template <bool kIsSingle>
 __device__ __forceinline__ void store_residual(float* x, int64_t at, float2 values) {

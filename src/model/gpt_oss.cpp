@@ -74,14 +74,24 @@ struct StepParams {
             .x_is_single = x_is_single,
             .fold = {}};
   }
+  /// Whether qkv writes the queries that attend reads as staged BF16: with the rows that can.
+  bool stages_q(const QkvParams& of_qkv, const AttendParams& of_attend) const {
+    return runs(of_qkv, kStagingQkvRow) && runs(of_attend, kStagingAttendRow);
+  }
   /// Whether attend writes what out reads as staged BF16: with the rows that can.
   bool stages_a(const AttendParams& of_attend, const OutParams& of_out) const {
-    if (batch.ragged.num_tokens < kLeastStagedTokens) return false;
-    const auto attend_row = kernels.select(of_attend);
-    const auto out_row = kernels.select(of_out);
-    return attend_row.has_value() && out_row.has_value() &&
-           std::string_view((*attend_row)->name) == kStagingAttendRow &&
-           std::string_view((*out_row)->name) == kStagedOutRow;
+    return batch.ragged.num_tokens >= kLeastStagedTokens &&
+           runs(of_attend, kStagingAttendRow) && runs(of_out, kStagedOutRow);
+  }
+  /// Whether experts norms x itself, so that route need not write t: with the rows that can.
+  bool norms_in_experts(const RouteParams& of_route, const ExpertsParams& of_experts) const {
+    return runs(of_route, kUnnormedRouteRow) &&
+           (runs(of_experts, kTiledExpertsRow) || runs(of_experts, kE4m3ExpertsRow));
+  }
+  template <typename P>
+  bool runs(const P& params, std::string_view name) const {
+    const auto row = kernels.select(params);
+    return row.has_value() && (*row)->name == name;
   }
   /// The route step as part of out and experts, in layer number `l`.
   RouteFold fold(const LayerWeights& layer, size_t l) const {
@@ -131,6 +141,8 @@ struct StepParams {
             .swiglu_alpha = config.swiglu_alpha,
             .swiglu_limit = config.swiglu_limit,
             .t = act.t,
+            .rms_eps = config.rms_eps,
+            .norm_weight = layer.post_norm,
             .expert_ids = act.expert_ids,
             .expert_weights = act.expert_weights,
             .gate_up = layer.gate_up,
@@ -238,13 +250,17 @@ void GptOss::forward(const Batch& batch, std::span<const KvLayer> kv, const Acti
   for (size_t l = 0; l < weights_.layers.size(); ++l) {
     const LayerWeights& layer = weights_.layers[l];
     keep_hidden(l);
-    kernels_.run(step.qkv(layer, kv[l], rotary_));
+    QkvParams qkv = step.qkv(layer, kv[l], rotary_);
     AttendParams attend = step.attend(layer, kv[l], config_.is_window[l], use_sinks_);
     OutParams out = step.out(layer);
-    const RouteParams route = step.route(layer);
+    RouteParams route = step.route(layer);
     ExpertsParams experts = step.experts(layer);
     if (is_folded(kernels_, route)) out.fold = experts.fold = step.fold(layer, l);
+    qkv.stages_q = attend.is_q_staged = step.stages_q(qkv, attend);
+    qkv.q_factor = attend.q_factor();
     attend.stages_a = out.is_a_staged = step.stages_a(attend, out);
+    route.leaves_t = experts.norms_x = step.norms_in_experts(route, experts);
+    kernels_.run(qkv);
     kernels_.run(attend);
     kernels_.run(out);
     kernels_.run(route);

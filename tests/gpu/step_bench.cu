@@ -173,6 +173,8 @@ class Bench {
       if (const auto row = chooser_.select(params))
         workspace_bytes_ = std::max(workspace_bytes_, (*row)->workspace(params));
     };
+    norms_in_experts_ =
+        stages() && std::string(must(chooser_.select(route(l)))->name) == kUnnormedRouteRow;
     ask(qkv(l)), ask(attend(l, false)), ask(attend(l, true)), ask(out(l)), ask(route(l));
     ask(experts(l, l.ids)), ask(unembed());
     workspace_ = allocate(static_cast<int64_t>(workspace_bytes_) + 256);
@@ -318,6 +320,8 @@ class Bench {
             .workspace = workspace_,
             .workspace_bytes = workspace_bytes_};
   }
+  // Prompts whose rows take x in one float stage q and a for one another, as the engine has them.
+  bool stages() const { return o_.is_prompt && o_.x_is_single; }
   QkvParams qkv(Layer& l) {
     return {.launch = launch(),
             .batch = batch_,
@@ -332,7 +336,9 @@ class Bench {
             .rotary = {.table = rotary_, .max_positions = static_cast<int32_t>(max_positions())},
             .kv = l.kv,
             .x_is_single = o_.x_is_single,
-            .q = q_};
+            .q = q_,
+            .stages_q = stages(),
+            .q_factor = AttendParams{}.q_factor()};
   }
   AttendParams attend(Layer& l, bool window) {
     return {.launch = launch(),
@@ -342,9 +348,11 @@ class Bench {
             .head_dim = 64,
             .window = window ? 128 : 0,
             .q = q_,
+            .is_q_staged = stages(),
             .kv = l.kv,
             .sinks = l.sinks,
-            .a = a_};
+            .a = a_,
+            .stages_a = stages()};
   }
   OutParams out(Layer& l) {
     return {.launch = launch(),
@@ -354,7 +362,8 @@ class Bench {
             .bias = l.out_bias,
             .x = x_,
             .x_is_single = o_.x_is_single,
-            .fold = {}};
+            .fold = {},
+            .is_a_staged = stages()};
   }
   RouteParams route(Layer& l) {
     return {.launch = launch(),
@@ -368,7 +377,8 @@ class Bench {
             .t = t_,
             .expert_ids = ids_,
             .expert_weights = expert_weights_,
-            .x_is_single = o_.x_is_single};
+            .x_is_single = o_.x_is_single,
+            .leaves_t = norms_in_experts_};
   }
   RouteFold fold(Layer& l, int turn) {
     return {.is_on = true,
@@ -389,6 +399,8 @@ class Bench {
             .intermediate = kHidden,
             .top_k = 4,
             .t = t_,
+            .norms_x = norms_in_experts_,
+            .norm_weight = l.post_norm,
             .expert_ids = ids,
             .expert_weights = expert_weights_,
             .gate_up = l.gate_up,
@@ -499,6 +511,7 @@ class Bench {
   uint32_t seed_ = 0;
   uint64_t ids_seed_ = 0;
   double distinct_ = 0, read_gb_s_ = 0;
+  bool norms_in_experts_ = false;  // as the engine has it with the rows that can
 };
 
 }  // namespace

@@ -18,12 +18,18 @@ struct AttendParams {
   int32_t window = 0;            // keys seen, self included; 0: all
   float scale = 0.125f;          // 1 / sqrt(head_dim)
   const float* q = nullptr;      // [tokens, heads, head_dim]
+  /// q has BF16, of values times q_factor(): from kStagingQkvRow, for kStagingAttendRow alone.
+  bool is_q_staged = false;
   KvLayer kv;                    // this launch's tokens are already in it
   const float* sinks = nullptr;  // [heads]; null: no sinks (a test switch)
   float* a = nullptr;            // [tokens, heads, head_dim], written
   /// `a` is written in BF16 as gemm/staged.cuh stages it, with a capacity of the tokens rounded up
   /// to 8: by kStagingAttendRow alone, for an out row that reads it so.
   bool stages_a = false;
+
+  /// Staged queries are in the unit that makes weights powers of two.
+  float q_factor() const { return scale * kLog2E; }
+  static constexpr float kLog2E = 1.4426950408889634f;
 };
 
 inline constexpr const char* kStagingAttendRow = "attend_bf16_prefill_wgmma_sm90";

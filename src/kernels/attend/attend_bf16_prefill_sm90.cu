@@ -315,7 +315,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   auto& shared = *reinterpret_cast<Shared<kKeys>*>(memory);
   const auto thread = static_cast<int>(threadIdx.x);
   const int warp = __shfl_sync(~0u, thread / 32, 0), lane = thread % 32;
-  if (thread == 0) shared.init_barriers();
+  if (thread == 0) shared.init_barriers(p.is_q_staged);
   // Values of keys that no token sees are multiplied with zeros: they have to be numbers.
   auto* values = reinterpret_cast<uint4*>(shared.v);
   for (int i = thread; i < static_cast<int>(sizeof(shared.v) / sizeof(uint4)); i += kThreads)
@@ -328,7 +328,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     give_registers<kProducerRegisters>();
     if (warp == 0) {
       Producer<kKeys>{.p = p, .shared = shared, .lane = lane}.run();
-    } else {
+    } else if (!p.is_q_staged) {
       convert_queries(shared, p.scale_log2, warp - 1, lane);
     }
   } else {
@@ -373,8 +373,21 @@ CUtensorMap map_runs(std::byte* base) {
   return map;
 }
 
-// The queries in boxes of a tile and a KV head, whose floats make two rows: a box takes at most 256
-// in a row.
+// Staged queries in boxes of a tile and a KV head.
+CUtensorMap map_staged_queries(const AttendParams& params) {
+  CUtensorMap map;
+  const auto num_heads = static_cast<uint64_t>(params.num_heads);
+  const cuuint64_t sizes[3] = {kDim, num_heads, static_cast<uint64_t>(params.batch.num_tokens)};
+  const cuuint64_t strides[2] = {kRowBytes, num_heads * kRowBytes};
+  const cuuint32_t box[3] = {kDim, kGroup, kTileTokens}, steps[3] = {1, 1, 1};
+  const CUresult result = encode_tiled()(
+      &map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<float*>(params.q), sizes, strides, box,
+      steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  CHECK(result == CUDA_SUCCESS, kRowName);
+  return map;
+}
+// Queries in F32, the same boxes; their floats make two rows: a box takes at most 256 in a row.
 CUtensorMap map_queries(const AttendParams& params) {
   constexpr uint32_t kHalf = kGroup * kDim / 2;
   static_assert(kHalf <= 256);
@@ -446,7 +459,7 @@ void attend_bf16_prefill_wgmma_sm90(const AttendParams& params) {
   const PrefillParams prefill{
       .k_runs = map_runs(kv.k),
       .v_runs = map_runs(kv.v),
-      .q_tokens = map_queries(params),
+      .q_tokens = params.is_q_staged ? map_staged_queries(params) : map_queries(params),
       .sinks = params.sinks,
       .a = params.a,
       .positions = batch.positions,
@@ -454,7 +467,7 @@ void attend_bf16_prefill_wgmma_sm90(const AttendParams& params) {
       .page_table = kv.page_table,
       .plan = parts.plan,
       .tiles = parts.tiles,
-      .scale_log2 = params.scale * kLog2E,
+      .scale_log2 = params.q_factor(),
       .page_rows = static_cast<int32_t>(kv.page_stride_bytes / kRowBytes),
       .num_seqs = batch.num_seqs,
       .table_stride = kv.table_stride,
@@ -462,7 +475,8 @@ void attend_bf16_prefill_wgmma_sm90(const AttendParams& params) {
       .num_heads = params.num_heads,
       .num_kv_heads = params.num_kv_heads,
       .window = params.window,
-      .staged_tokens = params.stages_a ? round_up(batch.num_tokens, gemm::kStagedRows) : 0};
+      .staged_tokens = params.stages_a ? round_up(batch.num_tokens, gemm::kStagedRows) : 0,
+      .is_q_staged = params.is_q_staged};
   cudaStream_t stream = launch_stream(params.launch.stream);
   launch_kernel(kRowName, attend_prefill_plan, prefill,
                 {.grid = dim3(1), .num_threads = kPlanThreads, .programmatic = true}, stream);

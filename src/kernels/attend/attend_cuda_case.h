@@ -242,11 +242,29 @@ class AttendCudaTest : public CudaTest {
       ++num_rows;
       const std::vector<float> found = run_row(row, params, test.q.size());
       expect_close(found, expected, test, row.name);
-      if (std::string(row.name) == kStagingAttendRow) expect_staged(row, params, found);
+      if (std::string(row.name) == kStagingAttendRow) {
+        expect_staged(row, params, found);
+        expect_staged_queries(row, params, test, found);
+      }
     }
     EXPECT_GE(num_rows, 1) << test.describe();
     free_uploads();
     return num_rows;
+  }
+
+  // The same answer, to the bit, of queries that are staged.
+  void expect_staged_queries(const Row<AttendParams>& row, AttendParams params,
+                             const AttendCase& test, const std::vector<float>& found) {
+    std::vector<uint16_t> bits;
+    for (const float value : test.q) bits.push_back(f32_to_bf16(value * params.q_factor()));
+    params.q = reinterpret_cast<const float*>(upload(bits));
+    params.is_q_staged = true;
+    const std::vector<float> staged = run_row(row, params, test.q.size());
+    size_t num_wrong = 0;
+    for (size_t i = 0; i < found.size(); ++i)
+      num_wrong += std::memcmp(&staged[i], &found[i], sizeof(float)) != 0 ? 1 : 0;
+    EXPECT_EQ(num_wrong, 0u) << "of " << found.size() << " with staged queries, "
+                             << test.describe();
   }
 
   // The same answer, staged: each value rounded to BF16, in its place.

@@ -2,6 +2,7 @@
 // memory, the producer that brings keys, values and queries, and the softmax of a warpgroup's rows.
 #pragma once
 
+#include "kernels/attend/attend.h"
 #include "kernels/attend/attend_wgmma_sm90.cuh"
 #include "kernels/step.h"
 
@@ -21,7 +22,7 @@ constexpr int kOwnThreads = 128;  // of a warpgroup
 constexpr int kRowBytes = 2 * kDim;
 constexpr int kRunBytes = kRun * kRowBytes;
 constexpr float kLowest = -3.0e38f;  // a maximum of nothing: finite, so that no difference is NaN
-constexpr float kLog2E = 1.4426950408889634f;
+constexpr float kLog2E = AttendParams::kLog2E;
 // A row's weights are powers of two relative to a maximum that may be this much too low: sums keep
 // their precision, and have to be scaled far less often.
 constexpr float kSlack = 8.0f;
@@ -43,7 +44,7 @@ struct Plan {
 
 struct PrefillParams {
   CUtensorMap k_runs, v_runs;  // boxes of kRun keys, over all of the pool: row 0 is page 0's first
-  CUtensorMap q_tokens;        // boxes of kTileTokens tokens and a KV head
+  CUtensorMap q_tokens;        // boxes of kTileTokens tokens and a KV head; BF16 in tiles' order
   const float* sinks;
   float* a;
   const int32_t* positions;
@@ -56,6 +57,7 @@ struct PrefillParams {
   int32_t num_seqs, table_stride, page_tokens;
   int32_t num_heads, num_kv_heads, window;
   int32_t staged_tokens;  // capacity of `a` as staged BF16; 0: F32
+  bool is_q_staged;       // BF16, in the unit of the logits
 };
 
 // What a block works on: a tile of tokens and a KV head. Keys first_key + i * kKeys and on make
@@ -80,13 +82,13 @@ struct Shared {
   uint64_t item_there[kItems], item_free[kItems];
   uint64_t raw_there, raw_free;
 
-  __device__ __forceinline__ void init_barriers() {
+  __device__ __forceinline__ void init_barriers(bool is_q_staged) {
     for (int i = 0; i < kStages; ++i) {
       init_barrier(&keys_there[i], 1);
       init_barrier(&keys_free[i], 4 * kWarpgroups);
     }
     for (int i = 0; i < kItems; ++i) {
-      init_barrier(&item_there[i], kWarpgroups);
+      init_barrier(&item_there[i], is_q_staged ? 1 : kWarpgroups);
       init_barrier(&item_free[i], 4 * kWarpgroups);
     }
     init_barrier(&raw_there, 1);
@@ -139,16 +141,27 @@ struct Producer {
   }
 
  private:
-  // The item and its queries, for the converters.
+  // The item and its queries: staged ones for the warpgroups, others for the converters.
   __device__ __forceinline__ void hand_over(const WorkItem& work, uint32_t turn) {
-    wait_barrier(&shared.item_free[turn % kItems], (turn / kItems & 1) ^ 1);
-    wait_barrier(&shared.raw_free, (turn & 1) ^ 1);
+    const uint32_t slot = turn % kItems;
+    wait_barrier(&shared.item_free[slot], (turn / kItems & 1) ^ 1);
+    if (!p.is_q_staged) wait_barrier(&shared.raw_free, (turn & 1) ^ 1);
     if (lane > 0) return;
-    shared.items[turn % kItems] = work;
-    expect_bytes(&shared.raw_there, work.num_blocks > 0 ? sizeof(shared.q_raw) : 0);
-    if (work.num_blocks == 0) return;
-    copy_box(shared.q_raw, &p.q_tokens, 0, 2 * work.kv_head, work.tile.first_token,
-             &shared.raw_there);
+    shared.items[slot] = work;
+    const bool is_work = work.num_blocks > 0;
+    if (p.is_q_staged) {
+      expect_bytes(&shared.item_there[slot], is_work ? sizeof(shared.q[slot]) : 0);
+      if (is_work) {
+        copy_box(shared.q[slot], &p.q_tokens, 0, kGroup * work.kv_head, work.tile.first_token,
+                 &shared.item_there[slot]);
+      }
+    } else {
+      expect_bytes(&shared.raw_there, is_work ? sizeof(shared.q_raw) : 0);
+      if (is_work) {
+        copy_box(shared.q_raw, &p.q_tokens, 0, 2 * work.kv_head, work.tile.first_token,
+                 &shared.raw_there);
+      }
+    }
   }
 
   // Lane i brings run i of a block's keys, lane kRuns + i of its values. Runs that no token

@@ -17,6 +17,10 @@ struct ExpertsParams {
   int32_t num_tokens = 0, hidden = 0, intermediate = 0, top_k = 0;
   float swiglu_alpha = 1.702f, swiglu_limit = 7.0f;
   const float* t = nullptr;             // [tokens, hidden], normed
+  /// The row makes t itself, RMSNorm(x): kTiledExpertsRow or kE4m3ExpertsRow alone.
+  bool norms_x = false;
+  float rms_eps = 1e-5f;                // with norms_x
+  const float* norm_weight = nullptr;   // [hidden], likewise
   int32_t* expert_ids = nullptr;        // [tokens, top_k]
   float* expert_weights = nullptr;      // [tokens, top_k]
   PackedMatrix gate_up;                 // experts x [2 * round_up(intermediate, 16), hidden]

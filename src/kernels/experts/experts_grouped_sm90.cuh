@@ -10,6 +10,7 @@
 #include "kernels/gemm/add_pairs_cuda.h"
 #include "kernels/gemm/dense_sm90.cuh"
 #include "kernels/gemm/sort_cuda.h"
+#include "kernels/gemm/stage_cuda.h"
 #include "kernels/scratch.h"
 
 namespace moxie::gemm {
@@ -372,6 +373,18 @@ inline GateUp gate_up_task(const ExpertsParams& p, const GroupedMemory& memory, 
           .made_scale = made_scale,
           .intermediate = p.intermediate};
 }
+/// The slots' activations, of t or of x.
+inline StageSlots stage_slots_of(const ExpertsParams& p, const GroupedMemory& memory) {
+  return {.num_tokens = p.num_tokens,
+          .top_k = p.top_k,
+          .values = p.norms_x ? p.x : p.t,
+          .norm_weight = p.norms_x ? p.norm_weight : nullptr,
+          .rms_eps = p.rms_eps,
+          .x_is_single = p.x_is_single,
+          .slot_of_pair = memory.pairs.slot_of_pair,
+          .to = memory.staged};
+}
+
 /// Why grouped products cannot do these experts; null if they can.
 inline const char* refuses_grouped(const ExpertsParams& p) {
   if (p.fold.is_on) return "the route step is folded into the experts";

@@ -5,7 +5,6 @@
 // and as many between the products, 0.75 GB added to x.
 #include "kernels/experts/experts_grouped_sm90.cuh"
 #include "kernels/experts/experts_rows.h"
-#include "kernels/gemm/stage_cuda.h"
 #include "kernels/gemm/tile_model.h"
 
 namespace moxie {
@@ -59,12 +58,7 @@ void experts_mxfp4_bf16_gemm_sm90(const ExpertsParams& p) {
   if (p.num_tokens == 0) return;
   const GroupedMemory memory(p, experts_tile(p), DType::kBF16, p.launch.workspace);
   sort_pairs(memory.shape, p.expert_ids, p.expert_weights, memory.pairs, p.launch.stream);
-  stage_slots({.num_tokens = p.num_tokens,
-               .top_k = p.top_k,
-               .values = p.t,
-               .slot_of_pair = memory.pairs.slot_of_pair,
-               .to = memory.staged},
-              p.launch.stream);
+  stage_slots(stage_slots_of(p, memory), p.launch.stream);
   constexpr float kScale = kProductScale<DType::kMXFP4>;
   dispatch_tile(memory.shape.tile_slots, [&]<typename G>() {
     const auto launch = [&]<int... kWidths>() {

@@ -14,7 +14,6 @@
 
 #include "kernels/experts/experts_grouped_sm90.cuh"
 #include "kernels/experts/experts_rows.h"
-#include "kernels/gemm/stage_cuda.h"
 #include "kernels/gemm/tile_model.h"
 
 namespace moxie {
@@ -50,12 +49,7 @@ void experts_mxfp4_e4m3_gemm_sm90(const ExpertsParams& p) {
         "scales were looked at when the model was loaded");
   const GroupedMemory memory(p, kMostColumns, kActivation, p.launch.workspace);
   sort_pairs(memory.shape, p.expert_ids, p.expert_weights, memory.pairs, p.launch.stream);
-  stage_slots_e4m3({.num_tokens = p.num_tokens,
-                    .top_k = p.top_k,
-                    .values = p.t,
-                    .slot_of_pair = memory.pairs.slot_of_pair,
-                    .to = memory.staged},
-                   memory.slot_scale, p.launch.stream);
+  stage_slots_e4m3(stage_slots_of(p, memory), memory.slot_scale, p.launch.stream);
   const float scale = made_scale(p);
   launch_grouped<Cut, Cut, 144, 256, kMostColumns>("experts_mxfp4_e4m3_gemm_sm90", p, memory,
                                                    gate_up_task(p, memory, 1.0f, scale),

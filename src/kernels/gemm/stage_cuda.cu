@@ -2,7 +2,8 @@
 // what a warp reads and what it writes are runs of memory. All of a warp's units are on their way
 // before the first is used.
 //
-// Bytes at 8,192 tokens of 2,880 columns: normed 189 MB in, 47 out; slots of four 94 in, 189 out.
+// Bytes at 8,192 tokens of 2,880 columns: normed 94 MB of single x in, 47 out; slots of four 94 in,
+// 189 out.
 #include "core/cuda_launch.cuh"
 #include "kernels/gemm/stage_cuda.h"
 #include "kernels/ptx.cuh"
@@ -45,24 +46,19 @@ struct LaneColumns {
   }
 };
 
+/// RMSNorm of a token's x, from value number `first` on, in BF16.
 template <int kCount>
-__global__ void stage_normed_rows(const __grid_constant__ StageNormed p) {
+__device__ __forceinline__ void norm_words(const LaneColumns<kCount>& mine, const float* x,
+                                           int64_t first, bool x_is_single,
+                                           const float2 (&weight)[kCount], float rms_eps,
+                                           uint32_t (&words)[kCount]) {
   __shared__ float squares[kMaxWarps];
-  const LaneColumns<kCount> mine(p.to.width);
-  float2 weight[kCount];
-  mine.load(p.norm_weight, weight);
-  wait_for_previous();
-  launch_next();
-  const int32_t row = static_cast<int32_t>(blockIdx.x);
-  const int64_t token = p.row_idx == nullptr ? row : p.row_idx[row];
-  const int64_t first = token * p.to.width;
   float4 halves[kCount];
-  with_single(p.x_is_single, [&]<bool kIsSingle>() {
+  with_single(x_is_single, [&]<bool kIsSingle>() {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      halves[i] = mine.column(i) < mine.width
-                      ? load_residual<kIsSingle>(p.x, first + mine.column(i))
-                      : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+      halves[i] = mine.column(i) < mine.width ? load_residual<kIsSingle>(x, first + mine.column(i))
+                                              : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     }
   });
   float2 pairs[kCount];
@@ -76,11 +72,23 @@ __global__ void stage_normed_rows(const __grid_constant__ StageNormed p) {
   if (mine.lane == 0) squares[mine.first] = square;
   __syncthreads();
   square = warp_sum(mine.lane < mine.step ? squares[mine.lane] : 0.0f);
-  const float factor = 1.0f / sqrtf(square / static_cast<float>(mine.width) + p.rms_eps);
-  uint32_t words[kCount];
+  const float factor = 1.0f / sqrtf(square / static_cast<float>(mine.width) + rms_eps);
 #pragma unroll
   for (int i = 0; i < kCount; ++i)
     words[i] = pack_bf16(pairs[i].x * factor * weight[i].x, pairs[i].y * factor * weight[i].y);
+}
+
+template <int kCount>
+__global__ void stage_normed_rows(const __grid_constant__ StageNormed p) {
+  const LaneColumns<kCount> mine(p.to.width);
+  float2 weight[kCount];
+  mine.load(p.norm_weight, weight);
+  wait_for_previous();
+  launch_next();
+  const int32_t row = static_cast<int32_t>(blockIdx.x);
+  const int64_t token = p.row_idx == nullptr ? row : p.row_idx[row];
+  uint32_t words[kCount];
+  norm_words(mine, p.x, token * p.to.width, p.x_is_single, weight, p.rms_eps, words);
   mine.store(p.to, row, words);
 }
 
@@ -104,16 +112,22 @@ __global__ void stage_float_rows(const __grid_constant__ StageFloats p) {
   mine.store(p.to, row, words);
 }
 
-template <int kCount>
+template <int kCount, bool kIsNormed>
 __global__ void stage_slot_rows(const __grid_constant__ StageSlots p) {
   const LaneColumns<kCount> mine(p.to.width);
+  [[maybe_unused]] float2 weight[kCount];
+  if constexpr (kIsNormed) mine.load(p.norm_weight, weight);
   wait_for_previous();
   launch_next();
   const int64_t token = blockIdx.x;
   const int32_t* slots = p.slot_of_pair + token * p.top_k;
   const int32_t slot = mine.lane < p.top_k ? slots[mine.lane] : 0;
   uint32_t words[kCount];
-  load_words(mine, p.values + token * p.to.width, words);
+  if constexpr (kIsNormed) {
+    norm_words(mine, p.values, token * p.to.width, p.x_is_single, weight, p.rms_eps, words);
+  } else {
+    load_words(mine, p.values + token * p.to.width, words);
+  }
   for (int k = 0; k < p.top_k; ++k) mine.store(p.to, __shfl_sync(~0u, slot, k), words);
 }
 
@@ -131,24 +145,52 @@ __device__ __forceinline__ float e4m3_scale(float greatest) {
   return exponent < 20 || exponent > 240 ? 1.0f : __uint_as_float(up << 23);
 }
 
-// A thread has every blockDim.x-th group of four columns.
-template <int kCount>
+// A thread has every blockDim.x-th group of four columns. With a norm, of x times its weight; the
+// norm's factor then goes with the scale.
+template <int kCount, bool kIsNormed>
 __global__ void stage_slot_rows_e4m3(const __grid_constant__ StageSlotsE4m3 params) {
-  __shared__ float greatest_of[kMaxWarps];
+  __shared__ float greatest_of[kMaxWarps], squares[kMaxWarps];
   const StageSlots& p = params.slots;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, num_warps = blockDim.x / 32;
   const int num_groups = kStagedColumns / 4 * staged_units(p.to.width);
+  const auto column = [](int i) { return 4 * static_cast<int>(threadIdx.x + i * blockDim.x); };
+  [[maybe_unused]] float4 weight[kCount];
+  if constexpr (kIsNormed) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      weight[i] = column(i) < p.to.width
+                      ? *reinterpret_cast<const float4*>(p.norm_weight + column(i))
+                      : float4{};
+    }
+  }
   wait_for_previous();
   launch_next();
   const int64_t token = blockIdx.x;
-  const float* row = p.values + token * p.to.width;
   float4 values[kCount];
-  float greatest = 0;
+  const auto load = [&]<bool kIsSingle>() {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      ResidualFour<kIsSingle> four = {};
+      if (column(i) < p.to.width) four.load(p.values, token * p.to.width + column(i));
+      values[i] = four.values();
+    }
+  };
+  float square = 0, greatest = 0;
+  if constexpr (kIsNormed) {
+    with_single(p.x_is_single, load);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      float4& v = values[i];
+      square += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+      v = {v.x * weight[i].x, v.y * weight[i].y, v.z * weight[i].z, v.w * weight[i].w};
+    }
+    square = warp_sum(square);
+    if (lane == 0) squares[warp] = square;
+  } else {
+    load.template operator()<true>();
+  }
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
-    const int column = 4 * static_cast<int>(threadIdx.x + i * blockDim.x);
-    values[i] = column < p.to.width ? *reinterpret_cast<const float4*>(row + column)
-                                    : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     greatest = fmaxf(fmaxf(greatest, fmaxf(fabsf(values[i].x), fabsf(values[i].y))),
                      fmaxf(fabsf(values[i].z), fabsf(values[i].w)));
   }
@@ -157,10 +199,16 @@ __global__ void stage_slot_rows_e4m3(const __grid_constant__ StageSlotsE4m3 para
   const int32_t* slots = p.slot_of_pair + token * p.top_k;
   const int32_t slot = lane < p.top_k ? slots[lane] : 0;
   __syncthreads();
-  greatest = lane < blockDim.x / 32 ? greatest_of[lane] : 0.0f;
+  greatest = lane < num_warps ? greatest_of[lane] : 0.0f;
   greatest = __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(greatest)));
-  const float scale = e4m3_scale(greatest);
+  float factor = 1.0f;
+  if constexpr (kIsNormed) {
+    square = warp_sum(lane < num_warps ? squares[lane] : 0.0f);
+    factor = 1.0f / sqrtf(square / static_cast<float>(p.to.width) + p.rms_eps);
+  }
+  float scale = e4m3_scale(greatest * factor);
   if (warp == 0 && lane < p.top_k) params.slot_scale[slot] = 1.0f / scale;
+  scale *= factor;
   uint32_t words[kCount];
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
@@ -211,8 +259,15 @@ void stage_floats(const StageFloats& step, Stream* stream) {
 
 void stage_slots(const StageSlots& step, Stream* stream) {
   CHECK(step.top_k <= 32, "top_k " + std::to_string(step.top_k));
-  launch_rows("stage_slots", stage_slot_rows<kHeld>, stage_slot_rows<kMostHeld>, step,
-              step.num_tokens, stream);
+  const auto launch = [&]<bool kIsNormed>() {
+    launch_rows("stage_slots", stage_slot_rows<kHeld, kIsNormed>,
+                stage_slot_rows<kMostHeld, kIsNormed>, step, step.num_tokens, stream);
+  };
+  if (step.norm_weight != nullptr) {
+    launch.template operator()<true>();
+  } else {
+    launch.template operator()<false>();
+  }
 }
 
 void stage_slots_e4m3(const StageSlots& step, float* slot_scale, Stream* stream) {
@@ -225,13 +280,21 @@ void stage_slots_e4m3(const StageSlots& step, float* slot_scale, Stream* stream)
   const int num_groups = kStagedColumns / 4 * staged_units(to.width);
   const bool is_wide = num_groups > 32 * kMaxWarps * kSome;
   const int held = is_wide ? kMost : kSome;
-  launch_kernel("stage_slots_e4m3",
-                is_wide ? stage_slot_rows_e4m3<kMost> : stage_slot_rows_e4m3<kSome>,
-                StageSlotsE4m3{step, slot_scale},
-                {.grid = dim3(static_cast<unsigned>(step.num_tokens)),
-                 .num_threads = 32 * ceil_div(num_groups, 32 * held),
-                 .programmatic = true},
-                launch_stream(stream));
+  const auto launch = [&]<bool kIsNormed>() {
+    launch_kernel("stage_slots_e4m3",
+                  is_wide ? stage_slot_rows_e4m3<kMost, kIsNormed>
+                          : stage_slot_rows_e4m3<kSome, kIsNormed>,
+                  StageSlotsE4m3{step, slot_scale},
+                  {.grid = dim3(static_cast<unsigned>(step.num_tokens)),
+                   .num_threads = 32 * ceil_div(num_groups, 32 * held),
+                   .programmatic = true},
+                  launch_stream(stream));
+  };
+  if (step.norm_weight != nullptr) {
+    launch.template operator()<true>();
+  } else {
+    launch.template operator()<false>();
+  }
 }
 
 }  // namespace moxie::gemm

@@ -32,10 +32,14 @@ struct StageFloats {
 };
 void stage_floats(const StageFloats& step, Stream* stream);
 
-/// Rows slot_of_pair[token * top_k + k], k < top_k, = values of the token.
+/// Rows slot_of_pair[token * top_k + k], k < top_k, = values of the token; with norm_weight `values`
+/// is x, and they are RMSNorm(x).
 struct StageSlots {
   int32_t num_tokens = 0, top_k = 0;
   const float* values = nullptr;          // [tokens, width]
+  const float* norm_weight = nullptr;     // [width], or null
+  float rms_eps = 1e-5f;                  // with norm_weight
+  bool x_is_single = false;               // likewise (residual.cuh)
   const int32_t* slot_of_pair = nullptr;  // [tokens, top_k]
   StagedView to;
 };

@@ -27,14 +27,9 @@ __global__ void __launch_bounds__(kThreads) rms_norm(const __grid_constant__ Rms
       const int column = 4 * static_cast<int>(threadIdx.x + i * kThreads);
       values[i] = {};
       if (column >= p.hidden) continue;
-      const int64_t at = token * p.hidden + column;
-      if constexpr (kIsSingle) {
-        values[i] = *reinterpret_cast<const float4*>(p.x + at);
-      } else {
-        const float2 a = whole(load_residual<false>(p.x, at));
-        const float2 b = whole(load_residual<false>(p.x, at + 2));
-        values[i] = {a.x, a.y, b.x, b.y};
-      }
+      ResidualFour<kIsSingle> four;
+      four.load(p.x, token * p.hidden + column);
+      values[i] = four.values();
     }
   });
   float square = 0;

@@ -19,7 +19,13 @@ struct QkvParams {
   KvLayer kv;
   bool x_is_single = false;  // CUDA: x has one float a value, not two (residual.cuh)
   float* q = nullptr;        // [tokens, heads, head_dim], written, rotated, not scaled
+  /// q is written in BF16, times q_factor, for a row of attend that reads it so
+  /// (AttendParams::is_q_staged): by kStagingQkvRow alone.
+  bool stages_q = false;
+  float q_factor = 1.0f;
 };
+
+inline constexpr const char* kStagingQkvRow = "qkv_any_bf16_gemm_sm90";
 
 template <>
 struct StepOf<QkvParams> {

@@ -15,17 +15,38 @@ struct TurnAndAppend {
   const int32_t* positions;  // [tokens]
   const int32_t* seq_idx;    // [tokens]
   KvLayer kv;
-  float* q;  // [tokens, heads, head_dim]
+  float* q;  // [tokens, heads, head_dim]; or BF16 of values times q_factor
+  bool stages_q;
+  float q_factor;
   int32_t num_heads, num_kv_heads, head_dim;
 
-  /// Two neighbouring dimensions of a row.
-  __device__ __forceinline__ static void store_pair(float* row, int dim, float2 pair) {
-    *reinterpret_cast<float2*>(row + dim) = pair;
+  // Two neighbouring dimensions each, in the first half of a head and in the second.
+  struct Quad {
+    float2 top, bottom;
+  };
+  __device__ __forceinline__ static Quad load(const float* row, int half) {
+    return {__ldg(reinterpret_cast<const float2*>(row)),
+            __ldg(reinterpret_cast<const float2*>(row + half))};
   }
-  __device__ __forceinline__ void store_to_cache(std::byte* row, int dim, float2 pair) const {
-    if (kv.dtype == DType::kF32) {
-      store_pair(reinterpret_cast<float*>(row), dim, pair);
-    } else if (kv.dtype == DType::kBF16) {
+  __device__ __forceinline__ static Quad biased(const SumsTile& sums, int column, int in_tile,
+                                                const Quad& bias) {
+    return {make_float2(sums.at(column, in_tile) + bias.top.x,
+                        sums.at(column, in_tile + 1) + bias.top.y),
+            make_float2(sums.at(column, in_tile + 8) + bias.bottom.x,
+                        sums.at(column, in_tile + 9) + bias.bottom.y)};
+  }
+  // turn: cosines on top, sines below.
+  __device__ __forceinline__ static Quad turned(const Quad& of, const Quad& turn) {
+    return {make_float2(of.top.x * turn.top.x - of.bottom.x * turn.bottom.x,
+                        of.top.y * turn.top.y - of.bottom.y * turn.bottom.y),
+            make_float2(of.bottom.x * turn.top.x + of.top.x * turn.bottom.x,
+                        of.bottom.y * turn.top.y + of.top.y * turn.bottom.y)};
+  }
+  __device__ __forceinline__ static void store_pair(DType dtype, std::byte* row, int dim,
+                                                    float2 pair) {
+    if (dtype == DType::kF32) {
+      reinterpret_cast<float2*>(row)[dim / 2] = pair;
+    } else if (dtype == DType::kBF16) {
       reinterpret_cast<uint32_t*>(row)[dim / 2] = pack_bf16(pair.x, pair.y);
     } else {
       reinterpret_cast<uint16_t*>(row)[dim / 2] =
@@ -47,63 +68,85 @@ struct TurnAndAppend {
                                         int first_column, int num_columns) const {
     const int tiles_a_head = head_dim / 16, half = head_dim / 2;
     const int head = tile / tiles_a_head;
-    const bool is_q = head < num_heads, is_k = !is_q && head < num_heads + num_kv_heads;
     // Four lanes a column, of two dimensions each in both halves of the head.
     const int lane = threadIdx.x % 32, in_tile = lane % 4 * 2;
     const int dim = (tile - head * tiles_a_head) * 8 + in_tile;
-    const float* head_bias = bias + head * head_dim + dim;
-    const float2 top_bias = *reinterpret_cast<const float2*>(head_bias);
-    const float2 bottom_bias = *reinterpret_cast<const float2*>(head_bias + half);
-    // What several columns need is read before the first of them is stored, and all positions
-    // before what lies behind them: no load passes a store whose place the compiler does not know.
+    const Quad of_bias = load(bias + head * head_dim + dim, half);
+    if (head < num_heads) {
+      store_queries(sums, head, dim, of_bias, first_column, num_columns);
+    } else {
+      store_keys_or_values(sums, head - num_heads, dim, of_bias, first_column, num_columns);
+    }
+  }
+
+ private:
+  // What several columns need is read before the first of them is stored, and all positions before
+  // what lies behind them: no load passes a store whose place the compiler does not know.
+  __device__ __forceinline__ void store_queries(const SumsTile& sums, int head, int dim,
+                                                const Quad& of_bias, int first_column,
+                                                int num_columns) const {
     constexpr int kBatch = 4;  // as registers allow
+    const int lane = threadIdx.x % 32, in_tile = lane % 4 * 2, half = head_dim / 2;
+    const DType dtype = stages_q ? DType::kBF16 : DType::kF32;
+    const int64_t head_bytes = head_dim * (stages_q ? 2 : 4);
 #pragma unroll 1
     for (int first = lane / 4; first < num_columns; first += 8 * kBatch) {
-      int token[kBatch], position[kBatch];
+      int position[kBatch];
 #pragma unroll
       for (int c = 0; c < kBatch; ++c) {
         // Past the end: the last column once more.
-        token[c] = first_column + min(first + 8 * c, num_columns - 1);
-        position[c] = __ldg(positions + token[c]);
+        position[c] = __ldg(positions + first_column + min(first + 8 * c, num_columns - 1));
       }
-      float2 cosines[kBatch], sines[kBatch];
-      std::byte* places[kBatch];
+      Quad turn[kBatch];
 #pragma unroll
       for (int c = 0; c < kBatch; ++c) {
-        const float* turn = rotary + static_cast<int64_t>(position[c]) * head_dim + dim;
-        cosines[c] = __ldg(reinterpret_cast<const float2*>(turn));
-        sines[c] = __ldg(reinterpret_cast<const float2*>(turn + half));
-        if (is_q) {
-          places[c] = reinterpret_cast<std::byte*>(
-              q + (static_cast<int64_t>(token[c]) * num_heads + head) * head_dim);
-        } else {
-          places[c] = is_k
-                          ? cache_row(kv.k, head - num_heads, position[c], token[c])
-                          : cache_row(kv.v, head - num_heads - num_kv_heads, position[c], token[c]);
-        }
+        turn[c] = load(rotary + static_cast<int64_t>(position[c]) * head_dim + dim, half);
       }
 #pragma unroll
       for (int c = 0; c < kBatch; ++c) {
         const int column = first + 8 * c;
         if (column >= num_columns) continue;
-        float2 top = make_float2(sums.at(column, in_tile) + top_bias.x,
-                                 sums.at(column, in_tile + 1) + top_bias.y);
-        float2 bottom = make_float2(sums.at(column, in_tile + 8) + bottom_bias.x,
-                                    sums.at(column, in_tile + 9) + bottom_bias.y);
-        if (is_q || is_k) {
-          const float2 before = top;
-          top.x = before.x * cosines[c].x - bottom.x * sines[c].x;
-          top.y = before.y * cosines[c].y - bottom.y * sines[c].y;
-          bottom.x = bottom.x * cosines[c].x + before.x * sines[c].x;
-          bottom.y = bottom.y * cosines[c].y + before.y * sines[c].y;
-        }
-        if (is_q) {
-          store_pair(reinterpret_cast<float*>(places[c]), dim, top);
-          store_pair(reinterpret_cast<float*>(places[c]), half + dim, bottom);
-        } else {
-          store_to_cache(places[c], dim, top);
-          store_to_cache(places[c], half + dim, bottom);
-        }
+        const Quad value = turned(biased(sums, column, in_tile, of_bias), turn[c]);
+        std::byte* row = reinterpret_cast<std::byte*>(q) +
+                         (static_cast<int64_t>(first_column + column) * num_heads + head) * head_bytes;
+        store_pair(dtype, row, dim, make_float2(value.top.x * q_factor, value.top.y * q_factor));
+        store_pair(dtype, row, half + dim,
+                   make_float2(value.bottom.x * q_factor, value.bottom.y * q_factor));
+      }
+    }
+  }
+  // kv_head: of the keys, behind them of the values.
+  __device__ __forceinline__ void store_keys_or_values(const SumsTile& sums, int kv_head, int dim,
+                                                       const Quad& of_bias, int first_column,
+                                                       int num_columns) const {
+    constexpr int kBatch = 4;  // as registers allow
+    const int lane = threadIdx.x % 32, in_tile = lane % 4 * 2, half = head_dim / 2;
+    const bool is_k = kv_head < num_kv_heads;
+    std::byte* const cache = is_k ? kv.k : kv.v;
+    if (!is_k) kv_head -= num_kv_heads;
+#pragma unroll 1
+    for (int first = lane / 4; first < num_columns; first += 8 * kBatch) {
+      int token[kBatch], position[kBatch];
+#pragma unroll
+      for (int c = 0; c < kBatch; ++c) {
+        token[c] = first_column + min(first + 8 * c, num_columns - 1);
+        position[c] = __ldg(positions + token[c]);
+      }
+      Quad turn[kBatch];
+      std::byte* places[kBatch];
+#pragma unroll
+      for (int c = 0; c < kBatch; ++c) {
+        turn[c] = load(rotary + static_cast<int64_t>(position[c]) * head_dim + dim, half);
+        places[c] = cache_row(cache, kv_head, position[c], token[c]);
+      }
+#pragma unroll
+      for (int c = 0; c < kBatch; ++c) {
+        const int column = first + 8 * c;
+        if (column >= num_columns) continue;
+        Quad value = biased(sums, column, in_tile, of_bias);
+        if (is_k) value = turned(value, turn[c]);
+        store_pair(kv.dtype, places[c], dim, value.top);
+        store_pair(kv.dtype, places[c], half + dim, value.bottom);
       }
     }
   }
@@ -139,10 +182,12 @@ void qkv_any_bf16_gemm_sm90(const QkvParams& p) {
                           .seq_idx = p.batch.seq_idx,
                           .kv = p.kv,
                           .q = p.q,
+                          .stages_q = p.stages_q,
+                          .q_factor = p.stages_q ? p.q_factor : 1.0f,
                           .num_heads = p.num_heads,
                           .num_kv_heads = p.num_kv_heads,
                           .head_dim = p.head_dim};
-  multiply_dense("qkv_any_bf16_gemm_sm90", p.weight, staged, tokens, end, p.launch);
+  multiply_dense(kStagingQkvRow, p.weight, staged, tokens, end, p.launch);
 }
 
 }  // namespace moxie

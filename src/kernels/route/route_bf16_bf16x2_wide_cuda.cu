@@ -1,12 +1,14 @@
-// route on CUDA for thousands of tokens: a kernel that norms, limited by memory, then one that
-// multiplies 32 tokens at a time by the whole router and chooses. Where there are so many tokens,
-// blocks need not share a token, nor send each other sums as the row for fewer does.
+// route on CUDA for thousands of tokens: a kernel that multiplies 32 tokens at a time by the whole
+// router and chooses. Where there are so many tokens, blocks need not share a token, nor send each
+// other sums as the row for fewer does. What is multiplied is x times the norm's weight; the norm's
+// factor goes to the logits. t is a kernel of its own, where somebody reads it.
 //
-// At 8,192 tokens of 2,880: x 189 MB in, t 94 MB out and in again: 82 us of an H200's memory;
-// 12 GFLOP, for which each of 256 blocks reads the router from L2, 189 MB in all.
+// At 8,192 tokens of 2,880: x single 94 MB in, 21 us of an H200's memory; 12 GFLOP, for which each
+// of 256 blocks reads the router from L2, 189 MB in all.
 #include "core/cuda_launch.cuh"
 #include "kernels/gemv/slice_gemv.cuh"
 #include "kernels/norm/norm_cuda.h"
+#include "kernels/residual.cuh"
 #include "kernels/route/route_choose.cuh"
 #include "kernels/route/route_rows.h"
 
@@ -24,38 +26,46 @@ constexpr int kFoursAThread = kTokens * 64 / 4 / kThreads;  // of a unit's colum
 
 struct WideRoute {
   PackedMatrix weight;
-  const float* t;
+  const float* x;
+  const float* norm_weight;
+  float rms_eps;
   const float* bias;
   int32_t* expert_ids;
   float* expert_weights;
   int32_t num_tokens, hidden, top_k;
 };
 
-/// Floats from a token's logits to the next one's.
-__host__ __device__ constexpr int logits_pitch(int num_experts) { return num_experts + 4; }
-
 /// Neighbouring columns of a token in a unit: what a thread brings from memory.
+template <bool kIsSingle>
 struct TokenPart {
-  float4 values[kFoursAThread];
+  ResidualFour<kIsSingle> fours[kFoursAThread];
 
   __device__ __forceinline__ void load(const WideRoute& p, int token, int column) {
-    const float* at = p.t + static_cast<int64_t>(token) * p.hidden + column;
+    const int64_t at = static_cast<int64_t>(token) * p.hidden + column;
 #pragma unroll
     for (int i = 0; i < kFoursAThread; ++i) {
-      const bool inside = token < p.num_tokens && column + 4 * i < p.hidden;
-      values[i] = inside ? *reinterpret_cast<const float4*>(at + 4 * i) : float4{};
+      fours[i] = {};
+      if (token < p.num_tokens && column + 4 * i < p.hidden) fours[i].load(p.x, at + 4 * i);
     }
   }
-  /// As two BF16 parts; odd tokens have them the other way round, against bank conflicts.
-  __device__ __forceinline__ void store(std::byte* stage, int token, int column) const {
+  /// Times the norm's weights of these columns, as two BF16 parts; odd tokens have them the other
+  /// way round, against bank conflicts. Returns the sum of squares of x.
+  __device__ __forceinline__ float store(std::byte* stage, int token, int column,
+                                         const float4* weights) const {
     uint32_t high[2 * kFoursAThread], low[2 * kFoursAThread];
+    float square = 0;
 #pragma unroll
-    for (int i = 0; i < 2 * kFoursAThread; ++i) {
-      const float4& v = values[i / 2];
-      const float x = i % 2 == 0 ? v.x : v.z, y = i % 2 == 0 ? v.y : v.w;
-      high[i] = pack_bf16(x, y);
-      low[i] =
-          pack_bf16(x - __uint_as_float(high[i] << 16), y - __uint_as_float(high[i] & 0xFFFF0000u));
+    for (int i = 0; i < kFoursAThread; ++i) {
+      const float4 v = fours[i].values(), w = weights[i];
+      square += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float x = half == 0 ? v.x * w.x : v.z * w.z, y = half == 0 ? v.y * w.y : v.w * w.w;
+        const uint32_t both = pack_bf16(x, y);
+        high[2 * i + half] = both;
+        low[2 * i + half] =
+            pack_bf16(x - __uint_as_float(both << 16), y - __uint_as_float(both & 0xFFFF0000u));
+      }
     }
     std::byte* at = stage + column / 32 * kBlockBytesOfTokens + 128 * token + 2 * (column % 32);
     auto* to_high = reinterpret_cast<uint4*>(at + 64 * (token % 2));
@@ -65,14 +75,32 @@ struct TokenPart {
       to_high[i] = {high[4 * i], high[4 * i + 1], high[4 * i + 2], high[4 * i + 3]};
       to_low[i] = {low[4 * i], low[4 * i + 1], low[4 * i + 2], low[4 * i + 3]};
     }
+    return square;
+  }
+};
+
+/// Shared memory: the norm's weights, padded to whole units, and behind them two stages, where the
+/// logits are in the end.
+struct WideMemory {
+  int hidden, num_experts;
+  __host__ __device__ int norm_bytes() const { return (hidden + 63) / 64 * 256; }
+  /// Floats from a token's logits to the next one's.
+  __host__ __device__ int pitch() const { return (num_experts + 15) / 16 * 16 + 4; }
+  uint64_t bytes() const {
+    return static_cast<uint64_t>(norm_bytes()) +
+           std::max<uint64_t>(2 * kStageBytes, sizeof(float) * kTokens * pitch());
   }
 };
 
 /// kTiles: of 16 experts, a warp.
-template <int kTiles>
+template <int kTiles, bool kIsSingle>
 __global__ void __launch_bounds__(kThreads, kTiles == 1 ? 2 : 1)
     route_wide(const __grid_constant__ WideRoute p) {
   extern __shared__ __align__(128) std::byte shared[];
+  __shared__ float factors[kTokens];
+  const WideMemory memory{p.hidden, p.weight.rows};
+  auto* norm = reinterpret_cast<float*>(shared);
+  std::byte* stages = shared + memory.norm_bytes();
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
   const int num_units = (p.hidden + 63) / 64, num_tiles = (p.weight.rows + 15) / 16;
   const int first_token = kTokens * static_cast<int>(blockIdx.x);
@@ -98,23 +126,27 @@ __global__ void __launch_bounds__(kThreads, kTiles == 1 ? 2 : 1)
     }
   };
   load_weights(0);
+  for (int i = threadIdx.x; i < 64 * num_units; i += kThreads)
+    norm[i] = i < p.hidden ? p.norm_weight[i] : 0.0f;
   wait_for_previous();
   launch_next();
-  TokenPart next;
-  next.load(p, first_token + token, column);
-  float sums[kTiles][kColumnGroups][4] = {};
-#pragma unroll 1
-  for (int u = 0; u < num_units; ++u) {
-    std::byte* stage = shared + u % 2 * kStageBytes;
-    next.store(stage, token, column);
+  // Units on their way.
+  constexpr int kAhead = kIsSingle && kTiles == 1 ? 3 : 1;
+  TokenPart<kIsSingle> next[kAhead];
+#pragma unroll
+  for (int i = 0; i < kAhead; ++i) next[i].load(p, first_token + token, 64 * i + column);
+  __syncthreads();
+  float sums[kTiles][kColumnGroups][4] = {}, square = 0;
+  const auto add_unit = [&](int u, TokenPart<kIsSingle>& part) {
+    std::byte* stage = stages + u % 2 * kStageBytes;
+    square += part.store(stage, token, column,
+                         reinterpret_cast<const float4*>(norm + 64 * u + column));
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < 4 * kTiles; ++i)
       a[i / 4][i / 2 % 2][i % 2] = next_a[i / 4][i / 2 % 2][i % 2];
-    if (u + 1 < num_units) {
-      next.load(p, first_token + token, 64 * (u + 1) + column);
-      load_weights(u + 1);
-    }
+    part.load(p, first_token + token, 64 * (u + kAhead) + column);
+    if (u + 1 < num_units) load_weights(u + 1);
 #pragma unroll
     for (int block = 0; block < 2; ++block) {
       const std::byte* of_lane = stage + block * kBlockBytesOfTokens + 128 * g + 16 * q;
@@ -133,10 +165,22 @@ __global__ void __launch_bounds__(kThreads, kTiles == 1 ? 2 : 1)
         }
       }
     }
+  };
+#pragma unroll 1
+  for (int u = 0; u < num_units; u += kAhead) {
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      if (u + i < num_units) add_unit(u + i, next[i]);
+    }
   }
+  // Eight threads have a token.
+#pragma unroll
+  for (int other = 1; other < 8; other *= 2) square += __shfl_xor_sync(~0u, square, other);
+  if (threadIdx.x % 8 == 0)
+    factors[token] = 1.0f / sqrtf(square / static_cast<float>(p.hidden) + p.rms_eps);
   __syncthreads();
-  auto* logits = reinterpret_cast<float*>(shared);
-  const int pitch = logits_pitch(16 * num_tiles);
+  auto* logits = reinterpret_cast<float*>(stages);
+  const int pitch = memory.pitch();
 #pragma unroll
   for (int m = 0; m < kTiles; ++m) {
     const int tile = warp + kWarps * m;
@@ -154,7 +198,9 @@ __global__ void __launch_bounds__(kThreads, kTiles == 1 ? 2 : 1)
     if (to >= p.num_tokens) break;
     const float* of_token = logits + i * pitch;
     const Choice choice = choose_experts<4 * kTiles>(
-        p.weight.rows, p.top_k, [&](int expert, int) { return of_token[expert] + p.bias[expert]; });
+        p.weight.rows, p.top_k, [&](int expert, int) {
+          return of_token[expert] * factors[i] + p.bias[expert];
+        });
     const float weight = choice_weight(choice, p.top_k);
     if (lane < p.top_k) {
       p.expert_ids[to * p.top_k + lane] = choice.id;
@@ -180,33 +226,39 @@ double route_bf16_bf16x2_wide_cuda_cost(const RouteParams& p) {
 
 void route_bf16_bf16x2_wide_cuda(const RouteParams& p) {
   if (p.num_tokens == 0) return;
-  rms_norm_f32_cuda({.num_tokens = p.num_tokens,
-                     .hidden = p.hidden,
-                     .eps = p.rms_eps,
-                     .x = p.x,
-                     .x_is_single = p.x_is_single,
-                     .weight = p.norm_weight,
-                     .y = p.t},
-                    p.launch.stream);
+  if (!p.leaves_t) {
+    rms_norm_f32_cuda({.num_tokens = p.num_tokens,
+                       .hidden = p.hidden,
+                       .eps = p.rms_eps,
+                       .x = p.x,
+                       .x_is_single = p.x_is_single,
+                       .weight = p.norm_weight,
+                       .y = p.t},
+                      p.launch.stream);
+  }
   const WideRoute step{.weight = p.weight,
-                       .t = p.t,
+                       .x = p.x,
+                       .norm_weight = p.norm_weight,
+                       .rms_eps = p.rms_eps,
                        .bias = p.bias,
                        .expert_ids = p.expert_ids,
                        .expert_weights = p.expert_weights,
                        .num_tokens = p.num_tokens,
                        .hidden = p.hidden,
                        .top_k = p.top_k};
-  const int logits = logits_pitch(round_up(p.weight.rows, 16));
-  const LaunchShape shape{
-      .grid = dim3(static_cast<unsigned>(ceil_div(p.num_tokens, kTokens))),
-      .num_threads = kThreads,
-      .shared_bytes = std::max<uint64_t>(2 * kStageBytes, sizeof(float) * kTokens * logits),
-      .programmatic = true};
-  const char* name = "route_bf16_bf16x2_wide_cuda";
-  if (p.weight.rows <= 16 * kWarps) {
-    launch_kernel(name, route_wide<1>, step, shape, launch_stream(p.launch.stream));
+  const LaunchShape shape{.grid = dim3(static_cast<unsigned>(ceil_div(p.num_tokens, kTokens))),
+                          .num_threads = kThreads,
+                          .shared_bytes = WideMemory{p.hidden, p.weight.rows}.bytes(),
+                          .programmatic = true};
+  const auto launch = [&]<bool kIsSingle>() {
+    const bool is_few = p.weight.rows <= 16 * kWarps;
+    launch_kernel(kUnnormedRouteRow, is_few ? route_wide<1, kIsSingle> : route_wide<2, kIsSingle>,
+                  step, shape, launch_stream(p.launch.stream));
+  };
+  if (p.x_is_single) {
+    launch.template operator()<true>();
   } else {
-    launch_kernel(name, route_wide<2>, step, shape, launch_stream(p.launch.stream));
+    launch.template operator()<false>();
   }
 }
 
