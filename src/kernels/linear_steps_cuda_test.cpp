@@ -284,7 +284,8 @@ class LinearStepsCuda : public CudaTest {
       double squares = 0;
       for (int32_t i = 0; i < c.hidden; ++i) squares += static_cast<double>(x[i]) * x[i];
       const double factor = 1 / std::sqrt(squares / c.hidden + static_cast<double>(p.rms_eps));
-      for (int32_t i = 0; i < c.hidden; ++i) t.push_back(static_cast<float>(x[i] * factor * weight[i]));
+      for (int32_t i = 0; i < c.hidden; ++i)
+        t.push_back(static_cast<float>(x[i] * factor * weight[i]));
     }
     const float* const drawn = std::exchange(p.t, t.data());
     const std::vector<Output> expected =

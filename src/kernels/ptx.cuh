@@ -18,14 +18,24 @@ __device__ __forceinline__ void copy_async_16(uint32_t to, const void* from) {
 __device__ __forceinline__ void copy_async_4(uint32_t to, const void* from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
 }
-/// Copies of 16 bytes for what is read once (weights): the first to leave L2, where code,
+/// Copies of 4, 8 or 16 bytes for what is read once (weights): the first to leave L2, where code,
 /// activations and biases then stay.
-__device__ __forceinline__ void copy_streamed_16(uint32_t to, const void* from) {
+template <int kBytes>
+__device__ __forceinline__ void copy_streamed(uint32_t to, const void* from) {
   uint64_t policy;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
-               "l"(policy)
-               : "memory");
+  if constexpr (kBytes == 16) {
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(to),
+                 "l"(from), "l"(policy)
+                 : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global.L2::cache_hint [%0], [%1], %3, %2;" ::"r"(to),
+                 "l"(from), "l"(policy), "n"(kBytes)
+                 : "memory");
+  }
+}
+__device__ __forceinline__ void copy_streamed_16(uint32_t to, const void* from) {
+  copy_streamed<16>(to, from);
 }
 __device__ __forceinline__ void commit_copies() {
   asm volatile("cp.async.commit_group;" ::: "memory");

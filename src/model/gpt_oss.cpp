@@ -80,8 +80,8 @@ struct StepParams {
   }
   /// Whether attend writes what out reads as staged BF16: with the rows that can.
   bool stages_a(const AttendParams& of_attend, const OutParams& of_out) const {
-    return batch.ragged.num_tokens >= kLeastStagedTokens &&
-           runs(of_attend, kStagingAttendRow) && runs(of_out, kStagedOutRow);
+    return batch.ragged.num_tokens >= kLeastStagedTokens && runs(of_attend, kStagingAttendRow) &&
+           runs(of_out, kStagedOutRow);
   }
   /// Whether experts norms x itself, so that route need not write t: with the rows that can.
   bool norms_in_experts(const RouteParams& of_route, const ExpertsParams& of_experts) const {

@@ -15,9 +15,9 @@ struct AttendParams {
   Launch launch;
   Ragged batch;
   int32_t num_heads = 0, num_kv_heads = 0, head_dim = 0;
-  int32_t window = 0;            // keys seen, self included; 0: all
-  float scale = 0.125f;          // 1 / sqrt(head_dim)
-  const float* q = nullptr;      // [tokens, heads, head_dim]
+  int32_t window = 0;        // keys seen, self included; 0: all
+  float scale = 0.125f;      // 1 / sqrt(head_dim)
+  const float* q = nullptr;  // [tokens, heads, head_dim]
   /// q has BF16, of values times q_factor(): from kStagingQkvRow, for kStagingAttendRow alone.
   bool is_q_staged = false;
   KvLayer kv;                    // this launch's tokens are already in it

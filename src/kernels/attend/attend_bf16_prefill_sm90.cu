@@ -380,10 +380,10 @@ CUtensorMap map_staged_queries(const AttendParams& params) {
   const cuuint64_t sizes[3] = {kDim, num_heads, static_cast<uint64_t>(params.batch.num_tokens)};
   const cuuint64_t strides[2] = {kRowBytes, num_heads * kRowBytes};
   const cuuint32_t box[3] = {kDim, kGroup, kTileTokens}, steps[3] = {1, 1, 1};
-  const CUresult result = encode_tiled()(
-      &map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<float*>(params.q), sizes, strides, box,
-      steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result =
+      encode_tiled()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<float*>(params.q), sizes,
+                     strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                     CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   CHECK(result == CUDA_SUCCESS, kRowName);
   return map;
 }

@@ -16,7 +16,7 @@ struct ExpertsParams {
   Launch launch;
   int32_t num_tokens = 0, hidden = 0, intermediate = 0, top_k = 0;
   float swiglu_alpha = 1.702f, swiglu_limit = 7.0f;
-  const float* t = nullptr;             // [tokens, hidden], normed
+  const float* t = nullptr;  // [tokens, hidden], normed
   /// The row makes t itself, RMSNorm(x): kTiledExpertsRow or kE4m3ExpertsRow alone.
   bool norms_x = false;
   float rms_eps = 1e-5f;                // with norms_x

@@ -141,7 +141,10 @@ struct Share {
 /// The weights of a warp in the order in which it multiplies them.
 template <DType F>
 struct Weights {
-  static constexpr int kTailLanes = 2 * Format<F>::kScaleWords;  // copy the scales of a unit
+  static constexpr int kScaleBytes = 32 * Format<F>::kScaleWords;  // of a unit
+  // Of a stage's scales a lane's part, where a part of the lanes has one.
+  static constexpr int kScaleLanes = 8 * kUnits, kLaneBytes = kScaleBytes / 8;
+  static_assert(kScaleLanes <= 32 && kLaneBytes <= 16);
   const std::byte* at;    // the lane's first 16 bytes of the next stage
   const std::byte* tail;  // what the lane copies of the scales
   uint32_t to_tail;       // and where it puts them in a stage
@@ -159,15 +162,12 @@ struct Weights {
     at = first + 16 * lane;
     step = stage_bytes;
     unit_step = static_cast<int32_t>(unit_bytes);
-    if constexpr (kTailLanes > 0) {
-      // The lanes for which there is nothing copy what the last one does: the same bytes to the
-      // same place, behind the same wait and __syncwarp. compute-sanitizer calls that a race of
-      // writes (the only one that it finds here, and none with the lanes masked out); a mask
-      // would lengthen the chain of a token by 0.2 to 0.6%.
-      const int of = min(lane, kTailLanes * kUnits - 1);
-      const int in_unit = kCodeBytes<F> + 16 * (of % kTailLanes);
-      tail = first + of / kTailLanes * unit_bytes + in_unit;
-      to_tail = of / kTailLanes * kUnitBytes<F> + in_unit;
+    if constexpr (kScaleBytes > 0) {
+      const int byte = kLaneBytes * lane, in_unit = kCodeBytes<F> + byte % kScaleBytes;
+      tail = first + byte / kScaleBytes * unit_bytes + in_unit;
+      to_tail = byte / kScaleBytes * kUnitBytes<F> + in_unit;
+      // The other lanes copy the first of their own codes once more: a mask takes longer.
+      if (lane >= kScaleLanes) tail = at, to_tail = 16 * lane;
     }
   }
   __device__ __forceinline__ void start_gate(const Step& p, const Share& share, int64_t expert) {
@@ -210,8 +210,8 @@ struct Weights {
       for (int v = 0; v < Format<F>::kVectors; ++v)
         copy_streamed_16(to + i * kUnitBytes<F> + 512 * v, at + i * int64_t{unit_step} + 512 * v);
     }
-    if constexpr (kTailLanes > 0) {
-      copy_streamed_16(stage + to_tail, tail);
+    if constexpr (kScaleBytes > 0) {
+      copy_streamed<kLaneBytes>(stage + to_tail, tail);
       tail += step;
     }
     at += step;

@@ -20,13 +20,22 @@ struct DenseItems {
   static DenseItems of(const PackedMatrix& weight, int32_t num_columns, int32_t num_sms) {
     // While blocks of 256 rows would leave many SMs without work.
     const bool splits_k = int64_t{weight.rows} * num_columns <= kFewRowsCells;
-    const int32_t rows = splits_k ? FewRowsCut::kRows : WideCut::kRows;
+    // The cut that multiplies less padding.
+    const auto cells = [&](int32_t rows, int32_t columns) {
+      return int64_t{round_up(weight.rows, rows)} * round_up(num_columns, columns);
+    };
+    const bool is_many = cells(ManyColumnsCut::kRows, ManyColumnsCut::kMostColumns) <
+                         cells(WideCut::kRows, WideCut::kMostColumns);
+    const int32_t rows = splits_k  ? FewRowsCut::kRows
+                         : is_many ? ManyColumnsCut::kRows
+                                   : WideCut::kRows;
     const auto rounds = [&](int32_t columns) {
       return ceil_div(ceil_div(weight.rows, rows) * ceil_div(num_columns, columns), num_sms);
     };
     // Wider tiles where they need fewer rounds of all SMs.
     constexpr int32_t kFew = FewRowsCut::kMostColumns, kMany = FewRowsWideCut::kMostColumns;
-    const int32_t most = !splits_k                      ? WideCut::kMostColumns
+    const int32_t most = !splits_k && is_many           ? ManyColumnsCut::kMostColumns
+                         : !splits_k                    ? WideCut::kMostColumns
                          : rounds(kMany) < rounds(kFew) ? kMany
                                                         : kFew;
     const int32_t tiles = std::max(1, ceil_div(num_columns, most));
@@ -173,6 +182,8 @@ void multiply_dense(const char* row, const PackedMatrix& weight, const StagedVie
     const auto launch = [&]<typename Cut, int kColumns>() {
       launch_product<F, Cut, kColumns>(row, product, items.num_items(), launch_stream(at.stream));
     };
+    if (!items.splits_k && items.tiles_a_block == ManyColumnsCut::kRows / 16)
+      return launch.template operator()<ManyColumnsCut, 256>();
     if (!items.splits_k) return launch.template operator()<WideCut, 128>();
     if (items.tile_columns <= 32) return launch.template operator()<FewRowsCut, 32>();
     if (items.tile_columns <= 64) return launch.template operator()<FewRowsCut, 64>();

@@ -47,6 +47,8 @@ struct CutOf {
 };
 using WideCut = CutOf<2, 2, false, 128>;
 static_assert(WideCut::kMathRegisters == 240, "two warpgroups of 128 sums a thread");
+/// Half the rows and twice the columns, for matrices that leave less of its last block empty.
+using ManyColumnsCut = CutOf<2, 1, false, 256>;
 using FewColumnsCut = CutOf<4, 1, false, 64>;  // streamed_product_sm90.cuh
 using FewRowsCut = CutOf<4, 1, true, 64>;
 using FewRowsWideCut = CutOf<2, 1, true, 128>;
@@ -90,6 +92,7 @@ struct Shared {
   // As many as leave room for the weights and what a task keeps: with more of them a warpgroup can
   // be at an item's end while the other still multiplies.
   static constexpr int kColumnStages = Cut::kActivation == DType::kF8E4M3         ? 8
+                                       : Cut::kMostColumns > 144                  ? 4
                                        : Cut::kMostColumns <= 64                  ? 8
                                        : Cut::kMostColumns > 128 || Cut::kSplitsK ? 6
                                        : F == DType::kMXFP4                       ? 7
@@ -330,8 +333,8 @@ __device__ __forceinline__ void multiply_item(Shared<F, Cut>& shared, WeightRing
 #pragma unroll
     for (int i = 0; i < kColumns / 2; ++i) sums[m][i] = 0;
   }
-  // An operand a tile; of one tile in 8 bits, of this unit and of the one before.
-  constexpr bool kIsDouble = kTiles == 1 && Cut::kActivation == DType::kF8E4M3;
+  // An operand a tile; of one tile with many columns, of this unit and of the one before.
+  constexpr bool kIsDouble = kTiles == 1 && Cut::kMostColumns > 144;
   constexpr int kOperands = kIsDouble ? 2 : kTiles;
   UnitProduct<F, Cut, kColumns> products[kOperands];
   int last_stage = -1, stage_before = -1;  // not given back yet

@@ -281,14 +281,14 @@ void stage_slots_e4m3(const StageSlots& step, float* slot_scale, Stream* stream)
   const bool is_wide = num_groups > 32 * kMaxWarps * kSome;
   const int held = is_wide ? kMost : kSome;
   const auto launch = [&]<bool kIsNormed>() {
-    launch_kernel("stage_slots_e4m3",
-                  is_wide ? stage_slot_rows_e4m3<kMost, kIsNormed>
-                          : stage_slot_rows_e4m3<kSome, kIsNormed>,
-                  StageSlotsE4m3{step, slot_scale},
-                  {.grid = dim3(static_cast<unsigned>(step.num_tokens)),
-                   .num_threads = 32 * ceil_div(num_groups, 32 * held),
-                   .programmatic = true},
-                  launch_stream(stream));
+    launch_kernel(
+        "stage_slots_e4m3",
+        is_wide ? stage_slot_rows_e4m3<kMost, kIsNormed> : stage_slot_rows_e4m3<kSome, kIsNormed>,
+        StageSlotsE4m3{step, slot_scale},
+        {.grid = dim3(static_cast<unsigned>(step.num_tokens)),
+         .num_threads = 32 * ceil_div(num_groups, 32 * held),
+         .programmatic = true},
+        launch_stream(stream));
   };
   if (step.norm_weight != nullptr) {
     launch.template operator()<true>();

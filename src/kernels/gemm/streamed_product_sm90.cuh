@@ -42,6 +42,7 @@ __device__ __forceinline__ void multiply_streamed(S& shared, uint32_t place, int
   uint32_t a[kOperands][16];
   int last_stage = -1;
   const auto give_back = [&] {
+    __syncwarp();
     if (last_stage >= 0 && is_first_lane) arrive_barrier(&shared.empty[last_stage]);
   };
   const auto multiply = [&](const std::byte* unit, uint64_t columns, uint32_t(&operand)[16]) {

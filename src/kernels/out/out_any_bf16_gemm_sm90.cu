@@ -22,7 +22,9 @@ struct AddToResidual {
     const int lane = threadIdx.x % 32, in_tile = lane % 8 * 2, row = 16 * tile + in_tile;
     if (row >= rows) return;
     const float2 row_bias = *reinterpret_cast<const float2*>(bias + row);
-    constexpr int kBatch = Cut::kWarpgroups > 2 ? 4 : 8;  // as registers allow
+    constexpr bool kIsTight =
+        Cut::kWarpgroups > 2 || (Cut::kMostColumns > WideCut::kMostColumns && !kIsSingle);
+    constexpr int kBatch = kIsTight ? 4 : 8;  // as registers allow
 #pragma unroll 1
     for (int first = lane / 8; first < num_columns; first += 4 * kBatch) {
       const int64_t at = int64_t{first_column + first} * rows + row;

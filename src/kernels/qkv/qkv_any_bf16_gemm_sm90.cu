@@ -107,8 +107,9 @@ struct TurnAndAppend {
         const int column = first + 8 * c;
         if (column >= num_columns) continue;
         const Quad value = turned(biased(sums, column, in_tile, of_bias), turn[c]);
-        std::byte* row = reinterpret_cast<std::byte*>(q) +
-                         (static_cast<int64_t>(first_column + column) * num_heads + head) * head_bytes;
+        std::byte* row =
+            reinterpret_cast<std::byte*>(q) +
+            (static_cast<int64_t>(first_column + column) * num_heads + head) * head_bytes;
         store_pair(dtype, row, dim, make_float2(value.top.x * q_factor, value.top.y * q_factor));
         store_pair(dtype, row, half + dim,
                    make_float2(value.bottom.x * q_factor, value.bottom.y * q_factor));

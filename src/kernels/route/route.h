@@ -43,8 +43,8 @@ struct RouteParams {
   float* expert_weights = nullptr;     // [tokens, top_k], written
   bool x_is_single = false;            // CUDA: x has one float a value, not two (residual.cuh)
   bool can_fold = false;               // out and experts have rows that do this step's work
-  /// t is not written, the experts' row norms x itself (ExpertsParams::norms_x): by kUnnormedRouteRow
-  /// alone.
+  /// t is not written, the experts' row norms x itself (ExpertsParams::norms_x): by
+  /// kUnnormedRouteRow alone.
   bool leaves_t = false;
 };
 

@@ -139,8 +139,8 @@ __global__ void __launch_bounds__(kThreads, kTiles == 1 ? 2 : 1)
   float sums[kTiles][kColumnGroups][4] = {}, square = 0;
   const auto add_unit = [&](int u, TokenPart<kIsSingle>& part) {
     std::byte* stage = stages + u % 2 * kStageBytes;
-    square += part.store(stage, token, column,
-                         reinterpret_cast<const float4*>(norm + 64 * u + column));
+    square +=
+        part.store(stage, token, column, reinterpret_cast<const float4*>(norm + 64 * u + column));
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < 4 * kTiles; ++i)
@@ -197,10 +197,9 @@ __global__ void __launch_bounds__(kThreads, kTiles == 1 ? 2 : 1)
     const int64_t to = first_token + i;
     if (to >= p.num_tokens) break;
     const float* of_token = logits + i * pitch;
-    const Choice choice = choose_experts<4 * kTiles>(
-        p.weight.rows, p.top_k, [&](int expert, int) {
-          return of_token[expert] * factors[i] + p.bias[expert];
-        });
+    const Choice choice = choose_experts<4 * kTiles>(p.weight.rows, p.top_k, [&](int expert, int) {
+      return of_token[expert] * factors[i] + p.bias[expert];
+    });
     const float weight = choice_weight(choice, p.top_k);
     if (lane < p.top_k) {
       p.expert_ids[to * p.top_k + lane] = choice.id;
