@@ -268,6 +268,10 @@ TEST(LinearSteps, WorkCountsWeightsOnceAndTwoOperationsAProduct) {
   EXPECT_EQ(out_work(out.params).flops, 2.0 * 3 * 64 * 64);
   EXPECT_EQ(out_work(out.params).bytes, 2.0 * 64 * 64 + 4 * 64 + 4 * 3 * (64 + 128));
   const Built<ExpertsParams> experts = build(ExpertsCase{.tokens = 2, .top_k = 4});
+  const Built<RouteParams> route = build(RouteCase{.tokens = 3, .hidden = 64});
+  RouteParams leaving = route.params;
+  leaving.leaves_t = true;
+  EXPECT_EQ(route_work(route.params).bytes - route_work(leaving).bytes, 4.0 * 3 * 64);
   EXPECT_EQ(experts_work(experts.params, 5).flops, 2.0 * 3 * 64 * 64 * 2 * 4);
   EXPECT_NEAR(experts_work(experts.params, 6).bytes - experts_work(experts.params, 5).bytes,
               3 * 64 * 64 * 4.25 / 8 + 4 * (128 + 64), 1e-6);

@@ -305,8 +305,11 @@ StepWorks GptOss::work_by_step(const Batch& batch, DType kv_dtype,
     add(StepKind::kAttend,
         attend_work(shadow.params.attend(layer, shadow.kv, config_.is_window[l], use_sinks_)));
     add(StepKind::kOut, out_work(shadow.params.out(layer)));
-    add(StepKind::kRoute, route_work(shadow.params.route(layer)));
-    add(StepKind::kExperts, experts_work(shadow.params.experts(layer), num_distinct_experts));
+    RouteParams route = shadow.params.route(layer);
+    const ExpertsParams experts = shadow.params.experts(layer);
+    route.leaves_t = shadow.params.norms_in_experts(route, experts);
+    add(StepKind::kRoute, route_work(route));
+    add(StepKind::kExperts, experts_work(experts, num_distinct_experts));
   }
   if (batch.num_logit_rows > 0) add(StepKind::kUnembed, unembed_work(shadow.params.unembed()));
   return works;
