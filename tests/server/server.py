@@ -15,6 +15,7 @@ import tempfile
 import time
 
 START_S = 60
+HANG_S = 120  # no answer for so long is none: machines may be busy with other things
 MODEL = "moxie-embedded"
 SANITIZED = os.environ.get("MOXIE_SANITIZED") == "1"
 
@@ -89,12 +90,12 @@ class Server:
         if kind is None:
             assert code == 0, self.output()[-3000:]
 
-    def connect(self, timeout=30):
+    def connect(self, timeout=HANG_S):
         connection = socket.create_connection(("127.0.0.1", self.port), timeout)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return Connection(connection)
 
-    def request(self, method, path, body=None, headers=(), timeout=30):
+    def request(self, method, path, body=None, headers=(), timeout=HANG_S):
         with self.connect(timeout) as connection:
             connection.send_request(method, path, body, headers)
             return connection.read_response()
