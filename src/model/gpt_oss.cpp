@@ -88,6 +88,7 @@ struct StepParams {
     return runs(of_route, kUnnormedRouteRow) &&
            (runs(of_experts, kTiledExpertsRow) || runs(of_experts, kE4m3ExpertsRow));
   }
+  /// Whether the row of this name would run.
   template <typename P>
   bool runs(const P& params, std::string_view name) const {
     const auto row = kernels.select(params);
@@ -128,9 +129,8 @@ struct StepParams {
     const ExpertsParams of_experts = experts(layer);
     OutParams of_out = out(layer);
     of_out.fold.is_on = true;
-    const auto row = kernels.select(of_experts);
-    return row.has_value() && std::string_view((*row)->name) == kRoutingExpertsRow &&
-           can_route_in_experts(of_experts) && kernels.select(of_out).has_value();
+    return runs(of_experts, kRoutingExpertsRow) && can_route_in_experts(of_experts) &&
+           kernels.select(of_out).has_value();
   }
   ExpertsParams experts(const LayerWeights& layer) const {
     return {.launch = launch,
@@ -186,11 +186,6 @@ bool takes_single_x(const StepParams& step, std::span<const KvLayer> kv, const R
       return false;
   }
   return keeps_row(step.unembed());
-}
-
-bool is_folded(const KernelChooser& kernels, const RouteParams& route) {
-  const auto row = kernels.select(route);
-  return row.has_value() && std::string_view((*row)->name) == kFoldedRouteRow;
 }
 
 // A batch and a cache without memory: what selection, planning and explaining look at.
@@ -255,7 +250,7 @@ void GptOss::forward(const Batch& batch, std::span<const KvLayer> kv, const Acti
     OutParams out = step.out(layer);
     RouteParams route = step.route(layer);
     ExpertsParams experts = step.experts(layer);
-    if (is_folded(kernels_, route)) out.fold = experts.fold = step.fold(layer, l);
+    if (step.runs(route, kFoldedRouteRow)) out.fold = experts.fold = step.fold(layer, l);
     qkv.stages_q = attend.is_q_staged = step.stages_q(qkv, attend);
     qkv.q_factor = attend.q_factor();
     attend.stages_a = out.is_a_staged = step.stages_a(attend, out);
