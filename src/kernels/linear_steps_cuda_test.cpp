@@ -635,6 +635,12 @@ TEST_F(LinearStepsCuda, ManyTokensAgreeWithTheReference) {
       expect_rows_agree(QkvCase{.tokens = tokens, .hidden = 96, .weights = weights});
       expect_rows_agree(OutCase{.tokens = tokens, .rows = 300, .cols = 160, .weights = weights});
     }
+  }
+}
+
+// So many columns that every stage of a ring is used again.
+TEST_F(LinearStepsCuda, ManyTokensOfWideMatricesAgreeWithTheReference) {
+  for (const DType weights : {DType::kBF16, DType::kMXFP4, DType::kMXFP8}) {
     expect_rows_agree(ExpertsCase{.tokens = 12,
                                   .hidden = 2880,
                                   .intermediate = 2880,
@@ -668,6 +674,8 @@ TEST_F(LinearStepsCuda, FoldedRouteAgreesWithTheReference) {
     expect_folded_route_agrees({.tokens = tokens, .hidden = 576, .experts = 40, .top_k = 4});
   }
   expect_folded_route_agrees({.tokens = 1, .hidden = 2880, .experts = 128, .top_k = 4});
+  // So many pieces that a cluster's buffers serve several.
+  expect_folded_route_agrees({.tokens = 8, .hidden = 1152, .experts = 40, .top_k = 4});
   expect_folded_route_agrees({.tokens = 3, .hidden = 192, .experts = 200, .top_k = 3});
 }
 

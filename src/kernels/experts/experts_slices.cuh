@@ -51,8 +51,13 @@ struct Step {
   float* chosen_weights;
 };
 
+// Of a stage's scales 8 lanes a unit have a part; beside it in shared memory lies what the other
+// lanes copy.
+inline constexpr int kScaleLanes = 8 * kUnits;
 template <DType F>
-inline constexpr int kStageBytes = kUnits* kUnitBytes<F>;
+inline constexpr int kLaneScaleBytes = 4 * Format<F>::kScaleWords;
+template <DType F>
+inline constexpr int kStageBytes = kUnits* kUnitBytes<F> + (32 - kScaleLanes) * kLaneScaleBytes<F>;
 // More start with a longer queue for the first bytes, and leave less room for the next kernels.
 inline constexpr int kStages = 2;
 
@@ -141,9 +146,7 @@ struct Share {
 /// The weights of a warp in the order in which it multiplies them.
 template <DType F>
 struct Weights {
-  static constexpr int kScaleBytes = 32 * Format<F>::kScaleWords;  // of a unit
-  // Of a stage's scales a lane's part, where a part of the lanes has one.
-  static constexpr int kScaleLanes = 8 * kUnits, kLaneBytes = kScaleBytes / 8;
+  static constexpr int kLaneBytes = kLaneScaleBytes<F>, kScaleBytes = 8 * kLaneBytes;  // of a unit
   static_assert(kScaleLanes <= 32 && kLaneBytes <= 16);
   const std::byte* at;    // the lane's first 16 bytes of the next stage
   const std::byte* tail;  // what the lane copies of the scales
@@ -166,8 +169,10 @@ struct Weights {
       const int byte = kLaneBytes * lane, in_unit = kCodeBytes<F> + byte % kScaleBytes;
       tail = first + byte / kScaleBytes * unit_bytes + in_unit;
       to_tail = byte / kScaleBytes * kUnitBytes<F> + in_unit;
-      // The other lanes copy the first of their own codes once more: a mask takes longer.
-      if (lane >= kScaleLanes) tail = at, to_tail = 16 * lane;
+      // The other lanes copy the first of their own codes once more, to where none reads: a mask
+      // takes longer.
+      if (lane >= kScaleLanes)
+        tail = at, to_tail = kUnits * kUnitBytes<F> + kLaneBytes * (lane - kScaleLanes);
     }
   }
   __device__ __forceinline__ void start_gate(const Step& p, const Share& share, int64_t expert) {
@@ -175,7 +180,7 @@ struct Weights {
     point(
         p.gate_up.data + expert * p.gate_up_expert_bytes +
             (static_cast<int64_t>(tile) * p.num_units + share.gate_begin * kUnits) * kUnitBytes<F>,
-        kUnitBytes<F>, kStageBytes<F>);
+        kUnitBytes<F>, kUnits * kUnitBytes<F>);
     left = share.gate_count;
     ++order.gate;
     gate.next(p);
@@ -309,7 +314,7 @@ __device__ void add_biases(const Step& p, const Picks<kTokens>& picks) {
 /// Where the blocks of a cluster meet.
 ///
 /// What makes memory free again, in either block: the sums of piece n are written anew for n + 2,
-/// after down of n, whose barrier completes with what the last warp sends once it has read them.
+/// after down of n, whose barrier completes when each lane of the last warp has read them.
 /// The hidden values of n are written anew for n + 4 by a block that has done down of n + 2; for
 /// that the other block sent its part of n + 2, so that its warps had done gate/up of n + 2, which
 /// they begin after down of n.
@@ -344,7 +349,6 @@ __device__ __forceinline__ void make_hidden_values(const Step& p, const Share& s
                         ((2 * piece.unit + share.rank) * kTilesOfPiece + lane / 8) * 16 + lane % 8;
     const float gate_bias = load_early(bias), up_bias = load_early(bias + 8);
     uint64_t* barrier = &meeting.barriers[nth % kKept];
-    if (lane == 0) expect_bytes(barrier, count * kInputBytes);
     barrier_wait(Meeting::of_sums(nth), blockDim.x);
     const float* of_piece = sums_of_warps + nth % 2 * (num_warps * of_warp);
 #pragma unroll 1
@@ -373,7 +377,12 @@ __device__ __forceinline__ void make_hidden_values(const Step& p, const Share& s
         send(at + 64, barrier, r, low);
       }
     }
-    __syncwarp();
+    // Each lane says that it has read the sums.
+    if (lane == 0) {
+      expect_bytes(barrier, count * kInputBytes);
+    } else {
+      arrive_barrier(barrier);
+    }
   }
 }
 
@@ -470,7 +479,7 @@ __global__ void __launch_bounds__(32 * (kMaxMultipliers + 1), 1)
   const Share share(p, blockIdx.x % 2);
   const int warp = share.warp;
   const bool is_multiplier = warp < share.num_multipliers;
-  if (threadIdx.x < kKept) init_barrier(&meeting.barriers[threadIdx.x]);
+  if (threadIdx.x < kKept) init_barrier(&meeting.barriers[threadIdx.x], 32);
   if (threadIdx.x == kKept) init_barrier(&meeting.staged);
   const Layout<F> layout(share.num_multipliers, p.num_units, num_tokens);
   std::byte* staged = shared + layout.staged;

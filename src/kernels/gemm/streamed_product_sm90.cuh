@@ -34,7 +34,6 @@ template <DType F, int kColumns, typename S>
 __device__ __forceinline__ void multiply_streamed(S& shared, uint32_t place, int num_units,
                                                   int block_tile,
                                                   Sums<FewColumnsCut, kColumns>& sums) {
-  const bool is_first_lane = threadIdx.x % 32 == 0;
 #pragma unroll
   for (int i = 0; i < kColumns / 2; ++i) sums[0][i] = 0;
   // Two operands in turn, where registers allow: one is made while the products of the other run.
@@ -42,8 +41,7 @@ __device__ __forceinline__ void multiply_streamed(S& shared, uint32_t place, int
   uint32_t a[kOperands][16];
   int last_stage = -1;
   const auto give_back = [&] {
-    __syncwarp();
-    if (last_stage >= 0 && is_first_lane) arrive_barrier(&shared.empty[last_stage]);
+    if (last_stage >= 0) arrive_barrier(&shared.empty[last_stage]);
   };
   const auto multiply = [&](const std::byte* unit, uint64_t columns, uint32_t(&operand)[16]) {
     make_operand<F>(read_operand<F>(unit), operand);
@@ -104,7 +102,7 @@ __global__ void __launch_bounds__(FewColumnsCut::kThreads, 1)
   if (threadIdx.x == 0) {
     for (int i = 0; i < S::kStages; ++i) {
       init_barrier(&shared.full[i]);
-      init_barrier(&shared.empty[i], 16);
+      init_barrier(&shared.empty[i], 16 * 32);
     }
   }
   __syncthreads();
