@@ -39,6 +39,7 @@ Json to_json(const BenchResult& result) {
           {"bytes_per_token", result.bytes_per_token},
           {"flops_per_token", result.flops_per_token},
           {"share_of_limit", result.share_of_limit},
+          {"read_gb_s", result.read_gb_s},
           {"kernels", kernels_json(result.kernels)},
           {"tile", result.tile},
           {"launches", std::move(launches)}};

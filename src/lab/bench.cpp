@@ -29,6 +29,34 @@ std::string tile_of(Engine& engine, const BenchTest& test) {
   return gemm::tile_name(choice.columns) + ", " + choice.reason;
 }
 
+// The limits beside the samples of a test: on a CPU those measured before and behind each, unless
+// samples are so short that measuring would be most of the run.
+class LimitsBeside {
+ public:
+  LimitsBeside(Device& device, const MachineLimits& limits)
+      : device_(device), of_run_(limits), last_(limits) {}
+  /// Of the sample that has just taken so long.
+  Result<MachineLimits> of(double seconds) {
+    constexpr double kWorthIt = 0.5;  // seconds of samples a measurement
+    since_last_ += seconds;
+    if (device_.kind() != DeviceKind::kCpu || since_last_ < kWorthIt) return last_;
+    auto now = measure_machine(device_, {.read_passes = 3,
+                                         .seconds_per_loop = 0.005,
+                                         .again = &of_run_});
+    if (!now) return now;
+    since_last_ = 0;
+    const MachineLimits mean = between(last_, *now);
+    last_ = std::move(*now);
+    return mean;
+  }
+
+ private:
+  Device& device_;
+  const MachineLimits& of_run_;
+  MachineLimits last_;
+  double since_last_ = 0;
+};
+
 }  // namespace
 
 std::string BenchTest::name() const {
@@ -73,14 +101,22 @@ Result<BenchResult> run_bench(Engine& engine, const BenchTest& test, int32_t rep
                               const MachineLimits& limits) {
   BenchRunner runner(engine, test);
   if (auto status = runner.fill_depth(); !status) return fail(std::move(status.error()));
-  if (auto warm = runner.repeat(); !warm) return fail(std::move(warm.error()));
+  auto warm = runner.repeat();
+  if (!warm) return fail(std::move(warm.error()));
+  LimitsBeside beside(engine.device(), limits);
+  if (auto first = beside.of(warm->seconds()); !first) return fail(std::move(first.error()));
   engine.kernels().reset_counts();
   BenchResult result{.test = test};
   const double tokens = tokens_of(test);
+  std::vector<MachineLimits> of_samples;
   for (int32_t r = 0; r < repetitions; ++r) {
     auto window = runner.repeat();
     if (!window) return fail(std::move(window.error()));
     result.tok_s.push_back(tokens / window->seconds());
+    auto limits_now = beside.of(window->seconds());
+    if (!limits_now) return fail(std::move(limits_now.error()));
+    result.read_gb_s.push_back(limits_now->read_gb_s);
+    of_samples.push_back(std::move(*limits_now));
   }
   result.kernels = engine.kernels().counts();
   result.tile = tile_of(engine, test);
@@ -96,8 +132,12 @@ Result<BenchResult> run_bench(Engine& engine, const BenchTest& test, int32_t rep
   }
   result.bytes_per_token = work.bytes / tokens;
   result.flops_per_token = work.flops / tokens;
-  result.share_of_limit =
-      share_of_limit(limits, peak, work.bytes, flops_at_peak, tokens / median(result.tok_s));
+  std::vector<double> shares;
+  for (size_t i = 0; i < of_samples.size(); ++i) {
+    shares.push_back(share_of_limit(of_samples[i], best_peak(of_samples[i]), work.bytes,
+                                    flops_at_peak, tokens / result.tok_s[i]));
+  }
+  result.share_of_limit = median(shares);
   return result;
 }
 

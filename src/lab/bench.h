@@ -22,7 +22,9 @@ struct BenchResult {
   BenchTest test;
   std::vector<double> tok_s;  ///< one sample a repetition, all streams together
   double bytes_per_token = 0, flops_per_token = 0;
-  double share_of_limit = 0;  ///< of the median sample
+  /// 1e9 bytes a second that the machine could read beside each sample.
+  std::vector<double> read_gb_s;
+  double share_of_limit = 0;  ///< the median of the samples', each of the limits beside it
   std::vector<KernelChooser::Count> kernels;
   std::string tile;  ///< of the experts' products, and why; empty if the row has none
 };
@@ -40,7 +42,8 @@ void fit_engine(const std::vector<BenchTest>& tests, EngineOptions* options);
 /// Runs one test `repetitions` times after one warm-up. Tokens are random from a fixed seed; a
 /// generated token costs a forward pass and a greedy sample, and the next random token is fed, so
 /// that streams do not run into the same experts. On CUDA up to 8 streams generate through
-/// DecodeLoop, as an answer does.
+/// DecodeLoop, as an answer does. On a CPU the limits are measured again around each repetition of
+/// more than a moment: machines that are shared change between them.
 Result<BenchResult> run_bench(Engine& engine, const BenchTest& test, int32_t repetitions,
                               const MachineLimits& limits);
 

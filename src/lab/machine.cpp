@@ -91,6 +91,18 @@ void touch_pages(ThreadPool& pool, const Buffer& buffer) {
   pool.run(static_cast<int64_t>(buffer.bytes() / kReadPart), part);
 }
 
+bool is_tried(const ReadLoop& loop, const MachineOptions& options) {
+  return (loop.needs & options.features) == loop.needs &&
+         (options.again == nullptr || options.again->read_instruction == loop.instruction);
+}
+
+bool is_tried(const ArithmeticLoop& loop, const MachineOptions& options) {
+  if ((loop.needs & options.features) != loop.needs) return false;
+  const MachineLimits* again = options.again;
+  return again == nullptr || again->fp32.instruction == loop.instruction ||
+         again->bf16.instruction == loop.instruction || again->int8.instruction == loop.instruction;
+}
+
 Status measure_read(Device& device, ThreadPool& pool, const MachineOptions& options,
                     MachineLimits* limits) {
   auto buffer = device.allocate(
@@ -104,7 +116,7 @@ Status measure_read(Device& device, ThreadPool& pool, const MachineOptions& opti
   double best_seconds = 0;
   ReadLoop best{};
   for (const ReadLoop& loop : read_loops()) {
-    if ((loop.needs & options.features) != loop.needs) continue;
+    if (!is_tried(loop, options)) continue;
     const double seconds = std::min(time_read(pool, loop, *buffer), time_read(pool, loop, *buffer));
     if (best.run == nullptr || seconds < best_seconds) best = loop, best_seconds = seconds;
   }
@@ -146,7 +158,7 @@ double measure_loop(ThreadPool& pool, const ArithmeticLoop& loop, double seconds
 
 void measure_arithmetic(ThreadPool& pool, const MachineOptions& options, MachineLimits* limits) {
   for (const ArithmeticLoop& loop : arithmetic_loops()) {
-    if ((loop.needs & options.features) != loop.needs) continue;
+    if (!is_tried(loop, options)) continue;
     Peak& peak = loop.format == NumberFormat::kF32    ? limits->fp32
                  : loop.format == NumberFormat::kBF16 ? limits->bf16
                                                       : limits->int8;
@@ -219,6 +231,16 @@ Result<MachineLimits> measure_machine(Device& device, const MachineOptions& opti
     return fail(status.error());
   }
   measure_arithmetic(pool, options, &limits);
+  return limits;
+}
+
+MachineLimits between(const MachineLimits& before, const MachineLimits& after) {
+  MachineLimits limits = before;
+  limits.read_gb_s = (before.read_gb_s + after.read_gb_s) / 2;
+  limits.read_gb_s_best = std::max(before.read_gb_s_best, after.read_gb_s_best);
+  for (Peak MachineLimits::*peak : {&MachineLimits::fp32, &MachineLimits::bf16,
+                                    &MachineLimits::int8, &MachineLimits::fp8})
+    (limits.*peak).rate = ((before.*peak).rate + (after.*peak).rate) / 2;
   return limits;
 }
 

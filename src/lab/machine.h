@@ -45,11 +45,17 @@ struct MachineOptions {
   int read_passes = 7;
   /// Time for one arithmetic loop, all threads together.
   double seconds_per_loop = 0.02;
+  /// What was measured before: only the instructions that were fastest there are tried, which takes
+  /// a fifth of a second.
+  const MachineLimits* again = nullptr;
 };
 
 /// Measures the CPU `device` with its own thread pool; under a second on most machines. Fails if
 /// the device is no CPU or the buffer cannot be had.
 Result<MachineLimits> measure_machine(Device& device, const MachineOptions& options = {});
+
+/// The limits between two measurements of one machine: the means of their rates.
+MachineLimits between(const MachineLimits& before, const MachineLimits& after);
 
 /// The "machine" object of `moxie bench --json`: cpu, gpu (null without), threads, features,
 /// read_gb_s, peak {fp32_gflops, bf16_gflops, int8_gops, fp8_gflops}, and how they were reached.

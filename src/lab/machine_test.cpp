@@ -118,6 +118,32 @@ TEST(MeasureMachine, UsesOnlyTheFeaturesAllowed) {
   }
 }
 
+TEST(MeasureMachine, AgainTakesWhatWasFastest) {
+  const auto device = make_cpu_device(2);
+  MachineLimits first;
+  first.read_instruction = read_loops_portable()[0].instruction;
+  first.fp32.instruction = arithmetic_loops_portable()[0].instruction;
+  MachineOptions options = small_options(cpu_features());
+  options.again = &first;
+  const auto limits = measure_machine(*device, options);
+  ASSERT_TRUE(limits.has_value()) << limits.error().message();
+  EXPECT_GT(limits->read_gb_s, 0);
+  EXPECT_EQ(limits->read_instruction, first.read_instruction);
+  for (const Peak* peak : {&limits->fp32, &limits->bf16, &limits->int8}) {
+    if (peak->rate > 0) {
+      EXPECT_TRUE(peak->instruction.starts_with("portable")) << peak->instruction;
+    }
+  }
+}
+
+TEST(MeasureMachine, BetweenIsTheMeanOfTheRates) {
+  const MachineLimits mean =
+      between({.read_gb_s = 30, .bf16 = {100, "x"}}, {.read_gb_s = 50, .bf16 = {300, "x"}});
+  EXPECT_EQ(mean.read_gb_s, 40);
+  EXPECT_EQ(mean.bf16.rate, 200);
+  EXPECT_EQ(mean.bf16.instruction, "x");
+}
+
 TEST(MeasureMachine, JsonHasTheFieldsOfTheContract) {
   MachineLimits limits;
   limits.cpu = "a CPU";
