@@ -9,6 +9,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <array>
 
 #include "core/cuda_launch.cuh"
 #include "kernels/attend/attend_prefill_sm90.cuh"
@@ -358,51 +359,51 @@ EncodeTiled encode_tiled() {
   return found;
 }
 
-// The rows of all pages from `base` on, in boxes of a run. How many pages there are is not known
-// here: the map ends where row numbers do.
-CUtensorMap map_runs(std::byte* base) {
+// `strides`: bytes, of all dimensions but the first. Outside the tensor zeros are read.
+template <size_t kDims>
+CUtensorMap encode_map(CUtensorMapDataType type, const void* base,
+                       const std::array<cuuint64_t, kDims>& sizes,
+                       const std::array<cuuint64_t, kDims - 1>& strides,
+                       const std::array<cuuint32_t, kDims>& box, CUtensorMapSwizzle swizzle,
+                       CUtensorMapL2promotion promotion) {
   CUtensorMap map;
-  const cuuint64_t sizes[2] = {kDim, uint64_t{1} << 31};
-  const cuuint64_t strides[1] = {kRowBytes};
-  const cuuint32_t box[2] = {kDim, kRun}, steps[2] = {1, 1};
-  const CUresult result =
-      encode_tiled()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, base, sizes, strides, box, steps,
-                     CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                     CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  std::array<cuuint32_t, kDims> steps;
+  steps.fill(1);
+  const CUresult result = encode_tiled()(
+      &map, type, kDims, const_cast<void*>(base), sizes.data(), strides.data(), box.data(),
+      steps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, promotion,
+      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   CHECK(result == CUDA_SUCCESS, kRowName);
   return map;
 }
 
+// The rows of all pages from `base` on, in boxes of a run. How many pages there are is not known
+// here: the map ends where row numbers do.
+CUtensorMap map_runs(const std::byte* base) {
+  return encode_map<2>(CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, base, {kDim, uint64_t{1} << 31},
+                       {kRowBytes}, {kDim, kRun}, CU_TENSOR_MAP_SWIZZLE_128B,
+                       CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
+}
+
 // Staged queries in boxes of a tile and a KV head.
 CUtensorMap map_staged_queries(const AttendParams& params) {
-  CUtensorMap map;
   const auto num_heads = static_cast<uint64_t>(params.num_heads);
-  const cuuint64_t sizes[3] = {kDim, num_heads, static_cast<uint64_t>(params.batch.num_tokens)};
-  const cuuint64_t strides[2] = {kRowBytes, num_heads * kRowBytes};
-  const cuuint32_t box[3] = {kDim, kGroup, kTileTokens}, steps[3] = {1, 1, 1};
-  const CUresult result =
-      encode_tiled()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<float*>(params.q), sizes,
-                     strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                     CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  CHECK(result == CUDA_SUCCESS, kRowName);
-  return map;
+  const auto num_tokens = static_cast<uint64_t>(params.batch.num_tokens);
+  return encode_map<3>(CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, params.q, {kDim, num_heads, num_tokens},
+                       {kRowBytes, num_heads * kRowBytes}, {kDim, kGroup, kTileTokens},
+                       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B);
 }
 // Queries in F32, the same boxes; their floats make two rows: a box takes at most 256 in a row.
 CUtensorMap map_queries(const AttendParams& params) {
   constexpr uint32_t kHalf = kGroup * kDim / 2;
   static_assert(kHalf <= 256);
-  CUtensorMap map;
   const auto num_heads = static_cast<uint64_t>(params.num_heads);
-  const cuuint64_t sizes[3] = {kHalf, num_heads * kDim / kHalf,
-                               static_cast<uint64_t>(params.batch.num_tokens)};
-  const cuuint64_t strides[2] = {kHalf * sizeof(float), num_heads * kDim * sizeof(float)};
-  const cuuint32_t box[3] = {kHalf, 2, kTileTokens}, steps[3] = {1, 1, 1};
-  const CUresult result =
-      encode_tiled()(&map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 3, const_cast<float*>(params.q), sizes,
-                     strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE,
-                     CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  CHECK(result == CUDA_SUCCESS, kRowName);
-  return map;
+  const auto num_tokens = static_cast<uint64_t>(params.batch.num_tokens);
+  return encode_map<3>(CU_TENSOR_MAP_DATA_TYPE_FLOAT32, params.q,
+                       {kHalf, num_heads * kDim / kHalf, num_tokens},
+                       {kHalf * sizeof(float), num_heads * kDim * sizeof(float)},
+                       {kHalf, 2, kTileTokens}, CU_TENSOR_MAP_SWIZZLE_NONE,
+                       CU_TENSOR_MAP_L2_PROMOTION_L2_256B);
 }
 
 struct Parts {
