@@ -238,8 +238,8 @@ MachineLimits between(const MachineLimits& before, const MachineLimits& after) {
   MachineLimits limits = before;
   limits.read_gb_s = (before.read_gb_s + after.read_gb_s) / 2;
   limits.read_gb_s_best = std::max(before.read_gb_s_best, after.read_gb_s_best);
-  for (Peak MachineLimits::*peak : {&MachineLimits::fp32, &MachineLimits::bf16,
-                                    &MachineLimits::int8, &MachineLimits::fp8})
+  for (Peak MachineLimits::*peak :
+       {&MachineLimits::fp32, &MachineLimits::bf16, &MachineLimits::int8, &MachineLimits::fp8})
     (limits.*peak).rate = ((before.*peak).rate + (after.*peak).rate) / 2;
   return limits;
 }

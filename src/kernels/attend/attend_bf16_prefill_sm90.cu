@@ -369,10 +369,10 @@ CUtensorMap encode_map(CUtensorMapDataType type, const void* base,
   CUtensorMap map;
   std::array<cuuint32_t, kDims> steps;
   steps.fill(1);
-  const CUresult result = encode_tiled()(
-      &map, type, kDims, const_cast<void*>(base), sizes.data(), strides.data(), box.data(),
-      steps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, promotion,
-      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result =
+      encode_tiled()(&map, type, kDims, const_cast<void*>(base), sizes.data(), strides.data(),
+                     box.data(), steps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, promotion,
+                     CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   CHECK(result == CUDA_SUCCESS, kRowName);
   return map;
 }
@@ -399,11 +399,10 @@ CUtensorMap map_queries(const AttendParams& params) {
   static_assert(kHalf <= 256);
   const auto num_heads = static_cast<uint64_t>(params.num_heads);
   const auto num_tokens = static_cast<uint64_t>(params.batch.num_tokens);
-  return encode_map<3>(CU_TENSOR_MAP_DATA_TYPE_FLOAT32, params.q,
-                       {kHalf, num_heads * kDim / kHalf, num_tokens},
-                       {kHalf * sizeof(float), num_heads * kDim * sizeof(float)},
-                       {kHalf, 2, kTileTokens}, CU_TENSOR_MAP_SWIZZLE_NONE,
-                       CU_TENSOR_MAP_L2_PROMOTION_L2_256B);
+  return encode_map<3>(
+      CU_TENSOR_MAP_DATA_TYPE_FLOAT32, params.q, {kHalf, num_heads * kDim / kHalf, num_tokens},
+      {kHalf * sizeof(float), num_heads * kDim * sizeof(float)}, {kHalf, 2, kTileTokens},
+      CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_L2_PROMOTION_L2_256B);
 }
 
 struct Parts {

@@ -94,10 +94,10 @@ struct Mxfp4Format {
 };
 
 // Ahead of the loads: the hardware's prefetcher stops at a page's end, and its start again costs a
-// trip to memory every 4 KiB of weights. Two pages where a tile is read by itself, one where several
-// are read side by side, whose ends go on at the next tiles to be read. Past the matrix's end a
-// prefetch does nothing. Into L2 on x86: L1's few outstanding misses are the loads' own, and a Zen 4
-// core reads a quarter faster so.
+// trip to memory every 4 KiB of weights. Two pages where a tile is read by itself, one where
+// several are read side by side, whose ends go on at the next tiles to be read. Past the matrix's
+// end a prefetch does nothing. Into L2 on x86: L1's few outstanding misses are the loads' own, and
+// a Zen 4 core reads a quarter faster so.
 constexpr int32_t kAheadAlone = 8192, kAheadOfStreams = 4096;
 #if defined(__x86_64__)
 constexpr int kPrefetchLocality = 2;
