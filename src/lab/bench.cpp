@@ -44,7 +44,7 @@ class LimitsBeside {
         measure_machine(device_, {.read_passes = 3, .seconds_per_loop = 0.005, .again = &of_run_});
     if (!now) return now;
     since_last_ = 0;
-    const MachineLimits mean = between(last_, *now);
+    MachineLimits mean = between(last_, *now);
     last_ = std::move(*now);
     return mean;
   }

@@ -40,6 +40,7 @@ __device__ __forceinline__ void multiply_streamed(S& shared, uint32_t place, int
   constexpr int kOperands = kColumns <= 32 ? 2 : 1;
   uint32_t a[kOperands][16];
   int last_stage = -1;
+  // Each lane for itself: checkers of races take no other's word for its reads.
   const auto give_back = [&] {
     if (last_stage >= 0) arrive_barrier(&shared.empty[last_stage]);
   };
