@@ -58,7 +58,7 @@ number() { [[ $1 =~ ^[0-9.]+$ ]] && printf '%s' "$1" || printf null; }
 # One tool of compute-sanitizer over a part of the tests, in processes side by side (twice as many
 # hold each other up on the device): its verdict as JSON to $out/TOOL.json.
 sanitize() {
-  local tool=$1 filter=$2 codes=() pids=() shard code=0
+  local tool=$1 filter=$2 codes=() pids=() shard pid one code=0
   if ! wants "$tool"; then
     printf '{"ran": false, "reason": "not asked for"}' >"$out/$tool.json"
     return 0
@@ -81,7 +81,7 @@ sanitize() {
     wait "$pid"
     codes+=($?)
   done
-  for shard in "${codes[@]}"; do ((shard > code)) && code=$shard; done
+  for one in "${codes[@]}"; do ((one > code)) && code=$one; done
   local summary
   summary=$(grep -hE 'ERROR SUMMARY|RACECHECK SUMMARY|not supported|Error|PASSED' \
     "$out/$tool".*.log | sort | uniq -c)

@@ -57,7 +57,9 @@ inline constexpr int kScaleLanes = 8 * kUnits;
 template <DType F>
 inline constexpr int kLaneScaleBytes = 4 * Format<F>::kScaleWords;
 template <DType F>
-inline constexpr int kStageBytes = kUnits* kUnitBytes<F> + (32 - kScaleLanes) * kLaneScaleBytes<F>;
+inline constexpr int kStageWeightBytes = kUnits* kUnitBytes<F>;
+template <DType F>
+inline constexpr int kStageBytes = kStageWeightBytes<F> + (32 - kScaleLanes) * kLaneScaleBytes<F>;
 // More start with a longer queue for the first bytes, and leave less room for the next kernels.
 inline constexpr int kStages = 2;
 
@@ -172,7 +174,7 @@ struct Weights {
       // The other lanes copy the first of their own codes once more, to where none reads: a mask
       // takes longer.
       if (lane >= kScaleLanes)
-        tail = at, to_tail = kUnits * kUnitBytes<F> + kLaneBytes * (lane - kScaleLanes);
+        tail = at, to_tail = kStageWeightBytes<F> + kLaneBytes * (lane - kScaleLanes);
     }
   }
   __device__ __forceinline__ void start_gate(const Step& p, const Share& share, int64_t expert) {
@@ -180,7 +182,7 @@ struct Weights {
     point(
         p.gate_up.data + expert * p.gate_up_expert_bytes +
             (static_cast<int64_t>(tile) * p.num_units + share.gate_begin * kUnits) * kUnitBytes<F>,
-        kUnitBytes<F>, kUnits * kUnitBytes<F>);
+        kUnitBytes<F>, kStageWeightBytes<F>);
     left = share.gate_count;
     ++order.gate;
     gate.next(p);

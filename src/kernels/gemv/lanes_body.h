@@ -104,11 +104,17 @@ constexpr int kPrefetchLocality = 2;
 #else
 constexpr int kPrefetchLocality = 3;
 #endif
-template <typename Format, int32_t kAhead>
+// From the block at byte `at` of one of T tiles side by side to what is prefetched with it.
+template <int32_t T>
+MOXIE_INLINE int64_t prefetch_offset(int64_t at, int64_t tile_bytes) {
+  if constexpr (T == 1) return kAheadAlone;
+  return kAheadOfStreams + (at + kAheadOfStreams < tile_bytes ? 0 : (T - 1) * tile_bytes);
+}
+template <typename Format>
 MOXIE_INLINE void prefetch_block(const std::byte* block) {
 #pragma GCC unroll 32
   for (int32_t at = 0; at < Format::kBlockBytes; at += 64) {
-    __builtin_prefetch(block + kAhead + at, 0, kPrefetchLocality);
+    __builtin_prefetch(block + at, 0, kPrefetchLocality);
   }
 }
 
@@ -160,7 +166,7 @@ MOXIE_INLINE void product_of(const std::byte* tile, int32_t cols, const float* c
   for (; k + 32 * kBlocks <= cols; k += 32 * kBlocks, block += kBlocks * Format::kBlockBytes) {
 #pragma GCC unroll 4
     for (int32_t b = 0; b < kBlocks; ++b)
-      prefetch_block<Format, kAheadAlone>(block + b * Format::kBlockBytes);
+      prefetch_block<Format>(block + b * Format::kBlockBytes + kAheadAlone);
 #pragma GCC unroll 4
     for (int32_t part = 0; part < kParts; ++part) {
       add_blocks<Format, N, kBlocks>(block, part, kGroups, x, k, sums);
@@ -217,11 +223,11 @@ MOXIE_INLINE void streams_of(const std::byte* tiles, int64_t tile_bytes, int32_t
   int64_t at = 0;
   int32_t k = 0;
   for (; k + 32 <= cols; k += 32, at += Format::kBlockBytes) {
-    const int64_t jump = at + kAheadOfStreams < tile_bytes ? 0 : (T - 1) * tile_bytes;
+    const int64_t ahead = prefetch_offset<T>(at, tile_bytes);
 #pragma GCC unroll 8
     for (int32_t t = 0; t < T; ++t) {
       const std::byte* block = tiles + t * tile_bytes + at;
-      prefetch_block<Format, kAheadOfStreams>(block + jump);
+      prefetch_block<Format>(block + ahead);
 #pragma GCC unroll 4
       for (int32_t part = 0; part < kParts; ++part)
         add_blocks<Format, N, 1>(block, part, kGroups, x, k, sums[t]);

@@ -36,11 +36,10 @@ MOXIE_INLINE void fixed_product_of(const std::byte* tiles, int64_t tile_bytes, i
   Vec sums[T][N * kParts] = {};
   const std::byte* block = tiles;
   for (int32_t i = 0; i < cols / 32; ++i, block += Mxfp4Format::kBlockBytes) {
-    constexpr int32_t kAhead = T == 1 ? kAheadAlone : kAheadOfStreams;
-    const int64_t jump = block + kAhead < tiles + tile_bytes ? 0 : (T - 1) * tile_bytes;
+    const int64_t ahead = prefetch_offset<T>(block - tiles, tile_bytes);
 #pragma GCC unroll 8
     for (int32_t t = 0; t < T; ++t) {
-      prefetch_block<Mxfp4Format, kAhead>(block + t * tile_bytes + jump);
+      prefetch_block<Mxfp4Format>(block + t * tile_bytes + ahead);
       add_block<N>(block + t * tile_bytes, x, i, sums[t]);
     }
   }

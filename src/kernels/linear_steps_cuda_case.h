@@ -1,0 +1,513 @@
+// The fixture that runs CUDA rows of qkv, out, route, experts and unembed on the cases of the CPU's
+// tests: weights repacked value for value, what goes in uploaded, what comes out copied back, so
+// that the case itself compares with the reference row.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <map>
+
+#include "core/formats.h"
+#include "kernels/gemm/greatest_scales_cuda.h"
+#include "kernels/gemm/staged.cuh"
+#include "kernels/testing/cuda_test.h"
+#include "kernels/testing/fragment_pack.h"
+#include "kernels/testing/row_tester.h"
+
+namespace moxie::testing {
+
+// Activations are split into two BF16 parts, which leaves 2^-17 of each; weights in F32 likewise.
+// Errors have random signs; the greatest of thousands of outputs is some deviations out.
+inline constexpr double kSplitRounding = 0x1p-15;
+
+inline int32_t same_row(int32_t row) { return row; }
+
+class LinearStepsCuda : public CudaTest {
+ protected:
+  // Device memory of one run: what goes in is uploaded, what comes out is copied back to the
+  // host's array, so that the case itself compares.
+  template <typename T>
+  T* in(const T* values, int64_t count) {
+    return upload(std::vector<T>(values, values + count));
+  }
+  template <typename T>
+  T* in_out(T* values, int64_t count) {
+    T* device_side = in(values, count);
+    back_.push_back([=, this] {
+      done(device().copy_to_host(values, device_side, static_cast<uint64_t>(count) * sizeof(T),
+                                 stream()));
+    });
+    return device_side;
+  }
+  // The residual stream, which has two floats a value on CUDA: here a coarse and a fine one.
+  float* x_in(const float* values, int64_t count) {
+    if (x_is_single_) return in(values, count);
+    std::vector<float> pairs;
+    for (int64_t i = 0; i < count; ++i) {
+      const float high = std::round(values[i] * 128) / 128;
+      pairs.insert(pairs.end(), {high, values[i] - high});
+    }
+    return upload(pairs);
+  }
+  float* x_in_out(float* values, int64_t count) {
+    float* device_side = x_in(values, count);
+    back_.push_back([=, this] { x_back(values, device_side, count); });
+    return device_side;
+  }
+  PackedMatrix in(const PackedMatrix& cpu, DType format,
+                  const std::function<int32_t(int32_t)>& source_row = same_row) {
+    const auto [at, is_new] = packed_.try_emplace({cpu.data, format});
+    if (is_new) {
+      const PackedTensor packed = to_fragment(cpu, format, source_row);
+      at->second = packed.matrix;
+      at->second.data = upload(packed.memory);
+    }
+    return at->second;
+  }
+
+  QkvParams to_device(QkvParams p, DType format) {
+    const int64_t tokens = p.batch.num_tokens;
+    const auto num_pages = p.batch.num_seqs * p.kv.table_stride;
+    p.batch.positions = in(p.batch.positions, tokens);
+    p.batch.seq_idx = in(p.batch.seq_idx, tokens);
+    p.x = x_in(p.x, tokens * p.hidden);
+    p.norm_weight = in(p.norm_weight, p.hidden);
+    p.bias = in(p.bias, p.weight.rows);
+    const int32_t head_dim = p.head_dim;
+    p.weight =
+        in(p.weight, format, [head_dim](int32_t row) { return fragment_qkv_row(row, head_dim); });
+    p.rotary.table = in(p.rotary.table, int64_t{p.rotary.max_positions} * p.head_dim);
+    p.kv.page_table = in(p.kv.page_table, num_pages);
+    p.kv.k = in_out(p.kv.k, p.kv.page_stride_bytes * num_pages);
+    p.kv.v = in_out(p.kv.v, p.kv.page_stride_bytes * num_pages);
+    p.q = in_out(p.q, tokens * p.num_heads * p.head_dim);
+    return p;
+  }
+  OutParams to_device(OutParams p, DType format) {
+    p.a = in(p.a, int64_t{p.num_tokens} * p.weight.cols);
+    p.bias = in(p.bias, p.weight.rows);
+    p.x = x_in_out(p.x, int64_t{p.num_tokens} * p.weight.rows);
+    p.weight = in(p.weight, format);
+    return p;
+  }
+  RouteParams to_device(RouteParams p, DType format) {
+    const int64_t tokens = p.num_tokens;
+    p.x = x_in(p.x, tokens * p.hidden);
+    p.norm_weight = in(p.norm_weight, p.hidden);
+    p.bias = in(p.bias, p.weight.rows);
+    p.weight = in(p.weight, format);
+    p.t = in_out(p.t, tokens * p.hidden);
+    p.expert_ids = in_out(p.expert_ids, tokens * p.top_k);
+    p.expert_weights = in_out(p.expert_weights, tokens * p.top_k);
+    return p;
+  }
+  ExpertsParams to_device(ExpertsParams p, DType format) {
+    const int64_t tokens = p.num_tokens, rows = p.gate_up.rows;
+    // From the CPU's order of gate and up rows to CUDA's.
+    const auto cpu_row = [](int32_t row) {
+      return gate_up_packed_row(row / 16 * 8 + row % 8, row % 16 / 8);
+    };
+    std::vector<float> bias(static_cast<size_t>(p.gate_up.num_experts * rows));
+    for (int32_t e = 0; e < p.gate_up.num_experts; ++e) {
+      for (int32_t row = 0; row < rows; ++row)
+        bias[e * rows + row] = p.gate_up_bias[e * rows + cpu_row(row)];
+    }
+    p.gate_up_bias = upload(bias);
+    p.t = in(p.t, tokens * p.hidden);
+    p.expert_ids = in<int32_t>(p.expert_ids, tokens * p.top_k);
+    p.expert_weights = in<float>(p.expert_weights, tokens * p.top_k);
+    p.down_bias = in(p.down_bias, int64_t{p.down.num_experts} * p.hidden);
+    p.gate_up = in(p.gate_up, format, cpu_row);
+    p.down = in(p.down, format);
+    p.x = x_in_out(p.x, tokens * p.hidden);
+    return p;
+  }
+  UnembedParams to_device(UnembedParams p, DType format) {
+    p.x = x_in(p.x, int64_t{p.num_rows + 5} * p.hidden);
+    p.row_idx = in(p.row_idx, p.num_rows);
+    p.norm_weight = in(p.norm_weight, p.hidden);
+    p.logits = in_out(p.logits, int64_t{p.num_rows} * p.weight.rows);
+    p.weight = in(p.weight, format);
+    return p;
+  }
+
+  // Runs a row with exactly the workspace that it asks for, and brings back what it wrote.
+  template <typename P>
+  void run_on_device(const Row<P>& row, P params) {
+    const uint64_t bytes = row.workspace(params);
+    const DeviceArray workspace = poisoned<std::byte>(bytes);
+    params.launch = launch();
+    params.launch.workspace = workspace.buffer.data();
+    params.launch.workspace_bytes = bytes;
+    row.run(params);
+    download<std::byte>(workspace);  // checks the guard behind it
+    for (const auto& copy : back_) copy();
+    back_.clear();
+    done(stream().synchronize());
+  }
+
+  // The attention's output as gemm/staged.cuh lays it out; rows of padding are NaN.
+  const float* staged(const OutParams& p) {
+    const int32_t cols = p.weight.cols, capacity = round_up(p.num_tokens, gemm::kStagedRows);
+    std::vector<std::byte> bytes(gemm::staged_bytes(capacity, cols), std::byte{0xFF});
+    for (int32_t token = 0; token < p.num_tokens; ++token) {
+      for (int32_t col = 0; col < round_up(cols, gemm::kStagedColumns); ++col) {
+        const float value = col < cols ? p.a[int64_t{token} * cols + col] : 0.0f;
+        const uint16_t bits = f32_to_bf16(value);
+        const int64_t at = gemm::staged_offset(capacity, token, col / 2 * 2) + col % 2 * 2;
+        std::memcpy(&bytes[static_cast<size_t>(at)], &bits, sizeof(bits));
+      }
+    }
+    return reinterpret_cast<const float*>(upload(bytes));
+  }
+
+  template <typename Case>
+  void expect_rows_agree(Case c) {
+    using P = typename Case::Params;
+    const DType format = c.weights;
+    if (format == DType::kMXFP8) c.weights = DType::kF32;
+    Built<P> built = build(c);
+    if (format == DType::kMXFP8)
+      for (PackedTensor& tensor : built.weights) round_to_mxfp8(tensor);
+    const std::string reference = std::string(step_name(StepOf<P>::value)) + "_reference";
+    std::vector<Output> expected = run_row(built, row_named<P>(reference), machine_);
+    for (Output& output : expected) {
+      if (std::string(output.name) != "expert_ids" && std::string(output.name) != "t")
+        output.rounding += kSplitRounding;
+    }
+    int num_rows = 0;
+    for (const Row<P>& row : table_of<P>()) {
+      if (row.device != DeviceKind::kCuda || (row.needs & ~features()) != 0) continue;
+      built.reset();
+      P params = to_device(built.params, format);
+      if constexpr (std::is_same_v<P, ExpertsParams>) {
+        if (row.name == std::string(kE4m3ExpertsRow)) take_e4m3(params);
+      }
+      if (const char* why = row.refuses(params)) {
+        std::printf("  not run: %s on %s: %s\n", row.name, c.name().c_str(), why);
+        back_.clear();
+        continue;
+      }
+      ++num_rows;
+      std::vector<Output> allowed = expected;
+      for (Output& output : allowed) output.rounding += activation_rounding(row.name);
+      run_on_device(row, params);
+      expect_near(allowed, built.outputs(), std::string(row.name) + " on " + c.name());
+      if constexpr (requires { params.x_is_single; }) {
+        params.x_is_single = true;
+        if (row.refuses(params) == nullptr) {
+          x_is_single_ = true;
+          built.reset();
+          params = to_device(built.params, format);
+          params.x_is_single = true;
+          if constexpr (std::is_same_v<P, ExpertsParams>) {
+            if (row.name == std::string(kE4m3ExpertsRow)) take_e4m3(params);
+          }
+          run_on_device(row, params);
+          expect_near(allowed, built.outputs(),
+                      std::string(row.name) + ", x single, on " + c.name());
+          x_is_single_ = false;
+        }
+      }
+      if constexpr (std::is_same_v<P, QkvParams>) {
+        if (std::string(row.name) == kStagingQkvRow) expect_staged_queries(row, built, format);
+      }
+      if constexpr (std::is_same_v<P, RouteParams>) {
+        if (std::string(row.name) == kUnnormedRouteRow) expect_t_is_left(row, built, expected);
+      }
+      if constexpr (std::is_same_v<P, OutParams>) {
+        if (std::string(row.name) != kStagedOutRow) continue;
+        built.reset();
+        params = to_device(built.params, format);
+        params.a = staged(built.params);
+        params.is_a_staged = true;
+        run_on_device(row, params);
+        expect_near(allowed, built.outputs(), std::string(row.name) + ", staged, on " + c.name());
+      }
+    }
+    EXPECT_GT(num_rows, 0) << c.name();
+    free_case();
+  }
+
+  // What the row wrote as q, times a factor, in BF16.
+  void expect_staged_queries(const Row<QkvParams>& row, Built<QkvParams>& built, DType format) {
+    built.reset();
+    run_on_device(row, to_device(built.params, format));
+    const QkvParams& p = built.params;
+    const auto count = static_cast<size_t>(p.num_heads) * p.head_dim * p.batch.num_tokens;
+    const std::vector<float> found(p.q, p.q + count);
+    built.reset();
+    QkvParams params = to_device(p, format);
+    std::vector<uint16_t> staged(2 * count, 0xFFFF);  // half of which is left alone
+    params.q = reinterpret_cast<float*>(upload(staged));
+    params.stages_q = true;
+    params.q_factor = 0.18f;
+    run_on_device(row, params);
+    in_back(staged, reinterpret_cast<const uint16_t*>(params.q));
+    size_t num_wrong = 0;
+    for (size_t i = 0; i < count; ++i)
+      num_wrong += staged[i] != f32_to_bf16(found[i] * params.q_factor) ? 1 : 0;
+    for (size_t i = count; i < staged.size(); ++i) num_wrong += staged[i] != 0xFFFF ? 1 : 0;
+    EXPECT_EQ(num_wrong, 0u) << "of " << count << " staged queries";
+  }
+  // The same choice, and t as it was.
+  void expect_t_is_left(const Row<RouteParams>& row, Built<RouteParams>& built,
+                        std::vector<Output> expected) {
+    built.reset();
+    const RouteParams& p = built.params;
+    const std::vector<float> before(static_cast<size_t>(p.num_tokens) * p.hidden, 0.25f);
+    std::copy(before.begin(), before.end(), p.t);
+    RouteParams params = to_device(p, DType::kBF16);
+    params.leaves_t = true;
+    run_on_device(row, params);
+    for (Output& output : expected) {
+      if (std::string(output.name) == "t") output.values.assign(before.begin(), before.end());
+      output.rounding += activation_rounding(row.name);
+    }
+    expect_near(expected, built.outputs(), std::string(row.name) + " without t");
+  }
+
+  // Rows of experts that make their input from x themselves.
+  void expect_normed_experts_agree(const ExpertsCase& c) {
+    SCOPED_TRACE(c.name());
+    Built<ExpertsParams> built = build(c);
+    ExpertsParams& p = built.params;
+    p.rms_eps = 1e-5f;
+    std::vector<float> weight, t;
+    for (int32_t i = 0; i < c.hidden; ++i)
+      weight.push_back(0.5f + static_cast<float>(i % 17) / 16.0f);
+    for (int32_t token = 0; token < c.tokens; ++token) {
+      const float* x = &built.initial_x[static_cast<size_t>(token) * c.hidden];
+      double squares = 0;
+      for (int32_t i = 0; i < c.hidden; ++i) squares += static_cast<double>(x[i]) * x[i];
+      const double factor = 1 / std::sqrt(squares / c.hidden + static_cast<double>(p.rms_eps));
+      for (int32_t i = 0; i < c.hidden; ++i)
+        t.push_back(static_cast<float>(x[i] * factor * weight[i]));
+    }
+    const float* const drawn = std::exchange(p.t, t.data());
+    const std::vector<Output> expected =
+        run_row(built, row_named<ExpertsParams>("experts_reference"), machine_);
+    int num_rows = 0;
+    for (const char* name : {kTiledExpertsRow, kE4m3ExpertsRow}) {
+      const Row<ExpertsParams>& row = row_named<ExpertsParams>(name);
+      if ((row.needs & ~features()) != 0) continue;
+      std::vector<Output> allowed = expected;
+      for (Output& output : allowed) output.rounding += kSplitRounding + activation_rounding(name);
+      for (const bool is_single : {false, true}) {
+        x_is_single_ = is_single;
+        built.reset();
+        p.t = drawn;  // which nobody reads
+        ExpertsParams params = to_device(p, DType::kMXFP4);
+        params.x_is_single = is_single;
+        params.norms_x = true;
+        params.norm_weight = upload(weight);
+        if (name == std::string(kE4m3ExpertsRow)) take_e4m3(params);
+        if (const char* why = row.refuses(params)) {
+          std::printf("  not run: %s on %s: %s\n", name, c.name().c_str(), why);
+          back_.clear();
+          continue;
+        }
+        ++num_rows;
+        run_on_device(row, params);
+        expect_near(allowed, built.outputs(), std::string(name) + " of x, " + c.name());
+      }
+      x_is_single_ = false;
+    }
+    EXPECT_GT(num_rows, (features() & kSm90a) != 0 ? 1 : -1);
+    free_case();
+  }
+
+  // Lets the row with activations in 8 bits run.
+  void take_e4m3(ExpertsParams& p) {
+    p.activation = DType::kF8E4M3;
+    for (PackedMatrix* matrix : {&p.gate_up, &p.down}) {
+      if (matrix->format != DType::kMXFP4) continue;
+      const auto num_experts = static_cast<size_t>(matrix->num_experts);
+      std::vector<gemm::FoldedBlocks> blocks(num_experts);
+      std::vector<uint8_t> greatest(16 * num_experts * static_cast<size_t>(matrix->num_tiles()));
+      const gemm::GreatestScales step{*matrix, upload(greatest), upload(blocks)};
+      gemm::find_greatest_scales(step, &stream());
+      in_back(blocks, step.blocks);
+      for (const gemm::FoldedBlocks& of_expert : blocks)
+        EXPECT_EQ(of_expert.num_cut, 0u) << "of " << of_expert.num_blocks;
+      matrix->greatest_scales = step.greatest;
+    }
+  }
+
+  // With activations that E4M3 has, and what SwiGLU makes rounded as the row rounds it, all that is
+  // left are sums of 8-bit operands.
+  void expect_e4m3_is_exact(const ExpertsCase& c) {
+    SCOPED_TRACE(c.name());
+    Built<ExpertsParams> built = build(c);
+    const ExpertsParams& p = built.params;
+    auto* t = const_cast<float*>(p.t);
+    for (int64_t i = 0; i < int64_t{p.num_tokens} * p.hidden; ++i)
+      t[i] = i % p.hidden == 0 ? 2.0f : e4m3_to_f32(f32_to_e4m3(t[i] * 128)) / 128;
+    std::vector<double> expected(built.initial_x.begin(), built.initial_x.end());
+    // The same matrices as the device has them.
+    const ExpertsParams there = to_device(p, DType::kMXFP4);
+    std::vector<float> bias(static_cast<size_t>(p.gate_up.num_experts) * p.gate_up.rows);
+    in_back(bias, there.gate_up_bias);
+    PackedMatrix gate_up = there.gate_up, down = there.down;
+    std::vector<std::byte> gate_up_bytes(static_cast<size_t>(gate_up.bytes())),
+        down_bytes(static_cast<size_t>(down.bytes()));
+    in_back(gate_up_bytes, gate_up.data);
+    in_back(down_bytes, down.data);
+    gate_up.data = gate_up_bytes.data(), down.data = down_bytes.data();
+    const auto dense = [](const PackedMatrix& m, int32_t expert) {
+      std::vector<double> values;
+      for (int32_t row = 0; row < m.rows; ++row)
+        for (int32_t col = 0; col < m.cols; ++col)
+          values.push_back(fragment_value(m.expert(expert), row, col));
+      return values;
+    };
+    for (int32_t e = 0; e < p.gate_up.num_experts; ++e) {
+      const std::vector<double> w1 = dense(gate_up, e), w2 = dense(down, e);
+      const auto row_of = [&](int32_t row, const float* token) {
+        double sum = bias[static_cast<size_t>(e) * gate_up.rows + row];
+        for (int32_t col = 0; col < p.hidden; ++col)
+          sum += w1[static_cast<size_t>(row) * p.hidden + col] * token[col];
+        return static_cast<float>(sum);
+      };
+      for (int64_t pair = 0; pair < int64_t{p.num_tokens} * p.top_k; ++pair) {
+        if (p.expert_ids[pair] != e) continue;
+        const int64_t token = pair / p.top_k;
+        std::vector<double> made;
+        for (int32_t i = 0; i < p.intermediate; ++i) {
+          const float* values = p.t + token * p.hidden;
+          const float act = clamped_swiglu(row_of(fragment_gate_up_row(i, 0), values),
+                                           row_of(fragment_gate_up_row(i, 1), values),
+                                           p.swiglu_alpha, p.swiglu_limit);
+          made.push_back(e4m3_to_f32(f32_to_e4m3(act * 8)) / 8);
+        }
+        for (int32_t row = 0; row < p.hidden; ++row) {
+          double sum = p.down_bias[int64_t{e} * p.hidden + row];
+          for (int32_t i = 0; i < p.intermediate; ++i)
+            sum += w2[static_cast<size_t>(row) * p.intermediate + i] * made[i];
+          expected[token * p.hidden + row] += p.expert_weights[pair] * sum;
+        }
+      }
+    }
+    back_.clear();
+    ExpertsParams params = to_device(p, DType::kMXFP4);
+    take_e4m3(params);
+    run_on_device(row_named<ExpertsParams>(kE4m3ExpertsRow), params);
+    double added = 0, error = 0;
+    for (size_t i = 0; i < expected.size(); ++i) {
+      added += (expected[i] - built.initial_x[i]) * (expected[i] - built.initial_x[i]);
+      error += (expected[i] - p.x[i]) * (expected[i] - p.x[i]);
+    }
+    const double relative = std::sqrt(error / added);
+    std::printf("  %s: error %.2g of what is added\n", c.name().c_str(), relative);
+    // Values near the edge between two of E4M3's are now and then rounded the other way: some
+    // hundredths of 2^-4. Rounding all of them would be 2.6% of what is added.
+    EXPECT_LE(relative, 0.01);
+    free_case();
+  }
+
+  struct FoldCase {
+    int32_t tokens, hidden, experts, top_k;
+  };
+  void expect_folded_route_agrees(const FoldCase& c) {
+    SCOPED_TRACE(fmt::format("{} tokens, hidden {}, {} experts, top {}", c.tokens, c.hidden,
+                             c.experts, c.top_k));
+    Built<OutParams> out =
+        build(OutCase{.tokens = c.tokens, .rows = c.hidden, .cols = 256, .weights = DType::kBF16});
+    Built<RouteParams> route = build(RouteCase{.tokens = c.tokens,
+                                               .hidden = c.hidden,
+                                               .experts = c.experts,
+                                               .top_k = c.top_k,
+                                               .weights = DType::kBF16});
+    Built<ExpertsParams> experts = build(ExpertsCase{.tokens = c.tokens,
+                                                     .hidden = c.hidden,
+                                                     .intermediate = 320,
+                                                     .experts = c.experts,
+                                                     .top_k = c.top_k,
+                                                     .weights = DType::kMXFP4});
+    // On the device first: the reference writes where the cases keep their x.
+    const OutParams out_there = to_device(out.params, DType::kBF16);
+    const RouteParams route_there = to_device(route.params, DType::kBF16);
+    ExpertsParams experts_there = to_device(experts.params, DType::kMXFP4);
+    back_.clear();
+    std::vector<float> x(static_cast<size_t>(c.tokens) * c.hidden);
+    std::vector<int32_t> ids(static_cast<size_t>(c.tokens) * c.top_k);
+    std::vector<float> weights(ids.size());
+    const std::vector<float> none(static_cast<size_t>(2 * c.tokens) * c.experts);
+    float* sums[2] = {upload(none), upload(std::vector<float>(none.size(), 1.0f))};
+    const RouteFold fold{
+        .is_on = true,
+        .top_k = c.top_k,
+        .rms_eps = route.params.rms_eps,
+        .norm_weight = route_there.norm_weight,
+        .weight = route_there.weight,
+        .bias = route_there.bias,
+        .sums = sums[0],
+        .next_sums = sums[1],
+        .squares = upload(std::vector<float>(x.size() / 16)),
+        .parts = reinterpret_cast<std::byte*>(upload(std::vector<float>(x.size()))),
+        .experts_format = experts_there.gate_up.format};
+    OutParams out_folded = out_there;
+    out_folded.launch = launch();
+    out_folded.fold = fold;
+    experts_there.launch = launch();
+    experts_there.fold = fold;
+    experts_there.t = nullptr;
+    experts_there.x = out_there.x;
+    ASSERT_TRUE(can_route_in_experts(experts_there));
+    row_named<OutParams>("out_any_bf16x2_gemv_cuda").run(out_folded);
+    row_named<ExpertsParams>("experts_any_bf16x2_gemv_cuda").run(experts_there);
+    x_back(x.data(), out_there.x, static_cast<int64_t>(x.size()));
+    in_back(ids, experts_there.expert_ids);
+    in_back(weights, experts_there.expert_weights);
+    std::vector<float> cleared(none.size());
+    in_back(cleared, sums[1]);
+    EXPECT_EQ(cleared, none) << "the next layer's sums";
+
+    run_row(out, row_named<OutParams>("out_reference"), machine_);
+    route.params.x = out.params.x;
+    run_row(route, row_named<RouteParams>("route_reference"), machine_);
+    experts.initial_x.assign(out.params.x, out.params.x + x.size());
+    experts.params.t = route.params.t;
+    experts.params.expert_ids = route.params.expert_ids;
+    experts.params.expert_weights = route.params.expert_weights;
+    run_row(experts, row_named<ExpertsParams>("experts_reference"), machine_);
+    for (size_t i = 0; i < ids.size(); ++i) {
+      ASSERT_EQ(ids[i], route.params.expert_ids[i]) << "choice " << i;
+      ASSERT_NEAR(weights[i], route.params.expert_weights[i], 1e-4) << "choice " << i;
+    }
+    double greatest = 0;
+    for (size_t i = 0; i < x.size(); ++i)
+      greatest = std::max(greatest, std::abs(static_cast<double>(experts.params.x[i])));
+    for (size_t i = 0; i < x.size(); ++i)
+      ASSERT_NEAR(x[i], experts.params.x[i], greatest * 0x1p-12) << "output " << i;
+    free_case();
+  }
+  template <typename T>
+  void in_back(std::vector<T>& values, const T* device_side) {
+    done(device().copy_to_host(values.data(), device_side, values.size() * sizeof(T), stream()));
+    done(stream().synchronize());
+  }
+  void x_back(float* values, const float* device_side, int64_t count) {
+    if (x_is_single_) {
+      done(device().copy_to_host(values, device_side, static_cast<uint64_t>(count) * sizeof(float),
+                                 stream()));
+      return;
+    }
+    std::vector<float> pairs(static_cast<size_t>(2 * count));
+    in_back(pairs, device_side);
+    for (int64_t i = 0; i < count; ++i) values[i] = pairs[2 * i] + pairs[2 * i + 1];
+  }
+
+  void free_case() {
+    free_uploads();
+    packed_.clear();
+  }
+
+  TestMachine machine_;
+  std::vector<std::function<void()>> back_;
+  // A case's weights on the device, by the CPU's matrix and the format.
+  std::map<std::pair<const std::byte*, DType>, PackedMatrix> packed_;
+  bool x_is_single_ = false;
+};
+
+}  // namespace moxie::testing
