@@ -1,8 +1,10 @@
 // experts for many tokens: BF16 activations, decoded weights, F32 sums. (token, slot) pairs are
-// sorted by expert and packed in groups of 16, no group with pairs of two experts; then two passes
-// as in experts_any_f32_gemv.cpp: gate/up pairs of tiles -> clamped SwiGLU -> h, packed as it is
-// made, and down tiles added into x. A pair of tiles of x has one owner, who adds the experts by
-// rising index: no atomics, the same result for any threads and neighbours.
+// sorted by expert and packed in groups of 16, no group with pairs of two experts; then three
+// passes: gate/up pairs of tiles -> clamped SwiGLU -> h, packed as it is made; down tiles -> y, a
+// row a pair; and each token's rows of y added into x by rising expert: no atomics, the same result
+// for any threads and neighbours. Both products go expert by expert, so that a thread finds an
+// expert's activations in its own cache for all of its tiles.
+#include <algorithm>
 #include <cstring>
 
 #include "kernels/experts/experts_pairs.h"
@@ -12,9 +14,9 @@
 namespace moxie {
 namespace {
 
-// Tasks an expert's gate and up are split into: enough to share few experts out evenly, few enough
-// that the expert's activations are read from memory seldom.
-constexpr int64_t kTasksPerExpert = 4;
+// Pairs of tiles that a task multiplies: few enough that threads of unequal speed end together,
+// enough that an expert's activations are fetched seldom.
+constexpr int64_t kPairsPerTask = 16;
 
 struct Group {
   int32_t first, count;  // of SortedPairs::pairs
@@ -25,6 +27,8 @@ struct Parts : SortedPairs {
   Group* groups;         // [most groups]
   uint16_t* t;           // packed groups of p.t's rows
   uint16_t* h;           // packed groups of activations
+  float* y;              // [pairs, hidden] in the order of SortedPairs::pairs
+  int32_t* place;        // [tokens * top_k] row of y of a pair
   uint64_t bytes;
 };
 
@@ -39,6 +43,8 @@ Parts lay_out(const ExpertsParams& p, std::byte* base) {
   parts.groups = scratch.take<Group>(most_groups);
   parts.t = scratch.take<uint16_t>(most_groups * group_values(p.hidden));
   parts.h = scratch.take<uint16_t>(most_groups * group_values(p.intermediate));
+  parts.y = scratch.take<float>(num_pairs * p.hidden);
+  parts.place = scratch.take<int32_t>(num_pairs);
   parts.bytes = scratch.bytes();
   return parts;
 }
@@ -92,27 +98,49 @@ void gate_up(const ExpertsParams& p, const GemmKernels& gemm, const Parts& parts
   }
 }
 
-// Down pairs of tiles begin..end-1 of all experts, added into x.
-void down(const ExpertsParams& p, const GemmKernels& gemm, const Parts& parts, int32_t num_active,
+// Down pairs of tiles begin..end-1 of active expert i, into y.
+void down(const ExpertsParams& p, const GemmKernels& gemm, const Parts& parts, int32_t i,
           int32_t begin, int32_t end) {
-  for (int32_t i = 0; i < num_active; ++i) {
-    const int32_t e = parts.active[i], first = parts.first_group[i];
-    const PackedMatrix weight = p.down.expert(e);
-    for (int32_t pair = begin; pair < end; ++pair) {
-      const int32_t output = pair * 32, num_outputs = std::min(32, p.hidden - output);
-      const float* bias = p.down_bias + int64_t{e} * p.hidden + output;
-      multiply_tile_pair(
-          gemm, weight, pair, parts.h + first * group_values(p.intermediate),
-          parts.offsets[i + 1] - parts.offsets[i], [&](int32_t at, const float* sums) {
-            const Group& group = parts.groups[first + at];
-            for (int32_t n = 0; n < group.count; ++n) {
-              const int32_t slot = parts.pairs[group.first + n];
-              float* x = p.x + int64_t{slot / p.top_k} * p.hidden + output;
-              gemm.add_scaled(sums + n * 32, bias, p.expert_weights[slot], num_outputs, x);
-            }
-          });
+  const int32_t first = parts.first_group[i];
+  const PackedMatrix weight = p.down.expert(parts.active[i]);
+  for (int32_t pair = begin; pair < end; ++pair) {
+    const int32_t output = pair * 32, num_outputs = std::min(32, p.hidden - output);
+    multiply_tile_pair(gemm, weight, pair, parts.h + first * group_values(p.intermediate),
+                       parts.offsets[i + 1] - parts.offsets[i], [&](int32_t at, const float* sums) {
+                         const Group& group = parts.groups[first + at];
+                         float* y = parts.y + int64_t{group.first} * p.hidden + output;
+                         for (int32_t n = 0; n < group.count; ++n, y += p.hidden, sums += 32) {
+                           std::memcpy(y, sums, static_cast<size_t>(num_outputs) * sizeof(float));
+                         }
+                       });
+  }
+}
+
+// Tokens begin..end-1: their rows of y, weighted, into x.
+void combine(const ExpertsParams& p, const GemmKernels& gemm, const Parts& parts, int64_t begin,
+             int64_t end) {
+  for (int64_t token = begin; token < end; ++token) {
+    int32_t* places = parts.place + token * p.top_k;
+    std::sort(places, places + p.top_k);  // rows of y rise with the expert
+    for (int32_t i = 0; i < p.top_k; ++i) {
+      const int32_t slot = parts.pairs[places[i]];
+      const float* bias = p.down_bias + int64_t{p.expert_ids[slot]} * p.hidden;
+      gemm.add_scaled(parts.y + int64_t{places[i]} * p.hidden, bias, p.expert_weights[slot],
+                      p.hidden, p.x + token * p.hidden);
     }
   }
+}
+
+// each(i, begin, end) over `num_tile_pairs` of every active expert i, in tasks.
+template <typename Each>
+void for_tiles(ThreadPool& pool, int32_t num_active, int64_t num_tile_pairs, Each each) {
+  const int64_t tasks = ceil_div(num_tile_pairs, kPairsPerTask);
+  auto task = [&](int64_t index, int) {
+    const int64_t part = index % tasks;
+    each(static_cast<int32_t>(index / tasks), static_cast<int32_t>(num_tile_pairs * part / tasks),
+         static_cast<int32_t>(num_tile_pairs * (part + 1) / tasks));
+  };
+  pool.run(num_active * tasks, task);
 }
 
 void run(const ExpertsParams& p, const GemmKernels& gemm) {
@@ -121,26 +149,19 @@ void run(const ExpertsParams& p, const GemmKernels& gemm) {
   ThreadPool& pool = *p.launch.stream->pool;
   const int32_t num_active = sort_pairs(p, parts);
   const int32_t num_groups = make_groups(parts, num_active);
+  const int32_t num_pairs = parts.offsets[num_active];
+  for (int32_t i = 0; i < num_pairs; ++i) parts.place[parts.pairs[i]] = i;
   pack_tokens(p, gemm, parts, num_groups);
   if (p.intermediate % 32 != 0) {
     // The last block of h has columns that no tile writes, and zeros times NaN would be NaN.
     std::memset(parts.h, 0, static_cast<size_t>(num_groups * group_values(p.intermediate)) * 2);
   }
-  const int64_t tile_pairs = p.gate_up.num_tiles() / 2;
-  const int64_t tasks_per_expert = std::min(kTasksPerExpert, tile_pairs);
-  auto task = [&](int64_t index, int) {
-    const int64_t part = index % tasks_per_expert;
-    gate_up(p, gemm, parts, static_cast<int32_t>(index / tasks_per_expert),
-            static_cast<int32_t>(tile_pairs * part / tasks_per_expert),
-            static_cast<int32_t>(tile_pairs * (part + 1) / tasks_per_expert));
-  };
-  pool.run(num_active * tasks_per_expert, task);
-  const double weights = static_cast<double>(p.hidden) * p.intermediate * num_active;
-  split_work(pool, ceil_div(p.down.num_tiles(), 2), gemm_ns(gemm, weights, 1),
-             [&](int64_t begin, int64_t end) {
-               down(p, gemm, parts, num_active, static_cast<int32_t>(begin),
-                    static_cast<int32_t>(end));
-             });
+  for_tiles(pool, num_active, p.gate_up.num_tiles() / 2,
+            [&](int32_t i, int32_t begin, int32_t end) { gate_up(p, gemm, parts, i, begin, end); });
+  for_tiles(pool, num_active, ceil_div(p.down.num_tiles(), 2),
+            [&](int32_t i, int32_t begin, int32_t end) { down(p, gemm, parts, i, begin, end); });
+  split_work(pool, p.num_tokens, 1.0 * num_pairs * p.hidden,
+             [&](int64_t begin, int64_t end) { combine(p, gemm, parts, begin, end); });
 }
 
 double cost(const ExpertsParams& p, const GemmKernels& gemm) {

@@ -1,10 +1,11 @@
 // GemmKernels for AMX BF16: sums of 32 tokens x 32 outputs in four tiles while two tiles of
 // activations and two of weights pass by, 32 columns a step.
 //
-// A few blocks of weights are decoded into L1 and used for all groups before the next, the sums
-// going through memory in between: a decoded panel never travels to L2 and back, which for 16 to 64
-// tokens an expert is worth more than sums that stay in their tiles
-// (docs/decisions/2026-11-20-amx-prefill.md).
+// For more than 48 tokens a few blocks of weights are decoded into L1 and used for all groups
+// before the next, the sums going through memory in between: a decoded panel never travels to L2
+// and back (docs/decisions/2026-11-20-amx-prefill.md). For fewer, where decoding takes as long as
+// multiplying, a block is decoded while the one before is multiplied, and the sums stay in their
+// tiles (docs/decisions/2026-11-22-amx-beside-neighbours.md).
 #include "kernels/gemv/gemm_body.h"
 
 namespace moxie {
@@ -26,6 +27,8 @@ constexpr int32_t kSumStride = 128;  // of a token's 32 sums
 // Blocks decoded at a time: their panels (12 KiB), two groups' share and the sums of a few groups
 // fit L1.
 constexpr int32_t kPanelBlocks = 6;
+// Up to as many groups, tiles are decoded again for every two groups.
+constexpr int32_t kFewGroups = 3;
 
 // A group's sums of the blocks before, or zeros, into two tiles. (Tile numbers are literals.)
 #define MOXIE_BEGIN_SUMS(TILE0, TILE1, SUMS, IS_FIRST) \
@@ -37,6 +40,27 @@ constexpr int32_t kPanelBlocks = 6;
     _tile_loadd(TILE1, (SUMS) + 16, kSumStride);       \
   }
 
+// One block of one group, or of two, `second` after the first, times a block of both tiles.
+MOXIE_INLINE void add_block_of_one(const uint16_t* group, const uint16_t* panel0,
+                                   const uint16_t* panel1) {
+  _tile_loadd(4, group, kRowBytes);
+  _tile_loadd(6, panel0, kRowBytes);
+  _tile_loadd(7, panel1, kRowBytes);
+  _tile_dpbf16ps(0, 4, 6);
+  _tile_dpbf16ps(1, 4, 7);
+}
+MOXIE_INLINE void add_block_of_two(const uint16_t* group, int64_t second, const uint16_t* panel0,
+                                   const uint16_t* panel1) {
+  _tile_loadd(4, group, kRowBytes);
+  _tile_loadd(6, panel0, kRowBytes);
+  _tile_loadd(7, panel1, kRowBytes);
+  _tile_dpbf16ps(0, 4, 6);
+  _tile_loadd(5, group + second, kRowBytes);
+  _tile_dpbf16ps(1, 4, 7);
+  _tile_dpbf16ps(2, 5, 6);
+  _tile_dpbf16ps(3, 5, 7);
+}
+
 // Adds `num_blocks` blocks to the sums of two groups, `second` after the first.
 void add_two(const uint16_t* group, int64_t second, const uint16_t* panel0, const uint16_t* panel1,
              int32_t num_blocks, bool is_first, float* sums, Ahead& ahead) {
@@ -44,14 +68,7 @@ void add_two(const uint16_t* group, int64_t second, const uint16_t* panel0, cons
   MOXIE_BEGIN_SUMS(2, 3, sums + kGroupSums, is_first);
   for (int32_t i = 0; i < num_blocks; ++i) {
     const int32_t at = i * kBlockValues;
-    _tile_loadd(4, group + at, kRowBytes);
-    _tile_loadd(6, panel0 + at, kRowBytes);
-    _tile_loadd(7, panel1 + at, kRowBytes);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(5, group + second + at, kRowBytes);
-    _tile_dpbf16ps(1, 4, 7);
-    _tile_dpbf16ps(2, 5, 6);
-    _tile_dpbf16ps(3, 5, 7);
+    add_block_of_two(group + at, second, panel0 + at, panel1 + at);
     read_ahead(ahead);
   }
   _tile_stored(0, sums, kSumStride);
@@ -65,34 +82,59 @@ void add_one(const uint16_t* group, const uint16_t* panel0, const uint16_t* pane
   MOXIE_BEGIN_SUMS(0, 1, sums, is_first);
   for (int32_t i = 0; i < num_blocks; ++i) {
     const int32_t at = i * kBlockValues;
-    _tile_loadd(4, group + at, kRowBytes);
-    _tile_loadd(6, panel0 + at, kRowBytes);
-    _tile_loadd(7, panel1 + at, kRowBytes);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_dpbf16ps(1, 4, 7);
+    add_block_of_one(group + at, panel0 + at, panel1 + at);
     read_ahead(ahead);
   }
   _tile_stored(0, sums, kSumStride);
   _tile_stored(1, sums + 16, kSumStride);
 }
 
-void multiply(const GemmTiles& tiles, const uint16_t* groups, int32_t num_tokens, float* sums) {
+// One group, or two: the sums stay in their tiles, and while a block is multiplied the next one is
+// decoded.
+template <bool kTwo>
+void multiply_few(const GemmTiles& tiles, const uint16_t* groups, int32_t num_blocks, float* sums,
+                  Ahead& ahead) {
+  alignas(64) uint16_t memory[2][2][kBlockValues];
+  const uint16_t* panels[2][2];
+  find_panels(tiles, 0, 1, memory[0][0], memory[0][1], panels[0]);
+  MOXIE_BEGIN_SUMS(0, 1, sums, true);
+  if (kTwo) {
+    MOXIE_BEGIN_SUMS(2, 3, sums + kGroupSums, true);
+  }
+  for (int32_t i = 0; i < num_blocks; ++i, groups += kBlockValues) {
+    const uint16_t* const* now = panels[i % 2];
+    asm volatile("" ::: "memory");  // the tile loads' intrinsics do not say that they read
+    if (kTwo)
+      add_block_of_two(groups, int64_t{num_blocks} * kBlockValues, now[0], now[1]);
+    else
+      add_block_of_one(groups, now[0], now[1]);
+    asm volatile("" ::: "memory");
+    const int32_t next = i + 1;
+    if (next < num_blocks) {
+      find_panels(tiles, next, 1, memory[next % 2][0], memory[next % 2][1], panels[next % 2]);
+    }
+    read_ahead(ahead);
+  }
+  _tile_stored(0, sums, kSumStride);
+  _tile_stored(1, sums + 16, kSumStride);
+  if (kTwo) {
+    _tile_stored(2, sums + kGroupSums, kSumStride);
+    _tile_stored(3, sums + kGroupSums + 16, kSumStride);
+  }
+}
+
+// More groups: a few blocks are decoded into L1 and used for all groups before the next.
+void multiply_many(const GemmTiles& tiles, const uint16_t* groups, int32_t num_groups,
+                   int32_t num_blocks, float* sums, Ahead& ahead) {
   alignas(64) uint16_t memory[2][kPanelBlocks * kBlockValues];
-  const TileConfig config;
-  // g++ 12 takes _tile_loadconfig to read 8 bytes only, and drops the stores of the rest.
-  asm volatile("" ::"r"(&config) : "memory");
-  _tile_loadconfig(&config);
-  const int32_t num_groups = (num_tokens + kGroupTokens - 1) / kGroupTokens;
-  const int32_t num_blocks = (tiles.cols + 31) / 32;
   const int64_t group_values = int64_t{num_blocks} * kBlockValues;
-  Ahead ahead = ahead_of(tiles, int64_t{(num_groups + 1) / 2} * num_blocks);
   for (int32_t block = 0; block < num_blocks; block += kPanelBlocks) {
     const int32_t left = num_blocks - block;
     const int32_t count = left < kPanelBlocks ? left : kPanelBlocks;
     const uint16_t* panels[2];
     find_panels(tiles, block, count, memory[0], memory[1], panels);
     const uint16_t* from = groups + int64_t{block} * kBlockValues;
-    asm volatile("" ::: "memory");  // the tile loads' intrinsics do not say that they read
+    asm volatile("" ::: "memory");  // as above
     int32_t group = 0;
     for (; group + 2 <= num_groups; group += 2) {
       add_two(from + group * group_values, group_values, panels[0], panels[1], count, block == 0,
@@ -102,6 +144,28 @@ void multiply(const GemmTiles& tiles, const uint16_t* groups, int32_t num_tokens
       add_one(from + group * group_values, panels[0], panels[1], count, block == 0,
               sums + group * kGroupSums, ahead);
     }
+  }
+}
+
+void multiply(const GemmTiles& tiles, const uint16_t* groups, int32_t num_tokens, float* sums) {
+  const TileConfig config;
+  // g++ 12 takes _tile_loadconfig to read 8 bytes only, and drops the stores of the rest.
+  asm volatile("" ::"r"(&config) : "memory");
+  _tile_loadconfig(&config);
+  const int32_t num_groups = (num_tokens + kGroupTokens - 1) / kGroupTokens;
+  const int32_t num_blocks = (tiles.cols + 31) / 32;
+  Ahead ahead = ahead_of(tiles, int64_t{(num_groups + 1) / 2} * num_blocks);
+  if (num_groups <= kFewGroups) {
+    const int64_t two_groups = int64_t{2} * num_blocks * kBlockValues;
+    int32_t group = 0;
+    for (; group + 2 <= num_groups; group += 2, groups += two_groups) {
+      multiply_few<true>(tiles, groups, num_blocks, sums + group * kGroupSums, ahead);
+    }
+    if (group < num_groups) {
+      multiply_few<false>(tiles, groups, num_blocks, sums + group * kGroupSums, ahead);
+    }
+  } else {
+    multiply_many(tiles, groups, num_groups, num_blocks, sums, ahead);
   }
   _tile_release();
   asm volatile("" ::: "memory");  // the sums are read next

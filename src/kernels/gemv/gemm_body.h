@@ -34,43 +34,73 @@ void pack_group(const float* const* rows, int32_t num_rows, int32_t cols, uint16
   }
 }
 
+// The BF16 values of the codes, their exponents raised by `raise`.
+struct alignas(64) Mxfp4Values {
+  uint16_t of[32];
+};
+constexpr Mxfp4Values mxfp4_values(int raise) {
+  constexpr uint16_t kMagnitudes[8] = {0, 0x3F00, 0x3F80, 0x3FC0, 0x4000, 0x4040, 0x4080, 0x40C0};
+  Mxfp4Values values = {};
+  for (int i = 0; i < 32; ++i) {
+    const int magnitude = kMagnitudes[i % 8];
+    if (magnitude == 0) continue;
+    values.of[i] = static_cast<uint16_t>(magnitude + (raise << 7) + (i / 8 % 2 << 15));
+  }
+  return values;
+}
+
 // A word's bytes are the codes of four columns (low nibbles) and of the four after (high). A byte
 // shuffle puts the byte of column 2j into the low half and that of 2j + 1 into the high half; a
 // lookup of 32 BF16 values by the low five bits of each half takes either nibble of the fifth
-// bit. Then the scale is an addition to the exponent, except of zeros.
-void decode_mxfp4(const std::byte* tile, int32_t cols, uint16_t* out) {
-  alignas(64) static const uint16_t kValues[32] = {
-      0x0000, 0x3F00, 0x3F80, 0x3FC0, 0x4000, 0x4040, 0x4080, 0x40C0,  //
-      0x8000, 0xBF00, 0xBF80, 0xBFC0, 0xC000, 0xC040, 0xC080, 0xC0C0,  //
-      0x0000, 0x3F00, 0x3F80, 0x3FC0, 0x4000, 0x4040, 0x4080, 0x40C0,  //
-      0x8000, 0xBF00, 0xBF80, 0xBFC0, 0xC000, 0xC040, 0xC080, 0xC0C0};
-  const __m512i values = _mm512_load_si512(kValues);
+// bit. Then the scale changes the exponent, except of zeros: values are looked up 2^125 times too
+// great, and a subtraction that stops at zero lowers them. That holds for scales of 2^-125 to
+// 2^125; for others (kAnyScale) the exponent is added to and zeros are masked, scales below 2^-125
+// give zeros, above 2^126 infinities.
+template <bool kAnyScale>
+MOXIE_INLINE void decode_mxfp4_block(const std::byte* tile, __m128i scales, uint16_t* out) {
+  static constexpr Mxfp4Values kValues = mxfp4_values(kAnyScale ? 0 : 125);
+  const __m512i values = _mm512_load_si512(kValues.of);
   const __m512i first = _mm512_broadcast_i32x4(
       _mm_setr_epi8(0, -1, 1, -1, 4, -1, 5, -1, 8, -1, 9, -1, 12, -1, 13, -1));
   const __m512i second = _mm512_broadcast_i32x4(
       _mm_setr_epi8(2, -1, 3, -1, 6, -1, 7, -1, 10, -1, 11, -1, 14, -1, 15, -1));
-  const __m512i magnitude = _mm512_set1_epi16(0x7FFF);
-  for (int32_t k = 0; k < cols; k += 32, tile += Mxfp4Format::kBlockBytes, out += kBlockValues) {
-    const __m512i codes =
-        _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(tile)));
-    // Exponents stay within BF16's: scales below 2^-125 give zeros, above 2^126 infinities.
-    const __m512i scale = _mm512_min_epi32(codes, _mm512_set1_epi32(253));
-    const __m512i both = _mm512_or_si512(scale, _mm512_slli_epi32(scale, 16));
-    const __mmask32 usable = _mm512_cmpge_epi16_mask(both, _mm512_set1_epi16(2));
-    const __m512i shift = _mm512_slli_epi16(_mm512_sub_epi16(both, _mm512_set1_epi16(127)), 7);
+  const __m512i codes = _mm512_min_epi32(_mm512_cvtepu8_epi32(scales), _mm512_set1_epi32(253));
+  const __m512i both = _mm512_or_si512(codes, _mm512_slli_epi32(codes, 16));
+  const __mmask32 usable =
+      kAnyScale ? _mm512_cmpge_epi16_mask(both, _mm512_set1_epi16(2)) : __mmask32{0};
+  const __m512i shift =
+      _mm512_slli_epi16(kAnyScale ? _mm512_sub_epi16(both, _mm512_set1_epi16(127))
+                                  : _mm512_sub_epi16(_mm512_set1_epi16(127 + 125), both),
+                        7);
 #pragma GCC unroll 4
-    for (int32_t j = 0; j < 4; ++j) {
-      const __m512i bytes = _mm512_loadu_si512(tile + 16 + 64 * j);
-      const __m512i low[2] = {_mm512_shuffle_epi8(bytes, first),
-                              _mm512_shuffle_epi8(bytes, second)};
+  for (int32_t j = 0; j < 4; ++j) {
+    const __m512i bytes = _mm512_loadu_si512(tile + 16 + 64 * j);
+    const __m512i low[2] = {_mm512_shuffle_epi8(bytes, first), _mm512_shuffle_epi8(bytes, second)};
 #pragma GCC unroll 4
-      for (int32_t pair = 0; pair < 4; ++pair) {
-        const __m512i index = pair < 2 ? low[pair] : _mm512_srli_epi16(low[pair - 2], 4);
-        const __m512i value = _mm512_permutexvar_epi16(index, values);
-        const __mmask32 scaled = _mm512_mask_test_epi16_mask(usable, value, magnitude);
-        _mm512_storeu_si512(out + 32 * (4 * j + pair),
-                            _mm512_maskz_add_epi16(scaled, value, shift));
+    for (int32_t pair = 0; pair < 4; ++pair) {
+      const __m512i index = pair < 2 ? low[pair] : _mm512_srli_epi16(low[pair - 2], 4);
+      __m512i value = _mm512_permutexvar_epi16(index, values);
+      if constexpr (kAnyScale) {
+        const __mmask32 scaled = _mm512_mask_test_epi16_mask(usable, value, value);
+        value = _mm512_maskz_add_epi16(scaled, value, shift);
+      } else {
+        value = _mm512_subs_epu16(value, shift);
       }
+      _mm512_storeu_si512(out + 32 * (4 * j + pair), value);
+    }
+  }
+}
+
+void decode_mxfp4(const std::byte* tile, int32_t cols, uint16_t* out) {
+  for (int32_t k = 0; k < cols; k += 32, tile += Mxfp4Format::kBlockBytes, out += kBlockValues) {
+    const __m128i scales = _mm_loadu_si128(reinterpret_cast<const __m128i*>(tile));
+    // Not zero where a scale's code is outside 2..252.
+    const __m128i outside = _mm_subs_epu8(_mm_sub_epi8(scales, _mm_set1_epi8(2)),
+                                          _mm_set1_epi8(static_cast<char>(250)));
+    if (_mm_testz_si128(outside, outside) != 0) [[likely]] {
+      decode_mxfp4_block<false>(tile, scales, out);
+    } else {
+      decode_mxfp4_block<true>(tile, scales, out);
     }
   }
 }

@@ -30,11 +30,13 @@ inline constexpr double kMinPartNs = 3000;
 /// the caller; flush-to-zero is on either way. Several parts a thread, handed out in order, even
 /// out threads that lose their core for a while.
 template <typename Body>
-void split_work(ThreadPool& pool, int64_t n, double total_ns, Body&& body) {
+void split_work(ThreadPool& pool, int64_t n, double total_ns, Body&& body,
+                int64_t most_parts_a_thread = 8) {
   const int64_t num_threads = pool.num_threads();
   int64_t num_parts = std::min<int64_t>(n, static_cast<int64_t>(total_ns / kMinPartNs));
-  num_parts = std::clamp<int64_t>(num_parts, 1, 4 * num_threads);
-  if (num_parts > num_threads) num_parts -= num_parts % num_threads;
+  num_parts = std::clamp<int64_t>(num_parts, 1, most_parts_a_thread * num_threads);
+  // Parts of one and of two would share out worse than any number of parts of one.
+  if (num_parts > num_threads && n >= 4 * num_parts) num_parts -= num_parts % num_threads;
   auto part = [&](int64_t i, int) { body(n * i / num_parts, n * (i + 1) / num_parts); };
   pool.run(num_parts, part);
 }
