@@ -8,6 +8,7 @@
 #include "kernels/experts/experts.h"
 #include "kernels/gemm/tile_model.h"
 #include "lab/bench_runner.h"
+#include "lab/limits_beside.h"
 #include "lab/stats.h"
 
 namespace moxie {
@@ -28,33 +29,6 @@ std::string tile_of(Engine& engine, const BenchTest& test) {
   const auto choice = gemm::choose_tile(gemm::mean_pairs(tokens, c.top_k, c.num_experts));
   return gemm::tile_name(choice.columns) + ", " + choice.reason;
 }
-
-// The limits beside the samples of a test: on a CPU those measured before and behind each, unless
-// samples are so short that measuring would be most of the run.
-class LimitsBeside {
- public:
-  LimitsBeside(Device& device, const MachineLimits& limits)
-      : device_(device), of_run_(limits), last_(limits) {}
-  /// Of the sample that has just taken so long.
-  Result<MachineLimits> of(double seconds) {
-    constexpr double kWorthIt = 0.5;  // seconds of samples a measurement
-    since_last_ += seconds;
-    if (device_.kind() != DeviceKind::kCpu || since_last_ < kWorthIt) return last_;
-    auto now =
-        measure_machine(device_, {.read_passes = 3, .seconds_per_loop = 0.005, .again = &of_run_});
-    if (!now) return now;
-    since_last_ = 0;
-    MachineLimits mean = between(last_, *now);
-    last_ = std::move(*now);
-    return mean;
-  }
-
- private:
-  Device& device_;
-  const MachineLimits& of_run_;
-  MachineLimits last_;
-  double since_last_ = 0;
-};
 
 }  // namespace
 

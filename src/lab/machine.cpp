@@ -234,14 +234,21 @@ Result<MachineLimits> measure_machine(Device& device, const MachineOptions& opti
   return limits;
 }
 
-MachineLimits between(const MachineLimits& before, const MachineLimits& after) {
-  MachineLimits limits = before;
-  limits.read_gb_s = (before.read_gb_s + after.read_gb_s) / 2;
-  limits.read_gb_s_best = std::max(before.read_gb_s_best, after.read_gb_s_best);
+MachineLimits mean_of(std::span<const MachineLimits> measured) {
+  CHECK(!measured.empty());
+  MachineLimits mean = measured.front();
+  const auto average = [&](const auto& rate_of) {
+    double sum = 0;
+    for (const MachineLimits& one : measured) sum += rate_of(one);
+    return sum / static_cast<double>(measured.size());
+  };
+  mean.read_gb_s = average([](const MachineLimits& one) { return one.read_gb_s; });
+  for (const MachineLimits& one : measured)
+    mean.read_gb_s_best = std::max(mean.read_gb_s_best, one.read_gb_s_best);
   for (Peak MachineLimits::*peak :
        {&MachineLimits::fp32, &MachineLimits::bf16, &MachineLimits::int8, &MachineLimits::fp8})
-    (limits.*peak).rate = ((before.*peak).rate + (after.*peak).rate) / 2;
-  return limits;
+    (mean.*peak).rate = average([&](const MachineLimits& one) { return (one.*peak).rate; });
+  return mean;
 }
 
 nlohmann::ordered_json to_json(const MachineLimits& limits) {

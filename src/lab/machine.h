@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
+#include <span>
 #include <string>
 
 #include "core/base.h"
@@ -54,8 +55,8 @@ struct MachineOptions {
 /// the device is no CPU or the buffer cannot be had.
 Result<MachineLimits> measure_machine(Device& device, const MachineOptions& options = {});
 
-/// The limits between two measurements of one machine: the means of their rates.
-MachineLimits between(const MachineLimits& before, const MachineLimits& after);
+/// Of several measurements of one machine, at least one: the means of their rates.
+MachineLimits mean_of(std::span<const MachineLimits> measured);
 
 /// The "machine" object of `moxie bench --json`: cpu, gpu (null without), threads, features,
 /// read_gb_s, peak {fp32_gflops, bf16_gflops, int8_gops, fp8_gflops}, and how they were reached.

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <vector>
@@ -136,9 +137,9 @@ TEST(MeasureMachine, AgainTakesWhatWasFastest) {
   }
 }
 
-TEST(MeasureMachine, BetweenIsTheMeanOfTheRates) {
-  const MachineLimits mean =
-      between({.read_gb_s = 30, .bf16 = {100, "x"}}, {.read_gb_s = 50, .bf16 = {300, "x"}});
+TEST(MeasureMachine, MeanIsOfTheRates) {
+  const MachineLimits mean = mean_of(std::array<MachineLimits, 2>{
+      {{.read_gb_s = 30, .bf16 = {100, "x"}}, {.read_gb_s = 50, .bf16 = {300, "x"}}}});
   EXPECT_EQ(mean.read_gb_s, 40);
   EXPECT_EQ(mean.bf16.rate, 200);
   EXPECT_EQ(mean.bf16.instruction, "x");

@@ -6,6 +6,7 @@
 
 #include "kernels/sample/sample.h"
 #include "lab/bench_runner.h"
+#include "lab/limits_beside.h"
 #include "lab/stats.h"
 
 namespace moxie {
@@ -151,14 +152,21 @@ Status measure_profiled(Engine& engine, int32_t repetitions, const MachineLimits
   if (auto status = recorder.start(); !status) return status;
   BenchRunner runner(engine, phase->test);
   if (auto status = runner.fill_depth(); !status) return status;
-  if (auto warm = runner.repeat(); !warm) return fail(std::move(warm.error()));
+  const auto warm = runner.repeat();
+  if (!warm) return fail(warm.error());
+  LimitsBeside beside(engine.device(), limits);
+  if (auto first = beside.of(warm->seconds()); !first) return fail(std::move(first.error()));
   engine.kernels().reset_counts();
   std::vector<BenchRunner::Window> windows;
+  std::vector<MachineLimits> of_windows;
   for (int32_t r = 0; r < repetitions; ++r) {
     const auto window = runner.repeat();
     if (!window) return fail(window.error());
     phase->profiled_tok_s.push_back(tokens_of(phase->test) / window->seconds());
     windows.push_back(*window);
+    auto limits_now = beside.of(window->seconds());
+    if (!limits_now) return fail(std::move(limits_now.error()));
+    of_windows.push_back(std::move(*limits_now));
   }
   phase->rows = engine.kernels().counts();
   auto log = recorder.stop();
@@ -174,7 +182,7 @@ Status measure_profiled(Engine& engine, int32_t repetitions, const MachineLimits
   }
   const double units_a_window = phase->is_decode() ? phase->test.n_gen : 1;
   add_up(sums, log->symbols, units_a_window * repetitions, work_of_unit(engine, phase->test),
-         limits, phase);
+         mean_of(of_windows), phase);
   phase->gates = gates_of(*phase, recorder.sees_kernels());
   phase->last_begin_ns = clock_ns(windows.back().start);
   const int64_t last_end = clock_ns(windows.back().end);

@@ -84,7 +84,8 @@ struct PhaseProfile {
 };
 
 /// Runs every test `repetitions` times without the recorder, then as often with it; a warm-up
-/// before each. The engine must fit the tests (fit_engine).
+/// before each. The engine must fit the tests (fit_engine). Held against `limits`, on a CPU against
+/// those measured beside the windows.
 Result<std::vector<PhaseProfile>> run_profile(Engine& engine, const std::vector<BenchTest>& tests,
                                               int32_t repetitions, const MachineLimits& limits,
                                               ActivityRecorder& recorder);
