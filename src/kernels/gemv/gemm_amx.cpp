@@ -5,20 +5,13 @@
 // going through memory in between: a decoded panel never travels to L2 and back, which for 16 to 64
 // tokens an expert is worth more than sums that stay in their tiles
 // (docs/decisions/2026-11-20-amx-prefill.md).
+#include "kernels/gemv/amx_tiles.h"
 #include "kernels/gemv/gemm_body.h"
 
 namespace moxie {
 namespace {
 
 // ---- Product ------------------------------------------------------------------------------------
-
-struct alignas(64) TileConfig {
-  uint8_t palette = 1, start_row = 0;
-  uint8_t reserved[14] = {};
-  uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-};
-static_assert(sizeof(TileConfig) == 64);
 
 constexpr int32_t kRowBytes = 64;    // of a block of activations or weights
 constexpr int32_t kSumStride = 128;  // of a token's 32 sums
@@ -78,10 +71,7 @@ void add_one(const uint16_t* group, const uint16_t* panel0, const uint16_t* pane
 
 void multiply(const GemmTiles& tiles, const uint16_t* groups, int32_t num_tokens, float* sums) {
   alignas(64) uint16_t memory[2][kPanelBlocks * kBlockValues];
-  const TileConfig config;
-  // g++ 12 takes _tile_loadconfig to read 8 bytes only, and drops the stores of the rest.
-  asm volatile("" ::"r"(&config) : "memory");
-  _tile_loadconfig(&config);
+  configure_tiles();
   const int32_t num_groups = (num_tokens + kGroupTokens - 1) / kGroupTokens;
   const int32_t num_blocks = (tiles.cols + 31) / 32;
   const int64_t group_values = int64_t{num_blocks} * kBlockValues;
