@@ -39,9 +39,11 @@ struct AttendBf16Body {
     alignas(64) uint16_t q[kAttendMaxRows * kAttendMaxBf16HeadDim];  // [group, step] blocks
     alignas(64) uint16_t k[kChunkKeys * kAttendMaxBf16HeadDim];      // [32 dims, 16 keys] blocks
     alignas(64) uint16_t v[kChunkKeys * kAttendMaxBf16HeadDim];      // [32 keys, 16 dims] blocks
-    alignas(64) float scores[2][kGroupRows * kChunkKeys];            // of two groups
-    alignas(64) uint16_t weights[kGroupRows * kChunkKeys] = {};      // [32 keys] blocks
-    alignas(64) float last_o[kGroupRows * kAttendMaxBf16HeadDim];    // of a group that is not full
+    // Of two groups, row by row in turn: addresses whose low 12 bits agree belong to one of them,
+    // so that no load of a group waits for stores of the other.
+    alignas(64) float scores[kGroupRows][2][kChunkKeys];
+    alignas(64) uint16_t weights[kGroupRows * kChunkKeys] = {};    // [32 keys] blocks
+    alignas(64) float last_o[kGroupRows * kAttendMaxBf16HeadDim];  // of a group that is not full
   };
 
   // A chunk less the halves that no row of the tile sees.
@@ -88,12 +90,14 @@ struct AttendBf16Body {
   }
 
   // 32 elements from `d` of a row of the cache.
-  static __m512i load_cache(const unsigned char* row, AttendKvType type, int32_t d) {
-    if (type == AttendKvType::kBF16) return _mm512_loadu_si512(row + 2 * d);
-    return round_pair(Avx512::widen16(row, type, d), Avx512::widen16(row, type, d + 16));
+  template <AttendKvType kType>
+  static __m512i load_cache(const unsigned char* row, int32_t d) {
+    if (kType == AttendKvType::kBF16) return _mm512_loadu_si512(row + 2 * d);
+    return round_pair(Avx512::widen16(row, kType, d), Avx512::widen16(row, kType, d + 16));
   }
 
   // Pairs of dimensions x keys.
+  template <AttendKvType kType>
   static void load_keys(const AttendTile& tile, const Chunk& chunk, uint16_t* out) {
     const int32_t num_cols = 2 * chunk.num_halves;
     for (int32_t d = 0; d < tile.head_dim; d += 32) {
@@ -101,7 +105,7 @@ struct AttendBf16Body {
         const unsigned char* const* rows = chunk.rows[col / 2].k + col % 2 * 16;
         __m512i words[16];
 #pragma GCC unroll 16
-        for (int i = 0; i < 16; ++i) words[i] = load_cache(rows[i], tile.type, d);
+        for (int i = 0; i < 16; ++i) words[i] = load_cache<kType>(rows[i], d);
         Avx512::transpose(words);
 #pragma GCC unroll 16
         for (int i = 0; i < 16; ++i) _mm512_store_si512(out + 32 * i, words[i]);
@@ -111,6 +115,7 @@ struct AttendBf16Body {
 
   // Pairs of keys x dimensions. The permutation puts dimensions 4i..4i + 3 and 16 + 4i..16 + 4i + 3
   // into 128-bit lane i, so that unpacking yields dimensions in order.
+  template <AttendKvType kType>
   static void load_values(const AttendTile& tile, const Chunk& chunk, uint16_t* out) {
     const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
     const int64_t step_values = int64_t{tile.head_dim} / 16 * kBlockValues;
@@ -119,8 +124,8 @@ struct AttendBf16Body {
         const unsigned char* const* rows = chunk.rows[half].v + 2 * pair;
         uint16_t* to = out + 32 * pair;
         for (int32_t d = 0; d < tile.head_dim; d += 32, to += 2 * kBlockValues) {
-          const __m512i even = _mm512_permutexvar_epi64(order, load_cache(rows[0], tile.type, d));
-          const __m512i odd = _mm512_permutexvar_epi64(order, load_cache(rows[1], tile.type, d));
+          const __m512i even = _mm512_permutexvar_epi64(order, load_cache<kType>(rows[0], d));
+          const __m512i odd = _mm512_permutexvar_epi64(order, load_cache<kType>(rows[1], d));
           _mm512_store_si512(to, _mm512_unpacklo_epi16(even, odd));
           _mm512_store_si512(to + kBlockValues, _mm512_unpackhi_epi16(even, odd));
         }
@@ -142,6 +147,10 @@ struct AttendBf16Body {
     p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.9999252f));
     return _mm512_scalef_ps(p, x);
   }
+
+  // Logits may be this much above m before it rises: weights up to e^8 are as exact as those up to
+  // 1, and after the first chunk of a segment m hardly ever has to move.
+  static constexpr float kSlack = 8;
 
   // One row's logits of a chunk to rounded weights, of which keys [begin, end) are seen. `o` is the
   // row's.
@@ -167,7 +176,7 @@ struct AttendBf16Body {
       greatest = _mm512_max_ps(greatest, logits[n]);
     }
     const float chunk_m = _mm512_reduce_max_ps(greatest);
-    if (chunk_m > out.m[row]) Flash::raise(tile, row, chunk_m, o, out);
+    if (chunk_m > out.m[row] + kSlack) Flash::raise(tile, row, chunk_m, o, out);
     const __m512 minus_m = _mm512_set1_ps(out.m[row] * -1.44269504f);
     const auto ones = reinterpret_cast<__m512bh>(_mm512_set1_epi32(0x3F803F80));
     float* lanes = tile.lane_sums + row * 16;
@@ -194,8 +203,13 @@ struct AttendBf16Body {
   template <int kHalves>
   static void run_chunk(const AttendTile& tile, const Chunk& chunk, Memory& memory,
                         const AttendPartial& out) {
-    load_keys(tile, chunk, memory.k);
-    load_values(tile, chunk, memory.v);
+    if (tile.type == AttendKvType::kBF16) {
+      load_keys<AttendKvType::kBF16>(tile, chunk, memory.k);
+      load_values<AttendKvType::kBF16>(tile, chunk, memory.v);
+    } else {
+      load_keys<AttendKvType::kF8E4M3>(tile, chunk, memory.k);
+      load_values<AttendKvType::kF8E4M3>(tile, chunk, memory.v);
+    }
     const int32_t num_rows = tile.num_tokens * tile.group, dim = tile.head_dim;
     const int32_t num_groups = (num_rows + kGroupRows - 1) / kGroupRows;
     const int32_t last_token = tile.num_tokens - 1;
@@ -205,7 +219,7 @@ struct AttendBf16Body {
       const int32_t left = num_rows - group * kGroupRows;
       Product::multiply(memory.q + int64_t{group} * kGroupRows * dim, memory.k, dim / 32,
                         2 * kHalves, false, left < kGroupRows ? left : kGroupRows,
-                        memory.scores[group % 2], kChunkKeys);
+                        memory.scores[0][group % 2], 2 * kChunkKeys);
     };
     // Scores run one group ahead: where a unit of its own multiplies, it does so beside the
     // softmax.
@@ -224,8 +238,8 @@ struct AttendBf16Body {
           begin = Flash::clamp(Flash::first_seen(tile, token) - chunk.first, 0, end);
           end = Flash::clamp(tile.positions[token] + 1 - chunk.first, 0, end);
         }
-        soften<kHalves>(tile, row, begin, end, memory.scores[group % 2] + i * kChunkKeys,
-                        o + i * dim, memory.weights + 32 * i, out);
+        soften<kHalves>(tile, row, begin, end, memory.scores[i][group % 2], o + i * dim,
+                        memory.weights + 32 * i, out);
       }
       Product::multiply(memory.weights, memory.v, kHalves, dim / 16, true, in_group, o, dim);
     }

@@ -78,15 +78,14 @@ class AttendCase {
     return 2 * greatest_value_ * (weight_error + sum_error);
   }
 
-  // What a row adds that rounds queries and weights to BF16, each value by its share d of at most
-  // e = 2^-9, as often up as down, d's deviation e / sqrt(3):
-  //   a logit moves by the sum of scale q_i d_i k_i: deviation scale |q| e / sqrt(3), as K has
-  //   deviation 1, and another for each key;
-  //   a weight w_j moves by w_j d.
-  // To first order a result a = sum w_j v_j moves by sum w_j d_j (v_j - a), as the denominator has
-  // the same weights, or the rounded ones less the sink: deviation that of d times
-  // sqrt(sum w_j^2) |v - a|. 6 deviations, |v - a| taken to be |v| at most: V's mean is near 0 and
-  // a lies between. The polynomial of exp is off by 8e-5 at most, whatever the key.
+  // What a row adds that rounds queries and weights to BF16. A value x moves by x d, |d| <= e =
+  // 2^-9, as often up as down: the deviation of d is e / sqrt(3) at most.
+  //   A logit moves by the sum of scale q_i d_i k_i: deviation scale |q| e / sqrt(3), as K has
+  //   deviation 1. Keys differ, and so do their errors.
+  //   A weight w_j so moves by w_j f_j, f_j of the logit and of its own rounding.
+  // Numerator and denominator have the same weights: to first order the result a = sum w_j v_j
+  // moves by sum w_j f_j (v_j - a), of deviation |f| sqrt(sum w_j^2) |v - a|. 6 deviations, with
+  // the greatest |v| for |v - a|. The polynomial of exp is off by 8e-5 at most.
   double rounding_tolerance(int32_t token, int32_t head) const {
     constexpr double e = 0x1p-9;
     const double logit = params_.scale * norm(token, head);

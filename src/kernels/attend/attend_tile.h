@@ -19,10 +19,10 @@ inline constexpr int kAttendMaxBf16HeadDim = 128;  ///< with BF16 products
 enum class AttendKvType : uint8_t { kF32, kBF16, kF8E4M3 };
 
 /// The softmax of some keys for a number of rows, not yet divided: sum exp(l - m) v, and what is
-/// needed to go on.
+/// needed to go on. m keeps exp within F32: the greatest logit l, or one not far below.
 struct AttendPartial {
   float* o;  ///< [rows, head_dim]
-  float* m;  ///< [rows] greatest logit; the lowest float if no key was seen
+  float* m;  ///< [rows] the lowest float if no key was seen
   float* l;  ///< [rows] sum of exp(logit - m)
 };
 

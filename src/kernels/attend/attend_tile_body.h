@@ -157,8 +157,10 @@ struct AttendTileBody {
   // A greater logit came: what is summed so far shrinks. `o` is the row's.
   static void raise(const AttendTile& tile, int32_t row, float m, float* o,
                     const AttendPartial& out) {
-    const typename V::Vec factor = V::exp(V::set(out.m[row] - m));
+    const float before = out.m[row];
     out.m[row] = m;
+    if (before == kAttendLowest) return;  // zeros
+    const typename V::Vec factor = V::exp(V::set(before - m));
     float* lanes = tile.lane_sums + row * 16;
     V::store(lanes, V::mul(V::load(lanes), factor));
     for (int32_t d = 0; d < tile.head_dim; d += V::kLanes)
