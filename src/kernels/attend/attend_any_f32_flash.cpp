@@ -284,7 +284,7 @@ const char* attend_flash_bf16_refuses(const AttendParams& params) {
 }
 
 double attend_flash_bf16_cost(const AttendParams& params, double cost) {
-  constexpr int64_t kLeastTokens = 16, kLeastWidth = 1024;
+  constexpr int64_t kLeastTokens = 16, kLeastWidth = 2048;
   const int64_t num_seqs = std::max(1, params.batch.num_seqs);
   const int64_t width = int64_t{params.num_heads} * params.head_dim;
   if (params.batch.num_tokens < kLeastTokens * num_seqs || width < kLeastWidth)

@@ -22,7 +22,7 @@ const char* attend_flash_refuses(const AttendParams& params);
 const char* attend_flash_neon_refuses(const AttendParams& params);
 const char* attend_flash_bf16_refuses(const AttendParams& params);
 uint64_t attend_flash_workspace(const AttendParams& params);
-/// Relative to 1 of the F32 row for AVX-512: `cost` from 16 tokens a sequence and a width of 1,024
+/// Relative to 1 of the F32 row for AVX-512: `cost` from 16 tokens a sequence and a width of 2,048
 /// on, else more than that of any row but the reference. Few tokens gain too little to be rounded
 /// for it, and so do small models, where rounding shows the most.
 double attend_flash_bf16_cost(const AttendParams& params, double cost);

@@ -38,7 +38,7 @@ constexpr const char* kFlashBf16Supports =
     "BF16, F8E4M3 cache; head size a multiple of 32 up to 128, up to 128 heads a KV head";
 constexpr const char* kFlashBf16Limits =
     "queries and weights to 2^-9, F32 sums, so by default only from 16 tokens a sequence and a "
-    "width of 1,024; same result for any batch and threads";
+    "width of 2,048; same result for any batch and threads";
 #endif
 #if MOXIE_HAS_CUDA
 const char* split_refuses(const AttendParams& params) {

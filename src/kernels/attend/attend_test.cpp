@@ -593,7 +593,7 @@ TEST(Attend, ProductsInBf16AreForManyTokensOfLargeModels) {
   params.kv.dtype = DType::kF32;
   EXPECT_EQ(chosen(params, bf16), f32_row);
   params.kv.dtype = DType::kBF16;
-  params.num_heads = 8;  // a width of 512
+  params.num_heads = 16;  // a width of 1,024
   EXPECT_EQ(chosen(params, bf16), f32_row);
   params.num_heads = 64;
   params.head_dim = 80;
