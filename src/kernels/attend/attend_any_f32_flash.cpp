@@ -276,6 +276,22 @@ const char* attend_flash_refuses(const AttendParams& params) {
   return nullptr;
 }
 
+const char* attend_flash_bf16_refuses(const AttendParams& params) {
+  if (params.kv.dtype == DType::kF32) return "the cache is F32, which products in BF16 would round";
+  if (params.head_dim % 32 != 0 || params.head_dim > kAttendMaxBf16HeadDim)
+    return "head size is not a multiple of 32 up to 128";
+  return attend_flash_refuses(params);
+}
+
+double attend_flash_bf16_cost(const AttendParams& params, double cost) {
+  constexpr int64_t kLeastTokens = 16, kLeastWidth = 2048;
+  const int64_t num_seqs = std::max(1, params.batch.num_seqs);
+  const int64_t width = int64_t{params.num_heads} * params.head_dim;
+  if (params.batch.num_tokens < kLeastTokens * num_seqs || width < kLeastWidth)
+    return 0.5 * kReferenceCost;
+  return cost;
+}
+
 uint64_t attend_flash_workspace(const AttendParams& params) { return Plan(params, nullptr).bytes; }
 
 void attend_any_f32_flash_portable(const AttendParams& params) {
@@ -284,6 +300,10 @@ void attend_any_f32_flash_portable(const AttendParams& params) {
 #if defined(__x86_64__)
 void attend_any_f32_flash_avx2(const AttendParams& params) { run_any(kAttendTileAvx2, params); }
 void attend_any_f32_flash_avx512(const AttendParams& params) { run_any(kAttendTileAvx512, params); }
+void attend_any_bf16_flash_amx(const AttendParams& params) { run_any(kAttendTileAmx, params); }
+void attend_any_bf16_flash_avx512bf16(const AttendParams& params) {
+  run_any(kAttendTileAvx512Bf16, params);
+}
 #endif
 #if !defined(__aarch64__)
 const AttendTileCode kAttendTileNeon = {};

@@ -29,6 +29,17 @@ const char* flash_neon_refuses(const AttendParams& params) {
   const char* why = refuses_shape(params);
   return why != nullptr ? why : attend_flash_neon_refuses(params);
 }
+#if defined(__x86_64__)
+const char* flash_bf16_refuses(const AttendParams& params) {
+  const char* why = refuses_shape(params);
+  return why != nullptr ? why : attend_flash_bf16_refuses(params);
+}
+constexpr const char* kFlashBf16Supports =
+    "BF16, F8E4M3 cache; head size a multiple of 32 up to 128, up to 128 heads a KV head";
+constexpr const char* kFlashBf16Limits =
+    "queries and weights to 2^-9, F32 sums, so by default only from 16 tokens a sequence and a "
+    "width of 2,048; same result for any batch and threads";
+#endif
 #if MOXIE_HAS_CUDA
 const char* split_refuses(const AttendParams& params) {
   const char* why = refuses_shape(params);
@@ -105,6 +116,28 @@ const Row<AttendParams> kRows[] = {
      .cost = [](const AttendParams&) { return 1.0; },
      .workspace = attend_flash_workspace,
      .run = attend_any_f32_flash_avx512},
+    {.name = "attend_any_bf16_flash_amx",
+     .device = DeviceKind::kCpu,
+     .needs = kAvx512 | kAvx512Bf16 | kAmxBf16,
+     .supports = kFlashBf16Supports,
+     .limits = kFlashBf16Limits,
+     .ran_on = "compiled only",
+     .layout = PackedLayout::kRows16,
+     .refuses = flash_bf16_refuses,
+     .cost = [](const AttendParams& params) { return attend_flash_bf16_cost(params, 0.2); },
+     .workspace = attend_flash_workspace,
+     .run = attend_any_bf16_flash_amx},
+    {.name = "attend_any_bf16_flash_avx512bf16",
+     .device = DeviceKind::kCpu,
+     .needs = kAvx512 | kAvx512Bf16,
+     .supports = kFlashBf16Supports,
+     .limits = kFlashBf16Limits,
+     .ran_on = "x86-64",
+     .layout = PackedLayout::kRows16,
+     .refuses = flash_bf16_refuses,
+     .cost = [](const AttendParams& params) { return attend_flash_bf16_cost(params, 0.5); },
+     .workspace = attend_flash_workspace,
+     .run = attend_any_bf16_flash_avx512bf16},
 #endif
     {.name = "attend_any_f32_flash_neon",
      .device = DeviceKind::kCpu,

@@ -14,14 +14,15 @@ inline constexpr int kAttendMaxRows = 128;   ///< query rows of a tile: tokens x
 inline constexpr int kAttendMaxTokens = 16;  ///< tokens of a tile
 inline constexpr int kAttendChunk = 32;      ///< keys that are scored together
 inline constexpr int kAttendMaxHeadDim = 256;
+inline constexpr int kAttendMaxBf16HeadDim = 128;  ///< with BF16 products
 
 enum class AttendKvType : uint8_t { kF32, kBF16, kF8E4M3 };
 
 /// The softmax of some keys for a number of rows, not yet divided: sum exp(l - m) v, and what is
-/// needed to go on.
+/// needed to go on. m keeps exp within F32: the greatest logit l, or one not far below.
 struct AttendPartial {
   float* o;  ///< [rows, head_dim]
-  float* m;  ///< [rows] greatest logit; the lowest float if no key was seen
+  float* m;  ///< [rows] the lowest float if no key was seen
   float* l;  ///< [rows] sum of exp(logit - m)
 };
 
@@ -60,6 +61,9 @@ struct AttendTileCode {
 extern const AttendTileCode kAttendTilePortable;
 extern const AttendTileCode kAttendTileAvx2;
 extern const AttendTileCode kAttendTileAvx512;
+/// BF16 products: head sizes that are multiples of 32 up to kAttendMaxBf16HeadDim, no F32 cache.
+extern const AttendTileCode kAttendTileAvx512Bf16;
+extern const AttendTileCode kAttendTileAmx;
 /// Empty where it is not compiled, so that its row stands in every build's table.
 extern const AttendTileCode kAttendTileNeon;
 

@@ -136,7 +136,10 @@ struct AttendTileBody {
       greatest = V::max(greatest, logits[n]);
     }
     const float chunk_m = V::greatest(greatest);
-    if (chunk_m > out.m[row]) raise(tile, row, chunk_m, out);
+    if (chunk_m > out.m[row]) {
+      float* o = out.o + static_cast<int64_t>(row) * tile.head_dim;
+      raise(tile, row, chunk_m, o, out);
+    }
     const typename V::Vec m = V::set(-out.m[row]);
     float* lanes = tile.lane_sums + row * 16;
     typename V::Vec sum = V::load(lanes);
@@ -151,13 +154,15 @@ struct AttendTileBody {
     V::store(lanes, sum);
   }
 
-  // A greater logit came: what is summed so far shrinks.
-  static void raise(const AttendTile& tile, int32_t row, float m, const AttendPartial& out) {
-    const typename V::Vec factor = V::exp(V::set(out.m[row] - m));
+  // A greater logit came: what is summed so far shrinks. `o` is the row's.
+  static void raise(const AttendTile& tile, int32_t row, float m, float* o,
+                    const AttendPartial& out) {
+    const float before = out.m[row];
     out.m[row] = m;
+    if (before == kAttendLowest) return;  // zeros
+    const typename V::Vec factor = V::exp(V::set(before - m));
     float* lanes = tile.lane_sums + row * 16;
     V::store(lanes, V::mul(V::load(lanes), factor));
-    float* o = out.o + static_cast<int64_t>(row) * tile.head_dim;
     for (int32_t d = 0; d < tile.head_dim; d += V::kLanes)
       V::store(o + d, V::mul(V::load(o + d), factor));
   }
@@ -205,8 +210,8 @@ struct AttendTileBody {
     for (; row < num_rows; ++row) add_values_rows<1>(tile, row, from, to, out.o);
   }
 
-  static void segment(const AttendTile& tile, int32_t first_key, int32_t end_key,
-                      const AttendPartial& out) {
+  // No key seen yet.
+  static void clear(const AttendTile& tile, const AttendPartial& out) {
     const int32_t num_rows = tile.num_tokens * tile.group;
     const int64_t size = static_cast<int64_t>(num_rows) * tile.head_dim;
     for (int64_t i = 0; i < size; i += V::kLanes) V::store(out.o + i, V::zero());
@@ -214,6 +219,15 @@ struct AttendTileBody {
       out.m[row] = kAttendLowest;
       for (int i = 0; i < 16; i += V::kLanes) V::store(tile.lane_sums + row * 16 + i, V::zero());
     }
+  }
+  static void sum_lanes(const AttendTile& tile, const AttendPartial& out) {
+    for (int32_t row = 0; row < tile.num_tokens * tile.group; ++row)
+      out.l[row] = V::sum(V::load(tile.lane_sums + row * 16));
+  }
+
+  static void segment(const AttendTile& tile, int32_t first_key, int32_t end_key,
+                      const AttendPartial& out) {
+    clear(tile, out);
     const int32_t begin = first_seen(tile, 0);
     const int32_t end = tile.positions[tile.num_tokens - 1] + 1;
     AttendChunkRows rows[2];
@@ -233,8 +247,7 @@ struct AttendTileBody {
       chunk(tile, rows[current], first, chunk_begin, chunk_end, out);
       current = 1 - current;
     }
-    for (int32_t row = 0; row < num_rows; ++row)
-      out.l[row] = V::sum(V::load(tile.lane_sums + row * 16));
+    sum_lanes(tile, out);
   }
 
   static void merge(const AttendPartial& total, const AttendPartial& part, int32_t num_rows,

@@ -6,20 +6,13 @@
 // and back (docs/decisions/2026-11-20-amx-prefill.md). For fewer, where decoding takes as long as
 // multiplying, a block is decoded while the one before is multiplied, and the sums stay in their
 // tiles (docs/decisions/2026-11-22-amx-beside-neighbours.md).
+#include "kernels/gemv/amx_tiles.h"
 #include "kernels/gemv/gemm_body.h"
 
 namespace moxie {
 namespace {
 
 // ---- Product ------------------------------------------------------------------------------------
-
-struct alignas(64) TileConfig {
-  uint8_t palette = 1, start_row = 0;
-  uint8_t reserved[14] = {};
-  uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-};
-static_assert(sizeof(TileConfig) == 64);
 
 constexpr int32_t kRowBytes = 64;    // of a block of activations or weights
 constexpr int32_t kSumStride = 128;  // of a token's 32 sums
@@ -148,10 +141,7 @@ void multiply_many(const GemmTiles& tiles, const uint16_t* groups, int32_t num_g
 }
 
 void multiply(const GemmTiles& tiles, const uint16_t* groups, int32_t num_tokens, float* sums) {
-  const TileConfig config;
-  // g++ 12 takes _tile_loadconfig to read 8 bytes only, and drops the stores of the rest.
-  asm volatile("" ::"r"(&config) : "memory");
-  _tile_loadconfig(&config);
+  configure_tiles();
   const int32_t num_groups = (num_tokens + kGroupTokens - 1) / kGroupTokens;
   const int32_t num_blocks = (tiles.cols + 31) / 32;
   Ahead ahead = ahead_of(tiles, int64_t{(num_groups + 1) / 2} * num_blocks);

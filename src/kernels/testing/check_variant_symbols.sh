@@ -7,7 +7,7 @@ shift
 status=0
 for object in "$@"; do
   case "$object" in
-    *_avx2.cpp.o | *_avx512.cpp.o | *_avx512_vnni.cpp.o | *_avx512_bf16.cpp.o | *_amx.cpp.o | *_neon_dot.cpp.o) ;;
+    *_avx2.cpp.o | *_avx512.cpp.o | *_avx512_vnni.cpp.o | *_avx512_bf16.cpp.o | *_avx512bf16.cpp.o | *_amx.cpp.o | *_neon_dot.cpp.o) ;;
     *) continue ;;
   esac
   num_checked=$((num_checked + 1))
