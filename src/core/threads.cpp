@@ -51,39 +51,41 @@ constexpr int kSpins = 4000;  // about 50 microseconds: longer than the gap betw
 
 }  // namespace
 
+// What idle workers watch, what tasks are claimed by and what their end is counted by lie apart:
+// who waits must not slow down who works.
 struct ThreadPool::Shared {
+  static constexpr size_t kCacheLine = 64;
+
   std::vector<std::thread> workers;
   std::mutex mutex;
   std::condition_variable wake;
-  std::atomic<uint64_t> generation{0};
-  std::atomic<bool> stopping{false};
   std::atomic<int> num_sleeping{0};
 
-  // The run in hand. `ticket` holds its generation (high half) and the next task (low half), so
-  // that a worker that wakes late cannot take a task of a run it does not know. A task is claimed
-  // before its run ends, so that whoever claims one reads the pointer of that run.
-  std::atomic<const TaskRef*> task{nullptr};
-  std::atomic<int64_t> num_tasks{0};
-  std::atomic<uint64_t> ticket{0};
-  std::atomic<int64_t> num_done{0};
+  alignas(kCacheLine) std::atomic<uint64_t> generation{0};
+  std::atomic<bool> stopping{false};
 
-  void work(uint64_t run, int thread) {
+  // The run in hand. `ticket` holds its generation (high half) and the next task (low half).
+  alignas(kCacheLine) std::atomic<const TaskRef*> task{nullptr};
+  std::atomic<int64_t> num_tasks{0};
+  alignas(kCacheLine) std::atomic<uint64_t> ticket{0};
+  alignas(kCacheLine) std::atomic<int64_t> num_done{0};
+
+  // Claims tasks until there are none. A worker that wakes late may claim one of a later run than
+  // that which woke it: it is as good as any other.
+  void work(int thread) {
     FlushToZero flush;
-    uint64_t seen = ticket.load(std::memory_order_acquire);
+    int64_t done = 0;
     for (;;) {
-      const auto i = static_cast<int64_t>(seen & 0xFFFFFFFFu);
-      if (seen >> 32 != (run & 0xFFFFFFFFu) || i >= num_tasks.load(std::memory_order_acquire)) {
-        return;
-      }
-      const TaskRef* body = task.load(std::memory_order_relaxed);
-      if (!ticket.compare_exchange_weak(seen, seen + 1, std::memory_order_acq_rel,
-                                        std::memory_order_acquire)) {
-        continue;
-      }
-      (*body)(i, thread);
-      num_done.fetch_add(1, std::memory_order_release);
-      seen = ticket.load(std::memory_order_acquire);
+      const uint64_t claimed = ticket.fetch_add(1, std::memory_order_acq_rel);
+      const auto i = static_cast<int64_t>(claimed & 0xFFFFFFFFu);
+      if (i >= num_tasks.load(std::memory_order_acquire)) break;
+      // A task keeps its run from ending. If the run is another by now, this was none of its tasks,
+      // and the number of tasks above is another run's.
+      if (ticket.load(std::memory_order_acquire) >> 32 != claimed >> 32) break;
+      (*task.load(std::memory_order_relaxed))(i, thread);
+      ++done;
     }
+    if (done > 0) num_done.fetch_add(done, std::memory_order_release);
   }
 
   void worker(int thread) {
@@ -102,7 +104,7 @@ struct ThreadPool::Shared {
       }
       if (stopping.load()) return;
       seen = generation.load(std::memory_order_acquire);
-      work(seen, thread);
+      work(thread);
     }
   }
 };
@@ -134,7 +136,7 @@ void ThreadPool::run(int64_t num_tasks, TaskRef task) {
   }
   const uint64_t run = shared.generation.load(std::memory_order_relaxed) + 1;
   // First a ticket that no task count reaches: a late worker that already sees the new count must
-  // not find the old ticket good for one task more.
+  // not take its old ticket for one of this run.
   const uint64_t first_ticket = (run & 0xFFFFFFFFu) << 32;
   shared.ticket.store(first_ticket | 0x80000000u, std::memory_order_relaxed);
   shared.task.store(&task, std::memory_order_relaxed);
@@ -147,7 +149,7 @@ void ThreadPool::run(int64_t num_tasks, TaskRef task) {
     shared.generation.store(run, std::memory_order_release);
   }
   if (shared.num_sleeping.load() > 0) shared.wake.notify_all();
-  shared.work(run, 0);
+  shared.work(0);
   // Tasks are waited for, not workers: one that has lost its core and took no task holds up nobody.
   int spins = 0;
   while (shared.num_done.load(std::memory_order_acquire) != num_tasks) {

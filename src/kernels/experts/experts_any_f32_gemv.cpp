@@ -13,7 +13,8 @@ namespace {
 struct Parts : SortedPairs {
   float* h;  // [tokens * top_k, h_stride] in the order of `pairs`
   int32_t h_stride;
-  float* prepared;  // rows of t, then of h, as the lanes want them
+  float* prepared_t;  // rows of t and of h as the lanes want them
+  float* prepared_h;
   uint64_t bytes;
 };
 
@@ -24,8 +25,8 @@ Parts lay_out(const ExpertsParams& p, const LaneKernels& lanes, std::byte* base)
   parts.take_from(p, scratch);
   parts.h_stride = round_up(p.intermediate, 16);
   parts.h = scratch.take<float>(num_pairs * parts.h_stride);
-  parts.prepared = scratch.take<float>(std::max(prepared_floats(lanes, p.num_tokens, p.hidden),
-                                                prepared_floats(lanes, num_pairs, p.intermediate)));
+  parts.prepared_t = scratch.take<float>(prepared_floats(lanes, p.num_tokens, p.hidden));
+  parts.prepared_h = scratch.take<float>(prepared_floats(lanes, num_pairs, p.intermediate));
   parts.bytes = scratch.bytes();
   return parts;
 }
@@ -50,6 +51,11 @@ void gate_up(const ExpertsParams& p, const LaneKernels& lanes, const Parts& part
           if (tile % 2 == 0) continue;
           float* h = parts.h + int64_t{at + n} * parts.h_stride + tile / 2 * 16;
           lanes.swiglu(gate, up, p.swiglu_alpha, p.swiglu_limit, h);
+          if (lanes.prepare != nullptr && tile % 4 == 3) {  // 32 columns are there
+            lanes.prepare(h - 16, 32,
+                          parts.prepared_h + (at + n) * prepared_floats(lanes, 1, p.intermediate) +
+                              tile / 4 * kPreparedFloats);
+          }
         }
       });
 }
@@ -84,9 +90,10 @@ void run(const ExpertsParams& p, const LaneKernels& lanes) {
   const double pairs_per_expert = static_cast<double>(p.num_tokens) * p.top_k / num_active;
 
   const Activations t =
-      prepare_rows(pool, lanes, p.t, p.hidden, p.num_tokens, p.hidden, parts.prepared);
-  // Tiles that are read side by side stay together.
+      prepare_rows(pool, lanes, p.t, p.hidden, p.num_tokens, p.hidden, parts.prepared_t);
+  // Tiles that are read side by side stay together; they are 32 columns of h, too.
   constexpr int32_t kPairs = kTileStreams / 2;
+  static_assert(kTileStreams % 4 == 0);
   const int32_t tile_pairs = p.gate_up.num_tiles() / 2, groups = ceil_div(tile_pairs, kPairs);
   split_work(pool, int64_t{num_active} * groups, product_ns(lanes, 2 * weights, pairs_per_expert),
              [&](int64_t begin, int64_t end) {
@@ -99,8 +106,10 @@ void run(const ExpertsParams& p, const LaneKernels& lanes) {
                  begin += group_end - group;
                }
              });
-  const Activations h = prepare_rows(pool, lanes, parts.h, parts.h_stride, p.num_tokens * p.top_k,
-                                     p.intermediate, parts.prepared);
+  const Activations h =
+      lanes.prepare == nullptr
+          ? Activations{parts.h, parts.h_stride}
+          : Activations{parts.prepared_h, prepared_floats(lanes, 1, p.intermediate)};
   const int32_t down_tiles = p.down.num_tiles();
   split_work(pool, ceil_div(down_tiles, kTileStreams), product_ns(lanes, weights, pairs_per_expert),
              [&](int64_t begin, int64_t end) {

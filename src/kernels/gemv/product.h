@@ -105,21 +105,23 @@ inline Activations prepare_rows(ThreadPool& pool, const LaneKernels& lanes, cons
 template <typename Done>
 void parallel_product(ThreadPool& pool, const LaneKernels& lanes, const PackedMatrix& matrix,
                       Activations x, int32_t num_tokens, Done done) {
-  // Tiles that are read side by side stay together.
-  const int64_t num_groups = ceil_div(matrix.num_tiles(), kTileStreams);
+  // Tiles that are read side by side stay together, unless that leaves most threads without any.
+  const int64_t tiles = matrix.num_tiles();
+  const bool is_small = 2 * ceil_div(tiles, int64_t{kTileStreams}) <= pool.num_threads();
+  const int64_t group_tiles = is_small ? 1 : kTileStreams;
+  const int64_t num_groups = ceil_div(tiles, group_tiles);
   const int64_t num_blocks = ceil_div(num_tokens, kTokenBlock);
   const double total_ns =
-      product_ns(lanes, static_cast<double>(matrix.num_tiles()) * 16 * matrix.cols, num_tokens);
+      product_ns(lanes, static_cast<double>(tiles) * 16 * matrix.cols, num_tokens);
   split_work(pool, num_groups * num_blocks, total_ns, [&](int64_t begin, int64_t end) {
     while (begin < end) {
       const int64_t block = begin / num_groups, group = begin % num_groups;
       const int64_t group_end = std::min(num_groups, group + end - begin);
       const auto token = static_cast<int32_t>(block * kTokenBlock);
       product_of_tiles(
-          lanes, matrix, static_cast<int32_t>(group * kTileStreams),
-          static_cast<int32_t>(std::min<int64_t>(group_end * kTileStreams, matrix.num_tiles())),
-          token, std::min(token + kTokenBlock, num_tokens), [&](int32_t i) { return x.row(i); },
-          done);
+          lanes, matrix, static_cast<int32_t>(group * group_tiles),
+          static_cast<int32_t>(std::min<int64_t>(group_end * group_tiles, tiles)), token,
+          std::min(token + kTokenBlock, num_tokens), [&](int32_t i) { return x.row(i); }, done);
       begin += group_end - group;
     }
   });
