@@ -84,6 +84,26 @@ float smallest_normal_times(float factor) {
   return a * b;
 }
 
+TEST(ThreadPool, SharesCoverAllOnceHoweverUnequalTheThreads) {
+  for (const int num_threads : {1, 2, 3, 8}) {
+    ThreadPool pool(num_threads);
+    for (const int64_t n : {0, 1, 2, 7, 100, 1001}) {
+      for (const int64_t unit : {1, 3, 64}) {
+        std::vector<std::atomic<int>> seen(static_cast<size_t>(n));
+        std::atomic<int> too_long{0};
+        pool.share(n, unit, [&](int64_t begin, int64_t end) {
+          // The first share takes far longer than the others, which take from it.
+          if (begin == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+          if (num_threads > 1 && n > unit && end - begin > unit) ++too_long;
+          for (int64_t i = begin; i < end; ++i) ++seen[static_cast<size_t>(i)];
+        });
+        EXPECT_EQ(too_long, 0);
+        for (const auto& count : seen) EXPECT_EQ(count, 1) << num_threads << ' ' << n;
+      }
+    }
+  }
+}
+
 TEST(ThreadPool, FlushesToZeroInTasksAndRestoresTheCaller) {
   ASSERT_NE(smallest_normal_times(0.5f), 0.0f) << "the caller keeps subnormals";
   for (int num_threads : {1, 2}) {

@@ -70,6 +70,12 @@ struct ThreadPool::Shared {
   alignas(kCacheLine) std::atomic<uint64_t> ticket{0};
   alignas(kCacheLine) std::atomic<int64_t> num_done{0};
 
+  // What is left of each share: begin in the low half, end in the high half.
+  struct alignas(kCacheLine) Share {
+    std::atomic<uint64_t> left{0};
+  };
+  std::vector<Share> shares;
+
   // Claims tasks until there are none. A worker that wakes late may claim one of a later run than
   // that which woke it: it is as good as any other.
   void work(int thread) {
@@ -112,6 +118,7 @@ struct ThreadPool::Shared {
 ThreadPool::ThreadPool(int num_threads)
     : num_threads_(num_threads > 0 ? num_threads : num_usable_cores()),
       shared_(std::make_unique<Shared>()) {
+  shared_->shares = std::vector<Shared::Share>(static_cast<size_t>(num_threads_));
   for (int i = 1; i < num_threads_; ++i) {
     shared_->workers.emplace_back([this, i] { shared_->worker(i); });
   }
@@ -158,6 +165,37 @@ void ThreadPool::run(int64_t num_tasks, TaskRef task) {
     else
       sched_yield();
   }
+}
+
+void ThreadPool::deal(int64_t n, int64_t num_shares) {
+  CHECK(n < (int64_t{1} << 31));
+  for (int64_t i = 0; i < num_shares; ++i) {
+    const auto begin = static_cast<uint64_t>(n * i / num_shares);
+    const auto end = static_cast<uint64_t>(n * (i + 1) / num_shares);
+    // run() publishes it with its tasks.
+    shared_->shares[static_cast<size_t>(i)].left.store(begin | end << 32,
+                                                       std::memory_order_relaxed);
+  }
+}
+
+ThreadPool::Range ThreadPool::claim(int64_t own, int64_t num_shares, int64_t unit) {
+  for (int64_t i = 0; i < num_shares; ++i) {
+    const auto owner = static_cast<size_t>((own + i) % num_shares);
+    std::atomic<uint64_t>& left = shared_->shares[owner].left;
+    uint64_t seen = left.load(std::memory_order_relaxed);
+    for (;;) {
+      const auto begin = static_cast<int64_t>(seen & 0xFFFFFFFFu);
+      const auto end = static_cast<int64_t>(seen >> 32);
+      if (begin >= end) break;
+      const int64_t count = std::min(unit, end - begin);
+      const Range part = i == 0 ? Range{begin, begin + count} : Range{end - count, end};
+      const Range rest = i == 0 ? Range{part.end, end} : Range{begin, part.begin};
+      const uint64_t wanted = static_cast<uint64_t>(rest.begin) | static_cast<uint64_t>(rest.end)
+                                                                      << 32;
+      if (left.compare_exchange_weak(seen, wanted, std::memory_order_relaxed)) return part;
+    }
+  }
+  return {0, 0};
 }
 
 int num_usable_cores() {

@@ -41,6 +41,26 @@ class ThreadPool {
   /// Tasks are handed out in order by a shared counter. Not reentrant: one run at a time.
   void run(int64_t num_tasks, TaskRef task);
 
+  /// body(begin, end) over parts of `unit` of 0..n-1. Each thread has a contiguous share, which it
+  /// goes through in order; whoever is done takes parts from the ends of others' shares.
+  template <typename F>
+  void share(int64_t n, int64_t unit, F&& body) {
+    const int64_t num_shares = std::min<int64_t>(num_threads_, (n + unit - 1) / unit);
+    if (num_shares <= 1) {
+      auto all = [&](int64_t, int) { body(0, n); };
+      run(n > 0 ? 1 : 0, all);
+      return;
+    }
+    deal(n, num_shares);
+    auto work = [&](int64_t own, int) {
+      for (Range part = claim(own, num_shares, unit); part.begin < part.end;
+           part = claim(own, num_shares, unit)) {
+        body(part.begin, part.end);
+      }
+    };
+    run(num_shares, work);
+  }
+
   /// Splits 0..n-1 into one contiguous range a thread: body(begin, end).
   template <typename F>
   void ranges(int64_t n, int64_t grain, F&& body) {
@@ -55,7 +75,15 @@ class ThreadPool {
   }
 
  private:
+  struct Range {
+    int64_t begin, end;
+  };
   struct Shared;
+
+  void deal(int64_t n, int64_t num_shares);
+  /// The next part of the own share, else the last of another; empty if nothing is left.
+  Range claim(int64_t own, int64_t num_shares, int64_t unit);
+
   int num_threads_;
   std::unique_ptr<Shared> shared_;
 };

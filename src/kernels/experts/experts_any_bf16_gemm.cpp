@@ -14,9 +14,9 @@
 namespace moxie {
 namespace {
 
-// Pairs of tiles that a task multiplies: few enough that threads of unequal speed end together,
-// enough that an expert's activations are fetched seldom.
-constexpr int64_t kPairsPerTask = 16;
+// Pairs of tiles that a thread takes at a time: few enough that threads of unequal speed end
+// together, enough that an expert's activations are fetched seldom.
+constexpr int64_t kPairsAtATime = 8;
 
 struct Group {
   int32_t first, count;  // of SortedPairs::pairs
@@ -131,16 +131,18 @@ void combine(const ExpertsParams& p, const GemmKernels& gemm, const Parts& parts
   }
 }
 
-// each(i, begin, end) over `num_tile_pairs` of every active expert i, in tasks.
+// each(i, begin, end) over `num_tile_pairs` of every active expert i, shared out.
 template <typename Each>
 void for_tiles(ThreadPool& pool, int32_t num_active, int64_t num_tile_pairs, Each each) {
-  const int64_t tasks = ceil_div(num_tile_pairs, kPairsPerTask);
-  auto task = [&](int64_t index, int) {
-    const int64_t part = index % tasks;
-    each(static_cast<int32_t>(index / tasks), static_cast<int32_t>(num_tile_pairs * part / tasks),
-         static_cast<int32_t>(num_tile_pairs * (part + 1) / tasks));
-  };
-  pool.run(num_active * tasks, task);
+  pool.share(num_active * num_tile_pairs, kPairsAtATime, [&](int64_t begin, int64_t end) {
+    while (begin < end) {
+      const int64_t first = begin % num_tile_pairs;
+      const int64_t last = std::min(num_tile_pairs, first + end - begin);
+      each(static_cast<int32_t>(begin / num_tile_pairs), static_cast<int32_t>(first),
+           static_cast<int32_t>(last));
+      begin += last - first;
+    }
+  });
 }
 
 void run(const ExpertsParams& p, const GemmKernels& gemm) {

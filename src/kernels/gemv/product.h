@@ -26,19 +26,14 @@ double product_ns(const LaneKernels& lanes, double num_weights, double num_token
 /// Less work than this is not worth waking a thread for.
 inline constexpr double kMinPartNs = 3000;
 
-/// body(begin, end) over parts of 0..n-1, on the pool if `total_ns` of work is worth it, else on
-/// the caller; flush-to-zero is on either way. Several parts a thread, handed out in order, even
-/// out threads that lose their core for a while.
+/// body(begin, end) over parts of 0..n-1, shared out on the pool if `total_ns` of work is worth it,
+/// else on the caller; flush-to-zero is on either way. Up to `most_parts` a thread: more even out
+/// threads of unequal speed, fewer start anew seldom.
 template <typename Body>
-void split_work(ThreadPool& pool, int64_t n, double total_ns, Body&& body,
-                int64_t most_parts_a_thread = 8) {
-  const int64_t num_threads = pool.num_threads();
+void split_work(ThreadPool& pool, int64_t n, double total_ns, Body&& body, int64_t most_parts = 8) {
   int64_t num_parts = std::min<int64_t>(n, static_cast<int64_t>(total_ns / kMinPartNs));
-  num_parts = std::clamp<int64_t>(num_parts, 1, most_parts_a_thread * num_threads);
-  // Parts of one and of two would share out worse than any number of parts of one.
-  if (num_parts > num_threads && n >= 4 * num_parts) num_parts -= num_parts % num_threads;
-  auto part = [&](int64_t i, int) { body(n * i / num_parts, n * (i + 1) / num_parts); };
-  pool.run(num_parts, part);
+  num_parts = std::clamp<int64_t>(num_parts, 1, most_parts * pool.num_threads());
+  pool.share(n, ceil_div(n, num_parts), body);
 }
 
 /// For each tile of begin..end-1 and each group of up to kMaxTileTokens tokens:
