@@ -33,7 +33,9 @@ constexpr int32_t kFewGroups = 3;
     _tile_loadd(TILE1, (SUMS) + 16, kSumStride);       \
   }
 
-// One block of one group, or of two, `second` after the first, times a block of both tiles.
+// One block of one group, or of two, `second` after the first, times a block of both tiles. Loads
+// come first: a thread that shares its core has too few instructions in flight to run later ones
+// beside products.
 MOXIE_INLINE void add_block_of_one(const uint16_t* group, const uint16_t* panel0,
                                    const uint16_t* panel1) {
   _tile_loadd(4, group, kRowBytes);
@@ -45,10 +47,10 @@ MOXIE_INLINE void add_block_of_one(const uint16_t* group, const uint16_t* panel0
 MOXIE_INLINE void add_block_of_two(const uint16_t* group, int64_t second, const uint16_t* panel0,
                                    const uint16_t* panel1) {
   _tile_loadd(4, group, kRowBytes);
+  _tile_loadd(5, group + second, kRowBytes);
   _tile_loadd(6, panel0, kRowBytes);
   _tile_loadd(7, panel1, kRowBytes);
   _tile_dpbf16ps(0, 4, 6);
-  _tile_loadd(5, group + second, kRowBytes);
   _tile_dpbf16ps(1, 4, 7);
   _tile_dpbf16ps(2, 5, 6);
   _tile_dpbf16ps(3, 5, 7);
@@ -82,14 +84,20 @@ void add_one(const uint16_t* group, const uint16_t* panel0, const uint16_t* pane
   _tile_stored(1, sums + 16, kSumStride);
 }
 
-// One group, or two: the sums stay in their tiles, and while a block is multiplied the next one is
-// decoded.
+// One group, or two: the sums stay in their tiles, and between the products of a block the next one
+// is decoded, a tile after the products of each group or panel.
 template <bool kTwo>
 void multiply_few(const GemmTiles& tiles, const uint16_t* groups, int32_t num_blocks, float* sums,
                   Ahead& ahead) {
   alignas(64) uint16_t memory[2][2][kBlockValues];
   const uint16_t* panels[2][2];
-  find_panels(tiles, 0, 1, memory[0][0], memory[0][1], panels[0]);
+  const auto find_panel = [&](int32_t block, int32_t tile) __attribute__((always_inline)) {
+    if (block >= num_blocks) return;
+    panels[block % 2][tile] =
+        panel_of(tiles.tile[tile], tiles.is_mxfp4, tiles.cols, block, 1, memory[block % 2][tile]);
+  };
+  find_panel(0, 0);
+  find_panel(0, 1);
   MOXIE_BEGIN_SUMS(0, 1, sums, true);
   if (kTwo) {
     MOXIE_BEGIN_SUMS(2, 3, sums + kGroupSums, true);
@@ -97,15 +105,26 @@ void multiply_few(const GemmTiles& tiles, const uint16_t* groups, int32_t num_bl
   for (int32_t i = 0; i < num_blocks; ++i, groups += kBlockValues) {
     const uint16_t* const* now = panels[i % 2];
     asm volatile("" ::: "memory");  // the tile loads' intrinsics do not say that they read
-    if (kTwo)
-      add_block_of_two(groups, int64_t{num_blocks} * kBlockValues, now[0], now[1]);
-    else
-      add_block_of_one(groups, now[0], now[1]);
-    asm volatile("" ::: "memory");
-    const int32_t next = i + 1;
-    if (next < num_blocks) {
-      find_panels(tiles, next, 1, memory[next % 2][0], memory[next % 2][1], panels[next % 2]);
+    _tile_loadd(4, groups, kRowBytes);
+    _tile_loadd(6, now[0], kRowBytes);
+    _tile_dpbf16ps(0, 4, 6);
+    if (kTwo) {
+      _tile_loadd(7, now[1], kRowBytes);
+      _tile_dpbf16ps(1, 4, 7);
     }
+    asm volatile("" ::: "memory");
+    find_panel(i + 1, 0);
+    asm volatile("" ::: "memory");
+    if (kTwo) {
+      _tile_loadd(5, groups + int64_t{num_blocks} * kBlockValues, kRowBytes);
+      _tile_dpbf16ps(2, 5, 6);
+      _tile_dpbf16ps(3, 5, 7);
+    } else {
+      _tile_loadd(7, now[1], kRowBytes);
+      _tile_dpbf16ps(1, 4, 7);
+    }
+    asm volatile("" ::: "memory");
+    find_panel(i + 1, 1);
     read_ahead(ahead);
   }
   _tile_stored(0, sums, kSumStride);
