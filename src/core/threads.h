@@ -41,8 +41,9 @@ class ThreadPool {
   /// Tasks are handed out in order by a shared counter. Not reentrant: one run at a time.
   void run(int64_t num_tasks, TaskRef task);
 
-  /// body(begin, end) over parts of `unit` of 0..n-1. Each thread has a contiguous share, which it
-  /// goes through in order; whoever is done takes parts from the ends of others' shares.
+  /// body(begin, end) over parts of `unit` (at least 1) of 0..n-1. Each thread has a contiguous
+  /// share, which it goes through in order; whoever is done takes parts from the ends of others'
+  /// shares.
   template <typename F>
   void share(int64_t n, int64_t unit, F&& body) {
     const int64_t num_shares = std::min<int64_t>(num_threads_, (n + unit - 1) / unit);

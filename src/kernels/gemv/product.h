@@ -31,6 +31,7 @@ inline constexpr double kMinPartNs = 3000;
 /// threads of unequal speed, fewer start anew seldom.
 template <typename Body>
 void split_work(ThreadPool& pool, int64_t n, double total_ns, Body&& body, int64_t most_parts = 8) {
+  if (n == 0) return;
   int64_t num_parts = std::min<int64_t>(n, static_cast<int64_t>(total_ns / kMinPartNs));
   num_parts = std::clamp<int64_t>(num_parts, 1, most_parts * pool.num_threads());
   pool.share(n, ceil_div(n, num_parts), body);
