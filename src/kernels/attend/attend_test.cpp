@@ -567,6 +567,7 @@ TEST(Attend, RowsRefuseWhatTheyCannotRun) {
   EXPECT_NE(reference().refuses(params), nullptr);
 }
 
+#if defined(__x86_64__)
 // Which row runs by default on a machine with these features, if any.
 std::string chosen(const AttendParams& params, Features features) {
   const KernelChooser chooser(DeviceKind::kCpu, features, KernelChoice());
@@ -574,7 +575,6 @@ std::string chosen(const AttendParams& params, Features features) {
   return row ? (*row)->name : row.error().message();
 }
 
-#if defined(__x86_64__)
 TEST(Attend, ProductsInBf16AreForManyTokensOfLargeModels) {
   const Features bf16 = kAvx2 | kAvx512 | kAvx512Bf16;
   const std::string f32_row = "attend_any_f32_flash_avx512";
