@@ -84,7 +84,7 @@ sanitize() {
   done
   for one in "${codes[@]}"; do ((one > code)) && code=$one; done
   local summary
-  summary=$(grep -hE 'ERROR SUMMARY|RACECHECK SUMMARY|not supported|Error|PASSED' \
+  summary=$(grep -hE '^=+ .*(SUMMARY|not supported|Error)|^\[  (PASSED|FAILED)' \
     "$out/$tool".*.log | sort | uniq -c)
   printf '{"ran": true, "exit_code": %d, "exit_codes": [%s], "filter": %s, "summary": %s}' \
     "$code" "$(IFS=,; printf '%s' "${codes[*]}")" "$(quoted "$filter")" "$(quoted "$summary")" \
