@@ -91,16 +91,22 @@ void touch_pages(ThreadPool& pool, const Buffer& buffer) {
   pool.run(static_cast<int64_t>(buffer.bytes() / kReadPart), part);
 }
 
+// Limits that were not measured here name no instruction: all are tried then.
+bool tries_all(const MachineOptions& options) {
+  return options.again == nullptr || options.again->read_instruction.empty();
+}
+
 bool is_tried(const ReadLoop& loop, const MachineOptions& options) {
   return (loop.needs & options.features) == loop.needs &&
-         (options.again == nullptr || options.again->read_instruction == loop.instruction);
+         (tries_all(options) || options.again->read_instruction == loop.instruction);
 }
 
 bool is_tried(const ArithmeticLoop& loop, const MachineOptions& options) {
   if ((loop.needs & options.features) != loop.needs) return false;
-  const MachineLimits* again = options.again;
-  return again == nullptr || again->fp32.instruction == loop.instruction ||
-         again->bf16.instruction == loop.instruction || again->int8.instruction == loop.instruction;
+  if (tries_all(options)) return true;
+  const MachineLimits& again = *options.again;
+  return again.fp32.instruction == loop.instruction || again.bf16.instruction == loop.instruction ||
+         again.int8.instruction == loop.instruction;
 }
 
 Status measure_read(Device& device, ThreadPool& pool, const MachineOptions& options,
@@ -120,6 +126,7 @@ Status measure_read(Device& device, ThreadPool& pool, const MachineOptions& opti
     const double seconds = std::min(time_read(pool, loop, *buffer), time_read(pool, loop, *buffer));
     if (best.run == nullptr || seconds < best_seconds) best = loop, best_seconds = seconds;
   }
+  if (best.run == nullptr) return fail("no read loop is left to try", "measure_machine");
   std::vector<double> rates;
   for (int pass = 0; pass < std::max(1, options.read_passes); ++pass) {
     rates.push_back(bytes / time_read(pool, best, *buffer) * 1e-9);

@@ -137,6 +137,18 @@ TEST(MeasureMachine, AgainTakesWhatWasFastest) {
   }
 }
 
+TEST(MeasureMachine, AgainTriesAllWhereLimitsNameNoneAndFailsWhereTheirsIsUnknown) {
+  const auto device = make_cpu_device(2);
+  MachineLimits first;
+  MachineOptions options = small_options(cpu_features());
+  options.again = &first;
+  const auto limits = measure_machine(*device, options);
+  ASSERT_TRUE(limits.has_value()) << limits.error().message();
+  EXPECT_GT(limits->read_gb_s, 0);
+  first.read_instruction = "none of ours";
+  EXPECT_FALSE(measure_machine(*device, options).has_value());
+}
+
 TEST(MeasureMachine, MeanIsOfTheRates) {
   const MachineLimits mean = mean_of(std::array<MachineLimits, 2>{
       {{.read_gb_s = 30, .bf16 = {100, "x"}}, {.read_gb_s = 50, .bf16 = {300, "x"}}}});

@@ -80,7 +80,7 @@ std::vector<Gate> gates_of(const PhaseProfile& phase, bool sees_kernels) {
 
 // `num_units`: in all windows of the sums.
 void add_up(const Sums& sums, const std::vector<std::string>& symbols, double num_units,
-            const StepWorks& works, const MachineLimits& limits, PhaseProfile* phase) {
+            const StepWorks& works, PhaseProfile* phase) {
   const auto us = [&](int64_t ns) { return static_cast<double>(ns) * kUsPerNs / num_units; };
   const auto share = [&](int64_t ns) {
     return sums.window_ns > 0 ? static_cast<double>(ns) / static_cast<double>(sums.window_ns) : 0;
@@ -123,11 +123,12 @@ void add_up(const Sums& sums, const std::vector<std::string>& symbols, double nu
     if (step != step_idx.end()) phase->steps[step->second].work = works[static_cast<size_t>(s)];
   }
   // Experts are a category and a step, and alone have rows with 8-bit activations.
-  const Peak& peak_of_experts = peak_of_row(limits, row_of(phase->rows, StepKind::kExperts));
+  const Peak& peak_of_experts = peak_of_row(phase->limits, row_of(phase->rows, StepKind::kExperts));
   for (std::vector<LimitedPart>* parts : {&phase->categories, &phase->steps}) {
     for (LimitedPart& part : *parts) {
       const bool is_experts = part.name == step_name(StepKind::kExperts);
-      hold_against_limit(&part, limits, is_experts ? peak_of_experts : best_peak(limits));
+      hold_against_limit(&part, phase->limits,
+                         is_experts ? peak_of_experts : best_peak(phase->limits));
     }
   }
   longest_first(phase->steps);
@@ -180,9 +181,10 @@ Status measure_profiled(Engine& engine, int32_t repetitions, const MachineLimits
     return fail("nothing was seen to run", "profile of " + phase->test.name(),
                 "on a GPU: is the driver older than libcupti?");
   }
+  phase->limits = mean_of(of_windows);
   const double units_a_window = phase->is_decode() ? phase->test.n_gen : 1;
   add_up(sums, log->symbols, units_a_window * repetitions, work_of_unit(engine, phase->test),
-         mean_of(of_windows), phase);
+         phase);
   phase->gates = gates_of(*phase, recorder.sees_kernels());
   phase->last_begin_ns = clock_ns(windows.back().start);
   const int64_t last_end = clock_ns(windows.back().end);

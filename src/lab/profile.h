@@ -68,6 +68,7 @@ struct PhaseProfile {
   std::vector<double> plain_tok_s, profiled_tok_s;  ///< one a repetition
   /// How many times as long as without the recorder: of the medians.
   double slow_down() const;
+  MachineLimits limits;                 ///< that the parts are held against
   double window_us = 0;                 ///< a unit
   std::vector<LimitedPart> categories;  ///< all, in the order of Category
   std::vector<LimitedPart> steps;       ///< that ran, the longest first

@@ -72,6 +72,7 @@ nlohmann::ordered_json to_json(const PhaseProfile& phase) {
            {{"without_profiling", speed(phase.plain_tok_s)},
             {"with_profiling", speed(phase.profiled_tok_s)},
             {"slow_down", phase.slow_down()}}},
+          {"read_gb_s", phase.limits.read_gb_s},
           {"categories", list_of(phase.categories)},
           {"steps", list_of(phase.steps)},
           {"kernels", list_of(phase.kernels)},

@@ -214,10 +214,11 @@ TEST_F(ProfileTest, PartsAddUpToTheWindowAndNothingIsUnknown) {
     const double passes = phase.is_decode() ? 1 : phase.test.streams;
     EXPECT_DOUBLE_EQ(phase.category(Category::kExperts).launches, passes * layers);
     EXPECT_EQ(phase.category(Category::kSampling).launches, phase.is_decode() ? 1 : 0);
-    // 10 GB/s: the share follows from the work and the time.
+    // The share follows from the work and the time.
     const LimitedPart& experts = phase.category(Category::kExperts);
     ASSERT_TRUE(experts.share_of_limit.has_value());
-    const double limit_us = std::max(experts.work.bytes / 10e3, experts.work.flops / 50e3);
+    const double limit_us = std::max(experts.work.bytes / (phase.limits.read_gb_s * 1e3),
+                                     experts.work.flops / (best_peak(phase.limits).rate * 1e3));
     EXPECT_NEAR(*experts.share_of_limit, limit_us / experts.us, 1e-9);
     EXPECT_NEAR(experts.above_limit_us, std::max(0.0, experts.us - limit_us), 1e-6);
     EXPECT_EQ(phase.plain_tok_s.size(), 2u);
