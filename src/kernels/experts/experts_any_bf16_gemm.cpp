@@ -134,15 +134,8 @@ void combine(const ExpertsParams& p, const GemmKernels& gemm, const Parts& parts
 // each(i, begin, end) over `num_tile_pairs` of every active expert i, shared out.
 template <typename Each>
 void for_tiles(ThreadPool& pool, int32_t num_active, int64_t num_tile_pairs, Each each) {
-  pool.share(num_active * num_tile_pairs, kPairsAtATime, [&](int64_t begin, int64_t end) {
-    while (begin < end) {
-      const int64_t first = begin % num_tile_pairs;
-      const int64_t last = std::min(num_tile_pairs, first + end - begin);
-      each(static_cast<int32_t>(begin / num_tile_pairs), static_cast<int32_t>(first),
-           static_cast<int32_t>(last));
-      begin += last - first;
-    }
-  });
+  pool.share(num_active * num_tile_pairs, kPairsAtATime,
+             [&](int64_t begin, int64_t end) { for_rows(begin, end, num_tile_pairs, each); });
 }
 
 void run(const ExpertsParams& p, const GemmKernels& gemm) {

@@ -97,14 +97,10 @@ void run(const ExpertsParams& p, const LaneKernels& lanes) {
   const int32_t tile_pairs = p.gate_up.num_tiles() / 2, groups = ceil_div(tile_pairs, kPairs);
   split_work(pool, int64_t{num_active} * groups, product_ns(lanes, 2 * weights, pairs_per_expert),
              [&](int64_t begin, int64_t end) {
-               while (begin < end) {
-                 const auto group = static_cast<int32_t>(begin % groups);
-                 const auto group_end =
-                     static_cast<int32_t>(std::min<int64_t>(groups, group + end - begin));
-                 gate_up(p, lanes, parts, t, static_cast<int32_t>(begin / groups), group * kPairs,
+               for_rows(begin, end, groups, [&](int32_t i, int32_t group, int32_t group_end) {
+                 gate_up(p, lanes, parts, t, i, group * kPairs,
                          std::min(group_end * kPairs, tile_pairs));
-                 begin += group_end - group;
-               }
+               });
              });
   const Activations h =
       lanes.prepare == nullptr

@@ -23,65 +23,60 @@ constexpr int32_t kPanelBlocks = 6;
 // Up to as many groups, tiles are decoded again for every two groups.
 constexpr int32_t kFewGroups = 3;
 
-// A group's sums of the blocks before, or zeros, into two tiles. (Tile numbers are literals.)
-#define MOXIE_BEGIN_SUMS(TILE0, TILE1, SUMS, IS_FIRST) \
-  if (IS_FIRST) {                                      \
-    _tile_zero(TILE0);                                 \
-    _tile_zero(TILE1);                                 \
-  } else {                                             \
-    _tile_loadd(TILE0, SUMS, kSumStride);              \
-    _tile_loadd(TILE1, (SUMS) + 16, kSumStride);       \
+// A group's sums of the blocks before, or zeros, into tiles 0 and 1, and if kTwo those of the group
+// after it into 2 and 3.
+template <bool kTwo>
+MOXIE_INLINE void begin_sums(const float* sums, bool is_first) {
+  if (is_first) {
+    _tile_zero(0);
+    _tile_zero(1);
+  } else {
+    _tile_loadd(0, sums, kSumStride);
+    _tile_loadd(1, sums + 16, kSumStride);
   }
+  if constexpr (kTwo) {
+    if (is_first) {
+      _tile_zero(2);
+      _tile_zero(3);
+    } else {
+      _tile_loadd(2, sums + kGroupSums, kSumStride);
+      _tile_loadd(3, sums + kGroupSums + 16, kSumStride);
+    }
+  }
+}
+template <bool kTwo>
+MOXIE_INLINE void store_sums(float* sums) {
+  _tile_stored(0, sums, kSumStride);
+  _tile_stored(1, sums + 16, kSumStride);
+  if constexpr (kTwo) {
+    _tile_stored(2, sums + kGroupSums, kSumStride);
+    _tile_stored(3, sums + kGroupSums + 16, kSumStride);
+  }
+}
 
-// One block of one group, or of two, `second` after the first, times a block of both tiles. Loads
+// Adds `num_blocks` blocks to the sums of one group, or of two, `second` after the first. Loads
 // come first: a thread that shares its core has too few instructions in flight to run later ones
 // beside products.
-MOXIE_INLINE void add_block_of_one(const uint16_t* group, const uint16_t* panel0,
-                                   const uint16_t* panel1) {
-  _tile_loadd(4, group, kRowBytes);
-  _tile_loadd(6, panel0, kRowBytes);
-  _tile_loadd(7, panel1, kRowBytes);
-  _tile_dpbf16ps(0, 4, 6);
-  _tile_dpbf16ps(1, 4, 7);
-}
-MOXIE_INLINE void add_block_of_two(const uint16_t* group, int64_t second, const uint16_t* panel0,
-                                   const uint16_t* panel1) {
-  _tile_loadd(4, group, kRowBytes);
-  _tile_loadd(5, group + second, kRowBytes);
-  _tile_loadd(6, panel0, kRowBytes);
-  _tile_loadd(7, panel1, kRowBytes);
-  _tile_dpbf16ps(0, 4, 6);
-  _tile_dpbf16ps(1, 4, 7);
-  _tile_dpbf16ps(2, 5, 6);
-  _tile_dpbf16ps(3, 5, 7);
-}
-
-// Adds `num_blocks` blocks to the sums of two groups, `second` after the first.
-void add_two(const uint16_t* group, int64_t second, const uint16_t* panel0, const uint16_t* panel1,
-             int32_t num_blocks, bool is_first, float* sums, Ahead& ahead) {
-  MOXIE_BEGIN_SUMS(0, 1, sums, is_first);
-  MOXIE_BEGIN_SUMS(2, 3, sums + kGroupSums, is_first);
+template <bool kTwo>
+void add_groups(const uint16_t* group, int64_t second, const uint16_t* panel0,
+                const uint16_t* panel1, int32_t num_blocks, bool is_first, float* sums,
+                Ahead& ahead) {
+  begin_sums<kTwo>(sums, is_first);
   for (int32_t i = 0; i < num_blocks; ++i) {
     const int32_t at = i * kBlockValues;
-    add_block_of_two(group + at, second, panel0 + at, panel1 + at);
+    _tile_loadd(4, group + at, kRowBytes);
+    if constexpr (kTwo) _tile_loadd(5, group + second + at, kRowBytes);
+    _tile_loadd(6, panel0 + at, kRowBytes);
+    _tile_loadd(7, panel1 + at, kRowBytes);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    if constexpr (kTwo) {
+      _tile_dpbf16ps(2, 5, 6);
+      _tile_dpbf16ps(3, 5, 7);
+    }
     read_ahead(ahead);
   }
-  _tile_stored(0, sums, kSumStride);
-  _tile_stored(1, sums + 16, kSumStride);
-  _tile_stored(2, sums + kGroupSums, kSumStride);
-  _tile_stored(3, sums + kGroupSums + 16, kSumStride);
-}
-
-void add_one(const uint16_t* group, const uint16_t* panel0, const uint16_t* panel1,
-             int32_t num_blocks, bool is_first, float* sums, Ahead& ahead) {
-  MOXIE_BEGIN_SUMS(0, 1, sums, is_first);
-  for (int32_t i = 0; i < num_blocks; ++i) {
-    const int32_t at = i * kBlockValues;
-    add_block_of_one(group + at, panel0 + at, panel1 + at);
-    read_ahead(ahead);
-  }
-  _tile_stored(0, sums, kSumStride);
-  _tile_stored(1, sums + 16, kSumStride);
+  store_sums<kTwo>(sums);
 }
 
 // One group, or two: the sums stay in their tiles, and between the products of a block the next one
@@ -98,10 +93,7 @@ void multiply_few(const GemmTiles& tiles, const uint16_t* groups, int32_t num_bl
   };
   find_panel(0, 0);
   find_panel(0, 1);
-  MOXIE_BEGIN_SUMS(0, 1, sums, true);
-  if (kTwo) {
-    MOXIE_BEGIN_SUMS(2, 3, sums + kGroupSums, true);
-  }
+  begin_sums<kTwo>(sums, true);
   for (int32_t i = 0; i < num_blocks; ++i, groups += kBlockValues) {
     const uint16_t* const* now = panels[i % 2];
     asm volatile("" ::: "memory");  // the tile loads' intrinsics do not say that they read
@@ -127,12 +119,7 @@ void multiply_few(const GemmTiles& tiles, const uint16_t* groups, int32_t num_bl
     find_panel(i + 1, 1);
     read_ahead(ahead);
   }
-  _tile_stored(0, sums, kSumStride);
-  _tile_stored(1, sums + 16, kSumStride);
-  if (kTwo) {
-    _tile_stored(2, sums + kGroupSums, kSumStride);
-    _tile_stored(3, sums + kGroupSums + 16, kSumStride);
-  }
+  store_sums<kTwo>(sums);
 }
 
 // More groups: a few blocks are decoded into L1 and used for all groups before the next.
@@ -149,12 +136,12 @@ void multiply_many(const GemmTiles& tiles, const uint16_t* groups, int32_t num_g
     asm volatile("" ::: "memory");  // as above
     int32_t group = 0;
     for (; group + 2 <= num_groups; group += 2) {
-      add_two(from + group * group_values, group_values, panels[0], panels[1], count, block == 0,
-              sums + group * kGroupSums, ahead);
+      add_groups<true>(from + group * group_values, group_values, panels[0], panels[1], count,
+                       block == 0, sums + group * kGroupSums, ahead);
     }
     if (group < num_groups) {
-      add_one(from + group * group_values, panels[0], panels[1], count, block == 0,
-              sums + group * kGroupSums, ahead);
+      add_groups<false>(from + group * group_values, group_values, panels[0], panels[1], count,
+                        block == 0, sums + group * kGroupSums, ahead);
     }
   }
 }

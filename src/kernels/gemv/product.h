@@ -37,6 +37,17 @@ void split_work(ThreadPool& pool, int64_t n, double total_ns, Body&& body, int64
   pool.share(n, ceil_div(n, num_parts), body);
 }
 
+/// each(row, first, last) over the units begin..end-1 of rows of `width`, a row at a time.
+template <typename Each>
+void for_rows(int64_t begin, int64_t end, int64_t width, Each each) {
+  while (begin < end) {
+    const int64_t first = begin % width, last = std::min(width, first + end - begin);
+    each(static_cast<int32_t>(begin / width), static_cast<int32_t>(first),
+         static_cast<int32_t>(last));
+    begin += last - first;
+  }
+}
+
 /// For each tile of begin..end-1 and each group of up to kMaxTileTokens tokens:
 /// done(tile, first_token, num_tokens, y) with y[token * 16 + lane]. row_of(token) gives the
 /// token's activations.
@@ -102,24 +113,20 @@ template <typename Done>
 void parallel_product(ThreadPool& pool, const LaneKernels& lanes, const PackedMatrix& matrix,
                       Activations x, int32_t num_tokens, Done done) {
   // Tiles that are read side by side stay together, unless that leaves most threads without any.
-  const int64_t tiles = matrix.num_tiles();
-  const bool is_small = 2 * ceil_div(tiles, int64_t{kTileStreams}) <= pool.num_threads();
-  const int64_t group_tiles = is_small ? 1 : kTileStreams;
+  const int32_t tiles = matrix.num_tiles();
+  const bool is_small = 2 * ceil_div(tiles, kTileStreams) <= pool.num_threads();
+  const int32_t group_tiles = is_small ? 1 : kTileStreams;
   const int64_t num_groups = ceil_div(tiles, group_tiles);
   const int64_t num_blocks = ceil_div(num_tokens, kTokenBlock);
   const double total_ns =
       product_ns(lanes, static_cast<double>(tiles) * 16 * matrix.cols, num_tokens);
   split_work(pool, num_groups * num_blocks, total_ns, [&](int64_t begin, int64_t end) {
-    while (begin < end) {
-      const int64_t block = begin / num_groups, group = begin % num_groups;
-      const int64_t group_end = std::min(num_groups, group + end - begin);
-      const auto token = static_cast<int32_t>(block * kTokenBlock);
+    for_rows(begin, end, num_groups, [&](int32_t block, int32_t group, int32_t group_end) {
+      const int32_t token = block * kTokenBlock;
       product_of_tiles(
-          lanes, matrix, static_cast<int32_t>(group * group_tiles),
-          static_cast<int32_t>(std::min<int64_t>(group_end * group_tiles, tiles)), token,
+          lanes, matrix, group * group_tiles, std::min(group_end * group_tiles, tiles), token,
           std::min(token + kTokenBlock, num_tokens), [&](int32_t i) { return x.row(i); }, done);
-      begin += group_end - group;
-    }
+    });
   });
 }
 
