@@ -164,9 +164,12 @@ Status Engine::make_kernels() {
     if (choice.tile_columns() != 0)
       return fail("no row of this device takes a tile", "--tile", "auto leaves it to the rows");
     if (options_.activation == "mxfp8")
-      return fail("no row of this device takes activations in 8 bits", "--activation",
+      return fail("no row of this device takes activations in 8-bit floats", "--activation",
                   "auto, or bf16");
   }
+  if (choice.int8() && (features & (kAvx2 | kNeonDot)) == 0)
+    return fail("no row of this device takes activations in 8-bit integers", "--activation",
+                "auto, or bf16");
   kernels_ = std::make_unique<KernelChooser>(device_->kind(), features, choice);
   return {};
 }

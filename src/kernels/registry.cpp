@@ -116,10 +116,10 @@ bool KernelChoice::allows(StepKind step, std::string_view row) const {
 Status KernelChoice::set_activation(const std::string& activation) {
   if (activation == "mxfp6" || activation == "mxfp4") {
     return fail("no row takes " + activation + " activations", "--activation",
-                "auto, bf16 (or wider) or mxfp8");
+                "auto, bf16 (or wider), int8 or mxfp8");
   }
-  if (activation != "auto" && activation != "bf16" && activation != "mxfp8")
-    return fail("unknown value '" + activation + "'", "--activation", "auto, bf16 or mxfp8");
+  if (activation != "auto" && activation != "bf16" && activation != "int8" && activation != "mxfp8")
+    return fail("unknown value '" + activation + "'", "--activation", "auto, bf16, int8 or mxfp8");
   activation_ = activation;
   return {};
 }

@@ -32,6 +32,7 @@ struct Row {
   const char* limits;    ///< tokens a launch it serves well, accuracy; for people
   const char* ran_on;    ///< hardware it has run on, or "compiled only"
   PackedLayout layout;
+  bool rounds_to_int8 = false;  ///< its activations, so that it runs only if asked: permits()
   /// Null if the row can run these params (pointers may be null: only formats and sizes are read),
   /// else why not.
   const char* (*refuses)(const P&);
@@ -91,11 +92,19 @@ class KernelChoice {
   /// `--tile`: "auto" or a tile of gemm/tile_model.h.
   Status set_tile(const std::string& tile);
   int32_t tile_columns() const { return tile_columns_; }
-  /// `--activation`: "auto", "bf16" (or wider), or "mxfp8", which lets rows run that round the
-  /// activations of experts to 8 bits.
+  /// `--activation`: "auto", "bf16" (or wider), "int8", which lets rows run that round activations
+  /// to 8-bit integers, or "mxfp8", which lets those run that round the experts' to 8-bit floats.
   Status set_activation(const std::string& activation);
   /// kF8E4M3 with "mxfp8", or with "auto" where a row is forced that wants it; else kBF16.
   DType activation() const;
+  bool int8() const { return activation_ == "int8"; }
+  /// Whether the switches let a row run: it is allowed, and rounds to 8-bit integers only if asked
+  /// to or forced by its own name.
+  template <typename P>
+  bool permits(const Row<P>& row) const {
+    return allows(StepOf<P>::value, row.name) &&
+           (!row.rounds_to_int8 || int8() || forced(StepOf<P>::value) == row.name);
+  }
 
  private:
   std::array<std::optional<std::string>, kNumSteps> forced_;
@@ -120,7 +129,7 @@ class KernelChooser {
     const Row<P>* refused = nullptr;
     const char* why_refused = nullptr;
     for (const Row<P>& row : table_of<P>()) {
-      if (!choice_.allows(kStep, row.name)) continue;
+      if (!choice_.permits(row)) continue;
       if (row.device != device_) {
         if (refused == nullptr) refused = &row, why_refused = "it is for another device";
       } else if ((row.needs & features_) != row.needs) {
@@ -226,6 +235,8 @@ std::vector<Verdict> KernelChooser::explain(const P& params) const {
       verdict.reason = why;
     } else if (!choice_.allows(StepOf<P>::value, row.name)) {
       verdict.reason = "another row is forced";
+    } else if (!choice_.permits(row)) {
+      verdict.reason = "rounds activations to 8 bits: --activation int8 lets it run";
     } else {
       verdict.reason = "costs more";
     }

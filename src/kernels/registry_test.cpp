@@ -36,15 +36,17 @@ TEST(AllRows, EveryStepHasAReferenceRowThatNeedsNothing) {
 }
 
 TEST(KernelChooser, TakesTheCheapestRowThatTheFeaturesAllow) {
-  const Built<OutParams> built = build(OutCase{});
+  const Built<OutParams> built = build(OutCase{.weights = DType::kMXFP4});
   const struct {
     Features features;
     const char* name;
   } kExpected[] = {
     {kFeatureNone, "out_any_f32_gemv_portable"},
 #if defined(__x86_64__)
-    {kAvx2, "out_any_f32_gemv_avx2"},
-    {kAvx2 | kAvx512, "out_any_f32_gemv_avx512"}
+    {kAvx2, "out_mxfp4_i16_gemv_avx2"},
+    {kAvx2 | kAvxVnni, "out_mxfp4_i16_gemv_avxvnni"},
+    {kAvx2 | kAvx512, "out_any_f32_gemv_avx512"},
+    {kAvx2 | kAvxVnni | kAvx512 | kAvx512Vnni, "out_mxfp4_i16_gemv_avx512vnni"}
 #endif
   };
   for (const auto& expected : kExpected) {
@@ -55,10 +57,45 @@ TEST(KernelChooser, TakesTheCheapestRowThatTheFeaturesAllow) {
     for (const Row<OutParams>& other : table_of<OutParams>()) {
       if (other.device != DeviceKind::kCpu) continue;
       if ((other.needs & ~expected.features) != 0) continue;
+      if (other.rounds_to_int8 || other.refuses(built.params) != nullptr) continue;
       EXPECT_LE((*row)->cost(built.params), other.cost(built.params)) << other.name;
     }
   }
 }
+
+#if defined(__x86_64__)
+TEST(KernelChooser, RowsThatRoundTo8BitsRunIfAskedOrForcedByName) {
+  const Built<OutParams> built = build(OutCase{.weights = DType::kMXFP4});
+  const std::string name = "out_mxfp4_i8_gemv_avx2";
+  const auto chosen = [&](const KernelChoice& choice) -> std::string {
+    const KernelChooser chooser(DeviceKind::kCpu, kAvx2, choice);
+    for (const Verdict& verdict : chooser.explain(built.params)) {
+      if (verdict.row.name == name && !choice.int8() && !choice.forced(StepKind::kOut)) {
+        EXPECT_NE(verdict.reason.find("--activation int8"), std::string::npos) << verdict.reason;
+      }
+    }
+    return (*chooser.select(built.params))->name;
+  };
+  KernelChoice choice;
+  EXPECT_NE(chosen(choice), name);
+  KernelChoice asked;
+  ASSERT_TRUE(asked.set_activation("int8").has_value());
+  EXPECT_EQ(chosen(asked), name);
+  EXPECT_EQ(asked.activation(), DType::kBF16) << "the experts' 8-bit floats are another switch";
+  ASSERT_TRUE(choice.add("out=" + name).has_value());
+  EXPECT_EQ(chosen(choice), name);
+}
+
+// Of a kind of rows, that word alone does not ask for 8 bits.
+TEST(KernelChooser, ForcedKindDoesNotRoundTo8Bits) {
+  KernelChoice choice;
+  ASSERT_TRUE(choice.add("experts=gemv").has_value());
+  const Built<ExpertsParams> built = build(ExpertsCase{.weights = DType::kMXFP4});
+  const auto row = KernelChooser(DeviceKind::kCpu, kAvx2, choice).select(built.params);
+  ASSERT_TRUE(row.has_value());
+  EXPECT_STREQ((*row)->name, "experts_mxfp4_i16_gemv_avx2");
+}
+#endif
 
 TEST(KernelChooser, ForcedRowIsTaken) {
   KernelChoice choice;
@@ -226,7 +263,7 @@ TEST(KernelChoice, ActivationsAreIn8BitsWhereAskedForAndWhereAForcedRowWantsThem
   EXPECT_EQ(choice.activation(), DType::kBF16) << "said, so that the row refuses";
   ASSERT_TRUE(choice.set_activation("auto").has_value());
   EXPECT_EQ(choice.activation(), DType::kF8E4M3);
-  for (const char* value : {"mxfp4", "mxfp6", "int8", ""})
+  for (const char* value : {"mxfp4", "mxfp6", "int4", ""})
     EXPECT_FALSE(choice.set_activation(value).has_value()) << value;
 }
 

@@ -287,7 +287,9 @@ const Peak& best_peak(const MachineLimits& limits) {
 
 const Peak& peak_of_row(const MachineLimits& limits, std::string_view row) {
   const bool is_fp8 = row.find("_e4m3_") != row.npos && limits.fp8.rate > 0;
-  return is_fp8 ? limits.fp8 : best_peak(limits);
+  if (is_fp8) return limits.fp8;
+  const bool is_int8 = row.find("_i8_") != row.npos && limits.int8.rate > 0;
+  return is_int8 ? limits.int8 : best_peak(limits);
 }
 
 double share_of_limit(const MachineLimits& limits, const Peak& peak, double bytes,

@@ -68,8 +68,8 @@ uint64_t last_level_cache_bytes();
 /// The peak that the products of BF16 activations are held against: BF16's, or F32's where that is
 /// faster.
 const Peak& best_peak(const MachineLimits& limits);
-/// The peak that the products of a row (a kernel's name) are held against: that of 8 bits for rows
-/// with activations in E4M3, else best_peak().
+/// The peak that the products of a row (a kernel's name) are held against: that of its 8 bits for
+/// rows with activations in E4M3 or in int8, else best_peak().
 const Peak& peak_of_row(const MachineLimits& limits, std::string_view row);
 
 /// The share (0..1 and more) of the nearer limit that `seconds` is: the least time that `bytes`

@@ -120,6 +120,28 @@ TEST_P(GoldenTest, DefaultRowsStayWithinTheKlBar) {
   }
 }
 
+TEST_P(GoldenTest, ActivationsInInt8StayWithinTheKlBar) {
+  if ((cpu_features() & (kAvx2 | kNeonDot)) == 0) GTEST_SKIP() << "no row for it on this CPU";
+  const Golden golden(folder() + "/goldens.safetensors");
+  auto model = open({.activation = "int8", .kv_dtype = DType::kF32});
+  double sum = 0, positions = 0;
+  for (int c = 0; golden.has("case" + std::to_string(c) + ".logits"); ++c) {
+    const std::string name = "case" + std::to_string(c);
+    const auto ids = golden.read<int32_t>(name + ".input_ids");
+    const double kl =
+        mean_kl(golden.read<float>(name + ".logits"), model->logits(ids), model->config().vocab);
+    sum += kl * static_cast<double>(ids.size());
+    positions += static_cast<double>(ids.size());
+  }
+  std::printf("  mean KL %.2e over %.0f positions\n", sum / positions, positions);
+  EXPECT_LE(sum / positions, 2e-3);
+  for (const auto& count : model->kernels().counts()) {
+    if (count.step == StepKind::kExperts) {
+      EXPECT_NE(count.name.find("_i8_"), std::string::npos);
+    }
+  }
+}
+
 TEST_P(GoldenTest, ChunkedPrefillGivesTheSameLogits) {
   const Golden golden(folder() + "/goldens.safetensors");
   const auto ids = golden.read<int32_t>("case0.input_ids");

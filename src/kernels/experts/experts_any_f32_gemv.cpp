@@ -54,7 +54,7 @@ void gate_up(const ExpertsParams& p, const LaneKernels& lanes, const Parts& part
           if (lanes.prepare != nullptr && tile % 4 == 3) {  // 32 columns are there
             lanes.prepare(h - 16, 32,
                           parts.prepared_h + (at + n) * prepared_floats(lanes, 1, p.intermediate) +
-                              tile / 4 * kPreparedFloats);
+                              tile / 4 * lanes.prepared_floats);
           }
         }
       });
@@ -116,8 +116,10 @@ void run(const ExpertsParams& p, const LaneKernels& lanes) {
 }
 
 double cost(const ExpertsParams& p, const LaneKernels& lanes) {
-  // As if the pairs fell on distinct experts: the order of the rows does not depend on it.
-  return product_ns(lanes, 3.0 * p.hidden * p.intermediate * p.num_tokens * p.top_k, 1);
+  // As if the pairs fell evenly on the experts.
+  const double num_pairs = static_cast<double>(p.num_tokens) * p.top_k;
+  const double num_active = std::min<double>(num_pairs, p.gate_up.num_experts);
+  return product_ns(lanes, 3.0 * p.hidden * p.intermediate * num_active, num_pairs / num_active);
 }
 
 const char* refuses(const ExpertsParams& p, const LaneKernels& lanes) {
@@ -128,46 +130,35 @@ const char* refuses(const ExpertsParams& p, const LaneKernels& lanes) {
 
 }  // namespace
 
-const char* experts_any_f32_gemv_refuses(const ExpertsParams& p) {
-  return refuses(p, kLanesPortable);
+template <const LaneKernels& kLanes>
+const char* ExpertsGemv<kLanes>::refuses(const ExpertsParams& p) {
+  return moxie::refuses(p, kLanes);
+}
+template <const LaneKernels& kLanes>
+double ExpertsGemv<kLanes>::cost(const ExpertsParams& p) {
+  return moxie::cost(p, kLanes);
+}
+template <const LaneKernels& kLanes>
+uint64_t ExpertsGemv<kLanes>::workspace(const ExpertsParams& p) {
+  return lay_out(p, kLanes, nullptr).bytes;
+}
+template <const LaneKernels& kLanes>
+void ExpertsGemv<kLanes>::run(const ExpertsParams& p) {
+  moxie::run(p, kLanes);
 }
 
-uint64_t experts_any_f32_gemv_workspace(const ExpertsParams& p) {
-  return lay_out(p, kLanesPortable, nullptr).bytes;
-}
-
-double experts_any_f32_gemv_portable_cost(const ExpertsParams& p) {
-  return cost(p, kLanesPortable);
-}
-void experts_any_f32_gemv_portable(const ExpertsParams& p) { run(p, kLanesPortable); }
-
+template struct ExpertsGemv<kLanesPortable>;
 #if defined(__x86_64__)
-double experts_any_f32_gemv_avx2_cost(const ExpertsParams& p) { return cost(p, kLanesAvx2); }
-void experts_any_f32_gemv_avx2(const ExpertsParams& p) { run(p, kLanesAvx2); }
-double experts_any_f32_gemv_avx512_cost(const ExpertsParams& p) { return cost(p, kLanesAvx512); }
-void experts_any_f32_gemv_avx512(const ExpertsParams& p) { run(p, kLanesAvx512); }
-
-const char* experts_mxfp4_i16_gemv_refuses(const ExpertsParams& p) {
-  return refuses(p, kLanesAvx512Vnni);
-}
-uint64_t experts_mxfp4_i16_gemv_workspace(const ExpertsParams& p) {
-  return lay_out(p, kLanesAvx512Vnni, nullptr).bytes;
-}
-double experts_mxfp4_i16_gemv_avx512vnni_cost(const ExpertsParams& p) {
-  return cost(p, kLanesAvx512Vnni);
-}
-void experts_mxfp4_i16_gemv_avx512vnni(const ExpertsParams& p) { run(p, kLanesAvx512Vnni); }
+template struct ExpertsGemv<kLanesAvx2>;
+template struct ExpertsGemv<kLanesAvx512>;
+template struct ExpertsGemv<kLanesAvx2I16>;
+template struct ExpertsGemv<kLanesAvxVnniI16>;
+template struct ExpertsGemv<kLanesAvx512VnniI16>;
+template struct ExpertsGemv<kLanesAvx2I8>;
+template struct ExpertsGemv<kLanesAvxVnniI8>;
+template struct ExpertsGemv<kLanesAvx512VnniI8>;
 #endif
-
-const char* experts_mxfp4_i16_gemv_neondot_refuses(const ExpertsParams& p) {
-  return refuses(p, kLanesNeonDot);
-}
-uint64_t experts_mxfp4_i16_gemv_neondot_workspace(const ExpertsParams& p) {
-  return lay_out(p, kLanesNeonDot, nullptr).bytes;
-}
-double experts_mxfp4_i16_gemv_neondot_cost(const ExpertsParams& p) {
-  return cost(p, kLanesNeonDot);
-}
-void experts_mxfp4_i16_gemv_neondot(const ExpertsParams& p) { run(p, kLanesNeonDot); }
+template struct ExpertsGemv<kLanesNeonDotI16>;
+template struct ExpertsGemv<kLanesNeonDotI8>;
 
 }  // namespace moxie

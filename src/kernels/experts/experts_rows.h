@@ -5,29 +5,21 @@
 
 namespace moxie {
 
+struct LaneKernels;
+
 const char* experts_reference_refuses(const ExpertsParams& params);
 uint64_t experts_reference_workspace(const ExpertsParams& params);
 void experts_reference(const ExpertsParams& params);
 
-// experts_any_f32_gemv_*: F32 activations and sums over any packed format.
-const char* experts_any_f32_gemv_refuses(const ExpertsParams& params);
-uint64_t experts_any_f32_gemv_workspace(const ExpertsParams& params);
-double experts_any_f32_gemv_portable_cost(const ExpertsParams& params);
-double experts_any_f32_gemv_avx2_cost(const ExpertsParams& params);
-double experts_any_f32_gemv_avx512_cost(const ExpertsParams& params);
-void experts_any_f32_gemv_portable(const ExpertsParams& params);
-void experts_any_f32_gemv_avx2(const ExpertsParams& params);
-void experts_any_f32_gemv_avx512(const ExpertsParams& params);
-
-// experts_mxfp4_i16_gemv_*: activations in 16-bit fixed point by blocks of 32.
-const char* experts_mxfp4_i16_gemv_refuses(const ExpertsParams& params);
-uint64_t experts_mxfp4_i16_gemv_workspace(const ExpertsParams& params);
-double experts_mxfp4_i16_gemv_avx512vnni_cost(const ExpertsParams& params);
-void experts_mxfp4_i16_gemv_avx512vnni(const ExpertsParams& params);
-const char* experts_mxfp4_i16_gemv_neondot_refuses(const ExpertsParams& params);
-uint64_t experts_mxfp4_i16_gemv_neondot_workspace(const ExpertsParams& params);
-double experts_mxfp4_i16_gemv_neondot_cost(const ExpertsParams& params);
-void experts_mxfp4_i16_gemv_neondot(const ExpertsParams& params);
+/// experts_any_f32_gemv_*, experts_mxfp4_i16_gemv_* and experts_mxfp4_i8_gemv_*: a row for each set
+/// of LaneKernels.
+template <const LaneKernels& kLanes>
+struct ExpertsGemv {
+  static const char* refuses(const ExpertsParams& params);
+  static double cost(const ExpertsParams& params);
+  static uint64_t workspace(const ExpertsParams& params);
+  static void run(const ExpertsParams& params);
+};
 
 // experts_any_bf16_gemm_*: BF16 activations, F32 sums; for many tokens.
 const char* experts_any_bf16_gemm_refuses(const ExpertsParams& params);

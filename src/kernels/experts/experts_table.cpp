@@ -1,10 +1,16 @@
 // The table of experts, and its least work.
 #include "kernels/experts/experts_rows.h"
+#include "kernels/gemv/gemv_row.h"
 
 namespace moxie {
 namespace {
 
+using enum LaneActivations;
+
 double reference_cost(const ExpertsParams&) { return kReferenceCost; }
+
+constexpr const char* kAnyFormat = "f32, bf16, q8_0, mxfp4";
+constexpr const char* kMxfp4Only = "mxfp4";
 
 const Row<ExpertsParams> kRows[] = {
     {.name = "experts_reference",
@@ -18,52 +24,25 @@ const Row<ExpertsParams> kRows[] = {
      .cost = reference_cost,
      .workspace = experts_reference_workspace,
      .run = experts_reference},
-    {.name = "experts_any_f32_gemv_portable",
-     .device = DeviceKind::kCpu,
-     .needs = kFeatureNone,
-     .supports = "f32, bf16, q8_0, mxfp4",
-     .limits = "any number of tokens, best for 1 to 64; F32 sums",
-     .ran_on = kRanAnyCpu,
-     .layout = PackedLayout::kRows16,
-     .refuses = experts_any_f32_gemv_refuses,
-     .cost = experts_any_f32_gemv_portable_cost,
-     .workspace = experts_any_f32_gemv_workspace,
-     .run = experts_any_f32_gemv_portable},
+    gemv_row<ExpertsParams, ExpertsGemv<kLanesPortable>>(
+        "experts_any_f32_gemv_portable", kFeatureNone, kF32, kAnyFormat, kRanAnyCpu),
 #if defined(__x86_64__)
-    {.name = "experts_any_f32_gemv_avx2",
-     .device = DeviceKind::kCpu,
-     .needs = kAvx2,
-     .supports = "f32, bf16, q8_0, mxfp4",
-     .limits = "any number of tokens, best for 1 to 64; F32 sums",
-     .ran_on = "x86-64",
-     .layout = PackedLayout::kRows16,
-     .refuses = experts_any_f32_gemv_refuses,
-     .cost = experts_any_f32_gemv_avx2_cost,
-     .workspace = experts_any_f32_gemv_workspace,
-     .run = experts_any_f32_gemv_avx2},
-    {.name = "experts_any_f32_gemv_avx512",
-     .device = DeviceKind::kCpu,
-     .needs = kAvx512,
-     .supports = "f32, bf16, q8_0, mxfp4",
-     .limits = "any number of tokens, best for 1 to 64; F32 sums",
-     .ran_on = "x86-64",
-     .layout = PackedLayout::kRows16,
-     .refuses = experts_any_f32_gemv_refuses,
-     .cost = experts_any_f32_gemv_avx512_cost,
-     .workspace = experts_any_f32_gemv_workspace,
-     .run = experts_any_f32_gemv_avx512},
-    {.name = "experts_mxfp4_i16_gemv_avx512vnni",
-     .device = DeviceKind::kCpu,
-     .needs = kAvx512 | kAvx512Vnni,
-     .supports = "mxfp4",
-     .limits =
-         "any number of tokens, best for 1 to 4; activations to 2^-16 of their block's greatest",
-     .ran_on = "x86-64",
-     .layout = PackedLayout::kRows16,
-     .refuses = experts_mxfp4_i16_gemv_refuses,
-     .cost = experts_mxfp4_i16_gemv_avx512vnni_cost,
-     .workspace = experts_mxfp4_i16_gemv_workspace,
-     .run = experts_mxfp4_i16_gemv_avx512vnni},
+    gemv_row<ExpertsParams, ExpertsGemv<kLanesAvx2>>("experts_any_f32_gemv_avx2", kAvx2, kF32,
+                                                     kAnyFormat),
+    gemv_row<ExpertsParams, ExpertsGemv<kLanesAvx512>>("experts_any_f32_gemv_avx512", kAvx512, kF32,
+                                                       kAnyFormat),
+    gemv_row<ExpertsParams, ExpertsGemv<kLanesAvx2I16>>("experts_mxfp4_i16_gemv_avx2", kAvx2, kI16,
+                                                        kMxfp4Only),
+    gemv_row<ExpertsParams, ExpertsGemv<kLanesAvxVnniI16>>("experts_mxfp4_i16_gemv_avxvnni",
+                                                           kAvx2 | kAvxVnni, kI16, kMxfp4Only),
+    gemv_row<ExpertsParams, ExpertsGemv<kLanesAvx512VnniI16>>(
+        "experts_mxfp4_i16_gemv_avx512vnni", kAvx512 | kAvx512Vnni, kI16, kMxfp4Only),
+    gemv_row<ExpertsParams, ExpertsGemv<kLanesAvx2I8>>("experts_mxfp4_i8_gemv_avx2", kAvx2, kI8,
+                                                       kMxfp4Only),
+    gemv_row<ExpertsParams, ExpertsGemv<kLanesAvxVnniI8>>("experts_mxfp4_i8_gemv_avxvnni",
+                                                          kAvx2 | kAvxVnni, kI8, kMxfp4Only),
+    gemv_row<ExpertsParams, ExpertsGemv<kLanesAvx512VnniI8>>(
+        "experts_mxfp4_i8_gemv_avx512vnni", kAvx512 | kAvx512Vnni, kI8, kMxfp4Only),
     {.name = "experts_any_bf16_gemm_amx",
      .device = DeviceKind::kCpu,
      .needs = kAvx512 | kAvx512Bf16 | kAmxBf16,
@@ -91,18 +70,10 @@ const Row<ExpertsParams> kRows[] = {
      .workspace = experts_any_bf16_gemm_workspace,
      .run = experts_any_bf16_gemm_avx512bf16},
 #endif
-    {.name = "experts_mxfp4_i16_gemv_neondot",
-     .device = DeviceKind::kCpu,
-     .needs = kNeonDot,
-     .supports = "mxfp4",
-     .limits =
-         "any number of tokens, best for 1 to 4; activations to 2^-16 of their block's greatest",
-     .ran_on = kRanEmulated,
-     .layout = PackedLayout::kRows16,
-     .refuses = experts_mxfp4_i16_gemv_neondot_refuses,
-     .cost = experts_mxfp4_i16_gemv_neondot_cost,
-     .workspace = experts_mxfp4_i16_gemv_neondot_workspace,
-     .run = experts_mxfp4_i16_gemv_neondot},
+    gemv_row<ExpertsParams, ExpertsGemv<kLanesNeonDotI16>>(
+        "experts_mxfp4_i16_gemv_neondot", kNeonDot, kI16, kMxfp4Only, kRanEmulated),
+    gemv_row<ExpertsParams, ExpertsGemv<kLanesNeonDotI8>>("experts_mxfp4_i8_gemv_neondot", kNeonDot,
+                                                          kI8, kMxfp4Only, kRanEmulated),
 #if MOXIE_HAS_CUDA
     {.name = "experts_any_bf16x2_gemv_cuda",
      .device = DeviceKind::kCuda,

@@ -160,9 +160,15 @@ void register_all() {
 #if defined(__x86_64__)
     {&kLanesAvx2, kAvx2},
     {&kLanesAvx512, kAvx512},
-    {&kLanesAvx512Vnni, kAvx512 | kAvx512Vnni}
+    {&kLanesAvx2I16, kAvx2},
+    {&kLanesAvx2I8, kAvx2},
+    {&kLanesAvxVnniI16, kAvx2 | kAvxVnni},
+    {&kLanesAvxVnniI8, kAvx2 | kAvxVnni},
+    {&kLanesAvx512VnniI16, kAvx512 | kAvx512Vnni},
+    {&kLanesAvx512VnniI8, kAvx512 | kAvx512Vnni}
 #elif defined(__aarch64__)
-    {&kLanesNeonDot, kNeonDot}
+    {&kLanesNeonDotI16, kNeonDot},
+    {&kLanesNeonDotI8, kNeonDot}
 #endif
   };
   for (const auto& variant : kVariants) {

@@ -15,9 +15,6 @@ namespace moxie {
 /// Tokens that one call of a tile product takes at most.
 inline constexpr int32_t kMaxTileTokens = 8;
 
-/// Memory of 32 prepared activations: 16-bit fixed point with a scale (lanes_fixed_body.h).
-inline constexpr int32_t kPreparedFloats = 18;
-
 /// y[token * 16 + lane] = sum over k of W[lane, k] x[token][k] for one kRows16 tile of `cols`
 /// columns and 1..kMaxTileTokens tokens. A column's order in the sum depends on
 /// nothing but `cols`, so that a token's result does not depend on its neighbours in x.
@@ -42,10 +39,11 @@ struct LaneProducts {
 };
 
 struct LaneKernels {
-  const char* name;  ///< "portable", "avx2", "avx512", "avx512_vnni", "neon_dot"
-  /// Null: the products take F32. Else they take rows that this function made: kPreparedFloats
-  /// floats of memory for each 32 columns (cols is a multiple of 32), whatever they mean.
+  const char* name;  ///< "portable", "avx2", "avx512", "avx2_i16", "avx512vnni_i8", ...
+  /// Null: the products take F32. Else they take rows that this function made, for each 32 columns
+  /// `prepared_floats` floats of memory (cols is a multiple of 32), whatever they mean.
   void (*prepare)(const float* x, int32_t cols, float* out);
+  int32_t prepared_floats = 0;
   LaneProducts f32, bf16, q8_0, mxfp4;  ///< by format of the weights
   /// out = x / sqrt(mean(x^2) + eps) * weight.
   void (*rms_norm)(const float* x, const float* weight, int32_t n, float eps, float* out);
@@ -59,10 +57,13 @@ struct LaneKernels {
 extern const LaneKernels kLanesPortable;
 extern const LaneKernels kLanesAvx2;    ///< AVX2, FMA, F16C
 extern const LaneKernels kLanesAvx512;  ///< AVX-512 F, BW, DQ, VL
-/// The same with VNNI: MXFP4 only, activations in 16-bit fixed point by blocks of 32.
-extern const LaneKernels kLanesAvx512Vnni;
-/// NEON with the dot product of bytes: as kLanesAvx512Vnni. Empty where it is not compiled, so that
-/// its rows stand in every build's table.
-extern const LaneKernels kLanesNeonDot;
+
+// MXFP4 only, activations in fixed point by blocks of 32 (lanes_fixed_body.h), of 16 bits or of 8.
+extern const LaneKernels kLanesAvx2I16, kLanesAvx2I8;              ///< as kLanesAvx2
+extern const LaneKernels kLanesAvxVnniI16, kLanesAvxVnniI8;        ///< with AVX-VNNI
+extern const LaneKernels kLanesAvx512VnniI16, kLanesAvx512VnniI8;  ///< AVX-512 with VNNI
+/// NEON with the dot product of bytes. Empty where it is not compiled, so that its rows stand in
+/// every build's table.
+extern const LaneKernels kLanesNeonDotI16, kLanesNeonDotI8;
 
 }  // namespace moxie

@@ -1,12 +1,13 @@
-// What the variants with activations in 16-bit fixed point share: the form of the activations and
-// the loops over tokens and tiles. Include it only in such a variant's lanes_<variant>.cpp, which
-// defines prepare and add_block.
+// What the variants with activations in fixed point share: the form of the activations and the
+// loops over tokens and tiles. Include it only in such a variant's lanes_<variant>.cpp, which
+// defines add_block.
 //
-// A block of 32 activations becomes a scale and integers of 16 bits, each two signed bytes:
-// v = 256 hi + lo. Weights become bytes too, twice their value, so that an instruction for four
-// products of bytes does the work, and a block's product is exact in integers: at most 32 * 12 *
-// 32512, which F32 holds. The error is the rounding of an activation to 2^-16 of the greatest of
-// its block: less than a hundredth of what BF16 activations lose.
+// A block of 32 activations becomes a scale and integers of W signed bytes, the upper byte first:
+// with two v = 256 hi + lo, with one v is the byte. Weights become bytes too, twice their value, so
+// that instructions for products of bytes do the work, and a block's product is exact in integers:
+// at most 32 * 12 * 32512, which F32 holds. The error is the rounding of an activation: with two
+// bytes to 2^-16 of the greatest of its block, less than a hundredth of what BF16 activations lose;
+// with one to 2^-8 of it, about five times what they lose.
 #pragma once
 
 #include "kernels/gemv/lanes_body.h"
@@ -14,23 +15,84 @@
 namespace moxie {
 namespace {
 
-// A prepared block, kPreparedFloats floats.
+// 32 activations, PreparedBlock<W>.
+template <int32_t W>
 struct PreparedBlock {
-  float half_scale;    // half of the activations' scale: the weights are doubled
-  int32_t correction;  // -12 sum v, for weights made unsigned by adding 12
-  int8_t hi[32];       // in order of the columns
-  int8_t lo[32];
+  float half_scale;     // half of the activations' scale: the weights are doubled
+  int32_t correction;   // -offset sum v, for weights made unsigned by adding an offset
+  int8_t bytes[W][32];  // in order of the columns
 };
-static_assert(sizeof(PreparedBlock) == 4 * kPreparedFloats);
+template <int32_t W>
+constexpr int32_t kPreparedFloats = sizeof(PreparedBlock<W>) / 4;
 
-constexpr float kGreatestFixed = 32512.0f;  // 127 * 256: hi stays within a signed byte
+// Within a signed byte, or 256 of them: the upper byte stays one.
+template <int32_t W>
+constexpr float kGreatestFixed = W == 2 ? 127.0f * 256.0f : 127.0f;
 
 // sums[n * kParts + part] += block i of a tile times token n.
-template <int32_t N>
+template <int32_t W, int32_t N>
 MOXIE_INLINE void add_block(const std::byte* block, const float* const* x, int32_t i, Vec* sums);
 
+// Every lane becomes the greatest, or the sum, of all.
+MOXIE_INLINE void spread_greatest(Vec& v) {
+#pragma GCC unroll 4
+  for (int32_t step = kLanes / 2; step > 0; step /= 2) {
+    IntVec order;
+#pragma GCC unroll 16
+    for (int32_t lane = 0; lane < kLanes; ++lane) order[lane] = lane ^ step;
+    const Vec other = __builtin_shuffle(v, order);
+    v = v > other ? v : other;
+  }
+}
+MOXIE_INLINE void spread_sum(IntVec& v) {
+#pragma GCC unroll 4
+  for (int32_t step = kLanes / 2; step > 0; step /= 2) {
+    IntVec order;
+#pragma GCC unroll 16
+    for (int32_t lane = 0; lane < kLanes; ++lane) order[lane] = lane ^ step;
+    v += __builtin_shuffle(v, order);
+  }
+}
+
+template <int32_t W, int32_t kWeightOffset>
+void prepare(const float* x, int32_t cols, float* out) {
+  typedef int8_t Bytes __attribute__((vector_size(kLanes)));
+  typedef int8_t StoredBytes __attribute__((vector_size(kLanes), aligned(1), may_alias));
+  constexpr float kRounder = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
+  constexpr int32_t kVecs = 32 / kLanes;
+  auto* block = reinterpret_cast<PreparedBlock<W>*>(out);
+  for (int32_t k = 0; k < cols; k += 32, ++block) {
+    Vec v[kVecs], greatest = {};
+#pragma GCC unroll 8
+    for (int32_t i = 0; i < kVecs; ++i) {
+      load(x + k + kLanes * i, v[i]);
+      const Vec magnitude = v[i] < 0.0f ? -v[i] : v[i];
+      greatest = magnitude > greatest ? magnitude : greatest;
+    }
+    spread_greatest(greatest);
+    const float amax = greatest[0];
+    const float inverse = amax > 0 ? kGreatestFixed<W> / amax : 0.0f;
+    IntVec sum = {};
+#pragma GCC unroll 8
+    for (int32_t i = 0; i < kVecs; ++i) {
+      const IntVec fixed = reinterpret_cast<IntVec>(v[i] * inverse + kRounder) - 0x4B400000;
+      sum += fixed;
+      const IntVec low = (fixed << 24) >> 24;
+      if constexpr (W == 2) {
+        *reinterpret_cast<StoredBytes*>(block->bytes[0] + kLanes * i) =
+            __builtin_convertvector((fixed - low) >> 8, Bytes);
+      }
+      *reinterpret_cast<StoredBytes*>(block->bytes[W - 1] + kLanes * i) =
+          __builtin_convertvector(low, Bytes);
+    }
+    spread_sum(sum);
+    block->half_scale = amax * (0.5f / kGreatestFixed<W>);
+    block->correction = -kWeightOffset * sum[0];
+  }
+}
+
 // T tiles side by side, a block of each in turn.
-template <int32_t N, int32_t T>
+template <int32_t W, int32_t N, int32_t T>
 MOXIE_INLINE void fixed_product_of(const std::byte* tiles, int64_t tile_bytes, int32_t cols,
                                    const float* const* x, float* y) {
   Vec sums[T][N * kParts] = {};
@@ -40,7 +102,7 @@ MOXIE_INLINE void fixed_product_of(const std::byte* tiles, int64_t tile_bytes, i
 #pragma GCC unroll 8
     for (int32_t t = 0; t < T; ++t) {
       prefetch_block<Mxfp4Format>(block + t * tile_bytes + ahead);
-      add_block<N>(block + t * tile_bytes, x, i, sums[t]);
+      add_block<W, N>(block + t * tile_bytes, x, i, sums[t]);
     }
   }
 #pragma GCC unroll 8
@@ -51,43 +113,45 @@ MOXIE_INLINE void fixed_product_of(const std::byte* tiles, int64_t tile_bytes, i
 }
 
 // Where registers suffice all tokens share one decoding; elsewhere four do.
+template <int32_t W>
 void fixed_product(const std::byte* tile, int32_t cols, const float* const* x, int32_t num_tokens,
                    float* y) {
   if constexpr (kChains >= 8) {
     switch (num_tokens) {
       case 8:
-        return fixed_product_of<8, 1>(tile, 0, cols, x, y);
+        return fixed_product_of<W, 8, 1>(tile, 0, cols, x, y);
       case 7:
-        return fixed_product_of<7, 1>(tile, 0, cols, x, y);
+        return fixed_product_of<W, 7, 1>(tile, 0, cols, x, y);
       case 6:
-        return fixed_product_of<6, 1>(tile, 0, cols, x, y);
+        return fixed_product_of<W, 6, 1>(tile, 0, cols, x, y);
       case 5:
-        return fixed_product_of<5, 1>(tile, 0, cols, x, y);
+        return fixed_product_of<W, 5, 1>(tile, 0, cols, x, y);
       case 3:
-        return fixed_product_of<3, 1>(tile, 0, cols, x, y);
+        return fixed_product_of<W, 3, 1>(tile, 0, cols, x, y);
     }
   }
   int32_t token = 0;
   for (; token + 4 <= num_tokens; token += 4) {
-    fixed_product_of<4, 1>(tile, 0, cols, x + token, y + 16 * token);
+    fixed_product_of<W, 4, 1>(tile, 0, cols, x + token, y + 16 * token);
   }
   for (; token + 2 <= num_tokens; token += 2) {
-    fixed_product_of<2, 1>(tile, 0, cols, x + token, y + 16 * token);
+    fixed_product_of<W, 2, 1>(tile, 0, cols, x + token, y + 16 * token);
   }
-  if (token < num_tokens) fixed_product_of<1, 1>(tile, 0, cols, x + token, y + 16 * token);
+  if (token < num_tokens) fixed_product_of<W, 1, 1>(tile, 0, cols, x + token, y + 16 * token);
 }
 
+template <int32_t W>
 void fixed_streams(const std::byte* tiles, int64_t tile_bytes, int32_t cols, const float* const* x,
                    int32_t num_tokens, float* y) {
   switch (num_tokens) {
     case 1:
-      return fixed_product_of<1, kTileStreams>(tiles, tile_bytes, cols, x, y);
+      return fixed_product_of<W, 1, kTileStreams>(tiles, tile_bytes, cols, x, y);
     case 2:
-      return fixed_product_of<2, kTileStreams>(tiles, tile_bytes, cols, x, y);
+      return fixed_product_of<W, 2, kTileStreams>(tiles, tile_bytes, cols, x, y);
     case 3:
-      return fixed_product_of<3, kTileStreams>(tiles, tile_bytes, cols, x, y);
+      return fixed_product_of<W, 3, kTileStreams>(tiles, tile_bytes, cols, x, y);
     default:
-      return fixed_product_of<4, kTileStreams>(tiles, tile_bytes, cols, x, y);
+      return fixed_product_of<W, 4, kTileStreams>(tiles, tile_bytes, cols, x, y);
   }
 }
 

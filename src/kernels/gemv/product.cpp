@@ -4,7 +4,8 @@
 namespace moxie {
 
 #if !defined(__aarch64__)
-const LaneKernels kLanesNeonDot = {.name = "neon_dot"};
+const LaneKernels kLanesNeonDotI16 = {.name = "neondot_i16"};
+const LaneKernels kLanesNeonDotI8 = {.name = "neondot_i8"};
 #endif
 
 const char* product_refuses(const LaneKernels& lanes, const PackedMatrix& matrix) {
@@ -42,7 +43,8 @@ const LaneProducts& products_of_format(const LaneKernels& lanes, DType format) {
 }
 
 double product_ns(const LaneKernels& lanes, double num_weights, double num_tokens) {
-  return num_weights * (lanes.decode_ns + num_tokens * lanes.apply_ns);
+  const double decodings = std::max(1.0, num_tokens / kMaxTileTokens);
+  return num_weights * (decodings * lanes.decode_ns + num_tokens * lanes.apply_ns);
 }
 
 }  // namespace moxie

@@ -91,14 +91,14 @@ struct Activations {
 
 /// Floats of scratch that prepare_rows needs for num_rows rows of cols.
 inline int64_t prepared_floats(const LaneKernels& lanes, int64_t num_rows, int32_t cols) {
-  return lanes.prepare == nullptr ? 0 : num_rows * (cols / 32) * kPreparedFloats;
+  return lanes.prepare == nullptr ? 0 : num_rows * (cols / 32) * lanes.prepared_floats;
 }
 
 /// x [num_rows, x_stride] itself, or its rows as the lanes want them, written to `scratch`.
 inline Activations prepare_rows(ThreadPool& pool, const LaneKernels& lanes, const float* x,
                                 int64_t x_stride, int32_t num_rows, int32_t cols, float* scratch) {
   if (lanes.prepare == nullptr) return {x, x_stride};
-  const int64_t stride = int64_t{cols / 32} * kPreparedFloats;
+  const int64_t stride = int64_t{cols / 32} * lanes.prepared_floats;
   split_work(pool, num_rows, 0.3 * cols * num_rows, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       lanes.prepare(x + i * x_stride, cols, scratch + i * stride);

@@ -45,38 +45,35 @@ double cost(const OutParams& p, const LaneKernels& lanes) {
 
 }  // namespace
 
-const char* out_any_f32_gemv_refuses(const OutParams& p) {
-  return product_refuses(kLanesPortable, p.weight);
+template <const LaneKernels& kLanes>
+const char* OutGemv<kLanes>::refuses(const OutParams& p) {
+  return product_refuses(kLanes, p.weight);
+}
+template <const LaneKernels& kLanes>
+double OutGemv<kLanes>::cost(const OutParams& p) {
+  return moxie::cost(p, kLanes);
+}
+template <const LaneKernels& kLanes>
+uint64_t OutGemv<kLanes>::workspace(const OutParams& p) {
+  return lay_out(p, kLanes, nullptr).bytes;
+}
+template <const LaneKernels& kLanes>
+void OutGemv<kLanes>::run(const OutParams& p) {
+  moxie::run(p, kLanes);
 }
 
-uint64_t out_any_f32_gemv_workspace(const OutParams&) { return 0; }
-
-double out_any_f32_gemv_portable_cost(const OutParams& p) { return cost(p, kLanesPortable); }
-void out_any_f32_gemv_portable(const OutParams& p) { run(p, kLanesPortable); }
-
+template struct OutGemv<kLanesPortable>;
 #if defined(__x86_64__)
-double out_any_f32_gemv_avx2_cost(const OutParams& p) { return cost(p, kLanesAvx2); }
-void out_any_f32_gemv_avx2(const OutParams& p) { run(p, kLanesAvx2); }
-double out_any_f32_gemv_avx512_cost(const OutParams& p) { return cost(p, kLanesAvx512); }
-void out_any_f32_gemv_avx512(const OutParams& p) { run(p, kLanesAvx512); }
-
-const char* out_mxfp4_i16_gemv_refuses(const OutParams& p) {
-  return product_refuses(kLanesAvx512Vnni, p.weight);
-}
-uint64_t out_mxfp4_i16_gemv_workspace(const OutParams& p) {
-  return lay_out(p, kLanesAvx512Vnni, nullptr).bytes;
-}
-double out_mxfp4_i16_gemv_avx512vnni_cost(const OutParams& p) { return cost(p, kLanesAvx512Vnni); }
-void out_mxfp4_i16_gemv_avx512vnni(const OutParams& p) { run(p, kLanesAvx512Vnni); }
+template struct OutGemv<kLanesAvx2>;
+template struct OutGemv<kLanesAvx512>;
+template struct OutGemv<kLanesAvx2I16>;
+template struct OutGemv<kLanesAvxVnniI16>;
+template struct OutGemv<kLanesAvx512VnniI16>;
+template struct OutGemv<kLanesAvx2I8>;
+template struct OutGemv<kLanesAvxVnniI8>;
+template struct OutGemv<kLanesAvx512VnniI8>;
 #endif
-
-const char* out_mxfp4_i16_gemv_neondot_refuses(const OutParams& p) {
-  return product_refuses(kLanesNeonDot, p.weight);
-}
-uint64_t out_mxfp4_i16_gemv_neondot_workspace(const OutParams& p) {
-  return lay_out(p, kLanesNeonDot, nullptr).bytes;
-}
-double out_mxfp4_i16_gemv_neondot_cost(const OutParams& p) { return cost(p, kLanesNeonDot); }
-void out_mxfp4_i16_gemv_neondot(const OutParams& p) { run(p, kLanesNeonDot); }
+template struct OutGemv<kLanesNeonDotI16>;
+template struct OutGemv<kLanesNeonDotI8>;
 
 }  // namespace moxie

@@ -5,28 +5,20 @@
 
 namespace moxie {
 
+struct LaneKernels;
+
 const char* out_reference_refuses(const OutParams& params);
 void out_reference(const OutParams& params);
 
-// out_any_f32_gemv_*: F32 activations and sums over any packed format.
-const char* out_any_f32_gemv_refuses(const OutParams& params);
-uint64_t out_any_f32_gemv_workspace(const OutParams& params);
-double out_any_f32_gemv_portable_cost(const OutParams& params);
-double out_any_f32_gemv_avx2_cost(const OutParams& params);
-double out_any_f32_gemv_avx512_cost(const OutParams& params);
-void out_any_f32_gemv_portable(const OutParams& params);
-void out_any_f32_gemv_avx2(const OutParams& params);
-void out_any_f32_gemv_avx512(const OutParams& params);
-
-// out_mxfp4_i16_gemv_*: activations in 16-bit fixed point by blocks of 32.
-const char* out_mxfp4_i16_gemv_refuses(const OutParams& params);
-uint64_t out_mxfp4_i16_gemv_workspace(const OutParams& params);
-double out_mxfp4_i16_gemv_avx512vnni_cost(const OutParams& params);
-void out_mxfp4_i16_gemv_avx512vnni(const OutParams& params);
-const char* out_mxfp4_i16_gemv_neondot_refuses(const OutParams& params);
-uint64_t out_mxfp4_i16_gemv_neondot_workspace(const OutParams& params);
-double out_mxfp4_i16_gemv_neondot_cost(const OutParams& params);
-void out_mxfp4_i16_gemv_neondot(const OutParams& params);
+/// out_any_f32_gemv_*, out_mxfp4_i16_gemv_* and out_mxfp4_i8_gemv_*: a row for each set of
+/// LaneKernels.
+template <const LaneKernels& kLanes>
+struct OutGemv {
+  static const char* refuses(const OutParams& params);
+  static double cost(const OutParams& params);
+  static uint64_t workspace(const OutParams& params);
+  static void run(const OutParams& params);
+};
 
 // out_any_bf16_gemm_*: BF16 activations, F32 sums; for many tokens.
 const char* out_any_bf16_gemm_refuses(const OutParams& params);

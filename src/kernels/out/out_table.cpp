@@ -1,11 +1,17 @@
 // The table of out, and its least work.
+#include "kernels/gemv/gemv_row.h"
 #include "kernels/out/out_rows.h"
 
 namespace moxie {
 namespace {
 
+using enum LaneActivations;
+
 double reference_cost(const OutParams&) { return kReferenceCost; }
 uint64_t no_workspace(const OutParams&) { return 0; }
+
+constexpr const char* kAnyFormat = "f32, bf16, q8_0, mxfp4";
+constexpr const char* kMxfp4Only = "mxfp4";
 
 const Row<OutParams> kRows[] = {
     {.name = "out_reference",
@@ -19,52 +25,22 @@ const Row<OutParams> kRows[] = {
      .cost = reference_cost,
      .workspace = no_workspace,
      .run = out_reference},
-    {.name = "out_any_f32_gemv_portable",
-     .device = DeviceKind::kCpu,
-     .needs = kFeatureNone,
-     .supports = "f32, bf16, q8_0, mxfp4",
-     .limits = "any number of tokens, best for 1 to 64; F32 sums",
-     .ran_on = kRanAnyCpu,
-     .layout = PackedLayout::kRows16,
-     .refuses = out_any_f32_gemv_refuses,
-     .cost = out_any_f32_gemv_portable_cost,
-     .workspace = out_any_f32_gemv_workspace,
-     .run = out_any_f32_gemv_portable},
+    gemv_row<OutParams, OutGemv<kLanesPortable>>("out_any_f32_gemv_portable", kFeatureNone, kF32,
+                                                 kAnyFormat, kRanAnyCpu),
 #if defined(__x86_64__)
-    {.name = "out_any_f32_gemv_avx2",
-     .device = DeviceKind::kCpu,
-     .needs = kAvx2,
-     .supports = "f32, bf16, q8_0, mxfp4",
-     .limits = "any number of tokens, best for 1 to 64; F32 sums",
-     .ran_on = "x86-64",
-     .layout = PackedLayout::kRows16,
-     .refuses = out_any_f32_gemv_refuses,
-     .cost = out_any_f32_gemv_avx2_cost,
-     .workspace = out_any_f32_gemv_workspace,
-     .run = out_any_f32_gemv_avx2},
-    {.name = "out_any_f32_gemv_avx512",
-     .device = DeviceKind::kCpu,
-     .needs = kAvx512,
-     .supports = "f32, bf16, q8_0, mxfp4",
-     .limits = "any number of tokens, best for 1 to 64; F32 sums",
-     .ran_on = "x86-64",
-     .layout = PackedLayout::kRows16,
-     .refuses = out_any_f32_gemv_refuses,
-     .cost = out_any_f32_gemv_avx512_cost,
-     .workspace = out_any_f32_gemv_workspace,
-     .run = out_any_f32_gemv_avx512},
-    {.name = "out_mxfp4_i16_gemv_avx512vnni",
-     .device = DeviceKind::kCpu,
-     .needs = kAvx512 | kAvx512Vnni,
-     .supports = "mxfp4",
-     .limits =
-         "any number of tokens, best for 1 to 4; activations to 2^-16 of their block's greatest",
-     .ran_on = "x86-64",
-     .layout = PackedLayout::kRows16,
-     .refuses = out_mxfp4_i16_gemv_refuses,
-     .cost = out_mxfp4_i16_gemv_avx512vnni_cost,
-     .workspace = out_mxfp4_i16_gemv_workspace,
-     .run = out_mxfp4_i16_gemv_avx512vnni},
+    gemv_row<OutParams, OutGemv<kLanesAvx2>>("out_any_f32_gemv_avx2", kAvx2, kF32, kAnyFormat),
+    gemv_row<OutParams, OutGemv<kLanesAvx512>>("out_any_f32_gemv_avx512", kAvx512, kF32,
+                                               kAnyFormat),
+    gemv_row<OutParams, OutGemv<kLanesAvx2I16>>("out_mxfp4_i16_gemv_avx2", kAvx2, kI16, kMxfp4Only),
+    gemv_row<OutParams, OutGemv<kLanesAvxVnniI16>>("out_mxfp4_i16_gemv_avxvnni", kAvx2 | kAvxVnni,
+                                                   kI16, kMxfp4Only),
+    gemv_row<OutParams, OutGemv<kLanesAvx512VnniI16>>("out_mxfp4_i16_gemv_avx512vnni",
+                                                      kAvx512 | kAvx512Vnni, kI16, kMxfp4Only),
+    gemv_row<OutParams, OutGemv<kLanesAvx2I8>>("out_mxfp4_i8_gemv_avx2", kAvx2, kI8, kMxfp4Only),
+    gemv_row<OutParams, OutGemv<kLanesAvxVnniI8>>("out_mxfp4_i8_gemv_avxvnni", kAvx2 | kAvxVnni,
+                                                  kI8, kMxfp4Only),
+    gemv_row<OutParams, OutGemv<kLanesAvx512VnniI8>>("out_mxfp4_i8_gemv_avx512vnni",
+                                                     kAvx512 | kAvx512Vnni, kI8, kMxfp4Only),
     {.name = "out_any_bf16_gemm_amx",
      .device = DeviceKind::kCpu,
      .needs = kAvx512 | kAvx512Bf16 | kAmxBf16,
@@ -92,18 +68,10 @@ const Row<OutParams> kRows[] = {
      .workspace = out_any_bf16_gemm_workspace,
      .run = out_any_bf16_gemm_avx512bf16},
 #endif
-    {.name = "out_mxfp4_i16_gemv_neondot",
-     .device = DeviceKind::kCpu,
-     .needs = kNeonDot,
-     .supports = "mxfp4",
-     .limits =
-         "any number of tokens, best for 1 to 4; activations to 2^-16 of their block's greatest",
-     .ran_on = kRanEmulated,
-     .layout = PackedLayout::kRows16,
-     .refuses = out_mxfp4_i16_gemv_neondot_refuses,
-     .cost = out_mxfp4_i16_gemv_neondot_cost,
-     .workspace = out_mxfp4_i16_gemv_neondot_workspace,
-     .run = out_mxfp4_i16_gemv_neondot},
+    gemv_row<OutParams, OutGemv<kLanesNeonDotI16>>("out_mxfp4_i16_gemv_neondot", kNeonDot, kI16,
+                                                   kMxfp4Only, kRanEmulated),
+    gemv_row<OutParams, OutGemv<kLanesNeonDotI8>>("out_mxfp4_i8_gemv_neondot", kNeonDot, kI8,
+                                                  kMxfp4Only, kRanEmulated),
 #if MOXIE_HAS_CUDA
     {.name = "out_any_bf16x2_gemv_cuda",
      .device = DeviceKind::kCuda,

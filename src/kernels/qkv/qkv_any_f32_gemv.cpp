@@ -76,36 +76,35 @@ const char* refuses(const QkvParams& p, const LaneKernels& lanes) {
 
 }  // namespace
 
-const char* qkv_any_f32_gemv_refuses(const QkvParams& p) { return refuses(p, kLanesPortable); }
-
-uint64_t qkv_any_f32_gemv_workspace(const QkvParams& p) {
-  return lay_out(p, kLanesPortable, nullptr).bytes;
+template <const LaneKernels& kLanes>
+const char* QkvGemv<kLanes>::refuses(const QkvParams& p) {
+  return moxie::refuses(p, kLanes);
+}
+template <const LaneKernels& kLanes>
+double QkvGemv<kLanes>::cost(const QkvParams& p) {
+  return moxie::cost(p, kLanes);
+}
+template <const LaneKernels& kLanes>
+uint64_t QkvGemv<kLanes>::workspace(const QkvParams& p) {
+  return lay_out(p, kLanes, nullptr).bytes;
+}
+template <const LaneKernels& kLanes>
+void QkvGemv<kLanes>::run(const QkvParams& p) {
+  moxie::run(p, kLanes);
 }
 
-double qkv_any_f32_gemv_portable_cost(const QkvParams& p) { return cost(p, kLanesPortable); }
-void qkv_any_f32_gemv_portable(const QkvParams& p) { run(p, kLanesPortable); }
-
+template struct QkvGemv<kLanesPortable>;
 #if defined(__x86_64__)
-double qkv_any_f32_gemv_avx2_cost(const QkvParams& p) { return cost(p, kLanesAvx2); }
-void qkv_any_f32_gemv_avx2(const QkvParams& p) { run(p, kLanesAvx2); }
-double qkv_any_f32_gemv_avx512_cost(const QkvParams& p) { return cost(p, kLanesAvx512); }
-void qkv_any_f32_gemv_avx512(const QkvParams& p) { run(p, kLanesAvx512); }
-
-const char* qkv_mxfp4_i16_gemv_refuses(const QkvParams& p) { return refuses(p, kLanesAvx512Vnni); }
-uint64_t qkv_mxfp4_i16_gemv_workspace(const QkvParams& p) {
-  return lay_out(p, kLanesAvx512Vnni, nullptr).bytes;
-}
-double qkv_mxfp4_i16_gemv_avx512vnni_cost(const QkvParams& p) { return cost(p, kLanesAvx512Vnni); }
-void qkv_mxfp4_i16_gemv_avx512vnni(const QkvParams& p) { run(p, kLanesAvx512Vnni); }
+template struct QkvGemv<kLanesAvx2>;
+template struct QkvGemv<kLanesAvx512>;
+template struct QkvGemv<kLanesAvx2I16>;
+template struct QkvGemv<kLanesAvxVnniI16>;
+template struct QkvGemv<kLanesAvx512VnniI16>;
+template struct QkvGemv<kLanesAvx2I8>;
+template struct QkvGemv<kLanesAvxVnniI8>;
+template struct QkvGemv<kLanesAvx512VnniI8>;
 #endif
-
-const char* qkv_mxfp4_i16_gemv_neondot_refuses(const QkvParams& p) {
-  return refuses(p, kLanesNeonDot);
-}
-uint64_t qkv_mxfp4_i16_gemv_neondot_workspace(const QkvParams& p) {
-  return lay_out(p, kLanesNeonDot, nullptr).bytes;
-}
-double qkv_mxfp4_i16_gemv_neondot_cost(const QkvParams& p) { return cost(p, kLanesNeonDot); }
-void qkv_mxfp4_i16_gemv_neondot(const QkvParams& p) { run(p, kLanesNeonDot); }
+template struct QkvGemv<kLanesNeonDotI16>;
+template struct QkvGemv<kLanesNeonDotI8>;
 
 }  // namespace moxie

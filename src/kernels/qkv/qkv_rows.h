@@ -5,29 +5,21 @@
 
 namespace moxie {
 
+struct LaneKernels;
+
 const char* qkv_reference_refuses(const QkvParams& params);
 uint64_t qkv_reference_workspace(const QkvParams& params);
 void qkv_reference(const QkvParams& params);
 
-// qkv_any_f32_gemv_*: F32 activations and sums over any packed format.
-const char* qkv_any_f32_gemv_refuses(const QkvParams& params);
-uint64_t qkv_any_f32_gemv_workspace(const QkvParams& params);
-double qkv_any_f32_gemv_portable_cost(const QkvParams& params);
-double qkv_any_f32_gemv_avx2_cost(const QkvParams& params);
-double qkv_any_f32_gemv_avx512_cost(const QkvParams& params);
-void qkv_any_f32_gemv_portable(const QkvParams& params);
-void qkv_any_f32_gemv_avx2(const QkvParams& params);
-void qkv_any_f32_gemv_avx512(const QkvParams& params);
-
-// qkv_mxfp4_i16_gemv_*: activations in 16-bit fixed point by blocks of 32.
-const char* qkv_mxfp4_i16_gemv_refuses(const QkvParams& params);
-uint64_t qkv_mxfp4_i16_gemv_workspace(const QkvParams& params);
-double qkv_mxfp4_i16_gemv_avx512vnni_cost(const QkvParams& params);
-void qkv_mxfp4_i16_gemv_avx512vnni(const QkvParams& params);
-const char* qkv_mxfp4_i16_gemv_neondot_refuses(const QkvParams& params);
-uint64_t qkv_mxfp4_i16_gemv_neondot_workspace(const QkvParams& params);
-double qkv_mxfp4_i16_gemv_neondot_cost(const QkvParams& params);
-void qkv_mxfp4_i16_gemv_neondot(const QkvParams& params);
+/// qkv_any_f32_gemv_*, qkv_mxfp4_i16_gemv_* and qkv_mxfp4_i8_gemv_*: a row for each set of
+/// LaneKernels.
+template <const LaneKernels& kLanes>
+struct QkvGemv {
+  static const char* refuses(const QkvParams& params);
+  static double cost(const QkvParams& params);
+  static uint64_t workspace(const QkvParams& params);
+  static void run(const QkvParams& params);
+};
 
 // qkv_any_bf16_gemm_*: BF16 activations, F32 sums; for many tokens.
 const char* qkv_any_bf16_gemm_refuses(const QkvParams& params);

@@ -1,10 +1,17 @@
 // The table of qkv, and its least work.
+#include "kernels/gemv/gemv_row.h"
 #include "kernels/qkv/qkv_rows.h"
 
 namespace moxie {
 namespace {
 
+using enum LaneActivations;
+
 double reference_cost(const QkvParams&) { return kReferenceCost; }
+
+constexpr const char* kAnyFormat =
+    "f32, bf16, q8_0, mxfp4; cache f32, bf16, fp8_e4m3; head_dim a multiple of 32";
+constexpr const char* kMxfp4Only = "mxfp4; cache f32, bf16, fp8_e4m3; head_dim a multiple of 32";
 
 const Row<QkvParams> kRows[] = {
     {.name = "qkv_reference",
@@ -18,52 +25,22 @@ const Row<QkvParams> kRows[] = {
      .cost = reference_cost,
      .workspace = qkv_reference_workspace,
      .run = qkv_reference},
-    {.name = "qkv_any_f32_gemv_portable",
-     .device = DeviceKind::kCpu,
-     .needs = kFeatureNone,
-     .supports = "f32, bf16, q8_0, mxfp4; cache f32, bf16, fp8_e4m3; head_dim a multiple of 32",
-     .limits = "any number of tokens, best for 1 to 64; F32 sums",
-     .ran_on = kRanAnyCpu,
-     .layout = PackedLayout::kRows16,
-     .refuses = qkv_any_f32_gemv_refuses,
-     .cost = qkv_any_f32_gemv_portable_cost,
-     .workspace = qkv_any_f32_gemv_workspace,
-     .run = qkv_any_f32_gemv_portable},
+    gemv_row<QkvParams, QkvGemv<kLanesPortable>>("qkv_any_f32_gemv_portable", kFeatureNone, kF32,
+                                                 kAnyFormat, kRanAnyCpu),
 #if defined(__x86_64__)
-    {.name = "qkv_any_f32_gemv_avx2",
-     .device = DeviceKind::kCpu,
-     .needs = kAvx2,
-     .supports = "f32, bf16, q8_0, mxfp4; cache f32, bf16, fp8_e4m3; head_dim a multiple of 32",
-     .limits = "any number of tokens, best for 1 to 64; F32 sums",
-     .ran_on = "x86-64",
-     .layout = PackedLayout::kRows16,
-     .refuses = qkv_any_f32_gemv_refuses,
-     .cost = qkv_any_f32_gemv_avx2_cost,
-     .workspace = qkv_any_f32_gemv_workspace,
-     .run = qkv_any_f32_gemv_avx2},
-    {.name = "qkv_any_f32_gemv_avx512",
-     .device = DeviceKind::kCpu,
-     .needs = kAvx512,
-     .supports = "f32, bf16, q8_0, mxfp4; cache f32, bf16, fp8_e4m3; head_dim a multiple of 32",
-     .limits = "any number of tokens, best for 1 to 64; F32 sums",
-     .ran_on = "x86-64",
-     .layout = PackedLayout::kRows16,
-     .refuses = qkv_any_f32_gemv_refuses,
-     .cost = qkv_any_f32_gemv_avx512_cost,
-     .workspace = qkv_any_f32_gemv_workspace,
-     .run = qkv_any_f32_gemv_avx512},
-    {.name = "qkv_mxfp4_i16_gemv_avx512vnni",
-     .device = DeviceKind::kCpu,
-     .needs = kAvx512 | kAvx512Vnni,
-     .supports = "mxfp4; cache f32, bf16, fp8_e4m3; head_dim a multiple of 32",
-     .limits =
-         "any number of tokens, best for 1 to 4; activations to 2^-16 of their block's greatest",
-     .ran_on = "x86-64",
-     .layout = PackedLayout::kRows16,
-     .refuses = qkv_mxfp4_i16_gemv_refuses,
-     .cost = qkv_mxfp4_i16_gemv_avx512vnni_cost,
-     .workspace = qkv_mxfp4_i16_gemv_workspace,
-     .run = qkv_mxfp4_i16_gemv_avx512vnni},
+    gemv_row<QkvParams, QkvGemv<kLanesAvx2>>("qkv_any_f32_gemv_avx2", kAvx2, kF32, kAnyFormat),
+    gemv_row<QkvParams, QkvGemv<kLanesAvx512>>("qkv_any_f32_gemv_avx512", kAvx512, kF32,
+                                               kAnyFormat),
+    gemv_row<QkvParams, QkvGemv<kLanesAvx2I16>>("qkv_mxfp4_i16_gemv_avx2", kAvx2, kI16, kMxfp4Only),
+    gemv_row<QkvParams, QkvGemv<kLanesAvxVnniI16>>("qkv_mxfp4_i16_gemv_avxvnni", kAvx2 | kAvxVnni,
+                                                   kI16, kMxfp4Only),
+    gemv_row<QkvParams, QkvGemv<kLanesAvx512VnniI16>>("qkv_mxfp4_i16_gemv_avx512vnni",
+                                                      kAvx512 | kAvx512Vnni, kI16, kMxfp4Only),
+    gemv_row<QkvParams, QkvGemv<kLanesAvx2I8>>("qkv_mxfp4_i8_gemv_avx2", kAvx2, kI8, kMxfp4Only),
+    gemv_row<QkvParams, QkvGemv<kLanesAvxVnniI8>>("qkv_mxfp4_i8_gemv_avxvnni", kAvx2 | kAvxVnni,
+                                                  kI8, kMxfp4Only),
+    gemv_row<QkvParams, QkvGemv<kLanesAvx512VnniI8>>("qkv_mxfp4_i8_gemv_avx512vnni",
+                                                     kAvx512 | kAvx512Vnni, kI8, kMxfp4Only),
     {.name = "qkv_any_bf16_gemm_amx",
      .device = DeviceKind::kCpu,
      .needs = kAvx512 | kAvx512Bf16 | kAmxBf16,
@@ -91,18 +68,10 @@ const Row<QkvParams> kRows[] = {
      .workspace = qkv_any_bf16_gemm_workspace,
      .run = qkv_any_bf16_gemm_avx512bf16},
 #endif
-    {.name = "qkv_mxfp4_i16_gemv_neondot",
-     .device = DeviceKind::kCpu,
-     .needs = kNeonDot,
-     .supports = "mxfp4; cache f32, bf16, fp8_e4m3; head_dim a multiple of 32",
-     .limits =
-         "any number of tokens, best for 1 to 4; activations to 2^-16 of their block's greatest",
-     .ran_on = kRanEmulated,
-     .layout = PackedLayout::kRows16,
-     .refuses = qkv_mxfp4_i16_gemv_neondot_refuses,
-     .cost = qkv_mxfp4_i16_gemv_neondot_cost,
-     .workspace = qkv_mxfp4_i16_gemv_neondot_workspace,
-     .run = qkv_mxfp4_i16_gemv_neondot},
+    gemv_row<QkvParams, QkvGemv<kLanesNeonDotI16>>("qkv_mxfp4_i16_gemv_neondot", kNeonDot, kI16,
+                                                   kMxfp4Only, kRanEmulated),
+    gemv_row<QkvParams, QkvGemv<kLanesNeonDotI8>>("qkv_mxfp4_i8_gemv_neondot", kNeonDot, kI8,
+                                                  kMxfp4Only, kRanEmulated),
 #if MOXIE_HAS_CUDA
     {.name = "qkv_any_bf16x2_gemv_cuda",
      .device = DeviceKind::kCuda,

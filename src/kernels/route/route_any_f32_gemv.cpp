@@ -72,21 +72,28 @@ double cost(const RouteParams& p, const LaneKernels& lanes) {
 
 }  // namespace
 
-const char* route_any_f32_gemv_refuses(const RouteParams& p) {
+template <const LaneKernels& kLanes>
+const char* RouteGemv<kLanes>::refuses(const RouteParams& p) {
   if (p.top_k > kMaxTopK || p.top_k > p.weight.rows) return "top_k above 16 or the experts";
-  return product_refuses(kLanesPortable, p.weight);
+  return product_refuses(kLanes, p.weight);
+}
+template <const LaneKernels& kLanes>
+double RouteGemv<kLanes>::cost(const RouteParams& p) {
+  return moxie::cost(p, kLanes);
+}
+template <const LaneKernels& kLanes>
+uint64_t RouteGemv<kLanes>::workspace(const RouteParams& p) {
+  return lay_out(p, nullptr).bytes;
+}
+template <const LaneKernels& kLanes>
+void RouteGemv<kLanes>::run(const RouteParams& p) {
+  moxie::run(p, kLanes);
 }
 
-uint64_t route_any_f32_gemv_workspace(const RouteParams& p) { return lay_out(p, nullptr).bytes; }
-
-double route_any_f32_gemv_portable_cost(const RouteParams& p) { return cost(p, kLanesPortable); }
-void route_any_f32_gemv_portable(const RouteParams& p) { run(p, kLanesPortable); }
-
+template struct RouteGemv<kLanesPortable>;
 #if defined(__x86_64__)
-double route_any_f32_gemv_avx2_cost(const RouteParams& p) { return cost(p, kLanesAvx2); }
-void route_any_f32_gemv_avx2(const RouteParams& p) { run(p, kLanesAvx2); }
-double route_any_f32_gemv_avx512_cost(const RouteParams& p) { return cost(p, kLanesAvx512); }
-void route_any_f32_gemv_avx512(const RouteParams& p) { run(p, kLanesAvx512); }
+template struct RouteGemv<kLanesAvx2>;
+template struct RouteGemv<kLanesAvx512>;
 #endif
 
 }  // namespace moxie

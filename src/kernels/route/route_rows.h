@@ -5,19 +5,20 @@
 
 namespace moxie {
 
+struct LaneKernels;
+
 const char* route_reference_refuses(const RouteParams& params);
 uint64_t route_reference_workspace(const RouteParams& params);
 void route_reference(const RouteParams& params);
 
-// route_any_f32_gemv_*: F32 activations and sums over any packed format.
-const char* route_any_f32_gemv_refuses(const RouteParams& params);
-uint64_t route_any_f32_gemv_workspace(const RouteParams& params);
-double route_any_f32_gemv_portable_cost(const RouteParams& params);
-double route_any_f32_gemv_avx2_cost(const RouteParams& params);
-double route_any_f32_gemv_avx512_cost(const RouteParams& params);
-void route_any_f32_gemv_portable(const RouteParams& params);
-void route_any_f32_gemv_avx2(const RouteParams& params);
-void route_any_f32_gemv_avx512(const RouteParams& params);
+/// route_any_f32_gemv_*: a row for each set of LaneKernels.
+template <const LaneKernels& kLanes>
+struct RouteGemv {
+  static const char* refuses(const RouteParams& params);
+  static double cost(const RouteParams& params);
+  static uint64_t workspace(const RouteParams& params);
+  static void run(const RouteParams& params);
+};
 
 // route_bf16_folded_cuda: nothing is left to run; its work is in the launches of out and experts
 // around it (RouteFold).

@@ -1,10 +1,15 @@
 // The table of route, and its least work.
+#include "kernels/gemv/gemv_row.h"
 #include "kernels/route/route_rows.h"
 
 namespace moxie {
 namespace {
 
+using enum LaneActivations;
+
 double reference_cost(const RouteParams&) { return kReferenceCost; }
+
+constexpr const char* kAnyFormat = "f32, bf16, q8_0, mxfp4";
 
 const Row<RouteParams> kRows[] = {
     {.name = "route_reference",
@@ -18,40 +23,13 @@ const Row<RouteParams> kRows[] = {
      .cost = reference_cost,
      .workspace = route_reference_workspace,
      .run = route_reference},
-    {.name = "route_any_f32_gemv_portable",
-     .device = DeviceKind::kCpu,
-     .needs = kFeatureNone,
-     .supports = "f32, bf16, q8_0, mxfp4",
-     .limits = "any number of tokens, best for 1 to 64; F32 sums",
-     .ran_on = kRanAnyCpu,
-     .layout = PackedLayout::kRows16,
-     .refuses = route_any_f32_gemv_refuses,
-     .cost = route_any_f32_gemv_portable_cost,
-     .workspace = route_any_f32_gemv_workspace,
-     .run = route_any_f32_gemv_portable},
+    gemv_row<RouteParams, RouteGemv<kLanesPortable>>("route_any_f32_gemv_portable", kFeatureNone,
+                                                     kF32, kAnyFormat, kRanAnyCpu),
 #if defined(__x86_64__)
-    {.name = "route_any_f32_gemv_avx2",
-     .device = DeviceKind::kCpu,
-     .needs = kAvx2,
-     .supports = "f32, bf16, q8_0, mxfp4",
-     .limits = "any number of tokens, best for 1 to 64; F32 sums",
-     .ran_on = "x86-64",
-     .layout = PackedLayout::kRows16,
-     .refuses = route_any_f32_gemv_refuses,
-     .cost = route_any_f32_gemv_avx2_cost,
-     .workspace = route_any_f32_gemv_workspace,
-     .run = route_any_f32_gemv_avx2},
-    {.name = "route_any_f32_gemv_avx512",
-     .device = DeviceKind::kCpu,
-     .needs = kAvx512,
-     .supports = "f32, bf16, q8_0, mxfp4",
-     .limits = "any number of tokens, best for 1 to 64; F32 sums",
-     .ran_on = "x86-64",
-     .layout = PackedLayout::kRows16,
-     .refuses = route_any_f32_gemv_refuses,
-     .cost = route_any_f32_gemv_avx512_cost,
-     .workspace = route_any_f32_gemv_workspace,
-     .run = route_any_f32_gemv_avx512},
+    gemv_row<RouteParams, RouteGemv<kLanesAvx2>>("route_any_f32_gemv_avx2", kAvx2, kF32,
+                                                 kAnyFormat),
+    gemv_row<RouteParams, RouteGemv<kLanesAvx512>>("route_any_f32_gemv_avx512", kAvx512, kF32,
+                                                   kAnyFormat),
 #endif
 #if MOXIE_HAS_CUDA
     {.name = kFoldedRouteRow,

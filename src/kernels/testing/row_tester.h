@@ -95,13 +95,15 @@ const Row<P>& row_named(const std::string& name) {
 }
 
 /// Rounding of a row's activations as a share of its outputs' greatest, on top of the F32 sums:
-/// rows in 16-bit fixed point (i16 in the name) round each to 2^-16 of its block's greatest, and
-/// the experts do so twice. Rows in BF16 round each to 2^-9 of itself: the errors of a sum have
-/// random signs and are spread as its terms are, 2^-9 / sqrt(3) of it in the mean, and the greatest
-/// of thousands of outputs, four to five deviations out, is compared with outputs of one to three.
+/// rows in 16-bit fixed point (i16 in the name) round each to 2^-16 of its block's greatest, those
+/// in 8-bit (i8) to 2^-8, and the experts do so twice. Rows in BF16 round each to 2^-9 of itself:
+/// the errors of a sum have random signs and are spread as its terms are, 2^-9 / sqrt(3) of it in
+/// the mean, and the greatest of thousands of outputs, four to five deviations out, is compared
+/// with outputs of one to three.
 inline double activation_rounding(const std::string& row_name) {
   if (row_name.find("_bf16_gemm") != std::string::npos) return 0x1p-7;
   if (row_name.find("_e4m3_gemm") != std::string::npos) return 0x1p-3;
+  if (row_name.find("_i8_") != std::string::npos) return 0x1p-6;
   return row_name.find("_i16_") != std::string::npos ? 0x1p-14 : 0;
 }
 

@@ -49,46 +49,35 @@ double cost(const UnembedParams& p, const LaneKernels& lanes) {
 
 }  // namespace
 
-const char* unembed_any_f32_gemv_refuses(const UnembedParams& p) {
-  return product_refuses(kLanesPortable, p.weight);
+template <const LaneKernels& kLanes>
+const char* UnembedGemv<kLanes>::refuses(const UnembedParams& p) {
+  return product_refuses(kLanes, p.weight);
+}
+template <const LaneKernels& kLanes>
+double UnembedGemv<kLanes>::cost(const UnembedParams& p) {
+  return moxie::cost(p, kLanes);
+}
+template <const LaneKernels& kLanes>
+uint64_t UnembedGemv<kLanes>::workspace(const UnembedParams& p) {
+  return lay_out(p, kLanes, nullptr).bytes;
+}
+template <const LaneKernels& kLanes>
+void UnembedGemv<kLanes>::run(const UnembedParams& p) {
+  moxie::run(p, kLanes);
 }
 
-uint64_t unembed_any_f32_gemv_workspace(const UnembedParams& p) {
-  return lay_out(p, kLanesPortable, nullptr).bytes;
-}
-
-double unembed_any_f32_gemv_portable_cost(const UnembedParams& p) {
-  return cost(p, kLanesPortable);
-}
-void unembed_any_f32_gemv_portable(const UnembedParams& p) { run(p, kLanesPortable); }
-
+template struct UnembedGemv<kLanesPortable>;
 #if defined(__x86_64__)
-double unembed_any_f32_gemv_avx2_cost(const UnembedParams& p) { return cost(p, kLanesAvx2); }
-void unembed_any_f32_gemv_avx2(const UnembedParams& p) { run(p, kLanesAvx2); }
-double unembed_any_f32_gemv_avx512_cost(const UnembedParams& p) { return cost(p, kLanesAvx512); }
-void unembed_any_f32_gemv_avx512(const UnembedParams& p) { run(p, kLanesAvx512); }
-
-const char* unembed_mxfp4_i16_gemv_refuses(const UnembedParams& p) {
-  return product_refuses(kLanesAvx512Vnni, p.weight);
-}
-uint64_t unembed_mxfp4_i16_gemv_workspace(const UnembedParams& p) {
-  return lay_out(p, kLanesAvx512Vnni, nullptr).bytes;
-}
-double unembed_mxfp4_i16_gemv_avx512vnni_cost(const UnembedParams& p) {
-  return cost(p, kLanesAvx512Vnni);
-}
-void unembed_mxfp4_i16_gemv_avx512vnni(const UnembedParams& p) { run(p, kLanesAvx512Vnni); }
+template struct UnembedGemv<kLanesAvx2>;
+template struct UnembedGemv<kLanesAvx512>;
+template struct UnembedGemv<kLanesAvx2I16>;
+template struct UnembedGemv<kLanesAvxVnniI16>;
+template struct UnembedGemv<kLanesAvx512VnniI16>;
+template struct UnembedGemv<kLanesAvx2I8>;
+template struct UnembedGemv<kLanesAvxVnniI8>;
+template struct UnembedGemv<kLanesAvx512VnniI8>;
 #endif
-
-const char* unembed_mxfp4_i16_gemv_neondot_refuses(const UnembedParams& p) {
-  return product_refuses(kLanesNeonDot, p.weight);
-}
-uint64_t unembed_mxfp4_i16_gemv_neondot_workspace(const UnembedParams& p) {
-  return lay_out(p, kLanesNeonDot, nullptr).bytes;
-}
-double unembed_mxfp4_i16_gemv_neondot_cost(const UnembedParams& p) {
-  return cost(p, kLanesNeonDot);
-}
-void unembed_mxfp4_i16_gemv_neondot(const UnembedParams& p) { run(p, kLanesNeonDot); }
+template struct UnembedGemv<kLanesNeonDotI16>;
+template struct UnembedGemv<kLanesNeonDotI8>;
 
 }  // namespace moxie

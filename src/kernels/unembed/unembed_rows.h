@@ -5,29 +5,21 @@
 
 namespace moxie {
 
+struct LaneKernels;
+
 const char* unembed_reference_refuses(const UnembedParams& params);
 uint64_t unembed_reference_workspace(const UnembedParams& params);
 void unembed_reference(const UnembedParams& params);
 
-// unembed_any_f32_gemv_*: F32 activations and sums over any packed format.
-const char* unembed_any_f32_gemv_refuses(const UnembedParams& params);
-uint64_t unembed_any_f32_gemv_workspace(const UnembedParams& params);
-double unembed_any_f32_gemv_portable_cost(const UnembedParams& params);
-double unembed_any_f32_gemv_avx2_cost(const UnembedParams& params);
-double unembed_any_f32_gemv_avx512_cost(const UnembedParams& params);
-void unembed_any_f32_gemv_portable(const UnembedParams& params);
-void unembed_any_f32_gemv_avx2(const UnembedParams& params);
-void unembed_any_f32_gemv_avx512(const UnembedParams& params);
-
-// unembed_mxfp4_i16_gemv_*: activations in 16-bit fixed point by blocks of 32.
-const char* unembed_mxfp4_i16_gemv_refuses(const UnembedParams& params);
-uint64_t unembed_mxfp4_i16_gemv_workspace(const UnembedParams& params);
-double unembed_mxfp4_i16_gemv_avx512vnni_cost(const UnembedParams& params);
-void unembed_mxfp4_i16_gemv_avx512vnni(const UnembedParams& params);
-const char* unembed_mxfp4_i16_gemv_neondot_refuses(const UnembedParams& params);
-uint64_t unembed_mxfp4_i16_gemv_neondot_workspace(const UnembedParams& params);
-double unembed_mxfp4_i16_gemv_neondot_cost(const UnembedParams& params);
-void unembed_mxfp4_i16_gemv_neondot(const UnembedParams& params);
+/// unembed_any_f32_gemv_*, unembed_mxfp4_i16_gemv_* and unembed_mxfp4_i8_gemv_*: a row for each set
+/// of LaneKernels.
+template <const LaneKernels& kLanes>
+struct UnembedGemv {
+  static const char* refuses(const UnembedParams& params);
+  static double cost(const UnembedParams& params);
+  static uint64_t workspace(const UnembedParams& params);
+  static void run(const UnembedParams& params);
+};
 
 // unembed_any_bf16_gemm_*: BF16 activations, F32 sums; for many rows.
 const char* unembed_any_bf16_gemm_refuses(const UnembedParams& params);

@@ -1,10 +1,16 @@
 // The table of unembed, and its least work.
+#include "kernels/gemv/gemv_row.h"
 #include "kernels/unembed/unembed_rows.h"
 
 namespace moxie {
 namespace {
 
+using enum LaneActivations;
+
 double reference_cost(const UnembedParams&) { return kReferenceCost; }
+
+constexpr const char* kAnyFormat = "f32, bf16, q8_0, mxfp4";
+constexpr const char* kMxfp4Only = "mxfp4";
 
 const Row<UnembedParams> kRows[] = {
     {.name = "unembed_reference",
@@ -18,52 +24,25 @@ const Row<UnembedParams> kRows[] = {
      .cost = reference_cost,
      .workspace = unembed_reference_workspace,
      .run = unembed_reference},
-    {.name = "unembed_any_f32_gemv_portable",
-     .device = DeviceKind::kCpu,
-     .needs = kFeatureNone,
-     .supports = "f32, bf16, q8_0, mxfp4",
-     .limits = "any number of rows, best for 1 to 64; F32 sums",
-     .ran_on = kRanAnyCpu,
-     .layout = PackedLayout::kRows16,
-     .refuses = unembed_any_f32_gemv_refuses,
-     .cost = unembed_any_f32_gemv_portable_cost,
-     .workspace = unembed_any_f32_gemv_workspace,
-     .run = unembed_any_f32_gemv_portable},
+    gemv_row<UnembedParams, UnembedGemv<kLanesPortable>>(
+        "unembed_any_f32_gemv_portable", kFeatureNone, kF32, kAnyFormat, kRanAnyCpu),
 #if defined(__x86_64__)
-    {.name = "unembed_any_f32_gemv_avx2",
-     .device = DeviceKind::kCpu,
-     .needs = kAvx2,
-     .supports = "f32, bf16, q8_0, mxfp4",
-     .limits = "any number of rows, best for 1 to 64; F32 sums",
-     .ran_on = "x86-64",
-     .layout = PackedLayout::kRows16,
-     .refuses = unembed_any_f32_gemv_refuses,
-     .cost = unembed_any_f32_gemv_avx2_cost,
-     .workspace = unembed_any_f32_gemv_workspace,
-     .run = unembed_any_f32_gemv_avx2},
-    {.name = "unembed_any_f32_gemv_avx512",
-     .device = DeviceKind::kCpu,
-     .needs = kAvx512,
-     .supports = "f32, bf16, q8_0, mxfp4",
-     .limits = "any number of rows, best for 1 to 64; F32 sums",
-     .ran_on = "x86-64",
-     .layout = PackedLayout::kRows16,
-     .refuses = unembed_any_f32_gemv_refuses,
-     .cost = unembed_any_f32_gemv_avx512_cost,
-     .workspace = unembed_any_f32_gemv_workspace,
-     .run = unembed_any_f32_gemv_avx512},
-    {.name = "unembed_mxfp4_i16_gemv_avx512vnni",
-     .device = DeviceKind::kCpu,
-     .needs = kAvx512 | kAvx512Vnni,
-     .supports = "mxfp4",
-     .limits =
-         "any number of rows, best for 1 to 4; activations to 2^-16 of their block's greatest",
-     .ran_on = "x86-64",
-     .layout = PackedLayout::kRows16,
-     .refuses = unembed_mxfp4_i16_gemv_refuses,
-     .cost = unembed_mxfp4_i16_gemv_avx512vnni_cost,
-     .workspace = unembed_mxfp4_i16_gemv_workspace,
-     .run = unembed_mxfp4_i16_gemv_avx512vnni},
+    gemv_row<UnembedParams, UnembedGemv<kLanesAvx2>>("unembed_any_f32_gemv_avx2", kAvx2, kF32,
+                                                     kAnyFormat),
+    gemv_row<UnembedParams, UnembedGemv<kLanesAvx512>>("unembed_any_f32_gemv_avx512", kAvx512, kF32,
+                                                       kAnyFormat),
+    gemv_row<UnembedParams, UnembedGemv<kLanesAvx2I16>>("unembed_mxfp4_i16_gemv_avx2", kAvx2, kI16,
+                                                        kMxfp4Only),
+    gemv_row<UnembedParams, UnembedGemv<kLanesAvxVnniI16>>("unembed_mxfp4_i16_gemv_avxvnni",
+                                                           kAvx2 | kAvxVnni, kI16, kMxfp4Only),
+    gemv_row<UnembedParams, UnembedGemv<kLanesAvx512VnniI16>>(
+        "unembed_mxfp4_i16_gemv_avx512vnni", kAvx512 | kAvx512Vnni, kI16, kMxfp4Only),
+    gemv_row<UnembedParams, UnembedGemv<kLanesAvx2I8>>("unembed_mxfp4_i8_gemv_avx2", kAvx2, kI8,
+                                                       kMxfp4Only),
+    gemv_row<UnembedParams, UnembedGemv<kLanesAvxVnniI8>>("unembed_mxfp4_i8_gemv_avxvnni",
+                                                          kAvx2 | kAvxVnni, kI8, kMxfp4Only),
+    gemv_row<UnembedParams, UnembedGemv<kLanesAvx512VnniI8>>(
+        "unembed_mxfp4_i8_gemv_avx512vnni", kAvx512 | kAvx512Vnni, kI8, kMxfp4Only),
     {.name = "unembed_any_bf16_gemm_amx",
      .device = DeviceKind::kCpu,
      .needs = kAvx512 | kAvx512Bf16 | kAmxBf16,
@@ -89,18 +68,10 @@ const Row<UnembedParams> kRows[] = {
      .workspace = unembed_any_bf16_gemm_workspace,
      .run = unembed_any_bf16_gemm_avx512bf16},
 #endif
-    {.name = "unembed_mxfp4_i16_gemv_neondot",
-     .device = DeviceKind::kCpu,
-     .needs = kNeonDot,
-     .supports = "mxfp4",
-     .limits =
-         "any number of rows, best for 1 to 4; activations to 2^-16 of their block's greatest",
-     .ran_on = kRanEmulated,
-     .layout = PackedLayout::kRows16,
-     .refuses = unembed_mxfp4_i16_gemv_neondot_refuses,
-     .cost = unembed_mxfp4_i16_gemv_neondot_cost,
-     .workspace = unembed_mxfp4_i16_gemv_neondot_workspace,
-     .run = unembed_mxfp4_i16_gemv_neondot},
+    gemv_row<UnembedParams, UnembedGemv<kLanesNeonDotI16>>(
+        "unembed_mxfp4_i16_gemv_neondot", kNeonDot, kI16, kMxfp4Only, kRanEmulated),
+    gemv_row<UnembedParams, UnembedGemv<kLanesNeonDotI8>>("unembed_mxfp4_i8_gemv_neondot", kNeonDot,
+                                                          kI8, kMxfp4Only, kRanEmulated),
 #if MOXIE_HAS_CUDA
     {.name = "unembed_any_bf16x2_gemv_cuda",
      .device = DeviceKind::kCuda,

@@ -25,6 +25,7 @@ Result<std::unique_ptr<ModelHarness>> ModelHarness::open(const std::string& mode
   for (const auto& assignment : h.options_.kernels) {
     if (auto status = choice.add(assignment); !status) return fail(status.error());
   }
+  CHECK(choice.set_activation(h.options_.activation).has_value(), h.options_.activation);
   h.kernels_ = std::make_unique<KernelChooser>(DeviceKind::kCpu, cpu_features(), choice);
   const GptOssConfig& config = h.config();
   h.rotary_.resize(static_cast<size_t>(h.options_.max_tokens) * config.head_dim);

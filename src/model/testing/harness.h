@@ -16,6 +16,7 @@ class ModelHarness {
  public:
   struct Options {
     std::vector<std::string> kernels;  // "all=reference"
+    std::string activation = "auto";
     DType kv_dtype = DType::kF32;
     int32_t max_tokens = 512;  // context and launch alike
     int threads = 2;

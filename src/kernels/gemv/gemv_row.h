@@ -1,0 +1,37 @@
+// A table's row that multiplies by a set of LaneKernels: all but the name, what it needs and the
+// formats follows from the kind of its activations.
+#pragma once
+
+#include "kernels/gemv/lanes.h"
+#include "kernels/registry.h"
+
+namespace moxie {
+
+/// Of the products' activations: as they are, or fixed point by blocks of 32 (lanes_fixed_body.h).
+enum class LaneActivations : uint8_t { kF32, kI16, kI8 };
+
+/// `Gemv` is `<Step>Gemv<lanes>` of the step's <step>_rows.h.
+template <typename P, typename Gemv>
+constexpr Row<P> gemv_row(const char* name, Features needs, LaneActivations activations,
+                          const char* supports, const char* ran_on = "x86-64") {
+  constexpr const char* kLimits[] = {
+      "any number of tokens, best for 1 to 64; F32 sums",
+      "any number of tokens, best for 1 to 4; activations to 2^-16 of their block's greatest",
+      "any number of tokens; activations to 2^-8 of their block's greatest, so only by "
+      "--activation "
+      "int8"};
+  return {.name = name,
+          .device = DeviceKind::kCpu,
+          .needs = needs,
+          .supports = supports,
+          .limits = kLimits[static_cast<int>(activations)],
+          .ran_on = ran_on,
+          .layout = PackedLayout::kRows16,
+          .rounds_to_int8 = activations == LaneActivations::kI8,
+          .refuses = Gemv::refuses,
+          .cost = Gemv::cost,
+          .workspace = Gemv::workspace,
+          .run = Gemv::run};
+}
+
+}  // namespace moxie
