@@ -19,7 +19,7 @@ TEST(ThreadPool, EveryTaskRunsOnce) {
   for (int num_threads : {1, 2, 3, 8}) {
     ThreadPool pool(num_threads);
     EXPECT_EQ(pool.num_threads(), num_threads);
-    for (int64_t n : {0, 1, 2, 3, 7, 64, 1000, 1, 5, 0, 333}) {
+    for (int64_t n : {0, 1, 2, 3, 7, 64, 1000, 1, 5, 0, 333, 65536, 200'001}) {
       std::vector<std::atomic<int>> runs(static_cast<size_t>(n));
       std::atomic<int> num_bad_threads{0};
       auto task = [&](int64_t i, int thread) {
@@ -54,27 +54,6 @@ TEST(ThreadPool, WakesWorkersThatFellAsleep) {
     auto task = [&](int64_t, int) { num_runs.fetch_add(1); };
     pool.run(10, task);
     EXPECT_EQ(num_runs.load(), 10);
-  }
-}
-
-TEST(ThreadPool, RangesCoverAllOnceWithoutGaps) {
-  for (int num_threads : {1, 2, 5}) {
-    ThreadPool pool(num_threads);
-    for (int64_t n : {0, 1, 4, 5, 100}) {
-      for (int64_t grain : {1, 3, 200}) {
-        std::vector<std::atomic<int>> hits(static_cast<size_t>(n));
-        std::atomic<int> num_parts{0};
-        pool.ranges(n, grain, [&](int64_t begin, int64_t end) {
-          num_parts.fetch_add(1);
-          for (int64_t i = begin; i < end; ++i) hits[static_cast<size_t>(i)].fetch_add(1);
-        });
-        for (const auto& count : hits) ASSERT_EQ(count.load(), 1);
-        EXPECT_LE(num_parts.load(), num_threads);
-        if (n <= grain) {
-          EXPECT_EQ(num_parts.load(), 1);
-        }
-      }
-    }
   }
 }
 

@@ -1,4 +1,4 @@
-// The pool: a generation counter wakes workers, a task counter hands out work.
+// The pool: a generation counter wakes workers, each of which has a share of the tasks.
 #include "core/threads.h"
 
 #include <sched.h>
@@ -49,6 +49,10 @@ class FlushToZero {
 
 constexpr int kSpins = 4000;  // about 50 microseconds: longer than the gap between two steps
 
+// A run has at most this many parts (16 bits of a share); one of more tasks takes several at a
+// time.
+constexpr int64_t kMostPartsOfRun = 0xFFFF;
+
 }  // namespace
 
 // What idle workers watch, what tasks are claimed by and what their end is counted by lie apart:
@@ -63,35 +67,62 @@ struct ThreadPool::Shared {
 
   alignas(kCacheLine) std::atomic<uint64_t> generation{0};
   std::atomic<bool> stopping{false};
-
-  // The run in hand. `ticket` holds its generation (high half) and the next task (low half).
-  alignas(kCacheLine) std::atomic<const TaskRef*> task{nullptr};
+  // The run in hand.
+  std::atomic<const TaskRef*> task{nullptr};
   std::atomic<int64_t> num_tasks{0};
-  alignas(kCacheLine) std::atomic<uint64_t> ticket{0};
-  alignas(kCacheLine) std::atomic<int64_t> num_done{0};
+  std::atomic<int64_t> tasks_a_part{1};
 
-  // What is left of each share: begin in the low half, end in the high half.
+  alignas(kCacheLine) std::atomic<int64_t> num_done{0};  // parts
+
+  // The parts that are left of a thread's share: the low half of the run's generation (high half),
+  // the end, the begin (16 bits each). A worker that wakes late finds another run's generation, or
+  // nothing left: it cannot take a part of a run it does not know.
   struct alignas(kCacheLine) Share {
     std::atomic<uint64_t> left{0};
   };
   std::vector<Share> shares;
 
-  // Claims tasks until there are none. A worker that wakes late may claim one of a later run than
-  // that which woke it: it is as good as any other.
-  void work(int thread) {
-    FlushToZero flush;
-    int64_t done = 0;
-    for (;;) {
-      const uint64_t claimed = ticket.fetch_add(1, std::memory_order_acq_rel);
-      const auto i = static_cast<int64_t>(claimed & 0xFFFFFFFFu);
-      if (i >= num_tasks.load(std::memory_order_acquire)) break;
-      // A task keeps its run from ending. If the run is another by now, this was none of its tasks,
-      // and the number of tasks above is another run's.
-      if (ticket.load(std::memory_order_acquire) >> 32 != claimed >> 32) break;
-      (*task.load(std::memory_order_relaxed))(i, thread);
-      ++done;
+  void deal(uint64_t run, int64_t num_parts) {
+    const auto n = static_cast<int64_t>(shares.size());
+    for (int64_t i = 0; i < n; ++i) {
+      const auto begin = static_cast<uint64_t>(num_parts * i / n);
+      const auto end = static_cast<uint64_t>(num_parts * (i + 1) / n);
+      shares[static_cast<size_t>(i)].left.store(run << 32 | end << 16 | begin,
+                                                std::memory_order_relaxed);
     }
-    if (done > 0) num_done.fetch_add(done, std::memory_order_release);
+  }
+
+  // A part of the run's share `owner`: its first, or its last if it is another's. -1: none.
+  int64_t claim(uint64_t run, size_t owner, bool is_own) {
+    std::atomic<uint64_t>& left = shares[owner].left;
+    uint64_t seen = left.load(std::memory_order_relaxed);
+    for (;;) {
+      const uint64_t begin = seen & 0xFFFF, end = seen >> 16 & 0xFFFF;
+      if (begin >= end || seen >> 32 != (run & 0xFFFFFFFFu)) return -1;
+      const uint64_t rest = is_own ? seen + 1 : seen - 0x10000;
+      if (left.compare_exchange_weak(seen, rest, std::memory_order_relaxed))
+        return static_cast<int64_t>(is_own ? begin : end - 1);
+    }
+  }
+
+  // Goes through the own share in order, then takes from the ends of the others'. What is loaded
+  // before a part is claimed may be a later run's, but then there is none to claim: a run's values
+  // stay until all its parts are done.
+  void work(int thread, uint64_t run) {
+    FlushToZero flush;
+    const TaskRef* const call = task.load(std::memory_order_relaxed);
+    const int64_t all = num_tasks.load(std::memory_order_relaxed);
+    const int64_t a_part = tasks_a_part.load(std::memory_order_relaxed);
+    for (size_t i = 0; i < shares.size(); ++i) {
+      const size_t owner = (static_cast<size_t>(thread) + i) % shares.size();
+      int64_t done = 0;
+      for (int64_t part; (part = claim(run, owner, i == 0)) >= 0; ++done) {
+        const int64_t end = std::min(all, (part + 1) * a_part);
+        for (int64_t t = part * a_part; t < end; ++t) (*call)(t, thread);
+      }
+      // At once: the caller need not wait for the search for more.
+      if (done > 0) num_done.fetch_add(done, std::memory_order_release);
+    }
   }
 
   void worker(int thread) {
@@ -110,7 +141,7 @@ struct ThreadPool::Shared {
       }
       if (stopping.load()) return;
       seen = generation.load(std::memory_order_acquire);
-      work(thread);
+      work(thread, seen);
     }
   }
 };
@@ -142,60 +173,28 @@ void ThreadPool::run(int64_t num_tasks, TaskRef task) {
     return;
   }
   const uint64_t run = shared.generation.load(std::memory_order_relaxed) + 1;
-  // First a ticket that no task count reaches: a late worker that already sees the new count must
-  // not take its old ticket for one of this run.
-  const uint64_t first_ticket = (run & 0xFFFFFFFFu) << 32;
-  shared.ticket.store(first_ticket | 0x80000000u, std::memory_order_relaxed);
+  const int64_t a_part = (num_tasks + kMostPartsOfRun - 1) / kMostPartsOfRun;
+  const int64_t num_parts = (num_tasks + a_part - 1) / a_part;
   shared.task.store(&task, std::memory_order_relaxed);
-  shared.num_tasks.store(num_tasks, std::memory_order_release);
+  shared.num_tasks.store(num_tasks, std::memory_order_relaxed);
+  shared.tasks_a_part.store(a_part, std::memory_order_relaxed);
   shared.num_done.store(0, std::memory_order_relaxed);
-  shared.ticket.store(first_ticket, std::memory_order_release);
+  shared.deal(run, num_parts);
   {
     // Under the lock, so that a worker on its way to sleep cannot miss the change.
     std::lock_guard lock(shared.mutex);
     shared.generation.store(run, std::memory_order_release);
   }
   if (shared.num_sleeping.load() > 0) shared.wake.notify_all();
-  shared.work(0);
-  // Tasks are waited for, not workers: one that has lost its core and took no task holds up nobody.
+  shared.work(0, run);
+  // Parts are waited for, not workers: one that has lost its core and took none holds up nobody.
   int spins = 0;
-  while (shared.num_done.load(std::memory_order_acquire) != num_tasks) {
+  while (shared.num_done.load(std::memory_order_acquire) != num_parts) {
     if (++spins < kSpins)
       cpu_pause();
     else
       sched_yield();
   }
-}
-
-void ThreadPool::deal(int64_t n, int64_t num_shares) {
-  CHECK(n < (int64_t{1} << 31));
-  for (int64_t i = 0; i < num_shares; ++i) {
-    const auto begin = static_cast<uint64_t>(n * i / num_shares);
-    const auto end = static_cast<uint64_t>(n * (i + 1) / num_shares);
-    // run() publishes it with its tasks.
-    shared_->shares[static_cast<size_t>(i)].left.store(begin | end << 32,
-                                                       std::memory_order_relaxed);
-  }
-}
-
-ThreadPool::Range ThreadPool::claim(int64_t own, int64_t num_shares, int64_t unit) {
-  for (int64_t i = 0; i < num_shares; ++i) {
-    const auto owner = static_cast<size_t>((own + i) % num_shares);
-    std::atomic<uint64_t>& left = shared_->shares[owner].left;
-    uint64_t seen = left.load(std::memory_order_relaxed);
-    for (;;) {
-      const auto begin = static_cast<int64_t>(seen & 0xFFFFFFFFu);
-      const auto end = static_cast<int64_t>(seen >> 32);
-      if (begin >= end) break;
-      const int64_t count = std::min(unit, end - begin);
-      const Range part = i == 0 ? Range{begin, begin + count} : Range{end - count, end};
-      const Range rest = i == 0 ? Range{part.end, end} : Range{begin, part.begin};
-      const uint64_t wanted = static_cast<uint64_t>(rest.begin) | static_cast<uint64_t>(rest.end)
-                                                                      << 32;
-      if (left.compare_exchange_weak(seen, wanted, std::memory_order_relaxed)) return part;
-    }
-  }
-  return {0, 0};
 }
 
 int num_usable_cores() {

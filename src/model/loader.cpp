@@ -166,7 +166,7 @@ class Loader {
         row_bytes == source.rows.row_stride_bytes && source.rows.kind != StoredRows::Kind::kF16;
     for (int32_t begin = 0; begin < table.rows; begin += batch_rows) {
       const int32_t num_rows = std::min(batch_rows, table.rows - begin);
-      pool_.ranges(num_rows, 64, [&](int64_t first, int64_t last) {
+      pool_.share(num_rows, 64, [&](int64_t first, int64_t last) {
         std::vector<float> row(is_same ? 0 : static_cast<size_t>(table.cols));
         for (int64_t r = begin + first; r < begin + last; ++r) {
           const int64_t stored_row = source.stored_row(static_cast<int32_t>(r));

@@ -53,7 +53,7 @@ void embed_any_f32_gather_portable(const EmbedParams& params) {
     }
   };
   // A row of 2880 takes under a microsecond: waking a thread pays from some 16 rows on.
-  params.launch.stream->pool->ranges(params.num_tokens, 16, gather);
+  params.launch.stream->pool->share(params.num_tokens, 16, gather);
 }
 
 }  // namespace moxie

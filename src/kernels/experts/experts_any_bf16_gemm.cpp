@@ -28,7 +28,6 @@ struct Parts : SortedPairs {
   uint16_t* t;           // packed groups of p.t's rows
   uint16_t* h;           // packed groups of activations
   float* y;              // [pairs, hidden] in the order of SortedPairs::pairs
-  int32_t* place;        // [tokens * top_k] row of y of a pair
   uint64_t bytes;
 };
 
@@ -44,7 +43,6 @@ Parts lay_out(const ExpertsParams& p, std::byte* base) {
   parts.t = scratch.take<uint16_t>(most_groups * group_values(p.hidden));
   parts.h = scratch.take<uint16_t>(most_groups * group_values(p.intermediate));
   parts.y = scratch.take<float>(num_pairs * p.hidden);
-  parts.place = scratch.take<int32_t>(num_pairs);
   parts.bytes = scratch.bytes();
   return parts;
 }
@@ -116,21 +114,6 @@ void down(const ExpertsParams& p, const GemmKernels& gemm, const Parts& parts, i
   }
 }
 
-// Tokens begin..end-1: their rows of y, weighted, into x.
-void combine(const ExpertsParams& p, const GemmKernels& gemm, const Parts& parts, int64_t begin,
-             int64_t end) {
-  for (int64_t token = begin; token < end; ++token) {
-    int32_t* places = parts.place + token * p.top_k;
-    std::sort(places, places + p.top_k);  // rows of y rise with the expert
-    for (int32_t i = 0; i < p.top_k; ++i) {
-      const int32_t slot = parts.pairs[places[i]];
-      const float* bias = p.down_bias + int64_t{p.expert_ids[slot]} * p.hidden;
-      gemm.add_scaled(parts.y + int64_t{places[i]} * p.hidden, bias, p.expert_weights[slot],
-                      p.hidden, p.x + token * p.hidden);
-    }
-  }
-}
-
 // each(i, begin, end) over `num_tile_pairs` of every active expert i, shared out.
 template <typename Each>
 void for_tiles(ThreadPool& pool, int32_t num_active, int64_t num_tile_pairs, Each each) {
@@ -145,7 +128,6 @@ void run(const ExpertsParams& p, const GemmKernels& gemm) {
   const int32_t num_active = sort_pairs(p, parts);
   const int32_t num_groups = make_groups(parts, num_active);
   const int32_t num_pairs = parts.offsets[num_active];
-  for (int32_t i = 0; i < num_pairs; ++i) parts.place[parts.pairs[i]] = i;
   pack_tokens(p, gemm, parts, num_groups);
   if (p.intermediate % 32 != 0) {
     // The last block of h has columns that no tile writes, and zeros times NaN would be NaN.
@@ -155,8 +137,9 @@ void run(const ExpertsParams& p, const GemmKernels& gemm) {
             [&](int32_t i, int32_t begin, int32_t end) { gate_up(p, gemm, parts, i, begin, end); });
   for_tiles(pool, num_active, ceil_div(p.down.num_tiles(), 2),
             [&](int32_t i, int32_t begin, int32_t end) { down(p, gemm, parts, i, begin, end); });
-  split_work(pool, p.num_tokens, 1.0 * num_pairs * p.hidden,
-             [&](int64_t begin, int64_t end) { combine(p, gemm, parts, begin, end); });
+  split_work(pool, p.num_tokens, 1.0 * num_pairs * p.hidden, [&](int64_t begin, int64_t end) {
+    add_outputs(p, parts, parts.y, gemm.add_scaled, begin, end);
+  });
 }
 
 double cost(const ExpertsParams& p, const GemmKernels& gemm) {

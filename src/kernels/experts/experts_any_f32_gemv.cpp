@@ -1,8 +1,9 @@
 // experts with F32 activations. (token, slot) pairs are sorted by expert, so that each expert's
-// weights are read once a launch; then two passes: gate/up tiles in pairs -> clamped SwiGLU -> h,
-// and down tiles added into x. A tile of x has one owner, who adds the experts by rising index: no
-// atomics, and the result depends neither on the threads nor on the other tokens. One row for each
-// set of LaneKernels.
+// weights are read once a launch; then gate/up tiles in pairs -> clamped SwiGLU -> h, down tiles ->
+// y, a row a pair, and each token's rows of y added into x. Both products go expert by expert: that
+// makes parts small enough for many threads to end together. One row for each set of LaneKernels.
+#include <cstring>
+
 #include "kernels/experts/experts_pairs.h"
 #include "kernels/experts/experts_rows.h"
 #include "kernels/gemv/product.h"
@@ -15,6 +16,7 @@ struct Parts : SortedPairs {
   int32_t h_stride;
   float* prepared_t;  // rows of t and of h as the lanes want them
   float* prepared_h;
+  float* y;  // [tokens * top_k, hidden] in the order of `pairs`
   uint64_t bytes;
 };
 
@@ -27,6 +29,7 @@ Parts lay_out(const ExpertsParams& p, const LaneKernels& lanes, std::byte* base)
   parts.h = scratch.take<float>(num_pairs * parts.h_stride);
   parts.prepared_t = scratch.take<float>(prepared_floats(lanes, p.num_tokens, p.hidden));
   parts.prepared_h = scratch.take<float>(prepared_floats(lanes, num_pairs, p.intermediate));
+  parts.y = scratch.take<float>(num_pairs * p.hidden);
   parts.bytes = scratch.bytes();
   return parts;
 }
@@ -60,23 +63,17 @@ void gate_up(const ExpertsParams& p, const LaneKernels& lanes, const Parts& part
       });
 }
 
-// Down tiles begin..end-1 of active expert i, added into x.
+// Down tiles begin..end-1 of active expert i, into y.
 void down(const ExpertsParams& p, const LaneKernels& lanes, const Parts& parts, Activations h,
           int32_t i, int32_t begin, int32_t end) {
-  const int32_t e = parts.active[i];
-  const float* bias = p.down_bias + int64_t{e} * p.hidden;
   product_of_tiles(
-      lanes, p.down.expert(e), begin, end, parts.offsets[i], parts.offsets[i + 1],
+      lanes, p.down.expert(parts.active[i]), begin, end, parts.offsets[i], parts.offsets[i + 1],
       [&](int32_t at) { return h.row(at); },
       [&](int32_t tile, int32_t at, int32_t num_pairs, const float* y) {
         const int32_t num_lanes = std::min(16, p.hidden - tile * 16);
         for (int32_t n = 0; n < num_pairs; ++n) {
-          const int32_t pair = parts.pairs[at + n];
-          const float weight = p.expert_weights[pair];
-          float* x = p.x + int64_t{pair / p.top_k} * p.hidden + tile * 16;
-          for (int32_t lane = 0; lane < num_lanes; ++lane) {
-            x[lane] += weight * (y[n * 16 + lane] + bias[tile * 16 + lane]);
-          }
+          std::memcpy(parts.y + int64_t{at + n} * p.hidden + tile * 16, y + n * 16,
+                      static_cast<size_t>(num_lanes) * 4);
         }
       });
 }
@@ -106,12 +103,17 @@ void run(const ExpertsParams& p, const LaneKernels& lanes) {
       lanes.prepare == nullptr
           ? Activations{parts.h, parts.h_stride}
           : Activations{parts.prepared_h, prepared_floats(lanes, 1, p.intermediate)};
-  const int32_t down_tiles = p.down.num_tiles();
-  split_work(pool, ceil_div(down_tiles, kTileStreams), product_ns(lanes, weights, pairs_per_expert),
+  const int32_t down_tiles = p.down.num_tiles(), down_groups = ceil_div(down_tiles, kTileStreams);
+  split_work(pool, int64_t{num_active} * down_groups, product_ns(lanes, weights, pairs_per_expert),
              [&](int64_t begin, int64_t end) {
-               const auto first = static_cast<int32_t>(begin) * kTileStreams;
-               const auto last = std::min(static_cast<int32_t>(end) * kTileStreams, down_tiles);
-               for (int32_t i = 0; i < num_active; ++i) down(p, lanes, parts, h, i, first, last);
+               for_rows(begin, end, down_groups, [&](int32_t i, int32_t group, int32_t group_end) {
+                 down(p, lanes, parts, h, i, group * kTileStreams,
+                      std::min(group_end * kTileStreams, down_tiles));
+               });
+             });
+  split_work(pool, p.num_tokens, 0.2 * p.num_tokens * p.top_k * p.hidden,
+             [&](int64_t begin, int64_t end) {
+               add_outputs(p, parts, parts.y, lanes.add_scaled, begin, end);
              });
 }
 

@@ -1,6 +1,7 @@
-// Counting sort of (token, slot) pairs by expert.
+// Counting sort of (token, slot) pairs by expert, and the sum of what comes of them.
 #include "kernels/experts/experts_pairs.h"
 
+#include <algorithm>
 #include <cstring>
 
 namespace moxie {
@@ -9,6 +10,7 @@ void SortedPairs::take_from(const ExpertsParams& p, Scratch& scratch) {
   active = scratch.take<int32_t>(p.gate_up.num_experts);
   offsets = scratch.take<int32_t>(p.gate_up.num_experts + 1);
   pairs = scratch.take<int32_t>(int64_t{p.num_tokens} * p.top_k);
+  places = scratch.take<int32_t>(int64_t{p.num_tokens} * p.top_k);
 }
 
 int32_t sort_pairs(const ExpertsParams& p, const SortedPairs& sorted) {
@@ -39,7 +41,20 @@ int32_t sort_pairs(const ExpertsParams& p, const SortedPairs& sorted) {
     begin = end;
   }
   sorted.offsets[num_active] = begin;
+  for (int32_t i = 0; i < num_pairs; ++i) sorted.places[sorted.pairs[i]] = i;
+  for (int32_t* of_token = sorted.places; of_token < sorted.places + num_pairs; of_token += p.top_k)
+    std::sort(of_token, of_token + p.top_k);
   return num_active;
+}
+
+void add_outputs(const ExpertsParams& p, const SortedPairs& sorted, const float* y,
+                 void (*add_scaled)(const float*, const float*, float, int32_t, float*),
+                 int64_t begin, int64_t end) {
+  for (int64_t i = begin * p.top_k; i < end * p.top_k; ++i) {
+    const int32_t place = sorted.places[i], pair = sorted.pairs[place];
+    add_scaled(y + int64_t{place} * p.hidden, p.down_bias + int64_t{p.expert_ids[pair]} * p.hidden,
+               p.expert_weights[pair], p.hidden, p.x + i / p.top_k * p.hidden);
+  }
 }
 
 }  // namespace moxie

@@ -45,8 +45,8 @@ struct GemmKernels {
   void (*swiglu_group)(const float* sums, int32_t num_tokens, const float* gate_bias,
                        const float* up_bias, float alpha, float limit, int32_t first,
                        uint16_t* group);
-  /// x[i] += weight * (sums[i] + bias[i]) for n outputs of one token.
-  void (*add_scaled)(const float* sums, const float* bias, float weight, int32_t n, float* x);
+  /// As LaneKernels' (lanes.h).
+  void (*add_scaled)(const float* y, const float* bias, float weight, int32_t n, float* x);
   /// out = x / sqrt(mean(x^2) + eps) * weight.
   void (*rms_norm)(const float* x, const float* weight, int32_t n, float eps, float* out);
   /// Cost model, nanoseconds of one thread a weight: to decode it, and to apply it to one token.

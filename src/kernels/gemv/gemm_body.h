@@ -178,16 +178,5 @@ void swiglu_group(const float* sums, int32_t num_tokens, const float* gate_bias,
   }
 }
 
-void add_scaled(const float* sums, const float* bias, float weight, int32_t n, float* x) {
-  const __m512 factor = _mm512_set1_ps(weight);
-  for (int32_t i = 0; i < n; i += 16) {
-    const __mmask16 mask = n - i >= 16 ? 0xFFFF : static_cast<__mmask16>((1u << (n - i)) - 1);
-    const __m512 y =
-        _mm512_add_ps(_mm512_maskz_loadu_ps(mask, sums + i), _mm512_maskz_loadu_ps(mask, bias + i));
-    _mm512_mask_storeu_ps(x + i, mask,
-                          _mm512_fmadd_ps(factor, y, _mm512_maskz_loadu_ps(mask, x + i)));
-  }
-}
-
 }  // namespace
 }  // namespace moxie

@@ -15,10 +15,6 @@ namespace moxie {
 /// Fewer tokens a launch are left to the rows for few: they are no slower, and round less.
 inline constexpr int32_t kLeastGemmTokens = 16;
 
-/// Parts a thread of a product: a unit (32 outputs of up to 256 tokens) takes long enough to be
-/// one.
-inline constexpr int64_t kMostGemmParts = 32;
-
 /// Null if the product can take this matrix, else why not.
 const char* gemm_refuses(const PackedMatrix& matrix);
 
@@ -81,25 +77,23 @@ void parallel_gemm(ThreadPool& pool, const GemmKernels& gemm, const PackedMatrix
   constexpr int32_t kChunkTokens = kMaxGroups * kGroupTokens;
   const int64_t num_pairs = ceil_div(matrix.num_tiles(), 2);
   const double ns = gemm_ns(gemm, static_cast<double>(matrix.rows) * matrix.cols, num_tokens);
-  split_work(
-      pool, num_pairs * ceil_div(num_tokens, kChunkTokens), ns,
-      [&](int64_t begin, int64_t end) {
-        for (int64_t unit = begin; unit < end; ++unit) {
-          const auto pair = static_cast<int32_t>(unit % num_pairs);
-          const auto chunk = static_cast<int32_t>(unit / num_pairs) * kChunkTokens;
-          const int32_t in_chunk = std::min(kChunkTokens, num_tokens - chunk);
-          multiply_tile_pair(gemm, matrix, pair,
-                             groups + chunk / kGroupTokens * group_values(matrix.cols), in_chunk,
-                             [&](int32_t group, const float* sums) {
-                               const int32_t first = group * kGroupTokens;
-                               const int32_t last = std::min(first + kGroupTokens, in_chunk);
-                               for (int32_t i = first; i < last; ++i) {
-                                 done(pair * 32, chunk + i, sums + (i - first) * 32);
-                               }
-                             });
-        }
-      },
-      kMostGemmParts);
+  split_work(pool, num_pairs * ceil_div(num_tokens, kChunkTokens), ns,
+             [&](int64_t begin, int64_t end) {
+               for (int64_t unit = begin; unit < end; ++unit) {
+                 const auto pair = static_cast<int32_t>(unit % num_pairs);
+                 const auto chunk = static_cast<int32_t>(unit / num_pairs) * kChunkTokens;
+                 const int32_t in_chunk = std::min(kChunkTokens, num_tokens - chunk);
+                 multiply_tile_pair(gemm, matrix, pair,
+                                    groups + chunk / kGroupTokens * group_values(matrix.cols),
+                                    in_chunk, [&](int32_t group, const float* sums) {
+                                      const int32_t first = group * kGroupTokens;
+                                      const int32_t last = std::min(first + kGroupTokens, in_chunk);
+                                      for (int32_t i = first; i < last; ++i) {
+                                        done(pair * 32, chunk + i, sums + (i - first) * 32);
+                                      }
+                                    });
+               }
+             });
 }
 
 }  // namespace moxie

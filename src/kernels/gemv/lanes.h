@@ -49,6 +49,8 @@ struct LaneKernels {
   void (*rms_norm)(const float* x, const float* weight, int32_t n, float eps, float* out);
   /// The clamped SwiGLU (experts.h) of 16 gates and 16 ups, biases already added.
   void (*swiglu)(const float* gate, const float* up, float alpha, float limit, float* out);
+  /// x[i] += weight * (y[i] + bias[i]) for n outputs of one token.
+  void (*add_scaled)(const float* y, const float* bias, float weight, int32_t n, float* x);
   /// Cost model, nanoseconds of one thread a weight: to decode it, and to apply it to one token.
   double decode_ns = 0;
   double apply_ns = 0;

@@ -65,6 +65,7 @@ const LaneKernels kLanesAvx2 = {
     .mxfp4 = {tile_product<Mxfp4Format>, nullptr},  // limited by the decoding
     .rms_norm = rms_norm,
     .swiglu = swiglu,
+    .add_scaled = add_scaled,
     .decode_ns = 0.03,
     .apply_ns = 0.05};
 

@@ -12,6 +12,7 @@ const LaneKernels kLanesAvx2I16 = {.name = "avx2_i16",
                                    .mxfp4 = {fixed_product<2>, fixed_streams<2>, 2},
                                    .rms_norm = rms_norm,
                                    .swiglu = swiglu,
+                                   .add_scaled = add_scaled,
                                    .decode_ns = 0.015,
                                    .apply_ns = 0.024};
 const LaneKernels kLanesAvx2I8 = {.name = "avx2_i8",
@@ -23,6 +24,7 @@ const LaneKernels kLanesAvx2I8 = {.name = "avx2_i8",
                                   .mxfp4 = {fixed_product<1>, fixed_streams<1>, 2},
                                   .rms_norm = rms_norm,
                                   .swiglu = swiglu,
+                                  .add_scaled = add_scaled,
                                   .decode_ns = 0.01,
                                   .apply_ns = 0.0125};
 

@@ -51,6 +51,7 @@ const LaneKernels kLanesAvx512 = {
     .mxfp4 = {tile_product<Mxfp4Format>, nullptr},  // limited by the decoding
     .rms_norm = rms_norm,
     .swiglu = swiglu,
+    .add_scaled = add_scaled,
     .decode_ns = 0.02,
     .apply_ns = 0.018};
 

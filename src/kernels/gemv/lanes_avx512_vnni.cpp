@@ -84,6 +84,7 @@ const LaneKernels kLanesAvx512VnniI16 = {.name = "avx512vnni_i16",
                                          .mxfp4 = {fixed_product<2>, fixed_streams<2>, 2},
                                          .rms_norm = rms_norm,
                                          .swiglu = swiglu,
+                                         .add_scaled = add_scaled,
                                          .decode_ns = 0.004,
                                          .apply_ns = 0.014};
 const LaneKernels kLanesAvx512VnniI8 = {.name = "avx512vnni_i8",
@@ -95,6 +96,7 @@ const LaneKernels kLanesAvx512VnniI8 = {.name = "avx512vnni_i8",
                                         .mxfp4 = {fixed_product<1>, fixed_streams<1>, 2},
                                         .rms_norm = rms_norm,
                                         .swiglu = swiglu,
+                                        .add_scaled = add_scaled,
                                         .decode_ns = 0.008,
                                         .apply_ns = 0.006};
 

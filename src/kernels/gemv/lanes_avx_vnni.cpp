@@ -13,6 +13,7 @@ const LaneKernels kLanesAvxVnniI16 = {.name = "avxvnni_i16",
                                       .mxfp4 = {fixed_product<2>, fixed_streams<2>, 2},
                                       .rms_norm = rms_norm,
                                       .swiglu = swiglu,
+                                      .add_scaled = add_scaled,
                                       .decode_ns = 0.012,
                                       .apply_ns = 0.018};
 const LaneKernels kLanesAvxVnniI8 = {.name = "avxvnni_i8",
@@ -24,6 +25,7 @@ const LaneKernels kLanesAvxVnniI8 = {.name = "avxvnni_i8",
                                      .mxfp4 = {fixed_product<1>, fixed_streams<1>, 2},
                                      .rms_norm = rms_norm,
                                      .swiglu = swiglu,
+                                     .add_scaled = add_scaled,
                                      .decode_ns = 0.008,
                                      .apply_ns = 0.009};
 

@@ -270,7 +270,8 @@ void streams_product(const std::byte* tiles, int64_t tile_bytes, int32_t cols,
   }
 }
 
-// ---- Norm and activation ----------------------------------------------------------------------
+// ---- Norm, activation and sums
+// ----------------------------------------------------------------------
 
 void rms_norm(const float* x, const float* weight, int32_t n, float eps, float* out) {
   Vec chains[4] = {};
@@ -337,6 +338,18 @@ void swiglu(const float* gate, const float* up, float alpha, float limit, float*
     exp_lanes(g * -alpha, e);
     store(out + kLanes * part, g / (e + 1.0f) * (u + 1.0f));
   }
+}
+
+void add_scaled(const float* y, const float* bias, float weight, int32_t n, float* x) {
+  int32_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    Vec sum, from, b;
+    load(x + i, sum);
+    load(y + i, from);
+    load(bias + i, b);
+    store(x + i, sum + (from + b) * weight);
+  }
+  for (; i < n; ++i) x[i] += (y[i] + bias[i]) * weight;
 }
 
 }  // namespace

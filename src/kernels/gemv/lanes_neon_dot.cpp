@@ -79,6 +79,7 @@ const LaneKernels kLanesNeonDotI16 = {.name = "neondot_i16",
                                       .mxfp4 = {fixed_product<2>, fixed_streams<2>},
                                       .rms_norm = rms_norm,
                                       .swiglu = swiglu,
+                                      .add_scaled = add_scaled,
                                       .decode_ns = 0.02,
                                       .apply_ns = 0.02};
 const LaneKernels kLanesNeonDotI8 = {.name = "neondot_i8",
@@ -90,6 +91,7 @@ const LaneKernels kLanesNeonDotI8 = {.name = "neondot_i8",
                                      .mxfp4 = {fixed_product<1>, fixed_streams<1>},
                                      .rms_norm = rms_norm,
                                      .swiglu = swiglu,
+                                     .add_scaled = add_scaled,
                                      .decode_ns = 0.02,
                                      .apply_ns = 0.01};
 

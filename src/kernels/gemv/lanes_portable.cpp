@@ -58,6 +58,7 @@ const LaneKernels kLanesPortable = {
     .mxfp4 = {tile_product<Mxfp4Format>, nullptr},  // limited by the decoding
     .rms_norm = rms_norm,
     .swiglu = swiglu,
+    .add_scaled = add_scaled,
     .decode_ns = 0.24,
     .apply_ns = 0.17};
 

@@ -26,14 +26,16 @@ double product_ns(const LaneKernels& lanes, double num_weights, double num_token
 /// Less work than this is not worth waking a thread for.
 inline constexpr double kMinPartNs = 3000;
 
+/// Parts a thread at most: enough that threads of unequal speed end together.
+inline constexpr int64_t kMostParts = 32;
+
 /// body(begin, end) over parts of 0..n-1, shared out on the pool if `total_ns` of work is worth it,
-/// else on the caller; flush-to-zero is on either way. Up to `most_parts` a thread: more even out
-/// threads of unequal speed, fewer start anew seldom.
+/// else on the caller; flush-to-zero is on either way.
 template <typename Body>
-void split_work(ThreadPool& pool, int64_t n, double total_ns, Body&& body, int64_t most_parts = 8) {
+void split_work(ThreadPool& pool, int64_t n, double total_ns, Body&& body) {
   if (n == 0) return;
   int64_t num_parts = std::min<int64_t>(n, static_cast<int64_t>(total_ns / kMinPartNs));
-  num_parts = std::clamp<int64_t>(num_parts, 1, most_parts * pool.num_threads());
+  num_parts = std::clamp<int64_t>(num_parts, 1, kMostParts * pool.num_threads());
   pool.share(n, ceil_div(n, num_parts), body);
 }
 
