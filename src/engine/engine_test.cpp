@@ -58,6 +58,33 @@ TEST(EngineTest, ATileThatNoRowTakesIsAnError) {
   }
 }
 
+TEST(EngineTest, ActivationsAreThoseAskedForOrAnError) {
+  const auto load = [](const char* activation) {
+    return Engine::load({.model = kNano,
+                         .device = "cpu",
+                         .activation = activation,
+                         .max_model_len = 64,
+                         .show_progress = false});
+  };
+  for (const auto& [activation, why] : {std::pair{"mxfp8", "8-bit floats"}, {"int9", "int8"}}) {
+    const auto engine = load(activation);
+    ASSERT_FALSE(engine.has_value()) << activation;
+    EXPECT_NE(engine.error().message().find(why), std::string::npos) << engine.error().message();
+    EXPECT_NE(engine.error().message().find("--activation"), std::string::npos);
+  }
+  const bool can_int8 = (cpu_features() & (kAvx2 | kNeonDot)) != 0;
+  for (const bool is_int8 : {false, true}) {
+    auto engine = load(is_int8 ? "int8" : "auto");
+    ASSERT_EQ(engine.has_value(), can_int8 || !is_int8);
+    if (!engine.has_value()) continue;
+    alone(**engine, {1, 2, 3});
+    for (const auto& count : (*engine)->kernels().counts()) {
+      if (count.step != StepKind::kExperts) continue;
+      EXPECT_EQ(count.name.find("_i8_") != std::string::npos, is_int8) << count.name;
+    }
+  }
+}
+
 // Several prompts fed in random pieces, in random company, with sequences ending and beginning
 // anew: each prompt's last logits must be those it has alone.
 TEST(EngineTest, AnySplitAndAnyMixGivesTheSameLogits) {
