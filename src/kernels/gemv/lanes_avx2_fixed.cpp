@@ -3,29 +3,7 @@
 
 namespace moxie {
 
-const LaneKernels kLanesAvx2I16 = {.name = "avx2_i16",
-                                   .prepare = prepare<2, 12>,
-                                   .prepared_floats = kPreparedFloats<2>,
-                                   .f32 = {},
-                                   .bf16 = {},
-                                   .q8_0 = {},
-                                   .mxfp4 = {fixed_product<2>, fixed_streams<2>, 2},
-                                   .rms_norm = rms_norm,
-                                   .swiglu = swiglu,
-                                   .add_scaled = add_scaled,
-                                   .decode_ns = 0.015,
-                                   .apply_ns = 0.024};
-const LaneKernels kLanesAvx2I8 = {.name = "avx2_i8",
-                                  .prepare = prepare<1, 12>,
-                                  .prepared_floats = kPreparedFloats<1>,
-                                  .f32 = {},
-                                  .bf16 = {},
-                                  .q8_0 = {},
-                                  .mxfp4 = {fixed_product<1>, fixed_streams<1>, 2},
-                                  .rms_norm = rms_norm,
-                                  .swiglu = swiglu,
-                                  .add_scaled = add_scaled,
-                                  .decode_ns = 0.01,
-                                  .apply_ns = 0.0125};
+const LaneKernels kLanesAvx2I16 = fixed_lanes<2, 12>("avx2_i16", 2, 0.015, 0.024);
+const LaneKernels kLanesAvx2I8 = fixed_lanes<1, 12>("avx2_i8", 2, 0.01, 0.0125);
 
 }  // namespace moxie

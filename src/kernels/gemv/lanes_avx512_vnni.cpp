@@ -75,29 +75,7 @@ void add_block(const std::byte* block, const float* const* x, int32_t i, Vec* su
 
 }  // namespace
 
-const LaneKernels kLanesAvx512VnniI16 = {.name = "avx512vnni_i16",
-                                         .prepare = prepare<2, 12>,
-                                         .prepared_floats = kPreparedFloats<2>,
-                                         .f32 = {},
-                                         .bf16 = {},
-                                         .q8_0 = {},
-                                         .mxfp4 = {fixed_product<2>, fixed_streams<2>, 2},
-                                         .rms_norm = rms_norm,
-                                         .swiglu = swiglu,
-                                         .add_scaled = add_scaled,
-                                         .decode_ns = 0.004,
-                                         .apply_ns = 0.014};
-const LaneKernels kLanesAvx512VnniI8 = {.name = "avx512vnni_i8",
-                                        .prepare = prepare<1, 12>,
-                                        .prepared_floats = kPreparedFloats<1>,
-                                        .f32 = {},
-                                        .bf16 = {},
-                                        .q8_0 = {},
-                                        .mxfp4 = {fixed_product<1>, fixed_streams<1>, 2},
-                                        .rms_norm = rms_norm,
-                                        .swiglu = swiglu,
-                                        .add_scaled = add_scaled,
-                                        .decode_ns = 0.008,
-                                        .apply_ns = 0.006};
+const LaneKernels kLanesAvx512VnniI16 = fixed_lanes<2, 12>("avx512vnni_i16", 2, 0.004, 0.014);
+const LaneKernels kLanesAvx512VnniI8 = fixed_lanes<1, 12>("avx512vnni_i8", 2, 0.008, 0.006);
 
 }  // namespace moxie

@@ -4,29 +4,7 @@
 
 namespace moxie {
 
-const LaneKernels kLanesAvxVnniI16 = {.name = "avxvnni_i16",
-                                      .prepare = prepare<2, 12>,
-                                      .prepared_floats = kPreparedFloats<2>,
-                                      .f32 = {},
-                                      .bf16 = {},
-                                      .q8_0 = {},
-                                      .mxfp4 = {fixed_product<2>, fixed_streams<2>, 2},
-                                      .rms_norm = rms_norm,
-                                      .swiglu = swiglu,
-                                      .add_scaled = add_scaled,
-                                      .decode_ns = 0.012,
-                                      .apply_ns = 0.018};
-const LaneKernels kLanesAvxVnniI8 = {.name = "avxvnni_i8",
-                                     .prepare = prepare<1, 12>,
-                                     .prepared_floats = kPreparedFloats<1>,
-                                     .f32 = {},
-                                     .bf16 = {},
-                                     .q8_0 = {},
-                                     .mxfp4 = {fixed_product<1>, fixed_streams<1>, 2},
-                                     .rms_norm = rms_norm,
-                                     .swiglu = swiglu,
-                                     .add_scaled = add_scaled,
-                                     .decode_ns = 0.008,
-                                     .apply_ns = 0.009};
+const LaneKernels kLanesAvxVnniI16 = fixed_lanes<2, 12>("avxvnni_i16", 2, 0.012, 0.018);
+const LaneKernels kLanesAvxVnniI8 = fixed_lanes<1, 12>("avxvnni_i8", 2, 0.008, 0.009);
 
 }  // namespace moxie

@@ -33,24 +33,16 @@ constexpr float kGreatestFixed = W == 2 ? 127.0f * 256.0f : 127.0f;
 template <int32_t W, int32_t N>
 MOXIE_INLINE void add_block(const std::byte* block, const float* const* x, int32_t i, Vec* sums);
 
-// Every lane becomes the greatest, or the sum, of all.
-MOXIE_INLINE void spread_greatest(Vec& v) {
+// Every lane becomes reduce(of all), for a reduce of two vectors that takes them in any order.
+template <typename V, typename Reduce>
+MOXIE_INLINE void reduce_lanes(V& v, Reduce reduce) {
 #pragma GCC unroll 4
   for (int32_t step = kLanes / 2; step > 0; step /= 2) {
     IntVec order;
 #pragma GCC unroll 16
     for (int32_t lane = 0; lane < kLanes; ++lane) order[lane] = lane ^ step;
-    const Vec other = __builtin_shuffle(v, order);
-    v = v > other ? v : other;
-  }
-}
-MOXIE_INLINE void spread_sum(IntVec& v) {
-#pragma GCC unroll 4
-  for (int32_t step = kLanes / 2; step > 0; step /= 2) {
-    IntVec order;
-#pragma GCC unroll 16
-    for (int32_t lane = 0; lane < kLanes; ++lane) order[lane] = lane ^ step;
-    v += __builtin_shuffle(v, order);
+    const V other = __builtin_shuffle(v, order);
+    reduce(v, other);
   }
 }
 
@@ -69,7 +61,7 @@ void prepare(const float* x, int32_t cols, float* out) {
       const Vec magnitude = v[i] < 0.0f ? -v[i] : v[i];
       greatest = magnitude > greatest ? magnitude : greatest;
     }
-    spread_greatest(greatest);
+    reduce_lanes(greatest, [](Vec& a, const Vec& b) { a = a > b ? a : b; });
     const float amax = greatest[0];
     const float inverse = amax > 0 ? kGreatestFixed<W> / amax : 0.0f;
     IntVec sum = {};
@@ -85,7 +77,7 @@ void prepare(const float* x, int32_t cols, float* out) {
       *reinterpret_cast<StoredBytes*>(block->bytes[W - 1] + kLanes * i) =
           __builtin_convertvector(low, Bytes);
     }
-    spread_sum(sum);
+    reduce_lanes(sum, [](IntVec& a, const IntVec& b) { a += b; });
     block->half_scale = amax * (0.5f / kGreatestFixed<W>);
     block->correction = -kWeightOffset * sum[0];
   }
@@ -153,6 +145,24 @@ void fixed_streams(const std::byte* tiles, int64_t tile_bytes, int32_t cols, con
     default:
       return fixed_product_of<W, 4, kTileStreams>(tiles, tile_bytes, cols, x, y);
   }
+}
+
+// The set of a variant: activations of W bytes, weights made unsigned by adding kWeightOffset.
+template <int32_t W, int32_t kWeightOffset>
+constexpr LaneKernels fixed_lanes(const char* name, int32_t most_stream_tokens, double decode_ns,
+                                  double apply_ns) {
+  return {.name = name,
+          .prepare = prepare<W, kWeightOffset>,
+          .prepared_floats = kPreparedFloats<W>,
+          .f32 = {},
+          .bf16 = {},
+          .q8_0 = {},
+          .mxfp4 = {fixed_product<W>, fixed_streams<W>, most_stream_tokens},
+          .rms_norm = rms_norm,
+          .swiglu = swiglu,
+          .add_scaled = add_scaled,
+          .decode_ns = decode_ns,
+          .apply_ns = apply_ns};
 }
 
 }  // namespace

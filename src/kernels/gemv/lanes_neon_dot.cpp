@@ -70,29 +70,7 @@ void add_block(const std::byte* block, const float* const* x, int32_t i, Vec* su
 }  // namespace
 
 // Costs are counted, not measured: two vector pipes at 3 GHz.
-const LaneKernels kLanesNeonDotI16 = {.name = "neondot_i16",
-                                      .prepare = prepare<2, 0>,
-                                      .prepared_floats = kPreparedFloats<2>,
-                                      .f32 = {},
-                                      .bf16 = {},
-                                      .q8_0 = {},
-                                      .mxfp4 = {fixed_product<2>, fixed_streams<2>},
-                                      .rms_norm = rms_norm,
-                                      .swiglu = swiglu,
-                                      .add_scaled = add_scaled,
-                                      .decode_ns = 0.02,
-                                      .apply_ns = 0.02};
-const LaneKernels kLanesNeonDotI8 = {.name = "neondot_i8",
-                                     .prepare = prepare<1, 0>,
-                                     .prepared_floats = kPreparedFloats<1>,
-                                     .f32 = {},
-                                     .bf16 = {},
-                                     .q8_0 = {},
-                                     .mxfp4 = {fixed_product<1>, fixed_streams<1>},
-                                     .rms_norm = rms_norm,
-                                     .swiglu = swiglu,
-                                     .add_scaled = add_scaled,
-                                     .decode_ns = 0.02,
-                                     .apply_ns = 0.01};
+const LaneKernels kLanesNeonDotI16 = fixed_lanes<2, 0>("neondot_i16", kMaxTileTokens, 0.02, 0.02);
+const LaneKernels kLanesNeonDotI8 = fixed_lanes<1, 0>("neondot_i8", kMaxTileTokens, 0.02, 0.01);
 
 }  // namespace moxie
