@@ -33,19 +33,6 @@ constexpr float kGreatestFixed = W == 2 ? 127.0f * 256.0f : 127.0f;
 template <int32_t W, int32_t N>
 MOXIE_INLINE void add_block(const std::byte* block, const float* const* x, int32_t i, Vec* sums);
 
-// Every lane becomes reduce(of all), for a reduce of two vectors that takes them in any order.
-template <typename V, typename Reduce>
-MOXIE_INLINE void reduce_lanes(V& v, Reduce reduce) {
-#pragma GCC unroll 4
-  for (int32_t step = kLanes / 2; step > 0; step /= 2) {
-    IntVec order;
-#pragma GCC unroll 16
-    for (int32_t lane = 0; lane < kLanes; ++lane) order[lane] = lane ^ step;
-    const V other = __builtin_shuffle(v, order);
-    reduce(v, other);
-  }
-}
-
 template <int32_t W, int32_t kWeightOffset>
 void prepare(const float* x, int32_t cols, float* out) {
   typedef int8_t Bytes __attribute__((vector_size(kLanes)));
@@ -54,15 +41,20 @@ void prepare(const float* x, int32_t cols, float* out) {
   constexpr int32_t kVecs = 32 / kLanes;
   auto* block = reinterpret_cast<PreparedBlock<W>*>(out);
   for (int32_t k = 0; k < cols; k += 32, ++block) {
-    Vec v[kVecs], greatest = {};
+    Vec v[kVecs];
+    IntVec greatest = {};  // as bits, which rise with the magnitude
 #pragma GCC unroll 8
     for (int32_t i = 0; i < kVecs; ++i) {
       load(x + k + kLanes * i, v[i]);
-      const Vec magnitude = v[i] < 0.0f ? -v[i] : v[i];
+      const IntVec magnitude = reinterpret_cast<IntVec>(v[i]) & 0x7FFFFFFF;
       greatest = magnitude > greatest ? magnitude : greatest;
     }
-    reduce_lanes(greatest, [](Vec& a, const Vec& b) { a = a > b ? a : b; });
-    const float amax = greatest[0];
+    alignas(64) int32_t lanes[kLanes];
+    *reinterpret_cast<StoredIntVec*>(lanes) = greatest;
+    int32_t bits = 0;
+    for (int32_t lane = 0; lane < kLanes; ++lane) bits = lanes[lane] > bits ? lanes[lane] : bits;
+    float amax;
+    __builtin_memcpy(&amax, &bits, 4);
     const float inverse = amax > 0 ? kGreatestFixed<W> / amax : 0.0f;
     IntVec sum = {};
 #pragma GCC unroll 8
@@ -77,9 +69,11 @@ void prepare(const float* x, int32_t cols, float* out) {
       *reinterpret_cast<StoredBytes*>(block->bytes[W - 1] + kLanes * i) =
           __builtin_convertvector(low, Bytes);
     }
-    reduce_lanes(sum, [](IntVec& a, const IntVec& b) { a += b; });
+    *reinterpret_cast<StoredIntVec*>(lanes) = sum;
+    int32_t total = 0;
+    for (int32_t lane = 0; lane < kLanes; ++lane) total += lanes[lane];
     block->half_scale = amax * (0.5f / kGreatestFixed<W>);
-    block->correction = -kWeightOffset * sum[0];
+    block->correction = -kWeightOffset * total;
   }
 }
 
@@ -120,6 +114,8 @@ void fixed_product(const std::byte* tile, int32_t cols, const float* const* x, i
         return fixed_product_of<W, 5, 1>(tile, 0, cols, x, y);
       case 3:
         return fixed_product_of<W, 3, 1>(tile, 0, cols, x, y);
+      default:
+        break;
     }
   }
   int32_t token = 0;
