@@ -182,7 +182,7 @@ TEST_F(CliTest, DevicesThatAreNotThereAreClearErrors) {
     const auto result = moxie({"run", "hi", "--device", device});
     EXPECT_EQ(result.exit_code, 1) << device;
     EXPECT_NE(result.err.find("error"), std::string::npos) << result.err;
-    EXPECT_NE(result.err.find("("), std::string::npos) << "no hint: " << result.err;
+    EXPECT_NE(result.err.find('('), std::string::npos) << "no hint: " << result.err;
     EXPECT_TRUE(result.out.empty()) << result.out;
   }
   EXPECT_EQ(moxie({"run", "hi", "--graphs", "maybe"}).exit_code, 2);
