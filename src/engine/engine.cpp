@@ -167,7 +167,7 @@ Status Engine::make_kernels() {
       return fail("no row of this device takes activations in 8-bit floats", "--activation",
                   "auto, or bf16");
   }
-  if (choice.int8() && (features & (kAvx2 | kNeonDot)) == 0)
+  if (choice.int8() && (features & kInt8Features) == 0)
     return fail("no row of this device takes activations in 8-bit integers", "--activation",
                 "auto, or bf16");
   kernels_ = std::make_unique<KernelChooser>(device_->kind(), features, choice);

@@ -72,7 +72,7 @@ TEST(EngineTest, ActivationsAreThoseAskedForOrAnError) {
     EXPECT_NE(engine.error().message().find(why), std::string::npos) << engine.error().message();
     EXPECT_NE(engine.error().message().find("--activation"), std::string::npos);
   }
-  const bool can_int8 = (cpu_features() & (kAvx2 | kNeonDot)) != 0;
+  const bool can_int8 = (cpu_features() & kInt8Features) != 0;
   for (const bool is_int8 : {false, true}) {
     auto engine = load(is_int8 ? "int8" : "auto");
     ASSERT_EQ(engine.has_value(), can_int8 || !is_int8);

@@ -45,6 +45,9 @@ struct Row {
 
 inline constexpr double kReferenceCost = 1e12;
 
+/// Any of these has rows that round to 8-bit integers.
+inline constexpr Features kInt8Features = kAvx2 | kNeonDot;
+
 /// `ran_on` of rows in plain C++, and of those for aarch64: no such machine has run them yet.
 inline constexpr const char* kRanAnyCpu = "x86-64; aarch64 under an emulator only";
 inline constexpr const char* kRanEmulated = "aarch64 under an emulator only";

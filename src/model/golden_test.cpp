@@ -60,6 +60,22 @@ class GoldenTest : public ::testing::TestWithParam<const char*> {
     CHECK(harness.has_value(), harness ? "" : harness.error().message());
     return std::move(*harness);
   }
+  // Over all positions of all cases; each(name, kl) is told that of each case.
+  template <typename Each>
+  double mean_kl_of_cases(ModelHarness& model, Each each) const {
+    const Golden golden(folder() + "/goldens.safetensors");
+    double sum = 0, positions = 0;
+    for (int c = 0; golden.has("case" + std::to_string(c) + ".logits"); ++c) {
+      const std::string name = "case" + std::to_string(c);
+      const auto ids = golden.read<int32_t>(name + ".input_ids");
+      const double kl =
+          mean_kl(golden.read<float>(name + ".logits"), model.logits(ids), model.config().vocab);
+      each(name, kl);
+      sum += kl * static_cast<double>(ids.size());
+      positions += static_cast<double>(ids.size());
+    }
+    return sum / positions;
+  }
 };
 
 TEST_P(GoldenTest, ReferenceRowsEqualTransformers) {
@@ -99,42 +115,25 @@ TEST_P(GoldenTest, GreedyContinuationsEqualTransformers) {
 }
 
 TEST_P(GoldenTest, DefaultRowsStayWithinTheKlBar) {
-  const Golden golden(folder() + "/goldens.safetensors");
   for (const DType kv : {DType::kF32, DType::kBF16}) {
     auto model = open({.kv_dtype = kv});
-    double sum = 0, positions = 0;
-    for (int c = 0; golden.has("case" + std::to_string(c) + ".logits"); ++c) {
-      const std::string name = "case" + std::to_string(c);
-      const auto ids = golden.read<int32_t>(name + ".input_ids");
-      const double kl =
-          mean_kl(golden.read<float>(name + ".logits"), model->logits(ids), model->config().vocab);
-      // These weights are random: rounding the cache to BF16 flips an expert now and then, so that
-      // the bar holds for the mean over all positions, and without rounding by a wide margin.
+    // These weights are random: rounding the cache to BF16 flips an expert now and then, so that
+    // the bar holds for the mean over all positions, and without rounding by a wide margin.
+    const double mean = mean_kl_of_cases(*model, [&](const std::string& name, double kl) {
       if (kv == DType::kF32) {
         EXPECT_LE(kl, 1e-6) << name;
       }
-      sum += kl * static_cast<double>(ids.size());
-      positions += static_cast<double>(ids.size());
-    }
-    EXPECT_LE(sum / positions, 2e-3) << dtype_name(kv);
+    });
+    EXPECT_LE(mean, 2e-3) << dtype_name(kv);
   }
 }
 
 TEST_P(GoldenTest, ActivationsInInt8StayWithinTheKlBar) {
-  if ((cpu_features() & (kAvx2 | kNeonDot)) == 0) GTEST_SKIP() << "no row for it on this CPU";
-  const Golden golden(folder() + "/goldens.safetensors");
+  if ((cpu_features() & kInt8Features) == 0) GTEST_SKIP() << "no row for it on this CPU";
   auto model = open({.activation = "int8", .kv_dtype = DType::kF32});
-  double sum = 0, positions = 0;
-  for (int c = 0; golden.has("case" + std::to_string(c) + ".logits"); ++c) {
-    const std::string name = "case" + std::to_string(c);
-    const auto ids = golden.read<int32_t>(name + ".input_ids");
-    const double kl =
-        mean_kl(golden.read<float>(name + ".logits"), model->logits(ids), model->config().vocab);
-    sum += kl * static_cast<double>(ids.size());
-    positions += static_cast<double>(ids.size());
-  }
-  std::printf("  mean KL %.2e over %.0f positions\n", sum / positions, positions);
-  EXPECT_LE(sum / positions, 2e-3);
+  const double mean = mean_kl_of_cases(*model, [](const std::string&, double) {});
+  std::printf("  mean KL %.2e\n", mean);
+  EXPECT_LE(mean, 2e-3);
   for (const auto& count : model->kernels().counts()) {
     if (count.step == StepKind::kExperts) {
       EXPECT_NE(count.name.find("_i8_"), std::string::npos);

@@ -78,7 +78,13 @@ void down(const ExpertsParams& p, const LaneKernels& lanes, const Parts& parts, 
       });
 }
 
-void run(const ExpertsParams& p, const LaneKernels& lanes) {
+}  // namespace
+
+uint64_t gemv_workspace(const ExpertsParams& p, const LaneKernels& lanes) {
+  return lay_out(p, lanes, nullptr).bytes;
+}
+
+void gemv_run(const ExpertsParams& p, const LaneKernels& lanes) {
   if (p.num_tokens == 0) return;
   const Parts parts = lay_out(p, lanes, p.launch.workspace);
   ThreadPool& pool = *p.launch.stream->pool;
@@ -117,50 +123,17 @@ void run(const ExpertsParams& p, const LaneKernels& lanes) {
              });
 }
 
-double cost(const ExpertsParams& p, const LaneKernels& lanes) {
+double gemv_cost(const ExpertsParams& p, const LaneKernels& lanes) {
   // As if the pairs fell evenly on the experts.
   const double num_pairs = static_cast<double>(p.num_tokens) * p.top_k;
   const double num_active = std::min<double>(num_pairs, p.gate_up.num_experts);
   return product_ns(lanes, 3.0 * p.hidden * p.intermediate * num_active, num_pairs / num_active);
 }
 
-const char* refuses(const ExpertsParams& p, const LaneKernels& lanes) {
+const char* gemv_refuses(const ExpertsParams& p, const LaneKernels& lanes) {
   if (p.gate_up.rows % 32 != 0) return "gate and up rows are not in pairs of tiles";
   if (const char* why = product_refuses(lanes, p.gate_up)) return why;
   return product_refuses(lanes, p.down);
 }
-
-}  // namespace
-
-template <const LaneKernels& kLanes>
-const char* ExpertsGemv<kLanes>::refuses(const ExpertsParams& p) {
-  return moxie::refuses(p, kLanes);
-}
-template <const LaneKernels& kLanes>
-double ExpertsGemv<kLanes>::cost(const ExpertsParams& p) {
-  return moxie::cost(p, kLanes);
-}
-template <const LaneKernels& kLanes>
-uint64_t ExpertsGemv<kLanes>::workspace(const ExpertsParams& p) {
-  return lay_out(p, kLanes, nullptr).bytes;
-}
-template <const LaneKernels& kLanes>
-void ExpertsGemv<kLanes>::run(const ExpertsParams& p) {
-  moxie::run(p, kLanes);
-}
-
-template struct ExpertsGemv<kLanesPortable>;
-#if defined(__x86_64__)
-template struct ExpertsGemv<kLanesAvx2>;
-template struct ExpertsGemv<kLanesAvx512>;
-template struct ExpertsGemv<kLanesAvx2I16>;
-template struct ExpertsGemv<kLanesAvxVnniI16>;
-template struct ExpertsGemv<kLanesAvx512VnniI16>;
-template struct ExpertsGemv<kLanesAvx2I8>;
-template struct ExpertsGemv<kLanesAvxVnniI8>;
-template struct ExpertsGemv<kLanesAvx512VnniI8>;
-#endif
-template struct ExpertsGemv<kLanesNeonDotI16>;
-template struct ExpertsGemv<kLanesNeonDotI8>;
 
 }  // namespace moxie

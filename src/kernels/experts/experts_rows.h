@@ -11,16 +11,12 @@ const char* experts_reference_refuses(const ExpertsParams& params);
 uint64_t experts_reference_workspace(const ExpertsParams& params);
 void experts_reference(const ExpertsParams& params);
 
-/// experts_any_f32_gemv_*, experts_mxfp4_i16_gemv_* and experts_mxfp4_i8_gemv_*: a row for each set
-/// of LaneKernels.
-template <const LaneKernels& kLanes>
-struct ExpertsGemv {
-  static const char* refuses(const ExpertsParams& params);
-  static double cost(const ExpertsParams& params);
-  static uint64_t workspace(const ExpertsParams& params);
-  static void run(const ExpertsParams& params);
-};
-
+// experts_any_f32_gemv_*, experts_mxfp4_i16_gemv_* and experts_mxfp4_i8_gemv_*: a row for each set
+// of LaneKernels.
+const char* gemv_refuses(const ExpertsParams& params, const LaneKernels& lanes);
+double gemv_cost(const ExpertsParams& params, const LaneKernels& lanes);
+uint64_t gemv_workspace(const ExpertsParams& params, const LaneKernels& lanes);
+void gemv_run(const ExpertsParams& params, const LaneKernels& lanes);
 // experts_any_bf16_gemm_*: BF16 activations, F32 sums; for many tokens.
 const char* experts_any_bf16_gemm_refuses(const ExpertsParams& params);
 uint64_t experts_any_bf16_gemm_workspace(const ExpertsParams& params);

@@ -10,8 +10,8 @@ namespace moxie {
 /// Of the products' activations: as they are, or fixed point by blocks of 32 (lanes_fixed_body.h).
 enum class LaneActivations : uint8_t { kF32, kI16, kI8 };
 
-/// `Gemv` is `<Step>Gemv<lanes>` of the step's <step>_rows.h.
-template <typename P, typename Gemv>
+/// By the gemv_* functions of the step's <step>_rows.h.
+template <typename P, const LaneKernels& kLanes>
 constexpr Row<P> gemv_row(const char* name, Features needs, LaneActivations activations,
                           const char* supports, const char* ran_on = "x86-64") {
   constexpr const char* kLimits[] = {
@@ -28,10 +28,10 @@ constexpr Row<P> gemv_row(const char* name, Features needs, LaneActivations acti
           .ran_on = ran_on,
           .layout = PackedLayout::kRows16,
           .rounds_to_int8 = activations == LaneActivations::kI8,
-          .refuses = Gemv::refuses,
-          .cost = Gemv::cost,
-          .workspace = Gemv::workspace,
-          .run = Gemv::run};
+          .refuses = [](const P& p) { return gemv_refuses(p, kLanes); },
+          .cost = [](const P& p) { return gemv_cost(p, kLanes); },
+          .workspace = [](const P& p) { return gemv_workspace(p, kLanes); },
+          .run = [](const P& p) { gemv_run(p, kLanes); }};
 }
 
 }  // namespace moxie

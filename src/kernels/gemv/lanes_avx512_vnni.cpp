@@ -14,9 +14,7 @@ namespace {
 
 // sum += the products of each lane's four unsigned bytes and the four signed bytes at `at`.
 MOXIE_INLINE void add_products(const __m512i& weights, const int8_t* at, __m512i& sum) {
-  int32_t word;
-  __builtin_memcpy(&word, at, 4);
-  sum = _mm512_dpbusd_epi32(sum, weights, _mm512_set1_epi32(word));
+  sum = _mm512_dpbusd_epi32(sum, weights, _mm512_set1_epi32(four_bytes(at)));
 }
 
 template <int32_t W, int32_t N>

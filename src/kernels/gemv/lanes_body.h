@@ -270,8 +270,7 @@ void streams_product(const std::byte* tiles, int64_t tile_bytes, int32_t cols,
   }
 }
 
-// ---- Norm, activation and sums
-// ----------------------------------------------------------------------
+// ---- Norm, activation and sums ------------------------------------------------------------------
 
 void rms_norm(const float* x, const float* weight, int32_t n, float eps, float* out) {
   Vec chains[4] = {};

@@ -12,11 +12,7 @@
 namespace moxie {
 namespace {
 
-MOXIE_INLINE __m256i four_bytes(const int8_t* at) {
-  int32_t word;
-  __builtin_memcpy(&word, at, 4);
-  return _mm256_set1_epi32(word);
-}
+MOXIE_INLINE __m256i spread(const int8_t* four) { return _mm256_set1_epi32(four_bytes(four)); }
 
 template <int32_t W, int32_t N>
 MOXIE_INLINE void add_block(const std::byte* block, const float* const* x, int32_t i, Vec* sums) {
@@ -53,16 +49,15 @@ MOXIE_INLINE void add_block(const std::byte* block, const float* const* x, int32
         for (int32_t w = 0; w < W; ++w) {
           const int8_t* at = from.bytes[w] + 16 * pair;
 #if defined(__AVXVNNI__)
-          sum[n][w] = _mm256_dpbusd_avx_epi32(sum[n][w], low[0], four_bytes(at));
-          sum[n][w] = _mm256_dpbusd_avx_epi32(sum[n][w], high[0], four_bytes(at + 4));
-          sum[n][w] = _mm256_dpbusd_avx_epi32(sum[n][w], low[1], four_bytes(at + 8));
-          sum[n][w] = _mm256_dpbusd_avx_epi32(sum[n][w], high[1], four_bytes(at + 12));
+          sum[n][w] = _mm256_dpbusd_avx_epi32(sum[n][w], low[0], spread(at));
+          sum[n][w] = _mm256_dpbusd_avx_epi32(sum[n][w], high[0], spread(at + 4));
+          sum[n][w] = _mm256_dpbusd_avx_epi32(sum[n][w], low[1], spread(at + 8));
+          sum[n][w] = _mm256_dpbusd_avx_epi32(sum[n][w], high[1], spread(at + 12));
 #else
-          const __m256i first = _mm256_add_epi16(_mm256_maddubs_epi16(low[0], four_bytes(at)),
-                                                 _mm256_maddubs_epi16(high[0], four_bytes(at + 4)));
-          const __m256i second =
-              _mm256_add_epi16(_mm256_maddubs_epi16(low[1], four_bytes(at + 8)),
-                               _mm256_maddubs_epi16(high[1], four_bytes(at + 12)));
+          const __m256i first = _mm256_add_epi16(_mm256_maddubs_epi16(low[0], spread(at)),
+                                                 _mm256_maddubs_epi16(high[0], spread(at + 4)));
+          const __m256i second = _mm256_add_epi16(_mm256_maddubs_epi16(low[1], spread(at + 8)),
+                                                  _mm256_maddubs_epi16(high[1], spread(at + 12)));
           sum[n][w] =
               _mm256_add_epi32(sum[n][w], _mm256_madd_epi16(_mm256_add_epi16(first, second), ones));
 #endif

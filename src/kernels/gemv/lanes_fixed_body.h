@@ -29,6 +29,13 @@ constexpr int32_t kPreparedFloats = sizeof(PreparedBlock<W>) / 4;
 template <int32_t W>
 constexpr float kGreatestFixed = W == 2 ? 127.0f * 256.0f : 127.0f;
 
+// Four activations, for all lanes of an instruction.
+MOXIE_INLINE int32_t four_bytes(const int8_t* at) {
+  int32_t word;
+  __builtin_memcpy(&word, at, 4);
+  return word;
+}
+
 // sums[n * kParts + part] += block i of a tile times token n.
 template <int32_t W, int32_t N>
 MOXIE_INLINE void add_block(const std::byte* block, const float* const* x, int32_t i, Vec* sums);

@@ -20,7 +20,17 @@ Parts lay_out(const OutParams& p, const LaneKernels& lanes, std::byte* base) {
   return parts;
 }
 
-void run(const OutParams& p, const LaneKernels& lanes) {
+}  // namespace
+
+const char* gemv_refuses(const OutParams& p, const LaneKernels& lanes) {
+  return product_refuses(lanes, p.weight);
+}
+
+uint64_t gemv_workspace(const OutParams& p, const LaneKernels& lanes) {
+  return lay_out(p, lanes, nullptr).bytes;
+}
+
+void gemv_run(const OutParams& p, const LaneKernels& lanes) {
   const Parts parts = lay_out(p, lanes, p.launch.workspace);
   ThreadPool& pool = *p.launch.stream->pool;
   const int32_t rows = p.weight.rows;
@@ -39,41 +49,8 @@ void run(const OutParams& p, const LaneKernels& lanes) {
                    });
 }
 
-double cost(const OutParams& p, const LaneKernels& lanes) {
+double gemv_cost(const OutParams& p, const LaneKernels& lanes) {
   return product_ns(lanes, static_cast<double>(p.weight.rows) * p.weight.cols, p.num_tokens);
 }
-
-}  // namespace
-
-template <const LaneKernels& kLanes>
-const char* OutGemv<kLanes>::refuses(const OutParams& p) {
-  return product_refuses(kLanes, p.weight);
-}
-template <const LaneKernels& kLanes>
-double OutGemv<kLanes>::cost(const OutParams& p) {
-  return moxie::cost(p, kLanes);
-}
-template <const LaneKernels& kLanes>
-uint64_t OutGemv<kLanes>::workspace(const OutParams& p) {
-  return lay_out(p, kLanes, nullptr).bytes;
-}
-template <const LaneKernels& kLanes>
-void OutGemv<kLanes>::run(const OutParams& p) {
-  moxie::run(p, kLanes);
-}
-
-template struct OutGemv<kLanesPortable>;
-#if defined(__x86_64__)
-template struct OutGemv<kLanesAvx2>;
-template struct OutGemv<kLanesAvx512>;
-template struct OutGemv<kLanesAvx2I16>;
-template struct OutGemv<kLanesAvxVnniI16>;
-template struct OutGemv<kLanesAvx512VnniI16>;
-template struct OutGemv<kLanesAvx2I8>;
-template struct OutGemv<kLanesAvxVnniI8>;
-template struct OutGemv<kLanesAvx512VnniI8>;
-#endif
-template struct OutGemv<kLanesNeonDotI16>;
-template struct OutGemv<kLanesNeonDotI8>;
 
 }  // namespace moxie

@@ -10,16 +10,12 @@ struct LaneKernels;
 const char* out_reference_refuses(const OutParams& params);
 void out_reference(const OutParams& params);
 
-/// out_any_f32_gemv_*, out_mxfp4_i16_gemv_* and out_mxfp4_i8_gemv_*: a row for each set of
-/// LaneKernels.
-template <const LaneKernels& kLanes>
-struct OutGemv {
-  static const char* refuses(const OutParams& params);
-  static double cost(const OutParams& params);
-  static uint64_t workspace(const OutParams& params);
-  static void run(const OutParams& params);
-};
-
+// out_any_f32_gemv_*, out_mxfp4_i16_gemv_* and out_mxfp4_i8_gemv_*: a row for each set
+// of LaneKernels.
+const char* gemv_refuses(const OutParams& params, const LaneKernels& lanes);
+double gemv_cost(const OutParams& params, const LaneKernels& lanes);
+uint64_t gemv_workspace(const OutParams& params, const LaneKernels& lanes);
+void gemv_run(const OutParams& params, const LaneKernels& lanes);
 // out_any_bf16_gemm_*: BF16 activations, F32 sums; for many tokens.
 const char* out_any_bf16_gemm_refuses(const OutParams& params);
 uint64_t out_any_bf16_gemm_workspace(const OutParams& params);

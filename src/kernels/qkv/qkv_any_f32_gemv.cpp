@@ -42,7 +42,13 @@ void multiply_head(const QkvParams& p, const LaneKernels& lanes, Activations t, 
     finish_head(p, token, head, heads[token - first_token]);
 }
 
-void run(const QkvParams& p, const LaneKernels& lanes) {
+}  // namespace
+
+uint64_t gemv_workspace(const QkvParams& p, const LaneKernels& lanes) {
+  return lay_out(p, lanes, nullptr).bytes;
+}
+
+void gemv_run(const QkvParams& p, const LaneKernels& lanes) {
   const Parts parts = lay_out(p, lanes, p.launch.workspace);
   ThreadPool& pool = *p.launch.stream->pool;
   const int32_t num_tokens = p.batch.num_tokens;
@@ -65,46 +71,13 @@ void run(const QkvParams& p, const LaneKernels& lanes) {
   });
 }
 
-double cost(const QkvParams& p, const LaneKernels& lanes) {
+double gemv_cost(const QkvParams& p, const LaneKernels& lanes) {
   return product_ns(lanes, static_cast<double>(p.weight.rows) * p.weight.cols, p.batch.num_tokens);
 }
 
-const char* refuses(const QkvParams& p, const LaneKernels& lanes) {
+const char* gemv_refuses(const QkvParams& p, const LaneKernels& lanes) {
   if (const char* why = head_refuses(p)) return why;
   return product_refuses(lanes, p.weight);
 }
-
-}  // namespace
-
-template <const LaneKernels& kLanes>
-const char* QkvGemv<kLanes>::refuses(const QkvParams& p) {
-  return moxie::refuses(p, kLanes);
-}
-template <const LaneKernels& kLanes>
-double QkvGemv<kLanes>::cost(const QkvParams& p) {
-  return moxie::cost(p, kLanes);
-}
-template <const LaneKernels& kLanes>
-uint64_t QkvGemv<kLanes>::workspace(const QkvParams& p) {
-  return lay_out(p, kLanes, nullptr).bytes;
-}
-template <const LaneKernels& kLanes>
-void QkvGemv<kLanes>::run(const QkvParams& p) {
-  moxie::run(p, kLanes);
-}
-
-template struct QkvGemv<kLanesPortable>;
-#if defined(__x86_64__)
-template struct QkvGemv<kLanesAvx2>;
-template struct QkvGemv<kLanesAvx512>;
-template struct QkvGemv<kLanesAvx2I16>;
-template struct QkvGemv<kLanesAvxVnniI16>;
-template struct QkvGemv<kLanesAvx512VnniI16>;
-template struct QkvGemv<kLanesAvx2I8>;
-template struct QkvGemv<kLanesAvxVnniI8>;
-template struct QkvGemv<kLanesAvx512VnniI8>;
-#endif
-template struct QkvGemv<kLanesNeonDotI16>;
-template struct QkvGemv<kLanesNeonDotI8>;
 
 }  // namespace moxie

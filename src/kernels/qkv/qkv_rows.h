@@ -11,16 +11,12 @@ const char* qkv_reference_refuses(const QkvParams& params);
 uint64_t qkv_reference_workspace(const QkvParams& params);
 void qkv_reference(const QkvParams& params);
 
-/// qkv_any_f32_gemv_*, qkv_mxfp4_i16_gemv_* and qkv_mxfp4_i8_gemv_*: a row for each set of
-/// LaneKernels.
-template <const LaneKernels& kLanes>
-struct QkvGemv {
-  static const char* refuses(const QkvParams& params);
-  static double cost(const QkvParams& params);
-  static uint64_t workspace(const QkvParams& params);
-  static void run(const QkvParams& params);
-};
-
+// qkv_any_f32_gemv_*, qkv_mxfp4_i16_gemv_* and qkv_mxfp4_i8_gemv_*: a row for each set
+// of LaneKernels.
+const char* gemv_refuses(const QkvParams& params, const LaneKernels& lanes);
+double gemv_cost(const QkvParams& params, const LaneKernels& lanes);
+uint64_t gemv_workspace(const QkvParams& params, const LaneKernels& lanes);
+void gemv_run(const QkvParams& params, const LaneKernels& lanes);
 // qkv_any_bf16_gemm_*: BF16 activations, F32 sums; for many tokens.
 const char* qkv_any_bf16_gemm_refuses(const QkvParams& params);
 uint64_t qkv_any_bf16_gemm_workspace(const QkvParams& params);

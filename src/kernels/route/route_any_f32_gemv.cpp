@@ -42,7 +42,18 @@ void choose(const RouteParams& p, const float* logits, int64_t token) {
   for (int32_t slot = 0; slot < p.top_k; ++slot) weights[slot] /= sum;
 }
 
-void run(const RouteParams& p, const LaneKernels& lanes) {
+}  // namespace
+
+const char* gemv_refuses(const RouteParams& p, const LaneKernels& lanes) {
+  if (p.top_k > kMaxTopK || p.top_k > p.weight.rows) return "top_k above 16 or the experts";
+  return product_refuses(lanes, p.weight);
+}
+
+uint64_t gemv_workspace(const RouteParams& p, const LaneKernels&) {
+  return lay_out(p, nullptr).bytes;
+}
+
+void gemv_run(const RouteParams& p, const LaneKernels& lanes) {
   const Parts parts = lay_out(p, p.launch.workspace);
   ThreadPool& pool = *p.launch.stream->pool;
   const int32_t num_experts = p.weight.rows;
@@ -66,34 +77,8 @@ void run(const RouteParams& p, const LaneKernels& lanes) {
   });
 }
 
-double cost(const RouteParams& p, const LaneKernels& lanes) {
+double gemv_cost(const RouteParams& p, const LaneKernels& lanes) {
   return product_ns(lanes, static_cast<double>(p.weight.rows) * p.weight.cols, p.num_tokens);
 }
-
-}  // namespace
-
-template <const LaneKernels& kLanes>
-const char* RouteGemv<kLanes>::refuses(const RouteParams& p) {
-  if (p.top_k > kMaxTopK || p.top_k > p.weight.rows) return "top_k above 16 or the experts";
-  return product_refuses(kLanes, p.weight);
-}
-template <const LaneKernels& kLanes>
-double RouteGemv<kLanes>::cost(const RouteParams& p) {
-  return moxie::cost(p, kLanes);
-}
-template <const LaneKernels& kLanes>
-uint64_t RouteGemv<kLanes>::workspace(const RouteParams& p) {
-  return lay_out(p, nullptr).bytes;
-}
-template <const LaneKernels& kLanes>
-void RouteGemv<kLanes>::run(const RouteParams& p) {
-  moxie::run(p, kLanes);
-}
-
-template struct RouteGemv<kLanesPortable>;
-#if defined(__x86_64__)
-template struct RouteGemv<kLanesAvx2>;
-template struct RouteGemv<kLanesAvx512>;
-#endif
 
 }  // namespace moxie

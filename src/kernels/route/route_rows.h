@@ -11,15 +11,11 @@ const char* route_reference_refuses(const RouteParams& params);
 uint64_t route_reference_workspace(const RouteParams& params);
 void route_reference(const RouteParams& params);
 
-/// route_any_f32_gemv_*: a row for each set of LaneKernels.
-template <const LaneKernels& kLanes>
-struct RouteGemv {
-  static const char* refuses(const RouteParams& params);
-  static double cost(const RouteParams& params);
-  static uint64_t workspace(const RouteParams& params);
-  static void run(const RouteParams& params);
-};
-
+// route_any_f32_gemv_*: a row for each set of LaneKernels.
+const char* gemv_refuses(const RouteParams& params, const LaneKernels& lanes);
+double gemv_cost(const RouteParams& params, const LaneKernels& lanes);
+uint64_t gemv_workspace(const RouteParams& params, const LaneKernels& lanes);
+void gemv_run(const RouteParams& params, const LaneKernels& lanes);
 // route_bf16_folded_cuda: nothing is left to run; its work is in the launches of out and experts
 // around it (RouteFold).
 const char* route_bf16_folded_cuda_refuses(const RouteParams& params);

@@ -23,13 +23,11 @@ const Row<RouteParams> kRows[] = {
      .cost = reference_cost,
      .workspace = route_reference_workspace,
      .run = route_reference},
-    gemv_row<RouteParams, RouteGemv<kLanesPortable>>("route_any_f32_gemv_portable", kFeatureNone,
-                                                     kF32, kAnyFormat, kRanAnyCpu),
+    gemv_row<RouteParams, kLanesPortable>("route_any_f32_gemv_portable", kFeatureNone, kF32,
+                                          kAnyFormat, kRanAnyCpu),
 #if defined(__x86_64__)
-    gemv_row<RouteParams, RouteGemv<kLanesAvx2>>("route_any_f32_gemv_avx2", kAvx2, kF32,
-                                                 kAnyFormat),
-    gemv_row<RouteParams, RouteGemv<kLanesAvx512>>("route_any_f32_gemv_avx512", kAvx512, kF32,
-                                                   kAnyFormat),
+    gemv_row<RouteParams, kLanesAvx2>("route_any_f32_gemv_avx2", kAvx2, kF32, kAnyFormat),
+    gemv_row<RouteParams, kLanesAvx512>("route_any_f32_gemv_avx512", kAvx512, kF32, kAnyFormat),
 #endif
 #if MOXIE_HAS_CUDA
     {.name = kFoldedRouteRow,

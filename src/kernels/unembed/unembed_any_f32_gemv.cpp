@@ -24,7 +24,17 @@ Parts lay_out(const UnembedParams& p, const LaneKernels& lanes, std::byte* base)
   return parts;
 }
 
-void run(const UnembedParams& p, const LaneKernels& lanes) {
+}  // namespace
+
+const char* gemv_refuses(const UnembedParams& p, const LaneKernels& lanes) {
+  return product_refuses(lanes, p.weight);
+}
+
+uint64_t gemv_workspace(const UnembedParams& p, const LaneKernels& lanes) {
+  return lay_out(p, lanes, nullptr).bytes;
+}
+
+void gemv_run(const UnembedParams& p, const LaneKernels& lanes) {
   const Parts parts = lay_out(p, lanes, p.launch.workspace);
   ThreadPool& pool = *p.launch.stream->pool;
   const int32_t vocab = p.weight.rows;
@@ -43,41 +53,8 @@ void run(const UnembedParams& p, const LaneKernels& lanes) {
                    });
 }
 
-double cost(const UnembedParams& p, const LaneKernels& lanes) {
+double gemv_cost(const UnembedParams& p, const LaneKernels& lanes) {
   return product_ns(lanes, static_cast<double>(p.weight.rows) * p.weight.cols, p.num_rows);
 }
-
-}  // namespace
-
-template <const LaneKernels& kLanes>
-const char* UnembedGemv<kLanes>::refuses(const UnembedParams& p) {
-  return product_refuses(kLanes, p.weight);
-}
-template <const LaneKernels& kLanes>
-double UnembedGemv<kLanes>::cost(const UnembedParams& p) {
-  return moxie::cost(p, kLanes);
-}
-template <const LaneKernels& kLanes>
-uint64_t UnembedGemv<kLanes>::workspace(const UnembedParams& p) {
-  return lay_out(p, kLanes, nullptr).bytes;
-}
-template <const LaneKernels& kLanes>
-void UnembedGemv<kLanes>::run(const UnembedParams& p) {
-  moxie::run(p, kLanes);
-}
-
-template struct UnembedGemv<kLanesPortable>;
-#if defined(__x86_64__)
-template struct UnembedGemv<kLanesAvx2>;
-template struct UnembedGemv<kLanesAvx512>;
-template struct UnembedGemv<kLanesAvx2I16>;
-template struct UnembedGemv<kLanesAvxVnniI16>;
-template struct UnembedGemv<kLanesAvx512VnniI16>;
-template struct UnembedGemv<kLanesAvx2I8>;
-template struct UnembedGemv<kLanesAvxVnniI8>;
-template struct UnembedGemv<kLanesAvx512VnniI8>;
-#endif
-template struct UnembedGemv<kLanesNeonDotI16>;
-template struct UnembedGemv<kLanesNeonDotI8>;
 
 }  // namespace moxie

@@ -11,16 +11,12 @@ const char* unembed_reference_refuses(const UnembedParams& params);
 uint64_t unembed_reference_workspace(const UnembedParams& params);
 void unembed_reference(const UnembedParams& params);
 
-/// unembed_any_f32_gemv_*, unembed_mxfp4_i16_gemv_* and unembed_mxfp4_i8_gemv_*: a row for each set
-/// of LaneKernels.
-template <const LaneKernels& kLanes>
-struct UnembedGemv {
-  static const char* refuses(const UnembedParams& params);
-  static double cost(const UnembedParams& params);
-  static uint64_t workspace(const UnembedParams& params);
-  static void run(const UnembedParams& params);
-};
-
+// unembed_any_f32_gemv_*, unembed_mxfp4_i16_gemv_* and unembed_mxfp4_i8_gemv_*: a row for each set
+// of LaneKernels.
+const char* gemv_refuses(const UnembedParams& params, const LaneKernels& lanes);
+double gemv_cost(const UnembedParams& params, const LaneKernels& lanes);
+uint64_t gemv_workspace(const UnembedParams& params, const LaneKernels& lanes);
+void gemv_run(const UnembedParams& params, const LaneKernels& lanes);
 // unembed_any_bf16_gemm_*: BF16 activations, F32 sums; for many rows.
 const char* unembed_any_bf16_gemm_refuses(const UnembedParams& params);
 uint64_t unembed_any_bf16_gemm_workspace(const UnembedParams& params);
