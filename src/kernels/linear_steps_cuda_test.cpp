@@ -164,6 +164,23 @@ TEST_F(LinearStepsCuda, ExpertsThatNormAgreeWithTheReference) {
       {.tokens = 40, .hidden = 2880, .intermediate = 96, .experts = 3, .top_k = 2});
 }
 
+// Columns that a cluster shares.
+TEST_F(LinearStepsCuda, SplitColumnsAgreeWithTheReference) {
+  for (const int32_t tokens : {1, 2, 3, 4, 5, 8, 11}) {
+    for (const int32_t width : {2880, 4096}) {
+      expect_rows_agree(QkvCase{.tokens = tokens,
+                                .hidden = width,
+                                .heads = 4,
+                                .kv_heads = 2,
+                                .head_dim = 64,
+                                .weights = DType::kMXFP4,
+                                .cache = DType::kBF16});
+      expect_rows_agree(
+          OutCase{.tokens = tokens, .rows = 300, .cols = width, .weights = DType::kMXFP4});
+    }
+  }
+}
+
 // out and experts with the route step folded in, against the three steps of the reference.
 TEST_F(LinearStepsCuda, FoldedRouteAgreesWithTheReference) {
   for (const int32_t tokens : {1, 2, 5, 8, 11}) {
@@ -173,6 +190,9 @@ TEST_F(LinearStepsCuda, FoldedRouteAgreesWithTheReference) {
   // So many pieces that a cluster's buffers serve several.
   expect_folded_route_agrees({.tokens = 8, .hidden = 1152, .experts = 40, .top_k = 4});
   expect_folded_route_agrees({.tokens = 3, .hidden = 192, .experts = 200, .top_k = 3});
+  // One, two, some and more than four tokens an expert.
+  for (const int32_t experts : {6, 16})
+    expect_folded_route_agrees({.tokens = 8, .hidden = 2880, .experts = experts, .top_k = 4});
 }
 
 TEST_F(LinearStepsCuda, EightBitExpertsRoundNothingButActivations) {

@@ -30,7 +30,9 @@ struct StepParams {
             .table = weights.embedding,
             .x = act.x,
             .cleared = act.route_sums[0],
-            .num_cleared = act.route_sums[0] == nullptr ? 0 : 2 * config.num_experts,
+            .num_cleared = act.route_sums[0] == nullptr
+                               ? 0
+                               : 2 * words_of_token(config.num_experts, config.top_k),
             .x_is_single = x_is_single};
   }
   QkvParams qkv(const LayerWeights& layer, const KvLayer& kv, const Rotary& rotary) const {
@@ -332,7 +334,9 @@ ActivationBytes activation_bytes(const GptOssConfig& config, const ModelWeights&
   const uint64_t token_bytes =
       4ull * ((1 + bytes.floats_of_x) * config.hidden + 2 * config.q_width() + 2 * config.top_k);
   const uint64_t fold_bytes =
-      bytes.floats_of_x > 1 ? 4ull * (4 * config.num_experts + config.hidden / 16) : 0;
+      bytes.floats_of_x > 1
+          ? 4ull * (4 * words_of_token(config.num_experts, config.top_k) + config.hidden / 16)
+          : 0;
   bytes.arrays = static_cast<uint64_t>(max_tokens) * (token_bytes + fold_bytes) + 11 * 256;
   bytes.logits = 4ull * static_cast<uint64_t>(max_logit_rows) * config.vocab + 256;
   // A row's scratch may be greatest at few tokens (attention split over keys): try powers of two.
@@ -365,7 +369,7 @@ Activations make_activations(const GptOssConfig& config, const ActivationBytes& 
   act.expert_weights = arena.take_array<float>(tokens * config.top_k);
   if (bytes.floats_of_x > 1) {
     for (float*& sums : act.route_sums)
-      sums = arena.take_array<float>(tokens * 2 * config.num_experts);
+      sums = arena.take_array<float>(tokens * 2 * words_of_token(config.num_experts, config.top_k));
     act.route_squares = arena.take_array<float>(tokens * config.hidden / 16);
   }
   act.logits = arena.take_array<float>(static_cast<uint64_t>(max_logit_rows) * config.vocab);

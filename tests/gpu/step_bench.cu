@@ -123,7 +123,7 @@ class Bench {
     expert_weights_ = floats(t * 4, 0, 0.25f);
     first_x_bytes_ = static_cast<uint64_t>(t * kHidden * kFloatsOfCudaX) * 4;
     first_x_ = floats(t * kHidden * kFloatsOfCudaX, 1, 0);
-    for (float*& sums : route_sums_) sums = floats(t * o_.experts * 2, 0, 0);
+    for (float*& sums : route_sums_) sums = floats(t * words_of_token(o_.experts, 4) * 2, 0, 0);
     route_squares_ = floats(t * kHidden / 16, 0, 0);
     rotary_ = floats(max_positions() * 64, 1, 0);
     ids_ = reinterpret_cast<int32_t*>(allocate(16 * t));

@@ -281,7 +281,8 @@ void launch_split(const AttendParams& params, SplitParams split, int32_t num_til
                           .num_threads = kThreads,
                           .shared_bytes = static_cast<uint64_t>(shared_bytes),
                           .cluster = split.num_splits,
-                          .programmatic = true};
+                          .programmatic = true,
+                          .leaves_l1 = chain_leaves_l1(params.batch.num_tokens)};
   launch_kernel(kRowName, kernel, split, shape, stream);
 }
 

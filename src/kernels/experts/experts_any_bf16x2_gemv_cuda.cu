@@ -1,6 +1,7 @@
-// experts on CUDA for a few tokens. Sizes in whole slices take the kernel of experts_slices.cuh;
-// others two kernels: gate/up with the clamped SwiGLU, then down with the weighted sum, bias and
-// residual. Each expert that any token chose is read once a launch.
+// experts on CUDA for a few tokens. One token takes the kernel of experts_slices.cuh, more
+// those of experts_tiles.cuh, where these know the sizes and format; else two kernels: gate/up with
+// the clamped SwiGLU, then down with the weighted sum, bias and residual. Each expert that any
+// token chose is read once a launch.
 //
 // gate_up: a team of two warps makes whole tiles (8 gate and 8 up rows of the same outputs, so that
 // a lane has both); the tokens' activations are staged once a block. Its outputs, times the weight
@@ -14,6 +15,7 @@
 
 #include "kernels/experts/experts_rows.h"
 #include "kernels/experts/experts_slices.cuh"
+#include "kernels/experts/experts_tiles.cuh"
 #include "kernels/gemv/slice_gemv.cuh"
 
 namespace moxie {
@@ -77,7 +79,7 @@ inline constexpr int kDownStageBytes = Pipeline<F>::kStageBytes +
 template <DType F>
 __device__ __forceinline__ void write_half(const ExpertsStep& p, int pair, float weight, int output,
                                            float gate, float up) {
-  const float value = slices::swiglu(gate, up, p.alpha, p.limit);
+  const float value = few_experts::swiglu(gate, up, p.alpha, p.limit);
   const float scaled = value * weight * kActivationScale<F>;
   const __nv_bfloat16 high = __float2bfloat16_rn(scaled);
   const __nv_bfloat16 low = __float2bfloat16_rn(scaled - __bfloat162float(high));
@@ -380,44 +382,53 @@ __global__ void __launch_bounds__(32 * kDownWarps)
 }
 
 // Of the tokens from `first` on, `step` being theirs.
-slices::Step slices_step(const ExpertsStep& step, const ExpertsParams& p, int32_t first) {
+few_experts::Step few_step(const ExpertsStep& step, const ExpertsParams& p, int32_t first) {
   const RouteFold& fold = p.fold;
-  const int64_t logit = int64_t{first} * fold.weight.rows, pair = int64_t{first} * p.top_k;
-  slices::Step slices{.gate_up = step.gate_up,
-                      .down = step.down,
-                      .gate_up_expert_bytes = step.gate_up_expert_bytes,
-                      .down_expert_bytes = step.down_expert_bytes,
-                      .gate_up_bias = step.gate_up_bias,
-                      .down_bias = step.down_bias,
-                      .t = step.t,
-                      .expert_ids = step.expert_ids,
-                      .expert_weights = step.expert_weights,
-                      .x = step.x,
-                      .alpha = step.alpha,
-                      .limit = step.limit,
-                      .num_tokens = step.num_tokens,
-                      .hidden = step.hidden,
-                      .top_k = step.top_k,
-                      .num_units = step.gate_up.num_units(),
-                      .num_units_down = step.num_units_down,
-                      .num_experts = fold.is_on ? fold.weight.rows : 0,
-                      .rms_eps = fold.rms_eps,
-                      .parts = nullptr,
-                      .router_bias = fold.bias,
-                      .logits = nullptr,
-                      .next_logits = nullptr,
-                      .squares = nullptr,
-                      .chosen_ids = nullptr,
-                      .chosen_weights = nullptr};
+  const int64_t logit = fold.is_on ? int64_t{first} * fold.words_of_token() : 0,
+                pair = int64_t{first} * p.top_k;
+  few_experts::Step few{.gate_up = step.gate_up,
+                        .down = step.down,
+                        .gate_up_expert_bytes = step.gate_up_expert_bytes,
+                        .down_expert_bytes = step.down_expert_bytes,
+                        .gate_up_bias = step.gate_up_bias,
+                        .down_bias = step.down_bias,
+                        .t = step.t,
+                        .expert_ids = step.expert_ids,
+                        .expert_weights = step.expert_weights,
+                        .x = step.x,
+                        .alpha = step.alpha,
+                        .limit = step.limit,
+                        .num_tokens = step.num_tokens,
+                        .hidden = step.hidden,
+                        .top_k = step.top_k,
+                        .num_units = step.gate_up.num_units(),
+                        .num_units_down = step.num_units_down,
+                        .num_experts = fold.is_on ? fold.weight.rows : 0,
+                        .num_words = fold.is_on ? fold.words_of_token() : 0,
+                        .rms_eps = fold.rms_eps,
+                        .parts = nullptr,
+                        .router_bias = fold.bias,
+                        .logits = nullptr,
+                        .next_logits = nullptr,
+                        .squares = nullptr,
+                        .chosen_ids = nullptr,
+                        .chosen_weights = nullptr};
   if (fold.is_on) {
-    slices.logits = reinterpret_cast<const float2*>(fold.sums) + logit;
-    slices.next_logits = reinterpret_cast<float2*>(fold.next_sums) + logit;
-    slices.parts = fold.parts + int64_t{first} * p.hidden * 4;
-    slices.squares = fold.squares + int64_t{first} * (p.hidden / 16);
-    slices.chosen_ids = p.expert_ids + pair;
-    slices.chosen_weights = p.expert_weights + pair;
+    few.logits = reinterpret_cast<const float2*>(fold.sums) + logit;
+    few.next_logits = reinterpret_cast<float2*>(fold.next_sums) + logit;
+    few.parts = fold.parts + int64_t{first} * p.hidden * 4;
+    few.squares = fold.squares + int64_t{first} * (p.hidden / 16);
+    few.chosen_ids = p.expert_ids + pair;
+    few.chosen_weights = p.expert_weights + pair;
   }
-  return slices;
+  return few;
+}
+
+tiles::TilesStep tiles_step(const few_experts::Step& step, std::byte* halves) {
+  return {
+      .p = step,
+      .halves = halves,
+      .said = const_cast<float2*>(step.logits) + (step.logits == nullptr ? 0 : step.num_experts)};
 }
 
 ExpertsStep experts_step(const ExpertsParams& p) {
@@ -486,10 +497,11 @@ const char* experts_any_bf16x2_gemv_cuda_refuses(const ExpertsParams& p) {
 uint64_t experts_any_bf16x2_gemv_cuda_workspace(const ExpertsParams& p) { return halves_bytes(p); }
 
 bool experts_any_bf16x2_gemv_cuda_routes(const ExpertsParams& p) {
-  bool routes = false;
   if (experts_any_bf16x2_gemv_cuda_refuses(p) != nullptr) return false;
+  const few_experts::Step step = few_step(experts_step(p), p, 0);
+  bool routes = tiles::tokens_of_launch(step) > 0;
   dispatch_format(p.gate_up.format, [&]<DType F>() {
-    routes = slices::tokens_of_launch<F>(slices_step(experts_step(p), p, 0), block_limits()) > 0;
+    routes |= p.num_tokens == 1 && slices::suits<F>(step, block_limits());
   });
   return routes;
 }
@@ -500,14 +512,16 @@ void experts_any_bf16x2_gemv_cuda(const ExpertsParams& p) {
   const BlockLimits limits = block_limits();
   ExpertsStep step = experts_step(p);
   dispatch_format(p.gate_up.format, [&]<DType F>() {
-    const int of_slices = slices::tokens_of_launch<F>(slices_step(step, p, 0), limits);
+    const few_experts::Step all = few_step(step, p, 0);
+    const int of_tiles = tiles::tokens_of_launch(all);
+    const bool suits_slices = slices::suits<F>(all, limits);
     const int group =
-        of_slices > 0
-            ? of_slices
+        of_tiles > 0
+            ? of_tiles
             : std::min(tokens_that_fit(limits, p.gate_up.num_units(), 4 * kGateUpRingBytes<F>),
                        kMaxPairs / p.top_k);
     // Columns past the intermediate size are read as padding of the last unit.
-    if (of_slices == 0 && p.intermediate % 64 != 0)
+    if (p.intermediate % 64 != 0)
       check_launched(cudaMemsetAsync(p.launch.workspace, 0, halves_bytes(p), stream), kRow);
     for (int32_t first = 0; first < p.num_tokens; first += group) {
       const int64_t pair = static_cast<int64_t>(first) * p.top_k, row = int64_t{first} * p.hidden;
@@ -516,13 +530,13 @@ void experts_any_bf16x2_gemv_cuda(const ExpertsParams& p) {
       step.expert_weights = p.expert_weights + pair;
       step.x = reinterpret_cast<float2*>(p.x) + row;
       step.num_tokens = std::min(group, p.num_tokens - first);
-      if (of_slices > 0) {
-        const slices::Step of_group = slices_step(step, p, first);
-        if (step.num_tokens == 1) {
-          slices::launch_slices<F, 1>(of_group, limits, stream, kRow);
-        } else {
-          slices::launch_slices<F, kMaxTokens>(of_group, limits, stream, kRow);
-        }
+      const few_experts::Step few = few_step(step, p, first);
+      if (step.num_tokens == 1 && suits_slices) {
+        slices::launch_slices<F>(few, limits, stream, kRow);
+        continue;
+      }
+      if (of_tiles > 0) {
+        tiles::launch_tiles(tiles_step(few, step.halves), limits, stream, kRow);
         continue;
       }
       CHECK(!p.fold.is_on, "experts cannot route here");

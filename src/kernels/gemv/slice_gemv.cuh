@@ -284,7 +284,8 @@ void launch_slice_gemv(const char* row, Step step, cudaStream_t stream) {
                     {.grid = dim3(static_cast<unsigned>(ceil_div(num_tiles, step.tiles_a_block))),
                      .num_threads = 32 * plan.num_warps,
                      .shared_bytes = plan.shared_bytes,
-                     .programmatic = true},
+                     .programmatic = true,
+                     .leaves_l1 = chain_leaves_l1(step.num_tokens)},
                     stream);
     });
   });

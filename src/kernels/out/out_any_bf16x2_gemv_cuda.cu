@@ -1,6 +1,6 @@
 // out on CUDA for a few tokens: product, bias and residual in one kernel, a block a tile of 16
 // outputs. More tokens than a launch takes go in groups.
-#include "kernels/gemv/slice_gemv.cuh"
+#include "kernels/gemv/split_gemv.cuh"
 #include "kernels/out/out_rows.h"
 
 namespace moxie {
@@ -19,9 +19,10 @@ struct OutStep {
   // Of the route step, if it is folded in.
   const float* route_norm;  // [rows]
   PackedMatrix router;      // BF16
-  float2* logits;           // [tokens, experts]
-  float* squares;           // [tokens, tiles]
-  std::byte* parts;         // [tokens, rows], of 4 bytes
+  float2* logits;           // [tokens, words_of_token]
+  int32_t words_of_token;
+  float* squares;    // [tokens, tiles]
+  std::byte* parts;  // [tokens, rows], of 4 bytes
   float parts_scale;
 
   // The residual was last written by the experts of the layer before.
@@ -137,7 +138,7 @@ struct OutStep {
 #pragma unroll
       for (int t = 0; t < fragment::kMaxTokens; ++t) {
         if (t >= tokens) break;
-        add_to_residual(logits + int64_t{t} * router.rows + expert, sums[t]);
+        add_to_residual(logits + int64_t{t} * words_of_token + expert, sums[t]);
       }
     }
   }
@@ -160,18 +161,23 @@ void run_out(const OutParams& p) {
                          .route_norm = p.fold.norm_weight,
                          .router = p.fold.weight,
                          .logits = nullptr,
+                         .words_of_token = 0,
                          .squares = nullptr,
                          .parts = nullptr,
                          .parts_scale = 1};
     if constexpr (kFolds) {
-      step.logits = reinterpret_cast<float2*>(p.fold.sums) + int64_t{first} * p.fold.weight.rows;
+      step.logits =
+          reinterpret_cast<float2*>(p.fold.sums) + int64_t{first} * p.fold.words_of_token();
+      step.words_of_token = p.fold.words_of_token();
       step.squares = p.fold.squares + row / 16;
       step.parts = p.fold.parts + 4 * row;
       fragment::dispatch_format(p.fold.experts_format, [&]<DType F>() {
         step.parts_scale = fragment::kActivationScale<F>;
       });
     }
-    fragment::launch_slice_gemv("out_any_bf16x2_gemv_cuda", step, stream);
+    constexpr const char* kRow = "out_any_bf16x2_gemv_cuda";
+    if (!fragment::launch_split_gemv(kRow, step, stream))
+      fragment::launch_slice_gemv(kRow, step, stream);
   }
 }
 

@@ -4,7 +4,7 @@
 // before the activations are split. More tokens than a launch takes go in groups.
 #include "core/formats.h"
 #include "core/fragment.h"
-#include "kernels/gemv/slice_gemv.cuh"
+#include "kernels/gemv/split_gemv.cuh"
 #include "kernels/qkv/qkv_rows.h"
 
 namespace moxie {
@@ -113,7 +113,9 @@ void qkv_any_bf16x2_gemv_cuda(const QkvParams& p) {
         .num_kv_heads = p.num_kv_heads,
         .head_dim = p.head_dim,
     };
-    fragment::launch_slice_gemv("qkv_any_bf16x2_gemv_cuda", step, stream);
+    constexpr const char* kRow = "qkv_any_bf16x2_gemv_cuda";
+    if (!fragment::launch_split_gemv(kRow, step, stream))
+      fragment::launch_slice_gemv(kRow, step, stream);
   }
 }
 

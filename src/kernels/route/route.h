@@ -8,6 +8,12 @@ namespace moxie {
 
 inline constexpr int32_t kMaxTopK = 16;
 
+/// Words of two floats of a token in RouteFold::sums: the experts' sums, then what blocks of
+/// `experts` say to each other (experts_tiles.cuh).
+constexpr int32_t words_of_token(int32_t num_experts, int32_t top_k) {
+  return num_experts + top_k + 1;
+}
+
 /// Routing without a kernel of its own (CUDA): `out` adds each tile's part of the router's products
 /// to `sums`, `experts` applies the norm's factor and the bias and chooses.
 struct RouteFold {
@@ -17,7 +23,7 @@ struct RouteFold {
   const float* norm_weight = nullptr;  // [hidden]
   PackedMatrix weight;                 // [experts, hidden], BF16
   const float* bias = nullptr;         // [experts]
-  // Zero when `out` starts: [tokens, experts] of two floats (kernels/residual.cuh).
+  // Zero when `out` starts: [tokens, words_of_token] of two floats (kernels/residual.cuh).
   float* sums = nullptr;
   float* next_sums = nullptr;  // likewise, cleared by `experts` for the next layer
   float* squares = nullptr;    // [tokens, hidden / 16] sums of x^2 over tiles, written by `out`
@@ -25,6 +31,8 @@ struct RouteFold {
   // order of their kernel, 4 bytes a value: [tokens, hidden].
   std::byte* parts = nullptr;
   DType experts_format = DType::kMXFP4;  // whose scale the parts have
+
+  int32_t words_of_token() const { return moxie::words_of_token(weight.rows, top_k); }
 };
 
 /// The row that has nothing left to run.

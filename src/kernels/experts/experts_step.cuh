@@ -1,0 +1,91 @@
+// What the kernels of experts for a few tokens share: experts_slices.cuh for one,
+// experts_tiles.cuh for more.
+#pragma once
+
+#include "kernels/gemv/slice_gemv.cuh"
+#include "kernels/residual.cuh"
+#include "kernels/route/route_choose.cuh"
+
+namespace moxie::few_experts {
+
+using namespace fragment;
+
+constexpr int kMaxPicks = 32;  // pairs of a token and a choice, and so experts, of a launch
+
+struct Step {
+  PackedMatrix gate_up, down;
+  int64_t gate_up_expert_bytes, down_expert_bytes;
+  const float* gate_up_bias;
+  const float* down_bias;
+  const float* t;  // [tokens, hidden]
+  const int32_t* expert_ids;
+  const float* expert_weights;
+  float2* x;  // [tokens, hidden]
+  float alpha, limit;
+  int32_t num_tokens, hidden, top_k, num_units, num_units_down;
+  // With the route step folded in, num_experts > 0; else the choices and `t` are there.
+  int32_t num_experts, num_words;  // num_words: of a token in `logits`
+  float rms_eps;
+  const std::byte* parts;    // [tokens, hidden] of 4 bytes: the activations
+  const float* router_bias;  // [experts]
+  const float2*
+      logits;  // [tokens, num_words], experts of them without the norm's factor and the bias
+  float2* next_logits;   // likewise, to be cleared
+  const float* squares;  // [tokens, hidden / 16]
+  int32_t* chosen_ids;   // [tokens, top_k], written for who looks on
+  float* chosen_weights;
+};
+
+/// The clamped SwiGLU of one output.
+__device__ __forceinline__ float swiglu(float gate, float up, float alpha, float limit) {
+  gate = fminf(gate, limit);
+  up = fminf(fmaxf(up, -limit), limit);
+  return gate / (1.0f + __expf(-alpha * gate)) * (up + 1.0f);
+}
+
+/// A token's choice from what `out` left, and the factor of its norm; by one warp.
+template <int kMine>
+__device__ __forceinline__ Choice route_token(const Step& p, int token,
+                                              const float (&bias)[kMaxExperts / 32],
+                                              float& factor) {
+  const int lane = threadIdx.x % 32, num_tiles = p.hidden / 16;
+  const float2* sums = p.logits + int64_t{token} * p.num_words;
+  const float* squares = p.squares + int64_t{token} * num_tiles;
+  float2 logits[kMine] = {};
+#pragma unroll
+  for (int i = 0; i < kMine; ++i) {
+    if (lane + 32 * i < p.num_experts) logits[i] = load_early(sums + lane + 32 * i);
+  }
+  // All loads of a round are on their way before the first is waited for.
+  constexpr int kRound = 6;
+  float square = 0;
+#pragma unroll 1
+  for (int first = lane; first - lane < num_tiles; first += 32 * kRound) {
+    float parts[kRound];
+#pragma unroll
+    for (int i = 0; i < kRound; ++i)
+      parts[i] = first + 32 * i < num_tiles ? load_early(squares + first + 32 * i) : 0.0f;
+#pragma unroll
+    for (int i = 0; i < kRound; ++i) square += parts[i];
+  }
+  factor = rsqrtf(__fdividef(warp_sum(square), static_cast<float>(p.hidden)) + p.rms_eps);
+  return choose_experts<kMine>(p.num_experts, p.top_k,
+                               [&](int, int i) { return whole(logits[i]) * factor + bias[i]; });
+}
+
+/// The same for any number of experts.
+__device__ __forceinline__ Choice route_any(const Step& p, int token,
+                                            const float (&bias)[kMaxExperts / 32], float& factor) {
+  return p.num_experts <= 128 ? route_token<4>(p, token, bias, factor)
+                              : route_token<kMaxExperts / 32>(p, token, bias, factor);
+}
+
+/// The lane's part of the router's bias.
+__device__ __forceinline__ void load_router_bias(const Step& p, float (&bias)[kMaxExperts / 32]) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < kMaxExperts / 32; ++i)
+    bias[i] = lane + 32 * i < p.num_experts ? load_early(p.router_bias + lane + 32 * i) : 0.0f;
+}
+
+}  // namespace moxie::few_experts

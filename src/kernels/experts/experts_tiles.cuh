@@ -1,0 +1,401 @@
+// experts on CUDA for 2 to 8 tokens, MXFP4: gate/up with the clamped SwiGLU, then down with the
+// weighted sum, bias and residual, each with its weights held in registers (held_units.cuh).
+//
+// Work is the tiles of 16 rows of the experts that any token chose, in the order [pick][tile]. The
+// blocks are small, several stand on an SM: while some multiply others load. A block's warps share
+// a tile's columns, their sums meet in shared memory. A block's tiles are neighbours, so that
+// activations are seldom staged.
+//
+// Tiles of gate/up have 8 gate and 8 up rows of the same outputs; these, times the weight of their
+// expert, go out as the two BF16 parts that down multiplies with. Down adds its sums to the
+// residual stream, where order does not matter (kernels/residual.cuh). Down's blocks start as those
+// of gate/up end, and read their first weights before they wait for the rest of these.
+#pragma once
+
+#include "kernels/experts/experts_step.cuh"
+#include "kernels/gemv/held_units.cuh"
+
+namespace moxie::tiles {
+
+using namespace few_experts;
+constexpr DType F = DType::kMXFP4;
+
+struct TilesStep {
+  Step p;
+  std::byte* halves;  // [pairs][units of down] of 256 bytes
+  // With the route step folded in, behind each token's logits: what route() says. 0 before.
+  float2* said;
+};
+
+/// An expert of the launch, and which pairs (token * top_k + choice) chose it.
+struct Pick {
+  int32_t expert, count;
+  uint8_t pairs[kMaxTokens], tokens[kMaxTokens];
+};
+struct Picks {
+  Pick of[kMaxPicks];
+  int32_t ids[kMaxPicks];  // of pairs
+  float weights[kMaxPicks];
+  float factors[kMaxTokens];  // of each token's activations
+  int count;
+};
+
+constexpr int kStaged = 2;  // tokens of a pick; the activations of more are read where they are
+constexpr int kBlocks = 4;  // of an SM
+
+template <int kUnits>
+inline constexpr int kMaxWarps = kUnits == 9 ? 5 : 15;
+
+template <int kUnits>
+struct Shared {
+  Picks picks;
+  __align__(16) std::byte inputs[kMaxWarps<kUnits>][kStaged][HeldUnits<kUnits>::kInputBytes];
+  __align__(16) std::byte zeros[HeldUnits<kUnits>::kInputBytes];
+  float sums[2][kMaxWarps<kUnits>][kMaxTokens][16];
+};
+
+/// The tiles of a block in turn.
+struct Walk {
+  int num_tiles, at, end;  // in [pick][tile]
+
+  __device__ __forceinline__ Walk(int num_picks, int tiles_of_pick) : num_tiles(tiles_of_pick) {
+    const int all = num_picks * tiles_of_pick;
+    at = part_begin(all, gridDim.x, blockIdx.x);
+    end = part_begin(all, gridDim.x, blockIdx.x + 1);
+  }
+};
+
+/// Chooses for a token, by one warp, and says so: top_k words of an expert's number + 1 and its
+/// weight, one of 1 and the norm's factor. All are 0 before.
+__device__ __forceinline__ void route(const Step& p, int token, float2* said,
+                                      const float (&router_bias)[kMaxExperts / 32]) {
+  const int lane = threadIdx.x % 32;
+  float factor;
+  const Choice choice = route_any(p, token, router_bias, factor);
+  const float weight = choice_weight(choice, p.top_k);
+  const bool is_factor = lane == p.top_k;
+  const uint32_t word = is_factor ? 1 : choice.id + 1;
+  if (lane <= p.top_k) {
+    asm volatile("st.relaxed.gpu.global.b64 [%0], %1;" ::"l"(said + lane),
+                 "l"(uint64_t{__float_as_uint(is_factor ? factor : weight)} << 32 | word)
+                 : "memory");
+  }
+  if (lane < p.top_k) {
+    p.chosen_ids[token * p.top_k + lane] = choice.id;
+    p.chosen_weights[token * p.top_k + lane] = weight;
+  }
+}
+
+/// Which experts the launch's tokens chose, each once; by one warp.
+__device__ __forceinline__ void pick_experts(const Step& p, Picks& picks) {
+  const int lane = threadIdx.x % 32, num_pairs = p.num_tokens * p.top_k;
+  const int id = lane < num_pairs ? picks.ids[lane] : -1 - lane;
+  uint32_t peers = __match_any_sync(~0u, id);
+  const bool is_first = lane < num_pairs && __ffs(peers) - 1 == lane;
+  const uint32_t firsts = __ballot_sync(~0u, is_first);
+  if (lane == 0) picks.count = __popc(firsts);
+  if (!is_first) return;
+  Pick& pick = picks.of[__popc(firsts & ((1u << lane) - 1))];
+  pick.expert = id;
+  pick.count = __popc(peers);
+  for (int i = 0; i < kMaxTokens && peers != 0; ++i, peers &= peers - 1) {
+    const int pair = __ffs(peers) - 1;
+    pick.pairs[i] = static_cast<uint8_t>(pair);
+    pick.tokens[i] = static_cast<uint8_t>(pair / p.top_k);
+  }
+}
+
+/// Waits for all tokens' choices, by one warp.
+__device__ __forceinline__ void read_choices(const TilesStep& step, Picks& picks) {
+  const Step& p = step.p;
+  const int lane = threadIdx.x % 32;
+  if (p.num_experts > 0) {
+    for (int i = lane; i < p.num_tokens * (p.top_k + 1); i += 32) {
+      const int token = i / (p.top_k + 1), k = i - token * (p.top_k + 1);
+      uint64_t word;
+      do {
+        asm volatile("ld.relaxed.gpu.global.b64 %0, [%1];"
+                     : "=l"(word)
+                     : "l"(step.said + token * p.num_words + k)
+                     : "memory");
+      } while (word == 0);
+      const float value = __uint_as_float(static_cast<uint32_t>(word >> 32));
+      if (k == p.top_k) {
+        picks.factors[token] = value;
+      } else {
+        picks.ids[token * p.top_k + k] = static_cast<int>(word) - 1;
+        picks.weights[token * p.top_k + k] = value;
+      }
+    }
+  } else {
+    if (lane < p.num_tokens * p.top_k)
+      picks.ids[lane] = p.expert_ids[lane], picks.weights[lane] = p.expert_weights[lane];
+    if (lane < kMaxTokens) picks.factors[lane] = 1;
+  }
+  __syncwarp();
+  pick_experts(p, picks);
+}
+
+/// Multiplies a block's tiles, the first of which `held` has or is about to have. input_of(pick,
+/// j): the number of its j-th token's activations; stage(input, to): these, over the warp's units,
+/// to shared memory; lane_inputs(input): the same as the lane's columns. early(pick, tile, i): what
+/// end(pick, tile, i, early, sum) needs besides the sums: sum(row), of token i / kEnds of the pick.
+/// end() is called for i < kEnds * count.
+template <int kUnits, int kEnds, typename InputOf, typename Stage, typename LaneInputs,
+          typename Early, typename End>
+__device__ __forceinline__ void multiply_tiles(const PackedMatrix& matrix, int64_t expert_bytes,
+                                               int units_of_row, Walk& walk,
+                                               HeldUnits<kUnits>& held, Shared<kUnits>& shared,
+                                               InputOf&& input_of, Stage&& stage,
+                                               LaneInputs&& lane_inputs, Early&& early, End&& end) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, num_warps = blockDim.x / 32;
+  const int i = threadIdx.x;
+  int staged = -1;  // whose activations the warp has
+#pragma unroll 1
+  for (int turn = 0; walk.at < walk.end; ++turn) {
+    const int nth = walk.at / walk.num_tiles, tile = walk.at - nth * walk.num_tiles;
+    const Pick& pick = shared.picks.of[nth];
+    const int count = pick.count;
+    decltype(early(pick, tile, i)) known{};
+    if (i < kEnds * count) known = early(pick, tile, i);
+    float(&sums)[kMaxTokens][16] = shared.sums[turn % 2][warp];
+    if (count <= kStaged && nth != staged) {
+      __syncwarp();
+      for (int j = 0; j < count; ++j) stage(input_of(pick, j), shared.inputs[warp][j]);
+      __syncwarp();
+      staged = nth;
+    }
+    const auto store_groups = [&]<int kGroups>(const float(&products)[kGroups][2]) {
+#pragma unroll
+      for (int c = 0; c < kGroups; ++c) {
+        const int j = 4 * c + lane % 4;
+        if (j < count) sums[j][lane / 4] = products[c][0], sums[j][lane / 4 + 8] = products[c][1];
+      }
+    };
+    if (count == 1) {
+      const float sum = held.multiply(shared.inputs[warp][0], shared.zeros);
+      if (lane % 4 < 2) sums[0][lane / 4 + 8 * (lane % 2)] = sum;
+    } else if (count <= kStaged) {
+      sums[lane % 4 / 2][lane / 4 + 8 * (lane % 2)] =
+          held.multiply_two(shared.inputs[warp][0], shared.inputs[warp][1], shared.zeros);
+    } else if (count <= 4) {
+      const auto of_lane = lane_inputs(input_of(pick, min(lane / 8, count - 1)));
+      float products[1][2];
+      held.multiply([&](int, int n) { return of_lane(n); }, products);
+      store_groups(products);
+    } else {
+      const auto first = lane_inputs(input_of(pick, lane / 8));
+      const auto second = lane_inputs(input_of(pick, min(4 + lane / 8, count - 1)));
+      float products[2][2];
+      held.multiply([&](int c, int n) { return c == 0 ? first(n) : second(n); }, products);
+      store_groups(products);
+    }
+    if (++walk.at < walk.end) {
+      const int next = walk.at / walk.num_tiles, next_tile = walk.at - next * walk.num_tiles;
+      held.load(matrix.data + shared.picks.of[next].expert * expert_bytes +
+                (int64_t{next_tile} * units_of_row + warp * kUnits) * kUnitBytes<F>);
+    }
+    __syncthreads();
+    for (int e = i; e < kEnds * count; e += blockDim.x) {
+      if (e != i) known = early(pick, tile, e);
+      end(pick, tile, e, known, [&](int row) {
+        float sum = 0;
+#pragma unroll 5
+        for (int w = 0; w < num_warps; ++w) sum += shared.sums[turn % 2][w][e / kEnds][row];
+        return sum;
+      });
+    }
+  }
+}
+
+/// The first weights of a block.
+template <int kUnits>
+__device__ __forceinline__ void load_first(const PackedMatrix& matrix, int64_t expert_bytes,
+                                           int units_of_row, const Picks& picks, const Walk& walk,
+                                           HeldUnits<kUnits>& held) {
+  if (walk.at >= walk.end) return;
+  const int nth = walk.at / walk.num_tiles, tile = walk.at - nth * walk.num_tiles;
+  held.load(matrix.data + picks.of[nth].expert * expert_bytes +
+            (int64_t{tile} * units_of_row + threadIdx.x / 32 * kUnits) * kUnitBytes<F>);
+}
+
+template <int kUnits>
+__device__ __forceinline__ void clear_zeros(Shared<kUnits>& shared) {
+  for (int i = 16 * threadIdx.x; i < HeldUnits<kUnits>::kInputBytes; i += 16 * blockDim.x)
+    *reinterpret_cast<uint4*>(shared.zeros + i) = {};
+}
+
+/// Copies a warp's parts of activations to shared memory.
+template <int kBytes>
+__device__ __forceinline__ void stage_parts(const std::byte* parts, std::byte* to) {
+#pragma unroll
+  for (int i = 16 * (threadIdx.x % 32); i < kBytes; i += 512)
+    *reinterpret_cast<uint4*>(to + i) = *reinterpret_cast<const uint4*>(parts + i);
+}
+
+template <int kUnits, bool kFolds>
+__global__ void __launch_bounds__(32 * kMaxWarps<kUnits>, kUnits == 9 ? kBlocks : 1)
+    gate_up_tiles(const __grid_constant__ TilesStep step) {
+  touch_params(step);
+  const Step& p = step.p;
+  __shared__ Shared<kUnits> shared;
+  Picks& picks = shared.picks;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int words = p.num_words;
+  clear_zeros(shared);
+  const bool is_router = kFolds && warp == 0 && static_cast<int>(blockIdx.x) < p.num_tokens;
+  float router_bias[kMaxExperts / 32] = {};
+  if (is_router) load_router_bias(p, router_bias);
+
+  wait_for_previous();
+  launch_next();
+  if constexpr (kFolds) {
+    if (is_router) {
+      for (int t = blockIdx.x; t < p.num_tokens; t += gridDim.x)
+        route(p, t, step.said + t * words, router_bias);
+    }
+    const int to_clear = p.num_tokens * words;
+    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < to_clear; i += gridDim.x * blockDim.x)
+      p.next_logits[i] = make_float2(0, 0);
+  }
+  if (warp == 0) read_choices(step, picks);
+  __syncthreads();
+
+  Walk walk(picks.count, p.gate_up.rows / 16);
+  HeldUnits<kUnits> held;
+  load_first(p.gate_up, p.gate_up_expert_bytes, p.num_units, picks, walk, held);
+  struct Bias {
+    float gate, up;
+  };
+  multiply_tiles<kUnits, 8>(
+      p.gate_up, p.gate_up_expert_bytes, p.num_units, walk, held, shared,
+      [](const Pick& pick, int j) { return int{pick.tokens[j]}; },
+      [&](int token, std::byte* to) {
+        const int64_t at = int64_t{token} * p.hidden;
+        if constexpr (kFolds) {
+          stage_parts<HeldUnits<kUnits>::kInputBytes>(
+              p.parts + 4 * at + warp * HeldUnits<kUnits>::kInputBytes, to);
+        } else {
+          Eight none;
+          float squares[1];
+          stage_activations<1, false>(p.t + at, p.hidden, warp * kUnits * 64, kUnits, 1,
+                                      kActivationScale<F>, nullptr, none, nullptr, to, lane, 32,
+                                      squares);
+        }
+      },
+      [&](int token) {
+        const int64_t at = int64_t{token} * p.hidden;
+        if constexpr (kFolds) {
+          return LanePart(p.parts + 4 * at + warp * HeldUnits<kUnits>::kInputBytes);
+        } else {
+          return LaneFloats(p.t + at + warp * kUnits * 64);
+        }
+      },
+      [&](const Pick& pick, int tile, int i) {
+        const float* bias =
+            p.gate_up_bias + static_cast<int64_t>(pick.expert) * p.gate_up.rows + tile * 16 + i % 8;
+        return Bias{load_early(bias), load_early(bias + 8)};
+      },
+      [&](const Pick& pick, int tile, int i, const Bias& bias, auto&& sum) {
+        const int j = i / 8, row = i % 8, pair = pick.pairs[j], output = tile * 8 + row;
+        const float factor = kSumScale<F> * picks.factors[pick.tokens[j]];
+        const float value = swiglu(sum(row) * factor + bias.gate, sum(row + 8) * factor + bias.up,
+                                   p.alpha, p.limit) *
+                            (picks.weights[pair] * kActivationScale<F>);
+        const __nv_bfloat16 high = __float2bfloat16_rn(value);
+        auto* out = reinterpret_cast<__nv_bfloat16*>(
+            step.halves + (int64_t{pair} * p.num_units_down + output / 64) * 256);
+        out += output % 64 / 32 * 64 + output % 32;
+        out[0] = high;
+        out[32] = __float2bfloat16_rn(value - __bfloat162float(high));
+      });
+}
+
+template <int kUnits>
+__global__ void __launch_bounds__(32 * kMaxWarps<kUnits>, kUnits == 9 ? kBlocks : 1)
+    down_tiles(const __grid_constant__ TilesStep step) {
+  touch_params(step);
+  const Step& p = step.p;
+  __shared__ Shared<kUnits> shared;
+  Picks& picks = shared.picks;
+  const int warp = threadIdx.x / 32;
+  clear_zeros(shared);
+  if (warp == 0) read_choices(step, picks);
+  __syncthreads();
+  Walk walk(picks.count, p.hidden / 16);
+  HeldUnits<kUnits> held;
+  load_first(p.down, p.down_expert_bytes, p.num_units_down, picks, walk, held);
+
+  wait_for_previous();
+  launch_next();
+  multiply_tiles<kUnits, 16>(
+      p.down, p.down_expert_bytes, p.num_units_down, walk, held, shared,
+      [](const Pick& pick, int j) { return int{pick.pairs[j]}; },
+      [&](int pair, std::byte* to) {
+        stage_parts<HeldUnits<kUnits>::kInputBytes>(
+            step.halves + (int64_t{pair} * p.num_units_down + warp * kUnits) * 256, to);
+      },
+      [&](int pair) {
+        return LanePart(step.halves + (int64_t{pair} * p.num_units_down + warp * kUnits) * 256);
+      },
+      [&](const Pick& pick, int tile, int i) {
+        return load_early(p.down_bias + static_cast<int64_t>(pick.expert) * p.hidden + tile * 16 +
+                          i % 16);
+      },
+      [&](const Pick& pick, int tile, int i, float bias, auto&& sum) {
+        const int j = i / 16, row = i % 16;
+        add_to_residual(p.x + int64_t{pick.tokens[j]} * p.hidden + tile * 16 + row,
+                        sum(row) * kSumScale<F> + picks.weights[pick.pairs[j]] * bias);
+      });
+}
+
+/// Units of a warp for rows of so many: 0 if blocks of few warps do not share them evenly.
+constexpr int units_of_warp(int num_units) {
+  return num_units % 9 == 0 && num_units / 9 <= kMaxWarps<9> ? 9
+         : num_units <= kMaxWarps<1>                         ? 1
+                                                             : 0;
+}
+
+/// How many tokens one launch takes: 0 for shapes that this way does not serve.
+inline int tokens_of_launch(const Step& p) {
+  const bool fits = p.gate_up.format == F && p.hidden % 64 == 0 &&
+                    p.gate_up.rows == 128 * p.num_units_down && p.top_k < kMaxPicks &&
+                    p.top_k + 1 <= kMaxResidualAddends && units_of_warp(p.num_units) > 0 &&
+                    units_of_warp(p.num_units_down) > 0;
+  return fits ? std::min(kMaxTokens, kMaxPicks / p.top_k) : 0;
+}
+
+inline void launch_one(void (*kernel)(TilesStep), const TilesStep& step, int num_warps,
+                       int num_tiles, const BlockLimits& limits, cudaStream_t stream,
+                       const char* row) {
+  int blocks = 0;
+  check_launched(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, 32 * num_warps, 0),
+                 row);
+  const int most = step.p.num_tokens * step.p.top_k * num_tiles;
+  launch_kernel(row, kernel, step,
+                {.grid = dim3(static_cast<unsigned>(
+                     std::min(most, std::min(blocks, kBlocks) * limits.num_units))),
+                 .num_threads = 32 * num_warps,
+                 .programmatic = true,
+                 .leaves_l1 = true},
+                stream);
+}
+
+inline void launch_tiles(const TilesStep& step, const BlockLimits& limits, cudaStream_t stream,
+                         const char* row) {
+  const Step& p = step.p;
+  const auto with_units = [](int num_units, auto&& launch) {
+    const int units = units_of_warp(num_units);
+    units == 9 ? launch.template operator()<9>(num_units / 9)
+               : launch.template operator()<1>(num_units);
+  };
+  with_units(p.num_units, [&]<int kUnits>(int num_warps) {
+    launch_one(p.num_experts > 0 ? gate_up_tiles<kUnits, true> : gate_up_tiles<kUnits, false>, step,
+               num_warps, p.gate_up.rows / 16, limits, stream, row);
+  });
+  with_units(p.num_units_down, [&]<int kUnits>(int num_warps) {
+    launch_one(down_tiles<kUnits>, step, num_warps, p.hidden / 16, limits, stream, row);
+  });
+}
+
+}  // namespace moxie::tiles
