@@ -105,7 +105,8 @@ __device__ __forceinline__ void pick_experts(const Step& p, Picks& picks) {
   }
 }
 
-/// Waits for all tokens' choices, by one warp.
+/// Waits for all tokens' choices, by one warp. Down may do so before it waits for the kernel that
+/// writes them: a word says itself whether it is there, and was cleared a layer before.
 __device__ __forceinline__ void read_choices(const TilesStep& step, Picks& picks) {
   const Step& p = step.p;
   const int lane = threadIdx.x % 32;
@@ -134,6 +135,17 @@ __device__ __forceinline__ void read_choices(const TilesStep& step, Picks& picks
   }
   __syncwarp();
   pick_experts(p, picks);
+}
+
+/// Starts the loads of the tile that the block is at, if there is one.
+template <int kUnits>
+__device__ __forceinline__ void load_tile(const PackedMatrix& matrix, int64_t expert_bytes,
+                                          int units_of_row, const Picks& picks, const Walk& walk,
+                                          HeldUnits<kUnits>& held) {
+  if (walk.at >= walk.end) return;
+  const int nth = walk.at / walk.num_tiles, tile = walk.at - nth * walk.num_tiles;
+  held.load(matrix.data + picks.of[nth].expert * expert_bytes +
+            (int64_t{tile} * units_of_row + threadIdx.x / 32 * kUnits) * kUnitBytes<F>);
 }
 
 /// Multiplies a block's tiles, the first of which `held` has or is about to have. input_of(pick,
@@ -190,11 +202,8 @@ __device__ __forceinline__ void multiply_tiles(const PackedMatrix& matrix, int64
       held.multiply([&](int c, int n) { return c == 0 ? first(n) : second(n); }, products);
       store_groups(products);
     }
-    if (++walk.at < walk.end) {
-      const int next = walk.at / walk.num_tiles, next_tile = walk.at - next * walk.num_tiles;
-      held.load(matrix.data + shared.picks.of[next].expert * expert_bytes +
-                (int64_t{next_tile} * units_of_row + warp * kUnits) * kUnitBytes<F>);
-    }
+    ++walk.at;
+    load_tile(matrix, expert_bytes, units_of_row, shared.picks, walk, held);
     __syncthreads();
     for (int e = i; e < kEnds * count; e += blockDim.x) {
       if (e != i) known = early(pick, tile, e);
@@ -206,17 +215,6 @@ __device__ __forceinline__ void multiply_tiles(const PackedMatrix& matrix, int64
       });
     }
   }
-}
-
-/// The first weights of a block.
-template <int kUnits>
-__device__ __forceinline__ void load_first(const PackedMatrix& matrix, int64_t expert_bytes,
-                                           int units_of_row, const Picks& picks, const Walk& walk,
-                                           HeldUnits<kUnits>& held) {
-  if (walk.at >= walk.end) return;
-  const int nth = walk.at / walk.num_tiles, tile = walk.at - nth * walk.num_tiles;
-  held.load(matrix.data + picks.of[nth].expert * expert_bytes +
-            (int64_t{tile} * units_of_row + threadIdx.x / 32 * kUnits) * kUnitBytes<F>);
 }
 
 template <int kUnits>
@@ -241,7 +239,6 @@ __global__ void __launch_bounds__(32 * kMaxWarps<kUnits>, kUnits == 9 ? kBlocks 
   __shared__ Shared<kUnits> shared;
   Picks& picks = shared.picks;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int words = p.num_words;
   clear_zeros(shared);
   const bool is_router = kFolds && warp == 0 && static_cast<int>(blockIdx.x) < p.num_tokens;
   float router_bias[kMaxExperts / 32] = {};
@@ -252,9 +249,9 @@ __global__ void __launch_bounds__(32 * kMaxWarps<kUnits>, kUnits == 9 ? kBlocks 
   if constexpr (kFolds) {
     if (is_router) {
       for (int t = blockIdx.x; t < p.num_tokens; t += gridDim.x)
-        route(p, t, step.said + t * words, router_bias);
+        route(p, t, step.said + t * p.num_words, router_bias);
     }
-    const int to_clear = p.num_tokens * words;
+    const int to_clear = p.num_tokens * p.num_words;
     for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < to_clear; i += gridDim.x * blockDim.x)
       p.next_logits[i] = make_float2(0, 0);
   }
@@ -263,7 +260,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps<kUnits>, kUnits == 9 ? kBlocks 
 
   Walk walk(picks.count, p.gate_up.rows / 16);
   HeldUnits<kUnits> held;
-  load_first(p.gate_up, p.gate_up_expert_bytes, p.num_units, picks, walk, held);
+  load_tile(p.gate_up, p.gate_up_expert_bytes, p.num_units, picks, walk, held);
   struct Bias {
     float gate, up;
   };
@@ -324,7 +321,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps<kUnits>, kUnits == 9 ? kBlocks 
   __syncthreads();
   Walk walk(picks.count, p.hidden / 16);
   HeldUnits<kUnits> held;
-  load_first(p.down, p.down_expert_bytes, p.num_units_down, picks, walk, held);
+  load_tile(p.down, p.down_expert_bytes, p.num_units_down, picks, walk, held);
 
   wait_for_previous();
   launch_next();
