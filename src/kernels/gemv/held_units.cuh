@@ -11,7 +11,7 @@
 
 namespace moxie::fragment {
 
-/// For what is read once: the first to leave L2.
+/// For what is read once: nothing of it stays in L1.
 __device__ __forceinline__ uint4 load_streamed_16(const std::byte* at) {
   uint4 v;
   asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
