@@ -21,26 +21,11 @@
 namespace moxie {
 namespace {
 
-using namespace fragment;
+using namespace few_experts;
 namespace cg = cooperative_groups;
 
-constexpr int kMaxPairs = 32;  // of a launch: one a lane
 constexpr int kMaxGateUpTeams = 12, kMaxGateUpWarps = 2 * kMaxGateUpTeams;
 constexpr int kDownCluster = 4, kDownWarps = 5;
-
-struct ExpertsStep {
-  PackedMatrix gate_up, down;
-  int64_t gate_up_expert_bytes, down_expert_bytes;
-  const float* gate_up_bias;
-  const float* down_bias;
-  const float* t;  // [tokens, hidden]
-  const int32_t* expert_ids;
-  const float* expert_weights;
-  std::byte* halves;
-  float2* x;
-  float alpha, limit;
-  int32_t num_tokens, hidden, intermediate, top_k, num_units_down;
-};
 
 // The experts that a launch's pairs chose, each once, in the order of their first pair. Lane i of a
 // warp stands for pair i.
@@ -75,20 +60,6 @@ template <DType F, int kTokens>
 inline constexpr int kDownStageBytes = Pipeline<F>::kStageBytes +
                                        (kTokens == 1 ? 256 * Pipeline<F>::kUnroll : 0);
 
-// The clamped SwiGLU of one output, times the pair's weight, as the two parts that `down` reads.
-template <DType F>
-__device__ __forceinline__ void write_half(const ExpertsStep& p, int pair, float weight, int output,
-                                           float gate, float up) {
-  const float value = few_experts::swiglu(gate, up, p.alpha, p.limit);
-  const float scaled = value * weight * kActivationScale<F>;
-  const __nv_bfloat16 high = __float2bfloat16_rn(scaled);
-  const __nv_bfloat16 low = __float2bfloat16_rn(scaled - __bfloat162float(high));
-  auto* out = reinterpret_cast<__nv_bfloat16*>(
-      p.halves + (static_cast<int64_t>(pair) * p.num_units_down + output / 64) * 256);
-  out[output % 64 / 32 * 64 + output % 32] = high;
-  out[output % 64 / 32 * 64 + 32 + output % 32] = low;
-}
-
 // Of the two warps of a team.
 __device__ __forceinline__ void team_barrier(int team) {
   asm volatile("bar.sync %0, 64;" ::"r"(team + 1) : "memory");
@@ -96,7 +67,7 @@ __device__ __forceinline__ void team_barrier(int team) {
 
 template <DType F, int kTokens>
 __global__ void __launch_bounds__(32 * kMaxGateUpWarps)
-    gate_up_gemv(const __grid_constant__ ExpertsStep p) {
+    gate_up_gemv(const __grid_constant__ Step p) {
   constexpr int kUnroll = Pipeline<F>::kUnroll, kStages = Pipeline<F>::kStages;
   constexpr int kGroups = kGroupsOf<kTokens>;
   touch_params(p);
@@ -205,8 +176,7 @@ __global__ void __launch_bounds__(32 * kMaxGateUpWarps)
 }
 
 template <DType F, int kTokens>
-__global__ void __launch_bounds__(32 * kDownWarps)
-    down_gemv(const __grid_constant__ ExpertsStep p) {
+__global__ void __launch_bounds__(32 * kDownWarps) down_gemv(const __grid_constant__ Step p) {
   constexpr int kUnroll = Pipeline<F>::kUnroll, kStages = kDownStages<F>;
   constexpr int kGroups = kGroupsOf<kTokens>, kWidth = 4 * kGroups;
   touch_params(p);
@@ -381,85 +351,64 @@ __global__ void __launch_bounds__(32 * kDownWarps)
   }
 }
 
-// Of the tokens from `first` on, `step` being theirs.
-few_experts::Step few_step(const ExpertsStep& step, const ExpertsParams& p, int32_t first) {
+// Of `num_tokens` tokens from `first` on.
+Step step_of(const ExpertsParams& p, int32_t first, int32_t num_tokens) {
   const RouteFold& fold = p.fold;
-  const int64_t logit = fold.is_on ? int64_t{first} * fold.words_of_token() : 0,
-                pair = int64_t{first} * p.top_k;
-  few_experts::Step few{.gate_up = step.gate_up,
-                        .down = step.down,
-                        .gate_up_expert_bytes = step.gate_up_expert_bytes,
-                        .down_expert_bytes = step.down_expert_bytes,
-                        .gate_up_bias = step.gate_up_bias,
-                        .down_bias = step.down_bias,
-                        .t = step.t,
-                        .expert_ids = step.expert_ids,
-                        .expert_weights = step.expert_weights,
-                        .x = step.x,
-                        .alpha = step.alpha,
-                        .limit = step.limit,
-                        .num_tokens = step.num_tokens,
-                        .hidden = step.hidden,
-                        .top_k = step.top_k,
-                        .num_units = step.gate_up.num_units(),
-                        .num_units_down = step.num_units_down,
-                        .num_experts = fold.is_on ? fold.weight.rows : 0,
-                        .num_words = fold.is_on ? fold.words_of_token() : 0,
-                        .rms_eps = fold.rms_eps,
-                        .parts = nullptr,
-                        .router_bias = fold.bias,
-                        .logits = nullptr,
-                        .next_logits = nullptr,
-                        .squares = nullptr,
-                        .chosen_ids = nullptr,
-                        .chosen_weights = nullptr};
+  const int64_t pair = int64_t{first} * p.top_k, row = int64_t{first} * p.hidden;
+  Step step{.gate_up = p.gate_up,
+            .down = p.down,
+            .gate_up_expert_bytes = p.gate_up.expert_bytes(),
+            .down_expert_bytes = p.down.expert_bytes(),
+            .gate_up_bias = p.gate_up_bias,
+            .down_bias = p.down_bias,
+            .t = p.t + row,
+            .expert_ids = p.expert_ids + pair,
+            .expert_weights = p.expert_weights + pair,
+            .x = reinterpret_cast<float2*>(p.x) + row,
+            .alpha = p.swiglu_alpha,
+            .limit = p.swiglu_limit,
+            .num_tokens = num_tokens,
+            .hidden = p.hidden,
+            .top_k = p.top_k,
+            .num_units = p.gate_up.num_units(),
+            .num_units_down = p.down.num_units(),
+            .num_experts = 0,
+            .num_words = 0,
+            .rms_eps = fold.rms_eps,
+            .parts = nullptr,
+            .router_bias = fold.bias,
+            .logits = nullptr,
+            .next_logits = nullptr,
+            .squares = nullptr,
+            .chosen_ids = nullptr,
+            .chosen_weights = nullptr,
+            .halves = p.launch.workspace,
+            .said = nullptr,
+            .intermediate = p.intermediate};
   if (fold.is_on) {
-    few.logits = reinterpret_cast<const float2*>(fold.sums) + logit;
-    few.next_logits = reinterpret_cast<float2*>(fold.next_sums) + logit;
-    few.parts = fold.parts + int64_t{first} * p.hidden * 4;
-    few.squares = fold.squares + int64_t{first} * (p.hidden / 16);
-    few.chosen_ids = p.expert_ids + pair;
-    few.chosen_weights = p.expert_weights + pair;
+    const int64_t word = int64_t{first} * fold.words_of_token();
+    auto* logits = reinterpret_cast<float2*>(fold.sums) + word;
+    step.num_experts = fold.weight.rows;
+    step.num_words = fold.words_of_token();
+    step.logits = logits;
+    step.next_logits = reinterpret_cast<float2*>(fold.next_sums) + word;
+    step.said = logits + step.num_experts;
+    step.parts = fold.parts + 4 * row;
+    step.squares = fold.squares + row / 16;
+    step.chosen_ids = p.expert_ids + pair;
+    step.chosen_weights = p.expert_weights + pair;
   }
-  return few;
-}
-
-tiles::TilesStep tiles_step(const few_experts::Step& step, std::byte* halves) {
-  return {
-      .p = step,
-      .halves = halves,
-      .said = const_cast<float2*>(step.logits) + (step.logits == nullptr ? 0 : step.num_experts)};
-}
-
-ExpertsStep experts_step(const ExpertsParams& p) {
-  return {.gate_up = p.gate_up,
-          .down = p.down,
-          .gate_up_expert_bytes = p.gate_up.expert_bytes(),
-          .down_expert_bytes = p.down.expert_bytes(),
-          .gate_up_bias = p.gate_up_bias,
-          .down_bias = p.down_bias,
-          .t = p.t,
-          .expert_ids = p.expert_ids,
-          .expert_weights = p.expert_weights,
-          .halves = p.launch.workspace,
-          .x = reinterpret_cast<float2*>(p.x),
-          .alpha = p.swiglu_alpha,
-          .limit = p.swiglu_limit,
-          .num_tokens = p.num_tokens,
-          .hidden = p.hidden,
-          .intermediate = p.intermediate,
-          .top_k = p.top_k,
-          .num_units_down = p.down.num_units()};
+  return step;
 }
 
 // Room for any group of tokens that a launch may take.
 uint64_t halves_bytes(const ExpertsParams& p) {
-  const int32_t most = std::min(kMaxTokens, kMaxPairs / p.top_k);
+  const int32_t most = std::min(kMaxTokens, kMaxPicks / p.top_k);
   return 256ull * static_cast<uint64_t>(most) * p.top_k * p.down.num_units();
 }
 
 template <DType F, int kTokens>
-void launch_experts(const ExpertsStep& step, const BlockLimits& limits, cudaStream_t stream) {
+void launch_experts(const Step& step, const BlockLimits& limits, cudaStream_t stream) {
   constexpr const char* kRow = "experts_any_bf16x2_gemv_cuda";
   // All tiles of all chosen experts at once where that needs no more warps than a block has.
   const uint64_t staged = static_cast<uint64_t>(kUnitActivationBytes<kTokens>) *
@@ -498,7 +447,7 @@ uint64_t experts_any_bf16x2_gemv_cuda_workspace(const ExpertsParams& p) { return
 
 bool experts_any_bf16x2_gemv_cuda_routes(const ExpertsParams& p) {
   if (experts_any_bf16x2_gemv_cuda_refuses(p) != nullptr) return false;
-  const few_experts::Step step = few_step(experts_step(p), p, 0);
+  const Step step = step_of(p, 0, p.num_tokens);
   bool routes = tiles::tokens_of_launch(step) > 0;
   dispatch_format(p.gate_up.format, [&]<DType F>() {
     routes |= p.num_tokens == 1 && slices::suits<F>(step, block_limits());
@@ -510,33 +459,26 @@ void experts_any_bf16x2_gemv_cuda(const ExpertsParams& p) {
   constexpr const char* kRow = "experts_any_bf16x2_gemv_cuda";
   const cudaStream_t stream = launch_stream(p.launch.stream);
   const BlockLimits limits = block_limits();
-  ExpertsStep step = experts_step(p);
+  const Step all = step_of(p, 0, p.num_tokens);
   dispatch_format(p.gate_up.format, [&]<DType F>() {
-    const few_experts::Step all = few_step(step, p, 0);
     const int of_tiles = tiles::tokens_of_launch(all);
     const bool suits_slices = slices::suits<F>(all, limits);
     const int group =
         of_tiles > 0
             ? of_tiles
             : std::min(tokens_that_fit(limits, p.gate_up.num_units(), 4 * kGateUpRingBytes<F>),
-                       kMaxPairs / p.top_k);
+                       kMaxPicks / p.top_k);
     // Columns past the intermediate size are read as padding of the last unit.
     if (p.intermediate % 64 != 0)
       check_launched(cudaMemsetAsync(p.launch.workspace, 0, halves_bytes(p), stream), kRow);
     for (int32_t first = 0; first < p.num_tokens; first += group) {
-      const int64_t pair = static_cast<int64_t>(first) * p.top_k, row = int64_t{first} * p.hidden;
-      step.t = p.t + row;
-      step.expert_ids = p.expert_ids + pair;
-      step.expert_weights = p.expert_weights + pair;
-      step.x = reinterpret_cast<float2*>(p.x) + row;
-      step.num_tokens = std::min(group, p.num_tokens - first);
-      const few_experts::Step few = few_step(step, p, first);
+      const Step step = step_of(p, first, std::min(group, p.num_tokens - first));
       if (step.num_tokens == 1 && suits_slices) {
-        slices::launch_slices<F>(few, limits, stream, kRow);
+        slices::launch_slices<F>(step, limits, stream, kRow);
         continue;
       }
       if (of_tiles > 0) {
-        tiles::launch_tiles(tiles_step(few, step.halves), limits, stream, kRow);
+        tiles::launch_tiles(step, limits, stream, kRow);
         continue;
       }
       CHECK(!p.fold.is_on, "experts cannot route here");

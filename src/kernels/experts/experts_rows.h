@@ -17,6 +17,7 @@ const char* gemv_refuses(const ExpertsParams& params, const LaneKernels& lanes);
 double gemv_cost(const ExpertsParams& params, const LaneKernels& lanes);
 uint64_t gemv_workspace(const ExpertsParams& params, const LaneKernels& lanes);
 void gemv_run(const ExpertsParams& params, const LaneKernels& lanes);
+
 // experts_any_bf16_gemm_*: BF16 activations, F32 sums; for many tokens.
 const char* experts_any_bf16_gemm_refuses(const ExpertsParams& params);
 uint64_t experts_any_bf16_gemm_workspace(const ExpertsParams& params);

@@ -1,5 +1,5 @@
-// What the kernels of experts for a few tokens share: experts_slices.cuh for one,
-// experts_tiles.cuh for more.
+// What the kernels of experts for a few tokens share: experts_slices.cuh for one, experts_tiles.cuh
+// for more, and experts_any_bf16x2_gemv_cuda.cu for what these do not know.
 #pragma once
 
 #include "kernels/gemv/slice_gemv.cuh"
@@ -28,12 +28,16 @@ struct Step {
   float rms_eps;
   const std::byte* parts;    // [tokens, hidden] of 4 bytes: the activations
   const float* router_bias;  // [experts]
-  const float2*
-      logits;  // [tokens, num_words], experts of them without the norm's factor and the bias
+  // [tokens, num_words]; the first are the experts', without the norm's factor and the bias.
+  const float2* logits;
   float2* next_logits;   // likewise, to be cleared
   const float* squares;  // [tokens, hidden / 16]
   int32_t* chosen_ids;   // [tokens, top_k], written for who looks on
   float* chosen_weights;
+  // Of more than one kernel a step.
+  std::byte* halves;  // [pairs][units of down] of 256 bytes: what gate/up makes
+  float2* said;       // behind each token's logits: what tiles::route() says; 0 before
+  int32_t intermediate;
 };
 
 /// The clamped SwiGLU of one output.
@@ -41,6 +45,19 @@ __device__ __forceinline__ float swiglu(float gate, float up, float alpha, float
   gate = fminf(gate, limit);
   up = fminf(fmaxf(up, -limit), limit);
   return gate / (1.0f + __expf(-alpha * gate)) * (up + 1.0f);
+}
+
+/// The clamped SwiGLU of one output, times the pair's weight, as the two parts that `down` reads.
+template <DType F>
+__device__ __forceinline__ void write_half(const Step& p, int pair, float weight, int output,
+                                           float gate, float up) {
+  const float value = swiglu(gate, up, p.alpha, p.limit) * (weight * kActivationScale<F>);
+  const __nv_bfloat16 high = __float2bfloat16_rn(value);
+  auto* out = reinterpret_cast<__nv_bfloat16*>(
+      p.halves + (static_cast<int64_t>(pair) * p.num_units_down + output / 64) * 256);
+  out += output % 64 / 32 * 64 + output % 32;
+  out[0] = high;
+  out[32] = __float2bfloat16_rn(value - __bfloat162float(high));
 }
 
 /// A token's choice from what `out` left, and the factor of its norm; by one warp.

@@ -20,13 +20,6 @@ namespace moxie::tiles {
 using namespace few_experts;
 constexpr DType F = DType::kMXFP4;
 
-struct TilesStep {
-  Step p;
-  std::byte* halves;  // [pairs][units of down] of 256 bytes
-  // With the route step folded in, behind each token's logits: what route() says. 0 before.
-  float2* said;
-};
-
 /// An expert of the launch, and which pairs (token * top_k + choice) chose it.
 struct Pick {
   int32_t expert, count;
@@ -107,8 +100,7 @@ __device__ __forceinline__ void pick_experts(const Step& p, Picks& picks) {
 
 /// Waits for all tokens' choices, by one warp. Down may do so before it waits for the kernel that
 /// writes them: a word says itself whether it is there, and was cleared a layer before.
-__device__ __forceinline__ void read_choices(const TilesStep& step, Picks& picks) {
-  const Step& p = step.p;
+__device__ __forceinline__ void read_choices(const Step& p, Picks& picks) {
   const int lane = threadIdx.x % 32;
   if (p.num_experts > 0) {
     for (int i = lane; i < p.num_tokens * (p.top_k + 1); i += 32) {
@@ -117,7 +109,7 @@ __device__ __forceinline__ void read_choices(const TilesStep& step, Picks& picks
       do {
         asm volatile("ld.relaxed.gpu.global.b64 %0, [%1];"
                      : "=l"(word)
-                     : "l"(step.said + token * p.num_words + k)
+                     : "l"(p.said + token * p.num_words + k)
                      : "memory");
       } while (word == 0);
       const float value = __uint_as_float(static_cast<uint32_t>(word >> 32));
@@ -233,9 +225,8 @@ __device__ __forceinline__ void stage_parts(const std::byte* parts, std::byte* t
 
 template <int kUnits, bool kFolds>
 __global__ void __launch_bounds__(32 * kMaxWarps<kUnits>, kUnits == 9 ? kBlocks : 1)
-    gate_up_tiles(const __grid_constant__ TilesStep step) {
-  touch_params(step);
-  const Step& p = step.p;
+    gate_up_tiles(const __grid_constant__ Step p) {
+  touch_params(p);
   __shared__ Shared<kUnits> shared;
   Picks& picks = shared.picks;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -249,13 +240,13 @@ __global__ void __launch_bounds__(32 * kMaxWarps<kUnits>, kUnits == 9 ? kBlocks 
   if constexpr (kFolds) {
     if (is_router) {
       for (int t = blockIdx.x; t < p.num_tokens; t += gridDim.x)
-        route(p, t, step.said + t * p.num_words, router_bias);
+        route(p, t, p.said + t * p.num_words, router_bias);
     }
     const int to_clear = p.num_tokens * p.num_words;
     for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < to_clear; i += gridDim.x * blockDim.x)
       p.next_logits[i] = make_float2(0, 0);
   }
-  if (warp == 0) read_choices(step, picks);
+  if (warp == 0) read_choices(p, picks);
   __syncthreads();
 
   Walk walk(picks.count, p.gate_up.rows / 16);
@@ -296,28 +287,20 @@ __global__ void __launch_bounds__(32 * kMaxWarps<kUnits>, kUnits == 9 ? kBlocks 
       [&](const Pick& pick, int tile, int i, const Bias& bias, auto&& sum) {
         const int j = i / 8, row = i % 8, pair = pick.pairs[j], output = tile * 8 + row;
         const float factor = kSumScale<F> * picks.factors[pick.tokens[j]];
-        const float value = swiglu(sum(row) * factor + bias.gate, sum(row + 8) * factor + bias.up,
-                                   p.alpha, p.limit) *
-                            (picks.weights[pair] * kActivationScale<F>);
-        const __nv_bfloat16 high = __float2bfloat16_rn(value);
-        auto* out = reinterpret_cast<__nv_bfloat16*>(
-            step.halves + (int64_t{pair} * p.num_units_down + output / 64) * 256);
-        out += output % 64 / 32 * 64 + output % 32;
-        out[0] = high;
-        out[32] = __float2bfloat16_rn(value - __bfloat162float(high));
+        write_half<F>(p, pair, picks.weights[pair], output, sum(row) * factor + bias.gate,
+                      sum(row + 8) * factor + bias.up);
       });
 }
 
 template <int kUnits>
 __global__ void __launch_bounds__(32 * kMaxWarps<kUnits>, kUnits == 9 ? kBlocks : 1)
-    down_tiles(const __grid_constant__ TilesStep step) {
-  touch_params(step);
-  const Step& p = step.p;
+    down_tiles(const __grid_constant__ Step p) {
+  touch_params(p);
   __shared__ Shared<kUnits> shared;
   Picks& picks = shared.picks;
   const int warp = threadIdx.x / 32;
   clear_zeros(shared);
-  if (warp == 0) read_choices(step, picks);
+  if (warp == 0) read_choices(p, picks);
   __syncthreads();
   Walk walk(picks.count, p.hidden / 16);
   HeldUnits<kUnits> held;
@@ -330,10 +313,10 @@ __global__ void __launch_bounds__(32 * kMaxWarps<kUnits>, kUnits == 9 ? kBlocks 
       [](const Pick& pick, int j) { return int{pick.pairs[j]}; },
       [&](int pair, std::byte* to) {
         stage_parts<HeldUnits<kUnits>::kInputBytes>(
-            step.halves + (int64_t{pair} * p.num_units_down + warp * kUnits) * 256, to);
+            p.halves + (int64_t{pair} * p.num_units_down + warp * kUnits) * 256, to);
       },
       [&](int pair) {
-        return LanePart(step.halves + (int64_t{pair} * p.num_units_down + warp * kUnits) * 256);
+        return LanePart(p.halves + (int64_t{pair} * p.num_units_down + warp * kUnits) * 256);
       },
       [&](const Pick& pick, int tile, int i) {
         return load_early(p.down_bias + static_cast<int64_t>(pick.expert) * p.hidden + tile * 16 +
@@ -362,14 +345,13 @@ inline int tokens_of_launch(const Step& p) {
   return fits ? std::min(kMaxTokens, kMaxPicks / p.top_k) : 0;
 }
 
-inline void launch_one(void (*kernel)(TilesStep), const TilesStep& step, int num_warps,
-                       int num_tiles, const BlockLimits& limits, cudaStream_t stream,
-                       const char* row) {
+inline void launch_one(void (*kernel)(Step), const Step& p, int num_warps, int num_tiles,
+                       const BlockLimits& limits, cudaStream_t stream, const char* row) {
   int blocks = 0;
   check_launched(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, 32 * num_warps, 0),
                  row);
-  const int most = step.p.num_tokens * step.p.top_k * num_tiles;
-  launch_kernel(row, kernel, step,
+  const int most = p.num_tokens * p.top_k * num_tiles;
+  launch_kernel(row, kernel, p,
                 {.grid = dim3(static_cast<unsigned>(
                      std::min(most, std::min(blocks, kBlocks) * limits.num_units))),
                  .num_threads = 32 * num_warps,
@@ -378,20 +360,19 @@ inline void launch_one(void (*kernel)(TilesStep), const TilesStep& step, int num
                 stream);
 }
 
-inline void launch_tiles(const TilesStep& step, const BlockLimits& limits, cudaStream_t stream,
+inline void launch_tiles(const Step& p, const BlockLimits& limits, cudaStream_t stream,
                          const char* row) {
-  const Step& p = step.p;
   const auto with_units = [](int num_units, auto&& launch) {
     const int units = units_of_warp(num_units);
     units == 9 ? launch.template operator()<9>(num_units / 9)
                : launch.template operator()<1>(num_units);
   };
   with_units(p.num_units, [&]<int kUnits>(int num_warps) {
-    launch_one(p.num_experts > 0 ? gate_up_tiles<kUnits, true> : gate_up_tiles<kUnits, false>, step,
+    launch_one(p.num_experts > 0 ? gate_up_tiles<kUnits, true> : gate_up_tiles<kUnits, false>, p,
                num_warps, p.gate_up.rows / 16, limits, stream, row);
   });
   with_units(p.num_units_down, [&]<int kUnits>(int num_warps) {
-    launch_one(down_tiles<kUnits>, step, num_warps, p.hidden / 16, limits, stream, row);
+    launch_one(down_tiles<kUnits>, p, num_warps, p.hidden / 16, limits, stream, row);
   });
 }
 

@@ -17,6 +17,7 @@ const char* gemv_refuses(const QkvParams& params, const LaneKernels& lanes);
 double gemv_cost(const QkvParams& params, const LaneKernels& lanes);
 uint64_t gemv_workspace(const QkvParams& params, const LaneKernels& lanes);
 void gemv_run(const QkvParams& params, const LaneKernels& lanes);
+
 // qkv_any_bf16_gemm_*: BF16 activations, F32 sums; for many tokens.
 const char* qkv_any_bf16_gemm_refuses(const QkvParams& params);
 uint64_t qkv_any_bf16_gemm_workspace(const QkvParams& params);

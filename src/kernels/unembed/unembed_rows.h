@@ -17,6 +17,7 @@ const char* gemv_refuses(const UnembedParams& params, const LaneKernels& lanes);
 double gemv_cost(const UnembedParams& params, const LaneKernels& lanes);
 uint64_t gemv_workspace(const UnembedParams& params, const LaneKernels& lanes);
 void gemv_run(const UnembedParams& params, const LaneKernels& lanes);
+
 // unembed_any_bf16_gemm_*: BF16 activations, F32 sums; for many rows.
 const char* unembed_any_bf16_gemm_refuses(const UnembedParams& params);
 uint64_t unembed_any_bf16_gemm_workspace(const UnembedParams& params);
