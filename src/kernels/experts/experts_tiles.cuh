@@ -129,15 +129,15 @@ __device__ __forceinline__ void read_choices(const Step& p, Picks& picks) {
   pick_experts(p, picks);
 }
 
-/// Starts the loads of the tile that the block is at, if there is one.
+/// The warp's units of the tile that the block is at; null if there is none.
 template <int kUnits>
-__device__ __forceinline__ void load_tile(const PackedMatrix& matrix, int64_t expert_bytes,
-                                          int units_of_row, const Picks& picks, const Walk& walk,
-                                          HeldUnits<kUnits>& held) {
-  if (walk.at >= walk.end) return;
+__device__ __forceinline__ const std::byte* units_at(const PackedMatrix& matrix,
+                                                     int64_t expert_bytes, int units_of_row,
+                                                     const Picks& picks, const Walk& walk) {
+  if (walk.at >= walk.end) return nullptr;
   const int nth = walk.at / walk.num_tiles, tile = walk.at - nth * walk.num_tiles;
-  held.load(matrix.data + picks.of[nth].expert * expert_bytes +
-            (int64_t{tile} * units_of_row + threadIdx.x / 32 * kUnits) * kUnitBytes<F>);
+  return matrix.data + picks.of[nth].expert * expert_bytes +
+         (int64_t{tile} * units_of_row + threadIdx.x / 32 * kUnits) * kUnitBytes<F>;
 }
 
 /// Multiplies a block's tiles, the first of which `held` has or is about to have. input_of(pick,
@@ -169,6 +169,9 @@ __device__ __forceinline__ void multiply_tiles(const PackedMatrix& matrix, int64
       __syncwarp();
       staged = nth;
     }
+    ++walk.at;
+    const std::byte* next =
+        units_at<kUnits>(matrix, expert_bytes, units_of_row, shared.picks, walk);
     const auto store_groups = [&]<int kGroups>(const float(&products)[kGroups][2]) {
 #pragma unroll
       for (int c = 0; c < kGroups; ++c) {
@@ -177,25 +180,23 @@ __device__ __forceinline__ void multiply_tiles(const PackedMatrix& matrix, int64
       }
     };
     if (count == 1) {
-      const float sum = held.multiply(shared.inputs[warp][0], shared.zeros);
+      const float sum = held.multiply(shared.inputs[warp][0], shared.zeros, next);
       if (lane % 4 < 2) sums[0][lane / 4 + 8 * (lane % 2)] = sum;
     } else if (count <= kStaged) {
       sums[lane % 4 / 2][lane / 4 + 8 * (lane % 2)] =
-          held.multiply_two(shared.inputs[warp][0], shared.inputs[warp][1], shared.zeros);
+          held.multiply_two(shared.inputs[warp][0], shared.inputs[warp][1], shared.zeros, next);
     } else if (count <= 4) {
       const auto of_lane = lane_inputs(input_of(pick, min(lane / 8, count - 1)));
       float products[1][2];
-      held.multiply([&](int, int n) { return of_lane(n); }, products);
+      held.multiply([&](int, int n) { return of_lane(n); }, products, next);
       store_groups(products);
     } else {
       const auto first = lane_inputs(input_of(pick, lane / 8));
       const auto second = lane_inputs(input_of(pick, min(4 + lane / 8, count - 1)));
       float products[2][2];
-      held.multiply([&](int c, int n) { return c == 0 ? first(n) : second(n); }, products);
+      held.multiply([&](int c, int n) { return c == 0 ? first(n) : second(n); }, products, next);
       store_groups(products);
     }
-    ++walk.at;
-    load_tile(matrix, expert_bytes, units_of_row, shared.picks, walk, held);
     __syncthreads();
     for (int e = i; e < kEnds * count; e += blockDim.x) {
       if (e != i) known = early(pick, tile, e);
@@ -251,7 +252,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps<kUnits>, kUnits == 9 ? kBlocks 
 
   Walk walk(picks.count, p.gate_up.rows / 16);
   HeldUnits<kUnits> held;
-  load_tile(p.gate_up, p.gate_up_expert_bytes, p.num_units, picks, walk, held);
+  held.load(units_at<kUnits>(p.gate_up, p.gate_up_expert_bytes, p.num_units, picks, walk));
   struct Bias {
     float gate, up;
   };
@@ -304,7 +305,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps<kUnits>, kUnits == 9 ? kBlocks 
   __syncthreads();
   Walk walk(picks.count, p.hidden / 16);
   HeldUnits<kUnits> held;
-  load_tile(p.down, p.down_expert_bytes, p.num_units_down, picks, walk, held);
+  held.load(units_at<kUnits>(p.down, p.down_expert_bytes, p.num_units_down, picks, walk));
 
   wait_for_previous();
   launch_next();

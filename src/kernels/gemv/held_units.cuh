@@ -63,8 +63,9 @@ struct HeldUnits {
     return 2 * pair + 1 < kUnits ? 2 : 1;
   }
 
-  /// Starts the loads of the units from `first` on.
+  /// Starts the loads of the units from `first` on; null: of none.
   __device__ __forceinline__ void load(const std::byte* first) {
+    if (first == nullptr) return;
     const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
     const std::byte* of_lane = first + 16 * lane;
 #pragma unroll
@@ -80,9 +81,12 @@ struct HeldUnits {
   /// Bytes of one token's activations of the units.
   static constexpr int kInputBytes = kUnits * kUnitActivationBytes<1>;
 
+  // Products start the loads of `next` when they have used the last weights, before they sum up.
+
   /// The units times one token: row g + 8 (q % 2), in every lane of it. In shared memory: `inputs`,
   /// the activations from the units' first column on, and as many zeros.
-  __device__ __forceinline__ float multiply(const std::byte* inputs, const std::byte* zeros) const {
+  __device__ __forceinline__ float multiply(const std::byte* inputs, const std::byte* zeros,
+                                            const std::byte* next) {
     const int lane = threadIdx.x % 32, slot = lane / 8;
     // Of four blocks of columns a lane's column has its own slot's; zeros for the others.
     const std::byte* from[4];
@@ -111,6 +115,7 @@ struct HeldUnits {
         sums[half] += product * scale(scales[pair], half);
       }
     }
+    load(next);
     const bool is_bottom = lane % 2 != 0;
     float sum = is_bottom ? sums[1] : sums[0];
     sum += __shfl_xor_sync(~0u, is_bottom ? sums[0] : sums[1], 1);
@@ -119,7 +124,7 @@ struct HeldUnits {
 
   /// The units times two tokens: row g + 8 (q % 2) of token q / 2.
   __device__ __forceinline__ float multiply_two(const std::byte* first, const std::byte* second,
-                                                const std::byte* zeros) const {
+                                                const std::byte* zeros, const std::byte* next) {
     const int lane = threadIdx.x % 32, slot = lane / 8, q = lane % 4;
     // Slots 0 and 1 are the first token's, for the two blocks of a unit; 2 and 3 the second's.
     const std::byte* own = (slot < 2 ? first : second) + 16 * q + 64 * (lane / 4 % 2);
@@ -146,6 +151,7 @@ struct HeldUnits {
           sums[half] += (products[2 * half] + products[2 * half + 1]) * scale(both, half);
       }
     }
+    load(next);
     const bool is_bottom = lane % 2 != 0;
     return (is_bottom ? sums[1] : sums[0]) + __shfl_xor_sync(~0u, is_bottom ? sums[0] : sums[1], 1);
   }
@@ -153,7 +159,8 @@ struct HeldUnits {
   /// The units times several tokens: sums[c][half] of lane (g, q) is row g + 8 half of token
   /// 4 c + q. inputs(c, n): the lane's of token 4 c + g / 2, block n from the units' first on.
   template <int kGroups, typename Inputs>
-  __device__ __forceinline__ void multiply(Inputs&& inputs, float (&sums)[kGroups][2]) const {
+  __device__ __forceinline__ void multiply(Inputs&& inputs, float (&sums)[kGroups][2],
+                                           const std::byte* next) {
     const int g = threadIdx.x % 32 / 4;
 #pragma unroll
     for (int c = 0; c < kGroups; ++c) sums[c][0] = sums[c][1] = 0;
@@ -179,6 +186,7 @@ struct HeldUnits {
           sums[c][half] += (products[2 * half] + products[2 * half + 1]) * scale(both, half);
       }
     }
+    load(next);
   }
 
  private:

@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(32 * kCluster, kCluster <= 5 ? 3 : 2)
     if (num_tokens <= 4) {
       float products[1][2];
       held.multiply([&](int, int n) { return *reinterpret_cast<const uint4*>(own + n * kStride); },
-                    products);
+                    products, nullptr);
       send_groups(products);
     } else {
       const std::byte* other = of_lane + min(4 + lane / 8, num_tokens - 1) * kTokenBytes;
@@ -127,7 +127,7 @@ __global__ void __launch_bounds__(32 * kCluster, kCluster <= 5 ? 3 : 2)
           [&](int c, int n) {
             return *reinterpret_cast<const uint4*>((c == 0 ? own : other) + n * kStride);
           },
-          products);
+          products, nullptr);
       send_groups(products);
     }
   }
