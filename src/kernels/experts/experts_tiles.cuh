@@ -140,12 +140,12 @@ __device__ __forceinline__ const std::byte* units_at(const PackedMatrix& matrix,
          (int64_t{tile} * units_of_row + threadIdx.x / 32 * kUnits) * kUnitBytes<F>;
 }
 
-/// Multiplies a block's tiles, the first of which `held` has or is about to have. input_of(pick,
-/// j): the number of its j-th token's activations; stage(input, to): these, over the warp's units,
-/// to shared memory; lane_inputs(input): the same as the lane's columns. early(pick, tile, i): what
-/// end(pick, tile, i, early, sum) needs besides the sums: sum(row), of token i / kEnds of the pick.
-/// end() is called for i < kEnds * count.
-template <int kUnits, int kEnds, typename InputOf, typename Stage, typename LaneInputs,
+/// Multiplies a block's tiles, of two tokens or (kMany) more, the first of which `held` has or is
+/// about to have. input_of(pick, j): the number of its j-th token's activations; stage(input, to):
+/// these, over the warp's units, to shared memory; lane_inputs(input): the same as the lane's
+/// columns. early(pick, tile, i): what end(pick, tile, i, early, sum) needs besides the sums:
+/// sum(row), of token i / kEnds of the pick. end() is called for i < kEnds * count.
+template <bool kMany, int kUnits, int kEnds, typename InputOf, typename Stage, typename LaneInputs,
           typename Early, typename End>
 __device__ __forceinline__ void multiply_tiles(const PackedMatrix& matrix, int64_t expert_bytes,
                                                int units_of_row, Walk& walk,
@@ -182,20 +182,22 @@ __device__ __forceinline__ void multiply_tiles(const PackedMatrix& matrix, int64
     if (count == 1) {
       const float sum = held.multiply(shared.inputs[warp][0], shared.zeros, next);
       if (lane % 4 < 2) sums[0][lane / 4 + 8 * (lane % 2)] = sum;
-    } else if (count <= kStaged) {
+    } else if (!kMany || count <= kStaged) {
       sums[lane % 4 / 2][lane / 4 + 8 * (lane % 2)] =
           held.multiply_two(shared.inputs[warp][0], shared.inputs[warp][1], shared.zeros, next);
-    } else if (count <= 4) {
-      const auto of_lane = lane_inputs(input_of(pick, min(lane / 8, count - 1)));
-      float products[1][2];
-      held.multiply([&](int, int n) { return of_lane(n); }, products, next);
-      store_groups(products);
-    } else {
-      const auto first = lane_inputs(input_of(pick, lane / 8));
-      const auto second = lane_inputs(input_of(pick, min(4 + lane / 8, count - 1)));
-      float products[2][2];
-      held.multiply([&](int c, int n) { return c == 0 ? first(n) : second(n); }, products, next);
-      store_groups(products);
+    } else if constexpr (kMany) {
+      if (count <= 4) {
+        const auto of_lane = lane_inputs(input_of(pick, min(lane / 8, count - 1)));
+        float products[1][2];
+        held.multiply([&](int, int n) { return of_lane(n); }, products, next);
+        store_groups(products);
+      } else {
+        const auto first = lane_inputs(input_of(pick, lane / 8));
+        const auto second = lane_inputs(input_of(pick, min(4 + lane / 8, count - 1)));
+        float products[2][2];
+        held.multiply([&](int c, int n) { return c == 0 ? first(n) : second(n); }, products, next);
+        store_groups(products);
+      }
     }
     __syncthreads();
     for (int e = i; e < kEnds * count; e += blockDim.x) {
@@ -224,7 +226,7 @@ __device__ __forceinline__ void stage_parts(const std::byte* parts, std::byte* t
     *reinterpret_cast<uint4*>(to + i) = *reinterpret_cast<const uint4*>(parts + i);
 }
 
-template <int kUnits, bool kFolds>
+template <int kUnits, bool kFolds, bool kMany>
 __global__ void __launch_bounds__(32 * kMaxWarps<kUnits>, kUnits == 9 ? kBlocks : 1)
     gate_up_tiles(const __grid_constant__ Step p) {
   touch_params(p);
@@ -256,7 +258,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps<kUnits>, kUnits == 9 ? kBlocks 
   struct Bias {
     float gate, up;
   };
-  multiply_tiles<kUnits, 8>(
+  multiply_tiles<kMany, kUnits, 8>(
       p.gate_up, p.gate_up_expert_bytes, p.num_units, walk, held, shared,
       [](const Pick& pick, int j) { return int{pick.tokens[j]}; },
       [&](int token, std::byte* to) {
@@ -293,7 +295,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps<kUnits>, kUnits == 9 ? kBlocks 
       });
 }
 
-template <int kUnits>
+template <int kUnits, bool kMany>
 __global__ void __launch_bounds__(32 * kMaxWarps<kUnits>, kUnits == 9 ? kBlocks : 1)
     down_tiles(const __grid_constant__ Step p) {
   touch_params(p);
@@ -309,7 +311,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps<kUnits>, kUnits == 9 ? kBlocks 
 
   wait_for_previous();
   launch_next();
-  multiply_tiles<kUnits, 16>(
+  multiply_tiles<kMany, kUnits, 16>(
       p.down, p.down_expert_bytes, p.num_units_down, walk, held, shared,
       [](const Pick& pick, int j) { return int{pick.pairs[j]}; },
       [&](int pair, std::byte* to) {
@@ -368,13 +370,18 @@ inline void launch_tiles(const Step& p, const BlockLimits& limits, cudaStream_t 
     units == 9 ? launch.template operator()<9>(num_units / 9)
                : launch.template operator()<1>(num_units);
   };
-  with_units(p.num_units, [&]<int kUnits>(int num_warps) {
-    launch_one(p.num_experts > 0 ? gate_up_tiles<kUnits, true> : gate_up_tiles<kUnits, false>, p,
-               num_warps, p.gate_up.rows / 16, limits, stream, row);
-  });
-  with_units(p.num_units_down, [&]<int kUnits>(int num_warps) {
-    launch_one(down_tiles<kUnits>, p, num_warps, p.hidden / 16, limits, stream, row);
-  });
+  // Two tokens have kernels of their own: much of a short layer is instructions on their way.
+  const auto launch = [&]<bool kMany>() {
+    with_units(p.num_units, [&]<int kUnits>(int num_warps) {
+      launch_one(p.num_experts > 0 ? gate_up_tiles<kUnits, true, kMany>
+                                   : gate_up_tiles<kUnits, false, kMany>,
+                 p, num_warps, p.gate_up.rows / 16, limits, stream, row);
+    });
+    with_units(p.num_units_down, [&]<int kUnits>(int num_warps) {
+      launch_one(down_tiles<kUnits, kMany>, p, num_warps, p.hidden / 16, limits, stream, row);
+    });
+  };
+  p.num_tokens > 2 ? launch.template operator()<true>() : launch.template operator()<false>();
 }
 
 }  // namespace moxie::tiles

@@ -2,7 +2,7 @@
 // of n blocks makes n tiles of 16 outputs. Block r has the r-th part of the columns of all n, a
 // tile a warp, the weights in registers before the wait for the kernel that makes the activations
 // (held_units.cuh); it stages that part of the activations alone, which is what takes long with
-// several tokens. Sums go to block r for tile r.
+// several tokens. Sums go to block r for tile r. kGroups: of four tokens, as many as there are.
 //
 // A Step is what slice_gemv.cuh says.
 #pragma once
@@ -14,7 +14,7 @@
 
 namespace moxie::fragment {
 
-template <int kUnits, int kCluster, typename Step>
+template <int kUnits, int kCluster, int kGroups, typename Step>
 __global__ void __launch_bounds__(32 * kCluster, kCluster <= 5 ? 3 : 2)
     split_gemv(const __grid_constant__ Step step) {
   using X = std::remove_cv_t<std::remove_pointer_t<decltype(step.x)>>;
@@ -105,30 +105,21 @@ __global__ void __launch_bounds__(32 * kCluster, kCluster <= 5 ? 3 : 2)
 
   if (first_tile + warp < num_tiles) {
     auto* to = cluster.map_shared_rank(&sums_of_blocks[0][0][0], warp) + rank * (kMaxTokens * 16);
-    const auto send_groups = [&]<int kGroups>(const float(&products)[kGroups][2]) {
+    // Of each group of four tokens a lane has one.
+    const std::byte* of_lane[kGroups];
 #pragma unroll
-      for (int c = 0; c < kGroups; ++c) {
-        const int j = 4 * c + lane % 4;
-        if (j < num_tokens)
-          to[16 * j + lane / 4] = products[c][0], to[16 * j + lane / 4 + 8] = products[c][1];
-      }
-    };
-    const std::byte* of_lane = inputs + lane / 4 % 2 * 64 + 16 * (lane % 4);
-    const std::byte* own = of_lane + min(lane / 8, num_tokens - 1) * kTokenBytes;
-    if (num_tokens <= 4) {
-      float products[1][2];
-      held.multiply([&](int, int n) { return *reinterpret_cast<const uint4*>(own + n * kStride); },
-                    products, nullptr);
-      send_groups(products);
-    } else {
-      const std::byte* other = of_lane + min(4 + lane / 8, num_tokens - 1) * kTokenBytes;
-      float products[2][2];
-      held.multiply(
-          [&](int c, int n) {
-            return *reinterpret_cast<const uint4*>((c == 0 ? own : other) + n * kStride);
-          },
-          products, nullptr);
-      send_groups(products);
+    for (int c = 0; c < kGroups; ++c)
+      of_lane[c] = inputs + min(4 * c + lane / 8, num_tokens - 1) * kTokenBytes +
+                   lane / 4 % 2 * 64 + 16 * (lane % 4);
+    float products[kGroups][2];
+    held.multiply(
+        [&](int c, int n) { return *reinterpret_cast<const uint4*>(of_lane[c] + n * kStride); },
+        products, nullptr);
+#pragma unroll
+    for (int c = 0; c < kGroups; ++c) {
+      const int j = 4 * c + lane % 4;
+      if (j < num_tokens)
+        to[16 * j + lane / 4] = products[c][0], to[16 * j + lane / 4 + 8] = products[c][1];
     }
   }
   if constexpr (Step::kNorm) {
@@ -165,12 +156,12 @@ __global__ void __launch_bounds__(32 * kCluster, kCluster <= 5 ? 3 : 2)
   }
 }
 
-template <int kUnits, int kCluster, typename Step>
+template <int kUnits, int kCluster, int kGroups, typename Step>
 void launch_split(const char* row, const Step& step, cudaStream_t stream) {
   using X = std::remove_cv_t<std::remove_pointer_t<decltype(step.x)>>;
   const int num_clusters = ceil_div(step.weight.num_tiles(), kCluster);
   launch_kernel(
-      row, split_gemv<kUnits, kCluster, Step>, step,
+      row, split_gemv<kUnits, kCluster, kGroups, Step>, step,
       {.grid = dim3(static_cast<unsigned>(num_clusters * kCluster)),
        .num_threads = 32 * kCluster,
        .shared_bytes = uint64_t{64} * kUnits * sizeof(X) * static_cast<uint64_t>(step.num_tokens),
@@ -185,8 +176,13 @@ void launch_split(const char* row, const Step& step, cudaStream_t stream) {
 template <typename Step>
 bool launch_split_gemv(const char* row, const Step& step, cudaStream_t stream) {
   if (step.weight.format != DType::kMXFP4 || !chain_leaves_l1(step.num_tokens)) return false;
-  if (step.weight.cols == 64 * 9 * 5) return launch_split<9, 5>(row, step, stream), true;
-  if (step.weight.cols == 64 * 8 * 8) return launch_split<8, 8>(row, step, stream), true;
+  const auto launch = [&]<int kUnits, int kCluster>() {
+    step.num_tokens <= 4 ? launch_split<kUnits, kCluster, 1>(row, step, stream)
+                         : launch_split<kUnits, kCluster, 2>(row, step, stream);
+    return true;
+  };
+  if (step.weight.cols == 64 * 9 * 5) return launch.template operator()<9, 5>();
+  if (step.weight.cols == 64 * 8 * 8) return launch.template operator()<8, 8>();
   return false;
 }
 
