@@ -90,9 +90,11 @@ struct StepParams {
     return runs(of_route, kUnnormedRouteRow) &&
            (runs(of_experts, kTiledExpertsRow) || runs(of_experts, kE4m3ExpertsRow));
   }
-  /// Whether the row of this name would run.
+  /// Whether the row of this name would run. Rows that steps know of each other are CUDA's; a CPU
+  /// is spared the choice, several microseconds a layer where weights push code out of its caches.
   template <typename P>
   bool runs(const P& params, std::string_view name) const {
+    if (kernels.device() != DeviceKind::kCuda) return false;
     const auto row = kernels.select(params);
     return row.has_value() && (*row)->name == name;
   }

@@ -26,6 +26,9 @@ double product_ns(const LaneKernels& lanes, double num_weights, double num_token
 /// Less work than this is not worth waking a thread for.
 inline constexpr double kMinPartNs = 3000;
 
+/// Of a thread, for a byte of weights that no cache has.
+inline constexpr double kReadNs = 0.04;
+
 /// Parts a thread at most: enough that threads of unequal speed end together.
 inline constexpr int64_t kMostParts = 32;
 
@@ -121,7 +124,8 @@ void parallel_product(ThreadPool& pool, const LaneKernels& lanes, const PackedMa
   const int64_t num_groups = ceil_div(tiles, group_tiles);
   const int64_t num_blocks = ceil_div(num_tokens, kTokenBlock);
   const double total_ns =
-      product_ns(lanes, static_cast<double>(tiles) * 16 * matrix.cols, num_tokens);
+      std::max(product_ns(lanes, static_cast<double>(tiles) * 16 * matrix.cols, num_tokens),
+               kReadNs * static_cast<double>(matrix.expert_bytes()));
   split_work(pool, num_groups * num_blocks, total_ns, [&](int64_t begin, int64_t end) {
     for_rows(begin, end, num_groups, [&](int32_t block, int32_t group, int32_t group_end) {
       const int32_t token = block * kTokenBlock;
