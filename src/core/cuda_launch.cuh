@@ -28,10 +28,6 @@ __device__ __forceinline__ void launch_next() {
 }
 #endif
 
-/// Whether the experts of a step of so many tokens load their weights through L1
-/// (kernels/experts/experts_tiles.cuh).
-constexpr bool chain_leaves_l1(int64_t num_tokens) { return num_tokens >= 2 && num_tokens <= 8; }
-
 /// How a kernel is launched besides its grid.
 struct LaunchShape {
   dim3 grid;

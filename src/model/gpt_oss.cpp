@@ -230,10 +230,13 @@ void GptOss::forward(const Batch& batch, std::span<const KvLayer> kv, const Acti
                      Stream& stream) const {
   CHECK(batch.ragged.num_tokens <= act.max_tokens && batch.num_logit_rows <= act.max_logit_rows);
   CHECK(kv.size() == weights_.layers.size());
-  const Launch launch{.device = kernels_.device(),
-                      .stream = &stream,
-                      .workspace = act.workspace,
-                      .workspace_bytes = act.workspace_bytes};
+  const LayerWeights& first = weights_.layers.front();
+  const Launch launch{
+      .device = kernels_.device(),
+      .stream = &stream,
+      .workspace = act.workspace,
+      .workspace_bytes = act.workspace_bytes,
+      .leaves_l1 = step_leaves_l1(batch.ragged.num_tokens, first.qkv.format, first.out.format)};
   StepParams step{config_, weights_, batch, act, launch, kernels_};
   step.x_is_single = takes_single_x(step, kv, rotary_);
   const int64_t width = int64_t{batch.ragged.num_tokens} * config_.hidden;

@@ -318,7 +318,8 @@ class Bench {
     return {.device = DeviceKind::kCuda,
             .stream = stream_.get(),
             .workspace = workspace_,
-            .workspace_bytes = workspace_bytes_};
+            .workspace_bytes = workspace_bytes_,
+            .leaves_l1 = step_leaves_l1(o_.tokens, o_.dense, o_.dense)};
   }
   // Prompts whose rows take x in one float stage q and a for one another, as the engine has them.
   bool stages() const { return o_.is_prompt && o_.x_is_single; }

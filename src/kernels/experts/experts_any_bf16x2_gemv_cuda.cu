@@ -474,7 +474,7 @@ void experts_any_bf16x2_gemv_cuda(const ExpertsParams& p) {
     for (int32_t first = 0; first < p.num_tokens; first += group) {
       const Step step = step_of(p, first, std::min(group, p.num_tokens - first));
       if (step.num_tokens == 1 && suits_slices) {
-        slices::launch_slices<F>(step, limits, stream, kRow);
+        slices::launch_slices<F>(step, limits, p.launch, kRow);
         continue;
       }
       if (of_tiles > 0) {

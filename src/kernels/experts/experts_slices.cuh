@@ -425,7 +425,7 @@ struct Multiplier {
   }
 };
 
-template <DType F>
+template <DType F, int kMine>
 __global__ void __launch_bounds__(32 * (kMaxMultipliers + 1), 1)
     slice_experts(const __grid_constant__ Step p) {
   touch_params(p);
@@ -469,7 +469,7 @@ __global__ void __launch_bounds__(32 * (kMaxMultipliers + 1), 1)
     }
     if (!is_multiplier) {
       float factor;
-      choice = route_any(p, 0, router_bias, factor);
+      choice = route_token<kMine>(p, 0, router_bias, factor);
       if (lane < p.top_k) picks.ids[lane] = choice.id;
       if (lane == 0) picks.factor = factor;
     }
@@ -536,20 +536,21 @@ bool suits(const Step& step, const BlockLimits& limits) {
 }
 
 template <DType F>
-void launch_slices(const Step& step, const BlockLimits& limits, cudaStream_t stream,
+void launch_slices(const Step& step, const BlockLimits& limits, const Launch& launch,
                    const char* row) {
   int multipliers = kMaxMultipliers;
   const auto bytes = [&] {
     return static_cast<uint64_t>(Layout<F>(multipliers, step.num_units).bytes);
   };
   while (bytes() + kStaticBytes > limits.shared_bytes) --multipliers;
-  launch_kernel(row, slice_experts<F>, step,
+  launch_kernel(row, step.num_experts > 128 ? slice_experts<F, 8> : slice_experts<F, 4>, step,
                 {.grid = dim3(static_cast<unsigned>(2 * std::max(1, limits.num_units / 2))),
                  .num_threads = 32 * (multipliers + 1),
                  .shared_bytes = bytes(),
                  .cluster = 2,
-                 .programmatic = true},
-                stream);
+                 .programmatic = true,
+                 .leaves_l1 = launch.leaves_l1},
+                launch_stream(launch.stream));
 }
 
 }  // namespace moxie::slices

@@ -90,13 +90,6 @@ __device__ __forceinline__ Choice route_token(const Step& p, int token,
                                [&](int, int i) { return whole(logits[i]) * factor + bias[i]; });
 }
 
-/// The same for any number of experts.
-__device__ __forceinline__ Choice route_any(const Step& p, int token,
-                                            const float (&bias)[kMaxExperts / 32], float& factor) {
-  return p.num_experts <= 128 ? route_token<4>(p, token, bias, factor)
-                              : route_token<kMaxExperts / 32>(p, token, bias, factor);
-}
-
 /// The lane's part of the router's bias.
 __device__ __forceinline__ void load_router_bias(const Step& p, float (&bias)[kMaxExperts / 32]) {
   const int lane = threadIdx.x % 32;

@@ -49,22 +49,27 @@ struct Shared {
 
 /// The tiles of a block in turn.
 struct Walk {
-  int num_tiles, at, end;  // in [pick][tile]
+  int tiles_of_pick, pick, tile, left;
 
-  __device__ __forceinline__ Walk(int num_picks, int tiles_of_pick) : num_tiles(tiles_of_pick) {
-    const int all = num_picks * tiles_of_pick;
-    at = part_begin(all, gridDim.x, blockIdx.x);
-    end = part_begin(all, gridDim.x, blockIdx.x + 1);
+  __device__ __forceinline__ Walk(int num_picks, int num_tiles) : tiles_of_pick(num_tiles) {
+    const int all = num_picks * num_tiles, first = part_begin(all, gridDim.x, blockIdx.x);
+    left = part_begin(all, gridDim.x, blockIdx.x + 1) - first;
+    pick = first / num_tiles, tile = first - pick * num_tiles;
+  }
+  __device__ __forceinline__ void next() {
+    if (++tile == tiles_of_pick) tile = 0, ++pick;
+    --left;
   }
 };
 
 /// Chooses for a token, by one warp, and says so: top_k words of an expert's number + 1 and its
 /// weight, one of 1 and the norm's factor. All are 0 before.
+template <int kMine>
 __device__ __forceinline__ void route(const Step& p, int token, float2* said,
                                       const float (&router_bias)[kMaxExperts / 32]) {
   const int lane = threadIdx.x % 32;
   float factor;
-  const Choice choice = route_any(p, token, router_bias, factor);
+  const Choice choice = route_token<kMine>(p, token, router_bias, factor);
   const float weight = choice_weight(choice, p.top_k);
   const bool is_factor = lane == p.top_k;
   const uint32_t word = is_factor ? 1 : choice.id + 1;
@@ -134,19 +139,19 @@ template <int kUnits>
 __device__ __forceinline__ const std::byte* units_at(const PackedMatrix& matrix,
                                                      int64_t expert_bytes, int units_of_row,
                                                      const Picks& picks, const Walk& walk) {
-  if (walk.at >= walk.end) return nullptr;
-  const int nth = walk.at / walk.num_tiles, tile = walk.at - nth * walk.num_tiles;
-  return matrix.data + picks.of[nth].expert * expert_bytes +
-         (int64_t{tile} * units_of_row + threadIdx.x / 32 * kUnits) * kUnitBytes<F>;
+  if (walk.left == 0) return nullptr;
+  return matrix.data + picks.of[walk.pick].expert * expert_bytes +
+         (int64_t{walk.tile} * units_of_row + threadIdx.x / 32 * kUnits) * kUnitBytes<F>;
 }
 
 /// Multiplies a block's tiles, of two tokens or (kMany) more, the first of which `held` has or is
 /// about to have. input_of(pick, j): the number of its j-th token's activations; stage(input, to):
-/// these, over the warp's units, to shared memory; lane_inputs(input): the same as the lane's
-/// columns. early(pick, tile, i): what end(pick, tile, i, early, sum) needs besides the sums:
-/// sum(row), of token i / kEnds of the pick. end() is called for i < kEnds * count.
-template <bool kMany, int kUnits, int kEnds, typename InputOf, typename Stage, typename LaneInputs,
-          typename Early, typename End>
+/// these, over the warp's units, to shared memory, where with kAhead they are all from the start;
+/// lane_inputs(input): the same as the lane's columns. early(pick, tile, i): what end(pick, tile,
+/// i, early, sum) needs besides the sums: sum(row), of token i / kEnds of the pick. end() is called
+/// for i < kEnds * count.
+template <bool kMany, bool kAhead, int kUnits, int kEnds, typename InputOf, typename Stage,
+          typename LaneInputs, typename Early, typename End>
 __device__ __forceinline__ void multiply_tiles(const PackedMatrix& matrix, int64_t expert_bytes,
                                                int units_of_row, Walk& walk,
                                                HeldUnits<kUnits>& held, Shared<kUnits>& shared,
@@ -156,20 +161,23 @@ __device__ __forceinline__ void multiply_tiles(const PackedMatrix& matrix, int64
   const int i = threadIdx.x;
   int staged = -1;  // whose activations the warp has
 #pragma unroll 1
-  for (int turn = 0; walk.at < walk.end; ++turn) {
-    const int nth = walk.at / walk.num_tiles, tile = walk.at - nth * walk.num_tiles;
+  for (int turn = 0; walk.left > 0; ++turn) {
+    const int nth = walk.pick, tile = walk.tile;
     const Pick& pick = shared.picks.of[nth];
     const int count = pick.count;
     decltype(early(pick, tile, i)) known{};
     if (i < kEnds * count) known = early(pick, tile, i);
     float(&sums)[kMaxTokens][16] = shared.sums[turn % 2][warp];
-    if (count <= kStaged && nth != staged) {
+    const auto staged_of = [&](int j) -> const std::byte* {
+      return shared.inputs[warp][kAhead ? input_of(pick, j) : j];
+    };
+    if (!kAhead && count <= kStaged && nth != staged) {
       __syncwarp();
       for (int j = 0; j < count; ++j) stage(input_of(pick, j), shared.inputs[warp][j]);
       __syncwarp();
       staged = nth;
     }
-    ++walk.at;
+    walk.next();
     const std::byte* next =
         units_at<kUnits>(matrix, expert_bytes, units_of_row, shared.picks, walk);
     const auto store_groups = [&]<int kGroups>(const float(&products)[kGroups][2]) {
@@ -179,12 +187,11 @@ __device__ __forceinline__ void multiply_tiles(const PackedMatrix& matrix, int64
         if (j < count) sums[j][lane / 4] = products[c][0], sums[j][lane / 4 + 8] = products[c][1];
       }
     };
-    if (count == 1) {
-      const float sum = held.multiply(shared.inputs[warp][0], shared.zeros, next);
-      if (lane % 4 < 2) sums[0][lane / 4 + 8 * (lane % 2)] = sum;
-    } else if (!kMany || count <= kStaged) {
-      sums[lane % 4 / 2][lane / 4 + 8 * (lane % 2)] =
-          held.multiply_two(shared.inputs[warp][0], shared.inputs[warp][1], shared.zeros, next);
+    if (!kMany || count <= kStaged) {
+      // One token in the way of two: a way of its own would be as much code again.
+      const float sum = held.multiply_two(staged_of(0), count == 2 ? staged_of(1) : shared.zeros,
+                                          shared.zeros, next);
+      if (lane % 4 / 2 < count) sums[lane % 4 / 2][lane / 4 + 8 * (lane % 2)] = sum;
     } else if constexpr (kMany) {
       if (count <= 4) {
         const auto of_lane = lane_inputs(input_of(pick, min(lane / 8, count - 1)));
@@ -212,12 +219,6 @@ __device__ __forceinline__ void multiply_tiles(const PackedMatrix& matrix, int64
   }
 }
 
-template <int kUnits>
-__device__ __forceinline__ void clear_zeros(Shared<kUnits>& shared) {
-  for (int i = 16 * threadIdx.x; i < HeldUnits<kUnits>::kInputBytes; i += 16 * blockDim.x)
-    *reinterpret_cast<uint4*>(shared.zeros + i) = {};
-}
-
 /// Copies a warp's parts of activations to shared memory.
 template <int kBytes>
 __device__ __forceinline__ void stage_parts(const std::byte* parts, std::byte* to) {
@@ -226,14 +227,15 @@ __device__ __forceinline__ void stage_parts(const std::byte* parts, std::byte* t
     *reinterpret_cast<uint4*>(to + i) = *reinterpret_cast<const uint4*>(parts + i);
 }
 
-template <int kUnits, bool kFolds, bool kMany>
+template <int kUnits, int kMine, bool kMany>
 __global__ void __launch_bounds__(32 * kMaxWarps<kUnits>, kUnits == 9 ? kBlocks : 1)
     gate_up_tiles(const __grid_constant__ Step p) {
+  constexpr bool kFolds = kMine > 0;
   touch_params(p);
   __shared__ Shared<kUnits> shared;
   Picks& picks = shared.picks;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  clear_zeros(shared);
+  clear_zeros(shared.zeros);
   const bool is_router = kFolds && warp == 0 && static_cast<int>(blockIdx.x) < p.num_tokens;
   float router_bias[kMaxExperts / 32] = {};
   if (is_router) load_router_bias(p, router_bias);
@@ -243,11 +245,27 @@ __global__ void __launch_bounds__(32 * kMaxWarps<kUnits>, kUnits == 9 ? kBlocks 
   if constexpr (kFolds) {
     if (is_router) {
       for (int t = blockIdx.x; t < p.num_tokens; t += gridDim.x)
-        route(p, t, p.said + t * p.num_words, router_bias);
+        route<kMine>(p, t, p.said + t * p.num_words, router_bias);
     }
     const int to_clear = p.num_tokens * p.num_words;
     for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < to_clear; i += gridDim.x * blockDim.x)
       p.next_logits[i] = make_float2(0, 0);
+  }
+  const auto stage = [&](int token, std::byte* to) {
+    const int64_t at = int64_t{token} * p.hidden;
+    if constexpr (kFolds) {
+      stage_parts<HeldUnits<kUnits>::kInputBytes>(
+          p.parts + 4 * at + warp * HeldUnits<kUnits>::kInputBytes, to);
+    } else {
+      Eight none;
+      float squares[1];
+      stage_activations<1, false>(p.t + at, p.hidden, warp * kUnits * 64, kUnits, 1,
+                                  kActivationScale<F>, nullptr, none, nullptr, to, lane, 32,
+                                  squares);
+    }
+  };
+  if constexpr (!kMany) {  // all that any pick can want, while the choice is on its way
+    for (int t = 0; t < min(p.num_tokens, kStaged); ++t) stage(t, shared.inputs[warp][t]);
   }
   if (warp == 0) read_choices(p, picks);
   __syncthreads();
@@ -258,22 +276,9 @@ __global__ void __launch_bounds__(32 * kMaxWarps<kUnits>, kUnits == 9 ? kBlocks 
   struct Bias {
     float gate, up;
   };
-  multiply_tiles<kMany, kUnits, 8>(
+  multiply_tiles<kMany, !kMany, kUnits, 8>(
       p.gate_up, p.gate_up_expert_bytes, p.num_units, walk, held, shared,
-      [](const Pick& pick, int j) { return int{pick.tokens[j]}; },
-      [&](int token, std::byte* to) {
-        const int64_t at = int64_t{token} * p.hidden;
-        if constexpr (kFolds) {
-          stage_parts<HeldUnits<kUnits>::kInputBytes>(
-              p.parts + 4 * at + warp * HeldUnits<kUnits>::kInputBytes, to);
-        } else {
-          Eight none;
-          float squares[1];
-          stage_activations<1, false>(p.t + at, p.hidden, warp * kUnits * 64, kUnits, 1,
-                                      kActivationScale<F>, nullptr, none, nullptr, to, lane, 32,
-                                      squares);
-        }
-      },
+      [](const Pick& pick, int j) { return int{pick.tokens[j]}; }, stage,
       [&](int token) {
         const int64_t at = int64_t{token} * p.hidden;
         if constexpr (kFolds) {
@@ -302,7 +307,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps<kUnits>, kUnits == 9 ? kBlocks 
   __shared__ Shared<kUnits> shared;
   Picks& picks = shared.picks;
   const int warp = threadIdx.x / 32;
-  clear_zeros(shared);
+  clear_zeros(shared.zeros);
   if (warp == 0) read_choices(p, picks);
   __syncthreads();
   Walk walk(picks.count, p.hidden / 16);
@@ -311,7 +316,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps<kUnits>, kUnits == 9 ? kBlocks 
 
   wait_for_previous();
   launch_next();
-  multiply_tiles<kMany, kUnits, 16>(
+  multiply_tiles<kMany, false, kUnits, 16>(
       p.down, p.down_expert_bytes, p.num_units_down, walk, held, shared,
       [](const Pick& pick, int j) { return int{pick.pairs[j]}; },
       [&](int pair, std::byte* to) {
@@ -373,8 +378,9 @@ inline void launch_tiles(const Step& p, const BlockLimits& limits, cudaStream_t 
   // Two tokens have kernels of their own: much of a short layer is instructions on their way.
   const auto launch = [&]<bool kMany>() {
     with_units(p.num_units, [&]<int kUnits>(int num_warps) {
-      launch_one(p.num_experts > 0 ? gate_up_tiles<kUnits, true, kMany>
-                                   : gate_up_tiles<kUnits, false, kMany>,
+      launch_one(p.num_experts > 128 ? gate_up_tiles<kUnits, 8, kMany>
+                 : p.num_experts > 0 ? gate_up_tiles<kUnits, 4, kMany>
+                                     : gate_up_tiles<kUnits, 0, kMany>,
                  p, num_warps, p.gate_up.rows / 16, limits, stream, row);
     });
     with_units(p.num_units_down, [&]<int kUnits>(int num_warps) {

@@ -51,6 +51,13 @@ struct LaneFloats {
   }
 };
 
+/// By all threads of a block.
+template <int kBytes>
+__device__ __forceinline__ void clear_zeros(std::byte (&zeros)[kBytes]) {
+  for (int i = 16 * threadIdx.x; i < kBytes; i += 16 * blockDim.x)
+    *reinterpret_cast<uint4*>(zeros + i) = {};
+}
+
 /// The lane's part of kUnits neighbouring units of a tile. Neighbours in pairs share the slots; an
 /// odd one behind them has slots 0 and 1 for itself.
 template <int kUnits>

@@ -30,6 +30,7 @@
 
 #include "core/cuda_launch.cuh"
 #include "kernels/gemv/fragment_gemv.cuh"
+#include "kernels/step.h"
 
 namespace moxie::fragment {
 
@@ -178,7 +179,7 @@ __global__ void __launch_bounds__(32 * kMaxSliceWarps)
       step.finish(top * factor, bottom * factor, early, made,
                   (tile * num_tokens + token) * 16 + row);
     __syncthreads();
-    step.more(made, first_tile, num_tiles, num_tokens, more_early);
+    step.template more<kTokens>(made, first_tile, num_tiles, num_tokens, more_early);
   } else {
     step.finish(top * factor, bottom * factor, early);
   }
@@ -264,7 +265,7 @@ inline int slice_tokens(const PackedMatrix& weight) {
 }
 
 template <typename Step>
-void launch_slice_gemv(const char* row, Step step, cudaStream_t stream) {
+void launch_slice_gemv(const char* row, Step step, const Launch& launch) {
   dispatch_format(step.weight.format, [&]<DType F>() {
     dispatch_tokens(step.num_tokens, [&]<int kTokens>() {
       BlockLimits limits = block_limits();
@@ -285,8 +286,8 @@ void launch_slice_gemv(const char* row, Step step, cudaStream_t stream) {
                      .num_threads = 32 * plan.num_warps,
                      .shared_bytes = plan.shared_bytes,
                      .programmatic = true,
-                     .leaves_l1 = chain_leaves_l1(step.num_tokens)},
-                    stream);
+                     .leaves_l1 = launch.leaves_l1},
+                    launch_stream(launch.stream));
     });
   });
 }

@@ -91,6 +91,7 @@ struct OutStep {
     return e;
   }
   /// The tiles' part of the router's products, and their sums of squares.
+  template <int kTokens>
   __device__ void more(const Made& made, int first_tile, int num_tiles, int tokens,
                        const MoreEarly& e) const {
     for (int i = threadIdx.x; i < num_tiles * tokens; i += blockDim.x) {
@@ -115,7 +116,7 @@ struct OutStep {
       *reinterpret_cast<uint4*>(to + 64) = low;
     }
     for (int expert = threadIdx.x; expert < router.rows; expert += blockDim.x) {
-      float sums[fragment::kMaxTokens] = {};
+      float sums[kTokens] = {};
       for (int tile = 0; tile < num_tiles; ++tile) {
         uint4 packed[2] = {e.weights[0], e.weights[1]};
         if (tile > 0 || expert != static_cast<int>(threadIdx.x))
@@ -128,7 +129,7 @@ struct OutStep {
           weights[2 * k + 1] = __uint_as_float(pairs[k] & 0xFFFF0000u);
         }
 #pragma unroll
-        for (int t = 0; t < fragment::kMaxTokens; ++t) {
+        for (int t = 0; t < kTokens; ++t) {
           if (t >= tokens) break;
           const float* scaled = made.scaled + (tile * tokens + t) * 16;
 #pragma unroll
@@ -136,7 +137,7 @@ struct OutStep {
         }
       }
 #pragma unroll
-      for (int t = 0; t < fragment::kMaxTokens; ++t) {
+      for (int t = 0; t < kTokens; ++t) {
         if (t >= tokens) break;
         add_to_residual(logits + int64_t{t} * words_of_token + expert, sums[t]);
       }
@@ -146,7 +147,6 @@ struct OutStep {
 
 template <bool kFolds>
 void run_out(const OutParams& p) {
-  const cudaStream_t stream = launch_stream(p.launch.stream);
   const int32_t group = fragment::slice_tokens(p.weight);
   for (int32_t first = 0; first < p.num_tokens; first += group) {
     const int64_t row = int64_t{first} * p.weight.rows;
@@ -176,8 +176,8 @@ void run_out(const OutParams& p) {
       });
     }
     constexpr const char* kRow = "out_any_bf16x2_gemv_cuda";
-    if (!fragment::launch_split_gemv(kRow, step, stream))
-      fragment::launch_slice_gemv(kRow, step, stream);
+    if (!fragment::launch_split_gemv(kRow, step, p.launch))
+      fragment::launch_slice_gemv(kRow, step, p.launch);
   }
 }
 

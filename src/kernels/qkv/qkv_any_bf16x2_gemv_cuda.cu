@@ -93,7 +93,6 @@ const char* qkv_any_bf16x2_gemv_cuda_refuses(const QkvParams& p) {
 }
 
 void qkv_any_bf16x2_gemv_cuda(const QkvParams& p) {
-  const cudaStream_t stream = launch_stream(p.launch.stream);
   const int32_t group = fragment::slice_tokens(p.weight);
   for (int32_t first = 0; first < p.batch.num_tokens; first += group) {
     const QkvStep step{
@@ -114,8 +113,8 @@ void qkv_any_bf16x2_gemv_cuda(const QkvParams& p) {
         .head_dim = p.head_dim,
     };
     constexpr const char* kRow = "qkv_any_bf16x2_gemv_cuda";
-    if (!fragment::launch_split_gemv(kRow, step, stream))
-      fragment::launch_slice_gemv(kRow, step, stream);
+    if (!fragment::launch_split_gemv(kRow, step, p.launch))
+      fragment::launch_slice_gemv(kRow, step, p.launch);
   }
 }
 
