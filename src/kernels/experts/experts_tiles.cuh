@@ -144,13 +144,13 @@ __device__ __forceinline__ const std::byte* units_at(const PackedMatrix& matrix,
          (int64_t{walk.tile} * units_of_row + threadIdx.x / 32 * kUnits) * kUnitBytes<F>;
 }
 
-/// Multiplies a block's tiles, of two tokens or (kMany) more, the first of which `held` has or is
+/// Multiplies a block's tiles, of kMost tokens at most, the first of which `held` has or is
 /// about to have. input_of(pick, j): the number of its j-th token's activations; stage(input, to):
 /// these, over the warp's units, to shared memory, where with kAhead they are all from the start;
 /// lane_inputs(input): the same as the lane's columns. early(pick, tile, i): what end(pick, tile,
 /// i, early, sum) needs besides the sums: sum(row), of token i / kEnds of the pick. end() is called
 /// for i < kEnds * count.
-template <bool kMany, bool kAhead, int kUnits, int kEnds, typename InputOf, typename Stage,
+template <int kMost, bool kAhead, int kUnits, int kEnds, typename InputOf, typename Stage,
           typename LaneInputs, typename Early, typename End>
 __device__ __forceinline__ void multiply_tiles(const PackedMatrix& matrix, int64_t expert_bytes,
                                                int units_of_row, Walk& walk,
@@ -187,18 +187,18 @@ __device__ __forceinline__ void multiply_tiles(const PackedMatrix& matrix, int64
         if (j < count) sums[j][lane / 4] = products[c][0], sums[j][lane / 4 + 8] = products[c][1];
       }
     };
-    if (!kMany || count <= kStaged) {
+    if (kMost == kStaged || count <= kStaged) {
       // One token in the way of two: a way of its own would be as much code again.
       const float sum = held.multiply_two(staged_of(0), count == 2 ? staged_of(1) : shared.zeros,
                                           shared.zeros, next);
       if (lane % 4 / 2 < count) sums[lane % 4 / 2][lane / 4 + 8 * (lane % 2)] = sum;
-    } else if constexpr (kMany) {
-      if (count <= 4) {
+    } else if constexpr (kMost > kStaged) {
+      if (kMost == 4 || count <= 4) {
         const auto of_lane = lane_inputs(input_of(pick, min(lane / 8, count - 1)));
         float products[1][2];
         held.multiply([&](int, int n) { return of_lane(n); }, products, next);
         store_groups(products);
-      } else {
+      } else if constexpr (kMost > 4) {
         const auto first = lane_inputs(input_of(pick, lane / 8));
         const auto second = lane_inputs(input_of(pick, min(4 + lane / 8, count - 1)));
         float products[2][2];
@@ -227,7 +227,7 @@ __device__ __forceinline__ void stage_parts(const std::byte* parts, std::byte* t
     *reinterpret_cast<uint4*>(to + i) = *reinterpret_cast<const uint4*>(parts + i);
 }
 
-template <int kUnits, int kMine, bool kMany>
+template <int kUnits, int kMine, int kMost>
 __global__ void __launch_bounds__(32 * kMaxWarps<kUnits>, kUnits == 9 ? kBlocks : 1)
     gate_up_tiles(const __grid_constant__ Step p) {
   constexpr bool kFolds = kMine > 0;
@@ -264,7 +264,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps<kUnits>, kUnits == 9 ? kBlocks 
                                   squares);
     }
   };
-  if constexpr (!kMany) {  // all that any pick can want, while the choice is on its way
+  if constexpr (kMost == kStaged) {  // all that any pick can want, while the choice is on its way
     for (int t = 0; t < min(p.num_tokens, kStaged); ++t) stage(t, shared.inputs[warp][t]);
   }
   if (warp == 0) read_choices(p, picks);
@@ -276,7 +276,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps<kUnits>, kUnits == 9 ? kBlocks 
   struct Bias {
     float gate, up;
   };
-  multiply_tiles<kMany, !kMany, kUnits, 8>(
+  multiply_tiles<kMost, kMost == kStaged, kUnits, 8>(
       p.gate_up, p.gate_up_expert_bytes, p.num_units, walk, held, shared,
       [](const Pick& pick, int j) { return int{pick.tokens[j]}; }, stage,
       [&](int token) {
@@ -300,7 +300,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps<kUnits>, kUnits == 9 ? kBlocks 
       });
 }
 
-template <int kUnits, bool kMany>
+template <int kUnits, int kMost>
 __global__ void __launch_bounds__(32 * kMaxWarps<kUnits>, kUnits == 9 ? kBlocks : 1)
     down_tiles(const __grid_constant__ Step p) {
   touch_params(p);
@@ -316,7 +316,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps<kUnits>, kUnits == 9 ? kBlocks 
 
   wait_for_previous();
   launch_next();
-  multiply_tiles<kMany, false, kUnits, 16>(
+  multiply_tiles<kMost, false, kUnits, 16>(
       p.down, p.down_expert_bytes, p.num_units_down, walk, held, shared,
       [](const Pick& pick, int j) { return int{pick.pairs[j]}; },
       [&](int pair, std::byte* to) {
@@ -375,19 +375,21 @@ inline void launch_tiles(const Step& p, const BlockLimits& limits, cudaStream_t 
     units == 9 ? launch.template operator()<9>(num_units / 9)
                : launch.template operator()<1>(num_units);
   };
-  // Two tokens have kernels of their own: much of a short layer is instructions on their way.
-  const auto launch = [&]<bool kMany>() {
+  // Kernels for two, four and eight tokens: much of a short layer is instructions on their way.
+  const auto launch = [&]<int kMost>() {
     with_units(p.num_units, [&]<int kUnits>(int num_warps) {
-      launch_one(p.num_experts > 128 ? gate_up_tiles<kUnits, 8, kMany>
-                 : p.num_experts > 0 ? gate_up_tiles<kUnits, 4, kMany>
-                                     : gate_up_tiles<kUnits, 0, kMany>,
+      launch_one(p.num_experts > 128 ? gate_up_tiles<kUnits, 8, kMost>
+                 : p.num_experts > 0 ? gate_up_tiles<kUnits, 4, kMost>
+                                     : gate_up_tiles<kUnits, 0, kMost>,
                  p, num_warps, p.gate_up.rows / 16, limits, stream, row);
     });
     with_units(p.num_units_down, [&]<int kUnits>(int num_warps) {
-      launch_one(down_tiles<kUnits, kMany>, p, num_warps, p.hidden / 16, limits, stream, row);
+      launch_one(down_tiles<kUnits, kMost>, p, num_warps, p.hidden / 16, limits, stream, row);
     });
   };
-  p.num_tokens > 2 ? launch.template operator()<true>() : launch.template operator()<false>();
+  p.num_tokens <= kStaged ? launch.template operator()<kStaged>()
+  : p.num_tokens <= 4     ? launch.template operator()<4>()
+                          : launch.template operator()<kMaxTokens>();
 }
 
 }  // namespace moxie::tiles
