@@ -543,14 +543,16 @@ void launch_slices(const Step& step, const BlockLimits& limits, const Launch& la
     return static_cast<uint64_t>(Layout<F>(multipliers, step.num_units).bytes);
   };
   while (bytes() + kStaticBytes > limits.shared_bytes) --multipliers;
-  launch_kernel(row, step.num_experts > 128 ? slice_experts<F, 8> : slice_experts<F, 4>, step,
-                {.grid = dim3(static_cast<unsigned>(2 * std::max(1, limits.num_units / 2))),
-                 .num_threads = 32 * (multipliers + 1),
-                 .shared_bytes = bytes(),
-                 .cluster = 2,
-                 .programmatic = true,
-                 .leaves_l1 = launch.leaves_l1},
-                launch_stream(launch.stream));
+  dispatch_up_to<4, kMaxExperts / 32>(ceil_div(step.num_experts, 32), [&]<int kMine>() {
+    launch_kernel(row, slice_experts<F, kMine>, step,
+                  {.grid = dim3(static_cast<unsigned>(2 * std::max(1, limits.num_units / 2))),
+                   .num_threads = 32 * (multipliers + 1),
+                   .shared_bytes = bytes(),
+                   .cluster = 2,
+                   .programmatic = true,
+                   .leaves_l1 = launch.leaves_l1},
+                  launch_stream(launch.stream));
+  });
 }
 
 }  // namespace moxie::slices

@@ -193,7 +193,7 @@ __device__ __forceinline__ void multiply_tiles(const PackedMatrix& matrix, int64
                                           shared.zeros, next);
       if (lane % 4 / 2 < count) sums[lane % 4 / 2][lane / 4 + 8 * (lane % 2)] = sum;
     } else if constexpr (kMost > kStaged) {
-      if (kMost == 4 || count <= 4) {
+      if (kMost <= 4 || count <= 4) {
         const auto of_lane = lane_inputs(input_of(pick, min(lane / 8, count - 1)));
         float products[1][2];
         held.multiply([&](int, int n) { return of_lane(n); }, products, next);
@@ -376,20 +376,17 @@ inline void launch_tiles(const Step& p, const BlockLimits& limits, cudaStream_t 
                : launch.template operator()<1>(num_units);
   };
   // Kernels for two, four and eight tokens: much of a short layer is instructions on their way.
-  const auto launch = [&]<int kMost>() {
+  dispatch_up_to<kStaged, 4, kMaxTokens>(p.num_tokens, [&]<int kMost>() {
     with_units(p.num_units, [&]<int kUnits>(int num_warps) {
-      launch_one(p.num_experts > 128 ? gate_up_tiles<kUnits, 8, kMost>
-                 : p.num_experts > 0 ? gate_up_tiles<kUnits, 4, kMost>
-                                     : gate_up_tiles<kUnits, 0, kMost>,
-                 p, num_warps, p.gate_up.rows / 16, limits, stream, row);
+      dispatch_up_to<0, 4, kMaxExperts / 32>(ceil_div(p.num_experts, 32), [&]<int kMine>() {
+        launch_one(gate_up_tiles<kUnits, kMine, kMost>, p, num_warps, p.gate_up.rows / 16, limits,
+                   stream, row);
+      });
     });
     with_units(p.num_units_down, [&]<int kUnits>(int num_warps) {
       launch_one(down_tiles<kUnits, kMost>, p, num_warps, p.hidden / 16, limits, stream, row);
     });
-  };
-  p.num_tokens <= kStaged ? launch.template operator()<kStaged>()
-  : p.num_tokens <= 4     ? launch.template operator()<4>()
-                          : launch.template operator()<kMaxTokens>();
+  });
 }
 
 }  // namespace moxie::tiles

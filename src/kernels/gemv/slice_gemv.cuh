@@ -23,6 +23,7 @@
 //     struct Made {...};
 //     struct MoreEarly {...};  // worked out before the wait, like Early
 //     __device__ MoreEarly more_early(int first_tile) const;
+//     template <int kTokens>  // at most; num_tokens are there
 //     __device__ void more(const Made&, int first_tile, int num_tiles, int num_tokens,
 //                          const MoreEarly&) const;
 //   };
@@ -228,12 +229,20 @@ inline int tokens_that_fit(const BlockLimits& limits, int num_units, uint64_t ri
   return 1;
 }
 
-/// Calls launch<kTokens>() with the least number of tokens that it is compiled for.
+/// Calls launch<k>() with the first k, of numbers that rise, that is not less than n: what it is
+/// compiled for. The last one serves any n.
+template <int kFirst, int... kOthers, typename Launch>
+void dispatch_up_to(int n, Launch&& launch) {
+  if constexpr (sizeof...(kOthers) > 0) {
+    if (n > kFirst) return dispatch_up_to<kOthers...>(n, launch);
+  }
+  launch.template operator()<kFirst>();
+}
+
+/// The same for the numbers of tokens that most kernels are compiled for.
 template <typename Launch>
 void dispatch_tokens(int num_tokens, Launch&& launch) {
-  if (num_tokens == 1) return launch.template operator()<1>();
-  if (num_tokens <= 4) return launch.template operator()<4>();
-  return launch.template operator()<8>();
+  dispatch_up_to<1, 4, kMaxTokens>(num_tokens, launch);
 }
 
 /// Calls launch<F>() for the format of a matrix.

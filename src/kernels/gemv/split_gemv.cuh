@@ -5,7 +5,8 @@
 // barrier counts.
 //
 // Blocks start late, when those of the kernel before leave them room: what they do before the wait
-// is not free. So nothing there waits for a load, and behind it there is one way to memory.
+// is not free. So nothing there waits for a load but what a step's early() looks up by another, and
+// behind it there is one way to memory.
 //
 // A Step is what slice_gemv.cuh says.
 #pragma once
@@ -115,16 +116,12 @@ __global__ void __launch_bounds__(32 * kCluster, kCluster <= 5 ? 3 : 2)
       if (lane % 4 == 0) send(&sums_of_blocks[rank][0][lane / 4], &has_sums, warp, top, bottom);
     } else {
       // Of each group of four tokens a lane has one.
-      const std::byte* of_lane[kGroups];
-#pragma unroll
-      for (int c = 0; c < kGroups; ++c)
-        of_lane[c] = LanePart(inputs[min(4 * c + lane / 8, num_tokens - 1)]).own;
+      const auto of_group = [&](int c) {
+        return LanePart(inputs[min(4 * c + lane / 8, num_tokens - 1)]);
+      };
+      const LanePart of_lane[] = {of_group(0), of_group(1)};
       float products[kGroups][2];
-      held.multiply(
-          [&](int c, int n) {
-            return *reinterpret_cast<const uint4*>(of_lane[c] + n * kBlockBytes<1>);
-          },
-          products, nullptr);
+      held.multiply([&](int c, int n) { return of_lane[c](n); }, products, nullptr);
 #pragma unroll
       for (int c = 0; c < kGroups; ++c) {
         const int j = 4 * c + lane % 4;
@@ -175,11 +172,9 @@ template <typename Step>
 bool launch_split_gemv(const char* row, const Step& step, const Launch& launch) {
   if (step.weight.format != DType::kMXFP4) return false;
   const auto with = [&]<int kUnits, int kCluster>() {
-    const int n = step.num_tokens;
-    (n == 1   ? launch_split<kUnits, kCluster, 1, Step>
-     : n == 2 ? launch_split<kUnits, kCluster, 2, Step>
-     : n <= 4 ? launch_split<kUnits, kCluster, 4, Step>
-              : launch_split<kUnits, kCluster, 8, Step>)(row, step, launch);
+    dispatch_up_to<1, 2, 4, kMaxTokens>(step.num_tokens, [&]<int kTokens>() {
+      launch_split<kUnits, kCluster, kTokens>(row, step, launch);
+    });
     return true;
   };
   if (step.weight.cols == 64 * 9 * 5) return with.template operator()<9, 5>();
