@@ -274,8 +274,9 @@ void declare_model_flags(Flags& flags, EngineOptions* o) {
   flags.text("--kv-dtype", &o->kv_dtype, "auto, bf16, fp8_e4m3 or f32");
   flags.text(
       "--activation", &o->activation,
-      "activations: auto, bf16 (or wider), int8 (CPU, MXFP4 layers: by blocks of 32), or mxfp8 "
-      "(Hopper, experts of many tokens: E4M3 with a scale a token)");
+      "activations: auto, bf16 (or wider), int8 (CPU, MXFP4 layers: by blocks of 32; auto does so "
+      "from 8 tokens on in models 2048 wide or wider), or mxfp8 (Hopper, experts of many tokens: "
+      "E4M3 with a scale a token)");
   flags.integer("--max-model-len", &o->max_model_len, "tokens of context; 0: what fits");
 }
 

@@ -5,10 +5,11 @@
 #include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "apps/cli.h"
 #include "apps/shown_device.h"
-#include "core/threads.h"
+#include "core/numa.h"
 #include "engine/plan.h"
 #include "lab/machine.h"
 
@@ -46,9 +47,10 @@ std::vector<Finding> findings(const Device& device, const std::string& cuda_reas
   }
 #endif
   double load[1] = {0};
-  if (getloadavg(load, 1) == 1 && load[0] > 0.5 * num_usable_cores()) {
+  const size_t num_cores = usable_cores().size();
+  if (getloadavg(load, 1) == 1 && load[0] > 0.5 * static_cast<double>(num_cores)) {
     list.push_back({fmt::format("load average {:.1f} on {} cores: speeds will be low and noisy",
-                                load[0], num_usable_cores()),
+                                load[0], num_cores),
                     "stop other work before measuring"});
   }
   const std::string governor = first_line("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor");
@@ -113,8 +115,12 @@ int run(DoctorFlags& o) {
                            .dump(2));
     return model_error.empty() ? kExitDone : kExitFailed;
   }
-  fmt::print("cpu       {}\ncores     {} usable, {} threads\nfeatures  {}\n", properties.name,
-             num_usable_cores(), properties.num_units, feature_names(cpu_features()));
+  const std::vector<UsableCore> cores = usable_cores();
+  std::set<int> nodes;
+  for (const UsableCore& core : cores) nodes.insert(core.node);
+  fmt::print("cpu       {}\ncores     {} usable on {} NUMA node{}, {} threads\nfeatures  {}\n",
+             properties.name, cores.size(), nodes.size(), nodes.size() == 1 ? "" : "s",
+             properties.num_units, feature_names(cpu_features()));
   fmt::print("memory    {} free of {}\n", format_bytes(properties.available_bytes),
              format_bytes(properties.memory_bytes));
   fmt::print("read      {:.1f} GB/s ({})\n", limits->read_gb_s, limits->read_instruction);

@@ -95,8 +95,11 @@ std::vector<Variant> variants(const EngineOptions& options, Engine& engine) {
   for (const char* dtype : {"bf16", "fp8_e4m3"}) {
     add("--kv-dtype", &EngineOptions::kv_dtype, dtype);
   }
-  if ((engine.kernels().features() & kInt8Features) != 0)
+  if ((engine.kernels().features() & kInt8Features) != 0) {
+    if (engine.config().hidden >= kLeastInt8Hidden)  // else they are as without the switch
+      add("--activation", &EngineOptions::activation, "bf16");
     add("--activation", &EngineOptions::activation, "int8");
+  }
   if ((engine.kernels().features() & kSm90a) != 0) {
     for (const char* experts : {"experts=w4a16", "experts=w4a8"})
       list.push_back({.name = fmt::format("--kernel {}", experts), .kernel = experts});

@@ -3,6 +3,8 @@
 
 #include <atomic>
 #include <chrono>
+#include <deque>
+#include <latch>
 #include <numeric>
 #include <thread>
 #include <vector>
@@ -78,6 +80,34 @@ TEST(ThreadPool, SharesCoverAllOnceHoweverUnequalTheThreads) {
         });
         EXPECT_EQ(too_long, 0);
         for (const auto& count : seen) EXPECT_EQ(count, 1) << num_threads << ' ' << n;
+      }
+    }
+  }
+}
+
+TEST(ThreadPool, ASecondRoundFindsWhatItWaitsForOfTheFirst) {
+  for (const int num_threads : {1, 2, 3, 8}) {
+    ThreadPool pool(num_threads);
+    for (const int64_t num_groups : {1, 4, 37}) {
+      for (int round = 0; round < 50; ++round) {
+        constexpr int64_t kParts = 5;
+        std::deque<std::latch> made;
+        for (int64_t i = 0; i < num_groups; ++i) made.emplace_back(kParts);
+        std::vector<int> first(static_cast<size_t>(num_groups * kParts), 0);  // plain memory
+        std::vector<std::atomic<int>> second(static_cast<size_t>(num_groups));
+        auto make = [&](int64_t i, int) {
+          // The first parts take far longer than the others.
+          if (i == 0 && round < 2) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+          first[static_cast<size_t>(i)] = 1;
+          made[static_cast<size_t>(i / kParts)].count_down();
+        };
+        auto use = [&](int64_t i, int) {
+          wait_for(made[static_cast<size_t>(i)]);
+          const auto begin = first.begin() + i * kParts;
+          second[static_cast<size_t>(i)] += std::accumulate(begin, begin + kParts, 0);
+        };
+        pool.run(num_groups * kParts, make, num_groups, use);
+        for (const auto& sum : second) ASSERT_EQ(sum, kParts) << num_threads;
       }
     }
   }

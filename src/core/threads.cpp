@@ -3,6 +3,8 @@
 
 #include <sched.h>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
@@ -49,6 +51,17 @@ class FlushToZero {
 
 constexpr int kSpins = 4000;  // about 50 microseconds: longer than the gap between two steps
 
+// Until is_over(): looks often for as long as kSpins, then lets others have the core between looks.
+template <typename IsOver>
+void spin_until(IsOver is_over) {
+  for (int spins = 0; !is_over(); ++spins) {
+    if (spins < kSpins)
+      cpu_pause();
+    else
+      sched_yield();
+  }
+}
+
 // A run has at most this many parts (16 bits of a share); one of more tasks takes several at a
 // time.
 constexpr int64_t kMostPartsOfRun = 0xFFFF;
@@ -67,12 +80,8 @@ struct ThreadPool::Shared {
 
   alignas(kCacheLine) std::atomic<uint64_t> generation{0};
   std::atomic<bool> stopping{false};
-  // The run in hand.
-  std::atomic<const TaskRef*> task{nullptr};
-  std::atomic<int64_t> num_tasks{0};
-  std::atomic<int64_t> tasks_a_part{1};
 
-  alignas(kCacheLine) std::atomic<int64_t> num_done{0};  // parts
+  alignas(kCacheLine) std::atomic<int64_t> num_done{0};  // parts, of all rounds
 
   // The parts that are left of a thread's share: the low half of the run's generation (high half),
   // the end, the begin (16 bits each). A worker that wakes late finds another run's generation, or
@@ -80,21 +89,38 @@ struct ThreadPool::Shared {
   struct alignas(kCacheLine) Share {
     std::atomic<uint64_t> left{0};
   };
-  std::vector<Share> shares;
 
-  void deal(uint64_t run, int64_t num_parts) {
-    const auto n = static_cast<int64_t>(shares.size());
-    for (int64_t i = 0; i < n; ++i) {
-      const auto begin = static_cast<uint64_t>(num_parts * i / n);
-      const auto end = static_cast<uint64_t>(num_parts * (i + 1) / n);
-      shares[static_cast<size_t>(i)].left.store(run << 32 | end << 16 | begin,
-                                                std::memory_order_relaxed);
+  // A round of the run in hand.
+  struct alignas(kCacheLine) DealtRound {
+    std::atomic<const TaskRef*> task{nullptr};
+    std::atomic<int64_t> num_tasks{0};
+    std::atomic<int64_t> tasks_a_part{1};
+    std::vector<Share> shares;
+
+    // Returns the number of parts.
+    int64_t deal(uint64_t run, const Round& round) {
+      const auto n = static_cast<int64_t>(shares.size());
+      const int64_t a_part = std::max<int64_t>(1, ceil_div(round.num_tasks, kMostPartsOfRun));
+      const int64_t num_parts = ceil_div(round.num_tasks, a_part);
+      task.store(&round.task, std::memory_order_relaxed);
+      num_tasks.store(round.num_tasks, std::memory_order_relaxed);
+      tasks_a_part.store(a_part, std::memory_order_relaxed);
+      for (int64_t i = 0; i < n; ++i) {
+        const auto begin = static_cast<uint64_t>(num_parts * i / n);
+        const auto end = static_cast<uint64_t>(num_parts * (i + 1) / n);
+        shares[static_cast<size_t>(i)].left.store(run << 32 | end << 16 | begin,
+                                                  std::memory_order_relaxed);
+      }
+      return num_parts;
     }
-  }
+  };
+  static constexpr size_t kMostRounds = 2;
+  std::array<DealtRound, kMostRounds> rounds;
+  std::atomic<size_t> num_rounds{0};
 
-  // A part of the run's share `owner`: its first, or its last if it is another's. -1: none.
-  int64_t claim(uint64_t run, size_t owner, bool is_own) {
-    std::atomic<uint64_t>& left = shares[owner].left;
+  // A part of the run's share: its first, or its last if it is another's. -1: none.
+  static int64_t claim(uint64_t run, Share& share, bool is_own) {
+    std::atomic<uint64_t>& left = share.left;
     uint64_t seen = left.load(std::memory_order_relaxed);
     for (;;) {
       const uint64_t begin = seen & 0xFFFF, end = seen >> 16 & 0xFFFF;
@@ -105,18 +131,24 @@ struct ThreadPool::Shared {
     }
   }
 
-  // Goes through the own share in order, then takes from the ends of the others'. What is loaded
-  // before a part is claimed may be a later run's, but then there is none to claim: a run's values
-  // stay until all its parts are done.
+  // Goes through the own share in order, then takes from the ends of the others'; then the next
+  // round. What is loaded before a part is claimed may be a later run's, but then there is none to
+  // claim: a run's values stay until all its parts are done.
   void work(int thread, uint64_t run) {
     FlushToZero flush;
-    const TaskRef* const call = task.load(std::memory_order_relaxed);
-    const int64_t all = num_tasks.load(std::memory_order_relaxed);
-    const int64_t a_part = tasks_a_part.load(std::memory_order_relaxed);
-    for (size_t i = 0; i < shares.size(); ++i) {
-      const size_t owner = (static_cast<size_t>(thread) + i) % shares.size();
+    const size_t last = num_rounds.load(std::memory_order_relaxed);
+    for (size_t r = 0; r < last; ++r) work(rounds[r], thread, run);
+  }
+
+  void work(DealtRound& round, int thread, uint64_t run) {
+    const TaskRef* const call = round.task.load(std::memory_order_relaxed);
+    const int64_t all = round.num_tasks.load(std::memory_order_relaxed);
+    const int64_t a_part = round.tasks_a_part.load(std::memory_order_relaxed);
+    const size_t num_threads = round.shares.size();
+    for (size_t i = 0; i < num_threads; ++i) {
+      Share& share = round.shares[(static_cast<size_t>(thread) + i) % num_threads];
       int64_t done = 0;
-      for (int64_t part; (part = claim(run, owner, i == 0)) >= 0; ++done) {
+      for (int64_t part; (part = claim(run, share, i == 0)) >= 0; ++done) {
         const int64_t end = std::min(all, (part + 1) * a_part);
         for (int64_t t = part * a_part; t < end; ++t) (*call)(t, thread);
       }
@@ -146,13 +178,26 @@ struct ThreadPool::Shared {
   }
 };
 
-ThreadPool::ThreadPool(int num_threads)
-    : num_threads_(num_threads > 0 ? num_threads : num_usable_cores()),
+ThreadPool::ThreadPool(int num_threads, std::vector<UsableCore> cores)
+    : cores_(std::move(cores)),
+      num_threads_(num_threads > 0 ? num_threads : static_cast<int>(cores_.size())),
       shared_(std::make_unique<Shared>()) {
-  shared_->shares = std::vector<Shared::Share>(static_cast<size_t>(num_threads_));
+  for (Shared::DealtRound& round : shared_->rounds)
+    round.shares = std::vector<Shared::Share>(static_cast<size_t>(num_threads_));
   for (int i = 1; i < num_threads_; ++i) {
-    shared_->workers.emplace_back([this, i] { shared_->worker(i); });
+    shared_->workers.emplace_back([this, i] {
+      bind(i);
+      shared_->worker(i);
+    });
   }
+}
+
+void ThreadPool::bind(int thread) const {
+  if (cores_.front().node == cores_.back().node) return;
+  const auto [first, last] =
+      std::equal_range(cores_.begin(), cores_.end(), cores_[core_of(thread)],
+                       [](const UsableCore& a, const UsableCore& b) { return a.node < b.node; });
+  keep_on({first, last});
 }
 
 ThreadPool::~ThreadPool() {
@@ -165,21 +210,33 @@ ThreadPool::~ThreadPool() {
 }
 
 void ThreadPool::run(int64_t num_tasks, TaskRef task) {
-  CHECK(num_tasks >= 0 && num_tasks < (int64_t{1} << 31));
+  const Round round{num_tasks, task};
+  run_rounds({&round, 1});
+}
+
+void ThreadPool::run(int64_t num_first, TaskRef first, int64_t num_second, TaskRef second) {
+  const Round rounds[] = {{num_first, first}, {num_second, second}};
+  run_rounds(rounds);
+}
+
+void ThreadPool::run_rounds(std::span<const Round> rounds) {
   Shared& shared = *shared_;
-  if (num_threads_ == 1 || num_tasks <= 1) {
+  bool is_small = true;
+  for (const Round& round : rounds) {
+    CHECK(round.num_tasks >= 0 && round.num_tasks < (int64_t{1} << 31));
+    is_small = is_small && round.num_tasks <= 1;
+  }
+  if (num_threads_ == 1 || is_small) {
     FlushToZero flush;
-    for (int64_t i = 0; i < num_tasks; ++i) task(i, 0);
+    for (const Round& round : rounds)
+      for (int64_t i = 0; i < round.num_tasks; ++i) round.task(i, 0);
     return;
   }
   const uint64_t run = shared.generation.load(std::memory_order_relaxed) + 1;
-  const int64_t a_part = (num_tasks + kMostPartsOfRun - 1) / kMostPartsOfRun;
-  const int64_t num_parts = (num_tasks + a_part - 1) / a_part;
-  shared.task.store(&task, std::memory_order_relaxed);
-  shared.num_tasks.store(num_tasks, std::memory_order_relaxed);
-  shared.tasks_a_part.store(a_part, std::memory_order_relaxed);
+  int64_t num_parts = 0;
+  for (size_t r = 0; r < rounds.size(); ++r) num_parts += shared.rounds[r].deal(run, rounds[r]);
+  shared.num_rounds.store(rounds.size(), std::memory_order_relaxed);
   shared.num_done.store(0, std::memory_order_relaxed);
-  shared.deal(run, num_parts);
   {
     // Under the lock, so that a worker on its way to sleep cannot miss the change.
     std::lock_guard lock(shared.mutex);
@@ -188,23 +245,11 @@ void ThreadPool::run(int64_t num_tasks, TaskRef task) {
   if (shared.num_sleeping.load() > 0) shared.wake.notify_all();
   shared.work(0, run);
   // Parts are waited for, not workers: one that has lost its core and took none holds up nobody.
-  int spins = 0;
-  while (shared.num_done.load(std::memory_order_acquire) != num_parts) {
-    if (++spins < kSpins)
-      cpu_pause();
-    else
-      sched_yield();
-  }
+  spin_until([&] { return shared.num_done.load(std::memory_order_acquire) == num_parts; });
 }
 
-int num_usable_cores() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof(set), &set) == 0) {
-    const int count = CPU_COUNT(&set);
-    if (count > 0) return count;
-  }
-  return std::max(1u, std::thread::hardware_concurrency());
+void wait_for(const std::latch& latch) {
+  spin_until([&] { return latch.try_wait(); });
 }
 
 }  // namespace moxie

@@ -1,6 +1,10 @@
 // A pool of worker threads for the CPU's steps: run(n, task) calls task(i) for every i in 0..n-1 on
 // all threads, the caller included, and returns when all are done.
 //
+// Threads have the cores in order of their NUMA nodes, and where there are several nodes a worker
+// is kept on the cores of its own. Within a node the kernel's scheduler knows better who has lost a
+// core to a neighbour. The caller's thread is not ours to bind.
+//
 // Workers spin for a short while after a run, since the next step follows in microseconds, then
 // sleep: no core is busy when idle. Flush-to-zero is on in every thread while it runs tasks,
 // because products of subnormals slow the MXFP4 loops eightfold; the caller's mode is restored.
@@ -8,7 +12,12 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <latch>
 #include <memory>
+#include <span>
+#include <vector>
+
+#include "core/numa.h"
 
 namespace moxie {
 
@@ -31,16 +40,23 @@ class TaskRef {
 class ThreadPool {
  public:
   /// `num_threads` counts the caller; 0 means one a core this process may use.
-  explicit ThreadPool(int num_threads = 0);
+  explicit ThreadPool(int num_threads = 0, std::vector<UsableCore> cores = usable_cores());
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
   int num_threads() const { return num_threads_; }
+  /// The kernel's number of the NUMA node that a thread is meant for; rises with the thread.
+  int node_of(int thread) const { return cores_[core_of(thread)].node; }
 
   /// Each thread has a contiguous share of the tasks, which it goes through in order; whoever is
   /// done takes tasks from the ends of others' shares. Not reentrant: one run at a time.
   void run(int64_t num_tasks, TaskRef task);
+
+  /// Two rounds of tasks in one run, each shared out like that. A thread that finds none left of
+  /// the first round goes on with the second while others finish what they took: what a task of the
+  /// second needs of the first, it waits for (wait_for below).
+  void run(int64_t num_first, TaskRef first, int64_t num_second, TaskRef second);
 
   /// The same by parts of `unit` (at least 1) of 0..n-1: body(begin, end).
   template <typename F>
@@ -51,12 +67,23 @@ class ThreadPool {
 
  private:
   struct Shared;
+  struct Round {
+    int64_t num_tasks;
+    TaskRef task;
+  };
+  void run_rounds(std::span<const Round> rounds);
 
+  size_t core_of(int thread) const {
+    return static_cast<size_t>(thread) * cores_.size() / static_cast<size_t>(num_threads_);
+  }
+  void bind(int thread) const;
+
+  std::vector<UsableCore> cores_;
   int num_threads_;
   std::unique_ptr<Shared> shared_;
 };
 
-/// Cores this process may run on (the affinity mask), at least 1.
-int num_usable_cores();
+/// Waits for tasks of a pool that others have in hand, which take microseconds: spins, then yields.
+void wait_for(const std::latch& latch);
 
 }  // namespace moxie

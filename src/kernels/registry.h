@@ -32,7 +32,9 @@ struct Row {
   const char* limits;    ///< tokens a launch it serves well, accuracy; for people
   const char* ran_on;    ///< hardware it has run on, or "compiled only"
   PackedLayout layout;
-  bool rounds_to_int8 = false;  ///< its activations, so that it runs only if asked: permits()
+  /// Null, or of a row that rounds its activations to 8-bit integers whether these params gain
+  /// enough by that for it to run unasked: permits().
+  bool (*gains_by_int8)(const P&) = nullptr;
   /// Null if the row can run these params (pointers may be null: only formats and sizes are read),
   /// else why not.
   const char* (*refuses)(const P&);
@@ -47,6 +49,10 @@ inline constexpr double kReferenceCost = 1e12;
 
 /// Any of these has rows that round to 8-bit integers.
 inline constexpr Features kInt8Features = kAvx2 | kNeonDot;
+
+/// From so many tokens a launch they do so unasked in models so wide: tokens share weights there,
+/// so that arithmetic and not memory is the limit; small models, where rounding shows, gain little.
+inline constexpr int32_t kLeastInt8Tokens = 8, kLeastInt8Hidden = 2048;
 
 /// `ran_on` of rows in plain C++, and of those for aarch64: no such machine has run them yet.
 inline constexpr const char* kRanAnyCpu = "x86-64; aarch64 under an emulator only";
@@ -95,18 +101,20 @@ class KernelChoice {
   /// `--tile`: "auto" or a tile of gemm/tile_model.h.
   Status set_tile(const std::string& tile);
   int32_t tile_columns() const { return tile_columns_; }
-  /// `--activation`: "auto", "bf16" (or wider), "int8", which lets rows run that round activations
-  /// to 8-bit integers, or "mxfp8", which lets those run that round the experts' to 8-bit floats.
+  /// `--activation`: "auto"; "bf16" (or wider); "int8", which lets rows run that round activations
+  /// to 8-bit integers wherever they can, where "auto" lets them run if that gains much; or
+  /// "mxfp8", which lets those run that round the experts' to 8-bit floats.
   Status set_activation(const std::string& activation);
   /// kF8E4M3 with "mxfp8", or with "auto" where a row is forced that wants it; else kBF16.
   DType activation() const;
   bool int8() const { return activation_ == "int8"; }
   /// Whether the switches let a row run: it is allowed, and rounds to 8-bit integers only if asked
-  /// to or forced by its own name.
+  /// to, forced by its own name, or not told otherwise where that gains much.
   template <typename P>
-  bool permits(const Row<P>& row) const {
-    return allows(StepOf<P>::value, row.name) &&
-           (!row.rounds_to_int8 || int8() || forced(StepOf<P>::value) == row.name);
+  bool permits(const Row<P>& row, const P& params) const {
+    if (!allows(StepOf<P>::value, row.name)) return false;
+    if (row.gains_by_int8 == nullptr || int8() || forced(StepOf<P>::value) == row.name) return true;
+    return activation_ == "auto" && row.gains_by_int8(params);
   }
 
  private:
@@ -132,7 +140,7 @@ class KernelChooser {
     const Row<P>* refused = nullptr;
     const char* why_refused = nullptr;
     for (const Row<P>& row : table_of<P>()) {
-      if (!choice_.permits(row)) continue;
+      if (!choice_.permits(row, params)) continue;
       if (row.device != device_) {
         if (refused == nullptr) refused = &row, why_refused = "it is for another device";
       } else if ((row.needs & features_) != row.needs) {
@@ -238,8 +246,8 @@ std::vector<Verdict> KernelChooser::explain(const P& params) const {
       verdict.reason = why;
     } else if (!choice_.allows(StepOf<P>::value, row.name)) {
       verdict.reason = "another row is forced";
-    } else if (!choice_.permits(row)) {
-      verdict.reason = "rounds activations to 8 bits: --activation int8 lets it run";
+    } else if (!choice_.permits(row, params)) {
+      verdict.reason = "rounds activations to 8 bits: --activation int8 lets it run here, too";
     } else {
       verdict.reason = "costs more";
     }

@@ -57,7 +57,7 @@ TEST(KernelChooser, TakesTheCheapestRowThatTheFeaturesAllow) {
     for (const Row<OutParams>& other : table_of<OutParams>()) {
       if (other.device != DeviceKind::kCpu) continue;
       if ((other.needs & ~expected.features) != 0) continue;
-      if (other.rounds_to_int8 || other.refuses(built.params) != nullptr) continue;
+      if (other.gains_by_int8 != nullptr || other.refuses(built.params) != nullptr) continue;
       EXPECT_LE((*row)->cost(built.params), other.cost(built.params)) << other.name;
     }
   }
@@ -84,6 +84,23 @@ TEST(KernelChooser, RowsThatRoundTo8BitsRunIfAskedOrForcedByName) {
   EXPECT_EQ(asked.activation(), DType::kBF16) << "the experts' 8-bit floats are another switch";
   ASSERT_TRUE(choice.add("out=" + name).has_value());
   EXPECT_EQ(chosen(choice), name);
+}
+
+TEST(KernelChooser, RowsThatRoundTo8BitsRunByThemselvesForManyTokensOfAWideModel) {
+  const auto chosen = [](const OutCase& sizes, const char* activation) -> std::string {
+    KernelChoice choice;
+    EXPECT_TRUE(choice.set_activation(activation).has_value());
+    return (*KernelChooser(DeviceKind::kCpu, kAvx2, choice).select(build(sizes).params))->name;
+  };
+  const OutCase many{.tokens = 8, .rows = 2048, .weights = DType::kMXFP4};
+  OutCase few = many, narrow = many;
+  few.tokens = 7;
+  narrow.rows = 2032;
+  EXPECT_EQ(chosen(many, "auto"), "out_mxfp4_i8_gemv_avx2");
+  EXPECT_EQ(chosen(many, "bf16"), "out_mxfp4_i16_gemv_avx2");
+  EXPECT_EQ(chosen(few, "auto"), "out_mxfp4_i16_gemv_avx2");
+  EXPECT_EQ(chosen(narrow, "auto"), "out_mxfp4_i16_gemv_avx2");
+  EXPECT_EQ(chosen(few, "int8"), "out_mxfp4_i8_gemv_avx2");
 }
 
 // Of a kind of rows, that word alone does not ask for 8 bits.

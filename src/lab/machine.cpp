@@ -66,7 +66,7 @@ constexpr uint64_t kReadPart = uint64_t{2} << 20;  // what one task reads: long 
 uint64_t choose_buffer_bytes(uint64_t asked, uint64_t available_bytes) {
   uint64_t bytes = asked;
   if (bytes == 0) {
-    bytes = std::max<uint64_t>(uint64_t{256} << 20, 2 * last_level_cache_bytes());
+    bytes = std::max<uint64_t>(uint64_t{256} << 20, 8 * last_level_cache_bytes());
     if (available_bytes > 0) bytes = std::min(bytes, available_bytes / 4);
   }
   return std::max(kReadPart, bytes / kReadPart * kReadPart);

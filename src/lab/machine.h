@@ -40,7 +40,8 @@ struct MachineLimits {
 struct MachineOptions {
   /// Only rows these features allow are tried.
   Features features = cpu_features();
-  /// 0: twice the last-level caches, 256 MiB at least, a quarter of the free memory at most.
+  /// 0: eight times the last-level caches, which else hold a good part of it from pass to pass; 256
+  /// MiB at least, a quarter of the free memory at most.
   uint64_t read_buffer_bytes = 0;
   /// Passes over the buffer; the first one after the pages are touched is not counted.
   int read_passes = 7;

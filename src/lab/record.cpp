@@ -13,7 +13,7 @@
 #include <fstream>
 
 #include "core/device.h"
-#include "core/threads.h"
+#include "core/numa.h"
 #include "kernels/features.h"
 #include "lab/commit.h"
 
@@ -96,7 +96,7 @@ Environment collect_environment() {
   environment.governor = first_line("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor");
   environment.huge_pages =
       bracketed_word(first_line("/sys/kernel/mm/transparent_hugepage/enabled"));
-  environment.num_cores = num_usable_cores();
+  environment.num_cores = static_cast<int>(usable_cores().size());
   const auto device = make_cpu_device(1);
   environment.cpu = device->properties().name;
   environment.memory_bytes = device->properties().memory_bytes;

@@ -9,6 +9,7 @@
 #include <mutex>
 
 #include "core/clock.h"
+#include "core/numa.h"
 #include "core/threads.h"
 #include "model/load_progress.h"
 #include "model/loader_cuda.h"
@@ -314,6 +315,43 @@ class Layout {
   uint64_t used_ = 0;
 };
 
+// Threads go through equal shares of a matrix, or of each expert of it, in order: what a node's
+// threads will read is to lie on that node. Borders are those of huge pages, so that none is lost.
+Status place_on_nodes(const PackedMatrix& matrix, const ThreadPool& pool, const Buffer& memory) {
+  constexpr int64_t kHugePage = int64_t{2} << 20;
+  const auto address = [](const std::byte* at) { return reinterpret_cast<intptr_t>(at); };
+  const auto nearest_border = [&](const std::byte* at) {
+    const int64_t past = (address(at) + kHugePage / 2) % kHugePage - kHugePage / 2;
+    return std::clamp<const std::byte*>(at - past, memory.data(), memory.data() + memory.bytes());
+  };
+  const int64_t num_threads = pool.num_threads(), num_tiles = matrix.num_tiles();
+  for (int32_t e = 0; e < matrix.num_experts; ++e) {
+    const auto share = [&](int64_t thread) {
+      const int64_t tile = num_tiles * thread / num_threads;
+      return nearest_border(matrix.tile(e, 0) + tile * matrix.tile_bytes());
+    };
+    for (int first = 0, last = 0; first < num_threads; first = last) {
+      const int node = pool.node_of(first);
+      while (last < num_threads && pool.node_of(last) == node) ++last;
+      if (Status done = prefer_node(share(first), share(last), node); !done) return done;
+    }
+  }
+  return {};
+}
+
+Status place_on_nodes(const ModelWeights& weights, const ThreadPool& pool, const Buffer& memory) {
+  const auto place = [&](std::initializer_list<const PackedMatrix*> matrices) -> Status {
+    for (const PackedMatrix* matrix : matrices)
+      if (Status done = place_on_nodes(*matrix, pool, memory); !done) return done;
+    return {};
+  };
+  for (const LayerWeights& layer : weights.layers) {
+    Status done = place({&layer.qkv, &layer.out, &layer.router, &layer.gate_up, &layer.down});
+    if (!done) return done;
+  }
+  return place({&weights.head});
+}
+
 }  // namespace
 
 uint64_t lay_out_weights(const GptOssConfig& config, const WeightFormats& formats, DeviceKind kind,
@@ -387,6 +425,11 @@ Result<WeightsPlace> make_weights(const GptOssConfig& config, const WeightFormat
   Result<std::unique_ptr<Stream>> stream = device.make_stream();
   if (!stream) return fail(stream.error());
   lay_out_weights(config, formats, device.kind(), buffer->data(), &place.weights);
+  if (const ThreadPool* pool = (*stream)->pool;
+      pool != nullptr && pool->node_of(0) != pool->node_of(pool->num_threads() - 1)) {
+    if (Status done = place_on_nodes(place.weights, *pool, *buffer); !done)
+      log_warn(done.error().message());
+  }
   place.weights.storage.push_back(std::move(*buffer));
   place.stream = std::move(*stream);
   return place;

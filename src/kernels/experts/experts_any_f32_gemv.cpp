@@ -1,8 +1,11 @@
 // experts with F32 activations. (token, slot) pairs are sorted by expert, so that each expert's
 // weights are read once a launch; then gate/up tiles in pairs -> clamped SwiGLU -> h, down tiles ->
-// y, a row a pair, and each token's rows of y added into x. Both products go expert by expert: that
-// makes parts small enough for many threads to end together. One row for each set of LaneKernels.
+// y, a row a pair, and each token's rows of y added into x. Every thread has the same slice of each
+// expert's tiles, whatever the experts have to do, and both products are one run of the pool:
+// down's parts wait for their own expert's h alone. One row for each set of LaneKernels.
 #include <cstring>
+#include <latch>
+#include <new>
 
 #include "kernels/experts/experts_pairs.h"
 #include "kernels/experts/experts_rows.h"
@@ -17,6 +20,11 @@ struct Parts : SortedPairs {
   float* prepared_t;  // rows of t and of h as the lanes want them
   float* prepared_h;
   float* y;  // [tokens * top_k, hidden] in the order of `pairs`
+  // [experts] of active expert i, parts of gate/up that are not done
+  struct alignas(64) Latch {
+    std::latch latch;
+  };
+  Latch* latches;
   uint64_t bytes;
 };
 
@@ -30,9 +38,46 @@ Parts lay_out(const ExpertsParams& p, const LaneKernels& lanes, std::byte* base)
   parts.prepared_t = scratch.take<float>(prepared_floats(lanes, p.num_tokens, p.hidden));
   parts.prepared_h = scratch.take<float>(prepared_floats(lanes, num_pairs, p.intermediate));
   parts.y = scratch.take<float>(num_pairs * p.hidden);
+  parts.latches = scratch.take<Parts::Latch>(p.gate_up.num_experts);
   parts.bytes = scratch.bytes();
   return parts;
 }
+
+// How a product with some experts is shared out: each expert's units (groups of tiles) are cut in
+// slices, and the tasks go slice by slice, so that a thread has the same units of every expert, or
+// one more or less: borders lie i / experts of a unit higher for expert i, which makes the shares
+// of all experts together equal to within one unit.
+struct Slices {
+  int64_t num_experts, num_units;  // units of one expert
+  int64_t num_threads;             // worth waking: 1 if the caller does it all
+  int64_t parts_a_thread;          // of one expert
+  int64_t num_slices;
+
+  // What one thread takes for all of it decides into how many parts it is worth cutting.
+  Slices(const ThreadPool& pool, int32_t num_experts, int32_t num_units, double total_ns)
+      : num_experts(num_experts), num_units(num_units) {
+    const int64_t num_parts = parts_worth(pool, total_ns);
+    num_threads = std::min<int64_t>({pool.num_threads(), num_parts, num_units});
+    parts_a_thread = std::clamp<int64_t>(num_parts / (num_threads * num_experts), 1,
+                                         ceil_div<int64_t>(num_units, num_threads));
+    num_slices = num_threads * parts_a_thread;
+  }
+  int64_t num_tasks() const { return num_slices * num_experts; }
+
+  struct Part {
+    int32_t expert, begin, end;
+  };
+  Part at(int64_t task) const {
+    const int64_t of_thread = parts_a_thread * num_experts;
+    const int64_t expert = task % of_thread / parts_a_thread;
+    const int64_t slice = task / of_thread * parts_a_thread + task % parts_a_thread;
+    const auto border = [&](int64_t i) {
+      return static_cast<int32_t>((num_units * i * num_experts + expert * num_slices) /
+                                  (num_slices * num_experts));
+    };
+    return {static_cast<int32_t>(expert), border(slice), border(slice + 1)};
+  }
+};
 
 // Gate/up tile pairs begin..end-1 of active expert i.
 void gate_up(const ExpertsParams& p, const LaneKernels& lanes, const Parts& parts, Activations t,
@@ -97,26 +142,37 @@ void gemv_run(const ExpertsParams& p, const LaneKernels& lanes) {
   // Tiles that are read side by side stay together; they are 32 columns of h, too.
   constexpr int32_t kPairs = kTileStreams / 2;
   static_assert(kTileStreams % 4 == 0);
-  const int32_t tile_pairs = p.gate_up.num_tiles() / 2, groups = ceil_div(tile_pairs, kPairs);
-  split_work(pool, int64_t{num_active} * groups, product_ns(lanes, 2 * weights, pairs_per_expert),
-             [&](int64_t begin, int64_t end) {
-               for_rows(begin, end, groups, [&](int32_t i, int32_t group, int32_t group_end) {
-                 gate_up(p, lanes, parts, t, i, group * kPairs,
-                         std::min(group_end * kPairs, tile_pairs));
-               });
-             });
+  const int32_t tile_pairs = p.gate_up.num_tiles() / 2, down_tiles = p.down.num_tiles();
+  const Slices gate_up_slices(pool, num_active, ceil_div(tile_pairs, kPairs),
+                              product_ns(lanes, 2 * weights, pairs_per_expert));
+  const Slices down_slices(pool, num_active, ceil_div(down_tiles, kTileStreams),
+                           product_ns(lanes, weights, pairs_per_expert));
+  for (int32_t i = 0; i < num_active; ++i)
+    new (&parts.latches[i]) Parts::Latch{std::latch(gate_up_slices.num_slices)};
   const Activations h =
       lanes.prepare == nullptr
           ? Activations{parts.h, parts.h_stride}
           : Activations{parts.prepared_h, prepared_floats(lanes, 1, p.intermediate)};
-  const int32_t down_tiles = p.down.num_tiles(), down_groups = ceil_div(down_tiles, kTileStreams);
-  split_work(pool, int64_t{num_active} * down_groups, product_ns(lanes, weights, pairs_per_expert),
-             [&](int64_t begin, int64_t end) {
-               for_rows(begin, end, down_groups, [&](int32_t i, int32_t group, int32_t group_end) {
-                 down(p, lanes, parts, h, i, group * kTileStreams,
-                      std::min(group_end * kTileStreams, down_tiles));
-               });
-             });
+  auto gate_up_part = [&](int64_t task, int) {
+    const auto [i, begin, end] = gate_up_slices.at(task);
+    gate_up(p, lanes, parts, t, i, begin * kPairs, std::min(end * kPairs, tile_pairs));
+    parts.latches[i].latch.count_down();
+  };
+  auto down_part = [&](int64_t task, int) {
+    const auto [i, begin, end] = down_slices.at(task);
+    wait_for(parts.latches[i].latch);
+    down(p, lanes, parts, h, i, begin * kTileStreams, std::min(end * kTileStreams, down_tiles));
+  };
+  const int64_t num_first = gate_up_slices.num_tasks(), num_second = down_slices.num_tasks();
+  if (gate_up_slices.num_threads == 1) {
+    auto all_parts = [&](int64_t, int thread) {
+      for (int64_t task = 0; task < num_first; ++task) gate_up_part(task, thread);
+      for (int64_t task = 0; task < num_second; ++task) down_part(task, thread);
+    };
+    pool.run(1, all_parts);
+  } else {
+    pool.run(num_first, gate_up_part, num_second, down_part);
+  }
   split_work(pool, p.num_tokens, 0.2 * p.num_tokens * p.top_k * p.hidden,
              [&](int64_t begin, int64_t end) {
                add_outputs(p, parts, parts.y, lanes.add_scaled, begin, end);

@@ -10,6 +10,24 @@ namespace moxie {
 /// Of the products' activations: as they are, or fixed point by blocks of 32 (lanes_fixed_body.h).
 enum class LaneActivations : uint8_t { kF32, kI16, kI8 };
 
+/// Whether a launch gains enough by activations in 8 bits to be rounded unasked.
+template <typename P>
+bool gains_by_int8(const P& p) {
+  int32_t num_tokens = 0;
+  if constexpr (requires { p.batch; })
+    num_tokens = p.batch.num_tokens;
+  else if constexpr (requires { p.num_tokens; })
+    num_tokens = p.num_tokens;
+  else
+    num_tokens = p.num_rows;
+  int32_t hidden = 0;
+  if constexpr (requires { p.hidden; })
+    hidden = p.hidden;
+  else
+    hidden = p.weight.rows;
+  return num_tokens >= kLeastInt8Tokens && hidden >= kLeastInt8Hidden;
+}
+
 /// By the gemv_* functions of the step's <step>_rows.h.
 template <typename P, const LaneKernels& kLanes>
 constexpr Row<P> gemv_row(const char* name, Features needs, LaneActivations activations,
@@ -17,9 +35,8 @@ constexpr Row<P> gemv_row(const char* name, Features needs, LaneActivations acti
   constexpr const char* kLimits[] = {
       "any number of tokens, best for 1 to 64; F32 sums",
       "any number of tokens, best for 1 to 4; activations to 2^-16 of their block's greatest",
-      "any number of tokens; activations to 2^-8 of their block's greatest, so only by "
-      "--activation "
-      "int8"};
+      "any number of tokens, best for 8 and more; activations to 2^-8 of their block's greatest: "
+      "by itself from 8 tokens and 2048 columns of x, else by --activation int8"};
   return {.name = name,
           .device = DeviceKind::kCpu,
           .needs = needs,
@@ -27,7 +44,7 @@ constexpr Row<P> gemv_row(const char* name, Features needs, LaneActivations acti
           .limits = kLimits[static_cast<int>(activations)],
           .ran_on = ran_on,
           .layout = PackedLayout::kRows16,
-          .rounds_to_int8 = activations == LaneActivations::kI8,
+          .gains_by_int8 = activations == LaneActivations::kI8 ? gains_by_int8<P> : nullptr,
           .refuses = [](const P& p) { return gemv_refuses(p, kLanes); },
           .cost = [](const P& p) { return gemv_cost(p, kLanes); },
           .workspace = [](const P& p) { return gemv_workspace(p, kLanes); },

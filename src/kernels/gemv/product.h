@@ -32,14 +32,18 @@ inline constexpr double kReadNs = 0.04;
 /// Parts a thread at most: enough that threads of unequal speed end together.
 inline constexpr int64_t kMostParts = 32;
 
+/// Parts that work which takes one thread `total_ns` is worth cutting into, at least 1.
+inline int64_t parts_worth(const ThreadPool& pool, double total_ns) {
+  return std::clamp<int64_t>(static_cast<int64_t>(total_ns / kMinPartNs), 1,
+                             kMostParts * pool.num_threads());
+}
+
 /// body(begin, end) over parts of 0..n-1, shared out on the pool if `total_ns` of work is worth it,
 /// else on the caller; flush-to-zero is on either way.
 template <typename Body>
 void split_work(ThreadPool& pool, int64_t n, double total_ns, Body&& body) {
   if (n == 0) return;
-  int64_t num_parts = std::min<int64_t>(n, static_cast<int64_t>(total_ns / kMinPartNs));
-  num_parts = std::clamp<int64_t>(num_parts, 1, kMostParts * pool.num_threads());
-  pool.share(n, ceil_div(n, num_parts), body);
+  pool.share(n, ceil_div(n, std::min(n, parts_worth(pool, total_ns))), body);
 }
 
 /// each(row, first, last) over the units begin..end-1 of rows of `width`, a row at a time.
