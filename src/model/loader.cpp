@@ -319,10 +319,11 @@ class Layout {
 // threads will read is to lie on that node. Borders are those of huge pages, so that none is lost.
 Status place_on_nodes(const PackedMatrix& matrix, const ThreadPool& pool, const Buffer& memory) {
   constexpr int64_t kHugePage = int64_t{2} << 20;
-  const auto address = [](const std::byte* at) { return reinterpret_cast<intptr_t>(at); };
+  const auto address = [](const std::byte* at) { return reinterpret_cast<int64_t>(at); };
   const auto nearest_border = [&](const std::byte* at) {
-    const int64_t past = (address(at) + kHugePage / 2) % kHugePage - kHugePage / 2;
-    return std::clamp<const std::byte*>(at - past, memory.data(), memory.data() + memory.bytes());
+    const int64_t border = (address(at) + kHugePage / 2) / kHugePage * kHugePage;
+    return memory.data() + std::clamp<int64_t>(border - address(memory.data()), 0,
+                                               static_cast<int64_t>(memory.bytes()));
   };
   const int64_t num_threads = pool.num_threads(), num_tiles = matrix.num_tiles();
   for (int32_t e = 0; e < matrix.num_experts; ++e) {
@@ -340,6 +341,17 @@ Status place_on_nodes(const PackedMatrix& matrix, const ThreadPool& pool, const 
 }
 
 Status place_on_nodes(const ModelWeights& weights, const ThreadPool& pool, const Buffer& memory) {
+  // Each part is a mapping of its own to the kernel, which allows a process some 65,000.
+  constexpr int64_t kMostParts = 40'000;
+  int64_t num_nodes = 1, num_parts = 0;
+  for (int i = 1; i < pool.num_threads(); ++i) num_nodes += pool.node_of(i) != pool.node_of(i - 1);
+  for (const LayerWeights& layer : weights.layers)
+    num_parts += num_nodes * (3 + layer.gate_up.num_experts + layer.down.num_experts);
+  if (num_parts > kMostParts) {
+    return fail(
+        fmt::format("{} parts of weights on {} nodes are too many to place", num_parts, num_nodes),
+        "NUMA", "weights are read from wherever their pages are");
+  }
   const auto place = [&](std::initializer_list<const PackedMatrix*> matrices) -> Status {
     for (const PackedMatrix* matrix : matrices)
       if (Status done = place_on_nodes(*matrix, pool, memory); !done) return done;
