@@ -13,6 +13,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <utility>
 
 namespace moxie {
 namespace {
@@ -71,8 +72,9 @@ std::vector<UsableCore> usable_cores(const std::string& nodes_folder) {
       if (at != cores.end()) at->node = node;
     }
   }
-  std::stable_sort(cores.begin(), cores.end(),
-                   [](const UsableCore& a, const UsableCore& b) { return a.node < b.node; });
+  std::sort(cores.begin(), cores.end(), [](const UsableCore& a, const UsableCore& b) {
+    return std::pair(a.node, a.core) < std::pair(b.node, b.core);
+  });
   return cores;
 }
 
