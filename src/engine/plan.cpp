@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "engine/launch_arrays.h"
+#include "kernels/attend/attend.h"
 #include "model/gpt_oss.h"
 
 namespace moxie {
@@ -117,7 +118,9 @@ Result<DType> choose_kv_dtype(const std::string& text, const GptOssConfig& confi
                           static_cast<uint64_t>(shape.full_pages(context)) *
                           shape.full_page_bytes();
   const uint64_t bytes = kv_cache_bytes > 0 ? std::min(kv_cache_bytes, needed) : needed;
-  const bool exact = kernels.choice().all_reference() || bytes <= kSmallCacheBytes;
+  const bool is_narrow = config.q_width() < kLeastBf16AttendWidth;
+  const bool exact =
+      kernels.choice().all_reference() || (is_narrow && bytes <= kSmallCacheBytes);
   return exact ? DType::kF32 : DType::kBF16;
 }
 

@@ -61,9 +61,9 @@ inline constexpr uint64_t kSmallCacheBytes = uint64_t{128} << 20;
 /// graphs. A measured constant of one H200 (driver 580, CUDA 13.0): the context alone is 527 MiB.
 inline constexpr uint64_t kCudaContextBytes = uint64_t{560} << 20;
 
-/// `--kv-dtype`: bf16, fp8_e4m3, f32, or auto: f32 where every row is the reference's or the whole
-/// cache is small (kSmallCacheBytes), else bf16. CUDA rows read bf16 and fp8 only. `max_model_len`
-/// 0 means kDefaultContext.
+/// `--kv-dtype`: bf16, fp8_e4m3, f32, or auto: f32 where every row is the reference's, or the whole
+/// cache is small (kSmallCacheBytes) and the model narrow (kLeastBf16AttendWidth), else bf16. CUDA
+/// rows read bf16 and fp8 only. `max_model_len` 0 means kDefaultContext.
 Result<DType> choose_kv_dtype(const std::string& text, const GptOssConfig& config,
                               const KernelChooser& kernels, int32_t max_model_len,
                               int32_t max_num_seqs, uint64_t kv_cache_bytes = 0);

@@ -32,6 +32,10 @@ struct AttendParams {
   static constexpr float kLog2E = 1.4426950408889634f;
 };
 
+/// Heads times head size from which attention on the CPU may round to BF16 unasked: queries and
+/// weights of prompts, and a small cache. Rounding shows the most in narrower models.
+inline constexpr int64_t kLeastBf16AttendWidth = 2048;
+
 inline constexpr const char* kStagingAttendRow = "attend_bf16_prefill_wgmma_sm90";
 
 template <>

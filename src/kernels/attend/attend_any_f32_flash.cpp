@@ -284,10 +284,10 @@ const char* attend_flash_bf16_refuses(const AttendParams& params) {
 }
 
 double attend_flash_bf16_cost(const AttendParams& params, double cost) {
-  constexpr int64_t kLeastTokens = 16, kLeastWidth = 2048;
+  constexpr int64_t kLeastTokens = 16;
   const int64_t num_seqs = std::max(1, params.batch.num_seqs);
   const int64_t width = int64_t{params.num_heads} * params.head_dim;
-  if (params.batch.num_tokens < kLeastTokens * num_seqs || width < kLeastWidth)
+  if (params.batch.num_tokens < kLeastTokens * num_seqs || width < kLeastBf16AttendWidth)
     return 0.5 * kReferenceCost;
   return cost;
 }

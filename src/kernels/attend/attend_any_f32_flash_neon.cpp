@@ -22,6 +22,7 @@ struct Neon {
   static Vec fma(Vec a, Vec b, Vec c) { return vfmaq_f32(c, a, b); }
   static Vec max(Vec a, Vec b) { return vmaxq_f32(a, b); }
   static float greatest(Vec x) { return vmaxvq_f32(x); }
+  static bool exceeds(Vec x, Vec limit) { return vmaxvq_u32(vcgtq_f32(x, limit)) != 0; }
   static float sum(Vec x) { return vaddvq_f32(x); }
   static float first(Vec x) { return vgetq_lane_f32(x, 0); }
 

@@ -36,6 +36,10 @@ struct Portable {
     const float low = x[0] > x[1] ? x[0] : x[1], high = x[2] > x[3] ? x[2] : x[3];
     return low > high ? low : high;
   }
+  static bool exceeds(Vec x, Vec limit) {
+    const Ints above = x > limit;
+    return (above[0] | above[1] | above[2] | above[3]) != 0;
+  }
   static float sum(Vec x) { return (x[0] + x[1]) + (x[2] + x[3]); }
   static float first(Vec x) { return x[0]; }
 

@@ -95,17 +95,26 @@ struct AttendBf16Body {
     if (kType == AttendKvType::kBF16) return _mm512_loadu_si512(row + 2 * d);
     return round_pair(Avx512::widen16(row, kType, d), Avx512::widen16(row, kType, d + 16));
   }
-
-  // Pairs of dimensions x keys.
   template <AttendKvType kType>
-  static void load_keys(const AttendTile& tile, const Chunk& chunk, uint16_t* out) {
+  static void ask_for(const unsigned char* row, int32_t d) {
+    Flash::ask_for(row + (kType == AttendKvType::kBF16 ? 2 : 1) * d);
+  }
+
+  // Pairs of dimensions x keys. This and load_values ask for what they will load of `next`.
+  template <AttendKvType kType>
+  static void load_keys(const AttendTile& tile, const Chunk& chunk, const Chunk& next,
+                        uint16_t* out) {
     const int32_t num_cols = 2 * chunk.num_halves;
     for (int32_t d = 0; d < tile.head_dim; d += 32) {
       for (int32_t col = 0; col < num_cols; ++col, out += kBlockValues) {
         const unsigned char* const* rows = chunk.rows[col / 2].k + col % 2 * 16;
+        const unsigned char* const* next_rows = next.rows[col / 2].k + col % 2 * 16;
         __m512i words[16];
 #pragma GCC unroll 16
-        for (int i = 0; i < 16; ++i) words[i] = load_cache<kType>(rows[i], d);
+        for (int i = 0; i < 16; ++i) {
+          words[i] = load_cache<kType>(rows[i], d);
+          ask_for<kType>(next_rows[i], d);
+        }
         Avx512::transpose(words);
 #pragma GCC unroll 16
         for (int i = 0; i < 16; ++i) _mm512_store_si512(out + 32 * i, words[i]);
@@ -116,16 +125,20 @@ struct AttendBf16Body {
   // Pairs of keys x dimensions. The permutation puts dimensions 4i..4i + 3 and 16 + 4i..16 + 4i + 3
   // into 128-bit lane i, so that unpacking yields dimensions in order.
   template <AttendKvType kType>
-  static void load_values(const AttendTile& tile, const Chunk& chunk, uint16_t* out) {
+  static void load_values(const AttendTile& tile, const Chunk& chunk, const Chunk& next,
+                          uint16_t* out) {
     const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
     const int64_t step_values = int64_t{tile.head_dim} / 16 * kBlockValues;
     for (int32_t half = 0; half < chunk.num_halves; ++half, out += step_values) {
       for (int32_t pair = 0; pair < 16; ++pair) {
         const unsigned char* const* rows = chunk.rows[half].v + 2 * pair;
+        const unsigned char* const* next_rows = next.rows[half].v + 2 * pair;
         uint16_t* to = out + 32 * pair;
         for (int32_t d = 0; d < tile.head_dim; d += 32, to += 2 * kBlockValues) {
           const __m512i even = _mm512_permutexvar_epi64(order, load_cache<kType>(rows[0], d));
           const __m512i odd = _mm512_permutexvar_epi64(order, load_cache<kType>(rows[1], d));
+          ask_for<kType>(next_rows[0], d);
+          ask_for<kType>(next_rows[1], d);
           _mm512_store_si512(to, _mm512_unpacklo_epi16(even, odd));
           _mm512_store_si512(to + kBlockValues, _mm512_unpackhi_epi16(even, odd));
         }
@@ -175,8 +188,8 @@ struct AttendBf16Body {
       }
       greatest = _mm512_max_ps(greatest, logits[n]);
     }
-    const float chunk_m = _mm512_reduce_max_ps(greatest);
-    if (chunk_m > out.m[row] + kSlack) Flash::raise(tile, row, chunk_m, o, out);
+    if (Avx512::exceeds(greatest, _mm512_set1_ps(out.m[row] + kSlack)))
+      Flash::raise(tile, row, Avx512::greatest(greatest), o, out);
     const __m512 minus_m = _mm512_set1_ps(out.m[row] * -1.44269504f);
     const auto ones = reinterpret_cast<__m512bh>(_mm512_set1_epi32(0x3F803F80));
     float* lanes = tile.lane_sums + row * 16;
@@ -201,14 +214,14 @@ struct AttendBf16Body {
   // ---- A chunk ----------------------------------------------------------------------------------
 
   template <int kHalves>
-  static void run_chunk(const AttendTile& tile, const Chunk& chunk, Memory& memory,
-                        const AttendPartial& out) {
+  static void run_chunk(const AttendTile& tile, const Chunk& chunk, const Chunk& next,
+                        Memory& memory, const AttendPartial& out) {
     if (tile.type == AttendKvType::kBF16) {
-      load_keys<AttendKvType::kBF16>(tile, chunk, memory.k);
-      load_values<AttendKvType::kBF16>(tile, chunk, memory.v);
+      load_keys<AttendKvType::kBF16>(tile, chunk, next, memory.k);
+      load_values<AttendKvType::kBF16>(tile, chunk, next, memory.v);
     } else {
-      load_keys<AttendKvType::kF8E4M3>(tile, chunk, memory.k);
-      load_values<AttendKvType::kF8E4M3>(tile, chunk, memory.v);
+      load_keys<AttendKvType::kF8E4M3>(tile, chunk, next, memory.k);
+      load_values<AttendKvType::kF8E4M3>(tile, chunk, next, memory.v);
     }
     const int32_t num_rows = tile.num_tokens * tile.group, dim = tile.head_dim;
     const int32_t num_groups = (num_rows + kGroupRows - 1) / kGroupRows;
@@ -245,11 +258,6 @@ struct AttendBf16Body {
     }
   }
 
-  // Asks for the rows of the next chunk.
-  static void prefetch(const AttendTile& tile, const Chunk& chunk) {
-    for (int32_t half = 0; half < chunk.num_halves; ++half) Flash::prefetch(tile, chunk.rows[half]);
-  }
-
   static void segment(const AttendTile& tile, int32_t first_key, int32_t end_key,
                       const AttendPartial& out) {
     Memory memory;
@@ -269,13 +277,15 @@ struct AttendBf16Body {
     for (int32_t first = first_key; first < end_key; first += kChunkKeys) {
       Chunk& chunk = chunks[current];
       if (!found && !find_chunk(tile, first, chunk)) continue;
-      Chunk& next = chunks[1 - current];
-      found = first + kChunkKeys < end_key && find_chunk(tile, first + kChunkKeys, next);
-      if (found) prefetch(tile, next);
+      // What follows is asked for meanwhile, past the end of the segment too: the thread is likely to
+      // go on there.
+      Chunk& after = chunks[1 - current];
+      found = find_chunk(tile, first + kChunkKeys, after);
+      const Chunk& next = found ? after : chunk;
       if (chunk.num_halves == 2) {
-        run_chunk<2>(tile, chunk, memory, out);
+        run_chunk<2>(tile, chunk, next, memory, out);
       } else {
-        run_chunk<1>(tile, chunk, memory, out);
+        run_chunk<1>(tile, chunk, next, memory, out);
       }
       current = 1 - current;
     }

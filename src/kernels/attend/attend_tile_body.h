@@ -3,8 +3,8 @@
 // it: the linker can never give one machine's code to another.
 //
 // V has kLanes, kScoreRows x kScoreVecs (accumulators of q k) and kSumRows x kSumVecs (of p v)
-// that fit its registers, zero, set, load, store, add, mul, fma, max, greatest, sum, where_between,
-// exp, load_keys, widen.
+// that fit its registers, zero, set, load, store, add, mul, fma, max, exceeds (in any lane),
+// greatest, sum, where_between, exp, load_keys, widen.
 //
 // The result of a row depends on its own position and keys only, never on the tile it is in: keys
 // are cut at multiples of the chunk and the segment, masked keys add exact zeros, and every row
@@ -135,10 +135,9 @@ struct AttendTileBody {
         logits[n] = V::where_between(logits[n], n * V::kLanes, begin, end, V::set(kAttendLowest));
       greatest = V::max(greatest, logits[n]);
     }
-    const float chunk_m = V::greatest(greatest);
-    if (chunk_m > out.m[row]) {
+    if (V::exceeds(greatest, V::set(out.m[row]))) {
       float* o = out.o + static_cast<int64_t>(row) * tile.head_dim;
-      raise(tile, row, chunk_m, o, out);
+      raise(tile, row, V::greatest(greatest), o, out);
     }
     const typename V::Vec m = V::set(-out.m[row]);
     float* lanes = tile.lane_sums + row * 16;
@@ -175,18 +174,19 @@ struct AttendTileBody {
     return value < low ? low : value > high ? high : value;
   }
 
-  // Asks for the rows of the next chunk: pages are too short for the hardware to see them coming.
-  static void prefetch(const AttendTile& tile, const AttendChunkRows& rows) {
-    for (int32_t i = 0; i < kAttendChunk; ++i) {
-      for (int64_t at = 0; at < tile.row_bytes; at += 64) {
-        __builtin_prefetch(rows.k[i] + at);
-        __builtin_prefetch(rows.v[i] + at);
-      }
-    }
+  // Asks for a line of a chunk that follows: pages are too short for the hardware to see it coming.
+  // Into the second level, since all the pages of a head share a few sets of the first; and a few
+  // at a time between other work, since a core that asks for many at once waits.
+  static void ask_for(const unsigned char* at) { __builtin_prefetch(at, 0, 2); }
+  static void ask_for_rows(const AttendTile& tile, const unsigned char* const* rows, int32_t begin,
+                           int32_t end) {
+    for (int32_t i = begin; i < end; ++i)
+      for (int64_t at = 0; at < tile.row_bytes; at += 64) ask_for(rows[i] + at);
   }
 
-  static void chunk(const AttendTile& tile, const AttendChunkRows& rows, int32_t first,
-                    int32_t begin, int32_t end, const AttendPartial& out) {
+  static void chunk(const AttendTile& tile, const AttendChunkRows& rows,
+                    const AttendChunkRows& next, int32_t first, int32_t begin, int32_t end,
+                    const AttendPartial& out) {
     const int32_t num_rows = tile.num_tokens * tile.group;
     V::load_keys(rows.k, tile.type, tile.head_dim, tile.k_columns);
     int32_t row = 0;
@@ -198,12 +198,18 @@ struct AttendTileBody {
     for (int32_t token = 0; token < tile.num_tokens; ++token) {
       const int32_t seen_begin = clamp(first_seen(tile, token) - first, 0, kAttendChunk);
       const int32_t seen_end = clamp(tile.positions[token] + 1 - first, 0, kAttendChunk);
-      for (int32_t i = 0; i < tile.group; ++i, ++row) soften(tile, row, seen_begin, seen_end, out);
+      for (int32_t i = 0; i < tile.group; ++i, ++row) {
+        ask_for_rows(tile, next.k, row * kAttendChunk / num_rows,
+                     (row + 1) * kAttendChunk / num_rows);
+        soften(tile, row, seen_begin, seen_end, out);
+      }
     }
 
     const int32_t from = begin - first, to = end - first;
-    for (int32_t key = from; key < to; ++key)
+    for (int32_t key = from; key < to; ++key) {
+      ask_for_rows(tile, next.v, key, key + 1);
       V::widen(rows.v[key], tile.type, tile.head_dim, tile.v_rows + key * tile.head_dim);
+    }
     row = 0;
     for (; row + V::kSumRows <= num_rows; row += V::kSumRows)
       add_values_rows<V::kSumRows>(tile, row, from, to, out.o);
@@ -238,13 +244,12 @@ struct AttendTileBody {
       const int32_t chunk_end = clamp(end, first, first + kAttendChunk);
       if (chunk_begin >= chunk_end) continue;
       if (!found) find_rows(tile, first, chunk_begin, chunk_end, rows[current]);
+      // Past the end of the segment too: the thread is likely to go on there.
       const int32_t next = first + kAttendChunk;
-      found = next < end_key && next < end;
-      if (found) {
-        find_rows(tile, next, next, clamp(end, next, next + kAttendChunk), rows[1 - current]);
-        prefetch(tile, rows[1 - current]);
-      }
-      chunk(tile, rows[current], first, chunk_begin, chunk_end, out);
+      found = next < end;
+      AttendChunkRows& after = rows[1 - current];
+      if (found) find_rows(tile, next, next, clamp(end, next, next + kAttendChunk), after);
+      chunk(tile, rows[current], found ? after : rows[current], first, chunk_begin, chunk_end, out);
       current = 1 - current;
     }
     sum_lanes(tile, out);
