@@ -47,8 +47,8 @@ std::vector<Finding> findings(const Device& device, const std::string& cuda_reas
   }
 #endif
   double load[1] = {0};
-  const size_t num_cores = usable_cores().size();
-  if (getloadavg(load, 1) == 1 && load[0] > 0.5 * static_cast<double>(num_cores)) {
+  const int num_cores = num_usable_cores();
+  if (getloadavg(load, 1) == 1 && load[0] > 0.5 * num_cores) {
     list.push_back({fmt::format("load average {:.1f} on {} cores: speeds will be low and noisy",
                                 load[0], num_cores),
                     "stop other work before measuring"});

@@ -58,6 +58,8 @@ std::vector<int> parse_core_list(std::string_view list) {
   return cores;
 }
 
+int num_usable_cores() { return static_cast<int>(affinity_mask().size()); }
+
 std::vector<UsableCore> usable_cores(const std::string& nodes_folder) {
   std::vector<UsableCore> cores;
   for (const int core : affinity_mask()) cores.push_back({core, 0});

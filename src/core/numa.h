@@ -22,6 +22,9 @@ struct UsableCore {
 /// folder node<i> with a file `cpulist` for each node; a core that none of them names is on node 0.
 std::vector<UsableCore> usable_cores(const std::string& nodes_folder = "/sys/devices/system/node");
 
+/// How many those are.
+int num_usable_cores();
+
 /// The numbers in a list as the kernel writes it, "0-3,8,10-11"; what is not one is left out.
 std::vector<int> parse_core_list(std::string_view list);
 

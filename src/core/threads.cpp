@@ -192,8 +192,14 @@ ThreadPool::ThreadPool(int num_threads, std::vector<UsableCore> cores)
   }
 }
 
+int ThreadPool::num_nodes() const {
+  int num_nodes = 1;
+  for (int i = 1; i < num_threads_; ++i) num_nodes += node_of(i) != node_of(i - 1);
+  return num_nodes;
+}
+
 void ThreadPool::bind(int thread) const {
-  if (cores_.front().node == cores_.back().node) return;
+  if (num_nodes() == 1) return;
   const auto [first, last] =
       std::equal_range(cores_.begin(), cores_.end(), cores_[core_of(thread)],
                        [](const UsableCore& a, const UsableCore& b) { return a.node < b.node; });

@@ -48,6 +48,8 @@ class ThreadPool {
   int num_threads() const { return num_threads_; }
   /// The kernel's number of the NUMA node that a thread is meant for; rises with the thread.
   int node_of(int thread) const { return cores_[core_of(thread)].node; }
+  /// Of the threads; 1 where nothing needs placing.
+  int num_nodes() const;
 
   /// Each thread has a contiguous share of the tasks, which it goes through in order; whoever is
   /// done takes tasks from the ends of others' shares. Not reentrant: one run at a time.

@@ -119,8 +119,7 @@ Result<DType> choose_kv_dtype(const std::string& text, const GptOssConfig& confi
                           shape.full_page_bytes();
   const uint64_t bytes = kv_cache_bytes > 0 ? std::min(kv_cache_bytes, needed) : needed;
   const bool is_narrow = config.q_width() < kLeastBf16AttendWidth;
-  const bool exact =
-      kernels.choice().all_reference() || (is_narrow && bytes <= kSmallCacheBytes);
+  const bool exact = kernels.choice().all_reference() || (is_narrow && bytes <= kSmallCacheBytes);
   return exact ? DType::kF32 : DType::kBF16;
 }
 

@@ -138,5 +138,27 @@ TEST(GpuPlan, AutoCacheIsBf16) {
   EXPECT_EQ(*kv_dtype, DType::kBF16);
 }
 
+// On the CPU a small cache is exact where the model is narrow; where it is wide, rows that an F32
+// cache keeps out are the faster ones.
+TEST(CpuPlan, AutoCacheIsF32WhereSmallAndNarrow) {
+  const KernelChooser kernels(DeviceKind::kCpu, kFeatureNone, {});
+  const struct {
+    const char* model;
+    int32_t context;
+    DType expected;
+  } kCases[] = {{"embedded", 1024, DType::kF32},
+                {"embedded", 1 << 17, DType::kBF16},
+                {"synthetic:gpt-oss-20b", 1024, DType::kBF16}};
+  for (const auto& c : kCases) {
+    auto checkpoint = open_checkpoint(c.model);
+    ASSERT_TRUE(checkpoint.has_value()) << checkpoint.error().message();
+    GptOssConfig config = (*checkpoint)->config();
+    config.max_positions = 1 << 17;
+    const auto kv_dtype = choose_kv_dtype("auto", config, kernels, c.context, 8);
+    ASSERT_TRUE(kv_dtype.has_value());
+    EXPECT_EQ(*kv_dtype, c.expected) << c.model << " " << c.context;
+  }
+}
+
 }  // namespace
 }  // namespace moxie

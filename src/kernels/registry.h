@@ -32,8 +32,8 @@ struct Row {
   const char* limits;    ///< tokens a launch it serves well, accuracy; for people
   const char* ran_on;    ///< hardware it has run on, or "compiled only"
   PackedLayout layout;
-  /// Null, or of a row that rounds its activations to 8-bit integers whether these params gain
-  /// enough by that for it to run unasked: permits().
+  /// Null but in rows that round activations to 8-bit integers: there, whether these params gain
+  /// enough by it for the row to run unasked (permits()).
   bool (*gains_by_int8)(const P&) = nullptr;
   /// Null if the row can run these params (pointers may be null: only formats and sizes are read),
   /// else why not.

@@ -103,7 +103,7 @@ TEST(KernelChooser, RowsThatRoundTo8BitsRunByThemselvesForManyTokensOfAWideModel
   EXPECT_EQ(chosen(few, "int8"), "out_mxfp4_i8_gemv_avx2");
 }
 
-// Of a kind of rows, that word alone does not ask for 8 bits.
+// A kind that rows of 16 and of 8 bits share does not ask for 8.
 TEST(KernelChooser, ForcedKindDoesNotRoundTo8Bits) {
   KernelChoice choice;
   ASSERT_TRUE(choice.add("experts=gemv").has_value());

@@ -96,7 +96,7 @@ Environment collect_environment() {
   environment.governor = first_line("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor");
   environment.huge_pages =
       bracketed_word(first_line("/sys/kernel/mm/transparent_hugepage/enabled"));
-  environment.num_cores = static_cast<int>(usable_cores().size());
+  environment.num_cores = num_usable_cores();
   const auto device = make_cpu_device(1);
   environment.cpu = device->properties().name;
   environment.memory_bytes = device->properties().memory_bytes;

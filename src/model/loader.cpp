@@ -343,8 +343,8 @@ Status place_on_nodes(const PackedMatrix& matrix, const ThreadPool& pool, const 
 Status place_on_nodes(const ModelWeights& weights, const ThreadPool& pool, const Buffer& memory) {
   // Each part is a mapping of its own to the kernel, which allows a process some 65,000.
   constexpr int64_t kMostParts = 40'000;
-  int64_t num_nodes = 1, num_parts = 0;
-  for (int i = 1; i < pool.num_threads(); ++i) num_nodes += pool.node_of(i) != pool.node_of(i - 1);
+  const int num_nodes = pool.num_nodes();
+  int64_t num_parts = 0;
   for (const LayerWeights& layer : weights.layers)
     num_parts += num_nodes * (3 + layer.gate_up.num_experts + layer.down.num_experts);
   if (num_parts > kMostParts) {
@@ -437,8 +437,7 @@ Result<WeightsPlace> make_weights(const GptOssConfig& config, const WeightFormat
   Result<std::unique_ptr<Stream>> stream = device.make_stream();
   if (!stream) return fail(stream.error());
   lay_out_weights(config, formats, device.kind(), buffer->data(), &place.weights);
-  if (const ThreadPool* pool = (*stream)->pool;
-      pool != nullptr && pool->node_of(0) != pool->node_of(pool->num_threads() - 1)) {
+  if (const ThreadPool* pool = (*stream)->pool; pool != nullptr && pool->num_nodes() > 1) {
     if (Status done = place_on_nodes(place.weights, *pool, *buffer); !done)
       log_warn(done.error().message());
   }

@@ -95,7 +95,7 @@ class Pipeline {
     for (const LoadPiece& piece : pieces_) slot_bytes_ = std::max(slot_bytes_, piece.bytes);
     slot_bytes_ = round_up<uint64_t>(slot_bytes_, 4096);
     const auto fitting = static_cast<int>(std::max<uint64_t>(1, kMaxPinnedBytes / slot_bytes_ / 2));
-    num_readers_ = std::min({static_cast<int>(usable_cores().size()), kMaxReaders, fitting,
+    num_readers_ = std::min({num_usable_cores(), kMaxReaders, fitting,
                              static_cast<int>(ceil_div<size_t>(pieces_.size(), 2))});
     const auto num_slots = static_cast<uint64_t>(2 * num_readers_);
     const uint64_t nan_bytes = pieces_.size() * sizeof(int32_t);

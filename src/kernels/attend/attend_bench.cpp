@@ -63,9 +63,8 @@ void attend(benchmark::State& state, const Row<AttendParams>& row, DType dtype, 
   params.kv = kv;
   params.a = a.data();
   const Buffer workspace = device->allocate(row.workspace(params)).value();
-  params.launch = {.stream = stream.get(),
-                   .workspace = workspace.data(),
-                   .workspace_bytes = workspace.bytes()};
+  params.launch = {
+      .stream = stream.get(), .workspace = workspace.data(), .workspace_bytes = workspace.bytes()};
   int64_t layer = 0;
   for (auto _ : state) {
     params.kv.k = cache.data() + static_cast<uint64_t>(layer) * layer_bytes;
@@ -80,7 +79,8 @@ void attend(benchmark::State& state, const Row<AttendParams>& row, DType dtype, 
 
 bool register_attend() {
   for (const Row<AttendParams>& row : table_of<AttendParams>()) {
-    if (row.device != DeviceKind::kCpu || row.run == attend_reference || (row.needs & ~cpu_features()) != 0)
+    if (row.device != DeviceKind::kCpu || row.run == attend_reference ||
+        (row.needs & ~cpu_features()) != 0)
       continue;
     for (DType dtype : {DType::kBF16, DType::kF8E4M3}) {
       for (int32_t num_keys : {128, 4096}) {

@@ -277,8 +277,8 @@ struct AttendBf16Body {
     for (int32_t first = first_key; first < end_key; first += kChunkKeys) {
       Chunk& chunk = chunks[current];
       if (!found && !find_chunk(tile, first, chunk)) continue;
-      // What follows is asked for meanwhile, past the end of the segment too: the thread is likely to
-      // go on there.
+      // What follows is asked for meanwhile, past the end of the segment too: the thread is likely
+      // to go on there.
       Chunk& after = chunks[1 - current];
       found = find_chunk(tile, first + kChunkKeys, after);
       const Chunk& next = found ? after : chunk;

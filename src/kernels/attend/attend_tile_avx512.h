@@ -26,9 +26,7 @@ struct Avx512 {
   static Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
   static Vec max(Vec a, Vec b) { return _mm512_max_ps(a, b); }
   static float greatest(Vec x) { return _mm512_reduce_max_ps(x); }
-  static bool exceeds(Vec x, Vec limit) {
-    return _mm512_cmp_ps_mask(x, limit, _CMP_GT_OQ) != 0;
-  }
+  static bool exceeds(Vec x, Vec limit) { return _mm512_cmp_ps_mask(x, limit, _CMP_GT_OQ) != 0; }
   static float sum(Vec x) { return _mm512_reduce_add_ps(x); }
   static float first(Vec x) { return _mm512_cvtss_f32(x); }
 
