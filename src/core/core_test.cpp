@@ -48,6 +48,22 @@ TEST(ThreadPool, ManyRunsInARowLoseNoTaskAndSeeTheRunBefore) {
   for (int64_t value : values) ASSERT_EQ(value, 5000);
 }
 
+// Memory is asked for, never read: where nothing is mapped, or nothing any more, no run notices.
+TEST(ThreadPool, ReadsAheadWhateverTheMemory) {
+  ThreadPool pool(3);
+  std::vector<std::byte> memory(1 << 20);
+  const std::span<const std::byte> kMemories[] = {
+      memory, {}, {reinterpret_cast<const std::byte*>(uintptr_t{4096}), size_t{1} << 30}};
+  std::atomic<int64_t> num_runs{0};
+  auto task = [&](int64_t, int) { num_runs.fetch_add(1); };
+  for (int round = 0; round < 3000; ++round) {
+    pool.read_ahead(kMemories[round % 3]);
+    pool.run(5, task);
+    if (round == 1500) memory = {};
+  }
+  EXPECT_EQ(num_runs.load(), 5 * 3000);
+}
+
 TEST(ThreadPool, WakesWorkersThatFellAsleep) {
   ThreadPool pool(2);
   for (int round = 0; round < 3; ++round) {

@@ -52,10 +52,12 @@ class FlushToZero {
 constexpr int kSpins = 4000;  // about 50 microseconds: longer than the gap between two steps
 
 // Until is_over(): looks often for as long as kSpins, then lets others have the core between looks.
-template <typename IsOver>
-void spin_until(IsOver is_over) {
-  for (int spins = 0; !is_over(); ++spins) {
-    if (spins < kSpins)
+// While meanwhile() finds something to do it does that between looks.
+template <typename IsOver, typename Meanwhile>
+void spin_until(IsOver is_over, Meanwhile meanwhile) {
+  for (int spins = 0; !is_over();) {
+    if (meanwhile()) continue;
+    if (++spins < kSpins)
       cpu_pause();
     else
       sched_yield();
@@ -118,6 +120,37 @@ struct ThreadPool::Shared {
   std::array<DealtRound, kMostRounds> rounds;
   std::atomic<size_t> num_rounds{0};
 
+  // What is read ahead. A thread that sees a change half done asks for memory that nobody reads, or
+  // that is not there: neither is an error.
+  struct alignas(kCacheLine) Ahead {
+    std::atomic<uint64_t> number{0};  // of changes
+    std::atomic<const std::byte*> data{nullptr};
+    std::atomic<int64_t> bytes_a_thread{0};
+  };
+  Ahead ahead;
+
+  // How far a thread has come with it.
+  struct Reader {
+    int64_t thread;
+    uint64_t number = 0;
+    int64_t done = 0;
+
+    // Asks for a few lines; false if there are no more.
+    bool ask(const Ahead& ahead) {
+      const uint64_t now = ahead.number.load(std::memory_order_acquire);
+      if (number != now) number = now, done = 0;
+      const int64_t bytes = ahead.bytes_a_thread.load(std::memory_order_relaxed);
+      if (done >= std::min(bytes, kMostAheadBytes)) return false;
+      constexpr int64_t kLines = 8;  // between two looks at what is waited for
+      const std::byte* at = ahead.data.load(std::memory_order_relaxed) + thread * bytes + done;
+      for (int64_t i = 0; i < kLines; ++i) __builtin_prefetch(at + i * kLineBytes, 0, 2);
+      done += kLines * kLineBytes;
+      return true;
+    }
+    static constexpr int64_t kLineBytes = 64;
+  };
+  Reader caller{0};
+
   // A part of the run's share: its first, or its last if it is another's. -1: none.
   static int64_t claim(uint64_t run, Share& share, bool is_own) {
     std::atomic<uint64_t>& left = share.left;
@@ -159,9 +192,11 @@ struct ThreadPool::Shared {
 
   void worker(int thread) {
     uint64_t seen = 0;
+    Reader reader{thread};
     for (;;) {
       int spins = 0;
       while (generation.load(std::memory_order_acquire) == seen && !stopping.load()) {
+        if (reader.ask(ahead)) continue;
         if (++spins < kSpins) {
           cpu_pause();
           continue;
@@ -215,6 +250,14 @@ ThreadPool::~ThreadPool() {
   for (auto& worker : shared_->workers) worker.join();
 }
 
+void ThreadPool::read_ahead(std::span<const std::byte> memory) {
+  Shared::Ahead& ahead = shared_->ahead;
+  ahead.data.store(memory.data(), std::memory_order_relaxed);
+  ahead.bytes_a_thread.store(static_cast<int64_t>(memory.size()) / num_threads_,
+                             std::memory_order_relaxed);
+  ahead.number.fetch_add(1, std::memory_order_release);
+}
+
 void ThreadPool::run(int64_t num_tasks, TaskRef task) {
   const Round round{num_tasks, task};
   run_rounds({&round, 1});
@@ -251,11 +294,12 @@ void ThreadPool::run_rounds(std::span<const Round> rounds) {
   if (shared.num_sleeping.load() > 0) shared.wake.notify_all();
   shared.work(0, run);
   // Parts are waited for, not workers: one that has lost its core and took none holds up nobody.
-  spin_until([&] { return shared.num_done.load(std::memory_order_acquire) == num_parts; });
+  spin_until([&] { return shared.num_done.load(std::memory_order_acquire) == num_parts; },
+             [&] { return shared.caller.ask(shared.ahead); });
 }
 
 void wait_for(const std::latch& latch) {
-  spin_until([&] { return latch.try_wait(); });
+  spin_until([&] { return latch.try_wait(); }, [] { return false; });
 }
 
 }  // namespace moxie

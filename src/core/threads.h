@@ -11,6 +11,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <latch>
 #include <memory>
@@ -59,6 +60,14 @@ class ThreadPool {
   /// the first round goes on with the second while others finish what they took: what a task of the
   /// second needs of the first, it waits for (wait_for below).
   void run(int64_t num_first, TaskRef first, int64_t num_second, TaskRef second);
+
+  /// What a run that follows will read, each thread its share in order, as tasks are shared out.
+  /// Threads that have nothing left to do in a run ask for the first of theirs into their caches
+  /// meanwhile (kMostAheadBytes). Empty: nothing. Only asked for, never read: memory that is gone
+  /// by then does no harm.
+  void read_ahead(std::span<const std::byte> memory);
+  /// Of a thread: what its core's second level holds besides what it works on.
+  static constexpr int64_t kMostAheadBytes = 192 << 10;
 
   /// The same by parts of `unit` (at least 1) of 0..n-1: body(begin, end).
   template <typename F>

@@ -1,6 +1,7 @@
 // One token's way through the model, and the sizes it needs.
 #include "model/gpt_oss.h"
 
+#include "core/threads.h"
 #include "kernels/attend/attend.h"
 #include "kernels/embed/embed.h"
 #include "kernels/experts/experts.h"
@@ -12,6 +13,9 @@
 
 namespace moxie {
 namespace {
+
+// A launch of more tokens is not limited by reading weights.
+constexpr int32_t kMostTokensReadAhead = 8;
 
 // The Params of every step for one layer and batch: the only place where a step meets the model.
 struct StepParams {
@@ -248,9 +252,18 @@ void GptOss::forward(const Batch& batch, std::span<const KvLayer> kv, const Acti
                                                  static_cast<uint64_t>(width) * 4, stream);
     CHECK(kept.has_value(), kept ? "" : kept.error().message());
   };
+  // CPU: threads that wait for the others at the end of a step ask for dense weights that follow.
+  const auto read_ahead = [&](const PackedMatrix* next) {
+    if (stream.pool == nullptr) return;
+    const bool is_limited = batch.ragged.num_tokens <= kMostTokensReadAhead;
+    stream.pool->read_ahead(next != nullptr && is_limited
+                                ? std::span(next->data, static_cast<size_t>(next->bytes()))
+                                : std::span<const std::byte>());
+  };
   kernels_.run(step.embed());
   for (size_t l = 0; l < weights_.layers.size(); ++l) {
     const LayerWeights& layer = weights_.layers[l];
+    const bool is_last = l + 1 == weights_.layers.size();
     keep_hidden(l);
     QkvParams qkv = step.qkv(layer, kv[l], rotary_);
     AttendParams attend = step.attend(layer, kv[l], config_.is_window[l], use_sinks_);
@@ -262,12 +275,16 @@ void GptOss::forward(const Batch& batch, std::span<const KvLayer> kv, const Acti
     qkv.q_factor = attend.q_factor();
     attend.stages_a = out.is_a_staged = step.stages_a(attend, out);
     route.leaves_t = experts.norms_x = step.norms_in_experts(route, experts);
+    read_ahead(&layer.out);
     kernels_.run(qkv);
     kernels_.run(attend);
+    read_ahead(nullptr);
     kernels_.run(out);
     kernels_.run(route);
+    read_ahead(is_last ? &weights_.head : &weights_.layers[l + 1].qkv);
     kernels_.run(experts);
   }
+  read_ahead(nullptr);
   keep_hidden(weights_.layers.size());
   if (batch.num_logit_rows > 0) kernels_.run(step.unembed());
 }

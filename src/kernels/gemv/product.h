@@ -121,21 +121,23 @@ inline Activations prepare_rows(ThreadPool& pool, const LaneKernels& lanes, cons
 template <typename Done>
 void parallel_product(ThreadPool& pool, const LaneKernels& lanes, const PackedMatrix& matrix,
                       Activations x, int32_t num_tokens, Done done) {
-  // Tiles that are read side by side stay together, unless that leaves most threads without any.
+  // Tiles that are read side by side stay together, unless that leaves most threads without any;
+  // blocks of tokens are shorter then, too.
   const int32_t tiles = matrix.num_tiles();
   const bool is_small = 2 * ceil_div(tiles, kTileStreams) <= pool.num_threads();
   const int32_t group_tiles = is_small ? 1 : kTileStreams;
+  const int32_t block_tokens = is_small ? kTokenBlock / 4 : kTokenBlock;
   const int64_t num_groups = ceil_div(tiles, group_tiles);
-  const int64_t num_blocks = ceil_div(num_tokens, kTokenBlock);
+  const int64_t num_blocks = ceil_div(num_tokens, block_tokens);
   const double total_ns =
       std::max(product_ns(lanes, static_cast<double>(tiles) * 16 * matrix.cols, num_tokens),
                kReadNs * static_cast<double>(matrix.expert_bytes()));
   split_work(pool, num_groups * num_blocks, total_ns, [&](int64_t begin, int64_t end) {
     for_rows(begin, end, num_groups, [&](int32_t block, int32_t group, int32_t group_end) {
-      const int32_t token = block * kTokenBlock;
+      const int32_t token = block * block_tokens;
       product_of_tiles(
           lanes, matrix, group * group_tiles, std::min(group_end * group_tiles, tiles), token,
-          std::min(token + kTokenBlock, num_tokens), [&](int32_t i) { return x.row(i); }, done);
+          std::min(token + block_tokens, num_tokens), [&](int32_t i) { return x.row(i); }, done);
     });
   });
 }
