@@ -278,8 +278,9 @@ void GptOss::forward(const Batch& batch, std::span<const KvLayer> kv, const Acti
     read_ahead(&layer.out);
     kernels_.run(qkv);
     kernels_.run(attend);
-    read_ahead(nullptr);
+    read_ahead(&layer.router);
     kernels_.run(out);
+    read_ahead(nullptr);
     kernels_.run(route);
     read_ahead(is_last ? &weights_.head : &weights_.layers[l + 1].qkv);
     kernels_.run(experts);
