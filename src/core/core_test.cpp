@@ -1,11 +1,13 @@
 // The thread pool, the CPU device with its buffers and arena, shapes and errors.
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
 #include <atomic>
 #include <chrono>
 #include <deque>
 #include <latch>
 #include <numeric>
+#include <span>
 #include <thread>
 #include <vector>
 
@@ -48,18 +50,21 @@ TEST(ThreadPool, ManyRunsInARowLoseNoTaskAndSeeTheRunBefore) {
   for (int64_t value : values) ASSERT_EQ(value, 5000);
 }
 
-// Memory is asked for, never read: where nothing is mapped, or nothing any more, no run notices.
+// Memory is asked for, never read: where nothing is mapped any more no run notices.
 TEST(ThreadPool, ReadsAheadWhateverTheMemory) {
+  constexpr size_t kBytes = 1 << 20;
   ThreadPool pool(3);
-  std::vector<std::byte> memory(1 << 20);
-  const std::span<const std::byte> kMemories[] = {
-      memory, {}, {reinterpret_cast<const std::byte*>(uintptr_t{4096}), size_t{1} << 30}};
+  const std::vector<std::byte> memory(kBytes);
+  void* const gone = ::mmap(nullptr, kBytes, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(gone, MAP_FAILED);
+  ASSERT_EQ(::munmap(gone, kBytes), 0);
+  const std::span<const std::byte> memories[] = {
+      memory, {}, {static_cast<const std::byte*>(gone), kBytes}};
   std::atomic<int64_t> num_runs{0};
   auto task = [&](int64_t, int) { num_runs.fetch_add(1); };
   for (int round = 0; round < 3000; ++round) {
-    pool.read_ahead(kMemories[round % 3]);
+    pool.read_ahead(memories[round % 3]);
     pool.run(5, task);
-    if (round == 1500) memory = {};
   }
   EXPECT_EQ(num_runs.load(), 5 * 3000);
 }
