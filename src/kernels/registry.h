@@ -22,6 +22,11 @@
 
 namespace moxie {
 
+/// What a row of a step can do together with a neighbouring step's (kernels/joined.h). Empty but
+/// where specialised beside the step's Params.
+template <typename P>
+struct JointOf {};
+
 /// One implementation of a step. `P` is the step's Params.
 template <typename P>
 struct Row {
@@ -43,6 +48,7 @@ struct Row {
   /// Scratch bytes for these params.
   uint64_t (*workspace)(const P&);
   void (*run)(const P&);
+  JointOf<P> joint = {};
 };
 
 inline constexpr double kReferenceCost = 1e12;
@@ -168,12 +174,34 @@ class KernelChooser {
   void run(const P& params) {
     auto row = select(params);
     CHECK(row.has_value(), row ? "" : row.error().message());
-    CHECK(params.launch.workspace_bytes >= (*row)->workspace(params), (*row)->name);
-    count(StepOf<P>::value, (*row)->name);
-    if (!on_run_) return (*row)->run(params);
+    run(**row, params);
+  }
+  /// The same with a row that was selected for these params.
+  template <typename P>
+  void run(const Row<P>& row, const P& params) {
+    CHECK(params.launch.workspace_bytes >= row.workspace(params), row.name);
+    run_counted(row, [&] { row.run(params); });
+  }
+  /// Counts a run of the row, which is what `run()` does.
+  template <typename P, typename Run>
+  void run_counted(const Row<P>& row, Run run) {
+    count(StepOf<P>::value, row.name);
+    if (!on_run_) return run();
     const auto start = Clock::now();
-    (*row)->run(params);
-    on_run_(StepOf<P>::value, (*row)->name, start, Clock::now());
+    run();
+    on_run_(StepOf<P>::value, row.name, start, Clock::now());
+  }
+  /// Counts a run of two rows one after the other, which is what `run()` does; it returns when the
+  /// first was over. The time in which both ran is the first's.
+  template <typename P, typename Q, typename Run>
+  void run_counted(const Row<P>& first, const Row<Q>& second, Run run) {
+    count(StepOf<P>::value, first.name);
+    count(StepOf<Q>::value, second.name);
+    const auto start = Clock::now();
+    const Clock::time_point border = run();
+    if (!on_run_) return;
+    on_run_(StepOf<P>::value, first.name, start, border);
+    on_run_(StepOf<Q>::value, second.name, border, Clock::now());
   }
 
   /// Called after every run with its time on the host, on the thread that ran it: all of the step

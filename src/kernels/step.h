@@ -52,6 +52,11 @@ struct Work {
     flops += other.flops;
     return *this;
   }
+  Work& operator-=(const Work& other) {
+    bytes -= other.bytes;
+    flops -= other.flops;
+    return *this;
+  }
 };
 /// One by StepKind.
 using StepWorks = std::array<Work, kNumSteps>;

@@ -5,6 +5,7 @@
 #include "kernels/attend/attend.h"
 #include "kernels/embed/embed.h"
 #include "kernels/experts/experts.h"
+#include "kernels/joined.h"
 #include "kernels/out/out.h"
 #include "kernels/qkv/qkv.h"
 #include "kernels/route/route.h"
@@ -13,9 +14,6 @@
 
 namespace moxie {
 namespace {
-
-// A launch of more tokens is not limited by reading weights.
-constexpr int32_t kMostTokensReadAhead = 8;
 
 // The Params of every step for one layer and batch: the only place where a step meets the model.
 struct StepParams {
@@ -130,7 +128,8 @@ struct StepParams {
             .expert_ids = act.expert_ids,
             .expert_weights = act.expert_weights,
             .x_is_single = x_is_single,
-            .can_fold = can_fold(layer)};
+            .can_fold = can_fold(layer),
+            .parts = act.route_parts};
   }
   /// Whether the rows that would run out and experts can do the route step's work.
   bool can_fold(const LayerWeights& layer) const {
@@ -255,7 +254,7 @@ void GptOss::forward(const Batch& batch, std::span<const KvLayer> kv, const Acti
   // CPU: threads that wait for the others at the end of a step ask for dense weights that follow.
   const auto read_ahead = [&](const PackedMatrix* next) {
     if (stream.pool == nullptr) return;
-    const bool is_limited = batch.ragged.num_tokens <= kMostTokensReadAhead;
+    const bool is_limited = batch.ragged.num_tokens <= kMostJoinedTokens;
     stream.pool->read_ahead(next != nullptr && is_limited
                                 ? std::span(next->data, static_cast<size_t>(next->bytes()))
                                 : std::span<const std::byte>());
@@ -276,12 +275,9 @@ void GptOss::forward(const Batch& batch, std::span<const KvLayer> kv, const Acti
     attend.stages_a = out.is_a_staged = step.stages_a(attend, out);
     route.leaves_t = experts.norms_x = step.norms_in_experts(route, experts);
     read_ahead(&layer.out);
-    kernels_.run(qkv);
-    kernels_.run(attend);
-    read_ahead(&layer.router);
-    kernels_.run(out);
-    read_ahead(nullptr);
-    kernels_.run(route);
+    run_joined(kernels_, qkv, attend);
+    read_ahead(route.parts == nullptr ? &layer.router : nullptr);
+    run_joined(kernels_, out, route);
     read_ahead(is_last ? &weights_.head : &weights_.layers[l + 1].qkv);
     kernels_.run(experts);
   }
@@ -324,11 +320,18 @@ StepWorks GptOss::work_by_step(const Batch& batch, DType kv_dtype,
     add(StepKind::kQkv, qkv_work(shadow.params.qkv(layer, shadow.kv, shadow.rotary)));
     add(StepKind::kAttend,
         attend_work(shadow.params.attend(layer, shadow.kv, config_.is_window[l], use_sinks_)));
-    add(StepKind::kOut, out_work(shadow.params.out(layer)));
+    const OutParams out = shadow.params.out(layer);
+    add(StepKind::kOut, out_work(out));
     RouteParams route = shadow.params.route(layer);
     const ExpertsParams experts = shadow.params.experts(layer);
     route.leaves_t = shadow.params.norms_in_experts(route, experts);
-    add(StepKind::kRoute, route_work(route));
+    Work of_route = route_work(route);
+    if (joins_route(kernels_, out, route)) {
+      const Work of_router = router_work(route);
+      add(StepKind::kOut, of_router);
+      of_route -= of_router;
+    }
+    add(StepKind::kRoute, of_route);
     add(StepKind::kExperts, experts_work(experts, num_distinct_experts));
   }
   if (batch.num_logit_rows > 0) add(StepKind::kUnembed, unembed_work(shadow.params.unembed()));
@@ -360,19 +363,32 @@ ActivationBytes activation_bytes(const GptOssConfig& config, const ModelWeights&
       bytes.floats_of_x > 1
           ? 4ull * (4 * words_of_token(config.num_experts, config.top_k) + config.hidden / 16)
           : 0;
-  bytes.arrays = static_cast<uint64_t>(max_tokens) * (token_bytes + fold_bytes) + 11 * 256;
+  if (has_route_parts(kernels.device(), config.hidden)) {
+    bytes.route_part_floats = static_cast<uint64_t>(route_parts_size(
+        std::min(max_tokens, kMostJoinedTokens), config.hidden, config.num_experts));
+  }
+  bytes.arrays = static_cast<uint64_t>(max_tokens) * (token_bytes + fold_bytes) +
+                 4 * bytes.route_part_floats + 12 * 256;
   bytes.logits = 4ull * static_cast<uint64_t>(max_logit_rows) * config.vocab + 256;
   // A row's scratch may be greatest at few tokens (attention split over keys): try powers of two.
   const auto ask = [&](int32_t num_tokens) {
     const Shadow shadow(config, formats, kv_dtype, kernels, num_tokens,
                         std::min(num_tokens, max_logit_rows));
+    uint64_t qkv = 0, attend = 0;
     for_each_step(shadow, formats.layers.front(), [&]<typename P>(const P& params) {
       for (const Row<P>& row : table_of<P>()) {
         if (row.device != kernels.device() || row.refuses(params)) continue;
         if ((row.needs & kernels.features()) != row.needs) continue;
         bytes.workspace = std::max(bytes.workspace, row.workspace(params));
+        if constexpr (std::is_same_v<P, QkvParams>) qkv = std::max(qkv, row.workspace(params));
+        if constexpr (std::is_same_v<P, AttendParams>)
+          attend = std::max(attend, row.workspace(params));
       }
     });
+    if (num_tokens <= kMostJoinedTokens) {
+      const uint64_t both = round_up<uint64_t>(qkv, 256) + attend;
+      bytes.workspace = std::max(bytes.workspace, both);
+    }
   };
   for (int32_t n = 1; n < max_tokens; n *= 2) ask(n);
   ask(max_tokens);
@@ -395,6 +411,8 @@ Activations make_activations(const GptOssConfig& config, const ActivationBytes& 
       sums = arena.take_array<float>(tokens * 2 * words_of_token(config.num_experts, config.top_k));
     act.route_squares = arena.take_array<float>(tokens * config.hidden / 16);
   }
+  if (bytes.route_part_floats > 0)
+    act.route_parts = arena.take_array<float>(bytes.route_part_floats);
   act.logits = arena.take_array<float>(static_cast<uint64_t>(max_logit_rows) * config.vocab);
   act.workspace = arena.take(bytes.workspace);
   act.workspace_bytes = bytes.workspace;

@@ -30,6 +30,7 @@ struct Activations {
   float* expert_weights = nullptr;  // [tokens, top_k]
   float* route_sums[2] = {};        // CUDA: [tokens, experts] of two floats (RouteFold), in turn
   float* route_squares = nullptr;   // CUDA: [tokens, hidden / 16]
+  float* route_parts = nullptr;     // CPU, wide models: RouteParams::parts of a joined launch
   float* logits = nullptr;          // [logit rows, vocab]
   std::byte* workspace = nullptr;
   uint64_t workspace_bytes = 0;
@@ -80,6 +81,7 @@ class GptOss {
 /// chosen on this device ask for at most. Needs no memory: `plan` calls it too.
 struct ActivationBytes {
   uint64_t arrays = 0, logits = 0, workspace = 0;
+  uint64_t route_part_floats = 0;
   int32_t floats_of_x = 1;  ///< of one value
   uint64_t total() const { return arrays + logits + workspace; }
 };

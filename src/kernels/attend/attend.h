@@ -32,6 +32,14 @@ struct AttendParams {
   static constexpr float kLog2E = 1.4426950408889634f;
 };
 
+struct QkvTasks;  // kernels/joined.h
+template <>
+struct JointOf<AttendParams> {
+  /// run() in one run of the pool with what is left of qkv, which writes the queries and the last
+  /// keys and values.
+  void (*run_after)(const AttendParams&, const QkvTasks&) = nullptr;
+};
+
 /// Heads times head size from which attention on the CPU may round to BF16 unasked: queries and
 /// weights of prompts, and a small cache. Rounding shows the most in narrower models.
 inline constexpr int64_t kLeastBf16AttendWidth = 2048;

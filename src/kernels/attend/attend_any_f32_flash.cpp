@@ -2,13 +2,17 @@
 // (cut at positions that are multiples of 16) x KV heads, each going over its keys in segments.
 //
 // Where there are fewer blocks than threads can share, the segments of a block run side by side
-// and are merged after. The result is the same to the bit: the cuts depend on positions alone,
-// and merging always goes segment by segment. So threads, chunks and batches cannot change it.
+// and are merged by whoever makes the last. The result is the same to the bit: the cuts depend on
+// positions alone, and merging always goes segment by segment. So threads, chunks and batches
+// cannot change it.
 #include <algorithm>
+#include <atomic>
+#include <new>
 
 #include "core/threads.h"
 #include "kernels/attend/attend_rows.h"
 #include "kernels/attend/attend_tile.h"
+#include "kernels/joined.h"
 #include "kernels/scratch.h"
 
 namespace moxie {
@@ -49,15 +53,19 @@ bool may_split(const AttendParams& params) {
 }
 
 struct Plan {
-  Block* blocks;    // [tokens] at most
-  float* partials;  // [tokens, heads, segments, head_dim + 16], split form only
+  Block* blocks;  // [tokens] at most
+  // Split form only: [tokens, heads, segments, head_dim + 16], and by block and KV head, segments
+  // that are not done.
+  float* partials;
+  std::atomic<int32_t>* segments_left;
   uint64_t bytes;
 
   Plan(const AttendParams& params, std::byte* workspace) {
     Scratch scratch(workspace);
     blocks = scratch.take<Block>(params.batch.num_tokens);
-    partials =
-        scratch.take<float>(may_split(params) ? params.batch.num_tokens * partial_size(params) : 0);
+    const int64_t split_tokens = may_split(params) ? params.batch.num_tokens : 0;
+    partials = scratch.take<float>(split_tokens * partial_size(params));
+    segments_left = scratch.take<std::atomic<int32_t>>(split_tokens * params.num_kv_heads);
     bytes = scratch.bytes();
   }
   // Floats of the partials of one token. A row takes head_dim floats, its m and l, and what keeps
@@ -206,64 +214,78 @@ AttendPartial partial_at(const AttendParams& params, const Plan& plan, const Blo
   return {base, m, m + num_rows};
 }
 
+// What runs before the tasks of attend, if anything.
+struct Before {
+  const QkvTasks* qkv = nullptr;
+
+  // The tasks, of which each waits for the KV head it reads.
+  void run(ThreadPool& pool, int64_t num_tasks, TaskRef task) const {
+    if (qkv == nullptr)
+      pool.run(num_tasks, task);
+    else
+      pool.run(qkv->num_tasks, qkv->task, num_tasks, task);
+  }
+  void wait_for_head(int32_t kv_head) const {
+    if (qkv != nullptr) qkv->wait_for_head(kv_head);
+  }
+};
+
 template <int kHeadDim>
 void run_split(const AttendTileCode& code, const AttendParams& params, const Plan& plan,
-               int32_t num_blocks) {
-  ThreadPool& pool = *params.launch.stream->pool;
+               int32_t num_blocks, const Before& before) {
   const Block& last = plan.blocks[num_blocks - 1];
+  for (int32_t i = 0; i < num_blocks * params.num_kv_heads; ++i)
+    new (&plan.segments_left[i]) std::atomic(plan.blocks[i / params.num_kv_heads].num_segments);
   auto segment = [&](int64_t task, int) {
     const Block* block = plan.blocks;
     while (block < &last && task >= block[1].first_task) ++block;
     const auto rest = static_cast<int32_t>(task) - block->first_task;
     const int32_t kv_head = rest / block->num_segments, s = rest % block->num_segments;
+    before.wait_for_head(kv_head);
     TileMemory<kHeadDim> memory;
     const AttendTile tile = make_tile(params, *block, kv_head, memory);
     const int32_t first = (block->first_segment + s) * block->segment_keys;
     code.segment(tile, first, first + block->segment_keys,
                  partial_at(params, plan, *block, kv_head, s));
-  };
-  pool.run(last.first_task + int64_t{last.num_segments} * params.num_kv_heads, segment);
-
-  auto merge = [&](int64_t task, int) {
-    const Block& block = plan.blocks[task / params.num_kv_heads];
-    const auto kv_head = static_cast<int32_t>(task % params.num_kv_heads);
-    const int32_t num_rows = block.num_tokens * group_of(params);
-    TileMemory<kHeadDim> memory;
+    const int64_t at = (block - plan.blocks) * params.num_kv_heads + kv_head;
+    if (plan.segments_left[at].fetch_sub(1) > 1) return;
+    const int32_t num_rows = block->num_tokens * group_of(params);
     const AttendPartial total = memory.clear_total(num_rows, params.head_dim);
-    for (int32_t s = 0; s < block.num_segments; ++s)
-      code.merge(total, partial_at(params, plan, block, kv_head, s), num_rows, params.head_dim);
-    finish_rows(code, params, block, kv_head, total);
+    for (int32_t i = 0; i < block->num_segments; ++i)
+      code.merge(total, partial_at(params, plan, *block, kv_head, i), num_rows, params.head_dim);
+    finish_rows(code, params, *block, kv_head, total);
   };
-  pool.run(int64_t{num_blocks} * params.num_kv_heads, merge);
+  before.run(*params.launch.stream->pool,
+             last.first_task + int64_t{last.num_segments} * params.num_kv_heads, segment);
 }
 
 template <int kHeadDim>
-void run_launch(const AttendTileCode& code, const AttendParams& params) {
+void run_launch(const AttendTileCode& code, const AttendParams& params, const Before& before) {
   const Plan plan(params, params.launch.workspace);
   const int32_t num_blocks = cut_blocks(params, plan.blocks);
-  if (num_blocks == 0) return;
   ThreadPool& pool = *params.launch.stream->pool;
   const int64_t num_tasks = int64_t{num_blocks} * params.num_kv_heads;
-  // Two tasks a thread balance well enough; a split costs a second round.
-  const bool split =
-      may_split(params) && num_tasks < 2 * int64_t{pool.num_threads()} && pool.num_threads() > 1;
+  // Two tasks a thread balance well enough, and need no memory for parts.
+  const bool split = num_tasks > 0 && may_split(params) &&
+                     num_tasks < 2 * int64_t{pool.num_threads()} && pool.num_threads() > 1;
   if (split) {
-    run_split<kHeadDim>(code, params, plan, num_blocks);
+    run_split<kHeadDim>(code, params, plan, num_blocks, before);
     return;
   }
   // Late blocks see the most keys: first. One KV head at a time, so that its keys stay in cache.
   auto block = [&](int64_t task, int) {
     const auto kv_head = static_cast<int32_t>(task / num_blocks);
+    before.wait_for_head(kv_head);
     run_block<kHeadDim>(code, params, plan.blocks[num_blocks - 1 - task % num_blocks], kv_head);
   };
-  pool.run(num_tasks, block);
+  before.run(pool, num_tasks, block);
 }
 
-void run_any(const AttendTileCode& code, const AttendParams& params) {
+void run_any(const AttendTileCode& code, const AttendParams& params, const Before& before) {
   if (params.head_dim <= 64) {
-    run_launch<64>(code, params);
+    run_launch<64>(code, params, before);
   } else {
-    run_launch<kAttendMaxHeadDim>(code, params);
+    run_launch<kAttendMaxHeadDim>(code, params, before);
   }
 }
 
@@ -294,17 +316,15 @@ double attend_flash_bf16_cost(const AttendParams& params, double cost) {
 
 uint64_t attend_flash_workspace(const AttendParams& params) { return Plan(params, nullptr).bytes; }
 
-void attend_any_f32_flash_portable(const AttendParams& params) {
-  run_any(kAttendTilePortable, params);
+void attend_flash(const AttendParams& params, const AttendTileCode& code) {
+  run_any(code, params, {});
 }
-#if defined(__x86_64__)
-void attend_any_f32_flash_avx2(const AttendParams& params) { run_any(kAttendTileAvx2, params); }
-void attend_any_f32_flash_avx512(const AttendParams& params) { run_any(kAttendTileAvx512, params); }
-void attend_any_bf16_flash_amx(const AttendParams& params) { run_any(kAttendTileAmx, params); }
-void attend_any_bf16_flash_avx512bf16(const AttendParams& params) {
-  run_any(kAttendTileAvx512Bf16, params);
+
+void attend_flash_after(const AttendParams& params, const AttendTileCode& code,
+                        const QkvTasks& qkv) {
+  run_any(code, params, {&qkv});
 }
-#endif
+
 #if !defined(__aarch64__)
 const AttendTileCode kAttendTileNeon = {};
 #endif
@@ -312,6 +332,5 @@ const char* attend_flash_neon_refuses(const AttendParams& params) {
   if (kAttendTileNeon.segment == nullptr) return "not compiled for this architecture";
   return attend_flash_refuses(params);
 }
-void attend_any_f32_flash_neon(const AttendParams& params) { run_any(kAttendTileNeon, params); }
 
 }  // namespace moxie

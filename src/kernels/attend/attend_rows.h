@@ -5,18 +5,18 @@
 
 namespace moxie {
 
+struct AttendTileCode;
+
 /// The definition in double precision: every token and head by itself, two passes over its keys.
 void attend_reference(const AttendParams& params);
 
 /// Flash: one pass over the keys with a running maximum, F32, all query heads of a KV head
-/// together. Results do not depend on threads, chunks or the rest of the batch, to the bit.
-void attend_any_f32_flash_portable(const AttendParams& params);
-void attend_any_f32_flash_avx2(const AttendParams& params);
-void attend_any_f32_flash_avx512(const AttendParams& params);
-void attend_any_f32_flash_neon(const AttendParams& params);
-/// The same with BF16 products: queries and weights are rounded to 2^-9.
-void attend_any_bf16_flash_amx(const AttendParams& params);
-void attend_any_bf16_flash_avx512bf16(const AttendParams& params);
+/// together. Results do not depend on threads, chunks or the rest of the batch, to the bit. With
+/// the code for BF16 products queries and weights are rounded to 2^-9.
+void attend_flash(const AttendParams& params, const AttendTileCode& code);
+/// The same in one run of the pool with what is left of qkv.
+void attend_flash_after(const AttendParams& params, const AttendTileCode& code,
+                        const QkvTasks& qkv);
 /// Shapes that the flash rows cannot run, and their scratch.
 const char* attend_flash_refuses(const AttendParams& params);
 const char* attend_flash_neon_refuses(const AttendParams& params);

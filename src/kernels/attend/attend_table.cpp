@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "kernels/attend/attend_rows.h"
+#include "kernels/attend/attend_tile.h"
 
 namespace moxie {
 namespace {
@@ -70,6 +71,39 @@ constexpr const char* kFlashSupports =
     "F32, BF16, F8E4M3 cache; head size a multiple of 16 up to 256, up to 128 heads a KV head";
 constexpr const char* kFlashLimits = "F32 sums; any tokens; same result for any batch and threads";
 
+// What the flash rows of a kind of arithmetic have in common.
+struct FlashKind {
+  const char* supports;
+  const char* limits;
+  const char* ran_on;
+  const char* (*refuses)(const AttendParams&);
+};
+constexpr FlashKind kF32 = {kFlashSupports, kFlashLimits, "x86-64", flash_refuses};
+constexpr FlashKind kF32Portable = {kFlashSupports, kFlashLimits, kRanAnyCpu, flash_refuses};
+constexpr FlashKind kF32Neon = {kFlashSupports, kFlashLimits, kRanEmulated, flash_neon_refuses};
+#if defined(__x86_64__)
+constexpr FlashKind kBf16 = {kFlashBf16Supports, kFlashBf16Limits, "x86-64", flash_bf16_refuses};
+#endif
+
+template <const AttendTileCode& kCode>
+constexpr Row<AttendParams> flash_row(const char* name, Features needs, const FlashKind& kind,
+                                      double (*cost)(const AttendParams&)) {
+  return {.name = name,
+          .device = DeviceKind::kCpu,
+          .needs = needs,
+          .supports = kind.supports,
+          .limits = kind.limits,
+          .ran_on = kind.ran_on,
+          .layout = PackedLayout::kRows16,
+          .refuses = kind.refuses,
+          .cost = cost,
+          .workspace = attend_flash_workspace,
+          .run = [](const AttendParams& params) { attend_flash(params, kCode); },
+          .joint = {.run_after = [](const AttendParams& params, const QkvTasks& qkv) {
+            attend_flash_after(params, kCode, qkv);
+          }}};
+}
+
 const Row<AttendParams> kRows[] = {
     {.name = "attend_reference",
      .device = DeviceKind::kCpu,
@@ -82,74 +116,22 @@ const Row<AttendParams> kRows[] = {
      .cost = [](const AttendParams&) { return kReferenceCost; },
      .workspace = no_workspace,
      .run = attend_reference},
-    {.name = "attend_any_f32_flash_portable",
-     .device = DeviceKind::kCpu,
-     .needs = kFeatureNone,
-     .supports = kFlashSupports,
-     .limits = kFlashLimits,
-     .ran_on = kRanAnyCpu,
-     .layout = PackedLayout::kRows16,
-     .refuses = flash_refuses,
-     .cost = [](const AttendParams&) { return 4.0; },
-     .workspace = attend_flash_workspace,
-     .run = attend_any_f32_flash_portable},
+    flash_row<kAttendTilePortable>("attend_any_f32_flash_portable", kFeatureNone, kF32Portable,
+                                   [](const AttendParams&) { return 4.0; }),
 #if defined(__x86_64__)
-    {.name = "attend_any_f32_flash_avx2",
-     .device = DeviceKind::kCpu,
-     .needs = kAvx2,
-     .supports = kFlashSupports,
-     .limits = kFlashLimits,
-     .ran_on = "x86-64",
-     .layout = PackedLayout::kRows16,
-     .refuses = flash_refuses,
-     .cost = [](const AttendParams&) { return 2.0; },
-     .workspace = attend_flash_workspace,
-     .run = attend_any_f32_flash_avx2},
-    {.name = "attend_any_f32_flash_avx512",
-     .device = DeviceKind::kCpu,
-     .needs = kAvx512,
-     .supports = kFlashSupports,
-     .limits = kFlashLimits,
-     .ran_on = "x86-64",
-     .layout = PackedLayout::kRows16,
-     .refuses = flash_refuses,
-     .cost = [](const AttendParams&) { return 1.0; },
-     .workspace = attend_flash_workspace,
-     .run = attend_any_f32_flash_avx512},
-    {.name = "attend_any_bf16_flash_amx",
-     .device = DeviceKind::kCpu,
-     .needs = kAvx512 | kAvx512Bf16 | kAmxBf16,
-     .supports = kFlashBf16Supports,
-     .limits = kFlashBf16Limits,
-     .ran_on = "x86-64",
-     .layout = PackedLayout::kRows16,
-     .refuses = flash_bf16_refuses,
-     .cost = [](const AttendParams& params) { return attend_flash_bf16_cost(params, 0.2); },
-     .workspace = attend_flash_workspace,
-     .run = attend_any_bf16_flash_amx},
-    {.name = "attend_any_bf16_flash_avx512bf16",
-     .device = DeviceKind::kCpu,
-     .needs = kAvx512 | kAvx512Bf16,
-     .supports = kFlashBf16Supports,
-     .limits = kFlashBf16Limits,
-     .ran_on = "x86-64",
-     .layout = PackedLayout::kRows16,
-     .refuses = flash_bf16_refuses,
-     .cost = [](const AttendParams& params) { return attend_flash_bf16_cost(params, 0.5); },
-     .workspace = attend_flash_workspace,
-     .run = attend_any_bf16_flash_avx512bf16},
+    flash_row<kAttendTileAvx2>("attend_any_f32_flash_avx2", kAvx2, kF32,
+                               [](const AttendParams&) { return 2.0; }),
+    flash_row<kAttendTileAvx512>("attend_any_f32_flash_avx512", kAvx512, kF32,
+                                 [](const AttendParams&) { return 1.0; }),
+    flash_row<kAttendTileAmx>(
+        "attend_any_bf16_flash_amx", kAvx512 | kAvx512Bf16 | kAmxBf16, kBf16,
+        [](const AttendParams& params) { return attend_flash_bf16_cost(params, 0.2); }),
+    flash_row<kAttendTileAvx512Bf16>(
+        "attend_any_bf16_flash_avx512bf16", kAvx512 | kAvx512Bf16, kBf16,
+        [](const AttendParams& params) { return attend_flash_bf16_cost(params, 0.5); }),
 #endif
-    {.name = "attend_any_f32_flash_neon",
-     .device = DeviceKind::kCpu,
-     .needs = kNeon,
-     .supports = kFlashSupports,
-     .limits = kFlashLimits,
-     .ran_on = kRanEmulated,
-     .layout = PackedLayout::kRows16,
-     .refuses = flash_neon_refuses,
-     .cost = [](const AttendParams&) { return 2.0; },
-     .workspace = attend_flash_workspace,
-     .run = attend_any_f32_flash_neon},
+    flash_row<kAttendTileNeon>("attend_any_f32_flash_neon", kNeon, kF32Neon,
+                               [](const AttendParams&) { return 2.0; }),
 #if MOXIE_HAS_CUDA
     {.name = "attend_any_f32_split_cuda",
      .device = DeviceKind::kCuda,

@@ -28,6 +28,19 @@ bool gains_by_int8(const P& p) {
   return num_tokens >= kLeastInt8Tokens && hidden >= kLeastInt8Hidden;
 }
 
+/// What the step's rows of this kind can do with their neighbours', by functions beside gemv_run.
+template <typename P, const LaneKernels& kLanes>
+constexpr JointOf<P> gemv_joint() {
+  JointOf<P> joint;
+  if constexpr (requires { joint.run_with; })
+    joint.run_with = [](const P& p, const auto& with) { gemv_run_with(p, kLanes, with); };
+  if constexpr (requires { joint.part; })
+    joint.part = [](const P& p, int32_t part, int32_t first_token, int32_t num_tokens) {
+      gemv_part(p, kLanes, part, first_token, num_tokens);
+    };
+  return joint;
+}
+
 /// By the gemv_* functions of the step's <step>_rows.h.
 template <typename P, const LaneKernels& kLanes>
 constexpr Row<P> gemv_row(const char* name, Features needs, LaneActivations activations,
@@ -48,7 +61,8 @@ constexpr Row<P> gemv_row(const char* name, Features needs, LaneActivations acti
           .refuses = [](const P& p) { return gemv_refuses(p, kLanes); },
           .cost = [](const P& p) { return gemv_cost(p, kLanes); },
           .workspace = [](const P& p) { return gemv_workspace(p, kLanes); },
-          .run = [](const P& p) { gemv_run(p, kLanes); }};
+          .run = [](const P& p) { gemv_run(p, kLanes); },
+          .joint = gemv_joint<P, kLanes>()};
 }
 
 }  // namespace moxie

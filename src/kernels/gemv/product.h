@@ -116,6 +116,14 @@ inline Activations prepare_rows(ThreadPool& pool, const LaneKernels& lanes, cons
   return {scratch, stride};
 }
 
+/// What the whole matrix applied to num_tokens takes one thread.
+inline double product_total_ns(const LaneKernels& lanes, const PackedMatrix& matrix,
+                               int32_t num_tokens) {
+  const double num_weights = matrix.num_tiles() * 16.0 * matrix.cols;
+  return std::max(product_ns(lanes, num_weights, num_tokens),
+                  kReadNs * static_cast<double>(matrix.expert_bytes()));
+}
+
 /// product_of_tiles over the whole matrix and num_tokens rows of activations, split over the pool
 /// by tiles and blocks of tokens.
 template <typename Done>
@@ -129,9 +137,7 @@ void parallel_product(ThreadPool& pool, const LaneKernels& lanes, const PackedMa
   const int32_t block_tokens = is_small ? kTokenBlock / 4 : kTokenBlock;
   const int64_t num_groups = ceil_div(tiles, group_tiles);
   const int64_t num_blocks = ceil_div(num_tokens, block_tokens);
-  const double total_ns =
-      std::max(product_ns(lanes, static_cast<double>(tiles) * 16 * matrix.cols, num_tokens),
-               kReadNs * static_cast<double>(matrix.expert_bytes()));
+  const double total_ns = product_total_ns(lanes, matrix, num_tokens);
   split_work(pool, num_groups * num_blocks, total_ns, [&](int64_t begin, int64_t end) {
     for_rows(begin, end, num_groups, [&](int32_t block, int32_t group, int32_t group_end) {
       const int32_t token = block * block_tokens;

@@ -18,6 +18,13 @@ struct OutParams {
   bool is_a_staged = false;     // AttendParams::stages_a: for kStagedOutRow alone
 };
 
+struct RoutePartOf;  // kernels/joined.h
+template <>
+struct JointOf<OutParams> {
+  /// run(), with a part of route as soon as kRoutePartColumns of the outputs are final.
+  void (*run_with)(const OutParams&, const RoutePartOf&) = nullptr;
+};
+
 inline constexpr const char* kStagedOutRow = "out_any_bf16_gemm_sm90";
 /// From so many tokens on staged rows take no more memory than F32 ones.
 inline constexpr int32_t kLeastStagedTokens = 8;

@@ -1,6 +1,7 @@
 // out with F32 activations: one pass over the tiles, the bias and the residual added as each is
 // done. One row for each set of LaneKernels.
 #include "kernels/gemv/product.h"
+#include "kernels/joined.h"
 #include "kernels/out/out_rows.h"
 #include "kernels/scratch.h"
 
@@ -20,6 +21,21 @@ Parts lay_out(const OutParams& p, const LaneKernels& lanes, std::byte* base) {
   return parts;
 }
 
+Activations prepare(const OutParams& p, const LaneKernels& lanes, const Parts& parts) {
+  return prepare_rows(*p.launch.stream->pool, lanes, p.a, p.weight.cols, p.num_tokens,
+                      p.weight.cols, parts.prepared);
+}
+
+// Adds what product_of_tiles hands over.
+void add_to_x(const OutParams& p, int32_t tile, int32_t token, int32_t num_tokens, const float* y) {
+  const int32_t rows = p.weight.rows, num_lanes = std::min(16, rows - tile * 16);
+  const float* bias = p.bias + tile * 16;
+  for (int32_t i = 0; i < num_tokens; ++i) {
+    float* x = p.x + int64_t{token + i} * rows + tile * 16;
+    for (int32_t lane = 0; lane < num_lanes; ++lane) x[lane] += y[i * 16 + lane] + bias[lane];
+  }
+}
+
 }  // namespace
 
 const char* gemv_refuses(const OutParams& p, const LaneKernels& lanes) {
@@ -33,20 +49,32 @@ uint64_t gemv_workspace(const OutParams& p, const LaneKernels& lanes) {
 void gemv_run(const OutParams& p, const LaneKernels& lanes) {
   const Parts parts = lay_out(p, lanes, p.launch.workspace);
   ThreadPool& pool = *p.launch.stream->pool;
-  const int32_t rows = p.weight.rows;
-  const Activations a =
-      prepare_rows(pool, lanes, p.a, p.weight.cols, p.num_tokens, p.weight.cols, parts.prepared);
-  parallel_product(pool, lanes, p.weight, a, p.num_tokens,
+  parallel_product(pool, lanes, p.weight, prepare(p, lanes, parts), p.num_tokens,
                    [&](int32_t tile, int32_t token, int32_t num_tokens, const float* y) {
-                     const int32_t num_lanes = std::min(16, rows - tile * 16);
-                     const float* bias = p.bias + tile * 16;
-                     for (int32_t i = 0; i < num_tokens; ++i) {
-                       float* x = p.x + int64_t{token + i} * rows + tile * 16;
-                       for (int32_t lane = 0; lane < num_lanes; ++lane) {
-                         x[lane] += y[i * 16 + lane] + bias[lane];
-                       }
-                     }
+                     add_to_x(p, tile, token, num_tokens, y);
                    });
+}
+
+void gemv_run_with(const OutParams& p, const LaneKernels& lanes, const RoutePartOf& route_part) {
+  const Parts parts = lay_out(p, lanes, p.launch.workspace);
+  ThreadPool& pool = *p.launch.stream->pool;
+  const Activations a = prepare(p, lanes, parts);
+  constexpr int32_t kTiles = kRoutePartColumns / 16;
+  static_assert(kTiles % kTileStreams == 0);
+  CHECK(p.weight.rows % kRoutePartColumns == 0 && p.num_tokens <= kTokenBlock);
+  split_work(pool, p.weight.rows / kRoutePartColumns,
+             product_total_ns(lanes, p.weight, p.num_tokens), [&](int64_t begin, int64_t end) {
+               for (auto part = static_cast<int32_t>(begin); part < end; ++part) {
+                 route_part.read_ahead(part);
+                 product_of_tiles(
+                     lanes, p.weight, part * kTiles, (part + 1) * kTiles, 0, p.num_tokens,
+                     [&](int32_t i) { return a.row(i); },
+                     [&](int32_t tile, int32_t token, int32_t num_tokens, const float* y) {
+                       add_to_x(p, tile, token, num_tokens, y);
+                     });
+                 route_part(part, 0, p.num_tokens);
+               }
+             });
 }
 
 double gemv_cost(const OutParams& p, const LaneKernels& lanes) {

@@ -2,6 +2,8 @@
 // cache at each token's position. The norm's weight is multiplied in F32 before any rounding.
 #pragma once
 
+#include <functional>
+
 #include "kernels/registry.h"
 
 namespace moxie {
@@ -23,6 +25,13 @@ struct QkvParams {
   /// (AttendParams::is_q_staged): by kStagingQkvRow alone.
   bool stages_q = false;
   float q_factor = 1.0f;
+};
+
+struct QkvTasks;  // kernels/joined.h
+template <>
+struct JointOf<QkvParams> {
+  /// Runs all but the products, or all, and then `then`, which runs what is left.
+  void (*run_with)(const QkvParams&, const std::function<void(const QkvTasks&)>& then) = nullptr;
 };
 
 inline constexpr const char* kStagingQkvRow = "qkv_any_bf16_gemm_sm90";

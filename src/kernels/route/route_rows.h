@@ -16,6 +16,8 @@ const char* gemv_refuses(const RouteParams& params, const LaneKernels& lanes);
 double gemv_cost(const RouteParams& params, const LaneKernels& lanes);
 uint64_t gemv_workspace(const RouteParams& params, const LaneKernels& lanes);
 void gemv_run(const RouteParams& params, const LaneKernels& lanes);
+void gemv_part(const RouteParams& params, const LaneKernels& lanes, int32_t part,
+               int32_t first_token, int32_t num_tokens);
 
 // route_bf16_folded_cuda: nothing is left to run; its work is in the launches of out and experts
 // around it (RouteFold).

@@ -86,9 +86,15 @@ std::span<const Row<RouteParams>> table_of<RouteParams>() {
 
 Work route_work(const RouteParams& p) {
   const double tokens = p.num_tokens, rows = p.weight.rows;
-  return {.bytes = static_cast<double>(p.weight.bytes()) + 4.0 * (rows + p.hidden) +
-                   tokens * ((p.leaves_t ? 4.0 : 8.0) * p.hidden + 8.0 * p.top_k),
-          .flops = 2.0 * rows * p.weight.cols * tokens};
+  Work work = router_work(p);
+  work.bytes +=
+      4.0 * (rows + p.hidden) + tokens * ((p.leaves_t ? 4.0 : 8.0) * p.hidden + 8.0 * p.top_k);
+  return work;
+}
+
+Work router_work(const RouteParams& p) {
+  return {.bytes = static_cast<double>(p.weight.bytes()),
+          .flops = 2.0 * p.weight.rows * p.weight.cols * p.num_tokens};
 }
 
 }  // namespace moxie

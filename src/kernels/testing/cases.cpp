@@ -77,8 +77,9 @@ Built<QkvParams> build(const QkvCase& c) {
   const int32_t rows = (c.heads + 2 * c.kv_heads) * c.head_dim;
   // Three sequences in turn with pages out of order, each starting at a position of its own.
   constexpr int32_t num_seqs = 3;
-  int32_t next[num_seqs] = {0, 3, 17};
-  const int32_t max_positions = std::max(kMaxPositions, 17 + ceil_div(c.tokens, num_seqs));
+  const int32_t first = c.first_position;
+  int32_t next[num_seqs] = {first, first + 3, first + 17};
+  const int32_t max_positions = std::max(kMaxPositions, first + 17 + ceil_div(c.tokens, num_seqs));
   const int32_t pages_per_seq = ceil_div(max_positions, kPageTokens);
   std::vector<int32_t> positions, seqs, pages(static_cast<size_t>(num_seqs) * pages_per_seq);
   for (int32_t token = 0; token < c.tokens; ++token) {

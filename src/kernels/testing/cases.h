@@ -38,6 +38,7 @@ struct QkvCase {
   using Params = QkvParams;
   int32_t tokens = 1, hidden = 64, heads = 2, kv_heads = 1, head_dim = 32;
   DType weights = DType::kBF16, cache = DType::kBF16;
+  int32_t first_position = 0;  ///< of the first sequence
   uint64_t seed = 1;
   std::string name() const;
 };
