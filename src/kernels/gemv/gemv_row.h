@@ -48,8 +48,8 @@ constexpr Row<P> gemv_row(const char* name, Features needs, LaneActivations acti
   constexpr const char* kLimits[] = {
       "any number of tokens, best for 1 to 64; F32 sums",
       "any number of tokens, best for 1 to 4; activations to 2^-16 of their block's greatest",
-      "any number of tokens, best for 8 and more; activations to 2^-8 of their block's greatest: "
-      "by itself from 8 tokens and 2048 columns of x, else by --activation int8"};
+      ("any number of tokens, best for 8 and more; activations to 2^-8 of their block's greatest: "
+       "by itself from 8 tokens and 2048 columns of x, else by --activation int8")};
   return {.name = name,
           .device = DeviceKind::kCpu,
           .needs = needs,
