@@ -40,34 +40,6 @@ void put_mxfp4(std::byte* block, int lane, uint8_t scale, const uint8_t* codes) 
   }
 }
 
-// Four nibbles to the low halves of four bytes.
-constexpr uint32_t spread_nibbles(uint32_t nibbles) {
-  nibbles = (nibbles | nibbles << 8) & 0x00FF00FFu;
-  return (nibbles | nibbles << 4) & 0x0F0F0F0Fu;
-}
-
-// The same from 16 stored bytes, four whole words at a time: files are gigabytes of these.
-void put_stored_mxfp4(std::byte* block, int lane, std::byte scale, const std::byte* stored,
-                      NibbleOrder order) {
-  block[lane] = scale;
-  std::byte* words = block + 16 + 4 * lane;
-  if (order == NibbleOrder::kAdjacent) {
-    for (int j = 0; j < 4; ++j) {
-      const auto pairs = load<uint32_t>(stored + 4 * j);  // nibble i is element 8j + i
-      const uint32_t word = spread_nibbles(pairs & 0xFFFFu) | spread_nibbles(pairs >> 16) << 4;
-      std::memcpy(words + 64 * j, &word, 4);
-    }
-    return;
-  }
-  for (int j = 0; j < 4; ++j) {  // elements 0..15 are low nibbles, 16..31 high ones
-    const int shift = j < 2 ? 0 : 4;
-    const std::byte* at = stored + 8 * (j % 2);
-    const uint32_t word = (load<uint32_t>(at) >> shift & 0x0F0F0F0Fu) |
-                          (load<uint32_t>(at + 4) >> shift & 0x0F0F0F0Fu) << 4;
-    std::memcpy(words + 64 * j, &word, 4);
-  }
-}
-
 void stored_mxfp4_codes(const StoredRows& source, int64_t row, int block, uint8_t* scale,
                         uint8_t* codes) {
   const bool gguf = source.kind == StoredRows::Kind::kMxfp4Gguf;
@@ -103,17 +75,10 @@ void put_lane(const StoredRows& source, int64_t row, int lane, DType target, std
   const int32_t cols = source.cols;
   uint8_t codes[32];
   if (target == DType::kMXFP4 && is_mxfp4(source.kind)) {
-    const bool is_gguf = source.kind == StoredRows::Kind::kMxfp4Gguf;
-    const std::byte* base = source.data + row * source.row_stride_bytes;
-    const std::byte* scales = source.scales + row * source.scale_stride_bytes;
     for (int block = 0; block < cols / 32; ++block) {
-      if (is_gguf) {
-        put_stored_mxfp4(tile + 272 * block, lane, base[17 * block], base + 17 * block + 1,
-                         NibbleOrder::kHalves);
-      } else {
-        put_stored_mxfp4(tile + 272 * block, lane, scales[block], base + 16 * block,
-                         NibbleOrder::kAdjacent);
-      }
+      uint8_t scale;
+      stored_mxfp4_codes(source, row, block, &scale, codes);
+      put_mxfp4(tile + 272 * block, lane, scale, codes);
     }
     return;
   }
@@ -161,6 +126,95 @@ void put_lane(const StoredRows& source, int64_t row, int lane, DType target, std
   }
 }
 
+// ---- Whole tiles --------------------------------------------------------------------------------
+// What files of gigabytes are made of: 16 rows at once, four by four words turned in registers.
+
+typedef uint8_t Bytes __attribute__((vector_size(16)));
+typedef uint32_t Words __attribute__((vector_size(16)));
+
+Bytes load_bytes(const std::byte* at) { return load<Bytes>(at); }
+
+// to[64 * j] = word j of rows[0], .., rows[3].
+void store_turned(const Words rows[4], std::byte* to) {
+  const Words low01 = __builtin_shufflevector(rows[0], rows[1], 0, 4, 1, 5);
+  const Words low23 = __builtin_shufflevector(rows[2], rows[3], 0, 4, 1, 5);
+  const Words high01 = __builtin_shufflevector(rows[0], rows[1], 2, 6, 3, 7);
+  const Words high23 = __builtin_shufflevector(rows[2], rows[3], 2, 6, 3, 7);
+  const Words turned[4] = {__builtin_shufflevector(low01, low23, 0, 1, 4, 5),
+                           __builtin_shufflevector(low01, low23, 2, 3, 6, 7),
+                           __builtin_shufflevector(high01, high23, 0, 1, 4, 5),
+                           __builtin_shufflevector(high01, high23, 2, 3, 6, 7)};
+  for (int j = 0; j < 4; ++j) std::memcpy(to + 64 * j, &turned[j], 16);
+}
+
+// The four words of a row's block: word j has elements 8j.. in low nibbles, 8j + 4.. in high ones.
+template <NibbleOrder kOrder>
+Words mxfp4_words(Bytes stored) {
+  Bytes first = stored & 15, second = stored >> 4;  // elements by their order in the file
+  if constexpr (kOrder == NibbleOrder::kAdjacent) {
+    const Bytes low = first, high = second;
+    first =
+        __builtin_shufflevector(low, high, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    second = __builtin_shufflevector(low, high, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14,
+                                     30, 15, 31);
+  }
+  const auto a = reinterpret_cast<Words>(first), b = reinterpret_cast<Words>(second);
+  return __builtin_shufflevector(a, b, 0, 2, 4, 6) | __builtin_shufflevector(a, b, 1, 3, 5, 7) << 4;
+}
+
+// Rows whose blocks lie `kBlockBytes` apart from codes[lane] on, and their scales likewise.
+template <NibbleOrder kOrder, int kBlockBytes, int kScaleBytes>
+void put_mxfp4_tile(const std::byte* const codes[16], const std::byte* const scales[16],
+                    int num_blocks, std::byte* tile) {
+  for (int block = 0; block < num_blocks; ++block, tile += 272) {
+    for (int lane = 0; lane < 16; ++lane) tile[lane] = scales[lane][kScaleBytes * block];
+    for (int lane = 0; lane < 16; lane += 4) {
+      Words words[4];
+      for (int i = 0; i < 4; ++i)
+        words[i] = mxfp4_words<kOrder>(load_bytes(codes[lane + i] + kBlockBytes * block));
+      store_turned(words, tile + 16 + 4 * lane);
+    }
+  }
+}
+
+void put_bf16_tile(const std::byte* const rows[16], int cols, std::byte* tile) {
+  int j = 0;
+  for (; j + 4 <= cols / 2; j += 4) {
+    for (int lane = 0; lane < 16; lane += 4) {
+      Words words[4];
+      for (int i = 0; i < 4; ++i) words[i] = load<Words>(rows[lane + i] + 4 * j);
+      store_turned(words, tile + 64 * j + 4 * lane);
+    }
+  }
+  for (; j < cols / 2; ++j)
+    for (int lane = 0; lane < 16; ++lane)
+      std::memcpy(tile + 64 * j + 4 * lane, rows[lane] + 4 * j, 4);
+}
+
+// Whether it was one of the tiles above, of 16 rows.
+bool put_whole_tile(const StoredRows& source, const int64_t rows[16], DType target,
+                    std::byte* tile) {
+  const bool is_mx = target == DType::kMXFP4 && is_mxfp4(source.kind);
+  const bool is_bf16 =
+      target == DType::kBF16 && source.kind == StoredRows::Kind::kBF16 && !source.transposed;
+  if (!is_mx && !is_bf16) return false;
+  const std::byte *data[16], *scales[16];
+  for (int lane = 0; lane < 16; ++lane) {
+    data[lane] = source.data + rows[lane] * source.row_stride_bytes;
+    scales[lane] = source.scales + rows[lane] * source.scale_stride_bytes;
+  }
+  if (is_bf16) {
+    put_bf16_tile(data, source.cols, tile);
+  } else if (source.kind == StoredRows::Kind::kMxfp4Split) {
+    put_mxfp4_tile<NibbleOrder::kAdjacent, 16, 1>(data, scales, source.cols / 32, tile);
+  } else {  // a block is its scale and its codes
+    const std::byte* codes[16];
+    for (int lane = 0; lane < 16; ++lane) codes[lane] = data[lane] + 1;
+    put_mxfp4_tile<NibbleOrder::kHalves, 17, 17>(codes, data, source.cols / 32, tile);
+  }
+  return true;
+}
+
 }  // namespace
 
 void StoredRows::read_row(int64_t r, float* out) const {
@@ -198,6 +252,7 @@ void pack_tile_rows16(const StoredRows& source, const int64_t rows[16], DType ta
   PackedMatrix one{.format = target, .rows = 16, .cols = source.cols};
   bool padded = false;
   for (int lane = 0; lane < 16; ++lane) padded |= rows[lane] < 0;
+  if (!padded && put_whole_tile(source, rows, target, tile)) return;
   if (padded) {
     std::memset(tile, 0, static_cast<size_t>(one.tile_bytes()));
     if (target == DType::kMXFP4) {

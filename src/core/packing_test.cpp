@@ -162,6 +162,22 @@ TEST(Packing, EveryStoredKindComesBackFromEveryTarget) {
   }
 }
 
+TEST(Packing, ColumnsThatFillNoVectorComeBack) {
+  const int32_t num_rows = 19, cols = 38;
+  for (Kind kind : {Kind::kF32, Kind::kF16, Kind::kBF16}) {
+    const Stored stored = random_rows(kind, num_rows, cols, 7);
+    const Packed packed = pack(stored.rows, num_rows, DType::kBF16);
+    std::vector<float> expected(cols);
+    for (int32_t r = 0; r < num_rows; ++r) {
+      stored.rows.read_row(r, expected.data());
+      for (int32_t k = 0; k < cols; ++k) {
+        ASSERT_EQ(packed_value(packed.matrix, r, k), bf16_to_f32(f32_to_bf16(expected[k])))
+            << "kind " << static_cast<int>(kind) << " [" << r << ", " << k << "]";
+      }
+    }
+  }
+}
+
 // The layout as the comment in packing.h draws it, byte by byte.
 TEST(Packing, Mxfp4BytesLieWhereTheLayoutSays) {
   const Stored stored = random_rows(Kind::kMxfp4Split, 16, 64, 9);
