@@ -31,7 +31,15 @@ struct Picks {
   float weights[kMaxPicks];
   float factors[kMaxTokens];  // of each token's activations
   int count;
+  // Of a tile each of the picks before this one; for more than kStaged tokens.
+  int costs_before[kMaxPicks + 1];
 };
+
+/// What a tile costs by how many tokens want its weights, as measured: the activations of more than
+/// two are read where they are, those of more than four in two goes.
+__device__ __forceinline__ int tile_cost(int num_tokens) {
+  return num_tokens <= 2 ? 1 : num_tokens <= 4 ? 2 : 3;
+}
 
 constexpr int kStaged = 2;  // tokens of a pick; the activations of more are read where they are
 constexpr int kBlocks = 4;  // of an SM
@@ -56,11 +64,34 @@ struct Walk {
     left = part_begin(all, gridDim.x, blockIdx.x + 1) - first;
     pick = first / num_tiles, tile = first - pick * num_tiles;
   }
+  /// Shares of equal cost in place of equal numbers.
+  __device__ __forceinline__ Walk(const Picks& picks, int num_tiles) : tiles_of_pick(num_tiles) {
+    const int lane = threadIdx.x % 32, all = picks.costs_before[picks.count] * num_tiles;
+    const int before = lane < picks.count ? picks.costs_before[lane] * num_tiles : all + 1;
+    // The first tile that begins at `cost` or later.
+    const auto find = [&](int cost, int& nth, int& tile_of_nth) {
+      nth = __popc(__ballot_sync(~0u, before <= cost)) - 1;
+      const int start = picks.costs_before[nth], own = picks.costs_before[nth + 1] - start;
+      const float begun = static_cast<float>(cost - start * num_tiles);
+      tile_of_nth = static_cast<int>(ceilf(begun * (1.0f / static_cast<float>(own))));
+      if (tile_of_nth >= num_tiles) ++nth, tile_of_nth = 0;
+    };
+    int end_pick, end_tile;
+    find(part_begin(all, gridDim.x, blockIdx.x), pick, tile);
+    find(part_begin(all, gridDim.x, blockIdx.x + 1), end_pick, end_tile);
+    left = (end_pick - pick) * num_tiles + end_tile - tile;
+  }
   __device__ __forceinline__ void next() {
     if (++tile == tiles_of_pick) tile = 0, ++pick;
     --left;
   }
 };
+
+template <int kMost>
+__device__ __forceinline__ Walk walk_of(const Picks& picks, int num_tiles) {
+  if constexpr (kMost <= kStaged) return Walk(picks.count, num_tiles);
+  return Walk(picks, num_tiles);
+}
 
 /// Chooses for a token, by one warp, and says so: top_k words of an expert's number + 1 and its
 /// weight, one of 1 and the norm's factor. All are 0 before.
@@ -85,6 +116,7 @@ __device__ __forceinline__ void route(const Step& p, int token, float2* said,
 }
 
 /// Which experts the launch's tokens chose, each once; by one warp.
+template <int kMost>
 __device__ __forceinline__ void pick_experts(const Step& p, Picks& picks) {
   const int lane = threadIdx.x % 32, num_pairs = p.num_tokens * p.top_k;
   const int id = lane < num_pairs ? picks.ids[lane] : -1 - lane;
@@ -92,8 +124,20 @@ __device__ __forceinline__ void pick_experts(const Step& p, Picks& picks) {
   const bool is_first = lane < num_pairs && __ffs(peers) - 1 == lane;
   const uint32_t firsts = __ballot_sync(~0u, is_first);
   if (lane == 0) picks.count = __popc(firsts);
+  const int nth = __popc(firsts & ((1u << lane) - 1));
+  if constexpr (kMost > kStaged) {
+    const int cost = is_first ? tile_cost(__popc(peers)) : 0;
+    int costs = cost;  // up to this lane
+#pragma unroll
+    for (int i = 1; i < 32; i *= 2) {
+      const int lower = __shfl_up_sync(~0u, costs, i);
+      if (lane >= i) costs += lower;
+    }
+    if (is_first) picks.costs_before[nth] = costs - cost;
+    if (lane == 31) picks.costs_before[__popc(firsts)] = costs;
+  }
   if (!is_first) return;
-  Pick& pick = picks.of[__popc(firsts & ((1u << lane) - 1))];
+  Pick& pick = picks.of[nth];
   pick.expert = id;
   pick.count = __popc(peers);
   for (int i = 0; i < kMaxTokens && peers != 0; ++i, peers &= peers - 1) {
@@ -105,6 +149,7 @@ __device__ __forceinline__ void pick_experts(const Step& p, Picks& picks) {
 
 /// Waits for all tokens' choices, by one warp. Down may do so before it waits for the kernel that
 /// writes them: a word says itself whether it is there, and was cleared a layer before.
+template <int kMost>
 __device__ __forceinline__ void read_choices(const Step& p, Picks& picks) {
   const int lane = threadIdx.x % 32;
   if (p.num_experts > 0) {
@@ -131,7 +176,7 @@ __device__ __forceinline__ void read_choices(const Step& p, Picks& picks) {
     if (lane < kMaxTokens) picks.factors[lane] = 1;
   }
   __syncwarp();
-  pick_experts(p, picks);
+  pick_experts<kMost>(p, picks);
 }
 
 /// The warp's units of the tile that the block is at; null if there is none.
@@ -267,10 +312,10 @@ __global__ void __launch_bounds__(32 * kMaxWarps<kUnits>, kUnits == 9 ? kBlocks 
   if constexpr (kMost == kStaged) {  // all that any pick can want, while the choice is on its way
     for (int t = 0; t < min(p.num_tokens, kStaged); ++t) stage(t, shared.inputs[warp][t]);
   }
-  if (warp == 0) read_choices(p, picks);
+  if (warp == 0) read_choices<kMost>(p, picks);
   __syncthreads();
 
-  Walk walk(picks.count, p.gate_up.rows / 16);
+  Walk walk = walk_of<kMost>(picks, p.gate_up.rows / 16);
   HeldUnits<kUnits> held;
   held.load(units_at<kUnits>(p.gate_up, p.gate_up_expert_bytes, p.num_units, picks, walk));
   struct Bias {
@@ -308,9 +353,9 @@ __global__ void __launch_bounds__(32 * kMaxWarps<kUnits>, kUnits == 9 ? kBlocks 
   Picks& picks = shared.picks;
   const int warp = threadIdx.x / 32;
   clear_zeros(shared.zeros);
-  if (warp == 0) read_choices(p, picks);
+  if (warp == 0) read_choices<kMost>(p, picks);
   __syncthreads();
-  Walk walk(picks.count, p.hidden / 16);
+  Walk walk = walk_of<kMost>(picks, p.hidden / 16);
   HeldUnits<kUnits> held;
   held.load(units_at<kUnits>(p.down, p.down_expert_bytes, p.num_units_down, picks, walk));
 
