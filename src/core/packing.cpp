@@ -132,8 +132,6 @@ void put_lane(const StoredRows& source, int64_t row, int lane, DType target, std
 typedef uint8_t Bytes __attribute__((vector_size(16)));
 typedef uint32_t Words __attribute__((vector_size(16)));
 
-Bytes load_bytes(const std::byte* at) { return load<Bytes>(at); }
-
 // to[64 * j] = word j of rows[0], .., rows[3].
 void store_turned(const Words rows[4], std::byte* to) {
   const Words low01 = __builtin_shufflevector(rows[0], rows[1], 0, 4, 1, 5);
@@ -171,7 +169,7 @@ void put_mxfp4_tile(const std::byte* const codes[16], const std::byte* const sca
     for (int lane = 0; lane < 16; lane += 4) {
       Words words[4];
       for (int i = 0; i < 4; ++i)
-        words[i] = mxfp4_words<kOrder>(load_bytes(codes[lane + i] + kBlockBytes * block));
+        words[i] = mxfp4_words<kOrder>(load<Bytes>(codes[lane + i] + kBlockBytes * block));
       store_turned(words, tile + 16 + 4 * lane);
     }
   }

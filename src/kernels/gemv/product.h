@@ -38,12 +38,17 @@ inline int64_t parts_worth(const ThreadPool& pool, double total_ns) {
                              kMostParts * pool.num_threads());
 }
 
+/// How many of n units that take one thread `total_ns` make such a part, at least 1.
+inline int64_t units_of_part(const ThreadPool& pool, int64_t n, double total_ns) {
+  return n == 0 ? 1 : ceil_div(n, std::min(n, parts_worth(pool, total_ns)));
+}
+
 /// body(begin, end) over parts of 0..n-1, shared out on the pool if `total_ns` of work is worth it,
 /// else on the caller; flush-to-zero is on either way.
 template <typename Body>
 void split_work(ThreadPool& pool, int64_t n, double total_ns, Body&& body) {
   if (n == 0) return;
-  pool.share(n, ceil_div(n, std::min(n, parts_worth(pool, total_ns))), body);
+  pool.share(n, units_of_part(pool, n, total_ns), body);
 }
 
 /// each(row, first, last) over the units begin..end-1 of rows of `width`, a row at a time.

@@ -75,11 +75,11 @@ void gemv_run_with(const QkvParams& p, const LaneKernels& lanes,
   const int64_t num_blocks = ceil_div(num_tokens, kTokenBlock), num_units = num_heads * num_blocks;
   const double total_ns =
       product_ns(lanes, static_cast<double>(p.weight.rows) * p.weight.cols, num_tokens);
-  const int64_t units_a_task =
-      ceil_div(num_units, std::clamp<int64_t>(parts_worth(pool, total_ns), 1, num_units));
+  const int64_t units_a_task = units_of_part(pool, num_units, total_ns);
+  const int64_t num_tasks = ceil_div(num_units, units_a_task);
 
   QkvProgress& progress = *new (parts.progress) QkvProgress{
-      .groups = parts.groups, .tasks_left = ceil_div(num_units, units_a_task), .finished = {}};
+      .groups = parts.groups, .tasks_left = num_tasks, .finished = {}};
   for (int32_t i = 0; i < p.num_kv_heads; ++i)
     new (&progress.groups[i]) QkvProgress::Group{std::latch((group + 2) * num_blocks)};
   auto heads = [&](int64_t task, int) {
@@ -94,7 +94,7 @@ void gemv_run_with(const QkvParams& p, const LaneKernels& lanes,
     }
     if (progress.tasks_left.fetch_sub(1) == 1) progress.finished = Clock::now();
   };
-  then({ceil_div(num_units, units_a_task), heads, progress});
+  then({num_tasks, heads, progress});
 }
 
 double gemv_cost(const QkvParams& p, const LaneKernels& lanes) {
