@@ -4,14 +4,6 @@
 namespace moxie {
 namespace {
 
-// The row for these params, which load has checked to exist.
-template <typename P>
-const Row<P>& row_for(const KernelChooser& kernels, const P& params) {
-  const auto row = kernels.select(params);
-  CHECK(row.has_value(), row ? "" : row.error().message());
-  return **row;
-}
-
 bool is_small(const KernelChooser& kernels, int32_t num_tokens) {
   return kernels.device() == DeviceKind::kCpu && num_tokens <= kMostJoinedTokens;
 }
@@ -27,8 +19,8 @@ void run_joined(KernelChooser& kernels, const QkvParams& qkv, const AttendParams
     kernels.run(qkv);
     return kernels.run(attend);
   }
-  const Row<QkvParams>& qkv_row = row_for(kernels, qkv);
-  const Row<AttendParams>& attend_row = row_for(kernels, attend);
+  const Row<QkvParams>& qkv_row = kernels.row_for(qkv);
+  const Row<AttendParams>& attend_row = kernels.row_for(attend);
   const uint64_t before = round_up<uint64_t>(qkv_row.workspace(qkv), 256);
   if (qkv_row.joint.run_with == nullptr || attend_row.joint.run_after == nullptr) {
     kernels.run(qkv_row, qkv);
@@ -50,7 +42,7 @@ void run_joined(KernelChooser& kernels, const QkvParams& qkv, const AttendParams
 
 bool joins_route(const KernelChooser& kernels, const OutParams& out, const RouteParams& route) {
   return has_route_parts(kernels.device(), route.hidden) && is_small(kernels, out.num_tokens) &&
-         can_join(row_for(kernels, out), row_for(kernels, route));
+         can_join(kernels.row_for(out), kernels.row_for(route));
 }
 
 void run_joined(KernelChooser& kernels, const OutParams& out, const RouteParams& route) {
@@ -60,8 +52,8 @@ void run_joined(KernelChooser& kernels, const OutParams& out, const RouteParams&
     kernels.run(out);
     return kernels.run(alone);
   }
-  const Row<OutParams>& out_row = row_for(kernels, out);
-  const Row<RouteParams>& route_row = row_for(kernels, route);
+  const Row<OutParams>& out_row = kernels.row_for(out);
+  const Row<RouteParams>& route_row = kernels.row_for(route);
   if (!can_join(out_row, route_row)) {
     kernels.run(out_row, out);
     return kernels.run(route_row, alone);

@@ -8,7 +8,19 @@
 namespace moxie::testing {
 namespace {
 
-constexpr int kThreads = 4;
+// Threads, and scratch that nothing else has written.
+struct Workplace {
+  TestMachine machine{4};
+  std::vector<std::byte> workspace = std::vector<std::byte>(1 << 24);
+
+  Launch launch() {
+    std::fill(workspace.begin(), workspace.end(), std::byte{0xFF});
+    const auto at = reinterpret_cast<uintptr_t>(workspace.data());
+    return {.stream = machine.stream.get(),
+            .workspace = workspace.data() + round_up<uintptr_t>(at, 256) - at,
+            .workspace_bytes = workspace.size() - 256};
+  }
+};
 
 // The chooser that takes these rows for the first and the second step.
 template <typename P, typename Q>
@@ -45,8 +57,7 @@ struct QkvAttend {
   Built<QkvParams> qkv;
   AttendParams attend;
   std::vector<float> a;
-  std::vector<std::byte> workspace;
-  TestMachine machine{kThreads};
+  Workplace workplace;
 
   QkvAttend(const QkvCase& c, int32_t window) : qkv(build(c)) {
     const QkvParams& p = qkv.params;
@@ -59,7 +70,6 @@ struct QkvAttend {
               .q = p.q,
               .kv = p.kv,
               .a = a.data()};
-    workspace.resize(1 << 24);
   }
 
   // What is in `a` and in the cache after a run that starts from an empty cache.
@@ -67,13 +77,7 @@ struct QkvAttend {
   std::pair<std::vector<float>, std::vector<std::vector<std::byte>>> run(Run run) {
     qkv.reset();
     std::fill(a.begin(), a.end(), NAN);
-    const auto at = reinterpret_cast<uintptr_t>(workspace.data());
-    std::byte* const aligned = workspace.data() + round_up<uintptr_t>(at, 256) - at;
-    std::fill(workspace.begin(), workspace.end(), std::byte{0xFF});
-    const Launch launch{.stream = machine.stream.get(),
-                        .workspace = aligned,
-                        .workspace_bytes = workspace.size() - 256};
-    qkv.params.launch = attend.launch = launch;
+    qkv.params.launch = attend.launch = workplace.launch();
     run(qkv.params, attend);
     return {a, qkv.bytes};
   }
@@ -139,8 +143,7 @@ struct OutRoute {
   Built<OutParams> out;
   Built<RouteParams> route;
   std::vector<float> parts;
-  std::vector<std::byte> workspace = std::vector<std::byte>(1 << 24);
-  TestMachine machine{kThreads};
+  Workplace workplace;
 
   OutRoute(const OutCase& out_case, const RouteCase& route_case)
       : out(build(out_case)), route(build(route_case)) {
@@ -155,11 +158,7 @@ struct OutRoute {
     out.reset();
     route.reset();
     std::fill(parts.begin(), parts.end(), NAN);
-    const auto at = reinterpret_cast<uintptr_t>(workspace.data());
-    const Launch launch{.stream = machine.stream.get(),
-                        .workspace = workspace.data() + round_up<uintptr_t>(at, 256) - at,
-                        .workspace_bytes = workspace.size() - 256};
-    out.params.launch = route.params.launch = launch;
+    out.params.launch = route.params.launch = workplace.launch();
     run(out.params, route.params);
     return {out.outputs(), route.outputs()};
   }

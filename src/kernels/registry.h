@@ -164,17 +164,23 @@ class KernelChooser {
                    why_refused == nullptr ? missing(refused->needs) : why_refused);
   }
 
+  /// The same where there must be one: that is checked when the model is loaded (select for each
+  /// step), so its absence is a broken invariant.
+  template <typename P>
+  const Row<P>& row_for(const P& params) const {
+    const auto row = select(params);
+    CHECK(row.has_value(), row ? "" : row.error().message());
+    return **row;
+  }
+
   /// All rows of the step with the reason each is or is not chosen.
   template <typename P>
   std::vector<Verdict> explain(const P& params) const;
 
-  /// Runs the step with the chosen row and counts it. That a row exists is checked when the model
-  /// is loaded (select for each step), so here its absence is a broken invariant.
+  /// Runs the step with the chosen row and counts it.
   template <typename P>
   void run(const P& params) {
-    auto row = select(params);
-    CHECK(row.has_value(), row ? "" : row.error().message());
-    run(**row, params);
+    run(row_for(params), params);
   }
   /// The same with a row that was selected for these params.
   template <typename P>

@@ -13,6 +13,7 @@
 #pragma once
 
 #include "kernels/experts/experts_step.cuh"
+#include "kernels/experts/tile_shares.h"
 #include "kernels/gemv/held_units.cuh"
 
 namespace moxie::tiles {
@@ -34,12 +35,6 @@ struct Picks {
   // Of a tile each of the picks before this one; for more than kStaged tokens.
   int costs_before[kMaxPicks + 1];
 };
-
-/// What a tile costs by how many tokens want its weights, as measured: the activations of more than
-/// two are read where they are, those of more than four in two goes.
-__device__ __forceinline__ int tile_cost(int num_tokens) {
-  return num_tokens <= 2 ? 1 : num_tokens <= 4 ? 2 : 3;
-}
 
 constexpr int kStaged = 2;  // tokens of a pick; the activations of more are read where they are
 constexpr int kBlocks = 4;  // of an SM
@@ -68,13 +63,9 @@ struct Walk {
   __device__ __forceinline__ Walk(const Picks& picks, int num_tiles) : tiles_of_pick(num_tiles) {
     const int lane = threadIdx.x % 32, all = picks.costs_before[picks.count] * num_tiles;
     const int before = lane < picks.count ? picks.costs_before[lane] * num_tiles : all + 1;
-    // The first tile that begins at `cost` or later.
-    const auto find = [&](int cost, int& nth, int& tile_of_nth) {
-      nth = __popc(__ballot_sync(~0u, before <= cost)) - 1;
-      const int start = picks.costs_before[nth], own = picks.costs_before[nth + 1] - start;
-      const float begun = static_cast<float>(cost - start * num_tiles);
-      tile_of_nth = static_cast<int>(ceilf(begun * (1.0f / static_cast<float>(own))));
-      if (tile_of_nth >= num_tiles) ++nth, tile_of_nth = 0;
+    const auto find = [&](int cost, int& its_pick, int& its_tile) {
+      its_pick = __popc(__ballot_sync(~0u, before <= cost)) - 1;
+      first_tile_from(cost, picks.costs_before, num_tiles, its_pick, its_tile);
     };
     int end_pick, end_tile;
     find(part_begin(all, gridDim.x, blockIdx.x), pick, tile);
