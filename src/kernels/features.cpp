@@ -69,6 +69,16 @@ Features cpu_features() {
   return found;
 }
 
+bool reads_in_order() {
+#if defined(__x86_64__)
+  uint32_t a, b, c, d;
+  return __get_cpuid(0, &a, &b, &c, &d) != 0 && b == signature_AMD_ebx && c == signature_AMD_ecx &&
+         d == signature_AMD_edx;
+#else
+  return false;
+#endif
+}
+
 Features cuda_features(int compute_capability) {
   // Only what this build has real code for (MOXIE_CUDA_ARCHS): other devices have no feature.
   Features found = kFeatureNone;

@@ -34,6 +34,11 @@ enum Feature : Features {
 /// Features of this CPU, asked once.
 Features cpu_features();
 
+/// Whether this CPU's cores get most of the memory's bandwidth by reading in the order of
+/// addresses: AMD's, as a Zen 4 does. Others get it over several streams side by side, as a
+/// Sapphire Rapids.
+bool reads_in_order();
+
 /// Features of a CUDA device of this compute capability (90, 100, 103, 120, 121).
 Features cuda_features(int compute_capability);
 

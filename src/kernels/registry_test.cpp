@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <fstream>
+#include <iterator>
 #include <set>
 
 #include "kernels/testing/row_tester.h"
@@ -246,6 +248,15 @@ TEST(KernelChoice, AllReferenceForcesEveryStepAndAutoFreesThem) {
   EXPECT_FALSE(choice.all_reference());
   EXPECT_FALSE(choice.forced(StepKind::kExperts).has_value());
 }
+
+#if defined(__x86_64__)
+TEST(Features, AmdsCoresReadInOrder) {
+  std::ifstream file("/proc/cpuinfo");
+  const std::string cpuinfo{std::istreambuf_iterator<char>(file), {}};
+  if (cpuinfo.empty()) GTEST_SKIP() << "no /proc/cpuinfo";
+  EXPECT_EQ(reads_in_order(), cpuinfo.find("AuthenticAMD") != std::string::npos);
+}
+#endif
 
 TEST(Features, NamesArePrinted) {
   EXPECT_EQ(feature_names(kFeatureNone), "none");

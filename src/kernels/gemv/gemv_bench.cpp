@@ -4,9 +4,11 @@
 //   moxie_kernels_bench --benchmark_filter=Read      # the machine's read bandwidth
 //   moxie_kernels_bench --benchmark_filter=Product   # Product/<variant>/<format>/<tokens>
 //   moxie_kernels_bench --benchmark_filter=Gemm      # Gemm/<variant>/mxfp4/<tokens>
+//   moxie_kernels_bench --benchmark_filter=Experts   # Experts/<row>/mxfp4/<tokens>
 //   moxie_kernels_bench --benchmark_filter=Steps     # decode steps of a small and of a 20b layer
 #include <benchmark/benchmark.h>
 
+#include <bitset>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -112,6 +114,55 @@ void gemm(benchmark::State& state, const GemmKernels& gemm, int32_t num_tokens) 
 }
 #endif
 
+// experts of a layer of gpt-oss-20b, each launch with other experts than the one before.
+void experts(benchmark::State& state, const Row<ExpertsParams>& row, int32_t num_tokens) {
+  Machine& m = machine();
+  constexpr int32_t kNumExperts = 32, kTopK = 4;
+  // Any bytes are codes; scales near one keep the sums finite.
+  std::memset(m.memory.data(), 0x7B, kMemoryBytes);
+  const PackedMatrix gate_up{.data = m.memory.data(),
+                             .format = DType::kMXFP4,
+                             .num_experts = kNumExperts,
+                             .rows = 2 * kCols,
+                             .cols = kCols};
+  PackedMatrix down = gate_up;
+  down.data += gate_up.bytes();
+  down.rows = kCols;
+  testing::Random random(1);
+  std::vector<float> t = random.uniforms(int64_t{num_tokens} * kCols), x = t;
+  const std::vector<float> bias(static_cast<size_t>(kNumExperts) * gate_up.rows);
+  std::vector<int32_t> ids(static_cast<size_t>(num_tokens) * kTopK);
+  std::vector<float> weights(ids.size(), 0.25f);
+  ExpertsParams p{.num_tokens = num_tokens,
+                  .hidden = kCols,
+                  .intermediate = kCols,
+                  .top_k = kTopK,
+                  .t = t.data(),
+                  .expert_ids = ids.data(),
+                  .expert_weights = weights.data(),
+                  .gate_up = gate_up,
+                  .gate_up_bias = bias.data(),
+                  .down = down,
+                  .down_bias = bias.data(),
+                  .x = x.data()};
+  std::vector<std::byte> workspace(row.workspace(p));
+  p.launch = {
+      .stream = m.stream.get(), .workspace = workspace.data(), .workspace_bytes = workspace.size()};
+  int64_t bytes = 0;
+  for (auto _ : state) {
+    std::bitset<kNumExperts> chosen;
+    for (size_t i = 0; i < ids.size(); ++i) {
+      // A token's are eight apart, so that it has none twice.
+      ids[i] = (i % kTopK == 0 ? random.below(8) : ids[i - 1] + 8);
+      chosen.set(static_cast<size_t>(ids[i]));
+    }
+    row.run(p);
+    bytes += static_cast<int64_t>(chosen.count()) * (gate_up.expert_bytes() + down.expert_bytes());
+  }
+  state.counters["GB/s"] =
+      benchmark::Counter(1e-9 * static_cast<double>(bytes), benchmark::Counter::kIsRate);
+}
+
 // The chosen row of a step, one after another as a decode step of one token runs them.
 template <typename P>
 void add_step(KernelChooser& chooser, testing::Built<P>& built, std::vector<std::byte>& workspace,
@@ -198,6 +249,17 @@ void register_all() {
     }
   }
 #endif
+  for (const Row<ExpertsParams>& row : table_of<ExpertsParams>()) {
+    if (row.device != DeviceKind::kCpu || (row.needs & ~cpu_features()) != 0) continue;
+    if (row.name == std::string("experts_reference")) continue;
+    for (const int32_t num_tokens : {1, 2, 8}) {
+      const std::string name =
+          std::string("Experts/") + row.name + "/mxfp4/" + std::to_string(num_tokens);
+      benchmark::RegisterBenchmark(name.c_str(), experts, row, num_tokens)
+          ->UseRealTime()
+          ->Unit(benchmark::kMicrosecond);
+    }
+  }
   benchmark::RegisterBenchmark("Steps/hidden256_8_layers", steps, 256, 4, 2, 256, 16, 6000, 8)
       ->UseRealTime()
       ->Unit(benchmark::kMicrosecond);

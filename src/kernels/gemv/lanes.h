@@ -21,9 +21,10 @@ inline constexpr int32_t kMaxTileTokens = 8;
 using TileProduct = void (*)(const std::byte* tile, int32_t cols, const float* const* x,
                              int32_t num_tokens, float* y);
 
-/// The same for kTileStreams tiles, `tile_bytes` apart, read side by side, since a core gets more
-/// of the memory's bandwidth over several streams than over one. y[(stream * num_tokens + token) *
-/// 16 + lane]; a result is that of the tile by itself, to the bit.
+/// The same for kTileStreams tiles, `tile_bytes` apart, read side by side, since most cores get
+/// more of the memory's bandwidth over several streams than over one (not all: reads_in_order()).
+/// y[(stream * num_tokens + token) * 16 + lane]; a result is that of the tile by itself, to the
+/// bit.
 inline constexpr int32_t kTileStreams = 4;
 using StreamsProduct = void (*)(const std::byte* tiles, int64_t tile_bytes, int32_t cols,
                                 const float* const* x, int32_t num_tokens, float* y);
@@ -34,8 +35,8 @@ inline constexpr int32_t kMaxStreamTokens = 4;
 struct LaneProducts {
   TileProduct tile = nullptr;
   StreamsProduct streams = nullptr;
-  /// Up to how many tokens `streams` is the quicker: with more, arithmetic and not memory limits.
-  int32_t most_stream_tokens = kMaxTileTokens;
+  /// For how many tokens `streams` is the quicker: with more, arithmetic and not memory limits.
+  int32_t least_stream_tokens = 1, most_stream_tokens = kMaxTileTokens;
 };
 
 struct LaneKernels {

@@ -158,7 +158,12 @@ MOXIE_INLINE void add_blocks(const std::byte* block, int32_t part, int32_t num_g
 
 template <typename Format, int32_t N>
 MOXIE_INLINE void product_of(const std::byte* tile, int32_t cols, const float* const* x, float* y) {
-  constexpr int32_t kBlocks = kChains / N < 4 ? kChains / N : 4;
+  // Wide blocks (BF16) of one token in the order of their addresses, which the hardware's
+  // prefetcher follows by itself: a line in four asked for is enough for it to pass the ends of
+  // pages.
+  constexpr bool kInOrder = N == 1 && Format::kBlockBytes >= 1024;
+  constexpr int32_t kBlocks = kInOrder ? 1 : kChains / N < 4 ? kChains / N : 4;
+  constexpr int32_t kStep = kInOrder ? 256 : 64;
   constexpr int32_t kGroups = 32 / Format::kGroupCols;
   Vec sums[N * kParts] = {};
   const std::byte* block = tile;
@@ -166,7 +171,7 @@ MOXIE_INLINE void product_of(const std::byte* tile, int32_t cols, const float* c
   for (; k + 32 * kBlocks <= cols; k += 32 * kBlocks, block += kBlocks * Format::kBlockBytes) {
 #pragma GCC unroll 4
     for (int32_t b = 0; b < kBlocks; ++b)
-      prefetch_block<Format>(block + b * Format::kBlockBytes + kAheadAlone);
+      prefetch_block<Format, kStep>(block + b * Format::kBlockBytes + kAheadAlone);
 #pragma GCC unroll 4
     for (int32_t part = 0; part < kParts; ++part) {
       add_blocks<Format, N, kBlocks>(block, part, kGroups, x, k, sums);

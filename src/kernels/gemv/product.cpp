@@ -1,6 +1,8 @@
 // What the tile products accept, and what they cost.
 #include "kernels/gemv/product.h"
 
+#include "kernels/features.h"
+
 namespace moxie {
 
 #if !defined(__aarch64__)
@@ -28,12 +30,16 @@ const char* product_refuses(const LaneKernels& lanes, const PackedMatrix& matrix
                                                                   : nullptr;
 }
 
-const LaneProducts& products_of_format(const LaneKernels& lanes, DType format) {
+LaneProducts products_of_format(const LaneKernels& lanes, DType format) {
   switch (format) {
     case DType::kF32:
       return lanes.f32;
-    case DType::kBF16:
-      return lanes.bf16;
+    case DType::kBF16: {
+      static const bool in_order = reads_in_order();
+      LaneProducts products = lanes.bf16;
+      if (in_order) products.least_stream_tokens = 2, products.most_stream_tokens = 4;
+      return products;
+    }
     case DType::kQ8_0:
       return lanes.q8_0;
     default:

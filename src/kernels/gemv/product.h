@@ -17,8 +17,8 @@ inline constexpr int32_t kTokenBlock = 64;
 /// Null if the lanes can multiply by this matrix, else why not.
 const char* product_refuses(const LaneKernels& lanes, const PackedMatrix& matrix);
 
-/// The products for a format.
-const LaneProducts& products_of_format(const LaneKernels& lanes, DType format);
+/// The products for a format, as this CPU's memory wants them.
+LaneProducts products_of_format(const LaneKernels& lanes, DType format);
 
 /// Estimated nanoseconds of one thread for `num_weights` applied to `num_tokens`.
 double product_ns(const LaneKernels& lanes, double num_weights, double num_tokens);
@@ -69,10 +69,12 @@ template <typename RowOf, typename Done>
 void product_of_tiles(const LaneKernels& lanes, const PackedMatrix& matrix, int32_t begin,
                       int32_t end, int32_t first_token, int32_t end_token, RowOf row_of,
                       Done done) {
-  const auto [product, streams, most_stream_tokens] = products_of_format(lanes, matrix.format);
+  const auto [product, streams, least_stream_tokens, most_stream_tokens] =
+      products_of_format(lanes, matrix.format);
+  const int32_t num_tokens = end_token - first_token;
   const float* x[kMaxTileTokens];
   float y[std::max(kMaxTileTokens, kTileStreams * kMaxStreamTokens) * 16];
-  if (streams != nullptr && end_token - first_token <= most_stream_tokens) {
+  if (streams != nullptr && num_tokens >= least_stream_tokens && num_tokens <= most_stream_tokens) {
     for (; begin + kTileStreams <= end; begin += kTileStreams) {
       for (int32_t token = first_token; token < end_token; token += kMaxStreamTokens) {
         const int32_t count = std::min(kMaxStreamTokens, end_token - token);
