@@ -158,10 +158,9 @@ MOXIE_INLINE void add_blocks(const std::byte* block, int32_t part, int32_t num_g
 
 template <typename Format, int32_t N>
 MOXIE_INLINE void product_of(const std::byte* tile, int32_t cols, const float* const* x, float* y) {
-  // Wide blocks (BF16) of one token in the order of their addresses, which the hardware's
-  // prefetcher follows by itself: a line in four asked for is enough for it to pass the ends of
-  // pages.
-  constexpr bool kInOrder = N == 1 && Format::kBlockBytes >= 1024;
+  // BF16 of one token in the order of its addresses, which the hardware's prefetcher follows by
+  // itself: a line in four asked for is enough for it to pass the ends of pages.
+  constexpr bool kInOrder = N == 1 && Format::kBlockBytes == Bf16Format::kBlockBytes;
   constexpr int32_t kBlocks = kInOrder ? 1 : kChains / N < 4 ? kChains / N : 4;
   constexpr int32_t kStep = kInOrder ? 256 : 64;
   constexpr int32_t kGroups = 32 / Format::kGroupCols;

@@ -35,9 +35,12 @@ LaneProducts products_of_format(const LaneKernels& lanes, DType format) {
     case DType::kF32:
       return lanes.f32;
     case DType::kBF16: {
+      // There a few tokens' sums are the quicker side by side, though the reads are not; more than
+      // `streams` takes in one go would read the tiles again.
       static const bool in_order = reads_in_order();
       LaneProducts products = lanes.bf16;
-      if (in_order) products.least_stream_tokens = 2, products.most_stream_tokens = 4;
+      if (in_order)
+        products.least_stream_tokens = 2, products.most_stream_tokens = kMaxStreamTokens;
       return products;
     }
     case DType::kQ8_0:
