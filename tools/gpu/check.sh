@@ -25,7 +25,7 @@ commit=${MOXIE_COMMIT:-unknown}
 memcheck_filter="-*Large*:*FourGigabytes*:*120*:*TextIsTheCpu*:*NoDevice*:*Fault*:*InAndOut*:*Profile*:GpuLimits*"
 racecheck_filter="LinearSteps*:AttendCuda*EveryGroup*:Embed*Narrow*:Norm*Digits*:Sample*Ties*Lower*:Sample*Strange*:Sample*MaskOfOne*:Sample*Ids*-LinearSteps*ExpertsAgree*"
 sanitizer_limit_s=${MOXIE_SANITIZER_LIMIT_S:-300}
-sanitizer_shards=4
+sanitizer_processes=4
 # A kernel that waits for itself ends here.
 step_limit_s=${MOXIE_STEP_LIMIT_S:-60}
 # What this script sets is not for the programs that it runs.
@@ -56,10 +56,13 @@ clocks() {
 }
 number() { [[ $1 =~ ^[0-9.]+$ ]] && printf '%s' "$1" || printf null; }
 
-# One tool of compute-sanitizer over a part of the tests, in processes side by side (twice as many
-# hold each other up on the device): its verdict as JSON to $out/TOOL.json.
+# How many tests a filter names.
+num_tests() { "$tests" --gtest_filter="$1" --gtest_list_tests 2>/dev/null | grep -c '^  '; }
+
+# One tool of compute-sanitizer over a part of the tests, cut into shards, some of them side by side
+# (twice as many hold each other up on the device): its verdict as JSON to $out/TOOL.json.
 sanitize() {
-  local tool=$1 filter=$2 codes=() pids=() shard pid one code=0
+  local tool=$1 filter=$2 shards=$(($3 > 0 ? $3 : 1)) codes=() shard one code=0
   if ! wants "$tool"; then
     printf '{"ran": false, "reason": "not asked for"}' >"$out/$tool.json"
     return 0
@@ -72,23 +75,26 @@ sanitize() {
     printf '{"ran": false, "reason": "no device"}' >"$out/$tool.json"
     return 0
   fi
-  for ((shard = 0; shard < sanitizer_shards; ++shard)); do
-    GTEST_TOTAL_SHARDS=$sanitizer_shards GTEST_SHARD_INDEX=$shard timeout "$sanitizer_limit_s" \
-      compute-sanitizer --tool "$tool" --error-exitcode 9 \
-      "$tests" --gtest_filter="$filter" >"$out/$tool.$shard.log" 2>&1 &
-    pids+=($!)
+  rm -f "$out/$tool".*.log "$out/$tool".*.code
+  for ((shard = 0; shard < shards; ++shard)); do
+    while (($(jobs -rp | wc -l) >= sanitizer_processes)); do wait -n; done
+    {
+      GTEST_TOTAL_SHARDS=$shards GTEST_SHARD_INDEX=$shard timeout "$sanitizer_limit_s" \
+        compute-sanitizer --tool "$tool" --error-exitcode 9 \
+        "$tests" --gtest_filter="$filter" >"$out/$tool.$shard.log" 2>&1
+      echo $? >"$out/$tool.$shard.code"
+    } &
   done
-  for pid in "${pids[@]}"; do
-    wait "$pid"
-    codes+=($?)
-  done
+  wait
+  for ((shard = 0; shard < shards; ++shard)); do codes+=("$(cat "$out/$tool.$shard.code")"); done
   for one in "${codes[@]}"; do ((one > code)) && code=$one; done
-  local summary
+  local summary version
+  version=$(compute-sanitizer --version | grep -oE 'Version [0-9.]+' | cut -d' ' -f2)
   summary=$(grep -hE '^=+ .*(SUMMARY|not supported|Error)|^\[  (PASSED|FAILED)' \
     "$out/$tool".*.log | sort | uniq -c)
-  printf '{"ran": true, "exit_code": %d, "exit_codes": [%s], "filter": %s, "summary": %s}' \
-    "$code" "$(IFS=,; printf '%s' "${codes[*]}")" "$(quoted "$filter")" "$(quoted "$summary")" \
-    >"$out/$tool.json"
+  printf '{"ran": true, "version": %s, "exit_code": %d, "exit_codes": [%s], "filter": %s, "summary": %s}' \
+    "$(quoted "$version")" "$code" "$(IFS=,; printf '%s' "${codes[*]}")" "$(quoted "$filter")" \
+    "$(quoted "$summary")" >"$out/$tool.json"
   return "$code"
 }
 
@@ -106,8 +112,9 @@ clocks_after=$(clocks)
 num_skipped=null
 [[ -f $report ]] && num_skipped=$(grep -c '"result": "SKIPPED"' "$report")
 
-sanitize memcheck "$memcheck_filter" || status=1
-sanitize racecheck "$racecheck_filter" || status=1
+sanitize memcheck "$memcheck_filter" $sanitizer_processes || status=1
+# Few tests, of very different length: a shard each.
+sanitize racecheck "$racecheck_filter" "$(num_tests "$racecheck_filter")" || status=1
 memcheck=$(cat "$out/memcheck.json") racecheck=$(cat "$out/racecheck.json")
 
 # Each step alone and the chain of all, at the shapes of gpt-oss-120b: its lines as JSON.
