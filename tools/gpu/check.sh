@@ -60,9 +60,10 @@ number() { [[ $1 =~ ^[0-9.]+$ ]] && printf '%s' "$1" || printf null; }
 num_tests() { "$tests" --gtest_filter="$1" --gtest_list_tests 2>/dev/null | grep -c '^  '; }
 
 # One tool of compute-sanitizer over a part of the tests, cut into shards, some of them side by side
-# (twice as many hold each other up on the device): its verdict as JSON to $out/TOOL.json.
+# (twice as many hold each other up on the device): its verdict as JSON to $out/TOOL.json. Without a
+# number of shards there is one a test.
 sanitize() {
-  local tool=$1 filter=$2 shards=$(($3 > 0 ? $3 : 1)) codes=() shard one code=0
+  local tool=$1 filter=$2 shards=${3:-} codes=() pids=() shard pid one code=0
   if ! wants "$tool"; then
     printf '{"ran": false, "reason": "not asked for"}' >"$out/$tool.json"
     return 0
@@ -75,18 +76,20 @@ sanitize() {
     printf '{"ran": false, "reason": "no device"}' >"$out/$tool.json"
     return 0
   fi
-  rm -f "$out/$tool".*.log "$out/$tool".*.code
+  rm -f "$out/$tool".*.log
+  [[ -n $shards ]] || shards=$(num_tests "$filter")
+  ((shards > 0)) || shards=1 # it says what is wrong
   for ((shard = 0; shard < shards; ++shard)); do
     while (($(jobs -rp | wc -l) >= sanitizer_processes)); do wait -n; done
-    {
-      GTEST_TOTAL_SHARDS=$shards GTEST_SHARD_INDEX=$shard timeout "$sanitizer_limit_s" \
-        compute-sanitizer --tool "$tool" --error-exitcode 9 \
-        "$tests" --gtest_filter="$filter" >"$out/$tool.$shard.log" 2>&1
-      echo $? >"$out/$tool.$shard.code"
-    } &
+    GTEST_TOTAL_SHARDS=$shards GTEST_SHARD_INDEX=$shard timeout "$sanitizer_limit_s" \
+      compute-sanitizer --tool "$tool" --error-exitcode 9 \
+      "$tests" --gtest_filter="$filter" >"$out/$tool.$shard.log" 2>&1 &
+    pids+=($!)
   done
-  wait
-  for ((shard = 0; shard < shards; ++shard)); do codes+=("$(cat "$out/$tool.$shard.code")"); done
+  for pid in "${pids[@]}"; do
+    wait "$pid"
+    codes+=($?)
+  done
   for one in "${codes[@]}"; do ((one > code)) && code=$one; done
   local summary version
   version=$(compute-sanitizer --version | grep -oE 'Version [0-9.]+' | cut -d' ' -f2)
@@ -113,8 +116,7 @@ num_skipped=null
 [[ -f $report ]] && num_skipped=$(grep -c '"result": "SKIPPED"' "$report")
 
 sanitize memcheck "$memcheck_filter" $sanitizer_processes || status=1
-# Few tests, of very different length: a shard each.
-sanitize racecheck "$racecheck_filter" "$(num_tests "$racecheck_filter")" || status=1
+sanitize racecheck "$racecheck_filter" || status=1 # few tests, of very different length
 memcheck=$(cat "$out/memcheck.json") racecheck=$(cat "$out/racecheck.json")
 
 # Each step alone and the chain of all, at the shapes of gpt-oss-120b: its lines as JSON.

@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/gemv/lanes.h"
 
@@ -160,7 +161,7 @@ template <typename Format, int32_t N>
 MOXIE_INLINE void product_of(const std::byte* tile, int32_t cols, const float* const* x, float* y) {
   // BF16 of one token in the order of its addresses, which the hardware's prefetcher follows by
   // itself: a line in four asked for is enough for it to pass the ends of pages.
-  constexpr bool kInOrder = N == 1 && Format::kBlockBytes == Bf16Format::kBlockBytes;
+  constexpr bool kInOrder = N == 1 && std::is_same_v<Format, Bf16Format>;
   constexpr int32_t kBlocks = kInOrder ? 1 : kChains / N < 4 ? kChains / N : 4;
   constexpr int32_t kStep = kInOrder ? 256 : 64;
   constexpr int32_t kGroups = 32 / Format::kGroupCols;
