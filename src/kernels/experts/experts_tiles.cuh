@@ -32,11 +32,11 @@ struct Picks {
   float weights[kMaxPicks];
   float factors[kMaxTokens];  // of each token's activations
   int count;
-  // Of a tile each of the picks before this one; for more than kStaged tokens.
+  // Twice the cost of a tile each of the picks before this one; for more than kStaged tokens.
   int costs_before[kMaxPicks + 1];
 };
 
-constexpr int kStaged = 2;  // tokens of a pick; the activations of more are read where they are
+constexpr int kStaged = 2;  // tokens of a pick; the activations of the others are read in place
 constexpr int kBlocks = 4;  // of an SM
 
 template <int kUnits>
@@ -107,7 +107,7 @@ __device__ __forceinline__ void route(const Step& p, int token, float2* said,
 }
 
 /// Which experts the launch's tokens chose, each once; by one warp.
-template <int kMost>
+template <int kMost, bool kStagesMany>
 __device__ __forceinline__ void pick_experts(const Step& p, Picks& picks) {
   const int lane = threadIdx.x % 32, num_pairs = p.num_tokens * p.top_k;
   const int id = lane < num_pairs ? picks.ids[lane] : -1 - lane;
@@ -117,7 +117,7 @@ __device__ __forceinline__ void pick_experts(const Step& p, Picks& picks) {
   if (lane == 0) picks.count = __popc(firsts);
   const int nth = __popc(firsts & ((1u << lane) - 1));
   if constexpr (kMost > kStaged) {
-    const int cost = is_first ? tile_cost(__popc(peers)) : 0;
+    const int cost = is_first ? tile_cost(__popc(peers), kStagesMany) : 0;
     int costs = cost;  // up to this lane
 #pragma unroll
     for (int i = 1; i < 32; i *= 2) {
@@ -140,7 +140,7 @@ __device__ __forceinline__ void pick_experts(const Step& p, Picks& picks) {
 
 /// Waits for all tokens' choices, by one warp. Down may do so before it waits for the kernel that
 /// writes them: a word says itself whether it is there, and was cleared a layer before.
-template <int kMost>
+template <int kMost, bool kStagesMany>
 __device__ __forceinline__ void read_choices(const Step& p, Picks& picks) {
   const int lane = threadIdx.x % 32;
   if (p.num_experts > 0) {
@@ -167,7 +167,7 @@ __device__ __forceinline__ void read_choices(const Step& p, Picks& picks) {
     if (lane < kMaxTokens) picks.factors[lane] = 1;
   }
   __syncwarp();
-  pick_experts<kMost>(p, picks);
+  pick_experts<kMost, kStagesMany>(p, picks);
 }
 
 /// The warp's units of the tile that the block is at; null if there is none.
@@ -183,11 +183,12 @@ __device__ __forceinline__ const std::byte* units_at(const PackedMatrix& matrix,
 /// Multiplies a block's tiles, of kMost tokens at most, the first of which `held` has or is
 /// about to have. input_of(pick, j): the number of its j-th token's activations; stage(input, to):
 /// these, over the warp's units, to shared memory, where with kAhead they are all from the start;
-/// lane_inputs(input): the same as the lane's columns. early(pick, tile, i): what end(pick, tile,
-/// i, early, sum) needs besides the sums: sum(row), of token i / kEnds of the pick. end() is called
-/// for i < kEnds * count.
-template <int kMost, bool kAhead, int kUnits, int kEnds, typename InputOf, typename Stage,
-          typename LaneInputs, typename Early, typename End>
+/// lane_inputs(input, staged): the same as the lane's columns, read there if they are staged. Of
+/// picks of more than kStaged tokens the first are if kStagesMany. early(pick, tile, i): what
+/// end(pick, tile, i, early, sum) needs besides the sums: sum(row), of token i / kEnds of the pick.
+/// end() is called for i < kEnds * count.
+template <int kMost, bool kAhead, bool kStagesMany, int kUnits, int kEnds, typename InputOf,
+          typename Stage, typename LaneInputs, typename Early, typename End>
 __device__ __forceinline__ void multiply_tiles(const PackedMatrix& matrix, int64_t expert_bytes,
                                                int units_of_row, Walk& walk,
                                                HeldUnits<kUnits>& held, Shared<kUnits>& shared,
@@ -207,9 +208,10 @@ __device__ __forceinline__ void multiply_tiles(const PackedMatrix& matrix, int64
     const auto staged_of = [&](int j) -> const std::byte* {
       return shared.inputs[warp][kAhead ? input_of(pick, j) : j];
     };
-    if (!kAhead && count <= kStaged && nth != staged) {
+    if (!kAhead && (kStagesMany || count <= kStaged) && nth != staged) {
       __syncwarp();
-      for (int j = 0; j < count; ++j) stage(input_of(pick, j), shared.inputs[warp][j]);
+      for (int j = 0; j < min(count, kStaged); ++j)
+        stage(input_of(pick, j), shared.inputs[warp][j]);
       __syncwarp();
       staged = nth;
     }
@@ -229,14 +231,17 @@ __device__ __forceinline__ void multiply_tiles(const PackedMatrix& matrix, int64
                                           shared.zeros, next);
       if (lane % 4 / 2 < count) sums[lane % 4 / 2][lane / 4 + 8 * (lane % 2)] = sum;
     } else if constexpr (kMost > kStaged) {
+      const auto inputs_of = [&](int j) {
+        return lane_inputs(input_of(pick, j), kStagesMany && j < kStaged ? staged_of(j) : nullptr);
+      };
       if (kMost <= 4 || count <= 4) {
-        const auto of_lane = lane_inputs(input_of(pick, min(lane / 8, count - 1)));
+        const auto of_lane = inputs_of(min(lane / 8, count - 1));
         float products[1][2];
         held.multiply([&](int, int n) { return of_lane(n); }, products, next);
         store_groups(products);
       } else if constexpr (kMost > 4) {
-        const auto first = lane_inputs(input_of(pick, lane / 8));
-        const auto second = lane_inputs(input_of(pick, min(4 + lane / 8, count - 1)));
+        const auto first = inputs_of(lane / 8);
+        const auto second = lane_inputs(input_of(pick, min(4 + lane / 8, count - 1)), nullptr);
         float products[2][2];
         held.multiply([&](int c, int n) { return c == 0 ? first(n) : second(n); }, products, next);
         store_groups(products);
@@ -303,7 +308,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps<kUnits>, kUnits == 9 ? kBlocks 
   if constexpr (kMost == kStaged) {  // all that any pick can want, while the choice is on its way
     for (int t = 0; t < min(p.num_tokens, kStaged); ++t) stage(t, shared.inputs[warp][t]);
   }
-  if (warp == 0) read_choices<kMost>(p, picks);
+  if (warp == 0) read_choices<kMost, kFolds>(p, picks);
   __syncthreads();
 
   Walk walk = walk_of<kMost>(picks, p.gate_up.rows / 16);
@@ -312,13 +317,14 @@ __global__ void __launch_bounds__(32 * kMaxWarps<kUnits>, kUnits == 9 ? kBlocks 
   struct Bias {
     float gate, up;
   };
-  multiply_tiles<kMost, kMost == kStaged, kUnits, 8>(
+  multiply_tiles<kMost, kMost == kStaged, kFolds, kUnits, 8>(
       p.gate_up, p.gate_up_expert_bytes, p.num_units, walk, held, shared,
       [](const Pick& pick, int j) { return int{pick.tokens[j]}; }, stage,
-      [&](int token) {
+      [&](int token, const std::byte* staged) {
         const int64_t at = int64_t{token} * p.hidden;
         if constexpr (kFolds) {
-          return LanePart(p.parts + 4 * at + warp * HeldUnits<kUnits>::kInputBytes);
+          const std::byte* parts = p.parts + 4 * at + warp * HeldUnits<kUnits>::kInputBytes;
+          return LanePart(staged != nullptr ? staged : parts);
         } else {
           return LaneFloats(p.t + at + warp * kUnits * 64);
         }
@@ -344,7 +350,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps<kUnits>, kUnits == 9 ? kBlocks 
   Picks& picks = shared.picks;
   const int warp = threadIdx.x / 32;
   clear_zeros(shared.zeros);
-  if (warp == 0) read_choices<kMost>(p, picks);
+  if (warp == 0) read_choices<kMost, true>(p, picks);
   __syncthreads();
   Walk walk = walk_of<kMost>(picks, p.hidden / 16);
   HeldUnits<kUnits> held;
@@ -352,15 +358,17 @@ __global__ void __launch_bounds__(32 * kMaxWarps<kUnits>, kUnits == 9 ? kBlocks 
 
   wait_for_previous();
   launch_next();
-  multiply_tiles<kMost, false, kUnits, 16>(
+  multiply_tiles<kMost, false, true, kUnits, 16>(
       p.down, p.down_expert_bytes, p.num_units_down, walk, held, shared,
       [](const Pick& pick, int j) { return int{pick.pairs[j]}; },
       [&](int pair, std::byte* to) {
         stage_parts<HeldUnits<kUnits>::kInputBytes>(
             p.halves + (int64_t{pair} * p.num_units_down + warp * kUnits) * 256, to);
       },
-      [&](int pair) {
-        return LanePart(p.halves + (int64_t{pair} * p.num_units_down + warp * kUnits) * 256);
+      [&](int pair, const std::byte* staged) {
+        const std::byte* halves =
+            p.halves + (int64_t{pair} * p.num_units_down + warp * kUnits) * 256;
+        return LanePart(staged != nullptr ? staged : halves);
       },
       [&](const Pick& pick, int tile, int i) {
         return load_early(p.down_bias + static_cast<int64_t>(pick.expert) * p.hidden + tile * 16 +

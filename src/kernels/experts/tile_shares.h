@@ -9,10 +9,13 @@
 
 namespace moxie::tiles {
 
-/// What a tile costs by how many tokens want its weights, as measured: the activations of more than
-/// two are read where they are, those of more than four in two goes.
-MOXIE_HOST_DEVICE inline int tile_cost(int num_tokens) {
-  return num_tokens <= 2 ? 1 : num_tokens <= 4 ? 2 : 3;
+/// Twice what a tile costs by how many tokens want its weights, as measured: 1 to 2, 3 to 4, more.
+/// The activations of the first two are staged, unless (with three and more) `stages_many` is not;
+/// those of the others are read where they are, and of more than four there are two goes.
+MOXIE_HOST_DEVICE inline int tile_cost(int num_tokens, bool stages_many) {
+  if (num_tokens <= 2) return 2;
+  if (num_tokens <= 4) return stages_many ? 3 : 4;
+  return stages_many ? 5 : 6;
 }
 
 /// The first tile of a launch that begins at `cost` or later. `pick` comes in as the last one that

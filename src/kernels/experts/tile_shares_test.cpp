@@ -9,10 +9,12 @@
 namespace moxie::tiles {
 namespace {
 
+constexpr int kMost = 8;  // tokens of a launch
+
 // What tiles of picks of so many tokens cost before each, and all together.
-std::vector<int> costs_before(const std::vector<int>& counts) {
+std::vector<int> costs_before(const std::vector<int>& counts, bool stages_many) {
   std::vector<int> costs = {0};
-  for (const int count : counts) costs.push_back(costs.back() + tile_cost(count));
+  for (const int count : counts) costs.push_back(costs.back() + tile_cost(count, stages_many));
   return costs;
 }
 
@@ -27,10 +29,11 @@ int first_of(int block, int num_blocks, const std::vector<int>& costs, int num_t
   return pick * num_tiles + tile;
 }
 
-void check_shares(const std::vector<int>& counts, int num_tiles, int num_blocks) {
+void check_shares(const std::vector<int>& counts, int num_tiles, int num_blocks,
+                  bool stages_many) {
   SCOPED_TRACE(testing::Message() << counts.size() << " picks of " << num_tiles << " tiles, "
                                   << num_blocks << " blocks");
-  const std::vector<int> costs = costs_before(counts);
+  const std::vector<int> costs = costs_before(counts, stages_many);
   EXPECT_EQ(first_of(0, num_blocks, costs, num_tiles), 0);
   EXPECT_EQ(first_of(num_blocks, num_blocks, costs, num_tiles),
             static_cast<int>(counts.size()) * num_tiles);
@@ -40,23 +43,26 @@ void check_shares(const std::vector<int>& counts, int num_tiles, int num_blocks)
     const int end = first_of(block + 1, num_blocks, costs, num_tiles);
     ASSERT_LE(begin, end) << "block " << block;
     int cost = 0;
-    for (int i = begin; i < end; ++i) cost += tile_cost(counts[i / num_tiles]);
-    ASSERT_LE(std::abs(cost - mean), 3) << "block " << block;  // a tile's cost at either end
+    for (int i = begin; i < end; ++i) cost += tile_cost(counts[i / num_tiles], stages_many);
+    // A tile's cost at either end.
+    ASSERT_LE(std::abs(cost - mean), tile_cost(kMost, stages_many)) << "block " << block;
   }
 }
 
 TEST(TileShares, EveryTileIsInOneShareAndSharesCostTheSame) {
-  check_shares({1}, 1, 1);
-  check_shares({8}, 1, 7);     // fewer tiles than blocks
-  check_shares({3, 3}, 4, 8);  // a tile of cost 2 each
-  check_shares({8, 8, 8, 8}, 360, 528);
   std::mt19937 random(1);
-  for (int i = 0; i < 2000; ++i) {
-    std::vector<int> counts(std::uniform_int_distribution(1, 32)(random));
-    for (int& count : counts) count = std::uniform_int_distribution(1, 8)(random);
-    const int num_tiles = std::uniform_int_distribution(1, 400)(random);
-    check_shares(counts, num_tiles, std::uniform_int_distribution(1, 1000)(random));
-    if (HasFatalFailure()) return;
+  for (const bool stages_many : {false, true}) {
+    check_shares({1}, 1, 1, stages_many);
+    check_shares({kMost}, 1, 7, stages_many);  // fewer tiles than blocks
+    check_shares({3, 3}, 4, 8, stages_many);   // a tile each
+    check_shares({8, 8, 8, 8}, 360, 528, stages_many);
+    for (int i = 0; i < 2000; ++i) {
+      std::vector<int> counts(std::uniform_int_distribution(1, 32)(random));
+      for (int& count : counts) count = std::uniform_int_distribution(1, kMost)(random);
+      const int num_tiles = std::uniform_int_distribution(1, 400)(random);
+      check_shares(counts, num_tiles, std::uniform_int_distribution(1, 1000)(random), stages_many);
+      if (HasFatalFailure()) return;
+    }
   }
 }
 
