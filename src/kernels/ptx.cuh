@@ -112,7 +112,7 @@ __device__ __forceinline__ void copy_bulk(void* to, const void* from, uint32_t b
       : "memory");
 }
 /// Copies shared memory to memory, without waiting; what this thread's block wrote must be behind
-/// fence_shared_writes() and a barrier. All are multiples of 16.
+/// fence_bulk_copies() and a barrier. All are multiples of 16.
 __device__ __forceinline__ void store_bulk(void* to, const void* from, uint32_t bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to),
                "r"(shared_address(from)), "r"(bytes)
@@ -127,8 +127,9 @@ __device__ __forceinline__ void wait_for_bulk_reads() {
 __device__ __forceinline__ void wait_for_bulk_stores() {
   asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
-/// Makes this thread's writes of shared memory visible to bulk copies.
-__device__ __forceinline__ void fence_shared_writes() {
+/// Orders what this thread wrote to shared memory, and read there, before bulk copies by who learns
+/// of it, by a barrier say.
+__device__ __forceinline__ void fence_bulk_copies() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 /// Stores a word at this block's address `at`, but in block `rank` of the cluster, whose barrier

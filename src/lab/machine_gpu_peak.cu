@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(128 * Shape<kKind>::kWarpgroups, 1)
   };
   __shared__ __align__(1024) uint32_t tile[kColumns * 32];
   for (int i = threadIdx.x; i < kColumns * 32; i += blockDim.x) tile[i] = random_word(i + 1, false);
-  fence_shared_writes();
+  fence_bulk_copies();
   __syncthreads();
   uint32_t a[4];
   for (int i = 0; i < 4; ++i) a[i] = random_word(4 * threadIdx.x + i + 77, true);

@@ -146,7 +146,7 @@ struct Warpgroup {
     uint16_t* v = shared.v[stage] + thread % 8 * 8;
     if (row < before) *reinterpret_cast<uint4*>(v + row * kDim) = {};
     if (row < behind) *reinterpret_cast<uint4*>(v + (seen + row) * kDim) = {};
-    fence_shared_writes();
+    fence_bulk_copies();
     barrier_wait(kOwnBarrier + idx, kOwnThreads);
   }
   __device__ __forceinline__ void multiply_keys(const uint16_t* queries, int stage) {
@@ -321,7 +321,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   auto* values = reinterpret_cast<uint4*>(shared.v);
   for (int i = thread; i < static_cast<int>(sizeof(shared.v) / sizeof(uint4)); i += kThreads)
     values[i] = uint4{};
-  fence_shared_writes();
+  fence_bulk_copies();
   __syncthreads();
   wait_for_previous();
   launch_next();

@@ -230,7 +230,7 @@ __device__ __forceinline__ void convert_queries(Shared<kKeys>& shared, float sca
         packed.w = pack_bf16(y.z * scale, y.w * scale);
         *reinterpret_cast<uint4*>(to + row * kDim + (chunk ^ row % 8) * 8) = packed;
       }
-      fence_shared_writes();
+      fence_bulk_copies();
     }
     __syncwarp();
     if (lane == 0) {

@@ -129,7 +129,7 @@ struct GateUp {
           *reinterpret_cast<uint32_t*>(rows + 128 * row + 16 * (chunk ^ row % 8) + 4 * (tile % 4)) =
               pack_bf16(first, second);
         });
-    fence_shared_writes();
+    fence_bulk_copies();
     barrier_wait(1 + region, kThreads);
     if (is_first && 64 * unit < intermediate) {
       const uint32_t num_rows = (item.num_columns + 7) / 8 * 8;

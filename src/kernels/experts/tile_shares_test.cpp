@@ -29,8 +29,7 @@ int first_of(int block, int num_blocks, const std::vector<int>& costs, int num_t
   return pick * num_tiles + tile;
 }
 
-void check_shares(const std::vector<int>& counts, int num_tiles, int num_blocks,
-                  bool stages_many) {
+void check_shares(const std::vector<int>& counts, int num_tiles, int num_blocks, bool stages_many) {
   SCOPED_TRACE(testing::Message() << counts.size() << " picks of " << num_tiles << " tiles, "
                                   << num_blocks << " blocks");
   const std::vector<int> costs = costs_before(counts, stages_many);

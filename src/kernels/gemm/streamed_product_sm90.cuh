@@ -42,7 +42,9 @@ __device__ __forceinline__ void multiply_streamed(S& shared, uint32_t place, int
   int last_stage = -1;
   // Each lane for itself: checkers of races take no other's word for its reads.
   const auto give_back = [&] {
-    if (last_stage >= 0) arrive_barrier(&shared.empty[last_stage]);
+    if (last_stage < 0) return;
+    fence_bulk_copies();
+    arrive_barrier(&shared.empty[last_stage]);
   };
   const auto multiply = [&](const std::byte* unit, uint64_t columns, uint32_t(&operand)[16]) {
     make_operand<F>(read_operand<F>(unit), operand);
