@@ -4,9 +4,10 @@
 // Work is cut along the intermediate size: a piece is a unit of 64 columns of one chosen expert. A
 // cluster of two blocks takes a run of neighbouring pieces. Gate/up makes a piece's hidden values,
 // half of them in each block, handed over in distributed shared memory; down multiplies them with
-// their columns of all outputs, half of the outputs in each block, and adds the sums to the
-// residual stream, where the order of the blocks does not matter (kernels/residual.cuh). So weights
-// stream without a pause.
+// their columns of all outputs, half of the outputs in each block. Its sums over all pieces of a
+// cluster stay in shared memory, each lane's its own, and go to the residual stream at the end,
+// where the order of the blocks does not matter (kernels/residual.cuh). So weights stream without a
+// pause.
 //
 // All warps of a block but the last multiply: gate/up of pieces 0 and 1, down of 0, gate/up of 2,
 // down of 1, ... The last one makes hidden values from the sums of a piece while the others are
@@ -72,17 +73,20 @@ struct StageProduct {
     sum += __shfl_xor_sync(~0u, sum, 2);
     if (lane % 4 < 2) to[lane / 4 + 8 * (lane % 2)] = sum;
   }
-  /// Adds the sums of the three tiles to x.
-  __device__ __forceinline__ void add_column(float2* x, int lane) const {
-    // A lane has row g + 8 (q % 2) of the first (q < 2) or second tile, and for q < 2 of the third.
-    x += lane / 4 + 8 * (lane % 2);
+  /// The sums of the three tiles. In each lane: row g + 8 (q % 2) of the first (q < 2) or second,
+  /// then of the third.
+  __device__ __forceinline__ float2 column_sums(int lane) const {
     const bool is_bottom = lane % 2 != 0;
     const auto sum = [&](const float(&of)[2]) {
       return (is_bottom ? of[1] : of[0]) + __shfl_xor_sync(~0u, is_bottom ? of[0] : of[1], 1);
     };
-    const float first = sum(pair), last = sum(odd);
-    add_to_residual(x + lane % 4 / 2 * 16, first * kSumScale<F>);
-    if (lane % 4 < 2) add_to_residual(x + 32, last * kSumScale<F>);
+    return make_float2(sum(pair), sum(odd));
+  }
+  /// x += such sums.
+  __device__ __forceinline__ static void add_column(float2* x, const float2& sums, int lane) {
+    x += lane / 4 + 8 * (lane % 2);
+    add_to_residual(x + lane % 4 / 2 * 16, sums.x * kSumScale<F>);
+    if (lane % 4 < 2) add_to_residual(x + 32, sums.y * kSumScale<F>);
   }
 
  private:
@@ -123,16 +127,24 @@ struct Picks {
   float factor;  // of the activations
 };
 
+/// Of a block, for so many units of the hidden size: it has half of the outputs.
+__host__ __device__ constexpr int num_stages_of_down(int num_units) {
+  return num_units * 64 / (2 * 16 * kUnits);
+}
+
 /// Where the parts of a block's shared memory lie.
 template <DType F>
 struct Layout {
-  int staged, hidden_values, sums, bytes;
+  int staged, hidden_values, sums, down_sums, stages_of_down, bytes;
   __host__ __device__ constexpr Layout(int num_multipliers, int num_units)
       : staged(num_multipliers * kStages * kStageBytes<F>),
         hidden_values(staged + num_units * kInputBytes),
         sums(hidden_values + kKept * kInputBytes),
         // Of two pieces; a warp has parts of two tiles at most.
-        bytes(sums + 2 * num_multipliers * 2 * 16 * 4) {}
+        down_sums(sums + 2 * num_multipliers * 2 * 16 * 4),
+        // Of a warp at most; each lane keeps two sums a stage.
+        stages_of_down((num_stages_of_down(num_units) + num_multipliers - 1) / num_multipliers),
+        bytes(down_sums + num_multipliers * stages_of_down * 32 * 8) {}
 };
 
 /// Pieces of a cluster in turn.
@@ -162,7 +174,7 @@ struct Share {
     stages_of_tile = p.num_units / kUnits;
     gate_begin = gate_stage(warp);
     gate_count = gate_stage(warp + 1) - gate_begin;
-    const int down_stages = p.hidden / (2 * 16 * kUnits);
+    const int down_stages = num_stages_of_down(p.num_units);
     down_begin = part_begin(down_stages, num_multipliers, warp);
     down_count = part_begin(down_stages, num_multipliers, warp + 1) - down_begin;
   }
@@ -359,6 +371,7 @@ struct Multiplier {
   const std::byte* staged;
   const std::byte* hidden_values;
   float* sums_of_warps;
+  float2* down_sums;  // of the lane, a stage each 32
   int lane, in_first_tile, num_gate_tiles;
   uint32_t ring, ring_address,
       stage = 0;  // bytes from `shared`; its address; from the ring's first
@@ -374,6 +387,8 @@ struct Multiplier {
         staged(memory + layout.staged),
         hidden_values(memory + layout.hidden_values),
         sums_of_warps(reinterpret_cast<float*>(memory + layout.sums)),
+        down_sums(reinterpret_cast<float2*>(memory + layout.down_sums) +
+                  of_warp.warp * layout.stages_of_down * 32 + my_lane),
         lane(my_lane),
         ring(of_warp.warp * kStages * kStageBytes<F>) {
     ring_address = opaque(shared_address(shared) + ring);
@@ -419,9 +434,18 @@ struct Multiplier {
       if (is_gate) {
         product.store_row(my_sums + tile * 16, lane);
       } else {
-        product.add_column(p.x + share.down_row(p, tile), lane);
+        float2 sums = product.column_sums(lane);
+        float2& kept = down_sums[tile * 32];
+        if (nth > 0) sums.x += kept.x, sums.y += kept.y;
+        kept = sums;
       }
     }
+  }
+  /// What down made of all pieces.
+  __device__ __forceinline__ void add_down_sums() const {
+#pragma unroll 1
+    for (int i = 0; i < share.down_count; ++i)
+      StageProduct<F>::add_column(p.x + share.down_row(p, i), down_sums[i * 32], lane);
   }
 };
 
@@ -521,6 +545,7 @@ __global__ void __launch_bounds__(32 * (kMaxMultipliers + 1), 1)
     multiplier.multiply(product, is_gate, nth);
     if (is_gate) barrier_arrive(Meeting::of_sums(nth), blockDim.x);
   }
+  if (num_pieces > 0) multiplier.add_down_sums();
 }
 
 constexpr int kStaticBytes = 2048;  // of a block's shared memory, at most
