@@ -1,6 +1,7 @@
 // Times the CUDA rows at gpt-oss shapes on random weights in the memory of one GPU: each step alone
 // with a cold L2 (a graph that goes through the weights of all layers), and the chain of all steps,
-// as shares of the read bandwidth measured in the same run.
+// as shares of the read bandwidth measured in the same run. `experts` has the choice given,
+// `routed` makes it too, from what `out` leaves, as in the chain.
 //
 //   moxie_gpu_step_bench [--model 120b|20b] [--dense mxfp4|bf16|mxfp8] [--tokens N] [--depth N]
 //                        [--prompt N] [--layers N] [--repeat N] [--x single|pairs]
@@ -123,8 +124,9 @@ class Bench {
     expert_weights_ = floats(t * 4, 0, 0.25f);
     first_x_bytes_ = static_cast<uint64_t>(t * kHidden * kFloatsOfCudaX) * 4;
     first_x_ = floats(t * kHidden * kFloatsOfCudaX, 1, 0);
-    for (float*& sums : route_sums_) sums = floats(t * words_of_token(o_.experts, 4) * 2, 0, 0);
-    route_squares_ = floats(t * kHidden / 16, 0, 0);
+    for (float*& of_turn : route_sums_)
+      of_turn = floats(t * words_of_token(o_.experts, 4) * 2, 0, 0);
+    route_squares_ = floats(t * kHidden / 16, 0, 16);  // as of an x of ones
     rotary_ = floats(max_positions() * 64, 1, 0);
     ids_ = reinterpret_cast<int32_t*>(allocate(16 * t));
     std::vector<int32_t> positions, seqs, rows, offsets{0}, table;
@@ -146,6 +148,7 @@ class Bench {
     logit_rows_ = upload(rows);
     table_ = upload(table);
     table_stride_ = pages;
+    std::vector<float> sums;
     for (Layer& layer : layers_) {
       layer.kv = {.page_stride_bytes = 8 * 16 * 64 * 2,
                   .page_table = table_,
@@ -167,7 +170,17 @@ class Bench {
       distinct_ +=
           static_cast<double>(std::unique(all.begin(), all.end()) - all.begin()) / o_.layers;
       layer.ids = upload(ids);
+      if (o_.is_prompt) continue;
+      // Sums of the router's products that choose them.
+      const size_t of_token = 2 * static_cast<size_t>(words_of_token(o_.experts, 4));
+      std::vector<float> of_layer(of_token * static_cast<size_t>(o_.tokens));
+      for (size_t i = 0; i < ids.size(); ++i)
+        of_layer[i / 4 * of_token + 2 * static_cast<size_t>(ids[i])] =
+            10.0f - 0.1f * static_cast<float>(i % 4);
+      sums.insert(sums.end(), of_layer.begin(), of_layer.end());
     }
+    if (!o_.is_prompt) first_sums_ = upload(sums), sums_ = upload(sums);
+    floats_of_sums_ = sums.size();
     Layer& l = layers_[0];
     const auto ask = [&](const auto& params) {
       if (const auto row = chooser_.select(params))
@@ -200,6 +213,20 @@ class Bench {
     each("out", [&](Layer& l) { return run_step(out(l)); });
     each("route", [&](Layer& l) { return run_step(route(l)); });
     each("experts", [&](Layer& l) { return run_step(experts(l, l.ids)); });
+    if (can_fold()) {
+      fill(reinterpret_cast<std::byte*>(t_), int64_t{o_.tokens} * kHidden * 4, 0x807F807Fu,
+           0x3C003C00u);  // parts of BF16
+      each("routed", [&](Layer& l) {
+        // Each replay begins with sums as `out` leaves them, in one copy for all layers.
+        if (&l == layers_.data())
+          must(device_->copy_on_device(sums_, first_sums_, floats_of_sums_ * 4, *stream_));
+        ExpertsParams of_experts = experts(l, l.ids);
+        of_experts.fold = fold(l, 0);
+        const auto layer = static_cast<size_t>(&l - layers_.data());
+        of_experts.fold.sums = sums_ + layer * (floats_of_sums_ / layers_.size());
+        return run_step(of_experts);
+      });
+    }
     // Of several launches, like the others: the start of a graph is no part of a step. The head is
     // many times the L2, so that each finds it cold.
     constexpr int kHeadLaunches = 8;
@@ -220,9 +247,7 @@ class Bench {
         OutParams of_out = out(l);
         RouteParams of_route = route(l);
         ExpertsParams of_experts = experts(l, l.ids);  // the share of distinct experts is known
-        of_route.can_fold =
-            can_route_in_experts(of_experts) &&
-            must(chooser_.select(of_experts))->name == std::string(kRoutingExpertsRow);
+        of_route.can_fold = can_fold();
         if (std::string(must(chooser_.select(of_route))->name) == kFoldedRouteRow)
           of_out.fold = of_experts.fold = fold(l, nth++ % 2);
         add(work, run_step(of_out));
@@ -419,6 +444,11 @@ class Bench {
             .activation = o_.choice.activation(),
             .tile_columns = o_.choice.tile_columns()};
   }
+  bool can_fold() {
+    const ExpertsParams params = experts(layers_[0], layers_[0].ids);
+    return can_route_in_experts(params) &&
+           must(chooser_.select(params))->name == std::string(kRoutingExpertsRow);
+  }
   UnembedParams unembed() {
     return {.launch = launch(),
             .num_rows = static_cast<int32_t>(num_rows()),
@@ -508,7 +538,8 @@ class Bench {
   PackedMatrix head_;
   float *final_norm_, *x_, *q_, *a_, *t_, *logits_, *expert_weights_, *rotary_, *route_sums_[2],
       *route_squares_, *first_x_;
-  uint64_t first_x_bytes_ = 0;
+  float *first_sums_ = nullptr, *sums_ = nullptr;  // [layers, tokens, words] of two floats
+  uint64_t first_x_bytes_ = 0, floats_of_sums_ = 0;
   std::byte* workspace_ = nullptr;
   uint64_t workspace_bytes_ = 0;
   int32_t *logit_rows_, *table_, *ids_ = nullptr;
