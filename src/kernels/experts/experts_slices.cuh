@@ -135,16 +135,15 @@ __host__ __device__ constexpr int num_stages_of_down(int num_units) {
 /// Where the parts of a block's shared memory lie.
 template <DType F>
 struct Layout {
-  int staged, hidden_values, sums, down_sums, stages_of_down, bytes;
+  int staged, hidden_values, sums, down_sums, bytes;
   __host__ __device__ constexpr Layout(int num_multipliers, int num_units)
       : staged(num_multipliers * kStages * kStageBytes<F>),
         hidden_values(staged + num_units * kInputBytes),
         sums(hidden_values + kKept * kInputBytes),
         // Of two pieces; a warp has parts of two tiles at most.
         down_sums(sums + 2 * num_multipliers * 2 * 16 * 4),
-        // Of a warp at most; each lane keeps two sums a stage.
-        stages_of_down((num_stages_of_down(num_units) + num_multipliers - 1) / num_multipliers),
-        bytes(down_sums + num_multipliers * stages_of_down * 32 * 8) {}
+        // Each lane keeps two sums a stage.
+        bytes(down_sums + num_stages_of_down(num_units) * 32 * 8) {}
 };
 
 /// Pieces of a cluster in turn.
@@ -371,7 +370,7 @@ struct Multiplier {
   const std::byte* staged;
   const std::byte* hidden_values;
   float* sums_of_warps;
-  float2* down_sums;  // of the lane, a stage each 32
+  float2* down_sums;  // the lane's, of the warp's first stage; 32 on, of the next
   int lane, in_first_tile, num_gate_tiles;
   uint32_t ring, ring_address,
       stage = 0;  // bytes from `shared`; its address; from the ring's first
@@ -387,8 +386,8 @@ struct Multiplier {
         staged(memory + layout.staged),
         hidden_values(memory + layout.hidden_values),
         sums_of_warps(reinterpret_cast<float*>(memory + layout.sums)),
-        down_sums(reinterpret_cast<float2*>(memory + layout.down_sums) +
-                  of_warp.warp * layout.stages_of_down * 32 + my_lane),
+        down_sums(reinterpret_cast<float2*>(memory + layout.down_sums) + of_warp.down_begin * 32 +
+                  my_lane),
         lane(my_lane),
         ring(of_warp.warp * kStages * kStageBytes<F>) {
     ring_address = opaque(shared_address(shared) + ring);
