@@ -14,7 +14,7 @@ packages_of() {
         'libboost1.81-dev|libboost1.83-dev' libssl-dev ;;
     test) # What only tests and micro-benchmarks use.
       echo libgtest-dev libgmock-dev libbenchmark-dev librapidcheck-dev libpcre2-dev \
-        python3 python3-venv python3-jsonschema openssl ;;
+        python3 python3-venv openssl ;;
     check) # One formatter version for everybody; a clang that can parse libstdc++'s <ranges>.
       echo git clang-format-14 'clang-19|clang-18' 'libclang-rt-19-dev|libclang-rt-18-dev' \
         'clang-tidy-19|clang-tidy-18' ;;

@@ -6,30 +6,27 @@
 #include "lab/machine_gpu.h"
 
 namespace moxie {
+namespace {
+
+constexpr int32_t kMostBenchTokens = 1 << 20;
+
+}  // namespace
 
 void declare_bench_flags(Flags& flags, BenchFlags* o) {
   declare_model_flags(flags, &o->engine);
-  flags.integers("-p,--n-prompt", &o->n_prompt, "prompt lengths; 0: none");
-  flags.integers("-n,--n-gen", &o->n_gen, "tokens to generate; 0: none");
-  flags.integers("-d,--n-depth", &o->depth, "tokens already in the context");
-  flags.integers("-b,--streams", &o->streams, "streams at once");
-  flags.integer("-r,--repetitions", &o->repetitions, "samples a test");
-  flags.integer("--chunk", &o->engine.max_batch_tokens, "tokens a prefill launch; 0: what suits");
-  flags.unsigned64("--seed", &o->engine.seed, "of synthetic weights");
+  flags.integers("-p,--n-prompt", &o->n_prompt, {0, kMostBenchTokens}, "prompt lengths; 0: none");
+  flags.integers("-n,--n-gen", &o->n_gen, {0, kMostBenchTokens}, "tokens to generate; 0: none");
+  flags.integers("-d,--n-depth", &o->depth, {0, kMostBenchTokens}, "tokens already in the context");
+  flags.integers("-b,--streams", &o->streams, {1, kMostBenchTokens}, "streams at once");
+  flags.integer("-r,--repetitions", &o->repetitions, {1, kMostBenchTokens}, "samples a test");
+  flags.integer("--chunk", &o->engine.max_batch_tokens, {0, kMostBatchTokens},
+                "tokens a prefill launch; 0: what suits");
+  flags.unsigned64("--seed", &o->engine.seed, {0, UINT64_MAX}, "of synthetic weights");
   flags.toggle("--json", &o->json, "print one JSON document");
   flags.toggle("-v,--verbose", &o->verbose, "print how long the start took");
 }
 
 Result<std::vector<BenchTest>> tests_of(BenchFlags* o) {
-  for (const auto* list : {&o->n_prompt, &o->n_gen, &o->depth, &o->streams}) {
-    for (const int32_t value : *list) {
-      if (value < 0 || value > (1 << 20)) return fail("counts go from 0 to 1048576");
-    }
-  }
-  for (const int32_t b : o->streams) {
-    if (b < 1) return fail("-b must be 1 or more");
-  }
-  if (o->repetitions < 1) return fail("-r must be 1 or more");
   auto tests = bench_tests(o->n_prompt, o->n_gen, o->depth, o->streams);
   if (tests.empty()) return fail("nothing to do; give -p or -n");
   fit_engine(tests, &o->engine);

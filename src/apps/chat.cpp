@@ -8,6 +8,7 @@
 #include <memory>
 
 #include "apps/chat_session.h"
+#include "apps/startup.h"
 
 namespace moxie {
 namespace {
@@ -21,7 +22,8 @@ constexpr const char* kHelp =
     "/effort LEVEL      low, medium or high\n"
     "/reasoning on|off  show what it thinks\n"
     "/history           the conversation so far\n"
-    "/stats on|off      speed and kernels after each answer\n"
+    "/stats             the kernels that made the last answer\n"
+    "/stats on|off      speed and kernels after each answer, or nothing\n"
     "/quit              leave (also ctrl-D)\n"
     "\"\"\"                begins and ends a text of several lines\n"
     "ctrl-C             stops the answer\n";
@@ -99,6 +101,9 @@ class Session {
       flags_.show_reasoning = value == "on";
     } else if (name == "/stats" && (value == "on" || value == "off")) {
       flags_.quiet = value == "off";
+      flags_.verbose = value == "on";
+    } else if (name == "/stats" && value.empty()) {
+      print_kernels(engine_);
     } else if (name == "/history") {
       for (const auto& message : conversation_.messages) {
         if (message.role != harmony::Role::kUser && message.role != harmony::Role::kAssistant) {
@@ -126,7 +131,8 @@ class Session {
     if (g_interrupted != 0) std::fputs("(stopped)\n", stderr);
     g_interrupted = 0;
     for (auto& message : reply->messages) conversation_.messages.push_back(std::move(message));
-    if (!flags_.quiet) print_statistics(engine_, *reply);
+    if (!flags_.quiet) print_statistics(*reply);
+    if (flags_.verbose) print_kernels(engine_);
     return kExitDone;
   }
 
@@ -149,6 +155,7 @@ Command chat_command() {
                   return usage(status.error().message());
                 auto engine = Engine::load(o->engine);
                 if (!engine) return report(engine.error());
+                if (o->verbose) print_startup((*engine)->timeline());
                 return Session(*o, **engine).run();
               }};
 }

@@ -29,6 +29,7 @@ void ChatFlags::declare(Flags& flags) {
   flags.choice("--sinks", &sinks, {"on", "off"}, "test switch: off must visibly break the text");
   flags.toggle("--show-reasoning", &show_reasoning, "print the reasoning too");
   flags.toggle("--quiet", &quiet, "no statistics on stderr");
+  flags.toggle("-v,--verbose", &verbose, "print how long the start took, and chat's kernels");
 }
 
 Status ChatFlags::complete(const Flags& flags) {
@@ -100,14 +101,7 @@ Result<Reply> stream_answer(Engine& engine, const harmony::Conversation& convers
   return reply;
 }
 
-void print_statistics(Engine& engine, const Reply& reply) {
-  const Timing& t = reply.timing;
-  std::fprintf(stderr,
-               "\nprompt %lld tokens at %.0f tok/s, answer %lld tokens at %.0f tok/s (%s), loaded "
-               "in %.2f s\n",
-               static_cast<long long>(t.prompt_tokens), t.prefill_tok_s(),
-               static_cast<long long>(t.completion_tokens), t.decode_tok_s(),
-               reply.finish_reason.c_str(), t.load_s);
+void print_kernels(Engine& engine) {
   std::string line = "kernels:";
   for (const auto& count : engine.kernels().counts()) {
     const std::string entry = fmt::format(" {} x{}", count.name, count.launches);
@@ -118,6 +112,16 @@ void print_statistics(Engine& engine, const Reply& reply) {
     line += entry;
   }
   std::fprintf(stderr, "%s\n", line.c_str());
+}
+
+void print_statistics(const Reply& reply) {
+  const Timing& t = reply.timing;
+  std::fprintf(stderr,
+               "\nprompt %lld tokens at %.0f tok/s, answer %lld tokens at %.0f tok/s (%s), loaded "
+               "in %.2f s\n",
+               static_cast<long long>(t.prompt_tokens), t.prefill_tok_s(),
+               static_cast<long long>(t.completion_tokens), t.decode_tok_s(),
+               reply.finish_reason.c_str(), t.load_s);
   for (const std::string& warning : reply.warnings) {
     std::fprintf(stderr, "warning: %s\n", warning.c_str());
   }

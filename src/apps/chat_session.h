@@ -14,7 +14,7 @@ struct ChatFlags {
   SamplingOptions sampling;
   uint64_t seed = 0;
   std::string system, effort = "medium", tools, sinks = "on";
-  bool show_reasoning = false, json = false, quiet = false;
+  bool show_reasoning = false, json = false, quiet = false, verbose = false;
 
   void declare(Flags& flags);
   /// Fills in what depends on which flags were given.
@@ -27,7 +27,9 @@ struct ChatFlags {
 Result<Reply> stream_answer(Engine& engine, const harmony::Conversation& conversation,
                             const ChatFlags& flags, const std::function<bool()>& go_on);
 
-/// "12 tok in 0.1 s ..." and the kernels that ran, on stderr.
-void print_statistics(Engine& engine, const Reply& reply);
+/// Tokens, speeds and how the answer ended, a line on stderr; then the answer's warnings.
+void print_statistics(const Reply& reply);
+/// The kernels that ran since the last answer began, on stderr.
+void print_kernels(Engine& engine);
 
 }  // namespace moxie

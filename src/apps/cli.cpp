@@ -45,18 +45,21 @@ class AppFlags final : public Flags {
              const std::string& help) override {
     record(flag, app_->add_option(flag, *values, help)->allow_extra_args(false));
   }
-  void integer(const std::string& flag, int32_t* value, const std::string& help) override {
-    record(flag, app_->add_option(flag, *value, help)->capture_default_str());
+  void integer(const std::string& flag, int32_t* value, Bounds<int32_t> bounds,
+               const std::string& help) override {
+    bounded(flag, value, bounds, help)->capture_default_str();
   }
-  void integers(const std::string& flag, std::vector<int32_t>* values,
+  void integers(const std::string& flag, std::vector<int32_t>* values, Bounds<int32_t> bounds,
                 const std::string& help) override {
-    record(flag, app_->add_option(flag, *values, help)->delimiter(',')->allow_extra_args(false));
+    bounded(flag, values, bounds, help)->delimiter(',')->allow_extra_args(false);
   }
-  void unsigned64(const std::string& flag, uint64_t* value, const std::string& help) override {
-    record(flag, app_->add_option(flag, *value, help)->capture_default_str());
+  void unsigned64(const std::string& flag, uint64_t* value, Bounds<uint64_t> bounds,
+                  const std::string& help) override {
+    bounded(flag, value, bounds, help)->capture_default_str();
   }
-  void number(const std::string& flag, float* value, const std::string& help) override {
-    record(flag, app_->add_option(flag, *value, help)->capture_default_str());
+  void number(const std::string& flag, float* value, Bounds<float> bounds,
+              const std::string& help) override {
+    bounded(flag, value, bounds, help)->capture_default_str();
   }
   void toggle(const std::string& flag, bool* value, const std::string& help) override {
     record(flag, app_->add_flag(flag, *value, help));
@@ -133,6 +136,23 @@ class AppFlags final : public Flags {
   }
 
  private:
+  // An option of numbers, each checked as it is read, wherever it comes from.
+  template <typename T, typename Number>
+  CLI::Option* bounded(const std::string& flag, T* value, Bounds<Number> bounds,
+                       const std::string& help) {
+    const auto check = [bounds](const std::string& text) -> std::string {
+      Number number{};
+      const char* const end = text.data() + text.size();
+      const auto [read_to, error] = std::from_chars(text.data(), end, number);
+      const bool is_number = error == std::errc() && read_to == end;
+      if (is_number && number >= bounds.least && number <= bounds.most) return "";
+      return fmt::format("must be a number from {} to {}, not '{}'", bounds.least, bounds.most,
+                         text);
+    };
+    CLI::Option* option = app_->add_option(flag, *value, help)->check(check);
+    record(flag, option);
+    return option;
+  }
   bool on_command_line(const CLI::Option* option) const {
     return std::any_of(arguments_.begin(), arguments_.end(), [&](const std::string& argument) {
       const std::string name = argument.substr(0, argument.find('='));
@@ -171,8 +191,24 @@ void add_command(CLI::App& parent, const Command& command,
   entries.push_back({&command, app, std::move(flags)});
 }
 
-// Variables that no command knows are typing errors: say so instead of ignoring them.
-Status check_variables(const std::vector<Entry>& entries) {
+// Kubernetes gives a pod, for each Service of its namespace, NAME_PORT with a URL and some names
+// more: beside a Service called moxie they look like switches. MOXIE_PORT goes before flags are
+// read, since it would be read as the value of --port.
+void pass_over_service_port() {
+  const char* variable = std::getenv("MOXIE_PORT");
+  const std::string value = variable == nullptr ? "" : variable;
+  if (!value.starts_with("tcp://") && !value.starts_with("udp://") && !value.starts_with("sctp://"))
+    return;
+  log_warn(fmt::format(
+      "MOXIE_PORT={} is passed over: it is the address that Kubernetes tells of a Service called "
+      "moxie, not a port to listen on (enableServiceLinks: false keeps such variables away)",
+      value));
+  unsetenv("MOXIE_PORT");
+}
+
+// Variables that no command knows may be typing errors: said, with the nearest name, and passed
+// over.
+void warn_of_variables(const std::vector<Entry>& entries) {
   std::set<std::string> known = {"MOXIE_LOG"};
   for (const Entry& entry : entries) {
     for (const std::string& flag : entry.flags->names()) {
@@ -183,10 +219,9 @@ Status check_variables(const std::vector<Entry>& entries) {
     const std::string text = *at;
     const std::string name = text.substr(0, text.find('='));
     if (name.starts_with("MOXIE_") && !known.contains(name)) {
-      return fail("unknown environment variable" + did_you_mean(name, known), name);
+      log_warn(name + ": unknown environment variable, passed over" + did_you_mean(name, known));
     }
   }
-  return {};
 }
 
 int handle_parse_error(CLI::App& app, const CLI::ParseError& error,
@@ -219,13 +254,13 @@ int run_commands(int argc, char** argv, const std::vector<Command>& commands) {
   app.require_subcommand(1);
   std::vector<Entry> entries;
   const std::vector<std::string> arguments(argv + 1, argv + argc);
+  pass_over_service_port();
   for (const Command& command : commands) add_command(app, command, arguments, entries);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     return handle_parse_error(app, error, entries);
   }
-  if (auto status = check_variables(entries); !status) return usage(status.error().message());
   if (const char* level = std::getenv("MOXIE_LOG")) {
     const std::string name = level;
     if (name == "debug")
@@ -237,6 +272,7 @@ int run_commands(int argc, char** argv, const std::vector<Command>& commands) {
     else if (name != "info")
       return usage("MOXIE_LOG: debug, info, warn or error, not " + name);
   }
+  warn_of_variables(entries);
   for (Entry& entry : entries) {  // children stand before their parents
     if (!entry.app->parsed() || !entry.command->run) continue;
     try {
@@ -256,7 +292,7 @@ void declare_model_flags(Flags& flags, EngineOptions* o) {
              "embedded, a Hugging Face directory, a .gguf file, a repo id in the local cache, "
              "synthetic:gpt-oss-120b, synthetic:gpt-oss-20b or synthetic:PATH/config.json");
   flags.text("--device", &o->device, "cpu, cuda, cuda:N or auto");
-  flags.integer("--threads", &o->threads, "CPU threads; 0: one a usable core");
+  flags.integer("--threads", &o->threads, {0, 4096}, "CPU threads; 0: one a usable core");
   flags.texts(
       "--kernel", &o->kernels,
       "STEP=NAME forces a row, all=reference every reference row; experts= takes gemv, w4a16 "
@@ -277,20 +313,20 @@ void declare_model_flags(Flags& flags, EngineOptions* o) {
       "activations: auto, bf16 (or wider), int8 (CPU, MXFP4 layers: by blocks of 32; auto does so "
       "from 8 tokens on in models 2048 wide or wider), or mxfp8 (Hopper, experts of many tokens: "
       "E4M3 with a scale a token)");
-  flags.integer("--max-model-len", &o->max_model_len, "tokens of context; 0: what fits");
+  flags.integer("--max-model-len", &o->max_model_len, kFromZero, "tokens of context; 0: what fits");
 }
 
 void declare_sampling_flags(Flags& flags, SamplingOptions* o, uint64_t* seed) {
-  flags.integer("--max-tokens", &o->max_tokens,
+  flags.integer("--max-tokens", &o->max_tokens, kFromZero,
                 "tokens to generate at most; 0: to the context's end");
-  flags.number("--temperature", &o->temperature, "0 is greedy");
-  flags.number("--top-p", &o->top_p, "nucleus; 1: off");
-  flags.integer("--top-k", &o->top_k, "0: off");
-  flags.number("--min-p", &o->min_p, "0: off");
-  flags.number("--repetition-penalty", &o->repetition_penalty, "1: off");
-  flags.number("--frequency-penalty", &o->frequency_penalty, "0: off");
-  flags.number("--presence-penalty", &o->presence_penalty, "0: off");
-  flags.unsigned64("--seed", seed, "same seed, same text");
+  flags.number("--temperature", &o->temperature, {0, 1000}, "0 is greedy");
+  flags.number("--top-p", &o->top_p, {0, 1}, "nucleus; 1: off");
+  flags.integer("--top-k", &o->top_k, kFromZero, "0: off");
+  flags.number("--min-p", &o->min_p, {0, 1}, "0: off");
+  flags.number("--repetition-penalty", &o->repetition_penalty, {0, 1000}, "1: off");
+  flags.number("--frequency-penalty", &o->frequency_penalty, {-1000, 1000}, "0: off");
+  flags.number("--presence-penalty", &o->presence_penalty, {-1000, 1000}, "0: off");
+  flags.unsigned64("--seed", seed, {0, UINT64_MAX}, "same seed, same text");
 }
 
 int report(const Error& error) {

@@ -1,6 +1,8 @@
 // The table of switches: every flag of a command is also an environment variable (MOXIE_ and the
 // flag in capitals) and a key of --config FILE.json. A flag wins over the variable, that over the
-// file. What nobody knows is an error with the nearest name.
+// file. A flag or a key that nobody knows is an error with the nearest name. An unknown variable is
+// a warning: other programs set variables too (Kubernetes MOXIE_PORT and MOXIE_SERVICE_HOST, beside
+// a Service of this name).
 #pragma once
 
 #include <cstdint>
@@ -17,6 +19,17 @@ namespace moxie {
 /// Exit codes of every command.
 inline constexpr int kExitDone = 0, kExitFailed = 1, kExitUsage = 2;
 
+/// What a number may be, both ends included.
+template <typename T>
+struct Bounds {
+  T least, most;
+};
+/// Counts of tokens, rows and the like, from 0 or 1; and what no count of a process exceeds.
+inline constexpr int32_t kMostCount = 1 << 30;
+inline constexpr Bounds<int32_t> kFromZero{0, kMostCount}, kFromOne{1, kMostCount};
+/// Sequences at once and tokens a launch: arrays of so many are made at the start.
+inline constexpr int32_t kMostSeqs = 1 << 16, kMostBatchTokens = 1 << 22;
+
 /// Declares one command's switches; the pointed-to values must live until the command has run.
 class Flags {
  public:
@@ -24,11 +37,15 @@ class Flags {
   virtual void text(const std::string& flag, std::string* value, const std::string& help) = 0;
   virtual void texts(const std::string& flag, std::vector<std::string>* values,
                      const std::string& help) = 0;  ///< repeatable
-  virtual void integer(const std::string& flag, int32_t* value, const std::string& help) = 0;
+  // A number outside its bounds, or NaN, is a usage fault that names them.
+  virtual void integer(const std::string& flag, int32_t* value, Bounds<int32_t> bounds,
+                       const std::string& help) = 0;
   virtual void integers(const std::string& flag, std::vector<int32_t>* values,
-                        const std::string& help) = 0;  ///< "1,2,3"
-  virtual void unsigned64(const std::string& flag, uint64_t* value, const std::string& help) = 0;
-  virtual void number(const std::string& flag, float* value, const std::string& help) = 0;
+                        Bounds<int32_t> bounds, const std::string& help) = 0;  ///< "1,2,3"
+  virtual void unsigned64(const std::string& flag, uint64_t* value, Bounds<uint64_t> bounds,
+                          const std::string& help) = 0;
+  virtual void number(const std::string& flag, float* value, Bounds<float> bounds,
+                      const std::string& help) = 0;
   virtual void toggle(const std::string& flag, bool* value, const std::string& help) = 0;
   virtual void choice(const std::string& flag, std::string* value,
                       const std::vector<std::string>& choices, const std::string& help) = 0;

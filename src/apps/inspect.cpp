@@ -7,6 +7,7 @@
 
 #include "apps/cli.h"
 #include "engine/plan.h"
+#include "model/weight_table.h"
 
 namespace moxie {
 namespace {
@@ -29,6 +30,17 @@ std::string printable(const Json& document, int indent = 2) {
   return document.dump(indent, ' ', false, Json::error_handler_t::replace);
 }
 
+// The weights that the model lacks, each once, and what stands for it.
+Json absent_weights(const GptOssConfig& config) {
+  Json absent = Json::array();
+  for (const WeightEntry& entry : weight_table()) {
+    if (entry.has == nullptr || config.*entry.has) continue;
+    const bool is_zeros = entry.absent == Absent::kZeros;
+    absent.push_back({{"weight", entry.name}, {"instead", is_zeros ? "zeros" : "nothing"}});
+  }
+  return absent;
+}
+
 Json to_json(const Checkpoint& checkpoint) {
   Json tensors = Json::array(), faults = Json::array();
   uint64_t total = 0;
@@ -37,7 +49,8 @@ Json to_json(const Checkpoint& checkpoint) {
                        {"file", tensor.file},
                        {"dtype", tensor.dtype},
                        {"shape", dims(tensor.shape)},
-                       {"bytes", tensor.bytes}});
+                       {"bytes", tensor.bytes},
+                       {"weight", tensor.weight}});
     total += tensor.bytes;
   }
   for (const Fault& fault : checkpoint.faults()) {
@@ -52,6 +65,7 @@ Json to_json(const Checkpoint& checkpoint) {
           {"num_tensors", tensors.size()},
           {"bytes", total},
           {"tensors", std::move(tensors)},
+          {"absent", absent_weights(checkpoint.config())},
           {"faults", std::move(faults)}};
 }
 
@@ -73,6 +87,10 @@ void print(const Checkpoint& checkpoint) {
     ++count;
   }
   fmt::print("\n{} tensors, {}\n", count, format_bytes(total));
+  for (const Json& one : absent_weights(c)) {
+    fmt::print("the model has no {}: {} instead\n", one["weight"].get<std::string>(),
+               one["instead"].get<std::string>());
+  }
 }
 
 }  // namespace

@@ -1,12 +1,14 @@
 // moxie kernels: the table of implementations, and what this machine would choose for a model.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <memory>
 #include <nlohmann/json.hpp>
 
 #include "apps/cli.h"
 #include "apps/shown_device.h"
 #include "engine/plan.h"
+#include "model/gpt_oss.h"
 #include "model/loader.h"
 
 namespace moxie {
@@ -17,7 +19,8 @@ using Json = nlohmann::ordered_json;
 struct KernelsFlags {
   EngineOptions engine;
   int32_t tokens = 1;
-  bool json = false, markdown = false;
+  std::vector<int32_t> of_plans = {1, 8, 2048};
+  bool json = false, markdown = false, plan = false;
 };
 
 const char* device_word(DeviceKind kind) { return kind == DeviceKind::kCpu ? "cpu" : "cuda"; }
@@ -50,6 +53,126 @@ void print_table(const std::vector<Verdict>& verdicts, const ShownDevice& device
   }
 }
 
+// What a row reads and writes, by value and form.
+Json forms_json(const PlannedRow& row, bool reads) {
+  const Forms& f = row.forms;
+  Json list = Json::object();
+  const auto x = [&] { list["x"] = kXFormNames[static_cast<int>(f.x)]; };
+  const StepKind step = reads ? row.first : row.last;
+  switch (step) {
+    case StepKind::kEmbed:
+      if (!reads) x();
+      break;
+    case StepKind::kQkv:
+      reads ? x() : void(list["q"] = kQFormNames[static_cast<int>(f.q)]);
+      break;
+    case StepKind::kAttend:
+      if (reads) list["q"] = kQFormNames[static_cast<int>(f.q)];
+      if (!reads) list["a"] = kAFormNames[static_cast<int>(f.a)];
+      break;
+    case StepKind::kOut:
+      if (reads) list["a"] = kAFormNames[static_cast<int>(f.a)];
+      x();
+      if (!reads) list["router"] = kRouterFormNames[static_cast<int>(f.router)];
+      break;
+    case StepKind::kRoute:
+      if (reads) list["router"] = kRouterFormNames[static_cast<int>(f.router)];
+      x();
+      if (!reads) list["t"] = kTFormNames[static_cast<int>(f.t)];
+      break;
+    case StepKind::kExperts:
+      if (reads) list["t"] = kTFormNames[static_cast<int>(f.t)];
+      x();
+      break;
+    default:
+      if (reads) x();
+      if (!reads) list["logits"] = "f32";
+  }
+  return list;
+}
+
+// A row of a plan, and in how many layers it stands (0: before or behind them).
+struct ShownRow {
+  const PlannedRow* row;
+  std::string of_layers;
+  int64_t num_layers;
+};
+
+std::vector<ShownRow> shown_rows(const PassPlan& plan, const GptOssConfig& config) {
+  std::vector<ShownRow> shown = {{&plan.embed, "", 0}};
+  for (size_t c = 0; c < plan.chains.size(); ++c) {
+    const auto& chains = plan.chain_of_layer;
+    const auto first = std::find(chains.begin(), chains.end(), c) - chains.begin();
+    const char* kind = config.is_window[static_cast<size_t>(first)] ? "window" : "full";
+    const auto count = std::count(chains.begin(), chains.end(), c);
+    for (const PlannedRow& row : plan.chains[c]) shown.push_back({&row, kind, count});
+  }
+  shown.push_back({&plan.unembed, "", 0});
+  return shown;
+}
+
+std::string names_of(const PlannedRow& row) {
+  return row.row.name + (row.runs_with.empty() ? "" : " + " + row.runs_with);
+}
+
+// The time of the cheapest plan without a row; nothing where there is none.
+std::optional<double> us_without(const PlannedRow& row, int32_t tokens, const GptOss& model,
+                                 const KernelChooser& kernels, DType kv_dtype) {
+  KernelChoice choice = kernels.choice();
+  choice.exclude(row.row.name);
+  KernelChooser others(kernels.device(), kernels.features(), choice, kernels.rates());
+  const GptOss without(model.config(), model.weights(), {}, others);
+  const auto plan = without.plan_for(bracket_of(tokens, 1, 1), kv_dtype);
+  return plan && (*plan)->predicted_us < kNeverUs ? std::optional((*plan)->predicted_us)
+                                                  : std::nullopt;
+}
+
+// The chains of launches of one sequence, with what they would cost without each row.
+int print_plans(const KernelsFlags& o, const GptOss& model, const KernelChooser& kernels,
+                DType kv_dtype) {
+  Json plans = Json::array();
+  for (const int32_t tokens : o.of_plans) {
+    const auto plan = model.plan_for(bracket_of(tokens, 1, 1), kv_dtype);
+    if (!plan) return report(plan.error());
+    Json rows = Json::array();
+    if (!o.json)
+      fmt::print("{} token{}: {:.0f} us predicted\n", tokens, tokens == 1 ? "" : "s",
+                 (*plan)->predicted_us);
+    std::string shown_layers;
+    for (const ShownRow& shown : shown_rows(**plan, model.config())) {
+      const PlannedRow& row = *shown.row;
+      const auto without = us_without(row, tokens, model, kernels, kv_dtype);
+      Json covers = Json::array();
+      for (int s = static_cast<int>(row.first); s <= static_cast<int>(row.last); ++s)
+        covers.push_back(step_name(static_cast<StepKind>(s)));
+      Json entry = {{"name", row.row.name},
+                    {"covers", covers},
+                    {"reads", forms_json(row, true)},
+                    {"writes", forms_json(row, false)},
+                    {"predicted_us", row.predicted_us},
+                    {"limit_us", row.limit_us},
+                    {"plan_us_without", without ? Json(*without) : Json()}};
+      if (!row.runs_with.empty()) entry["runs_with"] = row.runs_with;
+      if (shown.num_layers > 0)
+        entry["layers"] = shown.num_layers, entry["attention"] = shown.of_layers;
+      if (!o.json) {
+        if (shown.of_layers != shown_layers && shown.num_layers > 0)
+          fmt::print("  {} layers, {} attention\n", shown.num_layers, shown.of_layers);
+        shown_layers = shown.of_layers;
+        fmt::print("    {:<44} {:>8.1f} us, limit {:>7.1f}; reads {} writes {}; without it {}\n",
+                   names_of(row), row.predicted_us, row.limit_us, entry["reads"].dump(),
+                   entry["writes"].dump(),
+                   without ? fmt::format("{:.0f} us", *without) : std::string("no chain"));
+      }
+      rows.push_back(std::move(entry));
+    }
+    if (!o.json) fmt::print("\n");
+    plans.push_back({{"tokens", tokens}, {"predicted_us", (*plan)->predicted_us}, {"rows", rows}});
+  }
+  if (o.json) fmt::print("{}\n", Json{{"model", o.engine.model}, {"plans", plans}}.dump(2));
+  return kExitDone;
+}
+
 int run(KernelsFlags& o) {
   if (o.markdown) {
     print_markdown();
@@ -68,7 +191,8 @@ int run(KernelsFlags& o) {
   auto device = shown_device(o.engine.device);
   if (!device) return report(device.error());
   if (!device->why_not.empty()) log_warn("the rows of the CPU: " + device->why_not);
-  KernelChooser kernels(device->kind, device->features, choice);
+  KernelChooser kernels(device->kind, device->features, choice,
+                        rates_of(device->kind, device->properties));
   auto kv_dtype = choose_kv_dtype(o.engine.kv_dtype, (*checkpoint)->config(), kernels,
                                   o.engine.max_model_len, o.engine.max_num_seqs);
   if (!kv_dtype) return report(kv_dtype.error());
@@ -76,6 +200,7 @@ int run(KernelsFlags& o) {
   if (auto fine = check_load_options(load, device->kind); !fine) return report(fine.error());
   const ModelWeights layout = (*checkpoint)->layout(load);
   const GptOss model((*checkpoint)->config(), layout, {}, kernels);
+  if (o.plan) return print_plans(o, model, kernels, *kv_dtype);
   const auto verdicts = model.explain(*kv_dtype, std::max(1, o.tokens));
   if (o.json) {
     Json rows = Json::array();
@@ -114,7 +239,12 @@ Command kernels_command() {
           .declare =
               [o](Flags& flags) {
                 declare_model_flags(flags, &o->engine);
-                flags.integer("--tokens", &o->tokens, "tokens a launch to choose for");
+                flags.integer("--tokens", &o->tokens, kFromOne, "tokens a launch to choose for");
+                flags.toggle(
+                    "--plan", &o->plan,
+                    "the chains of rows: forms, predicted times, and the best without each");
+                flags.integers("-n,--plan-tokens", &o->of_plans, {1, kMostBatchTokens},
+                               "with --plan: tokens a launch, of one sequence");
                 flags.toggle("--json", &o->json, "print one JSON document");
                 flags.toggle("--markdown", &o->markdown, "print docs/kernels.md");
               },

@@ -244,12 +244,14 @@ Command plan_command() {
               [o](Flags& flags) {
                 declare_model_flags(flags, &o->engine);
                 flags.text("--gpu", &o->gpu, "plan for this GPU instead of this machine's memory");
-                flags.integer("--max-num-seqs", &o->engine.max_num_seqs, "streams at once");
+                flags.integer("--max-num-seqs", &o->engine.max_num_seqs, {1, kMostSeqs},
+                              "streams at once");
                 flags.integer("--max-num-batched-tokens", &o->engine.max_batch_tokens,
-                              "tokens a launch; 0: what suits");
+                              {0, kMostBatchTokens}, "tokens a launch; 0: what suits");
                 flags.text("--kv-cache-memory", &o->kv_memory,
                            "of a server, such as 20GiB; default: what suits");
-                flags.integer("--depth", &o->depth, "context at which the limit is computed");
+                flags.integer("--depth", &o->depth, kFromZero,
+                              "context at which the limit is computed");
                 flags.toggle("--json", &o->json, "print one JSON document");
               },
           .run = [o](const Flags& flags) { return run(*o, flags); }};

@@ -118,7 +118,6 @@ bool may_use_gpu(const std::string& device) {
 int run(ProfileFlags& o, const Flags& flags) {
   const auto tests = tests_of(&o.bench);
   if (!tests) return usage("profile: " + tests.error().what);
-  if (o.num_top < 0) return usage("profile: --top must be 0 or more");
   std::unique_ptr<ActivityRecorder> recorder;
   if (may_use_gpu(o.bench.engine.device) && num_cuda_devices() > 0) {
     auto made = make_cupti_recorder(o.cupti);
@@ -168,7 +167,7 @@ Command profile_command() {
       .declare =
           [o](Flags& flags) {
             declare_bench_flags(flags, &o->bench);
-            flags.integer("--top", &o->num_top, "kernels to print a phase");
+            flags.integer("--top", &o->num_top, kFromZero, "kernels to print a phase");
             flags.text("--trace", &o->trace,
                        "file for trace events of the last repetitions (Chrome, Perfetto)");
             flags.text("--cupti", &o->cupti,

@@ -17,7 +17,6 @@ using Json = nlohmann::ordered_json;
 
 struct RunFlags : ChatFlags {
   std::vector<std::string> prompt;
-  bool verbose = false;
 };
 
 // Ctrl-C once: the answer ends at the next token and the device is left clean. Twice: the process
@@ -96,7 +95,10 @@ int run(RunFlags& o, const Flags& flags) {
   }
   auto reply = stream_answer(**engine, *conversation, o, go_on);
   if (!reply) return report(reply.error());
-  if (!o.quiet) print_statistics(**engine, *reply);
+  if (!o.quiet) {
+    print_statistics(*reply);
+    print_kernels(**engine);
+  }
   return go_on() ? kExitDone : interrupted();
 }
 
@@ -112,7 +114,6 @@ Command run_command() {
                 flags.positional("PROMPT", &o->prompt, "the question; - reads stdin", false);
                 o->declare(flags);
                 flags.toggle("--json", &o->json, "print one JSON document");
-                flags.toggle("-v,--verbose", &o->verbose, "print how long the start took");
               },
           .run = [o](const Flags& flags) { return run(*o, flags); }};
 }

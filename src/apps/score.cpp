@@ -70,7 +70,6 @@ int run(ScoreFlags& o, const Flags& flags) {
     longest = std::max(longest, ids.size());
   }
   if (longest > (1u << 20)) return report({"more than a million ids in one list", "score", ""});
-  if (o.chunk < 1) return usage("--chunk: must be 1 or more");
   o.engine.sinks = o.sinks == "on";
   if (o.compare_switches) {
     o.engine.max_batch_tokens = o.engine.max_logit_rows = o.chunk;
@@ -170,12 +169,13 @@ Command score_command() {
       .declare =
           [o](Flags& flags) {
             declare_model_flags(flags, &o->engine);
-            flags.unsigned64("--seed", &o->engine.seed, "of synthetic weights");
-            flags.integers("--ids", &o->ids, "token ids: 1,2,3");
+            flags.unsigned64("--seed", &o->engine.seed, {0, UINT64_MAX}, "of synthetic weights");
+            flags.integers("--ids", &o->ids, {0, INT32_MAX}, "token ids: 1,2,3");
             flags.text("--ids-file", &o->ids_file, "JSON list of lists of ids");
             flags.text("--logits", &o->logits,
                        "write logits.0, logits.1, ... (F32 [n, vocab]) to this safetensors file");
-            flags.integer("--chunk", &o->chunk, "tokens a launch; changes nothing but rounding");
+            flags.integer("--chunk", &o->chunk, kFromOne,
+                          "tokens a launch; changes nothing but rounding");
             flags.choice("--sinks", &o->sinks, {"on", "off"}, "test switch");
             flags.toggle("--compare-switches", &o->compare_switches,
                          "print what each switch that saves bytes costs: change of perplexity, "

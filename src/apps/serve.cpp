@@ -19,6 +19,8 @@
 namespace moxie {
 namespace {
 
+constexpr Bounds<float> kSeconds{0, 1e6};
+
 struct ServeFlags {
   EngineOptions engine;
   HttpOptions http;
@@ -41,33 +43,36 @@ void ServeFlags::declare(Flags& flags) {
   flags.text("--tokenizer", &tokenizer,
              "file or model whose tokenizer to use; default: the model's");
   flags.text("--host", &http.host, "address to listen on");
-  flags.integer("--port", &http.port, "0: any free one");
+  flags.integer("--port", &http.port, {0, 65535}, "0: any free one");
   flags.text("--ssl-cert", &http.ssl_certificate, "PEM certificate chain: serve HTTPS");
   flags.text("--ssl-key", &http.ssl_key, "PEM key of the certificate");
   flags.texts("--api-key", &app.api_keys, "asked for on every route but the probes; repeatable");
   flags.text("--api-key-file", &key_file, "file with a key a line");
   flags.texts("--served-model-name", &app.model_names, "name in the API; repeatable");
   flags.texts("--allowed-origin", &app.allowed_origins, "CORS: an origin, or *; repeatable");
-  flags.integer("--max-num-seqs", &max_num_seqs, "requests that run at once; 0: 256");
-  flags.integer("--max-num-batched-tokens", &max_batch_tokens,
+  flags.integer("--max-num-seqs", &max_num_seqs, {0, kMostSeqs},
+                "requests that run at once; 0: 256");
+  flags.integer("--max-num-batched-tokens", &max_batch_tokens, {0, kMostBatchTokens},
                 "tokens a step; 0: what suits the device, at least twice --max-num-seqs");
   flags.text("--kv-cache-memory", &kv_memory, "such as 512MiB or 20GiB; default: what suits");
-  flags.integer("--max-queue", &service.max_queue, "requests that wait; the next gets 429");
+  flags.integer("--max-queue", &service.max_queue, kFromZero,
+                "requests that wait; the next gets 429");
   flags.choice("--prefix-caching", &prefix_cache, {"on", "off"}, "prompts share their beginnings");
   flags.choice("--async-scheduling", &async, {"on", "off"},
                "plan a step while the device runs the one before");
-  flags.number("--drain-timeout", &drain_s, "seconds for running requests after SIGTERM");
-  flags.integer("--max-header-bytes", &max_header, "of a request");
-  flags.unsigned64("--max-body-bytes", &max_body, "of a request");
-  flags.unsigned64("--max-stream-buffer", &max_stream_buffer,
+  flags.number("--drain-timeout", &drain_s, kSeconds, "seconds for running requests after SIGTERM");
+  flags.integer("--max-header-bytes", &max_header, {1024, kMostCount}, "of a request");
+  flags.unsigned64("--max-body-bytes", &max_body, {1024, uint64_t{1} << 40}, "of a request");
+  flags.unsigned64("--max-stream-buffer", &max_stream_buffer, {1024, uint64_t{1} << 40},
                    "bytes of a stream that its reader has not taken; beyond it is dropped");
-  flags.integer("--max-connections", &http.limits.connections, "0: as descriptors allow");
-  flags.number("--header-timeout", &header_s, "seconds for a request's header");
-  flags.number("--body-timeout", &body_s, "seconds for its body");
-  flags.number("--keep-alive-timeout", &keep_alive_s, "seconds between requests");
-  flags.number("--write-timeout", &write_s, "seconds for a reader that takes nothing");
-  flags.number("--ping-interval", &ping_s, "seconds between comments on a silent stream");
-  flags.integer("--max-stored-responses", &max_responses, "of /v1/responses");
+  flags.integer("--max-connections", &http.limits.connections, kFromZero,
+                "0: as descriptors allow");
+  flags.number("--header-timeout", &header_s, kSeconds, "seconds for a request's header");
+  flags.number("--body-timeout", &body_s, kSeconds, "seconds for its body");
+  flags.number("--keep-alive-timeout", &keep_alive_s, kSeconds, "seconds between requests");
+  flags.number("--write-timeout", &write_s, kSeconds, "seconds for a reader that takes nothing");
+  flags.number("--ping-interval", &ping_s, kSeconds, "seconds between comments on a silent stream");
+  flags.integer("--max-stored-responses", &max_responses, kFromZero, "of /v1/responses");
   flags.choice("--log-format", &log_format, {"text", "json"}, "of the access log, on stderr");
   flags.toggle("--no-access-log", &no_access_log, "no line a request");
   flags.text("--debug-fault", &debug_fault,
@@ -114,19 +119,6 @@ Status read_keys(const std::string& path, std::vector<std::string>* keys) {
 }
 
 Status ServeFlags::complete(const Flags& flags) {
-  for (const auto& [name, seconds] :
-       {std::pair{"--drain-timeout", drain_s}, std::pair{"--header-timeout", header_s},
-        std::pair{"--body-timeout", body_s}, std::pair{"--keep-alive-timeout", keep_alive_s},
-        std::pair{"--write-timeout", write_s}, std::pair{"--ping-interval", ping_s}}) {
-    if (!(seconds >= 0 && seconds < 1e6)) return fail("must be 0 or more seconds", name);
-  }
-  if (http.port < 0 || http.port > 65535) return fail("must be from 0 to 65535", "--port");
-  if (max_num_seqs < 0) return fail("must be 0 or more", "--max-num-seqs");
-  if (max_batch_tokens < 0) return fail("must be 0 or more", "--max-num-batched-tokens");
-  if (service.max_queue < 0) return fail("must be 0 or more", "--max-queue");
-  if (max_header < 1024) return fail("must be 1024 or more", "--max-header-bytes");
-  if (max_body < 1024) return fail("must be 1024 or more", "--max-body-bytes");
-  if (max_responses < 0) return fail("must be 0 or more", "--max-stored-responses");
   if (!kv_memory.empty()) {
     auto bytes = parse_bytes(kv_memory, "--kv-cache-memory");
     if (!bytes) return fail(std::move(bytes.error()));
@@ -187,6 +179,7 @@ Result<ServedModel> load(const ServeFlags& o, App& app, Running* running) {
     auto tokenizer = tokenizer_from(o.tokenizer);
     if (!tokenizer) return fail(std::move(tokenizer.error()));
     running->tokenizer = std::move(*tokenizer);
+    e.stop_at_ends_of(*running->tokenizer);
   }
   ServedModel model{.engine = &e, .tokenizer = running->tokenizer.get()};
   if (model.tokenizer == nullptr) model.tokenizer = e.tokenizer();
@@ -254,7 +247,6 @@ int serve(ServeFlags& o, const Flags& flags) {
   std::thread loader([&] {
     o.engine.show_progress = !o.app.log_json;
     auto model = load(o, app, &running);
-    if (model) status.measure(*running.engine);
     loaded = true;  // before the server may end because of it
     server.post([&, model = std::move(model)]() mutable {
       if (!model) {
@@ -271,6 +263,7 @@ int serve(ServeFlags& o, const Flags& flags) {
   server.run();
   if (!loaded) std::_Exit(kExitDone);  // a load cannot be called off
   loader.join();
+  status.stop();
   if (running.service) running.service->stop();
   app.stop();
   return failure ? report(*failure) : kExitDone;

@@ -4,15 +4,18 @@
 #include <fmt/format.h>
 
 #include <cstdio>
+#include <exception>
 
-#include "engine/plan.h"
+#include "core/process_start.h"
 #include "engine/service.h"
 #include "lab/machine_gpu.h"
+#include "server/status_line.h"
 
 namespace moxie {
 namespace {
 
 constexpr double kEveryS = 5;
+constexpr double kIdleS = 0.1;  // between looks at whether a request runs
 
 std::string chosen_rows(const Engine& engine) {
   return engine.options().kernels.empty()
@@ -22,18 +25,60 @@ std::string chosen_rows(const Engine& engine) {
 
 }  // namespace
 
-void ServeStatus::measure(Engine& engine) {
-  auto limits =
-      engine.device().kind() == DeviceKind::kCpu
-          ? measure_machine(engine.device(), {.read_passes = 3, .seconds_per_loop = 0.001})
-          : measure_gpu(engine.device(), {.buffer_bytes = uint64_t{1} << 30, .passes = 3});
-  if (limits) read_gb_s_ = limits->read_gb_s;
+// A request that comes while a pass runs shares the machine with it for some milliseconds; the
+// measurement is then given up and made again later.
+void ServeStatus::measure_while_idle(const Service& service, Device& device) {
+  const auto is_busy = [&] {
+    const ServiceStats now = service.stats();
+    return now.running > 0 || now.waiting > 0;
+  };
+  do {
+    if (is_busy()) continue;
+    const int64_t steps = service.stats().num_steps;
+    Result<MachineLimits> limits = fail("not measured");
+    if (device.kind() == DeviceKind::kCpu) {
+      // Threads of its own: those of the model may be wanted at any moment.
+      const auto own = make_cpu_device(device.properties().num_units);
+      limits = measure_machine(*own, {.read_passes = 3, .seconds_per_loop = 0, .gives_up = [&] {
+                                        return stops_now() || is_busy();
+                                      }});
+    } else {
+      limits =
+          measure_gpu(device, {.buffer_bytes = uint64_t{1} << 30, .passes = 3, .products = false});
+    }
+    if (is_busy() || service.stats().num_steps != steps) continue;
+    if (limits) {
+      read_gb_s_ = limits->read_gb_s;
+      log_info(fmt::format("memory reads {:.1f} GB/s", limits->read_gb_s));
+    } else if (!stops_now()) {
+      log_info("the memory's read bandwidth is unknown: " + limits.error().message());
+    }
+    return;
+  } while (wait_s(kIdleS));
+}
+
+bool ServeStatus::wait_s(double seconds) {
+  std::unique_lock lock(mutex_);
+  return !stopped_.wait_for(lock, std::chrono::duration<double>(seconds), [&] { return stops_; });
+}
+
+bool ServeStatus::stops_now() {
+  const std::lock_guard lock(mutex_);
+  return stops_;
+}
+
+void ServeStatus::stop() {
+  {
+    const std::lock_guard lock(mutex_);
+    stops_ = true;
+  }
+  stopped_.notify_all();
+  if (measuring_.joinable()) measuring_.join();
 }
 
 void ServeStatus::print_banner(const App& app, const HttpOptions& http, int32_t port) const {
   const Engine& engine = *app.model().engine;
   const ServiceStats stats = app.stats();
-  Engine& device_of = *app.model().engine;
   std::string memory;
   for (const PlanPart& part : engine.plan().parts) {
     if (part.bytes < (uint64_t{1} << 20)) continue;
@@ -45,9 +90,8 @@ void ServeStatus::print_banner(const App& app, const HttpOptions& http, int32_t 
   const std::string url =
       fmt::format("{}://{}:{}", http.ssl_key.empty() ? "http" : "https", host, port);
   std::string line = fmt::format("moxie {}  {} ready in {:.2f} s\n", MOXIE_VERSION,
-                                 app.model_name(), engine.load_seconds());
-  line += fmt::format("  device   {}", device_of.device().properties().name);
-  line += read_gb_s_ > 0 ? fmt::format(", reads {:.1f} GB/s\n", read_gb_s_) : "\n";
+                                 app.model_name(), seconds_since_process_start());
+  line += fmt::format("  device   {}\n", app.model().engine->device().properties().name);
   line += fmt::format("  kernels  {}\n", chosen_rows(engine));
   line += fmt::format("  memory   {} of {} free: {}\n", format_bytes(engine.plan().total_bytes),
                       format_bytes(engine.plan().available_bytes), memory);
@@ -72,31 +116,34 @@ void ServeStatus::print_banner(const App& app, const HttpOptions& http, int32_t 
 
 void ServeStatus::start(App& app, HttpServer& server) {
   last_ = Clock::now();
+  last_stats_ = app.stats();
   server.after(kEveryS, [this, &app, &server] { tick(app, server); });
+  const ServedModel& model = app.model();
+  const auto say = [](const std::exception& fault) {
+    log_info(std::string("the memory's read bandwidth stays unknown: ") + fault.what());
+  };
+  try {
+    measuring_ =
+        std::thread([=, this, &service = *model.service, &device = model.engine->device()] {
+          try {
+            measure_while_idle(service, device);
+          } catch (const std::exception& fault) {  // no memory, or no more threads
+            say(fault);
+          }
+        });
+  } catch (const std::exception& fault) {
+    say(fault);
+  }
 }
 
 void ServeStatus::tick(App& app, HttpServer& server) {
   const ServiceStats stats = app.stats();
   const double seconds = seconds_since(std::exchange(last_, Clock::now()));
-  const int64_t tokens =
-      stats.generation_tokens - std::exchange(last_tokens_, stats.generation_tokens);
-  const int64_t steps = stats.num_steps - std::exchange(last_steps_, stats.num_steps);
-  if (stats.running > 0 || stats.waiting > 0 || tokens > 0) {
-    std::string line =
-        fmt::format("running {}, waiting {}, {:.1f} tok/s, KV {:.1f}%", stats.running,
-                    stats.waiting, static_cast<double>(tokens) / seconds, 100 * stats.kv_usage());
-    if (read_gb_s_ > 0 && steps > 0 && tokens > 0) {
-      // Bytes that the steps of these seconds had to read at least, over what could be read.
-      const Engine& engine = *app.model().engine;
-      const auto streams = static_cast<int32_t>(std::max<int64_t>(1, tokens / steps));
-      const Work work =
-          decode_work(engine.config(), engine.model().weights(), engine.kv_dtype(), 0, streams);
-      line +=
-          fmt::format(", {:.0f}% of the memory's limit",
-                      100 * work.bytes * static_cast<double>(steps) / seconds / (read_gb_s_ * 1e9));
-    }
-    log_info(line);
-  }
+  const Engine& engine = *app.model().engine;
+  const StatusModel model{engine.config(), engine.model().weights(), engine.kv_dtype()};
+  const std::string line = status_line(model, last_stats_, stats, seconds, read_gb_s_);
+  if (!line.empty()) log_info(line);
+  last_stats_ = stats;
   server.after(kEveryS, [this, &app, &server] { tick(app, server); });
 }
 

@@ -1,26 +1,47 @@
 // What `moxie serve` says on the terminal: a banner once, and a line every few seconds while busy.
+//
+// All of it only reports: it chooses no row, checks nothing that another part guarantees, and says
+// "unknown" where it cannot know. Nothing here may end the process.
 #pragma once
 
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+
 #include "engine/engine.h"
+#include "engine/service_stats.h"
 #include "server/app.h"
 
 namespace moxie {
 
 class ServeStatus {
  public:
-  /// Measures what the memory can do, for the share of the limit; before requests are answered.
-  void measure(Engine& engine);
+  ServeStatus() = default;
+  ~ServeStatus() { stop(); }
+
   /// At most 12 lines.
   void print_banner(const App& app, const HttpOptions& http, int32_t port) const;
-  /// From now on; both must outlive the server's run.
+  /// From now on; `app` and `server` must outlive the server's run. Measures what the memory can
+  /// read on a thread of its own, at the first moment at which no request runs.
   void start(App& app, HttpServer& server);
+  /// Ends the measuring thread; before the model goes.
+  void stop();
 
  private:
   void tick(App& app, HttpServer& server);
+  void measure_while_idle(const Service& service, Device& device);
+  /// False once stop() is called.
+  bool wait_s(double seconds);
+  bool stops_now();
 
-  double read_gb_s_ = 0;  // 0: not known
-  int64_t last_tokens_ = 0, last_steps_ = 0;
+  std::atomic<double> read_gb_s_{0};  // 0: not known
+  ServiceStats last_stats_;
   Clock::time_point last_{};
+  std::thread measuring_;
+  std::mutex mutex_;
+  std::condition_variable stopped_;
+  bool stops_ = false;
 };
 
 }  // namespace moxie

@@ -3,7 +3,19 @@
 
 #include <charconv>
 
+#include "core/numa.h"
+
 namespace moxie {
+namespace {
+
+ShownDevice shown_cpu(const std::string& why_not) {
+  return {.features = cpu_features(),
+          .name = {},
+          .why_not = why_not,
+          .properties = {.num_units = static_cast<int>(num_usable_cores())}};
+}
+
+}  // namespace
 
 Result<ShownDevice> shown_device(const std::string& device) {
   const bool is_cuda = device == "cuda" || device.starts_with("cuda:");
@@ -15,17 +27,19 @@ Result<ShownDevice> shown_device(const std::string& device) {
     return fail("unknown device '" + device + "'", "--device", "cpu, cuda, cuda:N or auto");
   }
   if (device == "cpu" || (device == "auto" && num_cuda_devices() == 0)) {
-    return ShownDevice{.features = cpu_features()};
+    return shown_cpu("");
   }
   auto gpu = make_cuda_device(index);
   if (!gpu && device == "auto") {
-    return ShownDevice{.features = cpu_features(), .why_not = gpu.error().message()};
+    return shown_cpu(gpu.error().message());
   }
   if (!gpu) return fail(std::move(gpu.error()));
   const DeviceProperties& found = (*gpu)->properties();
   return ShownDevice{.kind = DeviceKind::kCuda,
                      .features = cuda_features(found.compute_capability),
-                     .name = found.name};
+                     .name = found.name,
+                     .why_not = {},
+                     .properties = found};
 }
 
 }  // namespace moxie

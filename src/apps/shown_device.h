@@ -12,8 +12,9 @@ namespace moxie {
 struct ShownDevice {
   DeviceKind kind = DeviceKind::kCpu;
   Features features = 0;
-  std::string name;     ///< of a GPU; empty: the CPU
-  std::string why_not;  ///< why auto passed over a GPU that is there
+  std::string name;             ///< of a GPU; empty: the CPU
+  std::string why_not;          ///< why auto passed over a GPU that is there
+  DeviceProperties properties;  ///< of the CPU the number of cores alone
 };
 
 /// `device` as --device takes it; auto means the first GPU if it can be used, else the CPU.

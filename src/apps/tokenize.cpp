@@ -136,7 +136,7 @@ Command detokenize_command() {
                 flags.text("--model", &o->model, "whose tokenizer to use");
                 flags.text("--tokenizer", &o->tokenizer,
                            "a tokenizer.json, .tiktoken or .gguf file instead of the model's");
-                flags.integers("--ids", &o->ids,
+                flags.integers("--ids", &o->ids, {0, INT32_MAX},
                                "the ids; default: stdin (a JSON list or numbers)");
                 flags.toggle("--lines", &o->lines, "one id list a line in, one JSON string out");
                 flags.toggle("--json", &o->json, "print {\"text\": ...}");

@@ -77,6 +77,8 @@ struct DeviceProperties {
   uint64_t available_bytes = 0;  ///< free now (CPU: MemAvailable, or the cgroup's limit if lower)
   int num_units = 0;             ///< cores this process may use, or SMs
   int compute_capability = 0;    ///< CUDA: 90 for sm_90; 0 on the CPU
+  double memory_gb_s = 0;        ///< CUDA: by its clock and width, 1e9 bytes a second; 0: not known
+  double clock_ghz = 0;          ///< CUDA: the SMs' greatest
   uint64_t shared_bytes = 0;     ///< CUDA: opt-in shared memory of a block
   uint64_t l2_bytes = 0;
 };

@@ -305,6 +305,12 @@ Result<std::unique_ptr<Device>> make_cuda_device(int index) {
   properties.compute_capability = capability;
   properties.shared_bytes = found.sharedMemPerBlockOptin;
   properties.l2_bytes = static_cast<uint64_t>(found.l2CacheSize);
+  int memory_khz = 0, clock_khz = 0;  // stay 0 where the driver does not say
+  cudaDeviceGetAttribute(&memory_khz, cudaDevAttrMemoryClockRate, index);
+  cudaDeviceGetAttribute(&clock_khz, cudaDevAttrClockRate, index);
+  cudaGetLastError();
+  properties.memory_gb_s = 2e-6 * memory_khz * found.memoryBusWidth / 8;  // two bits a clock
+  properties.clock_ghz = 1e-6 * clock_khz;
   return std::unique_ptr<Device>(std::make_unique<CudaDevice>(index, std::move(properties)));
 }
 

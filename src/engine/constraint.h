@@ -24,6 +24,10 @@ class TokenConstraint {
   /// The token has been drawn (or was unconstrained); stop tokens come too. A failure ends the
   /// request with this error.
   virtual Status accept(int32_t token) = 0;
+
+  /// A copy that goes on by itself: drafts are accepted by a copy, which is dropped afterwards, so
+  /// that nothing has to be taken back here.
+  virtual std::unique_ptr<TokenConstraint> fork() const = 0;
 };
 
 }  // namespace moxie

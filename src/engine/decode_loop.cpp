@@ -65,7 +65,6 @@ Result<std::unique_ptr<DecodeLoop>> DecodeLoop::create(const Parts& parts) {
     }
   }
   parts.kv.layer_views(l.device_.full_tables, l.device_.window_tables, l.stride_, &l.layers_);
-  l.table_scratch_.resize(2 * static_cast<size_t>(l.stride_));
   return loop;
 }
 
@@ -130,86 +129,47 @@ Status DecodeLoop::prepare(int32_t num_streams, bool all_plain) {
 }
 
 void DecodeLoop::forget_graphs() {
-  CHECK(members_.empty(), "a session is running");
+  CHECK(num_members_ == 0, "a session is running");
   for (Recorded& recorded : recorded_) recorded = {};
 }
 
-Status DecodeLoop::begin(std::span<const Member> members) {
-  CHECK(members_.empty(), "a session is running");
-  CHECK(!members.empty() && members.size() <= static_cast<size_t>(parts_.max_streams));
-  const auto num_rows = static_cast<int32_t>(members.size());
-  all_plain_ = std::all_of(members.begin(), members.end(),
-                           [](const Member& member) { return is_plain(member.request); });
-  if (auto status = prepare(num_rows, all_plain_); !status) return status;
-  draws_first_ = members.front().first_token < 0;
-  const size_t num_fed = members.front().fed.size();
-  CHECK(num_fed <= kMaxFed);
-  for (size_t i = 0; i < members.size(); ++i) {
-    const Member& member = members[i];
-    CHECK((member.first_token < 0) == draws_first_ && member.fed.size() == num_fed);
-    const int32_t num_tokens = parts_.kv.num_tokens(member.seq);
-    members_.push_back({member.seq, num_tokens});
-    host_.token_ids[i] = std::max(member.first_token, 0);
-    host_.positions[i] = num_tokens - (draws_first_ ? 1 : 0);
-    host_.requests[i] = member.request;
-    std::copy(member.fed.begin(), member.fed.end(), host_.fed + i * kMaxFed);
-  }
-  keeps_pages_ = true;
-  if (auto status = open_session(num_fed); !status) return status;
-  if (draws_first_) {
-    draw(num_rows, all_plain_);
-    ++number_;
-  }
-  return {};
-}
-
 Status DecodeLoop::begin(const HostArrays& first, std::span<const SampleRequest> requests) {
-  CHECK(members_.empty(), "a session is running");
+  CHECK(num_members_ == 0, "a session is running");
   const size_t num_rows = requests.size();
   CHECK(num_rows >= 1 && num_rows <= static_cast<size_t>(parts_.max_streams));
   CHECK(first.token_ids.size() == num_rows && first.row_offsets.size() == num_rows + 1);
+  const auto num_fed = static_cast<size_t>(first.num_fed);
+  CHECK(num_fed <= kMaxFed && first.fed.size() == num_rows * num_fed);
   all_plain_ = std::all_of(requests.begin(), requests.end(), is_plain);
-  draws_first_ = keeps_pages_ = false;
-  members_.assign(num_rows, {});
+  num_members_ = num_rows;
   std::copy(first.token_ids.begin(), first.token_ids.end(), host_.token_ids);
   std::copy(first.positions.begin(), first.positions.end(), host_.positions);
   std::copy(requests.begin(), requests.end(), host_.requests);
-  if (auto status = open_session(0); !status) return status;
+  for (size_t row = 0; row < num_rows; ++row) {
+    std::copy_n(first.fed.begin() + static_cast<int64_t>(row * num_fed), num_fed,
+                host_.fed + row * kMaxFed);
+  }
+  if (auto status = open_session(first.num_fed); !status) return status;
   if (auto status = place_tables(first); !status) return status;
   return launch_round();
 }
 
 // What the host's side of the arrays says of the members goes to the device.
-Status DecodeLoop::open_session(size_t num_fed) {
-  const auto num_rows = static_cast<int32_t>(members_.size());
+Status DecodeLoop::open_session(int32_t num_fed) {
+  const auto num_rows = static_cast<int32_t>(num_members_);
   CHECK(num_rows <= parts_.activations.max_tokens && num_rows <= parts_.activations.max_logit_rows);
-  answers_.assign(members_.size(), {});
-  begun_ = read_ = number_;
+  answers_.assign(num_members_, {});
+  read_ = number_;
   was_idle_ = false;
-  *host_.counters = {.number = number_, .num_fed = static_cast<int32_t>(num_fed)};
-  const auto bytes = [&](uint64_t size) { return size * members_.size(); };
+  *host_.counters = {.number = number_, .num_fed = num_fed};
+  const auto bytes = [&](uint64_t size) { return size * num_members_; };
   auto status = copy(host_.token_ids, bytes(4));
   if (status) status = copy(host_.positions, bytes(4));
   if (status) status = copy(host_.requests, bytes(sizeof(SampleRequest)));
   if (status && num_fed > 0) status = copy(host_.fed, bytes(4ull * kMaxFed));
   if (status) status = copy(host_.counters, sizeof(AdvanceCounters));
-  if (!status) members_.clear();
+  if (!status) num_members_ = 0;
   return status;
-}
-
-// The pages of the token at `position`: an entry of each table changes where a page begins, and in
-// a session's first step, which brings all others too.
-Status DecodeLoop::place_pages(size_t member, int32_t position) {
-  const int32_t page_tokens = parts_.kv.shape().page_tokens;
-  const bool first = number_ == begun_ + (draws_first_ ? 1u : 0u);
-  if (!first && position % page_tokens != 0) return {};
-  const auto stride = static_cast<size_t>(stride_);
-  const std::span<int32_t> full(table_scratch_.data(), stride);
-  const std::span<int32_t> window(table_scratch_.data() + stride, stride);
-  parts_.kv.fill_tables(members_[member].seq, full, window);
-  const size_t at = first ? 0 : static_cast<size_t>(position / page_tokens);
-  const size_t count = first ? static_cast<size_t>(position / page_tokens) + 1 : 1;
-  return place_entries(member, at, full.subspan(at, count), window.subspan(at, count));
 }
 
 // All members' in a copy each, with what lies between a table's end and the next one: many small
@@ -220,7 +180,7 @@ Status DecodeLoop::place_tables(const HostArrays& first) {
   for (const auto& [from, to] : {std::pair{&first.full_tables, host_.full_tables},
                                  std::pair{&first.window_tables, host_.window_tables}}) {
     size_t end = 0;
-    for (size_t row = 0; row < members_.size(); ++row) {
+    for (size_t row = 0; row < num_members_; ++row) {
       const int32_t page_idx = first.positions[row] / parts_.kv.shape().page_tokens;
       const size_t count = static_cast<size_t>(page_idx) + 1;
       std::copy_n(from->begin() + static_cast<int64_t>(row * from_stride), count,
@@ -245,34 +205,11 @@ Status DecodeLoop::place_entries(size_t member, size_t at, std::span<const int32
   return {};
 }
 
-Result<bool> DecodeLoop::launch() {
-  CHECK(!members_.empty() && keeps_pages_, "no session that keeps its pages");
-  if (num_in_flight() >= kRunAhead) return false;
-  for (const Running& member : members_) {
-    if (parts_.kv.num_tokens(member.seq) >= parts_.max_model_len) return false;
-  }
-  for (size_t i = 0; i < members_.size(); ++i) {
-    if (parts_.kv.append(members_[i].seq, 1)) continue;
-    for (size_t j = 0; j < i; ++j) {  // all or nothing
-      const SeqId seq = members_[j].seq;
-      const auto undo = parts_.kv.truncate(seq, parts_.kv.num_tokens(seq) - 1);
-      CHECK(undo.has_value(), undo ? "" : undo.error().message());
-    }
-    return false;
-  }
-  for (size_t i = 0; i < members_.size(); ++i) {
-    const int32_t position = parts_.kv.num_tokens(members_[i].seq) - 1;
-    if (auto status = place_pages(i, position); !status) return fail(std::move(status.error()));
-  }
-  if (auto status = launch_round(); !status) return fail(std::move(status.error()));
-  return true;
-}
-
 Status DecodeLoop::launch(const HostArrays& next) {
-  CHECK(!members_.empty() && !keeps_pages_, "no session that leaves its pages to others");
-  CHECK(num_in_flight() < kRunAhead && next.positions.size() == members_.size());
+  CHECK(num_members_ > 0, "no session");
+  CHECK(num_in_flight() < kRunAhead && next.positions.size() == num_members_);
   // Not in begin(): where requests come and go, so do numbers of streams that run but a step.
-  const auto num_rows = static_cast<int32_t>(members_.size());
+  const auto num_rows = static_cast<int32_t>(num_members_);
   if (auto status = prepare(num_rows, all_plain_); !status) {
     log_warn(
         std::to_string(num_rows) +
@@ -280,7 +217,7 @@ Status DecodeLoop::launch(const HostArrays& next) {
     parts_.use_graphs = false;
   }
   const int32_t page_tokens = parts_.kv.shape().page_tokens;
-  for (size_t i = 0; i < members_.size(); ++i) {
+  for (size_t i = 0; i < num_members_; ++i) {
     const int32_t position = next.positions[i];
     if (position % page_tokens != 0) continue;
     auto status = place_entries(i, static_cast<size_t>(position / page_tokens),
@@ -292,7 +229,7 @@ Status DecodeLoop::launch(const HostArrays& next) {
 
 // A step of every member, whose pages are there.
 Status DecodeLoop::launch_round() {
-  const auto num_rows = static_cast<int32_t>(members_.size());
+  const auto num_rows = static_cast<int32_t>(num_members_);
   const Recorded& recorded = this->recorded(num_rows, all_plain_);
   if (recorded.graph) {
     if (auto status = recorded.graph->launch(parts_.stream); !status) return status;
@@ -319,8 +256,8 @@ Result<bool> DecodeLoop::is_ready() {
   CHECK(num_in_flight() > 0, "nothing is on its way");
   const auto is_there = [this](size_t member) { return word(read_, member) >> 32 == read_; };
   size_t num_there = 0;
-  while (num_there < members_.size() && is_there(num_there)) ++num_there;
-  if (num_there == members_.size()) return true;
+  while (num_there < num_members_ && is_there(num_there)) ++num_there;
+  if (num_there == num_members_) return true;
   // A dead stream writes no answers: its fault ends the wait.
   const auto now = Clock::now();
   if (now - queried_ < kBetweenQueries) return false;
@@ -342,15 +279,9 @@ Result<std::span<const SampleAnswer>> DecodeLoop::next() {
     if (*ready) break;
     std::this_thread::yield();
   }
-  for (size_t i = 0; i < members_.size(); ++i) {
+  for (size_t i = 0; i < num_members_; ++i) {
     if (host_.requests[i].num_logprobs >= 0) answers_[i] = answer_ring_[cell(read_, i)];
     answers_[i].token = static_cast<int32_t>(word(read_, i) & 0xFFFFFFFFu);
-  }
-  if (keeps_pages_ && (!draws_first_ || read_ != begun_)) {
-    for (Running& member : members_) {
-      ++member.num_tokens;
-      parts_.kv.release_window(member.seq, member.num_tokens);
-    }
   }
   was_idle_ = false;
   ++read_;
@@ -358,14 +289,9 @@ Result<std::span<const SampleAnswer>> DecodeLoop::next() {
 }
 
 Status DecodeLoop::end() {
-  if (members_.empty()) return {};
+  if (num_members_ == 0) return {};
   const Status status = parts_.stream.synchronize();
-  for (const Running& member : members_) {
-    if (!keeps_pages_) break;
-    const auto cut = parts_.kv.truncate(member.seq, member.num_tokens);
-    CHECK(cut.has_value(), cut ? "" : cut.error().message());
-  }
-  members_.clear();
+  num_members_ = 0;
   read_ = number_;
   return status;
 }

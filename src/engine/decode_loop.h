@@ -3,12 +3,12 @@
 // host reads answers from a ring in its own memory and may lag behind by kRunAhead steps, so that
 // it learns late that an answer has ended: what was drawn beyond is discarded.
 //
-//   loop.begin(members);
-//   while (go_on) { while (*loop.launch()) {} answers = *loop.next(); }
+//   loop.begin(first, requests);
+//   while (go_on) { loop.launch(next); answers = *loop.next(); }  // some steps ahead of next()
 //   loop.end();
 //
-// A session keeps its sequences' pages itself, or leaves that to whoever began it with the arrays
-// of a launch (a scheduler, which plans every step anyway).
+// The sequences' pages are kept by whoever began the session, a scheduler, which plans every step
+// anyway. Verification of drafts has no place here: such steps are launched one at a time.
 //
 // On the CPU the same launches run at once, one by one. One session at a time; not thread-safe.
 #pragma once
@@ -46,28 +46,12 @@ class DecodeLoop {
   };
   static Result<std::unique_ptr<DecodeLoop>> create(const Parts& parts);
 
-  struct Member {
-    SeqId seq = 0;
-    SampleRequest request;  ///< its arrays lie in the device's memory
-    /// The first token to run. Negative: it is drawn from the last launch's row of logits with the
-    /// member's number, and is the first answer.
-    int32_t first_token = -1;
-    /// Tokens to run after the first instead of those drawn (benchmarks), kMaxFed at most, as many
-    /// for every member.
-    std::span<const int32_t> fed;
-  };
-  /// All members have a first token, or none has.
-  Status begin(std::span<const Member> members);
-  /// Gives the device another step of every member unless kRunAhead are on their way. False where
-  /// that, the KV cache's pages or the context's end forbid it.
-  Result<bool> launch();
-
-  /// A session on sequences whose pages someone else keeps; what he gives away must be written by
-  /// later launches only. `first` is the launch of one token of each, with whole tables, and is
-  /// given to the device; the requests' arrays lie in the device's memory.
+  /// Begins a session. `first` is the launch of one token of each sequence, with whole tables, and
+  /// is given to the device; the requests' arrays lie in the device's memory. Pages that are given
+  /// away must be written by later launches only.
   Status begin(const HostArrays& first, std::span<const SampleRequest> requests);
-  /// Such a session's next step, as build_next_arrays() makes it; of it positions and tables are
-  /// read. At most kRunAhead may be on their way. If this or begin() fails, end() is due.
+  /// The session's next step, as build_next_arrays() makes it; of it positions and tables are read.
+  /// At most kRunAhead may be on their way. If this or begin() fails, end() is due.
   Status launch(const HostArrays& next);
 
   /// Waits for the oldest step on its way; its answers, one a member. Fails if the device did. Rows
@@ -76,8 +60,7 @@ class DecodeLoop {
   /// Whether next() would not wait. Fails as it does.
   Result<bool> is_ready();
   int32_t num_in_flight() const { return static_cast<int32_t>(number_ - read_); }
-  /// Waits for what is on its way, discards it, and shortens the sequences, if it keeps their
-  /// pages, to the tokens run in steps whose answers were taken. Does nothing without a session.
+  /// Waits for what is on its way and discards it. Does nothing without a session.
   Status end();
 
   /// Records the graph of `num_streams` now and not at its first use; nothing without graphs.
@@ -104,10 +87,9 @@ class DecodeLoop {
   Arrays lay_out(Arena& arena) const;
   void forward(int32_t num_streams);
   void draw(int32_t num_streams, bool all_plain);
-  Status open_session(size_t num_fed);
+  Status open_session(int32_t num_fed);
   Status launch_round();
   Status place_tables(const HostArrays& first);
-  Status place_pages(size_t member, int32_t position);
   Status place_entries(size_t member, size_t at, std::span<const int32_t> full,
                        std::span<const int32_t> window);
   Status copy(const void* host_side, uint64_t bytes);
@@ -131,20 +113,12 @@ class DecodeLoop {
   }
   std::vector<Recorded> recorded_;
 
-  struct Running {
-    SeqId seq = 0;
-    int32_t num_tokens = 0;  // in the cache, of steps whose answers were taken
-  };
-  std::vector<Running> members_;
-  bool keeps_pages_ = true;
+  size_t num_members_ = 0;  // of the session; 0: there is none
   bool all_plain_ = true;
-  bool draws_first_ = false;        // the first answer is drawn without a forward pass
   uint32_t number_ = 1, read_ = 1;  // next round to be given to the device, to be read
-  uint32_t begun_ = 1;              // the session's first round
   std::vector<SampleAnswer> answers_;
   Clock::time_point queried_{};  // when the stream was last asked how it is
   bool was_idle_ = false;        // what it said, while an answer is missing
-  std::vector<int32_t> table_scratch_;
 };
 
 }  // namespace moxie

@@ -170,7 +170,8 @@ Status Engine::make_kernels() {
   if (choice.int8() && (features & kInt8Features) == 0)
     return fail("no row of this device takes activations in 8-bit integers", "--activation",
                 "auto, or bf16");
-  kernels_ = std::make_unique<KernelChooser>(device_->kind(), features, choice);
+  kernels_ = std::make_unique<KernelChooser>(device_->kind(), features, choice,
+                                             rates_of(device_->kind(), device_->properties()));
   return {};
 }
 
@@ -232,7 +233,8 @@ Status Engine::make_memory() {
   if (auto status = make_rotary(); !status) return status;
   model_ = std::make_unique<GptOss>(config, weights_, Rotary{rotary_buffer_.as<float>(), max_len},
                                     *kernels_, options_.sinks);
-  if (auto status = model_->check_rows(kv_dtype_); !status) return status;
+  if (auto status = model_->check_rows(kv_dtype_, options_.max_batch_tokens); !status)
+    return status;
 
   const auto bytes = activation_bytes(config, weights_, kv_dtype_, *kernels_,
                                       options_.max_batch_tokens, options_.max_logit_rows);
@@ -289,13 +291,16 @@ Status Engine::load_tokenizer() {
   if (!tokenizer) return fail(std::move(tokenizer.error()));
   tokenizer_ = std::move(*tokenizer);
   stop_ids_.clear();
-  if (tokenizer_) {
-    for (const char* name : {"<|return|>", "<|call|>", "<|endoftext|>"}) {
-      if (auto id = tokenizer_->special_id(name)) stop_ids_.push_back(*id);
-    }
-  }
+  if (tokenizer_) stop_at_ends_of(*tokenizer_);
   if (stop_ids_.empty() && config().eos_id >= 0) stop_ids_.push_back(config().eos_id);
   return {};
+}
+
+void Engine::stop_at_ends_of(const Tokenizer& tokenizer) {
+  stop_ids_.clear();
+  for (const char* name : {"<|return|>", "<|call|>", "<|endoftext|>"}) {
+    if (auto id = tokenizer.special_id(name)) stop_ids_.push_back(*id);
+  }
 }
 
 Status Engine::check_limits(std::span<const Chunk> chunks) const {

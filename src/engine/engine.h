@@ -1,6 +1,4 @@
-// A loaded model with its device, cache, tokenizer and chooser of kernels, and the loop that
-// generates text from it: one launch a token, or on CUDA with the device running ahead of the host
-// (decode_loop.h).
+// A loaded model with its device, cache, tokenizer and chooser of kernels, and one answer of it.
 #pragma once
 
 #include <chrono>
@@ -13,6 +11,7 @@
 
 #include "engine/decode_loop.h"
 #include "engine/device_requests.h"
+#include "engine/drafter.h"
 #include "engine/kv.h"
 #include "engine/launch_arrays.h"
 #include "engine/plan.h"
@@ -61,8 +60,7 @@ struct SamplingOptions {
   std::optional<uint64_t> seed;
   int32_t max_tokens = 0;  ///< 0: to the end of the context
   bool ignore_eos = false;
-  std::vector<int32_t> stop_ids;  ///< besides the model's own
-  // Through Service alone:
+  std::vector<int32_t> stop_ids;     ///< besides the model's own
   int32_t min_tokens = 0;            ///< stop tokens are forbidden before as many are drawn
   std::vector<int32_t> allowed_ids;  ///< no other is drawn; empty: all
 };
@@ -116,11 +114,13 @@ class Engine {
   /// Waits for everything given to the device.
   Status synchronize() { return stream_->synchronize(); }
 
-  /// Runs a prompt to its end: prefill in chunks of max_batch_tokens, then a token a launch.
-  /// `on_token` sees every token as it comes and returns false to stop.
+  /// Runs a prompt to its end, as a service does that has this request alone (step_loop.h): prefill
+  /// in chunks of max_batch_tokens, then a token a step, or with a drafter several; each draft
+  /// takes one of max_logit_rows. `on_token` sees every token as it comes and returns false to
+  /// stop.
   using OnToken = std::function<bool(const SampleAnswer&)>;
   Result<Generated> generate(std::span<const int32_t> prompt, const SamplingOptions& sampling,
-                             const OnToken& on_token = {});
+                             const OnToken& on_token = {}, const Drafting& drafting = {});
 
   const GptOssConfig& config() const { return checkpoint_->config(); }
   const Checkpoint& checkpoint() const { return *checkpoint_; }
@@ -141,10 +141,10 @@ class Engine {
   const StartupTimeline& timeline() const { return timeline_; }
   /// Tokens that end a generation: the harmony set by name, and the configuration's eos.
   const std::vector<int32_t>& stop_ids() const { return stop_ids_; }
+  /// Those of a tokenizer that is used in place of the model's own; before anything is generated.
+  void stop_at_ends_of(const Tokenizer& tokenizer);
 
  private:
-  struct Generation;  // what generate() keeps of one answer
-
   Engine() = default;
   Status open_model();
   Status open_device();
@@ -157,9 +157,6 @@ class Engine {
   Status make_decode_loop();
   int32_t table_stride() const;
   Status load_tokenizer();
-  Status prefill(SeqId seq, std::span<const int32_t> prompt);
-  Status decode_by_launches(Generation& generation);
-  Status decode_ahead(Generation& generation);
   Status check_limits(std::span<const Chunk> chunks) const;
 
   EngineOptions options_;

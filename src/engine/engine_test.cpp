@@ -10,6 +10,8 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "engine/testing/loop_session.h"
+#include "engine/testing/stand_in_drafter.h"
 #include "engine/testing/tokens.h"
 #include "engine/tokenizer_source.h"
 
@@ -80,10 +82,13 @@ TEST(EngineTest, ActivationsAreThoseAskedForOrAnError) {
     ASSERT_EQ(engine.has_value(), can_int8 || !is_int8);
     if (!engine.has_value()) continue;
     alone(**engine, {1, 2, 3});
+    int num_rows = 0;
     for (const auto& count : (*engine)->kernels().counts()) {
       if (count.step != StepKind::kExperts) continue;
+      ++num_rows;
       EXPECT_EQ(count.name.find("_i8_") != std::string::npos, is_int8) << count.name;
     }
+    EXPECT_GT(num_rows, 0);
   }
 }
 
@@ -234,138 +239,113 @@ TEST(EngineTest, LogitBiasForcesAndForbids) {
   EXPECT_EQ(forced->ids, (std::vector<int32_t>{77, 77, 77}));
 }
 
-// A session of the loop over the prompts' ends; `ahead` steps on their way at most.
-struct Session {
-  Engine& engine;
-  std::vector<SeqId> seqs{};
+TEST(EngineTest, LeastTokensAndAllowedIdsBindGenerationToo) {
+  auto engine = open({.max_model_len = 64});
+  const auto prompt = tokens(5, 4);
+  const std::vector<int32_t> allowed = {40, 41, 42};
+  SamplingOptions sampling{.seed = 3, .max_tokens = 20, .stop_ids = {41}, .allowed_ids = allowed};
+  const auto early = engine->generate(prompt, sampling)->ids;
+  EXPECT_EQ(early.back(), 41);
+  ASSERT_LT(early.size(), 12u);
+  sampling.min_tokens = 12;
+  const auto late = engine->generate(prompt, sampling)->ids;
+  EXPECT_GE(late.size(), 13u);
+  for (size_t i = 0; i < late.size(); ++i) {
+    EXPECT_EQ(std::count(allowed.begin(), allowed.end(), late[i]), 1);
+    EXPECT_TRUE(i >= 12 || late[i] != 41) << i;
+  }
+  sampling.allowed_ids = {512};  // no id of the vocabulary
+  EXPECT_FALSE(engine->generate(prompt, sampling).has_value());
+}
 
-  explicit Session(Engine& e) : engine(e) {}
-  ~Session() {
-    EXPECT_TRUE(engine.decode_loop().end().has_value());
-    for (const SeqId seq : seqs) engine.kv().free_sequence(seq);
-    engine.kv().check_integrity();
-  }
-  // All tokens of the prompt but the last, which is the first that the loop runs.
-  DecodeLoop::Member member(const std::vector<int32_t>& prompt, SampleRequest request) {
-    const SeqId seq = engine.kv().add_sequence();
-    seqs.push_back(seq);
-    const Chunk chunk{seq, std::span(prompt).first(prompt.size() - 1), Logits::kNone};
-    CHECK(engine.step({&chunk, 1}).has_value());
-    return {.seq = seq, .request = request, .first_token = prompt.back(), .fed = {}};
-  }
-  // One list of tokens a member.
-  std::vector<std::vector<int32_t>> run(const std::vector<DecodeLoop::Member>& members,
-                                        size_t count) {
-    DecodeLoop& loop = engine.decode_loop();
-    CHECK(loop.begin(members).has_value());
-    std::vector<std::vector<int32_t>> tokens(members.size());
-    while (tokens.front().size() < count) {
-      while (*loop.launch()) {
+TEST(EngineTest, HoweverAnAnswerIsDraftedItIsTheSame) {
+  auto engine = open({.kernels = {"all=reference"}, .max_model_len = 128, .max_logit_rows = 5});
+  const auto prompt = tokens(20, 4);
+  for (const SamplingOptions& wish :
+       {SamplingOptions{.temperature = 0}, SamplingOptions{.presence_penalty = 0.5f, .seed = 4},
+        SamplingOptions{.top_k = 9, .num_logprobs = 2, .seed = 5}}) {
+    SamplingOptions sampling = wish;
+    sampling.max_tokens = 40;
+    sampling.ignore_eos = true;
+    const auto plain = engine->generate(prompt, sampling)->ids;
+    auto whole = prompt;
+    whole.insert(whole.end(), plain.begin(), plain.end());
+    for (const auto manner : {StandInDrafter::Manner::kRight, StandInDrafter::Manner::kAnyOf}) {
+      StandInDrafter drafter([&](RequestId) { return whole; }, engine->config().vocab, manner, 3);
+      const Drafting drafting{.drafter = &drafter, .max_drafts = 4};
+      engine->kernels().reset_counts();
+      EXPECT_EQ(engine->generate(prompt, sampling, {}, drafting)->ids, plain);
+      int64_t num_draws = 0;
+      for (const auto& count : engine->kernels().counts()) {
+        if (count.step == StepKind::kSample) num_draws += count.launches;
       }
-      const auto answers = loop.next();
-      CHECK(answers.has_value(), answers ? "" : answers.error().message());
-      for (size_t i = 0; i < members.size(); ++i) tokens[i].push_back((*answers)[i].token);
+      EXPECT_LT(num_draws, 40);
+      if (manner == StandInDrafter::Manner::kRight) {
+        EXPECT_EQ(num_draws, 1 + 8);
+      }
+      // Stopped by who reads it, in the middle of what a step has drawn.
+      int seen = 0;
+      StandInDrafter again([&](RequestId) { return whole; }, engine->config().vocab, manner, 9);
+      const auto stopped =
+          engine->generate(prompt, sampling, [&](const SampleAnswer&) { return ++seen < 7; },
+                           {.drafter = &again, .max_drafts = 4});
+      EXPECT_EQ(stopped->reason, FinishReason::kAborted);
+      EXPECT_EQ(stopped->ids, std::vector<int32_t>(plain.begin(), plain.begin() + 7));
+      engine->kv().check_integrity();
+      EXPECT_EQ(engine->kv().num_free_full_pages(), engine->kv().num_full_pages());
+      EXPECT_EQ(engine->kv().num_free_window_pages(), engine->kv().num_window_pages());
     }
-    return tokens;
   }
-};
+}
+
+TEST(EngineTest, ACacheWithoutPagesIsAnErrorAndNotTheEnd) {
+  auto engine = open({.max_model_len = 128});
+  const SeqId other = engine->kv().add_sequence();  // someone else holds a part of the pages
+  const SamplingOptions greedy{.temperature = 0, .max_tokens = 100, .ignore_eos = true};
+  ASSERT_TRUE(engine->kv().append(other, 64));
+  for (const int32_t num_prompt : {20, 90}) {
+    const auto refused = engine->generate(tokens(num_prompt, 6), greedy);
+    ASSERT_FALSE(refused.has_value());
+    EXPECT_NE(refused.error().message().find("no free pages"), std::string::npos);
+  }
+  engine->kv().free_sequence(other);
+  engine->kv().check_integrity();
+  EXPECT_EQ(engine->kv().num_free_full_pages(), engine->kv().num_full_pages());
+  EXPECT_EQ(engine->generate(tokens(20, 6), greedy)->ids.size(), 100u);
+}
 
 TEST(DecodeLoopTest, DrawsWhatGenerateDrawsForEveryNumberOfStreams) {
   auto engine =
-      open({.max_model_len = 128, .max_num_seqs = 8, .max_batch_tokens = 64, .max_logit_rows = 8});
+      open({.max_model_len = 256, .max_num_seqs = 8, .max_batch_tokens = 64, .max_logit_rows = 8});
+  constexpr int32_t kTokens = 150;  // the window gives pages back
   std::vector<std::vector<int32_t>> prompts, expected;
-  for (int i = 0; i < 8; ++i) {
-    prompts.push_back(tokens(14 + 7 * i, static_cast<uint32_t>(40 + i)));
-    const SamplingOptions sampling{.temperature = i % 2 == 0 ? 0.0f : 1.0f,
-                                   .seed = static_cast<uint64_t>(i),
-                                   .max_tokens = 40,
+  const auto request_of = [](size_t i) {
+    return SampleRequest{
+        .temperature = i % 2 == 0 ? 0.0f : 1.0f, .num_logprobs = i % 3 == 2 ? 2 : -1, .seed = i};
+  };
+  for (size_t i = 0; i < 8; ++i) {
+    prompts.push_back(tokens(static_cast<int32_t>(14 + 7 * i), static_cast<uint32_t>(40 + i)));
+    const SamplingOptions sampling{.temperature = request_of(i).temperature,
+                                   .num_logprobs = request_of(i).num_logprobs,
+                                   .seed = i,
+                                   .max_tokens = kTokens,
                                    .ignore_eos = true};
     expected.push_back(engine->generate(prompts.back(), sampling)->ids);
   }
   for (size_t num_streams = 1; num_streams <= 8; ++num_streams) {
-    Session session(*engine);
-    std::vector<DecodeLoop::Member> members;
+    LoopSession session(*engine);
+    for (size_t i = 0; i < num_streams; ++i) session.add(prompts[i], request_of(i));
+    // Twice, so that a session goes on where another ended, and what was drawn beyond is dropped.
+    auto drawn = session.run(50);
+    EXPECT_EQ(engine->decode_loop().num_in_flight(), 0);
+    const auto more = session.run(kTokens - 50);
     for (size_t i = 0; i < num_streams; ++i) {
-      members.push_back(session.member(
-          prompts[i], {.temperature = i % 2 == 0 ? 0.0f : 1.0f, .seed = static_cast<uint64_t>(i)}));
+      drawn[i].insert(drawn[i].end(), more[i].begin(), more[i].end());
+      EXPECT_EQ(drawn[i], expected[i]) << i << " of " << num_streams;
+      EXPECT_EQ(engine->kv().num_tokens(session.seq(i)),
+                static_cast<int32_t>(prompts[i].size()) - 1 + kTokens);
     }
-    const auto drawn = session.run(members, 40);
-    for (size_t i = 0; i < num_streams; ++i) EXPECT_EQ(drawn[i], expected[i]) << i;
   }
-}
-
-// As a scheduler does: pages are reserved, and given back, while steps are on their way.
-TEST(DecodeLoopTest, SequencesWhosePagesSomeoneElseKeepsDrawTheSame) {
-  auto engine =
-      open({.max_model_len = 256, .max_num_seqs = 3, .max_batch_tokens = 64, .max_logit_rows = 3});
-  KvCache& kv = engine->kv();
-  DecodeLoop& loop = engine->decode_loop();
-  constexpr size_t kTokens = 180;  // the window gives pages back
-  for (size_t num_streams = 1; num_streams <= 3; ++num_streams) {
-    Session session(*engine);
-    std::vector<std::vector<int32_t>> expected, drawn(num_streams);
-    std::vector<DecodeLoop::Member> members;
-    for (size_t i = 0; i < num_streams; ++i) {
-      const auto prompt = tokens(static_cast<int32_t>(15 + 17 * i), static_cast<uint32_t>(60 + i));
-      SamplingOptions sampling{
-          .seed = i, .max_tokens = static_cast<int32_t>(kTokens), .ignore_eos = true};
-      SampleRequest request{.temperature = 1, .seed = i};
-      if (i == 2) sampling.num_logprobs = request.num_logprobs = 2;
-      expected.push_back(engine->generate(prompt, sampling)->ids);
-      members.push_back(session.member(prompt, request));
-    }
-    // Twice, so that a session goes on where another ended.
-    for (const size_t end : {size_t{50}, kTokens}) {
-      std::vector<Chunk> chunks;
-      std::vector<SampleRequest> requests;
-      for (auto& member : members) {
-        chunks.push_back({member.seq, {&member.first_token, 1}, Logits::kLast});
-        requests.push_back(member.request);
-      }
-      for (size_t n = drawn[0].size(); n < end + 1; ++n) {
-        HostArrays arrays;
-        if (n < end) {
-          for (const Chunk& chunk : chunks) ASSERT_TRUE(kv.append(chunk.seq, 1));
-        }
-        if (n == drawn[0].size()) {
-          build_arrays(chunks, kv, 0, &arrays);
-          ASSERT_TRUE(engine->begin_decoding(arrays, requests).has_value());
-          continue;
-        }
-        if (n < end) {
-          build_next_arrays(chunks, kv, &arrays);
-          ASSERT_TRUE(loop.launch(arrays).has_value());
-          EXPECT_EQ(loop.num_in_flight(), 2);
-        }
-        ASSERT_TRUE(loop.is_ready().value());
-        const auto answers = loop.next();
-        ASSERT_TRUE(answers.has_value()) << answers.error().message();
-        for (size_t i = 0; i < num_streams; ++i) {
-          drawn[i].push_back((*answers)[i].token);
-          EXPECT_EQ((*answers)[i].num_top, i == 2 ? 2 : 0);
-          kv.release_window(members[i].seq);
-        }
-        kv.check_integrity();
-      }
-      for (size_t i = 0; i < num_streams; ++i) {
-        members[i].first_token = drawn[i].back();
-        members[i].request.step = drawn[i].size();
-      }
-    }
-    for (size_t i = 0; i < num_streams; ++i) EXPECT_EQ(drawn[i], expected[i]) << i;
-  }
-}
-
-TEST(DecodeLoopTest, TheFirstAnswerIsDrawnFromThePromptsLogits) {
-  auto engine = open({.max_model_len = 128});
-  const auto prompt = tokens(30, 5);
-  const auto expected =
-      engine->generate(prompt, {.temperature = 0, .max_tokens = 12, .ignore_eos = true})->ids;
-  Session session(*engine);
-  session.seqs.push_back(engine->kv().add_sequence());
-  const Chunk chunk{session.seqs[0], prompt, Logits::kLast};
-  ASSERT_TRUE(engine->step({&chunk, 1}).has_value());
-  EXPECT_EQ(session.run({{.seq = session.seqs[0]}}, 12).front(), expected);
 }
 
 TEST(DecodeLoopTest, GivenTokensAreRunInPlaceOfDrawnOnes) {
@@ -376,41 +356,9 @@ TEST(DecodeLoopTest, GivenTokensAreRunInPlaceOfDrawnOnes) {
     const auto row = alone(*engine, {ids.begin(), ids.begin() + static_cast<int64_t>(n)});
     best.push_back(static_cast<int32_t>(std::max_element(row.begin(), row.end()) - row.begin()));
   }
-  Session session(*engine);
-  auto member = session.member({ids.begin(), ids.begin() + 20}, {});
-  member.fed = std::span(ids).subspan(20);
-  EXPECT_EQ(session.run({member}, best.size()).front(), best);
-}
-
-TEST(DecodeLoopTest, WhatWasDrawnBeyondTheEndIsDiscarded) {
-  auto engine = open({.max_model_len = 128, .max_num_seqs = 2});
-  const auto prompt = tokens(50, 7);
-  Session session(*engine);
-  const auto member = session.member(prompt, {});
-  const auto drawn = session.run({member}, 20).front();
-  EXPECT_GT(engine->kv().num_tokens(member.seq), 49 + 20);
-  ASSERT_TRUE(engine->decode_loop().end().has_value());
-  EXPECT_EQ(engine->decode_loop().num_in_flight(), 0);
-  EXPECT_EQ(engine->kv().num_tokens(member.seq), 49 + 20);
-  engine->kv().check_integrity();
-  // The sequence is whole: another token after the last drawn one continues it.
-  std::vector<int32_t> so_far = prompt;
-  so_far.insert(so_far.end(), drawn.begin(), drawn.end());
-  const Chunk chunk{member.seq, {&drawn.back(), 1}, Logits::kLast};
-  const auto logits = engine->step({&chunk, 1});
-  ASSERT_TRUE(logits.has_value());
-  EXPECT_LT(difference(*logits, alone(*engine, so_far)), 1e-3);
-}
-
-TEST(DecodeLoopTest, TheContextsEndStopsIt) {
-  auto engine = open({.max_model_len = 64});
-  Session session(*engine);
-  const auto member = session.member(tokens(60, 8), {});
-  EXPECT_EQ(session.run({member}, 5).front().size(), 5u);
-  const auto more = engine->decode_loop().launch();
-  ASSERT_TRUE(more.has_value());
-  EXPECT_FALSE(*more);
-  EXPECT_EQ(engine->decode_loop().num_in_flight(), 0);
+  LoopSession session(*engine);
+  session.add(std::span(ids).first(20), {});
+  EXPECT_EQ(session.run(best.size(), std::span(ids).subspan(20)).front(), best);
 }
 
 TEST(DecodeLoopTest, LogProbabilitiesComeWithTheTokens) {
@@ -423,17 +371,15 @@ TEST(DecodeLoopTest, LogProbabilitiesComeWithTheTokens) {
     expected.push_back(answer);
     return true;
   }));
-  Session session(*engine);
-  const auto member = session.member(prompt, {.num_logprobs = 3});
-  DecodeLoop& loop = engine->decode_loop();
-  ASSERT_TRUE(loop.begin({&member, 1}).has_value());
-  for (const SampleAnswer& wanted : expected) {
-    ASSERT_TRUE(*loop.launch());
-    const auto answers = loop.next();
+  LoopSession session(*engine);
+  session.add(prompt, {.num_logprobs = 3});
+  for (size_t n = 0; n < expected.size(); ++n) {
+    ASSERT_TRUE((n == 0 ? session.begin() : session.launch()).has_value());
+    const auto answers = session.next();
     ASSERT_TRUE(answers.has_value());
-    EXPECT_EQ(answers->front().token, wanted.token);
-    EXPECT_NEAR(answers->front().logprob, wanted.logprob, 1e-4);
-    EXPECT_EQ(answers->front().top_ids[2], wanted.top_ids[2]);
+    EXPECT_EQ(answers->front().token, expected[n].token);
+    EXPECT_NEAR(answers->front().logprob, expected[n].logprob, 1e-4);
+    EXPECT_EQ(answers->front().top_ids[2], expected[n].top_ids[2]);
   }
 }
 

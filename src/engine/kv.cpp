@@ -299,6 +299,9 @@ Result<std::unique_ptr<KvCache>> KvCache::create(Device& device, Stream& stream,
     auto memory = device.allocate(static_cast<uint64_t>(pool.num_pages) * bytes);
     if (!memory) return fail(std::move(memory.error()));
     pool.memory = std::move(*memory);
+    // A CPU's fresh pages are zero, and taken as they are first written: a server is ready before
+    // it has touched half a gigabyte.
+    if (device.kind() == DeviceKind::kCpu) return {};
     return device.fill_zero(pool.memory.data(), pool.memory.bytes(), stream);
   };
   if (auto status =

@@ -4,10 +4,10 @@
 // A page id covers all layers of its kind: page p of the full pool holds the same tokens of every
 // full layer. Window pages are freed as the window passes them; their table entry becomes -1.
 //
-// A page that is marked as kept holds its keys on when the last sequence lets go of it: it is free,
-// and counted as free, but is given away only after all others, the one let go of first first, and
-// whoever kept it is told (prefix_cache.h).
-// Not thread-safe: one scheduling thread owns it.
+// A page may be marked as kept (prefix_cache.h). When the last sequence releases a kept page, the
+// page counts as free but still holds its keys. New sequences take kept pages only after all other
+// free pages, least recently released first, and the keeper is told of each (set_on_evict).
+// Not thread-safe: one scheduling thread owns the cache.
 #pragma once
 
 #include <cstdint>
@@ -33,7 +33,7 @@ struct KvShape {
   /// K and V of one page over all layers of its kind.
   uint64_t full_page_bytes() const;
   uint64_t window_page_bytes() const;
-  /// Pages that one sequence of `num_tokens` holds at most, when fed `chunk` tokens a step.
+  /// The most pages that one sequence of `num_tokens` holds, with `chunk` tokens of it a launch.
   int64_t full_pages(int64_t num_tokens) const;
   int64_t window_pages(int64_t num_tokens, int64_t chunk) const;
 };
@@ -52,41 +52,43 @@ class KvCache {
   ~KvCache();
 
   SeqId add_sequence();
-  /// A sequence of whole pages that others may hold too: as many tokens as `full` or `window` have
-  /// pages (equally many, or none for a kind without layers). Window pages may begin with -1.
+  /// A sequence of whole pages, which other sequences may hold too. `full` and `window` have the
+  /// same number of pages, or none for a kind without layers. The first entries of `window` may be
+  /// -1 (freed).
   SeqId add_sequence(std::span<const int32_t> full, std::span<const int32_t> window);
   void free_sequence(SeqId seq);
-  /// A sequence with the same tokens, sharing pages; the last partial page is copied when either
-  /// appends to it.
+  /// A sequence with the same tokens, which shares the pages of `seq`. The last page, if not full,
+  /// is copied when either sequence appends to it.
   Result<SeqId> fork(SeqId seq);
 
   int32_t num_tokens(SeqId seq) const;
-  /// Reserves room for `count` more tokens in both pools: all of it, or nothing and false.
+  /// Reserves room for `count` more tokens in both pools. Reserves nothing and returns false if
+  /// there is not enough for all.
   bool append(SeqId seq, int32_t count);
   /// Frees window pages that no token at or after the sequence's end can see.
   void release_window(SeqId seq) { release_window(seq, num_tokens(seq)); }
-  /// Those that no token at or after `num_tokens`, at most the sequence's length, can see: it may
-  /// then be truncated to that many.
+  /// Frees window pages that no token at or after `num_tokens` can see; `num_tokens` is at most the
+  /// sequence's length. The sequence may then still be truncated to `num_tokens`.
   void release_window(SeqId seq, int32_t num_tokens);
   /// Shortens the sequence to `num_tokens`. Fails, changing nothing, if window keys that the
   /// shortened sequence would need have been freed.
   Status truncate(SeqId seq, int32_t num_tokens);
 
-  /// Block table of one sequence, for a launch: writes entries of logical pages 0.. into `full` and
-  /// `window` (each `stride` long, the rest -1).
+  /// Writes the block table of one sequence for a launch: the pages of its tokens in order into
+  /// `full` and `window`, and -1 into the rest of both.
   void fill_tables(SeqId seq, std::span<int32_t> full, std::span<int32_t> window) const;
-  /// One view a layer; the tables must stay alive and on the device for the launch.
+  /// Makes one view a layer. The tables are device pointers and must live until the launch has run.
   void layer_views(const int32_t* full_tables, const int32_t* window_tables, int32_t stride,
                    std::vector<KvLayer>* views) const;
 
-  /// The page of the sequence's tokens from page_idx * page_tokens on; -1: freed, or of a kind
-  /// without layers.
+  /// The page that holds the sequence's tokens from page_idx * page_tokens on. -1 if it was freed,
+  /// or if the model has no layers of this kind.
   int32_t page_at(SeqId seq, PageKind kind, int32_t page_idx) const;
-  /// Keeps a page that a sequence holds. on_evict is told when it is given away.
+  /// Marks a page that a sequence holds as kept. on_evict is called when another sequence takes it.
   void keep(PageKind kind, int32_t page);
-  /// Among pages no sequence holds this one is given away after those not preferred.
+  /// A kept page that is preferred is taken after all that are not.
   void prefer(PageKind kind, int32_t page);
-  /// The page is not kept any more; on_evict is not told.
+  /// Unmarks a kept page, without a call of on_evict.
   void forget(PageKind kind, int32_t page);
   void set_on_evict(const std::function<void(PageKind kind, int32_t page)>& on_evict);
 
@@ -95,11 +97,12 @@ class KvCache {
   int32_t num_window_pages() const;
   int32_t num_free_full_pages() const;
   int32_t num_free_window_pages() const;
-  /// Of the free ones, those that are kept.
+  /// Free pages that are kept.
   int32_t num_kept_free_pages(PageKind kind) const;
   uint64_t bytes() const;
 
-  /// CHECKs every invariant: counts match tables, no page both free and used, tables long enough.
+  /// CHECKs the invariants: reference counts match the tables, no page is both free and used,
+  /// tables are long enough.
   void check_integrity() const;
 
  private:

@@ -14,11 +14,12 @@ uint64_t padded(uint64_t count) { return round_up<uint64_t>(4 * count, kAlign); 
 }  // namespace
 
 void HostArrays::clear() {
-  for (auto* list : {&token_ids, &positions, &seq_idx, &logit_rows, &full_tables, &window_tables}) {
+  for (auto* list :
+       {&token_ids, &positions, &seq_idx, &logit_rows, &full_tables, &window_tables, &fed}) {
     list->clear();
   }
   row_offsets.assign(1, 0);
-  table_stride = 0;
+  table_stride = num_fed = 0;
   num_visible_keys = 0;
 }
 

@@ -29,6 +29,10 @@ struct HostArrays {
   std::vector<int32_t> full_tables, window_tables;  // [num_seqs, table_stride]
   int32_t table_stride = 0;
   int64_t num_visible_keys = 0;
+  /// Of the first step of a decode loop: the tokens of the next num_fed steps, in place of those
+  /// drawn. [num_seqs, num_fed]
+  std::vector<int32_t> fed;
+  int32_t num_fed = 0;
 
   void clear();
   int64_t num_values() const;

@@ -58,7 +58,9 @@ uint64_t auto_kv_bytes(const Sizes& least, uint64_t available, bool on_cpu) {
   const uint64_t others = least.total() - one;
   const uint64_t left = available > others ? available - others : 0;
   if (!on_cpu) return std::max(one, left / 10 * 9);
-  return std::max(one, std::min(left / 4, std::max(least.weights, kSmallServerCacheBytes)));
+  const uint64_t of_small =
+      std::min(kSmallServerCacheBytes, kSmallServerCacheWeights * least.weights);
+  return std::max(one, std::min(left / 4, std::max(least.weights, of_small)));
 }
 
 int32_t least_batch_tokens(const PlanRequest& request) {
@@ -68,8 +70,7 @@ int32_t least_batch_tokens(const PlanRequest& request) {
 int32_t default_batch_tokens(const KernelChooser& kernels, const PlanRequest& request,
                              int32_t hidden, int32_t max_len) {
   const bool has_gemm = kernels.device() == DeviceKind::kCuda && (kernels.features() & kSm90a) != 0;
-  if (!has_gemm || cuda_gemm_cost(kDefaultGemmBatchTokens, hidden) >= 1)
-    return least_batch_tokens(request);
+  if (!has_gemm || hidden < kLeastGemmHidden) return least_batch_tokens(request);
   const int64_t all = int64_t{max_len} * request.max_num_seqs;
   const auto most = static_cast<int32_t>(std::min<int64_t>(kDefaultGemmBatchTokens, all));
   return std::max(least_batch_tokens(request), most);
@@ -205,21 +206,17 @@ MemoryPlan plan_memory(const Checkpoint& checkpoint, const PlanRequest& asked,
   return plan;
 }
 
-double expected_distinct_experts(int32_t num_experts, int32_t top_k, int64_t tokens) {
-  const double miss = 1.0 - static_cast<double>(top_k) / num_experts;
-  return num_experts * (1.0 - std::pow(miss, static_cast<double>(tokens)));
-}
-
 Work decode_work(const GptOssConfig& config, const ModelWeights& formats, DType kv_dtype,
                  int64_t depth, int32_t streams) {
-  KernelChooser kernels(DeviceKind::kCpu, 0, {});
-  const GptOss model(config, formats, {}, kernels);
   Batch batch{.num_logit_rows = streams};
   batch.ragged.num_tokens = batch.ragged.num_seqs = streams;
   batch.ragged.num_visible_keys = (depth + 1) * streams;
   const auto distinct = static_cast<int32_t>(
       std::lround(expected_distinct_experts(config.num_experts, config.top_k, streams)));
-  return model.work(batch, kv_dtype, distinct);
+  Work total;
+  for (const Work& of_step : least_work(config, formats, kv_dtype, batch, distinct))
+    total += of_step;
+  return total;
 }
 
 }  // namespace moxie

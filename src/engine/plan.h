@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "engine/kv.h"
-#include "kernels/registry.h"
+#include "kernels/experts/experts.h"
 #include "model/checkpoint.h"
 
 namespace moxie {
@@ -42,10 +42,12 @@ struct PlanRequest {
 };
 
 /// For kv_cache_bytes: what a server takes. CUDA: nine tenths of what is left beside the rest. CPU:
-/// a quarter of it, and no more than the weights take or kSmallServerCacheBytes. Never less than a
-/// sequence of the whole context needs, never more than all sequences would.
+/// a quarter of it, and no more than the weights take or, with small ones, kSmallServerCacheWeights
+/// times as much up to kSmallServerCacheBytes. Never less than a sequence of the whole context
+/// needs, never more than all sequences would.
 inline constexpr uint64_t kAutoKvBytes = UINT64_MAX;
-inline constexpr uint64_t kSmallServerCacheBytes = uint64_t{512} << 20;
+inline constexpr uint64_t kSmallServerCacheBytes = uint64_t{512} << 20,
+                          kSmallServerCacheWeights = 8;
 
 /// Context of a sequence where none is asked for and memory allows it.
 inline constexpr int32_t kDefaultContext = 16384;
@@ -86,9 +88,6 @@ MemoryPlan plan_memory(const Checkpoint& checkpoint, const PlanRequest& request,
 /// tokens choose experts independently.
 Work decode_work(const GptOssConfig& config, const ModelWeights& formats, DType kv_dtype,
                  int64_t depth, int32_t streams);
-
-/// Distinct experts that `tokens` tokens choose on average, if each picks top_k of n evenly.
-double expected_distinct_experts(int32_t num_experts, int32_t top_k, int64_t tokens);
 
 /// "12.8 GiB", "24.6 MiB".
 std::string format_bytes(uint64_t bytes);

@@ -97,8 +97,10 @@ TEST(ServerPlan, TakesMostOfWhatIsLeftOnAGpuAndLittleOnACpu) {
   EXPECT_TRUE(cpu.fits);
   const KvShape shape = kv_shape((*tiny)->config(), request.kv_dtype);
   const uint64_t page_bytes = shape.full_page_bytes() + shape.window_page_bytes();
-  EXPECT_LE(cache_bytes(cpu), kSmallServerCacheBytes);
-  EXPECT_GT(cache_bytes(cpu) + page_bytes, kSmallServerCacheBytes);
+  const uint64_t expected = kSmallServerCacheWeights * (*tiny)->packed_bytes(request.load);
+  EXPECT_LT(expected, kSmallServerCacheBytes);
+  EXPECT_LE(cache_bytes(cpu), expected);
+  EXPECT_GT(cache_bytes(cpu) + page_bytes, expected);
   EXPECT_EQ(cache_bytes(cpu),
             static_cast<uint64_t>(cpu.pages.full) * shape.full_page_bytes() +
                 static_cast<uint64_t>(cpu.pages.window) * shape.window_page_bytes());

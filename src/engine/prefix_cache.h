@@ -1,13 +1,13 @@
-// Which pages of the KV cache hold the keys of which beginning of a prompt, so that a prompt that
-// begins as an earlier one did is not computed again.
+// Finds the pages of the KV cache that hold the keys of a prompt's beginning, so that a prompt that
+// begins like an earlier one is not computed again.
 //
-// A block is a page's worth of tokens with all tokens before it, named by a chain of XXH3-128
-// hashes that starts at the request's salt. A block may have a page of the full layers, one of the
-// window layers, or both. A hit that ends after block e needs the full pages of blocks 0 .. e - 1
-// and the window pages that hold the keys which the next token sees: those of the last window - 1
-// tokens. Which pages leave first is the pools' matter (kv.h): pages no sequence holds, the least
-// recently used first, window pages where no hit is expected to end before the others.
-// Not thread-safe: one scheduling thread owns it.
+// A block is one page of tokens together with all tokens before it. Its name is a chain of XXH3-128
+// hashes that starts at the request's salt. A block may have a page of the full layers, a page of
+// the window layers, or both. A hit of e blocks needs the full pages of all e blocks, and the
+// window pages of the last window - 1 tokens, whose keys the next token sees. KvCache decides which
+// pages are evicted first (kv.h): pages that no sequence holds, least recently released first; of
+// the window pages, first those where no hit is expected to end.
+// Not thread-safe: one scheduling thread owns the cache.
 #pragma once
 
 #include <cstdint>
@@ -23,23 +23,23 @@
 
 namespace moxie {
 
-/// Why no more of a prompt was found.
+/// Why a hit was not longer.
 enum class CacheMiss : uint8_t {
-  kNone,      ///< all that can be shared was: whole pages, without the last token
+  kNone,      ///< everything that can be shared was found: whole pages, without the last token
   kOff,       ///< the cache is off, or the request did not want it
   kShort,     ///< the prompt is not longer than a page
   kUnseen,    ///< no cached prompt begins with the same page of tokens
-  kDiffers,   ///< cached prompts go on otherwise after the hit
-  kEvicted,   ///< it was there, and its pages went to others since
-  kWindow,    ///< the full layers' pages are there, the window layers' are not
-  kLogprobs,  ///< the prompt's log-probabilities were asked for: it has to be computed
+  kDiffers,   ///< cached prompts continue differently after the hit
+  kEvicted,   ///< the next block was cached, but its pages have been evicted
+  kWindow,    ///< the full layers' pages are cached, the window layers' are not
+  kLogprobs,  ///< the prompt's log-probabilities are wanted, so all of it must be computed
 };
 const char* cache_miss_name(CacheMiss miss);
 
 struct CacheReport {
   int32_t hit_tokens = 0;
   CacheMiss miss = CacheMiss::kOff;
-  int32_t full_tokens = 0;  ///< tokens whose full pages were there: hit_tokens or more
+  int32_t full_tokens = 0;  ///< tokens whose full pages are cached: hit_tokens or more
   /// A sentence for people: "1,024 of 1,500 prompt tokens; ...".
   std::string text(int32_t prompt_tokens) const;
 };
@@ -50,27 +50,28 @@ struct BlockHash {
   bool operator==(const BlockHash&) const = default;
 };
 
-/// The first link of a salt's chains, and the link after `before` for a page of tokens.
+/// chain_start: the first link of a salt's chain. chain_next: the link of a page of tokens, which
+/// follows `before`.
 BlockHash chain_start(std::string_view salt);
 BlockHash chain_next(const BlockHash& before, std::span<const int32_t> page);
 
 class PrefixCache {
  public:
-  /// Of this cache, which must outlive it; two at once on one cache do not work.
+  /// `kv` must outlive this, and must have no other PrefixCache.
   explicit PrefixCache(KvCache& kv);
   ~PrefixCache();
   PrefixCache(const PrefixCache&) = delete;
   PrefixCache& operator=(const PrefixCache&) = delete;
 
-  /// The longest hit of a prompt of `prompt_tokens` tokens with these whole pages; it leaves at
-  /// least one token to compute.
+  /// The longest hit of a prompt of `prompt_tokens` tokens whose whole pages are `chain`. At least
+  /// one token is left to compute.
   CacheReport find(std::span<const BlockHash> chain, int32_t prompt_tokens) const;
-  /// A sequence that holds the pages of a hit which find() has just told.
+  /// A new sequence that holds the pages of a hit. find() has just returned `hit_tokens`.
   SeqId take(std::span<const BlockHash> chain, int32_t hit_tokens);
-  /// The sequence's page `block_idx` is whole (or will be before anything that is launched later
-  /// reads it): its pages become those of the block, unless it has some.
+  /// Gives the block the pages of the sequence's block `block_idx`, unless the block has pages. The
+  /// sequence's pages are full, or will be before a later launch reads them.
   void insert(SeqId seq, int32_t block_idx, const BlockHash& hash);
-  /// A hit is expected to end after these blocks: their last window pages are worth more.
+  /// A hit is expected to end after these blocks: their last window pages are preferred.
   void expect_end(std::span<const BlockHash> chain);
   /// Forgets all blocks.
   void clear();
@@ -82,7 +83,7 @@ class PrefixCache {
  private:
   struct Block {
     int32_t full = -1, window = -1;
-    uint64_t ghost_number = 0;  // of its entry in ghosts_, if it has no pages
+    uint64_t ghost_number = 0;  // of its entry in ghosts_, if the block has no pages
     bool is_ghost() const { return full < 0 && window < 0; }
   };
   struct HashOfHash {
@@ -101,8 +102,8 @@ class PrefixCache {
   const bool has_full_, has_window_;
   Blocks blocks_;
   std::vector<Blocks::value_type*> full_owners_, window_owners_;  // by page; null: none
-  // Blocks that have lost all pages are remembered for a while, to tell what was evicted from what
-  // never was.
+  // Blocks that have lost all pages are remembered for a while, to tell evicted blocks (kEvicted)
+  // from blocks that were never cached (kUnseen, kDiffers).
   std::deque<std::pair<uint64_t, BlockHash>> ghosts_;
   uint64_t last_ghost_ = 0;
   int64_t num_ghosts_ = 0;

@@ -9,13 +9,12 @@
 
 #include "core/clock.h"
 #include "engine/constraint.h"
+#include "engine/drafter.h"
 #include "engine/engine.h"
 #include "engine/prefix_cache.h"
 #include "kernels/sample/sample.h"
 
 namespace moxie {
-
-using RequestId = uint64_t;  ///< never 0, never used twice
 
 /// When what happened to a request.
 struct RequestTimes {
@@ -41,8 +40,8 @@ struct Finish {
 struct RequestUpdate {
   RequestId id = 0;
   Clock::time_point at{};
-  /// Tokens drawn since the last update, mostly one. logprob, rank and top_* are set as
-  /// SamplingOptions::num_logprobs asked.
+  /// Tokens drawn since the last update: one, or with drafts a few. logprob, rank and top_* are set
+  /// as SamplingOptions::num_logprobs asked.
   std::span<const SampleAnswer> tokens;
   /// With ServiceRequest::prompt_logprobs: the next tokens of the prompt, from its second on (the
   /// first follows nothing), all of them before or with the first drawn token.
@@ -68,7 +67,15 @@ struct ServiceRequest {
   /// Such a prompt is computed whole, the cache notwithstanding.
   int32_t prompt_logprobs = -1;
   std::shared_ptr<TokenConstraint> constraint;  ///< null: none
+  bool use_drafter = true;                      ///< where the service has one
+  /// Benchmarks: the first tokens of the answer, in place of those drawn.
+  std::vector<int32_t> given;
   RequestSink sink;
 };
+
+/// What is wrong with a request for a model of this vocabulary; `where` of the error names a field.
+Status check_request(const ServiceRequest& request, int32_t vocab);
+/// Fails where the prompt leaves no room for a token.
+Status check_length(int64_t num_prompt, int32_t max_model_len);
 
 }  // namespace moxie

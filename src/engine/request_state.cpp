@@ -5,6 +5,8 @@
 #include <limits>
 #include <random>
 
+#include "engine/step_runner.h"
+
 namespace moxie {
 
 Sampler::Sampler(const SamplingOptions& options, std::span<const int32_t> prompt,
@@ -75,6 +77,35 @@ SampleRequest Sampler::next(int32_t num_drawn, TokenConstraint* constraint,
   return request;
 }
 
+// One list of ids, to which drafts that are new append; counts behind each draft.
+void Sampler::add_drafts(std::span<const int32_t> drafts, std::span<SampleRequest> requests,
+                         std::vector<int32_t>* lists) const {
+  if (!is_penalised_) return;
+  const size_t num_known = history_ids_.size(), stride = num_known + drafts.size();
+  lists->resize(stride * (1 + drafts.size()));
+  int32_t* ids = lists->data();
+  std::copy(history_ids_.begin(), history_ids_.end(), ids);
+  const int32_t* before = history_counts_.data();
+  size_t size = num_known;
+  for (size_t i = 0; i < drafts.size(); ++i) {
+    int32_t* counts = ids + stride * (i + 1);
+    std::copy_n(before, size, counts);
+    const auto known = history_places_.find(drafts[i]);
+    const auto place =
+        known != history_places_.end()
+            ? static_cast<size_t>(known->second)
+            : static_cast<size_t>(std::find(ids + num_known, ids + size, drafts[i]) - ids);
+    if (place == size) {
+      ids[size] = drafts[i];
+      counts[size++] = 0;
+    }
+    ++counts[place];
+    requests[i].history_ids = ids;
+    requests[i].history_counts = before = counts;
+    requests[i].num_history = static_cast<int32_t>(size);
+  }
+}
+
 void Sampler::take(int32_t token) {
   if (!is_penalised_) return;
   const auto [place, is_first] =
@@ -97,6 +128,8 @@ Request::Request(ServiceRequest request, Sampler request_sampler, int32_t room, 
       max_new(request.sampling.max_tokens > 0 ? std::min(request.sampling.max_tokens, room) : room),
       tokens(std::move(request.prompt)),
       uses_cache(request.use_prefix_cache),
+      given(std::move(request.given)),
+      speculates(request.use_drafter && given.empty()),
       sampler(std::move(request_sampler)),
       constraint(std::move(request.constraint)),
       sink(std::move(request.sink)) {
@@ -110,6 +143,15 @@ Request::Request(ServiceRequest request, Sampler request_sampler, int32_t room, 
         hash, std::span(tokens).subspan(static_cast<size_t>(at), static_cast<size_t>(page_tokens)));
     chain.push_back(hash);
   }
+}
+
+std::unique_ptr<Request> make_request(ServiceRequest request, StepRunner& runner,
+                                      std::optional<int32_t> room) {
+  const StepRunner::Limits& limits = runner.limits();
+  if (!room) room = limits.max_model_len - static_cast<int32_t>(request.prompt.size());
+  Sampler sampler(request.sampling, request.prompt, limits.stop_ids, limits.vocab);
+  return std::make_unique<Request>(std::move(request), std::move(sampler), *room,
+                                   runner.kv().shape().page_tokens);
 }
 
 void Request::push_token(int32_t token, int32_t page_tokens) {

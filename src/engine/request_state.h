@@ -1,10 +1,12 @@
 // A request as the scheduler keeps it: its tokens, its place in the cache, and how it draws.
 #pragma once
 
+#include <optional>
 #include <unordered_map>
 #include <vector>
 
 #include "engine/request.h"
+#include "engine/verification.h"
 
 namespace moxie {
 
@@ -17,6 +19,10 @@ class Sampler {
   /// What the draw after `num_drawn` tokens wants; valid until the next take(). `mask` is room for
   /// one mask, used if `constraint` binds.
   SampleRequest next(int32_t num_drawn, TokenConstraint* constraint, std::span<uint32_t> mask);
+  /// To the requests of draws behind `drafts`, one a draft, the counts that penalties then have; of
+  /// them `lists` keeps the memory.
+  void add_drafts(std::span<const int32_t> drafts, std::span<SampleRequest> requests,
+                  std::vector<int32_t>* lists) const;
   /// Whether that draw and all after it want the same, whatever is drawn: nothing of the host.
   bool is_free(int32_t num_drawn) const { return !is_penalised_ && num_drawn >= min_tokens_; }
   /// The token was drawn.
@@ -47,6 +53,9 @@ struct Request {
   int32_t num_coming() const { return static_cast<int32_t>(tokens.size()) + num_pending; }
   /// Of those, the ones without a place in the cache.
   int32_t num_left() const { return num_coming() - num_stored; }
+  /// Whether its next step is planned only when the draws on their way are known: drafts follow
+  /// known tokens.
+  bool awaits_draws() const { return speculates && num_pending > 0; }
   /// Whether the prompt has log-probabilities that were not delivered yet.
   bool wants_scores() const { return prompt_logprobs >= 0 && num_scored < num_prompt - 1; }
   /// Serves before: by priority, then by arrival.
@@ -76,6 +85,10 @@ struct Request {
   std::vector<BlockHash> chain;  // of the whole pages of tokens
   int32_t num_inserted = 0;      // pages that the prefix cache knows
 
+  const std::vector<int32_t> given;  // the first tokens of the answer, in place of those drawn
+  bool speculates;                   // its answer is drafted
+  Verification verification;         // of its drafts in the step on its way
+
   Sampler sampler;
   std::shared_ptr<TokenConstraint> constraint;
   RequestSink sink;
@@ -85,5 +98,11 @@ struct Request {
  private:
   BlockHash start_;  // of the chain
 };
+
+class StepRunner;
+/// The request as the scheduler takes it; its id is still to be given. It has been checked.
+/// `room`: as for Request; none: what the runner's context leaves.
+std::unique_ptr<Request> make_request(ServiceRequest request, StepRunner& runner,
+                                      std::optional<int32_t> room = {});
 
 }  // namespace moxie

@@ -28,17 +28,27 @@ int32_t most_running(const KvCache& kv, int32_t max_model_len, int32_t max_batch
   return static_cast<int32_t>(std::max<int64_t>(1, (kv.num_window_pages() - prompts) / each));
 }
 
+// A request alone fits in the cache, unless someone else holds pages of it.
+Error no_pages() {
+  return {"no free pages in the KV cache", "step", "fewer streams or shorter contexts"};
+}
+
 }  // namespace
 
 void StepPlan::clear() {
   rows.clear();
   chunks.clear();
   awaited.clear();
+  given.clear();
   in_loop = InLoop::kNo;
   num_tokens = num_answers = 0;
   status = {};
   was_launched = was_run = false;
   seconds = 0;
+}
+
+void StepPlan::put_given() {
+  for (const auto& [answer, token] : given) answers[static_cast<size_t>(answer)].token = token;
 }
 
 Scheduler::Scheduler(StepRunner& runner, const Options& options)
@@ -57,10 +67,20 @@ Scheduler::~Scheduler() {
 
 void Scheduler::add(std::unique_ptr<Request> request) {
   Request& added = *request;
+  CHECK(added.id != 0 && !requests_.contains(added.id), "a request without an id of its own");
   if (prefixes_ == nullptr) added.uses_cache = false;
+  if (options_.drafting.drafter == nullptr) added.speculates = false;
   queued_tokens_ += added.num_prompt;
   waiting_.insert(&added);
   requests_.emplace(added.id, std::move(request));
+}
+
+void Scheduler::add(std::unique_ptr<Request> request, SeqId seq) {
+  Request& added = *request;
+  CHECK(kv_.num_tokens(seq) < added.num_prompt);
+  add(std::move(request));
+  added.uses_cache = false;
+  start(added, seq, {.hit_tokens = kv_.num_tokens(seq)});
 }
 
 void Scheduler::cancel(RequestId id) {
@@ -85,17 +105,19 @@ bool Scheduler::plan(StepPlan* plan) {
     admit();
     place_prefills(plan);
     if (!plan->rows.empty() || running_.empty() || num_under_way_ > 0) break;
-    // Nothing but prompts, and no pages for any of them: the last one makes room. A single request
-    // always fits.
-    CHECK(running_.size() > 1, "one request alone does not fit in the cache");
-    preempt(*running_.back());
+    // Nothing but prompts, and no pages for any of them: the last one makes room.
+    if (running_.size() == 1)
+      end(*running_.back(), FinishReason::kError, no_pages());
+    else
+      preempt(*running_.back());
   }
   if (plan->rows.empty()) return false;
   plan->in_loop = place_in_loop(*plan);
   num_loop_rows_ = plan->in_loop == InLoop::kNo ? 0 : plan->rows.size();
   counters_.num_loop_steps += plan->in_loop != InLoop::kNo;
-  if (plan->in_loop == InLoop::kFirst) arm_loop(plan);
   runner_.build(plan->chunks, plan->in_loop, &plan->arrays);
+  if (plan->in_loop == InLoop::kFirst) begin_loop(plan);
+  if (plan->in_loop == InLoop::kNext) ++loop_step_;
   plan->number = ++counters_.num_steps;
   plan->answers.resize(static_cast<size_t>(plan->num_answers));
   counters_.computed_tokens += plan->num_tokens;
@@ -107,19 +129,22 @@ bool Scheduler::plan(StepPlan* plan) {
 // A token of every running request that has only one left; collects those with more.
 void Scheduler::place_decodes(StepPlan* plan) {
   prefilling_.clear();
+  decoding_.clear();
   reserved_pages_ = 0;
   for (size_t i = 0; i < running_.size(); ++i) {  // make_room() shortens the list behind i
     Request& request = *running_[i];
-    if (!has_turn(request)) continue;
+    if (!has_turn(request) || request.awaits_draws()) continue;
     const int32_t left = request.num_left();
     if (left > 1) {
       prefilling_.push_back(&request);
       continue;
     }
     const bool draws_last = request.num_coming() - request.num_prompt >= request.max_new;
-    if (left == 0 || draws_last || budget_ == 0 || rows_left_ == 0) continue;
-    if (make_room(request)) add_row(plan, request, 1, Logits::kLast);
+    const bool is_full = std::cmp_equal(decoding_.size(), std::min(budget_, rows_left_));
+    if (left == 0 || draws_last || is_full) continue;
+    if (make_room(request)) decoding_.push_back(&request);
   }
+  add_decodes(plan);
   for (const Request* request : prefilling_) {
     reserved_pages_ +=
         kv_.shape().full_pages(request->num_coming()) - kv_.shape().full_pages(request->num_stored);
@@ -129,6 +154,10 @@ void Scheduler::place_decodes(StepPlan* plan) {
 // Room for one more token, at the cost of the last of the running. False if that was this one.
 bool Scheduler::make_room(Request& request) {
   while (!kv_.append(request.seq, 1)) {
+    if (running_.size() == 1) {  // who is alone waits for the window pages of steps on their way
+      if (num_under_way_ == 0) end(request, FinishReason::kError, no_pages());
+      return false;
+    }
     Request& victim = *running_.back();
     preempt(victim);
     if (&victim == &request) return false;
@@ -166,14 +195,17 @@ void Scheduler::place_prefill(StepPlan* plan, Request& request, int32_t share) {
   add_row(plan, request, count, scores ? Logits::kAll : ends ? Logits::kLast : Logits::kNone);
 }
 
-void Scheduler::add_row(StepPlan* plan, Request& request, int32_t count, Logits logits) {
+void Scheduler::add_row(StepPlan* plan, Request& request, int32_t count, Logits logits,
+                        int32_t num_drafts) {
   const int32_t start = request.num_stored;
   const auto num_known = static_cast<int32_t>(request.tokens.size());
-  StepPlan::Row row{.request = &request, .start = start, .count = count};
-  row.draws = start + count == request.num_coming();
+  StepPlan::Row row{.request = &request, .start = start, .count = count, .num_drafts = num_drafts};
+  row.draws = start + row.num_known() == request.num_coming();
   row.first_answer = plan->num_answers;
   row.num_answers = logits == Logits::kAll ? count : logits == Logits::kLast ? 1 : 0;
-  if (start < num_known) {
+  if (num_drafts > 0) {
+    plan->chunks.push_back({request.seq, request.verification.tokens(), logits});
+  } else if (start < num_known) {
     plan->chunks.push_back(
         {request.seq,
          std::span(request.tokens).subspan(static_cast<size_t>(start), static_cast<size_t>(count)),
@@ -190,32 +222,13 @@ void Scheduler::add_row(StepPlan* plan, Request& request, int32_t count, Logits 
   if (row.draws) {
     ++request.num_pending;
     request.pending_answer = plan->num_answers - 1;
+    const auto number = static_cast<size_t>(row.num_drawn());
+    if (number < request.given.size()) {
+      plan->given.emplace_back(request.pending_answer, request.given[number]);
+    }
   }
   ++request.num_plans;
   plan->rows.push_back(row);
-}
-
-// In the loop are steps of one drawing token a request, of which none wants anything of the host.
-// Such a step goes on from the last one if each of its tokens is drawn there by the same row.
-InLoop Scheduler::place_in_loop(const StepPlan& plan) const {
-  const size_t num_rows = plan.rows.size();
-  if (std::cmp_greater(num_rows, options_.max_loop_streams)) return InLoop::kNo;
-  bool goes_on = num_loop_rows_ == num_rows && plan.awaited.size() == num_rows;
-  for (size_t i = 0; i < num_rows; ++i) {
-    const StepPlan::Row& row = plan.rows[i];
-    if (row.count != 1 || !row.draws || row.request->constraint != nullptr) return InLoop::kNo;
-    if (!row.request->sampler.is_free(row.num_drawn())) return InLoop::kNo;
-    goes_on = goes_on && std::cmp_equal(plan.awaited[i].second, i);
-  }
-  return goes_on ? InLoop::kNext : InLoop::kFirst;
-}
-
-// At once, since the draws follow the forward pass without the host.
-void Scheduler::arm_loop(StepPlan* plan) {
-  plan->requests.clear();
-  for (const StepPlan::Row& row : plan->rows) {
-    plan->requests.push_back(row.request->sampler.next(row.num_drawn(), nullptr, {}));
-  }
 }
 
 // As many as fill this step's tokens; nobody is overtaken for want of pages.
@@ -298,7 +311,7 @@ void Scheduler::start(Request& request, SeqId seq, const CacheReport& report) {
   request.num_inserted = report.hit_tokens / page_tokens_;
   running_.insert(std::upper_bound(running_.begin(), running_.end(), &request, Before{}), &request);
   prefilling_.push_back(&request);
-  if (report.hit_tokens > 0) {
+  if (request.uses_cache && report.hit_tokens > 0) {
     prefixes_->expect_end(
         std::span(request.chain).first(static_cast<size_t>(request.num_inserted)));
   }
@@ -333,7 +346,7 @@ void Scheduler::preempt(Request& request) {
 void Scheduler::end(Request& request, FinishReason reason, Error error) {
   if (request.state == Request::State::kEnded) return;
   if (request.state == Request::State::kRunning) {
-    if (request.num_inserted > 0) {
+    if (request.uses_cache && request.num_inserted > 0) {
       prefixes_->expect_end(
           std::span(request.chain).first(static_cast<size_t>(request.num_inserted)));
     }
@@ -343,6 +356,7 @@ void Scheduler::end(Request& request, FinishReason reason, Error error) {
   }
   if (!request.was_admitted) queued_tokens_ -= request.num_prompt;
   set_suspect(request, false);
+  if (request.speculates) options_.drafting.drafter->forget(request.id);
   request.state = Request::State::kEnded;
   Finish& finish = request.finish;
   finish.reason = reason;
@@ -356,9 +370,10 @@ void Scheduler::end(Request& request, FinishReason reason, Error error) {
 void Scheduler::arm(StepPlan* plan) {
   if (plan->in_loop == InLoop::kNo) arm_draws(plan);
   for (const StepPlan::Row& row : plan->rows) {
-    if (row.request->state == Request::State::kEnded) continue;
-    insert_pages(*row.request, row.start + row.count);
-    kv_.release_window(row.request->seq);
+    if (row.request->state != Request::State::kRunning) continue;
+    const int32_t num_known = row.start + row.num_known();
+    insert_pages(*row.request, num_known);
+    kv_.release_window(row.request->seq, num_known);
   }
 }
 
@@ -366,7 +381,9 @@ void Scheduler::arm_draws(StepPlan* plan) {
   plan->requests.resize(static_cast<size_t>(plan->num_answers));
   const auto mask_words = static_cast<size_t>(ceil_div(runner_.limits().vocab, 32));
   size_t num_masks = 0;
-  for (const StepPlan::Row& row : plan->rows) num_masks += row.request->constraint != nullptr;
+  for (const StepPlan::Row& row : plan->rows) {
+    if (row.request->constraint != nullptr) num_masks += static_cast<size_t>(1 + row.num_drafts);
+  }
   if (num_masks > 0) plan->masks.resize(num_masks * mask_words);
   std::span<uint32_t> masks = plan->masks;
   for (const StepPlan::Row& row : plan->rows) {
@@ -376,15 +393,18 @@ void Scheduler::arm_draws(StepPlan* plan) {
             .subspan(static_cast<size_t>(row.first_answer), static_cast<size_t>(row.num_answers));
     std::span<uint32_t> mask;
     if (request.constraint != nullptr) {
-      mask = masks.first(mask_words);
-      masks = masks.subspan(mask_words);
+      mask = masks.first(mask_words * static_cast<size_t>(1 + row.num_drafts));
+      masks = masks.subspan(mask.size());
     }
     if (request.state == Request::State::kEnded) {
       std::fill(answers.begin(), answers.end(), SampleRequest{});
       continue;
     }
     arm_scores(request, row, answers);
-    if (row.draws) {
+    if (row.num_drafts > 0) {
+      request.verification.arm(request.sampler, row.num_drawn(), request.constraint.get(), mask,
+                               answers);
+    } else if (row.draws) {
       answers.back() = request.sampler.next(request.num_drawn(), request.constraint.get(), mask);
     }
   }
@@ -393,7 +413,7 @@ void Scheduler::arm_draws(StepPlan* plan) {
 // Log-probabilities of the prompt: greedy draws of tokens that are forced.
 void Scheduler::arm_scores(const Request& request, const StepPlan::Row& row,
                            std::span<SampleRequest> answers) {
-  const auto num_scores = answers.size() - (row.draws ? 1 : 0);
+  const auto num_scores = answers.size() - row.num_draws();
   for (size_t i = 0; i < num_scores; ++i) {
     answers[i] = {.num_logprobs = request.prompt_logprobs,
                   .bias_ids = &request.tokens[static_cast<size_t>(row.start) + i + 1],
@@ -438,7 +458,7 @@ void Scheduler::absorb_row(const StepPlan& plan, const StepPlan::Row& row) {
   auto answers =
       std::span(plan.answers)
           .subspan(static_cast<size_t>(row.first_answer), static_cast<size_t>(row.num_answers));
-  const size_t num_scores = answers.size() - (row.draws ? 1 : 0);
+  const size_t num_scores = answers.size() - row.num_draws();
   if (num_scores > 0) {
     // Of a prompt that is computed again some may have been delivered.
     const auto from = static_cast<size_t>(std::max(0, request.num_scored - row.start));
@@ -450,7 +470,7 @@ void Scheduler::absorb_row(const StepPlan& plan, const StepPlan::Row& row) {
   }
   if (!row.draws) return;
   set_suspect(request, false);
-  absorb_token(request, answers.back());
+  absorb_draws(request, row, answers.last(row.num_draws()));
 }
 
 void Scheduler::absorb_token(Request& request, const SampleAnswer& answer) {
@@ -462,7 +482,12 @@ void Scheduler::absorb_token(Request& request, const SampleAnswer& answer) {
   if (request.num_drawn() == 0) request.finish.times.first_token = Clock::now();
   request.push_token(answer.token, page_tokens_);
   ++counters_.generation_tokens;
-  news_.push_back({.request = &request, .tokens = {&answer, 1}});
+  News* last = news_.empty() ? nullptr : &news_.back();
+  if (last != nullptr && last->request == &request && !last->tokens.empty()) {
+    last->tokens = {last->tokens.data(), last->tokens.size() + 1};  // the answer behind its last
+  } else {
+    news_.push_back({.request = &request, .tokens = {&answer, 1}});
+  }
   if (request.constraint != nullptr) {
     if (auto status = request.constraint->accept(answer.token); !status) {
       end(request, FinishReason::kError, std::move(status.error()));

@@ -10,15 +10,21 @@
 // they are computed again one by one, each alone until it has drawn a token (a suspect until then),
 // and all else waits.
 //
-// A step is planned, run elsewhere (step_runner.h) and absorbed. Two may be under way: while one
-// runs, the next is planned as if every request went on, with room for tokens that are being drawn;
-// what a request that has ended draws in it is dropped. The calls for step n, with step n - 1 or
-// without:
+// A step is planned, run elsewhere (step_runner.h) and absorbed. Several may be under way: while
+// one runs, the next are planned as if every request went on, with room for tokens that are being
+// drawn; what a request that has ended draws in them is dropped. The calls for step n, with step
+// n - 1 or without (step_loop.h makes them):
 //
 //   plan(n)       rows, pages, arrays                       while n - 1 runs
 //   absorb(n-1)   its tokens                                once it is done
 //   arm(n)        what its draws want; its pages are known  while n's forward pass runs
 //   deliver()     sinks
+//
+// A request with drafts (drafter.h) has its last token and them in a step as one chunk, whose
+// answer is of 0 to 1 + drafts tokens. Pages are reserved for all of it, and those of drafts that
+// do not stand are given back; the prefix cache learns of a page, and a window page is released,
+// when the tokens are accepted. Such a request has no row in a step that is planned before its
+// tokens are known, and none in a decode loop.
 //
 // A step of nothing but draws that want nothing of the host runs in the runner's decode loop: where
 // it goes on from the one before, the device has it before that one is done.
@@ -42,10 +48,13 @@ struct StepPlan {
   struct Row {
     Request* request = nullptr;
     int32_t start = 0, count = 0;  ///< tokens of the request
+    int32_t num_drafts = 0;        ///< the last of the tokens: they are not its own yet
     int32_t first_answer = 0, num_answers = 0;
-    bool draws = false;  ///< the last answer is the next token
-    /// Tokens that the request has drawn before this one, if it draws.
-    int32_t num_drawn() const { return start + count - request->num_prompt; }
+    bool draws = false;  ///< the last answer, with drafts the last 1 + num_drafts, may be drawn
+    int32_t num_known() const { return count - num_drafts; }
+    size_t num_draws() const { return draws ? static_cast<size_t>(1 + num_drafts) : 0; }
+    /// Tokens that the request has drawn before the first that this row draws.
+    int32_t num_drawn() const { return start + num_known() - request->num_prompt; }
   };
   int64_t number = 0;
   InLoop in_loop = InLoop::kNo;
@@ -54,6 +63,8 @@ struct StepPlan {
   HostArrays arrays;
   /// Tokens of `arrays` that the step before draws: (index in token_ids, index of its answer).
   std::vector<std::pair<int32_t, int32_t>> awaited;
+  /// Answers whose tokens are given and not those drawn: (index of the answer, token).
+  std::vector<std::pair<int32_t, int32_t>> given;
   int32_t num_tokens = 0, num_answers = 0;
   std::vector<SampleRequest> requests;  ///< [num_answers], by arm(); kFirst: by plan(); kNext: none
   std::vector<uint32_t> masks;
@@ -65,6 +76,8 @@ struct StepPlan {
   double seconds = 0;
 
   void clear();
+  /// Once the answers are there.
+  void put_given();
 };
 
 class Scheduler {
@@ -73,12 +86,16 @@ class Scheduler {
     int32_t max_num_seqs = 1, max_batch_tokens = 1;
     int32_t max_loop_streams = 0;  ///< of a step in the decode loop; 0: no step is
     bool prefix_cache = true;
+    Drafting drafting{};
   };
   /// `runner` must outlive it. Options are limits the runner has, too.
   Scheduler(StepRunner& runner, const Options& options);
   ~Scheduler();
 
   void add(std::unique_ptr<Request> request);
+  /// A request of whose prompt `seq` holds all but some last tokens: it runs at once, and the
+  /// sequence is the scheduler's.
+  void add(std::unique_ptr<Request> request, SeqId seq);
   /// Ends a request as aborted, if it has not ended.
   void cancel(RequestId id);
   void cancel_all();
@@ -118,11 +135,15 @@ class Scheduler {
 
   void place_decodes(StepPlan* plan);
   bool make_room(Request& request);
+  void add_decodes(StepPlan* plan);
+  void place_drafts();
   void place_prefills(StepPlan* plan);
   void place_prefill(StepPlan* plan, Request& request, int32_t share);
-  void add_row(StepPlan* plan, Request& request, int32_t count, Logits logits);
+  void add_row(StepPlan* plan, Request& request, int32_t count, Logits logits,
+               int32_t num_drafts = 0);
   InLoop place_in_loop(const StepPlan& plan) const;
-  static void arm_loop(StepPlan* plan);
+  bool goes_on_in_loop(const StepPlan& plan) const;
+  void begin_loop(StepPlan* plan);
   void arm_draws(StepPlan* plan);
   void admit();
   void admit_suspect();
@@ -138,6 +159,8 @@ class Scheduler {
   void end(Request& request, FinishReason reason, Error error = {});
   void insert_pages(Request& request, int32_t num_stored);
   void absorb_row(const StepPlan& plan, const StepPlan::Row& row);
+  void absorb_draws(Request& request, const StepPlan::Row& row,
+                    std::span<const SampleAnswer> answers);
   void absorb_token(Request& request, const SampleAnswer& answer);
   static void arm_scores(const Request& request, const StepPlan::Row& row,
                          std::span<SampleRequest> answers);
@@ -155,12 +178,16 @@ class Scheduler {
   std::set<Request*, Before> waiting_;
   std::vector<Request*> running_;     // by Before
   std::vector<Request*> prefilling_;  // scratch of a plan
+  std::vector<Request*> decoding_;    // likewise: a token each, and drafts
+  std::vector<int32_t> proposal_;     // likewise
   std::vector<News> news_;
   int32_t budget_ = 0, rows_left_ = 0;  // tokens and rows of logits of the plan being made
   int64_t reserved_pages_ = 0;          // full pages that running prompts still need
   int64_t queued_tokens_ = 0;
   int32_t num_under_way_ = 0;  // plans
   size_t num_loop_rows_ = 0;   // of the last plan, if it is in the loop
+  int32_t loop_step_ = 0;      // of the loop's session: the last plan is this one, from 0 on
+  int32_t loop_fed_ = 0;       // steps of it whose next tokens were given with the first
   int32_t num_suspects_ = 0;   // of which one at most runs
   ServiceStats counters_;
 };

@@ -4,17 +4,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <condition_variable>
-#include <limits>
 #include <mutex>
 #include <optional>
 #include <thread>
 #include <utility>
 
-#include "engine/scheduler.h"
-#include "engine/step_thread.h"
+#include "engine/step_loop.h"
 
 namespace moxie {
 namespace {
@@ -24,62 +21,6 @@ constexpr double kRetryWithoutRateS = 5;
 
 tl::unexpected<Refusal> refuse(RefusalKind kind, Error error) {
   return tl::unexpected<Refusal>(Refusal{kind, std::move(error)});
-}
-
-// What is wrong with a request whatever else goes on; nothing if it is sound.
-Status check_ids(std::span<const int32_t> ids, int32_t vocab, const char* where) {
-  for (const int32_t id : ids) {
-    if (id < 0 || id >= vocab) {
-      return fail(fmt::format("token id {}, vocabulary of {}", id, vocab), where);
-    }
-  }
-  return {};
-}
-
-Status check_range(double value, double least, double most, const char* where) {
-  if (value >= least && value <= most) return {};
-  return fail(fmt::format("{}, not from {} to {}", value, least, most), where);
-}
-
-Status check_sampling(const SamplingOptions& sampling, int32_t vocab) {
-  constexpr double kMost = std::numeric_limits<float>::max();
-  constexpr int32_t kMostInt = std::numeric_limits<int32_t>::max();
-  const std::array checks = {
-      check_range(sampling.temperature, 0, kMost, "temperature"),
-      check_range(sampling.top_p, 0, 1, "top_p"),
-      check_range(sampling.min_p, 0, 1, "min_p"),
-      check_range(sampling.top_k, -1, kMostInt, "top_k"),
-      check_range(sampling.repetition_penalty, std::numeric_limits<float>::min(), kMost,
-                  "repetition_penalty"),
-      check_range(sampling.frequency_penalty, -kMost, kMost, "frequency_penalty"),
-      check_range(sampling.presence_penalty, -kMost, kMost, "presence_penalty"),
-      check_range(sampling.num_logprobs, -1, kMaxTopLogprobs, "logprobs"),
-      check_range(sampling.max_tokens, 0, kMostInt, "max_tokens"),
-      check_range(sampling.min_tokens, 0, sampling.max_tokens > 0 ? sampling.max_tokens : kMostInt,
-                  "min_tokens"),
-      check_ids(sampling.allowed_ids, vocab, "allowed_token_ids"),
-  };
-  for (const Status& status : checks) {
-    if (!status) return status;
-  }
-  for (const auto& [id, value] : sampling.logit_bias) {
-    if (auto status = check_ids({&id, 1}, vocab, "logit_bias"); !status) return status;
-    if (std::isnan(value)) return fail("not a number", "logit_bias");
-  }
-  return {};
-}
-
-Status check_request(const ServiceRequest& request, int32_t vocab) {
-  if (request.prompt.empty()) return fail("no tokens", "prompt", "give at least one");
-  if (auto status = check_ids(request.prompt, vocab, "prompt"); !status) return status;
-  if (request.constraint != nullptr && request.sampling.ignore_eos) {
-    return fail("an answer that is bound must be free to end", "ignore_eos", "leave it out");
-  }
-  if (auto status = check_range(request.prompt_logprobs, -1, kMaxTopLogprobs, "prompt_logprobs");
-      !status) {
-    return status;
-  }
-  return check_sampling(request.sampling, vocab);
 }
 
 }  // namespace
@@ -97,10 +38,9 @@ struct Service::Impl {
   Impl(std::unique_ptr<StepRunner> step_runner, const ServiceOptions& service_options)
       : runner(std::move(step_runner)),
         options(service_options),
-        scheduler(*runner, scheduler_options()),
-        steps(*runner, options.async_scheduling, options.fault) {
-    published = scheduler.stats();
-    thread = std::thread([this] { loop(); });
+        loop(*runner, scheduler_options(), loop_options()) {
+    published = scheduler().stats();
+    thread = std::thread([this] { run(); });
   }
 
   Scheduler::Options scheduler_options() const {
@@ -114,12 +54,23 @@ struct Service::Impl {
     return {.max_num_seqs = limited(options.max_num_seqs, most),
             .max_batch_tokens = tokens,
             .max_loop_streams = options.async_scheduling ? limits.max_loop_streams : 0,
-            .prefix_cache = options.prefix_cache};
+            .prefix_cache = options.prefix_cache,
+            .drafting = options.drafting};
   }
 
-  void loop();
+  // One step late, so that the host has a step's time for its part; no more, so that a prompt
+  // which comes waits for few.
+  StepLoop::Options loop_options() const {
+    const int32_t ahead = options.async_scheduling ? 2 : 1;
+    return {.has_thread = options.async_scheduling,
+            .steps_ahead = ahead,
+            .loop_steps_ahead = ahead,
+            .fault = options.fault};
+  }
+
+  Scheduler& scheduler() { return loop.scheduler(); }
+  void run();
   bool take_inbox(bool may_wait);
-  double finish_step(StepPlan* step, StepPlan** behind);
   void publish();
   std::optional<Refusal> refusal(int64_t num_prompt) const;
 
@@ -127,10 +78,8 @@ struct Service::Impl {
   const ServiceOptions options;
 
   // The scheduling thread's alone.
-  Scheduler scheduler;
-  StepThread steps;
-  std::array<StepPlan, 3> plans;
-  double host_s = 0, device_s = 0;
+  StepLoop loop;
+  double host_s = 0;
   Clock::time_point rate_from = Clock::now();
   int64_t rate_finished = 0;
 
@@ -168,17 +117,11 @@ tl::expected<RequestId, Refusal> Service::submit(ServiceRequest request) {
     return refuse(RefusalKind::kInvalid, std::move(status.error()));
   }
   const auto num_prompt = static_cast<int64_t>(request.prompt.size());
-  const int64_t room = limits.max_model_len - num_prompt;
-  if (room < 1) {
-    return refuse(RefusalKind::kTooLong,
-                  {fmt::format("{} tokens, where {} fit", num_prompt, limits.max_model_len - 1),
-                   "prompt", "a shorter prompt, or a server with a greater --max-model-len"});
+  if (auto status = check_length(num_prompt, limits.max_model_len); !status) {
+    return refuse(RefusalKind::kTooLong, std::move(status.error()));
   }
   // The work of it, hashes of the prompt above all, before the lock.
-  Sampler sampler(request.sampling, request.prompt, limits.stop_ids, limits.vocab);
-  auto made =
-      std::make_unique<Request>(std::move(request), std::move(sampler), static_cast<int32_t>(room),
-                                impl_->runner->kv().shape().page_tokens);
+  auto made = make_request(std::move(request), *impl_->runner);
   RequestId id = 0;
   {
     const std::lock_guard lock(impl_->mutex);
@@ -263,61 +206,22 @@ void Service::stop() {
   if (impl_->thread.joinable()) impl_->thread.join();
 }
 
-// Three plans: the one being made, the one under way, and the one before, whose answers the step
-// thread may still be reading.
-void Service::Impl::loop() {
-  StepPlan* under_way = nullptr;
-  for (size_t turn = 0;; ++turn) {
-    if (!take_inbox(under_way == nullptr && scheduler.num_requests() == 0)) return;
+void Service::Impl::run() {
+  for (;;) {
+    if (!take_inbox(loop.is_idle() && scheduler().num_requests() == 0)) return;
     const auto start = Clock::now();
-    double waited_s = 0;
-    StepPlan* next = &plans[turn % plans.size()];
-    if (!scheduler.plan(next)) next = nullptr;
-    CHECK(next != nullptr || under_way != nullptr || scheduler.num_running() == 0);
-    if (next != nullptr) steps.begin(next, under_way);
-    if (under_way != nullptr) waited_s += finish_step(under_way, &next);
-    if (next != nullptr) {
-      scheduler.arm(next);
-      steps.allow_draws(next);
-      if (!options.async_scheduling) {
-        under_way = std::exchange(next, nullptr);
-        waited_s += finish_step(under_way, &next);
-      }
+    const double waited_before = loop.waited_s();
+    const Status fault = loop.turn();
+    if (!fault) log_error("a step failed: " + fault.error().message());
+    if (loop.is_broken()) {
+      const std::lock_guard lock(mutex);
+      if (healthy) log_error("the device has failed");
+      healthy = false;
     }
-    scheduler.deliver();
     if (options.after_step) options.after_step();
-    under_way = next;
-    host_s += seconds_since(start) - waited_s;
+    host_s += seconds_since(start) - (loop.waited_s() - waited_before);
     publish();
   }
-}
-
-// Waits for a step and takes what came of it; the step behind one that failed is dropped. Returns
-// the seconds waited.
-double Service::Impl::finish_step(StepPlan* step, StepPlan** behind) {
-  const auto start = Clock::now();
-  steps.wait(step);
-  double waited_s = seconds_since(start);
-  device_s += step->seconds;
-  if (step->status) {
-    scheduler.absorb(step);
-    return waited_s;
-  }
-  const Error error = step->status.error();
-  log_error("a step failed: " + error.message());
-  scheduler.fail_step(step, error);
-  if (*behind != nullptr) {
-    steps.wait(*behind);
-    scheduler.drop_step(*behind);
-    *behind = nullptr;
-  }
-  if (auto status = runner->synchronize(); !status) {
-    log_error("the device has failed: " + status.error().message());
-    scheduler.fail_all(status.error());
-    const std::lock_guard lock(mutex);
-    healthy = false;
-  }
-  return waited_s;
 }
 
 // New requests and cancellations to the scheduler. False when there is nothing left to do, ever.
@@ -336,18 +240,18 @@ bool Service::Impl::take_inbox(bool may_wait) {
     published.waiting += static_cast<int32_t>(taken.size());
     queued_tokens += std::exchange(inbox_tokens, 0);
   }
-  for (auto& request : taken) scheduler.add(std::move(request));
-  for (const RequestId id : taken_cancels) scheduler.cancel(id);
-  if (cancels_all) scheduler.cancel_all();
+  for (auto& request : taken) scheduler().add(std::move(request));
+  for (const RequestId id : taken_cancels) scheduler().cancel(id);
+  if (cancels_all) scheduler().cancel_all();
   taken.clear();
   taken_cancels.clear();
   return !ends;
 }
 
 void Service::Impl::publish() {
-  ServiceStats stats = scheduler.stats();
+  ServiceStats stats = scheduler().stats();
   stats.host_s = host_s;
-  stats.device_s = device_s;
+  stats.device_s = loop.device_s();
   int64_t num_finished = 0;
   for (const int64_t count : stats.num_finished) num_finished += count;
   const double rate_s = seconds_since(rate_from);
@@ -358,8 +262,8 @@ void Service::Impl::publish() {
     rate_from = Clock::now();
   }
   published = stats;
-  queued_tokens = scheduler.num_queued_tokens();
-  num_live = inbox.size() + scheduler.num_requests();
+  queued_tokens = scheduler().num_queued_tokens();
+  num_live = inbox.size() + scheduler().num_requests();
   if (num_live == 0) all_ended.notify_all();
 }
 

@@ -1,12 +1,13 @@
-// Many requests on one engine: what a server submits to. Requests are queued, batched token by
-// token, and answered through a sink each; one scheduling thread does all of it (scheduler.h).
+// Many requests on one engine, for servers. The service queues requests, batches them token by
+// token, and answers each through its sink. One scheduling thread does all of this (scheduler.h).
 //
 //   fit_service(0, &engine_options);  // before Engine::load
 //   auto service = Service::create(engine, {});
 //   auto id = service->submit({.prompt = ids, .sampling = {...}, .sink = ...});
 //
-// The engine belongs to the service while it lives: nothing else may run steps or touch its cache.
-// All calls may come from any thread, from a sink too unless said otherwise.
+// The engine belongs to the service while the service lives: nothing else may launch the model or
+// touch the engine's cache. All calls may come from any thread; a sink may call too, except where a
+// call says otherwise.
 #pragma once
 
 #include <functional>
@@ -22,40 +23,45 @@ namespace moxie {
 enum class RefusalKind : uint8_t {
   kInvalid,    ///< 400: a field's value; the error names it
   kTooLong,    ///< 400: the prompt leaves no room in the context
-  kQueueFull,  ///< 429: come back after `retry_after_s`
+  kQueueFull,  ///< 429: the client may try again after `retry_after_s`
   kDraining,   ///< 503: the service is about to end
   kUnhealthy,  ///< 503: the device has failed for good
 };
 struct Refusal {
   RefusalKind kind = RefusalKind::kInvalid;
   Error error;
-  double retry_after_s = 0;  ///< kQueueFull and kDraining: an estimate, at least 1
+  double retry_after_s = 0;  ///< of kQueueFull and kDraining: an estimate, at least 1
 };
 
 struct ServiceOptions {
-  /// Requests that run at once and tokens a step; 0: what the engine was loaded for (EngineOptions
-  /// max_num_seqs, max_batch_tokens), which they are limited to.
+  /// Requests that run at once, and tokens of one launch. 0: what the engine was loaded for
+  /// (EngineOptions max_num_seqs, max_batch_tokens), which is also the upper bound of both.
   int32_t max_num_seqs = 0;
   int32_t max_batch_tokens = 0;
-  /// Requests, and tokens of their prompts, that wait at most; the next is refused (kQueueFull).
+  /// The most requests that wait, and the most tokens of their prompts. A request beyond either is
+  /// refused (kQueueFull).
   int32_t max_queue = 4096;
   int64_t max_queued_tokens = int64_t{32} << 20;
   bool prefix_cache = true;
-  /// True: the host's work of one step is done while the device runs the next, and on CUDA steps
-  /// that want nothing of the host between them run in the engine's decode loop. False: a plain
-  /// loop, one thing after another; same requests, same tokens.
+  /// The drafter must outlive the service, which calls it on its scheduling thread. A request that
+  /// is drafted takes a step only when the one before is done, and none of the decode loop's; its
+  /// tokens are those it has without.
+  Drafting drafting;
+  /// True: the host works on one launch while the device runs the next. On CUDA launches that need
+  /// nothing from the host between them run in the engine's decode loop. False: host and device
+  /// take turns. Both give the same tokens.
   bool async_scheduling = true;
-  /// Called on the scheduling thread after the sinks of a step: a place to flush what they
+  /// Called on the scheduling thread after the sinks of a launch, to flush what the sinks
   /// collected. Must not block.
   std::function<void()> after_step;
-  /// Tests only: what it returns before step `number` with these tokens, or while it runs in the
-  /// decode loop, fails that step.
+  /// For tests: called before launch `number` with the launch's tokens, or while the launch runs in
+  /// the decode loop. An error that it returns is the launch's.
   std::function<Status(int64_t number, std::span<const int32_t> token_ids)> fault;
 };
 
-/// Sets what an engine needs for a service of `max_num_seqs` requests at once (0:
-/// kDefaultNumSeqs): max_num_seqs, rows of logits, tokens a step, and kv_cache_bytes to
-/// kAutoKvBytes where it is 0.
+/// Sets the options that an engine needs for a service of `max_num_seqs` requests at once (0:
+/// kDefaultNumSeqs): max_num_seqs, the number of logits that a launch may ask for, tokens of a
+/// launch, and kv_cache_bytes (kAutoKvBytes where it is 0).
 void fit_service(int32_t max_num_seqs, EngineOptions* options);
 inline constexpr int32_t kDefaultNumSeqs = 256;
 
@@ -65,7 +71,7 @@ class Service {
  public:
   /// Starts the scheduling thread; `engine` must outlive the service.
   static std::unique_ptr<Service> create(Engine& engine, const ServiceOptions& options);
-  /// The same on anything that runs steps.
+  /// The same on anything that launches batches.
   static std::unique_ptr<Service> create(std::unique_ptr<StepRunner> runner,
                                          const ServiceOptions& options);
   /// As stop().
@@ -73,22 +79,24 @@ class Service {
   Service(const Service&) = delete;
   Service& operator=(const Service&) = delete;
 
-  /// Queues a request. For n answers to one prompt submit it n times: the prompt is computed once,
-  /// the others wait for it and share its pages.
+  /// Queues a request. For n answers to one prompt, submit the request n times: the first computes
+  /// the prompt, the others wait for it and share its pages.
   tl::expected<RequestId, Refusal> submit(ServiceRequest request);
-  /// Ends a request with FinishReason::kAborted within a step; nothing if it has ended.
+  /// Ends a request with FinishReason::kAborted, within the time of one launch. Does nothing if the
+  /// request has ended.
   void cancel(RequestId id);
 
-  /// Cheap: a copy under a lock that is held for no longer.
+  /// Cheap: the lock is held for one copy.
   ServiceStats stats() const;
   const ServiceOptions& options() const;
 
   /// Refuses new requests from now on.
   void begin_drain();
-  /// begin_drain(), then waits until every request has ended or `limit_s` seconds have passed, and
-  /// aborts what is left. Returns whether nothing was. Not from a sink.
+  /// Calls begin_drain(), waits until every request has ended or `limit_s` seconds have passed, and
+  /// aborts the requests that are left. Returns true if none was left. Not from a sink.
   bool drain(double limit_s);
-  /// Aborts everything and ends the thread; every sink has had its last call. Not from a sink.
+  /// Aborts all requests and ends the scheduling thread. Every sink has had its last call when this
+  /// returns. Not from a sink.
   void stop();
 
  private:

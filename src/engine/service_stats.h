@@ -28,6 +28,9 @@ struct ServiceStats {
   int64_t num_steps = 0, num_failed_steps = 0;
   int64_t num_loop_steps = 0;  ///< of num_steps, those in the decode loop
   int64_t last_step_tokens = 0;
+  int64_t num_drafted_steps = 0;  ///< of a request, with drafts
+  int64_t num_drafts = 0;         ///< tokens of them
+  int64_t num_accepted_drafts = 0;
   double host_s = 0;    ///< planning, masks, sinks
   double device_s = 0;  ///< steps and draws
   bool draining = false;

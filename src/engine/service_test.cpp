@@ -12,6 +12,7 @@
 
 #include "engine/step_runner.h"
 #include "engine/testing/fake_runner.h"
+#include "engine/testing/stand_in_drafter.h"
 #include "engine/testing/tokens.h"
 
 namespace moxie {
@@ -197,6 +198,115 @@ TEST(ServiceTest, InTheDecodeLoopEveryRequestDrawsWhatItDrawsAlone) {
   EXPECT_EQ(engine->decode_loop().num_in_flight(), 0);
   // The engine is free again, its loop too.
   EXPECT_EQ(engine->generate(prompts[0], sampling_of_nth(0))->ids, answers[0].ids());
+}
+
+// Allows the ids that leave the same rest as the number of tokens so far.
+class Rests final : public TokenConstraint {
+ public:
+  bool fill_mask(std::span<uint32_t> mask) override {
+    std::fill(mask.begin(), mask.end(), 0u);
+    for (size_t id = num_accepted_ % 5; id < 500; id += 5) mask[id / 32] |= 1u << (id % 32);
+    return num_accepted_ % 4 != 3;
+  }
+  Status accept(int32_t token) override {
+    const auto id = static_cast<size_t>(token);
+    if (num_accepted_ % 4 != 3 && id % 5 != num_accepted_ % 5) return fail("not allowed");
+    ++num_accepted_;
+    return {};
+  }
+  std::unique_ptr<TokenConstraint> fork() const override { return std::make_unique<Rests>(*this); }
+
+ private:
+  size_t num_accepted_ = 0;
+};
+
+ServiceRequest drafted_request(size_t i) {
+  ServiceRequest request{
+      .prompt = tokens(static_cast<int32_t>(12 + 5 * i), static_cast<uint32_t>(i / 3)),
+      .sampling = sampling_of(i)};
+  request.sampling.max_tokens = static_cast<int32_t>(15 + 3 * i);
+  if (i % 4 == 1) request.sampling.min_tokens = 9;
+  if (i == 6) request.sampling.allowed_ids = {4, 5, 6, 7, 8, 9, 300, 301};
+  if (i % 3 == 2) {
+    request.constraint = std::make_shared<Rests>();
+    request.sampling.ignore_eos = false;
+  }
+  return request;
+}
+
+void expect_same(const std::vector<SampleAnswer>& found, const std::vector<SampleAnswer>& wanted,
+                 bool logprobs) {
+  ASSERT_EQ(found.size(), wanted.size());
+  for (size_t n = 0; n < found.size(); ++n) {
+    ASSERT_EQ(found[n].token, wanted[n].token) << "token " << n;
+    if (!logprobs) continue;
+    EXPECT_EQ(found[n].logprob, wanted[n].logprob);
+    EXPECT_EQ(found[n].top_ids[1], wanted[n].top_ids[1]);
+  }
+}
+
+TEST(ServiceTest, HoweverAnswersAreDraftedTheyAreTheSame) {
+  constexpr size_t kRequests = 9;
+  auto engine =
+      open({.kernels = {"all=reference"}, .max_model_len = 96, .max_batch_tokens = 24}, 4);
+  // The last request is cancelled, but for the first time.
+  std::vector<std::vector<SampleAnswer>> expected;
+  const auto run = [&](const ServiceOptions& options) {
+    auto service = Service::create(*engine, options);
+    std::vector<Answer> answers(kRequests);
+    std::vector<RequestId> ids;
+    for (size_t i = 0; i < kRequests; ++i) {
+      ServiceRequest request = drafted_request(i);
+      request.sink = answers[i].sink();
+      const auto id = service->submit(std::move(request));
+      CHECK(id.has_value(), id ? "" : id.error().error.message());
+      ids.push_back(*id);
+    }
+    if (!expected.empty()) {
+      answers.back().wait_for_tokens(5);
+      service->cancel(ids.back());
+    }
+    for (Answer& answer : answers) answer.wait();
+    EXPECT_TRUE(service->drain(60));
+    for (size_t i = 0; i < kRequests && !expected.empty(); ++i) {
+      SCOPED_TRACE(i);
+      auto found = answers[i].answers();
+      if (i + 1 == kRequests) found.resize(std::min<size_t>(found.size(), 5));
+      auto wanted = expected[i];
+      if (i + 1 == kRequests) wanted.resize(5);
+      expect_same(found, wanted, drafted_request(i).sampling.num_logprobs >= 0);
+    }
+    if (expected.empty()) {
+      for (const Answer& answer : answers) expected.push_back(answer.answers());
+    }
+    const ServiceStats stats = service->stats();
+    service.reset();
+    expect_all_pages_back(*engine);
+    return stats;
+  };
+  EXPECT_EQ(run({}).num_drafts, 0);
+  const auto truth = [&](RequestId id) {
+    auto all = drafted_request(id - 1).prompt;
+    for (const SampleAnswer& answer : expected[id - 1]) all.push_back(answer.token);
+    return all;
+  };
+  using Manner = StandInDrafter::Manner;
+  for (const auto& [manner, async] : {std::pair{Manner::kAnyOf, true},
+                                      {Manner::kAnyOf, false},
+                                      {Manner::kRight, true},
+                                      {Manner::kWrong, true},
+                                      {Manner::kTooLong, false}}) {
+    StandInDrafter drafter(truth, engine->config().vocab, manner, 7);
+    const ServiceStats stats =
+        run({.drafting = {.drafter = &drafter, .max_drafts = 4}, .async_scheduling = async});
+    EXPECT_GT(stats.num_accepted_drafts, 0);
+    if (manner == Manner::kRight) {
+      EXPECT_GE(stats.num_accepted_drafts + 4, stats.num_drafts);  // one is cancelled
+    }
+    if (manner == Manner::kWrong) {
+      EXPECT_LT(stats.num_accepted_drafts, stats.num_drafts);
+    }
+  }
 }
 
 TEST(ServiceTest, LogProbabilitiesOfPromptAndAnswerAreThoseOfTheRawLogits) {

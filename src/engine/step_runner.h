@@ -37,7 +37,7 @@ class StepRunner {
   virtual Status sample(std::span<const SampleRequest> requests,
                         std::span<SampleAnswer> answers) = 0;
   /// A step in the loop, which needs no more of the host; `requests` are for the first. Of steps
-  /// launched one may be untaken, if this goes on from it.
+  /// launched DecodeLoop::kRunAhead - 1 may be untaken, if this goes on from them.
   virtual Status launch(const HostArrays& /*arrays*/, InLoop /*in_loop*/,
                         std::span<const SampleRequest> /*requests*/) {
     return fail("this runner has no decode loop", "step");

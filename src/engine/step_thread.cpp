@@ -87,6 +87,7 @@ void StepThread::run(const Given& given) {
   }
   start = Clock::now();
   plan.status = runner_.sample(plan.requests, plan.answers);
+  plan.put_given();
   plan.seconds += seconds_since(start);
 }
 
@@ -110,6 +111,7 @@ void StepThread::run_in_loop(const Given& given) {
     }
   }
   if (!plan.status) runner_.leave_loop();
+  plan.put_given();
   plan.seconds = seconds_since(start);
 }
 
@@ -118,15 +120,18 @@ void StepThread::launch(StepPlan* plan) {
   plan->status = runner_.launch(plan->arrays, plan->in_loop, plan->requests);
 }
 
-// The step behind the one that runs, if it has come and goes on from that.
+// The steps behind the one that runs that have come, while each goes on from the one before.
 void StepThread::launch_behind() {
-  StepPlan* next = nullptr;
-  {
-    const std::lock_guard lock(mutex_);
-    if (!given_.empty()) next = given_.front().plan;
+  for (size_t i = 0;; ++i) {
+    StepPlan* next = nullptr;
+    {
+      const std::lock_guard lock(mutex_);
+      if (i < given_.size()) next = given_[i].plan;
+    }
+    if (next == nullptr || next->in_loop != InLoop::kNext) return;
+    if (!next->was_launched) launch(next);
+    if (!next->status) return;
   }
-  if (next == nullptr || next->in_loop != InLoop::kNext || next->was_launched) return;
-  launch(next);
 }
 
 // Those that the step before has drawn; kNext has them on the device.

@@ -1,7 +1,7 @@
 // Runs planned steps, one after another, on a thread of its own or on the caller's: puts in the
 // tokens that the step before has drawn, runs the forward pass, waits for what the draws want, and
 // draws. While it does, the scheduling thread plans the next step and tells the sinks of the last.
-// Of steps in the decode loop it gives the device the next one, too, while it waits for answers.
+// Of steps in the decode loop it gives the device those behind, too, while it waits for answers.
 #pragma once
 
 #include <condition_variable>

@@ -68,12 +68,20 @@ constexpr bool has_route_parts(DeviceKind device, int32_t hidden) {
   return device == DeviceKind::kCpu && hidden >= kLeastJoinedHidden &&
          hidden % kRoutePartColumns == 0;
 }
-/// Whether run_joined would, given room for the parts: then `out` reads the router.
-bool joins_route(const KernelChooser& kernels, const OutParams& out, const RouteParams& route);
+/// Whether the rows can run in one run of the pool, in launches of so many tokens of such a model.
+bool can_join(const Row<QkvParams>& qkv, const Row<AttendParams>& attend, int32_t num_tokens);
+bool can_join(const Row<OutParams>& out, const Row<RouteParams>& route, int32_t num_tokens,
+              int32_t hidden);
 
-/// Run a step and then the next, together where both rows can. The workspace has room for both.
-void run_joined(KernelChooser& kernels, const QkvParams& qkv, const AttendParams& attend);
-/// Only with `route.parts`, which has_route_parts().
-void run_joined(KernelChooser& kernels, const OutParams& out, const RouteParams& route);
+/// Scratch of both.
+uint64_t joined_workspace(const Row<QkvParams>& qkv_row, const QkvParams& qkv,
+                          const Row<AttendParams>& attend_row, const AttendParams& attend);
+
+/// Run a step and then the next in one run; only rows that can_join().
+void run_joined(KernelChooser& kernels, const Row<QkvParams>& qkv_row, const QkvParams& qkv,
+                const Row<AttendParams>& attend_row, const AttendParams& attend);
+/// With `route.parts`.
+void run_joined(KernelChooser& kernels, const Row<OutParams>& out_row, const OutParams& out,
+                const Row<RouteParams>& route_row, const RouteParams& route);
 
 }  // namespace moxie

@@ -34,18 +34,32 @@ KernelChooser chooser_of(const Row<P>& first, const Row<Q>& second) {
   return KernelChooser(DeviceKind::kCpu, cpu_features(), choice);
 }
 
-// Calls visit(first, second) for all rows of both that this machine has and that pass `first_has`
-// and `second_has`, the reference among them or not.
-template <typename P, typename Q, typename FirstHas, typename SecondHas, typename Visit>
-int for_each_pair(FirstHas first_has, SecondHas second_has, Visit visit) {
+// Calls visit(first, second) for all rows of both that this machine has, that pass `first_joins`
+// and `second_joins` and that take the params. `runs` counts them; returns the number of pairs.
+template <typename P, typename Q, typename FirstJoins, typename SecondJoins, typename Visit>
+int for_each_pair(const P& p, const Q& q, RowRuns& runs, FirstJoins first_joins,
+                  SecondJoins second_joins, Visit visit) {
+  const auto rows_of = [&](const auto& params, const auto& joins) {
+    using Params = std::decay_t<decltype(params)>;
+    std::vector<const Row<Params>*> rows;
+    for (const Row<Params>& row : table_of<Params>()) {
+      if (row.device != DeviceKind::kCpu || !joins(row)) continue;
+      if (const Features missing = row.needs & ~cpu_features(); missing != 0) {
+        runs.cannot_run(row.name, missing);
+      } else if (const char* why = row.refuses(params)) {
+        runs.refused(row.name, why);
+      } else {
+        rows.push_back(&row);
+      }
+    }
+    return rows;
+  };
   int num_pairs = 0;
-  for (const Row<P>& first : table_of<P>()) {
-    if (first.device != DeviceKind::kCpu || (first.needs & cpu_features()) != first.needs) continue;
-    if (!first_has(first)) continue;
-    for (const Row<Q>& second : table_of<Q>()) {
-      if (second.device != DeviceKind::kCpu || (second.needs & cpu_features()) != second.needs)
-        continue;
-      if (second_has(second)) visit(first, second), ++num_pairs;
+  const auto seconds = rows_of(q, second_joins);
+  for (const Row<P>* first : rows_of(p, first_joins)) {
+    for (const Row<Q>* second : seconds) {
+      runs.ran(first->name), runs.ran(second->name);
+      visit(*first, *second), ++num_pairs;
     }
   }
   return num_pairs;
@@ -101,19 +115,17 @@ TEST(Joined, QkvWithAttendIsTheSameToTheBit) {
        .head_dim = 64,
        .first_position = 700},
   };
+  RowRuns runs;
   for (const QkvCase& base : cases) {
     for (const DType weights : {DType::kBF16, DType::kMXFP4}) {
       for (const int32_t window : {0, 128}) {
         QkvCase c = base;
         c.weights = weights;
         QkvAttend test(c, window);
-        const int num_pairs = for_each_pair<QkvParams, AttendParams>(
-            [&](const auto& row) {
-              return row.joint.run_with != nullptr && row.refuses(test.qkv.params) == nullptr;
-            },
-            [&](const auto& row) {
-              return row.joint.run_after != nullptr && row.refuses(test.attend) == nullptr;
-            },
+        const int num_pairs = for_each_pair(
+            test.qkv.params, test.attend, runs,
+            [](const auto& row) { return row.joint.run_with != nullptr; },
+            [](const auto& row) { return row.joint.run_after != nullptr; },
             [&](const auto& qkv_row, const auto& attend_row) {
               KernelChooser kernels = chooser_of(qkv_row, attend_row);
               const auto [alone, alone_cache] =
@@ -123,7 +135,7 @@ TEST(Joined, QkvWithAttendIsTheSameToTheBit) {
                   });
               const auto [joined, joined_cache] =
                   test.run([&](const QkvParams& qkv, const AttendParams& attend) {
-                    run_joined(kernels, qkv, attend);
+                    run_joined(kernels, qkv_row, qkv, attend_row, attend);
                   });
               EXPECT_EQ(std::memcmp(alone.data(), joined.data(), alone.size() * 4), 0)
                   << qkv_row.name << " " << attend_row.name << " " << c.name() << " window "
@@ -165,6 +177,7 @@ struct OutRoute {
 };
 
 TEST(Joined, OutWithRouteAgreesWithTheReference) {
+  RowRuns runs;
   for (const int32_t tokens : {1, 2, 3, 5, 8}) {
     for (const DType weights : {DType::kBF16, DType::kMXFP4}) {
       for (const auto& [experts, router] : {std::pair(32, DType::kBF16), std::pair(21, DType::kF32),
@@ -172,10 +185,9 @@ TEST(Joined, OutWithRouteAgreesWithTheReference) {
         OutRoute test({.tokens = tokens, .rows = 2112, .cols = 160, .weights = weights},
                       {.tokens = tokens, .hidden = 2112, .experts = experts, .weights = router});
         const auto& reference = row_named<RouteParams>("route_reference");
-        const int num_pairs = for_each_pair<OutParams, RouteParams>(
-            [&](const auto& row) {
-              return row.joint.run_with != nullptr && row.refuses(test.out.params) == nullptr;
-            },
+        const int num_pairs = for_each_pair(
+            test.out.params, test.route.params, runs,
+            [](const auto& row) { return row.joint.run_with != nullptr; },
             [](const auto& row) { return row.joint.part != nullptr; },
             [&](const auto& out_row, const auto& route_row) {
               KernelChooser kernels = chooser_of(out_row, route_row);
@@ -187,7 +199,7 @@ TEST(Joined, OutWithRouteAgreesWithTheReference) {
               const auto [joined_x, joined_choice] =
                   test.run([&](const OutParams& out, RouteParams route) {
                     route.parts = test.parts.data();
-                    run_joined(kernels, out, route);
+                    run_joined(kernels, out_row, out, route_row, route);
                   });
               const std::string what = std::string(out_row.name) + " " + route_row.name + " of " +
                                        std::to_string(tokens) + " tokens";
@@ -203,18 +215,18 @@ TEST(Joined, OutWithRouteAgreesWithTheReference) {
 
 // ---- What is counted ----------------------------------------------------------------------------
 
-TEST(Joined, RowsThatCannotRunTogetherRunOneAfterTheOther) {
-  QkvAttend test({.tokens = 2, .hidden = 96}, 0);
-  for (const char* reference : {"qkv", "attend"}) {
-    KernelChoice choice;
-    ASSERT_TRUE(choice.add(std::string(reference) + "=reference").has_value());
-    KernelChooser kernels(DeviceKind::kCpu, cpu_features(), choice);
-    const auto [a, cache] = test.run([&](const QkvParams& qkv, const AttendParams& attend) {
-      run_joined(kernels, qkv, attend);
-    });
-    for (const float value : a) EXPECT_FALSE(std::isnan(value));
-    EXPECT_EQ(kernels.counts().size(), 2u);
-  }
+TEST(Joined, ReferencesAndManyTokensCannot) {
+  const auto& qkv = row_named<QkvParams>("qkv_any_f32_gemv_portable");
+  const auto& attend = row_named<AttendParams>("attend_any_f32_flash_portable");
+  EXPECT_TRUE(can_join(qkv, attend, kMostJoinedTokens));
+  EXPECT_FALSE(can_join(qkv, attend, kMostJoinedTokens + 1));
+  EXPECT_FALSE(can_join(row_named<QkvParams>("qkv_reference"), attend, 1));
+  EXPECT_FALSE(can_join(qkv, row_named<AttendParams>("attend_reference"), 1));
+  const auto& out = row_named<OutParams>("out_any_f32_gemv_portable");
+  const auto& route = row_named<RouteParams>("route_any_f32_gemv_portable");
+  EXPECT_TRUE(can_join(out, route, 1, kLeastJoinedHidden));
+  EXPECT_FALSE(can_join(out, route, 1, kLeastJoinedHidden - kRoutePartColumns));
+  EXPECT_FALSE(can_join(out, row_named<RouteParams>("route_reference"), 1, kLeastJoinedHidden));
 }
 
 TEST(Joined, BothAreCountedAndTheirTimesDoNotOverlap) {
@@ -227,7 +239,9 @@ TEST(Joined, BothAreCountedAndTheirTimesDoNotOverlap) {
     times.emplace_back(start, end);
   });
   test.run([&](const QkvParams& qkv, const AttendParams& attend) {
-    for (int i = 0; i < 50; ++i) run_joined(kernels, qkv, attend);
+    const auto& qkv_row = kernels.row_for(qkv);
+    const auto& attend_row = kernels.row_for(attend);
+    for (int i = 0; i < 50; ++i) run_joined(kernels, qkv_row, qkv, attend_row, attend);
   });
   ASSERT_EQ(steps.size(), 100u);
   for (size_t i = 0; i < steps.size(); ++i) {

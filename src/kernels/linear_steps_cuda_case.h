@@ -24,6 +24,11 @@ inline int32_t same_row(int32_t row) { return row; }
 
 class LinearStepsCuda : public CudaTest {
  protected:
+  // A step's rows run in several tests of the suite.
+  inline static SuiteRowRuns runs_;
+  static void SetUpTestSuite() { runs_.begin(); }
+  static void TearDownTestSuite() { runs_.end(); }
+
   // Device memory of one run: what goes in is uploaded, what comes out is copied back to the
   // host's array, so that the case itself compares.
   template <typename T>
@@ -177,50 +182,70 @@ class LinearStepsCuda : public CudaTest {
     }
     int num_rows = 0;
     for (const Row<P>& row : table_of<P>()) {
-      if (row.device != DeviceKind::kCuda || (row.needs & ~features()) != 0) continue;
+      if (row.device != DeviceKind::kCuda) continue;
+      if (const Features missing = row.needs & ~features(); missing != 0) {
+        runs_->cannot_run(row.name, missing);
+        continue;
+      }
+      if (first_covered(row) != StepOf<P>::value) continue;  // expect_folded_route_agrees()
       built.reset();
       P params = to_device(built.params, format);
+      params.forms = forms_with(row, XForm::kF32Pair);
       if constexpr (std::is_same_v<P, ExpertsParams>) {
-        if (row.name == std::string(kE4m3ExpertsRow)) take_e4m3(params);
+        // Its tolerance is for the activations that were asked for, which others do not have.
+        if (activation_rounding(row) == kE4m3Rounding) {
+          EXPECT_NE(row.refuses(params), nullptr) << row.name << " without E4M3 asked for";
+          take_e4m3(params);
+        }
       }
-      if (const char* why = row.refuses(params)) {
-        std::printf("  not run: %s on %s: %s\n", row.name, c.name().c_str(), why);
+      if (const char* why = why_not(row, params)) {
+        runs_->refused(row.name, why);
         back_.clear();
         continue;
       }
+      runs_->ran(row.name);
       ++num_rows;
       std::vector<Output> allowed = expected;
-      for (Output& output : allowed) output.rounding += activation_rounding(row.name);
+      for (Output& output : allowed) output.rounding += activation_rounding(row);
       run_on_device(row, params);
       expect_near(allowed, built.outputs(), std::string(row.name) + " on " + c.name());
-      if constexpr (requires { params.x_is_single; }) {
-        params.x_is_single = true;
-        if (row.refuses(params) == nullptr) {
-          x_is_single_ = true;
-          built.reset();
-          params = to_device(built.params, format);
-          params.x_is_single = true;
-          if constexpr (std::is_same_v<P, ExpertsParams>) {
-            if (row.name == std::string(kE4m3ExpertsRow)) take_e4m3(params);
+      if constexpr (requires { params.forms; }) {
+        if (row.forms.x.has(XForm::kF32)) {
+          params.forms.x = XForm::kF32;
+          // Some rows want two floats: each step has one that does not, on sm_90a.
+          const std::string single = std::string(step_name(StepOf<P>::value)) + ", x single";
+          if (const char* why = row.refuses(params)) {
+            if ((features() & kSm90a) != 0) runs_->refused(single, why);
+            back_.clear();
+          } else {
+            runs_->ran(single);
+            x_is_single_ = true;
+            built.reset();
+            params = to_device(built.params, format);
+            params.forms = forms_with(row, XForm::kF32);
+            if constexpr (std::is_same_v<P, ExpertsParams>) {
+              if (activation_rounding(row) == kE4m3Rounding) take_e4m3(params);
+            }
+            run_on_device(row, params);
+            expect_near(allowed, built.outputs(),
+                        std::string(row.name) + ", x single, on " + c.name());
+            x_is_single_ = false;
           }
-          run_on_device(row, params);
-          expect_near(allowed, built.outputs(),
-                      std::string(row.name) + ", x single, on " + c.name());
-          x_is_single_ = false;
         }
       }
       if constexpr (std::is_same_v<P, QkvParams>) {
-        if (std::string(row.name) == kStagingQkvRow) expect_staged_queries(row, built, format);
+        if (row.forms.q.has(QForm::kBf16Staged)) expect_staged_queries(row, built, format);
       }
       if constexpr (std::is_same_v<P, RouteParams>) {
-        if (std::string(row.name) == kUnnormedRouteRow) expect_t_is_left(row, built, expected);
+        if (row.forms.t.has(TForm::kAbsent)) expect_t_is_left(row, built, expected);
       }
       if constexpr (std::is_same_v<P, OutParams>) {
-        if (std::string(row.name) != kStagedOutRow) continue;
+        if (!row.forms.a.has(AForm::kBf16Staged)) continue;
         built.reset();
         params = to_device(built.params, format);
         params.a = staged(built.params);
-        params.is_a_staged = true;
+        params.forms = forms_with(row, XForm::kF32Pair);
+        params.forms.a = AForm::kBf16Staged;
         run_on_device(row, params);
         expect_near(allowed, built.outputs(), std::string(row.name) + ", staged, on " + c.name());
       }
@@ -232,7 +257,9 @@ class LinearStepsCuda : public CudaTest {
   // What the row wrote as q, times a factor, in BF16.
   void expect_staged_queries(const Row<QkvParams>& row, Built<QkvParams>& built, DType format) {
     built.reset();
-    run_on_device(row, to_device(built.params, format));
+    QkvParams unstaged = to_device(built.params, format);
+    unstaged.forms.x = XForm::kF32Pair;
+    run_on_device(row, unstaged);
     const QkvParams& p = built.params;
     const auto count = static_cast<size_t>(p.num_heads) * p.head_dim * p.batch.num_tokens;
     const std::vector<float> found(p.q, p.q + count);
@@ -240,7 +267,7 @@ class LinearStepsCuda : public CudaTest {
     QkvParams params = to_device(p, format);
     std::vector<uint16_t> staged(2 * count, 0xFFFF);  // half of which is left alone
     params.q = reinterpret_cast<float*>(upload(staged));
-    params.stages_q = true;
+    params.forms = {.x = XForm::kF32Pair, .q = QForm::kBf16Staged};
     params.q_factor = 0.18f;
     run_on_device(row, params);
     in_back(staged, reinterpret_cast<const uint16_t*>(params.q));
@@ -258,11 +285,11 @@ class LinearStepsCuda : public CudaTest {
     const std::vector<float> before(static_cast<size_t>(p.num_tokens) * p.hidden, 0.25f);
     std::copy(before.begin(), before.end(), p.t);
     RouteParams params = to_device(p, DType::kBF16);
-    params.leaves_t = true;
+    params.forms = {.x = XForm::kF32Pair, .t = TForm::kAbsent};
     run_on_device(row, params);
     for (Output& output : expected) {
       if (std::string(output.name) == "t") output.values.assign(before.begin(), before.end());
-      output.rounding += activation_rounding(row.name);
+      output.rounding += activation_rounding(row);
     }
     expect_near(expected, built.outputs(), std::string(row.name) + " without t");
   }
@@ -287,34 +314,47 @@ class LinearStepsCuda : public CudaTest {
     const float* const drawn = std::exchange(p.t, t.data());
     const std::vector<Output> expected =
         run_row(built, row_named<ExpertsParams>("experts_reference"), machine_);
-    int num_rows = 0;
-    for (const char* name : {kTiledExpertsRow, kE4m3ExpertsRow}) {
-      const Row<ExpertsParams>& row = row_named<ExpertsParams>(name);
+    for (const Row<ExpertsParams>& row : table_of<ExpertsParams>()) {
+      const char* const name = row.name;
+      if (row.device != DeviceKind::kCuda || !row.forms.t.has(TForm::kAbsent)) continue;
       if ((row.needs & ~features()) != 0) continue;
+      int num_runs = 0;
       std::vector<Output> allowed = expected;
-      for (Output& output : allowed) output.rounding += kSplitRounding + activation_rounding(name);
+      for (Output& output : allowed) output.rounding += kSplitRounding + activation_rounding(row);
       for (const bool is_single : {false, true}) {
         x_is_single_ = is_single;
         built.reset();
         p.t = drawn;  // which nobody reads
         ExpertsParams params = to_device(p, DType::kMXFP4);
-        params.x_is_single = is_single;
-        params.norms_x = true;
+        params.forms = {.x = is_single ? XForm::kF32 : XForm::kF32Pair, .t = TForm::kAbsent};
         params.norm_weight = upload(weight);
-        if (name == std::string(kE4m3ExpertsRow)) take_e4m3(params);
+        if (takes_e4m3(row)) take_e4m3(params);
+        const std::string run = std::string(name) + " of x" + (is_single ? ", single" : "");
         if (const char* why = row.refuses(params)) {
-          std::printf("  not run: %s on %s: %s\n", name, c.name().c_str(), why);
+          runs_->refused(run, why);
           back_.clear();
           continue;
         }
-        ++num_rows;
+        runs_->ran(run);
+        ++num_runs;
         run_on_device(row, params);
         expect_near(allowed, built.outputs(), std::string(name) + " of x, " + c.name());
       }
       x_is_single_ = false;
+      EXPECT_GT(num_runs, 0) << name << " refuses " << c.name();
     }
-    EXPECT_GT(num_rows, (features() & kSm90a) != 0 ? 1 : -1);
     free_case();
+  }
+
+  // A row's forms, x given: the first that it takes of all others.
+  template <typename P>
+  static Forms forms_with(const Row<P>& row, XForm x) {
+    Forms forms = first_forms(row);
+    forms.x = x;
+    return forms;
+  }
+  static bool takes_e4m3(const Row<ExpertsParams>& row) {
+    return std::string(row.name).find("_e4m3_") != std::string::npos;
   }
 
   // Lets the row with activations in 8 bits run.
@@ -391,7 +431,8 @@ class LinearStepsCuda : public CudaTest {
     back_.clear();
     ExpertsParams params = to_device(p, DType::kMXFP4);
     take_e4m3(params);
-    run_on_device(row_named<ExpertsParams>(kE4m3ExpertsRow), params);
+    params.forms.x = XForm::kF32Pair;
+    run_on_device(row_named<ExpertsParams>("experts_mxfp4_e4m3_gemm_sm90"), params);
     double added = 0, error = 0;
     for (size_t i = 0; i < expected.size(); ++i) {
       added += (expected[i] - built.initial_x[i]) * (expected[i] - built.initial_x[i]);
@@ -439,7 +480,6 @@ class LinearStepsCuda : public CudaTest {
                                   words_of_token(c.experts, c.top_k));
     float* sums[2] = {upload(none), upload(std::vector<float>(none.size(), 1.0f))};
     const RouteFold fold{
-        .is_on = true,
         .top_k = c.top_k,
         .rms_eps = route.params.rms_eps,
         .norm_weight = route_there.norm_weight,
@@ -453,13 +493,19 @@ class LinearStepsCuda : public CudaTest {
     OutParams out_folded = out_there;
     out_folded.launch = launch();
     out_folded.fold = fold;
+    out_folded.forms = {.x = XForm::kF32Pair, .router = RouterForm::kSums, .l1 = L1Form::kL1};
     experts_there.launch = launch();
     experts_there.fold = fold;
+    experts_there.forms = out_folded.forms;
     experts_there.t = nullptr;
     experts_there.x = out_there.x;
-    ASSERT_TRUE(can_route_in_experts(experts_there));
-    row_named<OutParams>("out_any_bf16x2_gemv_cuda").run(out_folded);
-    run_on_device(row_named<ExpertsParams>("experts_any_bf16x2_gemv_cuda"), experts_there);
+    const KernelChooser chooser(DeviceKind::kCuda, features(), {});
+    const auto out_row = chooser.select(out_folded);
+    const auto experts_row = chooser.select(experts_there);
+    ASSERT_TRUE(out_row.has_value() && experts_row.has_value());
+    EXPECT_EQ(first_covered(**experts_row), StepKind::kRoute);
+    (*out_row)->run(out_folded);
+    run_on_device(**experts_row, experts_there);
     x_back(x.data(), out_there.x, static_cast<int64_t>(x.size()));
     in_back(ids, experts_there.expert_ids);
     in_back(weights, experts_there.expert_weights);

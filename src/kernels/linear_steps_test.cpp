@@ -11,13 +11,13 @@ constexpr int32_t kTokenCounts[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 33};
 
 TEST(Qkv, RowsAgreeWithTheReference) {
   TestMachine machine;
-  NotRun not_run;
+  RowRuns runs;
   for (DType weights : kWeightFormats) {
     for (DType cache : {DType::kF32, DType::kBF16, DType::kF8E4M3}) {
       for (int32_t tokens : kTokenCounts) {
         expect_rows_agree(
             QkvCase{.tokens = tokens, .hidden = 96, .weights = weights, .cache = cache}, machine,
-            not_run);
+            runs);
       }
     }
     expect_rows_agree(QkvCase{.tokens = 9,
@@ -26,72 +26,71 @@ TEST(Qkv, RowsAgreeWithTheReference) {
                               .kv_heads = 2,
                               .head_dim = 64,
                               .weights = weights},
-                      machine, not_run);
+                      machine, runs);
     expect_rows_agree(
         QkvCase{.tokens = 3, .hidden = 2880, .heads = 3, .head_dim = 64, .weights = weights},
-        machine, not_run);
+        machine, runs);
     // Groups of 16 tokens, pairs and calls of them, all with a rest.
     for (int32_t tokens : {16, 17, 49, 130}) {
       expect_rows_agree(
           QkvCase{.tokens = tokens, .hidden = 160, .heads = 2, .head_dim = 96, .weights = weights},
-          machine, not_run);
+          machine, runs);
     }
   }
 }
 
 TEST(Out, RowsAgreeWithTheReference) {
   TestMachine machine;
-  NotRun not_run;
+  RowRuns runs;
   for (DType weights : kWeightFormats) {
     for (int32_t tokens : kTokenCounts) {
       expect_rows_agree(OutCase{.tokens = tokens, .rows = 100, .cols = 160, .weights = weights},
-                        machine, not_run);
+                        machine, runs);
     }
     for (int32_t cols : {32, 64, 288, 2880}) {
       expect_rows_agree(OutCase{.tokens = 3, .rows = 23, .cols = cols, .weights = weights}, machine,
-                        not_run);
+                        runs);
     }
     for (int32_t tokens : {16, 17, 32, 150, 300}) {
       expect_rows_agree(OutCase{.tokens = tokens, .rows = 33, .cols = 64, .weights = weights},
-                        machine, not_run);
+                        machine, runs);
       expect_rows_agree(OutCase{.tokens = tokens, .rows = 70, .cols = 1056, .weights = weights},
-                        machine, not_run);
+                        machine, runs);
     }
   }
   // Formats without blocks take any (BF16: even) number of columns.
-  expect_rows_agree(OutCase{.rows = 17, .cols = 37, .weights = DType::kF32}, machine, not_run);
+  expect_rows_agree(OutCase{.rows = 17, .cols = 37, .weights = DType::kF32}, machine, runs);
   for (int32_t tokens : {1, 19}) {
     for (int32_t cols : {38, 50}) {
       expect_rows_agree(
           OutCase{.tokens = tokens, .rows = 17, .cols = cols, .weights = DType::kBF16}, machine,
-          not_run);
+          runs);
     }
   }
 }
 
 TEST(Route, RowsAgreeWithTheReference) {
   TestMachine machine;
-  NotRun not_run;
+  RowRuns runs;
   for (DType weights : kWeightFormats) {
     for (int32_t tokens : kTokenCounts) {
       expect_rows_agree(RouteCase{.tokens = tokens, .hidden = 96, .weights = weights}, machine,
-                        not_run);
+                        runs);
     }
     expect_rows_agree(
         RouteCase{.tokens = 70, .hidden = 288, .experts = 21, .top_k = 3, .weights = weights},
-        machine, not_run);
-    expect_rows_agree(RouteCase{.hidden = 2880, .experts = 128, .weights = weights}, machine,
-                      not_run);
+        machine, runs);
+    expect_rows_agree(RouteCase{.hidden = 2880, .experts = 128, .weights = weights}, machine, runs);
   }
 }
 
 TEST(Experts, RowsAgreeWithTheReference) {
   TestMachine machine;
-  NotRun not_run;
+  RowRuns runs;
   for (DType weights : kWeightFormats) {
     for (int32_t tokens : kTokenCounts) {
       expect_rows_agree(ExpertsCase{.tokens = tokens, .hidden = 96, .weights = weights}, machine,
-                        not_run);
+                        runs);
     }
     expect_rows_agree(ExpertsCase{.tokens = 6,
                                   .hidden = 160,
@@ -100,38 +99,38 @@ TEST(Experts, RowsAgreeWithTheReference) {
                                   .top_k = 2,
                                   .weights = weights,
                                   .input_scale = 10},
-                      machine, not_run);
+                      machine, runs);
     expect_rows_agree(
         ExpertsCase{
             .tokens = 2, .hidden = 2880, .intermediate = 288, .experts = 4, .weights = weights},
-        machine, not_run);
+        machine, runs);
     expect_rows_agree(
         ExpertsCase{
             .tokens = 200, .hidden = 64, .intermediate = 32, .experts = 6, .weights = weights},
-        machine, not_run);
+        machine, runs);
     expect_rows_agree(
         ExpertsCase{
             .tokens = 290, .hidden = 608, .intermediate = 160, .experts = 9, .weights = weights},
-        machine, not_run);
+        machine, runs);
   }
   // Outputs that do not fill the last gate/up pair of tiles.
   for (int32_t tokens : {5, 77}) {
     expect_rows_agree(ExpertsCase{.tokens = tokens, .intermediate = 40, .weights = DType::kBF16},
-                      machine, not_run);
+                      machine, runs);
   }
 }
 
 TEST(Unembed, RowsAgreeWithTheReference) {
   TestMachine machine;
-  NotRun not_run;
+  RowRuns runs;
   for (DType weights : kWeightFormats) {
     for (int32_t rows : kTokenCounts) {
       expect_rows_agree(UnembedCase{.rows = rows, .hidden = 96, .vocab = 121, .weights = weights},
-                        machine, not_run);
+                        machine, runs);
     }
     for (int32_t rows : {2, 70}) {
       expect_rows_agree(UnembedCase{.rows = rows, .hidden = 2880, .vocab = 201, .weights = weights},
-                        machine, not_run);
+                        machine, runs);
     }
   }
 }
@@ -152,7 +151,10 @@ TEST(Experts, ActivationHasTheKnownValues) {
     if (row.device != DeviceKind::kCpu || (row.needs & ~cpu_features()) != 0) continue;
     Built<ExpertsParams> built = build(ExpertsCase{
         .hidden = 32, .intermediate = 32, .experts = 1, .top_k = 1, .weights = DType::kF32});
-    if (row.refuses(built.params) != nullptr) continue;
+    if (const char* why = row.refuses(built.params)) {
+      EXPECT_NE(activation_rounding(row), 0) << row.name << ": " << why;
+      continue;
+    }
     std::vector<float> bias(64), identity(32 * 32), zeros(32);
     for (int32_t i = 0; i < 32; ++i) identity[32 * i + i] = 1;
     for (int32_t i = 0; i < 7; ++i) {
@@ -198,12 +200,16 @@ TEST(Route, TiesGoToTheLowerIndex) {
 }
 
 template <typename Case>
-void expect_same_for_any_threads(const Case& c) {
+void expect_same_for_any_threads(const Case& c, RowRuns& runs) {
   using P = typename Case::Params;
   for (const Row<P>& row : table_of<P>()) {
     if (row.device != DeviceKind::kCpu || (row.needs & ~cpu_features()) != 0) continue;
     Built<P> built = build(c);
-    if (row.refuses(built.params) != nullptr) continue;
+    if (const char* why = row.refuses(built.params)) {
+      runs.refused(row.name, why);
+      continue;
+    }
+    runs.ran(row.name);
     std::vector<Output> first;
     for (int num_threads : {1, 2, 3, 7}) {
       TestMachine machine(num_threads);
@@ -219,26 +225,59 @@ void expect_same_for_any_threads(const Case& c) {
 
 // Wide enough that the work is split.
 TEST(LinearSteps, ResultsDoNotDependOnTheNumberOfThreads) {
-  expect_same_for_any_threads(
-      QkvCase{.tokens = 9, .hidden = 576, .heads = 6, .head_dim = 64, .weights = DType::kMXFP4});
-  expect_same_for_any_threads(OutCase{.tokens = 70, .rows = 500, .cols = 288});
-  expect_same_for_any_threads(
-      ExpertsCase{.tokens = 150, .hidden = 576, .intermediate = 288, .experts = 12});
-  expect_same_for_any_threads(RouteCase{.tokens = 80, .hidden = 576, .experts = 100});
-  expect_same_for_any_threads(
-      ExpertsCase{.tokens = 20, .hidden = 576, .intermediate = 288, .experts = 12});
-  expect_same_for_any_threads(UnembedCase{.rows = 5, .hidden = 576, .vocab = 3000});
+  RowRuns runs;
+  for (DType weights : {DType::kBF16, DType::kMXFP4}) {
+    expect_same_for_any_threads(
+        QkvCase{.tokens = 9, .hidden = 576, .heads = 6, .head_dim = 64, .weights = weights}, runs);
+    expect_same_for_any_threads(OutCase{.tokens = 70, .rows = 500, .cols = 288, .weights = weights},
+                                runs);
+    for (int32_t tokens : {20, 150}) {
+      expect_same_for_any_threads(ExpertsCase{.tokens = tokens,
+                                              .hidden = 576,
+                                              .intermediate = 288,
+                                              .experts = 12,
+                                              .weights = weights},
+                                  runs);
+    }
+    expect_same_for_any_threads(
+        UnembedCase{.rows = 5, .hidden = 576, .vocab = 3000, .weights = weights}, runs);
+  }
+  expect_same_for_any_threads(RouteCase{.tokens = 80, .hidden = 576, .experts = 100}, runs);
+}
+
+template <typename P>
+void expect_roundings_fit_the_rows() {
+  for (const Row<P>& row : table_of<P>()) {
+    const double rounding = activation_rounding(row);
+    EXPECT_EQ(rounding == kI8Rounding, row.gains_by_int8 != nullptr) << row.name;
+    EXPECT_EQ(rounding == kE4m3Rounding, row.name == std::string("experts_mxfp4_e4m3_gemm_sm90"))
+        << row.name;
+  }
+}
+
+// The wide tolerances are for rows that say they round to 8 bits, and for no others.
+TEST(LinearSteps, OnlyRowsInEightBitsHaveTheirTolerance) {
+  expect_roundings_fit_the_rows<QkvParams>();
+  expect_roundings_fit_the_rows<OutParams>();
+  expect_roundings_fit_the_rows<RouteParams>();
+  expect_roundings_fit_the_rows<ExpertsParams>();
+  expect_roundings_fit_the_rows<UnembedParams>();
 }
 
 // A token's result does not depend on the tokens beside it: decode and prefill agree to the bit.
 TEST(LinearSteps, ATokensResultDoesNotDependOnItsNeighbours) {
   TestMachine machine;
+  RowRuns runs;
   for (DType weights : kWeightFormats) {
     for (const Row<ExpertsParams>& row : table_of<ExpertsParams>()) {
       if (row.device != DeviceKind::kCpu || (row.needs & ~cpu_features()) != 0) continue;
       Built<ExpertsParams> built =
           build(ExpertsCase{.tokens = 37, .hidden = 160, .intermediate = 96, .weights = weights});
-      if (row.refuses(built.params) != nullptr) continue;
+      if (const char* why = row.refuses(built.params)) {
+        runs.refused(row.name, why);
+        continue;
+      }
+      runs.ran(row.name);
       const std::vector<Output> together = run_row(built, row, machine);
       const ExpertsParams all = built.params;
       for (int32_t token : {0, 5, 36}) {
@@ -270,7 +309,7 @@ TEST(LinearSteps, WorkCountsWeightsOnceAndTwoOperationsAProduct) {
   const Built<ExpertsParams> experts = build(ExpertsCase{.tokens = 2, .top_k = 4});
   const Built<RouteParams> route = build(RouteCase{.tokens = 3, .hidden = 64});
   RouteParams leaving = route.params;
-  leaving.leaves_t = true;
+  leaving.forms.t = TForm::kAbsent;
   EXPECT_EQ(route_work(route.params).bytes - route_work(leaving).bytes, 4.0 * 3 * 64);
   EXPECT_EQ(experts_work(experts.params, 5).flops, 2.0 * 3 * 64 * 64 * 2 * 4);
   EXPECT_NEAR(experts_work(experts.params, 6).bytes - experts_work(experts.params, 5).bytes,

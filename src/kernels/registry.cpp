@@ -20,13 +20,23 @@ namespace {
 constexpr const char* kStepNames[kNumSteps] = {"embed", "qkv",     "attend",  "out",
                                                "route", "experts", "unembed", "sample"};
 
-// Kinds of rows of experts, and what their names contain.
-constexpr std::pair<const char*, const char*> kKindsOfExperts[] = {
-    {"gemv", "_gemv"}, {"w4a16", "_bf16_gemm"}, {"w4a8", "_e4m3_gemm"}};
+// Kinds of rows of experts, and what their names contain: one of these.
+struct KindOfExperts {
+  const char* name;
+  std::array<std::string_view, 3> parts;
+  bool has(std::string_view row) const {
+    return std::any_of(parts.begin(), parts.end(), [&](std::string_view part) {
+      return !part.empty() && row.find(part) != row.npos;
+    });
+  }
+};
+constexpr KindOfExperts kKindsOfExperts[] = {{"gemv", {"_gemv", "_slices_", "_tiles_"}},
+                                             {"w4a16", {"_bf16_gemm"}},
+                                             {"w4a8", {"_e4m3_gemm"}}};
 
-const char* kind_of_experts(std::string_view name) {
-  for (const auto& [kind, part] : kKindsOfExperts)
-    if (name == kind) return part;
+const KindOfExperts* kind_of_experts(std::string_view name) {
+  for (const KindOfExperts& kind : kKindsOfExperts)
+    if (name == kind.name) return &kind;
   return nullptr;
 }
 
@@ -51,6 +61,8 @@ std::vector<RowInfo> all_rows() {
   append_rows<SampleParams>(rows);
   return rows;
 }
+
+bool takes_tile(std::string_view row) { return row.find("_bf16_gemm_sm90") != row.npos; }
 
 Status KernelChoice::add(const std::string& assignment) {
   const auto equals = assignment.find('=');
@@ -90,7 +102,7 @@ Status KernelChoice::add(const std::string& assignment) {
     if (static_cast<int>(row.step) == index) known.push_back(row.name);
   }
   if (is_experts)
-    for (const auto& [kind, part] : kKindsOfExperts) known.push_back(kind);
+    for (const KindOfExperts& kind : kKindsOfExperts) known.push_back(kind.name);
   if (std::find(known.begin(), known.end(), full) == known.end()) {
     return fail("step '" + step + "' has no row '" + name + "'", "--kernel",
                 "did you mean '" + nearest_name(full, known) + "'? `moxie kernels` lists them");
@@ -107,10 +119,11 @@ Status KernelChoice::set_tile(const std::string& tile) {
 }
 
 bool KernelChoice::allows(StepKind step, std::string_view row) const {
+  if (excluded_.contains(row)) return false;
   const auto& name = forced(step);
   if (!name || *name == row) return true;
-  const char* part = step == StepKind::kExperts ? kind_of_experts(*name) : nullptr;
-  return part != nullptr && row.find(part) != std::string_view::npos;
+  const KindOfExperts* kind = step == StepKind::kExperts ? kind_of_experts(*name) : nullptr;
+  return kind != nullptr && kind->has(row);
 }
 
 Status KernelChoice::set_activation(const std::string& activation) {
@@ -126,7 +139,7 @@ Status KernelChoice::set_activation(const std::string& activation) {
 
 DType KernelChoice::activation() const {
   const auto& row = forced(StepKind::kExperts);
-  const bool wants = row && (*row == "w4a8" || *row == kE4m3ExpertsRow);
+  const bool wants = row && (*row == "w4a8" || kind_of_experts("w4a8")->has(*row));
   return activation_ == "mxfp8" || (activation_ == "auto" && wants) ? DType::kF8E4M3 : DType::kBF16;
 }
 

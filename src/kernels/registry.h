@@ -11,6 +11,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -18,6 +19,7 @@
 #include "core/base.h"
 #include "core/clock.h"
 #include "kernels/features.h"
+#include "kernels/rates.h"
 #include "kernels/step.h"
 
 namespace moxie {
@@ -37,21 +39,33 @@ struct Row {
   const char* limits;    ///< tokens a launch it serves well, accuracy; for people
   const char* ran_on;    ///< hardware it has run on, or "compiled only"
   PackedLayout layout;
+  /// The forms that it takes of what it reads, and leaves of what it writes.
+  RowForms forms = {};
   /// Null but in rows that round activations to 8-bit integers: there, whether these params gain
   /// enough by it for the row to run unasked (permits()).
   bool (*gains_by_int8)(const P&) = nullptr;
   /// Null if the row can run these params (pointers may be null: only formats and sizes are read),
-  /// else why not.
+  /// else why not. That the forms are among its own is asked for it (refuses_forms()).
   const char* (*refuses)(const P&);
-  /// Relative time: lower wins. Reference rows return kReferenceCost.
-  double (*cost)(const P&);
+  /// Predicted time, microseconds, on a device of these rates. Reference rows return kReferenceUs.
+  double (*predict_us)(const P&, const DeviceRates&);
   /// Scratch bytes for these params.
   uint64_t (*workspace)(const P&);
   void (*run)(const P&);
   JointOf<P> joint = {};
 };
 
-inline constexpr double kReferenceCost = 1e12;
+/// Of reference rows, which run where they are forced or nothing else can; and of rows that would
+/// round more than they gain.
+inline constexpr double kReferenceUs = 1e12, kNeverUs = 0.5 * kReferenceUs;
+template <typename P>
+double reference_us(const P&, const DeviceRates&) {
+  return kReferenceUs;
+}
+
+/// CUDA rows for many tokens round activations to BF16: narrower models, where that shows and gains
+/// nothing, take them only where they are forced.
+inline constexpr int32_t kLeastGemmHidden = 1024;
 
 /// Any of these has rows that round to 8-bit integers.
 inline constexpr Features kInt8Features = kAvx2 | kNeonDot;
@@ -63,12 +77,6 @@ inline constexpr int32_t kLeastInt8Tokens = 8, kLeastInt8Hidden = 2048;
 /// `ran_on` of rows in plain C++, and of those for aarch64: no such machine has run them yet.
 inline constexpr const char* kRanAnyCpu = "x86-64; aarch64 under an emulator only";
 inline constexpr const char* kRanEmulated = "aarch64 under an emulator only";
-
-/// Cost of a CUDA row for many tokens beside 1 of the row for few. It rounds activations to BF16:
-/// small models, where that shows and gains nothing, keep the other.
-constexpr double cuda_gemm_cost(int32_t num_tokens, int32_t hidden) {
-  return num_tokens > 8 && hidden >= 1024 ? 0.5 : 10.0;
-}
 
 /// A row without its types: what `moxie kernels`, docs and records print.
 struct RowInfo {
@@ -91,6 +99,48 @@ std::span<const Row<P>> table_of();
 template <typename P>
 struct StepOf;  // static constexpr StepKind value
 
+/// Of each value a form that the row takes: of x two floats where it does, which no row refuses for
+/// any number of tokens, of others the first.
+template <typename P>
+Forms first_forms(const Row<P>& row) {
+  return {.x = row.forms.x.has(XForm::kF32Pair) ? XForm::kF32Pair : XForm::kF32,
+          .q = row.forms.q.first(),
+          .a = row.forms.a.first(),
+          .router = row.forms.router.first(),
+          .t = row.forms.t.first(),
+          .l1 = row.forms.l1.first()};
+}
+
+/// Why a row does not take the forms of these params; null if it does.
+template <typename P>
+const char* refuses_forms(const Row<P>& row, const P& params) {
+  if constexpr (requires { params.forms; }) {
+    const Forms& forms = params.forms;
+    if (!row.forms.x.has(forms.x)) return "x has another form";
+    if (!row.forms.q.has(forms.q)) return "the queries have another form";
+    if (!row.forms.a.has(forms.a)) return "attention's outputs have another form";
+    if (!row.forms.router.has(forms.router)) return "the router's products have another form";
+    if (!row.forms.t.has(forms.t)) return "the experts' input has another form";
+    if (!row.forms.l1.has(forms.l1)) return "an SM's memory is shared otherwise";
+  }
+  return nullptr;
+}
+/// Why a row cannot run these params, forms and all; null if it can.
+template <typename P>
+const char* why_not(const Row<P>& row, const P& params) {
+  const char* why = refuses_forms(row, params);
+  return why != nullptr ? why : row.refuses(params);
+}
+
+/// The first step that a row covers; the last is its table's. Rows of experts that read the
+/// router's products choose the experts, too: theirs is route.
+template <typename P>
+constexpr StepKind first_covered(const Row<P>& row) {
+  const bool routes =
+      StepOf<P>::value == StepKind::kExperts && row.forms.router.has(RouterForm::kSums);
+  return routes ? StepKind::kRoute : StepOf<P>::value;
+}
+
 /// Forced names: from `--kernel STEP=NAME`. `all=reference` forces the row `<step>_reference`.
 class KernelChoice {
  public:
@@ -101,7 +151,10 @@ class KernelChoice {
   const std::optional<std::string>& forced(StepKind step) const {
     return forced_[static_cast<int>(step)];
   }
-  /// Whether a row may run: nothing is forced, or this row, or rows of its kind.
+  /// No row of this name may run: how a plan without it is made.
+  void exclude(const std::string& row) { excluded_.insert(row); }
+  /// Whether a row may run: it is not excluded, and nothing is forced, or this row, or rows of its
+  /// kind.
   bool allows(StepKind step, std::string_view row) const;
   bool all_reference() const;
   /// `--tile`: "auto" or a tile of gemm/tile_model.h.
@@ -118,7 +171,8 @@ class KernelChoice {
   /// to, forced by its own name, or not told otherwise where that gains much.
   template <typename P>
   bool permits(const Row<P>& row, const P& params) const {
-    if (!allows(StepOf<P>::value, row.name)) return false;
+    for (int s = static_cast<int>(first_covered(row)); s <= static_cast<int>(StepOf<P>::value); ++s)
+      if (!allows(static_cast<StepKind>(s), row.name)) return false;
     if (row.gains_by_int8 == nullptr || int8() || forced(StepOf<P>::value) == row.name) return true;
     return activation_ == "auto" && row.gains_by_int8(params);
   }
@@ -127,15 +181,18 @@ class KernelChoice {
   std::array<std::optional<std::string>, kNumSteps> forced_;
   int32_t tile_columns_ = 0;
   std::string activation_ = "auto";
+  std::set<std::string, std::less<>> excluded_;
 };
 
 /// Chooses and counts. One per loaded model; shared by the threads that drive it.
 class KernelChooser {
  public:
-  KernelChooser(DeviceKind device, Features features, KernelChoice choice)
-      : device_(device), features_(features), choice_(std::move(choice)) {}
+  KernelChooser(DeviceKind device, Features features, KernelChoice choice,
+                const DeviceRates& rates = {})
+      : device_(device), features_(features), choice_(std::move(choice)), rates_(rates) {}
 
-  /// The row for these params, or why there is none.
+  /// The row for these params by itself, or why there is none. The rows of a pass are chosen
+  /// together (kernels/plan.h).
   template <typename P>
   Result<const Row<P>*> select(const P& params) const {
     constexpr StepKind kStep = StepOf<P>::value;
@@ -151,9 +208,10 @@ class KernelChooser {
         if (refused == nullptr) refused = &row, why_refused = "it is for another device";
       } else if ((row.needs & features_) != row.needs) {
         refused = &row, why_refused = nullptr;
-      } else if (const char* why = row.refuses(params)) {
+      } else if (const char* why = why_not(row, params)) {
         refused = &row, why_refused = why;
-      } else if (const double cost = row.cost(params); best == nullptr || cost < best_cost) {
+      } else if (const double cost = row.predict_us(params, rates_);
+                 best == nullptr || cost < best_cost) {
         best = &row, best_cost = cost;
       }
     }
@@ -191,7 +249,8 @@ class KernelChooser {
   /// Counts a run of the row, which is what `run()` does.
   template <typename P, typename Run>
   void run_counted(const Row<P>& row, Run run) {
-    count(StepOf<P>::value, row.name);
+    for (int s = static_cast<int>(first_covered(row)); s <= static_cast<int>(StepOf<P>::value); ++s)
+      count(static_cast<StepKind>(s), row.name);
     if (!on_run_) return run();
     const auto start = Clock::now();
     run();
@@ -238,16 +297,19 @@ class KernelChooser {
   int32_t tile_columns() const { return choice_.tile_columns(); }
   DType activation() const { return choice_.activation(); }
   const KernelChoice& choice() const { return choice_; }
+  const DeviceRates& rates() const { return rates_; }
+  /// "needs amx_bf16, which this machine lacks"
+  std::string missing(Features needs) const;
 
  private:
   tl::unexpected<Error> refusal(const std::string& row, StepKind step,
                                 const std::string& why) const;
-  std::string missing(Features needs) const;
   void count(StepKind step, const char* name);
 
   DeviceKind device_;
   Features features_;
   KernelChoice choice_;
+  DeviceRates rates_;
   mutable std::mutex mutex_;
   Launches counts_;
   std::optional<Launches> recording_;
@@ -256,6 +318,8 @@ class KernelChooser {
 
 /// Every row of every table, in the order of the steps.
 std::vector<RowInfo> all_rows();
+/// Whether `--tile` says how a row of experts cuts an expert's tokens.
+bool takes_tile(std::string_view row);
 
 template <typename P>
 RowInfo row_info(const Row<P>& row) {
@@ -276,7 +340,7 @@ std::vector<Verdict> KernelChooser::explain(const P& params) const {
       verdict.reason = "for another device";
     } else if ((row.needs & features_) != row.needs) {
       verdict.reason = missing(row.needs);
-    } else if (const char* why = row.refuses(params)) {
+    } else if (const char* why = why_not(row, params)) {
       verdict.reason = why;
     } else if (!choice_.allows(StepOf<P>::value, row.name)) {
       verdict.reason = "another row is forced";

@@ -6,16 +6,13 @@
 // sums are rounded like any others. NaN and infinities go through.
 //
 // Where every row of a launch owns the values that it adds to (prompts of many tokens), x is
-// single: one float a value, [tokens, hidden], half the bytes. GptOss::forward decides; the rows
-// that can have x_is_single in their Params, and the others refuse it.
+// single: one float a value, [tokens, hidden], half the bytes. The plan of a pass decides; the rows
+// that take it say so (RowForms::x).
 #pragma once
 
 #include <cuda_runtime.h>
 
 namespace moxie {
-
-/// What rows that add to x from many blocks say where it is single.
-inline constexpr const char* kWantsTwoFloats = "x has one float a value, this row adds to two";
 
 /// Addends of one value between two calls of split_residual() for the same place.
 inline constexpr int kMaxResidualAddends = 256;

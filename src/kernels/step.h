@@ -12,6 +12,7 @@
 
 #include "core/device.h"
 #include "core/tensor.h"
+#include "kernels/forms.h"
 
 namespace moxie {
 
@@ -27,17 +28,8 @@ struct Launch {
   Stream* stream = nullptr;
   std::byte* workspace = nullptr;
   uint64_t workspace_bytes = 0;
-  bool leaves_l1 = false;  // CUDA, of a chain of kernels: see step_leaves_l1
+  L1Form l1 = L1Form::kShared;  // CUDA
 };
-
-/// CUDA: whether the kernels of a step of so many tokens leave more than half of an SM's memory to
-/// L1. Those that load weights straight to registers (gemv/held_units.cuh) need room there for what
-/// is on its way; those that bring them to shared memory are faster with all of it. Kernels that
-/// differ cannot run side by side, so a step's must agree.
-constexpr bool step_leaves_l1(int64_t num_tokens, DType qkv, DType out) {
-  return (num_tokens == 1 && qkv == DType::kMXFP4 && out == DType::kMXFP4) ||
-         (num_tokens >= 2 && num_tokens <= 8);
-}
 
 /// Floats of one value of the residual stream on CUDA.
 inline constexpr int32_t kFloatsOfCudaX = 2;

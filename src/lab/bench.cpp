@@ -17,8 +17,9 @@ namespace {
 // The tile of the experts' products in the test's largest launch.
 std::string tile_of(Engine& engine, const BenchTest& test) {
   const auto counts = engine.kernels().counts();
-  if (std::none_of(counts.begin(), counts.end(),
-                   [](const auto& count) { return count.name == kTiledExpertsRow; })) {
+  if (std::none_of(counts.begin(), counts.end(), [](const auto& count) {
+        return count.step == StepKind::kExperts && takes_tile(count.name);
+      })) {
     return {};
   }
   const int32_t forced = engine.kernels().tile_columns();

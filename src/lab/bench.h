@@ -41,9 +41,10 @@ void fit_engine(const std::vector<BenchTest>& tests, EngineOptions* options);
 
 /// Runs one test `repetitions` times after one warm-up. Tokens are random from a fixed seed; a
 /// generated token costs a forward pass and a greedy sample, and the next random token is fed, so
-/// that streams do not run into the same experts. On CUDA up to 8 streams generate through
-/// DecodeLoop, as an answer does. On a CPU the limits are measured again around each repetition of
-/// more than a moment: machines that are shared change between them.
+/// that streams do not run into the same experts. Tokens are generated through the scheduler, as an
+/// answer's are, on CUDA in the decode loop; of prompts nothing is drawn. On a CPU the limits are
+/// measured again around each repetition of more than a moment: machines that are shared change
+/// between them.
 Result<BenchResult> run_bench(Engine& engine, const BenchTest& test, int32_t repetitions,
                               const MachineLimits& limits);
 

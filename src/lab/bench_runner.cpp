@@ -4,11 +4,13 @@
 #include <algorithm>
 #include <cmath>
 
+#include "engine/step_loop.h"
 #include "kernels/experts/experts.h"
 
 namespace moxie {
 
-BenchRunner::BenchRunner(Engine& engine, const BenchTest& test) : engine_(engine), test_(test) {
+BenchRunner::BenchRunner(Engine& engine, const BenchTest& test)
+    : engine_(engine), test_(test), runner_(make_step_runner(engine)) {
   for (int32_t s = 0; s < test.streams; ++s) base_.push_back(engine.kv().add_sequence());
 }
 
@@ -18,95 +20,94 @@ BenchRunner::~BenchRunner() {
 
 Status BenchRunner::fill_depth() {
   for (const SeqId seq : base_) {
-    if (auto status = prefill(seq, test_.depth); !status) return status;
+    filled_.push_back(random_tokens(test_.depth));
+    if (auto status = prefill(seq, filled_.back()); !status) return status;
   }
   return engine_.synchronize();
 }
 
 Result<BenchRunner::Window> BenchRunner::repeat() {
   std::vector<SeqId> seqs;
-  Status status;
   for (const SeqId seq : base_) {
     auto fork = engine_.kv().fork(seq);
-    if (!fork) {
-      status = fail(std::move(fork.error()));
-      break;
-    }
+    CHECK(fork.has_value());
     seqs.push_back(*fork);
   }
-  if (status) status = engine_.synchronize();
+  return test_.n_prompt > 0 ? run_prompts(seqs) : generate(seqs);
+}
+
+// Nothing is drawn: launch by launch, a stream after the other.
+Result<BenchRunner::Window> BenchRunner::run_prompts(std::span<const SeqId> seqs) {
+  std::vector<std::vector<int32_t>> prompts;
+  for (size_t s = 0; s < seqs.size(); ++s) prompts.push_back(random_tokens(test_.n_prompt));
+  Status status = engine_.synchronize();
   const auto start = Clock::now();
-  if (status && test_.n_prompt > 0) {
-    for (const SeqId seq : seqs) {
-      if (status) status = prefill(seq, test_.n_prompt);
-    }
-    if (status) status = engine_.synchronize();
-  } else if (status) {
-    const bool ahead = engine_.device().kind() == DeviceKind::kCuda &&
-                       seqs.size() <= static_cast<size_t>(engine_.decode_loop().max_streams());
-    status = ahead ? generate_ahead(seqs) : generate(seqs);
+  for (size_t s = 0; s < seqs.size(); ++s) {
+    if (status) status = prefill(seqs[s], prompts[s]);
   }
+  if (status) status = engine_.synchronize();
   const auto end = Clock::now();
-  if (auto ended = engine_.decode_loop().end(); status) status = ended;
   for (const SeqId seq : seqs) engine_.kv().free_sequence(seq);
   if (!status) return fail(std::move(status.error()));
   return Window{start, end};
 }
 
-int32_t BenchRunner::random_token() {
-  return std::uniform_int_distribution<int32_t>(0, engine_.config().vocab - 1)(random_);
+// Through the scheduler, which takes the sequences.
+Result<BenchRunner::Window> BenchRunner::generate(std::span<const SeqId> seqs) {
+  Status status;
+  std::vector<std::unique_ptr<Request>> requests;
+  for (size_t s = 0; s < seqs.size(); ++s) requests.push_back(request(s, &status));
+  StepLoop loop(*runner_,
+                {.max_num_seqs = test_.streams,
+                 .max_batch_tokens = engine_.options().max_batch_tokens,
+                 .max_loop_streams = runner_->limits().max_loop_streams,
+                 .prefix_cache = false},
+                {.loop_steps_ahead = DecodeLoop::kRunAhead});
+  const Status ready = engine_.synchronize();
+  const auto start = Clock::now();
+  for (size_t s = 0; s < seqs.size(); ++s) {
+    loop.scheduler().add(std::move(requests[s]), seqs[s]);
+  }
+  while (loop.scheduler().num_requests() > 0) static_cast<void>(loop.turn());
+  const auto end = Clock::now();
+  runner_->leave_loop();
+  if (!ready) return fail(ready.error());
+  if (!status) return fail(std::move(status.error()));
+  return Window{start, end};
 }
 
-Status BenchRunner::prefill(SeqId seq, int32_t count) {
-  const int32_t chunk = engine_.options().max_batch_tokens;
-  for (int32_t at = 0; at < count; at += chunk) {
-    std::vector<int32_t> tokens(static_cast<size_t>(std::min(chunk, count - at)));
-    for (int32_t& token : tokens) token = random_token();
-    const Chunk part{seq, tokens, at + chunk >= count ? Logits::kLast : Logits::kNone};
+// A token behind the filled ones, and what is to follow it.
+std::unique_ptr<Request> BenchRunner::request(size_t stream, Status* status) {
+  ServiceRequest request{
+      .prompt = filled_[stream],
+      .sampling = {.temperature = 0, .seed = 0, .max_tokens = test_.n_gen, .ignore_eos = true},
+      .use_prefix_cache = false,
+      .given = random_tokens(test_.n_gen),
+      .sink = [status](const RequestUpdate& update) {
+        if (update.finish == nullptr || update.finish->reason != FinishReason::kError) return;
+        *status = fail(update.finish->error);
+      }};
+  request.prompt.push_back(random_tokens(1).front());
+  auto made = make_request(std::move(request), *runner_, test_.n_gen);
+  made->id = stream + 1;
+  return made;
+}
+
+Status BenchRunner::prefill(SeqId seq, std::span<const int32_t> tokens) {
+  const auto chunk = static_cast<size_t>(engine_.options().max_batch_tokens);
+  for (size_t at = 0; at < tokens.size(); at += chunk) {
+    const Chunk part{seq, tokens.subspan(at, std::min(chunk, tokens.size() - at)),
+                     at + chunk >= tokens.size() ? Logits::kLast : Logits::kNone};
     if (auto rows = engine_.step({&part, 1}); !rows) return fail(std::move(rows.error()));
   }
   return {};
 }
 
-Status BenchRunner::generate(const std::vector<SeqId>& seqs) {
-  std::vector<int32_t> tokens(seqs.size());
-  std::vector<Chunk> chunks(seqs.size());
-  const std::vector<SampleRequest> requests(seqs.size());
-  std::vector<SampleAnswer> answers(seqs.size());
-  for (int32_t n = 0; n < test_.n_gen; ++n) {
-    for (size_t s = 0; s < seqs.size(); ++s) {
-      tokens[s] = random_token();
-      chunks[s] = {seqs[s], {&tokens[s], 1}, Logits::kLast};
-    }
-    if (auto rows = engine_.step(chunks); !rows) return fail(std::move(rows.error()));
-    if (auto status = engine_.sample(requests, answers); !status) return status;
-  }
-  return {};
-}
-
-// Without the host on the path; the tokens to feed travel before.
-Status BenchRunner::generate_ahead(const std::vector<SeqId>& seqs) {
-  const auto num_fed = static_cast<size_t>(std::clamp(test_.n_gen, 0, DecodeLoop::kMaxFed));
-  std::vector<std::vector<int32_t>> fed(seqs.size(), std::vector<int32_t>(num_fed));
-  std::vector<DecodeLoop::Member> members;
-  for (size_t s = 0; s < seqs.size(); ++s) {
-    for (int32_t& token : fed[s]) token = random_token();
-    members.push_back({.seq = seqs[s], .first_token = random_token(), .fed = fed[s]});
-  }
-  DecodeLoop& loop = engine_.decode_loop();
-  if (auto status = loop.begin(members); !status) return status;
-  int32_t num_asked = 0;
-  for (int32_t num_read = 0; num_read < test_.n_gen; ++num_read) {
-    while (num_asked < test_.n_gen) {
-      auto launched = loop.launch();
-      if (!launched) return fail(std::move(launched.error()));
-      if (!*launched) break;
-      ++num_asked;
-    }
-    if (loop.num_in_flight() == 0) return fail("no free pages in the KV cache", "bench");
-    if (auto answers = loop.next(); !answers) return fail(std::move(answers.error()));
-  }
-  return {};
+std::vector<int32_t> BenchRunner::random_tokens(int32_t count) {
+  std::uniform_int_distribution<int32_t> any(0, engine_.config().vocab - 1);
+  std::vector<int32_t> tokens(static_cast<size_t>(count));
+  for (int32_t& token : tokens) token = any(random_);
+  return tokens;
 }
 
 double tokens_of(const BenchTest& test) {

@@ -2,16 +2,20 @@
 // as asked. Bench times it, profile looks inside.
 #pragma once
 
+#include <memory>
 #include <random>
 #include <vector>
 
 #include "core/clock.h"
 #include "engine/engine.h"
+#include "engine/request_state.h"
+#include "engine/step_runner.h"
 #include "lab/bench.h"
 
 namespace moxie {
 
-/// Tokens are random from a fixed seed; the streams live as long as the runner.
+/// Tokens are random from a fixed seed; the filled streams live as long as the runner. Generated
+/// ones go through the scheduler and the step runner, as an answer's do (engine/step_loop.h).
 class BenchRunner {
  public:
   BenchRunner(Engine& engine, const BenchTest& test);
@@ -31,14 +35,17 @@ class BenchRunner {
   Result<Window> repeat();
 
  private:
-  int32_t random_token();
-  Status prefill(SeqId seq, int32_t count);
-  Status generate(const std::vector<SeqId>& seqs);
-  Status generate_ahead(const std::vector<SeqId>& seqs);
+  std::vector<int32_t> random_tokens(int32_t count);
+  Status prefill(SeqId seq, std::span<const int32_t> tokens);
+  Result<Window> run_prompts(std::span<const SeqId> seqs);
+  Result<Window> generate(std::span<const SeqId> seqs);
+  std::unique_ptr<Request> request(size_t stream, Status* status);
 
   Engine& engine_;
   const BenchTest test_;
+  const std::unique_ptr<StepRunner> runner_;
   std::vector<SeqId> base_;
+  std::vector<std::vector<int32_t>> filled_;  // the tokens of each
   std::mt19937 random_{42};
 };
 

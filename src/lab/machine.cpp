@@ -83,12 +83,19 @@ double time_read(ThreadPool& pool, const ReadLoop& loop, const Buffer& buffer) {
   return seconds_since(start);
 }
 
-void touch_pages(ThreadPool& pool, const Buffer& buffer) {
-  auto part = [&](int64_t i, int) {
-    std::byte* data = buffer.data() + static_cast<uint64_t>(i) * kReadPart;
-    for (uint64_t at = 0; at < kReadPart; at += 4096) data[at] = std::byte{1};
-  };
-  pool.run(static_cast<int64_t>(buffer.bytes() / kReadPart), part);
+// False if it gave up on the way.
+bool touch_pages(ThreadPool& pool, const Buffer& buffer, const std::function<bool()>& gives_up) {
+  const auto num_parts = static_cast<int64_t>(buffer.bytes() / kReadPart);
+  const int64_t at_once = 8 * pool.num_threads();
+  for (int64_t first = 0; first < num_parts; first += at_once) {
+    if (gives_up()) return false;
+    auto part = [&](int64_t i, int) {
+      std::byte* data = buffer.data() + static_cast<uint64_t>(first + i) * kReadPart;
+      for (uint64_t at = 0; at < kReadPart; at += 4096) data[at] = std::byte{1};
+    };
+    pool.run(std::min(at_once, num_parts - first), part);
+  }
+  return true;
 }
 
 // Limits that were not measured here name no instruction: all are tried then.
@@ -114,7 +121,8 @@ Status measure_read(Device& device, ThreadPool& pool, const MachineOptions& opti
   auto buffer = device.allocate(
       choose_buffer_bytes(options.read_buffer_bytes, device.properties().available_bytes));
   if (!buffer) return fail(buffer.error());
-  touch_pages(pool, *buffer);
+  const auto given_up = [] { return fail("given up", "measure_machine"); };
+  if (!touch_pages(pool, *buffer, options.gives_up)) return given_up();
   const double bytes = static_cast<double>(buffer->bytes());
   limits->read_buffer_bytes = buffer->bytes();
   // The rows differ little where memory is the limit: two passes find the best of them, and only
@@ -123,12 +131,14 @@ Status measure_read(Device& device, ThreadPool& pool, const MachineOptions& opti
   ReadLoop best{};
   for (const ReadLoop& loop : read_loops()) {
     if (!is_tried(loop, options)) continue;
+    if (options.gives_up()) return given_up();
     const double seconds = std::min(time_read(pool, loop, *buffer), time_read(pool, loop, *buffer));
     if (best.run == nullptr || seconds < best_seconds) best = loop, best_seconds = seconds;
   }
   if (best.run == nullptr) return fail("no read loop is left to try", "measure_machine");
   std::vector<double> rates;
   for (int pass = 0; pass < std::max(1, options.read_passes); ++pass) {
+    if (options.gives_up()) return given_up();
     rates.push_back(bytes / time_read(pool, best, *buffer) * 1e-9);
   }
   const Summary summary = summarize(rates);
@@ -237,7 +247,7 @@ Result<MachineLimits> measure_machine(Device& device, const MachineOptions& opti
   if (auto status = measure_read(device, pool, options, &limits); !status) {
     return fail(status.error());
   }
-  measure_arithmetic(pool, options, &limits);
+  if (options.seconds_per_loop > 0) measure_arithmetic(pool, options, &limits);
   return limits;
 }
 

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <nlohmann/json_fwd.hpp>
 #include <span>
 #include <string>
@@ -45,11 +46,13 @@ struct MachineOptions {
   uint64_t read_buffer_bytes = 0;
   /// Passes over the buffer; the first one after the pages are touched is not counted.
   int read_passes = 7;
-  /// Time for one arithmetic loop, all threads together.
+  /// Time for one arithmetic loop, all threads together; 0: reads alone are measured.
   double seconds_per_loop = 0.02;
   /// What was measured before: only the instructions that were fastest there are tried, which takes
   /// a fifth of a second.
   const MachineLimits* again = nullptr;
+  /// Asked before each pass over the buffer: true ends the measurement, which then fails.
+  std::function<bool()> gives_up = [] { return false; };
 };
 
 /// Measures the CPU `device` with its own thread pool; under a second on most machines. Fails if

@@ -155,10 +155,6 @@ Result<MachineLimits> measure_gpu(Device& device, const GpuReadOptions& options)
   for (const double s : *seconds) {
     rates.push_back(static_cast<double>(buffer->bytes()) / s * 1e-9);
   }
-  auto products = time_gpu_products(GpuProducts::kBF16, device, options.passes, **stream);
-  if (!products) return fail(std::move(products.error()));
-  auto products_fp8 = time_gpu_products(GpuProducts::kFP8, device, options.passes, **stream);
-  if (!products_fp8) return fail(std::move(products_fp8.error()));
   const Summary summary = summarize(rates);
   MachineLimits limits;
   limits.cpu = make_cpu_device(1)->properties().name;
@@ -169,9 +165,14 @@ Result<MachineLimits> measure_gpu(Device& device, const GpuReadOptions& options)
   limits.read_gb_s_best = summary.max;
   limits.read_instruction = "ld.global.v4";
   limits.read_buffer_bytes = buffer->bytes();
+  if (!options.products) return limits;
+  auto products = time_gpu_products(GpuProducts::kBF16, device, options.passes, **stream);
+  if (!products) return fail(std::move(products.error()));
   if (!products->empty()) {
     limits.bf16 = {median(*products) * 1e-9, "wgmma m64n128k16 f32.bf16"};
   }
+  auto products_fp8 = time_gpu_products(GpuProducts::kFP8, device, options.passes, **stream);
+  if (!products_fp8) return fail(std::move(products_fp8.error()));
   if (!products_fp8->empty()) {
     limits.fp8 = {median(*products_fp8) * 1e-9, "wgmma m64n256k32 f32.e5m2.e4m3"};
   }

@@ -10,6 +10,7 @@ namespace moxie {
 struct GpuReadOptions {
   uint64_t buffer_bytes = uint64_t{4} << 30;  ///< a quarter of the free memory at most
   int passes = 9;                             ///< after one that is not counted
+  bool products = true;                       ///< false: reads alone are measured
 };
 
 /// Measures reads of device memory, and BF16 and 8-bit products where there are loops for the

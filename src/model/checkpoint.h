@@ -21,6 +21,7 @@ struct StoredTensor {
   std::string dtype;  ///< as the file names it: "BF16", "U8", "MXFP4", "Q8_0"
   Shape shape;
   uint64_t bytes = 0;
+  std::string weight;  ///< the packed weight that it is (part of): "layers.0.qkv"; none: empty
 };
 
 struct LoadOptions {
@@ -52,7 +53,7 @@ class Checkpoint {
   };
   virtual Result<TokenizerSource> tokenizer() const = 0;
   /// Exact bytes that load() will hold on the device, before any is read.
-  virtual uint64_t packed_bytes(const LoadOptions& options) const = 0;
+  uint64_t packed_bytes(const LoadOptions& options) const { return layout(options).packed_bytes; }
   /// What load() will return, with formats and sizes but no data (null pointers, no storage): for
   /// plans and for choosing rows. Needs a sound configuration only.
   virtual ModelWeights layout(const LoadOptions& options) const = 0;

@@ -56,11 +56,20 @@ class KeyReader {
     if (const std::optional<double> value = file_.real(prefix_ + name))
       *out = static_cast<T>(*value);
   }
+  void boolean(const char* name, bool* out) {
+    const GgufValue* value = file_.find(prefix_ + name);
+    if (value == nullptr) return;
+    if (const bool* found = std::get_if<bool>(value))
+      *out = *found;
+    else
+      fault(prefix_ + name, "another kind of value", "true or false");
+  }
   bool has(const char* name) const { return file_.find(prefix_ + name) != nullptr; }
   std::string text(const char* name) const { return file_.text(prefix_ + name).value_or(""); }
-  void fault(const std::string& key, const std::string& found) {
-    faults_ += fmt::format("{}{}: found {}, expected a whole number", faults_.empty() ? "" : "; ",
-                           key, found);
+  void fault(const std::string& key, const std::string& found,
+             const char* expected = "a whole number") {
+    faults_ += fmt::format("{}{}: found {}, expected {}", faults_.empty() ? "" : "; ", key, found,
+                           expected);
   }
   const std::string& faults() const { return faults_; }
 
@@ -104,6 +113,10 @@ Result<GptOssConfig> config_of(const GgufFile& file, const std::string& architec
   keys.real("rope.scaling.factor", &config.rope_factor);
   keys.real("rope.scaling.yarn_beta_fast", &config.rope_beta_fast);
   keys.real("rope.scaling.yarn_beta_slow", &config.rope_beta_slow);
+  for (const ConfigSwitch& one : kConfigSwitches) keys.boolean(one.name, &(config.*one.member));
+  if (const std::string text = keys.text(kActivationField);
+      !text.empty() && !parse_activation(text, &config.activation))
+    keys.fault(kActivationField, '"' + text + '"', kActivationChoices);
   config.vocab = vocab_size(file);
   keys.integer("vocab_size", false, &config.vocab);
   config.eos_id = static_cast<int32_t>(file.integer("tokenizer.ggml.eos_token_id").value_or(-1));
@@ -190,8 +203,8 @@ CheckpointResult open_gguf_checkpoint(const std::string& path) {
                                        .gguf_merges = file.texts("tokenizer.ggml.merges")};
   };
   return std::unique_ptr<Checkpoint>(std::make_unique<FileCheckpoint>(
-      WeightNaming{CheckpointKind::kGguf, *architecture == "gptoss"}, path, std::move(*config),
-      first_path, std::move(files), std::move(faults), std::move(tokenizer)));
+      *architecture == "gptoss" ? FileFormat::kOldGguf : FileFormat::kGguf, path,
+      std::move(*config), first_path, std::move(files), std::move(faults), std::move(tokenizer)));
 }
 
 }  // namespace moxie

@@ -31,7 +31,8 @@ bool is_there(const fs::path& path) {
 
 bool has_original_name(const TensorFile& file) {
   return std::any_of(file.tensors.begin(), file.tensors.end(), [](const FileTensor& tensor) {
-    return tensor.name == "embedding.weight" || tensor.name.starts_with("block.");
+    return tensor.name == "embedding.weight" ||
+           tensor.name.starts_with(format_names(FileFormat::kOriginal).layer_prefix);
   });
 }
 
@@ -107,11 +108,9 @@ CheckpointResult finish(std::string path, const std::string& config_path,
   Result<GptOssConfig> config = parse_config_json(config_text, config_path);
   if (!config) return fail(config.error());
   const bool is_original = std::any_of(files.begin(), files.end(), has_original_name);
-  const CheckpointKind kind =
-      is_original ? CheckpointKind::kOriginal : CheckpointKind::kHuggingFace;
   return std::unique_ptr<Checkpoint>(std::make_unique<FileCheckpoint>(
-      WeightNaming{kind}, std::move(path), std::move(*config), config_path, std::move(files),
-      std::move(faults), std::move(tokenizer)));
+      is_original ? FileFormat::kOriginal : FileFormat::kHuggingFace, std::move(path),
+      std::move(*config), config_path, std::move(files), std::move(faults), std::move(tokenizer)));
 }
 
 // `original/` holds no tokenizer: the folder above does.

@@ -29,18 +29,6 @@ GptOssConfig gpt_oss_config(int32_t num_layers, int32_t num_experts) {
   return config;
 }
 
-// Dense layers are made in the format asked for, not quantised from BF16 ones.
-WeightFormats synthetic_formats(const GptOssConfig& config, const LoadOptions& options) {
-  const DenseLayers &mxfp4 = options.mxfp4_layers, &mxfp8 = options.mxfp8_layers;
-  WeightFormats formats;
-  formats.head = dense_format(mxfp4.lm_head, mxfp8.lm_head, DType::kBF16);
-  LayerFormats layer;
-  layer.qkv = dense_format(mxfp4.qkv, mxfp8.qkv, DType::kBF16);
-  layer.out = dense_format(mxfp4.o, mxfp8.o, DType::kBF16);
-  formats.layers.assign(static_cast<size_t>(config.num_layers), layer);
-  return formats;
-}
-
 // Fills weights so that the residual grows slowly, logits are finite and each router, whose rows
 // are alike and whose bias is zero, spreads tokens evenly over its experts. The same seed gives the
 // same model on every device (layers that are MXFP8 hold what their BF16 values quantise to).
@@ -51,56 +39,45 @@ class Filler {
       : config_(config), seed_(seed), device_(device), stream_(stream), progress_(progress) {}
 
   Status fill(const ModelWeights& weights) {
-    const int32_t hidden = config_.hidden, experts = config_.num_experts;
-    table(weights.embedding, 1.0);
-    for (const LayerWeights& layer : weights.layers) {
-      vector(layer.input_norm, hidden, 1.0f);
-      matrix(layer.qkv, 1.0, PackedRowOrder::kQkv);
-      vector(layer.qkv_bias, config_.qkv_width(), 0.0f);
-      vector(layer.sinks, config_.num_heads, 0.0f);
-      matrix(layer.out, 0.5);
-      vector(layer.out_bias, hidden, 0.0f);
-      vector(layer.post_norm, hidden, 1.0f);
-      matrix(layer.router, 1.0);
-      vector(layer.router_bias, experts, 0.0f);
-      matrix(layer.gate_up, 1.0, PackedRowOrder::kGateUp);
-      vector(layer.gate_up_bias, int64_t{experts} * layer.gate_up.rows, 0.0f);
-      matrix(layer.down, 0.5);
-      vector(layer.down_bias, int64_t{experts} * hidden, 0.0f);
-    }
-    vector(weights.final_norm, hidden, 1.0f);
-    matrix(weights.head, 2.0);
+    for_each_weight(config_, [&](const Weight& weight) {
+      if (weight.is_null()) return;
+      visit_place(weight, weights, [&](const auto& place) { make(place, weight); });
+    });
     return status_ ? stream_.synchronize() : status_;
   }
 
  private:
   uint64_t next_seed() { return ++num_filled_ + (seed_ << 20); }
 
-  // `gain`: deviation of the outputs for inputs of deviation 1.
-  void matrix(const PackedMatrix& target, double gain,
-              PackedRowOrder order = PackedRowOrder::kNatural) {
-    const double deviation = gain / std::sqrt(target.cols);
+  void make(const PackedMatrix& target, const Weight& weight) {
+    if (!weight.is_present) return fill(target.data, target.bytes() / 4, 0.0f);
+    const double deviation = weight.entry->made / std::sqrt(target.cols);
     if (stream_.pool != nullptr)
       fill_random_matrix(target, deviation, next_seed(), *stream_.pool);
     else
-      fill_random_matrix_cuda(target, order, config_.head_dim, deviation, next_seed(), stream_);
+      fill_random_matrix_cuda(target, weight.entry->order, config_.head_dim, deviation, next_seed(),
+                              stream_);
     progress_.add(static_cast<uint64_t>(target.bytes()));
   }
-  void table(const RowTable& target, double deviation) {
+  void make(const RowTable& target, const Weight& weight) {
     if (stream_.pool != nullptr)
-      fill_random_table(target, deviation, next_seed(), *stream_.pool);
+      fill_random_table(target, weight.entry->made, next_seed(), *stream_.pool);
     else
-      fill_random_table_cuda(target, deviation, next_seed(), stream_);
+      fill_random_table_cuda(target, weight.entry->made, next_seed(), stream_);
     progress_.add(static_cast<uint64_t>(target.bytes()));
   }
-  void vector(const float* place, int64_t count, float value) {
-    auto* out = const_cast<float*>(place);
+  void make(const float* target, const Weight& weight) {
+    fill(target, weight.num_elements(),
+         weight.is_present ? static_cast<float>(weight.entry->made) : 0.0f);
+  }
+  void fill(const void* place, int64_t count, float value) {
+    auto* out = static_cast<float*>(const_cast<void*>(place));
     if (stream_.pool != nullptr) {
       std::fill_n(out, count, value);
       return;
     }
-    Status done = value == 0.0f ? device_.fill_zero(
-                                      out, sizeof(float) * static_cast<uint64_t>(count), stream_)
+    const auto bytes = sizeof(float) * static_cast<uint64_t>(count);
+    Status done = value == 0.0f ? device_.fill_zero(out, bytes, stream_)
                                 : fill_vector_cuda(out, count, value, stream_);
     if (!done && status_) status_ = std::move(done);
   }
@@ -128,24 +105,25 @@ class SyntheticCheckpoint final : public Checkpoint {
   std::vector<StoredTensor> tensors() const override {
     std::vector<StoredTensor> out;
     if (!faults_.empty()) return out;
-    for_each_weight(config_, [&](const WeightSpec& spec) {
-      const DType dtype = spec.is_expert_matrix ? DType::kMXFP4 : DType::kBF16;
-      const auto num_elements = static_cast<uint64_t>(spec.shape.num_elements());
-      out.push_back({.file = path_,
-                     .name = spec.name,
-                     .dtype = spec.is_expert_matrix ? "MXFP4" : "BF16",
-                     .shape = spec.shape,
-                     .bytes = dtype_bytes(dtype, num_elements)});
+    for_each_weight(config_, [&](const Weight& weight) {
+      if (!weight.is_present) return;
+      const bool is_expert = weight.entry->types == StoredTypes::kExperts;
+      for (const TensorInFile& tensor : tensors_in_file(weight, FileFormat::kHuggingFace)) {
+        const auto num_elements = static_cast<uint64_t>(tensor.shape.num_elements());
+        out.push_back({.file = path_,
+                       .name = tensor.name,
+                       .dtype = is_expert ? "MXFP4" : "BF16",
+                       .shape = tensor.shape,
+                       .bytes = dtype_bytes(is_expert ? DType::kMXFP4 : DType::kBF16, num_elements),
+                       .weight = weight.name()});
+      }
     });
     return out;
-  }
-  uint64_t packed_bytes(const LoadOptions& options) const override {
-    return layout(options).packed_bytes;
   }
   ModelWeights layout(const LoadOptions& options) const override {
     ModelWeights weights;
     if (faults_.empty()) {
-      lay_out_weights(config_, synthetic_formats(config_, options), options.device, nullptr,
+      lay_out_weights(config_, packed_formats(config_, {}, options), options.device, nullptr,
                       &weights);
     }
     return weights;
@@ -154,7 +132,8 @@ class SyntheticCheckpoint final : public Checkpoint {
     if (!faults_.empty()) return fail(faults_.all()[0].message());
     if (Status fine = check_load_options(options, device.kind()); !fine) return fail(fine.error());
     const auto start = std::chrono::steady_clock::now();
-    Result<WeightsPlace> place = make_weights(config_, synthetic_formats(config_, options), device);
+    Result<WeightsPlace> place =
+        make_weights(config_, packed_formats(config_, {}, options), device);
     if (!place) return fail(place.error());
     if (place->stream->pool == nullptr && place->stream->native == nullptr)
       return fail("synthetic weights are made by the GPU itself", device.properties().name);

@@ -124,6 +124,12 @@ void read_layer_types(FieldReader& fields, GptOssConfig* config) {
   }
 }
 
+void read_activation(FieldReader& fields, GptOssConfig* config) {
+  const std::string text = fields.text(kActivationField);
+  if (!text.empty() && !parse_activation(text, &config->activation))
+    fields.fault(kActivationField, '"' + text + '"', kActivationChoices);
+}
+
 // Even layers slide, unless the file says otherwise.
 void default_layer_types(GptOssConfig* config) {
   const int32_t num_layers = config->num_layers;
@@ -206,6 +212,8 @@ std::vector<std::string> GptOssConfig::faults() const {
     out.push_back(fmt::format("num_experts_per_tok: found {}, expected at most {} experts", top_k,
                               num_experts));
   }
+  if (!mlp_router && num_experts > 1)
+    out.push_back("mlp_router: found false, expected true with more than one expert");
   multiple("hidden_size", hidden, 32);
   multiple("intermediate_size", intermediate, 32);
   multiple("head_dim", head_dim, 16);
@@ -230,6 +238,12 @@ std::vector<std::string> GptOssConfig::faults() const {
   return out;
 }
 
+bool parse_activation(const std::string& text, Activation* out) {
+  if (text != "clamped_swiglu" && text != "swiglu") return false;
+  *out = text == "swiglu" ? Activation::kSwiglu : Activation::kClampedSwiglu;
+  return true;
+}
+
 Result<GptOssConfig> parse_config_json(const std::string& text, const std::string& where) {
   if (text.size() > kMaxConfigBytes)
     return fail(fmt::format("found {} bytes, expected a configuration", text.size()), where);
@@ -247,6 +261,8 @@ Result<GptOssConfig> parse_config_json(const std::string& text, const std::strin
   fields.integer("vocab_size", true, &config.vocab);
   fields.integer("sliding_window", false, &config.sliding_window);
   fields.real("swiglu_limit", &config.swiglu_limit);
+  read_activation(fields, &config);
+  for (const ConfigSwitch& one : kConfigSwitches) fields.boolean(one.name, &(config.*one.member));
   const bool is_original = fields.has("num_experts") && !fields.has("num_local_experts");
   if (is_original)
     read_original(json, &config, &faults);
@@ -274,7 +290,7 @@ std::string config_json(const GptOssConfig& config) {
   json["num_attention_heads"] = config.num_heads;
   json["num_key_value_heads"] = config.num_kv_heads;
   json["head_dim"] = config.head_dim;
-  json["attention_bias"] = true;
+  json["attention_bias"] = config.attention_bias;
   json["attention_dropout"] = 0.0;
   json["hidden_act"] = "silu";
   json["sliding_window"] = config.sliding_window;
@@ -294,6 +310,9 @@ std::string config_json(const GptOssConfig& config) {
   json["rms_norm_eps"] = short_number(config.rms_eps);
   json["swiglu_limit"] = short_number(config.swiglu_limit);
   json["swiglu_alpha"] = short_number(config.swiglu_alpha);
+  for (const ConfigSwitch& one : kConfigSwitches)
+    if (config.*one.member != GptOssConfig().*one.member) json[one.name] = config.*one.member;
+  if (config.activation == Activation::kSwiglu) json[kActivationField] = "swiglu";
   json["vocab_size"] = config.vocab;
   json["tie_word_embeddings"] = false;
   if (config.eos_id >= 0) json["eos_token_id"] = config.eos_id;

@@ -10,6 +10,12 @@
 
 namespace moxie {
 
+/// What an expert computes of its gate g and up u.
+enum class Activation : uint8_t {
+  kClampedSwiglu,  ///< g' sigmoid(swiglu_alpha g') (u' + 1), g' and u' clamped at swiglu_limit
+  kSwiglu          ///< g sigmoid(g) u: plain Llama layers; no row computes it yet
+};
+
 struct GptOssConfig {
   int32_t num_layers = 0;
   int32_t hidden = 0;
@@ -24,8 +30,15 @@ struct GptOssConfig {
   std::vector<uint8_t> is_window;  ///< [num_layers] 1: sliding, 0: full; default: even layers slide
   int32_t max_positions = 131072;
   float rms_eps = 1e-5f;
-  float swiglu_alpha = 1.702f;
+  Activation activation = Activation::kClampedSwiglu;
+  float swiglu_alpha = 1.702f;  ///< kClampedSwiglu only, as is the limit
   float swiglu_limit = 7.0f;
+  // Weights that a model may lack (model/weight_table.h). Its files hold them exactly where set.
+  bool attention_bias = true;  ///< of q, k, v and out
+  bool attention_sinks = true;
+  bool mlp_bias = true;    ///< of the experts' gate, up and down
+  bool mlp_router = true;  ///< false: one expert, which every token takes
+  bool mlp_router_bias = true;
   double rope_theta = 150000.0;
   double rope_factor = 32.0;
   double rope_beta_fast = 32.0;
@@ -45,6 +58,25 @@ struct GptOssConfig {
   /// models), each as one line; empty if sound. Limits guard allocation against hostile files.
   std::vector<std::string> faults() const;
 };
+
+/// The switches of GptOssConfig by the names of their fields in both kinds of JSON and, behind the
+/// architecture, in GGUF.
+struct ConfigSwitch {
+  const char* name;
+  bool GptOssConfig::*member;
+};
+inline constexpr ConfigSwitch kConfigSwitches[] = {
+    {"attention_bias", &GptOssConfig::attention_bias},
+    {"attention_sinks", &GptOssConfig::attention_sinks},
+    {"mlp_bias", &GptOssConfig::mlp_bias},
+    {"mlp_router", &GptOssConfig::mlp_router},
+    {"mlp_router_bias", &GptOssConfig::mlp_router_bias},
+};
+
+/// The field of the activation, and its values; false where `text` is none of them.
+inline constexpr const char* kActivationField = "mlp_activation";
+inline constexpr const char* kActivationChoices = "\"clamped_swiglu\" or \"swiglu\"";
+bool parse_activation(const std::string& text, Activation* out);
 
 /// Parses the text of config.json or original/config.json. `where` names the file in errors.
 Result<GptOssConfig> parse_config_json(const std::string& text, const std::string& where);

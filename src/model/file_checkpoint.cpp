@@ -22,10 +22,12 @@ bool add_config_faults(const GptOssConfig& config, const std::string& where, Fau
   return texts.empty();
 }
 
-FileCheckpoint::FileCheckpoint(const WeightNaming& naming, std::string path, GptOssConfig config,
+FileCheckpoint::FileCheckpoint(FileFormat format, std::string path, GptOssConfig config,
                                const std::string& config_where, std::vector<TensorFile> files,
                                FaultList faults, ReadTokenizer tokenizer)
-    : kind_(naming.kind),
+    : kind_(format == FileFormat::kHuggingFace ? CheckpointKind::kHuggingFace
+            : format == FileFormat::kOriginal  ? CheckpointKind::kOriginal
+                                               : CheckpointKind::kGguf),
       path_(std::move(path)),
       config_(std::move(config)),
       faults_(std::move(faults)),
@@ -35,25 +37,23 @@ FileCheckpoint::FileCheckpoint(const WeightNaming& naming, std::string path, Gpt
     for (const Fault& fault : file.faults.all()) faults_.add(fault);
   const bool is_sound = add_config_faults(config_, config_where, &faults_);
   // Shapes that follow from an absurd configuration say nothing about the tensors.
-  if (is_sound) find_weights(config_, naming, &stored_, &faults_);
+  if (is_sound) find_weights(config_, format, &stored_, &faults_);
 }
 
 std::vector<StoredTensor> FileCheckpoint::tensors() const {
   std::vector<StoredTensor> out;
   for (const TensorFile& file : stored_.files) {
     for (const FileTensor& tensor : file.tensors) {
+      const auto weight = stored_.weight_of.find(tensor.name);
       out.push_back({.file = file.file->path(),
                      .name = tensor.name,
                      .dtype = tensor.dtype_text,
                      .shape = tensor.shape,
-                     .bytes = tensor.bytes});
+                     .bytes = tensor.bytes,
+                     .weight = weight == stored_.weight_of.end() ? "" : weight->second});
     }
   }
   return out;
-}
-
-uint64_t FileCheckpoint::packed_bytes(const LoadOptions& options) const {
-  return layout(options).packed_bytes;
 }
 
 ModelWeights FileCheckpoint::layout(const LoadOptions& options) const {

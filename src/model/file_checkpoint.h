@@ -9,9 +9,9 @@ namespace moxie {
 class FileCheckpoint final : public Checkpoint {
  public:
   using ReadTokenizer = std::function<Result<TokenizerSource>()>;
-  /// Takes what a reader found, then matches it with the list of weights. `config_where` names the
+  /// Takes what a reader found, then matches it with the table of weights. `config_where` names the
   /// file of the configuration in faults.
-  FileCheckpoint(const WeightNaming& naming, std::string path, GptOssConfig config,
+  FileCheckpoint(FileFormat format, std::string path, GptOssConfig config,
                  const std::string& config_where, std::vector<TensorFile> files, FaultList faults,
                  ReadTokenizer tokenizer);
 
@@ -21,7 +21,6 @@ class FileCheckpoint final : public Checkpoint {
   std::vector<StoredTensor> tensors() const override;
   const std::vector<Fault>& faults() const override { return faults_.all(); }
   Result<TokenizerSource> tokenizer() const override { return tokenizer_(); }
-  uint64_t packed_bytes(const LoadOptions& options) const override;
   ModelWeights layout(const LoadOptions& options) const override;
   Result<ModelWeights> load(Device& device, const LoadOptions& options) const override;
 

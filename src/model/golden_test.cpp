@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <cstring>
 
 #include "model/testing/harness.h"
@@ -60,31 +61,41 @@ class GoldenTest : public ::testing::TestWithParam<const char*> {
     CHECK(harness.has_value(), harness ? "" : harness.error().message());
     return std::move(*harness);
   }
-  // Over all positions of all cases; each(name, kl) is told that of each case.
-  template <typename Each>
-  double mean_kl_of_cases(ModelHarness& model, Each each) const {
+  // visit(golden, name, ids) of every case of at most so many tokens; fails without any.
+  template <typename Visit>
+  void for_each_case(size_t most_tokens, Visit visit) const {
     const Golden golden(folder() + "/goldens.safetensors");
-    double sum = 0, positions = 0;
+    int num_visited = 0;
     for (int c = 0; golden.has("case" + std::to_string(c) + ".logits"); ++c) {
       const std::string name = "case" + std::to_string(c);
       const auto ids = golden.read<int32_t>(name + ".input_ids");
+      if (ids.size() > most_tokens) continue;
+      ++num_visited;
+      visit(golden, name, ids);
+    }
+    EXPECT_GT(num_visited, 0) << folder() << " has no case of at most " << most_tokens << " tokens";
+  }
+  // Over all positions of all cases; each(name, kl) is told that of each case.
+  template <typename Each>
+  double mean_kl_of_cases(ModelHarness& model, Each each) const {
+    double sum = 0, positions = 0;
+    for_each_case(SIZE_MAX, [&](const Golden& golden, const std::string& name,
+                                const std::vector<int32_t>& ids) {
       const double kl =
           mean_kl(golden.read<float>(name + ".logits"), model.logits(ids), model.config().vocab);
       each(name, kl);
       sum += kl * static_cast<double>(ids.size());
       positions += static_cast<double>(ids.size());
-    }
+    });
     return sum / positions;
   }
 };
 
 TEST_P(GoldenTest, ReferenceRowsEqualTransformers) {
-  const Golden golden(folder() + "/goldens.safetensors");
   auto model = open({.kernels = {"all=reference"}});
-  for (int c = 0; golden.has("case" + std::to_string(c) + ".logits"); ++c) {
-    const std::string name = "case" + std::to_string(c);
-    const auto ids = golden.read<int32_t>(name + ".input_ids");
-    if (ids.size() > kReferenceTokens) continue;
+  int num_layers = 0;
+  for_each_case(kReferenceTokens, [&](const Golden& golden, const std::string& name,
+                                      const std::vector<int32_t>& ids) {
     std::vector<float> hidden;
     const auto logits = model->logits(ids, 0, &hidden);
     EXPECT_LE(greatest_difference(logits, golden.read<float>(name + ".logits")), 1e-3) << name;
@@ -95,23 +106,27 @@ TEST_P(GoldenTest, ReferenceRowsEqualTransformers) {
       if (!golden.has(key)) continue;
       const std::vector<float> layer(hidden.begin() + l * width, hidden.begin() + (l + 1) * width);
       EXPECT_LE(greatest_difference(layer, golden.read<float>(key)), 1e-3) << key;
+      ++num_layers;
     }
+  });
+  // The short case of nano-b has none.
+  if (kReferenceTokens >= 4096) {
+    EXPECT_EQ(num_layers, model->config().num_layers);
   }
+  EXPECT_FALSE(model->kernels().counts().empty());
   for (const auto& count : model->kernels().counts()) {
     EXPECT_TRUE(count.name.ends_with("_reference")) << count.name;
   }
 }
 
 TEST_P(GoldenTest, GreedyContinuationsEqualTransformers) {
-  const Golden golden(folder() + "/goldens.safetensors");
   auto reference = open({.kernels = {"all=reference"}});
-  for (int c = 0; golden.has("case" + std::to_string(c) + ".logits"); ++c) {
-    const std::string name = "case" + std::to_string(c);
-    const auto ids = golden.read<int32_t>(name + ".input_ids");
-    if (ids.size() > kReferenceTokens) continue;
+  for_each_case(kReferenceTokens, [&](const Golden& golden, const std::string& name,
+                                      const std::vector<int32_t>& ids) {
     const auto want = golden.read<int32_t>(name + ".greedy");
+    ASSERT_FALSE(want.empty()) << name;
     EXPECT_EQ(reference->greedy(ids, static_cast<int32_t>(want.size())), want) << name;
-  }
+  });
 }
 
 TEST_P(GoldenTest, DefaultRowsStayWithinTheKlBar) {
@@ -134,11 +149,13 @@ TEST_P(GoldenTest, ActivationsInInt8StayWithinTheKlBar) {
   const double mean = mean_kl_of_cases(*model, [](const std::string&, double) {});
   std::printf("  mean KL %.2e\n", mean);
   EXPECT_LE(mean, 2e-3);
+  int num_rows = 0;
   for (const auto& count : model->kernels().counts()) {
-    if (count.step == StepKind::kExperts) {
-      EXPECT_NE(count.name.find("_i8_"), std::string::npos);
-    }
+    if (count.step != StepKind::kExperts) continue;
+    ++num_rows;
+    EXPECT_NE(count.name.find("_i8_"), std::string::npos) << count.name;
   }
+  EXPECT_GT(num_rows, 0);
 }
 
 TEST_P(GoldenTest, ChunkedPrefillGivesTheSameLogits) {
@@ -175,14 +192,18 @@ class EmbeddedGoldenTest : public ::testing::Test {
     CHECK(harness.has_value(), harness ? "" : harness.error().message());
     return std::move(*harness);
   }
+  // visit(name, ids) of every case of at most so many tokens, of which four at least are wanted.
   template <typename Visit>
-  void for_each_case(Visit&& visit) const {
-    int num_cases = 0;
-    for (; golden_.has(std::to_string(num_cases) + ".ids"); ++num_cases) {
-      const std::string name = std::to_string(num_cases);
-      visit(name, golden_.read<int32_t>(name + ".ids"));
+  void for_each_case(size_t most_tokens, Visit&& visit) const {
+    int num_visited = 0;
+    for (int c = 0; golden_.has(std::to_string(c) + ".ids"); ++c) {
+      const std::string name = std::to_string(c);
+      const auto ids = golden_.read<int32_t>(name + ".ids");
+      if (ids.size() > most_tokens) continue;
+      ++num_visited;
+      visit(name, ids);
     }
-    EXPECT_GE(num_cases, 4);
+    EXPECT_GE(num_visited, 4);
   }
   Golden golden_;
 };
@@ -190,8 +211,7 @@ class EmbeddedGoldenTest : public ::testing::Test {
 TEST_F(EmbeddedGoldenTest, ReferenceRowsEqualTransformers) {
   auto model = open({.kernels = {"all=reference"}});
   const auto vocab = static_cast<size_t>(model->config().vocab);
-  for_each_case([&](const std::string& name, const std::vector<int32_t>& ids) {
-    if (ids.size() > kReferenceTokens) return;
+  for_each_case(kReferenceTokens, [&](const std::string& name, const std::vector<int32_t>& ids) {
     const auto logits = model->logits(ids);
     const std::vector<float> last(logits.end() - static_cast<int64_t>(vocab), logits.end());
     EXPECT_LE(greatest_difference(last, golden_.read<float>(name + ".last_logits")), 1e-3) << name;
@@ -218,7 +238,7 @@ TEST_F(EmbeddedGoldenTest, DefaultRowsAgreeOnTheBestTokenAndOnTheAnswers) {
     auto model = open({.kv_dtype = kv});
     const auto vocab = static_cast<size_t>(model->config().vocab);
     size_t same = 0, positions = 0;
-    for_each_case([&](const std::string& name, const std::vector<int32_t>& ids) {
+    for_each_case(SIZE_MAX, [&](const std::string& name, const std::vector<int32_t>& ids) {
       const auto logits = model->logits(ids);
       const auto top_ids = golden_.read<int32_t>(name + ".top_ids");
       for (size_t t = 0; t < ids.size(); ++t) {
@@ -227,6 +247,7 @@ TEST_F(EmbeddedGoldenTest, DefaultRowsAgreeOnTheBestTokenAndOnTheAnswers) {
       }
       positions += ids.size();
       const auto answer = golden_.read<int32_t>(name + ".greedy");
+      ASSERT_FALSE(answer.empty()) << name;
       EXPECT_EQ(model->greedy(ids, static_cast<int32_t>(answer.size())), answer)
           << name << " kv " << dtype_name(kv);
     });
@@ -237,8 +258,8 @@ TEST_F(EmbeddedGoldenTest, DefaultRowsAgreeOnTheBestTokenAndOnTheAnswers) {
 TEST_F(EmbeddedGoldenTest, DefaultRowsStayWithinTheKlBarOfTheReference) {
   auto reference = open({.kernels = {"all=reference"}});
   auto model = open({.kv_dtype = DType::kBF16});
-  for_each_case([&](const std::string& name, const std::vector<int32_t>& ids) {
-    if (ids.size() > std::min<size_t>(kReferenceTokens, 512)) return;
+  constexpr size_t kMostTokens = std::min<size_t>(kReferenceTokens, 512);
+  for_each_case(kMostTokens, [&](const std::string& name, const std::vector<int32_t>& ids) {
     EXPECT_LE(mean_kl(reference->logits(ids), model->logits(ids), model->config().vocab), 2e-3)
         << name;
   });

@@ -1,230 +1,64 @@
 // One token's way through the model, and the sizes it needs.
 #include "model/gpt_oss.h"
 
+#include <fmt/format.h>
+
 #include "core/threads.h"
-#include "kernels/attend/attend.h"
-#include "kernels/embed/embed.h"
-#include "kernels/experts/experts.h"
 #include "kernels/joined.h"
-#include "kernels/out/out.h"
-#include "kernels/qkv/qkv.h"
-#include "kernels/route/route.h"
 #include "kernels/sample/sample.h"
-#include "kernels/unembed/unembed.h"
+#include "model/pass.h"
 
 namespace moxie {
 namespace {
 
-// The Params of every step for one layer and batch: the only place where a step meets the model.
-struct StepParams {
-  const GptOssConfig& config;
-  const ModelWeights& weights;
-  const Batch& batch;
-  const Activations& act;
-  Launch launch;
-  const KernelChooser& kernels;
-  bool x_is_single = false;
+/// Keys that a token sees where plans are made: as in a conversation.
+constexpr int64_t kPlannedKeys = 1024;
 
-  EmbedParams embed() const {
-    return {.launch = launch,
-            .num_tokens = batch.ragged.num_tokens,
-            .token_ids = batch.token_ids,
-            .table = weights.embedding,
-            .x = act.x,
-            .cleared = act.route_sums[0],
-            .num_cleared = act.route_sums[0] == nullptr
-                               ? 0
-                               : 2 * words_of_token(config.num_experts, config.top_k),
-            .x_is_single = x_is_single};
-  }
-  QkvParams qkv(const LayerWeights& layer, const KvLayer& kv, const Rotary& rotary) const {
-    return {.launch = launch,
-            .batch = batch.ragged,
-            .hidden = config.hidden,
-            .num_heads = config.num_heads,
-            .num_kv_heads = config.num_kv_heads,
-            .head_dim = config.head_dim,
-            .rms_eps = config.rms_eps,
-            .x = act.x,
-            .norm_weight = layer.input_norm,
-            .weight = layer.qkv,
-            .bias = layer.qkv_bias,
-            .rotary = rotary,
-            .kv = kv,
-            .x_is_single = x_is_single,
-            .q = act.q};
-  }
-  AttendParams attend(const LayerWeights& layer, const KvLayer& kv, bool window,
-                      bool use_sinks) const {
-    return {.launch = launch,
-            .batch = batch.ragged,
-            .num_heads = config.num_heads,
-            .num_kv_heads = config.num_kv_heads,
-            .head_dim = config.head_dim,
-            .window = window ? config.sliding_window : 0,
-            .scale = 1.0f / std::sqrt(static_cast<float>(config.head_dim)),
-            .q = act.q,
-            .kv = kv,
-            .sinks = use_sinks ? layer.sinks : nullptr,
-            .a = act.a};
-  }
-  OutParams out(const LayerWeights& layer) const {
-    return {.launch = launch,
-            .num_tokens = batch.ragged.num_tokens,
-            .a = act.a,
-            .weight = layer.out,
-            .bias = layer.out_bias,
-            .x = act.x,
-            .x_is_single = x_is_single,
-            .fold = {}};
-  }
-  /// Whether qkv writes the queries that attend reads as staged BF16: with the rows that can.
-  bool stages_q(const QkvParams& of_qkv, const AttendParams& of_attend) const {
-    return runs(of_qkv, kStagingQkvRow) && runs(of_attend, kStagingAttendRow);
-  }
-  /// Whether attend writes what out reads as staged BF16: with the rows that can.
-  bool stages_a(const AttendParams& of_attend, const OutParams& of_out) const {
-    return batch.ragged.num_tokens >= kLeastStagedTokens && runs(of_attend, kStagingAttendRow) &&
-           runs(of_out, kStagedOutRow);
-  }
-  /// Whether experts norms x itself, so that route need not write t: with the rows that can.
-  bool norms_in_experts(const RouteParams& of_route, const ExpertsParams& of_experts) const {
-    return runs(of_route, kUnnormedRouteRow) &&
-           (runs(of_experts, kTiledExpertsRow) || runs(of_experts, kE4m3ExpertsRow));
-  }
-  /// Whether the row of this name would run. Rows that steps know of each other are CUDA's; a CPU
-  /// is spared the choice, several microseconds a layer where weights push code out of its caches.
-  template <typename P>
-  bool runs(const P& params, std::string_view name) const {
-    if (kernels.device() != DeviceKind::kCuda) return false;
-    const auto row = kernels.select(params);
-    return row.has_value() && (*row)->name == name;
-  }
-  /// The route step as part of out and experts, in layer number `l`.
-  RouteFold fold(const LayerWeights& layer, size_t l) const {
-    return {.is_on = true,
-            .top_k = config.top_k,
-            .rms_eps = config.rms_eps,
-            .norm_weight = layer.post_norm,
-            .weight = layer.router,
-            .bias = layer.router_bias,
-            .sums = act.route_sums[l % 2],
-            .next_sums = act.route_sums[(l + 1) % 2],
-            .squares = act.route_squares,
-            .parts = reinterpret_cast<std::byte*>(act.t),
-            .experts_format = layer.gate_up.format};
-  }
-  RouteParams route(const LayerWeights& layer) const {
-    return {.launch = launch,
-            .num_tokens = batch.ragged.num_tokens,
-            .hidden = config.hidden,
-            .top_k = config.top_k,
-            .rms_eps = config.rms_eps,
-            .x = act.x,
-            .norm_weight = layer.post_norm,
-            .weight = layer.router,
-            .bias = layer.router_bias,
-            .t = act.t,
-            .expert_ids = act.expert_ids,
-            .expert_weights = act.expert_weights,
-            .x_is_single = x_is_single,
-            .can_fold = can_fold(layer),
-            .parts = act.route_parts};
-  }
-  /// Whether the rows that would run out and experts can do the route step's work.
-  bool can_fold(const LayerWeights& layer) const {
-    const ExpertsParams of_experts = experts(layer);
-    OutParams of_out = out(layer);
-    of_out.fold.is_on = true;
-    return runs(of_experts, kRoutingExpertsRow) && can_route_in_experts(of_experts) &&
-           kernels.select(of_out).has_value();
-  }
-  ExpertsParams experts(const LayerWeights& layer) const {
-    return {.launch = launch,
-            .num_tokens = batch.ragged.num_tokens,
-            .hidden = config.hidden,
-            .intermediate = config.intermediate,
-            .top_k = config.top_k,
-            .swiglu_alpha = config.swiglu_alpha,
-            .swiglu_limit = config.swiglu_limit,
-            .t = act.t,
-            .rms_eps = config.rms_eps,
-            .norm_weight = layer.post_norm,
-            .expert_ids = act.expert_ids,
-            .expert_weights = act.expert_weights,
-            .gate_up = layer.gate_up,
-            .gate_up_bias = layer.gate_up_bias,
-            .down = layer.down,
-            .down_bias = layer.down_bias,
-            .x = act.x,
-            .x_is_single = x_is_single,
-            .fold = {},
-            .activation = kernels.activation(),
-            .tile_columns = kernels.tile_columns()};
-  }
-  UnembedParams unembed() const {
-    return {.launch = launch,
-            .num_rows = batch.num_logit_rows,
-            .hidden = config.hidden,
-            .rms_eps = config.rms_eps,
-            .row_idx = batch.logit_rows,
-            .x = act.x,
-            .x_is_single = x_is_single,
-            .norm_weight = weights.final_norm,
-            .weight = weights.head,
-            .logits = act.logits};
-  }
-};
-
-// Whether the rows that would run all take x in one float a value (kernels/residual.cuh).
-bool takes_single_x(const StepParams& step, std::span<const KvLayer> kv, const Rotary& rotary) {
-  if (step.kernels.device() != DeviceKind::kCuda) return false;
-  const auto keeps_row = [&]<typename P>(P params) {
-    const auto row = step.kernels.select(params);
-    params.x_is_single = true;
-    const auto single = step.kernels.select(params);
-    return row.has_value() && single.has_value() && *row == *single;
-  };
-  for (size_t l = 0; l < step.weights.layers.size(); ++l) {
-    const LayerWeights& layer = step.weights.layers[l];
-    // First the step whose rows for few tokens refuse soonest.
-    if (!keeps_row(step.route(layer)) || !keeps_row(step.out(layer)) ||
-        !keeps_row(step.experts(layer)) || !keeps_row(step.qkv(layer, kv[l], rotary)))
-      return false;
-  }
-  return keeps_row(step.unembed());
-}
-
-// A batch and a cache without memory: what selection, planning and explaining look at.
+// A pass without memory: what planning, explaining and reckoning look at.
 struct Shadow {
   Batch batch;
   Activations act;
   KvLayer kv;
-  Rotary rotary;
-  StepParams params;
+  Pass pass;
 
   Shadow(const GptOssConfig& config, const ModelWeights& weights, DType kv_dtype,
-         const KernelChooser& kernels, int32_t num_tokens, int32_t num_rows)
-      : batch{.ragged = {.num_tokens = num_tokens, .num_seqs = 1}, .num_logit_rows = num_rows},
+         const Batch& of_batch, const KernelChooser* kernels)
+      : batch(of_batch),
         kv{.page_tokens = 16, .dtype = kv_dtype},
-        rotary{.max_positions = config.max_positions},
-        params{config, weights, batch, act, Launch{.device = kernels.device()}, kernels} {}
+        pass{.config = config,
+             .weights = weights,
+             .batch = batch,
+             .act = act,
+             .kv = {&kv, 1},
+             .rotary = {.max_positions = config.max_positions},
+             .launch = {.device = kernels == nullptr ? DeviceKind::kCpu : kernels->device()},
+             .activation = kernels == nullptr ? DType::kBF16 : kernels->activation(),
+             .tile_columns = kernels == nullptr ? 0 : kernels->tile_columns()} {}
+  Shadow(const Shadow&) = delete;
 };
 
-// Calls visit(params) with the Params of every step of the model; every layer is alike.
-template <typename Visit>
-void for_each_step(const Shadow& s, const LayerWeights& layer, Visit&& visit) {
-  visit(s.params.embed());
-  visit(s.params.qkv(layer, s.kv, s.rotary));
-  visit(s.params.attend(layer, s.kv, false, true));
-  visit(s.params.attend(layer, s.kv, true, true));
-  visit(s.params.out(layer));
-  visit(s.params.route(layer));
-  visit(s.params.experts(layer));
-  visit(s.params.unembed());
-  visit(SampleParams{.launch = s.params.launch,
-                     .num_rows = s.batch.num_logit_rows,
-                     .vocab = s.params.config.vocab});
+Batch batch_of(const Bracket& bracket) {
+  return {.ragged = {.num_tokens = bracket.num_tokens,
+                     .num_seqs = bracket.num_seqs,
+                     .num_visible_keys = kPlannedKeys * bracket.num_tokens},
+          .num_logit_rows = bracket.num_logit_rows};
+}
+
+// The dense weights that are read after a row of layer `l`: threads that wait for others ask for
+// them. Null behind experts' neighbours, whose weights depend on the choice.
+const PackedMatrix* dense_after(const ModelWeights& weights, StepKind last, size_t l) {
+  const LayerWeights& layer = weights.layers[l];
+  switch (last) {
+    case StepKind::kQkv:
+    case StepKind::kAttend:
+      return &layer.out;
+    case StepKind::kOut:
+      return &layer.router;
+    case StepKind::kExperts:
+      return l + 1 < weights.layers.size() ? &weights.layers[l + 1].qkv : &weights.head;
+    default:
+      return nullptr;
+  }
 }
 
 }  // namespace
@@ -233,123 +67,184 @@ void GptOss::forward(const Batch& batch, std::span<const KvLayer> kv, const Acti
                      Stream& stream) const {
   CHECK(batch.ragged.num_tokens <= act.max_tokens && batch.num_logit_rows <= act.max_logit_rows);
   CHECK(kv.size() == weights_.layers.size());
-  const LayerWeights& first = weights_.layers.front();
-  const Launch launch{
-      .device = kernels_.device(),
-      .stream = &stream,
-      .workspace = act.workspace,
-      .workspace_bytes = act.workspace_bytes,
-      .leaves_l1 = step_leaves_l1(batch.ragged.num_tokens, first.qkv.format, first.out.format)};
-  StepParams step{config_, weights_, batch, act, launch, kernels_};
-  step.x_is_single = takes_single_x(step, kv, rotary_);
-  const int64_t width = int64_t{batch.ragged.num_tokens} * config_.hidden;
-
-  const auto keep_hidden = [&](size_t layer) {
-    if (act.hidden_states == nullptr) return;
-    CHECK(kernels_.device() == DeviceKind::kCpu);
-    const auto kept = act.device->copy_on_device(act.hidden_states + layer * width, act.x,
-                                                 static_cast<uint64_t>(width) * 4, stream);
-    CHECK(kept.has_value(), kept ? "" : kept.error().message());
-  };
-  // CPU: threads that wait for the others at the end of a step ask for dense weights that follow.
-  const auto read_ahead = [&](const PackedMatrix* next) {
-    if (stream.pool == nullptr) return;
-    const bool is_limited = batch.ragged.num_tokens <= kMostJoinedTokens;
-    stream.pool->read_ahead(next != nullptr && is_limited
-                                ? std::span(next->data, static_cast<size_t>(next->bytes()))
-                                : std::span<const std::byte>());
-  };
-  kernels_.run(step.embed());
+  const auto found =
+      plan_for(bracket_of(batch.ragged.num_tokens, batch.ragged.num_seqs, batch.num_logit_rows),
+               kv.front().dtype);
+  CHECK(found.has_value(), found ? "" : found.error().message());
+  const PassPlan& plan = **found;
+  const Pass pass{.config = config_,
+                  .weights = weights_,
+                  .batch = batch,
+                  .act = act,
+                  .kv = kv,
+                  .rotary = rotary_,
+                  .launch = {.device = kernels_.device(),
+                             .stream = &stream,
+                             .workspace = act.workspace,
+                             .workspace_bytes = act.workspace_bytes},
+                  .activation = kernels_.activation(),
+                  .tile_columns = kernels_.tile_columns(),
+                  .use_sinks = use_sinks_};
+  plan.embed.run(kernels_, pass, plan.embed, 0);
   for (size_t l = 0; l < weights_.layers.size(); ++l) {
-    const LayerWeights& layer = weights_.layers[l];
-    const bool is_last = l + 1 == weights_.layers.size();
-    keep_hidden(l);
-    QkvParams qkv = step.qkv(layer, kv[l], rotary_);
-    AttendParams attend = step.attend(layer, kv[l], config_.is_window[l], use_sinks_);
-    OutParams out = step.out(layer);
-    RouteParams route = step.route(layer);
-    ExpertsParams experts = step.experts(layer);
-    if (step.runs(route, kFoldedRouteRow)) out.fold = experts.fold = step.fold(layer, l);
-    qkv.stages_q = attend.is_q_staged = step.stages_q(qkv, attend);
-    qkv.q_factor = attend.q_factor();
-    attend.stages_a = out.is_a_staged = step.stages_a(attend, out);
-    route.leaves_t = experts.norms_x = step.norms_in_experts(route, experts);
-    read_ahead(&layer.out);
-    run_joined(kernels_, qkv, attend);
-    read_ahead(route.parts == nullptr ? &layer.router : nullptr);
-    run_joined(kernels_, out, route);
-    read_ahead(is_last ? &weights_.head : &weights_.layers[l + 1].qkv);
-    kernels_.run(experts);
+    keep_hidden(pass, l);
+    for (const PlannedRow& row : plan.layer(l)) {
+      read_ahead(pass, dense_after(weights_, row.last, l));
+      row.run(kernels_, pass, row, l);
+    }
   }
-  read_ahead(nullptr);
-  keep_hidden(weights_.layers.size());
-  if (batch.num_logit_rows > 0) kernels_.run(step.unembed());
+  read_ahead(pass, nullptr);
+  keep_hidden(pass, weights_.layers.size());
+  if (batch.num_logit_rows > 0) plan.unembed.run(kernels_, pass, plan.unembed, 0);
 }
 
-Status GptOss::check_rows(DType kv_dtype) const {
-  Status status;
-  for (const LayerWeights& layer : weights_.layers) {
-    const Shadow shadow(config_, weights_, kv_dtype, kernels_, 1, 1);
-    for_each_step(shadow, layer, [&](const auto& params) {
-      if (!status) return;
-      if (auto row = kernels_.select(params); !row) status = fail(std::move(row.error()));
-    });
-    if (!status) return status;
+// CPU, launches of few tokens: threads that wait for the others at the end of a row ask for what is
+// read after it.
+void GptOss::read_ahead(const Pass& pass, const PackedMatrix* next) {
+  ThreadPool* const pool = pass.launch.stream->pool;
+  if (pool == nullptr) return;
+  const bool is_limited = pass.batch.ragged.num_tokens <= kMostJoinedTokens;
+  pool->read_ahead(next != nullptr && is_limited
+                       ? std::span(next->data, static_cast<size_t>(next->bytes()))
+                       : std::span<const std::byte>());
+}
+
+void GptOss::keep_hidden(const Pass& pass, size_t layer) {
+  const Activations& act = pass.act;
+  if (act.hidden_states == nullptr) return;
+  CHECK(pass.launch.device == DeviceKind::kCpu);
+  const int64_t width = int64_t{pass.batch.ragged.num_tokens} * pass.config.hidden;
+  const auto kept =
+      act.device->copy_on_device(act.hidden_states + static_cast<int64_t>(layer) * width, act.x,
+                                 static_cast<uint64_t>(width) * 4, *pass.launch.stream);
+  CHECK(kept.has_value(), kept ? "" : kept.error().message());
+}
+
+Result<const PassPlan*> GptOss::plan_for(const Bracket& bracket, DType kv_dtype) const {
+  const std::lock_guard lock(mutex_);
+  auto& kept = plans_[{bracket, kv_dtype}];
+  if (kept == nullptr) {
+    const Shadow shadow(config_, weights_, kv_dtype, batch_of(bracket), &kernels_);
+    auto plan = make_plan(shadow.pass, kernels_);
+    if (!plan) {
+      plans_.erase({bracket, kv_dtype});
+      return fail(std::move(plan.error()));
+    }
+    kept = std::make_unique<const PassPlan>(std::move(*plan));
   }
-  return status;
+  return kept.get();
 }
 
-Work GptOss::work(const Batch& batch, DType kv_dtype, int32_t num_distinct_experts) const {
-  Work total;
-  for (const Work& of_step : work_by_step(batch, kv_dtype, num_distinct_experts)) total += of_step;
-  return total;
+Status GptOss::check_rows(DType kv_dtype, int32_t max_tokens) const {
+  for (int32_t n = 1; n <= max_tokens; ++n) {
+    if (n != bracket_floor(n)) continue;
+    for (const int32_t seqs : {1, n}) {
+      if (auto plan = plan_for(bracket_of(n, seqs, seqs), kv_dtype); !plan)
+        return fail(std::move(plan.error()));
+    }
+  }
+  return {};
 }
 
-StepWorks GptOss::work_by_step(const Batch& batch, DType kv_dtype,
-                               int32_t num_distinct_experts) const {
-  Shadow shadow(config_, weights_, kv_dtype, kernels_, batch.ragged.num_tokens,
-                batch.num_logit_rows);
-  shadow.batch.ragged = batch.ragged;
+StepWorks least_work(const GptOssConfig& config, const ModelWeights& formats, DType kv_dtype,
+                     const Batch& batch, int32_t num_distinct_experts) {
+  const Shadow shadow(config, formats, kv_dtype, batch, nullptr);
+  const Pass& pass = shadow.pass;
   StepWorks works = {};
   const auto add = [&](StepKind step, const Work& work) {
     works[static_cast<size_t>(step)] += work;
   };
-  add(StepKind::kEmbed, embed_work(shadow.params.embed()));
-  for (size_t l = 0; l < weights_.layers.size(); ++l) {
-    const LayerWeights& layer = weights_.layers[l];
-    add(StepKind::kQkv, qkv_work(shadow.params.qkv(layer, shadow.kv, shadow.rotary)));
-    add(StepKind::kAttend,
-        attend_work(shadow.params.attend(layer, shadow.kv, config_.is_window[l], use_sinks_)));
-    const OutParams out = shadow.params.out(layer);
-    add(StepKind::kOut, out_work(out));
-    RouteParams route = shadow.params.route(layer);
-    const ExpertsParams experts = shadow.params.experts(layer);
-    route.leaves_t = shadow.params.norms_in_experts(route, experts);
-    Work of_route = route_work(route);
-    if (joins_route(kernels_, out, route)) {
-      const Work of_router = router_work(route);
-      add(StepKind::kOut, of_router);
-      of_route -= of_router;
-    }
-    add(StepKind::kRoute, of_route);
-    add(StepKind::kExperts, experts_work(experts, num_distinct_experts));
+  add(StepKind::kEmbed, embed_work(pass.params<EmbedParams>(0, {})));
+  for (size_t l = 0; l < formats.layers.size(); ++l) {
+    add(StepKind::kQkv, qkv_work(pass.params<QkvParams>(l, {})));
+    add(StepKind::kAttend, attend_work(pass.params<AttendParams>(l, {})));
+    add(StepKind::kOut, out_work(pass.params<OutParams>(l, {})));
+    add(StepKind::kRoute, route_work(pass.params<RouteParams>(l, {})));
+    add(StepKind::kExperts, experts_work(pass.params<ExpertsParams>(l, {}), num_distinct_experts));
   }
-  if (batch.num_logit_rows > 0) add(StepKind::kUnembed, unembed_work(shadow.params.unembed()));
+  if (batch.num_logit_rows > 0)
+    add(StepKind::kUnembed, unembed_work(pass.params<UnembedParams>(0, {})));
+  return works;
+}
+
+StepWorks GptOss::work_by_step(const Batch& batch, DType kv_dtype,
+                               int32_t num_distinct_experts) const {
+  StepWorks works = least_work(config_, weights_, kv_dtype, batch, num_distinct_experts);
+  const auto plan = plan_for(
+      bracket_of(batch.ragged.num_tokens, batch.ragged.num_seqs, batch.num_logit_rows), kv_dtype);
+  if (!plan) return works;  // it only reports
+  const Shadow shadow(config_, weights_, kv_dtype, batch, &kernels_);
+  for (size_t l = 0; l < weights_.layers.size(); ++l) {
+    for (const PlannedRow& row : (*plan)->layer(l)) {
+      // The router's products are made with the outputs.
+      if (row.first == StepKind::kOut && row.last == StepKind::kRoute) {
+        const Work moved = router_work(shadow.pass.params<RouteParams>(l, {}));
+        works[static_cast<size_t>(StepKind::kOut)] += moved;
+        works[static_cast<size_t>(StepKind::kRoute)] -= moved;
+      }
+      if (row.last == StepKind::kRoute && row.forms.t == TForm::kAbsent) {
+        const RouteParams with_t = shadow.pass.params<RouteParams>(l, {});
+        const RouteParams without = shadow.pass.params<RouteParams>(l, row.forms);
+        works[static_cast<size_t>(StepKind::kRoute)] += route_work(without);
+        works[static_cast<size_t>(StepKind::kRoute)] -= route_work(with_t);
+      }
+    }
+  }
   return works;
 }
 
 std::vector<Verdict> GptOss::explain(DType kv_dtype, int32_t num_tokens) const {
-  std::vector<Verdict> all;
-  const Shadow shadow(config_, weights_, kv_dtype, kernels_, num_tokens, 1);
-  int previous = -1;
-  for_each_step(shadow, weights_.layers.front(), [&](const auto& params) {
-    auto verdicts = kernels_.explain(params);
-    // The window form of attend would only repeat the full form's verdicts.
-    if (verdicts.empty() || static_cast<int>(verdicts.front().row.step) == previous) return;
-    previous = static_cast<int>(verdicts.front().row.step);
-    all.insert(all.end(), verdicts.begin(), verdicts.end());
-  });
-  return all;
+  const Bracket bracket = bracket_of(num_tokens, 1, 1);
+  const auto plan = plan_for(bracket, kv_dtype);
+  const Shadow shadow(config_, weights_, kv_dtype, batch_of(bracket), &kernels_);
+  std::vector<Verdict> verdicts;
+  // The rows of one step, with what the planner makes of each.
+  const auto explain_step = [&]<typename P>() {
+    for (const Row<P>& row : table_of<P>()) {
+      verdicts.push_back(verdict_of(shadow.pass, row, plan ? *plan : nullptr));
+    }
+  };
+  explain_step.template operator()<EmbedParams>();
+  for_each_layer_step(explain_step);
+  explain_step.template operator()<UnembedParams>();
+  const SampleParams sample{.launch = shadow.pass.launch, .num_rows = 1, .vocab = config_.vocab};
+  for (Verdict& verdict : kernels_.explain(sample)) verdicts.push_back(std::move(verdict));
+  return verdicts;
+}
+
+template <typename P>
+Verdict GptOss::verdict_of(const Pass& pass, const Row<P>& row, const PassPlan* plan) const {
+  constexpr StepKind kStep = StepOf<P>::value;
+  Verdict verdict{.row = row_info(row)};
+  const bool forced = kernels_.choice().forced(kStep).has_value();
+  const auto runs = [&](const PlannedRow& planned) {
+    return planned.row.name == row.name || planned.runs_with == row.name;
+  };
+  if (plan != nullptr) {
+    verdict.chosen = runs(plan->embed) || runs(plan->unembed);
+    for (const auto& chain : plan->chains)
+      for (const PlannedRow& planned : chain) verdict.chosen |= runs(planned);
+  }
+  const P params = pass.params<P>(0, first_forms(row));
+  if (verdict.chosen) {
+    verdict.reason = forced ? "forced" : "in the cheapest chain";
+  } else if (row.device != kernels_.device()) {
+    verdict.reason = "for another device";
+  } else if ((row.needs & kernels_.features()) != row.needs) {
+    verdict.reason = kernels_.missing(row.needs);
+  } else if (const char* why = row.refuses(params)) {
+    verdict.reason = why;
+  } else if (!kernels_.choice().allows(kStep, row.name)) {
+    verdict.reason = "another row is forced";
+  } else if (!kernels_.choice().permits(row, params)) {
+    verdict.reason = "rounds activations to 8 bits: --activation int8 lets it run here, too";
+  } else if (const double us = row.predict_us(params, kernels_.rates()); us >= kNeverUs) {
+    verdict.reason = us >= kReferenceUs ? "a reference: runs where it is forced"
+                                        : "rounds more than it gains here: runs where it is forced";
+  } else {
+    verdict.reason = fmt::format("the chain with it costs more: {:.1f} us by itself", us);
+  }
+  return verdict;
 }
 
 ActivationBytes activation_bytes(const GptOssConfig& config, const ModelWeights& formats,
@@ -370,21 +265,35 @@ ActivationBytes activation_bytes(const GptOssConfig& config, const ModelWeights&
   bytes.arrays = static_cast<uint64_t>(max_tokens) * (token_bytes + fold_bytes) +
                  4 * bytes.route_part_floats + 12 * 256;
   bytes.logits = 4ull * static_cast<uint64_t>(max_logit_rows) * config.vocab + 256;
+  // A layer of each kind of attention.
+  std::vector<size_t> layers = {0};
+  for (size_t l = 1; l < formats.layers.size(); ++l)
+    if (layers.size() == 1 && config.is_window[l] != config.is_window[0]) layers.push_back(l);
   // A row's scratch may be greatest at few tokens (attention split over keys): try powers of two.
   const auto ask = [&](int32_t num_tokens) {
-    const Shadow shadow(config, formats, kv_dtype, kernels, num_tokens,
-                        std::min(num_tokens, max_logit_rows));
+    const Shadow shadow(config, formats, kv_dtype,
+                        batch_of({num_tokens, 1, std::min(num_tokens, max_logit_rows)}), &kernels);
     uint64_t qkv = 0, attend = 0;
-    for_each_step(shadow, formats.layers.front(), [&]<typename P>(const P& params) {
-      for (const Row<P>& row : table_of<P>()) {
-        if (row.device != kernels.device() || row.refuses(params)) continue;
-        if ((row.needs & kernels.features()) != row.needs) continue;
-        bytes.workspace = std::max(bytes.workspace, row.workspace(params));
-        if constexpr (std::is_same_v<P, QkvParams>) qkv = std::max(qkv, row.workspace(params));
-        if constexpr (std::is_same_v<P, AttendParams>)
-          attend = std::max(attend, row.workspace(params));
-      }
-    });
+    const auto ask_row = [&]<typename P>(const Row<P>& row, const P& params) {
+      if (row.device != kernels.device() || row.refuses(params)) return;
+      if ((row.needs & kernels.features()) != row.needs) return;
+      const uint64_t wanted = row.workspace(params);
+      bytes.workspace = std::max(bytes.workspace, wanted);
+      if constexpr (std::is_same_v<P, QkvParams>) qkv = std::max(qkv, wanted);
+      if constexpr (std::is_same_v<P, AttendParams>) attend = std::max(attend, wanted);
+    };
+    const auto ask_step = [&]<typename P>() {
+      for (const size_t l : layers)
+        for (const Row<P>& row : table_of<P>())
+          ask_row(row, shadow.pass.params<P>(l, first_forms(row)));
+    };
+    ask_step.template operator()<EmbedParams>();
+    for_each_layer_step(ask_step);
+    ask_step.template operator()<UnembedParams>();
+    const SampleParams sample{.launch = shadow.pass.launch,
+                              .num_rows = shadow.batch.num_logit_rows,
+                              .vocab = config.vocab};
+    for (const auto& row : table_of<SampleParams>()) ask_row(row, sample);
     if (num_tokens <= kMostJoinedTokens) {
       const uint64_t both = round_up<uint64_t>(qkv, 256) + attend;
       bytes.workspace = std::max(bytes.workspace, both);

@@ -3,10 +3,14 @@
 // several sequences come as one ragged batch, and the rows of each step do the rest.
 #pragma once
 
+#include <map>
+#include <memory>
+#include <mutex>
 #include <span>
 
 #include "kernels/registry.h"
 #include "model/config.h"
+#include "model/pass_plan.h"
 #include "model/weights.h"
 
 namespace moxie {
@@ -54,28 +58,43 @@ class GptOss {
   void forward(const Batch& batch, std::span<const KvLayer> kv, const Activations& activations,
                Stream& stream) const;
 
-  /// Fails, with the reason, if any step has no row for these formats; call once after loading.
-  Status check_rows(DType kv_dtype) const;
+  /// Makes and keeps the plans of launches of up to `max_tokens` tokens, of one sequence and of one
+  /// token a sequence; fails, with the reason, if there is none. Once after loading: then no launch
+  /// can find itself without a row.
+  Status check_rows(DType kv_dtype, int32_t max_tokens = 1) const;
 
-  /// The least bytes and operations of one forward pass (roofline); `num_distinct_experts` is the
-  /// number of experts read in a layer.
-  Work work(const Batch& batch, DType kv_dtype, int32_t num_distinct_experts) const;
-  /// The same, step by step; sample, which is no part of a forward pass, has none.
+  /// The plan of such launches; made at first use, and kept.
+  Result<const PassPlan*> plan_for(const Bracket& bracket, DType kv_dtype) const;
+
+  /// least_work() of a batch, each part with the step whose row does it here.
   StepWorks work_by_step(const Batch& batch, DType kv_dtype, int32_t num_distinct_experts) const;
 
-  /// Why each row is or is not chosen for `num_tokens` tokens a launch.
+  /// Why each row is or is not in the plan of launches of `num_tokens` tokens.
   std::vector<Verdict> explain(DType kv_dtype, int32_t num_tokens) const;
 
   const GptOssConfig& config() const { return config_; }
   const ModelWeights& weights() const { return weights_; }
 
  private:
+  static void read_ahead(const Pass& pass, const PackedMatrix* next);
+  static void keep_hidden(const Pass& pass, size_t layer);
+  template <typename P>
+  Verdict verdict_of(const Pass& pass, const Row<P>& row, const PassPlan* plan) const;
+
   const GptOssConfig& config_;
   const ModelWeights& weights_;
   Rotary rotary_;
   KernelChooser& kernels_;
   bool use_sinks_;
+  mutable std::mutex mutex_;
+  mutable std::map<std::pair<Bracket, DType>, std::unique_ptr<const PassPlan>> plans_;
 };
+
+/// The least bytes and operations of one forward pass (roofline), step by step; sample, which is no
+/// part of a forward pass, has none. `num_distinct_experts` is the number of experts read in a
+/// layer. Formats and sizes decide alone: no row is chosen, so that whatever reports may ask.
+StepWorks least_work(const GptOssConfig& config, const ModelWeights& formats, DType kv_dtype,
+                     const Batch& batch, int32_t num_distinct_experts);
 
 /// Bytes of the arrays of Activations for these sizes, and of the scratch that the rows that may be
 /// chosen on this device ask for at most. Needs no memory: `plan` calls it too.

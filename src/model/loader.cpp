@@ -25,21 +25,21 @@ constexpr uint64_t kAlignment = 256;
 struct MatrixJob {
   PackedMatrix target;
   bool is_gate_up = false;
-  std::vector<const StoredPart*> parts;
+  std::span<const StoredPart> parts;
 
   // The part and its first row (of the part) that tile `tile_idx` holds.
   const StoredPart* part_of(int32_t tile_idx, int32_t* first_row) const {
     if (is_gate_up) {
       *first_row = tile_idx / 2 * 16;
-      return parts[static_cast<size_t>(tile_idx % 2)];
+      return &parts[static_cast<size_t>(tile_idx % 2)];
     }
     int32_t row = tile_idx * 16;
-    for (const StoredPart* part : parts) {
-      if (row < part->num_rows) {
+    for (const StoredPart& part : parts) {
+      if (row < part.num_rows) {
         *first_row = row;
-        return part;
+        return &part;
       }
-      row -= part->num_rows;
+      row -= part.num_rows;
     }
     CHECK(false, "tile past the end");
     return nullptr;
@@ -66,19 +66,6 @@ void stored_ranges(const StoredPart& part, int32_t expert, int32_t first_row, in
   if (rows.scales != nullptr) range(part.scales_file, rows.scales, rows.scale_stride_bytes);
 }
 
-bool has_nan_scale(const StoredRows& rows, int64_t row) {
-  const int32_t num_blocks = rows.cols / kMxBlock;
-  if (rows.kind == StoredRows::Kind::kMxfp4Split) {
-    return std::memchr(rows.scales + row * rows.scale_stride_bytes, 255,
-                       static_cast<size_t>(num_blocks)) != nullptr;
-  }
-  if (rows.kind != StoredRows::Kind::kMxfp4Gguf) return false;
-  const std::byte* at = rows.data + row * rows.row_stride_bytes;
-  for (int32_t block = 0; block < num_blocks; ++block)
-    if (at[17 * block] == std::byte{255}) return true;
-  return false;
-}
-
 class Loader {
  public:
   Loader(const GptOssConfig& config, const StoredWeights& stored, ThreadPool& pool,
@@ -88,105 +75,60 @@ class Loader {
   void load(const ModelWeights& weights) {
     batch_bytes_ =
         std::clamp(static_cast<int64_t>(weights.packed_bytes / 64), kMinBatchBytes, kMaxBatchBytes);
-    load_table(weights.embedding, part("model.embed_tokens.weight", 0));
-    for (int32_t i = 0; i < config_.num_layers; ++i)
-      load_layer(weights.layers[static_cast<size_t>(i)], "model.layers." + std::to_string(i) + ".");
-    load_vector("model.norm.weight", weights.final_norm);
-    load_matrix(weights.head, {"lm_head.weight"});
+    for_each_weight(config_, [&](const Weight& weight) {
+      const std::vector<StoredPart>& parts = stored_.parts_of(weight);
+      visit_place(weight, weights, [&](const auto& place) { load(place, weight, parts); });
+    });
   }
 
   Status status() const { return damage_status(faults_); }
 
  private:
-  const StoredPart& part(const std::string& name, size_t i) const {
-    return stored_.by_name.at(name).parts.at(i);
-  }
-
-  void load_layer(const LayerWeights& layer, const std::string& at) {
-    load_vector(at + "input_layernorm.weight", layer.input_norm);
-    load_matrix(layer.qkv, {at + "self_attn.q_proj.weight", at + "self_attn.k_proj.weight",
-                            at + "self_attn.v_proj.weight"});
-    const float* bias = layer.qkv_bias;
-    for (const char* name : {"q_proj", "k_proj", "v_proj"})
-      bias = load_vector(at + "self_attn." + name + ".bias", bias);
-    load_vector(at + "self_attn.sinks", layer.sinks);
-    load_matrix(layer.out, {at + "self_attn.o_proj.weight"});
-    load_vector(at + "self_attn.o_proj.bias", layer.out_bias);
-    load_vector(at + "post_attention_layernorm.weight", layer.post_norm);
-    load_matrix(layer.router, {at + "mlp.router.weight"});
-    load_vector(at + "mlp.router.bias", layer.router_bias);
-    load_matrix(layer.gate_up, {at + "mlp.experts.gate_up_proj"});
-    load_gate_up_bias(at + "mlp.experts.gate_up_proj_bias", layer.gate_up.rows, layer.gate_up_bias);
-    load_matrix(layer.down, {at + "mlp.experts.down_proj"});
-    load_vector(at + "mlp.experts.down_proj_bias", layer.down_bias);
-  }
-
-  // Reads a vector, or one per expert, to F32; returns the place behind it. Places are ours to
-  // write: ModelWeights shows them as const.
-  const float* load_vector(const std::string& name, const float* place) {
-    const StoredWeight& weight = stored_.by_name.at(name);
-    const StoredPart& source = weight.parts.at(0);
-    const auto num_experts = weight.spec.shape.rank == 2 ? weight.spec.shape[0] : 1;
+  // Reads a vector, or one per expert, to F32. Places are ours to write: ModelWeights shows them as
+  // const.
+  static void load(const float* place, const Weight& weight, const std::vector<StoredPart>& parts) {
+    if (weight.is_null()) return;
     auto* out = const_cast<float*>(place);
-    for (int32_t e = 0; e < num_experts; ++e) {
-      const StoredRows rows = source.expert(e);
-      for (int32_t i = 0; i < source.num_rows; ++i) rows.read_row(source.stored_row(i), out++);
-    }
-    release_vector(source, num_experts);
-    return out;
-  }
-
-  void load_gate_up_bias(const std::string& name, int32_t num_packed_rows, const float* place) {
-    auto* out = const_cast<float*>(place);
-    std::memset(out, 0,
-                sizeof(float) * static_cast<size_t>(config_.num_experts) *
-                    static_cast<size_t>(num_packed_rows));
-    for (int32_t half = 0; half < 2; ++half) {
-      const StoredPart& source = part(name, static_cast<size_t>(half));
-      for (int32_t e = 0; e < config_.num_experts; ++e) {
+    if (parts.empty() || weight.has_padding()) std::fill_n(out, weight.num_elements(), 0.0f);
+    int32_t first = 0;  // of the part, where parts lie one below another
+    for (size_t p = 0; p < parts.size(); ++p) {
+      const StoredPart& source = parts[p];
+      for (int32_t e = 0; e < weight.num_experts; ++e) {
         const StoredRows rows = source.expert(e);
-        float* expert = out + int64_t{e} * num_packed_rows;
-        for (int32_t i = 0; i < source.num_rows; ++i)
-          rows.read_row(source.stored_row(i), expert + gate_up_packed_row(i, half));
+        float* expert = out + int64_t{e} * weight.rows;
+        for (int32_t i = 0; i < source.num_rows; ++i) {
+          const int32_t row =
+              weight.is_gate_up() ? gate_up_packed_row(i, static_cast<int32_t>(p)) : first + i;
+          rows.read_row(source.stored_row(i), expert + row);
+        }
       }
-      release_vector(source, config_.num_experts);
+      source.file->release(static_cast<uint64_t>(source.rows.data - source.file->bytes().data()),
+                           static_cast<uint64_t>(weight.num_experts *
+                                                 std::max<int64_t>(source.expert_stride_bytes, 1)));
+      first += source.num_rows;
     }
   }
 
-  static void release_vector(const StoredPart& source, int64_t num_experts) {
-    source.file->release(
-        static_cast<uint64_t>(source.rows.data - source.file->bytes().data()),
-        static_cast<uint64_t>(num_experts * std::max<int64_t>(source.expert_stride_bytes, 1)));
-  }
-
-  void load_table(const RowTable& table, const StoredPart& source) {
-    auto* out = const_cast<std::byte*>(table.data);
+  void load(const RowTable& table, const Weight&, const std::vector<StoredPart>& parts) {
+    const StoredPart& source = parts.at(0);
     const int64_t row_bytes = table.row_bytes();
     const auto batch_rows = static_cast<int32_t>(std::max<int64_t>(1, batch_bytes_ / row_bytes));
-    const bool is_same =
-        row_bytes == source.rows.row_stride_bytes && source.rows.kind != StoredRows::Kind::kF16;
     for (int32_t begin = 0; begin < table.rows; begin += batch_rows) {
       const int32_t num_rows = std::min(batch_rows, table.rows - begin);
       pool_.share(num_rows, 64, [&](int64_t first, int64_t last) {
-        std::vector<float> row(is_same ? 0 : static_cast<size_t>(table.cols));
-        for (int64_t r = begin + first; r < begin + last; ++r) {
-          const int64_t stored_row = source.stored_row(static_cast<int32_t>(r));
-          std::byte* target = out + r * row_bytes;
-          if (is_same) {
-            std::memcpy(target, source.rows.data + stored_row * row_bytes,
-                        static_cast<size_t>(row_bytes));
-            continue;
-          }
-          source.rows.read_row(stored_row, row.data());
-          for (int32_t k = 0; k < table.cols; ++k) {
-            const float value = row[static_cast<size_t>(k)];
-            const uint16_t half = f32_to_bf16(value);
-            if (table.format == DType::kF32)
-              std::memcpy(target + 4 * k, &value, 4);
-            else
-              std::memcpy(target + 2 * k, &half, 2);
-          }
+        const auto row = begin + static_cast<int32_t>(first);
+        const auto count = static_cast<int32_t>(last - first);
+        if (!is_table_as_stored(table, source)) {
+          return repack_on_host(TableRepack{.source = {.rows = source.rows,
+                                                       .first = source.first + row * source.step,
+                                                       .step = source.step},
+                                            .target = table,
+                                            .first_row = row,
+                                            .num_rows = count});
         }
+        std::memcpy(const_cast<std::byte*>(table.data) + row * row_bytes,
+                    source.rows.data + source.stored_row(row) * row_bytes,
+                    static_cast<size_t>(count * row_bytes));
       });
       stored_ranges(
           source, 0, begin, num_rows,
@@ -195,17 +137,17 @@ class Loader {
     }
   }
 
-  void load_matrix(const PackedMatrix& target, std::initializer_list<std::string> names) {
-    MatrixJob job{.target = target};
-    for (const std::string& name : names) {
-      const StoredWeight& weight = stored_.by_name.at(name);
-      job.is_gate_up = weight.parts.size() == 2;
-      for (const StoredPart& one : weight.parts) job.parts.push_back(&one);
+  void load(const PackedMatrix& target, const Weight& weight,
+            const std::vector<StoredPart>& parts) {
+    if (parts.empty()) {
+      std::memset(const_cast<std::byte*>(target.data), 0, static_cast<size_t>(target.bytes()));
+      return;
     }
+    const MatrixJob job{.target = target, .is_gate_up = weight.is_gate_up(), .parts = parts};
     const int64_t num_tiles = target.num_tiles();
     int64_t batch = std::max<int64_t>(2, batch_bytes_ / target.tile_bytes() / 2 * 2);
     // A transposed expert is let go whole, so it is packed whole.
-    if (job.parts[0]->rows.transposed) batch = round_up(batch, num_tiles);
+    if (job.parts[0].rows.transposed) batch = round_up(batch, num_tiles);
     const int64_t total = target.num_experts * num_tiles;
     for (int64_t begin = 0; begin < total; begin += batch) {
       const int64_t end = std::min(total, begin + batch);
@@ -227,16 +169,16 @@ class Loader {
       const auto last = static_cast<int32_t>(std::min(num_tiles, first + (end - at)));
       const int32_t width = job.is_gate_up ? 2 : 1;
       int32_t part_begin = 0;  // first row of the part in the packed matrix
-      for (const StoredPart* part : job.parts) {
+      for (const StoredPart& part : job.parts) {
         const int32_t low = std::max(0, first / width * 16 - part_begin);
-        const int32_t high = std::min(part->num_rows, ceil_div(last, width) * 16 - part_begin);
+        const int32_t high = std::min(part.num_rows, ceil_div(last, width) * 16 - part_begin);
         if (low < high) {
-          stored_ranges(*part, expert, low, high - low,
+          stored_ranges(part, expert, low, high - low,
                         [&](const MappedFile* file, uint64_t offset, uint64_t bytes) {
                           (file->*advise)(offset, bytes);
                         });
         }
-        if (!job.is_gate_up) part_begin += part->num_rows;
+        if (!job.is_gate_up) part_begin += part.num_rows;
       }
       at += last - first;
     }
@@ -263,16 +205,10 @@ class Loader {
   // One fault a tensor, at its first row seen.
   void add_nan_fault(const StoredPart& source, int32_t expert, int64_t row) {
     const std::lock_guard lock(mutex_);
-    const bool is_split = source.rows.kind == StoredRows::Kind::kMxfp4Split;
-    std::string tensor = source.tensor;
-    if (is_split) tensor.replace(tensor.rfind("blocks"), 6, "scales");
-    for (const Fault& fault : faults_)
-      if (fault.tensor == tensor) return;
-    if (faults_.size() >= kMaxLoadFaults) return;
-    const MappedFile* file = is_split ? source.scales_file : source.file;
-    faults_.push_back({file->path(), tensor,
-                       fmt::format("the scale byte 255 (NaN) in expert {}, row {}", expert, row),
-                       "scales of 0 to 254"});
+    Fault fault = nan_scale_fault(source, expert, row);
+    for (const Fault& known : faults_)
+      if (known.tensor == fault.tensor) return;
+    if (faults_.size() < kMaxLoadFaults) faults_.push_back(std::move(fault));
   }
 
   const GptOssConfig& config_;
@@ -295,17 +231,21 @@ class Layout {
     used_ = at + static_cast<uint64_t>(bytes);
     return base_ == nullptr ? nullptr : base_ + at;
   }
-  const float* floats(int64_t count) {
-    return reinterpret_cast<const float*>(take(count * int64_t{sizeof(float)}));
+  void place(RowTable& table, const Weight& weight, DType format) {
+    table = {.format = format, .rows = weight.rows, .cols = weight.cols};
+    table.data = take(table.bytes());
   }
-  PackedMatrix matrix(DType format, int32_t num_experts, int32_t rows, int32_t cols) {
-    PackedMatrix out{.format = format,
-                     .layout = packed_,
-                     .num_experts = num_experts,
-                     .rows = rows,
-                     .cols = cols};
-    out.data = take(out.bytes());
-    return out;
+  void place(PackedMatrix& matrix, const Weight& weight, DType format) {
+    matrix = {.format = format,
+              .layout = packed_,
+              .num_experts = weight.num_experts,
+              .rows = weight.rows,
+              .cols = weight.cols};
+    matrix.data = take(matrix.bytes());
+  }
+  void place(const float*& vector, const Weight& weight, DType) {
+    const int64_t bytes = weight.num_elements() * int64_t{sizeof(float)};
+    vector = weight.is_null() ? nullptr : reinterpret_cast<const float*>(take(bytes));
   }
   uint64_t used() const { return round_up(used_, kAlignment); }
 
@@ -340,28 +280,28 @@ Status place_on_nodes(const PackedMatrix& matrix, const ThreadPool& pool, const 
   return {};
 }
 
-Status place_on_nodes(const ModelWeights& weights, const ThreadPool& pool, const Buffer& memory) {
+Status place_on_nodes(const GptOssConfig& config, const ModelWeights& weights,
+                      const ThreadPool& pool, const Buffer& memory) {
   // Each part is a mapping of its own to the kernel, which allows a process some 65,000.
   constexpr int64_t kMostParts = 40'000;
-  const int num_nodes = pool.num_nodes();
+  std::vector<PackedMatrix> matrices;
   int64_t num_parts = 0;
-  for (const LayerWeights& layer : weights.layers)
-    num_parts += num_nodes * (3 + layer.gate_up.num_experts + layer.down.num_experts);
+  for_each_weight(config, [&](const Weight& weight) {
+    visit_place(weight, weights, [&]<typename T>(const T& place) {
+      if constexpr (std::is_same_v<T, PackedMatrix>) {
+        matrices.push_back(place);
+        num_parts += int64_t{pool.num_nodes()} * place.num_experts;
+      }
+    });
+  });
   if (num_parts > kMostParts) {
-    return fail(
-        fmt::format("{} parts of weights on {} nodes are too many to place", num_parts, num_nodes),
-        "NUMA", "weights are read from wherever their pages are");
+    return fail(fmt::format("{} parts of weights on {} nodes are too many to place", num_parts,
+                            pool.num_nodes()),
+                "NUMA", "weights are read from wherever their pages are");
   }
-  const auto place = [&](std::initializer_list<const PackedMatrix*> matrices) -> Status {
-    for (const PackedMatrix* matrix : matrices)
-      if (Status done = place_on_nodes(*matrix, pool, memory); !done) return done;
-    return {};
-  };
-  for (const LayerWeights& layer : weights.layers) {
-    Status done = place({&layer.qkv, &layer.out, &layer.router, &layer.gate_up, &layer.down});
-    if (!done) return done;
-  }
-  return place({&weights.head});
+  for (const PackedMatrix& matrix : matrices)
+    if (Status done = place_on_nodes(matrix, pool, memory); !done) return done;
+  return {};
 }
 
 }  // namespace
@@ -369,32 +309,27 @@ Status place_on_nodes(const ModelWeights& weights, const ThreadPool& pool, const
 uint64_t lay_out_weights(const GptOssConfig& config, const WeightFormats& formats, DeviceKind kind,
                          std::byte* base, ModelWeights* out) {
   Layout layout(kind, base);
-  const int32_t hidden = config.hidden, experts = config.num_experts;
-  out->embedding = {.format = formats.embedding, .rows = config.vocab, .cols = hidden};
-  out->embedding.data = layout.take(out->embedding.bytes());
-  out->layers.clear();
-  for (const LayerFormats& format : formats.layers) {
-    LayerWeights layer;
-    layer.input_norm = layout.floats(hidden);
-    layer.qkv = layout.matrix(format.qkv, 1, config.qkv_width(), hidden);
-    layer.qkv_bias = layout.floats(config.qkv_width());
-    layer.sinks = layout.floats(config.num_heads);
-    layer.out = layout.matrix(format.out, 1, hidden, config.q_width());
-    layer.out_bias = layout.floats(hidden);
-    layer.post_norm = layout.floats(hidden);
-    layer.router = layout.matrix(format.router, 1, experts, hidden);
-    layer.router_bias = layout.floats(experts);
-    const int32_t gate_up_rows = 2 * round_up(config.intermediate, 16);
-    layer.gate_up = layout.matrix(format.gate_up, experts, gate_up_rows, hidden);
-    layer.gate_up_bias = layout.floats(int64_t{experts} * gate_up_rows);
-    layer.down = layout.matrix(format.down, experts, hidden, config.intermediate);
-    layer.down_bias = layout.floats(int64_t{experts} * hidden);
-    out->layers.push_back(layer);
-  }
-  out->final_norm = layout.floats(hidden);
-  out->head = layout.matrix(formats.head, 1, config.vocab, hidden);
+  out->layers.assign(static_cast<size_t>(config.num_layers), {});
+  for_each_weight(config, [&](const Weight& weight) {
+    visit_place(weight, *out,
+                [&](auto& place) { layout.place(place, weight, formats[weight.index]); });
+  });
   out->packed_bytes = layout.used();
   return layout.used();
+}
+
+Fault nan_scale_fault(const StoredPart& part, int32_t expert, int64_t row) {
+  const bool is_split = part.rows.kind == StoredRows::Kind::kMxfp4Split;
+  std::string tensor = part.tensor;
+  if (is_split) tensor.replace(tensor.rfind("blocks"), 6, "scales");
+  return {(is_split ? part.scales_file : part.file)->path(), tensor,
+          fmt::format("the scale byte 255 (NaN) in expert {}, row {}", expert, row),
+          "scales of 0 to 254"};
+}
+
+bool is_table_as_stored(const RowTable& table, const StoredPart& source) {
+  return table.row_bytes() == source.rows.row_stride_bytes && source.step == 1 &&
+         source.rows.kind != StoredRows::Kind::kF16;
 }
 
 Status damage_status(const std::vector<Fault>& faults) {
@@ -420,6 +355,10 @@ Status check_load_options(const LoadOptions& options, DeviceKind kind) {
 
 Result<WeightsPlace> make_weights(const GptOssConfig& config, const WeightFormats& formats,
                                   Device& device) {
+  if (config.activation != Activation::kClampedSwiglu) {
+    return fail("no row of experts computes plain SwiGLU yet", "mlp_activation",
+                "only models with clamped_swiglu can run");
+  }
   const DeviceProperties& properties = device.properties();
   WeightsPlace place;
   const uint64_t bytes = lay_out_weights(config, formats, device.kind(), nullptr, &place.weights);
@@ -438,7 +377,7 @@ Result<WeightsPlace> make_weights(const GptOssConfig& config, const WeightFormat
   if (!stream) return fail(stream.error());
   lay_out_weights(config, formats, device.kind(), buffer->data(), &place.weights);
   if (const ThreadPool* pool = (*stream)->pool; pool != nullptr && pool->num_nodes() > 1) {
-    if (Status done = place_on_nodes(place.weights, *pool, *buffer); !done)
+    if (Status done = place_on_nodes(config, place.weights, *pool, *buffer); !done)
       log_warn(done.error().message());
   }
   place.weights.storage.push_back(std::move(*buffer));

@@ -21,6 +21,11 @@ Result<ModelWeights> load_weights(const GptOssConfig& config, const StoredWeight
                                   const WeightFormats& formats, Device& device,
                                   const LoadOptions& options);
 
+/// The fault of a NaN scale in a stored row of a part.
+Fault nan_scale_fault(const StoredPart& part, int32_t expert, int64_t row);
+/// Whether the stored rows are the table's, byte by byte.
+bool is_table_as_stored(const RowTable& table, const StoredPart& source);
+
 /// The faults found while loading as one error, or success; kMaxLoadFaults are enough to say so.
 inline constexpr size_t kMaxLoadFaults = 8;
 Status damage_status(const std::vector<Fault>& faults);

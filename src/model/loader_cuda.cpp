@@ -9,17 +9,23 @@
 namespace moxie {
 namespace {
 
-// gate_up rows beyond the model's have no bias in the files.
-Status clear_padding(const GptOssConfig& config, const ModelWeights& weights, Device& device,
-                     Stream& stream) {
-  for (const LayerWeights& layer : weights.layers) {
-    if (layer.gate_up.rows == 2 * config.intermediate) continue;
-    const auto bytes = uint64_t{4} * static_cast<uint64_t>(config.num_experts) * layer.gate_up.rows;
-    if (Status done = device.fill_zero(const_cast<float*>(layer.gate_up_bias), bytes, stream);
-        !done)
-      return done;
-  }
-  return {};
+// What no piece fills: weights that the model lacks, and vectors with gate_up rows beyond the
+// model's, which have no bias in the files.
+Status clear_unfilled(const GptOssConfig& config, const ModelWeights& weights, Device& device,
+                      Stream& stream) {
+  Status status;
+  const auto clear = [&](const void* place, int64_t bytes) {
+    if (status)
+      status = device.fill_zero(const_cast<void*>(place), static_cast<uint64_t>(bytes), stream);
+  };
+  for_each_weight(config, [&](const Weight& weight) {
+    if (weight.is_null() || (weight.is_present && !(weight.is_vector() && weight.has_padding())))
+      return;
+    visit_place(weight, weights,
+                Overloaded{[&](const float* vector) { clear(vector, 4 * weight.num_elements()); },
+                           [&](const auto& place) { clear(place.data, place.bytes()); }});
+  });
+  return status;
 }
 
 // For devices whose memory is the host's: one piece after another.
@@ -30,14 +36,11 @@ Status run_pieces_on_host(const std::vector<LoadPiece>& pieces, LoadProgress& pr
     memory.resize(pieces[i].bytes);
     if (Status read = read_piece(pieces[i], memory.data()); !read) return read;
     const LoadPiece piece = point_piece(pieces[i], memory.data(), &(*nan_rows)[i]);
-    if (const auto* direct = std::get_if<DirectCopy>(&piece.work))
-      std::memcpy(direct->target, memory.data(), piece.bytes);
-    else if (const auto* matrix = std::get_if<MatrixRepack>(&piece.work))
-      repack_on_host(*matrix);
-    else if (const auto* vector = std::get_if<VectorRepack>(&piece.work))
-      repack_on_host(*vector);
-    else if (const auto* table = std::get_if<TableRepack>(&piece.work))
-      repack_on_host(*table);
+    std::visit(Overloaded{[&](const DirectCopy& direct) {
+                            std::memcpy(direct.target, memory.data(), piece.bytes);
+                          },
+                          [](const auto& work) { repack_on_host(work); }},
+               piece.work);
     progress.add(piece.bytes);
   }
   return {};
@@ -64,7 +67,7 @@ Status load_weights_cuda(const GptOssConfig& config, const StoredWeights& stored
   const std::vector<LoadPiece> pieces = cut_into_pieces(config, stored, place.weights);
   std::vector<int32_t> nan_rows(pieces.size(), kNoNanRow);
   for (const LoadPiece& piece : pieces) place.weights.timeline.read_bytes += piece.bytes;
-  if (Status cleared = clear_padding(config, place.weights, device, *place.stream); !cleared)
+  if (Status cleared = clear_unfilled(config, place.weights, device, *place.stream); !cleared)
     return cleared;
   Status status;
   if (place.stream->native == nullptr) {

@@ -313,7 +313,7 @@ TEST_F(WholeModels, FaultsAreNamedAndLeaveNoMemoryBehind) {
     StoredWeights stored;
     FaultList faults;
     stored.files.push_back(read_safetensors(take(MappedFile::open(file.string()))));
-    find_weights(source.config, {}, &stored, &faults);
+    find_weights(source.config, FileFormat::kHuggingFace, &stored, &faults);
     ASSERT_TRUE(faults.empty());
     auto place = make_weights(source.config, packed_formats(source.config, stored, {}), device());
     ASSERT_TRUE(place.has_value());

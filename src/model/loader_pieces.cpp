@@ -17,43 +17,15 @@ class PieceCutter {
       : config_(config), stored_(stored), piece_bytes_(piece_bytes) {}
 
   std::vector<LoadPiece> cut(const ModelWeights& weights) {
-    table(weights.embedding, part("model.embed_tokens.weight", 0));
-    for (int32_t i = 0; i < config_.num_layers; ++i)
-      layer(weights.layers[static_cast<size_t>(i)], "model.layers." + std::to_string(i) + ".");
-    vector("model.norm.weight", weights.final_norm);
-    matrix(weights.head, PackedRowOrder::kNatural, {"lm_head.weight"});
+    for_each_weight(config_, [&](const Weight& weight) {
+      const std::vector<StoredPart>& parts = stored_.parts_of(weight);
+      if (parts.empty()) return;
+      visit_place(weight, weights, [&](const auto& place) { cut(place, weight, parts); });
+    });
     return std::move(pieces_);
   }
 
  private:
-  const StoredPart& part(const std::string& name, size_t i) const {
-    return stored_.by_name.at(name).parts.at(i);
-  }
-
-  void layer(const LayerWeights& layer, const std::string& at) {
-    vector(at + "input_layernorm.weight", layer.input_norm);
-    matrix(layer.qkv, PackedRowOrder::kQkv,
-           {at + "self_attn.q_proj.weight", at + "self_attn.k_proj.weight",
-            at + "self_attn.v_proj.weight"});
-    const float* bias = layer.qkv_bias;
-    for (const char* name : {"q_proj", "k_proj", "v_proj"}) {
-      vector(at + "self_attn." + name + ".bias", bias);
-      bias += part(at + "self_attn." + name + ".bias", 0).num_rows;
-    }
-    vector(at + "self_attn.sinks", layer.sinks);
-    matrix(layer.out, PackedRowOrder::kNatural, {at + "self_attn.o_proj.weight"});
-    vector(at + "self_attn.o_proj.bias", layer.out_bias);
-    vector(at + "post_attention_layernorm.weight", layer.post_norm);
-    matrix(layer.router, PackedRowOrder::kNatural, {at + "mlp.router.weight"});
-    vector(at + "mlp.router.bias", layer.router_bias);
-    matrix(layer.gate_up, PackedRowOrder::kGateUp, {at + "mlp.experts.gate_up_proj"});
-    for (int32_t half = 0; half < 2; ++half) {
-      vector(at + "mlp.experts.gate_up_proj_bias", layer.gate_up_bias, half, layer.gate_up.rows);
-    }
-    matrix(layer.down, PackedRowOrder::kNatural, {at + "mlp.experts.down_proj"});
-    vector(at + "mlp.experts.down_proj_bias", layer.down_bias);
-  }
-
   // Adds a range to the piece; returns its index.
   static int32_t add_range(LoadPiece& piece, const MappedFile* file, const std::byte* data,
                            int64_t bytes) {
@@ -93,20 +65,16 @@ class PieceCutter {
     return source;
   }
 
-  void matrix(const PackedMatrix& target, PackedRowOrder order,
-              std::initializer_list<std::string> names) {
-    std::vector<const StoredPart*> parts;
-    for (const std::string& name : names)
-      for (const StoredPart& one : stored_.by_name.at(name).parts) parts.push_back(&one);
+  void cut(const PackedMatrix& target, const Weight& weight, const std::vector<StoredPart>& parts) {
     for (int32_t expert = 0; expert < target.num_experts; ++expert) {
-      if (order == PackedRowOrder::kGateUp) {
-        gate_up(target, expert, *parts[0], *parts[1]);
+      if (weight.is_gate_up()) {
+        gate_up(target, expert, parts.at(0), parts.at(1));
         continue;
       }
       int32_t row = 0;  // the part's first row of the model
-      for (const StoredPart* one : parts) {
-        rows(target, order, expert, *one, row);
-        row += one->num_rows;
+      for (const StoredPart& one : parts) {
+        rows(target, weight.entry->order, expert, one, row);
+        row += one.num_rows;
       }
     }
   }
@@ -190,16 +158,19 @@ class PieceCutter {
               });
   }
 
-  void vector(const std::string& name, const float* out, int32_t half = -1,
-              int64_t out_stride = 0) {
-    const StoredWeight& weight = stored_.by_name.at(name);
-    const StoredPart& source = weight.parts.at(static_cast<size_t>(std::max(half, 0)));
-    const auto num_experts =
-        static_cast<int32_t>(weight.spec.shape.rank == 2 ? weight.spec.shape[0] : 1);
+  void cut(const float* out, const Weight& weight, const std::vector<StoredPart>& parts) {
+    for (size_t p = 0; p < parts.size(); ++p) {
+      vector_part(out, weight, parts[p], weight.is_gate_up() ? static_cast<int32_t>(p) : -1);
+      if (!weight.is_gate_up()) out += parts[p].num_rows;
+    }
+  }
+
+  void vector_part(const float* out, const Weight& weight, const StoredPart& source, int32_t half) {
     const int64_t stride = source.rows.row_stride_bytes;
     const int64_t used =
         (source.stored_row(source.num_rows - 1) + 1 - source.first) * stride;  // of an expert
-    if (out_stride == 0) out_stride = source.num_rows;
+    const int32_t num_experts = weight.num_experts;
+    const int64_t out_stride = weight.rows;
     const auto per_piece = static_cast<int32_t>(std::max<int64_t>(
         1, static_cast<int64_t>(piece_bytes_) / std::max<int64_t>(source.expert_stride_bytes, 1)));
     for (int32_t expert = 0; expert < num_experts; expert += per_piece) {
@@ -221,10 +192,10 @@ class PieceCutter {
     }
   }
 
-  void table(const RowTable& target, const StoredPart& source) {
+  void cut(const RowTable& target, const Weight&, const std::vector<StoredPart>& parts) {
+    const StoredPart& source = parts.at(0);
     const StoredRows& rows = source.rows;
-    const bool is_same = target.row_bytes() == rows.row_stride_bytes && source.step == 1 &&
-                         rows.kind != StoredRows::Kind::kF16;
+    const bool is_same = is_table_as_stored(target, source);
     const auto per_piece = static_cast<int32_t>(
         std::max<uint64_t>(1, piece_bytes_ / static_cast<uint64_t>(rows.row_stride_bytes)));
     for (int32_t begin = 0; begin < target.rows; begin += per_piece) {
@@ -261,9 +232,9 @@ bool holds_nan(const StoredPart& part, int32_t expert, int64_t row) {
   std::vector<std::byte> at(static_cast<size_t>(stride));
   const auto offset = static_cast<uint64_t>(base - file->bytes().data() + row * stride);
   if (!file->read(offset, at.size(), at.data())) return false;
-  for (int32_t block = 0; block < rows.cols / kMxBlock; ++block)
-    if (at[static_cast<size_t>((is_split ? 1 : 17) * block)] == std::byte{255}) return true;
-  return false;
+  StoredRows one = rows;
+  (is_split ? one.scales : one.data) = at.data();
+  return has_nan_scale(one, 0);
 }
 
 }  // namespace
@@ -306,12 +277,7 @@ LoadPiece point_piece(const LoadPiece& piece, const std::byte* memory, int32_t* 
 Fault nan_scale_fault(const LoadPiece& piece, int32_t row) {
   const StoredPart* part = piece.parts[0];
   if (piece.parts[1] != nullptr && !holds_nan(*part, piece.expert, row)) part = piece.parts[1];
-  const bool is_split = part->rows.kind == StoredRows::Kind::kMxfp4Split;
-  std::string tensor = part->tensor;
-  if (is_split) tensor.replace(tensor.rfind("blocks"), 6, "scales");
-  return {(is_split ? part->scales_file : part->file)->path(), tensor,
-          fmt::format("the scale byte 255 (NaN) in expert {}, row {}", piece.expert, row),
-          "scales of 0 to 254"};
+  return nan_scale_fault(*part, piece.expert, row);
 }
 
 }  // namespace moxie

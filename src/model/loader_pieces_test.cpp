@@ -136,7 +136,7 @@ TEST(Pieces, OfAnySizeMakeTheSameModel) {
   auto file = MappedFile::open(model + "/model.safetensors");
   ASSERT_TRUE(file.has_value());
   stored.files.push_back(read_safetensors(*file));
-  find_weights(source.config, {}, &stored, &faults);
+  find_weights(source.config, FileFormat::kHuggingFace, &stored, &faults);
   ASSERT_TRUE(faults.empty());
   for (const uint64_t piece_bytes : {1u, 5000u, 70000u}) {
     auto place = make_weights(source.config, packed_formats(source.config, stored, {}), device);

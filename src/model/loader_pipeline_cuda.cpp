@@ -246,12 +246,9 @@ class Pipeline {
     if (direct != nullptr) return cuda_check(copied, "copying weights");
     cudaStreamWaitEvent(repack, slot.copied);
     time(2, repack);
-    if (const auto* matrix = std::get_if<MatrixRepack>(&piece.work))
-      repack_on_device(*matrix, *repack_);
-    else if (const auto* vector = std::get_if<VectorRepack>(&piece.work))
-      repack_on_device(*vector, *repack_);
-    else if (const auto* table = std::get_if<TableRepack>(&piece.work))
-      repack_on_device(*table, *repack_);
+    std::visit(Overloaded{[](const DirectCopy&) {},
+                          [&](const auto& work) { repack_on_device(work, *repack_); }},
+               piece.work);
     time(3, repack);
     cudaEventRecord(slot.repacked, repack);
     return cuda_check(copied, "copying weights");

@@ -87,6 +87,7 @@ void repack_on_device(const VectorRepack& repack, Stream& stream);
 void repack_on_device(const TableRepack& repack, Stream& stream);
 
 /// All pointers to memory of the host.
+bool has_nan_scale(const StoredRows& rows, int64_t row);
 void repack_on_host(const MatrixRepack& repack);
 void repack_on_host(const VectorRepack& repack);
 void repack_on_host(const TableRepack& repack);

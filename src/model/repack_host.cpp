@@ -1,21 +1,11 @@
 // Repacking on the host, tile by tile and row by row.
+#include <cstring>
 #include <vector>
 
 #include "model/repack_cuda.h"
 
 namespace moxie {
 namespace {
-
-bool has_nan_scale(const StoredRows& rows, int64_t row) {
-  const int32_t num_blocks = rows.cols / kMxBlock;
-  const bool is_gguf = rows.kind == StoredRows::Kind::kMxfp4Gguf;
-  if (!is_gguf && rows.kind != StoredRows::Kind::kMxfp4Split) return false;
-  const std::byte* at = is_gguf ? rows.data + row * rows.row_stride_bytes
-                                : rows.scales + row * rows.scale_stride_bytes;
-  for (int32_t block = 0; block < num_blocks; ++block)
-    if (at[(is_gguf ? 17 : 1) * block] == std::byte{255}) return true;
-  return false;
-}
 
 // Rows i of one source only; the others as padding.
 void rows_of(const MatrixRepack& repack, int32_t tile, int32_t source, int64_t rows[16]) {
@@ -43,6 +33,19 @@ void merge_tile(const PackedMatrix& up, int32_t tile, const PackedMatrix& expert
 }
 
 }  // namespace
+
+bool has_nan_scale(const StoredRows& rows, int64_t row) {
+  const int32_t num_blocks = rows.cols / kMxBlock;
+  if (rows.kind == StoredRows::Kind::kMxfp4Split) {
+    return std::memchr(rows.scales + row * rows.scale_stride_bytes, 255,
+                       static_cast<size_t>(num_blocks)) != nullptr;
+  }
+  if (rows.kind != StoredRows::Kind::kMxfp4Gguf) return false;
+  const std::byte* at = rows.data + row * rows.row_stride_bytes;
+  for (int32_t block = 0; block < num_blocks; ++block)
+    if (at[17 * block] == std::byte{255}) return true;
+  return false;
+}
 
 void repack_on_host(const MatrixRepack& repack) {
   const bool is_gate_up = repack.order == PackedRowOrder::kGateUp;

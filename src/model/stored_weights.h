@@ -1,5 +1,5 @@
-// Where each weight of the one list lies in a checkpoint's files, in any layout, and which packed
-// format it gets. Built when a checkpoint is opened; the loader reads by it.
+// Where each weight of the table lies in a checkpoint's files, and which packed format it gets.
+// Built when a checkpoint is opened; the loader reads by it.
 #pragma once
 
 #include <memory>
@@ -9,7 +9,7 @@
 
 #include "core/packing.h"
 #include "model/checkpoint.h"
-#include "model/config.h"
+#include "model/weight_table.h"
 #include "weights/tensor_file.h"
 
 namespace moxie {
@@ -35,49 +35,29 @@ struct StoredPart {
   int64_t stored_row(int32_t r) const { return first + int64_t{r} * step; }
 };
 
-/// One weight of the list, found. Gate/up weights and biases have two parts, gate then up; all
-/// others have one.
-struct StoredWeight {
-  WeightSpec spec;
-  std::vector<StoredPart> parts;
-};
-
-/// By Hugging Face name. Owns nothing: `files` does.
+/// The weights of a checkpoint. Owns nothing but `files`.
 struct StoredWeights {
   std::vector<TensorFile> files;
-  std::unordered_map<std::string, StoredWeight> by_name;
+  /// By Weight::index: the weight's parts; none where the model lacks it.
+  std::vector<std::vector<StoredPart>> parts;
+  std::unordered_map<std::string, std::string> weight_of;  ///< name of a weight, by tensor
+
+  const std::vector<StoredPart>& parts_of(const Weight& weight) const {
+    return parts.at(weight.index);
+  }
 };
 
-/// How tensors are named, and one quirk of old files.
-struct WeightNaming {
-  CheckpointKind kind = CheckpointKind::kHuggingFace;
-  /// GGUF of the architecture "gptoss": fused attn_qkv, and ffn_gate_up_exps with gate and up rows
-  /// in turn, where other files have all gate rows first.
-  bool is_old_gguf = false;
-};
-
-/// Finds every weight in `stored->files`, whose tensors are named by `naming`; adds a fault for
-/// each that is missing, of wrong dtype or shape, or in no list. Files' own faults are not
+/// Finds every weight in `stored->files`, whose tensors are named as in `format`; adds a fault for
+/// each that is missing, of wrong dtype or shape, or in no entry. Files' own faults are not
 /// repeated.
-void find_weights(const GptOssConfig& config, const WeightNaming& naming, StoredWeights* stored,
+void find_weights(const GptOssConfig& config, FileFormat format, StoredWeights* stored,
                   FaultList* faults);
 
-/// The packed formats of all matrices.
-struct LayerFormats {
-  DType qkv = DType::kBF16, out = DType::kBF16, router = DType::kBF16;
-  DType gate_up = DType::kMXFP4, down = DType::kMXFP4;
-};
-struct WeightFormats {
-  DType embedding = DType::kBF16, head = DType::kBF16;
-  std::vector<LayerFormats> layers;
-};
-/// What each matrix keeps: its stored format (F16 becomes F32; parts that differ become F32),
-/// or MXFP4 or MXFP8 where asked.
+/// The packed format of each weight, by Weight::index: of a matrix the stored one (F16 becomes F32;
+/// parts that differ become F32), or MXFP4 or MXFP8 where asked. What is in no file, with made-up
+/// weights all, is BF16, and experts MXFP4.
+using WeightFormats = std::vector<DType>;
 WeightFormats packed_formats(const GptOssConfig& config, const StoredWeights& stored,
                              const LoadOptions& options);
-/// The format of a dense layer: `kept`, unless one of the two switches names it.
-constexpr DType dense_format(bool is_mxfp4, bool is_mxfp8, DType kept) {
-  return is_mxfp4 ? DType::kMXFP4 : is_mxfp8 ? DType::kMXFP8 : kept;
-}
 
 }  // namespace moxie

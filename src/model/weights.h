@@ -1,7 +1,6 @@
-// The weights of a loaded model, packed for one device, and the one list of them.
+// The weights of a loaded model, packed for one device. model/weight_table.h says what each is.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -12,24 +11,12 @@
 
 namespace moxie {
 
-/// One weight as the checkpoint must hold it (Hugging Face names and shapes).
-struct WeightSpec {
-  std::string name;  ///< "model.layers.3.self_attn.q_proj.weight"; experts without _blocks/_scales
-  Shape shape;       ///< logical: experts' gate_up [E, 2I, H], down [E, H, I]
-  bool is_expert_matrix = false;  ///< MXFP4 blocks + scales, or dense
-  bool is_vector = false;         ///< norm, bias or sinks: kept as F32
-};
-
-/// The only list of weights: loader, plan, inspect and converters walk it.
-void for_each_weight(const GptOssConfig& config,
-                     const std::function<void(const WeightSpec&)>& visit);
-
 /// Vectors are F32; pointers lie in ModelWeights::storage.
 struct LayerWeights {
   const float* input_norm = nullptr;    // [hidden]
   PackedMatrix qkv;                     // [q + k + v rows, hidden]
   const float* qkv_bias = nullptr;      // [qkv rows]
-  const float* sinks = nullptr;         // [heads]
+  const float* sinks = nullptr;         // [heads]; null where the model has none
   PackedMatrix out;                     // [hidden, q width]
   const float* out_bias = nullptr;      // [hidden]
   const float* post_norm = nullptr;     // [hidden]

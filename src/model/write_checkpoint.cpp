@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "core/threads.h"
-#include "model/weights.h"
+#include "model/weight_table.h"
 #include "weights/synthetic_values.h"
 
 namespace moxie {
@@ -59,13 +59,6 @@ struct Shard {
   uint64_t data_bytes = 0;
 };
 
-// The deviation of a matrix's outputs for inputs of deviation 1, as synthetic: models have it.
-double gain_of(const std::string& name) {
-  const auto has = [&](const char* part) { return name.find(part) != std::string::npos; };
-  if (has("lm_head")) return 2.0;
-  return has("o_proj.") || has("down_proj") ? 0.5 : 1.0;
-}
-
 std::vector<Tensor> tensors_of(const GptOssConfig& config, uint64_t seed) {
   std::vector<Tensor> tensors;
   uint64_t num_tensors = 0;
@@ -76,26 +69,29 @@ std::vector<Tensor> tensors_of(const GptOssConfig& config, uint64_t seed) {
     tensors.push_back(
         {.name = name, .dtype = dtype, .shape = shape, .bytes = bytes, .words = words});
   };
-  for_each_weight(config, [&](const WeightSpec& spec) {
-    if (spec.is_vector) {
-      const bool is_norm = spec.name.find("norm") != std::string::npos;
-      const uint64_t word = is_norm ? 0x3F803F803F803F80u : 0;  // four BF16 ones
-      add(spec.name, "BF16", spec.shape, 2, {.base = word});
-      return;
+  const FormatNames& names = format_names(FileFormat::kHuggingFace);
+  for_each_weight(config, [&](const Weight& weight) {
+    if (!weight.is_present) return;
+    const double made = weight.entry->made;
+    const bool is_table = std::holds_alternative<RowTable ModelWeights::*>(weight.entry->place);
+    const double deviation = is_table ? made : made / std::sqrt(std::max(weight.cols, 1));
+    for (const TensorInFile& tensor : tensors_in_file(weight, FileFormat::kHuggingFace)) {
+      const Shape& shape = tensor.shape;
+      if (weight.is_vector()) {
+        const uint64_t four = 0x0001000100010001u * f32_to_bf16(static_cast<float>(made));
+        add(tensor.name, "BF16", shape, 2, {.base = four});
+      } else if (weight.entry->types != StoredTypes::kExperts) {
+        add(tensor.name, "BF16", shape, 2,
+            {Words::Kind::kBf16, next_stream(), random_bf16_base(deviation)});
+      } else {
+        const Shape scales{shape[0], shape[1], shape[2] / kMxBlock};
+        add(tensor.name + std::string(names.blocks), "U8", {scales[0], scales[1], scales[2], 16}, 1,
+            {Words::Kind::kCodes, next_stream(), 0});
+        add(tensor.name + std::string(names.scales), "U8", scales, 1,
+            {Words::Kind::kScales, next_stream(),
+             random_mxfp4_scale(deviation) * 0x0101010101010101u});
+      }
     }
-    const auto cols = static_cast<double>(spec.shape[spec.shape.rank - 1]);
-    const bool is_table = spec.name.find("embed_tokens") != std::string::npos;
-    const double deviation = is_table ? 1.0 : gain_of(spec.name) / std::sqrt(cols);
-    if (!spec.is_expert_matrix) {
-      add(spec.name, "BF16", spec.shape, 2,
-          {Words::Kind::kBf16, next_stream(), random_bf16_base(deviation)});
-      return;
-    }
-    const Shape scales{spec.shape[0], spec.shape[1], spec.shape[2] / kMxBlock};
-    add(spec.name + "_blocks", "U8", {scales[0], scales[1], scales[2], 16}, 1,
-        {Words::Kind::kCodes, next_stream(), 0});
-    add(spec.name + "_scales", "U8", scales, 1,
-        {Words::Kind::kScales, next_stream(), random_mxfp4_scale(deviation) * 0x0101010101010101u});
   });
   return tensors;
 }

@@ -13,8 +13,8 @@ namespace moxie {
 
 using Json = nlohmann::ordered_json;
 
-/// The client's fault mostly; `param` names the field ("messages[2].content"), `code` is for
-/// programs.
+/// An error of a request, mostly the client's. `param` names the field ("messages[2].content"),
+/// `code` is for programs.
 struct ApiError {
   int status = 400;
   std::string message;
@@ -41,8 +41,8 @@ HttpResponse error_response(const ApiError& error, ErrorForm form = ErrorForm::k
 
 HttpResponse json_response(const Json& document, int status = 200);
 
-/// A request's body: one JSON object, well-formed UTF-8, nested and filled within bounds, without
-/// lone surrogates and NUL characters.
+/// Parses a request's body: one JSON object in well-formed UTF-8, without lone surrogates or NUL
+/// characters, within bounds of depth and size.
 Api<Json> parse_body(std::string_view body);
 
 /// JSON text on one line; broken UTF-8 becomes U+FFFD.
@@ -53,10 +53,10 @@ void append_json_string(std::string_view text, std::string* out);
 /// Seconds since 1970.
 int64_t unix_time();
 
-/// "a string", "an object", ... of what is there.
+/// "a string", "an object", ...: the kind of a value.
 std::string_view kind_of(const Json& value);
 
-/// A member that is there and not null.
+/// A member of the object; null if it is missing or JSON's null.
 const Json* find_member(const Json& object, std::string_view key);
 
 }  // namespace moxie

@@ -1,7 +1,7 @@
-// The server's application: routes, keys, life (loading, ready, draining), and what endpoints
+// The server's application: routes, keys, states (loading, ready, draining), and what endpoints
 // share.
 //
-// All of it runs on the HTTP server's thread except jobs given to in_background().
+// All of it runs on the HTTP server's thread, except jobs given to in_background().
 #pragma once
 
 #include <functional>
@@ -19,7 +19,7 @@
 namespace moxie {
 
 struct AppOptions {
-  std::vector<std::string> model_names;  ///< the first is the one that answers carry
+  std::vector<std::string> model_names;  ///< answers carry the first
   std::vector<std::string> api_keys;     ///< none: no key is asked for
   std::vector<std::string> allowed_origins;
   bool log_json = false;
@@ -47,12 +47,12 @@ class App final : public HttpHandler {
   ~App() override;
 
   void attach(HttpServer& server);
-  /// The model is there: requests are answered from now on.
+  /// The model is loaded: requests are answered from now on.
   void set_model(ServedModel model);
-  /// Readiness off, new work refused; `then` is called when the running work has ended or the limit
-  /// has passed.
+  /// Turns readiness off and refuses new work. `then` is called when the running work has ended or
+  /// drain_s has passed.
   void begin_drain(std::function<void()> then);
-  /// Ends the threads; before the model goes.
+  /// Ends the threads. To be called before the model is destroyed.
   void stop();
 
   // HttpHandler
@@ -73,10 +73,10 @@ class App final : public HttpHandler {
   bool ready() const { return model_.has_value() && !draining_; }
   bool draining() const { return draining_; }
   bool has_model() const { return model_.has_value(); }
-  /// 404 where the request names a model that is not served; empty is the served one.
+  /// 404 if the request names a model that is not served; an empty name is the served model.
   ApiStatus check_model(const std::string& name) const;
-  /// Runs `job` on a worker; what it returns runs on the server's thread, unless the client has
-  /// gone. Refuses by itself when too much waits.
+  /// Runs `job` on a worker, then the continuation that it returns on the server's thread, unless
+  /// the client has gone. Answers with a refusal if too many jobs wait.
   using Continuation = std::function<void()>;
   void in_background(const std::shared_ptr<Exchange>& exchange, ErrorForm form,
                      std::function<Api<Continuation>(const std::string& body)> job);
@@ -98,7 +98,7 @@ class App final : public HttpHandler {
   std::function<void()> drained_;
 };
 
-/// The answer to a request that has no such thing, or the like.
+/// Answers with an error.
 void respond_error(Exchange& exchange, const ApiError& error, ErrorForm form = ErrorForm::kOpenAi);
 
 }  // namespace moxie

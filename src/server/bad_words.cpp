@@ -46,6 +46,12 @@ bool BadWords::fill_mask(std::span<uint32_t> mask) {
   return true;
 }
 
+std::unique_ptr<TokenConstraint> BadWords::fork() const {
+  auto copy = std::make_unique<BadWords>(*this);
+  if (inner_ != nullptr) copy->inner_ = inner_->fork();
+  return copy;
+}
+
 Status BadWords::accept(int32_t token) {
   if (control_ != nullptr && (token == control_->start || token == control_->channel ||
                               token == control_->constrain || control_->is_stop(token))) {

@@ -18,6 +18,7 @@ struct CompletionAnswer {
   bool echo = false, include_usage = false, continuous_usage = false, return_token_ids = false;
   bool no_tokens = false;  // max_tokens 0: one is drawn and not shown
   bool prompt_logprobs = false;
+  bool skip_special = true;  // special tokens add no text
   std::vector<std::vector<int32_t>> prompts;
 
   size_t num_choices() const { return prompts.size() * n; }
@@ -35,11 +36,13 @@ size_t num_characters_begun(std::string_view bytes) {
 // OpenAI's old form of log-probabilities: lists side by side.
 class TokenList {
  public:
-  void add(const TokenNames& names, const ReplyToken& token, int32_t num_top, bool known) {
+  /// `is_shown`: its text is part of the answer's.
+  void add(const TokenNames& names, const ReplyToken& token, int32_t num_top, bool known,
+           bool is_shown = true) {
     const std::string text = names(token.id);
     tokens_.push_back(text);
     offsets_.push_back(offset_);
-    offset_ += num_characters_begun(names.tokenizer->token_bytes(token.id));
+    if (is_shown) offset_ += num_characters_begun(names.tokenizer->token_bytes(token.id));
     logprobs_.push_back(known ? Json(token.logprob) : Json());
     if (!known || num_top == 0) {
       top_.push_back(nullptr);
@@ -102,7 +105,8 @@ class CompletionWriter final : public ReplyWriter {
     if (answer_.no_tokens) return;
     choices_[choice].text += delta.text;
     for (const ReplyToken& token : delta.tokens) {
-      choices_[choice].list.add(answer_.names, token, answer_.logprobs, true);
+      const bool is_shown = !answer_.skip_special || !answer_.names.tokenizer->is_special(token.id);
+      choices_[choice].list.add(answer_.names, token, answer_.logprobs, true, is_shown);
     }
   }
   void on_flush(size_t choice) override {
@@ -296,6 +300,7 @@ void answer_completion(App& app, const ExchangePtr& exchange, const CompletionRe
                           .return_token_ids = request.return_token_ids,
                           .no_tokens = *request.max_tokens == 0,
                           .prompt_logprobs = request.prompt_logprobs >= 0,
+                          .skip_special = request.skip_special_tokens,
                           .prompts = input.prompts};
   const auto writer =
       std::make_shared<CompletionWriter>(exchange, std::move(answer), request.stream);

@@ -35,10 +35,9 @@ void handle_metrics(App& app, const ExchangePtr& exchange);
 void handle_debug_kernels(App& app, const ExchangePtr& exchange);
 void handle_openapi(App& app, const ExchangePtr& exchange);
 
-// A body is parsed, read, checked and prepared for on a worker; a fault on the way is answered in
-// `form`. `read` makes a request of a Json document.
-
-/// `prepare` takes the request and returns how to answer it.
+/// Parses a body, reads a request from it (`read`, from a Json document), checks it and calls
+/// `prepare`, all on a worker. `prepare` takes the request and returns the continuation that
+/// answers it. A fault on the way is answered in `form`.
 template <class Read, class Prepare>
 void handle_body(App& app, const ExchangePtr& exchange, ErrorForm form, Read read,
                  Prepare prepare) {
@@ -56,8 +55,8 @@ void handle_body(App& app, const ExchangePtr& exchange, ErrorForm form, Read rea
                     });
 }
 
-/// `input_of(app, request)` makes the generation's input, on the worker too; then
-/// `answer(app, exchange, request, input)` starts it, on the server's thread.
+/// handle_body() of a request that generates: `input_of(app, request)` makes the generation's input
+/// on the worker, then `answer(app, exchange, request, input)` starts it on the server's thread.
 template <class Read, class InputOf, class Answer>
 void handle_generation(App& app, const ExchangePtr& exchange, ErrorForm form, Read read,
                        InputOf input_of, Answer answer) {
@@ -74,43 +73,43 @@ void handle_generation(App& app, const ExchangePtr& exchange, ErrorForm form, Re
               });
 }
 
-/// Answers with a document that is made already.
+/// Answers with a document that has been made already.
 App::Continuation answer_with(const ExchangePtr& exchange, const Json& document);
 
 /// The OpenAPI document of all routes, from the tables of fields.
 const Json& openapi_document();
 
-/// The prompt of a chat, checked against the context; `num_left_out`: messages at the beginning
-/// that a request which truncates has lost.
+/// The prompt of a chat, checked against the context. `num_left_out` receives how many messages at
+/// the beginning were dropped, for requests that allow truncation.
 Api<std::vector<int32_t>> chat_prompt(const ServedModel& model, const ChatRequest& request,
                                       size_t* num_left_out = nullptr);
-/// Where a prompt is too long: 400.
+/// 400 if a prompt is too long.
 ApiStatus check_length(const ServedModel& model, size_t num_tokens, const char* param);
-/// Before anything is tokenized: a text that cannot fit, however well its bytes are packed.
+/// 400 if a text cannot fit, however few tokens it has: checked before it is tokenized.
 ApiStatus check_text_bytes(const ServedModel& model, size_t num_bytes, const char* param);
-/// Ids in the fields of a request exist.
+/// 400 if a field of the request has a token id that does not exist.
 ApiStatus check_ids(const ServedModel& model, const GenerationFields& request);
 
-/// What the queue could never hold: 400.
+/// 400 if the request has more choices than the queue could ever hold.
 ApiStatus check_choices(const App& app, const GenerationInput& input);
 
-/// What `request` asks of the engine; without prompts.
+/// What `request` asks of the engine, without prompts.
 GenerationInput generation_input(const App& app, const GenerationFields& request);
 /// The same for a chat, with its prompt, harmony's options and the constraints of tools and schema.
-/// Fails where what binds the answer cannot be enforced. Takes its time: for workers.
+/// Fails if what binds the answer cannot be enforced. Slow: for workers.
 Api<GenerationInput> chat_input(const App& app, const ChatRequest& request);
-/// Constraints for `count` choices of a chat or (`chat` null) of a raw completion; empty where
-/// nothing is to be bound.
+/// Constraints for `count` choices of a chat or (`chat` null) of a raw completion; empty if nothing
+/// binds the answer.
 Api<std::vector<std::shared_ptr<TokenConstraint>>> make_constraints(
     const ServedModel& model, const GenerationFields& request, const ChatRequest* chat,
     size_t count, std::vector<std::string>* warnings);
-/// Starts a generation whose life is bound to the exchange: if the client goes, it ends.
+/// Starts a generation that ends if the client of the exchange goes.
 Api<std::shared_ptr<Generation>> start_generation(App& app, Exchange& exchange,
                                                   GenerationInput input,
                                                   std::shared_ptr<ReplyWriter> writer);
 
-/// Starts a generation that `Document` writes whole or, where `streams`, `Stream` as it comes; both
-/// are made of the exchange and `answer`.
+/// Starts a generation. `Stream` writes its answer as it comes if `streams` is set, else `Document`
+/// writes it whole; both are constructed from the exchange and `answer`.
 template <class Document, class Stream, class Answer>
 void start_answer(App& app, const ExchangePtr& exchange, GenerationInput input, Answer answer,
                   bool streams, ErrorForm form) {
@@ -134,7 +133,7 @@ struct Usage {
   Json to_json() const;  ///< OpenAI's form
 };
 
-/// A rendered prompt: its text, and its ids under both names that people look for.
+/// A rendered prompt: its text, and its ids under both names that clients know.
 Json rendered_json(const Tokenizer& tokenizer, const std::vector<int32_t>& prompt);
 /// The text of one token, broken UTF-8 as U+FFFD.
 std::string token_text(const Tokenizer& tokenizer, int32_t id);
@@ -149,7 +148,7 @@ Json chat_logprob(const TokenNames& names, const ReplyToken& token);
 /// vLLM's prompt_logprobs: [null, {"id": {"logprob", "rank", "decoded_token"}}, ...]
 Json prompt_logprobs_json(const Tokenizer& tokenizer, const std::vector<ReplyToken>& tokens);
 
-/// A value of a query string, percent-decoded; nothing where it is missing or broken.
+/// A value of a query string, percent-decoded; nothing if it is missing or malformed.
 std::optional<std::string> query_value(std::string_view query, std::string_view name);
 
 std::string sse(const Json& document);

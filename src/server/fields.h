@@ -1,5 +1,5 @@
-// Tables of request fields: one row reads, checks and describes a field, so that what is accepted,
-// what the errors say and what the OpenAPI document promises cannot differ.
+// Tables of request fields. One entry reads, checks and describes a field, so that what is
+// accepted, what the errors say and what the OpenAPI document promises cannot differ.
 //
 //   Fields<Request> fields;
 //   fields.number("temperature", &Request::temperature, 0, 2, "0 is greedy");
@@ -19,7 +19,7 @@
 
 namespace moxie {
 
-/// Values within a range, with the words for what is not.
+/// A value of a type and within a range, or the error that says what is wrong with it.
 Api<double> read_number(const Json& value, const std::string& param, double low, double high);
 Api<int64_t> read_integer(const Json& value, const std::string& param, int64_t low, int64_t high);
 Api<bool> read_bool(const Json& value, const std::string& param);
@@ -28,14 +28,14 @@ Api<std::string> read_string(const Json& value, const std::string& param);
 Api<std::string> required_string(const Json& object, const char* key, const std::string& param);
 tl::unexpected<ApiError> unknown_field(const std::string& name,
                                        const std::vector<std::string>& known);
-/// Nothing but these members, or null.
+/// Fails if `object` has a member that is not in `known`. Null has none.
 ApiStatus known_members(const Json& object, const std::string& param,
                         std::initializer_list<std::string_view> known);
 tl::unexpected<ApiError> missing(const std::string& name);
 
 enum class FieldUse : uint8_t { kUsed, kIgnored, kRefused };
 
-/// For documents: what a table says of one field.
+/// The description of a field, for the OpenAPI document.
 struct FieldInfo {
   std::string name, about;
   Json schema;
@@ -54,7 +54,7 @@ class Fields {
         {{std::move(name), std::move(about), std::move(schema), FieldUse::kUsed, required},
          std::move(read)});
   }
-  /// `target`: a member, or what returns a reference into the request.
+  /// `target`: a pointer to member, or a function that returns a reference into the request.
   template <class Target>
   void number(const std::string& name, Target target, double low, double high, std::string about) {
     bounded(name, "number", read_number, target, low, high, std::move(about));
@@ -88,7 +88,7 @@ class Fields {
         },
         std::move(about), required);
   }
-  /// One of two words: true for `chosen`, which is one of them.
+  /// One of two words; the target becomes true for `chosen`, which is one of them.
   template <class Target>
   void either(const std::string& name, Target target, const std::string& first,
               const std::string& second, const std::string& chosen, std::string about) {
@@ -106,12 +106,12 @@ class Fields {
         },
         std::move(about));
   }
-  /// Accepted whatever its value, without effect; `about` says why that is no loss.
+  /// Any value is accepted and has no effect; `about` says why that is no loss.
   void ignored(const std::string& name, std::string about) {
     list_.push_back({{name, std::move(about), Json::object(), FieldUse::kIgnored, false},
                      [](const Json&, T&) -> ApiStatus { return {}; }});
   }
-  /// Refused unless it has the value that asks for nothing.
+  /// Refused, except with the value `harmless`, which asks for nothing.
   void refused(const std::string& name, const Json& harmless, const std::string& why) {
     list_.push_back({{name, why, Json::object(), FieldUse::kRefused, false},
                      [=](const Json& value, T&) -> ApiStatus {
@@ -120,17 +120,17 @@ class Fields {
                      }});
   }
 
-  /// Reads an object's members; null is absent, an unknown name an error.
+  /// Reads an object's members. Null counts as absent; an unknown name is an error.
   ApiStatus read(const Json& object, T& request) const {
     for (auto it = object.begin(); it != object.end(); ++it) {
-      const Row* row = find(it.key());
-      if (row == nullptr) return unknown_field(it.key(), names());
+      const Entry* entry = find(it.key());
+      if (entry == nullptr) return unknown_field(it.key(), names());
       if (it->is_null()) continue;
-      if (auto status = row->read(*it, request); !status) return status;
+      if (auto status = entry->read(*it, request); !status) return status;
     }
-    for (const Row& row : list_) {
-      if (row.info.required && find_member(object, row.info.name) == nullptr) {
-        return missing(row.info.name);
+    for (const Entry& entry : list_) {
+      if (entry.info.required && find_member(object, entry.info.name) == nullptr) {
+        return missing(entry.info.name);
       }
     }
     return {};
@@ -138,7 +138,7 @@ class Fields {
 
   std::vector<FieldInfo> describe() const {
     std::vector<FieldInfo> list;
-    for (const Row& row : list_) list.push_back(row.info);
+    for (const Entry& entry : list_) list.push_back(entry.info);
     return list;
   }
 
@@ -170,22 +170,22 @@ class Fields {
         std::move(about));
   }
 
-  struct Row {
+  struct Entry {
     FieldInfo info;
     Read read;
   };
-  const Row* find(const std::string& name) const {
-    for (const Row& row : list_) {
-      if (row.info.name == name) return &row;
+  const Entry* find(const std::string& name) const {
+    for (const Entry& entry : list_) {
+      if (entry.info.name == name) return &entry;
     }
     return nullptr;
   }
   std::vector<std::string> names() const {
     std::vector<std::string> list;
-    for (const Row& row : list_) list.push_back(row.info.name);
+    for (const Entry& entry : list_) list.push_back(entry.info.name);
     return list;
   }
-  std::vector<Row> list_;
+  std::vector<Entry> list_;
 };
 
 }  // namespace moxie

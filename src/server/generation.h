@@ -1,7 +1,8 @@
-// A request on the engine: n choices submitted to the service, their tokens brought to the server's
-// thread, read into parts of replies and given to whoever writes the answer.
+// A request on the engine. A generation submits n choices to the service, brings their tokens to
+// the server's thread, reads them into replies (reply_reader.h) and gives these to the answer's
+// writer.
 //
-// Sinks run on the scheduling thread and only put what they get into a mailbox; all else here lives
+// Sinks run on the scheduling thread and only put tokens into a mailbox. Everything else here runs
 // on the server's thread.
 #pragma once
 
@@ -22,23 +23,23 @@ namespace moxie {
 struct ChoiceEnd {
   std::string finish_reason;  ///< stop, length, tool_calls, abort, error
   std::string stop_string;    ///< the stop string that ended it
-  int32_t stop_id = -1;       ///< the requested stop token that did
+  int32_t stop_id = -1;       ///< the requested stop token that ended it
   ApiError error;             ///< with "error"
   CacheReport cache;
   int32_t prompt_tokens = 0, completion_tokens = 0, reasoning_tokens = 0;
   std::vector<std::string> warnings;
 };
 
-/// Writes the answer of one endpoint. Calls come on the server's thread; none after on_end.
+/// Writes the answer of one endpoint. Called on the server's thread; on_end is the last call.
 class ReplyWriter {
  public:
   virtual ~ReplyWriter() = default;
-  // Those that want the tokens keep them. NOLINTNEXTLINE(performance-unnecessary-value-param)
+  // By value, for writers that keep the tokens. NOLINTNEXTLINE(performance-unnecessary-value-param)
   virtual void on_prompt_logprobs(size_t /*choice*/, std::vector<ReplyToken> /*tokens*/) {}
-  /// Every token as it comes, before the deltas that it makes.
+  /// Called for every token, before the deltas that the token makes.
   virtual void on_token(size_t /*choice*/, int32_t /*id*/) {}
   virtual void on_delta(size_t choice, const Delta& delta) = 0;
-  /// A step's worth of deltas is through: the time to send.
+  /// All deltas of a launch have been given: the time to send.
   virtual void on_flush(size_t /*choice*/) {}
   virtual void on_choice_end(size_t choice, const ReplyReader& reader, const ChoiceEnd& end) = 0;
   virtual void on_end() = 0;
@@ -54,10 +55,10 @@ struct GenerationInput {
   bool use_cache = true;
   int32_t prompt_logprobs = -1;
   ReplyOptions reply;
-  /// Sorted: tokens that end an answer and are no part of its text. The format's own ends are left
-  /// to its reader.
+  /// Sorted: tokens that end an answer and do not appear in its text. The reply reader handles the
+  /// tokens that end an answer by harmony's format.
   std::vector<int32_t> silent_ends;
-  /// One a choice, or none at all.
+  /// One for each choice, or empty.
   std::vector<std::shared_ptr<TokenConstraint>> constraints;
   std::vector<std::string> warnings;  ///< for the answers
   Clock::time_point arrived = Clock::now();
@@ -65,7 +66,7 @@ struct GenerationInput {
 
 class Generation;
 
-/// News on their way from the scheduling thread to the server's.
+/// Takes tokens and ends of choices from the scheduling thread to the server's thread.
 class Mailbox {
  public:
   using Post = std::function<void(std::function<void()>)>;
@@ -91,7 +92,7 @@ class Mailbox {
   size_t next_ = 0;
 };
 
-/// What a generation runs on; all of it outlives every generation.
+/// What a generation uses. All of it outlives every generation.
 struct GenerationParts {
   Service& service;
   const Tokenizer& tokenizer;
@@ -102,10 +103,11 @@ struct GenerationParts {
 
 class Generation : public std::enable_shared_from_this<Generation> {
  public:
-  /// Submits all choices, or none and says why. The writer is called from later on only.
+  /// Submits all choices, or none and returns the reason. The writer is not called before this
+  /// returns.
   static Api<std::shared_ptr<Generation>> start(const GenerationParts& parts, GenerationInput input,
                                                 std::shared_ptr<ReplyWriter> writer);
-  /// The answer is not wanted any more: nothing is written from now on.
+  /// The answer is not wanted any more: the writer is not called again.
   void cancel();
   size_t num_choices() const { return choices_.size(); }
   bool ended() const { return num_open_ == 0; }
@@ -119,8 +121,8 @@ class Generation : public std::enable_shared_from_this<Generation> {
     Clock::time_point last_token{};
     int32_t num_tokens = 0;
     int32_t first_prompt_id = -1;
-    bool complete = false;  // nothing more is read from it
-    bool ended = false;     // the service is through with it
+    bool complete = false;  // no more of its tokens are read
+    bool ended = false;     // the service has ended its request
   };
 
   Generation(const GenerationParts& parts, GenerationInput input,
@@ -138,7 +140,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   size_t num_open_ = 0;
 };
 
-/// The words for a request that the service did not take.
+/// The error for a request that the service refused.
 ApiError refusal_error(const Refusal& refusal);
 
 }  // namespace moxie

@@ -1,5 +1,6 @@
 // HTTP/1.1 with TLS and server-sent events: connections, limits, deadlines and back-pressure,
-// behind an interface without Boost. http.cpp is the only file that includes Beast and Asio.
+// behind an interface without Boost: http_server.cpp includes Asio, http_message.cpp Beast, and
+// http_connection.cpp, the state machine of a connection, neither.
 //
 // One thread runs all connections (HttpServer::run); every Exchange lives on it. Other threads give
 // it work with HttpServer::post.
@@ -144,14 +145,8 @@ struct HttpProbe {
 };
 HttpProbe probe_http(std::string_view bytes, const HttpLimits& limits);
 
-// Parts of it that need no socket (http_text.cpp).
+// Texts of requests (http_text.cpp).
 
-/// The reason phrase of a status.
-std::string_view reason_of(int status);
-/// Status line and headers up to the blank line; `length` < 0: chunked, or to the end of the
-/// connection where `keep_alive` is false and `chunked` too.
-std::string response_head(const HttpResponse& response, const std::vector<HttpHeader>& common,
-                          bool keep_alive, bool chunked, int64_t length);
 /// Fills path, query, id and trace_id from target and headers. False: the target is no path.
 bool complete_request(HttpRequest& request);
 /// %XX decoded; nothing where it is broken or decodes to NUL.

@@ -1,6 +1,4 @@
-// The parts of HTTP that need no socket: heads of answers, targets, request ids.
-#include <fmt/format.h>
-
+// The texts of requests: targets, ids, traces, names of headers.
 #include <algorithm>
 #include <random>
 
@@ -37,73 +35,6 @@ std::string_view HttpRequest::header(std::string_view name) const {
     if (equals_ignoring_case(header.name, name)) return header.value;
   }
   return {};
-}
-
-std::string_view reason_of(int status) {
-  switch (status) {
-    case 200:
-      return "OK";
-    case 204:
-      return "No Content";
-    case 400:
-      return "Bad Request";
-    case 401:
-      return "Unauthorized";
-    case 403:
-      return "Forbidden";
-    case 404:
-      return "Not Found";
-    case 405:
-      return "Method Not Allowed";
-    case 408:
-      return "Request Timeout";
-    case 409:
-      return "Conflict";
-    case 411:
-      return "Length Required";
-    case 413:
-      return "Content Too Large";
-    case 415:
-      return "Unsupported Media Type";
-    case 417:
-      return "Expectation Failed";
-    case 422:
-      return "Unprocessable Content";
-    case 429:
-      return "Too Many Requests";
-    case 431:
-      return "Request Header Fields Too Large";
-    case 500:
-      return "Internal Server Error";
-    case 501:
-      return "Not Implemented";
-    case 503:
-      return "Service Unavailable";
-    case 505:
-      return "HTTP Version Not Supported";
-    case 529:
-      return "Overloaded";
-    default:
-      return status < 400 ? "OK" : "Error";
-  }
-}
-
-std::string response_head(const HttpResponse& response, const std::vector<HttpHeader>& common,
-                          bool keep_alive, bool chunked, int64_t length) {
-  std::string head = fmt::format("HTTP/1.1 {} {}\r\n", response.status, reason_of(response.status));
-  if (!response.content_type.empty()) {
-    head += "Content-Type: " + response.content_type + "\r\n";
-  }
-  for (const auto* headers : {&response.headers, &common}) {
-    for (const HttpHeader& header : *headers) head += header.name + ": " + header.value + "\r\n";
-  }
-  if (chunked) {
-    head += "Transfer-Encoding: chunked\r\n";
-  } else if (length >= 0 && response.status != 204) {
-    head += fmt::format("Content-Length: {}\r\n", length);
-  }
-  head += keep_alive ? "Connection: keep-alive\r\n\r\n" : "Connection: close\r\n\r\n";
-  return head;
 }
 
 bool percent_decode(std::string_view text, std::string* out) {

@@ -5,12 +5,12 @@
 
 namespace moxie {
 
-/// Reads "messages" into the request's conversation and instructions. System and developer
-/// messages become instructions, wherever they stand; an assistant's reasoning goes before what it
-/// said; tool results find their function by the id of the call.
+/// Reads "messages" into the request's conversation and instructions. System and developer messages
+/// become instructions, wherever they stand. An assistant's reasoning goes before its content. A
+/// tool result is matched to its function by the id of the call.
 ApiStatus read_messages(const Json& value, ChatRequest* request);
 
-/// More instructions, behind a blank line.
+/// Appends instructions behind a blank line.
 void instruct(std::optional<std::string>* all, const std::string& text);
 
 /// The text of a content: a string, or a list of text parts, joined by nothing.

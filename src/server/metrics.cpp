@@ -6,9 +6,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <ctime>
 #include <filesystem>
+
+#include "core/process_start.h"
 
 namespace moxie {
 namespace {
@@ -27,8 +30,6 @@ constexpr double kTokens[] = {1,    2,    5,    10,    20,    50,    100,    200
 constexpr double kStepTokens[] = {1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384};
 constexpr double kChoices[] = {1, 2, 5, 10, 20};
 constexpr double kHttpS[] = {0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 60};
-
-const std::time_t g_start_time = std::time(nullptr);
 
 double span_s(Clock::time_point from, Clock::time_point to) {
   return std::chrono::duration<double>(to - from).count();
@@ -80,8 +81,9 @@ void append_process(std::string* out) {
         static_cast<double>(resident) * static_cast<double>(sysconf(_SC_PAGESIZE)));
   plain("process_open_fds", "gauge", "Open file descriptors.", static_cast<double>(descriptors));
   plain("process_cpu_seconds_total", "counter", "Processor time.", cpu_s);
-  plain("process_start_time_seconds", "gauge", "Start, in seconds since 1970.",
-        static_cast<double>(g_start_time));
+  static const double start_s =
+      std::floor(static_cast<double>(std::time(nullptr)) - seconds_since_process_start());
+  plain("process_start_time_seconds", "gauge", "Start, in seconds since 1970.", start_s);
 }
 
 }  // namespace

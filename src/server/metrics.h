@@ -15,10 +15,10 @@
 
 namespace moxie {
 
-/// Cumulative buckets are made when it is read; writing touches one bucket, the sum and the count.
+/// Buckets become cumulative when they are read; observe() writes one bucket and the sum.
 class Histogram {
  public:
-  /// Upper bounds, rising; a last bucket without bound is added.
+  /// `bounds`: upper bounds, rising. A last bucket without a bound is added.
   explicit Histogram(std::span<const double> bounds);
   void observe(double value, uint64_t times = 1);
   uint64_t count() const;

@@ -115,7 +115,8 @@ void handle_debug_kernels(App& app, const ExchangePtr& exchange) {
   const Engine& engine = *app.model().engine;
   Json launches = Json::array();
   for (const auto& count : app.model().engine->kernels().counts()) {
-    launches.push_back({{"name", count.name}, {"launches", count.launches}});
+    launches.push_back(
+        {{"step", step_name(count.step)}, {"name", count.name}, {"launches", count.launches}});
   }
   exchange->respond(json_response({{"model", engine.options().model},
                                    {"device", app.model().engine->device().properties().name},

@@ -36,8 +36,8 @@ bool ReplyReader::take(ReplyToken token, std::vector<Delta>* out) {
   if (stopped_) return false;
   const int32_t id = token.id;
   if (!parser_) {
-    const bool is_text = !options_.skip_special || !tokenizer_->is_special(id);
-    if (options_.logprobs && is_text) pending_.push_back(std::move(token));
+    // Also of a token without text: as many entries as tokens were drawn.
+    if (options_.logprobs) pending_.push_back(std::move(token));
     add_content(plain_.push(id), out);
     return !stopped_;
   }
@@ -66,7 +66,7 @@ void ReplyReader::finish(std::vector<Delta>* out) {
   if (!stopped_) {
     std::string rest;
     stop_.flush(&rest);
-    emit_content(std::move(rest), out);
+    emit_content(std::move(rest), /*is_certain=*/true, out);
   }
   for (ToolCall& call : reply_.tool_calls) {
     if (call.arguments.empty()) {
@@ -127,12 +127,12 @@ void ReplyReader::add(ReplyPart part, std::string_view text, std::vector<Delta>*
 void ReplyReader::add_content(std::string_view text, std::vector<Delta>* out) {
   std::string certain;
   stopped_ = stop_.push(text, &certain);
-  emit_content(std::move(certain), out);
+  emit_content(std::move(certain), stopped_ || stop_.empty(), out);
 }
 
-void ReplyReader::emit_content(std::string text, std::vector<Delta>* out) {
+void ReplyReader::emit_content(std::string text, bool is_certain, std::vector<Delta>* out) {
   if (text.empty() && pending_.empty()) return;
-  if (text.empty() && !stopped_ && !stop_.empty()) return;  // held back, with its tokens
+  if (text.empty() && !is_certain) return;  // held back, with its tokens
   reply_.content += text;
   out->push_back({.part = ReplyPart::kContent,
                   .text = std::move(text),

@@ -1,5 +1,6 @@
-// Tokens of one answer to the parts of a reply: harmony's channels (or plain text), stop strings,
-// log-probabilities beside the text they belong to. No control token ever becomes text.
+// Turns the tokens of one answer into the pieces of a reply (ReplyPart): harmony's channels or
+// plain text, cut at stop strings, with log-probabilities beside the text that they belong to. No
+// control token ever becomes text.
 #pragma once
 
 #include <memory>
@@ -22,7 +23,7 @@ struct ReplyToken {
   std::vector<std::pair<int32_t, float>> top;
 };
 
-/// More of a reply.
+/// An addition to a reply.
 struct Delta {
   ReplyPart part = ReplyPart::kContent;
   std::string text;
@@ -45,7 +46,7 @@ class ReplyReader {
   ReplyReader(const Tokenizer& tokenizer, const harmony::ControlTokens& control,
               ReplyOptions options);
 
-  /// Takes a token; appends what is new. False: a stop string has come and the answer is complete.
+  /// Takes a token and appends what is new. False: a stop string has come, the answer is complete.
   bool take(ReplyToken token, std::vector<Delta>* out);
   /// The answer is over.
   void finish(std::vector<Delta>* out);
@@ -64,7 +65,8 @@ class ReplyReader {
   void open(const harmony::Message& message, std::vector<Delta>* out);
   void add(ReplyPart part, std::string_view text, std::vector<Delta>* out);
   void add_content(std::string_view text, std::vector<Delta>* out);
-  void emit_content(std::string text, std::vector<Delta>* out);
+  /// `is_certain`: no stop string can begin in what was taken so far and is not in `text`.
+  void emit_content(std::string text, bool is_certain, std::vector<Delta>* out);
 
   const Tokenizer* tokenizer_;
   harmony::ControlTokens control_;

@@ -119,9 +119,18 @@ TEST(ReplyReaderTest, LogprobsGoWithTheTokensOfContent) {
 TEST(ReplyReaderTest, PlainTextHasNoControlTokens) {
   const Read got = read(ids_of("a<|end|>b<|call|>"), {.harmony = false, .logprobs = true});
   EXPECT_EQ(got.content, "ab");
-  EXPECT_EQ(got.tokens.size(), 2u);
+  EXPECT_EQ(got.tokens.size(), 4u);  // every token that was drawn has its probability
   EXPECT_EQ(read(ids_of("a<|end|>"), {.harmony = false, .skip_special = false}).content,
             "a<|end|>");
+}
+
+TEST(ReplyReaderTest, PlainTextsLastTokensKeepTheirLogprobsBesideStopStrings) {
+  const Read got = read(ids_of("ab<|end|>"), {.harmony = false, .stop = {"bcd"}, .logprobs = true});
+  EXPECT_EQ(got.content, "ab");
+  EXPECT_EQ(got.tokens.size(), 3u);
+  const Read none = read(ids_of("<|end|>"), {.harmony = false, .stop = {"b"}, .logprobs = true});
+  EXPECT_EQ(none.content, "");
+  EXPECT_EQ(none.tokens.size(), 1u);
 }
 
 RC_GTEST_PROP(ReplyReaderTest, AnyTokensMakeAReply, (bool is_harmony, bool logprobs)) {

@@ -11,7 +11,7 @@
 
 namespace moxie {
 
-/// What an answer's text has to be.
+/// What binds an answer's text.
 struct StructuredOutput {
   enum class Kind : uint8_t { kNone, kJsonObject, kJsonSchema, kRegex, kChoice, kGrammar };
   Kind kind = Kind::kNone;
@@ -54,7 +54,7 @@ struct GenerationFields {
 /// One tool of a chat, with what a constraint needs of it.
 struct FunctionTool {
   harmony::ToolDescription description;
-  bool strict = false;
+  std::optional<bool> strict;  ///< as said
 };
 
 struct ChatRequest : GenerationFields {
@@ -68,7 +68,7 @@ struct ChatRequest : GenerationFields {
   bool include_reasoning = true;
   std::optional<int32_t> max_completion_tokens;  ///< as asked; goes before max_tokens
   bool truncate = false;              ///< a prompt that is too long loses its first messages
-  std::vector<std::string> warnings;  ///< of what was read and will not be done; for the answer
+  std::vector<std::string> warnings;  ///< what was asked and will not be done; for the answer
 };
 
 struct CompletionRequest : GenerationFields {
@@ -77,7 +77,7 @@ struct CompletionRequest : GenerationFields {
   std::vector<std::vector<int32_t>> ids;
   bool echo = false;
   int32_t logprobs = -1;
-  /// Tokens of a prompt that are kept: -1: as many as leave room for the answer.
+  /// How many tokens of a prompt are kept; -1: as many as leave room for the answer.
   std::optional<int32_t> truncate_prompt_tokens;
   bool truncate_end = false;  ///< the first are kept, not the last
 };
@@ -102,7 +102,7 @@ Api<CompletionRequest> read_completion_request(const Json& document);
 Api<TokenizeRequest> read_tokenize_request(const Json& document);
 Api<DetokenizeRequest> read_detokenize_request(const Json& document);
 
-// Parts that other endpoints use too.
+// Fields that other endpoints use too.
 
 template <class T>
 void add_sampling_fields(Fields<T>& fields);
@@ -114,21 +114,22 @@ void add_tool_fields(Fields<T>& fields);
 /// priority and cache_salt.
 template <class T>
 void add_scheduling_fields(Fields<T>& fields);
-/// What OpenAI's platform knows and one server has no use for.
+/// Fields of OpenAI's platform that mean nothing to a single server.
 template <class T>
 void add_platform_fields(Fields<T>& fields);
 /// The member `effort` of a "reasoning", which has to be an object.
 ApiStatus read_reasoning_effort(const Json& reasoning, ChatRequest& request);
-/// `left_out` non-null: tools that OpenAI's platform runs itself are left out, with a line each.
+/// `left_out` non-null: tools that OpenAI's platform runs itself are skipped, each with a line
+/// there.
 ApiStatus read_tools(const Json& value, const std::string& param, std::vector<FunctionTool>* tools,
                      std::vector<std::string>* left_out = nullptr);
 Api<ToolChoice> read_tool_choice(const Json& value);
 /// {"type": "text" | "json_object" | "json_schema", ...}; `param` is the field.
 ApiStatus read_response_format(const Json& value, const std::string& param, StructuredOutput* out);
 Api<harmony::ReasoningEffort> read_effort(const Json& value, const std::string& param);
-/// A function's name as OpenAI allows it, with dots besides.
+/// Fails unless the name is one that OpenAI allows; dots are allowed too.
 ApiStatus check_function_name(const std::string& name, const std::string& param);
-/// A named tool has to exist; required ones too.
+/// Fails if the tool that is named, or any tool if one is required, does not exist.
 ApiStatus check_tool_choice(const ChatRequest& request);
 ApiStatus read_token_ids(const Json& value, const std::string& param, std::vector<int32_t>* ids);
 

@@ -1,5 +1,5 @@
-// The events of one response on their way to those who listen: the client that asked for it and,
-// where they are kept, any that come for them later. On the server's thread.
+// The events of one response, and the clients that listen to them: the client that asked for the
+// response and, if events are kept, clients that ask for them later. On the server's thread.
 #pragma once
 
 #include <memory>

@@ -1,5 +1,6 @@
-// Stored responses of /v1/responses: bounded in number and bytes, the least recently used go first.
-// May be used from any thread; what is stored does not change, a newer state replaces it.
+// Stored responses of /v1/responses, bounded in number and bytes; the least recently used are
+// dropped first. May be used from any thread. A stored response does not change; a newer state
+// replaces it.
 #pragma once
 
 #include <cstdint>
@@ -39,9 +40,9 @@ class ResponseStore {
   };
   explicit ResponseStore(Limits limits) : limits_(limits) {}
 
-  /// Adds or replaces; running ones are never dropped for room.
+  /// Adds or replaces a response. Running ones are never dropped to make room.
   void put(const std::string& id, StoredPtr response);
-  /// Null if there is none (any more).
+  /// Null if there is none, or if it was dropped.
   StoredPtr find(const std::string& id);
   bool erase(const std::string& id);
   size_t count() const;

@@ -32,7 +32,7 @@ bool matches(std::string_view pattern, std::string_view path);
 /// The route of a request; null with the methods that the path has, if any, in `allow`.
 const Route* find_route(std::string_view method, std::string_view path, std::string* allow);
 
-/// True where two texts are equal; takes as long as the given one is, whatever they hold.
+/// Whether two texts are equal. The time depends on the length of `given` only.
 bool equal_in_constant_time(std::string_view given, std::string_view secret);
 
 }  // namespace moxie

@@ -417,6 +417,7 @@ class Some final : public TokenConstraint {
     ++num_accepted_;
     return {};
   }
+  std::unique_ptr<TokenConstraint> fork() const override { return std::make_unique<Some>(*this); }
   bool allows(int32_t id) const { return num_accepted_ % 3 == 2 || ids_.contains(id); }
 
  private:
@@ -458,6 +459,13 @@ RC_GTEST_PROP(BadWordsTest, BarsTheEndOfEachWordAndNothingElse, (bool bound)) {
           any_left ? expected[static_cast<size_t>(candidate)] : inner->allows(candidate);
       RC_ASSERT(is_allowed == wanted);
     }
+    // What a copy takes is not seen here.
+    const auto copy = bad.fork();
+    RC_ASSERT(copy->accept(0).has_value());
+    RC_ASSERT(copy->accept(1).has_value());
+    std::vector<uint32_t> again(3);
+    RC_ASSERT(bad.fill_mask(again) == masked);
+    RC_ASSERT(!masked || again == mask);
     text.push_back(next);
     RC_ASSERT(bad.accept(next).has_value());
   }

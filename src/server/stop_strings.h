@@ -1,5 +1,5 @@
-// Stop strings in a text that comes in pieces: they may lie across any number of pieces, so that
-// the longest end of the text that could begin one is held back.
+// Finds stop strings in a text that comes in pieces. A stop string may span any number of pieces,
+// so the longest end of the text that could begin one is held back.
 #pragma once
 
 #include <string>
@@ -13,10 +13,10 @@ class StopStrings {
   /// `keep`: the stop string stays in the text.
   explicit StopStrings(std::vector<std::string> stops = {}, bool keep = false);
 
-  /// Takes a piece; appends to `out` what is certain by now. True: a stop string has come, and what
-  /// stands behind it is dropped. Not to be called again then.
+  /// Takes a piece and appends to `out` the text that can no longer begin a stop string. True: a
+  /// stop string has come, and the text behind it is dropped; push() must not be called again.
   bool push(std::string_view piece, std::string* out);
-  /// The text has ended: what was held back is text after all.
+  /// The text has ended: appends what was held back.
   void flush(std::string* out);
   bool empty() const { return stops_.empty(); }
   /// The stop string that came.

@@ -21,6 +21,9 @@ class AnswerTokens final : public TokenConstraint {
   Status accept(int32_t token) override {
     return answer_->is_done() ? Status{} : answer_->accept(token);
   }
+  std::unique_ptr<TokenConstraint> fork() const override {
+    return std::make_unique<AnswerTokens>(answer_->fork());
+  }
 
  private:
   std::unique_ptr<grammar::AnswerConstraint> answer_;

@@ -1,4 +1,5 @@
-// Threads for what would hold up the server's: parsing of large bodies, rendering, tokenizing.
+// Threads for work that would hold up the server's thread: parsing of large bodies, rendering,
+// tokenizing.
 #pragma once
 
 #include <condition_variable>
@@ -13,15 +14,15 @@ namespace moxie {
 
 class Workers {
  public:
-  /// `max_bytes`: of the jobs that wait.
+  /// `max_bytes`: the most input that waiting jobs may hold together.
   Workers(int num_threads, uint64_t max_bytes);
   ~Workers();
   Workers(const Workers&) = delete;
   Workers& operator=(const Workers&) = delete;
 
-  /// Queues a job that holds `bytes` of input; false: too much waits already.
+  /// Queues a job that holds `bytes` of input. False: the limit is reached.
   bool run(uint64_t bytes, std::function<void()> job);
-  /// Drops what waits and joins the threads.
+  /// Drops waiting jobs and joins the threads.
   void stop();
 
  private:

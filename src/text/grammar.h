@@ -87,6 +87,8 @@ class Matcher {
  public:
   explicit Matcher(GrammarPtr grammar);
   ~Matcher();
+  Matcher(const Matcher& other);
+  Matcher& operator=(const Matcher&) = delete;
   Matcher(Matcher&&) noexcept;
   Matcher& operator=(Matcher&&) noexcept;
 
@@ -104,8 +106,9 @@ class Matcher {
 struct ToolSpec {
   std::string name;                       ///< without "functions."
   std::optional<std::string> parameters;  ///< JSON Schema; none: the tool takes no argument, {}
-  /// Off: a schema that cannot be enforced becomes "any JSON object" and is named in `relaxed`.
-  bool strict = true;
+  /// Off: a schema that cannot be enforced becomes "any JSON object" and is named in `relaxed`. Not
+  /// said: off, unless a call must come. What is no JSON Schema is refused in any case.
+  std::optional<bool> strict = true;
 };
 
 enum class ToolChoice {
@@ -127,8 +130,8 @@ struct AnswerSpec {
 /// once.
 class AnswerConstraint {
  public:
-  /// Null where nothing is to be bound. `relaxed`: one line for each tool that is not strict and
-  /// whose schema could not be enforced.
+  /// Null where nothing is to be bound. `relaxed`: one line for each tool whose schema could not be
+  /// enforced and need not be.
   static Result<std::unique_ptr<AnswerConstraint>> create(Compiler& compiler,
                                                           const AnswerSpec& spec,
                                                           std::vector<std::string>* relaxed);
@@ -145,6 +148,9 @@ class AnswerConstraint {
   Status accept(int32_t token);
   /// The answer has been ended by a stop token.
   bool is_done() const;
+  /// The same state again; neither sees the other's tokens. Takes time in proportion to the bound
+  /// text so far.
+  std::unique_ptr<AnswerConstraint> fork() const;
 
  private:
   struct Impl;

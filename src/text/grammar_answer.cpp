@@ -5,6 +5,7 @@
 
 #include "text/grammar.h"
 #include "text/grammar_header.h"
+#include "text/grammar_schema.h"
 
 namespace moxie::grammar {
 namespace {
@@ -144,7 +145,10 @@ Result<std::unique_ptr<AnswerConstraint>> AnswerConstraint::create(
     auto grammar = compiler.compile(
         {.text = tool.parameters.value_or(R"({"type":"object","additionalProperties":false})")},
         where);
-    if (!grammar && !tool.strict && is_available()) {
+    if (!grammar && !tool.strict.value_or(must_call) && is_available()) {
+      if (const Status valid = check_schema(*tool.parameters, where); !valid) {
+        return fail(valid.error());
+      }
       if (relaxed != nullptr) relaxed->push_back(grammar.error().message());
       grammar = compiler.compile({.kind = Source::Kind::kJsonObject}, where);
     }
@@ -178,6 +182,10 @@ Result<std::unique_ptr<AnswerConstraint>> AnswerConstraint::create_raw(Compiler&
   impl->response = std::move(*grammar);
   impl->phase = Impl::Phase::kBound;
   return std::unique_ptr<AnswerConstraint>(new AnswerConstraint(std::move(impl)));
+}
+
+std::unique_ptr<AnswerConstraint> AnswerConstraint::fork() const {
+  return std::unique_ptr<AnswerConstraint>(new AnswerConstraint(std::make_unique<Impl>(*impl_)));
 }
 
 bool AnswerConstraint::is_done() const { return impl_->phase == Impl::Phase::kDone; }

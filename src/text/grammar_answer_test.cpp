@@ -175,6 +175,35 @@ TEST(GrammarAnswer, RawCompletionsAreBoundFromTheFirstToken) {
   EXPECT_TRUE(walk.text.rfind("red<|", 0) == 0 || walk.text.rfind("green<|", 0) == 0) << walk.text;
 }
 
+// At every place of many answers: a copy allows what the answer allows, may go another way, and
+// changes nothing of it. Strings of a bounded length have readings of their own to copy.
+TEST(GrammarAnswer, AForkGoesItsOwnWay) {
+  AnswerSpec both = with_tools(ToolChoice::kAuto);
+  both.response = Source{.text = R"({"type":"object","properties":{"s":{"type":"string",
+      "minLength":2,"maxLength":5},"n":{"type":"integer"}},"required":["s","n"]})"};
+  const grammar::Vocabulary& vocabulary = *tiny_compiler().vocabulary();
+  std::vector<uint32_t> mask(vocabulary.text_mask().size()), other = mask;
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    const auto answer = constraint_of(both);
+    uint64_t state = seed;
+    for (int i = 0; i < 60 && !answer->is_done(); ++i) {
+      answer->fill_mask(mask);
+      const auto copy = answer->fork(), astray = answer->fork();
+      moxie::testing::random_answer(tiny_tokenizer(), vocabulary, *astray, seed + 100, 6);
+      copy->fill_mask(other);
+      ASSERT_EQ(other, mask) << seed << " token " << i;
+      answer->fill_mask(other);
+      ASSERT_EQ(other, mask) << seed << " token " << i;
+      const int32_t id = moxie::testing::random_token(vocabulary, mask, state);
+      ASSERT_TRUE(copy->accept(id).has_value());
+      ASSERT_TRUE(answer->accept(id).has_value());
+      copy->fill_mask(other);
+      answer->fill_mask(mask);
+      ASSERT_EQ(other, mask) << seed << " behind token " << i;
+    }
+  }
+}
+
 TEST(GrammarAnswer, RefusesRequestsThatContradictThemselves) {
   const auto error_of = [](const AnswerSpec& spec) {
     const auto answer = AnswerConstraint::create(tiny_compiler(), spec, nullptr);
@@ -196,6 +225,18 @@ TEST(GrammarAnswer, RefusesRequestsThatContradictThemselves) {
   ASSERT_EQ(lines.size(), 1u);
   EXPECT_NE(lines[0].find("tools[0].function.parameters"), std::string::npos);
   EXPECT_NE(lines[0].find("uniqueItems"), std::string::npos);
+  // A call that must come is bound, unless the tool says that it need not be.
+  relaxed.tool_choice = ToolChoice::kRequired;
+  EXPECT_EQ(error_of(relaxed), "");
+  relaxed.tools[0].strict.reset();
+  EXPECT_NE(error_of(relaxed).find("uniqueItems"), std::string::npos);
+  relaxed.tool_choice = ToolChoice::kAuto;
+  EXPECT_EQ(error_of(relaxed), "");
+  // What is no schema is refused in any case.
+  relaxed.tools[0].strict = false;
+  relaxed.tools[0].parameters = R"({"uniqueItems":true,"properties":{"a":{"type":"strnig"}}})";
+  EXPECT_NE(error_of(relaxed).find("strnig"), std::string::npos) << error_of(relaxed);
+  EXPECT_EQ(error_of(relaxed).find("uniqueItems"), std::string::npos) << error_of(relaxed);
   const auto nothing = AnswerConstraint::create(tiny_compiler(), AnswerSpec{}, nullptr);
   ASSERT_TRUE(nothing.has_value());
   EXPECT_EQ(*nothing, nullptr);

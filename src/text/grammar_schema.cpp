@@ -130,6 +130,7 @@ class SchemaWriter {
       : where_(where), reader_(root, where), json_(rules_, compact) {}
 
   Result<Translation> write(const Json& root) {
+    if (!reader_.check()) return fail(reader_.error());
     const RuleId rule = rules_.add_rule();
     rules_.define(rule, value({&root}));
     while (!pending_.empty()) {
@@ -338,12 +339,17 @@ class SchemaWriter {
       for (Node& name : names_of(node.names)) ways.push_back(node_expr(name));
       return member(rules_.shared(rules_.choice(std::move(ways))), value(*additional));
     }
-    if (additional || !node.names.empty() || patterns.size() > 1 || node.objects.size() > 1) {
-      reader_.report(at_,
-                     patterns.size() > 1
-                         ? "more than one pattern in patternProperties is not supported"
-                         : "patternProperties is supported with additionalProperties false (or "
-                           "absent), without propertyNames and outside allOf");
+    // A pattern that an unevaluatedProperties does not see is as little supported as one in allOf.
+    const auto& unevaluated = node.unevaluated_properties;
+    const bool alone = node.objects.size() == 1 &&
+                       std::none_of(unevaluated.begin(), unevaluated.end(),
+                                    [](const UnevaluatedPart& part) { return part.seen.empty(); });
+    if (additional || !node.names.empty() || patterns.size() > 1 || !alone) {
+      reader_.report(at_, patterns.size() > 1
+                              ? "more than one pattern in patternProperties is not supported"
+                              : "patternProperties is supported with additionalProperties or "
+                                "unevaluatedProperties false (or absent) beside it, without "
+                                "propertyNames and outside allOf");
       return rules_.never();
     }
     for (const std::string& key : keys) {

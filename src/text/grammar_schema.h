@@ -20,6 +20,9 @@ namespace moxie::grammar {
 Result<Translation> translate_schema(std::string_view schema_json, const std::string& where,
                                      bool compact = false);
 
+/// Fails where the text is no JSON Schema at all, whether it could be enforced or not.
+Status check_schema(std::string_view schema_json, const std::string& where);
+
 /// Any JSON object.
 Translation any_json_object(bool compact = false);
 

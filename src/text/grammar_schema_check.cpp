@@ -71,6 +71,12 @@ std::vector<std::string> Node::declared_keys() const {
   return keys;
 }
 
+bool ObjectPart::evaluates(const std::string& key) const {
+  return additional != nullptr || (properties != nullptr && properties->contains(key)) ||
+         std::any_of(patterns.begin(), patterns.end(),
+                     [&](const auto& pattern) { return matches(pattern.first, key); });
+}
+
 std::optional<Conjunction> Node::schemas_of(const std::string& key) const {
   Conjunction out;
   for (const ObjectPart& part : objects) {
@@ -87,6 +93,11 @@ std::optional<Conjunction> Node::schemas_of(const std::string& key) const {
     }
     if (!evaluated && part.additional != nullptr) out.push_back(part.additional);
   }
+  for (const UnevaluatedPart& part : unevaluated_properties) {
+    const bool evaluated = std::any_of(part.seen.begin(), part.seen.end(),
+                                       [&](size_t i) { return objects[i].evaluates(key); });
+    if (!evaluated) out.push_back(part.schema);
+  }
   if (std::any_of(out.begin(), out.end(), is_false)) return std::nullopt;
   std::erase_if(out, is_true);
   return out;
@@ -101,6 +112,12 @@ std::optional<Conjunction> Node::additional() const {
     said = true;
     out.push_back(part.additional);
   }
+  for (const UnevaluatedPart& part : unevaluated_properties) {
+    said = true;
+    const bool evaluated = std::any_of(part.seen.begin(), part.seen.end(),
+                                       [&](size_t i) { return objects[i].additional != nullptr; });
+    if (!evaluated) out.push_back(part.schema);
+  }
   if (!said && names_any) return std::nullopt;
   if (std::any_of(out.begin(), out.end(), is_false)) return std::nullopt;
   std::erase_if(out, is_true);
@@ -111,8 +128,14 @@ Conjunction Node::items_at(size_t idx) const {
   Conjunction out;
   for (const ArrayPart& part : arrays) {
     const Json* schema = idx < part.prefix.size() ? part.prefix[idx] : part.items;
-    if (schema != nullptr && !is_true(schema)) out.push_back(schema);
+    if (schema != nullptr) out.push_back(schema);
   }
+  for (const UnevaluatedPart& part : unevaluated_items) {
+    const bool evaluated = std::any_of(part.seen.begin(), part.seen.end(),
+                                       [&](size_t i) { return arrays[i].evaluates(idx); });
+    if (!evaluated) out.push_back(part.schema);
+  }
+  std::erase_if(out, is_true);
   return out;
 }
 
@@ -123,12 +146,13 @@ size_t Node::num_prefix_items() const {
 }
 
 bool Node::has_items() const {
-  return std::any_of(arrays.begin(), arrays.end(),
+  return !unevaluated_items.empty() ||
+         std::any_of(arrays.begin(), arrays.end(),
                      [](const ArrayPart& part) { return part.items != nullptr; });
 }
 
-bool SchemaReader::holds(const Json& value, const Conjunction& schemas) {
-  const std::vector<Node> nodes = alternatives(schemas);
+bool SchemaReader::holds(const Json& value, const Conjunction& schemas, Reading reading) {
+  const std::vector<Node> nodes = alternatives(schemas, reading);
   return std::any_of(nodes.begin(), nodes.end(),
                      [&](const Node& node) { return holds(value, node); });
 }
@@ -157,7 +181,7 @@ bool SchemaReader::holds(const Json& value, const Node& node) {
   if (value.is_array()) {
     if (!within(static_cast<int64_t>(value.size()), node.min_items, node.max_items)) return false;
     for (size_t i = 0; i < value.size(); ++i) {
-      if (!holds(value[i], node.items_at(i))) return false;
+      if (!holds(value[i], node.items_at(i), node.reading)) return false;
     }
   }
   if (value.is_object()) {
@@ -168,15 +192,18 @@ bool SchemaReader::holds(const Json& value, const Node& node) {
     }
     for (const auto& [key, member] : value.items()) {
       const auto schemas = node.schemas_of(key);
-      if (!schemas || !holds(member, *schemas) || !holds(Json(key), node.names)) return false;
+      if (!schemas || !holds(member, *schemas, node.reading) ||
+          !holds(Json(key), node.names, node.reading)) {
+        return false;
+      }
     }
   }
   return true;
 }
 
 bool SchemaReader::disjoint(const Conjunction& a, const Conjunction& b, int depth) {
-  const std::vector<Node> from = alternatives(a);
-  const std::vector<Node> to = alternatives(b);
+  const std::vector<Node> from = alternatives(a, Reading::kAssumed);
+  const std::vector<Node> to = alternatives(b, Reading::kLoose);
   for (const Node& x : from) {
     for (const Node& y : to) {
       if (!excludes(x, y, depth)) return false;

@@ -14,10 +14,10 @@
 
 #include "text/grammar_number.h"
 #include "text/grammar_regex.h"
+#include "text/grammar_schema_valid.h"
 
 namespace moxie::grammar {
 
-using Json = nlohmann::ordered_json;
 /// Schemas inside one document, all of which must hold; none: anything goes.
 using Conjunction = std::vector<const Json*>;
 
@@ -38,18 +38,40 @@ enum TypeBits : unsigned {
 
 /// The object keywords of one schema: `additional` counts against its own names only.
 struct ObjectPart {
+  const Json* schema = nullptr;
   const Json* properties = nullptr;
   std::vector<std::pair<RegexPtr, const Json*>> patterns;  ///< resolved
   const Json* additional = nullptr;
+
+  bool evaluates(const std::string& key) const;
 };
 
 struct ArrayPart {
+  const Json* schema = nullptr;
   std::vector<const Json*> prefix;
   const Json* items = nullptr;
+
+  bool evaluates(size_t idx) const { return idx < prefix.size() || items != nullptr; }
+};
+
+/// unevaluatedProperties or unevaluatedItems of one schema: counts where none of the parts that it
+/// sees evaluates. They are its own and those of the schemas that stand in its place ($ref, allOf,
+/// the branch of anyOf and oneOf that this alternative took), not those of schemas beside it.
+struct UnevaluatedPart {
+  const Json* schema = nullptr;
+  std::vector<size_t> seen;  ///< places in Node::objects or Node::arrays
+};
+
+/// What alternatives are asked for.
+enum class Reading : uint8_t {
+  kWritten,  ///< what is generated; the branches of oneOf are proven to exclude one another
+  kAssumed,  ///< the same inside a proof: oneOf is taken for proven
+  kLoose,    ///< inside a proof: at least all that holds
 };
 
 /// One alternative. Keywords bind only values of their own type, as everywhere in JSON Schema.
 struct Node {
+  Reading reading = Reading::kWritten;
   unsigned types = kAllTypes;
   bool has_type = false;                    ///< a type (or values) was given
   unsigned hinted_types = 0;                ///< types that keywords speak of
@@ -60,8 +82,10 @@ struct Node {
   int64_t min_length = 0, max_length = kUnbounded;
   std::map<std::string, RegexPtr> patterns;  ///< resolved; formats too, by their name
   std::vector<ArrayPart> arrays;
+  std::vector<UnevaluatedPart> unevaluated_items;
   int64_t min_items = 0, max_items = kUnbounded;
   std::vector<ObjectPart> objects;
+  std::vector<UnevaluatedPart> unevaluated_properties;
   std::vector<std::string> required;
   Conjunction names;  ///< propertyNames
   int64_t min_properties = 0, max_properties = kUnbounded;
@@ -84,18 +108,24 @@ struct Node {
 class SchemaReader {
  public:
   /// `root` must outlive the reader.
-  SchemaReader(const Json& root, std::string where) : root_(&root), where_(std::move(where)) {}
+  SchemaReader(const Json& root, std::string where)
+      : root_(&root), where_(std::move(where)), checker_(root), faults_(root) {}
+
+  /// Whether the document is a JSON Schema, which all that follows takes for granted.
+  bool check() { return checker_.check(*root_); }
 
   /// The alternatives; empty where nothing holds or faults were reported.
-  std::vector<Node> alternatives(const Conjunction& schemas);
+  std::vector<Node> alternatives(const Conjunction& schemas, Reading reading = Reading::kWritten);
 
-  /// Whether `value` holds against the schemas. Exact for what the reader supports.
-  bool holds(const Json& value, const Conjunction& schemas);
+  /// Whether `value` holds against the schemas. Exact for what the reader supports, but for
+  /// unevaluated members that only two branches of an anyOf together evaluate: false where they are
+  /// written, true where the reading is loose.
+  bool holds(const Json& value, const Conjunction& schemas, Reading reading = Reading::kWritten);
   bool holds(const Json& value, const Node& node);
 
   /// A fault at a place in the document; the first ones are kept.
-  void report(const Json* at, const std::string& what);
-  bool has_faults() const { return !faults_.empty(); }
+  void report(const Json* at, const std::string& what) { faults_.report(at, what); }
+  bool has_faults() const { return !faults_.empty() || !checker_.faults().empty(); }
   Error error() const;
 
  private:
@@ -104,10 +134,13 @@ class SchemaReader {
   RegexPtr regex_of(const Json* at, std::string_view pattern, RegexMode mode, const char* keyword);
   bool pattern_holds(const RegexPtr& regex, std::string_view text);
   void add(const Json* schema, std::vector<const Json*> chain, Pending* pending);
-  void expand(Pending pending, std::vector<Node>* out);
-  void check_one_of(const Json& options, const Pending& context);
+  void expand(Pending pending, Reading reading, std::vector<Node>* out);
+  void check_one_of(const Json& options, size_t taken, const Node& node);
   const Json* resolve_ref(const Json& schema);
-  Node merged(const Conjunction& plain);
+  Node merged(const Pending& pending);
+  template <typename Part>
+  std::vector<UnevaluatedPart> unevaluated(const Pending& pending, const std::vector<Part>& parts,
+                                           const char* key);
 
   void read_keyword(const Json& schema, const std::string& key, const Json& value, Node* node);
   bool read_count(const Json& schema, const std::string& key, const Json& value, Node* node);
@@ -120,7 +153,6 @@ class SchemaReader {
   void read_array(const Json& schema, Node* node);
   void read_object(const Json& schema, Node* node);
   int64_t count(const Json& schema, const std::string& key, const Json& value);
-  bool is_schema(const Json& schema, const std::string& key, const Json& value);
 
   /// No value that is generated for `a` holds against `b`.
   bool excludes(const Node& a, const Node& b, int depth);
@@ -130,10 +162,10 @@ class SchemaReader {
 
   const Json* root_;
   std::string where_;
-  std::vector<std::string> faults_;
-  std::set<std::pair<const Json*, std::string>> reported_;
+  SchemaChecker checker_;
+  SchemaFaults faults_;
   std::map<std::pair<const Json*, std::string>, RegexPtr> regexes_;  // null: not supported
-  size_t num_faults_ = 0;
+  std::map<const Json*, std::vector<Node>> loose_;                   // of branches of oneOf
   size_t num_steps_ = 0;  // bounds the work that small documents can ask for
 };
 

@@ -1,6 +1,5 @@
-// Reading JSON Schema: references, combinations, and every keyword into Node or a fault.
+// Reading JSON Schema: every keyword into Node or a fault.
 #include <algorithm>
-#include <cctype>
 #include <cmath>
 #include <set>
 #include <utility>
@@ -11,11 +10,8 @@
 namespace moxie::grammar {
 namespace {
 
-constexpr size_t kMaxFaults = 8;
-constexpr size_t kMaxSteps = 100'000;     // of reading, proving and comparing, in all
-constexpr size_t kMaxAlternatives = 256;  // of one schema, after multiplying out
-constexpr size_t kMaxChain = 64;          // references and combinations without a value in between
-constexpr int64_t kMaxCount = 20'000;     // items and characters that can be counted
+constexpr size_t kMaxSteps = 100'000;  // of reading, proving and comparing, in all
+constexpr int64_t kMaxCount = 20'000;  // items and characters that can be counted
 
 std::string too_many_keys() {
   return "more than " + std::to_string(kMaxKeys) + " names, or one above " +
@@ -43,7 +39,6 @@ const std::map<std::string, std::string, std::less<>>& unsupported() {
       {"contains", "items of a kind cannot be counted among others: use prefixItems"},
       {"minContains", "items of a kind cannot be counted among others"},
       {"maxContains", "items of a kind cannot be counted among others"},
-      {"unevaluatedItems", "use items"},
       {"$dynamicRef", "use $ref"},
       {"$dynamicAnchor", "use $defs and $ref"},
       {"$recursiveRef", "use $ref"},
@@ -72,49 +67,7 @@ unsigned common_types(unsigned a, unsigned b) {
 
 bool equal(const Json& a, const Json& b) { return nlohmann::json(a) == nlohmann::json(b); }
 
-std::string unescape_percent(const std::string& text) {
-  std::string out;
-  for (size_t i = 0; i < text.size(); ++i) {
-    const auto is_hex = [&](size_t k) {
-      return k < text.size() && std::isxdigit(static_cast<unsigned char>(text[k])) != 0;
-    };
-    if (text[i] == '%' && is_hex(i + 1) && is_hex(i + 2)) {
-      out += static_cast<char>(std::stoi(text.substr(i + 1, 2), nullptr, 16));
-      i += 2;
-    } else {
-      out += text[i];
-    }
-  }
-  return out;
-}
-
-bool find_path(const Json& from, const Json* target, std::string* path) {
-  if (&from == target) return true;
-  if (!from.is_structured()) return false;
-  for (const auto& [key, value] : from.items()) {
-    const size_t size = path->size();
-    *path += '/' + key;
-    if (find_path(value, target, path)) return true;
-    path->resize(size);
-  }
-  return false;
-}
-
 }  // namespace
-
-void SchemaReader::report(const Json* at, const std::string& what) {
-  if (!reported_.insert({at, what}).second) return;
-  ++num_faults_;
-  if (faults_.size() >= kMaxFaults) return;
-  std::string path;
-  if (at != nullptr && find_path(*root_, at, &path) && !path.empty()) {
-    if (path.size() > 200) path = "..." + path.substr(path.size() - 200);
-    path = " (at #" + path + ")";
-  } else {
-    path.clear();
-  }
-  faults_.push_back(what + path);
-}
 
 bool SchemaReader::spend(size_t num_steps) {
   num_steps_ += num_steps;
@@ -140,166 +93,11 @@ bool SchemaReader::pattern_holds(const RegexPtr& regex, std::string_view text) {
 }
 
 Error SchemaReader::error() const {
-  std::string what = "the schema cannot be enforced: ";
-  for (size_t i = 0; i < faults_.size(); ++i) what += (i > 0 ? "; " : "") + faults_[i];
-  if (num_faults_ > kMaxFaults) what += "; and more";
-  return {what, where_, ""};
-}
-
-struct SchemaReader::Pending {
-  Conjunction plain;
-  struct Group {
-    const Json* options;
-    bool one_of;
-    std::vector<const Json*> chain;
-  };
-  std::vector<Group> groups;
-  bool never = false;
-};
-
-const Json* SchemaReader::resolve_ref(const Json& schema) {
-  const Json& ref = schema.at("$ref");
-  if (!ref.is_string()) {
-    report(&schema, "$ref must be a string");
-    return nullptr;
-  }
-  const auto& uri = ref.get_ref<const std::string&>();
-  if (uri == "#") return root_;
-  if (uri.rfind("#/", 0) != 0) {
-    report(&schema, "$ref \"" + uri.substr(0, 100) +
-                        "\" is not supported: only \"#\" and \"#/...\" inside the schema are");
-    return nullptr;
-  }
-  const auto nowhere = [&]() -> const Json* {
-    report(&schema, "$ref \"" + uri.substr(0, 100) + "\" leads nowhere");
-    return nullptr;
-  };
-  try {
-    const nlohmann::json_pointer<std::string> pointer(unescape_percent(uri.substr(1)));
-    if (root_->contains(pointer)) return &root_->at(pointer);
-  } catch (const std::exception&) {  // no pointer at all
-    return nowhere();
-  }
-  return nowhere();
-}
-
-void SchemaReader::add(const Json* schema, std::vector<const Json*> chain, Pending* pending) {
-  if (!spend(1)) {
-    pending->never = true;
-    return;
-  }
-  if (schema->is_boolean()) {
-    pending->never = pending->never || !schema->get<bool>();
-    return;
-  }
-  if (!schema->is_object()) {
-    report(schema, "a schema must be an object or a boolean");
-    pending->never = true;
-    return;
-  }
-  if (std::find(chain.begin(), chain.end(), schema) != chain.end()) {
-    report(schema, "a $ref leads back to itself with no value in between");
-    pending->never = true;
-    return;
-  }
-  if (chain.size() > kMaxChain) {
-    report(schema, "more than " + std::to_string(kMaxChain) + " references behind one another");
-    pending->never = true;
-    return;
-  }
-  if (std::find(pending->plain.begin(), pending->plain.end(), schema) != pending->plain.end()) {
-    return;
-  }
-  pending->plain.push_back(schema);
-  chain.push_back(schema);
-  if (schema->contains("$ref")) {
-    const Json* target = resolve_ref(*schema);
-    if (target != nullptr) {
-      add(target, chain, pending);
-    } else {
-      pending->never = true;
-    }
-  }
-  for (const char* key : {"allOf", "anyOf", "oneOf"}) {
-    const auto it = schema->find(key);
-    if (it == schema->end()) continue;
-    if (!it->is_array() || it->empty()) {
-      report(schema, std::string(key) + " must be a list with at least one schema");
-      pending->never = true;
-    } else if (std::string_view(key) == "allOf") {
-      for (const Json& part : *it) add(&part, chain, pending);
-    } else {
-      pending->groups.push_back({&*it, std::string_view(key) == "oneOf", chain});
-    }
-  }
-}
-
-void SchemaReader::expand(Pending pending, std::vector<Node>* out) {
-  if (pending.never) return;
-  if (pending.groups.empty()) {
-    if (out->size() >= kMaxAlternatives) {
-      report(pending.plain.empty() ? nullptr : pending.plain[0],
-             "anyOf and oneOf multiply to more than " + std::to_string(kMaxAlternatives) +
-                 " alternatives");
-      return;
-    }
-    Node node = merged(pending.plain);
-    if (!node.unsatisfiable) out->push_back(std::move(node));
-    return;
-  }
-  const Pending::Group group = pending.groups.front();
-  pending.groups.erase(pending.groups.begin());
-  if (group.one_of) check_one_of(*group.options, pending);
-  for (const Json& option : *group.options) {
-    if (!spend(0)) return;
-    Pending branch = pending;
-    add(&option, group.chain, &branch);
-    expand(std::move(branch), out);
-  }
-}
-
-std::vector<Node> SchemaReader::alternatives(const Conjunction& schemas) {
-  Pending pending;
-  for (const Json* schema : schemas) add(schema, {}, &pending);
-  std::vector<Node> out;
-  expand(std::move(pending), &out);
-  return out;
-}
-
-void SchemaReader::check_one_of(const Json& options, const Pending& context) {
-  std::vector<std::vector<Node>> branches;
-  for (const Json& option : options) {
-    Pending branch = context;
-    branch.groups.clear();
-    add(&option, {}, &branch);
-    branches.emplace_back();
-    expand(std::move(branch), &branches.back());
-  }
-  for (size_t i = 0; i < branches.size(); ++i) {
-    for (size_t j = 0; j < branches.size(); ++j) {
-      if (i == j) continue;
-      for (const Node& a : branches[i]) {
-        for (const Node& b : branches[j]) {
-          if (!spend(1)) return;
-          if (excludes(a, b, 0)) continue;
-          return report(&options, "oneOf whose branches " + std::to_string(std::min(i, j)) +
-                                      " and " + std::to_string(std::max(i, j)) +
-                                      " may both hold is not supported: use anyOf, or give each "
-                                      "branch a required property with its own const");
-        }
-      }
-    }
-  }
+  if (!checker_.faults().empty()) return checker_.faults().error("this is no JSON Schema", where_);
+  return faults_.error("the schema cannot be enforced", where_);
 }
 
 int64_t SchemaReader::count(const Json& schema, const std::string& key, const Json& value) {
-  const bool whole =
-      value.is_number_integer() ||
-      (value.is_number_float() && value.get<double>() == std::floor(value.get<double>()));
-  if (!whole || value.get<double>() < 0) {
-    report(&schema, key + " must be a whole number from 0 on");
-    return 0;
-  }
   const double number = value.get<double>();
   const bool at_least = key.rfind("min", 0) == 0;
   if (number > static_cast<double>(kMaxCount)) {
@@ -308,34 +106,6 @@ int64_t SchemaReader::count(const Json& schema, const std::string& key, const Js
     return 0;
   }
   return static_cast<int64_t>(number);
-}
-
-bool SchemaReader::is_schema(const Json& schema, const std::string& key, const Json& value) {
-  if (value.is_object() || value.is_boolean()) return true;
-  report(&schema, key + " must be a schema");
-  return false;
-}
-
-Node SchemaReader::merged(const Conjunction& plain) {
-  Node node;
-  for (const Json* schema : plain) {
-    read_type(*schema, &node);
-    bool has_array = false, has_object = false;
-    for (const auto& [key, value] : schema->items()) {
-      read_keyword(*schema, key, value, &node);
-      has_array = has_array || key == "items" || key == "prefixItems" || key == "additionalItems";
-      has_object = has_object || key == "properties" || key == "patternProperties" ||
-                   key == "additionalProperties";
-    }
-    if (has_array) read_array(*schema, &node);
-    if (has_object) read_object(*schema, &node);
-  }
-  const auto empty = [](int64_t min, int64_t max) { return max != kUnbounded && max < min; };
-  if (empty(node.min_length, node.max_length)) node.types &= ~unsigned{kString};
-  if (empty(node.min_items, node.max_items)) node.types &= ~unsigned{kArray};
-  if (empty(node.min_properties, node.max_properties)) node.types &= ~unsigned{kObject};
-  if (node.types == 0) node.unsatisfiable = true;
-  return node;
 }
 
 void SchemaReader::read_keyword(const Json& schema, const std::string& key, const Json& value,
@@ -354,7 +124,7 @@ void SchemaReader::read_keyword(const Json& schema, const std::string& key, cons
                                                                 "additionalItems"};
   if (kElsewhere.count(key) > 0) return;
   if (key == "enum") {
-    if (!value.is_array() || value.empty()) return report(&schema, "enum must be a list of values");
+    if (value.empty()) return report(&schema, "enum without a value holds for none");
     read_values(schema, {value.begin(), value.end()}, node);
   } else if (key == "const") {
     read_values(schema, {value}, node);
@@ -370,21 +140,16 @@ void SchemaReader::read_keyword(const Json& schema, const std::string& key, cons
   } else if (key == "uniqueItems") {
     const auto max = schema.find("maxItems");
     const bool one = max != schema.end() && max->is_number() && max->get<double>() <= 1;
-    if (!value.is_boolean()) return report(&schema, "uniqueItems must be true or false");
     if (value.get<bool>() && !one) {
       report(&schema, "uniqueItems is not supported: a grammar cannot compare items");
     }
   } else if (key == "required") {
     read_required(schema, value, node);
   } else if (key == "propertyNames") {
-    if (is_schema(schema, key, value)) node->names.push_back(&value);
+    node->names.push_back(&value);
     node->hinted_types |= kObject;
-  } else if (key == "unevaluatedProperties") {
-    if (!value.is_boolean() || value.get<bool>()) {
-      report(&schema,
-             "unevaluatedProperties other than false is not supported: use "
-             "additionalProperties");
-    }
+  } else if (key == "unevaluatedItems" || key == "unevaluatedProperties") {
+    node->hinted_types |= key == "unevaluatedItems" ? kArray : kObject;
   } else if (key == "$id" || key == "id") {
     if (&schema != root_) report(&schema, key + " inside a schema is not supported");
   } else if (annotations().count(key) > 0 || key.rfind("x-", 0) == 0) {
@@ -422,9 +187,6 @@ bool SchemaReader::read_count(const Json& schema, const std::string& key, const 
 }
 
 void SchemaReader::read_required(const Json& schema, const Json& value, Node* node) {
-  const bool names = value.is_array() && std::all_of(value.begin(), value.end(),
-                                                     [](const Json& n) { return n.is_string(); });
-  if (!names) return report(&schema, "required must be a list of names");
   if (value.size() > kMaxKeys) return report(&schema, too_many_keys());
   for (const Json& name : value) {
     const auto& key = name.get_ref<const std::string&>();
@@ -437,7 +199,6 @@ void SchemaReader::read_required(const Json& schema, const Json& value, Node* no
 void SchemaReader::read_type(const Json& schema, Node* node) {
   bool nullable = false;
   if (const auto it = schema.find("nullable"); it != schema.end()) {
-    if (!it->is_boolean()) return report(&schema, "nullable must be true or false");
     nullable = it->get<bool>();
   }
   const auto type = schema.find("type");
@@ -446,16 +207,10 @@ void SchemaReader::read_type(const Json& schema, Node* node) {
     return;
   }
   unsigned types = nullable ? unsigned{kNull} : 0u;
-  const auto add_type = [&](const Json& name) {
-    const unsigned bit = name.is_string() ? type_bit(name.get<std::string>()) : 0;
-    if (bit == 0) report(&schema, "type " + name.dump().substr(0, 60) + " is not known");
-    types |= bit;
-  };
   if (type->is_array()) {
-    if (type->empty()) report(&schema, "type must not be an empty list");
-    for (const Json& name : *type) add_type(name);
+    for (const Json& name : *type) types |= type_bit(name.get_ref<const std::string&>());
   } else {
-    add_type(*type);
+    types |= type_bit(type->get_ref<const std::string&>());
   }
   node->types = common_types(node->types, types);
   node->has_type = true;
@@ -481,11 +236,11 @@ void SchemaReader::read_number(const Json& schema, const std::string& key, const
   const auto number = value.is_number() ? Decimal::parse(value.dump()) : std::nullopt;
   if (!number) {
     return report(&schema,
-                  key + (value.is_number() ? " is beyond what is supported" : " must be a number"));
+                  key + (value.is_number() ? " is beyond what is supported"
+                                           : " as in draft 4 is not supported: give it the bound"));
   }
   NumberRange range;
   if (key == "multipleOf") {
-    if (number->negative || number->is_zero()) return report(&schema, key + " must be above 0");
     const auto& known = node->numbers.multiple_of;
     if (known && compare(*known, *number) != 0) {
       return report(&schema, "two different multipleOf are not supported");
@@ -500,14 +255,12 @@ void SchemaReader::read_number(const Json& schema, const std::string& key, const
 
 void SchemaReader::read_pattern(const Json& schema, const Json& value, Node* node) {
   node->hinted_types |= kString;
-  if (!value.is_string()) return report(&schema, "pattern must be a string");
   const auto& pattern = value.get_ref<const std::string&>();
   const RegexPtr regex = regex_of(&schema, pattern, RegexMode::kSearch, "pattern");
   if (regex != nullptr) node->patterns["pattern " + pattern] = regex;
 }
 
 void SchemaReader::read_format(const Json& schema, const Json& value, Node* node) {
-  if (!value.is_string()) return report(&schema, "format must be a string");
   const auto& name = value.get_ref<const std::string&>();
   const auto whole = [&](const char* min, const char* max) {
     node->hinted_types |= kInteger;
@@ -533,25 +286,18 @@ void SchemaReader::read_format(const Json& schema, const Json& value, Node* node
 
 void SchemaReader::read_array(const Json& schema, Node* node) {
   node->hinted_types |= kArray;
-  ArrayPart part;
-  const auto read_list = [&](const Json& list, const std::string& key) {
-    for (const Json& item : list) {
-      if (is_schema(schema, key, item)) part.prefix.push_back(&item);
-    }
+  ArrayPart part = {.schema = &schema};
+  const auto read_list = [&](const Json& list) {
+    for (const Json& item : list) part.prefix.push_back(&item);
   };
   const auto prefix = schema.find("prefixItems");
   const auto items = schema.find("items");
   const auto additional = schema.find("additionalItems");
-  if (prefix != schema.end()) {
-    if (!prefix->is_array()) return report(&schema, "prefixItems must be a list of schemas");
-    read_list(*prefix, "prefixItems");
-  }
+  if (prefix != schema.end()) read_list(*prefix);
   if (items != schema.end() && items->is_array()) {  // as written before 2020-12
-    read_list(*items, "items");
-    if (additional != schema.end() && is_schema(schema, "additionalItems", *additional)) {
-      part.items = &*additional;
-    }
-  } else if (items != schema.end() && is_schema(schema, "items", *items)) {
+    read_list(*items);
+    if (additional != schema.end()) part.items = &*additional;
+  } else if (items != schema.end()) {
     part.items = &*items;
   }
   node->arrays.push_back(std::move(part));
@@ -559,28 +305,23 @@ void SchemaReader::read_array(const Json& schema, Node* node) {
 
 void SchemaReader::read_object(const Json& schema, Node* node) {
   node->hinted_types |= kObject;
-  ObjectPart part;
+  ObjectPart part = {.schema = &schema};
   if (const auto it = schema.find("properties"); it != schema.end()) {
-    if (!it->is_object()) return report(&schema, "properties must be an object");
     if (it->size() > kMaxKeys) return report(&schema, too_many_keys());
     for (const auto& [key, value] : it->items()) {
       if (key.size() > kMaxKeyBytes) return report(&schema, too_many_keys());
-      if (!is_schema(schema, "each of properties", value)) return;
     }
     if (!spend(it->size() / 8)) return;
     part.properties = &*it;
   }
   if (const auto it = schema.find("patternProperties"); it != schema.end()) {
-    if (!it->is_object()) return report(&schema, "patternProperties must be an object");
     for (const auto& [pattern, value] : it->items()) {
-      if (!is_schema(schema, "each of patternProperties", value)) return;
       const RegexPtr regex = regex_of(&schema, pattern, RegexMode::kSearch, "patternProperties");
       if (regex == nullptr) return;
       part.patterns.emplace_back(regex, &value);
     }
   }
   if (const auto it = schema.find("additionalProperties"); it != schema.end()) {
-    if (!is_schema(schema, "additionalProperties", *it)) return;
     part.additional = &*it;
   }
   node->objects.push_back(std::move(part));

@@ -177,6 +177,15 @@ TEST(Grammar, RefusesMonstersAtOnce) {
     const std::string next = fmt::format(R"({{"$ref":"#/$defs/d{}"}})", i + 1);
     doubling += fmt::format(R"("d{}":{{"anyOf":[{},{}]}},)", i, next, next);
   }
+  // Schemas that each look at all the others.
+  std::string parts;
+  for (int i = 0; i < 2'000; ++i) {
+    parts += (i > 0 ? "," : "") +
+             fmt::format(R"({{"$ref":"#/$defs/u","properties":{{"p{}":{{}}}}}})", i);
+  }
+  refused_quickly(R"({"allOf":[)" + parts + R"(],"$defs":{"u":{"unevaluatedProperties":false,
+                  "allOf":[)" +
+                  parts + "]}}}");
   refused_quickly("{\"$ref\":\"#/$defs/d0\",\"$defs\":{" + chain + "\"d5000\":{}}}");
   refused_quickly("{\"$ref\":\"#/$defs/d0\",\"$defs\":{" + doubling + "\"d60\":{}}}");
 }
@@ -216,6 +225,38 @@ TEST(Grammar, CompactJsonHasNoWhiteSpace) {
     EXPECT_FALSE(object.admits(text)) << text;
   }
   EXPECT_TRUE(spaced.admits(R"({"a": [1, 2]})"));  // the same schema, kept apart
+}
+
+TEST(Grammar, UnevaluatedMembersAreThoseThatNothingInTheSamePlaceDeclares) {
+  const Bytes inside(R"({"properties":{"a":{}},"allOf":[{"properties":{"b":{}}}],
+                         "anyOf":[{"properties":{"c":{}}},{"properties":{"d":{}}}],
+                         "$ref":"#/$defs/e","$defs":{"e":{"properties":{"e":{}}}},
+                         "unevaluatedProperties":false})");
+  EXPECT_TRUE(inside.admits(R"({"a":1,"e":2,"b":3,"c":4})"));
+  EXPECT_TRUE(inside.admits(R"({"d":1})"));
+  EXPECT_FALSE(inside.admits(R"({"c":1,"d":2})")) << "two branches of anyOf";
+  EXPECT_FALSE(inside.admits(R"({"f":1})"));
+  const Bytes beside(R"({"properties":{"a":{}},"allOf":[{"unevaluatedProperties":false}]})");
+  EXPECT_TRUE(beside.admits("{}"));
+  EXPECT_FALSE(beside.admits(R"({"a":1})"));
+  const Bytes referred(R"({"properties":{"a":{}},"$ref":"#/$defs/b",
+                           "$defs":{"b":{"properties":{"b":{}},"unevaluatedProperties":false}}})");
+  EXPECT_TRUE(referred.admits(R"({"b":1})"));
+  EXPECT_FALSE(referred.admits(R"({"a":1})"));
+  const Bytes alone(R"({"unevaluatedProperties":false})");
+  EXPECT_TRUE(alone.admits("{}"));
+  EXPECT_FALSE(alone.admits(R"({"a":1})"));
+  const Bytes nested(R"({"allOf":[{"unevaluatedProperties":{"type":"null"}}],
+                         "unevaluatedProperties":false})");
+  EXPECT_TRUE(nested.admits(R"({"a":null})"));
+  EXPECT_FALSE(nested.admits(R"({"a":1})"));
+  const Bytes items(R"({"allOf":[{"prefixItems":[{"type":"string"}]}],
+                        "unevaluatedItems":{"type":"integer"}})");
+  EXPECT_TRUE(items.admits(R"(["x",1,2])"));
+  EXPECT_FALSE(items.admits(R"(["x","y"])"));
+  const Bytes items_beside(R"({"prefixItems":[{}],"allOf":[{"unevaluatedItems":false}]})");
+  EXPECT_TRUE(items_beside.admits("[]"));
+  EXPECT_FALSE(items_beside.admits("[1]"));
 }
 
 TEST(Grammar, StringsAreValidJsonWhateverTheyHold) {
@@ -258,7 +299,7 @@ TEST(Grammar, LongBoundsAreCountedExactly) {
 }
 
 TEST(Grammar, NumbersHoldTheirBounds) {
-  rc::check("every whole number inside and none outside", [] {
+  EXPECT_TRUE(rc::check("every whole number inside and none outside", [] {
     const int low = *rc::gen::inRange(-1500, 1500);
     const int high = low + *rc::gen::inRange(0, 1500);
     const int multiple = *rc::gen::element(1, 1, 2, 3, 7, 10, 25);
@@ -275,8 +316,8 @@ TEST(Grammar, NumbersHoldTheirBounds) {
       RC_ASSERT(accepts(byte_tokenizer(), *compiled, std::to_string(n)) ==
                 (n >= low && n <= high && n % multiple == 0));
     }
-  });
-  rc::check("decimal fractions between bounds", [] {
+  }));
+  EXPECT_TRUE(rc::check("decimal fractions between bounds", [] {
     const auto decimal = [] {
       return static_cast<double>(*rc::gen::inRange(-40000, 40000)) /
              *rc::gen::element(1.0, 10.0, 100.0, 1000.0);
@@ -305,7 +346,7 @@ TEST(Grammar, NumbersHoldTheirBounds) {
       const bool inside = (open_low ? n > low : n >= low) && (open_high ? n < high : n <= high);
       RC_ASSERT(accepts(byte_tokenizer(), *compiled, nlohmann::json(n).dump()) == inside);
     }
-  });
+  }));
 }
 
 TEST(Grammar, PatternsAgreeWithTheStandardLibrarys) {
@@ -335,7 +376,7 @@ TEST(Grammar, PatternsAgreeWithTheStandardLibrarys) {
                                              "\\x61\\u0062",
                                              "^(a(b(c)?)?)?$"};
   const std::string alphabet = "abc1]\\-";
-  rc::check("the same texts match", [&] {
+  EXPECT_TRUE(rc::check("the same texts match", [&] {
     const std::string pattern = *rc::gen::elementOf(patterns);
     std::string text;
     const int size = *rc::gen::inRange(0, 7);
@@ -348,7 +389,7 @@ TEST(Grammar, PatternsAgreeWithTheStandardLibrarys) {
     RC_ASSERT(grammar::matches(*regex, text) == expected);
     const Bytes bound(nlohmann::json({{"type", "string"}, {"pattern", pattern}}).dump());
     RC_ASSERT(bound.admits(nlohmann::json(text).dump()) == expected);
-  });
+  }));
 }
 
 TEST(Grammar, LengthsBindPatternsToo) {

@@ -33,6 +33,7 @@ size_t memory_bytes(const CompiledGrammar&) { return 0; }
 struct Matcher::Impl {};
 Matcher::Matcher(GrammarPtr) { CHECK(false, "there are no grammars in this build"); }
 Matcher::~Matcher() = default;
+Matcher::Matcher(const Matcher&) { CHECK(false, "there are no grammars in this build"); }
 Matcher::Matcher(Matcher&&) noexcept = default;
 Matcher& Matcher::operator=(Matcher&&) noexcept = default;
 void Matcher::fill_mask(std::span<uint32_t>) {}

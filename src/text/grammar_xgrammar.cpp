@@ -117,6 +117,12 @@ struct Matcher::Impl {
   /// One reading of the text so far. Several where an alternative between strings is still open.
   struct Path {
     explicit Path(xgrammar::GrammarMatcher matcher) : matcher(std::move(matcher)) {}
+    /// The copy's matcher is one of its own: copies of xgrammar's would share their state.
+    Path fork() const {
+      Path copy = *this;
+      copy.matcher = matcher.Fork();
+      return copy;
+    }
     xgrammar::GrammarMatcher matcher;  // inside a counted string: behind its mark
     int counted = -1;                  // the string that the text is in; -1: the grammar follows it
     int64_t num_chars = 0;
@@ -128,6 +134,9 @@ struct Matcher::Impl {
 
   explicit Impl(GrammarPtr grammar_in) : grammar(std::move(grammar_in)) {
     paths.emplace_back(xgrammar::GrammarMatcher(grammar->compiled));
+  }
+  Impl(const Impl& other) : grammar(other.grammar) {
+    for (const Path& path : other.paths) paths.push_back(path.fork());
   }
 
   /// Behind a quote a counted string may begin: one more path for each that does.
@@ -249,6 +258,7 @@ struct Matcher::Impl {
 
 Matcher::Matcher(GrammarPtr grammar) : impl_(std::make_unique<Impl>(std::move(grammar))) {}
 Matcher::~Matcher() = default;
+Matcher::Matcher(const Matcher& other) : impl_(std::make_unique<Impl>(*other.impl_)) {}
 Matcher::Matcher(Matcher&&) noexcept = default;
 Matcher& Matcher::operator=(Matcher&&) noexcept = default;
 

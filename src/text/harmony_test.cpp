@@ -254,7 +254,9 @@ TEST_P(HarmonyParse, EqualsThePackageOrKeepsWhatItHadFinished) {
 }
 
 TEST_P(HarmonyParse, KeepsItsPromisesInEveryMode) {
-  for (const Json& item : cases_in("parse_cases.json", GetParam())) {
+  const auto cases = cases_in("parse_cases.json", GetParam());
+  ASSERT_FALSE(cases.empty());
+  for (const Json& item : cases) {
     SCOPED_TRACE(item.at("name").get<std::string>());
     ParserOptions options;
     const Json& role = item.at("role");

@@ -186,8 +186,6 @@ class Bench {
       if (const auto row = chooser_.select(params))
         workspace_bytes_ = std::max(workspace_bytes_, (*row)->workspace(params));
     };
-    norms_in_experts_ =
-        stages() && std::string(must(chooser_.select(route(l)))->name) == kUnnormedRouteRow;
     ask(qkv(l)), ask(attend(l, false)), ask(attend(l, true)), ask(out(l)), ask(route(l));
     ask(experts(l, l.ids)), ask(unembed());
     workspace_ = allocate(static_cast<int64_t>(workspace_bytes_) + 256);
@@ -222,6 +220,7 @@ class Bench {
           must(device_->copy_on_device(sums_, first_sums_, floats_of_sums_ * 4, *stream_));
         ExpertsParams of_experts = experts(l, l.ids);
         of_experts.fold = fold(l, 0);
+        of_experts.forms.router = RouterForm::kSums;
         const auto layer = static_cast<size_t>(&l - layers_.data());
         of_experts.fold.sums = sums_ + layer * (floats_of_sums_ / layers_.size());
         return run_step(of_experts);
@@ -247,11 +246,13 @@ class Bench {
         OutParams of_out = out(l);
         RouteParams of_route = route(l);
         ExpertsParams of_experts = experts(l, l.ids);  // the share of distinct experts is known
-        of_route.can_fold = can_fold();
-        if (std::string(must(chooser_.select(of_route))->name) == kFoldedRouteRow)
+        const bool folds = can_fold();
+        if (folds) {
           of_out.fold = of_experts.fold = fold(l, nth++ % 2);
+          of_out.forms.router = of_experts.forms.router = RouterForm::kSums;
+        }
         add(work, run_step(of_out));
-        add(work, run_step(of_route));
+        add(work, folds ? work_of(of_route) : run_step(of_route));
         add(work, run_step(of_experts));
         window = !window;
       }
@@ -349,7 +350,18 @@ class Bench {
             .stream = stream_.get(),
             .workspace = workspace_,
             .workspace_bytes = workspace_bytes_,
-            .leaves_l1 = step_leaves_l1(o_.tokens, o_.dense, o_.dense)};
+            .l1 = forms().l1};
+  }
+  // As the plans of such launches have them.
+  Forms forms() const {
+    if (stages()) {
+      return {
+          .x = XForm::kF32, .q = QForm::kBf16Staged, .a = AForm::kBf16Staged, .t = TForm::kAbsent};
+    }
+    const bool loads_to_registers =
+        o_.tokens == 1 ? o_.dense == DType::kMXFP4 : o_.tokens <= 8 && !o_.is_prompt;
+    return {.x = o_.x_is_single ? XForm::kF32 : XForm::kF32Pair,
+            .l1 = loads_to_registers ? L1Form::kL1 : L1Form::kShared};
   }
   // Prompts whose rows take x in one float stage q and a for one another, as the engine has them.
   bool stages() const { return o_.is_prompt && o_.x_is_single; }
@@ -366,10 +378,9 @@ class Bench {
             .bias = l.qkv_bias,
             .rotary = {.table = rotary_, .max_positions = static_cast<int32_t>(max_positions())},
             .kv = l.kv,
-            .x_is_single = o_.x_is_single,
             .q = q_,
-            .stages_q = stages(),
-            .q_factor = AttendParams{}.q_factor()};
+            .q_factor = AttendParams{}.q_factor(),
+            .forms = forms()};
   }
   AttendParams attend(Layer& l, bool window) {
     return {.launch = launch(),
@@ -379,11 +390,10 @@ class Bench {
             .head_dim = 64,
             .window = window ? 128 : 0,
             .q = q_,
-            .is_q_staged = stages(),
             .kv = l.kv,
             .sinks = l.sinks,
             .a = a_,
-            .stages_a = stages()};
+            .forms = forms()};
   }
   OutParams out(Layer& l) {
     return {.launch = launch(),
@@ -392,9 +402,8 @@ class Bench {
             .weight = l.out,
             .bias = l.out_bias,
             .x = x_,
-            .x_is_single = o_.x_is_single,
             .fold = {},
-            .is_a_staged = stages()};
+            .forms = forms()};
   }
   RouteParams route(Layer& l) {
     return {.launch = launch(),
@@ -408,12 +417,10 @@ class Bench {
             .t = t_,
             .expert_ids = ids_,
             .expert_weights = expert_weights_,
-            .x_is_single = o_.x_is_single,
-            .leaves_t = norms_in_experts_};
+            .forms = forms()};
   }
   RouteFold fold(Layer& l, int turn) {
-    return {.is_on = true,
-            .top_k = 4,
+    return {.top_k = 4,
             .norm_weight = l.post_norm,
             .weight = l.router,
             .bias = l.router_bias,
@@ -430,7 +437,6 @@ class Bench {
             .intermediate = kHidden,
             .top_k = 4,
             .t = t_,
-            .norms_x = norms_in_experts_,
             .norm_weight = l.post_norm,
             .expert_ids = ids,
             .expert_weights = expert_weights_,
@@ -439,15 +445,16 @@ class Bench {
             .down = l.down,
             .down_bias = l.down_bias,
             .x = x_,
-            .x_is_single = o_.x_is_single,
             .fold = {},
+            .forms = forms(),
             .activation = o_.choice.activation(),
             .tile_columns = o_.choice.tile_columns()};
   }
   bool can_fold() {
-    const ExpertsParams params = experts(layers_[0], layers_[0].ids);
-    return can_route_in_experts(params) &&
-           must(chooser_.select(params))->name == std::string(kRoutingExpertsRow);
+    ExpertsParams params = experts(layers_[0], layers_[0].ids);
+    params.fold = fold(layers_[0], 0);
+    params.forms.router = RouterForm::kSums;
+    return chooser_.select(params).has_value();
   }
   UnembedParams unembed() {
     return {.launch = launch(),
@@ -455,10 +462,10 @@ class Bench {
             .hidden = kHidden,
             .row_idx = logit_rows_,
             .x = x_,
-            .x_is_single = o_.x_is_single,
             .norm_weight = final_norm_,
             .weight = head_,
-            .logits = logits_};
+            .logits = logits_,
+            .forms = forms()};
   }
   Work work_of(const QkvParams& p) { return qkv_work(p); }
   Work work_of(const OutParams& p) { return out_work(p); }
@@ -548,7 +555,6 @@ class Bench {
   uint32_t seed_ = 0;
   uint64_t ids_seed_ = 0;
   double distinct_ = 0, read_gb_s_ = 0;
-  bool norms_in_experts_ = false;  // as the engine has it with the rows that can
 };
 
 }  // namespace

@@ -2,6 +2,7 @@
 formats of its own: nothing here is shared with the program that wrote the texts."""
 
 import datetime
+import decimal
 import ipaddress
 import json
 import pathlib
@@ -100,6 +101,21 @@ def is_int32(number):
     return not isinstance(number, int) or -(2**31) <= number < 2**31
 
 
+def multiple_fault(validator, of, value, schema):
+    """In decimals, as they are written: 0.57 is a multiple of 0.01, though 0.57 / 0.01 in floating
+    point, with which python-jsonschema decides, is not whole."""
+    if validator.is_type(value, "number"):
+        with decimal.localcontext(prec=400):
+            if decimal.Decimal(repr(value)) % decimal.Decimal(repr(of)) != 0:
+                yield jsonschema.ValidationError(f"{value} is not a multiple of {of}")
+
+
+Draft7, Draft202012 = (
+    jsonschema.validators.extend(draft, {"multipleOf": multiple_fault})
+    for draft in (jsonschema.Draft7Validator, jsonschema.Draft202012Validator)
+)
+
+
 def load(name):
     return json.loads((SCHEMAS / f"{name}.json").read_text(encoding="utf-8"))
 
@@ -124,7 +140,6 @@ def fault(text, schema, twice_is_fault=True):
     except ValueError as error:
         return f"no JSON: {error}"
     # A list under items is of the drafts before 2020-12.
-    older = '"items": [' in json.dumps(schema)
-    kind = jsonschema.Draft7Validator if older else jsonschema.Draft202012Validator
+    kind = Draft7 if '"items": [' in json.dumps(schema) else Draft202012
     error = jsonschema.exceptions.best_match(kind(schema, format_checker=formats).iter_errors(value))
     return error.message if error else None

@@ -94,6 +94,8 @@ class Maker:
             schema["propertyNames"] = self.random.choice(
                 [{"maxLength": 2}, {"pattern": "^[a-z]+$"}, {"enum": ["a", "q"]}]
             )
+        if self.maybe(0.15):
+            schema["unevaluatedProperties"] = self.closing(depth)
         return schema
 
     def array(self, depth):
@@ -105,7 +107,12 @@ class Maker:
             schema["prefixItems"] = [self.schema(depth) for _ in range(count)]
         if self.maybe(0.5):
             schema["minItems"] = self.random.randrange(3)
+        if self.maybe(0.15):
+            schema["unevaluatedItems"] = self.closing(depth)
         return schema
+
+    def closing(self, depth):
+        return self.random.choice([False, False, True, self.schema(depth)])
 
     def combination(self, depth):
         kind = self.random.choice(["anyOf", "oneOf", "allOf", "$ref"])
@@ -113,13 +120,35 @@ class Maker:
             schema = {"$ref": self.random.choice(["#/$defs/x", "#/$defs/y"])}
         else:
             schema = {kind: [self.schema(depth) for _ in range(self.random.randrange(1, 4))]}
-        beside = self.leaf() if self.maybe(0.3) else {}
+        beside = {}
+        if self.maybe(0.5):
+            make = self.random.choice([self.leaf, self.members, self.members, self.array])
+            beside = make() if make == self.leaf else make(depth)
+        if self.maybe(0.3):
+            key = self.random.choice(["unevaluatedProperties", "unevaluatedItems"])
+            schema[key] = self.closing(depth - 1)
         return {**(beside if isinstance(beside, dict) else {}), **schema}
+
+    def members(self, depth):
+        """Properties, or a combination of several such schemas that hold for the same object."""
+        if depth > 0 and self.maybe(0.4):
+            kind = self.random.choice(["anyOf", "oneOf", "allOf"])
+            schema = {kind: [self.members(depth - 1) for _ in range(self.random.randrange(1, 3))]}
+        else:
+            names = self.random.sample(NAMES, self.random.randrange(1, 3))
+            schema = {"properties": {name: self.leaf() for name in names}}
+            if self.maybe(0.5):
+                schema["required"] = names[:1]
+        if self.maybe(0.2):
+            schema["unevaluatedProperties"] = self.closing(0)
+        return schema
 
     def schema(self, depth):
         if depth <= 0 or self.maybe(0.25):
             return self.leaf()
-        kind = self.random.choice([self.object, self.object, self.array, self.combination])
+        kind = self.random.choice(
+            [self.object, self.object, self.array, self.combination, self.members]
+        )
         return kind(depth - 1)
 
     def document(self):

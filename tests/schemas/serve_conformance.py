@@ -2,15 +2,18 @@
 """The server's structured output over the schemas of tests/data/schemas: at temperature 1 every answer
 must hold, as content (streaming and not) and as the arguments of a tool call.
 
-serve_conformance.py MOXIE [--seeds N] [--only NAME...] [--url URL]
+serve_conformance.py MOXIE [--suite FOLDER] [--seeds N] [--only NAME...] [--url URL]
 
-MOXIE is the program, started with its embedded model unless --url names a running server.
-MOXIE_SCHEMA_SEEDS sets the number of seeds too; the bar is 20, a test run takes fewer.
+MOXIE is the program, started with its embedded model unless --url names a running server. --suite
+takes the schemas of the official suite (FOLDER is its draft) instead: at temperature 1.5, as content,
+with as many refused as official_suite.py allows. MOXIE_SCHEMA_SEEDS sets the number of seeds too; the
+bar is 20, of the suite 3; a test run takes fewer.
 """
 
 import argparse
 import collections
 import concurrent.futures
+import copy
 import json
 import os
 import re
@@ -22,6 +25,7 @@ import urllib.error
 import urllib.request
 
 import checking
+import official_suite
 from validate_walks import OPEN
 
 PARALLEL = 16
@@ -52,6 +56,10 @@ def start(binary):
     sys.exit("the server did not become ready")
 
 
+class Refused(Exception):
+    """The server cannot enforce the schema, and says so."""
+
+
 def post(url, body):
     request = urllib.request.Request(
         url + "/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
@@ -59,7 +67,10 @@ def post(url, body):
     try:
         return urllib.request.urlopen(request, timeout=300)
     except urllib.error.HTTPError as error:
-        raise AssertionError(f"{error.code}: {error.read().decode(errors='replace')[:500]}") from None
+        text = error.read().decode(errors="replace")
+        if error.code == 400 and json.loads(text)["error"]["param"].startswith("response_format"):
+            raise Refused(text[:500]) from None
+        raise AssertionError(f"{error.code}: {text[:500]}") from None
 
 
 def whole_answer(url, body):
@@ -92,10 +103,10 @@ def streamed_answer(url, body):
     return content or None, [tuple(call) for call in calls], reason
 
 
-def request_of(name, schema, seed, form):
+def request_of(name, schema, seed, form, temperature):
     body = {
         "messages": [{"role": "user", "content": f"Fill in {name.replace('_', ' ')}."}],
-        "temperature": 1,
+        "temperature": temperature,
         "seed": seed,
         "max_completion_tokens": MAX_TOKENS,
         "reasoning_effort": "low",
@@ -116,17 +127,18 @@ def request_of(name, schema, seed, form):
     return body
 
 
-def check(url, name, seed, form, streaming):
-    """None, or what is wrong; "length" where the answer was cut."""
-    schema = checking.load(name)
+def check(url, schema, temperature, name, seed, form, streaming, twice_is_fault):
+    """None, or what is wrong; "length" where the answer was cut, "refused: ..." where there is none."""
     if form == "tool" and not (isinstance(schema, dict) and schema.get("type") == "object"):
         # A tool takes an object; references into the schema keep their place at the root.
         moved = {key: schema.pop(key) for key in ("$defs",) if key in schema}
         schema = {**moved, "type": "object", "properties": {"value": schema}, "required": ["value"],
                   "additionalProperties": False}
-    body = request_of(name, schema, seed, form)
+    body = request_of(name, schema, seed, form, temperature)
     try:
         content, calls, reason = (streamed_answer if streaming else whole_answer)(url, body)
+    except Refused as error:
+        return f"refused: {error}"
     except (AssertionError, OSError, ValueError, KeyError) as error:
         return str(error)
     if reason == "length":
@@ -139,43 +151,69 @@ def check(url, name, seed, form, streaming):
         if calls or reason != "stop" or content is None:
             return f"no answer: {reason} {calls} {content!r}"
         text = content
-    fault = checking.fault(text, schema, name not in OPEN)
+    fault = checking.fault(text, schema, twice_is_fault)
     return fault and f"{fault}: {text[:300]}"
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("binary")
+    parser.add_argument("--suite")
     parser.add_argument("--seeds", type=int, default=int(os.environ.get("MOXIE_SCHEMA_SEEDS", 1)))
     parser.add_argument("--only", nargs="*")
     parser.add_argument("--url")
     arguments = parser.parse_args()
+    if arguments.suite:
+        suite = official_suite.load(arguments.suite)
+        schemas = {name: group["schema"] for name, group in suite.items()}
+    else:
+        schemas = {name: checking.load(name) for name in checking.names()}
+    names = arguments.only or list(schemas)
+    forms = ("content",) if arguments.suite else ("content", "tool")
+    temperature = 1.5 if arguments.suite else 1
+    tasks = [
+        (name, seed, form, streaming)
+        for name in names
+        for seed in range(1, arguments.seeds + 1)
+        for form in forms
+        for streaming in ((seed % 2 == 1,) if arguments.seeds == 1 else (False, True))
+    ]
     process, url = (None, arguments.url) if arguments.url else start(arguments.binary)
-    names = arguments.only or checking.names()
     begun = time.monotonic()
+
+    def run(task):
+        once = not arguments.suite and task[0] not in OPEN
+        return check(url, copy.deepcopy(schemas[task[0]]), temperature, *task, once)
+
     try:
-        tasks = [
-            (name, seed, form, streaming)
-            for name in names
-            for seed in range(1, arguments.seeds + 1)
-            for form in ("content", "tool")
-            for streaming in ((seed % 2 == 1,) if arguments.seeds == 1 else (False, True))
-        ]
         with concurrent.futures.ThreadPoolExecutor(PARALLEL) as pool:
-            results = list(pool.map(lambda task: check(url, *task), tasks))
+            results = list(pool.map(run, tasks))
     finally:
         if process:
             process.terminate()
             process.wait(timeout=60)
-    cut = collections.Counter(task[0] for task, fault in zip(tasks, results) if fault == "length")
-    faults = [f"{task}: {fault}" for task, fault in zip(tasks, results) if fault and fault != "length"]
-    print(f"{len(tasks)} answers for {len(names)} schemas in {time.monotonic() - begun:.0f} s: "
-          f"{len(faults)} faults, {sum(cut.values())} cut by max_completion_tokens")
+    cut, refused = collections.Counter(), set()
+    faults = []
+    for task, result in zip(tasks, results):
+        if result == "length":
+            cut[task[0]] += 1
+        elif arguments.suite and result and result.startswith("refused:"):
+            refused.add(task[0])
+        elif result:
+            faults.append(f"{task}: {result}")
+    num_answers = sum(task[0] not in refused for task in tasks)
+    enforced = len(names) - len(refused)
+    print(f"{enforced} of {len(names)} schemas enforced, {num_answers} answers in "
+          f"{time.monotonic() - begun:.0f} s: {len(faults)} faults, {sum(cut.values())} cut by "
+          "max_completion_tokens")
     if cut:
         print("cut:", dict(cut.most_common()))
+    least = official_suite.NUM_ENFORCED_OVER_HTTP
+    if arguments.suite and not arguments.only and enforced < least:
+        faults.append(f"fewer than {least} schemas are enforced")
     print("\n".join(faults[:40]))
     # A cut answer is no fault of the grammar, but a schema that hardly ever ends is one.
-    sys.exit(1 if faults or sum(cut.values()) > len(tasks) // 20 else 0)
+    sys.exit(1 if faults or not tasks or sum(cut.values()) > num_answers // 20 else 0)
 
 
 if __name__ == "__main__":

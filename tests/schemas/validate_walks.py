@@ -11,7 +11,8 @@ import checking
 
 # Where undeclared names may come a name may come twice, as in most JSON; the last one counts.
 OPEN = {"object_map", "object_declared_and_more", "object_pattern_properties", "object_name_enum",
-        "object_pattern_and_declared", "object_property_names", "object_key_prefixes"}
+        "object_pattern_and_declared", "object_property_names", "object_key_prefixes",
+        "unevaluated_more"}
 
 
 def main():

@@ -2,12 +2,15 @@
 
 MOXIE_BINARY names the program; it is started on a free port with the embedded model, or with
 MOXIE_SANITIZED=1 with one of next to no work: there threads and memory are tested, not kernels.
+MOXIE_SERVER_FLAGS holds flags with a value each that every server gets, where its test does not give
+the same flag: "--device cuda --kv-cache-memory 1GiB".
 """
 
 import json
 import os
 import pathlib
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -18,6 +21,15 @@ START_S = 60
 HANG_S = 120  # no answer for so long is none: machines may be busy with other things
 MODEL = "moxie-embedded"
 SANITIZED = os.environ.get("MOXIE_SANITIZED") == "1"
+
+
+def skip_without_structured_output(is_missing):
+    """`is_missing`: whether the server says that its build has none. Where the build has it (CMake
+    then sets MOXIE_STRUCTURED_OUTPUT=1) that is a failure."""
+    if is_missing:
+        import pytest  # the programs that share this file do without
+        assert os.environ.get("MOXIE_STRUCTURED_OUTPUT") != "1", "structured output is missing"
+        pytest.skip("this build has no structured output")
 
 
 def clean_environment():
@@ -37,14 +49,23 @@ def small_model_flags(folder):
     return ["--model", f"synthetic:{path}", "--tokenizer", "embedded", "--served-model-name", MODEL]
 
 
+def flags_for_all(flags=()):
+    """MOXIE_SERVER_FLAGS but what `flags` give."""
+    words = shlex.split(os.environ.get("MOXIE_SERVER_FLAGS", ""))
+    pairs = zip(words[::2], words[1::2], strict=True)
+    return [word for pair in pairs if pair[0] not in flags for word in pair]
+
+
 class Server:
-    def __init__(self, *flags, env=None):
+    def __init__(self, *flags, env=None, start_s=START_S):
+        self.start_s = start_s
         self.log = tempfile.NamedTemporaryFile("w+", suffix=".log")
         self.folder = tempfile.TemporaryDirectory()
         if SANITIZED and "--model" not in flags:
             flags = (*flags, *small_model_flags(self.folder.name))
         self.process = subprocess.Popen(
-            [os.environ["MOXIE_BINARY"], "serve", *([] if "--port" in flags else ["--port", "0"]), *flags],
+            [os.environ["MOXIE_BINARY"], "serve", *([] if "--port" in flags else ["--port", "0"]), *flags,
+             *flags_for_all(flags)],
             stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log,
             env={**clean_environment(), **(env or {})})
         self.port = None
@@ -55,7 +76,7 @@ class Server:
             return file.read()
 
     def wait_ready(self):
-        end = time.monotonic() + START_S
+        end = time.monotonic() + self.start_s
         while time.monotonic() < end:
             found = re.search(r"^  url +https?://\S+:(\d+)/v1$", self.output(), re.M)
             if found:

@@ -13,7 +13,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from server import MODEL
+from server import MODEL, skip_without_structured_output
 
 ASK = [{"role": "user", "content": "What is 17 + 25?"}]
 WEATHER = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"],
@@ -357,8 +357,7 @@ def test_anthropic_warnings(claude):
     whole = claude.messages.create(**fields)
     with claude.messages.create(**fields, stream=True) as stream:
         last = [event for event in stream if event.type == "message_delta"][-1]
-    if not hasattr(whole, "warnings"):
-        pytest.skip("this build has no structured output")
+    skip_without_structured_output(not hasattr(whole, "warnings"))
     assert "not is not supported" in whole.warnings[0] and last.warnings == whole.warnings
 
 

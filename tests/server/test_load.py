@@ -14,6 +14,7 @@ from server import SANITIZED, Server
 STREAMS = int(os.environ.get("MOXIE_LOAD_STREAMS", "1000"))
 ROUNDS = int(os.environ.get("MOXIE_LOAD_ROUNDS", "2"))
 TOKENS = 8
+LEAST_PROBED_S = 2
 
 
 async def stream(port, number):
@@ -85,7 +86,9 @@ def test_health_answers_at_full_load():
         prober = subprocess.Popen([sys.executable, "-c", script, os.path.dirname(__file__),
                                    str(server.port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                   text=True)
-        asyncio.run(round_of(server.port))
+        begin = time.monotonic()
+        while time.monotonic() - begin < LEAST_PROBED_S:  # fast devices take several rounds
+            asyncio.run(round_of(server.port))
         out, _ = prober.communicate(timeout=30)
         assert prober.returncode == 0
         seconds = json.loads(out)

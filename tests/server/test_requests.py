@@ -6,6 +6,8 @@ import re
 
 import pytest
 
+from server import skip_without_structured_output
+
 ASK = [{"role": "user", "content": "What is 17 + 25?"}]
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
@@ -165,8 +167,8 @@ def test_the_token_that_ends_an_answer_is_no_part_of_its_text(server):
         assert choice["stop_reason"] == equals
     bound = server.post(TEXT, {"prompt": "1 2 3", "max_tokens": 9, "skip_special_tokens": False,
                                "structured_outputs": {"regex": "[0-9]{3}"}})
-    if bound.status == 200:  # not where the build has no structured output
-        assert re.fullmatch("[0-9]{3}", bound.json()["choices"][0]["text"])
+    skip_without_structured_output(bound.status == 400 and "not available" in bound.text)
+    assert re.fullmatch("[0-9]{3}", bound.json()["choices"][0]["text"])
 
 
 def test_completions(server):
@@ -182,7 +184,9 @@ def test_completions(server):
     echoed = server.post(TEXT, {"prompt": "The sum of", "max_tokens": 8, "echo": True,
                                 "logprobs": 1}).json()["choices"][0]
     assert echoed["text"] == "The sum of" + by_text["choices"][0]["text"]
-    assert "".join(echoed["logprobs"]["tokens"]) == echoed["text"]
+    tokens = echoed["logprobs"]["tokens"]  # special ones have entries and no text
+    assert re.sub(r"<\|[a-z]+\|>", "", "".join(tokens)) == echoed["text"]
+    assert len(tokens) == len(ids) + 8
     assert echoed["logprobs"]["token_logprobs"][0] is None
     assert all(value <= 0 for value in echoed["logprobs"]["token_logprobs"][1:])
     only = server.post(TEXT, {"prompt": "The sum of", "max_tokens": 0, "echo": True,
@@ -257,6 +261,21 @@ def test_token_ids_are_returned(server):
     assert ids == answer["choices"][0]["token_ids"]
 
 
+@pytest.mark.parametrize("fields", [{}, {"stop": ["never written"]}, {"skip_special_tokens": False}])
+def test_special_tokens_have_logprobs_like_others(server, fields):
+    start = server.post(CHAT + "/render", {"messages": ASK}).json()["token_ids"][0]
+    body = {"prompt": "1 2 3", "logit_bias": {str(start): 100}, "max_tokens": 6, "logprobs": 1,
+            "ignore_eos": True, **fields}
+    answer = server.post(TEXT, body).json()
+    choice, text = answer["choices"][0], "" if "skip_special_tokens" not in fields else "<|start|>"
+    assert choice["text"] == 6 * text and answer["usage"]["completion_tokens"] == 6
+    lists = choice["logprobs"]
+    assert lists["tokens"] == 6 * ["<|start|>"] and len(lists["token_logprobs"]) == 6
+    assert lists["text_offset"] == [i * len(text) for i in range(6)]
+    parts = [event["choices"][0] for event in server.post(TEXT, {**body, "stream": True}).events()[:-1]]
+    assert sum((part["logprobs"]["tokens"] for part in parts), []) == lists["tokens"]
+
+
 def test_prompt_logprobs(server):
     answer = ask(server, prompt_logprobs=1, max_tokens=1)
     assert len(answer["prompt_logprobs"]) == answer["usage"]["prompt_tokens"]
@@ -287,8 +306,7 @@ def test_structured_outputs(server, fields, check):
     for stream in (False, True):
         response = server.post(CHAT, {"messages": ASK, "temperature": 1, "seed": 1, "max_tokens": 600,
                                       "stream": stream, **fields})
-        if response.status == 400 and "not available" in response.text:
-            pytest.skip("this build has no structured output")
+        skip_without_structured_output(response.status == 400 and "not available" in response.text)
         assert response.status == 200, response.text
         if stream:
             text = "".join(event["choices"][0]["delta"].get("content") or ""
@@ -303,6 +321,42 @@ def test_schema_that_cannot_be_enforced_is_400(server):
         "type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "nonsense"}}}})
     assert response.status == 400
     assert response.json()["error"]["param"].startswith("response_format")
+
+
+def need_structured_output(server):
+    response = server.post(CHAT, {"messages": ASK, "guided_choice": ["yes"]})
+    if "not available" in response.text:
+        pytest.skip("this build has no structured output")
+
+
+@pytest.mark.parametrize("parameters, word", [
+    ({"type": "strnig"}, "strnig"),
+    ({"type": "object", "properties": {"a": {"type": "string", "minLength": "1"}}}, "minLength"),
+    ({"type": "object", "not": {}, "properties": []}, "properties"),
+])
+def test_a_tool_whose_parameters_are_no_schema_is_400(server, parameters, word):
+    need_structured_output(server)
+    for strict in ({}, {"strict": False}, {"strict": True}):
+        tools = [{"type": "function", "function": {"name": "f", "parameters": parameters, **strict}}]
+        for choice in ("auto", "required", {"type": "function", "function": {"name": "f"}}):
+            error = ask(server, 400, tools=tools, tool_choice=choice)["error"]
+            assert error["param"] == "tools" and word in error["message"]
+
+
+def test_a_call_that_must_come_is_bound_unless_the_tool_is_not_strict(server):
+    need_structured_output(server)
+    function = {"name": "f", "parameters": {"type": "object", "not": {"required": ["a"]}}}
+
+    def answer(status, choice, **strict):
+        tools = [{"type": "function", "function": {**function, **strict}}]
+        return ask(server, status, tools=tools, tool_choice=choice, max_tokens=200)
+
+    for choice, strict in (("auto", {}), ("auto", {"strict": False}), ("required", {"strict": False})):
+        relaxed = answer(200, choice, **strict)["choices"][0]
+        assert "not is not supported" in relaxed["warnings"][0]
+    for choice, strict in (("required", {}), ("required", {"strict": True}), ("auto", {"strict": True}),
+                           ({"type": "function", "function": {"name": "f"}}, {})):
+        assert "not is not supported" in answer(400, choice, **strict)["error"]["message"]
 
 
 def text_of(server, prompt="The sum of", **fields):
@@ -328,8 +382,7 @@ def test_bad_words_are_not_written(server):
 
 def test_what_leaves_no_token_is_the_requests_fault(server):
     response = server.post(CHAT, {"messages": ASK, "guided_choice": ["yes"], "bad_words": ["yes"]})
-    if "not available" in response.text:
-        pytest.skip("this build has no structured output")
+    skip_without_structured_output("not available" in response.text)
     assert response.json()["choices"][0]["message"]["content"] == "yes"  # the schema goes first
     tools = [{"type": "function", "function": {"name": "f"}}]
     for fields in ({"guided_choice": ["yes"]}, {"response_format": {"type": "json_object"}},
@@ -436,8 +489,7 @@ DEAD_END = 'root ::= "a" b\nb ::= [^\\x00-\\U0010ffff]'
 def test_dead_ends_are_the_requests_fault(server, path, fields):
     fields = {**fields, "structured_outputs": {"grammar": DEAD_END}}
     answer = server.post(path, fields)
-    if "not available" in answer.text:
-        pytest.skip("this build has no structured output")
+    skip_without_structured_output("not available" in answer.text)
     assert answer.status == 400, answer.text
     assert answer.json()["error"]["type"] == "invalid_request_error"
     events = server.post(path, {**fields, "stream": True}).events()
@@ -458,12 +510,13 @@ def test_what_no_queue_could_hold_is_400(server):
 
 
 def test_kernels_that_ran_are_listed(server):
-    before = {row["name"]: row["launches"] for row in server.get("/debug/kernels").json()["kernels"]}
+    before = {(row["step"], row["name"]): row["launches"]
+              for row in server.get("/debug/kernels").json()["kernels"]}
     ask(server, max_tokens=5)
     after = server.get("/debug/kernels").json()
     assert after["model"] == "embedded" and after["device"] not in ("", "auto")
     for step in ("embed", "qkv", "attend", "out", "route", "experts", "unembed", "sample"):
-        assert any(row["name"].startswith(step + "_") and row["launches"] > before.get(row["name"], 0)
+        assert any(row["step"] == step and row["launches"] > before.get((step, row["name"]), 0)
                    for row in after["kernels"]), step
 
 
@@ -484,8 +537,7 @@ def test_json_without_white_space(server):
     for fields in ({"json": schema}, {"json_object": True}):
         answer = server.post(CHAT, {"messages": ASK, "max_tokens": 500, "temperature": 1, "seed": 4,
                                     "structured_outputs": {**fields, "disable_any_whitespace": True}})
-        if answer.status == 400 and "not available" in answer.text:
-            pytest.skip("this build has no structured output")
+        skip_without_structured_output(answer.status == 400 and "not available" in answer.text)
         choice = answer.json()["choices"][0]
         if choice["finish_reason"] == "stop":
             text = choice["message"]["content"]
@@ -592,8 +644,7 @@ def test_names_with_dashes_and_dots_are_called(server):
                 "tools": [{"type": "function", "function": {"name": other, "parameters": {
                     "type": "object", "properties": {"q": {"type": "integer"}}, "required": ["q"],
                     "additionalProperties": False}}} for other in ("web", name)]})
-            if response.status == 400 and "not available" in response.text:
-                pytest.skip("this build has no structured output")
+            skip_without_structured_output(response.status == 400 and "not available" in response.text)
             if stream:
                 parts = [part["function"] for event in response.events()[:-1]
                          for part in event["choices"][0]["delta"].get("tool_calls", [])]
@@ -612,8 +663,7 @@ def test_allowed_tools(server):
     fields = {"messages": [{"role": "user", "content": "What is the weather in Paris?"}],
               "tools": tools, "temperature": 1, "n": 8, "seed": 1, "max_tokens": 300}
     response = server.post(CHAT, {**fields, "tool_choice": allowed(["b", "c"])})
-    if response.status == 400 and "not available" in response.text:
-        pytest.skip("this build has no structured output")
+    skip_without_structured_output(response.status == 400 and "not available" in response.text)
     called = [choice["message"]["tool_calls"][0]["function"]["name"]
               for choice in response.json()["choices"] if choice["finish_reason"] == "tool_calls"]
     assert called and set(called) <= {"b", "c"}
@@ -640,8 +690,7 @@ def test_reasoning_stays_free_beside_a_schema_and_tools(server):
             "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {
                 "type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"],
                 "additionalProperties": False}}}})
-        if response.status == 400 and "not available" in response.text:
-            pytest.skip("this build has no structured output")
+        skip_without_structured_output(response.status == 400 and "not available" in response.text)
         choice = response.json()["choices"][0]
         assert choice["message"]["reasoning"] and not choice["message"]["reasoning"].startswith("{")
         if choice["finish_reason"] == "stop":

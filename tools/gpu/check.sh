@@ -1,13 +1,17 @@
 #!/usr/bin/env bash
 # Runs every test that needs a GPU, again under compute-sanitizer where it is installed, then the
 # benchmarks, and writes one JSON record. Needs nothing but the built binaries, a driver, a shell and
-# the repository's tests/data:
+# the repository's tests/data; `serve` also tests/server and Python 3.11 or later:
 #
 #   make gpu
 #   MOXIE_COMMIT=$(git rev-parse HEAD) tools/gpu/check.sh build/gpu OUT_FOLDER [PART...]
 #
-# PART: tests, memcheck, racecheck, steps, bench, profile, switches, load; all of them if none is
-# named.
+# PART: tests, memcheck, racecheck, steps, bench, profile, switches, load, serve; all of them if none
+# is named.
+# `serve` runs every command once, soaks servers (tests/server/soak.py) and runs the server's own
+# tests, those that tests/server/requirements.txt lets this Python run; what does not run says why.
+# MOXIE_PYTHON names the interpreter. Where there is no GPU, MOXIE_SERVE_DEVICE=cpu tries it with the
+# embedded model alone.
 # OUT_FOLDER gets gpu_check.json (a record for docs/records/) and the logs. Ends with 0 only if
 # everything that ran passed. Leaves the device's settings alone.
 set -uo pipefail
@@ -15,7 +19,7 @@ set -uo pipefail
 bin=${1:-build/gpu}
 out=${2:-build/gpu/check}
 shift $(($# < 2 ? $# : 2))
-parts=${*:-tests memcheck racecheck steps bench profile switches load}
+parts=${*:-tests memcheck racecheck steps bench profile switches load serve}
 tests=$bin/moxie_gpu_tests
 wants() { [[ " $parts " == *" $1 "* ]]; }
 commit=${MOXIE_COMMIT:-unknown}
@@ -28,11 +32,14 @@ sanitizer_limit_s=${MOXIE_SANITIZER_LIMIT_S:-300}
 sanitizer_processes=4
 # A kernel that waits for itself ends here.
 step_limit_s=${MOXIE_STEP_LIMIT_S:-60}
+python=${MOXIE_PYTHON:-python3}
+serve_device=${MOXIE_SERVE_DEVICE:-cuda}
 # What this script sets is not for the programs that it runs.
-unset MOXIE_COMMIT MOXIE_SANITIZER_LIMIT_S
+unset MOXIE_COMMIT MOXIE_SANITIZER_LIMIT_S MOXIE_STEP_LIMIT_S MOXIE_PYTHON MOXIE_SERVE_DEVICE
 
 mkdir -p "$out"
 export PATH="$PATH:/usr/local/cuda/bin"
+export PYTHONDONTWRITEBYTECODE=1
 
 # Text as a JSON string.
 quoted() {
@@ -213,6 +220,173 @@ if wants load; then
   rm -rf "$folder"
 fi
 
+# Servers and clients. Pieces run in lanes beside each other on the one card; each has its limit, so
+# that one that hangs has failed. A piece writes $serve/NAME.json, its verdict, and NAME.log.
+serve=$out/serve
+server_tests=$(dirname "$0")/../../tests/server
+
+# Seconds with three decimals.
+now() { date +%s.%3N; }
+since() { awk -v from="$1" -v to="$(now)" 'BEGIN { printf "%.2f", to - from }'; }
+
+# A piece has passed if it ends with 0: NAME LIMIT_S COMMAND... What it says is in $serve/NAME.out
+# (JSON), or the last line of its output; `left_out` names what was left out of it.
+left_out=()
+piece() {
+  local name=$1 limit=$2 begin code said
+  shift 2
+  begin=$(now)
+  rm -f "$serve/$name.out"
+  timeout -k 5 "$limit" "$@" >"$serve/$name.log" 2>&1
+  code=$?
+  said=$(tail -n 1 "$serve/$name.log")
+  said=$(quoted "${said:0:300}")
+  [[ -s $serve/$name.out ]] && said=$(cat "$serve/$name.out")
+  printf '{"ran": true, "exit_code": %d, "seconds": %s, "limit_s": %d, "left_out": %s, "said": %s}' \
+    "$code" "$(since "$begin")" "$limit" "$(quoted "${left_out[*]}")" "$said" >"$serve/$name.json"
+}
+not_run() { printf '{"ran": false, "reason": %s}' "$(quoted "$2")" >"$serve/$1.json"; }
+
+# A command whose output is one JSON document: NAME ARGUMENTS...
+document_of() {
+  local name=$1
+  shift
+  # shellcheck disable=SC2016 # the inner shell expands
+  piece "$name" 60 bash -o pipefail -c '"$@" | "$0" -c "import json, sys; json.load(sys.stdin)"' \
+    "$python" "$bin/moxie" "$@"
+}
+# A command whose output holds a text: NAME TEXT INPUT ARGUMENTS...
+text_of() {
+  local name=$1 expected=$2 input=$3
+  shift 3
+  # shellcheck disable=SC2016
+  piece "$name" 60 bash -o pipefail -c \
+    'text=$(printf "%s\n" "$1" | "${@:3}") && printf "%s\n" "$text" && [[ $text == *"$2"* ]]' \
+    text_of "$input" "$expected" "$bin/moxie" "$@"
+}
+
+# The commands on one model.
+commands_of() {
+  local name=$1 of_model=(--device "$serve_device" --model "$2")
+  document_of "plan_$name" plan --json "${of_model[@]}"
+  document_of "kernels_$name" kernels --json "${of_model[@]}"
+  document_of "bench_$name" bench --json "${of_model[@]}" -p 128 -n 16 -b 1,4 -r 1
+}
+commands_of_embedded() {
+  local device=(--device "$serve_device")
+  commands_of embedded embedded
+  document_of doctor doctor --json "${device[@]}"
+  document_of score score "${device[@]}" --ids 5,6,7,8,9,10,11,12
+  document_of run_json run --json "${device[@]}" "What is 17 + 25?"
+  text_of run 42 "" run "${device[@]}" "What is 17 + 25?"
+  text_of chat 42 "What is 17 + 25?" chat "${device[@]}"
+  document_of profile profile --json "${device[@]}" -p 128 -n 16 -b 1 -r 1
+  if grep -q 'libcupti was not found' "$serve/profile.log"; then
+    not_run profile "libcupti was not found"
+  fi
+}
+
+# NAME LIMIT_S MODEL FLAGS_OF_THE_SERVER and arguments of soak.py.
+soak_lengths=(--max-prompt 5000 --max-answer 600)
+soak_cache="--kv-cache-memory 2GiB"
+if [[ $serve_device != cuda* ]]; then
+  soak_lengths=(--max-prompt 300 --max-answer 60)
+  soak_cache="--kv-cache-memory 64MiB --max-model-len 8192"
+fi
+soak() {
+  local name=$1 limit=$2 model=$3 flags=$4
+  shift 4
+  piece "$name" "$limit" "$python" "$server_tests/soak.py" "$bin/moxie" --model "$model" \
+    --device "$serve_device" --flags "$flags" --json "$serve/$name.out" \
+    --log "$serve/$name.server.log" --seed 1 "${soak_lengths[@]}" "$@"
+}
+soak_120b() {
+  local model=synthetic:gpt-oss-120b flags="--kv-dtype bf16 --tokenizer embedded"
+  soak soak_120b 200 $model "$flags --kv-cache-memory 8GiB" --long 7000 --rounds 1 \
+    --clients 300:5,4:60,1:4,96:5,300:5 --grow-mib 64
+  soak soak_120b_small_cache 100 $model \
+    "$flags --graphs off --kv-cache-memory 768MiB --max-model-len 6144" \
+    --rounds 1 --clients 96:8,1:3,4:4,96:8 --max-prompt 600 --expect-preemptions
+}
+soak_20b() {
+  soak soak_20b 200 synthetic:gpt-oss-20b \
+    "--kv-dtype bf16 --tokenizer embedded --kv-cache-memory 8GiB" --long 7000 --rounds 1 \
+    --clients 4:60,1:5
+}
+soak_embedded() {
+  soak soak_embedded 120 embedded "$soak_cache" --seconds 40 --clients 1,4,96,300
+}
+soak_embedded_more() {
+  soak soak_embedded_small_cache 90 embedded "--kv-cache-memory 16MiB --max-model-len 2048" \
+    --seconds 20 --clients 96 --max-prompt 1000 --max-answer 400 --expect-preemptions
+  soak soak_embedded_graphs_off 90 embedded "--graphs off $soak_cache" \
+    --seconds 20 --clients 1,96
+}
+
+# The server's tests; each file's fixture is one server, and some start more beside it.
+imports() { "$python" -c "import $1" 2>/dev/null; }
+server_test() {
+  local name=$1 needs=$2 left_out=() one chosen=""
+  for one in $needs; do
+    if ! imports "$one"; then
+      not_run "test_$name" "Python has no $one"
+      return
+    fi
+  done
+  case $name in
+    clients)
+      [[ -x $(dirname "$(command -v "$python")")/llama-benchy ]] || left_out+=(llama_benchy)
+      ;;
+    http)
+      command -v openssl >/dev/null || left_out+=(tls)
+      command -v curl >/dev/null || left_out+=(curl_line)
+      ;;
+  esac
+  for one in "${left_out[@]}"; do chosen+="${chosen:+ and }not $one"; done
+  MOXIE_BINARY=$bin/moxie MOXIE_SERVER_FLAGS="--device $serve_device --kv-cache-memory 1GiB" \
+    piece "test_$name" 150 "$python" -m pytest -q -p no:cacheprovider ${chosen:+-k "$chosen"} "$server_tests/test_$name.py"
+}
+
+serve_summary='{"ran": false, "reason": "not asked for"}'
+if wants serve && ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+  serve_summary='{"ran": false, "reason": "no Python 3.11 or later"}'
+elif wants serve; then
+  serve_begin=$(now)
+  rm -rf "$serve"
+  mkdir -p "$serve"
+  memory_before=$(number "$(smi memory.used)")
+  lanes=()
+  if [[ $serve_device == cuda* ]]; then
+    (commands_of 120b synthetic:gpt-oss-120b; soak_120b) & lanes+=($!)
+    (soak_20b) & lanes+=($!)
+  fi
+  (commands_of_embedded; soak_embedded) & lanes+=($!)
+  (
+    soak_embedded_more
+    server_test clients "pytest openai anthropic agents pydantic" &
+    for name in requests faults http; do server_test $name pytest & done
+    wait
+  ) & lanes+=($!)
+  wait "${lanes[@]}"
+  server_test load pytest # it wants the machine to itself
+  memory_after=$(number "$(smi memory.used)")
+  pieces=""
+  serve_failed=""
+  for file in "$serve"/*.json; do
+    name=$(basename "$file" .json)
+    pieces+=${pieces:+,$'\n    '}"\"$name\": $(cat "$file")"
+    if ! grep -qE '^\{"ran": (false|true, "exit_code": 0,)' "$file"; then
+      serve_failed+=${serve_failed:+, }"\"$name\""
+      status=1
+      echo "FAILED: $name"
+      tail -n 25 "$serve/$name.log"
+    fi
+  done
+  serve_summary=$(printf '{"ran": true, "device": %s, "seconds": %s, "failed": [%s], "memory_used_mib": {"before": %s, "after": %s}, "pieces": {\n    %s\n  }}' \
+    "$(quoted "$serve_device")" "$(since "$serve_begin")" "$serve_failed" \
+    "$memory_before" "$memory_after" "$pieces")
+fi
+
 cat >"$out/gpu_check.json" <<JSON
 {
   "record": "gpu_check",
@@ -241,6 +415,7 @@ cat >"$out/gpu_check.json" <<JSON
   "profile": $profile,
   "switches": $switches,
   "load": $load,
+  "serve": $serve_summary,
   "passed": $([[ $status -eq 0 ]] && echo true || echo false)
 }
 JSON

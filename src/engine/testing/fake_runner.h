@@ -1,5 +1,6 @@
 // A stand-in for an engine whose next token is a known function of all tokens before it: a hash of
-// what it reads through the tables of pages, where each step has written its tokens. A page that
+// what it reads through the tables of pages, where each step has written its tokens, and of the
+// counts that penalties get. A page that
 // holds another request's keys, or is given away too early, changes the tokens. Its decode loop, if
 // the limits have one, knows what a device would: of the next step the pages that are new alone.
 #pragma once
@@ -38,8 +39,16 @@ class FakeRunner : public StepRunner {
 
   /// The token after `tokens`, if nothing restricts it.
   static int32_t next_token(std::span<const int32_t> tokens, uint64_t seed, uint64_t step,
-                            int32_t vocab) {
-    return draw(hash_of(tokens), seed, step, vocab);
+                            int32_t vocab, uint64_t history = 0) {
+    return draw(hash_of(tokens) ^ history, seed, step, vocab);
+  }
+  /// What a list of counts adds to the hash, in any order.
+  static uint64_t history_of(std::span<const int32_t> ids, std::span<const int32_t> counts) {
+    uint64_t sum = 0;
+    for (size_t i = 0; i < ids.size(); ++i) {
+      sum += mix(mix(1, static_cast<uint64_t>(ids[i])), static_cast<uint64_t>(counts[i]));
+    }
+    return sum;
   }
 
   const Limits& limits() const override { return limits_; }
@@ -55,6 +64,7 @@ class FakeRunner : public StepRunner {
       CHECK(drawn_.empty(), "a step of the last session was not taken");
       loop_ = arrays;
       loop_requests_.assign(requests.begin(), requests.end());
+      round_ = 0;
     } else {
       go_on(arrays);
     }
@@ -88,12 +98,15 @@ class FakeRunner : public StepRunner {
     CHECK(requests.size() == hashes_.size() && answers.size() == hashes_.size());
     for (size_t i = 0; i < requests.size(); ++i) {
       const SampleRequest& request = requests[i];
-      answers[i] = {.token = draw(hashes_[i], request.seed, request.step, limits_.vocab)};
+      const auto num_history = static_cast<size_t>(request.num_history);
+      const uint64_t history =
+          history_of({request.history_ids, num_history}, {request.history_counts, num_history});
+      answers[i] = {.token = draw(hashes_[i] ^ history, request.seed, request.step, limits_.vocab)};
       if (request.num_logprobs >= 0) answers[i].logprob = logprob_of(hashes_[i]);
       if (request.num_bias > 0 && request.bias_values[0] > 1e29f) {
         answers[i].token = request.bias_ids[0];
+        continue;
       }
-      if (request.allowed_mask == nullptr) continue;
       int32_t tried = 0;
       while (tried < limits_.vocab && !is_allowed(request, answers[i].token)) {
         answers[i].token = (answers[i].token + 1) % limits_.vocab;
@@ -137,7 +150,10 @@ class FakeRunner : public StepRunner {
     CHECK(next.positions.size() == loop_.positions.size() && next.table_stride == 1);
     const int32_t page_tokens = kv_->shape().page_tokens;
     for (size_t i = 0; i < next.positions.size(); ++i) {
-      loop_.token_ids[i] = std::max(0, last_drawn_[i].token);
+      loop_.token_ids[i] =
+          round_ < loop_.num_fed
+              ? loop_.fed[i * static_cast<size_t>(loop_.num_fed) + static_cast<size_t>(round_)]
+              : std::max(0, last_drawn_[i].token);
       ++loop_requests_[i].step;
       const int32_t position = ++loop_.positions[i];
       CHECK(next.positions[i] == position);
@@ -151,6 +167,7 @@ class FakeRunner : public StepRunner {
                 loop_.window_tables[at] == next.window_tables[i],
             "a page that the loop was not told of");
     }
+    ++round_;
   }
   static uint64_t mix(uint64_t hash, uint64_t value) {
     hash = (hash ^ (value + 0x9E3779B97F4A7C15ull)) * 0xBF58476D1CE4E5B9ull;
@@ -160,7 +177,11 @@ class FakeRunner : public StepRunner {
     return static_cast<int32_t>(mix(mix(hash, seed), step) % static_cast<uint64_t>(vocab));
   }
   static bool is_allowed(const SampleRequest& request, int32_t id) {
-    return ((request.allowed_mask[id / 32] >> (id % 32)) & 1u) != 0;
+    for (int32_t i = 0; i < request.num_bias; ++i) {
+      if (request.bias_ids[i] == id && request.bias_values[i] < -1e29f) return false;
+    }
+    return request.allowed_mask == nullptr ||
+           ((request.allowed_mask[id / 32] >> (id % 32)) & 1u) != 0;
   }
   static int32_t* cell(const KvLayer& layer, int32_t seq, int32_t position) {
     const int32_t page = layer.page_of(seq, position);
@@ -189,6 +210,7 @@ class FakeRunner : public StepRunner {
   std::vector<SampleRequest> loop_requests_;
   std::vector<SampleAnswer> last_drawn_;
   std::deque<std::vector<SampleAnswer>> drawn_;  // launched and not taken
+  int32_t round_ = 0;                            // of the loop's session
   bool was_asked_ = false;
   size_t max_in_flight_ = 0;
 };

@@ -15,17 +15,13 @@ struct AttendParams {
   Launch launch;
   Ragged batch;
   int32_t num_heads = 0, num_kv_heads = 0, head_dim = 0;
-  int32_t window = 0;        // keys seen, self included; 0: all
-  float scale = 0.125f;      // 1 / sqrt(head_dim)
-  const float* q = nullptr;  // [tokens, heads, head_dim]
-  /// q has BF16, of values times q_factor(): from kStagingQkvRow, for kStagingAttendRow alone.
-  bool is_q_staged = false;
+  int32_t window = 0;            // keys seen, self included; 0: all
+  float scale = 0.125f;          // 1 / sqrt(head_dim)
+  const float* q = nullptr;      // [tokens, heads, head_dim]
   KvLayer kv;                    // this launch's tokens are already in it
   const float* sinks = nullptr;  // [heads]; null: no sinks (a test switch)
-  float* a = nullptr;            // [tokens, heads, head_dim], written
-  /// `a` is written in BF16 as gemm/staged.cuh stages it, with a capacity of the tokens rounded up
-  /// to 8: by kStagingAttendRow alone, for an out row that reads it so.
-  bool stages_a = false;
+  float* a = nullptr;  // [tokens, heads, head_dim], written; staged: of the tokens rounded up to 8
+  Forms forms;         // of q, read, and of a
 
   /// Staged queries are in the unit that makes weights powers of two.
   float q_factor() const { return scale * kLog2E; }
@@ -40,11 +36,12 @@ struct JointOf<AttendParams> {
   void (*run_after)(const AttendParams&, const QkvTasks&) = nullptr;
 };
 
+/// From so many tokens on staged outputs take no more memory than F32 ones.
+inline constexpr int32_t kLeastStagedTokens = 8;
+
 /// Heads times head size from which attention on the CPU may round to BF16 unasked: queries and
 /// weights of prompts, and a small cache. Rounding shows the most in narrower models.
 inline constexpr int64_t kLeastBf16AttendWidth = 2048;
-
-inline constexpr const char* kStagingAttendRow = "attend_bf16_prefill_wgmma_sm90";
 
 template <>
 struct StepOf<AttendParams> {

@@ -305,13 +305,11 @@ const char* attend_flash_bf16_refuses(const AttendParams& params) {
   return attend_flash_refuses(params);
 }
 
-double attend_flash_bf16_cost(const AttendParams& params, double cost) {
+bool attend_flash_bf16_is_worth_it(const AttendParams& params) {
   constexpr int64_t kLeastTokens = 16;
   const int64_t num_seqs = std::max(1, params.batch.num_seqs);
   const int64_t width = int64_t{params.num_heads} * params.head_dim;
-  if (params.batch.num_tokens < kLeastTokens * num_seqs || width < kLeastBf16AttendWidth)
-    return 0.5 * kReferenceCost;
-  return cost;
+  return params.batch.num_tokens >= kLeastTokens * num_seqs && width >= kLeastBf16AttendWidth;
 }
 
 uint64_t attend_flash_workspace(const AttendParams& params) { return Plan(params, nullptr).bytes; }

@@ -282,7 +282,7 @@ void launch_split(const AttendParams& params, SplitParams split, int32_t num_til
                           .shared_bytes = static_cast<uint64_t>(shared_bytes),
                           .cluster = split.num_splits,
                           .programmatic = true,
-                          .leaves_l1 = params.launch.leaves_l1};
+                          .leaves_l1 = params.launch.l1 == L1Form::kL1};
   launch_kernel(kRowName, kernel, split, shape, stream);
 }
 

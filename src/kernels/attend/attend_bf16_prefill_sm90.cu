@@ -459,7 +459,8 @@ void attend_bf16_prefill_wgmma_sm90(const AttendParams& params) {
   const PrefillParams prefill{
       .k_runs = map_runs(kv.k),
       .v_runs = map_runs(kv.v),
-      .q_tokens = params.is_q_staged ? map_staged_queries(params) : map_queries(params),
+      .q_tokens =
+          params.forms.q == QForm::kBf16Staged ? map_staged_queries(params) : map_queries(params),
       .sinks = params.sinks,
       .a = params.a,
       .positions = batch.positions,
@@ -475,8 +476,9 @@ void attend_bf16_prefill_wgmma_sm90(const AttendParams& params) {
       .num_heads = params.num_heads,
       .num_kv_heads = params.num_kv_heads,
       .window = params.window,
-      .staged_tokens = params.stages_a ? round_up(batch.num_tokens, gemm::kStagedRows) : 0,
-      .is_q_staged = params.is_q_staged};
+      .staged_tokens =
+          params.forms.a == AForm::kBf16Staged ? round_up(batch.num_tokens, gemm::kStagedRows) : 0,
+      .is_q_staged = params.forms.q == QForm::kBf16Staged};
   cudaStream_t stream = launch_stream(params.launch.stream);
   launch_kernel(kRowName, attend_prefill_plan, prefill,
                 {.grid = dim3(1), .num_threads = kPlanThreads, .programmatic = true}, stream);

@@ -10,6 +10,7 @@
 #include "kernels/attend/attend.h"
 #include "kernels/gemm/staged.cuh"
 #include "kernels/testing/cuda_test.h"
+#include "kernels/testing/row_runs.h"
 
 namespace moxie::testing {
 
@@ -179,8 +180,18 @@ struct AttendCase {
   }
 };
 
+// The rows that round queries and weights to BF16. A row that is not listed may not.
+inline constexpr std::string_view kCudaRowsInBf16[] = {"attend_bf16_prefill_wgmma_sm90",
+                                                       "attend_bf16_prefill_flashinfer_fa2_cuda",
+                                                       "attend_bf16_prefill_flashinfer_fa3_sm90"};
+
 class AttendCudaTest : public CudaTest {
  protected:
+  // The rows run in several tests of the suite.
+  inline static SuiteRowRuns runs_;
+  static void SetUpTestSuite() { runs_.begin(); }
+  static void TearDownTestSuite() { runs_.end(); }
+
   static std::vector<float> reference(const AttendCase& test) {
     std::vector<float> expected(test.q.size());
     AttendParams params = test.params();
@@ -209,7 +220,8 @@ class AttendCudaTest : public CudaTest {
   void expect_close(const std::vector<float>& found, const std::vector<float>& expected,
                     const AttendCase& test, const std::string& name) {
     ASSERT_EQ(found.size(), expected.size());
-    const bool is_bf16 = name.find("_bf16_") != std::string::npos;
+    const bool is_bf16 = std::find(std::begin(kCudaRowsInBf16), std::end(kCudaRowsInBf16), name) !=
+                         std::end(kCudaRowsInBf16);
     const auto dim = static_cast<size_t>(test.head_dim);
     double worst = 0;
     std::string where;
@@ -238,14 +250,21 @@ class AttendCudaTest : public CudaTest {
     const AttendParams params = upload_case(test);
     int num_rows = 0;
     for (const auto& row : table_of<AttendParams>()) {
-      if (!can_run(row, params)) continue;
+      if (row.device != DeviceKind::kCuda) continue;
+      if (const Features missing = row.needs & ~features(); missing != 0) {
+        runs_->cannot_run(row.name, missing);
+        continue;
+      }
+      if (const char* why = row.refuses(params)) {
+        runs_->refused(row.name, why);
+        continue;
+      }
+      runs_->ran(row.name);
       ++num_rows;
       const std::vector<float> found = run_row(row, params, test.q.size());
       expect_close(found, expected, test, row.name);
-      if (std::string(row.name) == kStagingAttendRow) {
-        expect_staged(row, params, found);
-        expect_staged_queries(row, params, test, found);
-      }
+      if (row.forms.a.has(AForm::kBf16Staged)) expect_staged(row, params, found);
+      if (row.forms.q.has(QForm::kBf16Staged)) expect_staged_queries(row, params, test, found);
     }
     EXPECT_GE(num_rows, 1) << test.describe();
     free_uploads();
@@ -258,7 +277,7 @@ class AttendCudaTest : public CudaTest {
     std::vector<uint16_t> bits;
     for (const float value : test.q) bits.push_back(f32_to_bf16(value * params.q_factor()));
     params.q = reinterpret_cast<const float*>(upload(bits));
-    params.is_q_staged = true;
+    params.forms.q = QForm::kBf16Staged;
     const std::vector<float> staged = run_row(row, params, test.q.size());
     size_t num_wrong = 0;
     for (size_t i = 0; i < found.size(); ++i)
@@ -272,7 +291,7 @@ class AttendCudaTest : public CudaTest {
                      const std::vector<float>& found) {
     const int32_t tokens = params.batch.num_tokens, width = params.num_heads * params.head_dim;
     const int32_t capacity = round_up(tokens, gemm::kStagedRows);
-    params.stages_a = true;
+    params.forms.a = AForm::kBf16Staged;
     // In floats, two values each.
     const auto words = run_row(row, params, gemm::staged_bytes(capacity, width) / sizeof(float));
     const auto* bytes = reinterpret_cast<const std::byte*>(words.data());

@@ -252,27 +252,27 @@ TEST_F(AttendCudaTest, RowsRefuseWhatTheyCannotRun) {
   const auto& plain = row_named("attend_any_f32_plain_cuda");
   EXPECT_EQ(split.refuses(params), nullptr);
   EXPECT_EQ(plain.refuses(params), nullptr);
-  EXPECT_LT(split.cost(params), plain.cost(params));
+  EXPECT_LT(split.predict_us(params, {}), plain.predict_us(params, {}));
   const auto& prefill = row_named("attend_bf16_prefill_wgmma_sm90");
   EXPECT_EQ(prefill.refuses(params), nullptr);
   params.batch = {.num_tokens = 8, .num_seqs = 1};
-  EXPECT_GT(prefill.cost(params), split.cost(params));
+  EXPECT_GT(prefill.predict_us(params, {}), split.predict_us(params, {}));
   params.batch = {.num_tokens = 64, .num_seqs = 64};
-  EXPECT_GT(prefill.cost(params), split.cost(params));
+  EXPECT_GT(prefill.predict_us(params, {}), split.predict_us(params, {}));
   params.batch = {.num_tokens = 2048, .num_seqs = 1};
-  EXPECT_LT(prefill.cost(params), split.cost(params));
+  EXPECT_LT(prefill.predict_us(params, {}), split.predict_us(params, {}));
   params.batch = {.num_tokens = 2048, .num_seqs = 1};
   for (const auto* row : prefill_rows()) {
     if (row == &prefill) continue;
-    EXPECT_GT(row->cost(params), prefill.cost(params)) << row->name;
+    EXPECT_GT(row->predict_us(params, {}), prefill.predict_us(params, {})) << row->name;
     for (const int32_t window : {0, 128}) {
       AttendParams other = params;
       other.window = window;
-      EXPECT_LT(row->cost(other), split.cost(other)) << row->name;
+      EXPECT_LT(row->predict_us(other, {}), split.predict_us(other, {})) << row->name;
       other.batch = {.num_tokens = 8, .num_seqs = 1};
-      EXPECT_GT(row->cost(other), split.cost(other)) << row->name;
+      EXPECT_GT(row->predict_us(other, {}), split.predict_us(other, {})) << row->name;
       other.batch = {.num_tokens = 64, .num_seqs = 64};
-      EXPECT_GT(row->cost(other), split.cost(other)) << row->name;
+      EXPECT_GT(row->predict_us(other, {}), split.predict_us(other, {})) << row->name;
     }
   }
   // Window layers of many sequences with a few tokens each.
@@ -280,10 +280,10 @@ TEST_F(AttendCudaTest, RowsRefuseWhatTheyCannotRun) {
     if (std::string(row->name).find("_fa2_") == std::string::npos) continue;
     AttendParams other = params;
     other.batch = {.num_tokens = 512, .num_seqs = 64};
-    EXPECT_GT(row->cost(other), prefill.cost(other));
+    EXPECT_GT(row->predict_us(other, {}), prefill.predict_us(other, {}));
     other.window = 128;
-    EXPECT_LT(row->cost(other), prefill.cost(other));
-    EXPECT_LT(row->cost(other), split.cost(other));
+    EXPECT_LT(row->predict_us(other, {}), prefill.predict_us(other, {}));
+    EXPECT_LT(row->predict_us(other, {}), split.predict_us(other, {}));
   }
   params.kv.page_tokens = 20;
   EXPECT_NE(prefill.refuses(params), nullptr);

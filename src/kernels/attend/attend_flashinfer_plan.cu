@@ -240,7 +240,6 @@ FlashinferPlan plan_flashinfer(const char* row, const AttendParams& params,
                                const FlashinferPlanOptions& options) {
   const Ragged& batch = params.batch;
   const KvLayer& kv = params.kv;
-  CHECK(!params.stages_a && !params.is_q_staged, row);
   CHECK(batch.num_seqs <= batch.num_tokens, "attend wants a token of each sequence at least");
   CHECK(aligned(params.q) && aligned(params.a) && aligned(kv.k) && aligned(kv.v),
         "attend wants q, a and the pages aligned to 16 bytes");

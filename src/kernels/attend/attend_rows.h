@@ -22,10 +22,9 @@ const char* attend_flash_refuses(const AttendParams& params);
 const char* attend_flash_neon_refuses(const AttendParams& params);
 const char* attend_flash_bf16_refuses(const AttendParams& params);
 uint64_t attend_flash_workspace(const AttendParams& params);
-/// Relative to 1 of the F32 row for AVX-512: `cost` from 16 tokens a sequence and a width of 2,048
-/// on, else more than that of any row but the reference. Few tokens gain too little to be rounded
-/// for it, and so do small models, where rounding shows the most.
-double attend_flash_bf16_cost(const AttendParams& params, double cost);
+/// Whether launches are large enough for rows that round queries and weights to BF16 to run
+/// unasked.
+bool attend_flash_bf16_is_worth_it(const AttendParams& params);
 
 #if MOXIE_HAS_CUDA
 /// Split over keys, with mma: head size 64, BF16 or F8E4M3 cache, up to 16 query heads a KV head.

@@ -3,6 +3,7 @@
 
 #include "kernels/attend/attend_rows.h"
 #include "kernels/attend/attend_tile.h"
+#include "kernels/gemv/cuda_times.h"
 
 namespace moxie {
 namespace {
@@ -47,6 +48,8 @@ const char* split_refuses(const AttendParams& params) {
   return why != nullptr ? why : attend_split_cuda_refuses(params);
 }
 const char* prefill_refuses(const AttendParams& params) {
+  if (params.forms.a == AForm::kBf16Staged && params.batch.num_tokens < kLeastStagedTokens)
+    return "staged outputs of fewer than 8 tokens take more memory";
   const char* why = refuses_shape(params);
   return why != nullptr ? why : attend_prefill_sm90_refuses(params);
 }
@@ -85,9 +88,35 @@ constexpr FlashKind kF32Neon = {kFlashSupports, kFlashLimits, kRanEmulated, flas
 constexpr FlashKind kBf16 = {kFlashBf16Supports, kFlashBf16Limits, "x86-64", flash_bf16_refuses};
 #endif
 
+// Of a row on the CPU that takes so many tenths of the time of the one in F32 for AVX-512; those in
+// BF16 only from 16 tokens a sequence and a width of 2,048 on.
+template <int kTenths, bool kIsBf16 = false>
+double flash_us(const AttendParams& params, const DeviceRates& rates) {
+  if (kIsBf16 && !attend_flash_bf16_is_worth_it(params)) return kNeverUs;
+  return 0.1 * kTenths *
+         predicted_us(attend_work(params), rates, rates.bf16_gflops,
+                      {.read = 0.7, .products = 0.3, .fixed_us = 3.0});
+}
+#if MOXIE_HAS_CUDA
+// Of the row that reads a token's keys by itself, whoever reads them too.
+double split_us(const AttendParams& params, const DeviceRates& rates) {
+  const double width = static_cast<double>(params.num_heads) * params.head_dim;
+  const double shown = attend_work(params).flops / (4.0 * width);
+  const double bytes =
+      shown * 2.0 * params.num_kv_heads * static_cast<double>(params.kv.row_bytes(params.head_dim));
+  return 3.0 + 1e-3 * bytes / (0.55 * rates.read_gb_s);
+}
+// Of a row that was measured beside that one.
+template <double (*kTimesSplit)(const AttendParams&)>
+double beside_split_us(const AttendParams& params, const DeviceRates& rates) {
+  return kTimesSplit(params) * split_us(params, rates);
+}
+#endif
+
 template <const AttendTileCode& kCode>
 constexpr Row<AttendParams> flash_row(const char* name, Features needs, const FlashKind& kind,
-                                      double (*cost)(const AttendParams&)) {
+                                      double (*predict_us)(const AttendParams&,
+                                                           const DeviceRates&)) {
   return {.name = name,
           .device = DeviceKind::kCpu,
           .needs = needs,
@@ -96,7 +125,7 @@ constexpr Row<AttendParams> flash_row(const char* name, Features needs, const Fl
           .ran_on = kind.ran_on,
           .layout = PackedLayout::kRows16,
           .refuses = kind.refuses,
-          .cost = cost,
+          .predict_us = predict_us,
           .workspace = attend_flash_workspace,
           .run = [](const AttendParams& params) { attend_flash(params, kCode); },
           .joint = {.run_after = [](const AttendParams& params, const QkvTasks& qkv) {
@@ -113,25 +142,20 @@ const Row<AttendParams> kRows[] = {
      .ran_on = kRanAnyCpu,
      .layout = PackedLayout::kRows16,
      .refuses = refuses_shape,
-     .cost = [](const AttendParams&) { return kReferenceCost; },
+     .predict_us = reference_us<AttendParams>,
      .workspace = no_workspace,
      .run = attend_reference},
     flash_row<kAttendTilePortable>("attend_any_f32_flash_portable", kFeatureNone, kF32Portable,
-                                   [](const AttendParams&) { return 4.0; }),
+                                   flash_us<40>),
 #if defined(__x86_64__)
-    flash_row<kAttendTileAvx2>("attend_any_f32_flash_avx2", kAvx2, kF32,
-                               [](const AttendParams&) { return 2.0; }),
-    flash_row<kAttendTileAvx512>("attend_any_f32_flash_avx512", kAvx512, kF32,
-                                 [](const AttendParams&) { return 1.0; }),
-    flash_row<kAttendTileAmx>(
-        "attend_any_bf16_flash_amx", kAvx512 | kAvx512Bf16 | kAmxBf16, kBf16,
-        [](const AttendParams& params) { return attend_flash_bf16_cost(params, 0.2); }),
-    flash_row<kAttendTileAvx512Bf16>(
-        "attend_any_bf16_flash_avx512bf16", kAvx512 | kAvx512Bf16, kBf16,
-        [](const AttendParams& params) { return attend_flash_bf16_cost(params, 0.5); }),
+    flash_row<kAttendTileAvx2>("attend_any_f32_flash_avx2", kAvx2, kF32, flash_us<20>),
+    flash_row<kAttendTileAvx512>("attend_any_f32_flash_avx512", kAvx512, kF32, flash_us<10>),
+    flash_row<kAttendTileAmx>("attend_any_bf16_flash_amx", kAvx512 | kAvx512Bf16 | kAmxBf16, kBf16,
+                              flash_us<2, true>),
+    flash_row<kAttendTileAvx512Bf16>("attend_any_bf16_flash_avx512bf16", kAvx512 | kAvx512Bf16,
+                                     kBf16, flash_us<5, true>),
 #endif
-    flash_row<kAttendTileNeon>("attend_any_f32_flash_neon", kNeon, kF32Neon,
-                               [](const AttendParams&) { return 2.0; }),
+    flash_row<kAttendTileNeon>("attend_any_f32_flash_neon", kNeon, kF32Neon, flash_us<20>),
 #if MOXIE_HAS_CUDA
     {.name = "attend_any_f32_split_cuda",
      .device = DeviceKind::kCuda,
@@ -140,8 +164,9 @@ const Row<AttendParams> kRows[] = {
      .limits = "queries and weights to 2^-17, F32 sums; best for 1 to 8 tokens",
      .ran_on = "H200; sm_100a and sm_120f compiled only",
      .layout = PackedLayout::kFragment16x32,
+     .forms = {.x = kAnyX, .l1 = kAnyL1},
      .refuses = split_refuses,
-     .cost = [](const AttendParams&) { return 1.0; },
+     .predict_us = split_us,
      .workspace = no_workspace,
      .run = attend_any_f32_split_cuda},
     {.name = "attend_bf16_prefill_wgmma_sm90",
@@ -151,8 +176,11 @@ const Row<AttendParams> kRows[] = {
      .limits = "queries and weights to 2^-9, F32 sums; best for 100 tokens or more",
      .ran_on = "H200",
      .layout = PackedLayout::kFragment16x32,
+     .forms = {.x = kAnyX,
+               .q = {QForm::kF32, QForm::kBf16Staged},
+               .a = {AForm::kF32, AForm::kBf16Staged}},
      .refuses = prefill_refuses,
-     .cost = attend_prefill_sm90_cost,
+     .predict_us = beside_split_us<attend_prefill_sm90_cost>,
      .workspace = attend_prefill_sm90_workspace,
      .run = attend_bf16_prefill_wgmma_sm90},
 #ifdef MOXIE_HAS_FLASHINFER
@@ -163,8 +191,9 @@ const Row<AttendParams> kRows[] = {
      .limits = "queries and weights to 2^-9, F32 sums; logits above -50,000 before the scale",
      .ran_on = "H200; sm_100a and sm_120f compiled only",
      .layout = PackedLayout::kFragment16x32,
+     .forms = {.x = kAnyX, .l1 = kAnyL1},
      .refuses = fa2_refuses,
-     .cost = attend_flashinfer_fa2_cost,
+     .predict_us = beside_split_us<attend_flashinfer_fa2_cost>,
      .workspace = attend_flashinfer_fa2_workspace,
      .run = attend_bf16_prefill_flashinfer_fa2_cuda},
     {.name = "attend_bf16_prefill_flashinfer_fa3_sm90",
@@ -174,8 +203,9 @@ const Row<AttendParams> kRows[] = {
      .limits = "queries and weights to 2^-9, F32 sums; logits above -50,000 before the scale",
      .ran_on = "H200",
      .layout = PackedLayout::kFragment16x32,
+     .forms = {.x = kAnyX, .l1 = kAnyL1},
      .refuses = fa3_refuses,
-     .cost = attend_flashinfer_fa3_cost,
+     .predict_us = beside_split_us<attend_flashinfer_fa3_cost>,
      .workspace = attend_flashinfer_fa3_workspace,
      .run = attend_bf16_prefill_flashinfer_fa3_sm90},
 #endif
@@ -186,8 +216,9 @@ const Row<AttendParams> kRows[] = {
      .limits = "F32; any number of tokens, slow",
      .ran_on = "H200; sm_100a and sm_120f compiled only",
      .layout = PackedLayout::kFragment16x32,
+     .forms = {.x = kAnyX, .l1 = kAnyL1},
      .refuses = plain_refuses,
-     .cost = [](const AttendParams&) { return 50.0; },
+     .predict_us = [](const AttendParams& p, const DeviceRates& r) { return 50 * split_us(p, r); },
      .workspace = no_workspace,
      .run = attend_any_f32_plain_cuda},
 #endif

@@ -13,9 +13,16 @@
 
 #include "core/formats.h"
 #include "kernels/attend/attend_rows.h"
+#include "kernels/testing/row_runs.h"
 
 namespace moxie {
 namespace {
+
+using testing::RowRuns;
+
+// The rows that round queries and weights to BF16. A row that is not listed may not.
+constexpr std::string_view kRowsInBf16[] = {"attend_any_bf16_flash_amx",
+                                            "attend_any_bf16_flash_avx512bf16"};
 
 // Tokens start..start + count - 1 of a sequence are in the launch; 0..start - 1 are in the cache.
 struct Sequence {
@@ -96,7 +103,8 @@ class AttendCase {
   // Expects `found` within the tolerance of `expected`; prints the worst cell if not.
   void expect_close(const std::vector<float>& found, const std::vector<float>& expected,
                     const Row<AttendParams>& row) const {
-    const bool rounds = std::string_view(row.name).starts_with("attend_any_bf16");
+    const bool rounds = std::find(std::begin(kRowsInBf16), std::end(kRowsInBf16),
+                                  std::string_view(row.name)) != std::end(kRowsInBf16);
     double worst = 0;
     std::string where;
     for (int32_t t = 0; t < params_.batch.num_tokens; ++t) {
@@ -346,10 +354,15 @@ std::vector<const Row<AttendParams>*> rows_here() {
 }
 const Row<AttendParams>& reference() { return table_of<AttendParams>()[0]; }
 
-void expect_rows_match(AttendCase& test) {
+void expect_rows_match(AttendCase& test, RowRuns& runs) {
   const auto expected = test.run(reference());
   for (const auto* row : rows_here()) {
-    if (row->refuses(test.params()) == nullptr) test.expect_close(test.run(*row), expected, *row);
+    if (const char* why = row->refuses(test.params())) {
+      runs.refused(row->name, why);
+    } else {
+      runs.ran(row->name);
+      test.expect_close(test.run(*row), expected, *row);
+    }
   }
 }
 
@@ -402,46 +415,52 @@ TEST(AttendReference, ASinkIsALogitThatTheScaleDoesNotTouch) {
 }
 
 TEST(Attend, EveryShapeMatchesTheReference) {
+  RowRuns runs;
   const std::pair<int32_t, int32_t> shapes[] = {{8, 2}, {16, 2}, {12, 4}, {64, 8}, {3, 3}, {5, 1}};
   for (const auto& [heads, kv_heads] : shapes) {
     for (int32_t window : {0, 128}) {
       expect_rows_match(
-          AttendCase().heads(heads, kv_heads).window(window).seqs({{150, 1}, {0, 40}}));
+          AttendCase().heads(heads, kv_heads).window(window).seqs({{150, 1}, {0, 40}}), runs);
     }
   }
 }
 
 TEST(Attend, EveryHeadSizeMatchesTheReference) {
+  RowRuns runs;
   for (int32_t dim : {16, 32, 48, 64, 80, 96, 128, 192, 256}) {
     for (DType dtype : {DType::kBF16, DType::kF32, DType::kF8E4M3}) {
-      expect_rows_match(AttendCase().heads(4, 2).dim(dim).cache(dtype).seqs({{70, 3}}));
+      expect_rows_match(AttendCase().heads(4, 2).dim(dim).cache(dtype).seqs({{70, 3}}), runs);
     }
   }
 }
 
 TEST(Attend, EveryPageSizeAndCacheTypeMatchesTheReference) {
+  RowRuns runs;
   for (int32_t page : {1, 5, 16, 64}) {
     for (DType dtype : {DType::kBF16, DType::kF32, DType::kF8E4M3}) {
       for (int32_t window : {0, 1, 33, 128}) {
         expect_rows_match(
-            AttendCase().page(page).cache(dtype).window(window).seqs({{0, 7}, {200, 1}, {61, 20}}));
+            AttendCase().page(page).cache(dtype).window(window).seqs({{0, 7}, {200, 1}, {61, 20}}),
+            runs);
       }
     }
   }
 }
 
 TEST(Attend, EveryDepthMatchesTheReference) {
+  RowRuns runs;
   for (int32_t depth : {0, 1, 15, 16, 31, 32, 127, 128, 255, 256, 257, 511, 1000}) {
     for (int32_t window : {0, 128, 300}) {
-      expect_rows_match(AttendCase().heads(4, 2).window(window).seqs({{depth, 1}}));
-      expect_rows_match(AttendCase().heads(4, 2).window(window).seqs({{depth, 18}}));
+      expect_rows_match(AttendCase().heads(4, 2).window(window).seqs({{depth, 1}}), runs);
+      expect_rows_match(AttendCase().heads(4, 2).window(window).seqs({{depth, 18}}), runs);
     }
   }
   // Past 8,192 the segments grow.
-  expect_rows_match(AttendCase().heads(2, 1).dim(16).seqs({{8190, 4}, {20000, 1}}));
+  expect_rows_match(AttendCase().heads(2, 1).dim(16).seqs({{8190, 4}, {20000, 1}}), runs);
 }
 
 TEST(Attend, RaggedMixesMatchTheReference) {
+  RowRuns runs;
   std::mt19937 random(5);
   for (int i = 0; i < 12; ++i) {
     std::vector<Sequence> seqs;
@@ -450,12 +469,13 @@ TEST(Attend, RaggedMixesMatchTheReference) {
       seqs.push_back({static_cast<int32_t>(random() % 400),
                       random() % 2 == 0 ? 1 : 1 + static_cast<int32_t>(random() % 50)});
     }
-    expect_rows_match(AttendCase().window(i % 2 == 0 ? 0 : 128).seqs(seqs).seed(random()));
+    expect_rows_match(AttendCase().window(i % 2 == 0 ? 0 : 128).seqs(seqs).seed(random()), runs);
   }
 }
 
 TEST(Attend, WithoutSinksTheWeightsSumToOne) {
-  expect_rows_match(AttendCase().sinks(false).seqs({{300, 1}, {0, 20}}));
+  RowRuns runs;
+  expect_rows_match(AttendCase().sinks(false).seqs({{300, 1}, {0, 20}}), runs);
   // Position 0 without a sink is its own value, whatever the logit.
   for (const auto* row : rows_here()) {
     AttendCase test;
@@ -471,6 +491,7 @@ TEST(Attend, WithoutSinksTheWeightsSumToOne) {
 }
 
 TEST(Attend, GreatLogitsNeitherOverflowNorLoseTheSink) {
+  RowRuns runs;
   for (DType dtype : {DType::kF32, DType::kBF16}) {
     for (float factor : {30.0f, 1000.0f}) {
       AttendCase test;
@@ -479,7 +500,7 @@ TEST(Attend, GreatLogitsNeitherOverflowNorLoseTheSink) {
       // Exact in BF16: rounded, such queries would choose other keys.
       for (float& x : test.q()) x = bf16_to_f32(f32_to_bf16(x * factor));
       for (float& sink : test.sink_values()) sink *= factor;
-      expect_rows_match(test);
+      expect_rows_match(test, runs);
     }
   }
 }
@@ -554,6 +575,7 @@ TEST(Attend, AMissingPageEndsTheProcess) {
 
 TEST(Attend, RowsRefuseWhatTheyCannotRun) {
   const auto rows = rows_here();
+  ASSERT_FALSE(rows.empty());
   AttendParams params{.num_heads = 8, .num_kv_heads = 2, .head_dim = 24};
   params.kv.page_tokens = 16;
   for (const auto* row : rows) EXPECT_NE(row->refuses(params), nullptr);

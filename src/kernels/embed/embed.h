@@ -13,7 +13,7 @@ struct EmbedParams {
   float* x = nullptr;                  // [tokens, hidden], written
   float* cleared = nullptr;            // [tokens, num_cleared] set to zero, on CUDA
   int32_t num_cleared = 0;
-  bool x_is_single = false;  // CUDA: x has one float a value, not two (residual.cuh)
+  Forms forms;  // of x
 };
 
 template <>

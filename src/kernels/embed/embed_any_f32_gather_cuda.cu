@@ -72,7 +72,7 @@ void embed_any_f32_gather_cuda(const EmbedParams& params) {
   const GatherParams gather{.token_ids = params.token_ids,
                             .table = table.data,
                             .x = params.x,
-                            .x_is_single = params.x_is_single,
+                            .x_is_single = params.forms.x == XForm::kF32,
                             .row_bytes = table.row_bytes(),
                             .cols = table.cols,
                             .cleared = params.cleared,

@@ -36,6 +36,7 @@ class EmbedCudaTest : public CudaTest {
       ASSERT_EQ(row.refuses(params), nullptr);
       const DeviceArray x = poisoned<float>(count * kFloatsOfCudaX);
       params.x = x.buffer.as<float>();
+      params.forms.x = XForm::kF32Pair;
       row.run(params);
       const std::vector<float> found = download<float>(x);
       uint64_t num_wrong = 0;
@@ -102,6 +103,7 @@ TEST_F(EmbedCudaTest, AddressesBeyondFourGigabytesAreRight) {
   EmbedParams params{.launch = launch(), .num_tokens = 3, .token_ids = upload(ids), .table = table};
   params.table.data = memory->data();
   params.x = x.buffer.as<float>();
+  params.forms.x = XForm::kF32Pair;
   for (const auto& row : table_of<EmbedParams>()) {
     if (row.device == DeviceKind::kCuda && (row.needs & features()) == row.needs) row.run(params);
   }

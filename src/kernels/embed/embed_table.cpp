@@ -1,5 +1,6 @@
 // The table of embed, and its least work.
 #include "kernels/embed/embed_rows.h"
+#include "kernels/gemv/cuda_times.h"
 
 namespace moxie {
 namespace {
@@ -21,6 +22,9 @@ const char* refuses_cuda(const EmbedParams& params) {
   return refuses_format(params);
 }
 #endif
+double embed_us(const EmbedParams& p, const DeviceRates& rates) {
+  return predicted_us(embed_work(p), rates, rates.bf16_gflops, {.read = 0.5, .fixed_us = 2.0});
+}
 uint64_t no_workspace(const EmbedParams&) { return 0; }
 
 const Row<EmbedParams> kRows[] = {
@@ -32,7 +36,7 @@ const Row<EmbedParams> kRows[] = {
      .ran_on = kRanAnyCpu,
      .layout = PackedLayout::kRows16,
      .refuses = refuses_format,
-     .cost = [](const EmbedParams&) { return kReferenceCost; },
+     .predict_us = reference_us<EmbedParams>,
      .workspace = no_workspace,
      .run = embed_reference},
     {.name = "embed_any_f32_gather_portable",
@@ -43,7 +47,7 @@ const Row<EmbedParams> kRows[] = {
      .ran_on = kRanAnyCpu,
      .layout = PackedLayout::kRows16,
      .refuses = refuses_format,
-     .cost = [](const EmbedParams&) { return 1.0; },
+     .predict_us = embed_us,
      .workspace = no_workspace,
      .run = embed_any_f32_gather_portable},
 #if MOXIE_HAS_CUDA
@@ -54,8 +58,9 @@ const Row<EmbedParams> kRows[] = {
      .limits = "exact; any number of tokens",
      .ran_on = "H200; sm_100a and sm_120f compiled only",
      .layout = PackedLayout::kFragment16x32,
+     .forms = {.x = kAnyX, .l1 = kAnyL1},
      .refuses = refuses_cuda,
-     .cost = [](const EmbedParams&) { return 1.0; },
+     .predict_us = embed_us,
      .workspace = no_workspace,
      .run = embed_any_f32_gather_cuda},
 #endif

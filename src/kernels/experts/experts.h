@@ -16,10 +16,8 @@ struct ExpertsParams {
   Launch launch;
   int32_t num_tokens = 0, hidden = 0, intermediate = 0, top_k = 0;
   float swiglu_alpha = 1.702f, swiglu_limit = 7.0f;
-  const float* t = nullptr;  // [tokens, hidden], normed
-  /// The row makes t itself, RMSNorm(x): kTiledExpertsRow or kE4m3ExpertsRow alone.
-  bool norms_x = false;
-  float rms_eps = 1e-5f;                // with norms_x
+  const float* t = nullptr;             // [tokens, hidden], normed
+  float rms_eps = 1e-5f;                // with TForm::kAbsent
   const float* norm_weight = nullptr;   // [hidden], likewise
   int32_t* expert_ids = nullptr;        // [tokens, top_k]
   float* expert_weights = nullptr;      // [tokens, top_k]
@@ -28,8 +26,8 @@ struct ExpertsParams {
   PackedMatrix down;                    // experts x [hidden, intermediate]
   const float* down_bias = nullptr;     // [experts, hidden]
   float* x = nullptr;                   // [tokens, hidden], read and written
-  bool x_is_single = false;             // CUDA: x has one float a value, not two (residual.cuh)
-  RouteFold fold;  // if on: `t` is not read, expert_ids and expert_weights are written
+  RouteFold fold;  // with RouterForm::kSums: t is not read, expert_ids, expert_weights are written
+  Forms forms;     // of the router's products, t and x
   DType activation = DType::kBF16;  // kF8E4M3: rows with 8-bit activations may run
   int32_t tile_columns = 0;  // of rows that cut an expert's tokens into tiles; 0: by the tile model
 };
@@ -41,15 +39,11 @@ struct StepOf<ExpertsParams> {
 template <>
 std::span<const Row<ExpertsParams>> table_of<ExpertsParams>();
 
-/// The row that can do the route step too (RouteFold), and whether it can with these params.
-inline constexpr const char* kRoutingExpertsRow = "experts_any_bf16x2_gemv_cuda";
-bool can_route_in_experts(const ExpertsParams& params);
-
-/// The row that takes `tile_columns`.
-inline constexpr const char* kTiledExpertsRow = "experts_mxfp4_bf16_gemm_sm90";
-
-/// The row of `--activation mxfp8`.
-inline constexpr const char* kE4m3ExpertsRow = "experts_mxfp4_e4m3_gemm_sm90";
+/// Distinct experts that `tokens` tokens choose if each chooses `top_k` of `num_experts` evenly.
+inline double expected_distinct_experts(int32_t num_experts, int32_t top_k, int64_t tokens) {
+  const double miss = 1.0 - static_cast<double>(top_k) / num_experts;
+  return num_experts * (1.0 - std::pow(miss, static_cast<double>(tokens)));
+}
 
 /// `num_distinct`: experts that any token of the launch chose; their weights are read once.
 Work experts_work(const ExpertsParams& params, int32_t num_distinct);

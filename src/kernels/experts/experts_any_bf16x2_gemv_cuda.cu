@@ -1,7 +1,7 @@
-// experts on CUDA for a few tokens. One token takes the kernel of experts_slices.cuh, more
-// those of experts_tiles.cuh, where these know the sizes and format; else two kernels: gate/up with
-// the clamped SwiGLU, then down with the weighted sum, bias and residual. Each expert that any
-// token chose is read once a launch.
+// experts on CUDA for a few tokens, three rows: one token by the kernel of experts_slices.cuh,
+// several by those of experts_tiles.cuh, where these know the sizes and format; and for any other
+// two kernels: gate/up with the clamped SwiGLU, then down with the weighted sum, bias and residual.
+// Each expert that any token chose is read once a launch.
 //
 // gate_up: a team of two warps makes whole tiles (8 gate and 8 up rows of the same outputs, so that
 // a lane has both); the tokens' activations are staged once a block. Its outputs, times the weight
@@ -385,7 +385,7 @@ Step step_of(const ExpertsParams& p, int32_t first, int32_t num_tokens) {
             .halves = p.launch.workspace,
             .said = nullptr,
             .intermediate = p.intermediate};
-  if (fold.is_on) {
+  if (p.forms.router == RouterForm::kSums) {
     const int64_t word = int64_t{first} * fold.words_of_token();
     auto* logits = reinterpret_cast<float2*>(fold.sums) + word;
     step.num_experts = fold.weight.rows;
@@ -405,6 +405,12 @@ Step step_of(const ExpertsParams& p, int32_t first, int32_t num_tokens) {
 uint64_t halves_bytes(const ExpertsParams& p) {
   const int32_t most = std::min(kMaxTokens, kMaxPicks / p.top_k);
   return 256ull * static_cast<uint64_t>(most) * p.top_k * p.down.num_units();
+}
+
+// Columns past the intermediate size are read as padding of the last unit.
+void clear_padding(const ExpertsParams& p, cudaStream_t stream, const char* row) {
+  if (p.intermediate % 64 != 0)
+    check_launched(cudaMemsetAsync(p.launch.workspace, 0, halves_bytes(p), stream), row);
 }
 
 template <DType F, int kTokens>
@@ -436,56 +442,68 @@ void launch_experts(const Step& step, const BlockLimits& limits, cudaStream_t st
 }  // namespace
 
 const char* experts_any_bf16x2_gemv_cuda_refuses(const ExpertsParams& p) {
-  if (p.x_is_single) return kWantsTwoFloats;
   if (p.top_k > 16) return "more than 16 experts a token";
   if (p.gate_up.format != p.down.format) return "gate/up and down differ in format";
+  if (p.forms.router == RouterForm::kSums && p.fold.weight.rows > kMaxExperts)
+    return "more than 256 experts";
   if (const char* why = refuses_matrix(p.gate_up)) return why;
   return refuses_matrix(p.down);
 }
 
 uint64_t experts_any_bf16x2_gemv_cuda_workspace(const ExpertsParams& p) { return halves_bytes(p); }
 
-bool experts_any_bf16x2_gemv_cuda_routes(const ExpertsParams& p) {
-  if (experts_any_bf16x2_gemv_cuda_refuses(p) != nullptr) return false;
-  const Step step = step_of(p, 0, p.num_tokens);
-  bool routes = tiles::tokens_of_launch(step) > 0;
-  dispatch_format(p.gate_up.format, [&]<DType F>() {
-    routes |= p.num_tokens == 1 && slices::suits<F>(step, block_limits());
-  });
-  return routes;
-}
-
 void experts_any_bf16x2_gemv_cuda(const ExpertsParams& p) {
-  constexpr const char* kRow = "experts_any_bf16x2_gemv_cuda";
   const cudaStream_t stream = launch_stream(p.launch.stream);
   const BlockLimits limits = block_limits();
-  const Step all = step_of(p, 0, p.num_tokens);
+  clear_padding(p, stream, "experts_any_bf16x2_gemv_cuda");
   dispatch_format(p.gate_up.format, [&]<DType F>() {
-    const int of_tiles = tiles::tokens_of_launch(all);
-    const bool suits_slices = slices::suits<F>(all, limits);
     const int group =
-        of_tiles > 0
-            ? of_tiles
-            : std::min(tokens_that_fit(limits, p.gate_up.num_units(), 4 * kGateUpRingBytes<F>),
-                       kMaxPicks / p.top_k);
-    // Columns past the intermediate size are read as padding of the last unit.
-    if (p.intermediate % 64 != 0)
-      check_launched(cudaMemsetAsync(p.launch.workspace, 0, halves_bytes(p), stream), kRow);
+        std::min(tokens_that_fit(limits, p.gate_up.num_units(), 4 * kGateUpRingBytes<F>),
+                 kMaxPicks / p.top_k);
     for (int32_t first = 0; first < p.num_tokens; first += group) {
       const Step step = step_of(p, first, std::min(group, p.num_tokens - first));
-      if (step.num_tokens == 1 && suits_slices) {
-        slices::launch_slices<F>(step, limits, p.launch, kRow);
-        continue;
-      }
-      if (of_tiles > 0) {
-        tiles::launch_tiles(step, limits, stream, kRow);
-        continue;
-      }
-      CHECK(!p.fold.is_on, "experts cannot route here");
       dispatch_tokens(step.num_tokens,
                       [&]<int kTokens>() { launch_experts<F, kTokens>(step, limits, stream); });
     }
   });
+}
+
+const char* experts_any_bf16x2_slices_cuda_refuses(const ExpertsParams& p) {
+  if (p.num_tokens != 1) return "more than one token";
+  if (const char* why = experts_any_bf16x2_gemv_cuda_refuses(p)) return why;
+  const Step step = step_of(p, 0, 1);
+  bool suits = false;
+  dispatch_format(p.gate_up.format,
+                  [&]<DType F>() { suits = slices::suits<F>(step, block_limits()); });
+  return suits ? nullptr
+               : "the hidden size is no multiple of 192, the intermediate of 64, or a slice does "
+                 "not fit shared memory";
+}
+
+void experts_any_bf16x2_slices_cuda(const ExpertsParams& p) {
+  constexpr const char* kRow = "experts_any_bf16x2_slices_cuda";
+  clear_padding(p, launch_stream(p.launch.stream), kRow);
+  dispatch_format(p.gate_up.format, [&]<DType F>() {
+    slices::launch_slices<F>(step_of(p, 0, 1), block_limits(), p.launch, kRow);
+  });
+}
+
+const char* experts_mxfp4_bf16x2_tiles_cuda_refuses(const ExpertsParams& p) {
+  if (const char* why = experts_any_bf16x2_gemv_cuda_refuses(p)) return why;
+  return tiles::tokens_of_launch(step_of(p, 0, p.num_tokens)) > 0
+             ? nullptr
+             : "not MXFP4, or sizes that no warp's units divide";
+}
+
+void experts_mxfp4_bf16x2_tiles_cuda(const ExpertsParams& p) {
+  constexpr const char* kRow = "experts_mxfp4_bf16x2_tiles_cuda";
+  const cudaStream_t stream = launch_stream(p.launch.stream);
+  clear_padding(p, stream, kRow);
+  const int group = tiles::tokens_of_launch(step_of(p, 0, p.num_tokens));
+  for (int32_t first = 0; first < p.num_tokens; first += group) {
+    const Step step = step_of(p, first, std::min(group, p.num_tokens - first));
+    tiles::launch_tiles(step, block_limits(), stream, kRow);
+  }
 }
 
 }  // namespace moxie

@@ -354,7 +354,7 @@ void launch_grouped(const char* name, const ExpertsParams& p, const GroupedMemor
                .weights = p.expert_weights,
                .pairs = memory.pair_outputs,
                .x = p.x,
-               .x_is_single = p.x_is_single},
+               .x_is_single = p.forms.x == XForm::kF32},
               p.launch.stream);
   }
 }
@@ -377,17 +377,16 @@ inline GateUp gate_up_task(const ExpertsParams& p, const GroupedMemory& memory, 
 inline StageSlots stage_slots_of(const ExpertsParams& p, const GroupedMemory& memory) {
   return {.num_tokens = p.num_tokens,
           .top_k = p.top_k,
-          .values = p.norms_x ? p.x : p.t,
-          .norm_weight = p.norms_x ? p.norm_weight : nullptr,
+          .values = p.forms.t == TForm::kAbsent ? p.x : p.t,
+          .norm_weight = p.forms.t == TForm::kAbsent ? p.norm_weight : nullptr,
           .rms_eps = p.rms_eps,
-          .x_is_single = p.x_is_single,
+          .x_is_single = p.forms.x == XForm::kF32,
           .slot_of_pair = memory.pairs.slot_of_pair,
           .to = memory.staged};
 }
 
 /// Why grouped products cannot do these experts; null if they can.
 inline const char* refuses_grouped(const ExpertsParams& p) {
-  if (p.fold.is_on) return "the route step is folded into the experts";
   if (p.gate_up.format != DType::kMXFP4 || p.down.format != DType::kMXFP4)
     return "weights are not MXFP4";
   if (p.gate_up.num_experts > kMaxSortedExperts) return "more than 256 experts";

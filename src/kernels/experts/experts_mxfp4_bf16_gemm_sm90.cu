@@ -46,7 +46,8 @@ int32_t experts_tile(const ExpertsParams& p) {
 
 const char* experts_mxfp4_bf16_gemm_sm90_refuses(const ExpertsParams& p) {
   if (p.tile_columns != 0 && !is_grouped_tile(p.tile_columns)) return "no such tile";
-  if (p.x_is_single && experts_tile(p) <= FewColumnsCut::kMostColumns) return kWantsTwoFloats;
+  if (p.forms.x == XForm::kF32 && experts_tile(p) <= FewColumnsCut::kMostColumns)
+    return "tiles of few columns add to x from many blocks: two floats a value";
   return refuses_grouped(p);
 }
 

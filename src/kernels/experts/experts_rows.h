@@ -29,9 +29,16 @@ void experts_any_bf16_gemm_avx512bf16(const ExpertsParams& params);
 // experts_any_bf16x2_gemv_cuda: activations as two BF16 parts (16 bits), F32 sums.
 const char* experts_any_bf16x2_gemv_cuda_refuses(const ExpertsParams& params);
 uint64_t experts_any_bf16x2_gemv_cuda_workspace(const ExpertsParams& params);
-/// Whether that row can do the route step that `out` folded in, for these formats and sizes.
-bool experts_any_bf16x2_gemv_cuda_routes(const ExpertsParams& params);
 void experts_any_bf16x2_gemv_cuda(const ExpertsParams& params);
+
+// experts_any_bf16x2_slices_cuda: one token, in one kernel; the same workspace.
+const char* experts_any_bf16x2_slices_cuda_refuses(const ExpertsParams& params);
+void experts_any_bf16x2_slices_cuda(const ExpertsParams& params);
+
+// experts_mxfp4_bf16x2_tiles_cuda: groups of up to eight tokens, weights straight to registers; the
+// same workspace.
+const char* experts_mxfp4_bf16x2_tiles_cuda_refuses(const ExpertsParams& params);
+void experts_mxfp4_bf16x2_tiles_cuda(const ExpertsParams& params);
 
 // experts_mxfp4_bf16_gemm_sm90: BF16 activations, F32 sums, wgmma; for many tokens.
 const char* experts_mxfp4_bf16_gemm_sm90_refuses(const ExpertsParams& params);

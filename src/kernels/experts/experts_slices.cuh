@@ -574,7 +574,7 @@ void launch_slices(const Step& step, const BlockLimits& limits, const Launch& la
                    .shared_bytes = bytes(),
                    .cluster = 2,
                    .programmatic = true,
-                   .leaves_l1 = launch.leaves_l1},
+                   .leaves_l1 = launch.l1 == L1Form::kL1},
                   launch_stream(launch.stream));
   });
 }

@@ -1,5 +1,6 @@
 // The table of experts, and its least work.
 #include "kernels/experts/experts_rows.h"
+#include "kernels/gemv/cuda_times.h"
 #include "kernels/gemv/gemv_row.h"
 
 namespace moxie {
@@ -7,10 +8,82 @@ namespace {
 
 using enum LaneActivations;
 
-double reference_cost(const ExpertsParams&) { return kReferenceCost; }
-
 constexpr const char* kAnyFormat = "f32, bf16, q8_0, mxfp4";
 constexpr const char* kMxfp4Only = "mxfp4";
+
+#if MOXIE_HAS_CUDA
+constexpr const char* kFewFormats =
+    "f32, bf16, q8_0, mxfp4, mxfp8; up to 12288 columns; at most 16 experts a token";
+constexpr const char* kTilesFormats =
+    "mxfp4; hidden a multiple of 64; at most 16 experts a token, 256 in all";
+constexpr const char* kFewLimits =
+    "any number of tokens in groups of 8, best for 1 to 8; activations to 2^-17; an expert is read "
+    "once a group";
+constexpr const char* kSlicesLimits =
+    "one token, in one kernel; activations to 2^-17; hidden a multiple of 192, intermediate of 64";
+constexpr const char* kTilesLimits =
+    "any number of tokens in groups of 8, best for 2 to 8; activations to 2^-17; an expert is read "
+    "once a group";
+constexpr FormSet<L1Form> kL1Alone{L1Form::kL1};
+
+// Least work, with the experts that so many tokens choose if they choose evenly.
+Work mean_work(const ExpertsParams& p, int32_t num_tokens) {
+  ExpertsParams of_tokens = p;
+  of_tokens.num_tokens = num_tokens;
+  const double distinct = expected_distinct_experts(p.gate_up.num_experts, p.top_k, num_tokens);
+  return experts_work(of_tokens, static_cast<int32_t>(std::lround(distinct)));
+}
+
+// Groups of up to eight tokens, each by itself.
+double in_groups_us(const ExpertsParams& p, const DeviceRates& rates, const Efficiency& reached) {
+  const auto group_us = [&](int32_t num_tokens) {
+    return num_tokens == 0
+               ? 0.0
+               : predicted_us(mean_work(p, num_tokens), rates, rates.bf16_gflops, reached);
+  };
+  return p.num_tokens / kGroupOfGemv * group_us(kGroupOfGemv) +
+         group_us(p.num_tokens % kGroupOfGemv);
+}
+// Fitted on an H200, as gemv/cuda_times.h.
+double experts_ring_us(const ExpertsParams& p, const DeviceRates& rates) {
+  return in_groups_us(p, rates, {.read = 0.5, .fixed_us = 4.0});
+}
+double experts_slices_us(const ExpertsParams& p, const DeviceRates& rates) {
+  return in_groups_us(p, rates, {.read = 0.75, .fixed_us = 1.0});
+}
+double experts_tiles_us(const ExpertsParams& p, const DeviceRates& rates) {
+  return in_groups_us(p, rates, {.read = 0.75, .fixed_us = 2.0});
+}
+double experts_gemm_us(const ExpertsParams& p, const DeviceRates& rates) {
+  if (p.hidden < kLeastGemmHidden) return kNeverUs;
+  return predicted_us(mean_work(p, p.num_tokens), rates, rates.bf16_gflops,
+                      {.read = 0.74, .products = 0.55, .fixed_us = 2.5});
+}
+// From 96 tokens an expert on products are the limit, and those in 8 bits win.
+double experts_e4m3_us(const ExpertsParams& p, const DeviceRates& rates) {
+  const bool is_many = p.num_tokens * p.top_k >= 96 * p.gate_up.num_experts;
+  return (is_many ? 0.5 : 40.0) * experts_gemm_us(p, rates);
+}
+
+constexpr Row<ExpertsParams> few_row(const char* name, const char* supports, const char* limits,
+                                     RouterForm router, FormSet<L1Form> l1,
+                                     const char* (*refuses)(const ExpertsParams&),
+                                     double (*predict_us)(const ExpertsParams&, const DeviceRates&),
+                                     void (*run)(const ExpertsParams&)) {
+  return {.name = name,
+          .device = DeviceKind::kCuda,
+          .needs = kCudaAny,
+          .supports = supports,
+          .limits = limits,
+          .ran_on = "H200; sm_100a and sm_120f compiled only",
+          .layout = PackedLayout::kFragment16x32,
+          .forms = {.x = {XForm::kF32Pair}, .router = {router}, .l1 = l1},
+          .refuses = refuses,
+          .predict_us = predict_us,
+          .workspace = experts_any_bf16x2_gemv_cuda_workspace,
+          .run = run};
+}
+#endif
 
 const Row<ExpertsParams> kRows[] = {
     {.name = "experts_reference",
@@ -21,7 +94,7 @@ const Row<ExpertsParams> kRows[] = {
      .ran_on = kRanAnyCpu,
      .layout = PackedLayout::kRows16,
      .refuses = experts_reference_refuses,
-     .cost = reference_cost,
+     .predict_us = reference_us<ExpertsParams>,
      .workspace = experts_reference_workspace,
      .run = experts_reference},
     gemv_row<ExpertsParams, kLanesPortable>("experts_any_f32_gemv_portable", kFeatureNone, kF32,
@@ -49,7 +122,7 @@ const Row<ExpertsParams> kRows[] = {
      .ran_on = "x86-64",
      .layout = PackedLayout::kRows16,
      .refuses = experts_any_bf16_gemm_refuses,
-     .cost = experts_any_bf16_gemm_amx_cost,
+     .predict_us = cpu_us<experts_any_bf16_gemm_amx_cost>,
      .workspace = experts_any_bf16_gemm_workspace,
      .run = experts_any_bf16_gemm_amx},
     {.name = "experts_any_bf16_gemm_avx512bf16",
@@ -62,7 +135,7 @@ const Row<ExpertsParams> kRows[] = {
      .ran_on = "x86-64",
      .layout = PackedLayout::kRows16,
      .refuses = experts_any_bf16_gemm_refuses,
-     .cost = experts_any_bf16_gemm_avx512bf16_cost,
+     .predict_us = cpu_us<experts_any_bf16_gemm_avx512bf16_cost>,
      .workspace = experts_any_bf16_gemm_workspace,
      .run = experts_any_bf16_gemm_avx512bf16},
 #endif
@@ -71,18 +144,20 @@ const Row<ExpertsParams> kRows[] = {
     gemv_row<ExpertsParams, kLanesNeonDotI8>("experts_mxfp4_i8_gemv_neondot", kNeonDot, kI8,
                                              kMxfp4Only, kRanEmulated),
 #if MOXIE_HAS_CUDA
-    {.name = "experts_any_bf16x2_gemv_cuda",
-     .device = DeviceKind::kCuda,
-     .needs = kCudaAny,
-     .supports = "f32, bf16, q8_0, mxfp4, mxfp8; up to 12288 columns; at most 16 experts a token",
-     .limits = "any number of tokens in groups of 8, best for 1 to 8; activations to 2^-17; an "
-               "expert is read once a group",
-     .ran_on = "H200; sm_100a and sm_120f compiled only",
-     .layout = PackedLayout::kFragment16x32,
-     .refuses = experts_any_bf16x2_gemv_cuda_refuses,
-     .cost = [](const ExpertsParams&) { return 1.0; },
-     .workspace = experts_any_bf16x2_gemv_cuda_workspace,
-     .run = experts_any_bf16x2_gemv_cuda},
+    few_row("experts_any_bf16x2_gemv_cuda", kFewFormats, kFewLimits, RouterForm::kNothing, kAnyL1,
+            experts_any_bf16x2_gemv_cuda_refuses, experts_ring_us, experts_any_bf16x2_gemv_cuda),
+    few_row("experts_any_bf16x2_slices_cuda", kFewFormats, kSlicesLimits, RouterForm::kNothing,
+            kAnyL1, experts_any_bf16x2_slices_cuda_refuses, experts_slices_us,
+            experts_any_bf16x2_slices_cuda),
+    few_row("route_experts_any_bf16x2_slices_cuda", kFewFormats, kSlicesLimits, RouterForm::kSums,
+            kAnyL1, experts_any_bf16x2_slices_cuda_refuses, experts_slices_us,
+            experts_any_bf16x2_slices_cuda),
+    few_row("experts_mxfp4_bf16x2_tiles_cuda", kTilesFormats, kTilesLimits, RouterForm::kNothing,
+            kL1Alone, experts_mxfp4_bf16x2_tiles_cuda_refuses, experts_tiles_us,
+            experts_mxfp4_bf16x2_tiles_cuda),
+    few_row("route_experts_mxfp4_bf16x2_tiles_cuda", kTilesFormats, kTilesLimits, RouterForm::kSums,
+            kL1Alone, experts_mxfp4_bf16x2_tiles_cuda_refuses, experts_tiles_us,
+            experts_mxfp4_bf16x2_tiles_cuda),
     {.name = "experts_mxfp4_bf16_gemm_sm90",
      .device = DeviceKind::kCuda,
      .needs = kSm90a,
@@ -90,8 +165,9 @@ const Row<ExpertsParams> kRows[] = {
      .limits = "any number of tokens; chosen from 9 on; activations rounded to bf16",
      .ran_on = "H200",
      .layout = PackedLayout::kFragment16x32,
+     .forms = {.x = kAnyX, .t = {TForm::kF32, TForm::kAbsent}},
      .refuses = experts_mxfp4_bf16_gemm_sm90_refuses,
-     .cost = [](const ExpertsParams& p) { return cuda_gemm_cost(p.num_tokens, p.hidden); },
+     .predict_us = experts_gemm_us,
      .workspace = experts_mxfp4_bf16_gemm_sm90_workspace,
      .run = experts_mxfp4_bf16_gemm_sm90},
     {.name = "experts_mxfp4_e4m3_gemm_sm90",
@@ -103,11 +179,9 @@ const Row<ExpertsParams> kRows[] = {
                "activations rounded to e4m3, one scale a token",
      .ran_on = "H200",
      .layout = PackedLayout::kFragment16x32,
+     .forms = {.x = kAnyX, .t = {TForm::kF32, TForm::kAbsent}},
      .refuses = experts_mxfp4_e4m3_gemm_sm90_refuses,
-     .cost =
-         [](const ExpertsParams& p) {
-           return p.num_tokens * p.top_k >= 96 * p.gate_up.num_experts ? 0.25 : 20.0;
-         },
+     .predict_us = experts_e4m3_us,
      .workspace = experts_mxfp4_e4m3_gemm_sm90_workspace,
      .run = experts_mxfp4_e4m3_gemm_sm90},
 #endif
@@ -118,14 +192,6 @@ const Row<ExpertsParams> kRows[] = {
 template <>
 std::span<const Row<ExpertsParams>> table_of<ExpertsParams>() {
   return kRows;
-}
-
-bool can_route_in_experts(const ExpertsParams& p) {
-#if MOXIE_HAS_CUDA
-  if (p.launch.device == DeviceKind::kCuda) return experts_any_bf16x2_gemv_cuda_routes(p);
-#endif
-  (void)p;
-  return false;
 }
 
 Work experts_work(const ExpertsParams& p, int32_t num_distinct) {

@@ -24,7 +24,7 @@ double gemm_ns(const GemmKernels& gemm, double num_weights, double num_tokens) {
 double gemm_cost(const GemmKernels& gemm, double num_weights, double num_tokens,
                  double least_tokens, int32_t cols) {
   constexpr int32_t kLeastCols = 1024;
-  if (num_tokens < least_tokens || cols < kLeastCols) return 0.5 * kReferenceCost;
+  if (num_tokens < least_tokens || cols < kLeastCols) return kNeverUs;
   return gemm_ns(gemm, num_weights, num_tokens);
 }
 

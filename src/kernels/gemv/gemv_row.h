@@ -28,6 +28,15 @@ bool gains_by_int8(const P& p) {
   return num_tokens >= kLeastInt8Tokens && hidden >= kLeastInt8Hidden;
 }
 
+/// Microseconds of `ns` of one thread, shared by all; more than any time stays so.
+inline double of_threads_us(double ns, const DeviceRates& rates) {
+  return ns < kNeverUs ? 1e-3 * ns / rates.num_threads : ns;
+}
+/// The same of a function of the params.
+template <auto kCostNs>
+constexpr auto cpu_us =
+    [](const auto& p, const DeviceRates& rates) { return of_threads_us(kCostNs(p), rates); };
+
 /// What the step's rows of this kind can do with their neighbours', by functions beside gemv_run.
 template <typename P, const LaneKernels& kLanes>
 constexpr JointOf<P> gemv_joint() {
@@ -59,7 +68,10 @@ constexpr Row<P> gemv_row(const char* name, Features needs, LaneActivations acti
           .layout = PackedLayout::kRows16,
           .gains_by_int8 = activations == LaneActivations::kI8 ? gains_by_int8<P> : nullptr,
           .refuses = [](const P& p) { return gemv_refuses(p, kLanes); },
-          .cost = [](const P& p) { return gemv_cost(p, kLanes); },
+          .predict_us =
+              [](const P& p, const DeviceRates& rates) {
+                return of_threads_us(gemv_cost(p, kLanes), rates);
+              },
           .workspace = [](const P& p) { return gemv_workspace(p, kLanes); },
           .run = [](const P& p) { gemv_run(p, kLanes); },
           .joint = gemv_joint<P, kLanes>()};

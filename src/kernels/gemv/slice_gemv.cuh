@@ -295,7 +295,7 @@ void launch_slice_gemv(const char* row, Step step, const Launch& launch) {
                      .num_threads = 32 * plan.num_warps,
                      .shared_bytes = plan.shared_bytes,
                      .programmatic = true,
-                     .leaves_l1 = launch.leaves_l1},
+                     .leaves_l1 = launch.l1 == L1Form::kL1},
                     launch_stream(launch.stream));
     });
   });

@@ -163,7 +163,7 @@ void launch_split(const char* row, const Step& step, const Launch& launch) {
                  .num_threads = 32 * kCluster,
                  .cluster = kCluster,
                  .programmatic = true,
-                 .leaves_l1 = launch.leaves_l1},
+                 .leaves_l1 = launch.l1 == L1Form::kL1},
                 launch_stream(launch.stream));
 }
 

@@ -13,9 +13,8 @@ struct OutParams {
   PackedMatrix weight;          // [hidden, heads * head_dim]
   const float* bias = nullptr;  // [hidden]
   float* x = nullptr;           // [tokens, hidden], read and written
-  bool x_is_single = false;     // CUDA: x has one float a value, not two (residual.cuh)
-  RouteFold fold;               // of the route step that follows
-  bool is_a_staged = false;     // AttendParams::stages_a: for kStagedOutRow alone
+  RouteFold fold;               // with RouterForm::kSums, of the route step that follows
+  Forms forms;                  // of a, x and the router's products
 };
 
 struct RoutePartOf;  // kernels/joined.h
@@ -24,10 +23,6 @@ struct JointOf<OutParams> {
   /// run(), with a part of route as soon as kRoutePartColumns of the outputs are final.
   void (*run_with)(const OutParams&, const RoutePartOf&) = nullptr;
 };
-
-inline constexpr const char* kStagedOutRow = "out_any_bf16_gemm_sm90";
-/// From so many tokens on staged rows take no more memory than F32 ones.
-inline constexpr int32_t kLeastStagedTokens = 8;
 
 template <>
 struct StepOf<OutParams> {

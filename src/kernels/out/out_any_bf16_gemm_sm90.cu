@@ -55,7 +55,6 @@ struct AddToResidual {
 using namespace gemm;
 
 const char* out_any_bf16_gemm_sm90_refuses(const OutParams& p) {
-  if (p.fold.is_on) return "the route step is folded into out";
   if (p.weight.rows % 2 != 0) return "rows are odd";
   return refuses_product(p.weight);
 }
@@ -67,7 +66,7 @@ uint64_t out_any_bf16_gemm_sm90_workspace(const OutParams& p) {
 void out_any_bf16_gemm_sm90(const OutParams& p) {
   if (p.num_tokens == 0) return;
   StagedView staged = dense_columns(p.weight, p.num_tokens, p.launch);
-  if (p.is_a_staged) {
+  if (p.forms.a == AForm::kBf16Staged) {
     staged.data = reinterpret_cast<std::byte*>(const_cast<float*>(p.a));
   } else {
     stage_floats({.num_rows = p.num_tokens, .values = p.a, .to = staged}, p.launch.stream);
@@ -75,7 +74,7 @@ void out_any_bf16_gemm_sm90(const OutParams& p) {
   const auto multiply = [&](const auto& end) {
     multiply_dense("out_any_bf16_gemm_sm90", p.weight, staged, p.num_tokens, end, p.launch);
   };
-  if (p.x_is_single) {
+  if (p.forms.x == XForm::kF32) {
     multiply(AddToResidual<true>{.bias = p.bias, .x = p.x});
   } else {
     multiply(AddToResidual<false>{.bias = p.bias, .x = p.x});

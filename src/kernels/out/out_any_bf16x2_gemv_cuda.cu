@@ -2,6 +2,7 @@
 // outputs. More tokens than a launch takes go in groups.
 #include "kernels/gemv/split_gemv.cuh"
 #include "kernels/out/out_rows.h"
+#include "kernels/route/route_choose.cuh"
 
 namespace moxie {
 namespace {
@@ -184,12 +185,16 @@ void run_out(const OutParams& p) {
 }  // namespace
 
 const char* out_any_bf16x2_gemv_cuda_refuses(const OutParams& p) {
-  if (p.x_is_single) return kWantsTwoFloats;
+  if (p.forms.router == RouterForm::kSums) {
+    if (p.fold.weight.format != DType::kBF16) return "the router is not BF16";
+    if (p.fold.weight.rows > kMaxExperts) return "more than 256 experts";
+    if (const char* why = fragment::refuses_matrix(p.fold.weight)) return why;
+  }
   return fragment::refuses_matrix(p.weight);
 }
 
 void out_any_bf16x2_gemv_cuda(const OutParams& p) {
-  if (p.fold.is_on) return run_out<true>(p);
+  if (p.forms.router == RouterForm::kSums) return run_out<true>(p);
   run_out<false>(p);
 }
 

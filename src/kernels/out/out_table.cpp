@@ -1,4 +1,5 @@
 // The table of out, and its least work.
+#include "kernels/gemv/cuda_times.h"
 #include "kernels/gemv/gemv_row.h"
 #include "kernels/out/out_rows.h"
 
@@ -7,7 +8,6 @@ namespace {
 
 using enum LaneActivations;
 
-double reference_cost(const OutParams&) { return kReferenceCost; }
 uint64_t no_workspace(const OutParams&) { return 0; }
 
 constexpr const char* kAnyFormat = "f32, bf16, q8_0, mxfp4";
@@ -22,7 +22,7 @@ const Row<OutParams> kRows[] = {
      .ran_on = kRanAnyCpu,
      .layout = PackedLayout::kRows16,
      .refuses = out_reference_refuses,
-     .cost = reference_cost,
+     .predict_us = reference_us<OutParams>,
      .workspace = no_workspace,
      .run = out_reference},
     gemv_row<OutParams, kLanesPortable>("out_any_f32_gemv_portable", kFeatureNone, kF32, kAnyFormat,
@@ -50,7 +50,7 @@ const Row<OutParams> kRows[] = {
      .ran_on = "x86-64",
      .layout = PackedLayout::kRows16,
      .refuses = out_any_bf16_gemm_refuses,
-     .cost = out_any_bf16_gemm_amx_cost,
+     .predict_us = cpu_us<out_any_bf16_gemm_amx_cost>,
      .workspace = out_any_bf16_gemm_workspace,
      .run = out_any_bf16_gemm_amx},
     {.name = "out_any_bf16_gemm_avx512bf16",
@@ -63,7 +63,7 @@ const Row<OutParams> kRows[] = {
      .ran_on = "x86-64",
      .layout = PackedLayout::kRows16,
      .refuses = out_any_bf16_gemm_refuses,
-     .cost = out_any_bf16_gemm_avx512bf16_cost,
+     .predict_us = cpu_us<out_any_bf16_gemm_avx512bf16_cost>,
      .workspace = out_any_bf16_gemm_workspace,
      .run = out_any_bf16_gemm_avx512bf16},
 #endif
@@ -79,8 +79,14 @@ const Row<OutParams> kRows[] = {
      .limits = "any number of tokens in groups of 8, best for 1 to 8; activations to 2^-17",
      .ran_on = "H200; sm_100a and sm_120f compiled only",
      .layout = PackedLayout::kFragment16x32,
+     .forms = {.x = {XForm::kF32Pair},
+               .router = {RouterForm::kNothing, RouterForm::kSums},
+               .l1 = kAnyL1},
      .refuses = out_any_bf16x2_gemv_cuda_refuses,
-     .cost = [](const OutParams&) { return 1.0; },
+     .predict_us =
+         [](const OutParams& p, const DeviceRates& rates) {
+           return dense_gemv_us(out_work(p), p.weight, p.num_tokens, p.launch.l1, rates);
+         },
      .workspace = [](const OutParams&) { return uint64_t{0}; },
      .run = out_any_bf16x2_gemv_cuda},
     {.name = "out_any_bf16_gemm_sm90",
@@ -90,8 +96,12 @@ const Row<OutParams> kRows[] = {
      .limits = "any number of tokens; chosen from 9 on; activations rounded to bf16",
      .ran_on = "H200",
      .layout = PackedLayout::kFragment16x32,
+     .forms = {.x = kAnyX, .a = {AForm::kF32, AForm::kBf16Staged}},
      .refuses = out_any_bf16_gemm_sm90_refuses,
-     .cost = [](const OutParams& p) { return cuda_gemm_cost(p.num_tokens, p.weight.rows); },
+     .predict_us =
+         [](const OutParams& p, const DeviceRates& rates) {
+           return dense_gemm_us(out_work(p), p.weight.rows, rates);
+         },
      .workspace = out_any_bf16_gemm_sm90_workspace,
      .run = out_any_bf16_gemm_sm90},
 #endif

@@ -19,12 +19,9 @@ struct QkvParams {
   const float* bias = nullptr;         // [(heads + 2 kv_heads) * head_dim]
   Rotary rotary;
   KvLayer kv;
-  bool x_is_single = false;  // CUDA: x has one float a value, not two (residual.cuh)
-  float* q = nullptr;        // [tokens, heads, head_dim], written, rotated, not scaled
-  /// q is written in BF16, times q_factor, for a row of attend that reads it so
-  /// (AttendParams::is_q_staged): by kStagingQkvRow alone.
-  bool stages_q = false;
-  float q_factor = 1.0f;
+  float* q = nullptr;     // [tokens, heads, head_dim], written, rotated, not scaled
+  float q_factor = 1.0f;  // of staged queries: AttendParams::q_factor()
+  Forms forms;            // of x, read, and of q
 };
 
 struct QkvTasks;  // kernels/joined.h
@@ -33,8 +30,6 @@ struct JointOf<QkvParams> {
   /// Runs all but the products, or all, and then `then`, which runs what is left.
   void (*run_with)(const QkvParams&, const std::function<void(const QkvTasks&)>& then) = nullptr;
 };
-
-inline constexpr const char* kStagingQkvRow = "qkv_any_bf16_gemm_sm90";
 
 template <>
 struct StepOf<QkvParams> {

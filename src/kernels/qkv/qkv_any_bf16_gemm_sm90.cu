@@ -173,7 +173,7 @@ void qkv_any_bf16_gemm_sm90(const QkvParams& p) {
   stage_normed({.num_rows = tokens,
                 .rms_eps = p.rms_eps,
                 .x = p.x,
-                .x_is_single = p.x_is_single,
+                .x_is_single = p.forms.x == XForm::kF32,
                 .norm_weight = p.norm_weight,
                 .to = staged},
                p.launch.stream);
@@ -183,12 +183,12 @@ void qkv_any_bf16_gemm_sm90(const QkvParams& p) {
                           .seq_idx = p.batch.seq_idx,
                           .kv = p.kv,
                           .q = p.q,
-                          .stages_q = p.stages_q,
-                          .q_factor = p.stages_q ? p.q_factor : 1.0f,
+                          .stages_q = p.forms.q == QForm::kBf16Staged,
+                          .q_factor = p.forms.q == QForm::kBf16Staged ? p.q_factor : 1.0f,
                           .num_heads = p.num_heads,
                           .num_kv_heads = p.num_kv_heads,
                           .head_dim = p.head_dim};
-  multiply_dense(kStagingQkvRow, p.weight, staged, tokens, end, p.launch);
+  multiply_dense("qkv_any_bf16_gemm_sm90", p.weight, staged, tokens, end, p.launch);
 }
 
 }  // namespace moxie

@@ -87,7 +87,6 @@ struct QkvStep {
 }  // namespace
 
 const char* qkv_any_bf16x2_gemv_cuda_refuses(const QkvParams& p) {
-  if (p.x_is_single) return kWantsTwoFloats;
   if (p.head_dim % 16 != 0) return "head_dim is not a multiple of 16";
   return fragment::refuses_matrix(p.weight);
 }

@@ -1,4 +1,5 @@
 // The table of qkv, and its least work.
+#include "kernels/gemv/cuda_times.h"
 #include "kernels/gemv/gemv_row.h"
 #include "kernels/qkv/qkv_rows.h"
 
@@ -6,8 +7,6 @@ namespace moxie {
 namespace {
 
 using enum LaneActivations;
-
-double reference_cost(const QkvParams&) { return kReferenceCost; }
 
 constexpr const char* kAnyFormat =
     "f32, bf16, q8_0, mxfp4; cache f32, bf16, fp8_e4m3; head_dim a multiple of 32";
@@ -22,7 +21,7 @@ const Row<QkvParams> kRows[] = {
      .ran_on = kRanAnyCpu,
      .layout = PackedLayout::kRows16,
      .refuses = qkv_reference_refuses,
-     .cost = reference_cost,
+     .predict_us = reference_us<QkvParams>,
      .workspace = qkv_reference_workspace,
      .run = qkv_reference},
     gemv_row<QkvParams, kLanesPortable>("qkv_any_f32_gemv_portable", kFeatureNone, kF32, kAnyFormat,
@@ -50,7 +49,7 @@ const Row<QkvParams> kRows[] = {
      .ran_on = "x86-64",
      .layout = PackedLayout::kRows16,
      .refuses = qkv_any_bf16_gemm_refuses,
-     .cost = qkv_any_bf16_gemm_amx_cost,
+     .predict_us = cpu_us<qkv_any_bf16_gemm_amx_cost>,
      .workspace = qkv_any_bf16_gemm_workspace,
      .run = qkv_any_bf16_gemm_amx},
     {.name = "qkv_any_bf16_gemm_avx512bf16",
@@ -63,7 +62,7 @@ const Row<QkvParams> kRows[] = {
      .ran_on = "x86-64",
      .layout = PackedLayout::kRows16,
      .refuses = qkv_any_bf16_gemm_refuses,
-     .cost = qkv_any_bf16_gemm_avx512bf16_cost,
+     .predict_us = cpu_us<qkv_any_bf16_gemm_avx512bf16_cost>,
      .workspace = qkv_any_bf16_gemm_workspace,
      .run = qkv_any_bf16_gemm_avx512bf16},
 #endif
@@ -80,8 +79,12 @@ const Row<QkvParams> kRows[] = {
      .limits = "any number of tokens in groups of 8, best for 1 to 8; activations to 2^-17",
      .ran_on = "H200; sm_100a and sm_120f compiled only",
      .layout = PackedLayout::kFragment16x32,
+     .forms = {.x = {XForm::kF32Pair}, .l1 = kAnyL1},
      .refuses = qkv_any_bf16x2_gemv_cuda_refuses,
-     .cost = [](const QkvParams&) { return 1.0; },
+     .predict_us =
+         [](const QkvParams& p, const DeviceRates& rates) {
+           return dense_gemv_us(qkv_work(p), p.weight, p.batch.num_tokens, p.launch.l1, rates);
+         },
      .workspace = [](const QkvParams&) { return uint64_t{0}; },
      .run = qkv_any_bf16x2_gemv_cuda},
     {.name = "qkv_any_bf16_gemm_sm90",
@@ -91,8 +94,12 @@ const Row<QkvParams> kRows[] = {
      .limits = "any number of tokens; chosen from 9 on; activations rounded to bf16",
      .ran_on = "H200",
      .layout = PackedLayout::kFragment16x32,
+     .forms = {.x = kAnyX, .q = {QForm::kF32, QForm::kBf16Staged}},
      .refuses = qkv_any_bf16_gemm_sm90_refuses,
-     .cost = [](const QkvParams& p) { return cuda_gemm_cost(p.batch.num_tokens, p.hidden); },
+     .predict_us =
+         [](const QkvParams& p, const DeviceRates& rates) {
+           return dense_gemm_us(qkv_work(p), p.hidden, rates);
+         },
      .workspace = qkv_any_bf16_gemm_sm90_workspace,
      .run = qkv_any_bf16_gemm_sm90},
 #endif

@@ -17,7 +17,6 @@ constexpr int32_t words_of_token(int32_t num_experts, int32_t top_k) {
 /// Routing without a kernel of its own (CUDA): `out` adds each tile's part of the router's products
 /// to `sums`, `experts` applies the norm's factor and the bias and chooses.
 struct RouteFold {
-  bool is_on = false;
   int32_t top_k = 0;
   float rms_eps = 1e-5f;
   const float* norm_weight = nullptr;  // [hidden]
@@ -35,9 +34,6 @@ struct RouteFold {
   int32_t words_of_token() const { return moxie::words_of_token(weight.rows, top_k); }
 };
 
-/// The row that has nothing left to run.
-inline constexpr const char* kFoldedRouteRow = "route_bf16_folded_cuda";
-
 struct RouteParams {
   Launch launch;
   int32_t num_tokens = 0, hidden = 0, top_k = 0;
@@ -49,11 +45,7 @@ struct RouteParams {
   float* t = nullptr;                  // [tokens, hidden], written: the experts' input
   int32_t* expert_ids = nullptr;       // [tokens, top_k], written, by falling logit
   float* expert_weights = nullptr;     // [tokens, top_k], written
-  bool x_is_single = false;            // CUDA: x has one float a value, not two (residual.cuh)
-  bool can_fold = false;               // out and experts have rows that do this step's work
-  /// t is not written, the experts' row norms x itself (ExpertsParams::norms_x): by
-  /// kUnnormedRouteRow alone.
-  bool leaves_t = false;
+  Forms forms;                         // of x, read, and of t
   /// CPU: null, or room for route_parts_size() floats, where JointOf<RouteParams>::part has written
   /// the router's products: run() adds them up.
   float* parts = nullptr;
@@ -75,8 +67,6 @@ struct JointOf<RouteParams> {
   /// The products with columns part * kRoutePartColumns on of x, which are final, of some tokens.
   void (*part)(const RouteParams&, int32_t part, int32_t first_token, int32_t num_tokens) = nullptr;
 };
-
-inline constexpr const char* kUnnormedRouteRow = "route_bf16_bf16x2_wide_cuda";
 
 template <>
 struct StepOf<RouteParams> {

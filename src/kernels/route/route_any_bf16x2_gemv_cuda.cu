@@ -154,17 +154,7 @@ void launch_route(const RouteStep& step, cudaStream_t stream) {
 
 }  // namespace
 
-const char* route_bf16_folded_cuda_refuses(const RouteParams& p) {
-  if (p.x_is_single) return kWantsTwoFloats;
-  if (!p.can_fold) return "the experts' row that would be chosen cannot route";
-  if (p.weight.rows > kMaxExperts) return "more than 256 experts";
-  if (p.weight.format != DType::kBF16) return "the router is not BF16";
-  return refuses_matrix(p.weight);
-}
-void route_bf16_folded_cuda(const RouteParams&) {}
-
 const char* route_any_bf16x2_gemv_cuda_refuses(const RouteParams& p) {
-  if (p.x_is_single) return kWantsTwoFloats;
   if (p.weight.rows > kMaxExperts) return "more than 256 experts";
   return refuses_matrix(p.weight);
 }

@@ -359,18 +359,12 @@ RouteMemory memory_of(const PackedMatrix& weight) {
 }  // namespace
 
 const char* route_bf16_bf16x2_gemm_cuda_refuses(const RouteParams& p) {
-  if (p.x_is_single) return kWantsTwoFloats;
   if (p.weight.format != DType::kBF16) return "the router is not BF16";
   if (p.weight.rows > kMaxExperts) return "more than 256 experts";
   const RouteMemory memory = memory_of(p.weight);
   if (memory.max_units > kMostUnits) return "more than 3072 columns";
   if (memory.bytes() > kMaxShared) return "so many experts and columns do not fit shared memory";
   return refuses_matrix(p.weight);
-}
-
-// On an H200 the other row takes less time for one token (4.7 against 5.7 us), more for four (7.9).
-double route_bf16_bf16x2_gemm_cuda_cost(const RouteParams& p) {
-  return p.num_tokens < 4 ? 2.0 : 0.75;
 }
 
 void route_bf16_bf16x2_gemm_cuda(const RouteParams& p) {

@@ -219,18 +219,14 @@ const char* route_bf16_bf16x2_wide_cuda_refuses(const RouteParams& p) {
   return refuses_matrix(p.weight);
 }
 
-double route_bf16_bf16x2_wide_cuda_cost(const RouteParams& p) {
-  return p.num_tokens < 3072 ? 3.0 : 0.6;
-}
-
 void route_bf16_bf16x2_wide_cuda(const RouteParams& p) {
   if (p.num_tokens == 0) return;
-  if (!p.leaves_t) {
+  if (p.forms.t == TForm::kF32) {
     rms_norm_f32_cuda({.num_tokens = p.num_tokens,
                        .hidden = p.hidden,
                        .eps = p.rms_eps,
                        .x = p.x,
-                       .x_is_single = p.x_is_single,
+                       .x_is_single = p.forms.x == XForm::kF32,
                        .weight = p.norm_weight,
                        .y = p.t},
                       p.launch.stream);
@@ -251,10 +247,11 @@ void route_bf16_bf16x2_wide_cuda(const RouteParams& p) {
                           .programmatic = true};
   const auto launch = [&]<bool kIsSingle>() {
     const bool is_few = p.weight.rows <= 16 * kWarps;
-    launch_kernel(kUnnormedRouteRow, is_few ? route_wide<1, kIsSingle> : route_wide<2, kIsSingle>,
-                  step, shape, launch_stream(p.launch.stream));
+    launch_kernel("route_bf16_bf16x2_wide_cuda",
+                  is_few ? route_wide<1, kIsSingle> : route_wide<2, kIsSingle>, step, shape,
+                  launch_stream(p.launch.stream));
   };
-  if (p.x_is_single) {
+  if (p.forms.x == XForm::kF32) {
     launch.template operator()<true>();
   } else {
     launch.template operator()<false>();

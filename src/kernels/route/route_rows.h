@@ -19,23 +19,16 @@ void gemv_run(const RouteParams& params, const LaneKernels& lanes);
 void gemv_part(const RouteParams& params, const LaneKernels& lanes, int32_t part,
                int32_t first_token, int32_t num_tokens);
 
-// route_bf16_folded_cuda: nothing is left to run; its work is in the launches of out and experts
-// around it (RouteFold).
-const char* route_bf16_folded_cuda_refuses(const RouteParams& params);
-void route_bf16_folded_cuda(const RouteParams& params);
-
 // route_any_bf16x2_gemv_cuda: activations as two BF16 parts (16 bits), F32 sums.
 const char* route_any_bf16x2_gemv_cuda_refuses(const RouteParams& params);
 void route_any_bf16x2_gemv_cuda(const RouteParams& params);
 
 // route_bf16_bf16x2_gemm_cuda: the same precision, for many tokens.
 const char* route_bf16_bf16x2_gemm_cuda_refuses(const RouteParams& params);
-double route_bf16_bf16x2_gemm_cuda_cost(const RouteParams& params);
 void route_bf16_bf16x2_gemm_cuda(const RouteParams& params);
 
 // route_bf16_bf16x2_wide_cuda: the same precision, for thousands of tokens.
 const char* route_bf16_bf16x2_wide_cuda_refuses(const RouteParams& params);
-double route_bf16_bf16x2_wide_cuda_cost(const RouteParams& params);
 void route_bf16_bf16x2_wide_cuda(const RouteParams& params);
 
 }  // namespace moxie

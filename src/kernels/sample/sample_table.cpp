@@ -7,6 +7,12 @@ namespace {
 const char* refuses_nothing(const SampleParams&) { return nullptr; }
 uint64_t no_workspace(const SampleParams&) { return 0; }
 
+// Of a row that takes so many times as long as the fastest: one pass over the logits.
+template <int kTimes>
+double scan_us(const SampleParams& p, const DeviceRates& rates) {
+  return kTimes * predicted_us(sample_work(p), rates, rates.bf16_gflops, {.fixed_us = 2.0});
+}
+
 const Row<SampleParams> kRows[] = {
     {.name = "sample_reference",
      .device = DeviceKind::kCpu,
@@ -16,7 +22,7 @@ const Row<SampleParams> kRows[] = {
      .ran_on = kRanAnyCpu,
      .layout = PackedLayout::kRows16,
      .refuses = refuses_nothing,
-     .cost = [](const SampleParams&) { return kReferenceCost; },
+     .predict_us = reference_us<SampleParams>,
      .workspace = no_workspace,
      .run = sample_reference},
     {.name = "sample_any_f32_scan_portable",
@@ -27,7 +33,7 @@ const Row<SampleParams> kRows[] = {
      .ran_on = kRanAnyCpu,
      .layout = PackedLayout::kRows16,
      .refuses = refuses_nothing,
-     .cost = [](const SampleParams&) { return 4.0; },
+     .predict_us = scan_us<4>,
      .workspace = sample_scan_workspace,
      .run = sample_any_f32_scan_portable},
 #if defined(__x86_64__)
@@ -39,7 +45,7 @@ const Row<SampleParams> kRows[] = {
      .ran_on = "x86-64",
      .layout = PackedLayout::kRows16,
      .refuses = refuses_nothing,
-     .cost = [](const SampleParams&) { return 2.0; },
+     .predict_us = scan_us<2>,
      .workspace = sample_scan_workspace,
      .run = sample_any_f32_scan_avx2},
     {.name = "sample_any_f32_scan_avx512",
@@ -50,7 +56,7 @@ const Row<SampleParams> kRows[] = {
      .ran_on = "x86-64",
      .layout = PackedLayout::kRows16,
      .refuses = refuses_nothing,
-     .cost = [](const SampleParams&) { return 1.0; },
+     .predict_us = scan_us<1>,
      .workspace = sample_scan_workspace,
      .run = sample_any_f32_scan_avx512},
 #endif
@@ -63,7 +69,7 @@ const Row<SampleParams> kRows[] = {
      .ran_on = "H200; sm_100a and sm_120f compiled only",
      .layout = PackedLayout::kFragment16x32,
      .refuses = sample_f32_gumbel_cuda_refuses,
-     .cost = [](const SampleParams&) { return 1.0; },
+     .predict_us = scan_us<1>,
      .workspace = sample_f32_gumbel_cuda_workspace,
      .run = sample_f32_gumbel_cuda},
 #endif

@@ -1,20 +1,20 @@
 // Runs the rows of a table on a case and compares them with the step's reference row.
 //
-//   expect_rows_agree(OutCase{.tokens = 3, .rows = 100, .weights = DType::kMXFP4}, machine);
-// Rows that this machine cannot run are listed as not run at the end of the test; none is skipped
-// in silence.
+//   expect_rows_agree(OutCase{.tokens = 3, .rows = 100, .weights = DType::kMXFP4}, machine, runs);
+// `runs` fails the test if a row that this machine can run refuses all of its cases.
 #pragma once
 
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <cstring>
-#include <map>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "core/device.h"
 #include "kernels/testing/cases.h"
+#include "kernels/testing/row_runs.h"
 
 namespace moxie::testing {
 
@@ -24,21 +24,6 @@ struct TestMachine {
       : device(make_cpu_device(num_threads)), stream(device->make_stream().value()) {}
   std::unique_ptr<Device> device;
   std::unique_ptr<Stream> stream;
-};
-
-/// Rows that could not run, with the reason and on how many cases; printed by the test that owns
-/// it.
-class NotRun {
- public:
-  ~NotRun() {
-    for (const auto& [line, cases] : lines_) {
-      std::printf("  not run on %d cases: %s\n", cases, line.c_str());
-    }
-  }
-  void add(const std::string& row, const std::string& why) { ++lines_[row + ": " + why]; }
-
- private:
-  std::map<std::string, int> lines_;
 };
 
 /// Sets the case afresh, runs the row with exactly the workspace it asks for, returns its outputs.
@@ -94,22 +79,41 @@ const Row<P>& row_named(const std::string& name) {
   return table_of<P>()[0];
 }
 
-/// Rounding of a row's activations as a share of its outputs' greatest, on top of the F32 sums:
-/// rows in 16-bit fixed point (i16 in the name) round each to 2^-16 of its block's greatest, those
-/// in 8-bit (i8) to 2^-8, and the experts do so twice. Rows in BF16 round each to 2^-9 of itself:
-/// the errors of a sum have random signs and are spread as its terms are, 2^-9 / sqrt(3) of it in
-/// the mean, and the greatest of thousands of outputs, four to five deviations out, is compared
-/// with outputs of one to three.
-inline double activation_rounding(const std::string& row_name) {
-  if (row_name.find("_bf16_gemm") != std::string::npos) return 0x1p-7;
-  if (row_name.find("_e4m3_gemm") != std::string::npos) return 0x1p-3;
-  if (row_name.find("_i8_") != std::string::npos) return 0x1p-6;
-  return row_name.find("_i16_") != std::string::npos ? 0x1p-14 : 0;
+/// What rounding a row's activations may add to an output's error, as a share of the outputs'
+/// greatest, on top of the F32 sums. Rows in 16-bit fixed point round each activation to 2^-16 of
+/// its block's greatest, those in 8 bits to 2^-8, and the experts do so twice. Rows in BF16 round
+/// each to 2^-9 of itself: the errors of a sum have random signs and are spread as its terms are,
+/// 2^-9 / sqrt(3) of it in the mean, and the greatest of thousands of outputs, four to five
+/// deviations out, is compared with outputs of one to three. Rows in E4M3 round each to 2^-4.
+inline constexpr double kI16Rounding = 0x1p-14, kI8Rounding = 0x1p-6, kBf16Rounding = 0x1p-7,
+                        kE4m3Rounding = 0x1p-3;
+
+struct RowRounding {
+  std::string_view row;  ///< name behind "<step>_"
+  double activations;
+};
+/// Every row of the linear steps that rounds its activations. A row that is not listed may not.
+inline constexpr RowRounding kRowRoundings[] = {
+    {"mxfp4_i16_gemv_avx2", kI16Rounding},       {"mxfp4_i16_gemv_avxvnni", kI16Rounding},
+    {"mxfp4_i16_gemv_avx512vnni", kI16Rounding}, {"mxfp4_i16_gemv_neondot", kI16Rounding},
+    {"mxfp4_i8_gemv_avx2", kI8Rounding},         {"mxfp4_i8_gemv_avxvnni", kI8Rounding},
+    {"mxfp4_i8_gemv_avx512vnni", kI8Rounding},   {"mxfp4_i8_gemv_neondot", kI8Rounding},
+    {"any_bf16_gemm_amx", kBf16Rounding},        {"any_bf16_gemm_avx512bf16", kBf16Rounding},
+    {"any_bf16_gemm_sm90", kBf16Rounding},       {"mxfp4_bf16_gemm_sm90", kBf16Rounding},
+    {"mxfp4_e4m3_gemm_sm90", kE4m3Rounding}};
+
+template <typename P>
+double activation_rounding(const Row<P>& row) {
+  const std::string step = std::string(step_name(StepOf<P>::value)) + "_";
+  for (const RowRounding& rounding : kRowRoundings) {
+    if (row.name == step + std::string(rounding.row)) return rounding.activations;
+  }
+  return 0;
 }
 
 /// Every CPU row of the table against the reference row.
 template <typename Case>
-void expect_rows_agree(const Case& c, TestMachine& machine, NotRun& not_run) {
+void expect_rows_agree(const Case& c, TestMachine& machine, RowRuns& runs) {
   using P = typename Case::Params;
   Built<P> built = build(c);
   const std::string reference = std::string(step_name(StepOf<P>::value)) + "_reference";
@@ -117,13 +121,13 @@ void expect_rows_agree(const Case& c, TestMachine& machine, NotRun& not_run) {
   for (const Row<P>& row : table_of<P>()) {
     if (row.device != DeviceKind::kCpu || row.name == reference) continue;
     std::vector<Output> expected = reference_outputs;
-    for (Output& output : expected) output.rounding += activation_rounding(row.name);
-    const Features missing = row.needs & ~cpu_features();
-    if (missing != 0) {
-      not_run.add(row.name, "needs " + feature_names(missing));
+    for (Output& output : expected) output.rounding += activation_rounding(row);
+    if (const Features missing = row.needs & ~cpu_features(); missing != 0) {
+      runs.cannot_run(row.name, missing);
     } else if (const char* why = row.refuses(built.params)) {
-      not_run.add(row.name, why);
+      runs.refused(row.name, why);
     } else {
+      runs.ran(row.name);
       expect_near(expected, run_row(built, row, machine),
                   std::string(row.name) + " on " + c.name());
     }

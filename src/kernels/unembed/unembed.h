@@ -11,10 +11,10 @@ struct UnembedParams {
   float rms_eps = 1e-5f;
   const int32_t* row_idx = nullptr;    // [rows] which token of x each row of logits is for
   const float* x = nullptr;            // [tokens, hidden]
-  bool x_is_single = false;            // CUDA: x has one float a value, not two (residual.cuh)
   const float* norm_weight = nullptr;  // [hidden]
   PackedMatrix weight;                 // [vocab, hidden]
   float* logits = nullptr;             // [rows, vocab], written
+  Forms forms;                         // of x
 };
 
 template <>

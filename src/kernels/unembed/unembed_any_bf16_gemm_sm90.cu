@@ -40,7 +40,7 @@ void unembed_any_bf16_gemm_sm90(const UnembedParams& p) {
   stage_normed({.num_rows = p.num_rows,
                 .rms_eps = p.rms_eps,
                 .x = p.x,
-                .x_is_single = p.x_is_single,
+                .x_is_single = p.forms.x == XForm::kF32,
                 .row_idx = p.row_idx,
                 .norm_weight = p.norm_weight,
                 .to = staged},

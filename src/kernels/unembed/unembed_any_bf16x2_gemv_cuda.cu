@@ -152,7 +152,7 @@ void unembed_any_bf16x2_gemv_cuda(const UnembedParams& p) {
   for (int32_t first = 0; first < p.num_rows; first += group) {
     const UnembedStep step{.weight = p.weight,
                            .x = p.x,
-                           .x_is_single = p.x_is_single,
+                           .x_is_single = p.forms.x == XForm::kF32,
                            .row_idx = p.row_idx + first,
                            .norm_weight = p.norm_weight,
                            .logits = p.logits + static_cast<int64_t>(first) * p.weight.rows,

@@ -1,4 +1,5 @@
 // The table of unembed, and its least work.
+#include "kernels/gemv/cuda_times.h"
 #include "kernels/gemv/gemv_row.h"
 #include "kernels/unembed/unembed_rows.h"
 
@@ -6,8 +7,6 @@ namespace moxie {
 namespace {
 
 using enum LaneActivations;
-
-double reference_cost(const UnembedParams&) { return kReferenceCost; }
 
 constexpr const char* kAnyFormat = "f32, bf16, q8_0, mxfp4";
 constexpr const char* kMxfp4Only = "mxfp4";
@@ -21,7 +20,7 @@ const Row<UnembedParams> kRows[] = {
      .ran_on = kRanAnyCpu,
      .layout = PackedLayout::kRows16,
      .refuses = unembed_reference_refuses,
-     .cost = reference_cost,
+     .predict_us = reference_us<UnembedParams>,
      .workspace = unembed_reference_workspace,
      .run = unembed_reference},
     gemv_row<UnembedParams, kLanesPortable>("unembed_any_f32_gemv_portable", kFeatureNone, kF32,
@@ -48,7 +47,7 @@ const Row<UnembedParams> kRows[] = {
      .ran_on = "x86-64",
      .layout = PackedLayout::kRows16,
      .refuses = unembed_any_bf16_gemm_refuses,
-     .cost = unembed_any_bf16_gemm_amx_cost,
+     .predict_us = cpu_us<unembed_any_bf16_gemm_amx_cost>,
      .workspace = unembed_any_bf16_gemm_workspace,
      .run = unembed_any_bf16_gemm_amx},
     {.name = "unembed_any_bf16_gemm_avx512bf16",
@@ -60,7 +59,7 @@ const Row<UnembedParams> kRows[] = {
      .ran_on = "x86-64",
      .layout = PackedLayout::kRows16,
      .refuses = unembed_any_bf16_gemm_refuses,
-     .cost = unembed_any_bf16_gemm_avx512bf16_cost,
+     .predict_us = cpu_us<unembed_any_bf16_gemm_avx512bf16_cost>,
      .workspace = unembed_any_bf16_gemm_workspace,
      .run = unembed_any_bf16_gemm_avx512bf16},
 #endif
@@ -76,8 +75,12 @@ const Row<UnembedParams> kRows[] = {
      .limits = "any number of rows in groups of 8, best for 1 to 8; activations to 2^-17",
      .ran_on = "H200; sm_100a and sm_120f compiled only",
      .layout = PackedLayout::kFragment16x32,
+     .forms = {.x = kAnyX, .l1 = kAnyL1},
      .refuses = unembed_any_bf16x2_gemv_cuda_refuses,
-     .cost = [](const UnembedParams&) { return 1.0; },
+     .predict_us =
+         [](const UnembedParams& p, const DeviceRates& rates) {
+           return dense_gemv_us(unembed_work(p), p.weight, p.num_rows, p.launch.l1, rates);
+         },
      .workspace = [](const UnembedParams&) { return uint64_t{0}; },
      .run = unembed_any_bf16x2_gemv_cuda},
     {.name = "unembed_any_bf16_gemm_sm90",
@@ -87,8 +90,12 @@ const Row<UnembedParams> kRows[] = {
      .limits = "any number of rows; chosen from 9 on; activations rounded to bf16",
      .ran_on = "H200",
      .layout = PackedLayout::kFragment16x32,
+     .forms = {.x = kAnyX, .l1 = kAnyL1},
      .refuses = unembed_any_bf16_gemm_sm90_refuses,
-     .cost = [](const UnembedParams& p) { return cuda_gemm_cost(p.num_rows, p.hidden); },
+     .predict_us =
+         [](const UnembedParams& p, const DeviceRates& rates) {
+           return dense_gemm_us(unembed_work(p), p.hidden, rates);
+         },
      .workspace = unembed_any_bf16_gemm_sm90_workspace,
      .run = unembed_any_bf16_gemm_sm90},
 #endif

@@ -186,8 +186,10 @@ class GgufEntries {
   std::vector<GgufEntry> entries_;
 };
 
-void write_keys(const GptOssConfig& config, const MemoryCheckpoint::GgufOptions& options,
-                GgufWriter* writer) {
+}  // namespace
+
+void write_gguf_keys(const GptOssConfig& config, const MemoryCheckpoint::GgufOptions& options,
+                     GgufWriter* writer) {
   const std::string arch = options.is_old ? "gptoss" : "gpt-oss";
   writer->add("general.architecture", arch);
   const std::pair<const char*, int32_t> counts[] = {
@@ -211,13 +213,14 @@ void write_keys(const GptOssConfig& config, const MemoryCheckpoint::GgufOptions&
   writer->add(arch + ".rope.scaling.factor", static_cast<float>(config.rope_factor));
   writer->add("tokenizer.ggml.eos_token_id", static_cast<uint32_t>(config.eos_id));
   writer->add("tokenizer.ggml.padding_token_id", static_cast<uint32_t>(config.pad_id));
+  for (const ConfigSwitch& one : kConfigSwitches)
+    writer->pair(arch + "." + one.name, 7, GgufWriter::raw(config.*one.member));
+  if (config.activation == Activation::kSwiglu) writer->add(arch + ".mlp_activation", "swiglu");
   if (options.tokens.empty()) return;
   writer->add("tokenizer.ggml.tokens", options.tokens);
   writer->add("tokenizer.ggml.token_type", options.token_types);
   writer->add("tokenizer.ggml.merges", options.merges);
 }
-
-}  // namespace
 
 std::string q8_0_blocks(const std::vector<float>& values) {
   std::string out;
@@ -354,7 +357,7 @@ std::vector<std::string> MemoryCheckpoint::gguf(const GgufOptions& options) cons
   const auto num_parts = static_cast<size_t>(options.num_parts);
   for (size_t part = 0; part < num_parts; ++part) {
     GgufWriter writer;
-    if (part == 0) write_keys(config, options, &writer);
+    if (part == 0) write_gguf_keys(config, options, &writer);
     if (num_parts > 1) {
       writer.pair("split.no", 2, GgufWriter::raw(static_cast<uint16_t>(part)));
       writer.pair("split.count", 2, GgufWriter::raw(static_cast<uint16_t>(num_parts)));
@@ -370,22 +373,24 @@ std::vector<std::string> MemoryCheckpoint::gguf(const GgufOptions& options) cons
 }
 
 std::string original_config_json(const GptOssConfig& config) {
-  const nlohmann::json json = {{"num_hidden_layers", config.num_layers},
-                               {"num_experts", config.num_experts},
-                               {"experts_per_token", config.top_k},
-                               {"vocab_size", config.vocab},
-                               {"hidden_size", config.hidden},
-                               {"intermediate_size", config.intermediate},
-                               {"swiglu_limit", config.swiglu_limit},
-                               {"head_dim", config.head_dim},
-                               {"num_attention_heads", config.num_heads},
-                               {"num_key_value_heads", config.num_kv_heads},
-                               {"sliding_window", config.sliding_window},
-                               {"initial_context_length", config.rope_original_context},
-                               {"rope_theta", config.rope_theta},
-                               {"rope_scaling_factor", config.rope_factor},
-                               {"rope_ntk_alpha", config.rope_beta_slow},
-                               {"rope_ntk_beta", config.rope_beta_fast}};
+  nlohmann::json json = {{"num_hidden_layers", config.num_layers},
+                         {"num_experts", config.num_experts},
+                         {"experts_per_token", config.top_k},
+                         {"vocab_size", config.vocab},
+                         {"hidden_size", config.hidden},
+                         {"intermediate_size", config.intermediate},
+                         {"swiglu_limit", config.swiglu_limit},
+                         {"head_dim", config.head_dim},
+                         {"num_attention_heads", config.num_heads},
+                         {"num_key_value_heads", config.num_kv_heads},
+                         {"sliding_window", config.sliding_window},
+                         {"initial_context_length", config.rope_original_context},
+                         {"rope_theta", config.rope_theta},
+                         {"rope_scaling_factor", config.rope_factor},
+                         {"rope_ntk_alpha", config.rope_beta_slow},
+                         {"rope_ntk_beta", config.rope_beta_fast}};
+  for (const ConfigSwitch& one : kConfigSwitches) json[one.name] = config.*one.member;
+  if (config.activation == Activation::kSwiglu) json["mlp_activation"] = "swiglu";
   return json.dump();
 }
 

@@ -47,6 +47,11 @@ class MemoryCheckpoint {
   std::vector<std::string> gguf(const GgufOptions& options) const;
 };
 
+class GgufWriter;
+/// The keys of a GGUF file of a configuration.
+void write_gguf_keys(const GptOssConfig& config, const MemoryCheckpoint::GgufOptions& options,
+                     GgufWriter* writer);
+
 /// original/config.json of a configuration.
 std::string original_config_json(const GptOssConfig& config);
 

@@ -1,0 +1,49 @@
+// The scheduler's part in the decode loop: which steps run there, and what the first is given.
+#include <algorithm>
+
+#include "engine/scheduler.h"
+
+namespace moxie {
+
+// In the loop are steps of one drawing token a request, of which none wants anything of the host.
+InLoop Scheduler::place_in_loop(const StepPlan& plan) const {
+  if (std::cmp_greater(plan.rows.size(), options_.max_loop_streams)) return InLoop::kNo;
+  for (const StepPlan::Row& row : plan.rows) {
+    if (row.count != 1 || !row.draws || row.request->constraint != nullptr) return InLoop::kNo;
+    if (row.request->speculates) return InLoop::kNo;
+    if (!row.request->sampler.is_free(row.num_drawn())) return InLoop::kNo;
+  }
+  return goes_on_in_loop(plan) ? InLoop::kNext : InLoop::kFirst;
+}
+
+// If each of its tokens is drawn in the last step by the same row, and those that are given in
+// place of drawn ones went to the device with the session's first.
+bool Scheduler::goes_on_in_loop(const StepPlan& plan) const {
+  if (num_loop_rows_ != plan.rows.size() || plan.awaited.size() != plan.rows.size()) return false;
+  for (size_t i = 0; i < plan.rows.size(); ++i) {
+    if (!std::cmp_equal(plan.awaited[i].second, i)) return false;
+    const bool is_given =
+        std::cmp_less(plan.rows[i].num_drawn() - 1, plan.rows[i].request->given.size());
+    if (is_given != (loop_step_ < loop_fed_)) return false;
+  }
+  return true;
+}
+
+// What the draws want, at once, since they follow the forward pass without the host; and the tokens
+// that are given in their place.
+void Scheduler::begin_loop(StepPlan* plan) {
+  plan->requests.clear();
+  int64_t num_fed = DecodeLoop::kMaxFed;
+  for (const StepPlan::Row& row : plan->rows) {
+    plan->requests.push_back(row.request->sampler.next(row.num_drawn(), nullptr, {}));
+    num_fed = std::min(num_fed, static_cast<int64_t>(row.request->given.size()) - row.num_drawn());
+  }
+  loop_step_ = 0;
+  loop_fed_ = plan->arrays.num_fed = static_cast<int32_t>(std::max<int64_t>(0, num_fed));
+  for (const StepPlan::Row& row : plan->rows) {
+    const auto from = row.request->given.begin() + (loop_fed_ > 0 ? row.num_drawn() : 0);
+    plan->arrays.fed.insert(plan->arrays.fed.end(), from, from + loop_fed_);
+  }
+}
+
+}  // namespace moxie

@@ -1,0 +1,75 @@
+// The forms in which steps hand values over at the borders between them.
+//
+// A value has one form at a border. A row says which forms it takes and leaves (RowForms); the plan
+// of a pass (kernels/plan.h) chooses one for each border, so that no row needs to know which rows
+// stand beside it.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+
+namespace moxie {
+
+/// The residual stream. kF32: a float a value. kF32Pair, on CUDA: two floats whose sum it is, to
+/// which many blocks can add in any order (kernels/residual.cuh).
+enum class XForm : uint8_t { kF32, kF32Pair };
+/// Queries, from qkv to attend. kBf16Staged: BF16, already in the unit of the logits
+/// (AttendParams::q_factor).
+enum class QForm : uint8_t { kF32, kBf16Staged };
+/// Attention's outputs, from attend to out. kBf16Staged: BF16 as gemm/staged.cuh stages it.
+enum class AForm : uint8_t { kF32, kBf16Staged };
+/// What out leaves for the route step. kNothing, or kSums: the router's products with the outputs
+/// that it made, the sums of their squares, and the experts' activations (RouteFold).
+enum class RouterForm : uint8_t { kNothing, kSums };
+/// The experts' input, from route to experts. kF32: normed; kAbsent: experts norms x itself.
+enum class TForm : uint8_t { kF32, kAbsent };
+/// How the kernels of a chain share an SM's memory, CUDA. kShared: all of it is shared memory, for
+/// kernels that bring weights there. kL1: more than half is L1, for kernels that load weights
+/// straight to registers (gemv/held_units.cuh). Kernels that differ cannot run side by side, so
+/// every row passes it on as it is.
+enum class L1Form : uint8_t { kShared, kL1 };
+
+inline constexpr const char* kXFormNames[] = {"f32", "f32_pair"};
+inline constexpr const char* kQFormNames[] = {"f32", "bf16_staged"};
+inline constexpr const char* kAFormNames[] = {"f32", "bf16_staged"};
+inline constexpr const char* kRouterFormNames[] = {"nothing", "sums"};
+inline constexpr const char* kTFormNames[] = {"f32", "absent"};
+inline constexpr const char* kL1FormNames[] = {"shared", "l1"};
+
+/// Some of the forms of a value, each of which has two.
+template <typename Form>
+class FormSet {
+ public:
+  constexpr FormSet(std::initializer_list<Form> forms) {
+    for (const Form form : forms) bits_ |= 1u << static_cast<unsigned>(form);
+  }
+  constexpr bool has(Form form) const { return (bits_ >> static_cast<unsigned>(form) & 1u) != 0; }
+  /// The first of them.
+  constexpr Form first() const { return has(Form{0}) ? Form{0} : Form{1}; }
+
+ private:
+  unsigned bits_ = 0;
+};
+
+/// One form of each value: those of the values that a layer's steps hand over.
+struct Forms {
+  XForm x = XForm::kF32;
+  QForm q = QForm::kF32;
+  AForm a = AForm::kF32;
+  RouterForm router = RouterForm::kNothing;
+  TForm t = TForm::kF32;
+  L1Form l1 = L1Form::kShared;
+  friend bool operator==(const Forms&, const Forms&) = default;
+};
+
+/// The forms that a row takes and leaves, of the values that its steps read and write.
+struct RowForms {
+  FormSet<XForm> x{XForm::kF32};
+  FormSet<QForm> q{QForm::kF32};
+  FormSet<AForm> a{AForm::kF32};
+  FormSet<RouterForm> router{RouterForm::kNothing};
+  FormSet<TForm> t{TForm::kF32};
+  FormSet<L1Form> l1{L1Form::kShared};
+};
+
+}  // namespace moxie

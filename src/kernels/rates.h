@@ -1,0 +1,66 @@
+// What a device does at most, as the planner reckons with it, and times predicted from that.
+#pragma once
+
+#include <algorithm>
+
+#include "kernels/step.h"
+
+namespace moxie {
+
+/// The defaults are an H200's, as measured (docs/records).
+struct DeviceRates {
+  double read_gb_s = 4600;     ///< 1e9 bytes a second
+  double bf16_gflops = 790e3;  ///< BF16 products, F32 sums; 1e9 operations a second
+  double fp8_gflops = 1500e3;  ///< 8-bit products
+  int32_t num_threads = 1;     ///< CPU: that share a step
+};
+
+/// From what the driver says of a GPU; what it does not say is an H200's. Of the CPU: the threads'
+/// share, for rows that know their own time; 25 GB/s each, up to what eight memory channels give.
+inline DeviceRates rates_of(DeviceKind kind, const DeviceProperties& device) {
+  DeviceRates rates;
+  if (kind == DeviceKind::kCpu) {
+    rates.num_threads = std::max(1, device.num_units);
+    rates.read_gb_s = std::min(25.0 * rates.num_threads, 160.0);
+    rates.bf16_gflops = 100.0 * rates.num_threads;
+    return rates;
+  }
+  // Of memory's rate some 96% can be read, of the tensor cores' some 80% reached.
+  if (device.memory_gb_s > 0) rates.read_gb_s = 0.96 * device.memory_gb_s;
+  const int cc = device.compute_capability;
+  const double of_sm = cc >= 120   ? 1024
+                       : cc >= 100 ? 8192
+                       : cc >= 90  ? 4096
+                       : cc == 80  ? 2048
+                                   : 1024;
+  if (device.clock_ghz > 0 && device.num_units > 0)
+    rates.bf16_gflops = 0.8 * of_sm * device.num_units * device.clock_ghz;
+  rates.fp8_gflops = 1.9 * rates.bf16_gflops;
+  return rates;
+}
+
+/// What a row reaches of the rates, and what it takes for nothing.
+struct Efficiency {
+  double read = 1, products = 1;  ///< shares of the rates, 0 to 1
+  double fixed_us = 0;            ///< of a launch
+};
+
+/// Microseconds of work at a device's rates; the nearer limit counts.
+inline double limit_us(const Work& work, double read_gb_s, double gflops) {
+  return 1e-3 * std::max(work.bytes / read_gb_s, work.flops / gflops);
+}
+inline double predicted_us(const Work& work, const DeviceRates& rates, double gflops,
+                           const Efficiency& reached) {
+  return reached.fixed_us +
+         limit_us(work, rates.read_gb_s * reached.read, gflops * reached.products);
+}
+
+/// Of a CUDA row that goes through the tokens in groups: the weights are read once a group.
+inline double grouped_us(const Work& work, double weight_bytes, int32_t num_tokens, int32_t group,
+                         const DeviceRates& rates, const Efficiency& reached) {
+  const double num_groups = (num_tokens + group - 1) / group;
+  const Work all{.bytes = work.bytes + (num_groups - 1) * weight_bytes, .flops = 0};
+  return num_groups * reached.fixed_us + 1e-3 * all.bytes / (rates.read_gb_s * reached.read);
+}
+
+}  // namespace moxie

@@ -1,0 +1,69 @@
+// The Params of every step of one pass: the only place where a step meets the model.
+#pragma once
+
+#include <span>
+
+#include "kernels/attend/attend.h"
+#include "kernels/embed/embed.h"
+#include "kernels/experts/experts.h"
+#include "kernels/out/out.h"
+#include "kernels/qkv/qkv.h"
+#include "kernels/route/route.h"
+#include "kernels/unembed/unembed.h"
+#include "model/config.h"
+#include "model/weights.h"
+
+namespace moxie {
+
+struct Batch;
+struct Activations;
+
+/// What the steps of a pass have in common. All is referred to and must outlive it.
+struct Pass {
+  const GptOssConfig& config;
+  const ModelWeights& weights;
+  const Batch& batch;
+  const Activations& act;
+  std::span<const KvLayer> kv;  ///< one a layer, or one for all of them where sizes alone count
+  Rotary rotary;
+  Launch launch;
+  DType activation = DType::kBF16;  ///< KernelChooser::activation()
+  int32_t tile_columns = 0;
+  bool use_sinks = true;
+
+  /// The step's Params in layer `l`, with these forms. Embed and unembed look at no layer.
+  template <typename P>
+  P params(size_t l, const Forms& forms) const;
+
+ private:
+  const KvLayer& kv_of(size_t l) const { return kv[kv.size() == 1 ? 0 : l]; }
+  Launch launch_with(const Forms& forms) const;
+  RouteFold fold(size_t l) const;
+};
+
+template <>
+EmbedParams Pass::params<EmbedParams>(size_t l, const Forms& forms) const;
+template <>
+QkvParams Pass::params<QkvParams>(size_t l, const Forms& forms) const;
+template <>
+AttendParams Pass::params<AttendParams>(size_t l, const Forms& forms) const;
+template <>
+OutParams Pass::params<OutParams>(size_t l, const Forms& forms) const;
+template <>
+RouteParams Pass::params<RouteParams>(size_t l, const Forms& forms) const;
+template <>
+ExpertsParams Pass::params<ExpertsParams>(size_t l, const Forms& forms) const;
+template <>
+UnembedParams Pass::params<UnembedParams>(size_t l, const Forms& forms) const;
+
+/// Calls visit.operator()<P>() for the Params of each step of a layer, in their order.
+template <typename Visit>
+void for_each_layer_step(Visit&& visit) {
+  visit.template operator()<QkvParams>();
+  visit.template operator()<AttendParams>();
+  visit.template operator()<OutParams>();
+  visit.template operator()<RouteParams>();
+  visit.template operator()<ExpertsParams>();
+}
+
+}  // namespace moxie

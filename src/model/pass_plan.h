@@ -1,0 +1,53 @@
+// The plan of a pass: which rows run, which steps each covers, and in which forms they hand values
+// over, for a bracket of launches. Made from the rows' tables by cheapest_chain(); `forward` walks
+// it and chooses nothing.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "kernels/registry.h"
+#include "model/pass.h"
+
+namespace moxie {
+
+/// Launches that share a plan: what predicted times and refusals depend on. Counts above 16 are
+/// rounded down to quarters of a power of two, and plans are made for the rounded ones, so that a
+/// plan does not depend on which launch of its bracket came first.
+struct Bracket {
+  int32_t num_tokens = 1, num_seqs = 1, num_logit_rows = 1;
+  friend auto operator<=>(const Bracket&, const Bracket&) = default;
+};
+/// The greatest count of a bracket's that is not above `count`.
+int32_t bracket_floor(int32_t count);
+Bracket bracket_of(int32_t num_tokens, int32_t num_seqs, int32_t num_logit_rows);
+
+/// A row in its place in the plan.
+struct PlannedRow {
+  RowInfo row;
+  StepKind first = StepKind::kEmbed, last = StepKind::kEmbed;  ///< the steps that it covers
+  std::string runs_with;  ///< CPU: the row of the next step in the same run of the pool; else empty
+  Forms forms;
+  double predicted_us = 0;
+  double limit_us = 0;  ///< the least bytes and operations of its steps at the device's rates
+  /// Runs it in layer `l`.
+  void (*run)(KernelChooser& kernels, const Pass& pass, const PlannedRow& planned, size_t l);
+  const void* entries[2] =
+      {};  ///< of the tables: Row<P> of the last step, or of two that run together
+};
+
+struct PassPlan {
+  PlannedRow embed, unembed;
+  /// Layers of a kind (window or not, formats) have the same chain.
+  std::vector<std::vector<PlannedRow>> chains;
+  std::vector<uint8_t> chain_of_layer;  // [layers]
+  double predicted_us = 0;              ///< of the whole pass
+
+  std::span<const PlannedRow> layer(size_t l) const { return chains[chain_of_layer[l]]; }
+};
+
+/// The cheapest plan for `pass`, whose batch has the bracket's counts (pointers may be null), among
+/// the rows that `kernels` permits; or which step has no row, and why.
+Result<PassPlan> make_plan(const Pass& pass, const KernelChooser& kernels);
+
+}  // namespace moxie

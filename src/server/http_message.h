@@ -1,0 +1,55 @@
+// Messages of HTTP/1.1: the parser of requests and the heads of answers. http_message.cpp is the
+// only file that includes Beast.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "server/http.h"
+
+namespace moxie {
+
+/// Parses one request. It stops behind the header, which may decide whether the body is read, and
+/// goes on after expect_body().
+class RequestParser {
+ public:
+  explicit RequestParser(const HttpLimits& limits);
+  ~RequestParser();
+
+  struct Taken {
+    size_t bytes = 0;  ///< 0: more input is needed
+    int status = 0;    ///< of the refusal; 0: well-formed so far
+    std::string why;   ///< of the refusal
+  };
+  /// Takes bytes off the front of `in`.
+  Taken put(std::string_view in);
+  void expect_body();
+
+  bool got_some() const;  ///< of the request
+  bool is_header_done() const;
+  bool is_done() const;
+  /// Method, target and headers so far.
+  HttpRequest request() const;
+  /// Two lengths for one body are how requests are smuggled past a proxy.
+  bool has_two_lengths() const;
+  /// Content-Length.
+  std::optional<uint64_t> declared_bytes() const;
+  size_t body_bytes() const;  ///< so far
+  std::string take_body();
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+  HttpLimits limits_;
+};
+
+/// Status line and headers up to the blank line; `length` < 0: chunked, or to the end of the
+/// connection where `keep_alive` is false and `chunked` too.
+std::string response_head(const HttpResponse& response, const std::vector<HttpHeader>& common,
+                          bool keep_alive, bool chunked, int64_t length);
+
+}  // namespace moxie

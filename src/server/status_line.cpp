@@ -1,0 +1,32 @@
+// Tokens, requests, pages, and the bytes of the launches over what memory can read.
+#include "server/status_line.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "engine/plan.h"
+
+namespace moxie {
+
+std::string status_line(const StatusModel& model, const ServiceStats& before,
+                        const ServiceStats& now, double seconds, double read_gb_s) {
+  const int64_t tokens = now.generation_tokens - before.generation_tokens;
+  const int64_t steps = now.num_steps - before.num_steps;
+  if (now.running <= 0 && now.waiting <= 0 && tokens <= 0) return "";
+  if (!(seconds > 0)) return "";
+  std::string line =
+      fmt::format("running {}, waiting {}, {:.1f} tok/s, KV {:.1f}%", now.running, now.waiting,
+                  static_cast<double>(tokens) / seconds, 100 * now.kv_usage());
+  if (steps <= 0 || tokens <= 0) return line;
+  if (!(read_gb_s > 0)) return line + ", share of the memory's limit unknown";
+  // The least bytes that the launches of these seconds had to read, over what memory could read.
+  const auto streams = static_cast<int32_t>(std::clamp<int64_t>(tokens / steps, 1, INT32_MAX));
+  const Work work = decode_work(model.config, model.weights, model.kv_dtype, 0, streams);
+  return line +
+         fmt::format(", {:.0f}% of the memory's limit",
+                     100 * work.bytes * static_cast<double>(steps) / seconds / (read_gb_s * 1e9));
+}
+
+}  // namespace moxie
