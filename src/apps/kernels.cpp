@@ -143,8 +143,7 @@ int print_plans(const KernelsFlags& o, const GptOss& model, const KernelChooser&
       const PlannedRow& row = *shown.row;
       const auto without = us_without(row, tokens, model, kernels, kv_dtype);
       Json covers = Json::array();
-      for (int s = static_cast<int>(row.first); s <= static_cast<int>(row.last); ++s)
-        covers.push_back(step_name(static_cast<StepKind>(s)));
+      for_each_step(row.first, row.last, [&](StepKind step) { covers.push_back(step_name(step)); });
       Json entry = {{"name", row.row.name},
                     {"covers", covers},
                     {"reads", forms_json(row, true)},

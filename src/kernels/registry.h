@@ -78,9 +78,10 @@ inline constexpr int32_t kLeastInt8Tokens = 8, kLeastInt8Hidden = 2048;
 inline constexpr const char* kRanAnyCpu = "x86-64; aarch64 under an emulator only";
 inline constexpr const char* kRanEmulated = "aarch64 under an emulator only";
 
-/// A row without its types: what `moxie kernels`, docs and records print.
+/// A row without its types: what `moxie kernels`, docs and records print. It covers the steps from
+/// `first` to `step`, whose table it is in; its name begins with theirs.
 struct RowInfo {
-  StepKind step;
+  StepKind first, step;
   std::string name, supports, limits, ran_on;
   DeviceKind device;
   Features needs;
@@ -141,6 +142,13 @@ constexpr StepKind first_covered(const Row<P>& row) {
   return routes ? StepKind::kRoute : StepOf<P>::value;
 }
 
+/// Calls `visit` with each step from `first` to `last`.
+template <typename Visit>
+void for_each_step(StepKind first, StepKind last, Visit&& visit) {
+  for (int s = static_cast<int>(first); s <= static_cast<int>(last); ++s)
+    visit(static_cast<StepKind>(s));
+}
+
 /// Forced names: from `--kernel STEP=NAME`. `all=reference` forces the row `<step>_reference`.
 class KernelChoice {
  public:
@@ -171,8 +179,10 @@ class KernelChoice {
   /// to, forced by its own name, or not told otherwise where that gains much.
   template <typename P>
   bool permits(const Row<P>& row, const P& params) const {
-    for (int s = static_cast<int>(first_covered(row)); s <= static_cast<int>(StepOf<P>::value); ++s)
-      if (!allows(static_cast<StepKind>(s), row.name)) return false;
+    bool allowed = true;
+    for_each_step(first_covered(row), StepOf<P>::value,
+                  [&](StepKind step) { allowed = allowed && allows(step, row.name); });
+    if (!allowed) return false;
     if (row.gains_by_int8 == nullptr || int8() || forced(StepOf<P>::value) == row.name) return true;
     return activation_ == "auto" && row.gains_by_int8(params);
   }
@@ -249,8 +259,8 @@ class KernelChooser {
   /// Counts a run of the row, which is what `run()` does.
   template <typename P, typename Run>
   void run_counted(const Row<P>& row, Run run) {
-    for (int s = static_cast<int>(first_covered(row)); s <= static_cast<int>(StepOf<P>::value); ++s)
-      count(static_cast<StepKind>(s), row.name);
+    for_each_step(first_covered(row), StepOf<P>::value,
+                  [&](StepKind step) { count(step, row.name); });
     if (!on_run_) return run();
     const auto start = Clock::now();
     run();
@@ -323,7 +333,8 @@ bool takes_tile(std::string_view row);
 
 template <typename P>
 RowInfo row_info(const Row<P>& row) {
-  return {StepOf<P>::value, row.name, row.supports, row.limits, row.ran_on, row.device, row.needs};
+  return {first_covered(row), StepOf<P>::value, row.name,   row.supports,
+          row.limits,         row.ran_on,       row.device, row.needs};
 }
 
 template <typename P>

@@ -14,11 +14,13 @@ namespace {
 
 constexpr Features kEverything = ~Features{0};
 
-TEST(AllRows, NamesAreUniqueAndStartWithTheirStep) {
+TEST(AllRows, NamesAreUniqueAndStartWithTheStepsThatTheyCover) {
   std::set<std::string> names;
   for (const RowInfo& row : all_rows()) {
     EXPECT_TRUE(names.insert(row.name).second) << row.name << " appears twice";
-    const std::string prefix = std::string(step_name(row.step)) + "_";
+    std::string prefix;
+    for_each_step(row.first, row.step,
+                  [&](StepKind step) { prefix += std::string(step_name(step)) + "_"; });
     EXPECT_EQ(row.name.substr(0, prefix.size()), prefix);
     EXPECT_FALSE(row.supports.empty()) << row.name;
     EXPECT_FALSE(row.limits.empty()) << row.name;
