@@ -136,6 +136,10 @@ Result<const PassPlan*> GptOss::plan_for(const Bracket& bracket, DType kv_dtype)
 }
 
 Status GptOss::check_rows(DType kv_dtype, int32_t max_tokens) const {
+  // The draw, which is no part of a pass.
+  const SampleParams draw{
+      .launch = {.device = kernels_.device()}, .num_rows = 1, .vocab = config_.vocab};
+  if (auto row = kernels_.select(draw); !row) return fail(std::move(row.error()));
   for (int32_t n = 1; n <= max_tokens; ++n) {
     if (n != bracket_floor(n)) continue;
     for (const int32_t seqs : {1, n}) {

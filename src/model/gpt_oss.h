@@ -59,8 +59,8 @@ class GptOss {
                Stream& stream) const;
 
   /// Makes and keeps the plans of launches of up to `max_tokens` tokens, of one sequence and of one
-  /// token a sequence; fails, with the reason, if there is none. Once after loading: then no launch
-  /// can find itself without a row.
+  /// token a sequence; fails, with the reason, if there is none, or no row that draws from their
+  /// logits. Once after loading: then no launch can find itself without a row.
   Status check_rows(DType kv_dtype, int32_t max_tokens = 1) const;
 
   /// The plan of such launches; made at first use, and kept.
