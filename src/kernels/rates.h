@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "core/base.h"
 #include "kernels/step.h"
 
 namespace moxie {
@@ -58,7 +59,7 @@ inline double predicted_us(const Work& work, const DeviceRates& rates, double gf
 /// Of a CUDA row that goes through the tokens in groups: the weights are read once a group.
 inline double grouped_us(const Work& work, double weight_bytes, int32_t num_tokens, int32_t group,
                          const DeviceRates& rates, const Efficiency& reached) {
-  const double num_groups = (num_tokens + group - 1) / group;
+  const double num_groups = ceil_div(num_tokens, group);
   const Work all{.bytes = work.bytes + (num_groups - 1) * weight_bytes, .flops = 0};
   return num_groups * reached.fixed_us + 1e-3 * all.bytes / (rates.read_gb_s * reached.read);
 }
