@@ -21,6 +21,7 @@ START_S = 60
 HANG_S = 120  # no answer for so long is none: machines may be busy with other things
 MODEL = "moxie-embedded"
 SANITIZED = os.environ.get("MOXIE_SANITIZED") == "1"
+MEASURED = re.compile(r"^moxie info: (memory reads|the memory's read bandwidth) ", re.MULTILINE)
 
 
 def skip_without_structured_output(is_missing):
@@ -136,6 +137,16 @@ class Server:
             if line.startswith((name + "{", name + " ")) and labels in line:
                 return float(line.rsplit(" ", 1)[1])
         raise KeyError(name)
+
+    def is_measured(self):
+        """Whether it has measured its memory's bandwidth, which it does while idle: that takes memory."""
+        return MEASURED.search(self.output()) is not None
+
+    def measured(self, within=30):
+        end = time.monotonic() + within
+        while time.monotonic() < end and not self.is_measured():
+            time.sleep(0.02)
+        return self.is_measured()
 
     def idle(self, within=2.0):
         """Whether nothing runs, waits or holds pages within so many seconds."""

@@ -43,7 +43,6 @@ EXPECTED_LINES = [re.compile(text) for text in (
     r" +-d '\{\"messages\":",
     r"(making|loading) weights: ",
 )]
-MEASURED = re.compile(r"^moxie info: (memory reads|the memory's read bandwidth) ", re.MULTILINE)
 
 
 class Client:
@@ -324,7 +323,7 @@ class Soak:
     async def resident_mib(self):
         """Of the idle server, once it has measured its memory's bandwidth, which takes some."""
         end = time.monotonic() + SETTLE_S
-        while time.monotonic() < end and not MEASURED.search(self.server.output()):
+        while time.monotonic() < end and not self.server.is_measured():
             await asyncio.sleep(0.05)
         return round((await self.metrics()).get("process_resident_memory_bytes") / 2**20, 1)
 
