@@ -37,17 +37,21 @@ def clean_environment():
     return {name: value for name, value in os.environ.items() if not name.startswith("MOXIE_")}
 
 
-def small_model_flags(folder):
-    """A model of next to no work with the embedded one's tokens."""
+def synthetic_model_flags(folder, **sizes):
+    """A model of other sizes than the embedded one, with its tokens."""
     tiny = pathlib.Path(__file__).parents[2] / "models" / "tiny" / "config.json"
-    config = json.loads(tiny.read_text())
-    layers = config["layer_types"][:2]
-    config.update(hidden_size=64, intermediate_size=64, num_hidden_layers=len(layers),
-                  layer_types=layers, num_attention_heads=2, num_key_value_heads=1,
-                  num_local_experts=4)
     path = pathlib.Path(folder) / "config.json"
-    path.write_text(json.dumps(config))
+    path.write_text(json.dumps({**json.loads(tiny.read_text()), **sizes}))
     return ["--model", f"synthetic:{path}", "--tokenizer", "embedded", "--served-model-name", MODEL]
+
+
+def small_model_flags(folder):
+    """A model of next to no work."""
+    tiny = pathlib.Path(__file__).parents[2] / "models" / "tiny" / "config.json"
+    layers = json.loads(tiny.read_text())["layer_types"][:2]
+    return synthetic_model_flags(folder, hidden_size=64, intermediate_size=64,
+                                 num_hidden_layers=len(layers), layer_types=layers,
+                                 num_attention_heads=2, num_key_value_heads=1, num_local_experts=4)
 
 
 def flags_for_all(flags=()):

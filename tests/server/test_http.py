@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from server import Connection, Server, clean_environment, flags_for_all
+from server import Connection, Server, clean_environment, flags_for_all, synthetic_model_flags
 
 
 def test_keep_alive_and_pipelining(server):
@@ -165,8 +165,10 @@ def test_tls(tmp_path):
         plain.raw.close()
 
 
-def test_health_is_503_while_loading():
-    running = Server()
+def test_health_is_503_while_loading(tmp_path):
+    # A model that takes a good half second to make: the embedded one is there before anyone asks.
+    running = Server(*synthetic_model_flags(tmp_path, hidden_size=1024, intermediate_size=1024,
+                                            num_local_experts=32))
     try:
         # The port is in nobody's log until the model is there: ask the system for it.
         seen = set()
