@@ -305,7 +305,7 @@ soak_120b() {
   soak soak_120b 200 $model "$flags --kv-cache-memory 8GiB" --long 7000 --rounds 1 \
     --clients 300:5,4:60,1:4,96:5,300:5 --grow-mib 64
   soak soak_120b_small_cache 100 $model \
-    "$flags --graphs off --kv-cache-memory 512MiB --max-model-len 2048" \
+    "$flags --graphs off --kv-cache-memory 512MiB --max-model-len 2048 --max-num-batched-tokens 1024" \
     --rounds 1 --clients 96:8,1:3,4:4,96:8 --max-prompt 600 --expect-preemptions
 }
 soak_20b() {
