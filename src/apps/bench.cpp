@@ -53,7 +53,7 @@ Record make_record(Engine& engine, const MachineLimits& limits, const Flags& fla
     record.results.push_back({result.test.name(), "tok/s", result.tok_s, result.bytes_per_token,
                               result.flops_per_token, result.share_of_limit});
     for (const auto& count : result.kernels) {
-      record.kernel_path.push_back({step_name(count.step), count.name, count.launches});
+      record.kernel_path.push_back({count.op->name, count.name, count.launches});
     }
   }
   if (gpu.state) record.environment.gpus.push_back(*gpu.state);

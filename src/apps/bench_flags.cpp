@@ -53,7 +53,7 @@ void print_limits(const MachineLimits& limits) {
 
 void print_rows(const std::vector<KernelChooser::Count>& counts) {
   for (const auto& count : counts) {
-    fmt::print("  {:<8} {} x{}\n", step_name(count.step), count.name, count.launches);
+    fmt::print("  {:<8} {} x{}\n", count.op->name, count.name, count.launches);
   }
 }
 

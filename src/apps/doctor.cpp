@@ -100,7 +100,7 @@ int run(DoctorFlags& o) {
   if (o.json) {
     Json chosen = Json::object(), list = Json::array();
     for (const Verdict& v : verdicts) {
-      if (v.chosen) chosen[step_name(v.row.step)] = v.row.name;
+      if (v.chosen) chosen[v.row.op().name] = v.row.name;
     }
     for (const Finding& f : problems) list.push_back({{"what", f.what}, {"mend", f.mend}});
     if (!model_error.empty()) list.push_back({{"what", model_error}, {"mend", "moxie inspect"}});
@@ -131,7 +131,7 @@ int run(DoctorFlags& o) {
   fmt::print("\nchosen for {} on {}:\n", o.engine.model,
              shown->name.empty() ? "the CPU" : shown->name);
   for (const Verdict& v : verdicts) {
-    if (v.chosen) fmt::print("  {:<8} {}\n", step_name(v.row.step), v.row.name);
+    if (v.chosen) fmt::print("  {:<8} {}\n", v.row.op().name, v.row.name);
   }
   fmt::print("\n");
   if (!model_error.empty()) fmt::print("! {}\n", model_error);

@@ -32,7 +32,7 @@ void print_markdown() {
       "the source.\n\n| step | row | device | needs | supports | limits | ran on |\n"
       "|---|---|---|---|---|---|---|\n");
   for (const RowInfo& row : all_rows()) {
-    fmt::print("| {} | `{}` | {} | {} | {} | {} | {} |\n", step_name(row.step), row.name,
+    fmt::print("| {} | `{}` | {} | {} | {} | {} | {} |\n", row.op().name, row.name,
                device_word(row.device), feature_names(row.needs), row.supports, row.limits,
                row.ran_on);
   }
@@ -43,8 +43,8 @@ void print_table(const std::vector<Verdict>& verdicts, const ShownDevice& device
              feature_names(device.features));
   std::string step;
   for (const Verdict& v : verdicts) {
-    if (step != step_name(v.row.step)) {
-      step = step_name(v.row.step);
+    if (step != v.row.op().name) {
+      step = v.row.op().name;
       fmt::print("{}\n", step);
     }
     fmt::print("  {} {:<40} needs {:<14} {}\n", v.chosen ? "*" : " ", v.row.name,
@@ -53,41 +53,9 @@ void print_table(const std::vector<Verdict>& verdicts, const ShownDevice& device
   }
 }
 
-// What a row reads and writes, by value and form.
 Json forms_json(const PlannedRow& row, bool reads) {
-  const Forms& f = row.forms;
   Json list = Json::object();
-  const auto x = [&] { list["x"] = kXFormNames[static_cast<int>(f.x)]; };
-  const StepKind step = reads ? row.first : row.last;
-  switch (step) {
-    case StepKind::kEmbed:
-      if (!reads) x();
-      break;
-    case StepKind::kQkv:
-      reads ? x() : void(list["q"] = kQFormNames[static_cast<int>(f.q)]);
-      break;
-    case StepKind::kAttend:
-      if (reads) list["q"] = kQFormNames[static_cast<int>(f.q)];
-      if (!reads) list["a"] = kAFormNames[static_cast<int>(f.a)];
-      break;
-    case StepKind::kOut:
-      if (reads) list["a"] = kAFormNames[static_cast<int>(f.a)];
-      x();
-      if (!reads) list["router"] = kRouterFormNames[static_cast<int>(f.router)];
-      break;
-    case StepKind::kRoute:
-      if (reads) list["router"] = kRouterFormNames[static_cast<int>(f.router)];
-      x();
-      if (!reads) list["t"] = kTFormNames[static_cast<int>(f.t)];
-      break;
-    case StepKind::kExperts:
-      if (reads) list["t"] = kTFormNames[static_cast<int>(f.t)];
-      x();
-      break;
-    default:
-      if (reads) x();
-      if (!reads) list["logits"] = "f32";
-  }
+  for (const auto& [value, form] : forms_at(row, reads)) list[value] = form;
   return list;
 }
 
@@ -109,10 +77,6 @@ std::vector<ShownRow> shown_rows(const PassPlan& plan, const GptOssConfig& confi
   }
   shown.push_back({&plan.unembed, "", 0});
   return shown;
-}
-
-std::string names_of(const PlannedRow& row) {
-  return row.row.name + (row.runs_with.empty() ? "" : " + " + row.runs_with);
 }
 
 // The time of the cheapest plan without a row; nothing where there is none.
@@ -143,7 +107,7 @@ int print_plans(const KernelsFlags& o, const GptOss& model, const KernelChooser&
       const PlannedRow& row = *shown.row;
       const auto without = us_without(row, tokens, model, kernels, kv_dtype);
       Json covers = Json::array();
-      for_each_step(row.first, row.last, [&](StepKind step) { covers.push_back(step_name(step)); });
+      for (const OpInfo* op : row.row.ops) covers.push_back(op->name);
       Json entry = {{"name", row.row.name},
                     {"covers", covers},
                     {"reads", forms_json(row, true)},
@@ -151,7 +115,6 @@ int print_plans(const KernelsFlags& o, const GptOss& model, const KernelChooser&
                     {"predicted_us", row.predicted_us},
                     {"limit_us", row.limit_us},
                     {"plan_us_without", without ? Json(*without) : Json()}};
-      if (!row.runs_with.empty()) entry["runs_with"] = row.runs_with;
       if (shown.num_layers > 0)
         entry["layers"] = shown.num_layers, entry["attention"] = shown.of_layers;
       if (!o.json) {
@@ -159,7 +122,7 @@ int print_plans(const KernelsFlags& o, const GptOss& model, const KernelChooser&
           fmt::print("  {} layers, {} attention\n", shown.num_layers, shown.of_layers);
         shown_layers = shown.of_layers;
         fmt::print("    {:<44} {:>8.1f} us, limit {:>7.1f}; reads {} writes {}; without it {}\n",
-                   names_of(row), row.predicted_us, row.limit_us, entry["reads"].dump(),
+                   row.row.name, row.predicted_us, row.limit_us, entry["reads"].dump(),
                    entry["writes"].dump(),
                    without ? fmt::format("{:.0f} us", *without) : std::string("no chain"));
       }
@@ -204,7 +167,7 @@ int run(KernelsFlags& o) {
   if (o.json) {
     Json rows = Json::array();
     for (const Verdict& v : verdicts) {
-      rows.push_back({{"step", step_name(v.row.step)},
+      rows.push_back({{"step", v.row.op().name},
                       {"name", v.row.name},
                       {"device", device_word(v.row.device)},
                       {"needs", feature_names(v.row.needs)},

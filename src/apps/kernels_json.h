@@ -13,7 +13,7 @@ namespace moxie {
 inline nlohmann::ordered_json kernels_json(const std::vector<KernelChooser::Count>& counts) {
   auto kernels = nlohmann::ordered_json::object();
   for (const auto& count : counts) {
-    auto& name = kernels[step_name(count.step)];
+    auto& name = kernels[count.op->name];
     name = name.is_null() ? count.name : name.get<std::string>() + "," + count.name;
   }
   return kernels;

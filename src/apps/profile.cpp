@@ -94,7 +94,7 @@ Record make_record(Engine& engine, const MachineLimits& limits, const Flags& fla
                               .unit = "tok/s",
                               .samples = phase.profiled_tok_s});
     for (const auto& count : phase.rows) {
-      record.kernel_path.push_back({step_name(count.step), count.name, count.launches});
+      record.kernel_path.push_back({count.op->name, count.name, count.launches});
     }
   }
   if (gpu) record.environment.gpus.push_back(*gpu);

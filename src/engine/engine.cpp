@@ -26,6 +26,7 @@ PlanRequest plan_request(const EngineOptions& options, const LoadOptions& load, 
           .max_num_seqs = options.max_num_seqs,
           .max_batch_tokens = options.max_batch_tokens,
           .max_logit_rows = options.max_logit_rows,
+          .num_taps = options.taps.size(),
           .kv_cache_bytes = options.kv_cache_bytes};
 }
 
@@ -232,12 +233,13 @@ Status Engine::make_memory() {
   const int32_t max_len = plan_.max_model_len;
   if (auto status = make_rotary(); !status) return status;
   model_ = std::make_unique<GptOss>(config, weights_, Rotary{rotary_buffer_.as<float>(), max_len},
-                                    *kernels_, options_.sinks);
+                                    *kernels_, options_.sinks, options_.taps);
   if (auto status = model_->check_rows(kv_dtype_, options_.max_batch_tokens); !status)
     return status;
 
-  const auto bytes = activation_bytes(config, weights_, kv_dtype_, *kernels_,
-                                      options_.max_batch_tokens, options_.max_logit_rows);
+  const auto bytes =
+      activation_bytes(config, weights_, kv_dtype_, *kernels_, options_.max_batch_tokens,
+                       options_.max_logit_rows, options_.taps.size());
   auto activations = device_->allocate(bytes.total() + 16 * 256);
   if (!activations) return fail(std::move(activations.error()));
   Arena arena(std::move(*activations));
@@ -403,6 +405,14 @@ Status Engine::read_logits(std::span<float> logits) {
   CHECK(logits.size() <= static_cast<size_t>(last_rows_) * static_cast<size_t>(config().vocab));
   auto status =
       device_->copy_to_host(logits.data(), activations_.logits, logits.size_bytes(), *stream_);
+  return status ? stream_->synchronize() : status;
+}
+
+Status Engine::read_tap(size_t tap, std::span<float> x) {
+  const int64_t of_tap = int64_t{activations_.max_tokens} * config().hidden;
+  CHECK(tap < options_.taps.size() && static_cast<int64_t>(x.size()) <= of_tap);
+  const float* from = activations_.taps + static_cast<int64_t>(tap) * of_tap;
+  auto status = device_->copy_to_host(x.data(), from, x.size_bytes(), *stream_);
   return status ? stream_->synchronize() : status;
 }
 

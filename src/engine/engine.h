@@ -42,7 +42,8 @@ struct EngineOptions {
   /// kAutoKvBytes: what a server takes (plan.h).
   uint64_t kv_cache_bytes = 0;
   bool sinks = true;
-  uint64_t seed = 0;  ///< of synthetic weights
+  std::vector<int32_t> taps;  ///< where passes hand out x (GptOss): read_tap()
+  uint64_t seed = 0;          ///< of synthetic weights
   bool show_progress = true;
 };
 
@@ -111,6 +112,9 @@ class Engine {
   Status begin_decoding(const HostArrays& first, std::span<const SampleRequest> requests);
   /// Waits for the last launch and copies its first logits to the host: rows times vocab values.
   Status read_logits(std::span<float> logits);
+  /// Waits for the last launch and copies to the host what tap number `tap` of EngineOptions::taps
+  /// handed out of its first tokens: tokens times hidden values.
+  Status read_tap(size_t tap, std::span<float> x);
   /// Waits for everything given to the device.
   Status synchronize() { return stream_->synchronize(); }
 

@@ -420,6 +420,48 @@ TEST(EngineCudaEmbedded, InAndOutOfTheServicesLoopNoTokenIsLost) {
   EXPECT_GE(same, 0.9 * all);  // a token lost or drawn twice turns all that follow
 }
 
+TEST(EngineCuda, TapsHandOutTheResidualStream) {
+  const Golden golden(test_data() + "/goldens/nano-a/goldens.safetensors");
+  const auto ids = golden.read<int32_t>("case0.input_ids");
+  const std::vector<int32_t> taps = {2, 0, 3};
+  auto engine = open_nano({.kv_dtype = "f32", .max_batch_tokens = 256, .taps = taps});
+  const SeqId seq = engine->kv().add_sequence();
+  const Chunk whole{seq, ids, Logits::kLast};
+  ASSERT_TRUE(engine->step({&whole, 1}).has_value());
+  for (size_t i = 0; i < taps.size(); ++i) {
+    const auto expected = golden.read<float>("case0.hidden." + std::to_string(taps[i]));
+    std::vector<float> found(expected.size());
+    ASSERT_TRUE(engine->read_tap(i, found).has_value());
+    float greatest = 0, worst = 0;
+    for (size_t at = 0; at < found.size(); ++at) {
+      greatest = std::max(greatest, std::fabs(expected[at]));
+      worst = std::max(worst, std::fabs(found[at] - expected[at]));
+    }
+    EXPECT_GT(greatest, 0);
+    EXPECT_LT(worst, 0x1p-7f * greatest) << "before layer " << taps[i];
+  }
+  engine->kv().free_sequence(seq);
+  expect_clean(*engine);
+}
+
+TEST(EngineCuda, TapsAreHandedOutByGraphs) {
+  const auto tapped = [](const char* graphs) {
+    auto engine =
+        open_nano({.graphs = graphs, .max_num_seqs = 2, .max_logit_rows = 2, .taps = {1, 4}});
+    LoopSession session(*engine);
+    for (const uint32_t seed : {5u, 6u}) session.add(tokens(30, seed), {});
+    session.run(20);
+    std::vector<float> x(4 * static_cast<size_t>(engine->config().hidden));
+    EXPECT_TRUE(engine->read_tap(0, std::span(x).first(x.size() / 2)).has_value());
+    EXPECT_TRUE(engine->read_tap(1, std::span(x).subspan(x.size() / 2)).has_value());
+    return x;
+  };
+  const std::vector<float> with = tapped("on"), without = tapped("off");
+  EXPECT_EQ(with, without);
+  EXPECT_GT(std::count_if(with.begin(), with.end(), [](float value) { return value != 0; }),
+            static_cast<int64_t>(with.size() / 2));
+}
+
 TEST(EngineCuda, GraphsDrawWhatSingleLaunchesDraw) {
   auto with = open_nano({.graphs = "on"}), without = open_nano({.graphs = "off"});
   EXPECT_TRUE(with->decode_loop().uses_graphs());

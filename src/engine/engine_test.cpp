@@ -84,7 +84,7 @@ TEST(EngineTest, ActivationsAreThoseAskedForOrAnError) {
     alone(**engine, {1, 2, 3});
     int num_rows = 0;
     for (const auto& count : (*engine)->kernels().counts()) {
-      if (count.step != StepKind::kExperts) continue;
+      if (count.op != &Op<ExpertsParams>::info) continue;
       ++num_rows;
       EXPECT_EQ(count.name.find("_i8_") != std::string::npos, is_int8) << count.name;
     }
@@ -92,7 +92,37 @@ TEST(EngineTest, ActivationsAreThoseAskedForOrAnError) {
   }
 }
 
-// Few tokens of wide models run steps together that narrow ones run one by one (kernels/joined.h).
+TEST(EngineTest, TapsHandOutWhatTheChunksLeave) {
+  const std::vector<int32_t> ids = tokens(40, 3), taps = {3, 0, 4};
+  const auto tapped = [&](size_t chunk) {
+    auto engine = open({.model = kNano,
+                        .kernels = {"all=reference"},
+                        .max_model_len = 64,
+                        .max_batch_tokens = 64,
+                        .taps = taps});
+    const auto hidden = static_cast<size_t>(engine->config().hidden);
+    const SeqId seq = engine->kv().add_sequence();
+    std::vector<std::vector<float>> x(taps.size());
+    for (size_t at = 0; at < ids.size(); at += chunk) {
+      const size_t count = std::min(chunk, ids.size() - at);
+      const Chunk part{seq, std::span(ids).subspan(at, count), Logits::kNone};
+      EXPECT_TRUE(engine->step({&part, 1}).has_value());
+      for (size_t i = 0; i < taps.size(); ++i) {
+        std::vector<float> of_part(count * hidden);
+        EXPECT_TRUE(engine->read_tap(i, of_part).has_value());
+        x[i].insert(x[i].end(), of_part.begin(), of_part.end());
+      }
+    }
+    EXPECT_EQ(engine->kernels().counts().back().name, "tap_reference");
+    return x;
+  };
+  const auto whole = tapped(ids.size());
+  EXPECT_EQ(whole, tapped(1));
+  EXPECT_EQ(whole, tapped(7));
+  EXPECT_NE(whole[0], whole[1]);
+  EXPECT_NE(whole[0], whole[2]);
+}
+
 TEST(EngineTest, AFewTokensAtATimeInAWideModelAgreeWithTheReference) {
   std::ifstream file(kNano + "/config.json");
   auto config = nlohmann::json::parse(file);
@@ -277,7 +307,7 @@ TEST(EngineTest, HoweverAnAnswerIsDraftedItIsTheSame) {
       EXPECT_EQ(engine->generate(prompt, sampling, {}, drafting)->ids, plain);
       int64_t num_draws = 0;
       for (const auto& count : engine->kernels().counts()) {
-        if (count.step == StepKind::kSample) num_draws += count.launches;
+        if (count.op == &Op<SampleParams>::info) num_draws += count.launches;
       }
       EXPECT_LT(num_draws, 40);
       if (manner == StandInDrafter::Manner::kRight) {

@@ -35,9 +35,10 @@ Sizes sizes_for(const GptOssConfig& config, const ModelWeights& layout, uint64_t
   sizes.pages = kv_pages(shape, kv_cache_bytes, max_len, request.max_num_seqs, chunk);
   sizes.full = static_cast<uint64_t>(sizes.pages.full) * shape.full_page_bytes();
   sizes.window = static_cast<uint64_t>(sizes.pages.window) * shape.window_page_bytes();
-  sizes.activations = activation_bytes(config, layout, request.kv_dtype, kernels,
-                                       request.max_batch_tokens, request.max_logit_rows)
-                          .total();
+  sizes.activations =
+      activation_bytes(config, layout, request.kv_dtype, kernels, request.max_batch_tokens,
+                       request.max_logit_rows, request.num_taps)
+          .total();
   if (kernels.device() == DeviceKind::kCpu) {
     sizes.process = kProcessBytes;
     return sizes;
@@ -213,10 +214,7 @@ Work decode_work(const GptOssConfig& config, const ModelWeights& formats, DType 
   batch.ragged.num_visible_keys = (depth + 1) * streams;
   const auto distinct = static_cast<int32_t>(
       std::lround(expected_distinct_experts(config.num_experts, config.top_k, streams)));
-  Work total;
-  for (const Work& of_step : least_work(config, formats, kv_dtype, batch, distinct))
-    total += of_step;
-  return total;
+  return least_work(config, formats, kv_dtype, batch, distinct).total();
 }
 
 }  // namespace moxie

@@ -38,6 +38,7 @@ struct PlanRequest {
   int32_t max_num_seqs = 1;
   int32_t max_batch_tokens = 0;  ///< 0: what suits the device and fits
   int32_t max_logit_rows = 1;
+  size_t num_taps = 0;
   uint64_t kv_cache_bytes = 0;  ///< 0, kAutoKvBytes, or of both pools
 };
 

@@ -174,20 +174,20 @@ class LinearStepsCuda : public CudaTest {
     Built<P> built = build(c);
     if (format == DType::kMXFP8)
       for (PackedTensor& tensor : built.weights) round_to_mxfp8(tensor);
-    const std::string reference = std::string(step_name(StepOf<P>::value)) + "_reference";
+    const std::string reference = std::string(Op<P>::info.name) + "_reference";
     std::vector<Output> expected = run_row(built, row_named<P>(reference), machine_);
     for (Output& output : expected) {
       if (std::string(output.name) != "expert_ids" && std::string(output.name) != "t")
         output.rounding += kSplitRounding;
     }
     int num_rows = 0;
-    for (const Row<P>& row : table_of<P>()) {
+    for (const Row<P>& row : Op<P>::rows()) {
       if (row.device != DeviceKind::kCuda) continue;
       if (const Features missing = row.needs & ~features(); missing != 0) {
         runs_->cannot_run(row.name, missing);
         continue;
       }
-      if (first_covered(row) != StepOf<P>::value) continue;  // expect_folded_route_agrees()
+      if (!row.covers.empty()) continue;  // expect_folded_route_agrees()
       built.reset();
       P params = to_device(built.params, format);
       params.forms = forms_with(row, XForm::kF32Pair);
@@ -213,7 +213,7 @@ class LinearStepsCuda : public CudaTest {
         if (row.forms.x.has(XForm::kF32)) {
           params.forms.x = XForm::kF32;
           // Some rows want two floats: each step has one that does not, on sm_90a.
-          const std::string single = std::string(step_name(StepOf<P>::value)) + ", x single";
+          const std::string single = std::string(Op<P>::info.name) + ", x single";
           if (const char* why = row.refuses(params)) {
             if ((features() & kSm90a) != 0) runs_->refused(single, why);
             back_.clear();
@@ -314,7 +314,7 @@ class LinearStepsCuda : public CudaTest {
     const float* const drawn = std::exchange(p.t, t.data());
     const std::vector<Output> expected =
         run_row(built, row_named<ExpertsParams>("experts_reference"), machine_);
-    for (const Row<ExpertsParams>& row : table_of<ExpertsParams>()) {
+    for (const Row<ExpertsParams>& row : Op<ExpertsParams>::rows()) {
       const char* const name = row.name;
       if (row.device != DeviceKind::kCuda || !row.forms.t.has(TForm::kAbsent)) continue;
       if ((row.needs & ~features()) != 0) continue;
@@ -503,7 +503,7 @@ class LinearStepsCuda : public CudaTest {
     const auto out_row = chooser.select(out_folded);
     const auto experts_row = chooser.select(experts_there);
     ASSERT_TRUE(out_row.has_value() && experts_row.has_value());
-    EXPECT_EQ(first_covered(**experts_row), StepKind::kRoute);
+    EXPECT_EQ((*experts_row)->covers.front(), &Op<RouteParams>::info);
     (*out_row)->run(out_folded);
     run_on_device(**experts_row, experts_there);
     x_back(x.data(), out_there.x, static_cast<int64_t>(x.size()));

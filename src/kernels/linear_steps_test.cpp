@@ -147,7 +147,7 @@ TEST(Experts, ActivationHasTheKnownValues) {
       {10, 10, 55.999625026}, {7, -7, -41.999718770}, {-0.5f, 3, -0.598446254},
       {0.5f, -1, 0}};
   TestMachine machine;
-  for (const Row<ExpertsParams>& row : table_of<ExpertsParams>()) {
+  for (const Row<ExpertsParams>& row : Op<ExpertsParams>::rows()) {
     if (row.device != DeviceKind::kCpu || (row.needs & ~cpu_features()) != 0) continue;
     Built<ExpertsParams> built = build(ExpertsCase{
         .hidden = 32, .intermediate = 32, .experts = 1, .top_k = 1, .weights = DType::kF32});
@@ -186,7 +186,7 @@ TEST(Experts, ActivationHasTheKnownValues) {
 
 TEST(Route, TiesGoToTheLowerIndex) {
   TestMachine machine;
-  for (const Row<RouteParams>& row : table_of<RouteParams>()) {
+  for (const Row<RouteParams>& row : Op<RouteParams>::rows()) {
     if (row.device != DeviceKind::kCpu || (row.needs & ~cpu_features()) != 0) continue;
     Built<RouteParams> built = build(RouteCase{.experts = 20, .top_k = 4});
     std::fill(built.weights[0].memory.begin(), built.weights[0].memory.end(), std::byte{0});
@@ -202,7 +202,7 @@ TEST(Route, TiesGoToTheLowerIndex) {
 template <typename Case>
 void expect_same_for_any_threads(const Case& c, RowRuns& runs) {
   using P = typename Case::Params;
-  for (const Row<P>& row : table_of<P>()) {
+  for (const Row<P>& row : Op<P>::rows()) {
     if (row.device != DeviceKind::kCpu || (row.needs & ~cpu_features()) != 0) continue;
     Built<P> built = build(c);
     if (const char* why = row.refuses(built.params)) {
@@ -247,7 +247,7 @@ TEST(LinearSteps, ResultsDoNotDependOnTheNumberOfThreads) {
 
 template <typename P>
 void expect_roundings_fit_the_rows() {
-  for (const Row<P>& row : table_of<P>()) {
+  for (const Row<P>& row : Op<P>::rows()) {
     const double rounding = activation_rounding(row);
     EXPECT_EQ(rounding == kI8Rounding, row.gains_by_int8 != nullptr) << row.name;
     EXPECT_EQ(rounding == kE4m3Rounding, row.name == std::string("experts_mxfp4_e4m3_gemm_sm90"))
@@ -269,7 +269,7 @@ TEST(LinearSteps, ATokensResultDoesNotDependOnItsNeighbours) {
   TestMachine machine;
   RowRuns runs;
   for (DType weights : kWeightFormats) {
-    for (const Row<ExpertsParams>& row : table_of<ExpertsParams>()) {
+    for (const Row<ExpertsParams>& row : Op<ExpertsParams>::rows()) {
       if (row.device != DeviceKind::kCpu || (row.needs & ~cpu_features()) != 0) continue;
       Built<ExpertsParams> built =
           build(ExpertsCase{.tokens = 37, .hidden = 160, .intermediate = 96, .weights = weights});
@@ -304,13 +304,14 @@ TEST(LinearSteps, ATokensResultDoesNotDependOnItsNeighbours) {
 
 TEST(LinearSteps, WorkCountsWeightsOnceAndTwoOperationsAProduct) {
   const Built<OutParams> out = build(OutCase{.tokens = 3, .rows = 64, .cols = 64});
-  EXPECT_EQ(out_work(out.params).flops, 2.0 * 3 * 64 * 64);
-  EXPECT_EQ(out_work(out.params).bytes, 2.0 * 64 * 64 + 4 * 64 + 4 * 3 * (64 + 128));
+  EXPECT_EQ(Op<OutParams>::work(out.params).flops, 2.0 * 3 * 64 * 64);
+  EXPECT_EQ(Op<OutParams>::work(out.params).bytes, 2.0 * 64 * 64 + 4 * 64 + 4 * 3 * (64 + 128));
   const Built<ExpertsParams> experts = build(ExpertsCase{.tokens = 2, .top_k = 4});
   const Built<RouteParams> route = build(RouteCase{.tokens = 3, .hidden = 64});
   RouteParams leaving = route.params;
   leaving.forms.t = TForm::kAbsent;
-  EXPECT_EQ(route_work(route.params).bytes - route_work(leaving).bytes, 4.0 * 3 * 64);
+  EXPECT_EQ(Op<RouteParams>::work(route.params).bytes - Op<RouteParams>::work(leaving).bytes,
+            4.0 * 3 * 64);
   EXPECT_EQ(experts_work(experts.params, 5).flops, 2.0 * 3 * 64 * 64 * 2 * 4);
   EXPECT_NEAR(experts_work(experts.params, 6).bytes - experts_work(experts.params, 5).bytes,
               3 * 64 * 64 * 4.25 / 8 + 4 * (128 + 64), 1e-6);

@@ -1,68 +1,25 @@
-// Names of steps, forced rows, counts, and the list of all rows.
+// Forced rows, counts, and the list of all rows.
 #include "kernels/registry.h"
 
 #include <algorithm>
 
 #include "core/nearest.h"
-#include "kernels/attend/attend.h"
-#include "kernels/embed/embed.h"
-#include "kernels/experts/experts.h"
 #include "kernels/gemm/tile_model.h"
-#include "kernels/out/out.h"
-#include "kernels/qkv/qkv.h"
-#include "kernels/route/route.h"
-#include "kernels/sample/sample.h"
-#include "kernels/unembed/unembed.h"
 
 namespace moxie {
-namespace {
 
-constexpr const char* kStepNames[kNumSteps] = {"embed", "qkv",     "attend",  "out",
-                                               "route", "experts", "unembed", "sample"};
-
-// Kinds of rows of experts, and what their names contain: one of these.
-struct KindOfExperts {
-  const char* name;
-  std::array<std::string_view, 3> parts;
-  bool has(std::string_view row) const {
-    return std::any_of(parts.begin(), parts.end(), [&](std::string_view part) {
-      return !part.empty() && row.find(part) != row.npos;
-    });
-  }
-};
-constexpr KindOfExperts kKindsOfExperts[] = {{"gemv", {"_gemv", "_slices_", "_tiles_"}},
-                                             {"w4a16", {"_bf16_gemm"}},
-                                             {"w4a8", {"_e4m3_gemm"}}};
-
-const KindOfExperts* kind_of_experts(std::string_view name) {
-  for (const KindOfExperts& kind : kKindsOfExperts)
-    if (name == kind.name) return &kind;
+const OpInfo* op_named(std::string_view name) {
+  for (const OpTable& table : all_ops())
+    if (name == table.op->name) return table.op;
   return nullptr;
 }
 
-template <typename P>
-void append_rows(std::vector<RowInfo>& rows) {
-  for (const Row<P>& row : table_of<P>()) rows.push_back(row_info(row));
-}
-
-}  // namespace
-
-const char* step_name(StepKind step) { return kStepNames[static_cast<int>(step)]; }
-
 std::vector<RowInfo> all_rows() {
-  std::vector<RowInfo> rows;
-  append_rows<EmbedParams>(rows);
-  append_rows<QkvParams>(rows);
-  append_rows<AttendParams>(rows);
-  append_rows<OutParams>(rows);
-  append_rows<RouteParams>(rows);
-  append_rows<ExpertsParams>(rows);
-  append_rows<UnembedParams>(rows);
-  append_rows<SampleParams>(rows);
-  return rows;
+  std::vector<RowInfo> all;
+  for (const OpTable& table : all_ops())
+    for (RowInfo& row : table.rows()) all.push_back(std::move(row));
+  return all;
 }
-
-bool takes_tile(std::string_view row) { return row.find("_bf16_gemm_sm90") != row.npos; }
 
 Status KernelChoice::add(const std::string& assignment) {
   const auto equals = assignment.find('=');
@@ -70,45 +27,51 @@ Status KernelChoice::add(const std::string& assignment) {
     return fail("expected STEP=NAME, found '" + assignment + "'", "--kernel",
                 "for example --kernel experts=reference; `moxie kernels` lists them");
   }
-  const std::string step = assignment.substr(0, equals);
+  const std::string op_name = assignment.substr(0, equals);
   const std::string name = assignment.substr(equals + 1);
-  if (step == "all") {
+  if (op_name == "all") {
     if (name != "reference" && name != "auto") {
       return fail("all= takes 'reference' or 'auto', found '" + name + "'", "--kernel");
     }
-    for (int i = 0; i < kNumSteps; ++i) {
-      if (name == "auto")
-        forced_[i].reset();
-      else
-        forced_[i] = std::string(kStepNames[i]) + "_reference";
-    }
+    forced_.clear();
+    if (name == "auto") return {};
+    for (const OpTable& table : all_ops())
+      forced_[table.op] = {.name = std::string(table.op->name) + "_reference"};
     return {};
   }
-  const auto found = std::find(std::begin(kStepNames), std::end(kStepNames), step);
-  if (found == std::end(kStepNames)) {
-    const std::vector<std::string> step_names(std::begin(kStepNames), std::end(kStepNames));
-    return fail("no step '" + step + "'", "--kernel",
-                "did you mean '" + nearest_name(step, step_names) + "'?");
-  }
-  const int index = static_cast<int>(found - std::begin(kStepNames));
-  if (name == "auto") {
-    forced_[index].reset();
-    return {};
-  }
-  const std::string full = name == "reference" ? step + "_reference" : name;
-  const bool is_experts = index == static_cast<int>(StepKind::kExperts);
   std::vector<std::string> known;
-  for (const RowInfo& row : all_rows()) {
-    if (static_cast<int>(row.step) == index) known.push_back(row.name);
+  const OpTable* of_name = nullptr;
+  for (const OpTable& table : all_ops()) {
+    known.emplace_back(table.op->name);
+    if (op_name == table.op->name) of_name = &table;
   }
-  if (is_experts)
-    for (const KindOfExperts& kind : kKindsOfExperts) known.push_back(kind.name);
-  if (std::find(known.begin(), known.end(), full) == known.end()) {
-    return fail("step '" + step + "' has no row '" + name + "'", "--kernel",
-                "did you mean '" + nearest_name(full, known) + "'? `moxie kernels` lists them");
+  if (of_name == nullptr) {
+    return fail("no step '" + op_name + "'", "--kernel",
+                "did you mean '" + nearest_name(op_name, known) + "'?");
   }
-  forced_[index] = full;
+  if (name == "auto") {
+    forced_.erase(of_name->op);
+    return {};
+  }
+  Forced found{.name = name == "reference" ? op_name + "_reference" : name};
+  known.clear();
+  for (const RowInfo& row : of_name->rows()) {
+    known.push_back(row.name);
+    if (!row.kind.empty()) known.push_back(row.kind);
+    if (found.name == row.name || found.name == row.kind) found.activation = row.activation;
+  }
+  if (std::find(known.begin(), known.end(), found.name) == known.end()) {
+    return fail(
+        "step '" + op_name + "' has no row '" + name + "'", "--kernel",
+        "did you mean '" + nearest_name(found.name, known) + "'? `moxie kernels` lists them");
+  }
+  forced_[of_name->op] = std::move(found);
   return {};
+}
+
+const std::string* KernelChoice::forced(const OpInfo& op) const {
+  const auto found = forced_.find(&op);
+  return found == forced_.end() ? nullptr : &found->second.name;
 }
 
 Status KernelChoice::set_tile(const std::string& tile) {
@@ -116,14 +79,6 @@ Status KernelChoice::set_tile(const std::string& tile) {
   if (!columns) return fail(std::move(columns.error()));
   tile_columns_ = *columns;
   return {};
-}
-
-bool KernelChoice::allows(StepKind step, std::string_view row) const {
-  if (excluded_.contains(row)) return false;
-  const auto& name = forced(step);
-  if (!name || *name == row) return true;
-  const KindOfExperts* kind = step == StepKind::kExperts ? kind_of_experts(*name) : nullptr;
-  return kind != nullptr && kind->has(row);
 }
 
 Status KernelChoice::set_activation(const std::string& activation) {
@@ -138,22 +93,25 @@ Status KernelChoice::set_activation(const std::string& activation) {
 }
 
 DType KernelChoice::activation() const {
-  const auto& row = forced(StepKind::kExperts);
-  const bool wants = row && (*row == "w4a8" || kind_of_experts("w4a8")->has(*row));
-  return activation_ == "mxfp8" || (activation_ == "auto" && wants) ? DType::kF8E4M3 : DType::kBF16;
+  if (activation_ == "mxfp8") return DType::kF8E4M3;
+  if (activation_ == "auto") {
+    for (const auto& [op, forced] : forced_)
+      if (forced.activation != DType::kBF16) return forced.activation;
+  }
+  return DType::kBF16;
 }
 
 bool KernelChoice::all_reference() const {
-  for (int i = 0; i < kNumSteps; ++i) {
-    if (!forced_[i] || *forced_[i] != std::string(kStepNames[i]) + "_reference") return false;
-  }
-  return true;
+  return std::ranges::all_of(all_ops(), [&](const OpTable& table) {
+    const std::string* name = forced(*table.op);
+    return name != nullptr && *name == std::string(table.op->name) + "_reference";
+  });
 }
 
-tl::unexpected<Error> KernelChooser::refusal(const std::string& row, StepKind step,
+tl::unexpected<Error> KernelChooser::refusal(const std::string& row, const OpInfo& op,
                                              const std::string& why) const {
-  const std::string where = row.empty() ? "step " + std::string(step_name(step))
-                                        : "--kernel " + std::string(step_name(step)) + "=" + row;
+  const std::string where =
+      row.empty() ? "step " + std::string(op.name) : "--kernel " + std::string(op.name) + "=" + row;
   return fail(why, where, "`moxie kernels` shows what this machine can run");
 }
 
@@ -161,9 +119,9 @@ std::string KernelChooser::missing(Features needs) const {
   return "needs " + feature_names(needs & ~features_) + ", which this machine lacks";
 }
 
-void KernelChooser::count(StepKind step, const char* name) {
+void KernelChooser::count(const OpInfo& op, const char* name) {
   std::lock_guard lock(mutex_);
-  ++(recording_ ? *recording_ : counts_)[{static_cast<int>(step), name}];
+  ++(recording_ ? *recording_ : counts_)[{&op, name}];
 }
 
 void KernelChooser::count(const Launches& launches) {
@@ -188,8 +146,9 @@ KernelChooser::Launches KernelChooser::end_recording() {
 std::vector<KernelChooser::Count> KernelChooser::counts() const {
   std::lock_guard lock(mutex_);
   std::vector<Count> list;
-  for (const auto& [key, launches] : counts_) {
-    list.push_back({static_cast<StepKind>(key.first), key.second, launches});
+  for (const OpTable& table : all_ops()) {
+    for (const auto& [key, launches] : counts_)
+      if (key.first == table.op) list.push_back({key.first, key.second, launches});
   }
   return list;
 }

@@ -1,12 +1,11 @@
 // The tables of implementations, and how a row is chosen.
 //
-// Every step has one table of rows for all devices. A row says what hardware it needs, what it
+// Every operation has one table of rows for all devices. A row says what hardware it needs, what it
 // accepts, what scratch it wants and what it costs. KernelChooser takes the cheapest eligible row,
-// explains why each other lost, honours `--kernel STEP=NAME`, and counts every launch by name.
+// explains why each other lost, honours `--kernel OP=NAME`, and counts every launch by name.
 // There is never a silent fall-back: a forced row that cannot run is an error before anything runs.
 #pragma once
 
-#include <array>
 #include <functional>
 #include <map>
 #include <mutex>
@@ -19,20 +18,19 @@
 #include "core/base.h"
 #include "core/clock.h"
 #include "kernels/features.h"
+#include "kernels/op.h"
 #include "kernels/rates.h"
-#include "kernels/step.h"
 
 namespace moxie {
 
-/// What a row of a step can do together with a neighbouring step's (kernels/joined.h). Empty but
-/// where specialised beside the step's Params.
-template <typename P>
-struct JointOf {};
-
-/// One implementation of a step. `P` is the step's Params.
+/// One implementation of an operation. `P` is the operation's Params.
 template <typename P>
 struct Row {
-  const char* name;  ///< "qkv_any_f32_gemv_avx512"
+  const char* name;  ///< as docs/adding-a-kernel.md forms it
+  /// The operations before its own that it does too, in their order; its name begins with theirs.
+  std::span<const OpInfo* const> covers = {};
+  /// A word by which `--kernel` allows all rows of the kind: "w4a16". Empty: none.
+  const char* kind = "";
   DeviceKind device;
   Features needs;        ///< every bit must be there
   const char* supports;  ///< formats and shapes, for people
@@ -41,6 +39,9 @@ struct Row {
   PackedLayout layout;
   /// The forms that it takes of what it reads, and leaves of what it writes.
   RowForms forms = {};
+  /// Of the activations that it multiplies: with kF8E4M3 it runs where these are asked for.
+  DType activation = DType::kBF16;
+  bool takes_tile = false;  ///< `--tile` says how it cuts an expert's tokens
   /// Null but in rows that round activations to 8-bit integers: there, whether these params gain
   /// enough by it for the row to run unasked (permits()).
   bool (*gains_by_int8)(const P&) = nullptr;
@@ -52,8 +53,14 @@ struct Row {
   /// Scratch bytes for these params.
   uint64_t (*workspace)(const P&);
   void (*run)(const P&);
-  JointOf<P> joint = {};
 };
+
+/// Calls `visit` with each operation that the row does; its own is the last.
+template <typename P, typename Visit>
+void for_each_op(const Row<P>& row, Visit&& visit) {
+  for (const OpInfo* op : row.covers) visit(*op);
+  visit(Op<P>::info);
+}
 
 /// Of reference rows, which run where they are forced or nothing else can; and of rows that would
 /// round more than they gain.
@@ -78,13 +85,16 @@ inline constexpr int32_t kLeastInt8Tokens = 8, kLeastInt8Hidden = 2048;
 inline constexpr const char* kRanAnyCpu = "x86-64; aarch64 under an emulator only";
 inline constexpr const char* kRanEmulated = "aarch64 under an emulator only";
 
-/// A row without its types: what `moxie kernels`, docs and records print. It covers the steps from
-/// `first` to `step`, whose table it is in; its name begins with theirs.
+/// A row without its types: what `moxie kernels`, docs and records print.
 struct RowInfo {
-  StepKind first, step;
-  std::string name, supports, limits, ran_on;
+  std::vector<const OpInfo*> ops;  ///< that it does, in their order; in the last one's table
+  std::string name, supports, limits, ran_on, kind;
   DeviceKind device;
   Features needs;
+  DType activation;
+  bool takes_tile;
+
+  const OpInfo& op() const { return *ops.back(); }
 };
 
 /// Why a row is or is not the one chosen.
@@ -93,12 +103,6 @@ struct Verdict {
   bool chosen = false;
   std::string reason;  ///< "cheapest", "forced", "needs amx_bf16", "costs 12 against 4", ...
 };
-
-/// Specialised beside each step: the table, the step, and the least work of a launch.
-template <typename P>
-std::span<const Row<P>> table_of();
-template <typename P>
-struct StepOf;  // static constexpr StepKind value
 
 /// Of each value a form that the row takes: of x two floats where it does, which no row refuses for
 /// any number of tokens, of others the first.
@@ -133,37 +137,30 @@ const char* why_not(const Row<P>& row, const P& params) {
   return why != nullptr ? why : row.refuses(params);
 }
 
-/// The first step that a row covers; the last is its table's. Rows of experts that read the
-/// router's products choose the experts, too: theirs is route.
-template <typename P>
-constexpr StepKind first_covered(const Row<P>& row) {
-  const bool routes =
-      StepOf<P>::value == StepKind::kExperts && row.forms.router.has(RouterForm::kSums);
-  return routes ? StepKind::kRoute : StepOf<P>::value;
-}
-
-/// Calls `visit` with each step from `first` to `last`.
-template <typename Visit>
-void for_each_step(StepKind first, StepKind last, Visit&& visit) {
-  for (int s = static_cast<int>(first); s <= static_cast<int>(last); ++s)
-    visit(static_cast<StepKind>(s));
-}
-
-/// Forced names: from `--kernel STEP=NAME`. `all=reference` forces the row `<step>_reference`.
+/// Forced names: from `--kernel OP=NAME`. `all=reference` forces the row `<op>_reference`.
 class KernelChoice {
  public:
-  /// Parses one "STEP=NAME"; NAME may be "auto", a row's name, "reference", or of experts "gemv",
-  /// "w4a16" or "w4a8": the cheapest of the rows whose names say so. Unknown steps and names fail
-  /// with the nearest that exist.
+  /// Parses one "OP=NAME"; NAME may be "auto", a row's name, "reference", or a kind of the
+  /// operation's rows, of experts "gemv", "w4a16" or "w4a8": the cheapest of the kind. Unknown
+  /// operations and names fail with the nearest that exist.
   Status add(const std::string& assignment);
-  const std::optional<std::string>& forced(StepKind step) const {
-    return forced_[static_cast<int>(step)];
-  }
+  /// The name or kind that is forced; null if none is.
+  const std::string* forced(const OpInfo& op) const;
   /// No row of this name may run: how a plan without it is made.
   void exclude(const std::string& row) { excluded_.insert(row); }
-  /// Whether a row may run: it is not excluded, and nothing is forced, or this row, or rows of its
-  /// kind.
-  bool allows(StepKind step, std::string_view row) const;
+  /// Whether a row may run: it is not excluded, and of each operation that it does nothing is
+  /// forced, or this row, or of its own rows of its kind.
+  template <typename P>
+  bool allows(const Row<P>& row) const {
+    if (excluded_.contains(std::string_view(row.name))) return false;
+    bool allowed = true;
+    for_each_op(row, [&](const OpInfo& op) {
+      const std::string* name = forced(op);
+      const bool is_kind = &op == &Op<P>::info && name != nullptr && *name == row.kind;
+      allowed = allowed && (name == nullptr || *name == row.name || is_kind);
+    });
+    return allowed;
+  }
   bool all_reference() const;
   /// `--tile`: "auto" or a tile of gemm/tile_model.h.
   Status set_tile(const std::string& tile);
@@ -179,16 +176,19 @@ class KernelChoice {
   /// to, forced by its own name, or not told otherwise where that gains much.
   template <typename P>
   bool permits(const Row<P>& row, const P& params) const {
-    bool allowed = true;
-    for_each_step(first_covered(row), StepOf<P>::value,
-                  [&](StepKind step) { allowed = allowed && allows(step, row.name); });
-    if (!allowed) return false;
-    if (row.gains_by_int8 == nullptr || int8() || forced(StepOf<P>::value) == row.name) return true;
+    if (!allows(row)) return false;
+    const std::string* name = forced(Op<P>::info);
+    if (row.gains_by_int8 == nullptr || int8() || (name != nullptr && *name == row.name))
+      return true;
     return activation_ == "auto" && row.gains_by_int8(params);
   }
 
  private:
-  std::array<std::optional<std::string>, kNumSteps> forced_;
+  struct Forced {
+    std::string name;
+    DType activation = DType::kBF16;  // of the row, or of rows of the kind
+  };
+  std::map<const OpInfo*, Forced> forced_;
   int32_t tile_columns_ = 0;
   std::string activation_ = "auto";
   std::set<std::string, std::less<>> excluded_;
@@ -205,14 +205,13 @@ class KernelChooser {
   /// together (kernels/plan.h).
   template <typename P>
   Result<const Row<P>*> select(const P& params) const {
-    constexpr StepKind kStep = StepOf<P>::value;
-    const auto& forced = choice_.forced(kStep);
+    const std::string* forced = choice_.forced(Op<P>::info);
     const Row<P>* best = nullptr;
     double best_cost = 0;
     // Of a forced row, or the last of its kind: why it cannot run.
     const Row<P>* refused = nullptr;
     const char* why_refused = nullptr;
-    for (const Row<P>& row : table_of<P>()) {
+    for (const Row<P>& row : Op<P>::rows()) {
       if (!choice_.permits(row, params)) continue;
       if (row.device != device_) {
         if (refused == nullptr) refused = &row, why_refused = "it is for another device";
@@ -226,9 +225,9 @@ class KernelChooser {
       }
     }
     if (best != nullptr) return best;
-    if (!forced || refused == nullptr)
-      return refusal("", kStep, "no row accepts these formats on this machine");
-    return refusal(refused->name, kStep,
+    if (forced == nullptr || refused == nullptr)
+      return refusal("", Op<P>::info, "no row accepts these formats on this machine");
+    return refusal(refused->name, Op<P>::info,
                    why_refused == nullptr ? missing(refused->needs) : why_refused);
   }
 
@@ -241,11 +240,11 @@ class KernelChooser {
     return **row;
   }
 
-  /// All rows of the step with the reason each is or is not chosen.
+  /// All rows of the operation with the reason each is or is not chosen.
   template <typename P>
   std::vector<Verdict> explain(const P& params) const;
 
-  /// Runs the step with the chosen row and counts it.
+  /// Runs the operation with the chosen row and counts it.
   template <typename P>
   void run(const P& params) {
     run(row_for(params), params);
@@ -254,48 +253,30 @@ class KernelChooser {
   template <typename P>
   void run(const Row<P>& row, const P& params) {
     CHECK(params.launch.workspace_bytes >= row.workspace(params), row.name);
-    run_counted(row, [&] { row.run(params); });
-  }
-  /// Counts a run of the row, which is what `run()` does.
-  template <typename P, typename Run>
-  void run_counted(const Row<P>& row, Run run) {
-    for_each_step(first_covered(row), StepOf<P>::value,
-                  [&](StepKind step) { count(step, row.name); });
-    if (!on_run_) return run();
+    for_each_op(row, [&](const OpInfo& op) { count(op, row.name); });
+    if (!on_run_) return row.run(params);
     const auto start = Clock::now();
-    run();
-    on_run_(StepOf<P>::value, row.name, start, Clock::now());
-  }
-  /// Counts a run of two rows one after the other, which is what `run()` does; it returns when the
-  /// first was over. The time in which both ran is the first's.
-  template <typename P, typename Q, typename Run>
-  void run_counted(const Row<P>& first, const Row<Q>& second, Run run) {
-    count(StepOf<P>::value, first.name);
-    count(StepOf<Q>::value, second.name);
-    const auto start = Clock::now();
-    const Clock::time_point border = run();
-    if (!on_run_) return;
-    on_run_(StepOf<P>::value, first.name, start, border);
-    on_run_(StepOf<Q>::value, second.name, border, Clock::now());
+    row.run(params);
+    on_run_(Op<P>::info, row.name, start, Clock::now());
   }
 
-  /// Called after every run with its time on the host, on the thread that ran it: all of the step
-  /// on the CPU, its launch elsewhere. Set or cleared (null) while nothing runs.
-  using OnRun = std::function<void(StepKind, const char* row, Clock::time_point start,
+  /// Called after every run with its time on the host, on the thread that ran it: all of the row on
+  /// the CPU, its launch elsewhere. Set or cleared (null) while nothing runs.
+  using OnRun = std::function<void(const OpInfo&, const char* row, Clock::time_point start,
                                    Clock::time_point end)>;
   void set_on_run(OnRun on_run) { on_run_ = std::move(on_run); }
 
-  /// Launches by row name since the start (or the last reset), step by step.
+  /// Launches by row name since the start (or the last reset), in the order of all_ops().
   struct Count {
-    StepKind step;
+    const OpInfo* op;
     std::string name;
     uint64_t launches;
   };
   std::vector<Count> counts() const;
   void reset_counts();
 
-  /// Launches by (step, row name).
-  using Launches = std::map<std::pair<int, const char*>, uint64_t>;
+  /// Launches by (operation, row name).
+  using Launches = std::map<std::pair<const OpInfo*, const char*>, uint64_t>;
   /// Between these two, launches are recorded into a graph and do not run: they are not counted but
   /// returned, to be counted each time the graph runs.
   void begin_recording();
@@ -312,9 +293,9 @@ class KernelChooser {
   std::string missing(Features needs) const;
 
  private:
-  tl::unexpected<Error> refusal(const std::string& row, StepKind step,
+  tl::unexpected<Error> refusal(const std::string& row, const OpInfo& op,
                                 const std::string& why) const;
-  void count(StepKind step, const char* name);
+  void count(const OpInfo& op, const char* name);
 
   DeviceKind device_;
   Features features_;
@@ -326,23 +307,39 @@ class KernelChooser {
   OnRun on_run_;
 };
 
-/// Every row of every table, in the order of the steps.
-std::vector<RowInfo> all_rows();
-/// Whether `--tile` says how a row of experts cuts an expert's tokens.
-bool takes_tile(std::string_view row);
-
 template <typename P>
 RowInfo row_info(const Row<P>& row) {
-  return {first_covered(row), StepOf<P>::value, row.name,   row.supports,
-          row.limits,         row.ran_on,       row.device, row.needs};
+  RowInfo info{.name = row.name,
+               .supports = row.supports,
+               .limits = row.limits,
+               .ran_on = row.ran_on,
+               .kind = row.kind,
+               .device = row.device,
+               .needs = row.needs,
+               .activation = row.activation,
+               .takes_tile = row.takes_tile};
+  for_each_op(row, [&](const OpInfo& op) { info.ops.push_back(&op); });
+  return info;
 }
+
+/// An operation and its table.
+struct OpTable {
+  const OpInfo* op;
+  std::vector<RowInfo> (*rows)();
+};
+/// Every operation: those of a pass in their order, then the others (ops.cpp).
+std::span<const OpTable> all_ops();
+/// Every row of every table, in the order of all_ops().
+std::vector<RowInfo> all_rows();
+/// The operation of this name, or null.
+const OpInfo* op_named(std::string_view name);
 
 template <typename P>
 std::vector<Verdict> KernelChooser::explain(const P& params) const {
   const auto chosen = select(params);
-  const bool forced = choice_.forced(StepOf<P>::value).has_value();
+  const bool forced = choice_.forced(Op<P>::info) != nullptr;
   std::vector<Verdict> verdicts;
-  for (const Row<P>& row : table_of<P>()) {
+  for (const Row<P>& row : Op<P>::rows()) {
     Verdict verdict{.row = row_info(row)};
     if (chosen && *chosen == &row) {
       verdict.chosen = true;
@@ -353,7 +350,7 @@ std::vector<Verdict> KernelChooser::explain(const P& params) const {
       verdict.reason = missing(row.needs);
     } else if (const char* why = why_not(row, params)) {
       verdict.reason = why;
-    } else if (!choice_.allows(StepOf<P>::value, row.name)) {
+    } else if (!choice_.allows(row)) {
       verdict.reason = "another row is forced";
     } else if (!choice_.permits(row, params)) {
       verdict.reason = "rounds activations to 8 bits: --activation int8 lets it run here, too";

@@ -14,13 +14,12 @@ namespace {
 
 constexpr Features kEverything = ~Features{0};
 
-TEST(AllRows, NamesAreUniqueAndStartWithTheStepsThatTheyCover) {
+TEST(AllRows, NamesAreUniqueAndStartWithTheOperationsThatTheyDo) {
   std::set<std::string> names;
   for (const RowInfo& row : all_rows()) {
     EXPECT_TRUE(names.insert(row.name).second) << row.name << " appears twice";
     std::string prefix;
-    for_each_step(row.first, row.step,
-                  [&](StepKind step) { prefix += std::string(step_name(step)) + "_"; });
+    for (const OpInfo* op : row.ops) prefix += std::string(op->name) + "_";
     EXPECT_EQ(row.name.substr(0, prefix.size()), prefix);
     EXPECT_FALSE(row.supports.empty()) << row.name;
     EXPECT_FALSE(row.limits.empty()) << row.name;
@@ -28,15 +27,24 @@ TEST(AllRows, NamesAreUniqueAndStartWithTheStepsThatTheyCover) {
   }
 }
 
-TEST(AllRows, EveryStepHasAReferenceRowThatNeedsNothing) {
+TEST(AllOps, NamesAreUniqueAndFound) {
+  std::set<std::string> names;
+  for (const OpTable& table : all_ops()) {
+    EXPECT_TRUE(names.insert(table.op->name).second) << table.op->name << " appears twice";
+    EXPECT_EQ(op_named(table.op->name), table.op);
+  }
+  EXPECT_EQ(op_named("expert"), nullptr);
+}
+
+TEST(AllRows, EveryOperationHasAReferenceRowThatNeedsNothing) {
   std::set<std::string> found;
   for (const RowInfo& row : all_rows()) {
-    if (row.name != std::string(step_name(row.step)) + "_reference") continue;
+    if (row.name != std::string(row.op().name) + "_reference") continue;
     found.insert(row.name);
     EXPECT_EQ(row.needs, kFeatureNone) << row.name;
     EXPECT_EQ(row.device, DeviceKind::kCpu) << row.name;
   }
-  EXPECT_EQ(found.size(), static_cast<size_t>(kNumSteps));
+  EXPECT_EQ(found.size(), all_ops().size());
 }
 
 TEST(KernelChooser, TakesTheCheapestRowThatTheFeaturesAllow) {
@@ -58,7 +66,7 @@ TEST(KernelChooser, TakesTheCheapestRowThatTheFeaturesAllow) {
     const auto row = chooser.select(built.params);
     ASSERT_TRUE(row.has_value());
     EXPECT_STREQ((*row)->name, expected.name);
-    for (const Row<OutParams>& other : table_of<OutParams>()) {
+    for (const Row<OutParams>& other : Op<OutParams>::rows()) {
       if (other.device != DeviceKind::kCpu) continue;
       if ((other.needs & ~expected.features) != 0) continue;
       if (other.gains_by_int8 != nullptr || other.refuses(built.params) != nullptr) continue;
@@ -75,7 +83,8 @@ TEST(KernelChooser, RowsThatRoundTo8BitsRunIfAskedOrForcedByName) {
   const auto chosen = [&](const KernelChoice& choice) -> std::string {
     const KernelChooser chooser(DeviceKind::kCpu, kAvx2, choice);
     for (const Verdict& verdict : chooser.explain(built.params)) {
-      if (verdict.row.name == name && !choice.int8() && !choice.forced(StepKind::kOut)) {
+      if (verdict.row.name == name && !choice.int8() &&
+          choice.forced(Op<OutParams>::info) == nullptr) {
         EXPECT_NE(verdict.reason.find("--activation int8"), std::string::npos) << verdict.reason;
       }
     }
@@ -184,7 +193,7 @@ TEST(KernelChooser, ExplainGivesEveryRowAReasonAndChoosesOne) {
   const KernelChooser chooser(DeviceKind::kCpu, cpu_features(), {});
   const Built<ExpertsParams> built = build(ExpertsCase{});
   const std::vector<Verdict> verdicts = chooser.explain(built.params);
-  EXPECT_EQ(verdicts.size(), table_of<ExpertsParams>().size());
+  EXPECT_EQ(verdicts.size(), Op<ExpertsParams>::rows().size());
   int num_chosen = 0;
   for (const Verdict& verdict : verdicts) {
     EXPECT_FALSE(verdict.reason.empty()) << verdict.row.name;
@@ -203,7 +212,7 @@ TEST(KernelChooser, CountsLaunchesByName) {
   const auto counts = chooser.counts();
   ASSERT_EQ(counts.size(), 1u);
   EXPECT_EQ(counts[0].name, "out_any_f32_gemv_portable");
-  EXPECT_EQ(counts[0].step, StepKind::kOut);
+  EXPECT_EQ(counts[0].op, &Op<OutParams>::info);
   EXPECT_EQ(counts[0].launches, 3u);
   chooser.reset_counts();
   EXPECT_TRUE(chooser.counts().empty());
@@ -249,7 +258,7 @@ TEST(KernelChoice, AllReferenceForcesEveryStepAndAutoFreesThem) {
   EXPECT_TRUE(choice.all_reference());
   ASSERT_TRUE(choice.add("experts=auto").has_value());
   EXPECT_FALSE(choice.all_reference());
-  EXPECT_FALSE(choice.forced(StepKind::kExperts).has_value());
+  EXPECT_EQ(choice.forced(Op<ExpertsParams>::info), nullptr);
 }
 
 #if defined(__x86_64__)
@@ -266,13 +275,13 @@ TEST(Features, NamesArePrinted) {
   EXPECT_EQ(feature_names(kAvx2 | kAvx512), "avx2 avx512");
 }
 
-TEST(KernelChoice, KindsOfExpertsAllowTheRowsWhoseNamesSaySo) {
+TEST(KernelChoice, KindsAllowTheRowsThatSayThem) {
   const Built<ExpertsParams> built = build(ExpertsCase{});
   KernelChoice choice;
   ASSERT_TRUE(choice.add("experts=gemv").has_value());
-  EXPECT_TRUE(choice.allows(StepKind::kExperts, "experts_any_f32_gemv_portable"));
-  EXPECT_FALSE(choice.allows(StepKind::kExperts, "experts_reference"));
-  EXPECT_TRUE(choice.allows(StepKind::kQkv, "qkv_reference")) << "another step's";
+  EXPECT_TRUE(choice.allows(row_named<ExpertsParams>("experts_any_f32_gemv_portable")));
+  EXPECT_FALSE(choice.allows(row_named<ExpertsParams>("experts_reference")));
+  EXPECT_TRUE(choice.allows(row_named<QkvParams>("qkv_reference"))) << "another operation's";
   const KernelChooser chooser(DeviceKind::kCpu, kFeatureNone, choice);
   const auto row = chooser.select(built.params);
   ASSERT_TRUE(row.has_value());

@@ -6,7 +6,6 @@
 // sum it is (kernels/residual.cuh). Nothing here allocates or synchronises.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 
@@ -15,11 +14,6 @@
 #include "kernels/forms.h"
 
 namespace moxie {
-
-enum class StepKind : uint8_t { kEmbed, kQkv, kAttend, kOut, kRoute, kExperts, kUnembed, kSample };
-inline constexpr int kNumSteps = 8;
-/// "embed", "qkv", "attend", "out", "route", "experts", "unembed", "sample".
-const char* step_name(StepKind step);
 
 /// Where a step runs and its scratch. `workspace` holds at least what the row asked for, aligned to
 /// 256 bytes.
@@ -50,8 +44,6 @@ struct Work {
     return *this;
   }
 };
-/// One by StepKind.
-using StepWorks = std::array<Work, kNumSteps>;
 
 /// The pages of one layer's cache, and which page holds which tokens of which sequence.
 ///

@@ -15,7 +15,7 @@ class StepRecorder final : public ActivityRecorder {
     log_ = {};
     symbols_.clear();
     kernels_.set_on_run(
-        [this](StepKind, const char* row, Clock::time_point start, Clock::time_point end) {
+        [this](const OpInfo&, const char* row, Clock::time_point start, Clock::time_point end) {
           const auto [found, is_new] =
               symbols_.try_emplace(row, static_cast<int32_t>(log_.symbols.size()));
           if (is_new) log_.symbols.emplace_back(row);

@@ -14,12 +14,17 @@
 namespace moxie {
 namespace {
 
+bool takes_tile(const std::string& name) {
+  static const std::vector<RowInfo> rows = all_rows();
+  return std::any_of(rows.begin(), rows.end(),
+                     [&](const RowInfo& row) { return row.takes_tile && row.name == name; });
+}
+
 // The tile of the experts' products in the test's largest launch.
 std::string tile_of(Engine& engine, const BenchTest& test) {
   const auto counts = engine.kernels().counts();
-  if (std::none_of(counts.begin(), counts.end(), [](const auto& count) {
-        return count.step == StepKind::kExperts && takes_tile(count.name);
-      })) {
+  if (std::none_of(counts.begin(), counts.end(),
+                   [](const auto& count) { return takes_tile(count.name); })) {
     return {};
   }
   const int32_t forced = engine.kernels().tile_columns();
@@ -94,15 +99,14 @@ Result<BenchResult> run_bench(Engine& engine, const BenchTest& test, int32_t rep
   }
   result.kernels = engine.kernels().counts();
   result.tile = tile_of(engine, test);
-  const StepWorks works = least_work(engine, test);
+  const WorkByOp works = least_work(engine, test);
   const Peak& peak = best_peak(limits);
   Work work;
   double flops_at_peak = 0;  // as many of the best peak's as take as long
-  for (int s = 0; s < kNumSteps; ++s) {
-    const Work& of_step = works[static_cast<size_t>(s)];
-    work += of_step;
-    const double rate = peak_of_row(limits, row_of(result.kernels, static_cast<StepKind>(s))).rate;
-    flops_at_peak += rate > 0 ? of_step.flops * peak.rate / rate : of_step.flops;
+  for (const auto& [op, of_op] : works) {
+    work += of_op;
+    const double rate = peak_of_row(limits, row_of(result.kernels, *op)).rate;
+    flops_at_peak += rate > 0 ? of_op.flops * peak.rate / rate : of_op.flops;
   }
   result.bytes_per_token = work.bytes / tokens;
   result.flops_per_token = work.flops / tokens;

@@ -115,16 +115,16 @@ double tokens_of(const BenchTest& test) {
 }
 
 // Launch by launch.
-StepWorks least_work(const Engine& engine, const BenchTest& test) {
+WorkByOp least_work(const Engine& engine, const BenchTest& test) {
   const GptOssConfig& config = engine.config();
-  StepWorks total = {};
+  WorkByOp total;
   const auto add = [&](int32_t tokens, int64_t visible, int32_t rows) {
     Batch batch{.num_logit_rows = rows};
     batch.ragged = {.num_tokens = tokens, .num_seqs = 1, .num_visible_keys = visible};
     const auto distinct = static_cast<int32_t>(
         std::lround(expected_distinct_experts(config.num_experts, config.top_k, tokens)));
-    const StepWorks works = engine.model().work_by_step(batch, engine.kv_dtype(), distinct);
-    for (size_t s = 0; s < total.size(); ++s) total[s] += works[s];
+    for (const auto& [op, work] : engine.model().work_by_op(batch, engine.kv_dtype(), distinct))
+      total[*op] += work;
   };
   if (test.n_prompt > 0) {
     const int32_t chunk = engine.options().max_batch_tokens;
@@ -134,10 +134,7 @@ StepWorks least_work(const Engine& engine, const BenchTest& test) {
       add(static_cast<int32_t>(count), count * first + count * (count + 1) / 2,
           at + chunk >= test.n_prompt ? 1 : 0);
     }
-    for (Work& work : total) {
-      work.bytes *= test.streams;
-      work.flops *= test.streams;
-    }
+    total.scale(test.streams);
     return total;
   }
   for (int32_t n = 0; n < test.n_gen; ++n) {
@@ -146,10 +143,10 @@ StepWorks least_work(const Engine& engine, const BenchTest& test) {
   return total;
 }
 
-std::string row_of(const std::vector<KernelChooser::Count>& counts, StepKind step) {
+std::string row_of(const std::vector<KernelChooser::Count>& counts, const OpInfo& op) {
   const KernelChooser::Count* most = nullptr;
   for (const auto& count : counts) {
-    if (count.step == step && (most == nullptr || count.launches > most->launches)) most = &count;
+    if (count.op == &op && (most == nullptr || count.launches > most->launches)) most = &count;
   }
   return most == nullptr ? "" : most->name;
 }

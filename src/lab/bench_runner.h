@@ -52,8 +52,8 @@ class BenchRunner {
 /// Tokens of a repetition, all streams together.
 double tokens_of(const BenchTest& test);
 /// The least work of a repetition's forward passes, all streams together.
-StepWorks least_work(const Engine& engine, const BenchTest& test);
+WorkByOp least_work(const Engine& engine, const BenchTest& test);
 /// The row of a step that was launched most; empty: none.
-std::string row_of(const std::vector<KernelChooser::Count>& counts, StepKind step);
+std::string row_of(const std::vector<KernelChooser::Count>& counts, const OpInfo& op);
 
 }  // namespace moxie

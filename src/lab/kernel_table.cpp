@@ -60,6 +60,7 @@ constexpr KernelEntry kEntries[] = {
     {"sample_rows", "", {"sample", kSampling}},
     {"find_parts", "", {"sample", kSampling}},
     {"merge_parts", "", {"sample", kSampling}},
+    {"copy_residual", "", {"tap", kMemory}},
     {"advance_rows", "", {"advance", kSampling}},
     {"memcpy", "", {"copy", kMemory}},
     {"memset", "", {"copy", kMemory}},
@@ -79,8 +80,10 @@ constexpr const char* kNames[kNumCategories] = {
     "kv cache", "sampling", "memory movement", "load",    "other",
     "gap"};
 
-constexpr Category kOfSteps[kNumSteps] = {kMemory,  kDense,   kAttention, kDense,
-                                          kRouting, kExperts, kDense,     kSampling};
+constexpr std::pair<std::string_view, Category> kOfOps[] = {
+    {"embed", kMemory},  {"qkv", kDense},       {"attend", kAttention},
+    {"out", kDense},     {"route", kRouting},   {"experts", kExperts},
+    {"unembed", kDense}, {"sample", kSampling}, {"tap", kMemory}};
 
 bool is_word(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_'; }
 
@@ -130,26 +133,30 @@ std::string without_scopes(std::string name) {
   return plain;
 }
 
-const std::map<std::string, StepKind, std::less<>>& steps_of_rows() {
-  static const auto steps = [] {
-    std::map<std::string, StepKind, std::less<>> found;
-    for (const RowInfo& row : all_rows()) found[row.name] = row.step;
+const std::map<std::string, const OpInfo*, std::less<>>& ops_of_rows() {
+  static const auto ops = [] {
+    std::map<std::string, const OpInfo*, std::less<>> found;
+    for (const RowInfo& row : all_rows()) found[row.name] = &row.op();
     return found;
   }();
-  return steps;
+  return ops;
 }
 
 }  // namespace
 
 const char* category_name(Category category) { return kNames[static_cast<int>(category)]; }
 
-Category category_of(StepKind step) { return kOfSteps[static_cast<int>(step)]; }
+Category category_of(const OpInfo& op) {
+  for (const auto& [name, category] : kOfOps)
+    if (name == op.name) return category;
+  return kOther;
+}
 
 std::span<const KernelEntry> kernel_entries() { return kEntries; }
 
 KernelPlace place_of(const std::string& symbol) {
-  if (const auto row = steps_of_rows().find(symbol); row != steps_of_rows().end()) {
-    return {step_name(row->second), category_of(row->second)};
+  if (const auto row = ops_of_rows().find(symbol); row != ops_of_rows().end()) {
+    return {row->second->name, category_of(*row->second)};
   }
   const std::string name = without_scopes(demangled(symbol));
   const std::string_view function = std::string_view(name).substr(0, name.find_first_of("< "));

@@ -9,7 +9,7 @@
 #include <string>
 #include <string_view>
 
-#include "kernels/step.h"
+#include "kernels/op.h"
 
 namespace moxie {
 
@@ -33,8 +33,8 @@ inline constexpr int kNumCategories = 11;
 /// "memory movement", "load", "other", "gap".
 const char* category_name(Category category);
 
-/// The category that holds the work of a step.
-Category category_of(StepKind step);
+/// The category that holds the work of an operation; kOther of one that has none.
+Category category_of(const OpInfo& op);
 
 /// `step`: a step's name, or what stands between steps: "stage" (activations normed and rounded to
 /// the products' format), "sort" (pairs of token and expert), "advance", "copy", "load", "other".

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <map>
 
+#include "kernels/experts/experts.h"
 #include "kernels/sample/sample.h"
 #include "lab/bench_runner.h"
 #include "lab/limits_beside.h"
@@ -47,15 +48,12 @@ void hold_against_limit(LimitedPart* part, const MachineLimits& limits, const Pe
 }
 
 // The least work of a unit, drawing included.
-StepWorks work_of_unit(const Engine& engine, const BenchTest& test) {
-  StepWorks works = least_work(engine, test);
+WorkByOp work_of_unit(const Engine& engine, const BenchTest& test) {
+  WorkByOp works = least_work(engine, test);
   if (test.n_gen > 0) {
     const SampleParams draw{.num_rows = test.streams, .vocab = engine.config().vocab};
-    for (Work& work : works) {
-      work.bytes /= test.n_gen;
-      work.flops /= test.n_gen;
-    }
-    works[static_cast<size_t>(StepKind::kSample)] += sample_work(draw);
+    works.scale(1.0 / test.n_gen);
+    works[Op<SampleParams>::info] += Op<SampleParams>::work(draw);
   }
   return works;
 }
@@ -80,7 +78,7 @@ std::vector<Gate> gates_of(const PhaseProfile& phase, bool sees_kernels) {
 
 // `num_units`: in all windows of the sums.
 void add_up(const Sums& sums, const std::vector<std::string>& symbols, double num_units,
-            const StepWorks& works, PhaseProfile* phase) {
+            const WorkByOp& works, PhaseProfile* phase) {
   const auto us = [&](int64_t ns) { return static_cast<double>(ns) * kUsPerNs / num_units; };
   const auto share = [&](int64_t ns) {
     return sums.window_ns > 0 ? static_cast<double>(ns) / static_cast<double>(sums.window_ns) : 0;
@@ -116,17 +114,17 @@ void add_up(const Sums& sums, const std::vector<std::string>& symbols, double nu
   LimitedPart& gap = phase->categories[static_cast<size_t>(Category::kGap)];
   gap.us = us(sums.shares.gap_ns);
   gap.share_of_time = share(sums.shares.gap_ns);
-  for (int s = 0; s < kNumSteps; ++s) {
-    const auto kind = static_cast<StepKind>(s);
-    phase->categories[static_cast<size_t>(category_of(kind))].work += works[static_cast<size_t>(s)];
-    const auto step = step_idx.find(step_name(kind));
-    if (step != step_idx.end()) phase->steps[step->second].work = works[static_cast<size_t>(s)];
+  for (const auto& [op, work] : works) {
+    phase->categories[static_cast<size_t>(category_of(*op))].work += work;
+    const auto step = step_idx.find(op->name);
+    if (step != step_idx.end()) phase->steps[step->second].work = work;
   }
   // Experts are a category and a step, and alone have rows with 8-bit activations.
-  const Peak& peak_of_experts = peak_of_row(phase->limits, row_of(phase->rows, StepKind::kExperts));
+  const Peak& peak_of_experts =
+      peak_of_row(phase->limits, row_of(phase->rows, Op<ExpertsParams>::info));
   for (std::vector<LimitedPart>* parts : {&phase->categories, &phase->steps}) {
     for (LimitedPart& part : *parts) {
-      const bool is_experts = part.name == step_name(StepKind::kExperts);
+      const bool is_experts = part.name == Op<ExpertsParams>::info.name;
       hold_against_limit(&part, phase->limits,
                          is_experts ? peak_of_experts : best_peak(phase->limits));
     }

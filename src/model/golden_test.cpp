@@ -92,7 +92,7 @@ class GoldenTest : public ::testing::TestWithParam<const char*> {
 };
 
 TEST_P(GoldenTest, ReferenceRowsEqualTransformers) {
-  auto model = open({.kernels = {"all=reference"}});
+  auto model = open({.kernels = {"all=reference"}, .taps = true});
   int num_layers = 0;
   for_each_case(kReferenceTokens, [&](const Golden& golden, const std::string& name,
                                       const std::vector<int32_t>& ids) {
@@ -151,7 +151,7 @@ TEST_P(GoldenTest, ActivationsInInt8StayWithinTheKlBar) {
   EXPECT_LE(mean, 2e-3);
   int num_rows = 0;
   for (const auto& count : model->kernels().counts()) {
-    if (count.step != StepKind::kExperts) continue;
+    if (count.op != &Op<ExpertsParams>::info) continue;
     ++num_rows;
     EXPECT_NE(count.name.find("_i8_"), std::string::npos) << count.name;
   }

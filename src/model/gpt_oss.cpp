@@ -4,12 +4,14 @@
 #include <fmt/format.h>
 
 #include "core/threads.h"
-#include "kernels/joined.h"
 #include "kernels/sample/sample.h"
 #include "model/pass.h"
 
 namespace moxie {
 namespace {
+
+/// Launches of so many tokens leave threads waiting for each other at the end of a row.
+constexpr int32_t kMostReadAheadTokens = 8;
 
 /// Keys that a token sees where plans are made: as in a conversation.
 constexpr int64_t kPlannedKeys = 1024;
@@ -31,7 +33,7 @@ struct Shadow {
              .act = act,
              .kv = {&kv, 1},
              .rotary = {.max_positions = config.max_positions},
-             .launch = {.device = kernels == nullptr ? DeviceKind::kCpu : kernels->device()},
+             .launch = kernels == nullptr ? Launch{} : Launch{.device = kernels->device()},
              .activation = kernels == nullptr ? DType::kBF16 : kernels->activation(),
              .tile_columns = kernels == nullptr ? 0 : kernels->tile_columns()} {}
   Shadow(const Shadow&) = delete;
@@ -46,19 +48,12 @@ Batch batch_of(const Bracket& bracket) {
 
 // The dense weights that are read after a row of layer `l`: threads that wait for others ask for
 // them. Null behind experts' neighbours, whose weights depend on the choice.
-const PackedMatrix* dense_after(const ModelWeights& weights, StepKind last, size_t l) {
+const PackedMatrix* dense_after(const ModelWeights& weights, const OpInfo& last, size_t l) {
   const LayerWeights& layer = weights.layers[l];
-  switch (last) {
-    case StepKind::kQkv:
-    case StepKind::kAttend:
-      return &layer.out;
-    case StepKind::kOut:
-      return &layer.router;
-    case StepKind::kExperts:
-      return l + 1 < weights.layers.size() ? &weights.layers[l + 1].qkv : &weights.head;
-    default:
-      return nullptr;
-  }
+  if (&last == &Op<QkvParams>::info || &last == &Op<AttendParams>::info) return &layer.out;
+  if (&last == &Op<OutParams>::info) return &layer.router;
+  if (&last != &Op<ExpertsParams>::info) return nullptr;
+  return l + 1 < weights.layers.size() ? &weights.layers[l + 1].qkv : &weights.head;
 }
 
 }  // namespace
@@ -87,14 +82,12 @@ void GptOss::forward(const Batch& batch, std::span<const KvLayer> kv, const Acti
                   .use_sinks = use_sinks_};
   plan.embed.run(kernels_, pass, plan.embed, 0);
   for (size_t l = 0; l < weights_.layers.size(); ++l) {
-    keep_hidden(pass, l);
     for (const PlannedRow& row : plan.layer(l)) {
-      read_ahead(pass, dense_after(weights_, row.last, l));
+      read_ahead(pass, dense_after(weights_, row.row.op(), l));
       row.run(kernels_, pass, row, l);
     }
   }
   read_ahead(pass, nullptr);
-  keep_hidden(pass, weights_.layers.size());
   if (batch.num_logit_rows > 0) plan.unembed.run(kernels_, pass, plan.unembed, 0);
 }
 
@@ -103,21 +96,10 @@ void GptOss::forward(const Batch& batch, std::span<const KvLayer> kv, const Acti
 void GptOss::read_ahead(const Pass& pass, const PackedMatrix* next) {
   ThreadPool* const pool = pass.launch.stream->pool;
   if (pool == nullptr) return;
-  const bool is_limited = pass.batch.ragged.num_tokens <= kMostJoinedTokens;
+  const bool is_limited = pass.batch.ragged.num_tokens <= kMostReadAheadTokens;
   pool->read_ahead(next != nullptr && is_limited
                        ? std::span(next->data, static_cast<size_t>(next->bytes()))
                        : std::span<const std::byte>());
-}
-
-void GptOss::keep_hidden(const Pass& pass, size_t layer) {
-  const Activations& act = pass.act;
-  if (act.hidden_states == nullptr) return;
-  CHECK(pass.launch.device == DeviceKind::kCpu);
-  const int64_t width = int64_t{pass.batch.ragged.num_tokens} * pass.config.hidden;
-  const auto kept =
-      act.device->copy_on_device(act.hidden_states + static_cast<int64_t>(layer) * width, act.x,
-                                 static_cast<uint64_t>(width) * 4, *pass.launch.stream);
-  CHECK(kept.has_value(), kept ? "" : kept.error().message());
 }
 
 Result<const PassPlan*> GptOss::plan_for(const Bracket& bracket, DType kv_dtype) const {
@@ -125,7 +107,7 @@ Result<const PassPlan*> GptOss::plan_for(const Bracket& bracket, DType kv_dtype)
   auto& kept = plans_[{bracket, kv_dtype}];
   if (kept == nullptr) {
     const Shadow shadow(config_, weights_, kv_dtype, batch_of(bracket), &kernels_);
-    auto plan = make_plan(shadow.pass, kernels_);
+    auto plan = make_plan(shadow.pass, kernels_, taps_);
     if (!plan) {
       plans_.erase({bracket, kv_dtype});
       return fail(std::move(plan.error()));
@@ -150,51 +132,46 @@ Status GptOss::check_rows(DType kv_dtype, int32_t max_tokens) const {
   return {};
 }
 
-StepWorks least_work(const GptOssConfig& config, const ModelWeights& formats, DType kv_dtype,
-                     const Batch& batch, int32_t num_distinct_experts) {
-  const Shadow shadow(config, formats, kv_dtype, batch, nullptr);
-  const Pass& pass = shadow.pass;
-  StepWorks works = {};
-  const auto add = [&](StepKind step, const Work& work) {
-    works[static_cast<size_t>(step)] += work;
+namespace {
+
+// In the forms of the plan, if there is one.
+WorkByOp work_of_pass(const Pass& pass, const PassPlan* plan, int32_t num_distinct_experts) {
+  WorkByOp works;
+  const auto add = [&]<typename P>(size_t l, const Forms& forms) {
+    works[Op<P>::info] += Op<P>::work(pass.params<P>(l, forms));
   };
-  add(StepKind::kEmbed, embed_work(pass.params<EmbedParams>(0, {})));
-  for (size_t l = 0; l < formats.layers.size(); ++l) {
-    add(StepKind::kQkv, qkv_work(pass.params<QkvParams>(l, {})));
-    add(StepKind::kAttend, attend_work(pass.params<AttendParams>(l, {})));
-    add(StepKind::kOut, out_work(pass.params<OutParams>(l, {})));
-    add(StepKind::kRoute, route_work(pass.params<RouteParams>(l, {})));
-    add(StepKind::kExperts, experts_work(pass.params<ExpertsParams>(l, {}), num_distinct_experts));
+  add.template operator()<EmbedParams>(0, {});
+  for (size_t l = 0; l < pass.weights.layers.size(); ++l) {
+    Forms of_route;
+    if (plan != nullptr) {
+      for (const PlannedRow& row : plan->layer(l))
+        if (&row.row.op() == &Op<RouteParams>::info) of_route = row.forms;
+    }
+    add.template operator()<QkvParams>(l, {});
+    add.template operator()<AttendParams>(l, {});
+    add.template operator()<OutParams>(l, {});
+    add.template operator()<RouteParams>(l, of_route);
+    works[Op<ExpertsParams>::info] +=
+        experts_work(pass.params<ExpertsParams>(l, {}), num_distinct_experts);
   }
-  if (batch.num_logit_rows > 0)
-    add(StepKind::kUnembed, unembed_work(pass.params<UnembedParams>(0, {})));
+  if (pass.batch.num_logit_rows > 0) add.template operator()<UnembedParams>(0, {});
   return works;
 }
 
-StepWorks GptOss::work_by_step(const Batch& batch, DType kv_dtype,
-                               int32_t num_distinct_experts) const {
-  StepWorks works = least_work(config_, weights_, kv_dtype, batch, num_distinct_experts);
+}  // namespace
+
+WorkByOp least_work(const GptOssConfig& config, const ModelWeights& formats, DType kv_dtype,
+                    const Batch& batch, int32_t num_distinct_experts) {
+  const Shadow shadow(config, formats, kv_dtype, batch, nullptr);
+  return work_of_pass(shadow.pass, nullptr, num_distinct_experts);
+}
+
+WorkByOp GptOss::work_by_op(const Batch& batch, DType kv_dtype,
+                            int32_t num_distinct_experts) const {
   const auto plan = plan_for(
       bracket_of(batch.ragged.num_tokens, batch.ragged.num_seqs, batch.num_logit_rows), kv_dtype);
-  if (!plan) return works;  // it only reports
   const Shadow shadow(config_, weights_, kv_dtype, batch, &kernels_);
-  for (size_t l = 0; l < weights_.layers.size(); ++l) {
-    for (const PlannedRow& row : (*plan)->layer(l)) {
-      // The router's products are made with the outputs.
-      if (row.first == StepKind::kOut && row.last == StepKind::kRoute) {
-        const Work moved = router_work(shadow.pass.params<RouteParams>(l, {}));
-        works[static_cast<size_t>(StepKind::kOut)] += moved;
-        works[static_cast<size_t>(StepKind::kRoute)] -= moved;
-      }
-      if (row.last == StepKind::kRoute && row.forms.t == TForm::kAbsent) {
-        const RouteParams with_t = shadow.pass.params<RouteParams>(l, {});
-        const RouteParams without = shadow.pass.params<RouteParams>(l, row.forms);
-        works[static_cast<size_t>(StepKind::kRoute)] += route_work(without);
-        works[static_cast<size_t>(StepKind::kRoute)] -= route_work(with_t);
-      }
-    }
-  }
-  return works;
+  return work_of_pass(shadow.pass, plan ? *plan : nullptr, num_distinct_experts);
 }
 
 std::vector<Verdict> GptOss::explain(DType kv_dtype, int32_t num_tokens) const {
@@ -204,7 +181,7 @@ std::vector<Verdict> GptOss::explain(DType kv_dtype, int32_t num_tokens) const {
   std::vector<Verdict> verdicts;
   // The rows of one step, with what the planner makes of each.
   const auto explain_step = [&]<typename P>() {
-    for (const Row<P>& row : table_of<P>()) {
+    for (const Row<P>& row : Op<P>::rows()) {
       verdicts.push_back(verdict_of(shadow.pass, row, plan ? *plan : nullptr));
     }
   };
@@ -218,12 +195,9 @@ std::vector<Verdict> GptOss::explain(DType kv_dtype, int32_t num_tokens) const {
 
 template <typename P>
 Verdict GptOss::verdict_of(const Pass& pass, const Row<P>& row, const PassPlan* plan) const {
-  constexpr StepKind kStep = StepOf<P>::value;
   Verdict verdict{.row = row_info(row)};
-  const bool forced = kernels_.choice().forced(kStep).has_value();
-  const auto runs = [&](const PlannedRow& planned) {
-    return planned.row.name == row.name || planned.runs_with == row.name;
-  };
+  const bool forced = kernels_.choice().forced(Op<P>::info) != nullptr;
+  const auto runs = [&](const PlannedRow& planned) { return planned.row.name == row.name; };
   if (plan != nullptr) {
     verdict.chosen = runs(plan->embed) || runs(plan->unembed);
     for (const auto& chain : plan->chains)
@@ -238,7 +212,7 @@ Verdict GptOss::verdict_of(const Pass& pass, const Row<P>& row, const PassPlan* 
     verdict.reason = kernels_.missing(row.needs);
   } else if (const char* why = row.refuses(params)) {
     verdict.reason = why;
-  } else if (!kernels_.choice().allows(kStep, row.name)) {
+  } else if (!kernels_.choice().allows(row)) {
     verdict.reason = "another row is forced";
   } else if (!kernels_.choice().permits(row, params)) {
     verdict.reason = "rounds activations to 8 bits: --activation int8 lets it run here, too";
@@ -253,21 +227,19 @@ Verdict GptOss::verdict_of(const Pass& pass, const Row<P>& row, const PassPlan* 
 
 ActivationBytes activation_bytes(const GptOssConfig& config, const ModelWeights& formats,
                                  DType kv_dtype, const KernelChooser& kernels, int32_t max_tokens,
-                                 int32_t max_logit_rows) {
+                                 int32_t max_logit_rows, size_t num_taps) {
   ActivationBytes bytes;
-  bytes.floats_of_x = kernels.device() == DeviceKind::kCuda ? kFloatsOfCudaX : 1;
+  for (const Row<EmbedParams>& row : Op<EmbedParams>::rows()) {
+    if (row.device == kernels.device() && row.forms.x.has(XForm::kF32Pair)) bytes.floats_of_x = 2;
+  }
   const uint64_t token_bytes =
       4ull * ((1 + bytes.floats_of_x) * config.hidden + 2 * config.q_width() + 2 * config.top_k);
   const uint64_t fold_bytes =
       bytes.floats_of_x > 1
           ? 4ull * (4 * words_of_token(config.num_experts, config.top_k) + config.hidden / 16)
           : 0;
-  if (has_route_parts(kernels.device(), config.hidden)) {
-    bytes.route_part_floats = static_cast<uint64_t>(route_parts_size(
-        std::min(max_tokens, kMostJoinedTokens), config.hidden, config.num_experts));
-  }
-  bytes.arrays = static_cast<uint64_t>(max_tokens) * (token_bytes + fold_bytes) +
-                 4 * bytes.route_part_floats + 12 * 256;
+  bytes.arrays = static_cast<uint64_t>(max_tokens) * (token_bytes + fold_bytes) + 12 * 256;
+  bytes.taps = num_taps * 4ull * static_cast<uint64_t>(max_tokens) * config.hidden;
   bytes.logits = 4ull * static_cast<uint64_t>(max_logit_rows) * config.vocab + 256;
   // A layer of each kind of attention.
   std::vector<size_t> layers = {0};
@@ -277,18 +249,14 @@ ActivationBytes activation_bytes(const GptOssConfig& config, const ModelWeights&
   const auto ask = [&](int32_t num_tokens) {
     const Shadow shadow(config, formats, kv_dtype,
                         batch_of({num_tokens, 1, std::min(num_tokens, max_logit_rows)}), &kernels);
-    uint64_t qkv = 0, attend = 0;
     const auto ask_row = [&]<typename P>(const Row<P>& row, const P& params) {
       if (row.device != kernels.device() || row.refuses(params)) return;
       if ((row.needs & kernels.features()) != row.needs) return;
-      const uint64_t wanted = row.workspace(params);
-      bytes.workspace = std::max(bytes.workspace, wanted);
-      if constexpr (std::is_same_v<P, QkvParams>) qkv = std::max(qkv, wanted);
-      if constexpr (std::is_same_v<P, AttendParams>) attend = std::max(attend, wanted);
+      bytes.workspace = std::max(bytes.workspace, row.workspace(params));
     };
     const auto ask_step = [&]<typename P>() {
       for (const size_t l : layers)
-        for (const Row<P>& row : table_of<P>())
+        for (const Row<P>& row : Op<P>::rows())
           ask_row(row, shadow.pass.params<P>(l, first_forms(row)));
     };
     ask_step.template operator()<EmbedParams>();
@@ -297,11 +265,7 @@ ActivationBytes activation_bytes(const GptOssConfig& config, const ModelWeights&
     const SampleParams sample{.launch = shadow.pass.launch,
                               .num_rows = shadow.batch.num_logit_rows,
                               .vocab = config.vocab};
-    for (const auto& row : table_of<SampleParams>()) ask_row(row, sample);
-    if (num_tokens <= kMostJoinedTokens) {
-      const uint64_t both = round_up<uint64_t>(qkv, 256) + attend;
-      bytes.workspace = std::max(bytes.workspace, both);
-    }
+    for (const auto& row : Op<SampleParams>::rows()) ask_row(row, sample);
   };
   for (int32_t n = 1; n < max_tokens; n *= 2) ask(n);
   ask(max_tokens);
@@ -324,8 +288,7 @@ Activations make_activations(const GptOssConfig& config, const ActivationBytes& 
       sums = arena.take_array<float>(tokens * 2 * words_of_token(config.num_experts, config.top_k));
     act.route_squares = arena.take_array<float>(tokens * config.hidden / 16);
   }
-  if (bytes.route_part_floats > 0)
-    act.route_parts = arena.take_array<float>(bytes.route_part_floats);
+  if (bytes.taps > 0) act.taps = arena.take_array<float>(bytes.taps / 4);
   act.logits = arena.take_array<float>(static_cast<uint64_t>(max_logit_rows) * config.vocab);
   act.workspace = arena.take(bytes.workspace);
   act.workspace_bytes = bytes.workspace;

@@ -34,25 +34,25 @@ struct Activations {
   float* expert_weights = nullptr;  // [tokens, top_k]
   float* route_sums[2] = {};        // CUDA: [tokens, experts] of two floats (RouteFold), in turn
   float* route_squares = nullptr;   // CUDA: [tokens, hidden / 16]
-  float* route_parts = nullptr;     // CPU, wide models: RouteParams::parts of a joined launch
   float* logits = nullptr;          // [logit rows, vocab]
   std::byte* workspace = nullptr;
   uint64_t workspace_bytes = 0;
-  /// Tests on the CPU only: x before each layer and after the last, [layers + 1, tokens, hidden].
-  float* hidden_states = nullptr;
-  Device* device = nullptr;  ///< with hidden_states: what copies them
+  float* taps = nullptr;  // [GptOss::taps(), max_tokens, hidden], a float a value
 };
 
 class GptOss {
  public:
-  /// `config`, `weights` and `kernels` must outlive the model; `rotary` lies on the device.
+  /// `config`, `weights` and `kernels` must outlive the model; `rotary` lies on the device. Every
+  /// pass hands out x at the `taps`: before the layers of these numbers, of as many as there are
+  /// layers behind the last.
   GptOss(const GptOssConfig& config, const ModelWeights& weights, Rotary rotary,
-         KernelChooser& kernels, bool use_sinks = true)
+         KernelChooser& kernels, bool use_sinks = true, std::vector<int32_t> taps = {})
       : config_(config),
         weights_(weights),
         rotary_(rotary),
         kernels_(kernels),
-        use_sinks_(use_sinks) {}
+        use_sinks_(use_sinks),
+        taps_(std::move(taps)) {}
 
   /// Runs the batch: writes K and V into `kv` (one view a layer) and the logits asked for.
   void forward(const Batch& batch, std::span<const KvLayer> kv, const Activations& activations,
@@ -66,18 +66,18 @@ class GptOss {
   /// The plan of such launches; made at first use, and kept.
   Result<const PassPlan*> plan_for(const Bracket& bracket, DType kv_dtype) const;
 
-  /// least_work() of a batch, each part with the step whose row does it here.
-  StepWorks work_by_step(const Batch& batch, DType kv_dtype, int32_t num_distinct_experts) const;
+  /// least_work() of a batch in the forms of its plan.
+  WorkByOp work_by_op(const Batch& batch, DType kv_dtype, int32_t num_distinct_experts) const;
 
   /// Why each row is or is not in the plan of launches of `num_tokens` tokens.
   std::vector<Verdict> explain(DType kv_dtype, int32_t num_tokens) const;
 
   const GptOssConfig& config() const { return config_; }
   const ModelWeights& weights() const { return weights_; }
+  std::span<const int32_t> taps() const { return taps_; }
 
  private:
   static void read_ahead(const Pass& pass, const PackedMatrix* next);
-  static void keep_hidden(const Pass& pass, size_t layer);
   template <typename P>
   Verdict verdict_of(const Pass& pass, const Row<P>& row, const PassPlan* plan) const;
 
@@ -86,6 +86,7 @@ class GptOss {
   Rotary rotary_;
   KernelChooser& kernels_;
   bool use_sinks_;
+  std::vector<int32_t> taps_;
   mutable std::mutex mutex_;
   mutable std::map<std::pair<Bracket, DType>, std::unique_ptr<const PassPlan>> plans_;
 };
@@ -93,20 +94,19 @@ class GptOss {
 /// The least bytes and operations of one forward pass (roofline), step by step; sample, which is no
 /// part of a forward pass, has none. `num_distinct_experts` is the number of experts read in a
 /// layer. Formats and sizes decide alone: no row is chosen, so that whatever reports may ask.
-StepWorks least_work(const GptOssConfig& config, const ModelWeights& formats, DType kv_dtype,
-                     const Batch& batch, int32_t num_distinct_experts);
+WorkByOp least_work(const GptOssConfig& config, const ModelWeights& formats, DType kv_dtype,
+                    const Batch& batch, int32_t num_distinct_experts);
 
 /// Bytes of the arrays of Activations for these sizes, and of the scratch that the rows that may be
 /// chosen on this device ask for at most. Needs no memory: `plan` calls it too.
 struct ActivationBytes {
-  uint64_t arrays = 0, logits = 0, workspace = 0;
-  uint64_t route_part_floats = 0;
+  uint64_t arrays = 0, logits = 0, workspace = 0, taps = 0;
   int32_t floats_of_x = 1;  ///< of one value
-  uint64_t total() const { return arrays + logits + workspace; }
+  uint64_t total() const { return arrays + logits + workspace + taps; }
 };
 ActivationBytes activation_bytes(const GptOssConfig& config, const ModelWeights& formats,
                                  DType kv_dtype, const KernelChooser& kernels, int32_t max_tokens,
-                                 int32_t max_logit_rows);
+                                 int32_t max_logit_rows, size_t num_taps = 0);
 
 /// Cuts `arena` (of at least activation_bytes().total() plus 256 an array) into Activations.
 Activations make_activations(const GptOssConfig& config, const ActivationBytes& bytes,

@@ -150,4 +150,15 @@ UnembedParams Pass::params<UnembedParams>(size_t, const Forms& forms) const {
           .forms = forms};
 }
 
+template <>
+TapParams Pass::params<TapParams>(size_t l, const Forms& forms) const {
+  const int64_t of_tap = int64_t{act.max_tokens} * config.hidden;
+  return {.launch = launch_with(forms),
+          .num_tokens = batch.ragged.num_tokens,
+          .hidden = config.hidden,
+          .x = act.x,
+          .to = act.taps + static_cast<int64_t>(l) * of_tap,
+          .forms = forms};
+}
+
 }  // namespace moxie

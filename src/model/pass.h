@@ -9,6 +9,7 @@
 #include "kernels/out/out.h"
 #include "kernels/qkv/qkv.h"
 #include "kernels/route/route.h"
+#include "kernels/tap/tap.h"
 #include "kernels/unembed/unembed.h"
 #include "model/config.h"
 #include "model/weights.h"
@@ -31,7 +32,8 @@ struct Pass {
   int32_t tile_columns = 0;
   bool use_sinks = true;
 
-  /// The step's Params in layer `l`, with these forms. Embed and unembed look at no layer.
+  /// The step's Params in layer `l`, with these forms. Embed and unembed look at no layer; of tap
+  /// `l` is the number of the tap.
   template <typename P>
   P params(size_t l, const Forms& forms) const;
 
@@ -55,6 +57,8 @@ template <>
 ExpertsParams Pass::params<ExpertsParams>(size_t l, const Forms& forms) const;
 template <>
 UnembedParams Pass::params<UnembedParams>(size_t l, const Forms& forms) const;
+template <>
+TapParams Pass::params<TapParams>(size_t l, const Forms& forms) const;
 
 /// Calls visit.operator()<P>() for the Params of each step of a layer, in their order.
 template <typename Visit>

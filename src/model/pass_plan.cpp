@@ -7,34 +7,30 @@
 #include <bit>
 #include <type_traits>
 
-#include "kernels/joined.h"
 #include "kernels/plan.h"
 #include "model/gpt_oss.h"
 
 namespace moxie {
 namespace {
 
-/// What two rows that run together spare: a barrier of the pool.
-constexpr double kBarrierUs = 1.0;
+/// The steps of a layer in their order. Border b of a layer stands before step b.
+constexpr const OpInfo* kLayerOps[] = {&Op<QkvParams>::info, &Op<AttendParams>::info,
+                                       &Op<OutParams>::info, &Op<RouteParams>::info,
+                                       &Op<ExpertsParams>::info};
+constexpr int32_t kLastBorder = std::size(kLayerOps);
 
-/// Borders of a layer: before qkv, behind qkv, attend, out, route and experts.
-template <typename P>
-constexpr int32_t kBorderBehind = static_cast<int32_t>(StepOf<P>::value) -
-                                  static_cast<int32_t>(StepKind::kQkv) + 1;
-constexpr int32_t kLastBorder = kBorderBehind<ExpertsParams>;
+int32_t border_before(const OpInfo& op) {
+  return static_cast<int32_t>(std::ranges::find(kLayerOps, &op) - std::begin(kLayerOps));
+}
 
 template <typename Form>
 int32_t state(Form form) {
   return static_cast<int32_t>(form);
 }
-/// The form of what step P hands over, in `forms`.
-template <typename P>
-int32_t state_behind(const Forms& forms) {
-  if constexpr (std::is_same_v<P, QkvParams>) return state(forms.q);
-  if constexpr (std::is_same_v<P, AttendParams>) return state(forms.a);
-  if constexpr (std::is_same_v<P, OutParams>) return state(forms.router);
-  if constexpr (std::is_same_v<P, RouteParams>) return state(forms.t);
-  return 0;
+/// The form of what is handed over at a border besides x.
+int32_t state_at(int32_t border, const Forms& forms) {
+  const int32_t states[] = {0, state(forms.q), state(forms.a), state(forms.router), state(forms.t)};
+  return border < kLastBorder ? states[border] : 0;
 }
 
 /// Calls visit(forms) with each combination of the forms that the row takes and leaves, x and l1
@@ -63,19 +59,6 @@ void for_each_forms(const Row<P>& row, XForm x, L1Form l1, Visit&& visit) {
   });
 }
 
-template <typename P>
-Work work_of(const P& p) {
-  if constexpr (std::is_same_v<P, EmbedParams>) return embed_work(p);
-  if constexpr (std::is_same_v<P, QkvParams>) return qkv_work(p);
-  if constexpr (std::is_same_v<P, AttendParams>) return attend_work(p);
-  if constexpr (std::is_same_v<P, OutParams>) return out_work(p);
-  if constexpr (std::is_same_v<P, RouteParams>) return route_work(p);
-  if constexpr (std::is_same_v<P, ExpertsParams>)
-    return experts_work(p, static_cast<int32_t>(std::lround(expected_distinct_experts(
-                               p.gate_up.num_experts, p.top_k, p.num_tokens))));
-  if constexpr (std::is_same_v<P, UnembedParams>) return unembed_work(p);
-}
-
 /// What the forms of the values that step P reads and writes add to plain F32 ones, in bytes.
 template <typename P>
 double more_bytes(const Pass& pass, const Forms& forms) {
@@ -95,20 +78,13 @@ double more_bytes(const Pass& pass, const Forms& forms) {
 
 template <typename P>
 void run_planned(KernelChooser& kernels, const Pass& pass, const PlannedRow& planned, size_t l) {
-  kernels.run(*static_cast<const Row<P>*>(planned.entries[0]), pass.params<P>(l, planned.forms));
+  kernels.run(*static_cast<const Row<P>*>(planned.entry), pass.params<P>(l, planned.forms));
 }
-void run_qkv_attend(KernelChooser& kernels, const Pass& pass, const PlannedRow& planned, size_t l) {
-  run_joined(kernels, *static_cast<const Row<QkvParams>*>(planned.entries[0]),
-             pass.params<QkvParams>(l, planned.forms),
-             *static_cast<const Row<AttendParams>*>(planned.entries[1]),
-             pass.params<AttendParams>(l, planned.forms));
-}
-void run_out_route(KernelChooser& kernels, const Pass& pass, const PlannedRow& planned, size_t l) {
-  RouteParams route = pass.params<RouteParams>(l, planned.forms);
-  route.parts = pass.act.route_parts;
-  run_joined(kernels, *static_cast<const Row<OutParams>*>(planned.entries[0]),
-             pass.params<OutParams>(l, planned.forms),
-             *static_cast<const Row<RouteParams>*>(planned.entries[1]), route);
+template <>
+void run_planned<TapParams>(KernelChooser& kernels, const Pass& pass, const PlannedRow& planned,
+                            size_t) {
+  kernels.run(*static_cast<const Row<TapParams>*>(planned.entry),
+              pass.params<TapParams>(planned.tap, planned.forms));
 }
 
 // Makes the plan for one choice of the forms that rows pass on unchanged.
@@ -133,7 +109,6 @@ class Planner {
     hops_.clear();
     layer_ = l;
     for_each_layer_step([&]<typename P>() { add_hops<P>(); });
-    if (kernels_.device() == DeviceKind::kCpu) add_joined();
     const auto chain = cheapest_chain(hops_, kLastBorder);
     if (!chain) return std::nullopt;
     std::vector<PlannedRow> rows;
@@ -149,7 +124,7 @@ class Planner {
 
   template <typename P, typename Visit>
   void for_each_row(size_t l, Visit&& visit) {
-    for (const Row<P>& row : table_of<P>()) {
+    for (const Row<P>& row : Op<P>::rows()) {
       if (!may_run(row)) continue;
       for_each_forms(row, x_, l1_, [&](const Forms& forms) {
         const P params = pass_.params<P>(l, forms);
@@ -162,76 +137,33 @@ class Planner {
 
   template <typename P>
   PlannedRow planned(const Row<P>& row, const Forms& forms, double us) const {
-    Work work = work_of(pass_.params<P>(layer_, forms));
-    if (first_covered(row) == StepKind::kRoute && StepOf<P>::value == StepKind::kExperts)
-      work += work_of(pass_.params<RouteParams>(layer_, forms));
+    Work work = Op<P>::work(pass_.params<P>(layer_, forms));
+    for_each_layer_step([&]<typename Q>() {  // what it does before its own step
+      if (std::ranges::find(row.covers, &Op<Q>::info) != row.covers.end())
+        work += Op<Q>::work(pass_.params<Q>(layer_, forms));
+    });
     const DeviceRates& rates = kernels_.rates();
     return {.row = row_info(row),
-            .first = first_covered(row),
-            .last = StepOf<P>::value,
             .forms = forms,
             .predicted_us = us,
             .limit_us = limit_us(work, rates.read_gb_s, rates.bf16_gflops),
             .run = run_planned<P>,
-            .entries = {&row}};
+            .entry = &row};
   }
 
   template <typename P>
   void add_hops() {
     for_each_row<P>(layer_, [&](const Row<P>& row, const Forms& forms, double us) {
-      const bool routes = first_covered(row) != StepOf<P>::value;
-      const int32_t to = kBorderBehind<P>, from = routes ? to - 2 : to - 1;
-      add({.from = from,
-           .to = to,
-           .from_state = state_before<P>(forms),
-           .to_state = state_behind<P>(forms),
-           .us = us},
-          planned(row, forms, us));
+      PlannedRow hop = planned(row, forms, us);
+      const int32_t from = border_before(*hop.row.ops.front());
+      const int32_t to = border_before(hop.row.op()) + 1;
+      hops_.push_back({.from = from,
+                       .to = to,
+                       .from_state = state_at(from, forms),
+                       .to_state = state_at(to, forms),
+                       .us = us});
+      rows_.push_back(std::move(hop));
     });
-  }
-  /// The form of what a row of step P finds.
-  template <typename P>
-  static int32_t state_before(const Forms& forms) {
-    if constexpr (std::is_same_v<P, AttendParams>) return state_behind<QkvParams>(forms);
-    if constexpr (std::is_same_v<P, OutParams>) return state_behind<AttendParams>(forms);
-    if constexpr (std::is_same_v<P, RouteParams>) return state_behind<OutParams>(forms);
-    if constexpr (std::is_same_v<P, ExpertsParams>)
-      return forms.router == RouterForm::kSums ? state_behind<OutParams>(forms)
-                                               : state_behind<RouteParams>(forms);
-    return 0;
-  }
-  void add(Hop hop, PlannedRow planned) {
-    hops_.push_back(hop);
-    rows_.push_back(std::move(planned));
-  }
-
-  // Rows of two steps that run together are one hop over both.
-  void add_joined() {
-    const int32_t num_tokens = pass_.batch.ragged.num_tokens;
-    const auto join = [&]<typename P, typename Q>(auto can, auto run) {
-      for_each_row<P>(layer_, [&](const Row<P>& first, const Forms& forms, double first_us) {
-        for_each_row<Q>(layer_, [&](const Row<Q>& second, const Forms& others, double second_us) {
-          if (forms != others || !can(first, second)) return;
-          PlannedRow both = planned(first, forms, first_us);
-          both.last = StepOf<Q>::value;
-          both.runs_with = second.name;
-          both.predicted_us = std::max(0.0, first_us + second_us - kBarrierUs);
-          both.limit_us += planned(second, forms, second_us).limit_us;
-          both.run = run;
-          both.entries[1] = &second;
-          add({.from = kBorderBehind<P> - 1, .to = kBorderBehind<Q>, .us = both.predicted_us},
-              both);
-        });
-      });
-    };
-    join.template operator()<QkvParams, AttendParams>(
-        [&](const auto& qkv, const auto& attend) { return can_join(qkv, attend, num_tokens); },
-        run_qkv_attend);
-    join.template operator()<OutParams, RouteParams>(
-        [&](const auto& out, const auto& route) {
-          return can_join(out, route, num_tokens, pass_.config.hidden);
-        },
-        run_out_route);
   }
 
   const Pass& pass_;
@@ -261,7 +193,7 @@ tl::unexpected<Error> no_plan(const Pass& pass, const KernelChooser& kernels) {
     if (error) return;
     const Row<P>* refused = nullptr;
     std::string why;
-    for (const Row<P>& row : table_of<P>()) {
+    for (const Row<P>& row : Op<P>::rows()) {
       const P params = pass.params<P>(l, first_forms(row));
       if (!kernels.choice().permits(row, params)) continue;
       if (row.device != kernels.device()) {
@@ -274,8 +206,8 @@ tl::unexpected<Error> no_plan(const Pass& pass, const KernelChooser& kernels) {
         return;  // this one can run
       }
     }
-    const bool is_forced = kernels.choice().forced(StepOf<P>::value).has_value();
-    const std::string step = step_name(StepOf<P>::value);
+    const bool is_forced = kernels.choice().forced(Op<P>::info) != nullptr;
+    const std::string step = Op<P>::info.name;
     const std::string hint = "`moxie kernels` shows what this machine can run";
     error = is_forced && refused != nullptr
                 ? Error{why, fmt::format("--kernel {}={}", step, refused->name), hint}
@@ -285,6 +217,7 @@ tl::unexpected<Error> no_plan(const Pass& pass, const KernelChooser& kernels) {
   for (size_t l = 0; l < pass.weights.layers.size(); ++l)
     for_each_layer_step([&]<typename P>() { look.template operator()<P>(l); });
   look.template operator()<UnembedParams>(0);
+  look.template operator()<TapParams>(0);
   if (!error) {
     error = Error{"no rows of neighbouring steps hand values over in the same form", "--kernel",
                   "force fewer rows; `moxie kernels` shows them"};
@@ -304,12 +237,54 @@ Bracket bracket_of(int32_t num_tokens, int32_t num_seqs, int32_t num_logit_rows)
   return {bracket_floor(num_tokens), bracket_floor(num_seqs), bracket_floor(num_logit_rows)};
 }
 
-Result<PassPlan> make_plan(const Pass& pass, const KernelChooser& kernels) {
+NamedForms forms_at(const PlannedRow& row, bool reads) {
+  const Forms& f = row.forms;
+  const auto name = [](const auto& names, auto form) { return names[state(form)]; };
+  const OpInfo& op = reads ? *row.row.ops.front() : row.row.op();
+  NamedForms found;
+  const int32_t border = border_before(op) + (reads ? 0 : 1);  // beyond the last: of no layer
+  if (border == 1) found.emplace_back("q", name(kQFormNames, f.q));
+  if (border == 2) found.emplace_back("a", name(kAFormNames, f.a));
+  if (border == 3) found.emplace_back("router", name(kRouterFormNames, f.router));
+  if (border == 4) found.emplace_back("t", name(kTFormNames, f.t));
+  if (&op == &Op<UnembedParams>::info && !reads) return {{"logits", "f32"}};
+  const bool makes_x = &op == &Op<EmbedParams>::info;
+  const bool adds_to_x = &op == &Op<OutParams>::info || &op == &Op<ExpertsParams>::info;
+  const bool has_x = reads ? !makes_x && &op != &Op<AttendParams>::info : makes_x || adds_to_x;
+  if (has_x) found.emplace_back("x", name(kXFormNames, f.x));
+  return found;
+}
+
+namespace {
+
+// Puts the rows that hand out x before and behind layers into a plan of the same forms.
+void add_taps(std::span<const int32_t> taps, const PlannedRow& tap, PassPlan* plan) {
+  const auto num_layers = static_cast<int32_t>(plan->chain_of_layer.size());
+  for (int32_t l = 0; l < num_layers; ++l) {
+    const auto& plain = plan->chains[plan->chain_of_layer[static_cast<size_t>(l)]];
+    std::vector<PlannedRow> before, behind;
+    for (size_t i = 0; i < taps.size(); ++i) {
+      const bool is_behind = taps[i] == num_layers && l + 1 == num_layers;
+      if (taps[i] != l && !is_behind) continue;
+      PlannedRow& added = (is_behind ? behind : before).emplace_back(tap);
+      added.tap = i;
+      plan->predicted_us += tap.predicted_us;
+    }
+    if (before.empty() && behind.empty()) continue;
+    before.insert(before.end(), plain.begin(), plain.end());
+    before.insert(before.end(), behind.begin(), behind.end());
+    plan->chain_of_layer[static_cast<size_t>(l)] = static_cast<uint16_t>(plan->chains.size());
+    plan->chains.push_back(std::move(before));
+  }
+}
+
+}  // namespace
+
+Result<PassPlan> make_plan(const Pass& pass, const KernelChooser& kernels,
+                           std::span<const int32_t> taps) {
   std::optional<PassPlan> best;
-  const bool on_cuda = kernels.device() == DeviceKind::kCuda;
   for (const XForm x : {XForm::kF32, XForm::kF32Pair}) {
     for (const L1Form l1 : {L1Form::kShared, L1Form::kL1}) {
-      if (!on_cuda && (x != XForm::kF32 || l1 != L1Form::kShared)) continue;
       Planner planner(pass, kernels, x, l1);
       auto embed = planner.alone<EmbedParams>();
       auto unembed = planner.alone<UnembedParams>();
@@ -332,8 +307,13 @@ Result<PassPlan> make_plan(const Pass& pass, const KernelChooser& kernels) {
           us_of_kind.push_back(chain->second);
           plan.chains.push_back(std::move(chain->first));
         }
-        plan.chain_of_layer.push_back(static_cast<uint8_t>(kind));
+        plan.chain_of_layer.push_back(static_cast<uint16_t>(kind));
         plan.predicted_us += us_of_kind[kind];
+      }
+      if (is_whole && !taps.empty()) {
+        const auto tap = planner.alone<TapParams>();
+        if (!tap) continue;
+        add_taps(taps, *tap, &plan);
       }
       if (is_whole && (!best || plan.predicted_us < best->predicted_us)) best = std::move(plan);
     }

@@ -25,29 +25,32 @@ Bracket bracket_of(int32_t num_tokens, int32_t num_seqs, int32_t num_logit_rows)
 /// A row in its place in the plan.
 struct PlannedRow {
   RowInfo row;
-  StepKind first = StepKind::kEmbed, last = StepKind::kEmbed;  ///< the steps that it covers
-  std::string runs_with;  ///< CPU: the row of the next step in the same run of the pool; else empty
   Forms forms;
   double predicted_us = 0;
   double limit_us = 0;  ///< the least bytes and operations of its steps at the device's rates
   /// Runs it in layer `l`.
   void (*run)(KernelChooser& kernels, const Pass& pass, const PlannedRow& planned, size_t l);
-  const void* entries[2] =
-      {};  ///< of the tables: Row<P> of the last step, or of two that run together
+  const void* entry = nullptr;  ///< of its table: Row<P>
+  size_t tap = 0;               ///< of tap: which
 };
+
+/// What a planned row finds (`reads`) or leaves: the names of values and of their forms.
+using NamedForms = std::vector<std::pair<const char*, const char*>>;
+NamedForms forms_at(const PlannedRow& row, bool reads);
 
 struct PassPlan {
   PlannedRow embed, unembed;
-  /// Layers of a kind (window or not, formats) have the same chain.
+  /// Layers of a kind (window or not, formats) have the same chain, but for taps.
   std::vector<std::vector<PlannedRow>> chains;
-  std::vector<uint8_t> chain_of_layer;  // [layers]
-  double predicted_us = 0;              ///< of the whole pass
+  std::vector<uint16_t> chain_of_layer;  // [layers]
+  double predicted_us = 0;               ///< of the whole pass
 
   std::span<const PlannedRow> layer(size_t l) const { return chains[chain_of_layer[l]]; }
 };
 
 /// The cheapest plan for `pass`, whose batch has the bracket's counts (pointers may be null), among
-/// the rows that `kernels` permits; or which step has no row, and why.
-Result<PassPlan> make_plan(const Pass& pass, const KernelChooser& kernels);
+/// the rows that `kernels` permits; or which step has no row, and why. `taps`: GptOss::taps().
+Result<PassPlan> make_plan(const Pass& pass, const KernelChooser& kernels,
+                           std::span<const int32_t> taps = {});
 
 }  // namespace moxie

@@ -116,7 +116,7 @@ void handle_debug_kernels(App& app, const ExchangePtr& exchange) {
   Json launches = Json::array();
   for (const auto& count : app.model().engine->kernels().counts()) {
     launches.push_back(
-        {{"step", step_name(count.step)}, {"name", count.name}, {"launches", count.launches}});
+        {{"step", count.op->name}, {"name", count.name}, {"launches", count.launches}});
   }
   exchange->respond(json_response({{"model", engine.options().model},
                                    {"device", app.model().engine->device().properties().name},

@@ -467,10 +467,10 @@ class Bench {
             .logits = logits_,
             .forms = forms()};
   }
-  Work work_of(const QkvParams& p) { return qkv_work(p); }
-  Work work_of(const OutParams& p) { return out_work(p); }
-  Work work_of(const RouteParams& p) { return route_work(p); }
-  Work work_of(const UnembedParams& p) { return unembed_work(p); }
+  Work work_of(const QkvParams& p) { return Op<QkvParams>::work(p); }
+  Work work_of(const OutParams& p) { return Op<OutParams>::work(p); }
+  Work work_of(const RouteParams& p) { return Op<RouteParams>::work(p); }
+  Work work_of(const UnembedParams& p) { return Op<UnembedParams>::work(p); }
   Work work_of(const ExpertsParams& p) {
     return experts_work(p, static_cast<int>(distinct_ + 0.5));
   }
@@ -479,7 +479,7 @@ class Bench {
     sum.flops += work.flops;
   }
   Work work_of(const AttendParams& p) {
-    if (o_.is_prompt) return attend_work(p);
+    if (o_.is_prompt) return Op<AttendParams>::work(p);
     const double keys = p.window > 0 ? std::min(p.window, o_.depth + 1) : o_.depth + 1;
     return {.bytes = o_.tokens * keys * 8 * 64 * 2 * 2.0};
   }

@@ -28,14 +28,6 @@ struct AttendParams {
   static constexpr float kLog2E = 1.4426950408889634f;
 };
 
-struct QkvTasks;  // kernels/joined.h
-template <>
-struct JointOf<AttendParams> {
-  /// run() in one run of the pool with what is left of qkv, which writes the queries and the last
-  /// keys and values.
-  void (*run_after)(const AttendParams&, const QkvTasks&) = nullptr;
-};
-
 /// From so many tokens on staged outputs take no more memory than F32 ones.
 inline constexpr int32_t kLeastStagedTokens = 8;
 
@@ -44,12 +36,10 @@ inline constexpr int32_t kLeastStagedTokens = 8;
 inline constexpr int64_t kLeastBf16AttendWidth = 2048;
 
 template <>
-struct StepOf<AttendParams> {
-  static constexpr StepKind value = StepKind::kAttend;
+struct Op<AttendParams> {
+  static constexpr OpInfo info{"attend"};
+  static std::span<const Row<AttendParams>> rows();
+  static Work work(const AttendParams& params);
 };
-template <>
-std::span<const Row<AttendParams>> table_of<AttendParams>();
-
-Work attend_work(const AttendParams& params);
 
 }  // namespace moxie

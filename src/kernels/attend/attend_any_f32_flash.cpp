@@ -12,7 +12,6 @@
 #include "core/threads.h"
 #include "kernels/attend/attend_rows.h"
 #include "kernels/attend/attend_tile.h"
-#include "kernels/joined.h"
 #include "kernels/scratch.h"
 
 namespace moxie {
@@ -214,25 +213,9 @@ AttendPartial partial_at(const AttendParams& params, const Plan& plan, const Blo
   return {base, m, m + num_rows};
 }
 
-// What runs before the tasks of attend, if anything.
-struct Before {
-  const QkvTasks* qkv = nullptr;
-
-  // The tasks, of which each waits for the KV head it reads.
-  void run(ThreadPool& pool, int64_t num_tasks, TaskRef task) const {
-    if (qkv == nullptr)
-      pool.run(num_tasks, task);
-    else
-      pool.run(qkv->num_tasks, qkv->task, num_tasks, task);
-  }
-  void wait_for_head(int32_t kv_head) const {
-    if (qkv != nullptr) qkv->wait_for_head(kv_head);
-  }
-};
-
 template <int kHeadDim>
 void run_split(const AttendTileCode& code, const AttendParams& params, const Plan& plan,
-               int32_t num_blocks, const Before& before) {
+               int32_t num_blocks) {
   const Block& last = plan.blocks[num_blocks - 1];
   for (int32_t i = 0; i < num_blocks * params.num_kv_heads; ++i)
     new (&plan.segments_left[i]) std::atomic(plan.blocks[i / params.num_kv_heads].num_segments);
@@ -241,7 +224,6 @@ void run_split(const AttendTileCode& code, const AttendParams& params, const Pla
     while (block < &last && task >= block[1].first_task) ++block;
     const auto rest = static_cast<int32_t>(task) - block->first_task;
     const int32_t kv_head = rest / block->num_segments, s = rest % block->num_segments;
-    before.wait_for_head(kv_head);
     TileMemory<kHeadDim> memory;
     const AttendTile tile = make_tile(params, *block, kv_head, memory);
     const int32_t first = (block->first_segment + s) * block->segment_keys;
@@ -255,12 +237,12 @@ void run_split(const AttendTileCode& code, const AttendParams& params, const Pla
       code.merge(total, partial_at(params, plan, *block, kv_head, i), num_rows, params.head_dim);
     finish_rows(code, params, *block, kv_head, total);
   };
-  before.run(*params.launch.stream->pool,
-             last.first_task + int64_t{last.num_segments} * params.num_kv_heads, segment);
+  params.launch.stream->pool->run(
+      last.first_task + int64_t{last.num_segments} * params.num_kv_heads, segment);
 }
 
 template <int kHeadDim>
-void run_launch(const AttendTileCode& code, const AttendParams& params, const Before& before) {
+void run_launch(const AttendTileCode& code, const AttendParams& params) {
   const Plan plan(params, params.launch.workspace);
   const int32_t num_blocks = cut_blocks(params, plan.blocks);
   ThreadPool& pool = *params.launch.stream->pool;
@@ -269,23 +251,22 @@ void run_launch(const AttendTileCode& code, const AttendParams& params, const Be
   const bool split = num_tasks > 0 && may_split(params) &&
                      num_tasks < 2 * int64_t{pool.num_threads()} && pool.num_threads() > 1;
   if (split) {
-    run_split<kHeadDim>(code, params, plan, num_blocks, before);
+    run_split<kHeadDim>(code, params, plan, num_blocks);
     return;
   }
   // Late blocks see the most keys: first. One KV head at a time, so that its keys stay in cache.
   auto block = [&](int64_t task, int) {
     const auto kv_head = static_cast<int32_t>(task / num_blocks);
-    before.wait_for_head(kv_head);
     run_block<kHeadDim>(code, params, plan.blocks[num_blocks - 1 - task % num_blocks], kv_head);
   };
-  before.run(pool, num_tasks, block);
+  pool.run(num_tasks, block);
 }
 
-void run_any(const AttendTileCode& code, const AttendParams& params, const Before& before) {
+void run_any(const AttendTileCode& code, const AttendParams& params) {
   if (params.head_dim <= 64) {
-    run_launch<64>(code, params, before);
+    run_launch<64>(code, params);
   } else {
-    run_launch<kAttendMaxHeadDim>(code, params, before);
+    run_launch<kAttendMaxHeadDim>(code, params);
   }
 }
 
@@ -314,14 +295,7 @@ bool attend_flash_bf16_is_worth_it(const AttendParams& params) {
 
 uint64_t attend_flash_workspace(const AttendParams& params) { return Plan(params, nullptr).bytes; }
 
-void attend_flash(const AttendParams& params, const AttendTileCode& code) {
-  run_any(code, params, {});
-}
-
-void attend_flash_after(const AttendParams& params, const AttendTileCode& code,
-                        const QkvTasks& qkv) {
-  run_any(code, params, {&qkv});
-}
+void attend_flash(const AttendParams& params, const AttendTileCode& code) { run_any(code, params); }
 
 #if !defined(__aarch64__)
 const AttendTileCode kAttendTileNeon = {};

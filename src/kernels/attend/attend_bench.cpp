@@ -78,7 +78,7 @@ void attend(benchmark::State& state, const Row<AttendParams>& row, DType dtype, 
 }
 
 bool register_attend() {
-  for (const Row<AttendParams>& row : table_of<AttendParams>()) {
+  for (const Row<AttendParams>& row : Op<AttendParams>::rows()) {
     if (row.device != DeviceKind::kCpu || row.run == attend_reference ||
         (row.needs & ~cpu_features()) != 0)
       continue;

@@ -420,8 +420,8 @@ bool aligned(const void* at) { return reinterpret_cast<uintptr_t>(at) % 16 == 0;
 
 }  // namespace
 
-// In units of what attend_any_f32_split_cuda takes, as measured at depths of 4,096 and 30,720: it
-// takes as long for 95 tokens of 8 KV heads as a wave of items does here, one for each SM.
+// In units of what the row that splits the keys takes, as measured at depths of 4,096 and 30,720:
+// it takes as long for 95 tokens of 8 KV heads as a wave of items does here, one for each SM.
 double attend_prefill_sm90_cost(const AttendParams& params) {
   constexpr double kSms = 132, kTokensOfWave = 95 * 8;
   const double tokens = std::max(1, params.batch.num_tokens);

@@ -127,7 +127,7 @@ TEST_F(AttendCudaTest, DISABLED_RowsSideBySide) {
       double num_pairs = 0;  // of a token and a key that it sees
       for (const int32_t position : positions)
         num_pairs += window > 0 ? std::min(window, position + 1) : position + 1;
-      for (const auto& row : table_of<AttendParams>()) {
+      for (const auto& row : Op<AttendParams>::rows()) {
         const bool is_slow = std::string(row.name).find("_plain_") != std::string::npos;
         if (!can_run(row, params) || is_slow) continue;
         const DeviceArray workspace = poisoned<uint8_t>(row.workspace(params));

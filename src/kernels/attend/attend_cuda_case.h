@@ -3,6 +3,7 @@
 // pages, rows past the end) is NaN, so that one touch of it spoils the answer.
 #pragma once
 
+#include <bit>
 #include <cmath>
 #include <cstring>
 
@@ -196,7 +197,7 @@ class AttendCudaTest : public CudaTest {
     std::vector<float> expected(test.q.size());
     AttendParams params = test.params();
     params.a = expected.data();
-    const Row<AttendParams>& row = table_of<AttendParams>()[0];
+    const Row<AttendParams>& row = Op<AttendParams>::rows()[0];
     CHECK(std::string(row.name) == "attend_reference");
     row.run(params);
     return expected;
@@ -249,7 +250,7 @@ class AttendCudaTest : public CudaTest {
     const std::vector<float> expected = reference(test);
     const AttendParams params = upload_case(test);
     int num_rows = 0;
-    for (const auto& row : table_of<AttendParams>()) {
+    for (const auto& row : Op<AttendParams>::rows()) {
       if (row.device != DeviceKind::kCuda) continue;
       if (const Features missing = row.needs & ~features(); missing != 0) {
         runs_->cannot_run(row.name, missing);
@@ -281,7 +282,7 @@ class AttendCudaTest : public CudaTest {
     const std::vector<float> staged = run_row(row, params, test.q.size());
     size_t num_wrong = 0;
     for (size_t i = 0; i < found.size(); ++i)
-      num_wrong += std::memcmp(&staged[i], &found[i], sizeof(float)) != 0 ? 1 : 0;
+      num_wrong += std::bit_cast<uint32_t>(staged[i]) != std::bit_cast<uint32_t>(found[i]) ? 1 : 0;
     EXPECT_EQ(num_wrong, 0u) << "of " << found.size() << " with staged queries, "
                              << test.describe();
   }
@@ -336,17 +337,17 @@ class AttendCudaTest : public CudaTest {
   }
 
   const Row<AttendParams>& row_named(const std::string& name) {
-    for (const auto& row : table_of<AttendParams>()) {
+    for (const auto& row : Op<AttendParams>::rows()) {
       if (row.name == name) return row;
     }
     CHECK(false, name);
-    return table_of<AttendParams>()[0];
+    return Op<AttendParams>::rows()[0];
   }
 
   // The rows for many tokens that this device runs.
   std::vector<const Row<AttendParams>*> prefill_rows() {
     std::vector<const Row<AttendParams>*> rows;
-    for (const auto& row : table_of<AttendParams>()) {
+    for (const auto& row : Op<AttendParams>::rows()) {
       const bool is_of_device =
           row.device == DeviceKind::kCuda && (row.needs & features()) == row.needs;
       if (is_of_device && std::string(row.name).find("_prefill_") != std::string::npos)

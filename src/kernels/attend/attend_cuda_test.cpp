@@ -208,7 +208,7 @@ TEST_F(AttendCudaTest, ARunTwiceGivesTheSameBits) {
   test.seqs = {{3000, 2}, {700, 1}, {500, 200}};
   test.build();
   const AttendParams params = upload_case(test);
-  for (const auto& row : table_of<AttendParams>()) {
+  for (const auto& row : Op<AttendParams>::rows()) {
     if (!can_run(row, params)) continue;
     std::vector<float> first;
     for (int i = 0; i < 20; ++i) {
@@ -227,7 +227,7 @@ TEST_F(AttendCudaTest, AMissingPageGivesNaN) {
       test.build();
       test.table[50] = -1;
       AttendParams params = upload_case(test);
-      for (const auto& row : table_of<AttendParams>()) {
+      for (const auto& row : Op<AttendParams>::rows()) {
         if (!can_run(row, params)) continue;
         const DeviceArray a = poisoned<float>(test.q.size());
         const DeviceArray workspace = poisoned<uint8_t>(row.workspace(params));
@@ -366,8 +366,8 @@ TEST_F(AttendCudaTest, DISABLED_Bench) {
   constexpr double kPeak = 4.62e12;  // bytes a second that an H200 reads
   constexpr int32_t kHeads = 64, kKvHeads = 8, kDim = 64, kPage = 16;
   const auto& row = row_named("attend_any_f32_split_cuda");
-  const auto* embed = &table_of<EmbedParams>()[0];
-  for (const auto& other : table_of<EmbedParams>()) {
+  const auto* embed = &Op<EmbedParams>::rows()[0];
+  for (const auto& other : Op<EmbedParams>::rows()) {
     if (other.device == DeviceKind::kCuda) embed = &other;
   }
   auto* native = static_cast<cudaStream_t>(stream().native);

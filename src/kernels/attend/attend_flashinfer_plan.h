@@ -45,7 +45,7 @@ struct FlashinferPlanOptions {
 /// Null, or why no row of this kind can run.
 const char* flashinfer_refuses(const AttendParams& params);
 
-/// What a row takes, in units of what attend_any_f32_split_cuda takes for a token of a KV head.
+/// What a row takes, in units of what the row that splits the keys takes for a token of a KV head.
 struct FlashinferTimes {
   double wave;    ///< of a launch, however few its items are
   double item;    ///< of a further item: a tile and a head

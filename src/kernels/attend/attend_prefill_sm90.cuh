@@ -1,4 +1,4 @@
-// The parts of attend_bf16_prefill_wgmma_sm90 below its kernels: parameters, the block's shared
+// The parts of prefill attention by wgmma below its kernels: parameters, the block's shared
 // memory, the producer that brings keys, values and queries, and the softmax of a warpgroup's rows.
 #pragma once
 

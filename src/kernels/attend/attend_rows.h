@@ -14,9 +14,6 @@ void attend_reference(const AttendParams& params);
 /// together. Results do not depend on threads, chunks or the rest of the batch, to the bit. With
 /// the code for BF16 products queries and weights are rounded to 2^-9.
 void attend_flash(const AttendParams& params, const AttendTileCode& code);
-/// The same in one run of the pool with what is left of qkv.
-void attend_flash_after(const AttendParams& params, const AttendTileCode& code,
-                        const QkvTasks& qkv);
 /// Shapes that the flash rows cannot run, and their scratch.
 const char* attend_flash_refuses(const AttendParams& params);
 const char* attend_flash_neon_refuses(const AttendParams& params);

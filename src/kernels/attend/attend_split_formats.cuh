@@ -1,4 +1,4 @@
-// What attend_any_f32_split_cuda multiplies with: the fragments of keys and values in either cache
+// What attention by split keys multiplies with: the fragments of keys and values in either cache
 // format, and instructions that it alone uses.
 #pragma once
 

@@ -1,4 +1,4 @@
-// The parts of attend_any_f32_split_cuda below the kernel: the parameters, a block's tile of
+// The parts of attention by split keys below the kernel: the parameters, a block's tile of
 // tokens, a warp's ring of keys and values, its queries and its sums.
 #pragma once
 

@@ -94,14 +94,14 @@ template <int kTenths, bool kIsBf16 = false>
 double flash_us(const AttendParams& params, const DeviceRates& rates) {
   if (kIsBf16 && !attend_flash_bf16_is_worth_it(params)) return kNeverUs;
   return 0.1 * kTenths *
-         predicted_us(attend_work(params), rates, rates.bf16_gflops,
+         predicted_us(Op<AttendParams>::work(params), rates, rates.bf16_gflops,
                       {.read = 0.7, .products = 0.3, .fixed_us = 3.0});
 }
 #if MOXIE_HAS_CUDA
 // Of the row that reads a token's keys by itself, whoever reads them too.
 double split_us(const AttendParams& params, const DeviceRates& rates) {
   const double width = static_cast<double>(params.num_heads) * params.head_dim;
-  const double shown = attend_work(params).flops / (4.0 * width);
+  const double shown = Op<AttendParams>::work(params).flops / (4.0 * width);
   const double bytes =
       shown * 2.0 * params.num_kv_heads * static_cast<double>(params.kv.row_bytes(params.head_dim));
   return 3.0 + 1e-3 * bytes / (0.55 * rates.read_gb_s);
@@ -127,10 +127,7 @@ constexpr Row<AttendParams> flash_row(const char* name, Features needs, const Fl
           .refuses = kind.refuses,
           .predict_us = predict_us,
           .workspace = attend_flash_workspace,
-          .run = [](const AttendParams& params) { attend_flash(params, kCode); },
-          .joint = {.run_after = [](const AttendParams& params, const QkvTasks& qkv) {
-            attend_flash_after(params, kCode, qkv);
-          }}};
+          .run = [](const AttendParams& params) { attend_flash(params, kCode); }};
 }
 
 const Row<AttendParams> kRows[] = {
@@ -262,12 +259,9 @@ KeyCounts count_keys(const AttendParams& params) {
 
 }  // namespace
 
-template <>
-std::span<const Row<AttendParams>> table_of<AttendParams>() {
-  return kRows;
-}
+std::span<const Row<AttendParams>> Op<AttendParams>::rows() { return kRows; }
 
-Work attend_work(const AttendParams& params) {
+Work Op<AttendParams>::work(const AttendParams& params) {
   const KeyCounts keys = count_keys(params);
   const double width = static_cast<double>(params.num_heads) * params.head_dim;
   const double row_bytes = static_cast<double>(params.kv.row_bytes(params.head_dim));

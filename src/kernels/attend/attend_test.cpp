@@ -340,7 +340,7 @@ class AttendCase {
 std::vector<const Row<AttendParams>*> rows_here() {
   static bool is_first = true;
   std::vector<const Row<AttendParams>*> rows;
-  for (const auto& row : table_of<AttendParams>()) {
+  for (const auto& row : Op<AttendParams>::rows()) {
     if (row.device != DeviceKind::kCpu || std::string(row.name) == "attend_reference") continue;
     const Features missing = row.needs & ~cpu_features();
     if (missing == 0) {
@@ -352,7 +352,7 @@ std::vector<const Row<AttendParams>*> rows_here() {
   is_first = false;
   return rows;
 }
-const Row<AttendParams>& reference() { return table_of<AttendParams>()[0]; }
+const Row<AttendParams>& reference() { return Op<AttendParams>::rows()[0]; }
 
 void expect_rows_match(AttendCase& test, RowRuns& runs) {
   const auto expected = test.run(reference());
@@ -563,7 +563,7 @@ TEST(Attend, WorkspaceForFewTokensDoesNotDependOnWhatPlanningCannotKnow) {
 }
 
 TEST(Attend, AMissingPageEndsTheProcess) {
-  for (const auto& row : table_of<AttendParams>()) {
+  for (const auto& row : Op<AttendParams>::rows()) {
     if (row.device != DeviceKind::kCpu || (row.needs & cpu_features()) != row.needs) continue;
     AttendCase test;
     test.seqs({{40, 1}});
@@ -626,12 +626,12 @@ TEST(Attend, ProductsInBf16AreForManyTokensOfLargeModels) {
 TEST(Attend, WorkCountsDistinctKeysOnceAndShownKeysEachTime) {
   AttendCase test;
   test.heads(8, 2).seqs({{10, 3}, {200, 1}}).window(0).build();
-  const Work full = attend_work(test.params());
+  const Work full = Op<AttendParams>::work(test.params());
   const double io = 2.0 * 4 * 4 * 8 * 64;
   EXPECT_DOUBLE_EQ(full.bytes, (13 + 201) * 2.0 * 2 * 64 * 2 + io);
   EXPECT_DOUBLE_EQ(full.flops, (11 + 12 + 13 + 201) * 4.0 * 8 * 64);
   test.params().window = 128;
-  const Work window = attend_work(test.params());
+  const Work window = Op<AttendParams>::work(test.params());
   EXPECT_DOUBLE_EQ(window.bytes, (13 + 128) * 2.0 * 2 * 64 * 2 + io);
 
   // From the sums alone, where positions are out of reach: exact for equal sequences.
@@ -639,8 +639,9 @@ TEST(Attend, WorkCountsDistinctKeysOnceAndShownKeysEachTime) {
   far.batch = {.num_tokens = 6, .num_seqs = 2, .num_visible_keys = 2 * (11 + 12 + 13)};
   far.window = 0;
   far.launch.device = DeviceKind::kCuda;
-  EXPECT_DOUBLE_EQ(attend_work(far).flops, 2 * (11 + 12 + 13) * 4.0 * 8 * 64);
-  EXPECT_DOUBLE_EQ(attend_work(far).bytes, 2 * 13 * 2.0 * 2 * 64 * 2 + 2.0 * 6 * 4 * 8 * 64);
+  EXPECT_DOUBLE_EQ(Op<AttendParams>::work(far).flops, 2 * (11 + 12 + 13) * 4.0 * 8 * 64);
+  EXPECT_DOUBLE_EQ(Op<AttendParams>::work(far).bytes,
+                   2 * 13 * 2.0 * 2 * 64 * 2 + 2.0 * 6 * 4 * 8 * 64);
 }
 
 }  // namespace

@@ -17,12 +17,10 @@ struct EmbedParams {
 };
 
 template <>
-struct StepOf<EmbedParams> {
-  static constexpr StepKind value = StepKind::kEmbed;
+struct Op<EmbedParams> {
+  static constexpr OpInfo info{"embed"};
+  static std::span<const Row<EmbedParams>> rows();
+  static Work work(const EmbedParams& params);
 };
-template <>
-std::span<const Row<EmbedParams>> table_of<EmbedParams>();
-
-Work embed_work(const EmbedParams& params);
 
 }  // namespace moxie

@@ -21,7 +21,7 @@ class EmbedCudaTest : public CudaTest {
     EmbedParams params{.num_tokens = tokens, .token_ids = ids.data(), .table = table};
     params.table.data = reinterpret_cast<const std::byte*>(bytes.data());
     params.x = expected.data();
-    for (const auto& row : table_of<EmbedParams>()) {
+    for (const auto& row : Op<EmbedParams>::rows()) {
       if (std::string(row.name) == "embed_reference") row.run(params);
     }
 
@@ -29,7 +29,7 @@ class EmbedCudaTest : public CudaTest {
     params.token_ids = upload(ids);
     params.table.data = reinterpret_cast<const std::byte*>(upload(bytes));
     int num_rows = 0;
-    for (const auto& row : table_of<EmbedParams>()) {
+    for (const auto& row : Op<EmbedParams>::rows()) {
       if (row.device != DeviceKind::kCuda || (row.needs & features()) != row.needs) continue;
       SCOPED_TRACE(row.name);
       ++num_rows;
@@ -104,7 +104,7 @@ TEST_F(EmbedCudaTest, AddressesBeyondFourGigabytesAreRight) {
   params.table.data = memory->data();
   params.x = x.buffer.as<float>();
   params.forms.x = XForm::kF32Pair;
-  for (const auto& row : table_of<EmbedParams>()) {
+  for (const auto& row : Op<EmbedParams>::rows()) {
     if (row.device == DeviceKind::kCuda && (row.needs & features()) == row.needs) row.run(params);
   }
   const std::vector<float> pairs = download<float>(x);

@@ -23,7 +23,8 @@ const char* refuses_cuda(const EmbedParams& params) {
 }
 #endif
 double embed_us(const EmbedParams& p, const DeviceRates& rates) {
-  return predicted_us(embed_work(p), rates, rates.bf16_gflops, {.read = 0.5, .fixed_us = 2.0});
+  return predicted_us(Op<EmbedParams>::work(p), rates, rates.bf16_gflops,
+                      {.read = 0.5, .fixed_us = 2.0});
 }
 uint64_t no_workspace(const EmbedParams&) { return 0; }
 
@@ -68,12 +69,9 @@ const Row<EmbedParams> kRows[] = {
 
 }  // namespace
 
-template <>
-std::span<const Row<EmbedParams>> table_of<EmbedParams>() {
-  return kRows;
-}
+std::span<const Row<EmbedParams>> Op<EmbedParams>::rows() { return kRows; }
 
-Work embed_work(const EmbedParams& params) {
+Work Op<EmbedParams>::work(const EmbedParams& params) {
   const double tokens = params.num_tokens;
   return {.bytes = tokens *
                    (static_cast<double>(params.table.row_bytes()) + 4.0 * params.table.cols + 4.0),

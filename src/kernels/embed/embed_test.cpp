@@ -57,7 +57,7 @@ TEST(Embed, EveryRowGathersEveryFormatExactly) {
       for (int32_t num_tokens : {0, 1, 15, 100}) {
         std::vector<int32_t> ids;
         for (int32_t t = 0; t < num_tokens; ++t) ids.push_back((t * 17 + 49) % 50);
-        for (const auto& row : table_of<EmbedParams>()) {
+        for (const auto& row : Op<EmbedParams>::rows()) {
           if (row.device != DeviceKind::kCpu) continue;
           std::vector<float> x(static_cast<size_t>(num_tokens) * cols + 1, -7.0f);
           EmbedParams params{.num_tokens = num_tokens,
@@ -88,7 +88,7 @@ TEST(Embed, IdsOutsideTheVocabularyEndTheProcess) {
   for (int32_t id : {-1, 4}) {
     EmbedParams params{.num_tokens = 1, .token_ids = &id, .table = table.view, .x = x.data()};
     params.launch.stream = stream.get();
-    for (const auto& row : table_of<EmbedParams>()) {
+    for (const auto& row : Op<EmbedParams>::rows()) {
       if (row.device != DeviceKind::kCpu) continue;
       EXPECT_DEATH(row.run(params), "vocabulary") << row.name;
     }
@@ -96,7 +96,7 @@ TEST(Embed, IdsOutsideTheVocabularyEndTheProcess) {
 }
 
 TEST(Embed, OtherFormatsAreRefused) {
-  for (const auto& row : table_of<EmbedParams>()) {
+  for (const auto& row : Op<EmbedParams>::rows()) {
     EXPECT_NE(row.refuses({.table = {.format = DType::kMXFP4, .rows = 4, .cols = 32}}), nullptr);
     EXPECT_NE(row.refuses({.table = {.format = DType::kQ8_0, .rows = 4, .cols = 40}}), nullptr);
   }

@@ -33,11 +33,11 @@ struct ExpertsParams {
 };
 
 template <>
-struct StepOf<ExpertsParams> {
-  static constexpr StepKind value = StepKind::kExperts;
+struct Op<ExpertsParams> {
+  static constexpr OpInfo info{"experts"};
+  static std::span<const Row<ExpertsParams>> rows();
+  static Work work(const ExpertsParams& params);
 };
-template <>
-std::span<const Row<ExpertsParams>> table_of<ExpertsParams>();
 
 /// Distinct experts that `tokens` tokens choose if each chooses `top_k` of `num_experts` evenly.
 inline double expected_distinct_experts(int32_t num_experts, int32_t top_k, int64_t tokens) {
@@ -45,7 +45,9 @@ inline double expected_distinct_experts(int32_t num_experts, int32_t top_k, int6
   return num_experts * (1.0 - std::pow(miss, static_cast<double>(tokens)));
 }
 
-/// `num_distinct`: experts that any token of the launch chose; their weights are read once.
+/// Op::work() reckons with the experts that so many tokens choose if they choose evenly. Here
+/// `num_distinct` says how many: experts that any token of the launch chose; their weights are read
+/// once.
 Work experts_work(const ExpertsParams& params, int32_t num_distinct);
 
 /// The clamped SwiGLU of one gate and up value.

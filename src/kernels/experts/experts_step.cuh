@@ -1,5 +1,5 @@
 // What the kernels of experts for a few tokens share: experts_slices.cuh for one, experts_tiles.cuh
-// for more, and experts_any_bf16x2_gemv_cuda.cu for what these do not know.
+// for more, and the ring of the file beside them for what these do not know.
 #pragma once
 
 #include "kernels/gemv/slice_gemv.cuh"

@@ -24,14 +24,13 @@ constexpr const char* kSlicesLimits =
 constexpr const char* kTilesLimits =
     "any number of tokens in groups of 8, best for 2 to 8; activations to 2^-17; an expert is read "
     "once a group";
+constexpr const OpInfo* kRoute[] = {&Op<RouteParams>::info};
 constexpr FormSet<L1Form> kL1Alone{L1Form::kL1};
 
-// Least work, with the experts that so many tokens choose if they choose evenly.
-Work mean_work(const ExpertsParams& p, int32_t num_tokens) {
+Work work_of_tokens(const ExpertsParams& p, int32_t num_tokens) {
   ExpertsParams of_tokens = p;
   of_tokens.num_tokens = num_tokens;
-  const double distinct = expected_distinct_experts(p.gate_up.num_experts, p.top_k, num_tokens);
-  return experts_work(of_tokens, static_cast<int32_t>(std::lround(distinct)));
+  return Op<ExpertsParams>::work(of_tokens);
 }
 
 // Groups of up to eight tokens, each by itself.
@@ -39,7 +38,7 @@ double in_groups_us(const ExpertsParams& p, const DeviceRates& rates, const Effi
   const auto group_us = [&](int32_t num_tokens) {
     return num_tokens == 0
                ? 0.0
-               : predicted_us(mean_work(p, num_tokens), rates, rates.bf16_gflops, reached);
+               : predicted_us(work_of_tokens(p, num_tokens), rates, rates.bf16_gflops, reached);
   };
   return p.num_tokens / kGroupOfGemv * group_us(kGroupOfGemv) +
          group_us(p.num_tokens % kGroupOfGemv);
@@ -56,7 +55,7 @@ double experts_tiles_us(const ExpertsParams& p, const DeviceRates& rates) {
 }
 double experts_gemm_us(const ExpertsParams& p, const DeviceRates& rates) {
   if (p.hidden < kLeastGemmHidden) return kNeverUs;
-  return predicted_us(mean_work(p, p.num_tokens), rates, rates.bf16_gflops,
+  return predicted_us(Op<ExpertsParams>::work(p), rates, rates.bf16_gflops,
                       {.read = 0.74, .products = 0.55, .fixed_us = 2.5});
 }
 // From 96 tokens an expert on products are the limit, and those in 8 bits win.
@@ -70,18 +69,22 @@ constexpr Row<ExpertsParams> few_row(const char* name, const char* supports, con
                                      const char* (*refuses)(const ExpertsParams&),
                                      double (*predict_us)(const ExpertsParams&, const DeviceRates&),
                                      void (*run)(const ExpertsParams&)) {
-  return {.name = name,
-          .device = DeviceKind::kCuda,
-          .needs = kCudaAny,
-          .supports = supports,
-          .limits = limits,
-          .ran_on = "H200; sm_100a and sm_120f compiled only",
-          .layout = PackedLayout::kFragment16x32,
-          .forms = {.x = {XForm::kF32Pair}, .router = {router}, .l1 = l1},
-          .refuses = refuses,
-          .predict_us = predict_us,
-          .workspace = experts_any_bf16x2_gemv_cuda_workspace,
-          .run = run};
+  const bool routes = router == RouterForm::kSums;
+  return {
+      .name = name,
+      .covers = routes ? std::span<const OpInfo* const>(kRoute) : std::span<const OpInfo* const>(),
+      .kind = "gemv",
+      .device = DeviceKind::kCuda,
+      .needs = kCudaAny,
+      .supports = supports,
+      .limits = limits,
+      .ran_on = "H200; sm_100a and sm_120f compiled only",
+      .layout = PackedLayout::kFragment16x32,
+      .forms = {.x = {XForm::kF32Pair}, .router = {router}, .l1 = l1},
+      .refuses = refuses,
+      .predict_us = predict_us,
+      .workspace = experts_any_bf16x2_gemv_cuda_workspace,
+      .run = run};
 }
 #endif
 
@@ -113,6 +116,7 @@ const Row<ExpertsParams> kRows[] = {
     gemv_row<ExpertsParams, kLanesAvx512VnniI8>("experts_mxfp4_i8_gemv_avx512vnni",
                                                 kAvx512 | kAvx512Vnni, kI8, kMxfp4Only),
     {.name = "experts_any_bf16_gemm_amx",
+     .kind = "w4a16",
      .device = DeviceKind::kCpu,
      .needs = kAvx512 | kAvx512Bf16 | kAmxBf16,
      .supports = "mxfp4, bf16",
@@ -126,6 +130,7 @@ const Row<ExpertsParams> kRows[] = {
      .workspace = experts_any_bf16_gemm_workspace,
      .run = experts_any_bf16_gemm_amx},
     {.name = "experts_any_bf16_gemm_avx512bf16",
+     .kind = "w4a16",
      .device = DeviceKind::kCpu,
      .needs = kAvx512 | kAvx512Bf16,
      .supports = "mxfp4, bf16",
@@ -159,6 +164,7 @@ const Row<ExpertsParams> kRows[] = {
             kL1Alone, experts_mxfp4_bf16x2_tiles_cuda_refuses, experts_tiles_us,
             experts_mxfp4_bf16x2_tiles_cuda),
     {.name = "experts_mxfp4_bf16_gemm_sm90",
+     .kind = "w4a16",
      .device = DeviceKind::kCuda,
      .needs = kSm90a,
      .supports = "mxfp4; at most 256 experts, 16 a token",
@@ -166,11 +172,13 @@ const Row<ExpertsParams> kRows[] = {
      .ran_on = "H200",
      .layout = PackedLayout::kFragment16x32,
      .forms = {.x = kAnyX, .t = {TForm::kF32, TForm::kAbsent}},
+     .takes_tile = true,
      .refuses = experts_mxfp4_bf16_gemm_sm90_refuses,
      .predict_us = experts_gemm_us,
      .workspace = experts_mxfp4_bf16_gemm_sm90_workspace,
      .run = experts_mxfp4_bf16_gemm_sm90},
     {.name = "experts_mxfp4_e4m3_gemm_sm90",
+     .kind = "w4a8",
      .device = DeviceKind::kCuda,
      .needs = kSm90a,
      .supports =
@@ -180,6 +188,7 @@ const Row<ExpertsParams> kRows[] = {
      .ran_on = "H200",
      .layout = PackedLayout::kFragment16x32,
      .forms = {.x = kAnyX, .t = {TForm::kF32, TForm::kAbsent}},
+     .activation = DType::kF8E4M3,
      .refuses = experts_mxfp4_e4m3_gemm_sm90_refuses,
      .predict_us = experts_e4m3_us,
      .workspace = experts_mxfp4_e4m3_gemm_sm90_workspace,
@@ -189,9 +198,11 @@ const Row<ExpertsParams> kRows[] = {
 
 }  // namespace
 
-template <>
-std::span<const Row<ExpertsParams>> table_of<ExpertsParams>() {
-  return kRows;
+std::span<const Row<ExpertsParams>> Op<ExpertsParams>::rows() { return kRows; }
+
+Work Op<ExpertsParams>::work(const ExpertsParams& p) {
+  const double distinct = expected_distinct_experts(p.gate_up.num_experts, p.top_k, p.num_tokens);
+  return experts_work(p, static_cast<int32_t>(std::lround(distinct)));
 }
 
 Work experts_work(const ExpertsParams& p, int32_t num_distinct) {

@@ -250,7 +250,7 @@ void register_all() {
     }
   }
 #endif
-  for (const Row<ExpertsParams>& row : table_of<ExpertsParams>()) {
+  for (const Row<ExpertsParams>& row : Op<ExpertsParams>::rows()) {
     if (row.device != DeviceKind::kCpu || row.run == experts_reference ||
         (row.needs & ~cpu_features()) != 0)
       continue;

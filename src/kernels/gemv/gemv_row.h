@@ -37,19 +37,6 @@ template <auto kCostNs>
 constexpr auto cpu_us =
     [](const auto& p, const DeviceRates& rates) { return of_threads_us(kCostNs(p), rates); };
 
-/// What the step's rows of this kind can do with their neighbours', by functions beside gemv_run.
-template <typename P, const LaneKernels& kLanes>
-constexpr JointOf<P> gemv_joint() {
-  JointOf<P> joint;
-  if constexpr (requires { joint.run_with; })
-    joint.run_with = [](const P& p, const auto& with) { gemv_run_with(p, kLanes, with); };
-  if constexpr (requires { joint.part; })
-    joint.part = [](const P& p, int32_t part, int32_t first_token, int32_t num_tokens) {
-      gemv_part(p, kLanes, part, first_token, num_tokens);
-    };
-  return joint;
-}
-
 /// By the gemv_* functions of the step's <step>_rows.h.
 template <typename P, const LaneKernels& kLanes>
 constexpr Row<P> gemv_row(const char* name, Features needs, LaneActivations activations,
@@ -60,6 +47,7 @@ constexpr Row<P> gemv_row(const char* name, Features needs, LaneActivations acti
       ("any number of tokens, best for 8 and more; activations to 2^-8 of their block's greatest: "
        "by itself from 8 tokens and 2048 columns of x, else by --activation int8")};
   return {.name = name,
+          .kind = "gemv",
           .device = DeviceKind::kCpu,
           .needs = needs,
           .supports = supports,
@@ -73,8 +61,7 @@ constexpr Row<P> gemv_row(const char* name, Features needs, LaneActivations acti
                 return of_threads_us(gemv_cost(p, kLanes), rates);
               },
           .workspace = [](const P& p) { return gemv_workspace(p, kLanes); },
-          .run = [](const P& p) { gemv_run(p, kLanes); },
-          .joint = gemv_joint<P, kLanes>()};
+          .run = [](const P& p) { gemv_run(p, kLanes); }};
 }
 
 }  // namespace moxie

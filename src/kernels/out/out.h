@@ -17,20 +17,11 @@ struct OutParams {
   Forms forms;                  // of a, x and the router's products
 };
 
-struct RoutePartOf;  // kernels/joined.h
 template <>
-struct JointOf<OutParams> {
-  /// run(), with a part of route as soon as kRoutePartColumns of the outputs are final.
-  void (*run_with)(const OutParams&, const RoutePartOf&) = nullptr;
+struct Op<OutParams> {
+  static constexpr OpInfo info{"out"};
+  static std::span<const Row<OutParams>> rows();
+  static Work work(const OutParams& params);
 };
-
-template <>
-struct StepOf<OutParams> {
-  static constexpr StepKind value = StepKind::kOut;
-};
-template <>
-std::span<const Row<OutParams>> table_of<OutParams>();
-
-Work out_work(const OutParams& params);
 
 }  // namespace moxie

@@ -1,7 +1,6 @@
 // out with F32 activations: one pass over the tiles, the bias and the residual added as each is
 // done. One row for each set of LaneKernels.
 #include "kernels/gemv/product.h"
-#include "kernels/joined.h"
 #include "kernels/out/out_rows.h"
 #include "kernels/scratch.h"
 
@@ -53,28 +52,6 @@ void gemv_run(const OutParams& p, const LaneKernels& lanes) {
                    [&](int32_t tile, int32_t token, int32_t num_tokens, const float* y) {
                      add_to_x(p, tile, token, num_tokens, y);
                    });
-}
-
-void gemv_run_with(const OutParams& p, const LaneKernels& lanes, const RoutePartOf& route_part) {
-  const Parts parts = lay_out(p, lanes, p.launch.workspace);
-  ThreadPool& pool = *p.launch.stream->pool;
-  const Activations a = prepare(p, lanes, parts);
-  constexpr int32_t kTiles = kRoutePartColumns / 16;
-  static_assert(kTiles % kTileStreams == 0);
-  CHECK(p.weight.rows % kRoutePartColumns == 0 && p.num_tokens <= kTokenBlock);
-  split_work(pool, p.weight.rows / kRoutePartColumns,
-             product_total_ns(lanes, p.weight, p.num_tokens), [&](int64_t begin, int64_t end) {
-               for (auto part = static_cast<int32_t>(begin); part < end; ++part) {
-                 route_part.read_ahead(part);
-                 product_of_tiles(
-                     lanes, p.weight, part * kTiles, (part + 1) * kTiles, 0, p.num_tokens,
-                     [&](int32_t i) { return a.row(i); },
-                     [&](int32_t tile, int32_t token, int32_t num_tokens, const float* y) {
-                       add_to_x(p, tile, token, num_tokens, y);
-                     });
-                 route_part(part, 0, p.num_tokens);
-               }
-             });
 }
 
 double gemv_cost(const OutParams& p, const LaneKernels& lanes) {

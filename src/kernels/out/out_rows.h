@@ -16,8 +16,6 @@ const char* gemv_refuses(const OutParams& params, const LaneKernels& lanes);
 double gemv_cost(const OutParams& params, const LaneKernels& lanes);
 uint64_t gemv_workspace(const OutParams& params, const LaneKernels& lanes);
 void gemv_run(const OutParams& params, const LaneKernels& lanes);
-void gemv_run_with(const OutParams& params, const LaneKernels& lanes,
-                   const RoutePartOf& route_part);
 
 // out_any_bf16_gemm_*: BF16 activations, F32 sums; for many tokens.
 const char* out_any_bf16_gemm_refuses(const OutParams& params);

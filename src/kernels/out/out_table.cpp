@@ -73,6 +73,7 @@ const Row<OutParams> kRows[] = {
                                          kRanEmulated),
 #if MOXIE_HAS_CUDA
     {.name = "out_any_bf16x2_gemv_cuda",
+     .kind = "gemv",
      .device = DeviceKind::kCuda,
      .needs = kCudaAny,
      .supports = "f32, bf16, q8_0, mxfp4, mxfp8; up to 12288 columns",
@@ -85,7 +86,7 @@ const Row<OutParams> kRows[] = {
      .refuses = out_any_bf16x2_gemv_cuda_refuses,
      .predict_us =
          [](const OutParams& p, const DeviceRates& rates) {
-           return dense_gemv_us(out_work(p), p.weight, p.num_tokens, p.launch.l1, rates);
+           return dense_gemv_us(Op<OutParams>::work(p), p.weight, p.num_tokens, p.launch.l1, rates);
          },
      .workspace = [](const OutParams&) { return uint64_t{0}; },
      .run = out_any_bf16x2_gemv_cuda},
@@ -100,7 +101,7 @@ const Row<OutParams> kRows[] = {
      .refuses = out_any_bf16_gemm_sm90_refuses,
      .predict_us =
          [](const OutParams& p, const DeviceRates& rates) {
-           return dense_gemm_us(out_work(p), p.weight.rows, rates);
+           return dense_gemm_us(Op<OutParams>::work(p), p.weight.rows, rates);
          },
      .workspace = out_any_bf16_gemm_sm90_workspace,
      .run = out_any_bf16_gemm_sm90},
@@ -109,12 +110,9 @@ const Row<OutParams> kRows[] = {
 
 }  // namespace
 
-template <>
-std::span<const Row<OutParams>> table_of<OutParams>() {
-  return kRows;
-}
+std::span<const Row<OutParams>> Op<OutParams>::rows() { return kRows; }
 
-Work out_work(const OutParams& p) {
+Work Op<OutParams>::work(const OutParams& p) {
   const double tokens = p.num_tokens, rows = p.weight.rows, cols = p.weight.cols;
   return {.bytes = static_cast<double>(p.weight.bytes()) + 4.0 * rows +
                    4.0 * tokens * (cols + 2.0 * rows),

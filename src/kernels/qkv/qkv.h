@@ -2,8 +2,6 @@
 // cache at each token's position. The norm's weight is multiplied in F32 before any rounding.
 #pragma once
 
-#include <functional>
-
 #include "kernels/registry.h"
 
 namespace moxie {
@@ -24,20 +22,11 @@ struct QkvParams {
   Forms forms;            // of x, read, and of q
 };
 
-struct QkvTasks;  // kernels/joined.h
 template <>
-struct JointOf<QkvParams> {
-  /// Runs all but the products, or all, and then `then`, which runs what is left.
-  void (*run_with)(const QkvParams&, const std::function<void(const QkvTasks&)>& then) = nullptr;
+struct Op<QkvParams> {
+  static constexpr OpInfo info{"qkv"};
+  static std::span<const Row<QkvParams>> rows();
+  static Work work(const QkvParams& params);
 };
-
-template <>
-struct StepOf<QkvParams> {
-  static constexpr StepKind value = StepKind::kQkv;
-};
-template <>
-std::span<const Row<QkvParams>> table_of<QkvParams>();
-
-Work qkv_work(const QkvParams& params);
 
 }  // namespace moxie

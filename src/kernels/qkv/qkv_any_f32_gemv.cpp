@@ -1,9 +1,6 @@
 // qkv with F32 activations: the norm, then one task a head that multiplies, adds the bias, rotates
 // and writes q or appends to the cache. One row for each set of LaneKernels.
-#include <new>
-
 #include "kernels/gemv/product.h"
-#include "kernels/joined.h"
 #include "kernels/qkv/qkv_head.h"
 #include "kernels/qkv/qkv_rows.h"
 #include "kernels/scratch.h"
@@ -14,8 +11,6 @@ namespace {
 struct Parts {
   float* t;         // [tokens, hidden], normed
   float* prepared;  // rows of t as the lanes want them
-  QkvProgress* progress;
-  QkvProgress::Group* groups;  // [kv_heads]
   uint64_t bytes;
 };
 
@@ -24,8 +19,6 @@ Parts lay_out(const QkvParams& p, const LaneKernels& lanes, std::byte* base) {
   Parts parts;
   parts.t = scratch.take<float>(int64_t{p.batch.num_tokens} * p.hidden);
   parts.prepared = scratch.take<float>(prepared_floats(lanes, p.batch.num_tokens, p.hidden));
-  parts.progress = scratch.take<QkvProgress>(1);
-  parts.groups = scratch.take<QkvProgress::Group>(p.num_kv_heads);
   parts.bytes = scratch.bytes();
   return parts;
 }
@@ -56,12 +49,6 @@ uint64_t gemv_workspace(const QkvParams& p, const LaneKernels& lanes) {
 }
 
 void gemv_run(const QkvParams& p, const LaneKernels& lanes) {
-  ThreadPool& pool = *p.launch.stream->pool;
-  gemv_run_with(p, lanes, [&](const QkvTasks& tasks) { pool.run(tasks.num_tasks, tasks.task); });
-}
-
-void gemv_run_with(const QkvParams& p, const LaneKernels& lanes,
-                   const std::function<void(const QkvTasks&)>& then) {
   const Parts parts = lay_out(p, lanes, p.launch.workspace);
   ThreadPool& pool = *p.launch.stream->pool;
   const int32_t num_tokens = p.batch.num_tokens;
@@ -71,30 +58,17 @@ void gemv_run_with(const QkvParams& p, const LaneKernels& lanes,
 
   const Activations t =
       prepare_rows(pool, lanes, parts.t, p.hidden, num_tokens, p.hidden, parts.prepared);
-  const int32_t num_heads = p.num_heads + 2 * p.num_kv_heads, group = p.num_heads / p.num_kv_heads;
+  const int32_t num_heads = p.num_heads + 2 * p.num_kv_heads;
   const int64_t num_blocks = ceil_div(num_tokens, kTokenBlock), num_units = num_heads * num_blocks;
   const double total_ns =
       product_ns(lanes, static_cast<double>(p.weight.rows) * p.weight.cols, num_tokens);
-  const int64_t units_a_task = units_of_part(pool, num_units, total_ns);
-  const int64_t num_tasks = ceil_div(num_units, units_a_task);
-
-  QkvProgress& progress = *new (parts.progress) QkvProgress{
-      .groups = parts.groups, .tasks_left = num_tasks, .finished = {}};
-  for (int32_t i = 0; i < p.num_kv_heads; ++i)
-    new (&progress.groups[i]) QkvProgress::Group{std::latch((group + 2) * num_blocks)};
-  auto heads = [&](int64_t task, int) {
-    const int64_t end = std::min(num_units, (task + 1) * units_a_task);
-    for (int64_t unit = task * units_a_task; unit < end; ++unit) {
+  split_work(pool, num_units, total_ns, [&](int64_t begin, int64_t end) {
+    for (int64_t unit = begin; unit < end; ++unit) {
       const auto head = static_cast<int32_t>(unit % num_heads);
       const auto first = static_cast<int32_t>(unit / num_heads) * kTokenBlock;
       multiply_head(p, lanes, t, head, first, std::min(first + kTokenBlock, num_tokens));
-      const int32_t kv_head =
-          head < p.num_heads ? head / group : (head - p.num_heads) % p.num_kv_heads;
-      progress.groups[kv_head].left.count_down();
     }
-    if (progress.tasks_left.fetch_sub(1) == 1) progress.finished = Clock::now();
-  };
-  then({num_tasks, heads, progress});
+  });
 }
 
 double gemv_cost(const QkvParams& p, const LaneKernels& lanes) {

@@ -17,8 +17,6 @@ const char* gemv_refuses(const QkvParams& params, const LaneKernels& lanes);
 double gemv_cost(const QkvParams& params, const LaneKernels& lanes);
 uint64_t gemv_workspace(const QkvParams& params, const LaneKernels& lanes);
 void gemv_run(const QkvParams& params, const LaneKernels& lanes);
-void gemv_run_with(const QkvParams& params, const LaneKernels& lanes,
-                   const std::function<void(const QkvTasks&)>& then);
 
 // qkv_any_bf16_gemm_*: BF16 activations, F32 sums; for many tokens.
 const char* qkv_any_bf16_gemm_refuses(const QkvParams& params);

@@ -72,6 +72,7 @@ const Row<QkvParams> kRows[] = {
                                          kRanEmulated),
 #if MOXIE_HAS_CUDA
     {.name = "qkv_any_bf16x2_gemv_cuda",
+     .kind = "gemv",
      .device = DeviceKind::kCuda,
      .needs = kCudaAny,
      .supports = "f32, bf16, q8_0, mxfp4, mxfp8; up to 12288 columns; cache f32, bf16, fp8_e4m3; "
@@ -83,7 +84,8 @@ const Row<QkvParams> kRows[] = {
      .refuses = qkv_any_bf16x2_gemv_cuda_refuses,
      .predict_us =
          [](const QkvParams& p, const DeviceRates& rates) {
-           return dense_gemv_us(qkv_work(p), p.weight, p.batch.num_tokens, p.launch.l1, rates);
+           return dense_gemv_us(Op<QkvParams>::work(p), p.weight, p.batch.num_tokens, p.launch.l1,
+                                rates);
          },
      .workspace = [](const QkvParams&) { return uint64_t{0}; },
      .run = qkv_any_bf16x2_gemv_cuda},
@@ -98,7 +100,7 @@ const Row<QkvParams> kRows[] = {
      .refuses = qkv_any_bf16_gemm_sm90_refuses,
      .predict_us =
          [](const QkvParams& p, const DeviceRates& rates) {
-           return dense_gemm_us(qkv_work(p), p.hidden, rates);
+           return dense_gemm_us(Op<QkvParams>::work(p), p.hidden, rates);
          },
      .workspace = qkv_any_bf16_gemm_sm90_workspace,
      .run = qkv_any_bf16_gemm_sm90},
@@ -107,12 +109,9 @@ const Row<QkvParams> kRows[] = {
 
 }  // namespace
 
-template <>
-std::span<const Row<QkvParams>> table_of<QkvParams>() {
-  return kRows;
-}
+std::span<const Row<QkvParams>> Op<QkvParams>::rows() { return kRows; }
 
-Work qkv_work(const QkvParams& p) {
+Work Op<QkvParams>::work(const QkvParams& p) {
   const double tokens = p.batch.num_tokens, rows = p.weight.rows;
   const double q_bytes = 4.0 * p.num_heads * p.head_dim;
   const double kv_bytes = 2.0 * p.num_kv_heads * static_cast<double>(p.kv.row_bytes(p.head_dim));

@@ -46,37 +46,13 @@ struct RouteParams {
   int32_t* expert_ids = nullptr;       // [tokens, top_k], written, by falling logit
   float* expert_weights = nullptr;     // [tokens, top_k], written
   Forms forms;                         // of x, read, and of t
-  /// CPU: null, or room for route_parts_size() floats, where JointOf<RouteParams>::part has written
-  /// the router's products: run() adds them up.
-  float* parts = nullptr;
-};
-
-/// Columns of x whose products are one part.
-inline constexpr int32_t kRoutePartColumns = 64;
-/// Floats of one part of a token: a sum for each expert, and that of x^2 behind them.
-constexpr int64_t route_part_stride(int32_t num_experts) {
-  return round_up<int64_t>(num_experts, 16) + 16;
-}
-/// Floats of RouteParams::parts [hidden / kRoutePartColumns, tokens, route_part_stride].
-constexpr int64_t route_parts_size(int64_t num_tokens, int32_t hidden, int32_t num_experts) {
-  return num_tokens * (hidden / kRoutePartColumns) * route_part_stride(num_experts);
-}
-
-template <>
-struct JointOf<RouteParams> {
-  /// The products with columns part * kRoutePartColumns on of x, which are final, of some tokens.
-  void (*part)(const RouteParams&, int32_t part, int32_t first_token, int32_t num_tokens) = nullptr;
 };
 
 template <>
-struct StepOf<RouteParams> {
-  static constexpr StepKind value = StepKind::kRoute;
+struct Op<RouteParams> {
+  static constexpr OpInfo info{"route"};
+  static std::span<const Row<RouteParams>> rows();
+  static Work work(const RouteParams& params);
 };
-template <>
-std::span<const Row<RouteParams>> table_of<RouteParams>();
-
-Work route_work(const RouteParams& params);
-/// The part of it that are the router's products.
-Work router_work(const RouteParams& params);
 
 }  // namespace moxie

@@ -42,24 +42,6 @@ void choose(const RouteParams& p, const float* logits, int64_t token) {
   for (int32_t slot = 0; slot < p.top_k; ++slot) weights[slot] /= sum;
 }
 
-float* part_of(const RouteParams& p, int32_t part, int32_t token) {
-  return p.parts + (int64_t{part} * p.num_tokens + token) * route_part_stride(p.weight.rows);
-}
-
-// A token's logits, of parts to which the norm's factor is still to be applied.
-void add_parts(const RouteParams& p, int32_t token, float* logits) {
-  const int32_t num_experts = p.weight.rows, width = round_up(num_experts, 16);
-  std::fill_n(logits, num_experts, 0.0f);
-  double squares = 0;
-  for (int32_t part = 0; part < p.hidden / kRoutePartColumns; ++part) {
-    const float* sums = part_of(p, part, token);
-    for (int32_t e = 0; e < num_experts; ++e) logits[e] += sums[e];
-    squares += static_cast<double>(sums[width]);
-  }
-  const auto factor = static_cast<float>(1 / std::sqrt(squares / p.hidden + p.rms_eps));
-  for (int32_t e = 0; e < num_experts; ++e) logits[e] = logits[e] * factor + p.bias[e];
-}
-
 }  // namespace
 
 const char* gemv_refuses(const RouteParams& p, const LaneKernels& lanes) {
@@ -71,28 +53,6 @@ uint64_t gemv_workspace(const RouteParams& p, const LaneKernels&) {
   return lay_out(p, nullptr).bytes;
 }
 
-void gemv_part(const RouteParams& p, const LaneKernels& lanes, int32_t part, int32_t first_token,
-               int32_t num_tokens) {
-  const int32_t num_experts = p.weight.rows, column = part * kRoutePartColumns;
-  const float* norm = p.norm_weight + column;
-  for (int32_t token = first_token; token < first_token + num_tokens; ++token) {
-    const float* x = p.x + int64_t{token} * p.hidden + column;
-    float* sums = part_of(p, part, token);
-    float scaled[kRoutePartColumns], squares = 0;
-    for (int32_t i = 0; i < kRoutePartColumns; ++i) {
-      scaled[i] = x[i] * norm[i];
-      squares += x[i] * x[i];
-    }
-    sums[round_up(num_experts, 16)] = squares;
-    const auto product = products_of_format(lanes, p.weight.format).tile;
-    const float* row = scaled;
-    for (int32_t tile = 0; tile < p.weight.num_tiles(); ++tile) {
-      const int64_t before = p.weight.tile_bytes() * column / p.weight.cols;
-      product(p.weight.tile(0, tile) + before, kRoutePartColumns, &row, 1, sums + tile * 16);
-    }
-  }
-}
-
 void gemv_run(const RouteParams& p, const LaneKernels& lanes) {
   const Parts parts = lay_out(p, p.launch.workspace);
   ThreadPool& pool = *p.launch.stream->pool;
@@ -100,13 +60,6 @@ void gemv_run(const RouteParams& p, const LaneKernels& lanes) {
   parallel_rms_norm(
       pool, lanes, [&](int32_t i) { return p.x + int64_t{i} * p.hidden; }, p.num_tokens, p.hidden,
       p.norm_weight, p.rms_eps, p.t);
-  if (p.parts != nullptr) {
-    for (int32_t token = 0; token < p.num_tokens; ++token) {
-      add_parts(p, token, parts.logits + int64_t{token} * num_experts);
-      choose(p, parts.logits + int64_t{token} * num_experts, token);
-    }
-    return;
-  }
   parallel_product(pool, lanes, p.weight, {p.t, p.hidden}, p.num_tokens,
                    [&](int32_t tile, int32_t token, int32_t num_tokens, const float* y) {
                      const int32_t num_lanes = std::min(16, num_experts - tile * 16);

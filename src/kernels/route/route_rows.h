@@ -16,8 +16,6 @@ const char* gemv_refuses(const RouteParams& params, const LaneKernels& lanes);
 double gemv_cost(const RouteParams& params, const LaneKernels& lanes);
 uint64_t gemv_workspace(const RouteParams& params, const LaneKernels& lanes);
 void gemv_run(const RouteParams& params, const LaneKernels& lanes);
-void gemv_part(const RouteParams& params, const LaneKernels& lanes, int32_t part,
-               int32_t first_token, int32_t num_tokens);
 
 // route_any_bf16x2_gemv_cuda: activations as two BF16 parts (16 bits), F32 sums.
 const char* route_any_bf16x2_gemv_cuda_refuses(const RouteParams& params);

@@ -36,6 +36,7 @@ const Row<RouteParams> kRows[] = {
 #endif
 #if MOXIE_HAS_CUDA
     {.name = "route_any_bf16x2_gemv_cuda",
+     .kind = "gemv",
      .device = DeviceKind::kCuda,
      .needs = kCudaAny,
      .supports = "f32, bf16, q8_0, mxfp4, mxfp8; up to 12288 columns; at most 256 experts",
@@ -82,22 +83,13 @@ const Row<RouteParams> kRows[] = {
 
 }  // namespace
 
-template <>
-std::span<const Row<RouteParams>> table_of<RouteParams>() {
-  return kRows;
-}
+std::span<const Row<RouteParams>> Op<RouteParams>::rows() { return kRows; }
 
-Work route_work(const RouteParams& p) {
+Work Op<RouteParams>::work(const RouteParams& p) {
   const double tokens = p.num_tokens, rows = p.weight.rows;
-  Work work = router_work(p);
-  work.bytes += 4.0 * (rows + p.hidden) +
-                tokens * ((p.forms.t == TForm::kAbsent ? 4.0 : 8.0) * p.hidden + 8.0 * p.top_k);
-  return work;
-}
-
-Work router_work(const RouteParams& p) {
-  return {.bytes = static_cast<double>(p.weight.bytes()),
-          .flops = 2.0 * p.weight.rows * p.weight.cols * p.num_tokens};
+  return {.bytes = static_cast<double>(p.weight.bytes()) + 4.0 * (rows + p.hidden) +
+                   tokens * ((p.forms.t == TForm::kAbsent ? 4.0 : 8.0) * p.hidden + 8.0 * p.top_k),
+          .flops = 2.0 * rows * p.weight.cols * tokens};
 }
 
 }  // namespace moxie

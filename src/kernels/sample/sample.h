@@ -70,13 +70,11 @@ inline bool is_plain(const SampleRequest& r) {
 }
 
 template <>
-struct StepOf<SampleParams> {
-  static constexpr StepKind value = StepKind::kSample;
+struct Op<SampleParams> {
+  static constexpr OpInfo info{"sample"};
+  static std::span<const Row<SampleParams>> rows();
+  static Work work(const SampleParams& params);
 };
-template <>
-std::span<const Row<SampleParams>> table_of<SampleParams>();
-
-Work sample_work(const SampleParams& params);
 
 /// The noise of one id: -log(-log(u)), u = (w + 0.5) / 2^32 in (0, 1), w the first word of
 /// Philox4x32-10 (Salmon et al. 2011) with key = seed and counter = (id, step low, step high, 0).

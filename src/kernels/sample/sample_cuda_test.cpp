@@ -91,7 +91,7 @@ class SampleCudaTest : public CudaTest {
                         .logits = upload(logits_),
                         .requests = upload(device_requests())};
     int num_cuda_rows = 0;
-    for (const auto& row : table_of<SampleParams>()) {
+    for (const auto& row : Op<SampleParams>::rows()) {
       if (row.device != DeviceKind::kCuda || (row.needs & features()) != row.needs) continue;
       SCOPED_TRACE(row.name);
       ++num_cuda_rows;
@@ -126,7 +126,7 @@ class SampleCudaTest : public CudaTest {
                               .logits = logits_.data(),
                               .requests = requests.data(),
                               .answers = answers.data()};
-    for (const auto& row : table_of<SampleParams>()) {
+    for (const auto& row : Op<SampleParams>::rows()) {
       if (std::string(row.name) == "sample_reference") row.run(params);
     }
     return answers;
@@ -390,7 +390,7 @@ TEST_F(SampleCudaTest, LargeSlicesOfTheVocabularyMayLieInTheWorkspace) {
 
 TEST_F(SampleCudaTest, AVocabularyBeyondTheLimitIsRefused) {
   const SampleParams params{.num_rows = 1, .vocab = (1 << 20) + 1};
-  for (const auto& row : table_of<SampleParams>()) {
+  for (const auto& row : Op<SampleParams>::rows()) {
     if (row.device != DeviceKind::kCuda) continue;
     EXPECT_NE(row.refuses(params), nullptr) << row.name;
   }

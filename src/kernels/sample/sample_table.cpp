@@ -10,7 +10,8 @@ uint64_t no_workspace(const SampleParams&) { return 0; }
 // Of a row that takes so many times as long as the fastest: one pass over the logits.
 template <int kTimes>
 double scan_us(const SampleParams& p, const DeviceRates& rates) {
-  return kTimes * predicted_us(sample_work(p), rates, rates.bf16_gflops, {.fixed_us = 2.0});
+  return kTimes *
+         predicted_us(Op<SampleParams>::work(p), rates, rates.bf16_gflops, {.fixed_us = 2.0});
 }
 
 const Row<SampleParams> kRows[] = {
@@ -77,12 +78,9 @@ const Row<SampleParams> kRows[] = {
 
 }  // namespace
 
-template <>
-std::span<const Row<SampleParams>> table_of<SampleParams>() {
-  return kRows;
-}
+std::span<const Row<SampleParams>> Op<SampleParams>::rows() { return kRows; }
 
-Work sample_work(const SampleParams& params) {
+Work Op<SampleParams>::work(const SampleParams& params) {
   const double logits = static_cast<double>(params.num_rows) * params.vocab;
   return {.bytes = 4.0 * logits, .flops = logits};
 }

@@ -22,13 +22,13 @@ constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 std::vector<const Row<SampleParams>*> rows_here() {
   std::vector<const Row<SampleParams>*> rows;
-  for (const auto& row : table_of<SampleParams>()) {
+  for (const auto& row : Op<SampleParams>::rows()) {
     if (row.device != DeviceKind::kCpu) continue;
     if ((row.needs & cpu_features()) == row.needs) rows.push_back(&row);
   }
   return rows;
 }
-const Row<SampleParams>& reference() { return table_of<SampleParams>()[0]; }
+const Row<SampleParams>& reference() { return Op<SampleParams>::rows()[0]; }
 
 // Runs rows of the table; keeps the device and its threads.
 class Sampler {

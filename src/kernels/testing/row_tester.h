@@ -72,11 +72,11 @@ inline void expect_near(const std::vector<Output>& expected, const std::vector<O
 
 template <typename P>
 const Row<P>& row_named(const std::string& name) {
-  for (const Row<P>& row : table_of<P>()) {
+  for (const Row<P>& row : Op<P>::rows()) {
     if (row.name == name) return row;
   }
   CHECK(false, name);
-  return table_of<P>()[0];
+  return Op<P>::rows()[0];
 }
 
 /// What rounding a row's activations may add to an output's error, as a share of the outputs'
@@ -104,7 +104,7 @@ inline constexpr RowRounding kRowRoundings[] = {
 
 template <typename P>
 double activation_rounding(const Row<P>& row) {
-  const std::string step = std::string(step_name(StepOf<P>::value)) + "_";
+  const std::string step = std::string(Op<P>::info.name) + "_";
   for (const RowRounding& rounding : kRowRoundings) {
     if (row.name == step + std::string(rounding.row)) return rounding.activations;
   }
@@ -116,9 +116,9 @@ template <typename Case>
 void expect_rows_agree(const Case& c, TestMachine& machine, RowRuns& runs) {
   using P = typename Case::Params;
   Built<P> built = build(c);
-  const std::string reference = std::string(step_name(StepOf<P>::value)) + "_reference";
+  const std::string reference = std::string(Op<P>::info.name) + "_reference";
   const std::vector<Output> reference_outputs = run_row(built, row_named<P>(reference), machine);
-  for (const Row<P>& row : table_of<P>()) {
+  for (const Row<P>& row : Op<P>::rows()) {
     if (row.device != DeviceKind::kCpu || row.name == reference) continue;
     std::vector<Output> expected = reference_outputs;
     for (Output& output : expected) output.rounding += activation_rounding(row);

@@ -18,12 +18,10 @@ struct UnembedParams {
 };
 
 template <>
-struct StepOf<UnembedParams> {
-  static constexpr StepKind value = StepKind::kUnembed;
+struct Op<UnembedParams> {
+  static constexpr OpInfo info{"unembed"};
+  static std::span<const Row<UnembedParams>> rows();
+  static Work work(const UnembedParams& params);
 };
-template <>
-std::span<const Row<UnembedParams>> table_of<UnembedParams>();
-
-Work unembed_work(const UnembedParams& params);
 
 }  // namespace moxie

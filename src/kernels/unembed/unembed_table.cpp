@@ -69,6 +69,7 @@ const Row<UnembedParams> kRows[] = {
                                              kMxfp4Only, kRanEmulated),
 #if MOXIE_HAS_CUDA
     {.name = "unembed_any_bf16x2_gemv_cuda",
+     .kind = "gemv",
      .device = DeviceKind::kCuda,
      .needs = kCudaAny,
      .supports = "f32, bf16, q8_0, mxfp4, mxfp8; up to 12288 columns",
@@ -79,7 +80,8 @@ const Row<UnembedParams> kRows[] = {
      .refuses = unembed_any_bf16x2_gemv_cuda_refuses,
      .predict_us =
          [](const UnembedParams& p, const DeviceRates& rates) {
-           return dense_gemv_us(unembed_work(p), p.weight, p.num_rows, p.launch.l1, rates);
+           return dense_gemv_us(Op<UnembedParams>::work(p), p.weight, p.num_rows, p.launch.l1,
+                                rates);
          },
      .workspace = [](const UnembedParams&) { return uint64_t{0}; },
      .run = unembed_any_bf16x2_gemv_cuda},
@@ -94,7 +96,7 @@ const Row<UnembedParams> kRows[] = {
      .refuses = unembed_any_bf16_gemm_sm90_refuses,
      .predict_us =
          [](const UnembedParams& p, const DeviceRates& rates) {
-           return dense_gemm_us(unembed_work(p), p.hidden, rates);
+           return dense_gemm_us(Op<UnembedParams>::work(p), p.hidden, rates);
          },
      .workspace = unembed_any_bf16_gemm_sm90_workspace,
      .run = unembed_any_bf16_gemm_sm90},
@@ -103,12 +105,9 @@ const Row<UnembedParams> kRows[] = {
 
 }  // namespace
 
-template <>
-std::span<const Row<UnembedParams>> table_of<UnembedParams>() {
-  return kRows;
-}
+std::span<const Row<UnembedParams>> Op<UnembedParams>::rows() { return kRows; }
 
-Work unembed_work(const UnembedParams& p) {
+Work Op<UnembedParams>::work(const UnembedParams& p) {
   const double rows = p.num_rows, vocab = p.weight.rows;
   return {.bytes = static_cast<double>(p.weight.bytes()) + 4.0 * p.hidden +
                    4.0 * rows * (p.hidden + vocab),

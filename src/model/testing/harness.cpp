@@ -30,13 +30,15 @@ Result<std::unique_ptr<ModelHarness>> ModelHarness::open(const std::string& mode
   const GptOssConfig& config = h.config();
   h.rotary_.resize(static_cast<size_t>(h.options_.max_tokens) * config.head_dim);
   fill_rotary_table(config, 0, h.options_.max_tokens, h.rotary_.data());
+  std::vector<int32_t> taps(h.options_.taps ? static_cast<size_t>(config.num_layers) + 1 : 0);
+  std::iota(taps.begin(), taps.end(), 0);
   h.model_ =
       std::make_unique<GptOss>(config, h.weights_, Rotary{h.rotary_.data(), h.options_.max_tokens},
-                               *h.kernels_, h.options_.use_sinks);
+                               *h.kernels_, h.options_.use_sinks, taps);
   if (auto status = h.model_->check_rows(h.options_.kv_dtype); !status) return fail(status.error());
 
   const auto bytes = activation_bytes(config, h.weights_, h.options_.kv_dtype, *h.kernels_,
-                                      h.options_.max_tokens, h.options_.max_tokens);
+                                      h.options_.max_tokens, h.options_.max_tokens, taps.size());
   auto buffer = h.device_->allocate(bytes.total() + 16 * 256);
   if (!buffer) return fail(buffer.error());
   Arena arena(std::move(*buffer));
@@ -71,7 +73,7 @@ Result<std::unique_ptr<ModelHarness>> ModelHarness::open(const std::string& mode
 }
 
 const float* ModelHarness::launch(const std::vector<int32_t>& ids, int32_t begin, int32_t end,
-                                  const std::vector<int32_t>& rows, float* hidden) {
+                                  const std::vector<int32_t>& rows) {
   const int32_t n = end - begin;
   std::vector<int32_t> positions(n), seq(n, 0), offsets{0, n};
   std::iota(positions.begin(), positions.end(), begin);
@@ -83,27 +85,31 @@ const float* ModelHarness::launch(const std::vector<int32_t>& ids, int32_t begin
                     .token_ids = ids.data() + begin,
                     .num_logit_rows = static_cast<int32_t>(rows.size()),
                     .logit_rows = rows.data()};
-  Activations act = activations_;
-  act.hidden_states = hidden;
-  act.device = device_.get();
-  model_->forward(batch, kv_, act, *stream_);
-  return act.logits;
+  model_->forward(batch, kv_, activations_, *stream_);
+  return activations_.logits;
 }
 
 std::vector<float> ModelHarness::logits(const std::vector<int32_t>& ids, int32_t chunk,
                                         std::vector<float>* hidden) {
   const auto total = static_cast<int32_t>(ids.size());
-  CHECK(total <= options_.max_tokens && (chunk == 0 || hidden == nullptr));
+  CHECK(total <= options_.max_tokens && (hidden == nullptr || (chunk == 0 && options_.taps)));
   if (chunk == 0) chunk = total;
   const auto vocab = static_cast<size_t>(config().vocab);
   std::vector<float> all(ids.size() * vocab);
-  if (hidden) hidden->resize((weights_.layers.size() + 1) * ids.size() * config().hidden);
   for (int32_t begin = 0; begin < total; begin += chunk) {
     const int32_t end = std::min(total, begin + chunk);
     std::vector<int32_t> rows(static_cast<size_t>(end - begin));
     std::iota(rows.begin(), rows.end(), 0);
-    const float* got = launch(ids, begin, end, rows, hidden ? hidden->data() : nullptr);
+    const float* got = launch(ids, begin, end, rows);
     std::copy(got, got + rows.size() * vocab, all.begin() + begin * vocab);
+  }
+  if (hidden == nullptr) return all;
+  const int64_t width = int64_t{total} * config().hidden;
+  const int64_t stride = int64_t{options_.max_tokens} * config().hidden;
+  hidden->clear();
+  for (size_t tap = 0; tap < model_->taps().size(); ++tap) {
+    const float* from = activations_.taps + static_cast<int64_t>(tap) * stride;
+    hidden->insert(hidden->end(), from, from + width);
   }
   return all;
 }
@@ -113,7 +119,7 @@ std::vector<int32_t> ModelHarness::greedy(const std::vector<int32_t>& ids, int32
   int32_t done = 0;
   for (int32_t i = 0; i < num_tokens; ++i) {
     const auto end = static_cast<int32_t>(all.size());
-    const float* row = launch(all, done, end, {end - done - 1}, nullptr);
+    const float* row = launch(all, done, end, {end - done - 1});
     done = end;
     const auto best = static_cast<int32_t>(std::max_element(row, row + config().vocab) - row);
     all.push_back(best);

@@ -21,12 +21,14 @@ class ModelHarness {
     int32_t max_tokens = 512;  // context and launch alike
     int threads = 2;
     bool use_sinks = true;
+    bool taps = false;  // x before each layer and behind the last
     LoadOptions load{.show_progress = false};
   };
   static Result<std::unique_ptr<ModelHarness>> open(const std::string& model, Options options);
 
   /// Logits of every token, [tokens, vocab], with the prompt cut into chunks of `chunk` tokens
-  /// (0: one). `hidden`, if given, receives [layers + 1, tokens, hidden]; needs chunk 0.
+  /// (0: one). `hidden`, if given, receives [layers + 1, tokens, hidden]; needs chunk 0 and
+  /// taps.
   std::vector<float> logits(const std::vector<int32_t>& ids, int32_t chunk = 0,
                             std::vector<float>* hidden = nullptr);
   /// Greedy continuation through the cache, one token a launch.
@@ -39,7 +41,7 @@ class ModelHarness {
  private:
   // Runs tokens [begin, end) of ids and returns the logits of `rows` (indices into the launch).
   const float* launch(const std::vector<int32_t>& ids, int32_t begin, int32_t end,
-                      const std::vector<int32_t>& rows, float* hidden);
+                      const std::vector<int32_t>& rows);
 
   Options options_;
   std::unique_ptr<Device> device_;
