@@ -40,8 +40,8 @@ double in_groups_us(const ExpertsParams& p, const DeviceRates& rates, const Effi
                ? 0.0
                : predicted_us(work_of_tokens(p, num_tokens), rates, rates.bf16_gflops, reached);
   };
-  return p.num_tokens / kGroupOfGemv * group_us(kGroupOfGemv) +
-         group_us(p.num_tokens % kGroupOfGemv);
+  const int32_t num_whole = p.num_tokens / kGroupOfGemv;
+  return num_whole * group_us(kGroupOfGemv) + group_us(p.num_tokens % kGroupOfGemv);
 }
 // Fitted on an H200, as gemv/cuda_times.h.
 double experts_ring_us(const ExpertsParams& p, const DeviceRates& rates) {
