@@ -10,6 +10,7 @@
 #include <cuda_runtime.h>
 
 #include "core/cuda.h"
+#include "core/launch_log.h"
 
 namespace moxie {
 
@@ -37,6 +38,16 @@ struct LaunchShape {
   bool programmatic = false;  ///< may start before the kernel before it has ended
   bool leaves_l1 = false;     ///< shares a chain with kernels that load weights through L1
 };
+
+/// Launches a kernel and notes it, so that a profile knows its operation. All launches end here;
+/// kernels with one struct of parameters have launch_kernel().
+template <typename... P>
+void launch_noted(const char* row, void (*kernel)(P...), const cudaLaunchConfig_t& config,
+                  const P&... params) {
+  const cudaError_t error = cudaLaunchKernelEx(&config, kernel, params...);
+  check_launched(error, row);
+  if (error == cudaSuccess) note_launch(reinterpret_cast<const void*>(kernel), config.stream);
+}
 
 template <typename P>
 void launch_kernel(const char* row, void (*kernel)(P), const P& params, const LaunchShape& shape,
@@ -79,7 +90,7 @@ void launch_kernel(const char* row, void (*kernel)(P), const P& params, const La
   config.stream = stream;
   config.attrs = attributes;
   config.numAttrs = num_attributes;
-  check_launched(cudaLaunchKernelEx(&config, kernel, params), row);
+  launch_noted(row, kernel, config, params);
 }
 
 /// Without clusters and programmatic launch.

@@ -6,8 +6,10 @@
 #include <algorithm>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "core/cuda.h"
+#include "core/launch_log.h"
 
 namespace moxie {
 namespace {
@@ -109,14 +111,18 @@ class CudaStream final : public Stream {
 
 class CudaGraph final : public Graph {
  public:
-  explicit CudaGraph(cudaGraphExec_t graph) : graph_(graph) {}
+  CudaGraph(cudaGraphExec_t graph, std::vector<NotedLaunch> captured)
+      : graph_(graph), captured_(std::move(captured)) {}
   ~CudaGraph() override { cudaGraphExecDestroy(graph_); }
   Status launch(Stream& stream) override {
-    return cuda_check(cudaGraphLaunch(graph_, launch_stream(&stream)), "CUDA graph");
+    const auto status = cuda_check(cudaGraphLaunch(graph_, launch_stream(&stream)), "CUDA graph");
+    if (status) note_graph_launch(captured_, stream.native);
+    return status;
   }
 
  private:
   cudaGraphExec_t graph_;
+  std::vector<NotedLaunch> captured_;
 };
 
 class CudaDevice final : public Device {
@@ -180,6 +186,7 @@ class CudaDevice final : public Device {
     // Relaxed: a kernel's code may be loaded at its first launch, also while recording.
     auto status = cuda_check(cudaStreamBeginCapture(native, cudaStreamCaptureModeRelaxed), where());
     if (!status) return fail(std::move(status.error()));
+    LaunchCapture captured;
     launches();
     cudaGraph_t graph = nullptr;
     status = cuda_check(cudaStreamEndCapture(native, &graph), where() + ", recording a graph");
@@ -189,7 +196,7 @@ class CudaDevice final : public Device {
     cudaGraphDestroy(graph);
     if (!status) return fail(std::move(status.error()));
     status = cuda_check(cudaGraphUpload(ready, native), where() + ", uploading a graph");
-    auto made = std::make_unique<CudaGraph>(ready);
+    auto made = std::make_unique<CudaGraph>(ready, captured.take());
     if (!status) return fail(std::move(status.error()));
     return std::unique_ptr<Graph>(std::move(made));
   }

@@ -17,6 +17,7 @@
 
 #include "core/base.h"
 #include "core/clock.h"
+#include "core/launch_log.h"
 #include "kernels/features.h"
 #include "kernels/op.h"
 #include "kernels/rates.h"
@@ -254,6 +255,7 @@ class KernelChooser {
   void run(const Row<P>& row, const P& params) {
     CHECK(params.launch.workspace_bytes >= row.workspace(params), row.name);
     for_each_op(row, [&](const OpInfo& op) { count(op, row.name); });
+    const OpScope scope(&Op<P>::info);
     if (!on_run_) return row.run(params);
     const auto start = Clock::now();
     row.run(params);

@@ -1,5 +1,5 @@
-// The structure of the tables as the sources show it: who names a row, and which folders of
-// kernels/ include which.
+// The structure of the tables as the sources show it: who names a row, which folders of kernels/
+// include which, and how kernels are launched.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -99,6 +99,21 @@ TEST(Sources, NoFolderOfKernelsIncludesOneAboveIt) {
     }
   }
   EXPECT_GT(num_includes, 100);
+}
+
+// A profile counts on it: it knows the launches that are noted there.
+TEST(Sources, KernelsAreLaunchedInOnePlace) {
+  static const std::regex kLaunch("<<<|[lL]aunchKernel|LaunchCooperativeKernel");
+  int num_launches = 0;
+  for (const Source& file : sources()) {
+    if (is_test(file.path)) continue;
+    for (std::sregex_iterator at(file.text.begin(), file.text.end(), kLaunch), end; at != end;
+         ++at) {
+      ++num_launches;
+      EXPECT_EQ(file.path, "core/cuda_launch.cuh") << (*at)[0];
+    }
+  }
+  EXPECT_EQ(num_launches, 1);
 }
 
 TEST(Sources, ThePassAsksForNoDevice) {

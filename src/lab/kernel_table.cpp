@@ -3,14 +3,11 @@
 
 #include <cxxabi.h>
 
-#include <array>
 #include <cctype>
 #include <cstdlib>
-#include <map>
 #include <memory>
 
 #include "core/tensor.h"
-#include "kernels/registry.h"
 
 namespace moxie {
 namespace {
@@ -18,61 +15,25 @@ namespace {
 using enum Category;
 
 constexpr KernelEntry kEntries[] = {
-    {"gather_rows", "", {"embed", kMemory}},
-    {"slice_gemv", "QkvStep", {"qkv", kDense}},
-    {"split_gemv", "QkvStep", {"qkv", kDense}},
-    {"product_kernel", "TurnAndAppend", {"qkv", kDense}},
-    {"streamed_product_kernel", "TurnAndAppend", {"qkv", kDense}},
-    {"attend_plain", "", {"attend", kAttention}},
-    {"attend_split", "", {"attend", kAttention}},
-    {"attend_prefill_plan", "", {"attend", kAttention}},
-    {"attend_prefill", "", {"attend", kAttention}},
-    {"attend_flashinfer_plan", "", {"attend", kAttention}},
-    {"BatchPrefillWithPagedKVCacheKernel", "", {"attend", kAttention}},
-    {"PrefillWithKVCacheKernel", "", {"attend", kAttention}},
-    {"slice_gemv", "OutStep", {"out", kDense}},
-    {"split_gemv", "OutStep", {"out", kDense}},
-    {"product_kernel", "AddToResidual", {"out", kDense}},
-    {"streamed_product_kernel", "AddToResidual", {"out", kDense}},
-    {"route_gemv", "", {"route", kRouting}},
-    {"route_tiles", "", {"route", kRouting}},
-    {"route_wide", "", {"route", kRouting}},
-    {"sort_by_expert", "", {"sort", kRouting}},
-    {"fill_slots", "", {"sort", kRouting}},
-    {"slice_experts", "", {"experts", kExperts}},
-    {"gate_up_tiles", "", {"experts", kExperts}},
-    {"down_tiles", "", {"experts", kExperts}},
-    {"gate_up_gemv", "", {"experts", kExperts}},
-    {"down_gemv", "", {"experts", kExperts}},
-    {"product_kernel", "GateUp", {"experts", kExperts}},
-    {"product_kernel", "DownPairs", {"experts", kExperts}},
-    {"streamed_product_kernel", "GateUp", {"experts", kExperts}},
-    {"streamed_product_kernel", "DownAdds", {"experts", kExperts}},
-    {"add_pair_rows", "", {"experts", kExperts}},
-    {"head_gemv", "", {"unembed", kDense}},
-    {"product_kernel", "StoreLogits", {"unembed", kDense}},
-    {"streamed_product_kernel", "StoreLogits", {"unembed", kDense}},
-    {"stage_normed_rows", "", {"stage", kNorm}},
-    {"stage_float_rows", "", {"stage", kNorm}},
-    {"stage_slot_rows", "", {"stage", kNorm}},
-    {"stage_slot_rows_e4m3", "", {"stage", kNorm}},
-    {"rms_norm", "", {"norm", kNorm}},
-    {"sample_rows", "", {"sample", kSampling}},
-    {"find_parts", "", {"sample", kSampling}},
-    {"merge_parts", "", {"sample", kSampling}},
-    {"copy_residual", "", {"tap", kMemory}},
-    {"advance_rows", "", {"advance", kSampling}},
-    {"memcpy", "", {"copy", kMemory}},
-    {"memset", "", {"copy", kMemory}},
-    {"fill_random_kernel", "", {"load", kLoad}},
-    {"fill_table_kernel", "", {"load", kLoad}},
-    {"fill_vector_kernel", "", {"load", kLoad}},
-    {"repack_matrix_kernel", "", {"load", kLoad}},
-    {"repack_vector_kernel", "", {"load", kLoad}},
-    {"repack_table_kernel", "", {"load", kLoad}},
-    {"greatest_scales", "", {"load", kLoad}},
-    {"read_all", "", {"machine", kLoad}},
-    {"multiply_all", "", {"machine", kLoad}},
+    {"stage_normed_rows", kNorm},
+    {"stage_float_rows", kNorm},
+    {"stage_slot_rows", kNorm},
+    {"stage_slot_rows_e4m3", kNorm},
+    {"rms_norm", kNorm},
+    {"sort_by_expert", kRouting},
+    {"fill_slots", kRouting},
+    {"advance_rows", kSampling, "advance"},
+    {"memcpy", kMemory, "copy"},
+    {"memset", kMemory, "copy"},
+    {"fill_random_kernel", kLoad, "load"},
+    {"fill_table_kernel", kLoad, "load"},
+    {"fill_vector_kernel", kLoad, "load"},
+    {"repack_matrix_kernel", kLoad, "load"},
+    {"repack_vector_kernel", kLoad, "load"},
+    {"repack_table_kernel", kLoad, "load"},
+    {"greatest_scales", kLoad, "load"},
+    {"read_all", kLoad, "machine"},
+    {"multiply_all", kLoad, "machine"},
 };
 
 constexpr const char* kNames[kNumCategories] = {
@@ -86,15 +47,6 @@ constexpr std::pair<std::string_view, Category> kOfOps[] = {
     {"unembed", kDense}, {"sample", kSampling}, {"tap", kMemory}};
 
 bool is_word(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_'; }
-
-bool has_word(std::string_view text, std::string_view word) {
-  for (size_t at = text.find(word); at != text.npos; at = text.find(word, at + 1)) {
-    const size_t end = at + word.size();
-    if ((at == 0 || !is_word(text[at - 1])) && (end == text.size() || !is_word(text[end])))
-      return true;
-  }
-  return false;
-}
 
 std::string demangled(const std::string& symbol) {
   if (!symbol.starts_with("_Z")) return symbol;
@@ -133,15 +85,6 @@ std::string without_scopes(std::string name) {
   return plain;
 }
 
-const std::map<std::string, const OpInfo*, std::less<>>& ops_of_rows() {
-  static const auto ops = [] {
-    std::map<std::string, const OpInfo*, std::less<>> found;
-    for (const RowInfo& row : all_rows()) found[row.name] = &row.op();
-    return found;
-  }();
-  return ops;
-}
-
 }  // namespace
 
 const char* category_name(Category category) { return kNames[static_cast<int>(category)]; }
@@ -154,17 +97,14 @@ Category category_of(const OpInfo& op) {
 
 std::span<const KernelEntry> kernel_entries() { return kEntries; }
 
-KernelPlace place_of(const std::string& symbol) {
-  if (const auto row = ops_of_rows().find(symbol); row != ops_of_rows().end()) {
-    return {row->second->name, category_of(*row->second)};
-  }
+KernelPlace place_of(const std::string& symbol, const OpInfo* op) {
   const std::string name = without_scopes(demangled(symbol));
   const std::string_view function = std::string_view(name).substr(0, name.find_first_of("< "));
-  for (const KernelEntry& entry : kEntries) {
-    if (function == entry.function && (entry.token.empty() || has_word(name, entry.token))) {
-      return entry.place;
-    }
-  }
+  const KernelEntry* found = nullptr;
+  for (const KernelEntry& entry : kEntries)
+    if (function == entry.function) found = &entry;
+  if (op != nullptr) return {op->name, found != nullptr ? found->category : category_of(*op)};
+  if (found != nullptr && found->step != nullptr) return {found->step, found->category};
   return {"other", kOther};
 }
 

@@ -1,6 +1,7 @@
-// Where a kernel belongs: from its symbol to the step it serves and the category that the profile
-// counts it under. One table for every kernel of the tree; a test reads the sources and fails for a
-// kernel that the table lacks, and what is not there at run time shows as "other".
+// Where a kernel belongs: the step that it serves and the category that the profile counts it
+// under. Both follow from the operation that launched it. A table holds the kernels that another
+// category counts, and those that run outside of operations: a test reads the sources and fails for
+// such a kernel that the table lacks, and at run time it shows as "other".
 #pragma once
 
 #include <cstdint>
@@ -13,8 +14,8 @@
 
 namespace moxie {
 
-/// What the profile sums time by. `kGap`: no kernel runs. `kOther`: a kernel that is not in the
-/// table. `kLoad`: kernels of loading, which no measured window should hold.
+/// What the profile sums time by. `kGap`: no kernel runs. `kOther`: a kernel that no operation
+/// launched and the table lacks. `kLoad`: kernels of loading, which no measured window should hold.
 enum class Category : uint8_t {
   kExperts,
   kDense,
@@ -36,25 +37,26 @@ const char* category_name(Category category);
 /// The category that holds the work of an operation; kOther of one that has none.
 Category category_of(const OpInfo& op);
 
-/// `step`: a step's name, or what stands between steps: "stage" (activations normed and rounded to
-/// the products' format), "sort" (pairs of token and expert), "advance", "copy", "load", "other".
+/// `step`: an operation's name, or what runs outside of operations: "advance", "copy", "load",
+/// "machine", "other".
 struct KernelPlace {
   const char* step;
   Category category;
 };
 
-/// `symbol`: a kernel's mangled or demangled name, a copy's name ("memcpy ..."), or the name of a
-/// row of the registry (the CPU, where a row is timed as a whole).
-KernelPlace place_of(const std::string& symbol);
+/// `symbol`: a kernel's mangled or demangled name, a copy's name ("memcpy ..."), or a row's name.
+/// `op`: the operation that it ran for, or null.
+KernelPlace place_of(const std::string& symbol, const OpInfo* op);
 
 /// The demangled name without namespaces, return type and arguments, formats by name:
 /// "product_kernel<mxfp4, CutOf<2, 1, true, 128>, 64, 64, GateUp>".
 std::string short_kernel_name(const std::string& symbol);
 
-/// A row of the table. `token`: a word that the demangled name must hold besides, or empty.
+/// An entry of the table.
 struct KernelEntry {
-  std::string_view function, token;
-  KernelPlace place;
+  std::string_view function;
+  Category category;
+  const char* step = nullptr;  ///< outside of operations; null: it does not run there
 };
 std::span<const KernelEntry> kernel_entries();
 

@@ -67,8 +67,8 @@ void longest_first(std::vector<Part>& parts) {
 
 std::vector<Gate> gates_of(const PhaseProfile& phase, bool sees_kernels) {
   double staging = 0;
-  for (const LimitedPart& step : phase.steps) {
-    if (step.name == "stage") staging = step.share_of_time;
+  for (const KernelPart& kernel : phase.kernels) {
+    if (kernel.name.starts_with("stage_")) staging += kernel.share_of_time;
   }
   return {{"experts over 50% of the time?", 0.5, phase.category(Category::kExperts).share_of_time},
           {"attention over 40%?", 0.4, phase.category(Category::kAttention).share_of_time},
@@ -77,7 +77,7 @@ std::vector<Gate> gates_of(const PhaseProfile& phase, bool sees_kernels) {
 }
 
 // `num_units`: in all windows of the sums.
-void add_up(const Sums& sums, const std::vector<std::string>& symbols, double num_units,
+void add_up(const Sums& sums, const std::vector<ActivityLog::Symbol>& symbols, double num_units,
             const WorkByOp& works, PhaseProfile* phase) {
   const auto us = [&](int64_t ns) { return static_cast<double>(ns) * kUsPerNs / num_units; };
   const auto share = [&](int64_t ns) {
@@ -94,9 +94,9 @@ void add_up(const Sums& sums, const std::vector<std::string>& symbols, double nu
   for (size_t i = 0; i < symbols.size(); ++i) {
     if (sums.shares.symbol_launches[i] == 0 && sums.shares.symbol_ns[i] == 0) continue;
     KernelPart kernel;
-    kernel.symbol = symbols[i];
-    kernel.name = short_kernel_name(symbols[i]);
-    kernel.place = place_of(symbols[i]);
+    kernel.symbol = symbols[i].name;
+    kernel.name = short_kernel_name(kernel.symbol);
+    kernel.place = place_of(kernel.symbol, symbols[i].op);
     kernel.us = us(sums.shares.symbol_ns[i]);
     kernel.launches = static_cast<double>(sums.shares.symbol_launches[i]) / num_units;
     kernel.share_of_time = share(sums.shares.symbol_ns[i]);

@@ -1,12 +1,14 @@
-// The profile on a CUDA device: every kernel that models of gpt-oss's shapes launch is in the
-// table, with graphs and without, and the parts add up.
+// The profile on a CUDA device, of models of gpt-oss's shapes, with graphs and without: every
+// kernel is of an operation of the plan or in the table, and the parts add up.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <set>
 
+#include "kernels/registry.h"
 #include "lab/machine_gpu.h"
 #include "lab/profile.h"
 
@@ -39,9 +41,37 @@ struct Case {
   std::string mxfp4_layers, graphs;
 };
 
+// The operations whose rows ran, each once for a row that does the ones before it too.
+std::set<std::string> ops_of(const std::vector<KernelChooser::Count>& counts) {
+  std::set<std::string> ran, ops;
+  for (const auto& count : counts) ran.insert(count.name);
+  for (const RowInfo& row : all_rows())
+    if (ran.contains(row.name)) ops.insert(row.op().name);
+  return ops;
+}
+
+// Of kernels that serve one operation alone, parts of the names: the log says the same.
+void expect_ops_by_name(const PhaseProfile& phase) {
+  constexpr std::pair<const char*, const char*> kOpOf[] = {
+      {"gather_rows", "embed"},     {"QkvStep", "qkv"},       {"TurnAndAppend", "qkv"},
+      {"attend_", "attend"},        {"OutStep", "out"},       {"AddToResidual", "out"},
+      {"route_", "route"},          {"GateUp", "experts"},    {"gate_up_", "experts"},
+      {"slice_experts", "experts"}, {"head_gemv", "unembed"}, {"StoreLogits", "unembed"},
+      {"find_parts", "sample"},     {"merge_parts", "sample"}};
+  int num_known = 0;
+  for (const KernelPart& kernel : phase.kernels) {
+    for (const auto& [part, op] : kOpOf) {
+      if (kernel.name.find(part) == kernel.name.npos) continue;
+      ++num_known;
+      EXPECT_STREQ(kernel.place.step, op) << kernel.symbol;
+    }
+  }
+  EXPECT_GE(num_known, 4);
+}
+
 class ProfileCudaTest : public ::testing::TestWithParam<Case> {};
 
-TEST_P(ProfileCudaTest, EveryKernelIsKnownAndThePartsAddUp) {
+TEST_P(ProfileCudaTest, EveryKernelHasItsOperationAndThePartsAddUp) {
   auto recorder = make_cupti_recorder("");
   if (!recorder) GTEST_SKIP() << recorder.error().message();
   std::vector<BenchTest> tests = bench_tests({24, 1500}, {6}, {40}, {1, 4, 32});
@@ -68,6 +98,12 @@ TEST_P(ProfileCudaTest, EveryKernelIsKnownAndThePartsAddUp) {
       EXPECT_NE(kernel.place.category, Category::kOther) << kernel.symbol;
       EXPECT_NE(kernel.place.category, Category::kLoad) << kernel.symbol;
     }
+    std::set<std::string> steps;
+    for (const LimitedPart& step : phase.steps) steps.insert(step.name);
+    EXPECT_EQ(steps.erase("advance") > 0, phase.is_decode());
+    steps.erase("copy");
+    EXPECT_EQ(steps, ops_of(phase.rows));
+    expect_ops_by_name(phase);
     for (const Category category : {Category::kExperts, Category::kDense, Category::kAttention}) {
       EXPECT_GE(phase.category(category).launches, 2) << category_name(category);
       EXPECT_GT(phase.category(category).us, 0) << category_name(category);

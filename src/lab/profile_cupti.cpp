@@ -43,28 +43,35 @@ constexpr CUpti_ActivityKind kKinds[] = {CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL,
 struct Sink {
   std::mutex mutex;
   Cupti cupti;
-  ActivityLog log;
-  std::map<std::string, int32_t, std::less<>> symbols;
+  std::vector<std::string> names;
+  std::map<std::string, int32_t, std::less<>> name_idx;
+  std::vector<DeviceRecord> records;
   uint64_t num_lost = 0;
   bool is_taken = false;
 
   void reset() {
-    log = {};
-    symbols.clear();
+    names.clear();
+    name_idx.clear();
+    records.clear();
     num_lost = 0;
   }
-  void add(const char* symbol, uint64_t start, uint64_t end, uint32_t stream) {
-    if (start == 0 || end == 0) {  // CUPTI had no memory for the time stamps
+  template <typename Record>
+  void add(const char* name, const Record& record) {
+    if (record.start == 0 || record.end == 0) {  // CUPTI had no memory for the time stamps
       ++num_lost;
       return;
     }
-    auto found = symbols.find(symbol);
-    if (found == symbols.end()) {
-      found = symbols.emplace(symbol, static_cast<int32_t>(log.symbols.size())).first;
-      log.symbols.emplace_back(symbol);
+    auto found = name_idx.find(name);
+    if (found == name_idx.end()) {
+      found = name_idx.emplace(name, static_cast<int32_t>(names.size())).first;
+      names.emplace_back(name);
     }
-    log.activities.push_back({static_cast<int64_t>(start), static_cast<int64_t>(end), found->second,
-                              static_cast<int32_t>(stream)});
+    records.push_back(
+        {.activity = {static_cast<int64_t>(record.start), static_cast<int64_t>(record.end),
+                      found->second, static_cast<int32_t>(record.streamId)},
+         .is_kernel = record.kind == CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL,
+         .correlation = record.correlationId,
+         .graph_node = record.graphNodeId});
   }
 };
 
@@ -90,17 +97,17 @@ void add_record(Sink& to, const CUpti_Activity* record) {
   switch (record->kind) {
     case CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL: {
       const auto* kernel = reinterpret_cast<const CUpti_ActivityKernel10*>(record);
-      to.add(kernel->name, kernel->start, kernel->end, kernel->streamId);
+      to.add(kernel->name, *kernel);
       break;
     }
     case CUPTI_ACTIVITY_KIND_MEMCPY: {
       const auto* copy = reinterpret_cast<const CUpti_ActivityMemcpy6*>(record);
-      to.add(copy_name(copy->copyKind), copy->start, copy->end, copy->streamId);
+      to.add(copy_name(copy->copyKind), *copy);
       break;
     }
     case CUPTI_ACTIVITY_KIND_MEMSET: {
       const auto* fill = reinterpret_cast<const CUpti_ActivityMemset4*>(record);
-      to.add("memset", fill->start, fill->end, fill->streamId);
+      to.add("memset", *fill);
       break;
     }
     default:
@@ -164,6 +171,7 @@ Status checked(CUptiResult result, const char* what) {
 class CuptiRecorder final : public ActivityRecorder {
  public:
   ~CuptiRecorder() override {
+    stop_launch_log();
     if (is_on_) {
       for (const CUpti_ActivityKind kind : kKinds) sink().cupti.disable(kind);
       sink().cupti.flush_all(CUPTI_ACTIVITY_FLAG_FLUSH_FORCED);
@@ -188,10 +196,12 @@ class CuptiRecorder final : public ActivityRecorder {
     }
     const std::lock_guard lock(to.mutex);
     to.reset();
+    if (status) start_launch_log();
     return status;
   }
 
   Result<ActivityLog> stop() override {
+    const std::vector<NotedLaunch> launches = stop_launch_log();
     if (auto status = flush(); !status) return fail(std::move(status.error()));
     Sink& from = sink();
     const std::lock_guard lock(from.mutex);
@@ -199,7 +209,7 @@ class CuptiRecorder final : public ActivityRecorder {
       return fail(fmt::format("{} records were lost", from.num_lost), "CUPTI",
                   "fewer tokens (-n) or repetitions (-r) at once");
     }
-    ActivityLog log = std::move(from.log);
+    auto log = match_launches(from.names, std::move(from.records), launches);
     from.reset();
     return log;
   }

@@ -98,9 +98,9 @@ Status write_trace(std::span<const PhaseProfile> phases, const std::string& path
            {"args", {{"name", phase.test.name() + (phase.is_decode() ? " decode" : " prefill")}}}});
     std::vector<KernelPlace> places;
     std::vector<std::string> names;
-    for (const std::string& symbol : phase.last.symbols) {
-      places.push_back(place_of(symbol));
-      names.push_back(short_kernel_name(symbol));
+    for (const ActivityLog::Symbol& symbol : phase.last.symbols) {
+      places.push_back(place_of(symbol.name, symbol.op));
+      names.push_back(short_kernel_name(symbol.name));
     }
     for (const Activity& a : phase.last.activities) {
       const auto i = static_cast<size_t>(a.symbol);

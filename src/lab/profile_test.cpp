@@ -7,6 +7,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <random>
@@ -14,6 +15,10 @@
 #include <set>
 #include <sstream>
 
+#include "kernels/attend/attend.h"
+#include "kernels/experts/experts.h"
+#include "kernels/out/out.h"
+#include "kernels/qkv/qkv.h"
 #include "lab/kernel_table.h"
 
 namespace moxie {
@@ -98,37 +103,98 @@ TEST(ShareWindow, RandomActivitiesAgreeWithMomentByMoment) {
   }
 }
 
-std::string step_of(const std::string& name) { return place_of(name).step; }
+constexpr char kAttendKernel[] = "_Z12attend_split7nothing";
 
-TEST(KernelTable, NamesAreReadWithScopesTemplatesAndArguments) {
-  const std::string out =
-      "void moxie::gemm::product_kernel<(moxie::DType)9, moxie::gemm::CutOf<2, 2, false, 128>, 64, "
-      "96, moxie::gemm::DenseProduct<moxie::gemm::AddToResidual> >(moxie::gemm::DenseProduct<"
-      "moxie::gemm::AddToResidual>)";
-  EXPECT_EQ(step_of(out), "out");
-  EXPECT_EQ(place_of(out).category, Category::kDense);
-  EXPECT_EQ(short_kernel_name(out),
-            "product_kernel<mxfp4, CutOf<2, 2, false, 128>, 64, 96, DenseProduct<AddToResidual> >");
-  EXPECT_EQ(step_of("void moxie::gemm::streamed_product_kernel<(moxie::DType)9, 16, 16, "
-                    "moxie::gemm::DownAdds>(moxie::gemm::DownAdds)"),
-            "experts");
-  EXPECT_EQ(step_of("moxie::(anonymous namespace)::sample_rows(moxie::(anonymous "
-                    "namespace)::SampleLaunch)"),
-            "sample");
-  // As a compiler writes it: a kernel in an unnamed namespace with a template argument there too.
-  EXPECT_EQ(step_of("_ZN5moxie8fragment10slice_gemvILNS_5DTypeE9ELi1ENS_60_GLOBAL__N__0dee8da0_27_"
-                    "qkv_any_bf16x2_gemv_cuda_cu_33efbf297QkvStepEEEvT1_"),
-            "qkv");
-  EXPECT_EQ(step_of("memcpy host to device"), "copy");
-  EXPECT_EQ(step_of("experts_any_f32_gemv_portable"), "experts") << "a row of the registry";
+TEST(MatchLaunches, TheKthKernelToStartIsOfTheKthLaunch) {
+  constexpr int kFunctions[3] = {}, kStream = 0;
+  const OpInfo &qkv = Op<QkvParams>::info, &out = Op<OutParams>::info;
+  const std::vector<NotedLaunch> launches = {{&kFunctions[0], &qkv, &kStream},
+                                             {&kFunctions[1], nullptr, &kStream},
+                                             {&kFunctions[2], &out, &kStream},
+                                             {&kFunctions[0], &out, &kStream}};
+  const std::vector<std::string> names = {"memset", "of_two", "of_none", "of_out"};
+  // In no order; a fill between them; two of a graph that started at once.
+  const std::vector<DeviceRecord> records = {{{30, 35, 3}, true, 8, 4},
+                                             {{10, 25, 1}, true, 3, 0},
+                                             {{12, 14, 0}, false, 4, 0},
+                                             {{30, 31, 2}, true, 8, 2},
+                                             {{40, 50, 1, 7}, true, 9, 0}};
+  const auto log = match_launches(names, records, launches);
+  ASSERT_TRUE(log.has_value()) << log.error().message();
+  const std::vector<ActivityLog::Symbol> symbols = {{"of_two", &qkv},
+                                                    {"memset", nullptr},
+                                                    {"of_none", nullptr},
+                                                    {"of_out", &out},
+                                                    {"of_two", &out}};
+  EXPECT_EQ(log->symbols, symbols);
+  ASSERT_EQ(log->activities.size(), 5u);
+  EXPECT_EQ(log->activities[4].start_ns, 40);
+  EXPECT_EQ(log->activities[4].end_ns, 50);
+  EXPECT_EQ(log->activities[4].symbol, 4);
+  EXPECT_EQ(log->activities[4].stream, 7);
 }
 
-TEST(KernelTable, WhatItDoesNotKnowIsOther) {
-  for (const char* name :
-       {"void moxie::gemm::product_kernel<(moxie::DType)9, 64, moxie::gemm::Sideways>(int)",
-        "void cutlass::Kernel<int>(int)", "slice_gemv_of_another", "memcpys", ""}) {
-    EXPECT_EQ(place_of(name).category, Category::kOther) << name;
+TEST(MatchLaunches, WhatCannotBeOfTheLaunchesIsAFailure) {
+  constexpr int kFunctions[2] = {}, kStreams[2] = {};
+  const std::vector<std::string> names = {"first", "second"};
+  const std::vector<DeviceRecord> records = {
+      {{0, 5, 0}, true, 1}, {{5, 9, 1}, true, 2}, {{9, 12, 0}, true, 3}};
+  const auto launches = [&](int of_third, int stream_of_third) {
+    return std::vector<NotedLaunch>{{&kFunctions[0], nullptr, &kStreams[0]},
+                                    {&kFunctions[1], nullptr, &kStreams[0]},
+                                    {&kFunctions[of_third], nullptr, &kStreams[stream_of_third]}};
+  };
+  EXPECT_TRUE(match_launches(names, records, launches(0, 0)).has_value());
+  const auto expect_fault = [&](const std::vector<NotedLaunch>& noted, const char* what) {
+    const auto log = match_launches(names, records, noted);
+    ASSERT_FALSE(log.has_value()) << what;
+    EXPECT_NE(log.error().what.find(what), std::string::npos) << log.error().message();
+    EXPECT_FALSE(log.error().hint.empty());
+  };
+  expect_fault({}, "3 kernels ran and 0 launches were noted");
+  expect_fault(launches(1, 0), "launch 2 is of second, and the device ran first");
+  expect_fault(launches(0, 1), "several streams");
+}
+
+TEST(KernelTable, AKernelIsOfTheOperationThatLaunchedItWhateverItsName) {
+  const OpInfo& out = Op<OutParams>::info;
+  for (const char* name : {kAttendKernel, "void cutlass::Kernel<int>(int)", "", "read_of_all"}) {
+    EXPECT_STREQ(place_of(name, &out).step, "out") << name;
+    EXPECT_EQ(place_of(name, &out).category, Category::kDense) << name;
   }
+}
+
+TEST(KernelTable, ListedKernelsCountUnderAnotherCategory) {
+  // As a compiler writes it: a kernel in an unnamed namespace with a template argument there too.
+  const std::string staged =
+      "_ZN5moxie4gemm46_GLOBAL__N__0dee8da0_13_stage_cuda_cu_33efbf2715stage_slot_"
+      "rowsILi8ELb1EEEvNS0_"
+      "10StageSlotsE";
+  const OpInfo& experts = Op<ExpertsParams>::info;
+  EXPECT_STREQ(place_of(staged, &experts).step, "experts");
+  EXPECT_EQ(place_of(staged, &experts).category, Category::kNorm);
+  EXPECT_EQ(place_of("moxie::gemm::sort_by_expert(moxie::gemm::SortTask)", &experts).category,
+            Category::kRouting);
+  EXPECT_EQ(place_of(staged, nullptr).category, Category::kOther) << "no operation launched it";
+}
+
+TEST(KernelTable, OutsideOfOperationsAKernelIsListedOrOther) {
+  EXPECT_STREQ(
+      place_of("moxie::(anonymous namespace)::advance_rows(moxie::AdvanceParams)", nullptr).step,
+      "advance");
+  EXPECT_STREQ(place_of("memcpy host to device", nullptr).step, "copy");
+  for (const char* name : {kAttendKernel, "void cutlass::Kernel<int>(int)", "memcpys", ""}) {
+    EXPECT_STREQ(place_of(name, nullptr).step, "other") << name;
+    EXPECT_EQ(place_of(name, nullptr).category, Category::kOther) << name;
+  }
+}
+
+TEST(KernelTable, ShortNamesHaveNoScopesAndNamedFormats) {
+  EXPECT_EQ(short_kernel_name(
+                "void moxie::gemm::product_kernel<(moxie::DType)9, moxie::gemm::CutOf<2, 2, "
+                "false, 128>, 64, 96, moxie::gemm::DenseProduct<moxie::gemm::AddToResidual> "
+                ">(moxie::gemm::DenseProduct<moxie::gemm::AddToResidual>)"),
+            "product_kernel<mxfp4, CutOf<2, 2, false, 128>, 64, 96, DenseProduct<AddToResidual> >");
 }
 
 std::string slurp(const fs::path& path) {
@@ -138,41 +204,65 @@ std::string slurp(const fs::path& path) {
   return text.str();
 }
 
-// A kernel that somebody adds and does not enter would turn up as "other" on a GPU only.
-TEST(KernelTable, HoldsEveryKernelOfTheSources) {
+// Whether code outside of kernels/ can launch what the file defines: the file is there, or its
+// header is included there.
+std::set<fs::path> outside_of_operations() {
+  const fs::path src = MOXIE_SOURCE_DIR "/src";
+  const std::regex include(R"(#include "(kernels/[^"]*)\.\w+")");
+  std::set<fs::path> found;
+  for (const auto& file : fs::recursive_directory_iterator(src)) {
+    const fs::path path = fs::relative(file.path(), src);
+    const std::string extension = path.extension().string(), name = path.filename().string();
+    if (*path.begin() == "kernels" || name.find("_test.") != name.npos || extension == ".txt")
+      continue;
+    found.insert(path);
+    const std::string text = slurp(file.path());
+    for (std::sregex_iterator at(text.begin(), text.end(), include), end; at != end; ++at)
+      for (const char* code : {".cu", ".cuh"}) found.insert((*at)[1].str() + code);
+  }
+  return found;
+}
+
+// Kernels that only rows can launch have an operation. Any other that somebody adds and does not
+// enter would turn up as "other" on a GPU only.
+TEST(KernelTable, HoldsEveryKernelThatRunsOutsideOfOperations) {
   const std::regex global(R"(__global__[^;{]*?(\w+)\(const __grid_constant__)");
-  std::set<std::string> known, found;
-  std::string all;  // kernels of other projects stand where they are launched
-  for (const KernelEntry& entry : kernel_entries()) known.insert(std::string(entry.function));
+  const std::set<fs::path> outside = outside_of_operations();
+  std::map<std::string, bool> found;  // and whether it may run outside
   for (const auto& file : fs::recursive_directory_iterator(MOXIE_SOURCE_DIR "/src")) {
     const std::string extension = file.path().extension().string();
     if (extension != ".cu" && extension != ".cuh") continue;
+    const bool is_outside = outside.contains(fs::relative(file.path(), MOXIE_SOURCE_DIR "/src"));
     const std::string text = slurp(file.path());
-    all += text;
     size_t num_global = 0, num_read = 0;
     for (size_t at = text.find("__global__"); at != text.npos; at = text.find("__global__", at + 1))
       ++num_global;
     for (std::sregex_iterator at(text.begin(), text.end(), global), end; at != end; ++at) {
       ++num_read;
-      found.insert((*at)[1]);
-      EXPECT_TRUE(known.contains((*at)[1])) << file.path() << ": " << (*at)[1];
+      found[(*at)[1]] |= is_outside;
+      if (!is_outside) continue;
+      EXPECT_NE(place_of((*at)[1], nullptr).category, Category::kOther)
+          << file.path() << ": " << (*at)[1];
     }
     EXPECT_EQ(num_read, num_global) << file.path() << ": a kernel whose name is not read";
   }
   EXPECT_GT(found.size(), 20u);
-  for (const std::string& name : known) {
+  EXPECT_TRUE(found["greatest_scales"]) << "of kernels/, and loading launches it";
+  EXPECT_FALSE(found["sort_by_expert"]);
+  for (const KernelEntry& entry : kernel_entries()) {
+    const std::string name(entry.function);
     if (name.starts_with("mem")) continue;
-    EXPECT_TRUE(found.contains(name) || all.find(name) != all.npos)
-        << name << " is in the table and nowhere in the sources";
+    ASSERT_TRUE(found.contains(name)) << name << " is in the table and nowhere in the sources";
+    EXPECT_EQ(found[name], entry.step != nullptr) << name;
   }
 }
 
-TEST(KernelTable, EveryStepHasItsCategoryByItsRows) {
-  for (const RowInfo& row : all_rows()) {
-    const KernelPlace place = place_of(row.name);
-    EXPECT_EQ(place.step, std::string(row.op().name));
-    EXPECT_EQ(place.category, category_of(row.op()));
-    EXPECT_NE(place.category, Category::kOther) << row.op().name << " has no category";
+TEST(KernelTable, EveryOperationHasACategory) {
+  for (const OpTable& table : all_ops()) {
+    const KernelPlace place = place_of("a_row", table.op);
+    EXPECT_STREQ(place.step, table.op->name);
+    EXPECT_EQ(place.category, category_of(*table.op));
+    EXPECT_NE(place.category, Category::kOther) << table.op->name << " has no category";
   }
 }
 
@@ -284,6 +374,16 @@ TEST_F(CuptiRecorder, AMissingLibrarySaysWhatToInstall) {
 }
 
 #ifdef MOXIE_FAKE_CUPTI
+// Of the kernels that the library gives at every flush.
+void note_both_launches() {
+  static constexpr int kFunctions[2] = {}, kStream = 0;
+  {
+    const OpScope scope(&Op<AttendParams>::info);
+    note_launch(&kFunctions[0], &kStream);
+  }
+  note_launch(&kFunctions[1], &kStream);
+}
+
 TEST_F(CuptiRecorder, RecordsBecomeActivities) {
   for (int round = 0; round < 2; ++round) {  // one after another in a process
     const auto recorder = make_cupti_recorder(MOXIE_FAKE_CUPTI);
@@ -291,23 +391,27 @@ TEST_F(CuptiRecorder, RecordsBecomeActivities) {
     EXPECT_TRUE((*recorder)->sees_kernels());
     ASSERT_TRUE((*recorder)->start().has_value());
     const int64_t before = clock_ns(Clock::now());
+    note_both_launches();
     const auto log = (*recorder)->stop();
     ASSERT_TRUE(log.has_value()) << log.error().message();
-    EXPECT_EQ(log->symbols, (std::vector<std::string>{"_Z12attend_split7nothing", "someone_elses",
-                                                      "memcpy device to host"}));
+    const std::vector<ActivityLog::Symbol> symbols = {{kAttendKernel, &Op<AttendParams>::info},
+                                                      {"someone_elses", nullptr},
+                                                      {"memcpy device to host", nullptr}};
+    EXPECT_EQ(log->symbols, symbols);
     ASSERT_EQ(log->activities.size(), 3u);
     EXPECT_GE(log->activities[0].start_ns, before) << "on Clock's scale";
     EXPECT_EQ(log->activities[0].stream, 7);
     const int64_t begin = log->activities[0].start_ns;
     const auto shares = share_window(log->activities, 3, begin, begin + 300);
     EXPECT_EQ(shares.symbol_ns, (std::vector<int64_t>{50, 50, 30}));
-    EXPECT_STREQ(place_of(log->symbols[0]).step, "attend");
-    EXPECT_EQ(place_of(log->symbols[1]).category, Category::kOther);
     // What the start leaves from before is not in the next log.
     ASSERT_TRUE((*recorder)->start().has_value());
+    note_both_launches();
     const auto next = (*recorder)->stop();
-    ASSERT_TRUE(next.has_value());
+    ASSERT_TRUE(next.has_value()) << next.error().message();
     EXPECT_EQ(next->activities.size(), 3u);
+    ASSERT_TRUE((*recorder)->start().has_value());
+    EXPECT_FALSE((*recorder)->stop().has_value()) << "kernels that nobody launched";
   }
 }
 

@@ -4,7 +4,7 @@
 
 #include <cuda_runtime.h>
 
-#include "core/cuda.h"
+#include "core/cuda_launch.cuh"
 
 namespace moxie {
 
@@ -19,7 +19,7 @@ void launch_flashinfer(const char* row, void (*kernel)(P...), dim3 grid, dim3 bl
   config.blockDim = block;
   config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
-  check_launched(cudaLaunchKernelEx(&config, kernel, params...), row);
+  launch_noted(row, kernel, config, params...);
 }
 
 }  // namespace moxie
