@@ -25,24 +25,53 @@ struct GpuWatch {
   std::optional<double> joules_before, joules;
 };
 
-Json to_json(const BenchResult& result) {
+Json to_json(const Summary& s, const std::vector<double>& samples) {
+  return {{"median", s.median}, {"mean", s.mean}, {"stdev", s.stdev}, {"samples", samples}};
+}
+
+// `off`: of the same test without --batch-invariant, where it is on.
+Json to_json(const BenchResult& result, const BenchResult* off) {
   const Summary s = summarize(result.tok_s);
   Json launches = Json::object();
   for (const auto& count : result.kernels) launches[count.name] = count.launches;
-  return {{"name", result.test.name()},
-          {"n_prompt", result.test.n_prompt},
-          {"n_gen", result.test.n_gen},
-          {"depth", result.test.depth},
-          {"streams", result.test.streams},
-          {"tok_s",
-           {{"median", s.median}, {"mean", s.mean}, {"stdev", s.stdev}, {"samples", result.tok_s}}},
-          {"bytes_per_token", result.bytes_per_token},
-          {"flops_per_token", result.flops_per_token},
-          {"share_of_limit", result.share_of_limit},
-          {"read_gb_s", result.read_gb_s},
-          {"kernels", kernels_json(result.kernels)},
-          {"tile", result.tile},
-          {"launches", std::move(launches)}};
+  Json json = {{"name", result.test.name()},
+               {"n_prompt", result.test.n_prompt},
+               {"n_gen", result.test.n_gen},
+               {"depth", result.test.depth},
+               {"streams", result.test.streams},
+               {"tok_s", to_json(s, result.tok_s)},
+               {"bytes_per_token", result.bytes_per_token},
+               {"flops_per_token", result.flops_per_token},
+               {"share_of_limit", result.share_of_limit},
+               {"read_gb_s", result.read_gb_s},
+               {"kernels", kernels_json(result.kernels)},
+               {"tile", result.tile},
+               {"launches", std::move(launches)}};
+  if (off != nullptr) {
+    const Summary of_off = summarize(off->tok_s);
+    json["batch_invariant_off"] = {{"tok_s", to_json(of_off, off->tok_s)},
+                                   {"ratio", s.median / of_off.median},
+                                   {"kernels", kernels_json(off->kernels)}};
+  }
+  return json;
+}
+
+// The same tests on an engine without --batch-invariant, which is gone afterwards.
+Result<std::vector<BenchResult>> run_without_batch_invariance(const BenchFlags& o,
+                                                              std::span<const BenchTest> tests) {
+  EngineOptions options = o.engine;
+  options.batch_invariant = "off";
+  auto engine = Engine::load(options);
+  if (!engine) return fail(std::move(engine.error()));
+  auto limits = measure_limits((*engine)->device());
+  if (!limits) return fail(std::move(limits.error()));
+  std::vector<BenchResult> results;
+  for (const BenchTest& test : tests) {
+    auto result = run_bench(**engine, test, o.repetitions, *limits);
+    if (!result) return fail(std::move(result.error()));
+    results.push_back(std::move(*result));
+  }
+  return results;
 }
 
 // The record of the whole run: conditions beside the samples.
@@ -64,6 +93,14 @@ Record make_record(Engine& engine, const MachineLimits& limits, const Flags& fla
 int run(BenchFlags& o, const Flags& flags) {
   const auto tests = tests_of(&o);
   if (!tests) return usage("bench: " + tests.error().what);
+  // What batch invariance costs: the same tests first without it.
+  std::vector<BenchResult> off;
+  if (o.engine.batch_invariant == "on") {
+    if (!o.json) fmt::print("first without --batch-invariant, for its cost\n");
+    auto results = run_without_batch_invariance(o, *tests);
+    if (!results) return report(results.error());
+    off = std::move(*results);
+  }
   auto engine = Engine::load(o.engine);
   if (!engine) return report(engine.error());
   Device& device = (*engine)->device();
@@ -89,9 +126,10 @@ int run(BenchFlags& o, const Flags& flags) {
   for (const BenchTest& test : *tests) {
     auto result = run_bench(**engine, test, o.repetitions, *limits);
     if (!result) return report(result.error());
+    const BenchResult* const without = off.empty() ? nullptr : &off[results.size()];
     results.push_back(*result);
     if (o.json) {
-      tests_json.push_back(to_json(*result));
+      tests_json.push_back(to_json(*result, without));
       continue;
     }
     const Summary s = summarize(result->tok_s);
@@ -99,6 +137,11 @@ int run(BenchFlags& o, const Flags& flags) {
                fmt::format("{:.2f} ± {:.2f}", s.median, s.stdev),
                format_bytes(static_cast<uint64_t>(result->bytes_per_token)),
                100 * result->share_of_limit);
+    if (without != nullptr) {
+      const double median = summarize(without->tok_s).median;
+      fmt::print("  --batch-invariant on: {:.3f} of the {:.2f} tok/s without it\n",
+                 s.median / median, median);
+    }
     std::fflush(stdout);
     if (&test == &tests->back()) {
       fmt::print("\nkernels of {}:\n", test.name());

@@ -140,10 +140,6 @@ int run(KernelsFlags& o) {
     print_markdown();
     return kExitDone;
   }
-  KernelChoice choice;
-  for (const std::string& assignment : o.engine.kernels) {
-    if (auto status = choice.add(assignment); !status) return report(status.error());
-  }
   auto checkpoint = open_checkpoint(o.engine.model);
   if (!checkpoint) return report(checkpoint.error());
   auto mxfp4 = DenseLayers::parse(o.engine.mxfp4_layers);
@@ -153,7 +149,9 @@ int run(KernelsFlags& o) {
   auto device = shown_device(o.engine.device);
   if (!device) return report(device.error());
   if (!device->why_not.empty()) log_warn("the rows of the CPU: " + device->why_not);
-  KernelChooser kernels(device->kind, device->features, choice,
+  auto choice = kernel_choice(o.engine, device->features);
+  if (!choice) return report(choice.error());
+  KernelChooser kernels(device->kind, device->features, std::move(*choice),
                         rates_of(device->kind, device->properties));
   auto kv_dtype = choose_kv_dtype(o.engine.kv_dtype, (*checkpoint)->config(), kernels,
                                   o.engine.max_model_len, o.engine.max_num_seqs);

@@ -151,27 +151,37 @@ bool Engine::open_usable_gpu() {
   return false;
 }
 
-Status Engine::make_kernels() {
+Result<KernelChoice> kernel_choice(const EngineOptions& options, Features features) {
   KernelChoice choice;
-  for (const std::string& assignment : options_.kernels) {
-    if (auto status = choice.add(assignment); !status) return status;
+  for (const std::string& assignment : options.kernels) {
+    if (auto status = choice.add(assignment); !status) return fail(std::move(status.error()));
   }
-  if (auto status = choice.set_tile(options_.tile); !status) return status;
-  const Features features = device_->kind() == DeviceKind::kCpu
-                                ? cpu_features()
-                                : cuda_features(device_->properties().compute_capability);
-  if (auto status = choice.set_activation(options_.activation); !status) return status;
+  if (auto status = choice.set_tile(options.tile); !status) return fail(std::move(status.error()));
+  if (auto status = choice.set_activation(options.activation); !status)
+    return fail(std::move(status.error()));
   if ((features & kSm90a) == 0) {
     if (choice.tile_columns() != 0)
       return fail("no row of this device takes a tile", "--tile", "auto leaves it to the rows");
-    if (options_.activation == "mxfp8")
+    if (options.activation == "mxfp8")
       return fail("no row of this device takes activations in 8-bit floats", "--activation",
                   "auto, or bf16");
   }
   if (choice.int8() && (features & kInt8Features) == 0)
     return fail("no row of this device takes activations in 8-bit integers", "--activation",
                 "auto, or bf16");
-  kernels_ = std::make_unique<KernelChooser>(device_->kind(), features, choice,
+  if (options.batch_invariant != "on" && options.batch_invariant != "off")
+    return fail("unknown value '" + options.batch_invariant + "'", "--batch-invariant", "on, off");
+  choice.set_batch_invariant(options.batch_invariant == "on");
+  return choice;
+}
+
+Status Engine::make_kernels() {
+  const Features features = device_->kind() == DeviceKind::kCpu
+                                ? cpu_features()
+                                : cuda_features(device_->properties().compute_capability);
+  auto choice = kernel_choice(options_, features);
+  if (!choice) return fail(std::move(choice.error()));
+  kernels_ = std::make_unique<KernelChooser>(device_->kind(), features, std::move(*choice),
                                              rates_of(device_->kind(), device_->properties()));
   return {};
 }

@@ -34,7 +34,8 @@ struct EngineOptions {
   std::string mxfp8_layers;       ///< CUDA only
   std::string kv_dtype = "auto";  ///< as choose_kv_dtype takes it
   std::string activation = "auto";
-  int32_t max_model_len = 0;  ///< 0: as much as fits, at most kDefaultContext
+  std::string batch_invariant = "off";  ///< on: a token's logits do not depend on the batch
+  int32_t max_model_len = 0;            ///< 0: as much as fits, at most kDefaultContext
   int32_t max_num_seqs = 1;
   int32_t max_batch_tokens = 0;  ///< of a launch; 0: what suits the device (plan.h)
   int32_t max_logit_rows = 1;
@@ -46,6 +47,10 @@ struct EngineOptions {
   uint64_t seed = 0;          ///< of synthetic weights
   bool show_progress = true;
 };
+
+/// What the switches say of rows, on a device with these features; or the switch that no row of the
+/// device can follow.
+Result<KernelChoice> kernel_choice(const EngineOptions& options, Features features);
 
 /// What decides the memory that an engine takes.
 PlanRequest plan_request(const EngineOptions& options, const LoadOptions& load, DType kv_dtype);

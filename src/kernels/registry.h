@@ -43,6 +43,9 @@ struct Row {
   /// Of the activations that it multiplies: with kF8E4M3 it runs where these are asked for.
   DType activation = DType::kBF16;
   bool takes_tile = false;  ///< `--tile` says how it cuts an expert's tokens
+  /// A token's result is the same to the bit whatever shares its launch, however many tokens that
+  /// are and however its sequence is cut into launches.
+  bool is_batch_invariant = false;
   /// Null but in rows that round activations to 8-bit integers: there, whether these params gain
   /// enough by it for the row to run unasked (permits()).
   bool (*gains_by_int8)(const P&) = nullptr;
@@ -93,7 +96,7 @@ struct RowInfo {
   DeviceKind device;
   Features needs;
   DType activation;
-  bool takes_tile;
+  bool takes_tile, is_batch_invariant;
 
   const OpInfo& op() const { return *ops.back(); }
 };
@@ -138,6 +141,11 @@ const char* why_not(const Row<P>& row, const P& params) {
   return why != nullptr ? why : row.refuses(params);
 }
 
+/// Why a step has no row, without and with --batch-invariant.
+inline constexpr const char* kNoRow[] = {
+    "no row accepts these formats on this machine",
+    "no row whose results do not depend on the batch accepts these formats on this machine"};
+
 /// Forced names: from `--kernel OP=NAME`. `all=reference` forces the row `<op>_reference`.
 class KernelChoice {
  public:
@@ -173,15 +181,26 @@ class KernelChoice {
   /// kF8E4M3 with "mxfp8", or with "auto" where a row is forced that wants it; else kBF16.
   DType activation() const;
   bool int8() const { return activation_ == "int8"; }
-  /// Whether the switches let a row run: it is allowed, and rounds to 8-bit integers only if asked
-  /// to, forced by its own name, or not told otherwise where that gains much.
+  /// `--batch-invariant`: only rows that are may run.
+  void set_batch_invariant(bool on) { batch_invariant_ = on; }
+  bool batch_invariant() const { return batch_invariant_; }
+  /// Why the switches do not let a row run that is allowed; null if they do. Rows round to 8-bit
+  /// integers only if asked to, if forced by their own name, or if not told otherwise where that
+  /// gains much.
   template <typename P>
-  bool permits(const Row<P>& row, const P& params) const {
-    if (!allows(row)) return false;
+  const char* why_not_permitted(const Row<P>& row, const P& params) const {
+    if (batch_invariant_ && !row.is_batch_invariant)
+      return "its results depend on what shares the launch: not with --batch-invariant on";
     const std::string* name = forced(Op<P>::info);
     if (row.gains_by_int8 == nullptr || int8() || (name != nullptr && *name == row.name))
-      return true;
-    return activation_ == "auto" && row.gains_by_int8(params);
+      return nullptr;
+    return activation_ == "auto" && row.gains_by_int8(params)
+               ? nullptr
+               : "rounds activations to 8 bits: --activation int8 lets it run here, too";
+  }
+  template <typename P>
+  bool permits(const Row<P>& row, const P& params) const {
+    return allows(row) && why_not_permitted(row, params) == nullptr;
   }
 
  private:
@@ -192,6 +211,7 @@ class KernelChoice {
   std::map<const OpInfo*, Forced> forced_;
   int32_t tile_columns_ = 0;
   std::string activation_ = "auto";
+  bool batch_invariant_ = false;
   std::set<std::string, std::less<>> excluded_;
 };
 
@@ -213,9 +233,11 @@ class KernelChooser {
     const Row<P>* refused = nullptr;
     const char* why_refused = nullptr;
     for (const Row<P>& row : Op<P>::rows()) {
-      if (!choice_.permits(row, params)) continue;
+      if (!choice_.allows(row)) continue;
       if (row.device != device_) {
         if (refused == nullptr) refused = &row, why_refused = "it is for another device";
+      } else if (const char* why = choice_.why_not_permitted(row, params)) {
+        if (refused == nullptr) refused = &row, why_refused = why;
       } else if ((row.needs & features_) != row.needs) {
         refused = &row, why_refused = nullptr;
       } else if (const char* why = why_not(row, params)) {
@@ -227,7 +249,7 @@ class KernelChooser {
     }
     if (best != nullptr) return best;
     if (forced == nullptr || refused == nullptr)
-      return refusal("", Op<P>::info, "no row accepts these formats on this machine");
+      return refusal("", Op<P>::info, kNoRow[choice_.batch_invariant() ? 1 : 0]);
     return refusal(refused->name, Op<P>::info,
                    why_refused == nullptr ? missing(refused->needs) : why_refused);
   }
@@ -319,7 +341,8 @@ RowInfo row_info(const Row<P>& row) {
                .device = row.device,
                .needs = row.needs,
                .activation = row.activation,
-               .takes_tile = row.takes_tile};
+               .takes_tile = row.takes_tile,
+               .is_batch_invariant = row.is_batch_invariant};
   for_each_op(row, [&](const OpInfo& op) { info.ops.push_back(&op); });
   return info;
 }
@@ -354,8 +377,8 @@ std::vector<Verdict> KernelChooser::explain(const P& params) const {
       verdict.reason = why;
     } else if (!choice_.allows(row)) {
       verdict.reason = "another row is forced";
-    } else if (!choice_.permits(row, params)) {
-      verdict.reason = "rounds activations to 8 bits: --activation int8 lets it run here, too";
+    } else if (const char* why = choice_.why_not_permitted(row, params)) {
+      verdict.reason = why;
     } else {
       verdict.reason = "costs more";
     }

@@ -32,7 +32,8 @@ std::string tile_of(Engine& engine, const BenchTest& test) {
   const GptOssConfig& c = engine.config();
   const int32_t tokens =
       test.n_prompt > 0 ? std::min(test.n_prompt, engine.options().max_batch_tokens) : test.streams;
-  const auto choice = gemm::choose_tile(gemm::mean_pairs(tokens, c.top_k, c.num_experts));
+  const auto choice = gemm::choose_tile(gemm::mean_pairs(tokens, c.top_k, c.num_experts),
+                                        engine.kernels().choice().batch_invariant());
   return gemm::tile_name(choice.columns) + ", " + choice.reason;
 }
 

@@ -3,6 +3,8 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
+
 #include "core/threads.h"
 #include "kernels/sample/sample.h"
 #include "model/pass.h"
@@ -107,7 +109,8 @@ Result<const PassPlan*> GptOss::plan_for(const Bracket& bracket, DType kv_dtype)
   auto& kept = plans_[{bracket, kv_dtype}];
   if (kept == nullptr) {
     const Shadow shadow(config_, weights_, kv_dtype, batch_of(bracket), &kernels_);
-    auto plan = make_plan(shadow.pass, kernels_, taps_);
+    auto plan = kernels_.choice().batch_invariant() ? batch_invariant_plan(shadow.pass, kv_dtype)
+                                                    : make_plan(shadow.pass, kernels_, taps_);
     if (!plan) {
       plans_.erase({bracket, kv_dtype});
       return fail(std::move(plan.error()));
@@ -159,6 +162,26 @@ WorkByOp work_of_pass(const Pass& pass, const PassPlan* plan, int32_t num_distin
 }
 
 }  // namespace
+
+// The same rows in the same forms for every launch: those that lose least over the brackets, each
+// of which counts by how many times its limit it takes.
+Result<PassPlan> GptOss::batch_invariant_plan(const Pass& pass, DType kv_dtype) const {
+  std::vector<std::unique_ptr<const Shadow>> shadows;
+  std::vector<WeighedPass> weighed;
+  for (const Bracket& bracket : kBatchInvariantBrackets) {
+    const Pass& one = shadows
+                          .emplace_back(std::make_unique<const Shadow>(
+                              config_, weights_, kv_dtype, batch_of(bracket), &kernels_))
+                          ->pass;
+    const double distinct =
+        expected_distinct_experts(config_.num_experts, config_.top_k, bracket.num_tokens);
+    const Work work =
+        work_of_pass(one, nullptr, static_cast<int32_t>(std::lround(distinct))).total();
+    const DeviceRates& rates = kernels_.rates();
+    weighed.push_back({&one, 1.0 / limit_us(work, rates.read_gb_s, rates.bf16_gflops)});
+  }
+  return make_plan(pass, kernels_, taps_, weighed);
+}
 
 WorkByOp least_work(const GptOssConfig& config, const ModelWeights& formats, DType kv_dtype,
                     const Batch& batch, int32_t num_distinct_experts) {
@@ -214,8 +237,8 @@ Verdict GptOss::verdict_of(const Pass& pass, const Row<P>& row, const PassPlan* 
     verdict.reason = why;
   } else if (!kernels_.choice().allows(row)) {
     verdict.reason = "another row is forced";
-  } else if (!kernels_.choice().permits(row, params)) {
-    verdict.reason = "rounds activations to 8 bits: --activation int8 lets it run here, too";
+  } else if (const char* why = kernels_.choice().why_not_permitted(row, params)) {
+    verdict.reason = why;
   } else if (const double us = row.predict_us(params, kernels_.rates()); us >= kNeverUs) {
     verdict.reason = us >= kReferenceUs ? "a reference: runs where it is forced"
                                         : "rounds more than it gains here: runs where it is forced";

@@ -80,6 +80,7 @@ class GptOss {
   static void read_ahead(const Pass& pass, const PackedMatrix* next);
   template <typename P>
   Verdict verdict_of(const Pass& pass, const Row<P>& row, const PassPlan* plan) const;
+  Result<PassPlan> batch_invariant_plan(const Pass& pass, DType kv_dtype) const;
 
   const GptOssConfig& config_;
   const ModelWeights& weights_;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <limits>
 #include <type_traits>
 
 #include "kernels/plan.h"
@@ -87,33 +88,44 @@ void run_planned<TapParams>(KernelChooser& kernels, const Pass& pass, const Plan
               pass.params<TapParams>(planned.tap, planned.forms));
 }
 
+/// Of a row that the other launches of its chain run and this one cannot.
+constexpr double kRefusedUs = std::numeric_limits<double>::infinity();
+
 // Makes the plan for one choice of the forms that rows pass on unchanged.
 class Planner {
  public:
-  Planner(const Pass& pass, const KernelChooser& kernels, XForm x, L1Form l1)
-      : pass_(pass), kernels_(kernels), x_(x), l1_(l1) {}
+  Planner(const Pass& pass, const KernelChooser& kernels, std::span<const WeighedPass> weighed,
+          XForm x, L1Form l1)
+      : pass_(pass), kernels_(kernels), weighed_(weighed), x_(x), l1_(l1) {}
+
+  /// Rows, and what they cost in the choice.
+  struct Costed {
+    std::vector<PlannedRow> rows;
+    double cost = 0;
+  };
 
   /// The cheapest row of a step with no neighbour but in x and l1.
   template <typename P>
-  std::optional<PlannedRow> alone() {
-    std::optional<PlannedRow> best;
-    for_each_row<P>(0, [&](const Row<P>& row, const Forms& forms, double us) {
-      if (!best || us < best->predicted_us) best = planned(row, forms, us);
+  std::optional<Costed> alone() {
+    std::optional<Costed> best;
+    layer_ = 0;
+    for_each_row<P>(0, [&](const Row<P>& row, const Forms& forms, double cost) {
+      if (!best || cost < best->cost) best = {{planned(row, forms)}, cost};
     });
     return best;
   }
 
-  /// The chain of layer `l`, and its time.
-  std::optional<std::pair<std::vector<PlannedRow>, double>> layer(size_t l) {
+  /// The chain of layer `l`.
+  std::optional<Costed> layer(size_t l) {
     rows_.clear();
     hops_.clear();
     layer_ = l;
     for_each_layer_step([&]<typename P>() { add_hops<P>(); });
     const auto chain = cheapest_chain(hops_, kLastBorder);
     if (!chain) return std::nullopt;
-    std::vector<PlannedRow> rows;
-    for (const size_t hop : chain->hops) rows.push_back(rows_[hop]);
-    return std::pair(std::move(rows), chain->us);
+    Costed found{.rows = {}, .cost = chain->us};
+    for (const size_t hop : chain->hops) found.rows.push_back(rows_[hop]);
+    return found;
   }
 
  private:
@@ -122,21 +134,39 @@ class Planner {
     return row.device == kernels_.device() && (row.needs & kernels_.features()) == row.needs;
   }
 
+  // Of one launch; nothing where the row cannot run.
+  template <typename P>
+  std::optional<double> predicted_us_of(const Pass& pass, size_t l, const Row<P>& row,
+                                        const Forms& forms) const {
+    const P params = pass.params<P>(l, forms);
+    if (!kernels_.choice().permits(row, params) || row.refuses(params) != nullptr) return {};
+    const double more_us = 1e-3 * more_bytes<P>(pass, forms) / kernels_.rates().read_gb_s;
+    return std::max(0.0, row.predict_us(params, kernels_.rates()) + more_us);
+  }
+  template <typename P>
+  std::optional<double> cost_of(size_t l, const Row<P>& row, const Forms& forms) const {
+    if (weighed_.empty()) return predicted_us_of(pass_, l, row, forms);
+    double cost = 0;
+    for (const WeighedPass& one : weighed_) {
+      const auto us = predicted_us_of(*one.pass, l, row, forms);
+      if (!us) return {};
+      cost += one.weight * *us;
+    }
+    return cost;
+  }
+
   template <typename P, typename Visit>
   void for_each_row(size_t l, Visit&& visit) {
     for (const Row<P>& row : Op<P>::rows()) {
       if (!may_run(row)) continue;
       for_each_forms(row, x_, l1_, [&](const Forms& forms) {
-        const P params = pass_.params<P>(l, forms);
-        if (!kernels_.choice().permits(row, params) || row.refuses(params) != nullptr) return;
-        const double more_us = 1e-3 * more_bytes<P>(pass_, forms) / kernels_.rates().read_gb_s;
-        visit(row, forms, std::max(0.0, row.predict_us(params, kernels_.rates()) + more_us));
+        if (const auto cost = cost_of(l, row, forms)) visit(row, forms, *cost);
       });
     }
   }
 
   template <typename P>
-  PlannedRow planned(const Row<P>& row, const Forms& forms, double us) const {
+  PlannedRow planned(const Row<P>& row, const Forms& forms) const {
     Work work = Op<P>::work(pass_.params<P>(layer_, forms));
     for_each_layer_step([&]<typename Q>() {  // what it does before its own step
       if (std::ranges::find(row.covers, &Op<Q>::info) != row.covers.end())
@@ -145,7 +175,7 @@ class Planner {
     const DeviceRates& rates = kernels_.rates();
     return {.row = row_info(row),
             .forms = forms,
-            .predicted_us = us,
+            .predicted_us = predicted_us_of(pass_, layer_, row, forms).value_or(kRefusedUs),
             .limit_us = limit_us(work, rates.read_gb_s, rates.bf16_gflops),
             .run = run_planned<P>,
             .entry = &row};
@@ -153,21 +183,22 @@ class Planner {
 
   template <typename P>
   void add_hops() {
-    for_each_row<P>(layer_, [&](const Row<P>& row, const Forms& forms, double us) {
-      PlannedRow hop = planned(row, forms, us);
+    for_each_row<P>(layer_, [&](const Row<P>& row, const Forms& forms, double cost) {
+      PlannedRow hop = planned(row, forms);
       const int32_t from = border_before(*hop.row.ops.front());
       const int32_t to = border_before(hop.row.op()) + 1;
       hops_.push_back({.from = from,
                        .to = to,
                        .from_state = state_at(from, forms),
                        .to_state = state_at(to, forms),
-                       .us = us});
+                       .us = cost});
       rows_.push_back(std::move(hop));
     });
   }
 
   const Pass& pass_;
   const KernelChooser& kernels_;
+  std::span<const WeighedPass> weighed_;
   XForm x_;
   L1Form l1_;
   size_t layer_ = 0;
@@ -195,9 +226,11 @@ tl::unexpected<Error> no_plan(const Pass& pass, const KernelChooser& kernels) {
     std::string why;
     for (const Row<P>& row : Op<P>::rows()) {
       const P params = pass.params<P>(l, first_forms(row));
-      if (!kernels.choice().permits(row, params)) continue;
+      if (!kernels.choice().allows(row)) continue;
       if (row.device != kernels.device()) {
         if (refused == nullptr) refused = &row, why = "it is for another device";
+      } else if (const char* reason = kernels.choice().why_not_permitted(row, params)) {
+        if (refused == nullptr) refused = &row, why = reason;
       } else if ((row.needs & kernels.features()) != row.needs) {
         refused = &row, why = kernels.missing(row.needs);
       } else if (const char* reason = row.refuses(params)) {
@@ -211,7 +244,7 @@ tl::unexpected<Error> no_plan(const Pass& pass, const KernelChooser& kernels) {
     const std::string hint = "`moxie kernels` shows what this machine can run";
     error = is_forced && refused != nullptr
                 ? Error{why, fmt::format("--kernel {}={}", step, refused->name), hint}
-                : Error{"no row accepts these formats on this machine", "step " + step, hint};
+                : Error{kNoRow[kernels.choice().batch_invariant() ? 1 : 0], "step " + step, hint};
   };
   look.template operator()<EmbedParams>(0);
   for (size_t l = 0; l < pass.weights.layers.size(); ++l)
@@ -266,9 +299,7 @@ void add_taps(std::span<const int32_t> taps, const PlannedRow& tap, PassPlan* pl
     for (size_t i = 0; i < taps.size(); ++i) {
       const bool is_behind = taps[i] == num_layers && l + 1 == num_layers;
       if (taps[i] != l && !is_behind) continue;
-      PlannedRow& added = (is_behind ? behind : before).emplace_back(tap);
-      added.tap = i;
-      plan->predicted_us += tap.predicted_us;
+      (is_behind ? behind : before).emplace_back(tap).tap = i;
     }
     if (before.empty() && behind.empty()) continue;
     before.insert(before.end(), plain.begin(), plain.end());
@@ -281,45 +312,61 @@ void add_taps(std::span<const int32_t> taps, const PlannedRow& tap, PassPlan* pl
 }  // namespace
 
 Result<PassPlan> make_plan(const Pass& pass, const KernelChooser& kernels,
-                           std::span<const int32_t> taps) {
+                           std::span<const int32_t> taps, std::span<const WeighedPass> weighed) {
   std::optional<PassPlan> best;
+  double least_cost = 0;
   for (const XForm x : {XForm::kF32, XForm::kF32Pair}) {
     for (const L1Form l1 : {L1Form::kShared, L1Form::kL1}) {
-      Planner planner(pass, kernels, x, l1);
-      auto embed = planner.alone<EmbedParams>();
-      auto unembed = planner.alone<UnembedParams>();
-      if (!embed || !unembed) continue;
-      PassPlan plan{.embed = std::move(*embed), .unembed = std::move(*unembed)};
-      plan.predicted_us = plan.embed.predicted_us + plan.unembed.predicted_us;
+      Planner planner(pass, kernels, weighed, x, l1);
+      const auto embed = planner.alone<EmbedParams>();
+      const auto unembed = planner.alone<UnembedParams>();
+      const auto tap = taps.empty() ? embed : planner.alone<TapParams>();
+      if (!embed || !unembed || !tap) continue;
+      PassPlan plan{.embed = embed->rows.front(), .unembed = unembed->rows.front()};
+      double cost = embed->cost + unembed->cost;
       std::vector<size_t> first_of_kind;
-      std::vector<double> us_of_kind;
+      std::vector<double> cost_of_kind;
       bool is_whole = true;
       for (size_t l = 0; is_whole && l < pass.weights.layers.size(); ++l) {
         size_t kind = 0;
         while (kind < first_of_kind.size() && !same_kind(pass, first_of_kind[kind], l)) ++kind;
         if (kind == first_of_kind.size()) {
           auto chain = planner.layer(l);
-          if (!chain) {
-            is_whole = false;
-            break;
-          }
+          is_whole = chain.has_value();
+          if (!is_whole) break;
           first_of_kind.push_back(l);
-          us_of_kind.push_back(chain->second);
-          plan.chains.push_back(std::move(chain->first));
+          cost_of_kind.push_back(chain->cost);
+          plan.chains.push_back(std::move(chain->rows));
         }
         plan.chain_of_layer.push_back(static_cast<uint16_t>(kind));
-        plan.predicted_us += us_of_kind[kind];
+        cost += cost_of_kind[kind];
       }
-      if (is_whole && !taps.empty()) {
-        const auto tap = planner.alone<TapParams>();
-        if (!tap) continue;
-        add_taps(taps, *tap, &plan);
-      }
-      if (is_whole && (!best || plan.predicted_us < best->predicted_us)) best = std::move(plan);
+      if (!is_whole || (best && cost >= least_cost)) continue;
+      if (!taps.empty()) add_taps(taps, tap->rows.front(), &plan);
+      plan.predicted_us = plan.embed.predicted_us + plan.unembed.predicted_us;
+      for (size_t l = 0; l < plan.chain_of_layer.size(); ++l)
+        for (const PlannedRow& row : plan.layer(l)) plan.predicted_us += row.predicted_us;
+      best = std::move(plan);
+      least_cost = cost;
     }
   }
   if (!best) return no_plan(pass, kernels);
+  if (best->predicted_us == kRefusedUs)
+    return fail(fmt::format("launches of {} tokens cannot run the rows of all others",
+                            pass.batch.ragged.num_tokens),
+                "--batch-invariant", "fewer tokens a launch (--max-num-batched-tokens), or off");
   return std::move(*best);
+}
+
+bool same_rows(const PassPlan& a, const PassPlan& b) {
+  const auto same = [](const PlannedRow& x, const PlannedRow& y) {
+    return x.entry == y.entry && x.forms == y.forms;
+  };
+  return same(a.embed, b.embed) && same(a.unembed, b.unembed) &&
+         a.chain_of_layer == b.chain_of_layer &&
+         std::ranges::equal(a.chains, b.chains, [&](const auto& x, const auto& y) {
+           return std::ranges::equal(x, y, same);
+         });
 }
 
 }  // namespace moxie

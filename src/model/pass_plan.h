@@ -48,9 +48,26 @@ struct PassPlan {
   std::span<const PlannedRow> layer(size_t l) const { return chains[chain_of_layer[l]]; }
 };
 
+/// Launches whose times decide together on the one chain of all brackets (--batch-invariant): a
+/// stream, some streams, many, and prompts.
+inline constexpr Bracket kBatchInvariantBrackets[] = {
+    {1, 1, 1}, {8, 8, 8}, {64, 64, 64}, {512, 1, 1}, {2048, 1, 1}};
+
+/// A launch whose times count in the choice of a chain: predicted times are multiplied by `weight`.
+struct WeighedPass {
+  const Pass* pass;
+  double weight;
+};
+
 /// The cheapest plan for `pass`, whose batch has the bracket's counts (pointers may be null), among
 /// the rows that `kernels` permits; or which step has no row, and why. `taps`: GptOss::taps().
+/// `weighed`: if there are any, the chain is the cheapest of those that can run in all of them, and
+/// so does not depend on `pass`, which only its times are of.
 Result<PassPlan> make_plan(const Pass& pass, const KernelChooser& kernels,
-                           std::span<const int32_t> taps = {});
+                           std::span<const int32_t> taps = {},
+                           std::span<const WeighedPass> weighed = {});
+
+/// Whether two plans run the same rows in the same forms.
+bool same_rows(const PassPlan& a, const PassPlan& b);
 
 }  // namespace moxie

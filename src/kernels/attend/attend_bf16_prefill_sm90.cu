@@ -5,7 +5,9 @@
 // engine, page by page, in stages of 128 or 96 keys; each warpgroup makes logits (S = Q K^T),
 // weights and sums (O += P V), the sums of one block of keys beside the softmax of the next. Q, K,
 // V and weights are BF16, sums F32. A kernel of one block before it finds the tiles and their
-// order. docs/decisions/2026-11-21-prefill-attention.md has the measurements.
+// order. The ordered row takes keys in blocks of fixed places and weighs each row of logits alone,
+// so that a token's result does not depend on the tile that holds it.
+// docs/decisions/2026-11-21-prefill-attention.md has the measurements.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -89,7 +91,7 @@ __global__ void __launch_bounds__(kPlanThreads)
 // ---- The warpgroups -----------------------------------------------------------------------------
 // 64 rows each: a lane has rows lane / 4 and lane / 4 + 8 of its warp's 16, which are one query
 // head of two tokens, one after the other.
-template <int kKeys>
+template <int kKeys, bool kInOrder>
 struct Warpgroup {
   using S = Shared<kKeys>;
   const PrefillParams& p;
@@ -99,7 +101,8 @@ struct Warpgroup {
   float s[kKeys / 2];    // logits, then weights
   float o[kDim / 2];     // weighted sums
   uint32_t weights[kKeys / 4];
-  Softmax<kKeys> softmax;
+  using Soft = Softmax<kKeys, kInOrder>;
+  Soft softmax;
   bool page_missing;
 
   __device__ __forceinline__ void run() {
@@ -137,14 +140,16 @@ struct Warpgroup {
   // other warpgroups do the same at any time.
   __device__ __forceinline__ void clear_unseen(const WorkItem& work, int32_t block,
                                                int stage) const {
-    const int32_t before = block == 0 ? work.seen_from - work.first_key : 0;
+    const int32_t unseen = block == 0 ? work.seen_from - work.first_key : 0;
+    // Runs that lie before it as a whole were not brought.
+    const int32_t run_begin = kInOrder ? unseen / kRun * kRun : 0, before = unseen - run_begin;
     const int32_t seen = last_key_of(work.tile) + 1 - work.first_key - block * kKeys;
     const int32_t behind = seen < kKeys ? (kRun - seen % kRun) % kRun : 0;
     if (before == 0 && behind == 0) return;
     static_assert(kRun * 8 <= kOwnThreads, "a chunk of 16 bytes for each thread");
     const int32_t thread = warp * 32 + lane, row = thread / 8;
     uint16_t* v = shared.v[stage] + thread % 8 * 8;
-    if (row < before) *reinterpret_cast<uint4*>(v + row * kDim) = {};
+    if (row < before) *reinterpret_cast<uint4*>(v + (run_begin + row) * kDim) = {};
     if (row < behind) *reinterpret_cast<uint4*>(v + (seen + row) * kDim) = {};
     fence_bulk_copies();
     barrier_wait(kOwnBarrier + idx, kOwnThreads);
@@ -190,9 +195,11 @@ struct Warpgroup {
     const int32_t first_key = work.first_key + block * kKeys;
     const int32_t first = work.tile.first_position + idx * kTokens;
     if (first_key + kKeys - 1 > first)
-      Softmax<kKeys>::hide_after(s, first_key, first + 2 * warp, last_key_of(work.tile), lane);
-    if (p.window > 0 && block == 0)
-      Softmax<kKeys>::hide_before(s, first_key, first + 2 * warp, p.window, lane);
+      Soft::hide_after(s, first_key, first + 2 * warp, last_key_of(work.tile), lane);
+    const bool is_partly_before =
+        kInOrder ? first_key <= first + kTokens - 1 - p.window : block == 0;
+    if (p.window > 0 && is_partly_before)
+      Soft::hide_before(s, first_key, first + 2 * warp, p.window, lane);
   }
   __device__ __forceinline__ void soften(const WorkItem& work, int32_t block, const uint16_t* q,
                                          int stage) {
@@ -308,7 +315,7 @@ constexpr int kProducerRegisters = 32, kWarpgroupRegisters = 160;
 static_assert(128 * (kProducerRegisters + kWarpgroups * kWarpgroupRegisters) <= 65536,
               "an SM has this many registers");
 
-template <int kKeys>
+template <int kKeys, bool kInOrder>
 __global__ void __launch_bounds__(kThreads, 1)
     attend_prefill(const __grid_constant__ PrefillParams p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -328,13 +335,13 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (warp < 4) {
     give_registers<kProducerRegisters>();
     if (warp == 0) {
-      Producer<kKeys>{.p = p, .shared = shared, .lane = lane}.run();
+      Producer<kKeys, kInOrder>{.p = p, .shared = shared, .lane = lane}.run();
     } else if (!p.is_q_staged) {
       convert_queries(shared, p.scale_log2, warp - 1, lane);
     }
   } else {
     take_registers<kWarpgroupRegisters>();
-    Warpgroup<kKeys> warpgroup{
+    Warpgroup<kKeys, kInOrder> warpgroup{
         .p = p, .shared = shared, .idx = warp / 4 - 1, .warp = warp % 4, .lane = lane};
     warpgroup.run();
   }
@@ -342,7 +349,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 }
 
 // ---- The launch ---------------------------------------------------------------------------------
-constexpr const char* kRowName = "attend_bf16_prefill_wgmma_sm90";
+constexpr const char* kPrefill = "attend_prefill";  // in the texts of faults
 
 using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
 // The driver's function, without linking with the driver.
@@ -352,8 +359,8 @@ EncodeTiled encode_tiled() {
     cudaDriverEntryPointQueryResult status;
     check_launched(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000,
                                                     cudaEnableDefault, &status),
-                   kRowName);
-    CHECK(status == cudaDriverEntryPointSuccess, kRowName);
+                   kPrefill);
+    CHECK(status == cudaDriverEntryPointSuccess, kPrefill);
     return reinterpret_cast<EncodeTiled>(function);
   }();
   return found;
@@ -373,7 +380,7 @@ CUtensorMap encode_map(CUtensorMapDataType type, const void* base,
       encode_tiled()(&map, type, kDims, const_cast<void*>(base), sizes.data(), strides.data(),
                      box.data(), steps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, promotion,
                      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  CHECK(result == CUDA_SUCCESS, kRowName);
+  CHECK(result == CUDA_SUCCESS, kPrefill);
   return map;
 }
 
@@ -418,37 +425,8 @@ Parts lay_out(const AttendParams& params, Scratch& scratch) {
 
 bool aligned(const void* at) { return reinterpret_cast<uintptr_t>(at) % 16 == 0; }
 
-}  // namespace
-
-// In units of what the row that splits the keys takes, as measured at depths of 4,096 and 30,720:
-// it takes as long for 95 tokens of 8 KV heads as a wave of items does here, one for each SM.
-double attend_prefill_sm90_cost(const AttendParams& params) {
-  constexpr double kSms = 132, kTokensOfWave = 95 * 8;
-  const double tokens = std::max(1, params.batch.num_tokens);
-  const int32_t seqs = std::max(1, params.batch.num_seqs);
-  const double tiles =
-      static_cast<double>(seqs) * ceil_div(ceil_div(params.batch.num_tokens, seqs), kTileTokens);
-  const double waves = std::max(1.0, tiles * params.num_kv_heads / kSms);
-  return waves * kTokensOfWave / (tokens * params.num_kv_heads);
-}
-
-const char* attend_prefill_sm90_refuses(const AttendParams& params) {
-  const KvLayer& kv = params.kv;
-  if (params.head_dim != kDim) return "head size is not 64";
-  if (params.num_heads != kGroup * params.num_kv_heads) return "not 8 query heads for a KV head";
-  if (kv.dtype != DType::kBF16) return "the cache is not BF16";
-  if (kv.page_tokens % kRun != 0) return "pages do not hold a multiple of 16 tokens";
-  if (kv.page_stride_bytes % kRowBytes != 0) return "pages are not a multiple of 128 bytes apart";
-  return nullptr;
-}
-
-uint64_t attend_prefill_sm90_workspace(const AttendParams& params) {
-  Scratch scratch(nullptr);
-  lay_out(params, scratch);
-  return scratch.bytes();
-}
-
-void attend_bf16_prefill_wgmma_sm90(const AttendParams& params) {
+template <bool kInOrder>
+void run_prefill(const AttendParams& params, const char* row) {
   const Ragged& batch = params.batch;
   const KvLayer& kv = params.kv;
   if (batch.num_tokens == 0) return;
@@ -480,7 +458,7 @@ void attend_bf16_prefill_wgmma_sm90(const AttendParams& params) {
           params.forms.a == AForm::kBf16Staged ? round_up(batch.num_tokens, gemm::kStagedRows) : 0,
       .is_q_staged = params.forms.q == QForm::kBf16Staged};
   cudaStream_t stream = launch_stream(params.launch.stream);
-  launch_kernel(kRowName, attend_prefill_plan, prefill,
+  launch_kernel(row, attend_prefill_plan, prefill,
                 {.grid = dim3(1), .num_threads = kPlanThreads, .programmatic = true}, stream);
   int device = 0, num_sms = 0;
   cudaGetDevice(&device);
@@ -496,8 +474,46 @@ void attend_bf16_prefill_wgmma_sm90(const AttendParams& params) {
       .num_threads = kThreads,
       .shared_bytes = few_keys ? sizeof(Shared<96>) : sizeof(Shared<128>),
       .programmatic = true};
-  launch_kernel(kRowName, few_keys ? attend_prefill<96> : attend_prefill<128>, prefill, shape,
-                stream);
+  launch_kernel(row, few_keys ? attend_prefill<96, kInOrder> : attend_prefill<128, kInOrder>,
+                prefill, shape, stream);
+}
+
+}  // namespace
+
+// In units of what the row that splits the keys takes, as measured at depths of 4,096 and 30,720:
+// it takes as long for 95 tokens of 8 KV heads as a wave of items does here, one for each SM.
+double attend_prefill_sm90_cost(const AttendParams& params) {
+  constexpr double kSms = 132, kTokensOfWave = 95 * 8;
+  const double tokens = std::max(1, params.batch.num_tokens);
+  const int32_t seqs = std::max(1, params.batch.num_seqs);
+  const double tiles =
+      static_cast<double>(seqs) * ceil_div(ceil_div(params.batch.num_tokens, seqs), kTileTokens);
+  const double waves = std::max(1.0, tiles * params.num_kv_heads / kSms);
+  return waves * kTokensOfWave / (tokens * params.num_kv_heads);
+}
+
+const char* attend_prefill_sm90_refuses(const AttendParams& params) {
+  const KvLayer& kv = params.kv;
+  if (params.head_dim != kDim) return "head size is not 64";
+  if (params.num_heads != kGroup * params.num_kv_heads) return "not 8 query heads for a KV head";
+  if (kv.dtype != DType::kBF16) return "the cache is not BF16";
+  if (kv.page_tokens % kRun != 0) return "pages do not hold a multiple of 16 tokens";
+  if (kv.page_stride_bytes % kRowBytes != 0) return "pages are not a multiple of 128 bytes apart";
+  return nullptr;
+}
+
+uint64_t attend_prefill_sm90_workspace(const AttendParams& params) {
+  Scratch scratch(nullptr);
+  lay_out(params, scratch);
+  return scratch.bytes();
+}
+
+void attend_bf16_prefill_wgmma_sm90(const AttendParams& params) {
+  run_prefill<false>(params, "attend_bf16_prefill_wgmma_sm90");
+}
+
+void attend_bf16_ordered_wgmma_sm90(const AttendParams& params) {
+  run_prefill<true>(params, "attend_bf16_ordered_wgmma_sm90");
 }
 
 }  // namespace moxie

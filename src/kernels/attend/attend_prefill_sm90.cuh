@@ -107,8 +107,9 @@ __device__ __forceinline__ int32_t last_key_of(const TokenTile& tile) {
 
 // ---- The producer -------------------------------------------------------------------------------
 // One warp. Takes items in the order of the plan, heads one after another, so that blocks that work
-// at the same time read the same keys.
-template <int kKeys>
+// at the same time read the same keys. kInOrder: blocks of keys begin at multiples of kKeys, else
+// at the run of the first key that the tile sees.
+template <int kKeys, bool kInOrder>
 struct Producer {
   using S = Shared<kKeys>;
   const PrefillParams& p;
@@ -130,7 +131,8 @@ struct Producer {
             __ldcg(reinterpret_cast<const int4*>(p.tiles + (item - work.kv_head * num_tiles)));
         work.tile = {tile.x, tile.y, tile.z, tile.w};
         work.seen_from = first_seen(p, work.tile.first_position);
-        work.first_key = work.seen_from / kRun * kRun;
+        constexpr int32_t kAligned = kInOrder ? kKeys : kRun;
+        work.first_key = work.seen_from / kAligned * kAligned;
         work.num_blocks = (last_key_of(work.tile) - work.first_key) / kKeys + 1;
       }
       hand_over(work, turn);
@@ -180,11 +182,12 @@ struct Producer {
       if (held == 0) {
         const int32_t key = work.first_key + block * kKeys + lane * kRun;
         const int32_t page_idx = key / p.page_tokens;
-        const int32_t page = key <= last_key ? __ldcg(pages + page_idx) : 0;
+        const bool is_seen = key <= last_key && (!kInOrder || key + kRun > work.seen_from);
+        const int32_t page = is_seen ? __ldcg(pages + page_idx) : 0;
         is_missing = page < 0;
-        row = page < 0 || key > last_key ? kNone
-                                         : page * p.page_rows + work.kv_head * p.page_tokens + key -
-                                               page_idx * p.page_tokens;
+        row = page < 0 || !is_seen ? kNone
+                                   : page * p.page_rows + work.kv_head * p.page_tokens + key -
+                                         page_idx * p.page_tokens;
       }
       const int stage = num_filled % S::kStages;
       wait_barrier(&shared.keys_free[stage],
@@ -251,7 +254,11 @@ __device__ __forceinline__ float power_of_two(float x) {
 // The two rows that a lane shares with three others: r = 0 is row lane / 4 of the warp's 16, r = 1
 // row lane / 4 + 8. Element i of a product's fragment has row (i / 2) % 2 and column
 // 8 * (i / 4) + 2 * (lane % 4) + i % 2.
-template <int kKeys>
+//
+// kInOrder: a row's weights and sums depend on its own logits alone, and a block of which it sees
+// nothing leaves them as they are, to the bit: the maximum begins as the sink, rises only where
+// this row's own logits ask for it, and is never left out.
+template <int kKeys, bool kInOrder>
 struct Softmax {
   float m[2];      // that weights are relative to
   float l[2];      // sum of this lane's weights
@@ -272,11 +279,11 @@ struct Softmax {
       if (i / 4 * 8 + i % 2 > last[i / 2 % 2]) s[i] = -INFINITY;
     }
   }
-  // Hides what is before the token's window, in the first block: the first keys of its run, and as
-  // many as the token is behind the tile's first.
+  // Hides what is before the token's window. Where blocks are not in order that is in the first
+  // block alone: the first keys of its run, and as many as the token is behind the tile's first.
   static __device__ __forceinline__ void hide_before(float (&s)[kKeys / 2], int32_t first_key,
                                                      int32_t position, int32_t window, int lane) {
-    constexpr int kBefore = (kTileTokens + kRun + 7) / 8 * 8;
+    constexpr int kBefore = kInOrder ? kKeys : (kTileTokens + kRun + 7) / 8 * 8;
     static_assert(kBefore <= kKeys);
     const int32_t last = position - window - first_key - lane % 4 * 2;
 #pragma unroll
@@ -287,6 +294,16 @@ struct Softmax {
 
   // The first block. The sink is a key that the row begins with; -INFINITY: none.
   __device__ __forceinline__ void begin(float (&s)[kKeys / 2], float sink, int lane) {
+    if constexpr (kInOrder) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        m[r] = fmaxf(sink, kLowest);
+        l[r] = lane % 4 == 0 ? power_of_two(sink - m[r]) : 0.0f;
+      }
+      add(s);
+      must_scale = false;  // there are no sums yet
+      return;
+    }
     float most[2];
     find_most(s, most);
 #pragma unroll
@@ -320,7 +337,8 @@ struct Softmax {
     if (must_scale) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const float raised = fmaxf(m[r], most[r]);
+        const bool keeps = kInOrder && most[r] <= m[r] + kSlack;
+        const float raised = keeps ? m[r] : fmaxf(m[r], most[r]);
         scale[r] = power_of_two(m[r] - raised);
         m[r] = raised;
         l[r] *= scale[r];

@@ -35,6 +35,8 @@ const char* attend_plain_cuda_refuses(const AttendParams& params);
 /// Many tokens of a sequence, with wgmma: head size 64, BF16 cache, 8 query heads a KV head, pages
 /// of a multiple of 16 tokens.
 void attend_bf16_prefill_wgmma_sm90(const AttendParams& params);
+/// The same shapes; the same result for any batch and chunks.
+void attend_bf16_ordered_wgmma_sm90(const AttendParams& params);
 const char* attend_prefill_sm90_refuses(const AttendParams& params);
 uint64_t attend_prefill_sm90_workspace(const AttendParams& params);
 double attend_prefill_sm90_cost(const AttendParams& params);

@@ -106,6 +106,10 @@ double split_us(const AttendParams& params, const DeviceRates& rates) {
       shown * 2.0 * params.num_kv_heads * static_cast<double>(params.kv.row_bytes(params.head_dim));
   return 3.0 + 1e-3 * bytes / (0.55 * rates.read_gb_s);
 }
+// As the row that it shares its kernel with, and what its order costs.
+double attend_ordered_sm90_cost(const AttendParams& params) {
+  return 1.1 * attend_prefill_sm90_cost(params);
+}
 // Of a row that was measured beside that one.
 template <double (*kTimesSplit)(const AttendParams&)>
 double beside_split_us(const AttendParams& params, const DeviceRates& rates) {
@@ -124,11 +128,36 @@ constexpr Row<AttendParams> flash_row(const char* name, Features needs, const Fl
           .limits = kind.limits,
           .ran_on = kind.ran_on,
           .layout = PackedLayout::kRows16,
+          .is_batch_invariant = true,
           .refuses = kind.refuses,
           .predict_us = predict_us,
           .workspace = attend_flash_workspace,
           .run = [](const AttendParams& params) { attend_flash(params, kCode); }};
 }
+
+#if MOXIE_HAS_CUDA
+// The rows by wgmma for many tokens.
+template <bool kInOrder>
+constexpr Row<AttendParams> wgmma_row(const char* name, const char* limits,
+                                      void (*run)(const AttendParams&)) {
+  return {
+      .name = name,
+      .device = DeviceKind::kCuda,
+      .needs = kSm90a,
+      .supports = "BF16 cache; head size 64, 8 heads a KV head, pages of a multiple of 16 tokens",
+      .limits = limits,
+      .ran_on = "H200",
+      .layout = PackedLayout::kFragment16x32,
+      .forms = {.x = kAnyX,
+                .q = {QForm::kF32, QForm::kBf16Staged},
+                .a = {AForm::kF32, AForm::kBf16Staged}},
+      .is_batch_invariant = kInOrder,
+      .refuses = prefill_refuses,
+      .predict_us =
+          beside_split_us < kInOrder ? attend_ordered_sm90_cost : attend_prefill_sm90_cost >
+      , .workspace = attend_prefill_sm90_workspace, .run = run};
+}
+#endif
 
 const Row<AttendParams> kRows[] = {
     {.name = "attend_reference",
@@ -138,6 +167,7 @@ const Row<AttendParams> kRows[] = {
      .limits = "double precision; one thread",
      .ran_on = kRanAnyCpu,
      .layout = PackedLayout::kRows16,
+     .is_batch_invariant = true,
      .refuses = refuses_shape,
      .predict_us = reference_us<AttendParams>,
      .workspace = no_workspace,
@@ -166,20 +196,14 @@ const Row<AttendParams> kRows[] = {
      .predict_us = split_us,
      .workspace = no_workspace,
      .run = attend_any_f32_split_cuda},
-    {.name = "attend_bf16_prefill_wgmma_sm90",
-     .device = DeviceKind::kCuda,
-     .needs = kSm90a,
-     .supports = "BF16 cache; head size 64, 8 heads a KV head, pages of a multiple of 16 tokens",
-     .limits = "queries and weights to 2^-9, F32 sums; best for 100 tokens or more",
-     .ran_on = "H200",
-     .layout = PackedLayout::kFragment16x32,
-     .forms = {.x = kAnyX,
-               .q = {QForm::kF32, QForm::kBf16Staged},
-               .a = {AForm::kF32, AForm::kBf16Staged}},
-     .refuses = prefill_refuses,
-     .predict_us = beside_split_us<attend_prefill_sm90_cost>,
-     .workspace = attend_prefill_sm90_workspace,
-     .run = attend_bf16_prefill_wgmma_sm90},
+    wgmma_row<false>("attend_bf16_prefill_wgmma_sm90",
+                     "queries and weights to 2^-9, F32 sums; best for 100 tokens or more",
+                     attend_bf16_prefill_wgmma_sm90),
+    wgmma_row<true>(
+        "attend_bf16_ordered_wgmma_sm90",
+        "queries and weights to 2^-9, F32 sums; best for 100 tokens or more; same result for "
+        "any batch and chunks",
+        attend_bf16_ordered_wgmma_sm90),
 #ifdef MOXIE_HAS_FLASHINFER
     {.name = "attend_bf16_prefill_flashinfer_fa2_cuda",
      .device = DeviceKind::kCuda,
@@ -214,6 +238,7 @@ const Row<AttendParams> kRows[] = {
      .ran_on = "H200; sm_100a and sm_120f compiled only",
      .layout = PackedLayout::kFragment16x32,
      .forms = {.x = kAnyX, .l1 = kAnyL1},
+     .is_batch_invariant = true,
      .refuses = plain_refuses,
      .predict_us = [](const AttendParams& p, const DeviceRates& r) { return 50 * split_us(p, r); },
      .workspace = no_workspace,

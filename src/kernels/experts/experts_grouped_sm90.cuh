@@ -1,9 +1,10 @@
 // What the rows of experts for many tokens share on Hopper: pairs of token and expert sorted by
 // expert, their activations gathered, then two grouped products (gemm/product_sm90.cuh). The first
-// ends in bias and clamped SwiGLU and stages its outputs for the second. Of few tokens that one
-// adds weighted outputs to the residual stream, sums that have no order (residual.cuh) and so do
-// not change from run to run; of many it writes each pair's outputs in BF16, which a kernel behind
-// it adds up token by token: half the bytes, and no additions in memory.
+// ends in bias and clamped SwiGLU and stages its outputs for the second. With few tokens the second
+// adds weighted outputs to the residual stream: sums that have no order (residual.cuh) and so do
+// not change from run to run. With many tokens, and in order, it writes each pair's outputs in
+// BF16, and a kernel behind it adds them up token by token: half the bytes, and no additions in
+// memory.
 #pragma once
 
 #include "kernels/experts/experts.h"
@@ -321,9 +322,10 @@ struct GroupedMemory {
   }
 };
 
-/// Both products, of tiles cut as GateUpCut and DownCut, in kernels of kWidths.
+/// Both products, of tiles cut as GateUpCut and DownCut, in kernels of kWidths. kAdds: the second
+/// adds to x itself.
 /// down_scale: the second one's product_scale; gate_up: the first task, but for its items.
-template <typename GateUpCut, typename DownCut, int... kWidths>
+template <typename GateUpCut, typename DownCut, bool kAdds, int... kWidths>
 void launch_grouped(const char* name, const ExpertsParams& p, const GroupedMemory& memory,
                     const GateUp& gate_up, float down_scale) {
   const SortedPairs& pairs = memory.pairs;
@@ -342,7 +344,7 @@ void launch_grouped(const char* name, const ExpertsParams& p, const GroupedMemor
                          .staged = memory.made,
                          .bias = p.down_bias,
                          .product_scale = down_scale};
-  if constexpr (std::is_same_v<DownCut, FewColumnsCut>) {
+  if constexpr (kAdds) {
     launch.template operator()<DownCut>(
         DownAdds{{down}, pairs.slot_token, pairs.slot_weight, reinterpret_cast<float2*>(p.x)});
   } else {

@@ -25,46 +25,42 @@ struct Grouping {
 };
 
 /// launch<Grouping>() of the tile of so many columns.
-template <size_t kIdx = 0, typename Launch>
+template <bool kInOrder, size_t kIdx = 0, typename Launch>
 void dispatch_tile(int32_t columns, Launch&& launch) {
   constexpr GroupedTile kTile = kGroupedTiles[kIdx];
-  if (columns == kTile.columns)
-    return launch.template operator()<Grouping<kTile.few, kTile.columns>>();
+  if constexpr (!kInOrder || kTile.is_ordered) {
+    if (columns == kTile.columns)
+      return launch.template operator()<Grouping<kTile.few, kTile.columns>>();
+  }
   if constexpr (kIdx + 1 < kGroupedTiles.size()) {
-    dispatch_tile<kIdx + 1>(columns, launch);
+    dispatch_tile<kInOrder, kIdx + 1>(columns, launch);
   } else {
     CHECK(false, std::to_string(columns) + " columns");
   }
 }
 
+template <bool kInOrder>
 int32_t experts_tile(const ExpertsParams& p) {
   if (p.tile_columns != 0) return p.tile_columns;
-  return choose_tile(mean_pairs(p.num_tokens, p.top_k, p.gate_up.num_experts)).columns;
+  return choose_tile(mean_pairs(p.num_tokens, p.top_k, p.gate_up.num_experts), kInOrder).columns;
 }
 
-}  // namespace
-
-const char* experts_mxfp4_bf16_gemm_sm90_refuses(const ExpertsParams& p) {
-  if (p.tile_columns != 0 && !is_grouped_tile(p.tile_columns)) return "no such tile";
-  if (p.forms.x == XForm::kF32 && experts_tile(p) <= FewColumnsCut::kMostColumns)
-    return "tiles of few columns add to x from many blocks: two floats a value";
-  return refuses_grouped(p);
+template <bool kInOrder>
+uint64_t workspace_of(const ExpertsParams& p) {
+  return GroupedMemory(p, experts_tile<kInOrder>(p), DType::kBF16, nullptr).bytes;
 }
 
-uint64_t experts_mxfp4_bf16_gemm_sm90_workspace(const ExpertsParams& p) {
-  return GroupedMemory(p, experts_tile(p), DType::kBF16, nullptr).bytes;
-}
-
-void experts_mxfp4_bf16_gemm_sm90(const ExpertsParams& p) {
+template <bool kInOrder>
+void run_experts(const char* row, const ExpertsParams& p) {
   if (p.num_tokens == 0) return;
-  const GroupedMemory memory(p, experts_tile(p), DType::kBF16, p.launch.workspace);
+  const GroupedMemory memory(p, experts_tile<kInOrder>(p), DType::kBF16, p.launch.workspace);
   sort_pairs(memory.shape, p.expert_ids, p.expert_weights, memory.pairs, p.launch.stream);
   stage_slots(stage_slots_of(p, memory), p.launch.stream);
   constexpr float kScale = kProductScale<DType::kMXFP4>;
-  dispatch_tile(memory.shape.tile_slots, [&]<typename G>() {
+  dispatch_tile<kInOrder>(memory.shape.tile_slots, [&]<typename G>() {
     const auto launch = [&]<int... kWidths>() {
-      launch_grouped<typename G::GateUpCut, typename G::DownCut, kWidths...>(
-          "experts_mxfp4_bf16_gemm_sm90", p, memory, gate_up_task(p, memory, kScale), kScale);
+      launch_grouped<typename G::GateUpCut, typename G::DownCut, G::kIsStreamed && !kInOrder,
+                     kWidths...>(row, p, memory, gate_up_task(p, memory, kScale), kScale);
     };
     if constexpr (G::kFew < G::kMany) {
       launch.template operator()<G::kFew, G::kMany>();
@@ -72,6 +68,36 @@ void experts_mxfp4_bf16_gemm_sm90(const ExpertsParams& p) {
       launch.template operator()<G::kMany>();
     }
   });
+}
+
+}  // namespace
+
+const char* experts_mxfp4_bf16_gemm_sm90_refuses(const ExpertsParams& p) {
+  if (p.tile_columns != 0 && !is_grouped_tile(p.tile_columns)) return "no such tile";
+  if (p.forms.x == XForm::kF32 && experts_tile<false>(p) <= FewColumnsCut::kMostColumns)
+    return "tiles of few columns add to x from many blocks: two floats a value";
+  return refuses_grouped(p);
+}
+
+uint64_t experts_mxfp4_bf16_gemm_sm90_workspace(const ExpertsParams& p) {
+  return workspace_of<false>(p);
+}
+
+void experts_mxfp4_bf16_gemm_sm90(const ExpertsParams& p) {
+  run_experts<false>("experts_mxfp4_bf16_gemm_sm90", p);
+}
+
+const char* experts_mxfp4_bf16_ordered_sm90_refuses(const ExpertsParams& p) {
+  if (p.tile_columns != 0 && !is_grouped_tile(p.tile_columns, true)) return "it has no such tile";
+  return refuses_grouped(p);
+}
+
+uint64_t experts_mxfp4_bf16_ordered_sm90_workspace(const ExpertsParams& p) {
+  return workspace_of<true>(p);
+}
+
+void experts_mxfp4_bf16_ordered_sm90(const ExpertsParams& p) {
+  run_experts<true>("experts_mxfp4_bf16_ordered_sm90", p);
 }
 
 }  // namespace moxie

@@ -51,9 +51,9 @@ void experts_mxfp4_e4m3_gemm_sm90(const ExpertsParams& p) {
   sort_pairs(memory.shape, p.expert_ids, p.expert_weights, memory.pairs, p.launch.stream);
   stage_slots_e4m3(stage_slots_of(p, memory), memory.slot_scale, p.launch.stream);
   const float scale = made_scale(p);
-  launch_grouped<Cut, Cut, 144, 256, kMostColumns>("experts_mxfp4_e4m3_gemm_sm90", p, memory,
-                                                   gate_up_task(p, memory, 1.0f, scale),
-                                                   1.0f / scale);
+  launch_grouped<Cut, Cut, false, 144, 256, kMostColumns>("experts_mxfp4_e4m3_gemm_sm90", p, memory,
+                                                          gate_up_task(p, memory, 1.0f, scale),
+                                                          1.0f / scale);
 }
 
 }  // namespace moxie

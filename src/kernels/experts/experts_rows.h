@@ -45,6 +45,12 @@ const char* experts_mxfp4_bf16_gemm_sm90_refuses(const ExpertsParams& params);
 uint64_t experts_mxfp4_bf16_gemm_sm90_workspace(const ExpertsParams& params);
 void experts_mxfp4_bf16_gemm_sm90(const ExpertsParams& params);
 
+// experts_mxfp4_bf16_ordered_sm90: the same; each pair's outputs in BF16 and their sum in the
+// tokens' order of experts, for any number of tokens.
+const char* experts_mxfp4_bf16_ordered_sm90_refuses(const ExpertsParams& params);
+uint64_t experts_mxfp4_bf16_ordered_sm90_workspace(const ExpertsParams& params);
+void experts_mxfp4_bf16_ordered_sm90(const ExpertsParams& params);
+
 // experts_mxfp4_e4m3_gemm_sm90: E4M3 activations with a scale a token, wgmma; for many tokens.
 const char* experts_mxfp4_e4m3_gemm_sm90_refuses(const ExpertsParams& params);
 uint64_t experts_mxfp4_e4m3_gemm_sm90_workspace(const ExpertsParams& params);

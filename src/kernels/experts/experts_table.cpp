@@ -58,6 +58,10 @@ double experts_gemm_us(const ExpertsParams& p, const DeviceRates& rates) {
   return predicted_us(Op<ExpertsParams>::work(p), rates, rates.bf16_gflops,
                       {.read = 0.74, .products = 0.55, .fixed_us = 2.5});
 }
+// A kernel more where tokens are few.
+double experts_ordered_us(const ExpertsParams& p, const DeviceRates& rates) {
+  return experts_gemm_us(p, rates) + 3 * kOrderedUs;
+}
 // From 96 tokens an expert on products are the limit, and those in 8 bits win.
 double experts_e4m3_us(const ExpertsParams& p, const DeviceRates& rates) {
   const bool is_many = p.num_tokens * p.top_k >= 96 * p.gate_up.num_experts;
@@ -88,6 +92,31 @@ constexpr Row<ExpertsParams> few_row(const char* name, const char* supports, con
 }
 #endif
 
+#if MOXIE_HAS_CUDA
+// The rows by wgmma for many tokens.
+template <bool kInOrder>
+constexpr Row<ExpertsParams> gemm_sm90_row(const char* name, const char* limits,
+                                           void (*run)(const ExpertsParams&)) {
+  return {.name = name,
+          .kind = "w4a16",
+          .device = DeviceKind::kCuda,
+          .needs = kSm90a,
+          .supports = "mxfp4; at most 256 experts, 16 a token",
+          .limits = limits,
+          .ran_on = "H200",
+          .layout = PackedLayout::kFragment16x32,
+          .forms = {.x = kAnyX, .t = {TForm::kF32, TForm::kAbsent}},
+          .takes_tile = true,
+          .is_batch_invariant = kInOrder,
+          .refuses = kInOrder ? experts_mxfp4_bf16_ordered_sm90_refuses
+                              : experts_mxfp4_bf16_gemm_sm90_refuses,
+          .predict_us = kInOrder ? experts_ordered_us : experts_gemm_us,
+          .workspace = kInOrder ? experts_mxfp4_bf16_ordered_sm90_workspace
+                                : experts_mxfp4_bf16_gemm_sm90_workspace,
+          .run = run};
+}
+#endif
+
 const Row<ExpertsParams> kRows[] = {
     {.name = "experts_reference",
      .device = DeviceKind::kCpu,
@@ -96,6 +125,7 @@ const Row<ExpertsParams> kRows[] = {
      .limits = "any number of tokens; double precision, slow",
      .ran_on = kRanAnyCpu,
      .layout = PackedLayout::kRows16,
+     .is_batch_invariant = true,
      .refuses = experts_reference_refuses,
      .predict_us = reference_us<ExpertsParams>,
      .workspace = experts_reference_workspace,
@@ -125,6 +155,7 @@ const Row<ExpertsParams> kRows[] = {
                "and sizes of 1,024",
      .ran_on = "x86-64",
      .layout = PackedLayout::kRows16,
+     .is_batch_invariant = true,
      .refuses = experts_any_bf16_gemm_refuses,
      .predict_us = cpu_us<experts_any_bf16_gemm_amx_cost>,
      .workspace = experts_any_bf16_gemm_workspace,
@@ -139,6 +170,7 @@ const Row<ExpertsParams> kRows[] = {
          "an expert and sizes of 1,024",
      .ran_on = "x86-64",
      .layout = PackedLayout::kRows16,
+     .is_batch_invariant = true,
      .refuses = experts_any_bf16_gemm_refuses,
      .predict_us = cpu_us<experts_any_bf16_gemm_avx512bf16_cost>,
      .workspace = experts_any_bf16_gemm_workspace,
@@ -163,20 +195,13 @@ const Row<ExpertsParams> kRows[] = {
     few_row("route_experts_mxfp4_bf16x2_tiles_cuda", kTilesFormats, kTilesLimits, RouterForm::kSums,
             kL1Alone, experts_mxfp4_bf16x2_tiles_cuda_refuses, experts_tiles_us,
             experts_mxfp4_bf16x2_tiles_cuda),
-    {.name = "experts_mxfp4_bf16_gemm_sm90",
-     .kind = "w4a16",
-     .device = DeviceKind::kCuda,
-     .needs = kSm90a,
-     .supports = "mxfp4; at most 256 experts, 16 a token",
-     .limits = "any number of tokens; chosen from 9 on; activations rounded to bf16",
-     .ran_on = "H200",
-     .layout = PackedLayout::kFragment16x32,
-     .forms = {.x = kAnyX, .t = {TForm::kF32, TForm::kAbsent}},
-     .takes_tile = true,
-     .refuses = experts_mxfp4_bf16_gemm_sm90_refuses,
-     .predict_us = experts_gemm_us,
-     .workspace = experts_mxfp4_bf16_gemm_sm90_workspace,
-     .run = experts_mxfp4_bf16_gemm_sm90},
+    gemm_sm90_row<false>("experts_mxfp4_bf16_gemm_sm90",
+                         "any number of tokens; chosen from 9 on; activations rounded to bf16",
+                         experts_mxfp4_bf16_gemm_sm90),
+    gemm_sm90_row<true>(
+        "experts_mxfp4_bf16_ordered_sm90",
+        "any number of tokens; activations rounded to bf16; same result for any batch and chunks",
+        experts_mxfp4_bf16_ordered_sm90),
     {.name = "experts_mxfp4_e4m3_gemm_sm90",
      .kind = "w4a8",
      .device = DeviceKind::kCuda,

@@ -15,18 +15,22 @@ namespace moxie::gemm {
 /// that what runs at a time shares its activations, and the weights stay in L2.
 struct DenseItems {
   int32_t num_columns = 0, tile_columns = 0, row_blocks = 0, tiles_a_block = 0;
-  bool splits_k = false;  ///< FewRowsCut, or with more than its columns a tile FewRowsWideCut
+  /// Blocks of 64 rows: FewRowsCut, or with more than its columns a tile FewRowsWideCut; in order
+  /// FewRowsOrderedCut.
+  bool has_few_rows = false;
 
+  /// kInOrder: a column's sums are the same, to the bit, for any number of columns.
+  template <bool kInOrder>
   static DenseItems of(const PackedMatrix& weight, int32_t num_columns, int32_t num_sms) {
     // While blocks of 256 rows would leave many SMs without work.
-    const bool splits_k = int64_t{weight.rows} * num_columns <= kFewRowsCells;
+    const bool few_rows = int64_t{weight.rows} * num_columns <= kFewRowsCells;
     // The cut that multiplies less padding.
     const auto cells = [&](int32_t rows, int32_t columns) {
       return int64_t{round_up(weight.rows, rows)} * round_up(num_columns, columns);
     };
     const bool is_many = cells(ManyColumnsCut::kRows, ManyColumnsCut::kMostColumns) <
                          cells(WideCut::kRows, WideCut::kMostColumns);
-    const int32_t rows = splits_k  ? FewRowsCut::kRows
+    const int32_t rows = few_rows  ? FewRowsCut::kRows
                          : is_many ? ManyColumnsCut::kRows
                                    : WideCut::kRows;
     const auto rounds = [&](int32_t columns) {
@@ -34,8 +38,9 @@ struct DenseItems {
     };
     // Wider tiles where they need fewer rounds of all SMs.
     constexpr int32_t kFew = FewRowsCut::kMostColumns, kMany = FewRowsWideCut::kMostColumns;
-    const int32_t most = !splits_k && is_many           ? ManyColumnsCut::kMostColumns
-                         : !splits_k                    ? WideCut::kMostColumns
+    const int32_t most = !few_rows && is_many           ? ManyColumnsCut::kMostColumns
+                         : !few_rows                    ? WideCut::kMostColumns
+                         : kInOrder                     ? FewRowsOrderedCut::kMostColumns
                          : rounds(kMany) < rounds(kFew) ? kMany
                                                         : kFew;
     const int32_t tiles = std::max(1, ceil_div(num_columns, most));
@@ -43,7 +48,7 @@ struct DenseItems {
             .tile_columns = round_up(ceil_div(num_columns, tiles), 8),
             .row_blocks = ceil_div(weight.rows, rows),
             .tiles_a_block = rows / 16,
-            .splits_k = splits_k};
+            .has_few_rows = few_rows};
   }
   int64_t num_items() const { return int64_t{row_blocks} * ceil_div(num_columns, tile_columns); }
   static constexpr int64_t kFewRowsCells = int64_t{5120} * 256;
@@ -158,8 +163,9 @@ void launch_product(const char* row, const Task& task, int64_t most_items, cudaS
   constexpr uint64_t kShared =
       Task::template kSharedBytes<Cut> +
       (kIsStreamed ? sizeof(StreamedShared<F, kMost>) : sizeof(Shared<F, Cut>));
-  static_assert(kShared <= 227 * 1024, "a block has this much shared memory");
-  const auto blocks = std::min<int64_t>(most_items, fragment::block_limits().num_units);
+  static_assert(Cut::kBlocks * (kShared + 1024) <= 228 * 1024, "an SM has this much shared memory");
+  const auto blocks =
+      std::min(most_items, int64_t{Cut::kBlocks} * fragment::block_limits().num_units);
   const LaunchShape shape{.grid = dim3(static_cast<unsigned>(blocks)),
                           .num_threads = Cut::kThreads,
                           .shared_bytes = kShared,
@@ -171,20 +177,22 @@ void launch_product(const char* row, const Task& task, int64_t most_items, cudaS
     launch_kernel(row, product_kernel<F, Cut, Task, kWidths...>, task, shape, stream);
   }
 }
-/// Multiplies staged columns by `weight`.
-template <typename End>
+/// Multiplies staged columns by `weight`; kInOrder: as DenseItems::of.
+template <bool kInOrder, typename End>
 void multiply_dense(const char* row, const PackedMatrix& weight, const StagedView& staged,
                     int32_t num_columns, const End& end, const Launch& at) {
-  const auto items = DenseItems::of(weight, num_columns, fragment::block_limits().num_units);
+  const auto items =
+      DenseItems::of<kInOrder>(weight, num_columns, fragment::block_limits().num_units);
   dispatch_product(weight.format, [&]<DType F>() {
     const DenseProduct<End> product{
         .items = items, .weight = weight, .staged = staged, .scale = kProductScale<F>, .end = end};
     const auto launch = [&]<typename Cut, int kColumns>() {
       launch_product<F, Cut, kColumns>(row, product, items.num_items(), launch_stream(at.stream));
     };
-    if (!items.splits_k && items.tiles_a_block == ManyColumnsCut::kRows / 16)
+    if (!items.has_few_rows && items.tiles_a_block == ManyColumnsCut::kRows / 16)
       return launch.template operator()<ManyColumnsCut, 256>();
-    if (!items.splits_k) return launch.template operator()<WideCut, 128>();
+    if (!items.has_few_rows) return launch.template operator()<WideCut, 128>();
+    if constexpr (kInOrder) return launch.template operator()<FewRowsOrderedCut, 64>();
     if (items.tile_columns <= 32) return launch.template operator()<FewRowsCut, 32>();
     if (items.tile_columns <= 64) return launch.template operator()<FewRowsCut, 64>();
     launch.template operator()<FewRowsWideCut, 128>();

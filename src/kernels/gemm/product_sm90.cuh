@@ -25,8 +25,9 @@ namespace moxie::gemm {
 /// How a block is cut. Many columns want many rows of each warpgroup, few columns many warps; a
 /// small matrix wants blocks of few rows, whose warpgroups then share K.
 template <int kWarpgroups_, int kRowTiles_, bool kSplitsK_, int kMostColumns_,
-          DType kActivation_ = DType::kBF16>
+          DType kActivation_ = DType::kBF16, int kBlocks_ = 1>
 struct CutOf {
+  static constexpr int kBlocks = kBlocks_;          ///< that an SM holds
   static constexpr int kWarpgroups = kWarpgroups_;  ///< that multiply
   static constexpr int kRowTiles = kRowTiles_;      ///< of 64 rows, of each warpgroup
   /// Warpgroups have the same rows and each its own units.
@@ -40,7 +41,7 @@ struct CutOf {
 
   // Registers of a thread: the block has what it is launched with, those of kThreads under
   // __launch_bounds__, and a warpgroup that asks for more than the others gave back waits forever.
-  static constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;
+  static constexpr int kLaunchRegisters = 65536 / (kThreads * kBlocks) / 8 * 8;
   static constexpr int kCopyRegisters = 24;
   static constexpr int kMathRegisters =
       (kThreads * kLaunchRegisters - 128 * kCopyRegisters) / (128 * kWarpgroups) / 8 * 8;
@@ -53,6 +54,10 @@ using FewColumnsCut = CutOf<4, 1, false, 64>;  // streamed_product_sm90.cuh
 using FewRowsCut = CutOf<4, 1, true, 64>;
 using FewRowsWideCut = CutOf<2, 1, true, 128>;
 static_assert(FewRowsCut::kRows == FewRowsWideCut::kRows);
+/// As few rows, of which one warpgroup adds up all of K in its order: as the cuts that do not share
+/// K do, to the bit.
+using FewRowsOrderedCut = CutOf<1, 1, false, 64, DType::kBF16, 2>;
+static_assert(FewRowsOrderedCut::kRows == FewRowsCut::kRows);
 
 /// One piece of work: `num_columns` staged rows from first_column (a multiple of 8) on, times the
 /// rows of a block, of one expert, from tile first_tile on.
@@ -405,7 +410,7 @@ __device__ __forceinline__ void add_sums(Shared<F, Cut>& shared, int group,
 ///   void drain()                   at the end, by the threads that finish
 ///   kSharedBytes<Cut>              shared memory of its own behind Shared
 template <DType F, typename Cut, typename Task, int... kWidths>
-__global__ void __launch_bounds__(Cut::kThreads, 1)
+__global__ void __launch_bounds__(Cut::kThreads, Cut::kBlocks)
     product_kernel(const __grid_constant__ Task task) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   static_assert(((kWidths <= Cut::kMostColumns) && ...));

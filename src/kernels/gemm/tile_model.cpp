@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
 namespace moxie::gemm {
 namespace {
@@ -34,22 +35,23 @@ double expected_time(const GroupedTile& tile, double mean) {
 
 std::string tile_name(int32_t columns) { return fmt::format("{}x{}", kRows, columns); }
 
-bool is_grouped_tile(int32_t columns) {
-  return std::any_of(kGroupedTiles.begin(), kGroupedTiles.end(),
-                     [&](const GroupedTile& tile) { return tile.columns == columns; });
+bool is_grouped_tile(int32_t columns, bool ordered) {
+  return std::any_of(kGroupedTiles.begin(), kGroupedTiles.end(), [&](const GroupedTile& tile) {
+    return tile.columns == columns && (tile.is_ordered || !ordered);
+  });
 }
 
-TileChoice choose_tile(double mean) {
+TileChoice choose_tile(double mean, bool ordered) {
   mean = std::max(mean, 1e-3);
   // Every layer of a launch asks the same.
-  thread_local std::pair<double, TileChoice> last;
-  if (last.first == mean) return last.second;
-  std::array<std::pair<double, int32_t>, kGroupedTiles.size()> times;
-  for (size_t i = 0; i < times.size(); ++i)
-    times[i] = {expected_time(kGroupedTiles[i], mean), kGroupedTiles[i].columns};
+  thread_local std::pair<std::pair<double, bool>, TileChoice> last;
+  if (last.first == std::pair(mean, ordered)) return last.second;
+  std::vector<std::pair<double, int32_t>> times;
+  for (const GroupedTile& tile : kGroupedTiles)
+    if (tile.is_ordered || !ordered) times.emplace_back(expected_time(tile, mean), tile.columns);
   std::partial_sort(times.begin(), times.begin() + 2, times.end());
   last = {
-      mean,
+      {mean, ordered},
       {.columns = times[0].second,
        .reason = fmt::format("{:.1f} tokens an expert; {} would take {:.2f} times as long", mean,
                              tile_name(times[1].second), times[1].first / times[0].first)}};

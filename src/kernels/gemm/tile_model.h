@@ -19,15 +19,19 @@ namespace moxie::gemm {
 struct GroupedTile {
   int32_t columns, few;
   double time, few_time;
+  /// The ordered row has it: that row stores outputs of 16 columns at a time, and those of 64 do
+  /// not fit beside its ring of weights.
+  bool is_ordered;
 };
-inline constexpr std::array<GroupedTile, 7> kGroupedTiles = {{{8, 8, 319, 319},
-                                                              {16, 16, 336, 336},
-                                                              {32, 32, 369, 369},
-                                                              {64, 64, 477, 477},
-                                                              {96, 64, 681, 560},
-                                                              {128, 96, 800, 700},
-                                                              {144, 128, 870, 800}}};
-bool is_grouped_tile(int32_t columns);
+inline constexpr std::array<GroupedTile, 7> kGroupedTiles = {{{8, 8, 319, 319, false},
+                                                              {16, 16, 336, 336, true},
+                                                              {32, 32, 369, 369, true},
+                                                              {64, 64, 477, 477, false},
+                                                              {96, 64, 681, 560, true},
+                                                              {128, 96, 800, 700, true},
+                                                              {144, 128, 870, 800, true}}};
+/// Whether there is such a tile, or (ordered) the ordered row has it.
+bool is_grouped_tile(int32_t columns, bool ordered = false);
 /// "256x64"
 std::string tile_name(int32_t columns);
 
@@ -35,8 +39,8 @@ struct TileChoice {
   int32_t columns = 0;
   std::string reason;  ///< "4.0 tokens an expert: 1.00; next 256x16, 1.03"
 };
-/// For experts that each have `mean` tokens in the mean.
-TileChoice choose_tile(double mean);
+/// For experts that each have `mean` tokens in the mean; ordered: among the ordered row's.
+TileChoice choose_tile(double mean, bool ordered = false);
 inline double mean_pairs(int32_t num_tokens, int32_t top_k, int32_t num_experts) {
   return static_cast<double>(num_tokens) * top_k / num_experts;
 }

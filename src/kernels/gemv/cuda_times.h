@@ -30,4 +30,8 @@ inline double dense_gemm_us(const Work& work, int32_t hidden, const DeviceRates&
                       {.read = 0.6, .products = 0.65, .fixed_us = 3.0});
 }
 
+/// What the ordered rows, which give a token the same result in any batch, take longer at least: so
+/// that the planner takes them where they are asked for alone.
+inline constexpr double kOrderedUs = 1.0;
+
 }  // namespace moxie

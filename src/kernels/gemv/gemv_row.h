@@ -54,6 +54,7 @@ constexpr Row<P> gemv_row(const char* name, Features needs, LaneActivations acti
           .limits = kLimits[static_cast<int>(activations)],
           .ran_on = ran_on,
           .layout = PackedLayout::kRows16,
+          .is_batch_invariant = true,
           .gains_by_int8 = activations == LaneActivations::kI8 ? gains_by_int8<P> : nullptr,
           .refuses = [](const P& p) { return gemv_refuses(p, kLanes); },
           .predict_us =

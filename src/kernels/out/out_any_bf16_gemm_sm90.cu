@@ -63,7 +63,10 @@ uint64_t out_any_bf16_gemm_sm90_workspace(const OutParams& p) {
   return staged_bytes(p.num_tokens, p.weight.cols);
 }
 
-void out_any_bf16_gemm_sm90(const OutParams& p) {
+namespace {
+
+template <bool kInOrder>
+void run_out(const char* row, const OutParams& p) {
   if (p.num_tokens == 0) return;
   StagedView staged = dense_columns(p.weight, p.num_tokens, p.launch);
   if (p.forms.a == AForm::kBf16Staged) {
@@ -72,13 +75,21 @@ void out_any_bf16_gemm_sm90(const OutParams& p) {
     stage_floats({.num_rows = p.num_tokens, .values = p.a, .to = staged}, p.launch.stream);
   }
   const auto multiply = [&](const auto& end) {
-    multiply_dense("out_any_bf16_gemm_sm90", p.weight, staged, p.num_tokens, end, p.launch);
+    multiply_dense<kInOrder>(row, p.weight, staged, p.num_tokens, end, p.launch);
   };
   if (p.forms.x == XForm::kF32) {
     multiply(AddToResidual<true>{.bias = p.bias, .x = p.x});
   } else {
     multiply(AddToResidual<false>{.bias = p.bias, .x = p.x});
   }
+}
+
+}  // namespace
+
+void out_any_bf16_gemm_sm90(const OutParams& p) { run_out<false>("out_any_bf16_gemm_sm90", p); }
+
+void out_any_bf16_ordered_sm90(const OutParams& p) {
+  run_out<true>("out_any_bf16_ordered_sm90", p);
 }
 
 }  // namespace moxie

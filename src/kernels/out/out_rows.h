@@ -33,5 +33,7 @@ void out_any_bf16x2_gemv_cuda(const OutParams& params);
 const char* out_any_bf16_gemm_sm90_refuses(const OutParams& params);
 uint64_t out_any_bf16_gemm_sm90_workspace(const OutParams& params);
 void out_any_bf16_gemm_sm90(const OutParams& params);
+// out_any_bf16_ordered_sm90: the same; sums in one order for any number of tokens.
+void out_any_bf16_ordered_sm90(const OutParams& params);
 
 }  // namespace moxie

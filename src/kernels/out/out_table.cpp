@@ -13,6 +13,31 @@ uint64_t no_workspace(const OutParams&) { return 0; }
 constexpr const char* kAnyFormat = "f32, bf16, q8_0, mxfp4";
 constexpr const char* kMxfp4Only = "mxfp4";
 
+#if MOXIE_HAS_CUDA
+// The rows by wgmma for many tokens.
+template <bool kInOrder>
+constexpr Row<OutParams> gemm_sm90_row(const char* name, const char* limits,
+                                       void (*run)(const OutParams&)) {
+  return {.name = name,
+          .device = DeviceKind::kCuda,
+          .needs = kSm90a,
+          .supports = "bf16, mxfp4, mxfp8",
+          .limits = limits,
+          .ran_on = "H200",
+          .layout = PackedLayout::kFragment16x32,
+          .forms = {.x = kAnyX, .a = {AForm::kF32, AForm::kBf16Staged}},
+          .is_batch_invariant = kInOrder,
+          .refuses = out_any_bf16_gemm_sm90_refuses,
+          .predict_us =
+              [](const OutParams& p, const DeviceRates& rates) {
+                return dense_gemm_us(Op<OutParams>::work(p), p.weight.rows, rates) +
+                       (kInOrder ? kOrderedUs : 0);
+              },
+          .workspace = out_any_bf16_gemm_sm90_workspace,
+          .run = run};
+}
+#endif
+
 const Row<OutParams> kRows[] = {
     {.name = "out_reference",
      .device = DeviceKind::kCpu,
@@ -21,6 +46,7 @@ const Row<OutParams> kRows[] = {
      .limits = "any number of tokens; double precision, slow",
      .ran_on = kRanAnyCpu,
      .layout = PackedLayout::kRows16,
+     .is_batch_invariant = true,
      .refuses = out_reference_refuses,
      .predict_us = reference_us<OutParams>,
      .workspace = no_workspace,
@@ -49,6 +75,7 @@ const Row<OutParams> kRows[] = {
          "and sizes of 1,024",
      .ran_on = "x86-64",
      .layout = PackedLayout::kRows16,
+     .is_batch_invariant = true,
      .refuses = out_any_bf16_gemm_refuses,
      .predict_us = cpu_us<out_any_bf16_gemm_amx_cost>,
      .workspace = out_any_bf16_gemm_workspace,
@@ -62,6 +89,7 @@ const Row<OutParams> kRows[] = {
          "and sizes of 1,024",
      .ran_on = "x86-64",
      .layout = PackedLayout::kRows16,
+     .is_batch_invariant = true,
      .refuses = out_any_bf16_gemm_refuses,
      .predict_us = cpu_us<out_any_bf16_gemm_avx512bf16_cost>,
      .workspace = out_any_bf16_gemm_workspace,
@@ -90,21 +118,13 @@ const Row<OutParams> kRows[] = {
          },
      .workspace = [](const OutParams&) { return uint64_t{0}; },
      .run = out_any_bf16x2_gemv_cuda},
-    {.name = "out_any_bf16_gemm_sm90",
-     .device = DeviceKind::kCuda,
-     .needs = kSm90a,
-     .supports = "bf16, mxfp4, mxfp8",
-     .limits = "any number of tokens; chosen from 9 on; activations rounded to bf16",
-     .ran_on = "H200",
-     .layout = PackedLayout::kFragment16x32,
-     .forms = {.x = kAnyX, .a = {AForm::kF32, AForm::kBf16Staged}},
-     .refuses = out_any_bf16_gemm_sm90_refuses,
-     .predict_us =
-         [](const OutParams& p, const DeviceRates& rates) {
-           return dense_gemm_us(Op<OutParams>::work(p), p.weight.rows, rates);
-         },
-     .workspace = out_any_bf16_gemm_sm90_workspace,
-     .run = out_any_bf16_gemm_sm90},
+    gemm_sm90_row<false>("out_any_bf16_gemm_sm90",
+                         "any number of tokens; chosen from 9 on; activations rounded to bf16",
+                         out_any_bf16_gemm_sm90),
+    gemm_sm90_row<true>(
+        "out_any_bf16_ordered_sm90",
+        "any number of tokens; activations rounded to bf16; same result for any batch and chunks",
+        out_any_bf16_ordered_sm90),
 #endif
 };
 

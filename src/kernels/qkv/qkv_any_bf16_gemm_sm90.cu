@@ -166,7 +166,10 @@ uint64_t qkv_any_bf16_gemm_sm90_workspace(const QkvParams& p) {
   return staged_bytes(p.batch.num_tokens, p.weight.cols);
 }
 
-void qkv_any_bf16_gemm_sm90(const QkvParams& p) {
+namespace {
+
+template <bool kInOrder>
+void run_qkv(const char* row, const QkvParams& p) {
   const int32_t tokens = p.batch.num_tokens;
   if (tokens == 0) return;
   const StagedView staged = dense_columns(p.weight, tokens, p.launch);
@@ -188,7 +191,15 @@ void qkv_any_bf16_gemm_sm90(const QkvParams& p) {
                           .num_heads = p.num_heads,
                           .num_kv_heads = p.num_kv_heads,
                           .head_dim = p.head_dim};
-  multiply_dense("qkv_any_bf16_gemm_sm90", p.weight, staged, tokens, end, p.launch);
+  multiply_dense<kInOrder>(row, p.weight, staged, tokens, end, p.launch);
+}
+
+}  // namespace
+
+void qkv_any_bf16_gemm_sm90(const QkvParams& p) { run_qkv<false>("qkv_any_bf16_gemm_sm90", p); }
+
+void qkv_any_bf16_ordered_sm90(const QkvParams& p) {
+  run_qkv<true>("qkv_any_bf16_ordered_sm90", p);
 }
 
 }  // namespace moxie

@@ -34,5 +34,7 @@ void qkv_any_bf16x2_gemv_cuda(const QkvParams& params);
 const char* qkv_any_bf16_gemm_sm90_refuses(const QkvParams& params);
 uint64_t qkv_any_bf16_gemm_sm90_workspace(const QkvParams& params);
 void qkv_any_bf16_gemm_sm90(const QkvParams& params);
+// qkv_any_bf16_ordered_sm90: the same; sums in one order for any number of tokens.
+void qkv_any_bf16_ordered_sm90(const QkvParams& params);
 
 }  // namespace moxie

@@ -12,6 +12,31 @@ constexpr const char* kAnyFormat =
     "f32, bf16, q8_0, mxfp4; cache f32, bf16, fp8_e4m3; head_dim a multiple of 32";
 constexpr const char* kMxfp4Only = "mxfp4; cache f32, bf16, fp8_e4m3; head_dim a multiple of 32";
 
+#if MOXIE_HAS_CUDA
+// The rows by wgmma for many tokens.
+template <bool kInOrder>
+constexpr Row<QkvParams> gemm_sm90_row(const char* name, const char* limits,
+                                       void (*run)(const QkvParams&)) {
+  return {.name = name,
+          .device = DeviceKind::kCuda,
+          .needs = kSm90a,
+          .supports = "bf16, mxfp4, mxfp8; cache f32, bf16, fp8_e4m3; head_dim a multiple of 16",
+          .limits = limits,
+          .ran_on = "H200",
+          .layout = PackedLayout::kFragment16x32,
+          .forms = {.x = kAnyX, .q = {QForm::kF32, QForm::kBf16Staged}},
+          .is_batch_invariant = kInOrder,
+          .refuses = qkv_any_bf16_gemm_sm90_refuses,
+          .predict_us =
+              [](const QkvParams& p, const DeviceRates& rates) {
+                return dense_gemm_us(Op<QkvParams>::work(p), p.hidden, rates) +
+                       (kInOrder ? kOrderedUs : 0);
+              },
+          .workspace = qkv_any_bf16_gemm_sm90_workspace,
+          .run = run};
+}
+#endif
+
 const Row<QkvParams> kRows[] = {
     {.name = "qkv_reference",
      .device = DeviceKind::kCpu,
@@ -20,6 +45,7 @@ const Row<QkvParams> kRows[] = {
      .limits = "any number of tokens; double precision, slow",
      .ran_on = kRanAnyCpu,
      .layout = PackedLayout::kRows16,
+     .is_batch_invariant = true,
      .refuses = qkv_reference_refuses,
      .predict_us = reference_us<QkvParams>,
      .workspace = qkv_reference_workspace,
@@ -48,6 +74,7 @@ const Row<QkvParams> kRows[] = {
          "and a hidden size of 1,024",
      .ran_on = "x86-64",
      .layout = PackedLayout::kRows16,
+     .is_batch_invariant = true,
      .refuses = qkv_any_bf16_gemm_refuses,
      .predict_us = cpu_us<qkv_any_bf16_gemm_amx_cost>,
      .workspace = qkv_any_bf16_gemm_workspace,
@@ -61,6 +88,7 @@ const Row<QkvParams> kRows[] = {
          "and a hidden size of 1,024",
      .ran_on = "x86-64",
      .layout = PackedLayout::kRows16,
+     .is_batch_invariant = true,
      .refuses = qkv_any_bf16_gemm_refuses,
      .predict_us = cpu_us<qkv_any_bf16_gemm_avx512bf16_cost>,
      .workspace = qkv_any_bf16_gemm_workspace,
@@ -89,21 +117,13 @@ const Row<QkvParams> kRows[] = {
          },
      .workspace = [](const QkvParams&) { return uint64_t{0}; },
      .run = qkv_any_bf16x2_gemv_cuda},
-    {.name = "qkv_any_bf16_gemm_sm90",
-     .device = DeviceKind::kCuda,
-     .needs = kSm90a,
-     .supports = "bf16, mxfp4, mxfp8; cache f32, bf16, fp8_e4m3; head_dim a multiple of 16",
-     .limits = "any number of tokens; chosen from 9 on; activations rounded to bf16",
-     .ran_on = "H200",
-     .layout = PackedLayout::kFragment16x32,
-     .forms = {.x = kAnyX, .q = {QForm::kF32, QForm::kBf16Staged}},
-     .refuses = qkv_any_bf16_gemm_sm90_refuses,
-     .predict_us =
-         [](const QkvParams& p, const DeviceRates& rates) {
-           return dense_gemm_us(Op<QkvParams>::work(p), p.hidden, rates);
-         },
-     .workspace = qkv_any_bf16_gemm_sm90_workspace,
-     .run = qkv_any_bf16_gemm_sm90},
+    gemm_sm90_row<false>("qkv_any_bf16_gemm_sm90",
+                         "any number of tokens; chosen from 9 on; activations rounded to bf16",
+                         qkv_any_bf16_gemm_sm90),
+    gemm_sm90_row<true>(
+        "qkv_any_bf16_ordered_sm90",
+        "any number of tokens; activations rounded to bf16; same result for any batch and chunks",
+        qkv_any_bf16_ordered_sm90),
 #endif
 };
 

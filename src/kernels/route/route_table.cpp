@@ -24,6 +24,7 @@ const Row<RouteParams> kRows[] = {
      .limits = "any number of tokens; double precision, slow",
      .ran_on = kRanAnyCpu,
      .layout = PackedLayout::kRows16,
+     .is_batch_invariant = true,
      .refuses = route_reference_refuses,
      .predict_us = reference_us<RouteParams>,
      .workspace = route_reference_workspace,
@@ -56,6 +57,7 @@ const Row<RouteParams> kRows[] = {
      .ran_on = "H200; sm_100a and sm_120f compiled only",
      .layout = PackedLayout::kFragment16x32,
      .forms = {.x = {XForm::kF32Pair}, .l1 = kAnyL1},
+     .is_batch_invariant = true,
      .refuses = route_bf16_bf16x2_gemm_cuda_refuses,
      .predict_us =
          [](const RouteParams& p, const DeviceRates&) {
@@ -71,6 +73,7 @@ const Row<RouteParams> kRows[] = {
      .ran_on = "H200; sm_100a and sm_120f compiled only",
      .layout = PackedLayout::kFragment16x32,
      .forms = {.x = kAnyX, .t = {TForm::kF32, TForm::kAbsent}, .l1 = kAnyL1},
+     .is_batch_invariant = true,
      .refuses = route_bf16_bf16x2_wide_cuda_refuses,
      .predict_us =
          [](const RouteParams& p, const DeviceRates&) {

@@ -34,7 +34,10 @@ uint64_t unembed_any_bf16_gemm_sm90_workspace(const UnembedParams& p) {
   return staged_bytes(p.num_rows, p.weight.cols);
 }
 
-void unembed_any_bf16_gemm_sm90(const UnembedParams& p) {
+namespace {
+
+template <bool kInOrder>
+void run_unembed(const char* row, const UnembedParams& p) {
   if (p.num_rows == 0) return;
   const StagedView staged = dense_columns(p.weight, p.num_rows, p.launch);
   stage_normed({.num_rows = p.num_rows,
@@ -45,8 +48,18 @@ void unembed_any_bf16_gemm_sm90(const UnembedParams& p) {
                 .norm_weight = p.norm_weight,
                 .to = staged},
                p.launch.stream);
-  multiply_dense("unembed_any_bf16_gemm_sm90", p.weight, staged, p.num_rows,
-                 StoreLogits{.logits = p.logits}, p.launch);
+  multiply_dense<kInOrder>(row, p.weight, staged, p.num_rows, StoreLogits{.logits = p.logits},
+                           p.launch);
+}
+
+}  // namespace
+
+void unembed_any_bf16_gemm_sm90(const UnembedParams& p) {
+  run_unembed<false>("unembed_any_bf16_gemm_sm90", p);
+}
+
+void unembed_any_bf16_ordered_sm90(const UnembedParams& p) {
+  run_unembed<true>("unembed_any_bf16_ordered_sm90", p);
 }
 
 }  // namespace moxie

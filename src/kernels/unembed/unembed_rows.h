@@ -34,5 +34,7 @@ void unembed_any_bf16x2_gemv_cuda(const UnembedParams& params);
 const char* unembed_any_bf16_gemm_sm90_refuses(const UnembedParams& params);
 uint64_t unembed_any_bf16_gemm_sm90_workspace(const UnembedParams& params);
 void unembed_any_bf16_gemm_sm90(const UnembedParams& params);
+// unembed_any_bf16_ordered_sm90: the same; sums in one order for any number of tokens.
+void unembed_any_bf16_ordered_sm90(const UnembedParams& params);
 
 }  // namespace moxie

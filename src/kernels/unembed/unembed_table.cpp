@@ -11,6 +11,31 @@ using enum LaneActivations;
 constexpr const char* kAnyFormat = "f32, bf16, q8_0, mxfp4";
 constexpr const char* kMxfp4Only = "mxfp4";
 
+#if MOXIE_HAS_CUDA
+// The rows by wgmma for many tokens.
+template <bool kInOrder>
+constexpr Row<UnembedParams> gemm_sm90_row(const char* name, const char* limits,
+                                           void (*run)(const UnembedParams&)) {
+  return {.name = name,
+          .device = DeviceKind::kCuda,
+          .needs = kSm90a,
+          .supports = "bf16, mxfp4, mxfp8",
+          .limits = limits,
+          .ran_on = "H200",
+          .layout = PackedLayout::kFragment16x32,
+          .forms = {.x = kAnyX, .l1 = kAnyL1},
+          .is_batch_invariant = kInOrder,
+          .refuses = unembed_any_bf16_gemm_sm90_refuses,
+          .predict_us =
+              [](const UnembedParams& p, const DeviceRates& rates) {
+                return dense_gemm_us(Op<UnembedParams>::work(p), p.hidden, rates) +
+                       (kInOrder ? kOrderedUs : 0);
+              },
+          .workspace = unembed_any_bf16_gemm_sm90_workspace,
+          .run = run};
+}
+#endif
+
 const Row<UnembedParams> kRows[] = {
     {.name = "unembed_reference",
      .device = DeviceKind::kCpu,
@@ -19,6 +44,7 @@ const Row<UnembedParams> kRows[] = {
      .limits = "any number of rows; double precision, slow",
      .ran_on = kRanAnyCpu,
      .layout = PackedLayout::kRows16,
+     .is_batch_invariant = true,
      .refuses = unembed_reference_refuses,
      .predict_us = reference_us<UnembedParams>,
      .workspace = unembed_reference_workspace,
@@ -46,6 +72,7 @@ const Row<UnembedParams> kRows[] = {
                "and a hidden size of 1,024",
      .ran_on = "x86-64",
      .layout = PackedLayout::kRows16,
+     .is_batch_invariant = true,
      .refuses = unembed_any_bf16_gemm_refuses,
      .predict_us = cpu_us<unembed_any_bf16_gemm_amx_cost>,
      .workspace = unembed_any_bf16_gemm_workspace,
@@ -58,6 +85,7 @@ const Row<UnembedParams> kRows[] = {
                "and a hidden size of 1,024",
      .ran_on = "x86-64",
      .layout = PackedLayout::kRows16,
+     .is_batch_invariant = true,
      .refuses = unembed_any_bf16_gemm_refuses,
      .predict_us = cpu_us<unembed_any_bf16_gemm_avx512bf16_cost>,
      .workspace = unembed_any_bf16_gemm_workspace,
@@ -85,21 +113,13 @@ const Row<UnembedParams> kRows[] = {
          },
      .workspace = [](const UnembedParams&) { return uint64_t{0}; },
      .run = unembed_any_bf16x2_gemv_cuda},
-    {.name = "unembed_any_bf16_gemm_sm90",
-     .device = DeviceKind::kCuda,
-     .needs = kSm90a,
-     .supports = "bf16, mxfp4, mxfp8",
-     .limits = "any number of rows; chosen from 9 on; activations rounded to bf16",
-     .ran_on = "H200",
-     .layout = PackedLayout::kFragment16x32,
-     .forms = {.x = kAnyX, .l1 = kAnyL1},
-     .refuses = unembed_any_bf16_gemm_sm90_refuses,
-     .predict_us =
-         [](const UnembedParams& p, const DeviceRates& rates) {
-           return dense_gemm_us(Op<UnembedParams>::work(p), p.hidden, rates);
-         },
-     .workspace = unembed_any_bf16_gemm_sm90_workspace,
-     .run = unembed_any_bf16_gemm_sm90},
+    gemm_sm90_row<false>("unembed_any_bf16_gemm_sm90",
+                         "any number of rows; chosen from 9 on; activations rounded to bf16",
+                         unembed_any_bf16_gemm_sm90),
+    gemm_sm90_row<true>(
+        "unembed_any_bf16_ordered_sm90",
+        "any number of rows; activations rounded to bf16; same result for any batch and chunks",
+        unembed_any_bf16_ordered_sm90),
 #endif
 };
 
