@@ -180,7 +180,7 @@ Result<PassPlan> GptOss::batch_invariant_plan(const Pass& pass, DType kv_dtype) 
     const DeviceRates& rates = kernels_.rates();
     weighed.push_back({&one, 1.0 / limit_us(work, rates.read_gb_s, rates.bf16_gflops)});
   }
-  return make_plan(pass, kernels_, taps_, weighed);
+  return make_plan(pass, kernels_, taps_, {.weighed = weighed});
 }
 
 WorkByOp least_work(const GptOssConfig& config, const ModelWeights& formats, DType kv_dtype,
@@ -269,9 +269,10 @@ ActivationBytes activation_bytes(const GptOssConfig& config, const ModelWeights&
   for (size_t l = 1; l < formats.layers.size(); ++l)
     if (layers.size() == 1 && config.is_window[l] != config.is_window[0]) layers.push_back(l);
   // A row's scratch may be greatest at few tokens (attention split over keys): try powers of two.
-  const auto ask = [&](int32_t num_tokens) {
+  const auto ask = [&](int32_t num_tokens, int32_t num_seqs) {
     const Shadow shadow(config, formats, kv_dtype,
-                        batch_of({num_tokens, 1, std::min(num_tokens, max_logit_rows)}), &kernels);
+                        batch_of({num_tokens, num_seqs, std::min(num_tokens, max_logit_rows)}),
+                        &kernels);
     const auto ask_row = [&]<typename P>(const Row<P>& row, const P& params) {
       if (row.device != kernels.device() || row.refuses(params)) return;
       if ((row.needs & kernels.features()) != row.needs) return;
@@ -290,8 +291,8 @@ ActivationBytes activation_bytes(const GptOssConfig& config, const ModelWeights&
                               .vocab = config.vocab};
     for (const auto& row : Op<SampleParams>::rows()) ask_row(row, sample);
   };
-  for (int32_t n = 1; n < max_tokens; n *= 2) ask(n);
-  ask(max_tokens);
+  for (int32_t n = 1; n < max_tokens; n *= 2) ask(n, 1), ask(n, n);
+  ask(max_tokens, 1), ask(max_tokens, max_tokens);
   bytes.workspace = round_up<uint64_t>(bytes.workspace, 256) + 256;
   return bytes;
 }

@@ -24,6 +24,17 @@ int32_t border_before(const OpInfo& op) {
   return static_cast<int32_t>(std::ranges::find(kLayerOps, &op) - std::begin(kLayerOps));
 }
 
+/// The borders that a row stands between. Nothing is handed over before embed and behind unembed.
+constexpr int32_t kNoBorder = -1;
+struct Borders {
+  int32_t from, to;
+};
+Borders borders_of(const RowInfo& row) {
+  if (&row.op() == &Op<EmbedParams>::info) return {kNoBorder, 0};
+  if (&row.op() == &Op<UnembedParams>::info) return {kLastBorder, kNoBorder};
+  return {border_before(*row.ops.front()), border_before(row.op()) + 1};
+}
+
 template <typename Form>
 int32_t state(Form form) {
   return static_cast<int32_t>(form);
@@ -34,27 +45,44 @@ int32_t state_at(int32_t border, const Forms& forms) {
   return border < kLastBorder ? states[border] : 0;
 }
 
-/// Calls visit(forms) with each combination of the forms that the row takes and leaves, x and l1
-/// given: the plan's.
+/// The forms that are the same in all of a plan: x and l1, which every row passes on; and whether
+/// route is folded, for the sums of a layer are cleared by the layer before.
+struct SharedForms {
+  XForm x;
+  L1Form l1;
+  RouterForm router;
+};
+template <typename Visit>
+void for_each_shared(Visit&& visit) {
+  for (const XForm x : {XForm::kF32, XForm::kF32Pair})
+    for (const L1Form l1 : {L1Form::kShared, L1Form::kL1})
+      for (const RouterForm router : {RouterForm::kNothing, RouterForm::kSums})
+        visit(SharedForms{x, l1, router});
+}
+template <typename P>
+inline constexpr bool kReadsOrWritesRouter =
+    std::is_same_v<P, OutParams> || std::is_same_v<P, RouteParams> ||
+    std::is_same_v<P, ExpertsParams>;
+
+/// Calls visit(forms) with each combination of the forms that the row takes and leaves.
 template <typename P, typename Visit>
-void for_each_forms(const Row<P>& row, XForm x, L1Form l1, Visit&& visit) {
-  if (!row.forms.x.has(x) || !row.forms.l1.has(l1)) return;
+void for_each_forms(const Row<P>& row, const SharedForms& shared, Visit&& visit) {
+  const RouterForm router = kReadsOrWritesRouter<P> ? shared.router : RouterForm::kNothing;
+  if (!row.forms.x.has(shared.x) || !row.forms.l1.has(shared.l1) || !row.forms.router.has(router))
+    return;
   const auto each = [](const auto& set, auto zero, auto&& then) {
     using Form = decltype(zero);
     for (const Form form : {Form{0}, Form{1}})
       if (set.has(form)) then(form);
   };
-  Forms forms{.x = x, .l1 = l1};
+  Forms forms{.x = shared.x, .router = router, .l1 = shared.l1};
   each(row.forms.q, QForm{}, [&](QForm q) {
     forms.q = q;
     each(row.forms.a, AForm{}, [&](AForm a) {
       forms.a = a;
-      each(row.forms.router, RouterForm{}, [&](RouterForm router) {
-        forms.router = router;
-        each(row.forms.t, TForm{}, [&](TForm t) {
-          forms.t = t;
-          visit(forms);
-        });
+      each(row.forms.t, TForm{}, [&](TForm t) {
+        forms.t = t;
+        visit(forms);
       });
     });
   });
@@ -94,9 +122,9 @@ constexpr double kRefusedUs = std::numeric_limits<double>::infinity();
 // Makes the plan for one choice of the forms that rows pass on unchanged.
 class Planner {
  public:
-  Planner(const Pass& pass, const KernelChooser& kernels, std::span<const WeighedPass> weighed,
-          XForm x, L1Form l1)
-      : pass_(pass), kernels_(kernels), weighed_(weighed), x_(x), l1_(l1) {}
+  Planner(const Pass& pass, const KernelChooser& kernels, const PlanChoice& choice,
+          const SharedForms& shared)
+      : pass_(pass), kernels_(kernels), choice_(choice), shared_(shared) {}
 
   /// Rows, and what they cost in the choice.
   struct Costed {
@@ -128,6 +156,15 @@ class Planner {
     return found;
   }
 
+  /// The rows of a step in layer `l`.
+  template <typename P>
+  void list(size_t l, std::vector<PlannedRow>* rows) {
+    layer_ = l;
+    for_each_row<P>(l, [&](const Row<P>& row, const Forms& forms, double) {
+      rows->push_back(planned(row, forms));
+    });
+  }
+
  private:
   template <typename P>
   bool may_run(const Row<P>& row) const {
@@ -145,9 +182,14 @@ class Planner {
   }
   template <typename P>
   std::optional<double> cost_of(size_t l, const Row<P>& row, const Forms& forms) const {
-    if (weighed_.empty()) return predicted_us_of(pass_, l, row, forms);
+    if (choice_.weighed.empty()) {
+      const auto us = predicted_us_of(pass_, l, row, forms);
+      if (!us || !choice_.cost) return us;
+      const double cost = choice_.cost(planned(row, forms));
+      return cost < std::numeric_limits<double>::infinity() ? std::optional(cost) : std::nullopt;
+    }
     double cost = 0;
-    for (const WeighedPass& one : weighed_) {
+    for (const WeighedPass& one : choice_.weighed) {
       const auto us = predicted_us_of(*one.pass, l, row, forms);
       if (!us) return {};
       cost += one.weight * *us;
@@ -159,7 +201,7 @@ class Planner {
   void for_each_row(size_t l, Visit&& visit) {
     for (const Row<P>& row : Op<P>::rows()) {
       if (!may_run(row)) continue;
-      for_each_forms(row, x_, l1_, [&](const Forms& forms) {
+      for_each_forms(row, shared_, [&](const Forms& forms) {
         if (const auto cost = cost_of(l, row, forms)) visit(row, forms, *cost);
       });
     }
@@ -185,8 +227,7 @@ class Planner {
   void add_hops() {
     for_each_row<P>(layer_, [&](const Row<P>& row, const Forms& forms, double cost) {
       PlannedRow hop = planned(row, forms);
-      const int32_t from = border_before(*hop.row.ops.front());
-      const int32_t to = border_before(hop.row.op()) + 1;
+      const auto [from, to] = borders_of(hop.row);
       hops_.push_back({.from = from,
                        .to = to,
                        .from_state = state_at(from, forms),
@@ -198,9 +239,8 @@ class Planner {
 
   const Pass& pass_;
   const KernelChooser& kernels_;
-  std::span<const WeighedPass> weighed_;
-  XForm x_;
-  L1Form l1_;
+  const PlanChoice& choice_;
+  SharedForms shared_;
   size_t layer_ = 0;
   std::vector<Hop> hops_;
   std::vector<PlannedRow> rows_;
@@ -229,12 +269,12 @@ tl::unexpected<Error> no_plan(const Pass& pass, const KernelChooser& kernels) {
       if (!kernels.choice().allows(row)) continue;
       if (row.device != kernels.device()) {
         if (refused == nullptr) refused = &row, why = "it is for another device";
-      } else if (const char* reason = kernels.choice().why_not_permitted(row, params)) {
-        if (refused == nullptr) refused = &row, why = reason;
+      } else if (const char* not_permitted = kernels.choice().why_not_permitted(row, params)) {
+        if (refused == nullptr) refused = &row, why = not_permitted;
       } else if ((row.needs & kernels.features()) != row.needs) {
         refused = &row, why = kernels.missing(row.needs);
-      } else if (const char* reason = row.refuses(params)) {
-        refused = &row, why = reason;
+      } else if (const char* refuses = row.refuses(params)) {
+        refused = &row, why = refuses;
       } else {
         return;  // this one can run
       }
@@ -311,51 +351,81 @@ void add_taps(std::span<const int32_t> taps, const PlannedRow& tap, PassPlan* pl
 
 }  // namespace
 
-Result<PassPlan> make_plan(const Pass& pass, const KernelChooser& kernels,
-                           std::span<const int32_t> taps, std::span<const WeighedPass> weighed) {
-  std::optional<PassPlan> best;
-  double least_cost = 0;
-  for (const XForm x : {XForm::kF32, XForm::kF32Pair}) {
-    for (const L1Form l1 : {L1Form::kShared, L1Form::kL1}) {
-      Planner planner(pass, kernels, weighed, x, l1);
-      const auto embed = planner.alone<EmbedParams>();
-      const auto unembed = planner.alone<UnembedParams>();
-      const auto tap = taps.empty() ? embed : planner.alone<TapParams>();
-      if (!embed || !unembed || !tap) continue;
-      PassPlan plan{.embed = embed->rows.front(), .unembed = unembed->rows.front()};
-      double cost = embed->cost + unembed->cost;
-      std::vector<size_t> first_of_kind;
-      std::vector<double> cost_of_kind;
-      bool is_whole = true;
-      for (size_t l = 0; is_whole && l < pass.weights.layers.size(); ++l) {
-        size_t kind = 0;
-        while (kind < first_of_kind.size() && !same_kind(pass, first_of_kind[kind], l)) ++kind;
-        if (kind == first_of_kind.size()) {
-          auto chain = planner.layer(l);
-          is_whole = chain.has_value();
-          if (!is_whole) break;
-          first_of_kind.push_back(l);
-          cost_of_kind.push_back(chain->cost);
-          plan.chains.push_back(std::move(chain->rows));
-        }
-        plan.chain_of_layer.push_back(static_cast<uint16_t>(kind));
-        cost += cost_of_kind[kind];
-      }
-      if (!is_whole || (best && cost >= least_cost)) continue;
-      if (!taps.empty()) add_taps(taps, tap->rows.front(), &plan);
-      plan.predicted_us = plan.embed.predicted_us + plan.unembed.predicted_us;
-      for (size_t l = 0; l < plan.chain_of_layer.size(); ++l)
-        for (const PlannedRow& row : plan.layer(l)) plan.predicted_us += row.predicted_us;
-      best = std::move(plan);
-      least_cost = cost;
+std::vector<PlannedRow> rows_for_plan(const Pass& pass, const KernelChooser& kernels, size_t l) {
+  std::vector<PlannedRow> rows;
+  const PlanChoice by_times;
+  for_each_shared([&](const SharedForms& shared) {
+    Planner planner(pass, kernels, by_times, shared);
+    const auto list = [&]<typename P>() {
+      if (kReadsOrWritesRouter<P> || shared.router == RouterForm::kNothing)
+        planner.list<P>(l, &rows);
+    };
+    list.template operator()<EmbedParams>();
+    for_each_layer_step(list);
+    list.template operator()<UnembedParams>();
+  });
+  return rows;
+}
+
+bool can_meet(const PlannedRow& a, const PlannedRow& b) {
+  const int32_t left = borders_of(a.row).to, right = borders_of(b.row).from;
+  const bool is_same = left != kNoBorder && left == right;
+  const bool is_next_layer = left == kLastBorder && right == 0;
+  return (is_same || is_next_layer) && a.forms.x == b.forms.x && a.forms.l1 == b.forms.l1 &&
+         state_at(left, a.forms) == state_at(right, b.forms);
+}
+
+namespace {
+
+// The cheapest with these forms, and its cost in the choice.
+std::optional<std::pair<PassPlan, double>> plan_with(const Pass& pass, const KernelChooser& kernels,
+                                                     std::span<const int32_t> taps,
+                                                     const PlanChoice& choice,
+                                                     const SharedForms& shared) {
+  Planner planner(pass, kernels, choice, shared);
+  const auto embed = planner.alone<EmbedParams>();
+  const auto unembed = planner.alone<UnembedParams>();
+  const auto tap = taps.empty() ? embed : planner.alone<TapParams>();
+  if (!embed || !unembed || !tap) return std::nullopt;
+  PassPlan plan{.embed = embed->rows.front(), .unembed = unembed->rows.front()};
+  double cost = embed->cost + unembed->cost;
+  std::vector<size_t> first_of_kind;
+  std::vector<double> cost_of_kind;
+  for (size_t l = 0; l < pass.weights.layers.size(); ++l) {
+    size_t kind = 0;
+    while (kind < first_of_kind.size() && !same_kind(pass, first_of_kind[kind], l)) ++kind;
+    if (kind == first_of_kind.size()) {
+      auto chain = planner.layer(l);
+      if (!chain) return std::nullopt;
+      first_of_kind.push_back(l);
+      cost_of_kind.push_back(chain->cost);
+      plan.chains.push_back(std::move(chain->rows));
     }
+    plan.chain_of_layer.push_back(static_cast<uint16_t>(kind));
+    cost += cost_of_kind[kind];
   }
+  if (!taps.empty()) add_taps(taps, tap->rows.front(), &plan);
+  plan.predicted_us = plan.embed.predicted_us + plan.unembed.predicted_us;
+  for (size_t l = 0; l < plan.chain_of_layer.size(); ++l)
+    for (const PlannedRow& row : plan.layer(l)) plan.predicted_us += row.predicted_us;
+  return std::pair(std::move(plan), cost);
+}
+
+}  // namespace
+
+Result<PassPlan> make_plan(const Pass& pass, const KernelChooser& kernels,
+                           std::span<const int32_t> taps, const PlanChoice& choice) {
+  std::optional<std::pair<PassPlan, double>> best;
+  for_each_shared([&](const SharedForms& shared) {
+    auto found = plan_with(pass, kernels, taps, choice, shared);
+    if (found && (!best || found->second < best->second)) best = std::move(found);
+  });
   if (!best) return no_plan(pass, kernels);
-  if (best->predicted_us == kRefusedUs)
+  if (best->first.predicted_us == kRefusedUs)
     return fail(fmt::format("launches of {} tokens cannot run the rows of all others",
                             pass.batch.ragged.num_tokens),
                 "--batch-invariant", "fewer tokens a launch (--max-num-batched-tokens), or off");
-  return std::move(*best);
+  return std::move(best->first);
 }
 
 bool same_rows(const PassPlan& a, const PassPlan& b) {

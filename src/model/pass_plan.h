@@ -3,6 +3,7 @@
 // it and chooses nothing.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -48,6 +49,14 @@ struct PassPlan {
   std::span<const PlannedRow> layer(size_t l) const { return chains[chain_of_layer[l]]; }
 };
 
+/// Every row, in all forms that it takes and leaves, that may stand in layer `l` of a plan for
+/// `pass` (pointers may be null), before it or behind it: what make_plan() chooses among.
+std::vector<PlannedRow> rows_for_plan(const Pass& pass, const KernelChooser& kernels, size_t l);
+
+/// Whether `b` can stand directly behind `a`, in its layer or in the next: the border is the same,
+/// and so is the form of all that is handed over there.
+bool can_meet(const PlannedRow& a, const PlannedRow& b);
+
 /// Launches whose times decide together on the one chain of all brackets (--batch-invariant): a
 /// stream, some streams, many, and prompts.
 inline constexpr Bracket kBatchInvariantBrackets[] = {
@@ -59,13 +68,20 @@ struct WeighedPass {
   double weight;
 };
 
+/// What a chain is chosen by, in the place of its predicted times.
+struct PlanChoice {
+  /// If there are any: the chain is the cheapest of those that can run in all of them, and so does
+  /// not depend on the pass that the plan is for, which tells the plan's times alone.
+  std::span<const WeighedPass> weighed = {};
+  /// If there is one: what a row costs; infinity where it may not stand. For tests that want
+  /// certain rows in certain forms.
+  std::function<double(const PlannedRow&)> cost = {};
+};
+
 /// The cheapest plan for `pass`, whose batch has the bracket's counts (pointers may be null), among
 /// the rows that `kernels` permits; or which step has no row, and why. `taps`: GptOss::taps().
-/// `weighed`: if there are any, the chain is the cheapest of those that can run in all of them, and
-/// so does not depend on `pass`, which only its times are of.
 Result<PassPlan> make_plan(const Pass& pass, const KernelChooser& kernels,
-                           std::span<const int32_t> taps = {},
-                           std::span<const WeighedPass> weighed = {});
+                           std::span<const int32_t> taps = {}, const PlanChoice& choice = {});
 
 /// Whether two plans run the same rows in the same forms.
 bool same_rows(const PassPlan& a, const PassPlan& b);

@@ -11,7 +11,7 @@
 #include "kernels/attend/attend.h"
 #include "kernels/gemm/staged.cuh"
 #include "kernels/testing/cuda_test.h"
-#include "kernels/testing/row_runs.h"
+#include "kernels/testing/row_tester.h"
 
 namespace moxie::testing {
 
@@ -181,11 +181,6 @@ struct AttendCase {
   }
 };
 
-// The rows that round queries and weights to BF16. A row that is not listed may not.
-inline constexpr std::string_view kCudaRowsInBf16[] = {"attend_bf16_prefill_wgmma_sm90",
-                                                       "attend_bf16_prefill_flashinfer_fa2_cuda",
-                                                       "attend_bf16_prefill_flashinfer_fa3_sm90"};
-
 class AttendCudaTest : public CudaTest {
  protected:
   // The rows run in several tests of the suite.
@@ -221,8 +216,7 @@ class AttendCudaTest : public CudaTest {
   void expect_close(const std::vector<float>& found, const std::vector<float>& expected,
                     const AttendCase& test, const std::string& name) {
     ASSERT_EQ(found.size(), expected.size());
-    const bool is_bf16 = std::find(std::begin(kCudaRowsInBf16), std::end(kCudaRowsInBf16), name) !=
-                         std::end(kCudaRowsInBf16);
+    const bool is_bf16 = activation_rounding(name) > 0;
     const auto dim = static_cast<size_t>(test.head_dim);
     double worst = 0;
     std::string where;

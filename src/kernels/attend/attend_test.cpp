@@ -13,16 +13,12 @@
 
 #include "core/formats.h"
 #include "kernels/attend/attend_rows.h"
-#include "kernels/testing/row_runs.h"
+#include "kernels/testing/row_tester.h"
 
 namespace moxie {
 namespace {
 
 using testing::RowRuns;
-
-// The rows that round queries and weights to BF16. A row that is not listed may not.
-constexpr std::string_view kRowsInBf16[] = {"attend_any_bf16_flash_amx",
-                                            "attend_any_bf16_flash_avx512bf16"};
 
 // Tokens start..start + count - 1 of a sequence are in the launch; 0..start - 1 are in the cache.
 struct Sequence {
@@ -103,8 +99,7 @@ class AttendCase {
   // Expects `found` within the tolerance of `expected`; prints the worst cell if not.
   void expect_close(const std::vector<float>& found, const std::vector<float>& expected,
                     const Row<AttendParams>& row) const {
-    const bool rounds = std::find(std::begin(kRowsInBf16), std::end(kRowsInBf16),
-                                  std::string_view(row.name)) != std::end(kRowsInBf16);
+    const bool rounds = testing::activation_rounding(row) > 0;
     double worst = 0;
     std::string where;
     for (int32_t t = 0; t < params_.batch.num_tokens; ++t) {

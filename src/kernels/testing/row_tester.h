@@ -92,24 +92,42 @@ struct RowRounding {
   std::string_view row;  ///< name behind "<step>_"
   double activations;
 };
-/// Every row of the linear steps that rounds its activations. A row that is not listed may not.
+/// Every row that rounds its activations, of attend queries and weights. A row that is not listed
+/// may not.
 inline constexpr RowRounding kRowRoundings[] = {
-    {"mxfp4_i16_gemv_avx2", kI16Rounding},       {"mxfp4_i16_gemv_avxvnni", kI16Rounding},
-    {"mxfp4_i16_gemv_avx512vnni", kI16Rounding}, {"mxfp4_i16_gemv_neondot", kI16Rounding},
-    {"mxfp4_i8_gemv_avx2", kI8Rounding},         {"mxfp4_i8_gemv_avxvnni", kI8Rounding},
-    {"mxfp4_i8_gemv_avx512vnni", kI8Rounding},   {"mxfp4_i8_gemv_neondot", kI8Rounding},
-    {"any_bf16_gemm_amx", kBf16Rounding},        {"any_bf16_gemm_avx512bf16", kBf16Rounding},
-    {"any_bf16_gemm_sm90", kBf16Rounding},       {"mxfp4_bf16_gemm_sm90", kBf16Rounding},
-    {"any_bf16_ordered_sm90", kBf16Rounding},    {"mxfp4_bf16_ordered_sm90", kBf16Rounding},
-    {"mxfp4_e4m3_gemm_sm90", kE4m3Rounding}};
+    {"mxfp4_i16_gemv_avx2", kI16Rounding},
+    {"mxfp4_i16_gemv_avxvnni", kI16Rounding},
+    {"mxfp4_i16_gemv_avx512vnni", kI16Rounding},
+    {"mxfp4_i16_gemv_neondot", kI16Rounding},
+    {"mxfp4_i8_gemv_avx2", kI8Rounding},
+    {"mxfp4_i8_gemv_avxvnni", kI8Rounding},
+    {"mxfp4_i8_gemv_avx512vnni", kI8Rounding},
+    {"mxfp4_i8_gemv_neondot", kI8Rounding},
+    {"any_bf16_gemm_amx", kBf16Rounding},
+    {"any_bf16_gemm_avx512bf16", kBf16Rounding},
+    {"any_bf16_gemm_sm90", kBf16Rounding},
+    {"mxfp4_bf16_gemm_sm90", kBf16Rounding},
+    {"any_bf16_ordered_sm90", kBf16Rounding},
+    {"mxfp4_bf16_ordered_sm90", kBf16Rounding},
+    {"mxfp4_e4m3_gemm_sm90", kE4m3Rounding},
+    {"any_bf16_flash_amx", kBf16Rounding},
+    {"any_bf16_flash_avx512bf16", kBf16Rounding},
+    {"bf16_prefill_wgmma_sm90", kBf16Rounding},
+    {"bf16_ordered_wgmma_sm90", kBf16Rounding},
+    {"bf16_prefill_flashinfer_fa2_cuda", kBf16Rounding},
+    {"bf16_prefill_flashinfer_fa3_sm90", kBf16Rounding}};
 
-template <typename P>
-double activation_rounding(const Row<P>& row) {
-  const std::string step = std::string(Op<P>::info.name) + "_";
+inline double activation_rounding(std::string_view row) {
   for (const RowRounding& rounding : kRowRoundings) {
-    if (row.name == step + std::string(rounding.row)) return rounding.activations;
+    const std::string_view name = rounding.row;
+    if (row.ends_with(name) && row[row.size() - name.size() - 1] == '_')
+      return rounding.activations;
   }
   return 0;
+}
+template <typename P>
+double activation_rounding(const Row<P>& row) {
+  return activation_rounding(std::string_view(row.name));
 }
 
 /// Every CPU row of the table against the reference row.
