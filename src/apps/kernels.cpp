@@ -7,6 +7,7 @@
 
 #include "apps/cli.h"
 #include "apps/shown_device.h"
+#include "core/clock.h"
 #include "engine/plan.h"
 #include "model/gpt_oss.h"
 #include "model/loader.h"
@@ -96,12 +97,14 @@ int print_plans(const KernelsFlags& o, const GptOss& model, const KernelChooser&
                 DType kv_dtype) {
   Json plans = Json::array();
   for (const int32_t tokens : o.of_plans) {
+    const auto start = Clock::now();
     const auto plan = model.plan_for(bracket_of(tokens, 1, 1), kv_dtype);
+    const double plan_ms = 1e3 * std::chrono::duration<double>(Clock::now() - start).count();
     if (!plan) return report(plan.error());
     Json rows = Json::array();
     if (!o.json)
-      fmt::print("{} token{}: {:.0f} us predicted\n", tokens, tokens == 1 ? "" : "s",
-                 (*plan)->predicted_us);
+      fmt::print("{} token{}: {:.0f} us predicted, planned in {:.2f} ms\n", tokens,
+                 tokens == 1 ? "" : "s", (*plan)->predicted_us, plan_ms);
     std::string shown_layers;
     for (const ShownRow& shown : shown_rows(**plan, model.config())) {
       const PlannedRow& row = *shown.row;
@@ -129,7 +132,10 @@ int print_plans(const KernelsFlags& o, const GptOss& model, const KernelChooser&
       rows.push_back(std::move(entry));
     }
     if (!o.json) fmt::print("\n");
-    plans.push_back({{"tokens", tokens}, {"predicted_us", (*plan)->predicted_us}, {"rows", rows}});
+    plans.push_back({{"tokens", tokens},
+                     {"predicted_us", (*plan)->predicted_us},
+                     {"plan_ms", plan_ms},
+                     {"rows", rows}});
   }
   if (o.json) fmt::print("{}\n", Json{{"model", o.engine.model}, {"plans", plans}}.dump(2));
   return kExitDone;

@@ -167,19 +167,23 @@ void launch_split(const char* row, const Step& step, const Launch& launch) {
                 launch_stream(launch.stream));
 }
 
-/// Launches split_gemv if it knows the matrix.
+/// Columns that clusters of 5 and of 8 share evenly.
+inline constexpr int kColumnsOf5 = 64 * 9 * 5, kColumnsOf8 = 64 * 8 * 8;
+
+/// Null if split_gemv can multiply by a matrix, else why not.
+inline const char* refuses_split(const PackedMatrix& weight) {
+  if (weight.format != DType::kMXFP4 || (weight.cols != kColumnsOf5 && weight.cols != kColumnsOf8))
+    return "not MXFP4 of 2880 or 4096 columns";
+  return refuses_matrix(weight);
+}
+
+/// Launches split_gemv for a matrix that refuses_split lets through.
 template <typename Step>
-bool launch_split_gemv(const char* row, const Step& step, const Launch& launch) {
-  if (step.weight.format != DType::kMXFP4) return false;
-  const auto with = [&]<int kUnits, int kCluster>() {
-    dispatch_up_to<1, 2, 4, kMaxTokens>(step.num_tokens, [&]<int kTokens>() {
-      launch_split<kUnits, kCluster, kTokens>(row, step, launch);
-    });
-    return true;
-  };
-  if (step.weight.cols == 64 * 9 * 5) return with.template operator()<9, 5>();
-  if (step.weight.cols == 64 * 8 * 8) return with.template operator()<8, 8>();
-  return false;
+void launch_split_gemv(const char* row, const Step& step, const Launch& launch) {
+  dispatch_up_to<1, 2, 4, kMaxTokens>(step.num_tokens, [&]<int kTokens>() {
+    if (step.weight.cols == kColumnsOf5) return launch_split<9, 5, kTokens>(row, step, launch);
+    launch_split<8, 8, kTokens>(row, step, launch);
+  });
 }
 
 }  // namespace moxie::fragment

@@ -1,5 +1,6 @@
 // out on CUDA for a few tokens: product, bias and residual in one kernel, a block a tile of 16
-// outputs. More tokens than a launch takes go in groups.
+// outputs. More tokens than a launch takes go in groups. Two rows: blocks that have all columns of
+// a tile, and clusters that share them.
 #include "kernels/gemv/split_gemv.cuh"
 #include "kernels/out/out_rows.h"
 #include "kernels/route/route_choose.cuh"
@@ -146,8 +147,9 @@ struct OutStep {
   }
 };
 
-template <bool kFolds>
-void run_out(const OutParams& p) {
+// launch(step) for each group of tokens.
+template <bool kFolds, typename Launch>
+void for_each_group(const OutParams& p, Launch&& launch) {
   const int32_t group = fragment::slice_tokens(p.weight);
   for (int32_t first = 0; first < p.num_tokens; first += group) {
     const int64_t row = int64_t{first} * p.weight.rows;
@@ -176,10 +178,13 @@ void run_out(const OutParams& p) {
         step.parts_scale = fragment::kActivationScale<F>;
       });
     }
-    constexpr const char* kRow = "out_any_bf16x2_gemv_cuda";
-    if (!fragment::launch_split_gemv(kRow, step, p.launch))
-      fragment::launch_slice_gemv(kRow, step, p.launch);
+    launch(step);
   }
+}
+template <typename Launch>
+void for_each_group(const OutParams& p, Launch&& launch) {
+  if (p.forms.router == RouterForm::kSums) return for_each_group<true>(p, launch);
+  for_each_group<false>(p, launch);
 }
 
 }  // namespace
@@ -194,8 +199,20 @@ const char* out_any_bf16x2_gemv_cuda_refuses(const OutParams& p) {
 }
 
 void out_any_bf16x2_gemv_cuda(const OutParams& p) {
-  if (p.forms.router == RouterForm::kSums) return run_out<true>(p);
-  run_out<false>(p);
+  for_each_group(p, [&](const auto& step) {
+    fragment::launch_slice_gemv("out_any_bf16x2_gemv_cuda", step, p.launch);
+  });
+}
+
+const char* out_mxfp4_bf16x2_split_cuda_refuses(const OutParams& p) {
+  const char* why = out_any_bf16x2_gemv_cuda_refuses(p);
+  return why != nullptr ? why : fragment::refuses_split(p.weight);
+}
+
+void out_mxfp4_bf16x2_split_cuda(const OutParams& p) {
+  for_each_group(p, [&](const auto& step) {
+    fragment::launch_split_gemv("out_mxfp4_bf16x2_split_cuda", step, p.launch);
+  });
 }
 
 }  // namespace moxie

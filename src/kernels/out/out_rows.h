@@ -29,6 +29,10 @@ void out_any_bf16_gemm_avx512bf16(const OutParams& params);
 const char* out_any_bf16x2_gemv_cuda_refuses(const OutParams& params);
 void out_any_bf16x2_gemv_cuda(const OutParams& params);
 
+// out_mxfp4_bf16x2_split_cuda: the same precision; clusters of blocks share the columns.
+const char* out_mxfp4_bf16x2_split_cuda_refuses(const OutParams& params);
+void out_mxfp4_bf16x2_split_cuda(const OutParams& params);
+
 // out_any_bf16_gemm_sm90: BF16 activations, F32 sums, wgmma; for many tokens.
 const char* out_any_bf16_gemm_sm90_refuses(const OutParams& params);
 uint64_t out_any_bf16_gemm_sm90_workspace(const OutParams& params);

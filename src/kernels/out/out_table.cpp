@@ -14,6 +14,30 @@ constexpr const char* kAnyFormat = "f32, bf16, q8_0, mxfp4";
 constexpr const char* kMxfp4Only = "mxfp4";
 
 #if MOXIE_HAS_CUDA
+// The rows for a few tokens, which are predicted alike: of those that can run the first is taken.
+constexpr Row<OutParams> few_row(const char* name, const char* supports,
+                                 const char* (*refuses)(const OutParams&),
+                                 void (*run)(const OutParams&)) {
+  return {.name = name,
+          .kind = "gemv",
+          .device = DeviceKind::kCuda,
+          .needs = kCudaAny,
+          .supports = supports,
+          .limits = "any number of tokens in groups of 8, best for 1 to 8; activations to 2^-17",
+          .ran_on = "H200; sm_100a and sm_120f compiled only",
+          .layout = PackedLayout::kFragment16x32,
+          .forms = {.x = {XForm::kF32Pair},
+                    .router = {RouterForm::kNothing, RouterForm::kSums},
+                    .l1 = kAnyL1},
+          .refuses = refuses,
+          .predict_us =
+              [](const OutParams& p, const DeviceRates& rates) {
+                return dense_gemv_us(Op<OutParams>::work(p), p.weight, p.num_tokens, p.launch.l1,
+                                     rates);
+              },
+          .workspace = [](const OutParams&) { return uint64_t{0}; },
+          .run = run};
+}
 // The rows by wgmma for many tokens.
 template <bool kInOrder>
 constexpr Row<OutParams> gemm_sm90_row(const char* name, const char* limits,
@@ -100,24 +124,10 @@ const Row<OutParams> kRows[] = {
     gemv_row<OutParams, kLanesNeonDotI8>("out_mxfp4_i8_gemv_neondot", kNeonDot, kI8, kMxfp4Only,
                                          kRanEmulated),
 #if MOXIE_HAS_CUDA
-    {.name = "out_any_bf16x2_gemv_cuda",
-     .kind = "gemv",
-     .device = DeviceKind::kCuda,
-     .needs = kCudaAny,
-     .supports = "f32, bf16, q8_0, mxfp4, mxfp8; up to 12288 columns",
-     .limits = "any number of tokens in groups of 8, best for 1 to 8; activations to 2^-17",
-     .ran_on = "H200; sm_100a and sm_120f compiled only",
-     .layout = PackedLayout::kFragment16x32,
-     .forms = {.x = {XForm::kF32Pair},
-               .router = {RouterForm::kNothing, RouterForm::kSums},
-               .l1 = kAnyL1},
-     .refuses = out_any_bf16x2_gemv_cuda_refuses,
-     .predict_us =
-         [](const OutParams& p, const DeviceRates& rates) {
-           return dense_gemv_us(Op<OutParams>::work(p), p.weight, p.num_tokens, p.launch.l1, rates);
-         },
-     .workspace = [](const OutParams&) { return uint64_t{0}; },
-     .run = out_any_bf16x2_gemv_cuda},
+    few_row("out_mxfp4_bf16x2_split_cuda", "mxfp4 of 2880 or 4096 columns",
+            out_mxfp4_bf16x2_split_cuda_refuses, out_mxfp4_bf16x2_split_cuda),
+    few_row("out_any_bf16x2_gemv_cuda", "f32, bf16, q8_0, mxfp4, mxfp8; up to 12288 columns",
+            out_any_bf16x2_gemv_cuda_refuses, out_any_bf16x2_gemv_cuda),
     gemm_sm90_row<false>("out_any_bf16_gemm_sm90",
                          "any number of tokens; chosen from 9 on; activations rounded to bf16",
                          out_any_bf16_gemm_sm90),

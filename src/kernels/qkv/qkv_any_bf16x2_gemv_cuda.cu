@@ -1,7 +1,8 @@
 // qkv on CUDA for a few tokens: norm, product, bias, rotary and the append to the cache in one
 // kernel. A block makes 8 pairs of outputs that rotary turns together (fragment_qkv_row). The
 // norm's factor is common to a token and is applied to the sums; its weights are applied in F32
-// before the activations are split. More tokens than a launch takes go in groups.
+// before the activations are split. More tokens than a launch takes go in groups. Two rows: blocks
+// that have all columns of a tile, and clusters that share them.
 #include "core/formats.h"
 #include "core/fragment.h"
 #include "kernels/gemv/split_gemv.cuh"
@@ -84,14 +85,9 @@ struct QkvStep {
   }
 };
 
-}  // namespace
-
-const char* qkv_any_bf16x2_gemv_cuda_refuses(const QkvParams& p) {
-  if (p.head_dim % 16 != 0) return "head_dim is not a multiple of 16";
-  return fragment::refuses_matrix(p.weight);
-}
-
-void qkv_any_bf16x2_gemv_cuda(const QkvParams& p) {
+// launch(step) for each group of tokens.
+template <typename Launch>
+void for_each_group(const QkvParams& p, Launch&& launch) {
   const int32_t group = fragment::slice_tokens(p.weight);
   for (int32_t first = 0; first < p.batch.num_tokens; first += group) {
     const QkvStep step{
@@ -111,10 +107,32 @@ void qkv_any_bf16x2_gemv_cuda(const QkvParams& p) {
         .num_kv_heads = p.num_kv_heads,
         .head_dim = p.head_dim,
     };
-    constexpr const char* kRow = "qkv_any_bf16x2_gemv_cuda";
-    if (!fragment::launch_split_gemv(kRow, step, p.launch))
-      fragment::launch_slice_gemv(kRow, step, p.launch);
+    launch(step);
   }
+}
+
+}  // namespace
+
+const char* qkv_any_bf16x2_gemv_cuda_refuses(const QkvParams& p) {
+  if (p.head_dim % 16 != 0) return "head_dim is not a multiple of 16";
+  return fragment::refuses_matrix(p.weight);
+}
+
+void qkv_any_bf16x2_gemv_cuda(const QkvParams& p) {
+  for_each_group(p, [&](const QkvStep& step) {
+    fragment::launch_slice_gemv("qkv_any_bf16x2_gemv_cuda", step, p.launch);
+  });
+}
+
+const char* qkv_mxfp4_bf16x2_split_cuda_refuses(const QkvParams& p) {
+  const char* why = qkv_any_bf16x2_gemv_cuda_refuses(p);
+  return why != nullptr ? why : fragment::refuses_split(p.weight);
+}
+
+void qkv_mxfp4_bf16x2_split_cuda(const QkvParams& p) {
+  for_each_group(p, [&](const QkvStep& step) {
+    fragment::launch_split_gemv("qkv_mxfp4_bf16x2_split_cuda", step, p.launch);
+  });
 }
 
 }  // namespace moxie

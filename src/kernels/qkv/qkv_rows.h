@@ -30,6 +30,10 @@ void qkv_any_bf16_gemm_avx512bf16(const QkvParams& params);
 const char* qkv_any_bf16x2_gemv_cuda_refuses(const QkvParams& params);
 void qkv_any_bf16x2_gemv_cuda(const QkvParams& params);
 
+// qkv_mxfp4_bf16x2_split_cuda: the same precision; clusters of blocks share the columns.
+const char* qkv_mxfp4_bf16x2_split_cuda_refuses(const QkvParams& params);
+void qkv_mxfp4_bf16x2_split_cuda(const QkvParams& params);
+
 // qkv_any_bf16_gemm_sm90: BF16 activations, F32 sums, wgmma; for many tokens.
 const char* qkv_any_bf16_gemm_sm90_refuses(const QkvParams& params);
 uint64_t qkv_any_bf16_gemm_sm90_workspace(const QkvParams& params);

@@ -13,6 +13,28 @@ constexpr const char* kAnyFormat =
 constexpr const char* kMxfp4Only = "mxfp4; cache f32, bf16, fp8_e4m3; head_dim a multiple of 32";
 
 #if MOXIE_HAS_CUDA
+// The rows for a few tokens, which are predicted alike: of those that can run the first is taken.
+constexpr Row<QkvParams> few_row(const char* name, const char* supports,
+                                 const char* (*refuses)(const QkvParams&),
+                                 void (*run)(const QkvParams&)) {
+  return {.name = name,
+          .kind = "gemv",
+          .device = DeviceKind::kCuda,
+          .needs = kCudaAny,
+          .supports = supports,
+          .limits = "any number of tokens in groups of 8, best for 1 to 8; activations to 2^-17",
+          .ran_on = "H200; sm_100a and sm_120f compiled only",
+          .layout = PackedLayout::kFragment16x32,
+          .forms = {.x = {XForm::kF32Pair}, .l1 = kAnyL1},
+          .refuses = refuses,
+          .predict_us =
+              [](const QkvParams& p, const DeviceRates& rates) {
+                return dense_gemv_us(Op<QkvParams>::work(p), p.weight, p.batch.num_tokens,
+                                     p.launch.l1, rates);
+              },
+          .workspace = [](const QkvParams&) { return uint64_t{0}; },
+          .run = run};
+}
 // The rows by wgmma for many tokens.
 template <bool kInOrder>
 constexpr Row<QkvParams> gemm_sm90_row(const char* name, const char* limits,
@@ -99,24 +121,13 @@ const Row<QkvParams> kRows[] = {
     gemv_row<QkvParams, kLanesNeonDotI8>("qkv_mxfp4_i8_gemv_neondot", kNeonDot, kI8, kMxfp4Only,
                                          kRanEmulated),
 #if MOXIE_HAS_CUDA
-    {.name = "qkv_any_bf16x2_gemv_cuda",
-     .kind = "gemv",
-     .device = DeviceKind::kCuda,
-     .needs = kCudaAny,
-     .supports = "f32, bf16, q8_0, mxfp4, mxfp8; up to 12288 columns; cache f32, bf16, fp8_e4m3; "
-                 "head_dim a multiple of 16",
-     .limits = "any number of tokens in groups of 8, best for 1 to 8; activations to 2^-17",
-     .ran_on = "H200; sm_100a and sm_120f compiled only",
-     .layout = PackedLayout::kFragment16x32,
-     .forms = {.x = {XForm::kF32Pair}, .l1 = kAnyL1},
-     .refuses = qkv_any_bf16x2_gemv_cuda_refuses,
-     .predict_us =
-         [](const QkvParams& p, const DeviceRates& rates) {
-           return dense_gemv_us(Op<QkvParams>::work(p), p.weight, p.batch.num_tokens, p.launch.l1,
-                                rates);
-         },
-     .workspace = [](const QkvParams&) { return uint64_t{0}; },
-     .run = qkv_any_bf16x2_gemv_cuda},
+    few_row("qkv_mxfp4_bf16x2_split_cuda",
+            "mxfp4 of 2880 or 4096 columns; cache f32, bf16, fp8_e4m3; head_dim a multiple of 16",
+            qkv_mxfp4_bf16x2_split_cuda_refuses, qkv_mxfp4_bf16x2_split_cuda),
+    few_row("qkv_any_bf16x2_gemv_cuda",
+            "f32, bf16, q8_0, mxfp4, mxfp8; up to 12288 columns; cache f32, bf16, fp8_e4m3; "
+            "head_dim a multiple of 16",
+            qkv_any_bf16x2_gemv_cuda_refuses, qkv_any_bf16x2_gemv_cuda),
     gemm_sm90_row<false>("qkv_any_bf16_gemm_sm90",
                          "any number of tokens; chosen from 9 on; activations rounded to bf16",
                          qkv_any_bf16_gemm_sm90),
