@@ -1,4 +1,4 @@
-// advance on CUDA: one block, a warp a row at a time.
+// `advance` on CUDA: one block; each warp takes one stream's entry at a time.
 #include <algorithm>
 
 #include "core/cuda_launch.cuh"
@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps)
     }
     if (lane == 0) {
       const int32_t drawn = answer.token;
-      // A negative token, which the host takes for the end, must not become an index.
+      // A negative token tells the host of an end; it must not become an index.
       p.token_ids[row] = counters.round < counters.num_fed
                              ? p.fed[int64_t{row} * p.fed_stride + counters.round]
                              : max(drawn, 0);

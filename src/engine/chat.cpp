@@ -32,7 +32,7 @@ std::vector<std::string> function_names(const harmony::Conversation& conversatio
   return names;
 }
 
-// Sorts the parser's events into the parts of a reply and passes them on as they come.
+// Sorts the parser's events by ReplyPart and passes them on as they come.
 class ReplySorter {
  public:
   ReplySorter(harmony::Parser& parser, Reply& reply, const OnReply& on_text)
@@ -101,7 +101,7 @@ Result<Reply> answer(Engine& engine, const harmony::Conversation& conversation,
   harmony::Parser parser(*tokenizer, *control, options);
   ReplySorter sorter(parser, reply, on_text);
   auto generated = engine.generate(*prompt, sampling, [&](const SampleAnswer& token) {
-    if (token.token == control->endoftext) return true;  // ends the answer, and is no part of it
+    if (token.token == control->endoftext) return true;  // ends the answer; not in its text
     return sorter.take(parser.process(token.token));
   });
   if (!generated) return fail(std::move(generated.error()));

@@ -1,5 +1,5 @@
-// A conversation answered by an engine: render, generate, parse, and sort the text into reasoning,
-// content and tool calls. `moxie run`, `moxie chat` and the server's chat share it.
+// Answers a conversation with an engine: renders it, generates, parses, and sorts the text into
+// reasoning, content and tool calls. `moxie run`, `moxie chat` and the server's chat share this.
 #pragma once
 
 #include <functional>

@@ -1,4 +1,4 @@
-// Sessions of decoding: what lies on the device, what is given to it, and what comes back.
+// Sessions of decoding: the device's arrays, the copies and graphs given to it, and the answers.
 #include "engine/decode_loop.h"
 
 #include <algorithm>
@@ -52,7 +52,7 @@ Result<std::unique_ptr<DecodeLoop>> DecodeLoop::create(const Parts& parts) {
   l.words_ = l.ring_.as<uint64_t>();
   l.answer_ring_ = reinterpret_cast<SampleAnswer*>(l.ring_.data() + word_bytes);
 
-  // What no session changes.
+  // Values that no session changes.
   for (int32_t i = 0; i < max_streams; ++i) {
     l.host_.seq_idx[i] = l.host_.row_offsets[i] = l.host_.logit_rows[i] = i;
   }
@@ -68,7 +68,7 @@ Result<std::unique_ptr<DecodeLoop>> DecodeLoop::create(const Parts& parts) {
   return loop;
 }
 
-// From the host's side of an array to the device's.
+// Copies an array's host side to its device side.
 Status DecodeLoop::copy(const void* host_side, uint64_t bytes) {
   const auto at = static_cast<uint64_t>(static_cast<const std::byte*>(host_side) - staging_.data());
   return parts_.device.copy_from_host(memory_.data() + at, host_side, bytes, parts_.stream);
@@ -154,7 +154,7 @@ Status DecodeLoop::begin(const HostArrays& first, std::span<const SampleRequest>
   return launch_round();
 }
 
-// What the host's side of the arrays says of the members goes to the device.
+// Copies the members' arrays from the host side to the device.
 Status DecodeLoop::open_session(int32_t num_fed) {
   const auto num_rows = static_cast<int32_t>(num_members_);
   CHECK(num_rows <= parts_.activations.max_tokens && num_rows <= parts_.activations.max_logit_rows);
@@ -172,8 +172,8 @@ Status DecodeLoop::open_session(int32_t num_fed) {
   return status;
 }
 
-// All members' in a copy each, with what lies between a table's end and the next one: many small
-// copies would take longer.
+// Copies the tables of all members at once, one copy a kind, gaps between tables included: many
+// small copies would take longer.
 Status DecodeLoop::place_tables(const HostArrays& first) {
   const auto from_stride = static_cast<size_t>(first.table_stride);
   const auto stride = static_cast<size_t>(stride_);
@@ -192,8 +192,8 @@ Status DecodeLoop::place_tables(const HostArrays& first) {
   return {};
 }
 
-// Of a member's tables those from `at` on. No step on its way reads these entries: each is written
-// once a session.
+// Copies the entries of a member's tables from `at` on. No launch under way reads these entries:
+// each is written once a session.
 Status DecodeLoop::place_entries(size_t member, size_t at, std::span<const int32_t> full,
                                  std::span<const int32_t> window) {
   const size_t place = member * static_cast<size_t>(stride_) + at;
@@ -208,7 +208,7 @@ Status DecodeLoop::place_entries(size_t member, size_t at, std::span<const int32
 Status DecodeLoop::launch(const HostArrays& next) {
   CHECK(num_members_ > 0, "no session");
   CHECK(num_in_flight() < kRunAhead && next.positions.size() == num_members_);
-  // Not in begin(): where requests come and go, so do numbers of streams that run but a step.
+  // Not in begin(): when requests come and go, many numbers of streams last for one launch only.
   const auto num_rows = static_cast<int32_t>(num_members_);
   if (auto status = prepare(num_rows, all_plain_); !status) {
     log_warn(
@@ -227,7 +227,7 @@ Status DecodeLoop::launch(const HostArrays& next) {
   return launch_round();
 }
 
-// A step of every member, whose pages are there.
+// Launches one token of every member; its pages are reserved.
 Status DecodeLoop::launch_round() {
   const auto num_rows = static_cast<int32_t>(num_members_);
   const Recorded& recorded = this->recorded(num_rows, all_plain_);
@@ -242,7 +242,7 @@ Status DecodeLoop::launch_round() {
   return {};
 }
 
-// Of the ring: where the round's answer lies.
+// The index in the ring of a launch's answer.
 size_t DecodeLoop::cell(uint32_t number, size_t member) const {
   return (number % kSlots) * static_cast<size_t>(parts_.max_streams) + member;
 }

@@ -1,16 +1,16 @@
-// Decoding without the host on the path: forward pass, sample and advance of some sequences are
-// given to the device as one graph a token; token, position and tables of pages live there. The
-// host reads answers from a ring in its own memory and may lag behind by kRunAhead steps, so that
-// it learns late that an answer has ended: what was drawn beyond is discarded.
+// Decoding without waiting for the host: each launch of a session (one token of each sequence:
+// forward pass, sample, advance) is one graph. Tokens, positions and block tables stay on the
+// device. The host reads answers from a ring in its own memory and may lag by kRunAhead launches,
+// so it learns late that an answer has ended; tokens drawn after the end are discarded.
 //
 //   loop.begin(first, requests);
-//   while (go_on) { loop.launch(next); answers = *loop.next(); }  // some steps ahead of next()
+//   while (go_on) { loop.launch(next); answers = *loop.next(); }  // launch() may run ahead
 //   loop.end();
 //
-// The sequences' pages are kept by whoever began the session, a scheduler, which plans every step
-// anyway. Verification of drafts has no place here: such steps are launched one at a time.
+// The caller, a scheduler, owns the sequences' pages and plans every launch. Launches with drafts
+// do not run here.
 //
-// On the CPU the same launches run at once, one by one. One session at a time; not thread-safe.
+// On the CPU each launch runs inside launch(). One session at a time; not thread-safe.
 #pragma once
 
 #include <memory>
@@ -28,7 +28,7 @@ namespace moxie {
 
 class DecodeLoop {
  public:
-  static constexpr int32_t kMostStreams = 256;  ///< of any loop
+  static constexpr int32_t kMostStreams = 256;  ///< limit for any loop
   static constexpr int32_t kRunAhead = 4;
   static constexpr int32_t kMaxFed = 4096;
 
@@ -41,33 +41,34 @@ class DecodeLoop {
     KernelChooser& kernels;
     const Activations& activations;
     int32_t max_model_len = 0;
-    int32_t max_streams = 1;  ///< of a session, kMostStreams at most
+    int32_t max_streams = 1;  ///< in a session, kMostStreams at most
     bool use_graphs = true;
   };
   static Result<std::unique_ptr<DecodeLoop>> create(const Parts& parts);
 
-  /// Begins a session. `first` is the launch of one token of each sequence, with whole tables, and
-  /// is given to the device; the requests' arrays lie in the device's memory. Pages that are given
-  /// away must be written by later launches only.
+  /// Begins a session and launches `first`: one token of each sequence, with whole block tables.
+  /// The requests' arrays lie in device memory. A page freed during the session may be written by
+  /// later launches only.
   Status begin(const HostArrays& first, std::span<const SampleRequest> requests);
-  /// The session's next step, as build_next_arrays() makes it; of it positions and tables are read.
-  /// At most kRunAhead may be on their way. If this or begin() fails, end() is due.
+  /// Launches the session's next tokens. `next` is as build_next_arrays() makes it; only its
+  /// positions and tables are read. At most kRunAhead launches may be unread. If launch() or
+  /// begin() fails, the caller must call end().
   Status launch(const HostArrays& next);
 
-  /// Waits for the oldest step on its way; its answers, one a member. Fails if the device did. Rows
-  /// without num_logprobs have the token only.
+  /// Waits for the oldest unread launch and returns its answers, one a sequence. Fails if the
+  /// device failed. Answers to requests without num_logprobs hold the token only.
   Result<std::span<const SampleAnswer>> next();
-  /// Whether next() would not wait. Fails as it does.
+  /// Whether next() would return without waiting. Fails as next() does.
   Result<bool> is_ready();
   int32_t num_in_flight() const { return static_cast<int32_t>(number_ - read_); }
-  /// Waits for what is on its way and discards it. Does nothing without a session.
+  /// Waits for unread launches and discards their answers. Does nothing without a session.
   Status end();
 
-  /// Records the graph of `num_streams` now and not at its first use; nothing without graphs.
-  /// `all_plain` as in SampleParams.
+  /// Records the graph for `num_streams` now instead of at its first use. Does nothing without
+  /// graphs. `all_plain` as in SampleParams.
   Status prepare(int32_t num_streams, bool all_plain = true);
-  /// What was recorded is recorded again at its next use; not in a session. A profiler follows only
-  /// graphs that were recorded while it looked.
+  /// Drops all recorded graphs; each is recorded again at its next use. Not during a session. A
+  /// profiler sees only kernels of graphs that were recorded while it was active.
   void forget_graphs();
   bool uses_graphs() const { return parts_.use_graphs; }
   int32_t max_streams() const { return parts_.max_streams; }
@@ -97,7 +98,7 @@ class DecodeLoop {
   uint64_t word(uint32_t number, size_t member) const;
 
   Parts parts_;
-  int32_t stride_ = 0;  // of the tables of pages
+  int32_t stride_ = 0;  // of the block tables
   Buffer memory_, staging_, ring_;
   Arrays device_ = {}, host_ = {};
   uint64_t* words_ = nullptr;
@@ -113,12 +114,12 @@ class DecodeLoop {
   }
   std::vector<Recorded> recorded_;
 
-  size_t num_members_ = 0;  // of the session; 0: there is none
+  size_t num_members_ = 0;  // sequences of the session; 0: no session
   bool all_plain_ = true;
-  uint32_t number_ = 1, read_ = 1;  // next round to be given to the device, to be read
+  uint32_t number_ = 1, read_ = 1;  // number of the next launch, of the next one to read
   std::vector<SampleAnswer> answers_;
-  Clock::time_point queried_{};  // when the stream was last asked how it is
-  bool was_idle_ = false;        // what it said, while an answer is missing
+  Clock::time_point queried_{};  // when is_idle() was last called
+  bool was_idle_ = false;        // its answer, while an answer of the ring is missing
 };
 
 }  // namespace moxie

@@ -11,7 +11,7 @@ namespace {
 constexpr uint64_t kAlign = 64;
 constexpr uint64_t kFirstBytes = uint64_t{64} << 10;
 
-// What each request points at, with the number of bytes.
+// Visits each array that a request points at, with its number of bytes.
 template <typename Visit>
 void for_each_list(SampleRequest& r, int32_t vocab_words, Visit&& visit) {
   visit(r.history_ids, r.num_history);

@@ -1,5 +1,5 @@
-// Requests to sample with the arrays they point at, copied to the memory of the device, and their
-// answers back. For CUDA; CPU rows read the host's arrays themselves.
+// Copies requests to `sample`, with the arrays they point at, to device memory, and the answers
+// back. For CUDA only: CPU rows read the host's arrays.
 #pragma once
 
 #include <span>
@@ -15,14 +15,14 @@ class DeviceRequests {
   DeviceRequests(Device& device, int32_t vocab)
       : device_(device), vocab_words_(ceil_div(vocab, 32)) {}
 
-  /// Copies the requests and what they point at, in stream order. Memory grows when it must, which
-  /// waits for the stream. Nothing placed before may still be on its way.
+  /// Copies the requests and their arrays, in stream order. Growing the memory waits for the
+  /// stream. Copies and launches of an earlier place() must be done.
   Status place(std::span<const SampleRequest> requests, Stream& stream);
-  /// The requests as the device reads them.
+  /// The requests, as a device pointer.
   const SampleRequest* requests() const { return memory_.as<SampleRequest>(); }
-  /// The same, one by one, for the host: their pointers are the device's.
+  /// The same requests for the host to read; their pointers are device pointers.
   std::span<const SampleRequest> placed() const { return placed_; }
-  /// Room on the device for as many answers.
+  /// Device memory for one answer a request.
   SampleAnswer* answers() const {
     return reinterpret_cast<SampleAnswer*>(memory_.data() + answers_at_);
   }
@@ -31,7 +31,7 @@ class DeviceRequests {
 
  private:
   Device& device_;
-  int32_t vocab_words_;  // of an allowed mask
+  int32_t vocab_words_;  // words of an allowed mask
   Buffer memory_, staging_;
   uint64_t answers_at_ = 0;
   std::vector<SampleRequest> placed_;

@@ -1,7 +1,8 @@
-// Who guesses what an answer goes on with before it is drawn: the seam between the scheduler and
-// drafters (text that repeats, a draft head, another model). The guesses of a request, its drafts,
-// run in one step behind its last token, and a token is drawn behind each; what equals the drafts
-// stands, with one token more. A draft costs a token of the step and changes no text.
+// Speculative decoding: the seam between the scheduler and drafters (text that repeats, a draft
+// head, another model), which guess the next tokens of an answer. A request's guesses, its drafts,
+// follow its last token in one launch, and a token is drawn behind each. The drafts that equal the
+// tokens drawn are accepted, and one more token is. A draft costs a token of the launch and changes
+// no text.
 #pragma once
 
 #include <cstdint>
@@ -12,31 +13,31 @@ namespace moxie {
 
 using RequestId = uint64_t;  ///< never 0, never used twice
 
-/// All calls come from one thread, between steps.
+/// All calls come from one thread, between launches.
 class Drafter {
  public:
   virtual ~Drafter() = default;
 
-  /// Appends to `drafts`, which is empty, what may follow `tokens`, the request's prompt and answer
-  /// so far: `limit` at most, fewer or none where it knows no more. What is beyond the limit, and
-  /// what stands behind an id that is none, is left out.
+  /// Appends to the empty `drafts` at most `limit` ids, or none, that may follow `tokens`, the
+  /// request's prompt and answer so far. The caller ignores ids beyond the limit, and all ids from
+  /// the first one outside the vocabulary on.
   virtual void propose(RequestId request, std::span<const int32_t> tokens, int32_t limit,
                        std::vector<int32_t>* drafts) = 0;
 
-  /// A step has drawn `tokens` for the request, and it goes on: the first `num_accepted` of them
-  /// were proposed, the last was not. The first step of an answer, and those for which nothing was
-  /// proposed, come too.
+  /// A launch has drawn `tokens` for the request, which goes on. The first `num_accepted` of them
+  /// were proposed, the last was not. Called for every launch that drew, also for the first one of
+  /// an answer and for those without drafts.
   virtual void observe(RequestId request, std::span<const int32_t> tokens,
                        int32_t num_accepted) = 0;
 
-  /// The request has ended; it may never have been asked about.
+  /// The request has ended. propose() may never have been called for it.
   virtual void forget(RequestId request) = 0;
 };
 
-/// Whether and how far answers are drafted.
+/// Whether answers are drafted, and how far ahead.
 struct Drafting {
   Drafter* drafter = nullptr;  ///< borrowed; null: no drafts
-  int32_t max_drafts = 0;      ///< of a request in a step
+  int32_t max_drafts = 0;      ///< of a request in a launch
 };
 
 }  // namespace moxie

@@ -114,9 +114,9 @@ Status Engine::open_gpu(const std::string& name) {
   return make_kernels();
 }
 
-// For `--device auto`: the first GPU that this build has code for, if every step has a row for this
-// model there. False, with the reason said, where there is none; a machine without an NVIDIA
-// driver lacks nothing and is not told.
+// For `--device auto`: opens the first GPU that this build has code for, if every step has a row
+// for this model there. Else returns false and logs the reason, except on a machine without an
+// NVIDIA driver, which lacks nothing.
 bool Engine::open_usable_gpu() {
   std::string why;
   const int num_usable = num_cuda_devices(&why);
@@ -190,7 +190,7 @@ Status Engine::load_model() {
   const auto start = std::chrono::steady_clock::now();
   const ModelWeights layout = checkpoint_->layout(load_options_);
   const GptOss shape(config(), layout, {}, *kernels_);
-  // Before anything is loaded: a step without a row is known from the formats alone.
+  // Before loading: the formats alone tell whether a step has no row.
   if (auto status = shape.check_rows(kv_dtype_); !status) return status;
   plan_ = plan_memory(*checkpoint_, plan_request(options_, load_options_, kv_dtype_),
                       device_->properties().available_bytes, *kernels_);
@@ -221,7 +221,7 @@ Status Engine::make_rotary() {
   auto rotary = device_->allocate(4ull * static_cast<uint64_t>(max_len) * config().head_dim);
   if (!rotary) return fail(std::move(rotary.error()));
   rotary_buffer_ = std::move(*rotary);
-  // Through a small piece of host memory, so that the peak holds one table and not two.
+  // Through a small piece of host memory, so that peak memory holds one table, not two.
   constexpr int32_t kPiece = 1024;
   std::vector<float> piece(static_cast<size_t>(kPiece) * config().head_dim);
   for (int32_t first = 0; first < max_len; first += kPiece) {
@@ -292,8 +292,8 @@ Status Engine::make_decode_loop() {
   return stream_->synchronize();
 }
 
-// Entries of a sequence's table of pages in a launch: on CUDA always as many, since a recorded
-// launch keeps its strides.
+// Entries of a sequence's block table in a launch; the same for all launches on CUDA, since a
+// recorded graph keeps its strides.
 int32_t Engine::table_stride() const {
   return ceil_div(plan_.max_model_len, kv_->shape().page_tokens);
 }

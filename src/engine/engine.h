@@ -1,4 +1,5 @@
-// A loaded model with its device, cache, tokenizer and chooser of kernels, and one answer of it.
+// A loaded model with its device, cache, tokenizer and kernel chooser: launches, draws, and one
+// answer at a time.
 #pragma once
 
 #include <chrono>
@@ -22,37 +23,37 @@
 
 namespace moxie {
 
-/// The switches that decide how a model is loaded and run; strings as the flags take them.
+/// How a model is loaded and run; strings have the form of the flags' values.
 struct EngineOptions {
   std::string model = "embedded";
   std::string device = "auto";       ///< cpu, cuda, cuda:N, auto
   std::string graphs = "on";         ///< CUDA: decode by graphs; off: the same kernels one by one
   int threads = 0;                   ///< 0: one a usable core
   std::vector<std::string> kernels;  ///< STEP=NAME
-  std::string tile = "auto";         ///< CUDA: of the experts' products, as parse_tile takes it
+  std::string tile = "auto";         ///< CUDA: tile of the experts' products (parse_tile)
   std::string mxfp4_layers = "moe";
   std::string mxfp8_layers;       ///< CUDA only
-  std::string kv_dtype = "auto";  ///< as choose_kv_dtype takes it
+  std::string kv_dtype = "auto";  ///< see choose_kv_dtype
   std::string activation = "auto";
   std::string batch_invariant = "off";  ///< on: a token's logits do not depend on the batch
-  int32_t max_model_len = 0;            ///< 0: as much as fits, at most kDefaultContext
+  int32_t max_model_len = 0;  ///< tokens of context; 0: as many as fit, at most kDefaultContext
   int32_t max_num_seqs = 1;
   int32_t max_batch_tokens = 0;  ///< of a launch; 0: what suits the device (plan.h)
   int32_t max_logit_rows = 1;
-  /// Of both pools of the cache; 0: as many pages as max_num_seqs sequences of max_model_len need,
-  /// kAutoKvBytes: what a server takes (plan.h).
+  /// Bytes of both pools of the cache. 0: as many pages as max_num_seqs sequences of max_model_len
+  /// need. kAutoKvBytes: the size that a server takes (plan.h).
   uint64_t kv_cache_bytes = 0;
   bool sinks = true;
-  std::vector<int32_t> taps;  ///< where passes hand out x (GptOss): read_tap()
+  std::vector<int32_t> taps;  ///< layers before which x is copied out (GptOss): read_tap()
   uint64_t seed = 0;          ///< of synthetic weights
   bool show_progress = true;
 };
 
-/// What the switches say of rows, on a device with these features; or the switch that no row of the
-/// device can follow.
+/// What the switches say of rows, on a device with these features. Fails if no row of the device
+/// can follow a switch.
 Result<KernelChoice> kernel_choice(const EngineOptions& options, Features features);
 
-/// What decides the memory that an engine takes.
+/// The memory plan's request for an engine with these options.
 PlanRequest plan_request(const EngineOptions& options, const LoadOptions& load, DType kv_dtype);
 
 /// How tokens are drawn. Names and meanings are OpenAI's and vLLM's.
@@ -67,15 +68,15 @@ struct SamplingOptions {
   int32_t max_tokens = 0;  ///< 0: to the end of the context
   bool ignore_eos = false;
   std::vector<int32_t> stop_ids;     ///< besides the model's own
-  int32_t min_tokens = 0;            ///< stop tokens are forbidden before as many are drawn
-  std::vector<int32_t> allowed_ids;  ///< no other is drawn; empty: all
+  int32_t min_tokens = 0;            ///< stop tokens are forbidden until so many are drawn
+  std::vector<int32_t> allowed_ids;  ///< only these are drawn; empty: all
 };
 
 enum class FinishReason : uint8_t { kStop, kLength, kAborted, kError };
 inline constexpr int kNumFinishReasons = 4;
 const char* finish_reason_name(FinishReason reason);
 
-/// Seconds by part, and what they did.
+/// Seconds of prefill and decode, and the tokens they processed.
 struct Timing {
   double load_s = 0, prefill_s = 0, decode_s = 0;
   int64_t prompt_tokens = 0, completion_tokens = 0;
@@ -93,40 +94,40 @@ struct Generated {
 
 class Engine {
  public:
-  /// Plans, refuses what does not fit before loading, loads.
+  /// Plans the memory, fails if the model does not fit, then loads.
   static Result<std::unique_ptr<Engine>> load(const EngineOptions& options);
 
   /// One launch: appends each chunk to its sequence. Returns the logits asked for, in order,
-  /// [rows, vocab], in device memory until the next launch. Fails if cache pages run out (nothing
-  /// is changed then) or the launch is larger than planned. On CUDA the launch may still be
-  /// running: its fault is reported by what waits for it (sample, read_logits, synchronize).
+  /// [rows, vocab], in device memory; valid until the next launch. Fails, changing nothing, if
+  /// cache pages run out or the launch is larger than planned. On CUDA the launch may still run
+  /// when this returns; sample, read_logits and synchronize wait for it and report its fault.
   Result<const float*> step(std::span<const Chunk> chunks);
-  /// step() in its parts, for a loop that builds one launch while another runs: the chunks have
-  /// been appended to their sequences, which hold room for them at their ends; build() writes the
-  /// arrays, run() launches them. Limits as for step(), but checked by the caller. Window pages are
-  /// not released. build() may run beside run() and sample(), which take one launch after another;
-  /// `arrays` must not change before its launch has run.
+  /// step() in two halves, for a loop that builds one launch while another runs: build() writes the
+  /// arrays, run() launches them. The caller has reserved the pages of the chunks' tokens (the last
+  /// of their sequences), checks the limits of step() and releases window pages. build() may run on
+  /// another thread beside run() and sample(), which must not overlap each other. `arrays` must not
+  /// change before its launch has run.
   void build(std::span<const Chunk> chunks, HostArrays* arrays) const;
   Result<const float*> run(const HostArrays& arrays);
-  /// Draws one token from each row of logits of the last launch; waits for the answers. The
-  /// requests' arrays lie in the host's memory.
+  /// Draws one token from each row of logits of the last launch and waits for the answers. The
+  /// requests' arrays lie in host memory.
   Status sample(std::span<const SampleRequest> requests, std::span<SampleAnswer> answers);
-  /// Begins a session of decode_loop() with a launch of one token a sequence, whose pages the
-  /// caller keeps; of the last session no step may be on its way. The requests' arrays lie in the
-  /// host's memory.
+  /// Begins a session of decode_loop() with `first`, a launch of one token a sequence. The caller
+  /// owns the sequences' pages. No launch of an earlier session may be unread. The requests' arrays
+  /// lie in host memory.
   Status begin_decoding(const HostArrays& first, std::span<const SampleRequest> requests);
-  /// Waits for the last launch and copies its first logits to the host: rows times vocab values.
+  /// Waits for the last launch and copies its logits from the first row on: rows * vocab values.
   Status read_logits(std::span<float> logits);
-  /// Waits for the last launch and copies to the host what tap number `tap` of EngineOptions::taps
-  /// handed out of its first tokens: tokens times hidden values.
+  /// Waits for the last launch and copies to the host what tap `tap` (an index into
+  /// EngineOptions::taps) holds, from the launch's first token on: tokens * hidden values.
   Status read_tap(size_t tap, std::span<float> x);
   /// Waits for everything given to the device.
   Status synchronize() { return stream_->synchronize(); }
 
-  /// Runs a prompt to its end, as a service does that has this request alone (step_loop.h): prefill
-  /// in chunks of max_batch_tokens, then a token a step, or with a drafter several; each draft
-  /// takes one of max_logit_rows. `on_token` sees every token as it comes and returns false to
-  /// stop.
+  /// Answers one prompt, with the launches of a service that has this request alone (step_loop.h):
+  /// prefill in chunks of max_batch_tokens, then one token a launch, or several with a drafter.
+  /// Each draft takes one of max_logit_rows. `on_token` is called for each token and returns false
+  /// to stop.
   using OnToken = std::function<bool(const SampleAnswer&)>;
   Result<Generated> generate(std::span<const int32_t> prompt, const SamplingOptions& sampling,
                              const OnToken& on_token = {}, const Drafting& drafting = {});
@@ -137,7 +138,7 @@ class Engine {
   KernelChooser& kernels() { return *kernels_; }
   const GptOss& model() const { return *model_; }
   KvCache& kv() { return *kv_; }
-  /// Decoding of several sequences at once without the host on the path.
+  /// Decodes several sequences at once without waiting for the host.
   DecodeLoop& decode_loop() { return *decode_loop_; }
   Device& device() { return *device_; }
   Stream& stream() { return *stream_; }
@@ -146,11 +147,12 @@ class Engine {
   DType kv_dtype() const { return kv_dtype_; }
   uint64_t weights_bytes() const { return weights_.packed_bytes; }
   double load_seconds() const { return timeline_.ready_s; }
-  /// How long the start took, part by part.
+  /// How long each stage of the start took.
   const StartupTimeline& timeline() const { return timeline_; }
-  /// Tokens that end a generation: the harmony set by name, and the configuration's eos.
+  /// Tokens that end an answer: harmony's stop tokens and the configuration's eos.
   const std::vector<int32_t>& stop_ids() const { return stop_ids_; }
-  /// Those of a tokenizer that is used in place of the model's own; before anything is generated.
+  /// Stops at the stop tokens of `tokenizer`, which replaces the model's own. To be called before
+  /// anything is generated.
   void stop_at_ends_of(const Tokenizer& tokenizer);
 
  private:
@@ -187,7 +189,7 @@ class Engine {
 
   std::unique_ptr<DecodeLoop> decode_loop_;
 
-  HostArrays host_arrays_;  // one launch's, reused
+  HostArrays host_arrays_;  // of one launch; reused
   std::optional<LaunchArrays> launch_arrays_;
   std::vector<KvLayer> layers_;
   std::optional<DeviceRequests> device_requests_;  // CUDA only

@@ -1,4 +1,4 @@
-// One answer: a request, alone with a scheduler of its own.
+// One answer: a single request with a scheduler of its own.
 #include <algorithm>
 
 #include "core/clock.h"
@@ -23,7 +23,7 @@ const char* finish_reason_name(FinishReason reason) {
 
 namespace {
 
-// What comes for the request, as generate() tells it.
+// The request's sink: collects what generate() returns.
 class Collector {
  public:
   Collector(Generated& result, const Engine::OnToken& on_token)
@@ -94,7 +94,7 @@ Result<Generated> Engine::generate(std::span<const int32_t> prompt, const Sampli
       if (collector.was_stopped()) loop.scheduler().cancel(id);
     }
   }
-  runner->leave_loop();  // the device has no more of it
+  runner->leave_loop();  // nothing of it is left on the device
   if (auto done = synchronize(); !done) return fail(std::move(done.error()));
   const Finish& finish = collector.finish();
   if (finish.reason == FinishReason::kError) return fail(finish.error);

@@ -19,15 +19,15 @@ uint64_t page_bytes_of_layer(const KvShape& shape) {
   return 2 * dtype_bytes(shape.dtype, elements);
 }
 
-// Pages of one kind: who holds them, and where they lie. Pages that are kept and that nobody holds
-// stand in one of two lists, the one let go of first in front.
+// Pages of one kind: their holders and their memory. Kept pages without a holder are in one of two
+// lists, least recently released first.
 struct Pool {
   int32_t num_layers = 0;
   int32_t num_pages = 0;
   std::vector<int32_t> num_holders;       // by page
   std::vector<int32_t> free_pages;        // not kept; last out first
   std::vector<uint8_t> kept, preferred;   // by page
-  std::vector<int32_t> before, after;     // by page, and the two lists' ends behind the last page
+  std::vector<int32_t> before, after;     // by page; behind the last page the two lists' ends
   int32_t num_idle = 0;                   // in the lists
   std::function<void(int32_t)> on_evict;  // may be empty
   Buffer memory;
@@ -67,7 +67,7 @@ struct Pool {
       free_pages.push_back(page);
     }
   }
-  /// Whether others rely on what it holds.
+  /// Whether other sequences or the prefix cache rely on its content.
   bool is_shared(int32_t page) const {
     return num_holders[static_cast<size_t>(page)] > 1 || kept[static_cast<size_t>(page)] == 1;
   }
@@ -116,7 +116,7 @@ struct Pool {
   }
 };
 
-// One kind's block table of one sequence: pages of logical pages 0.., -1 where freed.
+// One kind's block table of one sequence: the page of each logical page from 0 on, -1 if freed.
 struct Table {
   std::vector<int32_t> pages;
   int32_t num_released = 0;  // leading entries that are -1
@@ -147,7 +147,7 @@ struct KvCache::Impl {
 
   Pool& pool(PageKind kind) { return kind == PageKind::kFull ? full : window; }
 
-  // Whether the next token of the sequence is written into a page that others hold too.
+  // Whether the sequence's next token would be written into a shared page.
   static bool writes_shared_page(const Pool& pool, const Table& table, int32_t num_tokens,
                                  int32_t page_tokens) {
     const auto page_idx = static_cast<size_t>(num_tokens / page_tokens);
@@ -169,14 +169,14 @@ struct KvCache::Impl {
       std::byte* base = pool.memory.data() + static_cast<uint64_t>(layer) *
                                                  static_cast<uint64_t>(pool.num_pages) *
                                                  layer_page_bytes;
-      // Fails only on a device that has failed before: Stream::synchronize reports that.
+      // Fails only if the device has failed before, which Stream::synchronize reports.
       static_cast<void>(device->copy_on_device(
           base + static_cast<uint64_t>(to) * layer_page_bytes,
           base + static_cast<uint64_t>(from) * layer_page_bytes, layer_page_bytes, *stream));
     }
   }
 
-  // Grows a table to hold `num_tokens` + `count` tokens; the pages are known to be there.
+  // Grows a table to hold `num_tokens` + `count` tokens; enough pages are free.
   void grow(Pool& pool, Table& table, const KvShape& shape, int32_t num_tokens, int32_t count) {
     if (pool.num_layers == 0 || count == 0) return;
     if (writes_shared_page(pool, table, num_tokens, shape.page_tokens)) {
@@ -264,8 +264,8 @@ int64_t KvShape::full_pages(int64_t num_tokens) const {
 int64_t KvShape::window_pages(int64_t num_tokens, int64_t chunk) const {
   if (num_window_layers == 0) return 0;
   const int64_t all = ceil_div<int64_t>(num_tokens, page_tokens);
-  // A chunk's first token sees window - 1 keys before itself, and its last is chunk - 1 further:
-  // that many consecutive tokens, beginning anywhere in a page.
+  // A chunk's first token sees window - 1 keys before itself, and its last token is chunk - 1
+  // further. These consecutive tokens may begin anywhere in a page.
   const int64_t span = window - 1 + std::min(chunk, num_tokens);
   if (span <= 1) return std::min<int64_t>(all, 1);
   return std::min(all, (span - 2) / page_tokens + 2);
@@ -299,8 +299,8 @@ Result<std::unique_ptr<KvCache>> KvCache::create(Device& device, Stream& stream,
     auto memory = device.allocate(static_cast<uint64_t>(pool.num_pages) * bytes);
     if (!memory) return fail(std::move(memory.error()));
     pool.memory = std::move(*memory);
-    // A CPU's fresh pages are zero, and taken as they are first written: a server is ready before
-    // it has touched half a gigabyte.
+    // Fresh memory of the CPU is zero and becomes resident when first written: a server need not
+    // touch half a gigabyte before it is ready.
     if (device.kind() == DeviceKind::kCpu) return {};
     return device.fill_zero(pool.memory.data(), pool.memory.bytes(), stream);
   };

@@ -1,6 +1,6 @@
-// The arrays of one launch (token ids, positions, tables of pages, ...) where the device's rows
-// read them: on the CPU the vectors themselves, on CUDA device memory filled by one copy from
-// pinned memory that does not wait.
+// The arrays of one launch (token ids, positions, block tables, ...) in memory that the device
+// reads: on the CPU the host's vectors, on CUDA device memory that one asynchronous copy from
+// pinned memory fills.
 #pragma once
 
 #include <memory>
@@ -29,8 +29,8 @@ struct HostArrays {
   std::vector<int32_t> full_tables, window_tables;  // [num_seqs, table_stride]
   int32_t table_stride = 0;
   int64_t num_visible_keys = 0;
-  /// Of the first step of a decode loop: the tokens of the next num_fed steps, in place of those
-  /// drawn. [num_seqs, num_fed]
+  /// In the first launch of a decode loop's session: the tokens that the next num_fed launches take
+  /// instead of drawn ones. [num_seqs, num_fed]
   std::vector<int32_t> fed;
   int32_t num_fed = 0;
 
@@ -38,30 +38,30 @@ struct HostArrays {
   int64_t num_values() const;
 };
 
-/// The launch of chunks whose tokens are the last of their sequences, which hold pages for them.
-/// `table_stride` 0: as long as the longest table.
+/// Writes the arrays of a launch of `chunks`, whose tokens are the last of their sequences and have
+/// pages. `table_stride` 0: as long as the longest table.
 void build_arrays(std::span<const Chunk> chunks, const KvCache& kv, int32_t table_stride,
                   HostArrays* arrays);
-/// The same for chunks of one token whose sequences the device runs already: of each table the one
-/// entry that may be new, the page of the token. `table_stride` is 1.
+/// The same for a later launch of a decode loop's session, one token a chunk: each table holds only
+/// the entry that may be new, the page of the token. `table_stride` is 1.
 void build_next_arrays(std::span<const Chunk> chunks, const KvCache& kv, HostArrays* arrays);
 
 class LaunchArrays {
  public:
-  /// What a launch holds at most.
+  /// The most that one launch holds.
   struct Limits {
     int32_t num_tokens = 0, num_seqs = 0, num_logit_rows = 0, table_stride = 0;
     uint64_t bytes() const;
   };
   static Result<LaunchArrays> create(Device& device, const Limits& limits);
 
-  /// The batch and one view a layer of `kv`, valid until the next place(); `host` must not change
-  /// before then where the device is the CPU.
+  /// Returns the batch, and one view of `kv` a layer; both are valid until the next place(). On the
+  /// CPU `host` must not change before then.
   Result<Batch> place(const HostArrays& host, const KvCache& kv, Stream& stream,
                       std::vector<KvLayer>* layers);
 
  private:
-  // Copies in flight at once: the stream is waited for when all slots have been used.
+  // Copies in flight at once. When all slots have been used, place() waits for the stream.
   static constexpr int kSlots = 4;
 
   Device* device_ = nullptr;

@@ -1,4 +1,4 @@
-// Sums of parts; the context shrinks to what fits, with the reason said.
+// Adds up the sizes; shrinks the context to what fits, and gives the reason.
 #include "engine/plan.h"
 
 #include <fmt/format.h>
@@ -12,8 +12,8 @@
 namespace moxie {
 namespace {
 
-// Code, stacks, tokenizer tables and the heap of a process that has loaded a model; measured, and
-// covered by the test that compares a plan with the peak seen.
+// Code, stacks, tokenizer tables and heap of a process that has loaded a model. Measured; a test
+// compares a plan with the peak seen.
 constexpr uint64_t kProcessBytes = uint64_t{30} << 20;
 
 struct Sizes {
@@ -43,7 +43,7 @@ Sizes sizes_for(const GptOssConfig& config, const ModelWeights& layout, uint64_t
     sizes.process = kProcessBytes;
     return sizes;
   }
-  // Tables of pages, ids and positions of one launch; the decode loop holds as many for its own.
+  // Block tables, ids and positions of one launch; the decode loop has its own, of the same size.
   const LaunchArrays::Limits limits{.num_tokens = request.max_batch_tokens,
                                     .num_seqs = request.max_num_seqs,
                                     .num_logit_rows = request.max_logit_rows,
@@ -135,7 +135,7 @@ KvPages kv_pages(const KvShape& shape, uint64_t kv_cache_bytes, int32_t max_mode
   const auto window_bytes = std::max<int64_t>(1, static_cast<int64_t>(shape.window_page_bytes()));
   const auto bytes =
       static_cast<int64_t>(std::min<uint64_t>(kv_cache_bytes, static_cast<uint64_t>(INT64_MAX)));
-  // While they run: a window each, and the chunk of those that read their prompts.
+  // Pages of running sequences: a window each, and the chunk of prompts being computed.
   const int64_t running = seqs * shape.window_pages(max_model_len, 1) + one.window;
   int64_t window = std::min(running, bytes / 2 / window_bytes);
   window += std::max<int64_t>(0, bytes - one.full * full_bytes - window * window_bytes) / 5 /

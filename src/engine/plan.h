@@ -1,4 +1,4 @@
-// What a model takes in memory and what its limit is, computed before anything is loaded.
+// The memory that a model takes and the least work of a token, computed before anything is loaded.
 #pragma once
 
 #include <string>
@@ -42,10 +42,10 @@ struct PlanRequest {
   uint64_t kv_cache_bytes = 0;  ///< 0, kAutoKvBytes, or of both pools
 };
 
-/// For kv_cache_bytes: what a server takes. CUDA: nine tenths of what is left beside the rest. CPU:
-/// a quarter of it, and no more than the weights take or, with small ones, kSmallServerCacheWeights
-/// times as much up to kSmallServerCacheBytes. Never less than a sequence of the whole context
-/// needs, never more than all sequences would.
+/// For kv_cache_bytes: the size of a server's cache. CUDA: nine tenths of the memory that all else
+/// leaves free. CPU: a quarter of it, but no more than the weights take or, if that is more,
+/// kSmallServerCacheWeights times the weights up to kSmallServerCacheBytes. Never less than one
+/// sequence of the whole context needs, never more than all sequences need.
 inline constexpr uint64_t kAutoKvBytes = UINT64_MAX;
 inline constexpr uint64_t kSmallServerCacheBytes = uint64_t{512} << 20,
                           kSmallServerCacheWeights = 8;
@@ -53,28 +53,28 @@ inline constexpr uint64_t kSmallServerCacheBytes = uint64_t{512} << 20,
 /// Context of a sequence where none is asked for and memory allows it.
 inline constexpr int32_t kDefaultContext = 16384;
 
-/// Tokens of a launch where none are asked for: what rows for many tokens need to read each expert
-/// seldom, or what is enough for rows that go through groups of tokens. At least two a sequence.
+/// Default numbers of tokens of a launch, at least two a sequence: for rows that go through groups
+/// of tokens, and for GEMM rows, which need many tokens to read each expert seldom.
 inline constexpr int32_t kDefaultBatchTokens = 512, kDefaultGemmBatchTokens = 8192;
 
-/// A cache that takes no more than this at F32 is kept at F32: exactness is free there.
+/// A cache that takes no more than this in F32 is kept in F32: exactness costs no time there.
 inline constexpr uint64_t kSmallCacheBytes = uint64_t{128} << 20;
 
-/// What a process holds of a GPU besides its buffers: the context, the code of kernels and recorded
-/// graphs. A measured constant of one H200 (driver 580, CUDA 13.0): the context alone is 527 MiB.
+/// GPU memory of a process besides its buffers: the context, the code of kernels and recorded
+/// graphs. Measured on an H200 (driver 580, CUDA 13.0): the context alone takes 527 MiB.
 inline constexpr uint64_t kCudaContextBytes = uint64_t{560} << 20;
 
-/// `--kv-dtype`: bf16, fp8_e4m3, f32, or auto: f32 where every row is the reference's, or the whole
-/// cache is small (kSmallCacheBytes) and the model narrow (kLeastBf16AttendWidth), else bf16. CUDA
-/// rows read bf16 and fp8 only. `max_model_len` 0 means kDefaultContext.
+/// Reads `--kv-dtype`: bf16, fp8_e4m3, f32 or auto. auto is f32 if every row is a reference row, or
+/// if the whole cache is small (kSmallCacheBytes) and the model narrow (kLeastBf16AttendWidth);
+/// else bf16. CUDA rows read bf16 and fp8 only. `max_model_len` 0 means kDefaultContext.
 Result<DType> choose_kv_dtype(const std::string& text, const GptOssConfig& config,
                               const KernelChooser& kernels, int32_t max_model_len,
                               int32_t max_num_seqs, uint64_t kv_cache_bytes = 0);
 
-/// Pages of both pools in `kv_cache_bytes` bytes; 0: those that `max_num_seqs` sequences of the
-/// whole context need at once. Otherwise the window pool holds what as many sequences need while
-/// they run, where that leaves the full layers half of the bytes, and a fifth of the rest for
-/// prefixes to be found again; at least one sequence of the whole context fits in any case.
+/// Pages of both pools in `kv_cache_bytes` bytes; 0: the pages that `max_num_seqs` sequences of the
+/// whole context need at once. Otherwise the window pool gets the pages that `max_num_seqs` running
+/// sequences need, if that leaves the full layers half of the bytes, and a fifth of the rest for
+/// cached prefixes. At least one sequence of the whole context fits in any case.
 KvPages kv_pages(const KvShape& shape, uint64_t kv_cache_bytes, int32_t max_model_len,
                  int32_t max_num_seqs, int32_t chunk);
 

@@ -91,7 +91,7 @@ PrefixCache::~PrefixCache() {
   kv_.set_on_evict({});
 }
 
-// The first of the blocks whose window keys the token after `num_blocks` blocks sees.
+// The first block whose window keys are seen by the token after `num_blocks` blocks.
 int32_t PrefixCache::first_window_block(int32_t num_blocks) const {
   const KvShape& shape = kv_.shape();
   return std::max(0, num_blocks * shape.page_tokens - shape.window + 1) / shape.page_tokens;
@@ -103,7 +103,7 @@ CacheReport PrefixCache::find(std::span<const BlockHash> chain, int32_t prompt_t
       std::min(static_cast<int32_t>(chain.size()), std::max(0, prompt_tokens - 1) / page_tokens);
   if (most == 0) return {.miss = CacheMiss::kShort};
   int32_t hit = 0, known = 0;
-  int32_t window_from = 0;  // window pages are there without a gap from this block on
+  int32_t window_from = 0;  // from this block on all window pages are cached
   CacheReport report{.miss = CacheMiss::kNone};
   for (; known < most; ++known) {
     const auto found = blocks_.find(chain[static_cast<size_t>(known)]);
@@ -183,7 +183,7 @@ void PrefixCache::on_evict(PageKind kind, int32_t page) {
     ghosts_.pop_front();
     const auto found = blocks_.find(hash);
     if (found == blocks_.end() || !found->second.is_ghost()) continue;
-    if (found->second.ghost_number != number) continue;  // came back, and went again
+    if (found->second.ghost_number != number) continue;  // cached and evicted again since
     blocks_.erase(found);
     --num_ghosts_;
   }

@@ -1,4 +1,4 @@
-// What is wrong with a request whatever else goes on.
+// Checks of a request that need no state of the service.
 #include <fmt/format.h>
 
 #include <array>

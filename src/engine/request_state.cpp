@@ -1,4 +1,4 @@
-// What each draw of a request asks for.
+// The SampleRequest of each draw of a request.
 #include "engine/request_state.h"
 
 #include <algorithm>
@@ -77,7 +77,7 @@ SampleRequest Sampler::next(int32_t num_drawn, TokenConstraint* constraint,
   return request;
 }
 
-// One list of ids, to which drafts that are new append; counts behind each draft.
+// All draws share one list of ids, to which new ids of drafts are appended; each has its counts.
 void Sampler::add_drafts(std::span<const int32_t> drafts, std::span<SampleRequest> requests,
                          std::vector<int32_t>* lists) const {
   if (!is_penalised_) return;

@@ -1,4 +1,4 @@
-// A request as the scheduler keeps it: its tokens, its place in the cache, and how it draws.
+// A request's state in the scheduler: its tokens, its sequence in the cache, and its sampler.
 #pragma once
 
 #include <optional>
@@ -10,20 +10,21 @@
 
 namespace moxie {
 
-/// Turns SamplingOptions into what each draw asks for; keeps the counts that penalties need.
+/// Turns SamplingOptions into the SampleRequest of each draw; keeps the counts for penalties.
 class Sampler {
  public:
   Sampler(const SamplingOptions& options, std::span<const int32_t> prompt,
           std::span<const int32_t> model_stop_ids, int32_t vocab);
 
-  /// What the draw after `num_drawn` tokens wants; valid until the next take(). `mask` is room for
-  /// one mask, used if `constraint` binds.
+  /// The SampleRequest of the draw after `num_drawn` tokens; valid until the next take(). `mask`
+  /// has room for one mask, used if `constraint` binds.
   SampleRequest next(int32_t num_drawn, TokenConstraint* constraint, std::span<uint32_t> mask);
-  /// To the requests of draws behind `drafts`, one a draft, the counts that penalties then have; of
-  /// them `lists` keeps the memory.
+  /// Sets, in the requests of the draws behind `drafts` (one a draft), the counts for penalties as
+  /// if the drafts before were drawn. `lists` owns the memory of the counts.
   void add_drafts(std::span<const int32_t> drafts, std::span<SampleRequest> requests,
                   std::vector<int32_t>* lists) const;
-  /// Whether that draw and all after it want the same, whatever is drawn: nothing of the host.
+  /// Whether the requests of that draw and of all later ones are independent of the tokens drawn,
+  /// so that they need nothing from the host.
   bool is_free(int32_t num_drawn) const { return !is_penalised_ && num_drawn >= min_tokens_; }
   /// The token was drawn.
   void take(int32_t token);
@@ -49,16 +50,15 @@ struct Request {
   Request(ServiceRequest request, Sampler request_sampler, int32_t room, int32_t page_tokens);
 
   int32_t num_drawn() const { return static_cast<int32_t>(tokens.size()) - num_prompt; }
-  /// Tokens known and to be known once the steps on their way are done.
+  /// Known tokens, and those that launches under way will draw.
   int32_t num_coming() const { return static_cast<int32_t>(tokens.size()) + num_pending; }
-  /// Of those, the ones without a place in the cache.
+  /// Those of num_coming() that have no place in the cache.
   int32_t num_left() const { return num_coming() - num_stored; }
-  /// Whether its next step is planned only when the draws on their way are known: drafts follow
-  /// known tokens.
+  /// Whether its next launch is planned only after the draws under way: drafts follow known tokens.
   bool awaits_draws() const { return speculates && num_pending > 0; }
-  /// Whether the prompt has log-probabilities that were not delivered yet.
+  /// Whether log-probabilities of the prompt are still to be delivered.
   bool wants_scores() const { return prompt_logprobs >= 0 && num_scored < num_prompt - 1; }
-  /// Serves before: by priority, then by arrival.
+  /// Whether it is served before `other`: by priority, then by arrival.
   bool is_before(const Request& other) const {
     return priority != other.priority ? priority < other.priority : id < other.id;
   }
@@ -73,35 +73,35 @@ struct Request {
 
   SeqId seq = -1;           // while running
   int32_t num_stored = 0;   // tokens with a place in the cache: computed, or given to the device
-  int32_t num_pending = 0;  // draws on their way
-  int32_t pending_answer = -1;  // the last of them: its place among its step's answers
-  int32_t num_plans = 0;        // steps on their way that have it
+  int32_t num_pending = 0;  // draws under way
+  int32_t pending_answer = -1;  // index of the last one among its launch's answers
+  int32_t num_plans = 0;        // launches under way that have a row of it
   int32_t num_scored = 0;       // prompt tokens whose log-probability was delivered
   bool was_admitted = false;
-  bool is_suspect = false;       // was in a step that failed; runs alone until it has drawn again
-  int32_t num_failed_steps = 0;  // that it was in, and whose fault was not found
+  bool is_suspect = false;       // was in a failed launch; runs alone until it has drawn again
+  int32_t num_failed_steps = 0;  // failed launches that it was in, no request found at fault
 
   bool uses_cache;
   std::vector<BlockHash> chain;  // of the whole pages of tokens
   int32_t num_inserted = 0;      // pages that the prefix cache knows
 
-  const std::vector<int32_t> given;  // the first tokens of the answer, in place of those drawn
+  const std::vector<int32_t> given;  // the first tokens of the answer, instead of drawn ones
   bool speculates;                   // its answer is drafted
-  Verification verification;         // of its drafts in the step on its way
+  Verification verification;         // of its drafts in the launch under way
 
   Sampler sampler;
   std::shared_ptr<TokenConstraint> constraint;
   RequestSink sink;
   Finish finish;
-  bool was_told = false;  // of its end
+  bool was_told = false;  // the sink has been told of the end
 
  private:
   BlockHash start_;  // of the chain
 };
 
 class StepRunner;
-/// The request as the scheduler takes it; its id is still to be given. It has been checked.
-/// `room`: as for Request; none: what the runner's context leaves.
+/// Makes the scheduler's form of a checked request, still without an id. `room` as for Request;
+/// none: the tokens that the runner's context leaves.
 std::unique_ptr<Request> make_request(ServiceRequest request, StepRunner& runner,
                                       std::optional<int32_t> room = {});
 

@@ -1,4 +1,4 @@
-// Rows of a step, admission, preemption, and what becomes of the tokens drawn.
+// Rows of a launch, admission, preemption, and the absorbing of drawn tokens.
 #include "engine/scheduler.h"
 
 #include <fmt/format.h>
@@ -9,18 +9,18 @@
 namespace moxie {
 namespace {
 
-// In the place of a token that the step before draws.
+// Stands in for a token that the launch before draws.
 constexpr int32_t kAwaitedToken = 0;
-// Added to the logit of a prompt's token, so that the greedy draw is that token.
+// Added to the logit of a prompt's token, so that the greedy draw yields that token.
 constexpr float kForced = 1e30f;
-// Requests at the head of the queue that may be passed over in one plan, because others compute
-// their prefix just now.
+// The most requests at the head of the queue that one plan passes over because another request is
+// computing their prefix.
 constexpr int kMaxPassedOver = 64;
-// Failed steps that a request may have been in without one to blame: a fault that shows in company
-// only ends here.
+// Failed launches, with no request found at fault, after which a request that was in them ends: so
+// ends a fault that shows only when requests run together.
 constexpr int kMaxFailedSteps = 3;
 
-// Requests whose windows are sure to fit at once, beside what a step's prompts need.
+// The number of requests whose windows fit at once beside the pages of a launch's prompts.
 int32_t most_running(const KvCache& kv, int32_t max_model_len, int32_t max_batch_tokens) {
   const int64_t each = kv.shape().window_pages(max_model_len, 1);
   if (each == 0) return std::numeric_limits<int32_t>::max();
@@ -28,7 +28,7 @@ int32_t most_running(const KvCache& kv, int32_t max_model_len, int32_t max_batch
   return static_cast<int32_t>(std::max<int64_t>(1, (kv.num_window_pages() - prompts) / each));
 }
 
-// A request alone fits in the cache, unless someone else holds pages of it.
+// A request that runs alone fits in the cache unless something else holds pages.
 Error no_pages() {
   return {"no free pages in the KV cache", "step", "fewer streams or shorter contexts"};
 }
@@ -105,7 +105,7 @@ bool Scheduler::plan(StepPlan* plan) {
     admit();
     place_prefills(plan);
     if (!plan->rows.empty() || running_.empty() || num_under_way_ > 0) break;
-    // Nothing but prompts, and no pages for any of them: the last one makes room.
+    // Only prompts are left, and no pages for any of them: the last one gives up its pages.
     if (running_.size() == 1)
       end(*running_.back(), FinishReason::kError, no_pages());
     else
@@ -126,7 +126,7 @@ bool Scheduler::plan(StepPlan* plan) {
   return true;
 }
 
-// A token of every running request that has only one left; collects those with more.
+// Places a token of every running request with one token left; collects those with more.
 void Scheduler::place_decodes(StepPlan* plan) {
   prefilling_.clear();
   decoding_.clear();
@@ -151,10 +151,10 @@ void Scheduler::place_decodes(StepPlan* plan) {
   }
 }
 
-// Room for one more token, at the cost of the last of the running. False if that was this one.
+// Makes room for one more token by preempting the last running request. False if that was this one.
 bool Scheduler::make_room(Request& request) {
   while (!kv_.append(request.seq, 1)) {
-    if (running_.size() == 1) {  // who is alone waits for the window pages of steps on their way
+    if (running_.size() == 1) {  // alone: waits for the window pages of launches under way
       if (num_under_way_ == 0) end(request, FinishReason::kError, no_pages());
       return false;
     }
@@ -165,8 +165,8 @@ bool Scheduler::make_room(Request& request) {
   return true;
 }
 
-// The oldest has half of the tokens at least, those with the fewest left come next: a long prompt
-// neither waits for ever nor lets short ones wait.
+// The oldest prompt gets at least half of the tokens; then come those with the fewest left. So a
+// long prompt neither starves nor delays short ones.
 void Scheduler::place_prefills(StepPlan* plan) {
   if (prefilling_.empty() || budget_ == 0) return;
   const auto oldest = std::min_element(prefilling_.begin(), prefilling_.end(), Before{});
@@ -187,7 +187,7 @@ void Scheduler::place_prefill(StepPlan* plan, Request& request, int32_t share) {
   int32_t count = std::min(request.num_left(), share);
   const bool scores = request.wants_scores();
   if (scores) count = std::min(count, rows_left_);
-  // Without a row of logits for the draw the last token waits.
+  // If no row of logits is left for the draw, the last token waits.
   if (count == request.num_left() && rows_left_ == 0) --count;
   while (count > 0 && !kv_.append(request.seq, count)) count /= 2;
   if (count == 0) return;
@@ -231,15 +231,15 @@ void Scheduler::add_row(StepPlan* plan, Request& request, int32_t count, Logits 
   plan->rows.push_back(row);
 }
 
-// As many as fill this step's tokens; nobody is overtaken for want of pages.
+// Admits as many requests as fill the launch's tokens. A request that lacks pages is not overtaken.
 void Scheduler::admit() {
   if (num_suspects_ > 0) return admit_suspect();
-  int64_t backlog = 0;  // without the oldest, who has a share of his own
+  int64_t backlog = 0;  // without the oldest, which has its own share
   for (size_t i = 1; i < prefilling_.size(); ++i) backlog += prefilling_[i]->num_left();
   int num_passed_over = 0;
   for (auto next = waiting_.begin(); next != waiting_.end();) {
     if (std::cmp_greater_equal(running_.size(), max_running_) || backlog >= budget_) return;
-    Request& request = **next++;  // before start() takes it out
+    Request& request = **next++;  // advance before start() removes it
     const Admission admission = request.num_plans > 0 ? Admission::kLater : try_admit(request);
     if (admission == Admission::kNoRoom) return;
     if (admission == Admission::kLater) {
@@ -250,7 +250,8 @@ void Scheduler::admit() {
   }
 }
 
-// The next one, once the last is cleared or has ended; it finds room at the cost of whoever runs.
+// Admits the next suspect once the last one is cleared or has ended; running requests are preempted
+// to make room for it.
 void Scheduler::admit_suspect() {
   const auto is_suspect = [](const Request* request) { return request->is_suspect; };
   if (std::any_of(running_.begin(), running_.end(), is_suspect)) return;
@@ -280,7 +281,7 @@ Scheduler::Admission Scheduler::try_admit(Request& request) {
       num_hit_blocks > 0 ? prefixes_->take(request.chain, report.hit_tokens) : kv_.add_sequence();
   const int64_t needed =
       kv_.shape().full_pages(request.num_coming()) - kv_.shape().full_pages(report.hit_tokens);
-  // Some room for the running to go on, so that they do not push each other out.
+  // Spare pages for the running requests, so that they do not preempt each other.
   const int64_t spare =
       std::min<int64_t>(static_cast<int64_t>(running_.size()), kv_.num_full_pages() / 16);
   if (!running_.empty() && needed + reserved_pages_ + spare > kv_.num_free_full_pages()) {
@@ -410,7 +411,7 @@ void Scheduler::arm_draws(StepPlan* plan) {
   }
 }
 
-// Log-probabilities of the prompt: greedy draws of tokens that are forced.
+// Log-probabilities of the prompt are greedy draws whose tokens are forced.
 void Scheduler::arm_scores(const Request& request, const StepPlan::Row& row,
                            std::span<SampleRequest> answers) {
   const auto num_scores = answers.size() - row.num_draws();
@@ -422,7 +423,7 @@ void Scheduler::arm_scores(const Request& request, const StepPlan::Row& row,
   }
 }
 
-// Tells the prefix cache of pages that are full now; their tokens are known.
+// Tells the prefix cache of pages that have become full with known tokens.
 void Scheduler::insert_pages(Request& request, int32_t num_stored) {
   if (!request.uses_cache) return;
   const int32_t num_whole = num_stored / page_tokens_;
@@ -431,7 +432,7 @@ void Scheduler::insert_pages(Request& request, int32_t num_stored) {
   while (request.num_inserted < num_whole) {
     const int32_t block = request.num_inserted++;
     prefixes_->insert(request.seq, block, request.chain[static_cast<size_t>(block)]);
-    // Another turn differs from here on; and where others have parted before, more will.
+    // The next turn will differ from here on; and where prompts have differed before, more will.
     if (block + 1 == prompt_end || block + 1 == known_end) {
       prefixes_->expect_end(std::span(request.chain).first(static_cast<size_t>(block) + 1));
     }
@@ -460,7 +461,7 @@ void Scheduler::absorb_row(const StepPlan& plan, const StepPlan::Row& row) {
           .subspan(static_cast<size_t>(row.first_answer), static_cast<size_t>(row.num_answers));
   const size_t num_scores = answers.size() - row.num_draws();
   if (num_scores > 0) {
-    // Of a prompt that is computed again some may have been delivered.
+    // If the prompt is computed again, some of these have been delivered before.
     const auto from = static_cast<size_t>(std::max(0, request.num_scored - row.start));
     const auto scores = answers.first(num_scores);
     if (from < num_scores) {
@@ -506,7 +507,7 @@ void Scheduler::fail_step(StepPlan* plan, const Error& error) {
   --num_under_way_;
   ++counters_.num_failed_steps;
   const bool was_alone = plan->rows.size() == 1;
-  if (was_alone) {  // found: the others were in its company
+  if (was_alone) {  // it is at fault: clears the others
     for (auto& [id, request] : requests_) request->num_failed_steps = 0;
   }
   for (const StepPlan::Row& row : plan->rows) {
@@ -518,7 +519,7 @@ void Scheduler::fail_step(StepPlan* plan, const Error& error) {
       set_suspect(request, true);
     }
   }
-  // Pages that it should have written were known already: whoever runs on may have taken them.
+  // The cache knew pages that the failed launch should have written: others may share them.
   if (prefixes_ != nullptr) prefixes_->clear();
   while (!running_.empty()) preempt(*running_.back());
 }

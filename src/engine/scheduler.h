@@ -1,35 +1,36 @@
-// Continuous batching: which tokens of which requests make the next step.
+// Continuous batching: chooses which tokens of which requests make the next launch of the model.
+// A StepPlan is one launch with its draws; a StepPlan::Row is one request's share of it.
 //
-// Every running request that decodes has a token in every step; prompts share what is left of the
-// step's tokens, the oldest having half of it at least and the shortest the rest. Requests leave
-// the queue by priority and arrival where pages of both pools are there for their whole prompt.
-// Where pages run out, the last of the running gives its pages back and is computed again later,
-// with the same tokens: draws depend on the seed and on their number alone.
+// Every running request that decodes has a token in every launch. Prompts share the rest of the
+// launch's tokens: at least half of it goes to the oldest prompt, what remains to the shortest.
+// Requests leave the queue by priority and arrival, when both pools have pages for their whole
+// prompt. When pages run out, the last running request gives its pages back and is computed again
+// later, with the same tokens: draws depend on the logits, the seed and their number alone.
 //
-// A step that fails takes down the request that was alone in it. Of several any may be at fault:
-// they are computed again one by one, each alone until it has drawn a token (a suspect until then),
-// and all else waits.
+// If a failed launch had one request, that request ends. If it had several, any may be at fault:
+// they become suspects, each is computed again alone until it has drawn a token, and all others
+// wait.
 //
-// A step is planned, run elsewhere (step_runner.h) and absorbed. Several may be under way: while
-// one runs, the next are planned as if every request went on, with room for tokens that are being
-// drawn; what a request that has ended draws in them is dropped. The calls for step n, with step
-// n - 1 or without (step_loop.h makes them):
+// A launch is planned, run elsewhere (step_runner.h) and absorbed. Several may be under way: while
+// one runs, the next are planned as if every request went on, with places for the tokens still
+// being drawn; tokens drawn there for a request that has ended are dropped. The calls for launch n,
+// whether launch n - 1 is under way or not (made by step_loop.h):
 //
-//   plan(n)       rows, pages, arrays                       while n - 1 runs
-//   absorb(n-1)   its tokens                                once it is done
-//   arm(n)        what its draws want; its pages are known  while n's forward pass runs
+//   plan(n)       rows, pages, arrays                        while n - 1 runs
+//   absorb(n-1)   its tokens                                 once it is done
+//   arm(n)        requests of its draws; its pages are known  while n's forward pass runs
 //   deliver()     sinks
 //
-// A request with drafts (drafter.h) has its last token and them in a step as one chunk, whose
-// answer is of 0 to 1 + drafts tokens. Pages are reserved for all of it, and those of drafts that
-// do not stand are given back; the prefix cache learns of a page, and a window page is released,
-// when the tokens are accepted. Such a request has no row in a step that is planned before its
-// tokens are known, and none in a decode loop.
+// A request with drafts (drafter.h) has one chunk in a launch, its last token and the drafts, which
+// yields 0 to 1 + drafts tokens. Pages are reserved for the whole chunk; pages of rejected drafts
+// are given back. The prefix cache learns of a page, and a window page is released, when the tokens
+// are accepted. Such a request has no row in a launch that is planned before its tokens are known,
+// and none in a decode loop.
 //
-// A step of nothing but draws that want nothing of the host runs in the runner's decode loop: where
-// it goes on from the one before, the device has it before that one is done.
+// A launch whose draws need nothing from the host runs in the runner's decode loop. If it continues
+// the launch before, the device has it before that one is done.
 //
-// Not thread-safe, and the only one to touch the cache.
+// Not thread-safe. Nothing else may touch the cache.
 #pragma once
 
 #include <set>
@@ -43,17 +44,17 @@
 
 namespace moxie {
 
-/// One step: what it holds, what it is given and what comes back. Reused; its memory stays.
+/// One launch: its rows, its inputs and its results. Reused, so that its memory is kept.
 struct StepPlan {
   struct Row {
     Request* request = nullptr;
-    int32_t start = 0, count = 0;  ///< tokens of the request
-    int32_t num_drafts = 0;        ///< the last of the tokens: they are not its own yet
+    int32_t start = 0, count = 0;  ///< which tokens of the request
+    int32_t num_drafts = 0;        ///< the last of these tokens are drafts, not accepted yet
     int32_t first_answer = 0, num_answers = 0;
-    bool draws = false;  ///< the last answer, with drafts the last 1 + num_drafts, may be drawn
+    bool draws = false;  ///< the last 1 + num_drafts answers are draws
     int32_t num_known() const { return count - num_drafts; }
     size_t num_draws() const { return draws ? static_cast<size_t>(1 + num_drafts) : 0; }
-    /// Tokens that the request has drawn before the first that this row draws.
+    /// Tokens that the request has drawn before this row's first draw.
     int32_t num_drawn() const { return start + num_known() - request->num_prompt; }
   };
   int64_t number = 0;
@@ -61,22 +62,22 @@ struct StepPlan {
   std::vector<Row> rows;
   std::vector<Chunk> chunks;
   HostArrays arrays;
-  /// Tokens of `arrays` that the step before draws: (index in token_ids, index of its answer).
+  /// Tokens of `arrays` that the launch before draws: (index in token_ids, index of its answer).
   std::vector<std::pair<int32_t, int32_t>> awaited;
-  /// Answers whose tokens are given and not those drawn: (index of the answer, token).
+  /// Answers whose drawn tokens are replaced by given ones: (index of the answer, token).
   std::vector<std::pair<int32_t, int32_t>> given;
   int32_t num_tokens = 0, num_answers = 0;
   std::vector<SampleRequest> requests;  ///< [num_answers], by arm(); kFirst: by plan(); kNext: none
   std::vector<uint32_t> masks;
   std::vector<SampleAnswer> answers;
-  // By whoever runs it:
+  // Set by the thread that runs it:
   Status status;
-  bool was_launched = false;  ///< in the loop
+  bool was_launched = false;  ///< given to the device, in the decode loop
   bool was_run = false;
   double seconds = 0;
 
   void clear();
-  /// Once the answers are there.
+  /// Puts the tokens of `given` into the answers, once these are there.
   void put_given();
 };
 
@@ -84,30 +85,30 @@ class Scheduler {
  public:
   struct Options {
     int32_t max_num_seqs = 1, max_batch_tokens = 1;
-    int32_t max_loop_streams = 0;  ///< of a step in the decode loop; 0: no step is
+    int32_t max_loop_streams = 0;  ///< of a launch in the decode loop; 0: never in the loop
     bool prefix_cache = true;
     Drafting drafting{};
   };
-  /// `runner` must outlive it. Options are limits the runner has, too.
+  /// `runner` must outlive the scheduler. The runner's own limits hold beside the options.
   Scheduler(StepRunner& runner, const Options& options);
   ~Scheduler();
 
   void add(std::unique_ptr<Request> request);
-  /// A request of whose prompt `seq` holds all but some last tokens: it runs at once, and the
-  /// sequence is the scheduler's.
+  /// Adds a request whose prompt, but for some last tokens, is in `seq` already. The request runs
+  /// at once; the scheduler owns the sequence from now on.
   void add(std::unique_ptr<Request> request, SeqId seq);
-  /// Ends a request as aborted, if it has not ended.
+  /// Ends a request with kAborted; does nothing if it has ended.
   void cancel(RequestId id);
   void cancel_all();
   void fail_all(const Error& error);
 
-  /// False if there is nothing to run now.
+  /// Plans the next launch. False if there is nothing to run now.
   bool plan(StepPlan* plan);
   void arm(StepPlan* plan);
   void absorb(StepPlan* plan);
-  /// Instead of absorb() for a step that failed: a request that was alone in it, or has been in too
-  /// many such steps, ends with the error; all else that runs starts anew, those of the step as
-  /// suspects. drop_step(): for the step behind it, which was not run.
+  /// Instead of absorb(), for a failed launch. A request that was alone in it, or that has been in
+  /// too many failed launches, ends with the error. All other running requests start anew; those of
+  /// the launch are suspects. drop_step(): for launches planned behind it, which were not run.
   void fail_step(StepPlan* plan, const Error& error);
   void drop_step(StepPlan* plan);
   /// Tells the sinks what happened since the last call.
@@ -151,7 +152,7 @@ class Scheduler {
   CacheReport look_up(const Request& request) const;
   bool waits_for_prefix(const Request& request, int32_t num_hit_blocks) const;
   void start(Request& request, SeqId seq, const CacheReport& report);
-  /// Whether it may be in the plan being made.
+  /// Whether the request may be in the plan being made: while there are suspects, only these.
   bool has_turn(const Request& request) const { return num_suspects_ == 0 || request.is_suspect; }
   void set_suspect(Request& request, bool is_suspect);
   void preempt(Request& request);
@@ -164,7 +165,7 @@ class Scheduler {
   void absorb_token(Request& request, const SampleAnswer& answer);
   static void arm_scores(const Request& request, const StepPlan::Row& row,
                          std::span<SampleRequest> answers);
-  /// The row is done with; whether its request goes on.
+  /// The row is absorbed or dropped. Returns whether its request goes on.
   bool release_row(const StepPlan::Row& row);
 
   StepRunner& runner_;
@@ -184,11 +185,11 @@ class Scheduler {
   int32_t budget_ = 0, rows_left_ = 0;  // tokens and rows of logits of the plan being made
   int64_t reserved_pages_ = 0;          // full pages that running prompts still need
   int64_t queued_tokens_ = 0;
-  int32_t num_under_way_ = 0;  // plans
-  size_t num_loop_rows_ = 0;   // of the last plan, if it is in the loop
-  int32_t loop_step_ = 0;      // of the loop's session: the last plan is this one, from 0 on
-  int32_t loop_fed_ = 0;       // steps of it whose next tokens were given with the first
-  int32_t num_suspects_ = 0;   // of which one at most runs
+  int32_t num_under_way_ = 0;  // plans not absorbed
+  size_t num_loop_rows_ = 0;   // rows of the last plan, if it is in the loop
+  int32_t loop_step_ = 0;      // index of the last plan in the loop's session
+  int32_t loop_fed_ = 0;       // launches of the session whose next tokens came with the first
+  int32_t num_suspects_ = 0;   // at most one of them runs
   ServiceStats counters_;
 };
 

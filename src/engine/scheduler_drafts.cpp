@@ -1,11 +1,11 @@
-// The scheduler's part in drafts: which a step has room for, and what is kept of them.
+// The scheduler's handling of drafts: how many fit in a launch, and which tokens are kept.
 #include <algorithm>
 
 #include "engine/scheduler.h"
 
 namespace moxie {
 
-// Rows of the requests that decode, each with its drafts.
+// Adds the rows of decoding requests, each with its drafts.
 void Scheduler::add_decodes(StepPlan* plan) {
   if (options_.drafting.drafter != nullptr) place_drafts();
   for (Request* request : decoding_) {
@@ -15,8 +15,8 @@ void Scheduler::add_decodes(StepPlan* plan) {
   }
 }
 
-// With what the step has left, of tokens, rows of logits and pages: nobody makes room for a draft,
-// and prompts that run or wait keep half of it at least.
+// Drafts take tokens, rows of logits and pages that the launch has left. No request is preempted
+// for a draft, and running or waiting prompts keep at least half of the tokens.
 void Scheduler::place_drafts() {
   const Drafting& drafting = options_.drafting;
   auto left = std::min(budget_, rows_left_) - static_cast<int32_t>(decoding_.size());
@@ -24,7 +24,7 @@ void Scheduler::place_drafts() {
   for (Request* request : decoding_) {
     Verification& verification = request->verification;
     verification.clear();
-    // A step draws one token more than it has drafts.
+    // A row draws one token more than it has drafts.
     const int32_t limit =
         std::min({drafting.max_drafts, left, request->max_new - request->num_drawn() - 1});
     if (!request->speculates || limit <= 0) continue;
@@ -39,7 +39,7 @@ void Scheduler::place_drafts() {
   }
 }
 
-// Token by token, as if each had a step of its own: the one that ends the request is its last.
+// Token by token, as if each had its own launch: the token that ends the request is the last.
 void Scheduler::absorb_draws(Request& request, const StepPlan::Row& row,
                              std::span<const SampleAnswer> answers) {
   const int32_t num_accepted = row.num_drafts > 0 ? request.verification.num_accepted(answers) : 0;
@@ -47,7 +47,7 @@ void Scheduler::absorb_draws(Request& request, const StepPlan::Row& row,
   const auto num_before = request.tokens.size();
   const auto is_running = [&] { return request.state == Request::State::kRunning; };
   for (int32_t i = 0; i <= num_accepted; ++i) {
-    if (i > 0) {  // draft i is a token of the request, and has its place
+    if (i > 0) {  // draft i is accepted: its place in the cache counts
       ++counters_.num_accepted_drafts;
       if (is_running()) insert_pages(request, num_known + i);
     }

@@ -1,11 +1,11 @@
-// The scheduler's part in the decode loop: which steps run there, and what the first is given.
+// The scheduler's side of the decode loop: which launches run there, and what the first is given.
 #include <algorithm>
 
 #include "engine/scheduler.h"
 
 namespace moxie {
 
-// In the loop are steps of one drawing token a request, of which none wants anything of the host.
+// In the loop run launches with one token a request, each drawn from without the host's help.
 InLoop Scheduler::place_in_loop(const StepPlan& plan) const {
   if (std::cmp_greater(plan.rows.size(), options_.max_loop_streams)) return InLoop::kNo;
   for (const StepPlan::Row& row : plan.rows) {
@@ -16,8 +16,8 @@ InLoop Scheduler::place_in_loop(const StepPlan& plan) const {
   return goes_on_in_loop(plan) ? InLoop::kNext : InLoop::kFirst;
 }
 
-// If each of its tokens is drawn in the last step by the same row, and those that are given in
-// place of drawn ones went to the device with the session's first.
+// True if each of its tokens is drawn by the same row of the last launch, and tokens given instead
+// of drawn ones went to the device with the session's first launch.
 bool Scheduler::goes_on_in_loop(const StepPlan& plan) const {
   if (num_loop_rows_ != plan.rows.size() || plan.awaited.size() != plan.rows.size()) return false;
   for (size_t i = 0; i < plan.rows.size(); ++i) {
@@ -29,8 +29,8 @@ bool Scheduler::goes_on_in_loop(const StepPlan& plan) const {
   return true;
 }
 
-// What the draws want, at once, since they follow the forward pass without the host; and the tokens
-// that are given in their place.
+// Writes the requests of the draws now, since the draws follow the forward pass without the host,
+// and the tokens given instead of drawn ones.
 void Scheduler::begin_loop(StepPlan* plan) {
   plan->requests.clear();
   int64_t num_fed = DecodeLoop::kMaxFed;

@@ -49,7 +49,7 @@ struct Service::Impl {
       return asked > 0 ? std::min(asked, most) : most;
     };
     const int32_t tokens = limited(options.max_batch_tokens, limits.max_batch_tokens);
-    // Every running request has a token and a row of logits in every step.
+    // Every running request has a token and a row of logits in every launch.
     const int32_t most = std::min({limits.max_num_seqs, limits.max_logit_rows, tokens});
     return {.max_num_seqs = limited(options.max_num_seqs, most),
             .max_batch_tokens = tokens,
@@ -58,8 +58,8 @@ struct Service::Impl {
             .drafting = options.drafting};
   }
 
-  // One step late, so that the host has a step's time for its part; no more, so that a prompt
-  // which comes waits for few.
+  // Planning is one launch ahead, so that the host has a launch's time for its work; no further, so
+  // that a new prompt waits for few launches.
   StepLoop::Options loop_options() const {
     const int32_t ahead = options.async_scheduling ? 2 : 1;
     return {.has_thread = options.async_scheduling,
@@ -77,7 +77,7 @@ struct Service::Impl {
   const std::unique_ptr<StepRunner> runner;
   const ServiceOptions options;
 
-  // The scheduling thread's alone.
+  // Used by the scheduling thread only.
   StepLoop loop;
   double host_s = 0;
   Clock::time_point rate_from = Clock::now();
@@ -91,7 +91,7 @@ struct Service::Impl {
   RequestId last_id = 0;
   int64_t inbox_tokens = 0, queued_tokens = 0;
   size_t num_live = 0;        // in the inbox or with the scheduler
-  double finished_per_s = 0;  // lately
+  double finished_per_s = 0;  // recent rate
   ServiceStats published;
   std::vector<std::unique_ptr<Request>> taken;  // scratch of take_inbox
   std::vector<RequestId> taken_cancels;
@@ -120,7 +120,7 @@ tl::expected<RequestId, Refusal> Service::submit(ServiceRequest request) {
   if (auto status = check_length(num_prompt, limits.max_model_len); !status) {
     return refuse(RefusalKind::kTooLong, std::move(status.error()));
   }
-  // The work of it, hashes of the prompt above all, before the lock.
+  // Before the lock, since hashing the prompt takes time.
   auto made = make_request(std::move(request), *impl_->runner);
   RequestId id = 0;
   {
@@ -137,7 +137,7 @@ tl::expected<RequestId, Refusal> Service::submit(ServiceRequest request) {
   return id;
 }
 
-// With the lock: why no request may be taken now.
+// Call with the lock held. Why no request may be taken now.
 std::optional<Refusal> Service::Impl::refusal(int64_t num_prompt) const {
   if (!healthy) {
     return Refusal{RefusalKind::kUnhealthy,
@@ -224,7 +224,7 @@ void Service::Impl::run() {
   }
 }
 
-// New requests and cancellations to the scheduler. False when there is nothing left to do, ever.
+// Passes new requests and cancellations to the scheduler. False if the service is to end.
 bool Service::Impl::take_inbox(bool may_wait) {
   bool cancels_all = false, ends = false;
   {

@@ -43,9 +43,9 @@ struct ServiceOptions {
   int32_t max_queue = 4096;
   int64_t max_queued_tokens = int64_t{32} << 20;
   bool prefix_cache = true;
-  /// The drafter must outlive the service, which calls it on its scheduling thread. A request that
-  /// is drafted takes a step only when the one before is done, and none of the decode loop's; its
-  /// tokens are those it has without.
+  /// The drafter must outlive the service, which calls it on its scheduling thread. A request with
+  /// drafts has a row in a launch only after its last one is done, and none in the decode loop. Its
+  /// tokens are the same as without drafts.
   Drafting drafting;
   /// True: the host works on one launch while the device runs the next. On CUDA launches that need
   /// nothing from the host between them run in the engine's decode loop. False: host and device

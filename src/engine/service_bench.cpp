@@ -1,5 +1,5 @@
-// What the service costs beside the steps: the host's time a step and sequence with a device that
-// takes none, and the share of plain batched steps' throughput that its streams reach.
+// The service's cost beside the launches: the host's time a launch and sequence with a device that
+// takes no time, and the share of plain batched launches' throughput that its streams reach.
 #include <benchmark/benchmark.h>
 
 #include <atomic>
@@ -53,8 +53,8 @@ class IdleRunner : public StepRunner {
   uint64_t drawn_ = 0;
 };
 
-// One decode step of so many sequences, all of the host's part: planning, pages, arrays, requests
-// to sample, tokens taken, sinks called. Every sequence begins with `depth` tokens.
+// All of the host's work of one decode launch of many sequences: planning, pages, arrays, requests
+// to sample, taking tokens, calling sinks. Every sequence begins with `depth` tokens.
 void host_time_of_a_step(benchmark::State& state) {
   const auto num_seqs = static_cast<int32_t>(state.range(0));
   const auto depth = static_cast<int32_t>(state.range(1));
@@ -134,7 +134,7 @@ std::vector<int32_t> prompt_of(int32_t stream) {
   return prompt;
 }
 
-// Tokens a second of plain steps: what `moxie bench -b 64` counts, with the drawn token fed.
+// Tokens a second of plain launches, as `moxie bench -b 64` counts them, but feeding drawn tokens.
 double plain_tok_s(Engine& engine) {
   std::vector<SeqId> seqs;
   std::vector<int32_t> tokens(kStreams);
@@ -159,7 +159,7 @@ double plain_tok_s(Engine& engine) {
   return kStreams * kNew / seconds;
 }
 
-// The same streams through the service, counted from the step after the last prompt.
+// The same streams through the service, counted from the launch after the last prompt.
 double served_tok_s(Engine& engine, bool async) {
   auto service = Service::create(engine, {.prefix_cache = true, .async_scheduling = async});
   std::atomic<int> num_started{0}, num_ended{0};
@@ -191,7 +191,7 @@ double served_tok_s(Engine& engine, bool async) {
 void share_of_plain_steps(benchmark::State& state) {
   auto engine = open_embedded();
   double plain = 0, late = 0, at_once = 0;
-  for (auto _ : state) {  // in turns, so that all meet the same machine
+  for (auto _ : state) {  // in turns, so that both meet the same state of the machine
     plain += plain_tok_s(*engine);
     late += served_tok_s(*engine, true);
     at_once += served_tok_s(*engine, false);

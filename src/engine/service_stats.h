@@ -1,4 +1,4 @@
-// What a service counts.
+// The counters of a service.
 #pragma once
 
 #include <algorithm>
@@ -8,10 +8,10 @@
 
 namespace moxie {
 
-/// A consistent picture between two steps; counters since the start.
+/// A consistent state between two launches; counters since the start.
 struct ServiceStats {
-  int32_t running = 0;  ///< hold pages
-  int32_t waiting = 0;  ///< in the queue, preempted ones included
+  int32_t running = 0;  ///< requests that hold pages
+  int32_t waiting = 0;  ///< requests in the queue, preempted ones included
   int32_t max_num_seqs = 0;
   int32_t max_model_len = 0;
   int32_t page_tokens = 0;
@@ -26,16 +26,16 @@ struct ServiceStats {
   int64_t generation_tokens = 0;  ///< delivered to sinks
   int64_t num_finished[kNumFinishReasons] = {};  ///< by FinishReason
   int64_t num_steps = 0, num_failed_steps = 0;
-  int64_t num_loop_steps = 0;  ///< of num_steps, those in the decode loop
+  int64_t num_loop_steps = 0;  ///< those of num_steps in the decode loop
   int64_t last_step_tokens = 0;
-  int64_t num_drafted_steps = 0;  ///< of a request, with drafts
-  int64_t num_drafts = 0;         ///< tokens of them
+  int64_t num_drafted_steps = 0;  ///< rows of launches (one a request) that had drafts
+  int64_t num_drafts = 0;         ///< draft tokens in them
   int64_t num_accepted_drafts = 0;
   double host_s = 0;    ///< planning, masks, sinks
-  double device_s = 0;  ///< steps and draws
+  double device_s = 0;  ///< forward passes and draws
   bool draining = false;
   bool healthy = true;
-  /// The larger share of both pools that is in use, 0 to 1.
+  /// The share in use, 0 to 1, of the fuller pool.
   double kv_usage() const {
     const auto share = [](int32_t used, int32_t all) {
       return all > 0 ? static_cast<double>(used) / all : 0.0;

@@ -44,7 +44,7 @@ bool StepLoop::plan_ahead() {
   return true;
 }
 
-// Once the tokens of all steps before it are known.
+// Called when the tokens of all earlier launches are known.
 void StepLoop::arm_oldest() {
   if (under_way_.empty() || oldest_is_armed_) return;
   scheduler_.arm(under_way_.front());
@@ -52,7 +52,7 @@ void StepLoop::arm_oldest() {
   oldest_is_armed_ = true;
 }
 
-// Waits for the step and takes what came of it; those behind one that failed are dropped.
+// Waits for the oldest launch and absorbs it. If it failed, the launches behind it are dropped.
 Status StepLoop::finish_oldest() {
   const auto start = Clock::now();
   StepPlan* step = under_way_.front();

@@ -1,9 +1,9 @@
-// The one way to decode: plan, run and absorb steps over a scheduler, turn by turn. The service has
-// a thread that does it for many requests; `moxie run`, bench and tests do it on their own.
+// The one way to decode: plans, runs and absorbs a scheduler's launches, turn by turn. The service
+// takes turns on a thread for many requests; `moxie run`, bench and tests on their own threads.
 //
-// How far it plans ahead of the answers: a step late where steps run on a thread of their own;
-// in the decode loop, where the device goes from step to step by itself, as many steps as the
-// device is to have in hand.
+// How far it plans ahead of the answers: one launch where launches run on a thread of their own; in
+// the decode loop, where the device goes from launch to launch without the host, as many launches
+// as the device should have queued.
 #pragma once
 
 #include <deque>
@@ -17,28 +17,29 @@ namespace moxie {
 class StepLoop {
  public:
   struct Options {
-    /// Steps run on a thread beside the caller's; else in turn(), on the caller's.
+    /// True: launches run on a thread of their own. False: in turn(), on the caller's thread.
     bool has_thread = false;
-    /// Steps that are planned and not absorbed, at most: in the decode loop, and else.
+    /// The most launches that are planned and not absorbed: outside the decode loop, and in it.
     int32_t steps_ahead = 1, loop_steps_ahead = 1;
     StepThread::Fault fault;
   };
-  /// `runner` must outlive it.
+  /// `runner` must outlive the loop.
   StepLoop(StepRunner& runner, const Scheduler::Options& scheduler, const Options& options);
 
   Scheduler& scheduler() { return scheduler_; }
   const Scheduler& scheduler() const { return scheduler_; }
-  /// Plans a step if it may and there is one, takes the answers of the oldest if no more is to be
-  /// planned before, and tells the sinks. The fault of a step that failed; it has been dealt with.
+  /// Plans a launch if the limits allow and there is work; absorbs the oldest launch unless more
+  /// may be planned first; calls the sinks. Returns the fault of a failed launch, which the
+  /// scheduler has already handled.
   Status turn();
-  /// No step is on its way. Requests may wait.
+  /// No launch is under way; requests may wait.
   bool is_idle() const { return under_way_.empty(); }
   /// The device has failed for good; all requests have ended.
   bool is_broken() const { return is_broken_; }
-  /// Tokens of the largest step so far.
+  /// Tokens of the largest launch so far.
   int32_t most_tokens() const { return most_tokens_; }
-  double device_s() const { return device_s_; }  ///< that steps have taken
-  double waited_s() const { return waited_s_; }  ///< for them, in turn()
+  double device_s() const { return device_s_; }  ///< seconds that launches have taken
+  double waited_s() const { return waited_s_; }  ///< seconds that turn() has waited for them
 
  private:
   bool has_room() const;
@@ -50,8 +51,8 @@ class StepLoop {
   const Options options_;
   Scheduler scheduler_;
   StepThread steps_;
-  /// One more than can be under way: the step before the oldest, whose answers the step thread may
-  /// still be reading.
+  /// One more than can be under way: the step thread may still read the answers of the launch
+  /// before the oldest.
   std::vector<StepPlan> plans_;
   size_t num_planned_ = 0;
   std::deque<StepPlan*> under_way_;  // the oldest first

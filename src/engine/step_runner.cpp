@@ -1,4 +1,4 @@
-// The engine as a runner of steps.
+// The engine as a runner of launches.
 #include "engine/step_runner.h"
 
 #include <algorithm>
@@ -24,7 +24,7 @@ class EngineRunner : public StepRunner {
   void build(std::span<const Chunk> chunks, InLoop in_loop, HostArrays* arrays) override {
     if (in_loop == InLoop::kNo) return engine_.build(chunks, arrays);
     if (in_loop == InLoop::kNext) return build_next_arrays(chunks, kv(), arrays);
-    build_arrays(chunks, kv(), 0, arrays);  // the loop has tables of its own
+    build_arrays(chunks, kv(), 0, arrays);  // table_stride 0: the loop has its own tables
   }
   Status run(const HostArrays& arrays) override {
     if (auto status = engine_.decode_loop().end(); !status) return status;

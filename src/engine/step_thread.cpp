@@ -91,8 +91,8 @@ void StepThread::run(const Given& given) {
   plan.seconds += seconds_since(start);
 }
 
-// It may have been launched already, behind the step before. ServiceOptions::fault is asked only
-// now, when the tokens are known.
+// The launch may be on the device already, behind the one before. ServiceOptions::fault is called
+// only now, when the tokens are known.
 void StepThread::run_in_loop(const Given& given) {
   StepPlan& plan = *given.plan;
   const auto start = Clock::now();
@@ -120,7 +120,7 @@ void StepThread::launch(StepPlan* plan) {
   plan->status = runner_.launch(plan->arrays, plan->in_loop, plan->requests);
 }
 
-// The steps behind the one that runs that have come, while each goes on from the one before.
+// Gives the device the launches queued behind the running one, as long as each continues the last.
 void StepThread::launch_behind() {
   for (size_t i = 0;; ++i) {
     StepPlan* next = nullptr;
@@ -134,12 +134,12 @@ void StepThread::launch_behind() {
   }
 }
 
-// Those that the step before has drawn; kNext has them on the device.
+// Puts in the tokens that the launch before has drawn; with kNext they are on the device.
 Status StepThread::put_tokens(const Given& given) {
   StepPlan& plan = *given.plan;
   for (const auto& [index, answer] : plan.awaited) {
     const int32_t token = given.before->answers[static_cast<size_t>(answer)].token;
-    // A row whose draw found no token ends there; what it computes now is dropped.
+    // A row whose draw found no token has ended; the result of this launch for it is dropped.
     plan.arrays.token_ids[static_cast<size_t>(index)] = std::max(0, token);
   }
   return fault_ ? fault_(plan.number, plan.arrays.token_ids) : Status{};

@@ -1,7 +1,7 @@
-// Runs planned steps, one after another, on a thread of its own or on the caller's: puts in the
-// tokens that the step before has drawn, runs the forward pass, waits for what the draws want, and
-// draws. While it does, the scheduling thread plans the next step and tells the sinks of the last.
-// Of steps in the decode loop it gives the device those behind, too, while it waits for answers.
+// Runs planned launches, one after another, on a thread of its own or on the caller's: puts in the
+// tokens that the launch before has drawn, runs the forward pass, waits until the draws are armed,
+// and draws. Meanwhile the scheduling thread plans the next launch and calls the sinks of the last.
+// While it waits for answers of the decode loop, it also gives the device the launches behind.
 #pragma once
 
 #include <condition_variable>
@@ -17,18 +17,18 @@ namespace moxie {
 class StepThread {
  public:
   using Fault = std::function<Status(int64_t number, std::span<const int32_t> token_ids)>;
-  /// Without `async` begin() does nothing and run() does all of it at once.
+  /// Without `async` begin() only queues the launch, and wait() runs it.
   StepThread(StepRunner& runner, bool async, Fault fault);
   ~StepThread();
   StepThread(const StepThread&) = delete;
   StepThread& operator=(const StepThread&) = delete;
 
-  /// Gives it a step; `before` is the one given last, if that has not been waited for. If that one
-  /// fails, this one is not run. Both stay the thread's until wait().
+  /// Queues a launch. `before` is the launch queued last, if it has not been waited for, else null;
+  /// if `before` fails, `plan` is not run. Both belong to the step thread until wait().
   void begin(StepPlan* plan, const StepPlan* before);
-  /// Scheduler::arm() has been done for the step.
+  /// Scheduler::arm() has been called for the launch.
   void allow_draws(StepPlan* plan);
-  /// Until the step is done: its status and answers are there.
+  /// Returns when the launch is done: its status and answers are set.
   void wait(StepPlan* plan);
 
  private:
@@ -49,7 +49,7 @@ class StepThread {
   std::mutex mutex_;
   std::condition_variable given_changed_, armed_changed_, done_changed_;
   std::deque<Given> given_;
-  int64_t armed_ = 0, done_ = 0;  // numbers of the last such steps
+  int64_t armed_ = 0, done_ = 0;  // number of the last launch armed, and of the last one done
   bool stopping_ = false;
   std::thread thread_;
 };

@@ -1,4 +1,4 @@
-// Three kinds of files, one tokenizer.
+// Tells the kinds of tokenizer files apart.
 #include "engine/tokenizer_source.h"
 
 #include <filesystem>

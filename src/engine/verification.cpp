@@ -1,4 +1,4 @@
-// Drafts against draws.
+// Compares drafts with draws.
 #include "engine/verification.h"
 
 #include <algorithm>
@@ -29,13 +29,13 @@ void Verification::arm(Sampler& sampler, int32_t num_drawn, TokenConstraint* con
   CHECK(requests.size() == tokens_.size());
   const size_t mask_words = masks.size() / requests.size();
   std::fill(requests.begin(), requests.end(), SampleRequest{});
-  std::unique_ptr<TokenConstraint> ahead;  // behind the drafts so far
+  std::unique_ptr<TokenConstraint> ahead;  // has accepted the drafts so far
   for (size_t i = 0; i < requests.size(); ++i) {
     TokenConstraint* state = i == 0 ? constraint : ahead.get();
     requests[i] = sampler.next(num_drawn + static_cast<int32_t>(i), state,
                                masks.subspan(i * mask_words, mask_words));
     if (state == nullptr || i + 1 == requests.size()) continue;
-    // What stands behind a draft that may not be drawn is never looked at.
+    // Answers behind a draft that may not be drawn are never read.
     const int32_t draft = tokens_[i + 1];
     if (!allows(requests[i], draft)) break;
     if (i == 0) ahead = constraint->fork();

@@ -1,8 +1,8 @@
 // A stand-in for an engine whose next token is a known function of all tokens before it: a hash of
-// what it reads through the tables of pages, where each step has written its tokens, and of the
-// counts that penalties get. A page that
-// holds another request's keys, or is given away too early, changes the tokens. Its decode loop, if
-// the limits have one, knows what a device would: of the next step the pages that are new alone.
+// what it reads through the block tables, into whose pages each launch has written its tokens, and
+// of the penalties' counts. So a page that holds another request's keys, or is freed too early,
+// changes the tokens. Its decode loop, if the limits have one, knows what a device would know: of
+// the next launch only the new pages.
 #pragma once
 
 #include <algorithm>
@@ -76,7 +76,7 @@ class FakeRunner : public StepRunner {
     last_drawn_ = drawn_.back();
     return status;
   }
-  // Every other call comes too early.
+  // Every other call finds no answers yet.
   Result<bool> take(std::span<SampleAnswer> answers) override {
     CHECK(!drawn_.empty() && answers.size() == drawn_.front().size());
     was_asked_ = !was_asked_;
@@ -86,7 +86,7 @@ class FakeRunner : public StepRunner {
     return true;
   }
   void leave_loop() override { drawn_.clear(); }
-  /// Steps of the loop that were on their way at once.
+  /// The most launches of the loop that were under way at once.
   size_t max_in_flight() const { return max_in_flight_; }
 
   Status run(const HostArrays& arrays) override {

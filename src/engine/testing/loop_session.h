@@ -1,6 +1,6 @@
-// A session of the decode loop over some sequences, whose pages are kept here as a scheduler keeps
-// them: reserved for each step, given back as the window passes them, cut at the end to the tokens
-// of steps whose answers were taken.
+// A session of the decode loop over some sequences. Owns their pages as a scheduler does: reserves
+// them for each launch, frees them as the window passes, and at the end truncates the sequences to
+// the tokens of launches whose answers were taken.
 #pragma once
 
 #include <vector>
@@ -19,14 +19,14 @@ class LoopSession {
   LoopSession(const LoopSession&) = delete;
   LoopSession& operator=(const LoopSession&) = delete;
 
-  /// All tokens of the prompt but the last are run now; that is the first of the session.
+  /// Runs all tokens of the prompt but the last now; the last is the session's first token.
   void add(std::span<const int32_t> prompt, const SampleRequest& request) {
     const SeqId seq = engine_.kv().add_sequence();
     const Chunk chunk{seq, prompt.first(prompt.size() - 1), Logits::kNone};
     CHECK(engine_.step({&chunk, 1}).has_value());
     members_.push_back({seq, prompt.back(), request});
   }
-  /// The first step. `fed`: as HostArrays::fed.
+  /// The first launch. `fed`: as HostArrays::fed.
   Status begin(std::span<const int32_t> fed = {}) {
     std::vector<Chunk> chunks = append();
     std::vector<SampleRequest> requests;
@@ -43,7 +43,7 @@ class LoopSession {
     build_next_arrays(chunks, engine_.kv(), &arrays);
     return loop_.launch(arrays);
   }
-  /// Waits for the oldest step.
+  /// Waits for the oldest launch.
   Result<std::span<const SampleAnswer>> next() {
     auto answers = loop_.next();
     if (!answers) return answers;
@@ -56,7 +56,7 @@ class LoopSession {
     }
     return answers;
   }
-  /// `count` tokens of each member, with as many steps on their way as may be.
+  /// `count` tokens of each member, with as many launches under way as allowed.
   std::vector<std::vector<int32_t>> run(size_t count, std::span<const int32_t> fed = {}) {
     CHECK(begin(fed).has_value());
     std::vector<std::vector<int32_t>> tokens(members_.size());

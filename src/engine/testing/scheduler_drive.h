@@ -1,5 +1,5 @@
-// The scheduler with its steps run in place on a FakeRunner, and what each request draws by
-// definition: for tests that compare the two.
+// The scheduler with its launches run in place on a FakeRunner, and the tokens that each request
+// draws by definition: for tests that compare the two.
 #pragma once
 
 #include <rapidcheck.h>
@@ -38,17 +38,17 @@ class Thirds : public TokenConstraint {
   int32_t num_accepted_ = 0;
 };
 
-// What came to a request's sink.
+// What a request's sink received.
 struct Record {
   std::vector<int32_t> prompt;
   SamplingOptions sampling;
   bool is_bound = false, uses_drafter = true;
   bool was_cancelled = false;
   std::vector<int32_t> given;
-  std::vector<int32_t> stop;  // what reads the answer cancels it behind these, as for stop strings
+  std::vector<int32_t> stop;  // the sink cancels the request behind these, as for stop strings
   bool was_stopped = false;
   std::vector<int32_t> drawn;
-  std::vector<float> logprobs;  // of the drawn
+  std::vector<float> logprobs;  // of the drawn tokens
   std::vector<SampleAnswer> scores;
   std::vector<Finish> finishes;
 
@@ -58,7 +58,7 @@ struct Record {
   }
 };
 
-// Of penalties: ids of prompt and answer, with their counts in the answer.
+// The history for penalties: ids of prompt and answer, with their counts in the answer.
 inline uint64_t naive_history(const Record& record, std::span<const int32_t> tokens) {
   if (record.sampling.presence_penalty == 0) return 0;
   std::map<int32_t, int32_t> counts;
@@ -99,7 +99,7 @@ inline std::vector<int32_t> naive_tokens(const Record& record, FinishReason* rea
   return {tokens.begin() + num_prompt, tokens.end()};
 }
 
-// The scheduler with its steps run in place, at once or one step late.
+// The scheduler with its launches run in place, at once or one launch late.
 class Drive {
  public:
   struct Setup {
@@ -108,7 +108,7 @@ class Drive {
     int32_t max_loop_streams = 0;
     bool prefix_cache = true, late = false;
     StepThread::Fault fault;
-    int32_t loop_steps_ahead = 0;  // 0: as other steps
+    int32_t loop_steps_ahead = 0;  // 0: as other launches
     int32_t max_drafts = 0;        // 0: without a drafter
     StandInDrafter::Manner manner = StandInDrafter::Manner::kAnyOf;
     uint64_t seed = 1;
@@ -171,7 +171,7 @@ class Drive {
     scheduler.cancel(id);
   }
 
-  // Its reader wants no more behind two tokens that follow each other `at` a place of its answer.
+  // The sink cancels the request behind the two tokens that stand at `at` in its answer.
   void stop_within(RequestId id, size_t at) {
     Record& record = records.at(id);
     FinishReason reason{};

@@ -1,5 +1,5 @@
-// A drafter that knows what a request goes on with, and is right, wrong, short or too long at will.
-// It CHECKs that it is told of every token, in order, and of every end.
+// A drafter that knows the next tokens of a request, and can be told to propose right, wrong, too
+// few or too many. It CHECKs that it is told of every token, in order, and of every end.
 #pragma once
 
 #include <algorithm>
@@ -14,13 +14,13 @@ namespace moxie {
 
 class StandInDrafter : public Drafter {
  public:
-  /// All tokens of the request, prompt and answer; what it does not know it does not propose.
+  /// All tokens of the request, prompt and answer. Unknown tokens are not proposed.
   using Truth = std::function<std::vector<int32_t>(RequestId request)>;
   enum class Manner : uint8_t {
     kRight,    ///< as many as asked for
     kWrong,    ///< right up to a place, from there on other tokens of the vocabulary
     kShort,    ///< fewer, or none
-    kTooLong,  ///< more than asked for, or such as are no ids
+    kTooLong,  ///< more than asked for, or numbers that are no ids
     kAnyOf,    ///< one of them each time
   };
   StandInDrafter(Truth truth, int32_t vocab, Manner manner, uint64_t seed)
