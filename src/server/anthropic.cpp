@@ -1,4 +1,4 @@
-// Anthropic's messages: what a request says.
+// Reads requests of Anthropic's /v1/messages.
 #include "server/anthropic.h"
 
 #include <fmt/format.h>
@@ -11,7 +11,7 @@
 namespace moxie {
 namespace {
 
-// Thinking budgets of the efforts that the model was trained with, roughly.
+// Rough thinking budgets, in tokens, of the efforts that the model was trained with.
 constexpr int64_t kLowBudget = 2048, kMediumBudget = 16384;
 
 struct BlockReader {
@@ -259,7 +259,7 @@ ApiStatus read_output_config(const Json& value, MessagesRequest& request) {
   return {};
 }
 
-// Clients send the first as a matter of course; the others would change what the model reads.
+// Clients always send the first one; the others would change what the model reads.
 ApiStatus read_context_management(const Json& value, MessagesRequest&) {
   if (!value.is_object()) return wrong_type("context_management", "an object", value);
   const Json* edits = find_member(value, "edits");

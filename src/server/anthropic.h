@@ -1,4 +1,4 @@
-// /v1/messages, Anthropic's form of a chat: requests as structs and their table of fields.
+// /v1/messages, Anthropic's form of a chat: the request as a struct, and its table of fields.
 #pragma once
 
 #include "server/requests.h"

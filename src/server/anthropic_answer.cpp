@@ -1,4 +1,4 @@
-// Anthropic's messages: the answer, whole or as events.
+// Writes answers of Anthropic's /v1/messages, whole or as events.
 #include <fmt/format.h>
 
 #include "server/anthropic.h"
@@ -31,7 +31,7 @@ Json usage_json(const ChoiceEnd& end) {
           {"cache_report", end.cache.text(end.prompt_tokens)}};
 }
 
-// A block's input has to be an object; what the model wrote and is none stays readable.
+// A block's input must be an object. Other text of the model is wrapped, so that it stays readable.
 Json input_of(const std::string& arguments) {
   auto parsed = parse_body(arguments);
   return parsed ? std::move(*parsed) : Json{{"raw_arguments", arguments}};

@@ -31,8 +31,8 @@ std::string_view anthropic_type(int status) {
   }
 }
 
-// Path of the first string with a NUL character: it cannot be text of anything, and programs behind
-// us may end strings there. Depth is bounded by the parser.
+// Path of the first string with a NUL character: no field may have one, and programs that read the
+// string later may cut it there. The parser bounds the depth.
 bool has_nul(const Json& value, std::string* path) {
   if (value.is_string()) {
     return value.get_ref<const std::string&>().find('\0') != std::string::npos;

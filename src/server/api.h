@@ -1,5 +1,5 @@
-// What every endpoint shares: the error of a request and its JSON forms, bounded parsing of bodies,
-// and the words for values of a wrong type.
+// Shared by all endpoints: a request's error and its JSON forms, bounded parsing of bodies, and
+// messages about values of a wrong type.
 #pragma once
 
 #include <nlohmann/json.hpp>

@@ -1,4 +1,4 @@
-// Routes, keys and life.
+// Routes, keys, and start and end of the application.
 #include "server/app.h"
 
 #include <fmt/format.h>
@@ -33,7 +33,7 @@ bool has_body(const HttpRequest& request) {
   return !request.header("Transfer-Encoding").empty() || (!length.empty() && length != "0");
 }
 
-// HEAD is answered as GET is. As find_route().
+// Like find_route(), but HEAD finds the route of GET.
 const Route* route_of(const HttpRequest& request, std::string* allow) {
   const std::string_view method = request.method;
   return find_route(method == "HEAD" ? "GET" : method, request.path, allow);
@@ -123,7 +123,7 @@ void App::end_drain() {
   if (auto then = std::exchange(drained_, nullptr)) then();
 }
 
-// Looked at now and then, until the service has nothing left.
+// Polls until the service has no requests left.
 void App::wait_for_drain() {
   if (!drained_) return;
   const bool idle = !model_ || (stats().running == 0 && stats().waiting == 0);
@@ -261,7 +261,7 @@ void App::log(const HttpLog& entry) {
   const HttpRequest& request = *entry.request;
   std::string allow;
   const Route* route = route_of(request, &allow);
-  // Unknown paths count as one: a client must not make the table grow.
+  // All unknown paths share one entry, so that clients cannot make the table grow.
   metrics_.on_http(route != nullptr ? route->pattern : "other",
                    route != nullptr ? route->method : "other", entry.status, entry.seconds);
   const bool quiet = route != nullptr && route->use == Route::kProbe && entry.status == 200;

@@ -1,7 +1,5 @@
-// The server's application: routes, keys, states (loading, ready, draining), and what endpoints
-// share.
-//
-// All of it runs on the HTTP server's thread, except jobs given to in_background().
+// The server's application: routes, keys, states (loading, ready, draining), and the objects that
+// endpoints share. It runs on the HTTP server's thread, except jobs given to in_background().
 #pragma once
 
 #include <functional>

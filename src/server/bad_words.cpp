@@ -1,4 +1,4 @@
-// Words to tokens, tokens to bits.
+// From words to tokens, from tokens to bits of the mask.
 #include "server/bad_words.h"
 
 #include <algorithm>
@@ -37,7 +37,7 @@ bool BadWords::fill_mask(std::span<uint32_t> mask) {
   if (!bound) std::fill(mask.begin(), mask.end(), ~uint32_t{0});
   const auto bits_of = [&](int32_t id) -> uint32_t& { return mask[static_cast<size_t>(id) / 32]; };
   const auto bit_of = [](int32_t id) { return uint32_t{1} << (id % 32); };
-  // What is not allowed anyhow must not come back below.
+  // Tokens that are not allowed anyway must not be restored below.
   std::erase_if(barred, [&](int32_t id) { return (bits_of(id) & bit_of(id)) == 0; });
   for (const int32_t id : barred) bits_of(id) &= ~bit_of(id);
   if (std::all_of(mask.begin(), mask.end(), [](uint32_t bits) { return bits == 0; })) {

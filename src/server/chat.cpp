@@ -6,7 +6,7 @@
 namespace moxie {
 namespace {
 
-// What both forms of the answer need of the request.
+// Fields of the request that both forms of the answer need.
 struct ChatAnswer {
   std::string id = "chatcmpl-" + random_name(24), model;
   int64_t created = unix_time();
@@ -31,7 +31,7 @@ Json logprobs_json(const TokenNames& names, const std::vector<ReplyToken>& token
   return {{"content", std::move(list)}, {"refusal", nullptr}};
 }
 
-// Streams chunks. The parts that do not change are text made once.
+// Streams chunks. Text that all chunks share is made once.
 class ChatStream final : public ReplyWriter {
  public:
   ChatStream(ExchangePtr exchange, ChatAnswer answer)
@@ -146,7 +146,7 @@ class ChatStream final : public ReplyWriter {
   Usage usage_;
 };
 
-// One document at the end.
+// Writes one document at the end.
 class ChatDocument final : public ReplyWriter {
  public:
   ChatDocument(ExchangePtr exchange, ChatAnswer answer)
@@ -157,7 +157,7 @@ class ChatDocument final : public ReplyWriter {
         ids_(answer_.n) {}
 
   void on_prompt_logprobs(size_t choice, std::vector<ReplyToken> tokens) override {
-    if (choice != 0) return;  // they share the prompt
+    if (choice != 0) return;  // choices share the prompt
     prompt_.insert(prompt_.end(), std::make_move_iterator(tokens.begin()),
                    std::make_move_iterator(tokens.end()));
   }

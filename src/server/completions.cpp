@@ -1,4 +1,4 @@
-// /v1/completions: text or token ids go on.
+// /v1/completions: continues text or token ids.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -16,7 +16,7 @@ struct CompletionAnswer {
   size_t n = 1;
   int32_t logprobs = -1;
   bool echo = false, include_usage = false, continuous_usage = false, return_token_ids = false;
-  bool no_tokens = false;  // max_tokens 0: one is drawn and not shown
+  bool no_tokens = false;  // max_tokens 0: one token is drawn and not shown
   bool prompt_logprobs = false;
   bool skip_special = true;  // special tokens add no text
   std::vector<std::vector<int32_t>> prompts;
@@ -27,13 +27,13 @@ struct CompletionAnswer {
   }
 };
 
-// text_offset counts characters; one may be cut into several tokens.
+// text_offset counts characters. A character may span several tokens.
 size_t num_characters_begun(std::string_view bytes) {
   return static_cast<size_t>(
       std::count_if(bytes.begin(), bytes.end(), [](char c) { return (c & 0xc0) != 0x80; }));
 }
 
-// OpenAI's old form of log-probabilities: lists side by side.
+// OpenAI's old form of log-probabilities: parallel lists.
 class TokenList {
  public:
   /// `is_shown`: its text is part of the answer's.
@@ -184,7 +184,7 @@ class CompletionWriter final : public ReplyWriter {
     }
     return document;
   }
-  // What does not change in a stream's chunks is text made once: most chunks are a token.
+  // Text that all chunks share is made once: most chunks hold one token.
   void send_text(size_t choice, const Json& finish, const Json& stop) {
     if (head_text_.empty()) {
       head_text_ = to_text(head());

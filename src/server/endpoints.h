@@ -1,5 +1,5 @@
-// The endpoints, one function a route, and what several of them share: from a chat to a prompt,
-// from a request to a generation, and the forms of usage and log-probabilities.
+// The endpoints, one function a route, and functions that several of them use: from a chat to a
+// prompt, from a request to a generation, and the JSON of usage and log-probabilities.
 #pragma once
 
 #include <memory>
@@ -37,7 +37,7 @@ void handle_openapi(App& app, const ExchangePtr& exchange);
 
 /// Parses a body, reads a request from it (`read`, from a Json document), checks it and calls
 /// `prepare`, all on a worker. `prepare` takes the request and returns the continuation that
-/// answers it. A fault on the way is answered in `form`.
+/// answers it. A fault in any of these is answered in `form`.
 template <class Read, class Prepare>
 void handle_body(App& app, const ExchangePtr& exchange, ErrorForm form, Read read,
                  Prepare prepare) {
@@ -55,8 +55,9 @@ void handle_body(App& app, const ExchangePtr& exchange, ErrorForm form, Read rea
                     });
 }
 
-/// handle_body() of a request that generates: `input_of(app, request)` makes the generation's input
-/// on the worker, then `answer(app, exchange, request, input)` starts it on the server's thread.
+/// handle_body() for a request that generates: `input_of(app, request)` makes the generation's
+/// input on the worker, then `answer(app, exchange, request, input)` starts the generation on the
+/// server's thread.
 template <class Read, class InputOf, class Answer>
 void handle_generation(App& app, const ExchangePtr& exchange, ErrorForm form, Read read,
                        InputOf input_of, Answer answer) {
@@ -93,17 +94,17 @@ ApiStatus check_ids(const ServedModel& model, const GenerationFields& request);
 /// 400 if the request has more choices than the queue could ever hold.
 ApiStatus check_choices(const App& app, const GenerationInput& input);
 
-/// What `request` asks of the engine, without prompts.
+/// The generation's input that `request` asks for, without prompts.
 GenerationInput generation_input(const App& app, const GenerationFields& request);
 /// The same for a chat, with its prompt, harmony's options and the constraints of tools and schema.
-/// Fails if what binds the answer cannot be enforced. Slow: for workers.
+/// Fails if a constraint cannot be enforced. Slow: for workers.
 Api<GenerationInput> chat_input(const App& app, const ChatRequest& request);
 /// Constraints for `count` choices of a chat or (`chat` null) of a raw completion; empty if nothing
 /// binds the answer.
 Api<std::vector<std::shared_ptr<TokenConstraint>>> make_constraints(
     const ServedModel& model, const GenerationFields& request, const ChatRequest* chat,
     size_t count, std::vector<std::string>* warnings);
-/// Starts a generation that ends if the client of the exchange goes.
+/// Starts a generation that ends if the client of the exchange disconnects.
 Api<std::shared_ptr<Generation>> start_generation(App& app, Exchange& exchange,
                                                   GenerationInput input,
                                                   std::shared_ptr<ReplyWriter> writer);
@@ -137,7 +138,7 @@ struct Usage {
 Json rendered_json(const Tokenizer& tokenizer, const std::vector<int32_t>& prompt);
 /// The text of one token, broken UTF-8 as U+FFFD.
 std::string token_text(const Tokenizer& tokenizer, int32_t id);
-/// What log-probabilities call a token: its text, or vLLM's "token_id:N".
+/// The name of a token in log-probabilities: its text, or vLLM's "token_id:N".
 struct TokenNames {
   const Tokenizer* tokenizer = nullptr;
   bool as_ids = false;
@@ -152,7 +153,7 @@ Json prompt_logprobs_json(const Tokenizer& tokenizer, const std::vector<ReplyTok
 std::optional<std::string> query_value(std::string_view query, std::string_view name);
 
 std::string sse(const Json& document);
-/// With the event's name, which is the document's "type".
+/// An SSE event whose name is the document's "type".
 std::string named_sse(const Json& document);
 
 }  // namespace moxie

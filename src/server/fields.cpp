@@ -36,7 +36,7 @@ Api<double> read_number(const Json& value, const std::string& param, double low,
 }
 
 Api<int64_t> read_integer(const Json& value, const std::string& param, int64_t low, int64_t high) {
-  // 8.0 is written by clients whose language knows one kind of number.
+  // Clients whose language has one kind of number write 8.0.
   const bool is_whole = value.is_number_float() &&
                         std::nearbyint(value.get<double>()) == value.get<double>() &&
                         std::fabs(value.get<double>()) < 9e15;

@@ -28,7 +28,7 @@ Api<std::string> read_string(const Json& value, const std::string& param);
 Api<std::string> required_string(const Json& object, const char* key, const std::string& param);
 tl::unexpected<ApiError> unknown_field(const std::string& name,
                                        const std::vector<std::string>& known);
-/// Fails if `object` has a member that is not in `known`. Null has none.
+/// Fails if `object` has a member that is not in `known`. JSON's null has no members.
 ApiStatus known_members(const Json& object, const std::string& param,
                         std::initializer_list<std::string_view> known);
 tl::unexpected<ApiError> missing(const std::string& name);
@@ -88,7 +88,7 @@ class Fields {
         },
         std::move(about), required);
   }
-  /// One of two words; the target becomes true for `chosen`, which is one of them.
+  /// One of two words; the target becomes true if it is `chosen`.
   template <class Target>
   void either(const std::string& name, Target target, const std::string& first,
               const std::string& second, const std::string& chosen, std::string about) {
@@ -106,12 +106,12 @@ class Fields {
         },
         std::move(about));
   }
-  /// Any value is accepted and has no effect; `about` says why that is no loss.
+  /// Any value is accepted and has no effect; `about` says why nothing is lost.
   void ignored(const std::string& name, std::string about) {
     list_.push_back({{name, std::move(about), Json::object(), FieldUse::kIgnored, false},
                      [](const Json&, T&) -> ApiStatus { return {}; }});
   }
-  /// Refused, except with the value `harmless`, which asks for nothing.
+  /// Every value but `harmless`, which asks for nothing, is refused.
   void refused(const std::string& name, const Json& harmless, const std::string& why) {
     list_.push_back({{name, why, Json::object(), FieldUse::kRefused, false},
                      [=](const Json& value, T&) -> ApiStatus {

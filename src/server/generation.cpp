@@ -8,7 +8,8 @@
 namespace moxie {
 namespace {
 
-// Letters a turn of the server's thread: other work, /health above all, gets in between.
+// Letters delivered in one turn of the server's thread, so that other work, such as /health, need
+// not wait long.
 constexpr size_t kLettersATurn = 64;
 
 ReplyToken reply_token(const SampleAnswer& answer, bool logprobs) {
@@ -132,7 +133,7 @@ ApiStatus Generation::submit() {
       choices_[i].first_prompt_id = input_.prompts[i / n].front();
       continue;
     }
-    num_open_ -= count - i;  // these were never taken
+    num_open_ -= count - i;  // these were never submitted
     for (size_t j = i; j < count; ++j) choices_[j].complete = choices_[j].ended = true;
     return tl::unexpected(refusal_error(id.error()));
   }
@@ -152,11 +153,11 @@ void Generation::cancel() {
 
 void Generation::take(Mailbox::Letter& letter) {
   Choice& choice = choices_[letter.choice];
-  // A reader too slow is dropped inside a writer's call, which cancels this generation.
+  // A writer's call may drop a client that reads too slowly, which cancels this generation.
   const auto keep = shared_from_this();
   const auto keep_writer = writer_;
   if (input_.prompt_logprobs >= 0 && choice.first_prompt_id >= 0 && writer_) {
-    // The service tells of the second token on: the first follows nothing.
+    // The service starts with the second token: the first has no log-probability.
     writer_->on_prompt_logprobs(letter.choice,
                                 {{.id = std::exchange(choice.first_prompt_id, -1), .top = {}}});
   }
@@ -217,7 +218,7 @@ void Generation::end_choice(size_t idx, const Finish& finish) {
                  .message = "The request failed: " + finish.error.message(),
                  .type = "server_error",
                  .code = "request_failed"};
-    if (finish.error.where == "sampling") {  // what binds the answer left no token
+    if (finish.error.where == "sampling") {  // the constraint left no token
       end.error.status = 400;
       end.error.type = "invalid_request_error";
     }

@@ -1,6 +1,5 @@
-// A request on the engine. A generation submits n choices to the service, brings their tokens to
-// the server's thread, reads them into replies (reply_reader.h) and gives these to the answer's
-// writer.
+// A request to the service. A generation submits its choices to the service, brings their tokens to
+// the server's thread, turns them into replies (reply_reader.h) and gives these to a ReplyWriter.
 //
 // Sinks run on the scheduling thread and only put tokens into a mailbox. Everything else here runs
 // on the server's thread.
@@ -107,7 +106,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   /// returns.
   static Api<std::shared_ptr<Generation>> start(const GenerationParts& parts, GenerationInput input,
                                                 std::shared_ptr<ReplyWriter> writer);
-  /// The answer is not wanted any more: the writer is not called again.
+  /// Aborts all choices; the writer is not called again.
   void cancel();
   size_t num_choices() const { return choices_.size(); }
   bool ended() const { return num_open_ == 0; }
@@ -135,7 +134,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
 
   GenerationParts parts_;
   GenerationInput input_;
-  std::shared_ptr<ReplyWriter> writer_;  // null once nobody listens
+  std::shared_ptr<ReplyWriter> writer_;  // null after cancel()
   std::vector<Choice> choices_;
   size_t num_open_ = 0;
 };

@@ -1,9 +1,8 @@
-// HTTP/1.1 with TLS and server-sent events: connections, limits, deadlines and back-pressure,
-// behind an interface without Boost: http_server.cpp includes Asio, http_message.cpp Beast, and
-// http_connection.cpp, the state machine of a connection, neither.
+// HTTP/1.1 with TLS and server-sent events: connections, limits, deadlines and back-pressure. The
+// interface does not show Boost: only http_server.cpp includes Asio, only http_message.cpp Beast.
 //
-// One thread runs all connections (HttpServer::run); every Exchange lives on it. Other threads give
-// it work with HttpServer::post.
+// One thread runs all connections (HttpServer::run); an Exchange may be used on that thread only.
+// Other threads give that thread work with HttpServer::post.
 #pragma once
 
 #include <chrono>
@@ -20,19 +19,18 @@
 
 namespace moxie {
 
-/// What a client may make the server hold or wait for.
+/// Limits on the memory and time that a client may take.
 struct HttpLimits {
   uint32_t header_bytes = 32 << 10;
   uint64_t body_bytes = uint64_t{16} << 20;
-  uint64_t all_bodies_bytes = uint64_t{256} << 20;  ///< being read at once, over all connections
+  uint64_t all_bodies_bytes = uint64_t{256} << 20;  ///< bodies being read, over all connections
   double header_s = 10;      ///< from the first byte (or the connection) to the end of the header
-  double body_s = 60;        ///< from there to the end of the body
+  double body_s = 60;        ///< from the end of the header to the end of the body
   double keep_alive_s = 75;  ///< between requests
-  double write_s = 30;       ///< a reader that takes nothing for so long is dropped
-  double ping_s = 15;        ///< a stream that says nothing for so long sends a comment
-  uint64_t stream_bytes =
-      1 << 20;              ///< of a stream that its reader has not taken: then it is dropped
-  int32_t connections = 0;  ///< at once; 0: as many as file descriptors allow
+  double write_s = 30;       ///< a client that reads nothing for so long is dropped
+  double ping_s = 15;        ///< a stream without events for so long sends a comment
+  uint64_t stream_bytes = 1 << 20;  ///< a client with more unread bytes of a stream is dropped
+  int32_t connections = 0;          ///< at once; 0: as many as file descriptors allow
 };
 
 struct HttpOptions {
@@ -48,7 +46,7 @@ struct HttpHeader {
 
 struct HttpRequest {
   std::string method, target;
-  std::string path, query;  ///< target in two; the path percent-decoded
+  std::string path, query;  ///< the target in two pieces; the path percent-decoded
   std::vector<HttpHeader> headers;
   std::string body;
   std::string remote;    ///< address of the peer
@@ -77,20 +75,20 @@ class Exchange {
   /// Moves the body out.
   virtual std::string take_body() = 0;
   virtual void respond(HttpResponse response) = 0;
-  /// 200 with text/event-stream; what follows is sent as it comes.
+  /// Answers 200 with text/event-stream; each send() goes out at once.
   virtual void begin_stream(std::vector<HttpHeader> headers) = 0;
   virtual void send(std::string_view bytes) = 0;
   virtual void end_stream() = 0;
-  /// Whether the answer is complete or nobody is there to read it.
+  /// Whether the answer is complete or the client has gone.
   virtual bool done() const = 0;
   /// Called once if the client goes, or is dropped, before the answer is complete.
   virtual void on_abort(std::function<void()> action) = 0;
 };
 
-/// What the header alone decides, before any of the body is read.
+/// The decision from the header alone, before the body is read.
 struct Admission {
   bool accept = true;
-  HttpResponse refusal;     ///< if not
+  HttpResponse refusal;     ///< if not admitted
   uint64_t body_bytes = 0;  ///< a limit below the general one; 0: none
 };
 
@@ -102,13 +100,13 @@ struct HttpLog {
   bool aborted = false;
 };
 
-/// Who answers. Called on the server's thread; must not block.
+/// Answers requests. Called on the server's thread; must not block.
 class HttpHandler {
  public:
   virtual ~HttpHandler() = default;
   virtual Admission admit(const HttpRequest& request) = 0;
   virtual void handle(std::shared_ptr<Exchange> exchange) = 0;
-  /// The answer to what is no valid HTTP or exceeds a limit.
+  /// The answer to invalid HTTP or to a request beyond a limit.
   virtual HttpResponse refusal(int status, const std::string& why) = 0;
   /// Headers for every answer to this request (CORS and the like).
   virtual std::vector<HttpHeader> common_headers(const HttpRequest& request) = 0;
@@ -117,26 +115,26 @@ class HttpHandler {
 
 class HttpServer {
  public:
-  /// Listens; fails on a taken port, an address that is none, or an unreadable key.
+  /// Listens; fails on a taken port, an invalid address, or an unreadable key.
   static Result<std::unique_ptr<HttpServer>> listen(const HttpOptions& options,
                                                     HttpHandler& handler);
   virtual ~HttpServer() = default;
   virtual int32_t port() const = 0;
   virtual int32_t num_connections() const = 0;
-  /// Serves until shut_down() is through.
+  /// Serves until shut_down() has finished.
   virtual void run() = 0;
-  /// Takes no further connection, lets answers that are complete be read, and ends run() when all
-  /// connections are gone, after `grace_s` at the latest. On the server's thread.
+  /// Accepts no more connections, lets clients read complete answers, and ends run() when all
+  /// connections are closed, after `grace_s` seconds at the latest. On the server's thread.
   virtual void shut_down(double grace_s) = 0;
   /// Runs `work` on the server's thread, in order; from any thread.
   virtual void post(std::function<void()> work) = 0;
   /// Runs `work` on the server's thread after `seconds`.
   virtual void after(double seconds, std::function<void()> work) = 0;
-  /// SIGTERM and SIGINT on the server's thread.
+  /// Calls `action` on the server's thread at SIGTERM and SIGINT.
   virtual void on_signal(std::function<void()> action) = 0;
 };
 
-/// What the parser makes of raw bytes, for tests without sockets: a request or the status of its
+/// The parser's result for raw bytes, for tests without sockets: a request, or the status of its
 /// refusal.
 struct HttpProbe {
   bool complete = false;
@@ -147,11 +145,11 @@ HttpProbe probe_http(std::string_view bytes, const HttpLimits& limits);
 
 // Texts of requests (http_text.cpp).
 
-/// Fills path, query, id and trace_id from target and headers. False: the target is no path.
+/// Fills path, query, id and trace_id from target and headers. False if the target is no path.
 bool complete_request(HttpRequest& request);
-/// %XX decoded; nothing where it is broken or decodes to NUL.
+/// Decodes %XX into `out`. False if a code is malformed or decodes to NUL.
 bool percent_decode(std::string_view text, std::string* out);
-/// 32 hex digits of a W3C traceparent, or nothing where it is not valid.
+/// 32 hex digits of a W3C traceparent; empty if it is not valid.
 std::string trace_id_of(std::string_view traceparent);
 /// `count` random characters of [0-9a-z]; not for secrets.
 std::string random_name(size_t count);

@@ -168,7 +168,7 @@ void Connection::on_read(bool has_failed, size_t num_bytes) {
 }
 
 void Connection::advance() {
-  if (advancing_) return;  // an answer given inside a handler comes back here
+  if (advancing_) return;  // a handler that answers at once calls this again
   advancing_ = true;
   const auto self = shared_from_this();
   bool progress = true;
@@ -191,12 +191,12 @@ void Connection::advance() {
   want_read();
 }
 
-// Whether the header is complete.
+// Returns whether the header is complete.
 bool Connection::parse_header() {
   const RequestParser::Taken taken = parser_->put(in_);
   in_.erase(0, taken.bytes);
   if (taken.status != 0) {
-    // The limit of the body is noticed with the header's Content-Length: the request is known.
+    // The header's Content-Length exceeds the limit of the body: the request is known.
     request_ = parser_->request();
     request_.remote = remote_;
     complete_request(request_);
@@ -250,7 +250,7 @@ void Connection::admit() {
   deadline_ = in_seconds(all_.limits().body_s);
 }
 
-// Whether the body is complete; it is given to the handler then.
+// Returns whether the body is complete; if so, the handler has been called.
 bool Connection::parse_body() {
   while (!parser_->is_done() && !in_.empty()) {
     const RequestParser::Taken taken = parser_->put(in_);
@@ -294,7 +294,7 @@ void Connection::dispatch() {
   all_.handler().handle(exchange_);
 }
 
-// An answer after which the connection ends: what follows on it cannot be trusted or is unwanted.
+// An answer after which the connection ends: later bytes on it cannot be trusted or are unwanted.
 void Connection::refuse(const HttpResponse& response) {
   hold(0);
   parser_.reset();

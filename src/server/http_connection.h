@@ -1,9 +1,9 @@
-// One connection: a state machine without sockets. It is fed by one outstanding read and drained by
-// one outstanding write, which http_server.cpp does over TCP or TLS.
+// One connection: a state machine without sockets. It has at most one outstanding read and one
+// outstanding write, which http_server.cpp does over TCP or TLS.
 //
-// It goes on reading while an answer is under way, up to kReadAhead bytes: that is how a client
-// that has gone is noticed, and where pipelined requests wait for their turn. Deadlines are checked
-// by sweep(), which the server calls for all connections from one timer.
+// It reads on while an answer is under way, up to kReadAhead bytes: so it notices that the client
+// has gone, and holds pipelined requests. sweep(), which the server calls for all connections from
+// one timer, checks deadlines.
 #pragma once
 
 #include <array>
@@ -30,7 +30,7 @@ inline Clock::time_point in_seconds(double seconds) {
          std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
 }
 
-/// The open connections of a server, and what they share.
+/// The open connections of a server, and their shared state.
 class Connections {
  public:
   Connections(const HttpLimits& limits, HttpHandler& handler)
@@ -43,7 +43,7 @@ class Connections {
   int32_t count() const { return count_.load(); }
   /// Called after each remove().
   void on_removed(std::function<void()> action) { on_removed_ = std::move(action); }
-  /// Counts what all bodies being read take together; false: more than the limit.
+  /// Adds to the bytes of all bodies being read. False if that exceeds the limit.
   bool hold(int64_t more_bytes);
   HttpHandler& handler() { return handler_; }
   const HttpLimits& limits() const { return limits_; }
@@ -63,20 +63,21 @@ class Connection : public std::enable_shared_from_this<Connection> {
   virtual ~Connection() = default;
 
   virtual void start() = 0;
-  /// Ends it at once.
+  /// Ends the connection at once.
   void cut();
-  /// Ends it if a deadline has passed; sends a comment to a stream that has been silent for long.
+  /// Ends the connection if a deadline has passed; sends a comment if its stream has been silent
+  /// for HttpLimits::ping_s.
   void sweep(Clock::time_point now);
-  /// Ends it as soon as no answer is under way.
+  /// Ends the connection as soon as no answer is under way.
   void retire();
-  /// Answers with a refusal and ends it.
+  /// Answers with a refusal and ends the connection.
   void refuse_whole(int status, const std::string& why);
 
  protected:
   static constexpr size_t kReadBytes = 8 << 10;
 
-  virtual void read_some() = 0;   // into read_buffer_, then on_read
-  virtual void write_some() = 0;  // unwritten(), then on_written
+  virtual void read_some() = 0;   // reads into read_buffer_, then calls on_read
+  virtual void write_some() = 0;  // writes unwritten(), then calls on_written
   virtual void close_stream() = 0;
   virtual void end_sending() = 0;
 
@@ -116,7 +117,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   size_t written_ = 0;  // of inflight_
   uint64_t body_limit_ = 0;
   uint64_t lingered_ = 0;
-  size_t held_bytes_ = 0;  // of the body so far
+  size_t held_bytes_ = 0;  // of the body so far, as counted by Connections::hold
   bool reading_ = false, writing_ = false, retiring_ = false, keep_alive_ = true;
   bool advancing_ = false;
   Clock::time_point deadline_, write_deadline_, last_write_;

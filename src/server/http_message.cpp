@@ -1,5 +1,5 @@
-// Beast parses requests and names statuses. Heads are written here: Beast's serializer writes from
-// a container of its own, which every header would be copied to first.
+// Beast parses requests and names statuses. Heads are written here, because Beast's serializer
+// would first copy every header into its own container.
 #include "server/http_message.h"
 
 #include <fmt/format.h>
@@ -14,7 +14,7 @@ namespace {
 namespace http = boost::beast::http;
 using boost::system::error_code;
 
-// The status for what the parser refuses.
+// The status of a request that the parser refuses.
 int status_of(const error_code& error) {
   if (error == http::error::header_limit) return 431;
   if (error == http::error::body_limit) return 413;
@@ -33,7 +33,7 @@ std::string describe(const error_code& error, const HttpLimits& limits) {
 }
 
 std::string reason_of(int status) {
-  // RFC 9110 renamed two; the third is no status of HTTP's.
+  // RFC 9110 renamed two of these; the third is not an HTTP status.
   if (status == 413) return "Content Too Large";
   if (status == 422) return "Unprocessable Content";
   if (status == 529) return "Overloaded";

@@ -13,8 +13,8 @@
 
 namespace moxie {
 
-/// Parses one request. It stops behind the header, which may decide whether the body is read, and
-/// goes on after expect_body().
+/// Parses one request. It stops behind the header, so that the caller can decide whether to read
+/// the body, and goes on after expect_body().
 class RequestParser {
  public:
   explicit RequestParser(const HttpLimits& limits);
@@ -25,20 +25,20 @@ class RequestParser {
     int status = 0;    ///< of the refusal; 0: well-formed so far
     std::string why;   ///< of the refusal
   };
-  /// Takes bytes off the front of `in`.
+  /// Parses bytes from the front of `in`.
   Taken put(std::string_view in);
   void expect_body();
 
-  bool got_some() const;  ///< of the request
+  bool got_some() const;  ///< has seen bytes of the request
   bool is_header_done() const;
   bool is_done() const;
   /// Method, target and headers so far.
   HttpRequest request() const;
-  /// Two lengths for one body are how requests are smuggled past a proxy.
+  /// Whether the header states the body's length twice, as in requests smuggled past a proxy.
   bool has_two_lengths() const;
   /// Content-Length.
   std::optional<uint64_t> declared_bytes() const;
-  size_t body_bytes() const;  ///< so far
+  size_t body_bytes() const;  ///< bytes of the body so far
   std::string take_body();
 
  private:
@@ -47,8 +47,8 @@ class RequestParser {
   HttpLimits limits_;
 };
 
-/// Status line and headers up to the blank line; `length` < 0: chunked, or to the end of the
-/// connection where `keep_alive` is false and `chunked` too.
+/// Status line and headers up to the blank line. `length` < 0: the body is chunked, or, if
+/// `keep_alive` and `chunked` are false, goes on to the end of the connection.
 std::string response_head(const HttpResponse& response, const std::vector<HttpHeader>& common,
                           bool keep_alive, bool chunked, int64_t length);
 

@@ -20,7 +20,7 @@ using boost::system::error_code;
 constexpr double kSweepS = 0.25;
 constexpr int32_t kSpareDescriptors = 64;
 
-// As many descriptors as we may have; how many that is.
+// Raises the limit of file descriptors as far as allowed, and returns it.
 int32_t raise_descriptor_limit() {
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return 1024;
@@ -212,7 +212,7 @@ Status ServerImpl::open() {
 void ServerImpl::accept() {
   acceptor_.async_accept([this](const error_code& error, tcp::socket socket) {
     if (!acceptor_.is_open()) return;
-    if (error) {  // out of descriptors, mostly: try again when some may be free
+    if (error) {  // mostly no descriptors left: tries again later
       accept_timer_.expires_after(std::chrono::milliseconds(100));
       accept_timer_.async_wait([this](const error_code& stopped) {
         if (!stopped) accept();

@@ -1,4 +1,4 @@
-// The texts of requests: targets, ids, traces, names of headers.
+// Parses texts of requests: targets, ids, traces, names of headers.
 #include <algorithm>
 #include <random>
 
@@ -15,7 +15,7 @@ int hex_digit(char c) {
   return -1;
 }
 
-// What a client calls its request is written to logs and headers: plain characters only.
+// A client's request id is written to logs and headers: plain characters only.
 bool is_request_id(std::string_view text) {
   return !text.empty() && text.size() <= 128 && std::all_of(text.begin(), text.end(), [](char c) {
     return (c >= '0' && c <= '9') || (lower(c) >= 'a' && lower(c) <= 'z') || c == '-' || c == '_' ||

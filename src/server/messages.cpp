@@ -1,4 +1,4 @@
-// Messages to harmony.
+// Turns messages into harmony.
 #include "server/messages.h"
 
 #include <fmt/format.h>
@@ -173,7 +173,7 @@ Api<std::string> read_text_content(const Json& value, const std::string& param) 
   std::string text;
   for (size_t i = 0; i < value.size(); ++i) {
     const std::string at = fmt::format("{}[{}]", param, i);
-    if (value[i].is_string()) {  // the plainest part
+    if (value[i].is_string()) {  // a text part may be a bare string
       text += value[i].get_ref<const std::string&>();
       continue;
     }

@@ -13,7 +13,7 @@ ApiStatus read_messages(const Json& value, ChatRequest* request);
 /// Appends instructions behind a blank line.
 void instruct(std::optional<std::string>* all, const std::string& text);
 
-/// The text of a content: a string, or a list of text parts, joined by nothing.
+/// The text of a content: a string, or a list of text parts, joined without a separator.
 Api<std::string> read_text_content(const Json& value, const std::string& param);
 
 }  // namespace moxie

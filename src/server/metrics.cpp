@@ -16,7 +16,7 @@
 namespace moxie {
 namespace {
 
-// Bounds as vLLM has them, so that dashboards made for it fit.
+// vLLM's bounds, so that its dashboards fit.
 constexpr double kFirstTokenS[] = {0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1,
                                    0.25,  0.5,   0.75, 1,    2.5,  5,    7.5,  10,
                                    20,    40,    80,   160,  640,  2560};

@@ -31,7 +31,7 @@ class Histogram {
   std::atomic<double> sum_{0};
 };
 
-/// What a finished choice adds.
+/// What a finished choice adds to the metrics.
 struct ChoiceMetrics {
   std::string_view finish_reason;
   int32_t prompt_tokens = 0, completion_tokens = 0;

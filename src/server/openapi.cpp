@@ -1,4 +1,4 @@
-// The OpenAPI document: the table of routes with the tables of fields that read their bodies.
+// Makes the OpenAPI document from the table of routes and the tables of fields.
 #include "server/routes.h"
 
 namespace moxie {

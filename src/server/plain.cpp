@@ -34,7 +34,7 @@ void handle_health(App& app, const ExchangePtr& exchange) {
 }
 
 void handle_live(App& app, const ExchangePtr& exchange) {
-  // Only a restart mends a device that has failed.
+  // Only a restart helps after the device has failed.
   const bool healthy = !app.has_model() || app.stats().healthy;
   exchange->respond(
       json_response({{"status", healthy ? "ok" : "device failed"}}, healthy ? 200 : 503));

@@ -1,4 +1,4 @@
-// Tokens to reply.
+// Turns tokens into a reply.
 #include "server/reply_reader.h"
 
 namespace moxie {
@@ -6,7 +6,7 @@ namespace {
 
 using harmony::is_function_call, harmony::kFunctions;
 
-// Recipients that are no functions were not offered: what is written to them is reasoning.
+// Recipients that are no functions were not offered; text addressed to them counts as reasoning.
 bool is_reasoning(const harmony::Message& message) {
   return message.channel == "analysis" || (message.recipient && !is_function_call(message));
 }
@@ -36,12 +36,12 @@ bool ReplyReader::take(ReplyToken token, std::vector<Delta>* out) {
   if (stopped_) return false;
   const int32_t id = token.id;
   if (!parser_) {
-    // Also of a token without text: as many entries as tokens were drawn.
+    // Tokens without text have an entry too, so that entries match the drawn tokens.
     if (options_.logprobs) pending_.push_back(std::move(token));
     add_content(plain_.push(id), out);
     return !stopped_;
   }
-  if (id == control_.endoftext) return true;  // ends the answer, and is no part of it
+  if (id == control_.endoftext) return true;  // ends the answer; not in its text
   const auto& events = parser_->process(id);
   if (parser_->has_open_message()) {
     const harmony::Message& open = parser_->message(parser_->messages().size());
@@ -132,7 +132,7 @@ void ReplyReader::add_content(std::string_view text, std::vector<Delta>* out) {
 
 void ReplyReader::emit_content(std::string text, bool is_certain, std::vector<Delta>* out) {
   if (text.empty() && pending_.empty()) return;
-  if (text.empty() && !is_certain) return;  // held back, with its tokens
+  if (text.empty() && !is_certain) return;  // the text is held back, with its tokens
   reply_.content += text;
   out->push_back({.part = ReplyPart::kContent,
                   .text = std::move(text),

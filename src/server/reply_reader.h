@@ -15,7 +15,7 @@
 
 namespace moxie {
 
-/// A drawn token with what was asked about it.
+/// A drawn token with the log-probabilities that were asked for.
 struct ReplyToken {
   int32_t id = -1;
   float logprob = 0;
@@ -46,9 +46,9 @@ class ReplyReader {
   ReplyReader(const Tokenizer& tokenizer, const harmony::ControlTokens& control,
               ReplyOptions options);
 
-  /// Takes a token and appends what is new. False: a stop string has come, the answer is complete.
+  /// Takes a token and appends new deltas. False if a stop string has completed the answer.
   bool take(ReplyToken token, std::vector<Delta>* out);
-  /// The answer is over.
+  /// The answer has ended: appends the last deltas.
   void finish(std::vector<Delta>* out);
 
   /// The whole reply so far.
@@ -65,7 +65,7 @@ class ReplyReader {
   void open(const harmony::Message& message, std::vector<Delta>* out);
   void add(ReplyPart part, std::string_view text, std::vector<Delta>* out);
   void add_content(std::string_view text, std::vector<Delta>* out);
-  /// `is_certain`: no stop string can begin in what was taken so far and is not in `text`.
+  /// `is_certain`: no stop string can begin in taken text that is not in `text`.
   void emit_content(std::string text, bool is_certain, std::vector<Delta>* out);
 
   const Tokenizer* tokenizer_;

@@ -119,7 +119,7 @@ ApiStatus read_reasoning(const Json& value, ChatRequest& request) {
   return {};
 }
 
-// The one setting of vLLM's chat templates that has a meaning here.
+// The only setting of vLLM's chat templates that applies here.
 ApiStatus read_template_arguments(const Json& value, ChatRequest& request) {
   if (!value.is_object()) return wrong_type("chat_template_kwargs", "an object", value);
   for (auto it = value.begin(); it != value.end(); ++it) {

@@ -11,7 +11,7 @@
 
 namespace moxie {
 
-/// What binds an answer's text.
+/// The constraint on an answer's text.
 struct StructuredOutput {
   enum class Kind : uint8_t { kNone, kJsonObject, kJsonSchema, kRegex, kChoice, kGrammar };
   Kind kind = Kind::kNone;
@@ -26,10 +26,10 @@ struct ToolChoice {
   enum class Mode : uint8_t { kAuto, kNone, kRequired, kNamed };
   Mode mode = Mode::kAuto;
   std::string name;                  ///< kNamed
-  std::vector<std::string> allowed;  ///< kAuto and kRequired: of the tools, these; empty: all
+  std::vector<std::string> allowed;  ///< kAuto and kRequired: the tools allowed; empty: all
 };
 
-/// What all generating endpoints take.
+/// The fields of all generating endpoints.
 struct GenerationFields {
   std::string model;
   SamplingOptions sampling;  ///< as asked; the seed of choice i is seed + i
@@ -51,10 +51,10 @@ struct GenerationFields {
   StructuredOutput structured;
 };
 
-/// One tool of a chat, with what a constraint needs of it.
+/// One tool of a chat, with the data that a constraint needs.
 struct FunctionTool {
   harmony::ToolDescription description;
-  std::optional<bool> strict;  ///< as said
+  std::optional<bool> strict;  ///< as the request says
 };
 
 struct ChatRequest : GenerationFields {
@@ -66,9 +66,9 @@ struct ChatRequest : GenerationFields {
   harmony::ReasoningEffort effort = harmony::ReasoningEffort::kMedium;
   bool logprobs = false;
   bool include_reasoning = true;
-  std::optional<int32_t> max_completion_tokens;  ///< as asked; goes before max_tokens
+  std::optional<int32_t> max_completion_tokens;  ///< as asked; overrides max_tokens
   bool truncate = false;              ///< a prompt that is too long loses its first messages
-  std::vector<std::string> warnings;  ///< what was asked and will not be done; for the answer
+  std::vector<std::string> warnings;  ///< wishes that will not be met; for the answer
 };
 
 struct CompletionRequest : GenerationFields {
@@ -79,7 +79,7 @@ struct CompletionRequest : GenerationFields {
   int32_t logprobs = -1;
   /// How many tokens of a prompt are kept; -1: as many as leave room for the answer.
   std::optional<int32_t> truncate_prompt_tokens;
-  bool truncate_end = false;  ///< the first are kept, not the last
+  bool truncate_end = false;  ///< the first tokens are kept, not the last
 };
 
 /// Texts or token ids of /tokenize and /detokenize.
@@ -108,7 +108,7 @@ template <class T>
 void add_sampling_fields(Fields<T>& fields);
 template <class T>
 void add_generation_fields(Fields<T>& fields);
-/// tools and tool_choice; of chats.
+/// tools and tool_choice, for chats.
 template <class T>
 void add_tool_fields(Fields<T>& fields);
 /// priority and cache_salt.
@@ -117,9 +117,9 @@ void add_scheduling_fields(Fields<T>& fields);
 /// Fields of OpenAI's platform that mean nothing to a single server.
 template <class T>
 void add_platform_fields(Fields<T>& fields);
-/// The member `effort` of a "reasoning", which has to be an object.
+/// The member `effort` of "reasoning", which must be an object.
 ApiStatus read_reasoning_effort(const Json& reasoning, ChatRequest& request);
-/// `left_out` non-null: tools that OpenAI's platform runs itself are skipped, each with a line
+/// `left_out` not null: tools that OpenAI's platform would run are skipped, and each adds a line
 /// there.
 ApiStatus read_tools(const Json& value, const std::string& param, std::vector<FunctionTool>* tools,
                      std::vector<std::string>* left_out = nullptr);
@@ -129,7 +129,7 @@ ApiStatus read_response_format(const Json& value, const std::string& param, Stru
 Api<harmony::ReasoningEffort> read_effort(const Json& value, const std::string& param);
 /// Fails unless the name is one that OpenAI allows; dots are allowed too.
 ApiStatus check_function_name(const std::string& name, const std::string& param);
-/// Fails if the tool that is named, or any tool if one is required, does not exist.
+/// Fails if the named tool does not exist, or if a tool is required and there are none.
 ApiStatus check_tool_choice(const ChatRequest& request);
 ApiStatus read_token_ids(const Json& value, const std::string& param, std::vector<int32_t>* ids);
 

@@ -1,4 +1,4 @@
-// Events to listeners.
+// Numbers, keeps and sends events.
 #include "server/response_events.h"
 
 #include "server/endpoints.h"
@@ -6,7 +6,7 @@
 namespace moxie {
 namespace {
 
-// Above this a response's events are not kept any more; many run at once.
+// A response keeps at most this many bytes of events, since many responses run at once.
 constexpr uint64_t kMaxKeptBytes = 4 << 20;
 
 }  // namespace

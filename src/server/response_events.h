@@ -16,16 +16,16 @@ class ResponseEvents {
 
   /// Numbers an event and keeps it for the next flush(); `fields` follow type and number.
   void add(const std::string& type, const Json& fields);
-  /// Sends what is new to everyone.
+  /// Sends new events to all listeners.
   void flush();
-  /// Ends everyone's stream; no event comes after this.
+  /// Ends the streams of all listeners; no event comes after this.
   void end();
 
   /// Whether all events from the first on are still there.
   bool has_all() const { return first_ == 0; }
   /// Begins a stream of the events numbered `next` and above.
   void listen(std::shared_ptr<Exchange> exchange, uint64_t next);
-  /// Held at the moment.
+  /// Bytes of the events held now.
   uint64_t bytes() const { return bytes_; }
 
  private:

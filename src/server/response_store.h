@@ -20,13 +20,13 @@
 namespace moxie {
 
 struct StoredResponse {
-  Json document;  ///< as GET answers it
+  Json document;  ///< the answer to GET
   Json input_items = Json::array();
-  harmony::Conversation conversation;             ///< everything up to and with the answer
+  harmony::Conversation conversation;             ///< all messages, the answer included
   std::optional<std::string> item_instructions;   ///< of system messages among the items
   std::map<std::string, std::string> call_names;  ///< functions by the ids of their calls
   std::function<void()> cancel;                   ///< while it runs in the background
-  /// Of a response that streams in the background; else null. For the server's thread.
+  /// The events of a response that streams in the background; else null. For the server's thread.
   std::shared_ptr<ResponseEvents> events;
   uint64_t bytes = 0;
 };
@@ -59,7 +59,7 @@ class ResponseStore {
   };
   Limits limits_;
   mutable std::mutex mutex_;
-  std::list<Entry> order_;  // the least recently used first
+  std::list<Entry> order_;  // least recently used first
   std::unordered_map<std::string, std::list<Entry>::iterator> entries_;
   uint64_t bytes_ = 0;
 };

@@ -1,4 +1,4 @@
-// Responses: what a request says.
+// Reads requests of /v1/responses.
 #include "server/responses.h"
 
 #include <fmt/format.h>
@@ -72,7 +72,7 @@ ApiStatus ItemReader::read_call(const Json& item, const std::string& param) {
   if (auto status = check_function_name(*name, param + ".name"); !status) return status;
   auto arguments = required_string(item, "arguments", param);
   if (!arguments) return tl::unexpected(arguments.error());
-  // What was said before a call in the same turn was a preamble, not the answer.
+  // Text before a call in the same turn was a preamble, not the answer.
   if (!out().empty() && out().back().channel == "final" &&
       out().back().role == harmony::Role::kAssistant) {
     out().back().channel = "commentary";
@@ -102,7 +102,7 @@ ApiStatus ItemReader::read_output(const Json& item, const std::string& param) {
 
 ApiStatus ItemReader::read_reasoning(const Json& item, const std::string& param) {
   const Json* content = find_member(item, "content");
-  if (content == nullptr) return {};  // nothing of it can be read
+  if (content == nullptr) return {};  // it has nothing readable
   auto text = read_text_content(*content, param + ".content");
   if (!text) return tl::unexpected(text.error());
   if (!text->empty()) {
@@ -138,7 +138,7 @@ ApiStatus read_input(const Json& value, ResponseRequest& request) {
 ApiStatus read_response_reasoning(const Json& value, ResponseRequest& request) {
   if (auto status = read_reasoning_effort(value, request); !status) return status;
   for (auto it = value.begin(); it != value.end(); ++it) {
-    // Summaries are not made: the reasoning itself is in the answer.
+    // There are no summaries: the answer holds the reasoning itself.
     if (it.key() != "effort" && it.key() != "summary" && it.key() != "generate_summary") {
       return unknown_field("reasoning." + it.key(), {"effort", "summary"});
     }
@@ -149,7 +149,7 @@ ApiStatus read_response_reasoning(const Json& value, ResponseRequest& request) {
 ApiStatus read_text(const Json& value, ResponseRequest& request) {
   if (!value.is_object()) return wrong_type("text", "an object", value);
   for (auto it = value.begin(); it != value.end(); ++it) {
-    if (it.key() == "verbosity" || it->is_null()) continue;  // the model knows no such setting
+    if (it.key() == "verbosity" || it->is_null()) continue;  // the model has no such setting
     if (it.key() != "format") return unknown_field("text." + it.key(), {"format", "verbosity"});
     auto status = read_response_format(*it, "text.format", &request.structured);
     if (!status) return status;
@@ -158,7 +158,7 @@ ApiStatus read_text(const Json& value, ResponseRequest& request) {
 }
 
 ApiStatus read_include(const Json& value, ResponseRequest& request) {
-  // Items that no answer here has, and reasoning that is given in plain text anyway.
+  // Items that answers here never have, and reasoning, which answers hold in plain text anyway.
   constexpr std::array<std::string_view, 7> kWithoutEffect = {
       "reasoning.encrypted_content",    "web_search_call.results",
       "web_search_call.action.sources", "file_search_call.results",

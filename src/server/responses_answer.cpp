@@ -1,4 +1,4 @@
-// Responses: the answer as items, whole, as events, or in the background.
+// Writes answers of /v1/responses as items: whole, as events, or in the background.
 #include <fmt/format.h>
 
 #include "server/endpoints.h"
@@ -45,7 +45,7 @@ uint64_t size_of(const StoredResponse& stored) {
   return stored.events == nullptr ? bytes : bytes + stored.events->bytes();
 }
 
-// Items and events from deltas; knows where they go.
+// Makes items and events from deltas, and sends them to the client or the store.
 class ResponseWriter final : public ReplyWriter {
  public:
   ResponseWriter(App& app, ExchangePtr exchange, std::shared_ptr<ResponseRequest> request)
@@ -86,7 +86,7 @@ class ResponseWriter final : public ReplyWriter {
   std::string id() const { return document_["id"]; }
   bool streams() const { return request_->stream; }
 
-  /// The request is on its way.
+  /// The generation has started.
   void begin(std::weak_ptr<Generation> generation) {
     generation_ = std::move(generation);
     if (request_->background) store(true);
@@ -165,7 +165,7 @@ class ResponseWriter final : public ReplyWriter {
     exchange_->respond(json_response(document_));
   }
 
-  /// A background response that nobody wants any more.
+  /// Cancels a background response.
   void cancelled() {
     close("incomplete");
     document_["status"] = "cancelled";
@@ -285,7 +285,7 @@ void ResponseWriter::store(bool running) {
   stored->call_names = request_->call_names;
   if (running) {
     stored->cancel = [generation = generation_, writer = self] {
-      const auto to = writer.lock();  // the generation lets go of it
+      const auto to = writer.lock();  // null once the generation has released it
       if (const auto at = generation.lock()) at->cancel();
       if (to) to->cancelled();
     };
@@ -303,7 +303,7 @@ void answer_response(App& app, const ExchangePtr& exchange, ResponseRequest& req
   writer->self = writer;
   auto started = start_generation(app, *exchange, std::move(input), writer);
   if (!started) return respond_error(*exchange, started.error());
-  if (background) exchange->on_abort(nullptr);  // it goes on whoever listens
+  if (background) exchange->on_abort(nullptr);  // it goes on even if the client disconnects
   writer->begin(*started);
 }
 

@@ -1,4 +1,4 @@
-// Stored responses: read, streamed again, forgotten, cancelled, and their input.
+// Endpoints of stored responses: read, stream again, delete, cancel, and list the input.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -37,7 +37,7 @@ ApiError wrong_query(const char* name, const char* expected) {
           .code = "invalid_value"};
 }
 
-// A whole number of the query; `otherwise` where it has none.
+// A whole number of the query; `otherwise` if it is missing.
 Api<int64_t> query_integer(const HttpRequest& request, const char* name, int64_t low, int64_t high,
                            int64_t otherwise) {
   const auto text = query_value(request.query, name);

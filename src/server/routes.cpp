@@ -1,4 +1,4 @@
-// Every route once.
+// The table of routes.
 #include "server/routes.h"
 
 #include <array>

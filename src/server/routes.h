@@ -18,10 +18,10 @@ struct Route {
     kProbe,  ///< no key, answered at any time
     kInfo,   ///< a key, answered at any time
     kModel,  ///< a key and a loaded model
-    kWork,   ///< and refused while draining
+    kWork,   ///< as kModel, and refused while draining
   } use = kWork;
   ErrorForm form = ErrorForm::kOpenAi;
-  /// The fields of its body; null: it has none, or (kBodyElsewhere) their table is not one.
+  /// The fields of its body; null: no body, or (kBodyElsewhere) they are described elsewhere.
   std::vector<FieldInfo> (*fields)() = nullptr;
   std::vector<FieldInfo> (*query)() = nullptr;  ///< the parameters behind "?"
 };
@@ -29,7 +29,8 @@ struct Route {
 std::span<const Route> routes();
 /// Whether `path` has the form of `pattern`.
 bool matches(std::string_view pattern, std::string_view path);
-/// The route of a request; null with the methods that the path has, if any, in `allow`.
+/// The route of a request. If there is none: null, and `allow` lists the methods of the path's
+/// routes, if any.
 const Route* find_route(std::string_view method, std::string_view path, std::string* allow);
 
 /// Whether two texts are equal. The time depends on the length of `given` only.

@@ -1,6 +1,5 @@
 // Fuzzes what a client can send: the bytes of an HTTP request, and the JSON bodies of every
-// endpoint. The first byte chooses. Whatever comes, nothing crashes, and no error of parsing is a
-// 5xx.
+// endpoint; the first byte chooses. No input may crash, and no parse error may be a 5xx.
 #include <cstdint>
 #include <string>
 #include <string_view>

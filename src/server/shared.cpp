@@ -1,4 +1,4 @@
-// What the generating endpoints share.
+// Functions that the generating endpoints share.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -66,7 +66,7 @@ size_t text_bytes(const ChatRequest& request, size_t begin) {
   return bytes;
 }
 
-// The prompt of the messages from `begin` on.
+// Renders the prompt of the messages from `begin` on.
 Api<std::vector<int32_t>> prompt_from(const ServedModel& model, const ChatRequest& request,
                                       size_t begin) {
   if (auto status = check_text_bytes(model, text_bytes(request, begin), "messages"); !status) {
@@ -94,7 +94,7 @@ Api<std::vector<int32_t>> prompt_from(const ServedModel& model, const ChatReques
   harmony::drop_finished_analysis(conversation);
   auto prompt = harmony::render(conversation, harmony::RenderMode::kCompletion,
                                 {.auto_drop_analysis = false}, *model.tokenizer);
-  if (!prompt) {  // a tool's schema, mostly
+  if (!prompt) {  // mostly because of a tool's schema
     return invalid("messages", "The conversation cannot be rendered: " + prompt.error().message(),
                    "invalid_value");
   }
@@ -114,13 +114,13 @@ Api<std::vector<int32_t>> chat_prompt(const ServedModel& model, const ChatReques
       prompt.error().code != "context_length_exceeded") {
     return prompt;
   }
-  // The fewest messages are left out that leave room for the answer: as long as it was asked for,
-  // but half the context at most; an eighth where no length was.
+  // Leaves out as few messages as make room for the answer: its requested length, at most half the
+  // context; without one, an eighth of the context.
   const auto context = static_cast<size_t>(model.max_model_len);
   const size_t room =
       request.max_tokens ? std::min<size_t>(*request.max_tokens, context / 2) : context / 8;
   size_t least = 1,
-         most = messages.size();  // the least that fits lies here; the last message stays
+         most = messages.size();  // at least one is left out, and the last always stays
   while (least < most) {
     const size_t middle = least + (most - least) / 2;
     auto shorter = prompt_from(model, request, middle);
@@ -129,7 +129,7 @@ Api<std::vector<int32_t>> chat_prompt(const ServedModel& model, const ChatReques
     (fits ? most : least) = fits ? middle : middle + 1;
   }
   least = std::min(least, messages.size() - 1);
-  // A result whose call is gone tells nothing.
+  // A result without its call means nothing.
   while (least + 1 < messages.size() && messages[least].role == harmony::Role::kTool) ++least;
   if (num_left_out != nullptr) *num_left_out = least;
   return prompt_from(model, request, least);
@@ -160,7 +160,7 @@ GenerationInput generation_input(const App& app, const GenerationFields& request
                         .use_cache = request.use_cache,
                         .prompt_logprobs = request.prompt_logprobs};
   input.sampling.temperature = request.temperature.value_or(app.options().default_temperature);
-  // The least share still keeps the best token.
+  // The smallest share still keeps the best token.
   input.sampling.top_p = std::max(request.top_p.value_or(1.0f), 1e-6f);
   input.sampling.top_k = std::max(request.sampling.top_k, 0);
   input.sampling.max_tokens = input.max_tokens;
@@ -266,7 +266,7 @@ Json chat_logprob(const TokenNames& names, const ReplyToken& token) {
 Json prompt_logprobs_json(const Tokenizer& tokenizer, const std::vector<ReplyToken>& tokens) {
   Json list = Json::array();
   for (const ReplyToken& token : tokens) {
-    if (list.empty()) {  // it follows nothing
+    if (list.empty()) {  // the first token has no log-probability
       list.push_back(nullptr);
       continue;
     }

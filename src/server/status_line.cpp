@@ -1,4 +1,4 @@
-// Tokens, requests, pages, and the bytes of the launches over what memory can read.
+// Tokens, requests, pages, and the launches' bytes as a share of the memory's read rate.
 #include "server/status_line.h"
 
 #include <fmt/format.h>
@@ -21,7 +21,7 @@ std::string status_line(const StatusModel& model, const ServiceStats& before,
                   static_cast<double>(tokens) / seconds, 100 * now.kv_usage());
   if (steps <= 0 || tokens <= 0) return line;
   if (!(read_gb_s > 0)) return line + ", share of the memory's limit unknown";
-  // The least bytes that the launches of these seconds had to read, over what memory could read.
+  // The least bytes that the launches had to read, over the bytes that memory could read meanwhile.
   const auto streams = static_cast<int32_t>(std::clamp<int64_t>(tokens / steps, 1, INT32_MAX));
   const Work work = decode_work(model.config, model.weights, model.kv_dtype, 0, streams);
   return line +

@@ -1,4 +1,4 @@
-// The line that a server says every few seconds while it is busy.
+// The line that a busy server logs every few seconds.
 #pragma once
 
 #include <string>
@@ -9,15 +9,15 @@
 
 namespace moxie {
 
-/// What the status line needs to know of a model.
+/// The data of a model for the status line.
 struct StatusModel {
   const GptOssConfig& config;
-  const ModelWeights& weights;  ///< formats and sizes alone are looked at
+  const ModelWeights& weights;  ///< only formats and sizes are read
   DType kv_dtype = DType::kBF16;
 };
 
 /// The status line of the `seconds` between two readings of a service; empty if it was idle.
-/// `read_gb_s` is what the memory can read, 1e9 bytes a second; 0: not known.
+/// `read_gb_s` is the memory's measured read rate, 1e9 bytes a second; 0: not known.
 std::string status_line(const StatusModel& model, const ServiceStats& before,
                         const ServiceStats& now, double seconds, double read_gb_s);
 

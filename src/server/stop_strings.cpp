@@ -14,7 +14,7 @@ bool StopStrings::push(std::string_view piece, std::string* out) {
     return false;
   }
   held_ += piece;
-  // The first to end wins, as if the text had come byte by byte; of those the longest.
+  // The stop string that ends first wins, as if text came byte by byte; of several, the longest.
   size_t end = std::string::npos;
   const std::string* first = nullptr;
   for (const std::string& stop : stops_) {

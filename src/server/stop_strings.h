@@ -19,7 +19,7 @@ class StopStrings {
   /// The text has ended: appends what was held back.
   void flush(std::string* out);
   bool empty() const { return stops_.empty(); }
-  /// The stop string that came.
+  /// The stop string that was found.
   const std::string& found() const { return found_; }
 
  private:

@@ -86,7 +86,7 @@ grammar::AnswerSpec spec_of(const ChatRequest& chat) {
   return spec;
 }
 
-// The client's fault, whatever it is: a schema that cannot be enforced, or is none.
+// Every fault is the client's: a schema that cannot be enforced, or that is not a schema.
 tl::unexpected<ApiError> refused(const Error& error, const std::string& param) {
   return invalid(param, "This structured output cannot be enforced: " + error.message(),
                  "unsupported_schema");
@@ -98,7 +98,7 @@ Api<Constraints> bound_answers(const ServedModel& model, const GenerationFields&
                                const ChatRequest* chat, size_t count,
                                std::vector<std::string>* warnings) {
   const bool binds = request.structured.kind != StructuredOutput::Kind::kNone;
-  // With tool_choice none, the tools are known and may not be called.
+  // With tool_choice none the model knows the tools but may not call them.
   const bool has_tools = chat != nullptr && !chat->tools.empty();
   Constraints list;
   if (!binds && !has_tools) return list;
@@ -108,7 +108,7 @@ Api<Constraints> bound_answers(const ServedModel& model, const GenerationFields&
              (chat->tool_choice.mode != ToolChoice::Mode::kAuto &&
               chat->tool_choice.mode != ToolChoice::Mode::kNone);
     };
-    if (!binds && !binds_tools()) return list;  // an offer of tools binds nothing by itself
+    if (!binds && !binds_tools()) return list;  // tools that are merely offered bind nothing
     return invalid(binds ? request.structured.param : "tool_choice",
                    "Structured output is not available in this build.", "unsupported_parameter");
   }

@@ -1,5 +1,5 @@
-// The fields that bind an answer's text: response_format, vLLM's structured_outputs and its older
-// guided_* names.
+// The fields that constrain an answer's text: response_format, vLLM's structured_outputs and its
+// older guided_* names.
 #pragma once
 
 #include "server/requests.h"
@@ -8,7 +8,7 @@ namespace moxie {
 
 /// {"json"|"regex"|"choice"|"grammar"|"json_object": ...}
 ApiStatus read_structured_outputs(const Json& value, StructuredOutput* out);
-/// One of those by name; `param` is the field.
+/// One of these constraints, by its name `kind`; `param` names the field in errors.
 ApiStatus read_structured(const std::string& kind, const Json& value, const std::string& param,
                           StructuredOutput* out);
 

@@ -12,7 +12,7 @@ namespace {
 constexpr size_t kMaxTools = 512, kMaxNameBytes = 128, kMaxTextBytes = 1 << 20;
 constexpr size_t kMaxStructuredChoices = 4096;
 
-// One answer can be bound once.
+// An answer can have one such constraint.
 ApiStatus take(StructuredOutput* out, StructuredOutput::Kind kind, const std::string& param) {
   if (out->kind != StructuredOutput::Kind::kNone) {
     return invalid(param,
@@ -24,7 +24,7 @@ ApiStatus take(StructuredOutput* out, StructuredOutput::Kind kind, const std::st
   return {};
 }
 
-// A tool that the platform runs and not the client. Agents offer some to every server.
+// A tool that OpenAI's platform runs, not the client. Agents offer some to every server.
 bool is_hosted(const Json& tool) {
   constexpr std::array<std::string_view, 9> kTypes = {
       "web_search",       "web_search_2025_08_26",         "web_search_preview", "file_search",
@@ -206,7 +206,7 @@ ApiStatus check_tool_choice(const ChatRequest& request) {
 
 namespace {
 
-// {"name", "description", "schema", "strict"}; `beside`: one more member that may stand there.
+// {"name", "description", "schema", "strict"}; `beside`: one more member that is allowed.
 ApiStatus read_schema_format(const Json& format, const std::string& param, std::string_view beside,
                              StructuredOutput* out) {
   if (!format.is_object()) return wrong_type(param, "an object", format);

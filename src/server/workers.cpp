@@ -1,4 +1,4 @@
-// The pool.
+// The pool of workers and its queue.
 #include "server/workers.h"
 
 namespace moxie {
