@@ -1,4 +1,4 @@
-// Error text, CHECK's last words, and the log.
+// Error text, CHECK's message, and the log.
 #include "core/base.h"
 
 #include <unistd.h>

@@ -1,5 +1,5 @@
-// The words every folder speaks: Result<T> for the world's faults, CHECK for broken invariants,
-// log lines on stderr, and small integer helpers.
+// Used by every folder: Result<T> for faults of the world, CHECK for broken invariants, log lines
+// on stderr, and small integer helpers.
 //
 // A fault of the world (a file, a request, a configuration, memory) is a value: `Result<T>` with
 // what went wrong, where, and what to do about it. A broken invariant is a bug: CHECK prints the
@@ -16,13 +16,13 @@
 
 namespace moxie {
 
-/// A fault of the world. All three parts are for people; `hint` may be empty.
+/// A fault of the world. All three texts are for people; `hint` may be empty.
 struct Error {
   std::string what;   ///< what is wrong: found and expected values
   std::string where;  ///< file, tensor, flag or request field
   std::string hint;   ///< what to do about it
 
-  /// "where: what (hint)", with the empty parts left out.
+  /// "where: what (hint)", with empty texts left out.
   std::string message() const;
 };
 
@@ -30,7 +30,7 @@ template <typename T>
 using Result = tl::expected<T, Error>;
 using Status = tl::expected<void, Error>;
 
-/// Makes the unexpected half of a Result: `return fail("found 3, expected 4", "a.json: key k");`
+/// Makes the error of a Result: `return fail("found 3, expected 4", "a.json: key k");`
 inline tl::unexpected<Error> fail(std::string what, std::string where = {}, std::string hint = {}) {
   return tl::unexpected<Error>(Error{std::move(what), std::move(where), std::move(hint)});
 }
@@ -66,7 +66,7 @@ constexpr T round_up(T a, T b) {
   return ceil_div(a, b) * b;
 }
 
-/// a * b, or nullopt-like false on overflow: sizes that come from files are multiplied with this.
+/// Sets *out to a * b; false on overflow. For sizes that come from files.
 inline bool checked_mul(uint64_t a, uint64_t b, uint64_t* out) {
   return !__builtin_mul_overflow(a, b, out);
 }

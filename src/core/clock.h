@@ -1,4 +1,4 @@
-// Time as the project measures it: seconds of the steady clock.
+// Seconds of the steady clock, with which the project measures time.
 #pragma once
 
 #include <chrono>

@@ -1,8 +1,8 @@
 // The CUDA device: memory, streams and copies through the CUDA runtime (linked statically; it
 // loads the driver at run time, so that the binary also runs where there is none).
 //
-// Only devices that this build has code for are given out. Every call sets its device first: the
-// current device belongs to the thread, and any thread may use any Device.
+// Only devices that this build has code for can be made. Every call first sets its device, because
+// the current device is a property of the thread, and any thread may use any Device.
 #include <algorithm>
 #include <string>
 #include <utility>
@@ -43,7 +43,7 @@ std::string hint_for(cudaError_t error) {
   }
 }
 
-// Why no CUDA device can be used at all, or success.
+// Success, or the reason why no CUDA device can be used at all.
 Status check_driver(int* num_devices) {
   *num_devices = 0;
   const std::string where = "CUDA";
@@ -294,7 +294,7 @@ Result<std::unique_ptr<Device>> make_cuda_device(int index) {
   if (!has_code_for(capability)) {
     return fail(found.name + (": " + no_code_text(capability)), where, "use --device cpu");
   }
-  // The first use of a device makes its context, which can fail when others hold it.
+  // The first use of a device makes its context, which can fail if others hold the device.
   size_t available = 0, total = 0;
   cudaError_t error = cudaSetDevice(index);
   if (error == cudaSuccess) error = cudaMemGetInfo(&available, &total);

@@ -1,4 +1,4 @@
-// Stand-in of a build without CUDA: there is no device, and the reason is said.
+// Stand-in of a build without CUDA: there is no device, and the error says why.
 #include "core/device.h"
 
 namespace moxie {

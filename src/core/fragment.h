@@ -8,16 +8,16 @@
 // are consecutive.
 //   MXFP4  512 B  lane l: 16 B at 16 l: words [block 0 row g][block 0 row g+8][block 1 row g]
 //                 [block 1 row g+8]; a word is 8 weights (below)
-//   MXFP8  1024 B two parts of 512 B, rows g then rows g + 8; lane l: 16 B at 16 l of each: 8 E4M3
+//   MXFP8  1024 B two runs of 512 B, rows g then rows g + 8; lane l: 16 B at 16 l of each: 8 E4M3
 //                 bytes of block 0, 8 of block 1 (Q8_0: the same with int8)
-//   BF16   2048 B four parts of 512 B: [block 0 row g][block 0 row g+8][block 1 row g][block 1 row
+//   BF16   2048 B four runs of 512 B: [block 0 row g][block 0 row g+8][block 1 row g][block 1 row
 //                 g+8]; lane l: 16 B at 16 l of each
-//   F32    4096 B eight parts of 512 B: as BF16, each 32 B of a lane as two parts of 16 B
+//   F32    4096 B eight runs of 512 B: as BF16, each 32 B of a lane as two halves of 16 B
 //   scales        MXFP4, MXFP8: 32 B, byte 4 g + 2 block + half of row g + 8 half; Q8_0: FP16 alike
-// The two halves of an MXFP4 word hold columns k and k + 1 of four pairs, k = 0, 2, 4, 6; in a
-// half, E2M1 codes (sign s, exponent e, mantissa bit m) of the pairs 0, 1, 2 lie where one shift to
-// the left and one mask make BF16 of them, each 2^-126 of its value; those of pair 3 take the bits
-// that are left, whence one product brings them there (fragment_gemv.cuh):
+// The two halves of an MXFP4 word hold columns k and k + 1 of four pairs, k = 0, 2, 4, 6. In a
+// half, the E2M1 codes (sign s, exponent e, mantissa bit m) of pairs 0, 1, 2 lie so that one shift
+// left and one mask make them BF16, scaled by 2^-126. The code of pair 3 takes the bits that are
+// left; one product moves them into place (fragment_gemv.cuh):
 //   bit 15 s0 | 14 m3 | 13 s3 | 12 s1 | 11-10 e3 | 9 s2 | 8-6 e0 m0 | 5-3 e1 m1 | 2-0 e2 m2
 // Padding rows and columns are zeros (scale code 127). docs/formats.md draws it.
 #pragma once
@@ -66,8 +66,8 @@ constexpr uint8_t fragment_mxfp4_code(uint32_t word, int j) {
   return static_cast<uint8_t>(sign << 3 | rest);
 }
 
-/// A word's four pairs as two BF16 each (column k in the low half), 2^-126 of their values. The
-/// product's terms meet no bit twice: bits 0, 1, 3, 4 of each half move by 7, by 2 and by 12.
+/// A word's four pairs as two BF16 each (column k in the low half), scaled by 2^-126. No two terms
+/// of the product share a bit: bits 0, 1, 3, 4 of each half move by 7, by 2 and by 12.
 MOXIE_HOST_DEVICE constexpr void fragment_mxfp4_pairs(uint32_t word, uint32_t pairs[4]) {
   constexpr uint32_t kBits = 0x81C081C0u;
   pairs[0] = word & kBits;

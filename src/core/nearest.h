@@ -25,7 +25,7 @@ inline size_t edit_distance(std::string_view a, std::string_view b) {
   return row[b.size()];
 }
 
-/// The first of the nearest; empty if nothing is known.
+/// The nearest known name, the first of equals; empty if `known` is.
 inline std::string nearest_name(std::string_view word, std::span<const std::string> known) {
   const auto best =
       std::min_element(known.begin(), known.end(), [&](const std::string& a, const std::string& b) {

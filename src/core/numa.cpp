@@ -21,7 +21,7 @@ namespace {
 constexpr int kMostCores = CPU_SETSIZE;
 constexpr int kMostNodes = 1024;
 
-// The number that all of `text` is, or -1.
+// The number that `text` consists of, or -1.
 int number_of(std::string_view text) {
   int value = -1;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);

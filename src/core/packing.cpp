@@ -127,7 +127,7 @@ void put_lane(const StoredRows& source, int64_t row, int lane, DType target, std
 }
 
 // ---- Whole tiles --------------------------------------------------------------------------------
-// What files of gigabytes are made of: 16 rows at once, four by four words turned in registers.
+// The formats of large files: packs 16 rows at once, transposing four by four words in registers.
 
 typedef uint8_t Bytes __attribute__((vector_size(16)));
 typedef uint32_t Words __attribute__((vector_size(16)));
@@ -189,7 +189,7 @@ void put_bf16_tile(const std::byte* const rows[16], int cols, std::byte* tile) {
       std::memcpy(tile + 64 * j + 4 * lane, rows[lane] + 4 * j, 4);
 }
 
-// Whether it was one of the tiles above, of 16 rows.
+// Packs the tile if it is of a kind above and has 16 rows; else returns false.
 bool put_whole_tile(const StoredRows& source, const int64_t rows[16], DType target,
                     std::byte* tile) {
   const bool is_mx = target == DType::kMXFP4 && is_mxfp4(source.kind);

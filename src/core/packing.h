@@ -20,7 +20,7 @@
 
 namespace moxie {
 
-/// Where the rows of a matrix come from: `row(r)` points at row r in a stored form.
+/// The rows of a matrix as a file stores them: `row(r)` points at row r.
 struct StoredRows {
   enum class Kind : uint8_t {
     kF32,

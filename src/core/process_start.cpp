@@ -15,7 +15,7 @@ namespace moxie {
 namespace {
 
 const Clock::time_point g_made = Clock::now();
-// Loading a program takes no longer; a system that says so counts from something else.
+// Loading a program takes less; a system that reports more counts from something else.
 constexpr double kMostBefore = 10;
 
 double seconds_by_system() {

@@ -1,4 +1,4 @@
-// The pool: a generation counter wakes workers, each of which has a share of the tasks.
+// The pool: a generation counter wakes the workers, each of which has a share of the tasks.
 #include "core/threads.h"
 
 #include <sched.h>
@@ -51,8 +51,8 @@ class FlushToZero {
 
 constexpr int kSpins = 4000;  // about 50 microseconds: longer than the gap between two steps
 
-// Until is_over(): looks often for as long as kSpins, then lets others have the core between looks.
-// While meanwhile() finds something to do it does that between looks.
+// Waits until is_over(): polls kSpins times, then yields the core between polls. As long as
+// meanwhile() finds something to do, it is called between polls.
 template <typename IsOver, typename Meanwhile>
 void spin_until(IsOver is_over, Meanwhile meanwhile) {
   for (int spins = 0; !is_over();) {
@@ -70,8 +70,8 @@ constexpr int64_t kMostPartsOfRun = 0xFFFF;
 
 }  // namespace
 
-// What idle workers watch, what tasks are claimed by and what their end is counted by lie apart:
-// who waits must not slow down who works.
+// The counter that idle workers watch, the shares that tasks are claimed from and the count of done
+// tasks are on different cache lines, so that waiting threads do not slow down working ones.
 struct ThreadPool::Shared {
   static constexpr size_t kCacheLine = 64;
 
@@ -85,14 +85,14 @@ struct ThreadPool::Shared {
 
   alignas(kCacheLine) std::atomic<int64_t> num_done{0};  // parts, of all rounds
 
-  // The parts that are left of a thread's share: the low half of the run's generation (high half),
-  // the end, the begin (16 bits each). A worker that wakes late finds another run's generation, or
-  // nothing left: it cannot take a part of a run it does not know.
+  // The parts that are left of a thread's share: the low half of the run's generation (in the high
+  // 32 bits), the end, the begin (16 bits each). A worker that wakes late finds another generation,
+  // or nothing left, so it cannot take a part of a run that it does not know.
   struct alignas(kCacheLine) Share {
     std::atomic<uint64_t> left{0};
   };
 
-  // A round of the run in hand.
+  // A round of the current run.
   struct alignas(kCacheLine) DealtRound {
     std::atomic<const TaskRef*> task{nullptr};
     std::atomic<int64_t> num_tasks{0};
@@ -120,8 +120,8 @@ struct ThreadPool::Shared {
   std::array<DealtRound, kMostRounds> rounds;
   std::atomic<size_t> num_rounds{0};
 
-  // What is read ahead. A thread that sees a change half done asks for memory that nobody reads, or
-  // that is not there: neither is an error.
+  // The memory to read ahead. A thread that sees a half-done change prefetches memory that nobody
+  // reads, or that does not exist: neither is an error.
   struct alignas(kCacheLine) Ahead {
     std::atomic<uint64_t> number{0};  // of changes
     std::atomic<const std::byte*> data{nullptr};
@@ -129,19 +129,19 @@ struct ThreadPool::Shared {
   };
   Ahead ahead;
 
-  // How far a thread has come with it.
+  // A thread's progress in reading ahead.
   struct Reader {
     int64_t thread;
     uint64_t number = 0;
     int64_t done = 0;
 
-    // Asks for a few lines; false if there are no more.
+    // Prefetches a few cache lines; false if none are left.
     bool ask(const Ahead& ahead) {
       const uint64_t now = ahead.number.load(std::memory_order_acquire);
       if (number != now) number = now, done = 0;
       const int64_t bytes = ahead.bytes_a_thread.load(std::memory_order_relaxed);
       if (done >= std::min(bytes, kMostAheadBytes)) return false;
-      constexpr int64_t kLines = 8;  // between two looks at what is waited for
+      constexpr int64_t kLines = 8;  // between two polls
       const std::byte* at = ahead.data.load(std::memory_order_relaxed) + thread * bytes + done;
       for (int64_t i = 0; i < kLines; ++i) __builtin_prefetch(at + i * kLineBytes, 0, 2);
       done += kLines * kLineBytes;
@@ -151,7 +151,7 @@ struct ThreadPool::Shared {
   };
   Reader caller{0};
 
-  // A part of the run's share: its first, or its last if it is another's. -1: none.
+  // Claims a part of a share: the first of the thread's own share, the last of another's. -1: none.
   static int64_t claim(uint64_t run, Share& share, bool is_own) {
     std::atomic<uint64_t>& left = share.left;
     uint64_t seen = left.load(std::memory_order_relaxed);
@@ -164,9 +164,9 @@ struct ThreadPool::Shared {
     }
   }
 
-  // Goes through the own share in order, then takes from the ends of the others'; then the next
-  // round. What is loaded before a part is claimed may be a later run's, but then there is none to
-  // claim: a run's values stay until all its parts are done.
+  // Runs the thread's own share in order, then parts from the ends of other shares, then the next
+  // round. Values loaded before a part is claimed may belong to a later run, but then no part can
+  // be claimed: a run's values stay until all its parts are done.
   void work(int thread, uint64_t run) {
     FlushToZero flush;
     const size_t last = num_rounds.load(std::memory_order_relaxed);
@@ -287,13 +287,14 @@ void ThreadPool::run_rounds(std::span<const Round> rounds) {
   shared.num_rounds.store(rounds.size(), std::memory_order_relaxed);
   shared.num_done.store(0, std::memory_order_relaxed);
   {
-    // Under the lock, so that a worker on its way to sleep cannot miss the change.
+    // Under the lock, so that a worker about to sleep cannot miss the change.
     std::lock_guard lock(shared.mutex);
     shared.generation.store(run, std::memory_order_release);
   }
   if (shared.num_sleeping.load() > 0) shared.wake.notify_all();
   shared.work(0, run);
-  // Parts are waited for, not workers: one that has lost its core and took none holds up nobody.
+  // Waits for parts, not for workers: a worker that lost its core and claimed no part holds up
+  // nobody.
   spin_until([&] { return shared.num_done.load(std::memory_order_acquire) == num_parts; },
              [&] { return shared.caller.ask(shared.ahead); });
 }

@@ -1,13 +1,14 @@
 // A pool of worker threads for the CPU's steps: run(n, task) calls task(i) for every i in 0..n-1 on
 // all threads, the caller included, and returns when all are done.
 //
-// Threads have the cores in order of their NUMA nodes, and where there are several nodes a worker
-// is kept on the cores of its own. Within a node the kernel's scheduler knows better who has lost a
-// core to a neighbour. The caller's thread is not ours to bind.
+// Threads are assigned to cores in order of NUMA nodes. With several nodes, a worker is kept on the
+// cores of its node. Within a node the kernel's scheduler decides, since it knows which cores other
+// processes use. The caller's thread is not bound.
 //
 // Workers spin for a short while after a run, since the next step follows in microseconds, then
-// sleep: no core is busy when idle. Flush-to-zero is on in every thread while it runs tasks,
-// because products of subnormals slow the MXFP4 loops eightfold; the caller's mode is restored.
+// sleep, so that an idle pool keeps no core busy. Flush-to-zero is on in every thread while it runs
+// tasks, because products of subnormals slow the MXFP4 loops eightfold; the caller's mode is
+// restored.
 #pragma once
 
 #include <algorithm>
@@ -22,8 +23,7 @@
 
 namespace moxie {
 
-/// A borrowed callable `void(int64_t task, int thread)`; lives only as long as the call it is
-/// passed to.
+/// A borrowed callable `void(int64_t task, int thread)`; valid during the call it is passed to.
 class TaskRef {
  public:
   template <typename F>
@@ -47,29 +47,29 @@ class ThreadPool {
   ThreadPool& operator=(const ThreadPool&) = delete;
 
   int num_threads() const { return num_threads_; }
-  /// The kernel's number of the NUMA node that a thread is meant for; rises with the thread.
+  /// The kernel's number of the NUMA node that a thread is meant for; does not fall as `thread`
+  /// rises.
   int node_of(int thread) const { return cores_[core_of(thread)].node; }
-  /// Of the threads; 1 where nothing needs placing.
+  /// The number of NUMA nodes of the threads; 1 if nothing needs placing.
   int num_nodes() const;
 
-  /// Each thread has a contiguous share of the tasks, which it goes through in order; whoever is
-  /// done takes tasks from the ends of others' shares. Not reentrant: one run at a time.
+  /// Each thread goes through a contiguous share of the tasks in order. A thread that is done takes
+  /// tasks from the ends of other threads' shares. Not reentrant: one run at a time.
   void run(int64_t num_tasks, TaskRef task);
 
-  /// Two rounds of tasks in one run, each shared out like that. A thread that finds none left of
-  /// the first round goes on with the second while others finish what they took: what a task of the
-  /// second needs of the first, it waits for (wait_for below).
+  /// Two rounds of tasks in one run, each shared out as above. A thread that finds no task left in
+  /// the first round goes on with the second while others still run tasks of the first. So a task
+  /// of the second round must wait for the results of the first that it needs (wait_for below).
   void run(int64_t num_first, TaskRef first, int64_t num_second, TaskRef second);
 
-  /// What a run that follows will read, each thread its share in order, as tasks are shared out.
-  /// Threads that have nothing left to do in a run ask for the first of theirs into their caches
-  /// meanwhile (kMostAheadBytes). Empty: nothing. Only asked for, never read: memory that is gone
-  /// by then does no harm.
+  /// Names memory that a later run will read, shared out among the threads like tasks. A thread
+  /// that has nothing left to do in a run prefetches the first kMostAheadBytes of its share. Empty:
+  /// nothing. The memory is only prefetched, never read, so it may be freed meanwhile.
   void read_ahead(std::span<const std::byte> memory);
-  /// Of a thread: what its core's second level holds besides what it works on.
+  /// For one thread: what its core's L2 cache holds besides the data that it works on.
   static constexpr int64_t kMostAheadBytes = 192 << 10;
 
-  /// The same by parts of `unit` (at least 1) of 0..n-1: body(begin, end).
+  /// run() over contiguous pieces of 0..n-1, multiples of `unit` (at least 1): body(begin, end).
   template <typename F>
   void share(int64_t n, int64_t unit, F&& body) {
     auto part = [&](int64_t i, int) { body(i * unit, std::min(n, (i + 1) * unit)); };
@@ -94,7 +94,8 @@ class ThreadPool {
   std::unique_ptr<Shared> shared_;
 };
 
-/// Waits for tasks of a pool that others have in hand, which take microseconds: spins, then yields.
+/// Waits for tasks that other threads of a pool are running, which takes microseconds: spins, then
+/// yields.
 void wait_for(const std::latch& latch);
 
 }  // namespace moxie
