@@ -21,15 +21,15 @@ struct StoredTensor {
   std::string dtype;  ///< as the file names it: "BF16", "U8", "MXFP4", "Q8_0"
   Shape shape;
   uint64_t bytes = 0;
-  std::string weight;  ///< the packed weight that it is (part of): "layers.0.qkv"; none: empty
+  std::string weight;  ///< the packed weight that it belongs to: "layers.0.qkv"; none: empty
 };
 
 struct LoadOptions {
   Mxfp4Layers mxfp4_layers;
-  DenseLayers mxfp8_layers;   ///< CUDA only: kept as MXFP8; none that mxfp4_layers names too
+  DenseLayers mxfp8_layers;   ///< CUDA only: kept as MXFP8; must not overlap mxfp4_layers
   bool show_progress = true;  ///< a bar with ETA on stderr when it takes over a second and is a tty
   uint64_t seed = 0;          ///< synthetic only
-  /// Whose layout layout() and packed_bytes() give; load() goes by its device.
+  /// The device whose layout layout() and packed_bytes() give; load() uses its own device's.
   DeviceKind device = DeviceKind::kCpu;
 };
 
@@ -54,15 +54,15 @@ class Checkpoint {
   virtual Result<TokenizerSource> tokenizer() const = 0;
   /// Exact bytes that load() will hold on the device, before any is read.
   uint64_t packed_bytes(const LoadOptions& options) const { return layout(options).packed_bytes; }
-  /// What load() will return, with formats and sizes but no data (null pointers, no storage): for
+  /// What load() will return, but without data (null pointers, no storage): formats and sizes for
   /// plans and for choosing rows. Needs a sound configuration only.
   virtual ModelWeights layout(const LoadOptions& options) const = 0;
   virtual Result<ModelWeights> load(Device& device, const LoadOptions& options) const = 0;
 };
 
 /// `model` as `--model` takes it: "embedded", a directory, a file, a repo id in the local Hugging
-/// Face cache, or "synthetic:...". Fails only where not even the configuration can be had (no such
-/// path, unreadable header); other faults are in faults(), so that inspect can list them all.
+/// Face cache, or "synthetic:...". Fails only if the configuration cannot be read (no such path,
+/// unreadable header); other faults are in faults(), so that inspect can list them all.
 Result<std::unique_ptr<Checkpoint>> open_checkpoint(const std::string& model);
 
 }  // namespace moxie

@@ -1,4 +1,4 @@
-// The parts behind open_checkpoint, one a form.
+// The functions behind open_checkpoint, one for each form of checkpoint.
 #pragma once
 
 #include <memory>
@@ -28,10 +28,10 @@ CheckpointResult open_synthetic_checkpoint(const std::string& spec);
 /// searched.
 Result<std::string> find_in_hub_cache(const std::string& repo_id);
 
-/// What config.faults() says, as faults of the file `where`; true if it says nothing.
+/// Adds config.faults() as faults of the file `where`; true if there are none.
 bool add_config_faults(const GptOssConfig& config, const std::string& where, FaultList* faults);
 
-/// A whole small file of at most `max_bytes`.
+/// Reads a whole small file of at most `max_bytes`.
 Result<std::string> read_text_file(const std::string& path, uint64_t max_bytes);
 
 }  // namespace moxie

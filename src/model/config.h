@@ -1,5 +1,5 @@
 // The configuration of a gpt-oss model, from config.json (either form of the rope fields), from
-// original/config.json, or from GGUF keys; and what follows from it.
+// original/config.json, or from GGUF keys; and values derived from it.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace moxie {
 
-/// What an expert computes of its gate g and up u.
+/// What an expert computes from its gate g and up u.
 enum class Activation : uint8_t {
   kClampedSwiglu,  ///< g' sigmoid(swiglu_alpha g') (u' + 1), g' and u' clamped at swiglu_limit
   kSwiglu          ///< g sigmoid(g) u: plain Llama layers; no row computes it yet
@@ -33,7 +33,8 @@ struct GptOssConfig {
   Activation activation = Activation::kClampedSwiglu;
   float swiglu_alpha = 1.702f;  ///< kClampedSwiglu only, as is the limit
   float swiglu_limit = 7.0f;
-  // Weights that a model may lack (model/weight_table.h). Its files hold them exactly where set.
+  // Weights that a model may lack (model/weight_table.h). True: its files must hold them; false:
+  // its files must not.
   bool attention_bias = true;  ///< of q, k, v and out
   bool attention_sinks = true;
   bool mlp_bias = true;    ///< of the experts' gate, up and down
@@ -45,7 +46,7 @@ struct GptOssConfig {
   double rope_beta_slow = 1.0;
   int32_t rope_original_context = 4096;
   bool rope_truncate = false;
-  int32_t eos_id = -1;  ///< as stated; generation stops on the harmony set besides
+  int32_t eos_id = -1;  ///< as stated; generation also stops at harmony's stop tokens
   int32_t pad_id = -1;
 
   int32_t q_width() const { return num_heads * head_dim; }
@@ -54,8 +55,8 @@ struct GptOssConfig {
   int32_t num_window_layers() const;
   int32_t num_full_layers() const { return num_layers - num_window_layers(); }
 
-  /// All that is impossible or absurd (zero, negative, not dividing, over the limits of sane
-  /// models), each as one line; empty if sound. Limits guard allocation against hostile files.
+  /// All impossible or absurd values (zero, negative, not dividing, over the limits of sane
+  /// models), one line each; empty if sound. Limits guard allocation against hostile files.
   std::vector<std::string> faults() const;
 };
 
@@ -73,7 +74,7 @@ inline constexpr ConfigSwitch kConfigSwitches[] = {
     {"mlp_router_bias", &GptOssConfig::mlp_router_bias},
 };
 
-/// The field of the activation, and its values; false where `text` is none of them.
+/// The field that names the activation. The functions map its values; false if `text` is unknown.
 inline constexpr const char* kActivationField = "mlp_activation";
 inline constexpr const char* kActivationChoices = "\"clamped_swiglu\" or \"swiglu\"";
 bool parse_activation(const std::string& text, Activation* out);

@@ -12,7 +12,7 @@ struct EmbeddedModel {
   std::string_view config_json, tokenizer_json;
 };
 
-/// models/tiny as it was when the binary was built; empty if it was not there.
+/// models/tiny as it was when the binary was built; empty if it did not exist then.
 const EmbeddedModel& embedded_model();
 
 }  // namespace moxie

@@ -9,8 +9,8 @@ namespace moxie {
 class FileCheckpoint final : public Checkpoint {
  public:
   using ReadTokenizer = std::function<Result<TokenizerSource>()>;
-  /// Takes what a reader found, then matches it with the table of weights. `config_where` names the
-  /// file of the configuration in faults.
+  /// Takes a reader's tensors and matches them with the table of weights. `config_where` names the
+  /// configuration's file in faults.
   FileCheckpoint(FileFormat format, std::string path, GptOssConfig config,
                  const std::string& config_where, std::vector<TensorFile> files, FaultList faults,
                  ReadTokenizer tokenizer);

@@ -1,4 +1,4 @@
-// What rows with 8-bit activations need to know of the experts' weights: looked at once, when the
+// The scales of the experts' weights that rows with 8-bit activations need, found once, when the
 // model is loaded.
 #pragma once
 

@@ -1,9 +1,9 @@
-// Repacking stored bytes into the layout of CUDA rows (core/fragment.h), on the device: what a
-// piece of a matrix, vector or table is made from, as plain data.
+// Repacking stored bytes into the layout of CUDA rows (core/fragment.h), on the device. The structs
+// describe the repacking of a piece of a matrix, vector or table as plain data.
 //
-// The host's functions do the same from host memory to host memory with core/fragment.h's packer:
-// the definition that the kernels are compared with byte by byte, and the way of devices whose
-// memory is the host's (tests).
+// The host's functions do the same in host memory with core/fragment.h's packer. They are the
+// definition that the kernels are compared with byte by byte, and serve devices whose memory is the
+// host's (tests).
 #pragma once
 
 #include <cstdint>
@@ -20,9 +20,8 @@ enum class PackedRowOrder : uint8_t {
   kGateUp  ///< fragment_gate_up_row; source 0 is gate, source 1 is up
 };
 
-/// Rows of one stored tensor that lie in memory: row r is stored row first + r * step, and stored
-/// row `loaded_first` is the first at rows.data (and rows.scales). Transposed: a whole matrix,
-/// loaded_first is 0.
+/// Rows of one stored tensor in memory: row r is stored row first + r * step. rows.data (and
+/// rows.scales) begin with stored row `loaded_first`. Transposed: a whole matrix, loaded_first 0.
 struct RepackSource {
   StoredRows rows;
   int64_t loaded_first = 0;
@@ -35,12 +34,12 @@ struct MatrixRepack {
   PackedMatrix target;      ///< one expert, kFragment16x32
   PackedRowOrder order = PackedRowOrder::kNatural;
   int32_t head_dim = 64;  ///< kQkv
-  int32_t part_row = 0;   ///< model row that is row 0 of source 0
+  int32_t part_row = 0;   ///< the model's row that row 0 of source 0 holds
   int32_t first_tile = 0, num_tiles = 0;
-  /// Lowered to the stored row of a NaN scale (byte 255), if there is one; null: not looked for.
+  /// Lowered to the stored row of a NaN scale (byte 255), if there is one; null: not checked.
   int32_t* nan_row = nullptr;
 };
-inline constexpr int32_t kNoNanRow = 0x7F7F7F7F;  ///< what nan_row starts as: bytes 0x7F
+inline constexpr int32_t kNoNanRow = 0x7F7F7F7F;  ///< initial value of *nan_row: bytes 0x7F
 
 /// Elements to F32: element i of expert e goes to out[e * out_stride + place(i)], where place(i) is
 /// i, or fragment_gate_up_row(i, half) where half is 0 or 1.
@@ -81,12 +80,12 @@ constexpr PackedRowSource packed_row_source(const MatrixRepack& repack, int32_t 
   return place;
 }
 
-/// All pointers to memory of the stream's device; ordered on the stream.
+/// All pointers point to memory of the stream's device; ordered on the stream.
 void repack_on_device(const MatrixRepack& repack, Stream& stream);
 void repack_on_device(const VectorRepack& repack, Stream& stream);
 void repack_on_device(const TableRepack& repack, Stream& stream);
 
-/// All pointers to memory of the host.
+/// All pointers point to host memory.
 bool has_nan_scale(const StoredRows& rows, int64_t row);
 void repack_on_host(const MatrixRepack& repack);
 void repack_on_host(const VectorRepack& repack);

@@ -1,5 +1,5 @@
 // Where each weight of the table lies in a checkpoint's files, and which packed format it gets.
-// Built when a checkpoint is opened; the loader reads by it.
+// Built when a checkpoint is opened, for the loader.
 #pragma once
 
 #include <memory>
@@ -38,7 +38,7 @@ struct StoredPart {
 /// The weights of a checkpoint. Owns nothing but `files`.
 struct StoredWeights {
   std::vector<TensorFile> files;
-  /// By Weight::index: the weight's parts; none where the model lacks it.
+  /// By Weight::index: the weight's parts; none if the model lacks the weight.
   std::vector<std::vector<StoredPart>> parts;
   std::unordered_map<std::string, std::string> weight_of;  ///< name of a weight, by tensor
 
@@ -48,14 +48,14 @@ struct StoredWeights {
 };
 
 /// Finds every weight in `stored->files`, whose tensors are named as in `format`; adds a fault for
-/// each that is missing, of wrong dtype or shape, or in no entry. Files' own faults are not
-/// repeated.
+/// each that is missing or of wrong dtype or shape, and for each tensor in no entry. The files' own
+/// faults are not repeated.
 void find_weights(const GptOssConfig& config, FileFormat format, StoredWeights* stored,
                   FaultList* faults);
 
-/// The packed format of each weight, by Weight::index: of a matrix the stored one (F16 becomes F32;
-/// parts that differ become F32), or MXFP4 or MXFP8 where asked. What is in no file, with made-up
-/// weights all, is BF16, and experts MXFP4.
+/// The packed format of each weight, by Weight::index: for a matrix the stored one (F16 becomes
+/// F32; parts of different formats become F32), or MXFP4 or MXFP8 if the options ask for it.
+/// Weights in no file (all, for synthetic models) are BF16, experts MXFP4.
 using WeightFormats = std::vector<DType>;
 WeightFormats packed_formats(const GptOssConfig& config, const StoredWeights& stored,
                              const LoadOptions& options);

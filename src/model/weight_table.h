@@ -20,7 +20,7 @@ namespace moxie {
 /// A dimension in terms of the configuration; null: there is none.
 using Dim = int32_t (*)(const GptOssConfig& config);
 
-/// How files name and order tensors; bits, so that an entry can name several.
+/// How files name and order tensors; bits, so that an entry can hold several formats.
 enum class FileFormat : uint8_t {
   kHuggingFace = 1,
   kOriginal = 2,  ///< `original/`
@@ -28,11 +28,11 @@ enum class FileFormat : uint8_t {
   kOldGguf = 8    ///< architecture "gptoss"; such files use names of kGguf too
 };
 
-/// What the parts of a packed weight (q, k and v; gate and up) are in the files.
+/// How files store the parts of a packed weight (q, k and v; gate and up).
 enum class PartsIn : uint8_t {
   kOwn,      ///< each in a tensor of its own
   kStacked,  ///< one tensor: all rows of a part, then those of the next
-  kInTurn    ///< one tensor: a row of each part in turn
+  kInTurn    ///< one tensor: a row of each part in turn (interleaved)
 };
 
 inline constexpr int kMaxParts = 3;
@@ -52,18 +52,18 @@ enum class StoredTypes : uint8_t {
   kExperts  ///< as kDense; in the other formats also MXFP4 as two U8 tensors, blocks and scales
 };
 
-/// What a rank of a tensor-parallel model holds. Rows and columns are the matrix's; of q, k and v
-/// whole heads; kNone: all of it.
+/// What a rank of a tensor-parallel model holds. Rows and columns are the matrix's (of q, k and v
+/// whole heads); kNone: the whole weight.
 enum class ShardAxis : uint8_t { kNone, kRows, kColumns, kExperts, kVocabulary };
 
-/// What stands for a weight that the model lacks.
+/// What rows get for a weight that the model lacks.
 enum class Absent : uint8_t {
-  kZeros,  ///< memory of its size, zeros: rows read it without a check
+  kZeros,  ///< zeros of its size, which rows read without a check
   kNone    ///< a null pointer (vectors only), which rows accept
 };
 
-/// Where the weight lies. The alternative says what it is packed as: a table of rows, a matrix, or
-/// a vector of F32; of LayerWeights: every layer has one.
+/// The member that holds the weight. The alternative says how it is packed: a table of rows, a
+/// matrix, or a vector of F32. Members of LayerWeights: every layer has one.
 using WeightPlace = std::variant<RowTable ModelWeights::*, PackedMatrix ModelWeights::*,
                                  const float * ModelWeights::*, PackedMatrix LayerWeights::*,
                                  const float * LayerWeights::*>;
@@ -129,7 +129,7 @@ void visit_place(const Weight& weight, Weights& weights, Visit&& visit) {
       weight.entry->place);
 }
 
-/// One function of several, by what they take: for visit_place.
+/// Overloads several functions by argument type, for visit_place.
 template <typename... Functions>
 struct Overloaded : Functions... {
   using Functions::operator()...;
@@ -140,27 +140,28 @@ Overloaded(Functions...) -> Overloaded<Functions...>;
 /// A part of a weight in a file's tensor: row r of the part is the tensor's row first + r * step.
 struct PartInFile {
   std::string tensor;
-  Shape shape;  ///< of the whole tensor, dense: [experts, rows, columns] without what there is not
+  Shape
+      shape;  ///< of the whole tensor, dense: [experts, rows, columns], absent dimensions left out
   int32_t first = 0, step = 1, num_rows = 0;
 };
 
-/// The parts of a weight in a format, in the first way of storing it for which `has_tensor` knows
-/// the first name, or else in the last: what is missing is told by the usual names.
+/// The parts of a weight in a format, in the first way of storing whose first tensor name
+/// `has_tensor` accepts. If there is none, in the last way, whose usual names go into faults.
 std::vector<PartInFile> parts_in_file(
     const Weight& weight, FileFormat format,
     const std::function<bool(const std::string&)>& has_tensor = [](const auto&) { return false; });
 
-/// A tensor as a file has it; names of kExperts are without what follows for blocks and scales.
+/// A tensor of a file; names of kExperts lack the endings for blocks and scales.
 struct TensorInFile {
   std::string name;
   Shape shape;
 };
 std::vector<TensorInFile> tensors_in_file(const Weight& weight, FileFormat format);
 
-/// What differs between formats in the names of all tensors.
+/// The differences between formats in tensor names.
 struct FormatNames {
   std::string_view layer_prefix;
-  std::string_view blocks, scales;  ///< kExperts: what follows the name where MXFP4 lies in two
+  std::string_view blocks, scales;  ///< kExperts: endings of the names of MXFP4's two tensors
 };
 const FormatNames& format_names(FileFormat format);
 

@@ -28,18 +28,18 @@ struct LayerWeights {
   const float* down_bias = nullptr;     // [experts, hidden]
 };
 
-/// Seconds of a start, by part. Reading, copying and repacking overlap: their sum may exceed the
-/// time that passed. The loader fills read, copy, repack and weights; the rest is the engine's.
+/// Seconds of each stage of a start. Reading, copying and repacking overlap: their sum may exceed
+/// the elapsed time. The loader sets read, copy, repack and weights; the engine sets the others.
 struct StartupTimeline {
   double open_s = 0;        ///< checkpoint found, headers checked
   double plan_s = 0;        ///< memory planned
   double read_s = 0;        ///< mean over the threads that read files
   double copy_s = 0;        ///< CUDA: the copy engine busy, host to device
   double repack_s = 0;      ///< CUDA: repack kernels; synthetic weights: making them
-  double weights_s = 0;     ///< from the first allocation to all weights in place, as time passed
+  double weights_s = 0;     ///< elapsed from the first allocation to all weights in place
   double graphs_s = 0;      ///< CUDA: graphs captured
-  double ready_s = 0;       ///< from the start to ready, as time passed
-  uint64_t read_bytes = 0;  ///< taken from files
+  double ready_s = 0;       ///< elapsed from the start to ready
+  uint64_t read_bytes = 0;  ///< read from files
 };
 
 struct ModelWeights {
@@ -49,14 +49,15 @@ struct ModelWeights {
   PackedMatrix head;                  // [vocab, hidden]
   std::vector<Buffer> storage;        // owns all of the above
   uint64_t packed_bytes = 0;          // sum over storage in use
-  StartupTimeline timeline;           // what loading took
+  StartupTimeline timeline;           // times of loading
 };
 
-/// Which dense layers are quantised at load: a list of qkv, o and lm_head, or `all`; nothing for
-/// none. `--mxfp4-layers` takes `moe` too, which means as the checkpoint has them and is always on.
+/// Which dense layers are quantised at load: a list of qkv, o and lm_head, or `all`; empty for
+/// none.
+/// `--mxfp4-layers` accepts `moe` too, without effect: experts stay as the checkpoint has them.
 struct DenseLayers {
   bool qkv = false, o = false, lm_head = false;
-  /// `flag` stands in the error.
+  /// `flag` names the flag in the error.
   static Result<DenseLayers> parse(const std::string& text,
                                    const std::string& flag = "--mxfp4-layers");
 };

@@ -20,8 +20,8 @@ struct WriteCheckpointOptions {
 
 /// Dense weights are BF16, experts MXFP4 (_blocks and _scales), norms ones, biases and sinks zeros;
 /// sizes of values as in `synthetic:` models. Values depend on the seed and their place only. Makes
-/// `folder`; fails before writing where a checkpoint lies there already or the disk lacks the room,
-/// and removes what it wrote where it cannot go on.
+/// `folder`. Fails before writing if the folder holds a checkpoint or the disk lacks the room. If
+/// writing fails, removes what it wrote.
 Status write_checkpoint(const GptOssConfig& config, const std::string& folder,
                         const WriteCheckpointOptions& options = {});
 
