@@ -74,7 +74,8 @@ inline constexpr ConfigSwitch kConfigSwitches[] = {
     {"mlp_router_bias", &GptOssConfig::mlp_router_bias},
 };
 
-/// The field that names the activation. The functions map its values; false if `text` is unknown.
+/// The field that names the activation, and its values. parse_activation(): false if `text` is
+/// neither value.
 inline constexpr const char* kActivationField = "mlp_activation";
 inline constexpr const char* kActivationChoices = "\"clamped_swiglu\" or \"swiglu\"";
 bool parse_activation(const std::string& text, Activation* out);

@@ -140,8 +140,7 @@ Overloaded(Functions...) -> Overloaded<Functions...>;
 /// A part of a weight in a file's tensor: row r of the part is the tensor's row first + r * step.
 struct PartInFile {
   std::string tensor;
-  Shape
-      shape;  ///< of the whole tensor, dense: [experts, rows, columns], absent dimensions left out
+  Shape shape;  ///< of the whole dense tensor: [experts, rows, columns] without absent dimensions
   int32_t first = 0, step = 1, num_rows = 0;
 };
 

@@ -52,8 +52,7 @@ struct ModelWeights {
   StartupTimeline timeline;           // times of loading
 };
 
-/// Which dense layers are quantised at load: a list of qkv, o and lm_head, or `all`; empty for
-/// none.
+/// The dense layers quantised at load: a list of qkv, o and lm_head, or `all`; empty for none.
 /// `--mxfp4-layers` accepts `moe` too, without effect: experts stay as the checkpoint has them.
 struct DenseLayers {
   bool qkv = false, o = false, lm_head = false;

@@ -5,7 +5,7 @@
 // whether it may); otherwise its bytes are merged, always the adjacent pair of lowest rank, the
 // leftmost of equals. Ranks are the ids in a .tiktoken file, and elsewhere the order of the merges,
 // where consecutive merges that make the same token share a rank: such lists are rank tables
-// written out as pairs, and the table knew no order among the ways to split one token.
+// written out as pairs, and a rank table has no order among the splits of one token.
 //
 // Encoding takes any bytes and loses none: decode(encode(x)) == x, also where x is not UTF-8. It
 // takes O(n log n) time whatever the text. A Tokenizer does not change and may be shared by
@@ -71,11 +71,11 @@ class Tokenizer {
   ~Tokenizer();
 
   std::vector<int32_t> encode(std::string_view text, SpecialMode mode = SpecialMode::kNone) const;
-  /// Appends to `ids` instead.
+  /// Appends the ids to `ids`.
   void encode(std::string_view text, SpecialMode mode, std::vector<int32_t>* ids) const;
 
-  /// The bytes of the tokens (special ones as their names), not always UTF-8; fails on an id
-  /// outside 0..vocab_size()-1. Ids inside to which no token belongs decode to nothing.
+  /// The bytes of the tokens (special ones as their names), not always UTF-8. Fails on an id
+  /// outside 0..vocab_size()-1. Ids without a token decode to nothing.
   Result<std::string> decode(std::span<const int32_t> ids) const;
 
   /// The bytes of one token, empty for an id without a token; valid as long as the Tokenizer.
@@ -84,7 +84,7 @@ class Tokenizer {
   std::optional<int32_t> special_id(std::string_view name) const;
   bool is_special(int32_t id) const;
 
-  /// One past the largest id (201,088 for o200k_harmony). A model's table may be longer: padding.
+  /// One past the largest id (201,088 for o200k_harmony). A model's table may be padded further.
   int32_t vocab_size() const;
 
  private:

@@ -1,6 +1,6 @@
-// What the loaders share: BpeBuilder takes tokens, added tokens and merges as a file gives them,
-// checks them, and makes the tables of a Tokenizer. Everything is checked before anything is
-// allocated for it, so that memory follows the size of the file.
+// Shared by the loaders: BpeBuilder takes tokens, added tokens and merges from a file, checks them,
+// and makes the tables of a Tokenizer. Everything is checked before memory is allocated for it, so
+// that memory is proportional to the file's size.
 //
 // Order of calls: tokens and added tokens in any order; index_tokens(); merges; finish().
 #pragma once
@@ -25,7 +25,7 @@ inline constexpr size_t kMaxTokenizerFileBytes = size_t{1} << 30;
 /// has a character outside the alphabet (such a token is plain text, and no merges make it).
 bool append_bytes_of_key(std::string_view key, std::string* bytes);
 
-/// The two keys of a merge written as "left right"; nothing if it is not that.
+/// The two keys of a merge written as "left right"; nothing if it has another form.
 std::optional<std::pair<std::string_view, std::string_view>> keys_of_merge(std::string_view merge);
 
 class BpeBuilder {
@@ -36,15 +36,15 @@ class BpeBuilder {
     tables_->tokens.reserve(num_tokens, num_bytes);
   }
 
-  /// A token that encoding may make of ordinary text.
+  /// Adds a token that encoding may make from ordinary text.
   Status add_token(int64_t id, std::string_view bytes);
-  /// The same by its key in GPT-2's byte alphabet.
+  /// The same, given the token's key in GPT-2's byte alphabet.
   Status add_key(int64_t id, std::string_view key);
-  /// A token that its name makes under SpecialMode::kAll. The vocabulary may have the name too,
-  /// with the same id; then a special token no longer comes from ordinary text. Several names may
-  /// share an id, the first is what it decodes to.
+  /// Adds a token that its name in a text makes under SpecialMode::kAll. If the vocabulary has the
+  /// name too, with the same id, a special token no longer comes from ordinary text. Several names
+  /// may share an id, which decodes to the first.
   Status add_named(int64_t id, std::string_view name, bool special);
-  /// Ids below `num_ids` exist, with or without tokens.
+  /// All ids below `num_ids` exist, with or without tokens.
   Status extend_vocab(size_t num_ids);
 
   Status index_tokens();

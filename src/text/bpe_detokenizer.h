@@ -1,6 +1,6 @@
 // Streaming decode: tokens in, text out as soon as it is whole characters. Tokens may end inside a
 // character; its bytes are held until the rest comes. Broken bytes become U+FFFD, one for each
-// maximal invalid subpart, so that the parts put together equal repaired_utf8(decode(all ids)).
+// maximal invalid subpart, so that all pieces joined equal repaired_utf8(decode(all ids)).
 #pragma once
 
 #include <cstdint>

@@ -96,16 +96,16 @@ struct BpeTables {
   TokenBytes tokens;
   TokenIndex index;
   MergeIndex merges;
-  std::vector<int32_t> token_of_rank;       // what a merge of this rank makes
+  std::vector<int32_t> token_of_rank;       // the token that a merge of this rank makes
   std::array<int32_t, 256> token_of_byte;   // every byte has a token
   std::vector<uint32_t> rank_of_byte_pair;  // [256 * 256], kNoRank where none
-  std::vector<AddedToken> added;            // sorted by name; what kAll finds in a text
+  std::vector<AddedToken> added;            // sorted by name; found in a text by kAll
   std::array<bool, 256> starts_added{};     // first bytes of `added`
   std::vector<bool> special;                // by id
   int32_t vocab_size = 0;
 
-  // With ignore_merges a whole piece may be taken as it is; otherwise only if its merges lead
-  // there, which is found out once a token: 0 unknown, 1 yes, 2 no.
+  // With ignore_merges a piece that is a token may be taken whole; otherwise only if its merges end
+  // in that token, which is found out once for each token: 0 unknown, 1 yes, 2 no.
   bool ignore_merges = true;
   std::unique_ptr<std::atomic<uint8_t>[]> merges_reach;
 };

@@ -36,8 +36,8 @@ using Merge = std::pair<std::string, std::string>;  // left and right, as bytes
 enum class Splits { kAll, kMerged };
 std::vector<Merge> merges_of_ranks(const Tokenizer& ranked, int32_t num_ranks, Splits splits);
 
-/// Byte pair encoding said plainly: an ordered set of (rank, position) over an ordered map of
-/// parts. `rank_of(left, right)` gives the rank of a pair of byte strings, or -1.
+/// Byte pair encoding in its simplest form: an ordered set of (rank, position) over an ordered map
+/// of pieces. `rank_of(left, right)` gives the rank of a pair of byte strings, or -1.
 template <class RankOf>
 std::vector<std::string> merged_naively(std::string_view piece, const RankOf& rank_of) {
   std::map<size_t, std::string> parts;  // by position

@@ -1,10 +1,10 @@
 // Structured output: grammars over a model's vocabulary, and the constraint that binds an answer in
 // harmony to them. What a request may ask for is in docs/structured-output.md.
 //
-// Reasoning stays free. The final channel is bound to the response's grammar, the arguments of a
-// call to its tool's, and the headers between them to the channels and recipients that the request
-// allows, so that a tool that does not exist cannot be named. A grammar that cannot be enforced is
-// an error when it is compiled, never ignored.
+// Reasoning is not constrained. The final channel follows the response's grammar, a call's
+// arguments the tool's grammar, and the headers between them the channels and recipients that the
+// request allows, so that a tool that does not exist cannot be named. A grammar that cannot be
+// enforced is an error when it is compiled, never ignored.
 //
 // A Compiler serves all requests of one model from any thread. Compiling takes milliseconds, for
 // large schemas up to seconds: keep it off threads that must not wait.
@@ -26,7 +26,7 @@ namespace moxie::grammar {
 /// Whether this build has structured output; without it every compile fails with the reason.
 bool is_available();
 
-/// What a text must follow.
+/// The constraint on a text.
 struct Source {
   enum class Kind {
     kJsonSchema,  ///< `text` is a JSON Schema
@@ -51,7 +51,7 @@ class Vocabulary;
 struct CompilerLimits {
   size_t max_cached = 256;                      ///< compiled grammars kept for later requests
   size_t max_cached_bytes = size_t{256} << 20;  ///< their memory in all
-  int num_threads = 2;                          ///< that one compilation may use
+  int num_threads = 2;                          ///< threads that one compilation may use
 };
 
 class Compiler {
@@ -64,8 +64,8 @@ class Compiler {
   Compiler(const Compiler&) = delete;
   Compiler& operator=(const Compiler&) = delete;
 
-  /// From the cache where the same source was compiled before. `where` names the request's field in
-  /// errors; every failure is the request's fault.
+  /// Compiles a source, or takes it from the cache. `where` names the request's field in errors;
+  /// every failure is the request's fault.
   Result<GrammarPtr> compile(const Source& source, const std::string& where);
 
   const std::shared_ptr<const Vocabulary>& vocabulary() const;
@@ -94,7 +94,7 @@ class Matcher {
 
   /// Sets the bits of the text tokens that may follow, and clears all others.
   void fill_mask(std::span<uint32_t> mask);
-  /// False, and nothing changes, where the token may not follow.
+  /// False, changing nothing, if the token may not follow.
   bool accept(int32_t token);
   bool is_complete() const;  ///< the text may end here
 
@@ -106,8 +106,8 @@ class Matcher {
 struct ToolSpec {
   std::string name;                       ///< without "functions."
   std::optional<std::string> parameters;  ///< JSON Schema; none: the tool takes no argument, {}
-  /// Off: a schema that cannot be enforced becomes "any JSON object" and is named in `relaxed`. Not
-  /// said: off, unless a call must come. What is no JSON Schema is refused in any case.
+  /// False: a schema that cannot be enforced becomes "any JSON object" and is named in `relaxed`.
+  /// Not set: false, unless a call must come. An invalid JSON Schema is refused in any case.
   std::optional<bool> strict = true;
 };
 
@@ -118,7 +118,7 @@ enum class ToolChoice {
   kNamed,     ///< a call of `tool_name`, no answer
 };
 
-/// What a chat request asks of an answer.
+/// The constraints of a chat request on its answer.
 struct AnswerSpec {
   std::optional<Source> response;  ///< binds the final channel
   std::vector<ToolSpec> tools;
@@ -126,11 +126,10 @@ struct AnswerSpec {
   std::string tool_name;
 };
 
-/// The state of one answer, from behind the prompt's <|start|>assistant. Not for two threads at
-/// once.
+/// The state of one answer, which begins behind the prompt's <|start|>assistant. Not thread-safe.
 class AnswerConstraint {
  public:
-  /// Null where nothing is to be bound. `relaxed`: one line for each tool whose schema could not be
+  /// Null if the answer has no constraint. `relaxed`: one line for each tool whose schema cannot be
   /// enforced and need not be.
   static Result<std::unique_ptr<AnswerConstraint>> create(Compiler& compiler,
                                                           const AnswerSpec& spec,
@@ -148,8 +147,7 @@ class AnswerConstraint {
   Status accept(int32_t token);
   /// The answer has been ended by a stop token.
   bool is_done() const;
-  /// The same state again; neither sees the other's tokens. Takes time in proportion to the bound
-  /// text so far.
+  /// An independent copy of the state. Takes time in proportion to the constrained text so far.
   std::unique_ptr<AnswerConstraint> fork() const;
 
  private:

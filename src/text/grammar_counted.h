@@ -1,8 +1,8 @@
-// JSON strings of bounded length, followed by counting instead of by the grammar.
+// JSON strings of bounded length, checked by counting characters instead of by the grammar.
 //
-// A grammar would need a state for each character that is still to come, and a mask over the whole
-// vocabulary for each state. So the grammar holds one mark in the string's place, and whoever
-// follows it counts: while the bounds are far, any token of string characters may come.
+// A grammar would need a state for each character still to come, and a mask over the whole
+// vocabulary for each state. So the grammar holds one mark in the string's place, and the matcher
+// counts: while the bounds are far, any token of string characters may come.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,7 @@ struct CountedString {
   bool operator==(const CountedString&) const = default;
 };
 
-/// The characters that JSON strings of grammars may have; none of them is half of a pair.
+/// The characters that JSON strings of grammars may have; no halves of surrogate pairs.
 CharSet string_chars();
 
 /// EBNF in which the private character kFirstMark + i, between quotes, stands for counted[i].
@@ -36,11 +36,12 @@ struct Translation {
 };
 constexpr uint32_t kFirstMark = 0xF0000;
 constexpr size_t kMaxCounted = 256;
-/// Strings of grammars end below the marks: these first bytes of UTF-8 are the marks' alone.
+/// The last code point in strings of grammars. Marks are above it, so that only marks begin with
+/// their first bytes of UTF-8.
 constexpr uint32_t kLastTextCodePoint = 0xBFFFF;
 bool has_mark_byte(std::string_view text);
 
-/// Inside a string, between any two bytes. Half a surrogate pair is not a character.
+/// The state inside a string, between any two bytes. Half a surrogate pair is not a character.
 class StringState {
  public:
   enum class Step {
@@ -63,7 +64,7 @@ class StringState {
   bool utf8_meets(const CharSet& set) const;
   Kind kind_ = Kind::kPlain;
   uint8_t left_ = 0;    // bytes or digits to come
-  uint32_t value_ = 0;  // of what has come
+  uint32_t value_ = 0;  // of the bytes or digits so far
   uint32_t least_ = 0;  // kUtf8: below this the form is too long
   uint32_t high_ = 0;   // the first half of a pair
   uint32_t last_char_ = 0;
@@ -74,7 +75,7 @@ class ExcludedTexts {
  public:
   /// `string` must outlive this.
   explicit ExcludedTexts(const CountedString& string) : is_open_(!string.excluded.empty()) {}
-  bool is_open() const { return is_open_; }  ///< it may
+  bool is_open() const { return is_open_; }  ///< it may still become one
   void add(uint32_t code_point, const CountedString& string);
   bool is_excluded(const CountedString& string) const;
 
@@ -83,7 +84,7 @@ class ExcludedTexts {
   std::string text_;
 };
 
-/// What each token does inside a string of a set.
+/// The effect of each token inside a string over one character set.
 class StringTable {
  public:
   StringTable(const Vocabulary& vocabulary, const CharSet& set, const StringState& from = {});

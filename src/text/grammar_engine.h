@@ -1,4 +1,4 @@
-// What the compiler asks of the library behind it. One implementation a build: xgrammar's, or none.
+// The compiler's interface to the grammar library. One implementation a build: xgrammar's, or none.
 #pragma once
 
 #include <memory>
@@ -22,8 +22,8 @@ class GrammarEngine {
 const std::shared_ptr<const Vocabulary>& vocabulary_of(const CompiledGrammar& grammar);
 size_t memory_bytes(const CompiledGrammar& grammar);
 
-/// A user's EBNF: within limits, and without the parts of xgrammar's dialect that reach beyond text
-/// (tokens, sampling attributes).
+/// Checks a user's EBNF: within limits, and without the constructs of xgrammar's dialect that reach
+/// beyond text (tokens, sampling attributes).
 Status check_ebnf(std::string_view ebnf, const std::string& where);
 
 }  // namespace moxie::grammar

@@ -1,4 +1,4 @@
-// The formats of strings that structured output binds, as regular expressions of whole texts.
+// The string formats that structured output supports, as regular expressions of whole texts.
 #pragma once
 
 #include <optional>
@@ -7,9 +7,8 @@
 
 namespace moxie::grammar {
 
-/// A pattern for the whole text; none for an unknown name. Texts within the pattern are valid by
-/// the format's own specification; rare valid forms may be missing (quoted local parts in an
-/// email).
+/// A pattern for the whole text; none for an unknown name. Texts that match are valid by the
+/// format's specification; rare valid forms may not match (quoted local parts in an email).
 std::optional<std::string_view> format_pattern(std::string_view name);
 std::vector<std::string_view> format_names();
 

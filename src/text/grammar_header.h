@@ -5,7 +5,7 @@
 // Forms, behind <|start|>assistant:
 //   <|channel|>analysis<|message|>
 //   <|channel|>commentary<|message|>                                    (a preamble)
-//   <|channel|>final[ [ ]<|constrain|>json]<|message|>                  (the type: if bound)
+//   <|channel|>final[ [ ]<|constrain|>json]<|message|>                  (the type: if constrained)
 //   <|channel|>commentary to=functions.NAME[TYPE]<|message|>            (or analysis)
 //    to=functions.NAME<|channel|>commentary[TYPE]<|message|>            (or analysis)
 // with TYPE one of [ ]<|constrain|>json, ` json` and ` code`.
@@ -41,7 +41,7 @@ class HeaderRules {
   HeaderState begin_with_role(std::span<const HeaderKind> kinds) const;
 
   void fill_mask(const HeaderState& state, std::span<uint32_t> mask) const;
-  /// Empty where the token may not follow.
+  /// Empty if the token may not follow.
   HeaderState next(const HeaderState& state, int32_t token) const;
   /// Set once <|message|> has come.
   std::optional<HeaderKind> finished(const HeaderState& state) const;

@@ -1,6 +1,6 @@
-// Numbers of JSON within bounds, as grammars over their decimal digits. What is written is exact:
-// bounds are compared digit by digit, and enough digits are left out of the written forms that no
-// parser to double rounds a number onto the wrong side of a bound.
+// JSON numbers within bounds, as grammars over their decimal digits. The comparison is exact: digit
+// by digit. The number of digits is limited, so that no parser to double rounds a number onto the
+// wrong side of a bound.
 #pragma once
 
 #include <optional>
@@ -17,7 +17,7 @@ struct Decimal {
   bool negative = false;
   std::string whole, fraction;
 
-  /// From JSON's text of a number; none beyond 10^40 and below 10^-20.
+  /// Reads JSON's text of a number; none for magnitudes beyond 10^40 or below 10^-20.
   static std::optional<Decimal> parse(const std::string& json);
   std::string text() const;
   bool is_zero() const { return whole.empty() && fraction.empty(); }
@@ -34,13 +34,13 @@ struct NumberRange {
   std::optional<Decimal> multiple_of;  ///< above zero
 };
 
-/// The stricter of both ends.
+/// The stricter bound at each end.
 NumberRange intersection(const NumberRange& a, const NumberRange& b);
-bool contains(const NumberRange& range, const Decimal& value);  ///< multiple_of is not looked at
+bool contains(const NumberRange& range, const Decimal& value);  ///< ignores multiple_of
 bool is_multiple(const Decimal& value, const Decimal& of);
 
-/// Whole numbers, without fraction or exponent; unbounded ends at 18 digits. never() where there is
-/// none; fails where multiple_of asks for too large a grammar.
+/// Whole numbers without fraction or exponent, at most 18 digits if unbounded. never() if the range
+/// holds none; fails if multiple_of needs too large a grammar.
 Result<ExprId> integer_expr(Rules& rules, const NumberRange& range, const std::string& where);
 /// Numbers with at most 15 significant digits; exponents only where there are no bounds.
 Result<ExprId> number_expr(Rules& rules, const NumberRange& range, const std::string& where);

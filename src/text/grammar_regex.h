@@ -17,7 +17,7 @@
 
 namespace moxie::grammar {
 
-/// The most that a quantifier may ask for, also multiplied over nested ones.
+/// The most repeats of a quantifier, and of nested quantifiers multiplied.
 constexpr int64_t kMaxRepeats = 20'000;
 
 struct RegexNode;
@@ -39,22 +39,22 @@ enum class RegexMode {
   kWhole,   ///< it matches the text from end to end: what guided_regex means
 };
 
-/// The tree of all texts that `regex` admits under `mode`, without anchors. Fails on an anchor
-/// where no text can end, and on too many repeats.
+/// The tree of all texts that `regex` admits under `mode`, without anchors. Fails on an anchor at a
+/// place where no text can begin or end, and on too many repeats.
 Result<RegexPtr> resolve_anchors(const RegexPtr& regex, RegexMode mode, const std::string& where);
 
-/// Characters a text of a resolved tree has: at least and (kUnbounded: any number) at most.
+/// The least and greatest (kUnbounded: no bound) number of characters of a resolved tree's texts.
 struct LengthRange {
   int64_t min = 0;
   int64_t max = 0;
 };
 LengthRange length_range(const RegexPtr& resolved);
 
-/// The resolved tree with only texts of min..max characters, where counting in one place does it (a
-/// class repeated, beside parts of fixed length); none elsewhere.
+/// The resolved tree restricted to texts of min..max characters, if counting in one place suffices
+/// (one repeated class, all else of fixed length); else none.
 std::optional<RegexPtr> with_length(const RegexPtr& resolved, int64_t min, int64_t max);
 
-/// Copies of its atoms that a tree stands for, saturating.
+/// The number of copies of atoms that a tree expands to, saturating.
 int64_t weight(const RegexPtr& regex);
 
 /// Whether a resolved tree admits `text`.
@@ -67,7 +67,7 @@ enum class CharEncoding {
 };
 ExprId regex_expr(Rules& rules, const RegexPtr& resolved, CharEncoding encoding);
 
-/// About how many milliseconds of compiling a resolved tree costs: each copy of a class is a state
+/// About how many milliseconds it takes to compile a resolved tree: each copy of a class is a state
 /// that is checked against the whole vocabulary.
 int64_t mask_cost(const RegexPtr& resolved);
 constexpr int64_t kMaxMaskCost = 4'000;

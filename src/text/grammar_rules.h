@@ -2,8 +2,8 @@
 // refer to one another, and its text in the EBNF that xgrammar reads.
 //
 // Expressions that nothing can match are allowed while building (an unsatisfiable sub-schema is
-// one): ebnf() takes out every alternative from which no end is reachable, so that a text that
-// follows the grammar can always be finished.
+// one). ebnf() removes every alternative from which no end is reachable, so that any text begun by
+// the grammar can be finished.
 #pragma once
 
 #include <cstdint>
@@ -52,9 +52,9 @@ class Rules {
 
   RuleId add_rule();  ///< matches nothing until it is defined
   void define(RuleId rule, ExprId body);
-  /// A rule of its own for `body`, so that it is written once.
+  /// Makes a separate rule for `body`, so that it is written once.
   ExprId shared(ExprId body);
-  /// Text that follows this rule in every place: helps xgrammar to decide tokens that end it.
+  /// Sets the text that follows this rule at every use: helps xgrammar decide tokens that end it.
   void set_lookahead(RuleId rule, ExprId what_follows);
 
   size_t num_rules() const { return bodies_.size(); }

@@ -1,9 +1,10 @@
-// JSON Schema as a grammar: EBNF whose every text is JSON that holds against the schema.
+// JSON Schema as a grammar: EBNF whose every text is JSON valid under the schema. The reverse does
+// not hold: valid JSON in another order, with other white space or with more digits is not in the
+// grammar.
 //
-// Objects are written with their declared names in the schema's order, each at most once; names
-// that nothing declares come last, and only where additionalProperties (or the lack of any declared
-// name) admits them. The reverse does not hold: valid JSON in another order, with other white space
-// or with more digits is not in the grammar. docs/structured-output.md lists the keywords.
+// Objects are written with their declared names in the schema's order, each at most once.
+// Undeclared names come last, and only if additionalProperties (or the lack of any declared name)
+// admits them. docs/structured-output.md lists the keywords.
 #pragma once
 
 #include <string>
@@ -14,13 +15,13 @@
 
 namespace moxie::grammar {
 
-/// Fails, naming every keyword at fault (up to a few), where the schema cannot be enforced exactly,
-/// where no value holds, and where it is larger than the limits. `where` names it in errors.
+/// Fails if the schema cannot be enforced exactly, if no value is valid, or if it exceeds the
+/// limits; the error names the first keywords at fault. `where` names the schema in errors.
 /// `compact`: without white space.
 Result<Translation> translate_schema(std::string_view schema_json, const std::string& where,
                                      bool compact = false);
 
-/// Fails where the text is no JSON Schema at all, whether it could be enforced or not.
+/// Fails if the text is not a JSON Schema; ignores whether it could be enforced.
 Status check_schema(std::string_view schema_json, const std::string& where);
 
 /// Any JSON object.

@@ -1,6 +1,6 @@
-// JSON Schema read into alternatives: each a plain list of conditions that all hold, with $ref,
-// allOf, anyOf, oneOf and neighbouring keywords merged. What these conditions cannot say is
-// reported, so that no keyword is ever passed over in silence.
+// JSON Schema read into alternatives. Each is a plain list of conditions that must all hold, with
+// $ref, allOf, anyOf, oneOf and neighbouring keywords merged. Keywords that these conditions cannot
+// express are reported, never silently ignored.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ namespace moxie::grammar {
 /// Schemas inside one document, all of which must hold; none: anything goes.
 using Conjunction = std::vector<const Json*>;
 
-/// Of one object; both also bound the depth of recursion where they are written.
+/// Limits for one object; both also bound the depth of recursion when it is written.
 constexpr size_t kMaxKeys = 1'000;
 constexpr size_t kMaxKeyBytes = 512;
 
@@ -54,19 +54,20 @@ struct ArrayPart {
   bool evaluates(size_t idx) const { return idx < prefix.size() || items != nullptr; }
 };
 
-/// unevaluatedProperties or unevaluatedItems of one schema: counts where none of the parts that it
-/// sees evaluates. They are its own and those of the schemas that stand in its place ($ref, allOf,
-/// the branch of anyOf and oneOf that this alternative took), not those of schemas beside it.
+/// unevaluatedProperties or unevaluatedItems of one schema: applies to members that no keyword it
+/// sees evaluates. It sees its own schema's keywords and those of schemas in its place ($ref,
+/// allOf, the branch of anyOf and oneOf that this alternative took), not those of schemas beside
+/// it.
 struct UnevaluatedPart {
   const Json* schema = nullptr;
   std::vector<size_t> seen;  ///< places in Node::objects or Node::arrays
 };
 
-/// What alternatives are asked for.
+/// What the alternatives are used for.
 enum class Reading : uint8_t {
-  kWritten,  ///< what is generated; the branches of oneOf are proven to exclude one another
-  kAssumed,  ///< the same inside a proof: oneOf is taken for proven
-  kLoose,    ///< inside a proof: at least all that holds
+  kWritten,  ///< for generating; the branches of oneOf are proven to exclude one another
+  kAssumed,  ///< the same inside a proof: oneOf is assumed to be proven
+  kLoose,    ///< inside a proof: admits at least all valid values
 };
 
 /// One alternative. Keywords bind only values of their own type, as everywhere in JSON Schema.
@@ -74,7 +75,7 @@ struct Node {
   Reading reading = Reading::kWritten;
   unsigned types = kAllTypes;
   bool has_type = false;                    ///< a type (or values) was given
-  unsigned hinted_types = 0;                ///< types that keywords speak of
+  unsigned hinted_types = 0;                ///< types that keywords apply to
   std::optional<std::vector<Json>> values;  ///< enum and const, not yet checked against the rest
   NumberRange numbers;
   bool unsatisfiable = false;
@@ -90,15 +91,14 @@ struct Node {
   Conjunction names;  ///< propertyNames
   int64_t min_properties = 0, max_properties = kUnbounded;
 
-  /// What is generated: without a type, the types that the keywords speak of (all if none).
+  /// The types to generate: without a type, those that the keywords apply to (all if none).
   unsigned generated_types() const;
   bool requires_key(const std::string& key) const;
   std::vector<std::string> declared_keys() const;  ///< in order, required ones without schema last
-  /// The schemas for a declared or (if none declares it) an additional key; none where it may not
-  /// be.
+  /// The schemas for a key, declared or else additional; none if the key is not allowed.
   std::optional<Conjunction> schemas_of(const std::string& key) const;
-  /// The schemas for names that nothing declares. None: there are no such names (also where nothing
-  /// is said about them although names are declared).
+  /// The schemas for undeclared names. None: such names are not written (also if names are declared
+  /// and no keyword mentions others).
   std::optional<Conjunction> additional() const;
   Conjunction items_at(size_t idx) const;
   size_t num_prefix_items() const;
@@ -111,15 +111,15 @@ class SchemaReader {
   SchemaReader(const Json& root, std::string where)
       : root_(&root), where_(std::move(where)), checker_(root), faults_(root) {}
 
-  /// Whether the document is a JSON Schema, which all that follows takes for granted.
+  /// Whether the document is a JSON Schema, which the functions below require.
   bool check() { return checker_.check(*root_); }
 
-  /// The alternatives; empty where nothing holds or faults were reported.
+  /// The alternatives; empty if no value is valid or faults were reported.
   std::vector<Node> alternatives(const Conjunction& schemas, Reading reading = Reading::kWritten);
 
-  /// Whether `value` holds against the schemas. Exact for what the reader supports, but for
-  /// unevaluated members that only two branches of an anyOf together evaluate: false where they are
-  /// written, true where the reading is loose.
+  /// Whether `value` is valid under the schemas. Exact for supported keywords, except for
+  /// unevaluated members that only two branches of an anyOf together evaluate: false for kWritten,
+  /// true for kLoose.
   bool holds(const Json& value, const Conjunction& schemas, Reading reading = Reading::kWritten);
   bool holds(const Json& value, const Node& node);
 
@@ -130,7 +130,7 @@ class SchemaReader {
 
  private:
   struct Pending;
-  bool spend(size_t num_steps);  ///< false, and a fault, once the whole is too much work
+  bool spend(size_t num_steps);  ///< false, with a fault reported, once the total work is too much
   RegexPtr regex_of(const Json* at, std::string_view pattern, RegexMode mode, const char* keyword);
   bool pattern_holds(const RegexPtr& regex, std::string_view text);
   void add(const Json* schema, std::vector<const Json*> chain, Pending* pending);
@@ -154,7 +154,7 @@ class SchemaReader {
   void read_object(const Json& schema, Node* node);
   int64_t count(const Json& schema, const std::string& key, const Json& value);
 
-  /// No value that is generated for `a` holds against `b`.
+  /// Whether no value generated for `a` is valid under `b`.
   bool excludes(const Node& a, const Node& b, int depth);
   bool excludes_object(const Node& a, const Node& b, int depth);
   bool excludes_array(const Node& a, const Node& b, int depth);

@@ -1,5 +1,5 @@
-// Whether a document is a JSON Schema at all: every known keyword has a value of its kind. Drafts 4
-// to 2020-12 and OpenAPI's; annotations and unknown keywords may hold anything.
+// Checks that a document is a JSON Schema: every known keyword has a value of its kind. Drafts 4 to
+// 2020-12 and OpenAPI's; annotations and unknown keywords may hold anything.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -32,7 +32,7 @@ class SchemaFaults {
 class SchemaChecker {
  public:
   explicit SchemaChecker(const Json& root) : faults_(root) {}
-  /// Looks at a schema and all inside it, once. False where it, or one before, has a fault.
+  /// Checks a schema and all schemas inside it, once. False if this or an earlier one has a fault.
   bool check(const Json& schema);
   const SchemaFaults& faults() const { return faults_; }
 

@@ -15,7 +15,7 @@ namespace moxie::testing {
 /// The embedded model's tokenizer (4,096 ids), and one compiler for it.
 const Tokenizer& tiny_tokenizer();
 grammar::Compiler& tiny_compiler();
-/// The same over single bytes.
+/// A compiler whose tokenizer has single bytes as tokens.
 grammar::Compiler& byte_compiler();
 
 /// One of the ids in `mask`: uniform two times of three, else one that tends to end things.
@@ -28,7 +28,7 @@ struct Walk {
   bool ended = false;  ///< the grammar or a stop token ended it, within the limit
   std::string fault;   ///< a dead end, or a token of the mask that was not accepted
 };
-/// Draws tokens until the text is complete and may well end, `max_tokens` at most.
+/// Draws tokens until the text is complete and a random choice ends it, `max_tokens` at most.
 Walk random_text(const grammar::Vocabulary& vocabulary, const grammar::GrammarPtr& grammar,
                  uint64_t seed, int max_tokens);
 Walk random_answer(const Tokenizer& tokenizer, const grammar::Vocabulary& vocabulary,

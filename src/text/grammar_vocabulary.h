@@ -1,5 +1,5 @@
-// A model's tokens as grammars need them: which are text, sorted by their bytes, and the control
-// tokens of harmony.
+// A model's tokens for grammars: the text tokens, sorted by their bytes, and harmony's control
+// tokens.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +29,7 @@ class Vocabulary {
   const std::vector<int32_t>& sorted() const { return sorted_; }
   /// A mask of all text tokens.
   const std::vector<uint32_t>& text_mask() const { return text_mask_; }
-  /// Those without a byte of the private characters that grammars use as marks.
+  /// A mask of the text tokens without a byte of the private characters that are grammars' marks.
   const std::vector<uint32_t>& unmarked_mask() const { return unmarked_mask_; }
 
  private:

@@ -115,23 +115,23 @@ struct ControlTokens {
 
 enum class RenderMode {
   kCompletion,    ///< ends in <|start|>assistant: the prompt of the next assistant message
-  kTraining,      ///< the end of a last assistant message in `final` is <|return|>
+  kTraining,      ///< a last assistant message in `final` ends in <|return|>
   kConversation,  ///< the messages, nothing added
 };
 
 struct RenderConfig {
   /// If the last assistant message is final: drops every `analysis` message before the first
-  /// `final` one. What later turns thought stays; see drop_finished_analysis for the stricter rule.
+  /// `final` one. Reasoning of later turns stays; see drop_finished_analysis for the stricter rule.
   bool auto_drop_analysis = true;
 };
 
-/// What the full name of a function tool begins with.
+/// The prefix of a function tool's full name.
 inline constexpr std::string_view kFunctions = "functions.";
-/// A call is whatever the assistant addresses to a function, on whichever channel.
+/// Whether an assistant message is addressed to a function, on any channel.
 bool is_function_call(const Message& message);
 
-/// Conversation to ids. Fails on a tool message without a name, a system or developer content in a
-/// message of another role, and a tool schema that is no JSON or nested too deep.
+/// Renders a conversation to ids. Fails on a tool message without a name, a system or developer
+/// content in a message of another role, and a tool schema that is not JSON or nested too deep.
 Result<std::vector<int32_t>> render(const Conversation& conversation, RenderMode mode,
                                     const RenderConfig& config, const Tokenizer& tokenizer);
 
@@ -140,7 +140,8 @@ Result<std::string> render_tools(const ToolNamespaces& namespaces);
 
 // Builders: the messages of an ordinary chat.
 
-/// What the model was trained with: identity, cutoff, effort, and the three channels, required.
+/// The system message of the training data: identity, cutoff, effort, and the three channels,
+/// required.
 /// `current_date` is YYYY-MM-DD; none leaves the line out.
 Message default_system_message(std::optional<std::string> current_date,
                                ReasoningEffort effort = ReasoningEffort::kMedium);
@@ -152,7 +153,7 @@ Message user_message(std::string text);
 Message assistant_message(std::string text, std::string channel);
 /// A call of function `name` (without the namespace); `arguments` is JSON text.
 Message function_call(std::string_view name, std::string arguments);
-/// What function `name` answered.
+/// The result of function `name`.
 Message function_result(std::string_view name, std::string text);
 /// Today in local time, YYYY-MM-DD.
 std::string local_date();

@@ -1,5 +1,5 @@
-// The header of a harmony message, from its decoded text to role, channel, recipient and content
-// type: by the package's own rules, and by generous ones for what those refuse or misread.
+// Reads role, channel, recipient and content type from the decoded text of a harmony header: by
+// openai-harmony's own rules, and by tolerant rules for headers that those refuse or misread.
 #pragma once
 
 #include <optional>
@@ -16,7 +16,7 @@ constexpr std::string_view kConstrainMarker = "<|constrain|>";
 
 bool is_known_channel(std::string_view word);  ///< analysis, commentary, final
 
-/// What the package's rules make of a header.
+/// A header as the package's rules read it.
 struct StrictHeader {
   Header header;
   bool ok = false;
@@ -24,13 +24,13 @@ struct StrictHeader {
   std::string rest;             ///< whole_rest: the words after role and channel, single-spaced
 };
 
-/// The rules of openai-harmony 0.0.8 on a header's text. `role`: the hint, whose name may stand
-/// first. With `whole_rest` recipient and content type are not looked for (its lenient mode).
+/// Reads a header's text by the rules of openai-harmony 0.0.8. `role`: the hint, whose name may
+/// come first. `whole_rest` (its lenient mode): recipient and content type are not parsed.
 StrictHeader parse_header_strictly(std::string_view text, std::optional<Role> role,
                                    bool whole_rest = false);
 
-/// Whether a header that the rules accept is nevertheless not what a model meant: a content type or
-/// channel read as recipient, control tokens in a name, and the like.
+/// Whether the rules accept a header but read it differently from what the model meant: a content
+/// type or channel read as recipient, control tokens in a name, and the like.
 bool is_misread(const StrictHeader& strict, const std::vector<std::string>& known_recipients);
 
 /// A header whose only word is a content type, read by the package as a recipient.
@@ -38,7 +38,7 @@ bool is_lone_content_type(const StrictHeader& strict);
 
 struct RepairedHeader {
   Header header;
-  std::string rest;  ///< the text that nothing claimed
+  std::string rest;  ///< the text that belongs to no field
 };
 
 /// The best reading of a header that ended in <|message|>. Never fails. `bare`: it began without

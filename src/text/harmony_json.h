@@ -1,7 +1,7 @@
 // Harmony's JSON forms: conversations and messages as openai-harmony 0.0.8 writes them, and the
 // documents of `moxie harmony render` and `moxie harmony parse`, one in, one out.
 //
-// Documents come from outside: wrong types, broken UTF-8, and what exceeds the limits below are
+// Documents come from outside: wrong types, broken UTF-8 and values beyond the limits below are
 // errors of the Result (or an "error" field), never a crash.
 #pragma once
 
@@ -46,10 +46,10 @@ std::string render_line(std::string_view line, const Tokenizer& tokenizer,
 
 /// `{"ids","role","strict"}` to `{"messages","warnings","raw"}`, with `stream` also `"stream":
 /// [[role,channel,recipient,content_type,last_delta,state],...]`; `{"error"}` only for a document
-/// that is not of that form. `raw[i]` is the text of all tokens of message i, `raw_rest` what came
-/// after the last. Without "role": assistant, or none if the ids begin with <|start|>. Where
-/// "strict" is given, the messages that openai-harmony finished before it refused stay as it had
-/// them, so that the two can be compared.
+/// that is not of that form. `raw[i]` is the text of all tokens of message i, `raw_rest` the text
+/// after the last message. Without "role": assistant, or none if the ids begin with <|start|>. If
+/// "strict" is given, the messages that openai-harmony finished before it refused are reported as
+/// that package has them, so that the two parsers can be compared.
 std::string parse_line(std::string_view line, const Tokenizer& tokenizer,
                        const LineDefaults& defaults = {});
 

@@ -1,9 +1,9 @@
 // The streaming parser of harmony: token ids in, messages and text deltas out. It never fails.
 //
-// Where openai-harmony 0.0.8 has a sound answer, this parser gives the same one, after every token.
-// Where that package throws (or silently misreads what a model wrote), this one recovers: it keeps
-// what was finished, makes the best of the rest, and adds a warning. Every byte that came in stands
-// in some message's `raw` or in trailing_raw().
+// Where openai-harmony 0.0.8 has a sound result, this parser gives the same one, after every token.
+// Where that package throws (or silently misreads what a model wrote), this parser recovers: it
+// keeps finished messages, repairs the rest as well as it can, and adds a warning. Every input byte
+// is in some message's `raw` or in trailing_raw().
 #pragma once
 
 #include <array>
@@ -33,7 +33,7 @@ struct ParsedMessage {
   bool repaired = false;  ///< made by a repair: a warning says which
 };
 
-/// What one token did, in order. A token may close one message and open others.
+/// One effect of a token; effects come in order. A token may close one message and open others.
 struct Event {
   enum class Kind { kOpen, kText, kClose };
   Kind kind;
@@ -43,16 +43,15 @@ struct Event {
 
 struct ParserOptions {
   /// The role that the prompt already ended with (<|start|>role); none: the ids start with
-  /// <|start|>. With kAssistant the ids are taken as a model's writing, see `repair_answers`.
+  /// <|start|>. With kAssistant the ids count as a model's output, see `repair_answers`.
   std::optional<Role> role = Role::kAssistant;
   /// The package's flag: a stop token inside a header is header text (strict) or ends it.
   bool strict = true;
-  /// Also repairs what the package accepts but misreads, in a model's writing (role kAssistant):
-  /// a content type or channel read as recipient, doubled channels, stops in headers, a missing
-  /// end. Off: only what the package refuses is repaired.
+  /// Also repairs what the package accepts but misreads in a model's output (role kAssistant): a
+  /// content type or channel read as recipient, doubled channels, stops in headers, a missing end.
+  /// Off: repairs only what the package refuses.
   bool repair_answers = true;
-  /// Control tokens where a text stands are left out of it. Off: they are spelled, as the package
-  /// does.
+  /// Control tokens inside a text are left out. Off: the text has their names, as in the package.
   bool drop_stray_control = false;
   /// Full tool names ("functions.f"), used to tell a glued content type from a name.
   std::vector<std::string> known_recipients;
@@ -151,15 +150,15 @@ class Parser {
   bool implicit_ = false;     // this header began without <|start|>
   bool finished_ = false;
   std::vector<int32_t> header_;  // ids of the header so far
-  size_t header_raw_ = 0;        // where they begin in raw_
+  size_t header_raw_ = 0;        // where the header begins in raw_
   std::vector<int32_t> held_;    // ids in a content that may be the next message's header
   size_t held_raw_ = 0;
 
   ParsedMessage open_;
   std::string undecoded_;  // bytes that are not yet a character
-  std::string swallowed_;  // what follows an unknown id in its message
+  std::string swallowed_;  // the text after an unknown id, up to the end of its message
   bool saw_unknown_id_ = false;
-  std::string header_rest_;  // header text that nothing claimed
+  std::string header_rest_;  // header text that belongs to no field
 
   std::string raw_;  // bytes since the last finished message
   std::vector<ParsedMessage> messages_;

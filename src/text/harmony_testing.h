@@ -20,9 +20,9 @@ inline constexpr const char* kControlNames[] = {"<|start|>",   "<|end|>",       
                                                 "<|call|>",    "<|endoftext|>", "<|reserved_1|>"};
 inline constexpr int32_t kNumControlIds = 9;
 
-/// Feeds `ids` to a parser and checks, by CHECK: the events open, fill and close the messages in
-/// order; deltas and tail make up each content; the raw texts make up the bytes of all ids; all
-/// text is UTF-8; every repaired message has a warning.
+/// Feeds `ids` to a parser and CHECKs: the events open, fill and close the messages in order;
+/// deltas and tail make up each content; the raw texts make up the bytes of all ids; all text is
+/// UTF-8; every repaired message has a warning.
 harmony::Parser parse_checked(const Tokenizer& tokenizer, const std::vector<int32_t>& ids,
                               const harmony::ParserOptions& options);
 

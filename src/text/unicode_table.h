@@ -1,4 +1,4 @@
-// The generated two-stage table behind char_class(); only unicode.h and its tests look inside.
+// The generated two-stage table behind char_class(); only unicode.h and its tests read it.
 #pragma once
 
 #include <cstdint>
