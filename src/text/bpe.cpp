@@ -1,4 +1,4 @@
-// Encode and decode over finished tables; how they come about is in bpe_builder.cpp.
+// Encode and decode over finished tables, which bpe_builder.cpp makes.
 #include "text/bpe.h"
 
 #include <fmt/format.h>
@@ -38,8 +38,8 @@ void encode_ordinary(const BpeTables& tables, std::string_view text, std::vector
   }
 }
 
-// The longest added token whose name stands at text[pos], or null. `added` is sorted, so the names
-// that begin with the same bytes are a range, which each byte narrows.
+// The longest added token whose name is at text[pos], or null. `added` is sorted, so the names that
+// begin with the same bytes are a range, which each byte narrows.
 const AddedToken* added_at(const BpeTables& tables, std::string_view text, size_t pos) {
   const AddedToken* found = nullptr;
   auto first = tables.added.begin();

@@ -1,6 +1,6 @@
 // Speed of loading and encoding, on one core. Give the rank table as the last argument:
 //   moxie_text_bench [google-benchmark flags] o200k_base.tiktoken
-// The texts are made here, so that figures from two machines compare.
+// The texts are generated here, so that figures from two machines are comparable.
 #include <benchmark/benchmark.h>
 
 #include <fstream>
@@ -22,7 +22,7 @@ std::string repeated(std::string_view part, size_t num_bytes) {
   return text;
 }
 
-// English words drawn with falling frequency, in sentences; every fiftieth is made up.
+// Sentences of English words drawn with falling frequency; every fiftieth word is invented.
 std::string english(size_t num_bytes) {
   constexpr std::string_view kWords[] = {
       "the",      "of",         "and",      "to",      "a",        "in",       "is",

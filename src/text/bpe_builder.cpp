@@ -1,5 +1,5 @@
-// The checks and the making of the tables. Tokens are indexed once all are known, so that sizes fit
-// and special tokens can be told from ordinary ones.
+// Checks tokens and makes the tables. Tokens are indexed once all are known, so that table sizes
+// fit and special tokens can be told from ordinary ones.
 #include "text/bpe_builder.h"
 
 #include <fmt/format.h>

@@ -1,6 +1,5 @@
-// The loader of tokenizer.json, in one pass over the JSON events: the file has hundreds of
-// thousands of strings, for which a document tree would take seconds and gigabytes where it may be
-// hostile.
+// The loader of tokenizer.json, in one pass over the JSON events. The file has hundreds of
+// thousands of strings: a document tree would take seconds, and gigabytes for a hostile file.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -23,7 +22,7 @@ constexpr std::string_view kO200kPattern =
     R"(|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 
 // Takes the events of nlohmann's parser. Merges and added tokens are kept until the end, since the
-// vocabulary they speak of may come after them.
+// vocabulary that they refer to may come after them.
 class TokenizerJsonReader : public nlohmann::json_sax<json> {
  public:
   explicit TokenizerJsonReader(const std::string& where) : builder_(where), where_(where) {}

@@ -29,7 +29,7 @@ constexpr std::array<int8_t, 256> make_base64_values() {
 }
 constexpr std::array<int8_t, 256> kBase64Values = make_base64_values();
 
-/// Decodes padded base64 into `bytes`; false if it is not that.
+/// Decodes padded base64 into `bytes`; false if the text is malformed.
 bool decode_base64(std::string_view text, std::string* bytes) {
   bytes->clear();
   if (text.empty() || text.size() % 4 != 0) return false;
@@ -61,7 +61,7 @@ Status add_harmony_tokens(BpeBuilder* builder) {
       {200007, "<|end|>"},         {200008, "<|message|>"},   {200012, "<|call|>"},
       {200018, "<|endofprompt|>"},
   };
-  constexpr int64_t kEndOfPrompt = 200018;  // has a reserved name as well
+  constexpr int64_t kEndOfPrompt = 200018;  // also has a reserved name
   constexpr int64_t kFirstReserved = 200000;
   constexpr int64_t kVocabSize = 201088;
   for (const Named& token : kNamed) {

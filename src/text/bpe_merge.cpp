@@ -1,7 +1,7 @@
-// The merging of one piece: always the pair of lowest rank, the leftmost of equals. Short pieces
-// (nearly all) scan an array for the minimum. Long ones keep a linked list of tokens and a queue of
-// candidate pairs: a heap, and for very long ones buckets by rank, whose work is nearly linear
-// where a heap of millions would miss the caches.
+// Merges one piece: always the pair of lowest rank, the leftmost of equals. Short pieces (nearly
+// all) scan an array for the minimum. Long pieces keep a linked list of tokens and a queue of
+// candidate pairs: a heap, or for very long pieces buckets by rank, whose work is nearly linear,
+// while a heap of millions would miss the caches.
 #include <algorithm>
 #include <cstring>
 #include <functional>
@@ -127,7 +127,7 @@ template <class Queue>
 void merge_queued(const BpeTables& tables, std::string_view piece, std::vector<int32_t>* out) {
   struct Node {
     int32_t id;
-    uint32_t rank;  // of the pair with the next; a candidate that says otherwise is out of date
+    uint32_t rank;  // of the pair with the next token; a candidate with another rank is stale
     uint32_t prev, next;
   };
   constexpr uint32_t kEnd = UINT32_MAX;

@@ -96,7 +96,7 @@ std::vector<Merge> merges_of_ranks(const Tokenizer& ranked, int32_t num_ranks, S
           best = i;
         }
       }
-      if (best_rank == id) break;  // the lower ranks do not reach two parts
+      if (best_rank == id) break;  // merges of lower ranks leave more than two tokens
       parts[best] = {parts[best].data(), parts[best].size() + parts[best + 1].size()};
       parts.erase(parts.begin() + static_cast<ptrdiff_t>(best) + 1);
     }

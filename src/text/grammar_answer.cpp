@@ -1,4 +1,4 @@
-// The state of an answer in harmony: which header may come, and what binds the content behind it.
+// The state of an answer in harmony: which headers may come, and the grammar of each content.
 #include <algorithm>
 #include <set>
 #include <utility>
@@ -39,7 +39,7 @@ Status check_names(const std::vector<ToolSpec>& tools) {
 struct AnswerConstraint::Impl {
   enum class Phase {
     kHeader,
-    kFree,      // reasoning, a preamble, or an answer that nothing binds
+    kFree,      // reasoning, a preamble, or an answer without a grammar
     kBound,     // text under `matcher`
     kAfterEnd,  // <|start|> must follow
     kDone,
@@ -50,8 +50,9 @@ struct AnswerConstraint::Impl {
   std::vector<std::string> tool_names;
   std::vector<GrammarPtr> arguments;  // by tool
   GrammarPtr response;
-  bool may_answer = true;    // the final channel
-  bool must_arrive = false;  // an answer or call of a given form is due: no dwelling before it
+  bool may_answer = true;  // the final channel
+  bool must_arrive =
+      false;  // an answer or call must come, after one reasoning and preamble at most
 
   Phase phase = Phase::kHeader;
   HeaderState header;
@@ -63,7 +64,7 @@ struct AnswerConstraint::Impl {
   std::vector<HeaderKind> kinds() const {
     std::vector<HeaderKind> out;
     if (!must_arrive || !has_reasoned) out.push_back(HeaderKind::kAnalysis);
-    // A preamble is shown as content, which a response format binds.
+    // A preamble is shown as content, which must follow the response format.
     if (response == nullptr && (!must_arrive || !has_preamble))
       out.push_back(HeaderKind::kPreamble);
     if (may_answer) out.push_back(HeaderKind::kFinal);
@@ -96,7 +97,8 @@ struct AnswerConstraint::Impl {
     }
   }
 
-  /// Of a raw completion it is made with its first token: it is large, and thousands may wait.
+  /// For a raw completion made with the first token: it is large, and thousands of requests may
+  /// wait.
   Matcher& bound() {
     if (!matcher) matcher.emplace(response);
     return *matcher;

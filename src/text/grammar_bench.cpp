@@ -1,5 +1,5 @@
-// What structured output costs with o200k's vocabulary: a mask at the places of an answer, the
-// taking of a token, and compiling, with nothing kept from before.
+// The cost of structured output with o200k's vocabulary: making a mask at several places of an
+// answer, accepting a token, and compiling with empty caches.
 #include <benchmark/benchmark.h>
 
 #include "text/bpe_testing.h"

@@ -1,5 +1,4 @@
-// From what a request asks for to compiled grammars: translation, checks of a user's EBNF, and the
-// cache.
+// Compiles a request's source: translation, checks of a user's EBNF, and the cache.
 #include <algorithm>
 #include <cctype>
 #include <list>
@@ -19,7 +18,7 @@ namespace {
 constexpr size_t kMaxEbnfBytes = 64 * 1024;
 constexpr int kMaxEbnfDepth = 64;
 constexpr int64_t kMaxEbnfRepeats = 2'000;
-constexpr int64_t kMaxEbnfCost = 1'000;  // some 6 ms of compiling each
+constexpr int64_t kMaxEbnfCost = 1'000;  // each unit takes some 6 ms of compiling
 constexpr size_t kMaxChoices = 2'000;
 constexpr size_t kMaxChoiceBytes = 256 * 1024;
 
@@ -50,7 +49,7 @@ bool is_name_char(char c) {
   return std::isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '-' || c == '.';
 }
 
-/// Walks over EBNF as a lexer would, as far as the checks need it.
+/// A lexer of EBNF, as far as the checks need one.
 class EbnfChecker {
  public:
   EbnfChecker(std::string_view text, const std::string& where) : text_(text), where_(where) {}
@@ -148,7 +147,7 @@ class EbnfChecker {
   const std::string& where_;
   size_t pos_ = 0;
   int depth_ = 0;
-  int64_t cost_ = 0, last_cost_ = 0;  // last_cost_: of what a count would repeat
+  int64_t cost_ = 0, last_cost_ = 0;  // last_cost_: of the item that a count would repeat
   bool in_count_ = false, last_was_class_ = false;
 };
 
@@ -205,7 +204,7 @@ struct Compiler::Impl {
   CompilerLimits limits;
 
   mutable std::mutex mutex;                                                // guards what follows
-  std::list<Entry> entries;                                                // the last used first
+  std::list<Entry> entries;                                                // last used first
   std::unordered_map<std::string_view, std::list<Entry>::iterator> index;  // keys lie in entries
   CacheStats stats;
 

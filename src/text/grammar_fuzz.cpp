@@ -1,7 +1,7 @@
-// Fuzzes what requests bring for structured output. The first byte chooses: 0 a JSON Schema, 1 a
-// regular expression, 2 EBNF, 3 choices (one a line), 4 a tool's name and schema. Whatever compiles
-// is walked: a token of the mask must be accepted, and a schema's finished text must be JSON that
-// holds.
+// Fuzzes requests for structured output. The first byte chooses: 0 a JSON Schema, 1 a regular
+// expression, 2 EBNF, 3 choices (one a line), 4 a tool's name and schema. Every grammar that
+// compiles is walked: a token of the mask must be accepted, and a schema's finished text must be
+// valid JSON under the schema.
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>

@@ -13,7 +13,7 @@ namespace moxie::grammar {
 namespace {
 
 constexpr size_t kMaxIntegerDigits = 18;  // below 2^63
-constexpr size_t kMaxSignificant = 15;    // any such decimals differ as doubles too
+constexpr size_t kMaxSignificant = 15;    // different decimals of 15 digits differ as doubles too
 constexpr size_t kUsualFraction = 6;      // digits behind the point where there are bounds
 constexpr size_t kMaxMultipleRules = 3'000;
 
@@ -128,7 +128,7 @@ ExprId magnitudes(Rules& rules, const std::string& low, const std::string& high,
   if (compare_digits(low, high) > 0) return rules.never();
   std::vector<ExprId> ways;
   if (low.empty()) ways.push_back(rules.text("0"));
-  size_t full_from = 0;  // lengths that are wholly inside are written together
+  size_t full_from = 0;  // all digit strings of these lengths are inside: written together
   const auto flush = [&](size_t end) {
     if (full_from == 0) return;
     ways.push_back(
@@ -151,7 +151,7 @@ ExprId magnitudes(Rules& rules, const std::string& low, const std::string& high,
   return rules.choice(std::move(ways));
 }
 
-/// Multiples of `modulus` without bounds: one rule a remainder.
+/// Multiples of `modulus` without bounds: one rule for each remainder.
 ExprId any_multiple(Rules& rules, int modulus, bool with_sign, bool with_zero) {
   std::vector<RuleId> states;
   for (int i = 0; i < modulus; ++i) states.push_back(rules.add_rule());
@@ -174,10 +174,10 @@ ExprId any_multiple(Rules& rules, int modulus, bool with_sign, bool with_zero) {
   return with_zero ? rules.choice({rules.text("0"), expr}) : expr;
 }
 
-/// What may follow the whole part of a number without sign: nothing, or a point and digits.
+/// The text after the whole digits of an unsigned number: nothing, or a point and digits.
 class Fraction {
  public:
-  /// `low`, `high`: digits of the bound's fraction where the whole part equals the bound's.
+  /// `low`, `high`: digits of a bound's fraction, if the whole digits equal that bound's.
   Fraction(Rules& rules, const Bound* low, const Bound* high, size_t max_digits)
       : rules_(rules), low_(low), high_(high), max_digits_(max_digits) {}
 

@@ -41,7 +41,7 @@ std::vector<bool> reach(const RegexPtr& regex, const std::vector<uint32_t>& text
     case Kind::kRepeat: {
       std::vector<bool> at = from;
       if (regex->min == 0) to = from;
-      // Past `min` repeats, a round that reaches nothing new ends it.
+      // Past `min` repeats, an iteration that reaches no new position ends the loop.
       for (int32_t n = 1; regex->max == kUnbounded || n <= regex->max; ++n) {
         at = reach(regex->parts[0], text, at);
         if (std::none_of(at.begin(), at.end(), [](bool b) { return b; })) break;
@@ -167,7 +167,7 @@ std::vector<ExprId> json_char_ways(Rules& rules, const CharSet& set) {
   for (const auto& [c, written] : kEscapes) {
     if (contains(set, c)) ways.push_back(rules.text(written));
   }
-  // The other controls have but the long form; only a set of nothing else needs them.
+  // Other control characters have only the long form; it is used only if the set has no others.
   if (ways.size() == 1 && ways[0] == rules.never()) {
     for (uint32_t c = 0; c < 0x20; ++c) {
       constexpr char kDigits[] = "0123456789abcdef";
@@ -179,9 +179,9 @@ std::vector<ExprId> json_char_ways(Rules& rules, const CharSet& set) {
   return ways;
 }
 
-/// A character repeated, as rules that each write one and lead to the next. Where a character has
-/// several ways, a plain repeat would leave every token of more than one character undecided until
-/// it is asked for.
+/// A repeated character, as rules that each write one and lead to the next. If a character can be
+/// written in several ways, xgrammar could not precompute a plain repeat's tokens of more than one
+/// character.
 ExprId repeated_char(Rules& rules, const std::vector<ExprId>& ways, int32_t min, int32_t max) {
   const auto then = [&](ExprId next) {
     std::vector<ExprId> out;

@@ -1,5 +1,5 @@
-// Writing merged schemas as rules: one rule a conjunction of schemas, made once, so that recursive
-// schemas become recursive rules.
+// Writes merged schemas as rules: one rule for each conjunction of schemas, made once, so that
+// recursive schemas become recursive rules.
 #include "text/grammar_schema.h"
 
 #include <algorithm>
@@ -22,7 +22,7 @@ constexpr size_t kMaxEnumValues = 2'000;
 constexpr int64_t kMaxCountedKeys = 256;
 constexpr int kMaxIndent = 64;  // white space at the beginning of a line
 
-/// The parts of JSON that do not depend on a schema.
+/// The grammar of JSON that does not depend on a schema.
 class JsonRules {
  public:
   JsonRules(Rules& rules, bool compact) : rules_(rules) {
@@ -71,7 +71,7 @@ class JsonRules {
     const ExprId plain =
         rules_.sequence({of({{'0', '9'}, {'A', 'C'}, {'E', 'F'}, {'a', 'c'}, {'e', 'f'}}), hex(3)});
     const ExprId below = rules_.sequence({of(d), of({{'0', '7'}}), hex(2)});
-    // Halves of a character come in pairs only: many a parser refuses a lone one.
+    // Surrogate halves come in pairs only: many parsers refuse a lone one.
     const ExprId pair =
         rules_.sequence({of(d), of({{'8', '9'}, {'A', 'B'}, {'a', 'b'}}), hex(2),
                          rules_.text("\\u"), of(d), of({{'C', 'F'}, {'c', 'f'}}), hex(2)});
@@ -236,7 +236,7 @@ class SchemaWriter {
     return pattern(*regex, *regex == original && name.rfind("format ", 0) == 0);
   }
 
-  /// `is_format`: one of our own, which are few and not too large.
+  /// `is_format`: a pattern of grammar_format.h; these are few and not too large.
   ExprId pattern(const RegexPtr& regex, bool is_format = false) {
     const bool repeats = regex->kind == RegexNode::Kind::kRepeat;
     if (repeats && regex->parts[0]->kind == RegexNode::Kind::kOneOf) {
@@ -256,7 +256,7 @@ class SchemaWriter {
     return it->second;
   }
 
-  /// A string that is counted beside the grammar.
+  /// A counted string (grammar_counted.h).
   ExprId counted(const CountedString& bounds) {
     if (bounds.max == 0 || (bounds.set.empty() && bounds.min == 0)) return rules_.text("\"\"");
     if (bounds.set.empty()) return rules_.never();
@@ -280,7 +280,7 @@ class SchemaWriter {
   ExprId array(const Node& node) {
     const auto num_prefix = static_cast<int64_t>(node.num_prefix_items());
     int64_t max = node.max_items;
-    // A tuple without a word on further items is closed, unless minItems asks for more.
+    // A tuple whose schema does not mention further items is closed, unless minItems asks for more.
     if (num_prefix > 0 && !node.has_items() && node.min_items <= num_prefix) {
       max = max == kUnbounded ? num_prefix : std::min(max, num_prefix);
     }
@@ -289,7 +289,7 @@ class SchemaWriter {
     };
     const ExprId item = value(node.items_at(node.num_prefix_items()));
     const int64_t written = std::max<int64_t>(num_prefix, 1);
-    // From the back: what may follow the first n items, the gap and the bracket left out.
+    // From the back: the text that may follow the first n items, without separator and bracket.
     const int32_t tail_min = static_cast<int32_t>(std::max<int64_t>(0, node.min_items - written));
     const int32_t tail_max =
         max == kUnbounded ? kUnbounded : static_cast<int32_t>(std::max<int64_t>(0, max - written));
@@ -339,7 +339,7 @@ class SchemaWriter {
       for (Node& name : names_of(node.names)) ways.push_back(node_expr(name));
       return member(rules_.shared(rules_.choice(std::move(ways))), value(*additional));
     }
-    // A pattern that an unevaluatedProperties does not see is as little supported as one in allOf.
+    // A pattern that unevaluatedProperties does not see is not supported, like one in allOf.
     const auto& unevaluated = node.unevaluated_properties;
     const bool alone = node.objects.size() == 1 &&
                        std::none_of(unevaluated.begin(), unevaluated.end(),
@@ -411,7 +411,7 @@ class SchemaWriter {
                             rules_.text("}")});
   }
 
-  /// The members of an object in order, counted as far as bounds ask for it.
+  /// The members of an object in order, counted as far as the bounds need it.
   class Body {
    public:
     Body(SchemaWriter& writer, std::vector<Member> members, ExprId extra, int64_t min, int64_t max)
@@ -426,7 +426,8 @@ class SchemaWriter {
     ExprId expr() { return from(0, 0); }
 
    private:
-    /// What may follow when members before `idx` are decided and `num` (at most cap_) are written.
+    /// The text that may follow when members before `idx` are decided and `num` (at most cap_) of
+    /// them are written.
     ExprId from(size_t idx, int64_t num) {
       const auto key = std::make_pair(idx, num);
       if (const auto it = known_.find(key); it != known_.end()) return rules_.ref(it->second);

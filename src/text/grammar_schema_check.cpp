@@ -1,5 +1,5 @@
-// What a merged schema says about values: which keys and items it admits, whether a given value
-// holds, and whether two schemas can share a value.
+// Questions about a merged schema: which keys and items it admits, whether a given value is valid,
+// and whether two schemas can share a value.
 #include <algorithm>
 #include <cmath>
 

@@ -1,5 +1,5 @@
-// Combining JSON Schema: $ref, allOf, anyOf and oneOf multiplied out into alternatives, and what
-// each schema of an alternative leaves unevaluated.
+// Combines JSON Schemas: multiplies out $ref, allOf, anyOf and oneOf into alternatives, and finds
+// what each schema of an alternative leaves unevaluated.
 #include <algorithm>
 #include <cctype>
 #include <utility>
@@ -47,12 +47,12 @@ struct SchemaReader::Pending {
     std::vector<const Json*> chain;
   };
   std::vector<Group> groups;
-  std::vector<std::pair<const Json*, size_t>> taken;  // lists of oneOf, and the branch of each
-  /// Schemas, each with one that stands in its place.
+  std::vector<std::pair<const Json*, size_t>> taken;  // lists of oneOf, each with the branch taken
+  /// Pairs of a schema and one that stands in its place.
   std::vector<std::pair<const Json*, const Json*>> inside;
   bool never = false;
 
-  /// `top` and the schemas inside it that hold for the same value.
+  /// `top` and the schemas inside it that apply to the same value.
   Conjunction in_place(const Json* top) const {
     Conjunction found = {top};
     for (size_t i = 0; i < found.size(); ++i) {
@@ -88,10 +88,10 @@ const Json* SchemaReader::resolve_ref(const Json& schema) {
                           "places: take out that $id");
       return nullptr;
     }
-    // It may lie where no keyword says that there are schemas.
+    // The target may be at a place where no keyword expects a schema.
     const Json& target = root_->at(pointer);
     return checker_.check(target) ? &target : nullptr;
-  } catch (const std::exception&) {  // no pointer at all
+  } catch (const std::exception&) {  // not a JSON pointer
     return nowhere();
   }
 }
@@ -180,8 +180,8 @@ std::vector<Node> SchemaReader::alternatives(const Conjunction& schemas, Reading
   return out;
 }
 
-/// `node`: a whole alternative, which took the branch `taken`. Nothing that it writes may hold
-/// against another branch.
+/// `node`: a whole alternative, which took the branch `taken`. No value that it writes may be valid
+/// under another branch.
 void SchemaReader::check_one_of(const Json& options, size_t taken, const Node& node) {
   for (size_t i = 0; i < options.size(); ++i) {
     if (i == taken) continue;

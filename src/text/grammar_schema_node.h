@@ -56,8 +56,7 @@ struct ArrayPart {
 
 /// unevaluatedProperties or unevaluatedItems of one schema: applies to members that no keyword it
 /// sees evaluates. It sees its own schema's keywords and those of schemas in its place ($ref,
-/// allOf, the branch of anyOf and oneOf that this alternative took), not those of schemas beside
-/// it.
+/// allOf, the branch of anyOf and oneOf that this alternative took), not those beside its schema.
 struct UnevaluatedPart {
   const Json* schema = nullptr;
   std::vector<size_t> seen;  ///< places in Node::objects or Node::arrays

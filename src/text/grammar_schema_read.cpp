@@ -1,4 +1,4 @@
-// Reading JSON Schema: every keyword into Node or a fault.
+// Reads JSON Schema: every keyword goes into a Node or is a fault.
 #include <algorithm>
 #include <cmath>
 #include <set>
@@ -26,7 +26,7 @@ const std::set<std::string, std::less<>>& annotations() {
   return kAnnotations;
 }
 
-/// Keywords that exist but that a grammar cannot hold, or not here.
+/// Keywords that a grammar cannot express, or that are not supported here.
 const std::map<std::string, std::string, std::less<>>& unsupported() {
   static const std::map<std::string, std::string, std::less<>> kUnsupported = {
       {"not", "a grammar has no \"anything but\": name what is wanted"},
@@ -57,7 +57,7 @@ unsigned type_bit(const std::string& name) {
   return it == kTypes.end() ? 0 : it->second;
 }
 
-/// number stands for integer too, so that integer is what both have in common.
+/// kNumber includes kInteger, so that their intersection is kInteger.
 unsigned common_types(unsigned a, unsigned b) {
   unsigned out = a & b & ~(kInteger | kNumber);
   if (a & b & kNumber) return out | kNumber;
@@ -87,7 +87,7 @@ RegexPtr SchemaReader::regex_of(const Json* at, std::string_view pattern, RegexM
 }
 
 bool SchemaReader::pattern_holds(const RegexPtr& regex, std::string_view text) {
-  // The price of a search, in units of a hundred comparisons.
+  // The cost of a search, in units of a hundred comparisons.
   if (!spend(static_cast<size_t>(weight(regex)) * (text.size() + 1) / 100)) return false;
   return matches(regex, text);
 }
@@ -179,7 +179,7 @@ bool SchemaReader::read_count(const Json& schema, const std::string& key, const 
   if (it == kCounted.end()) return false;
   int64_t& kept = node->*it->second.bound;
   const int64_t number = count(schema, key, value);
-  // The stricter of this and what is known; "no bound" is below every number.
+  // The stricter of this bound and the one known so far; "no bound" is below every number.
   const bool is_min = key.rfind("min", 0) == 0;
   kept = is_min || kept == kUnbounded ? std::max(kept, number) : std::min(kept, number);
   node->hinted_types |= it->second.type;

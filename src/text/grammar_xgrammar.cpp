@@ -71,11 +71,11 @@ class XgrammarEngine : public GrammarEngine {
   }
 
  private:
-  // Shared parts of grammars (strings, numbers) that later ones take from here.
+  // Rules that grammars share (strings, numbers); later grammars take them from here.
   static constexpr int64_t kCacheBytes = int64_t{128} << 20;
 
   static xgrammar::TokenizerInfo make_tokens(const Vocabulary& vocabulary) {
-    // Control tokens have no text here, so that no grammar can reach them.
+    // Control tokens have no text here, so that no grammar can match them.
     std::vector<std::string> texts;
     texts.reserve(static_cast<size_t>(vocabulary.size()));
     for (int32_t id = 0; id < vocabulary.size(); ++id) texts.emplace_back(vocabulary.text_of(id));
@@ -114,10 +114,10 @@ Result<std::unique_ptr<GrammarEngine>> GrammarEngine::create(
 }
 
 struct Matcher::Impl {
-  /// One reading of the text so far. Several where an alternative between strings is still open.
+  /// One reading of the text so far; several while an alternative between strings is open.
   struct Path {
     explicit Path(xgrammar::GrammarMatcher matcher) : matcher(std::move(matcher)) {}
-    /// The copy's matcher is one of its own: copies of xgrammar's would share their state.
+    /// The copy gets a forked matcher: plain copies of xgrammar's matcher would share their state.
     Path fork() const {
       Path copy = *this;
       copy.matcher = matcher.Fork();
@@ -139,7 +139,7 @@ struct Matcher::Impl {
     for (const Path& path : other.paths) paths.push_back(path.fork());
   }
 
-  /// Behind a quote a counted string may begin: one more path for each that does.
+  /// Behind a quote counted strings may begin: adds a path for each one.
   void add_marks(size_t path_idx, std::string_view text) {
     if (text.empty() || text.back() != '"') return;
     for (size_t i = 0; i < grammar->marks.size() && paths.size() < kMaxPaths; ++i) {
@@ -183,7 +183,7 @@ struct Matcher::Impl {
                        .strides = nullptr,
                        .byte_offset = 0};
     path.matcher.FillNextTokenBitmask(&tensor);
-    // What else than text it allows is for harmony's state to say; marks are for no model.
+    // Text tokens only: harmony's state decides on control tokens, and models must not write marks.
     const auto& allowed =
         grammar->counted.empty() ? vocabulary.text_mask() : vocabulary.unmarked_mask();
     for (size_t i = 0; i < scratch.size(); ++i) mask[i] |= scratch[i] & allowed[i];
@@ -271,7 +271,7 @@ void Matcher::fill_mask(std::span<uint32_t> mask) {
     }
   } catch (const std::exception& error) {
     log_error("structured output: " + message_of(error));
-    std::fill(mask.begin(), mask.end(), 0u);  // ends this request alone
+    std::fill(mask.begin(), mask.end(), 0u);  // an empty mask ends only this request
   }
 }
 

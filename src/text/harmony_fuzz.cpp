@@ -17,8 +17,8 @@ using namespace moxie::harmony;
 using moxie::testing::byte_tokenizer;
 using moxie::testing::parse_checked;
 
-// Bytes from 0xf0 on are control tokens and ids in no table, all others themselves: they are no
-// UTF-8 that anyone writes in a header.
+// Bytes from 0xf0 on stand for control tokens and ids in no table, all others for themselves. No
+// header has UTF-8 with these bytes.
 std::vector<int32_t> ids_of(const uint8_t* data, size_t size) {
   constexpr uint8_t kFirst = 0xf0;
   std::vector<int32_t> ids;

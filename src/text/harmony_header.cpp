@@ -1,5 +1,5 @@
-// Three readers of one header: the package's rules, the repair of a complete header (every word
-// finds the part it was most likely meant for), and the salvage of one without <|message|>.
+// Three readers of a header: the package's rules, the repair of a complete header (every word goes
+// to the field that it was most likely meant for), and the salvage of one without <|message|>.
 #include "text/harmony_header.h"
 
 #include <algorithm>
@@ -94,7 +94,7 @@ bool contains(const std::vector<std::string>& names, std::string_view name) {
   return std::ranges::find(names, name) != names.end();
 }
 
-// A content type glued to a tool's name, told by the list of the tools; empty if there is none.
+// A content type glued to a tool's name, found with the list of tools; empty if there is none.
 std::string_view glued_type(std::string_view recipient, const std::vector<std::string>& known) {
   if (known.empty() || contains(known, recipient)) return {};
   for (const std::string_view type : {"json", "code"}) {
@@ -185,7 +185,7 @@ size_t to_bytes(std::string_view word) {
   return word.starts_with(kTo) || word.starts_with("to:") ? kTo.size() : 0;
 }
 
-// Gives every item of a complete header to the part that it was most likely meant for.
+// Gives every item of a complete header to the field that it was most likely meant for.
 class HeaderRepair {
  public:
   HeaderRepair(std::string_view text, const std::vector<std::string>& known)
@@ -313,7 +313,7 @@ class HeaderRepair {
   void finish() {
     Header& header = out_.header;
     if (channel_.empty() && !unknown_channel_.empty()) {
-      // A name that no one knows is a channel, unless it looks like the first word of a text.
+      // An unknown name is a channel, unless it looks like the first word of a text.
       if (out_.rest.empty()) {
         channel_ = unknown_channel_;
       } else {
@@ -342,7 +342,7 @@ class HeaderRepair {
   RepairedHeader out_;
 };
 
-// Reads header parts from the front of a text until something is none.
+// Reads header fields from the front of a text, up to the first text that is none.
 class HeaderSalvage {
  public:
   HeaderSalvage(std::string_view text, bool cut) : text_(text), cut_(cut) {}
@@ -353,7 +353,7 @@ class HeaderSalvage {
     while (read_part()) {
     }
     std::string_view rest = text_.substr(pos_);
-    // Text without any header before it is kept to the last blank.
+    // Text without a header before it is kept verbatim, blanks included.
     if (any_part_) rest.remove_prefix(skip_spaces(rest, 0));
     if (trim(rest).empty() || (cut_ && is_begun_part(rest))) rest = {};
     out_.rest = rest;
@@ -415,7 +415,7 @@ class HeaderSalvage {
       out_.header.channel = std::string(known);
       advance_to(rest.substr(used));
     } else {
-      advance_to(rest);  // no channel's name: text
+      advance_to(rest);  // not a channel's name: text
       if (cut_ && end == rest.size() && begins_channel(word)) advance_to(rest.substr(end));
     }
     return true;

@@ -63,7 +63,7 @@ Result<Json> render_document(std::string_view line, const Tokenizer& tokenizer,
   return Json{{"ids", *ids}, {"text", repaired_utf8(*text)}};
 }
 
-// Numbers beyond the range of ids stay numbers of no token.
+// Numbers beyond the range of ids become an id without a token.
 Result<std::vector<int32_t>> ids_from_json(const Json& document) {
   const Json* list = member(document, "ids");
   if (list == nullptr || !list->is_array()) return fail("expected a list of integers", "ids");

@@ -58,7 +58,7 @@ class ObjectReader {
     return it == object_.end() ? nullptr : &*it;
   }
 
-  // Absent and null are none.
+  // Absent and null give no value.
   std::optional<std::string> optional_string(const char* key) {
     const Json* value = find(key);
     if (value == nullptr || value->is_null()) return std::nullopt;
@@ -76,7 +76,7 @@ class ObjectReader {
     return value->get<bool>();
   }
 
-  // The items of a list; none if it is no list.
+  // The items of a list; none if the value is not a list.
   const Json* list(const char* key) {
     const Json* value = find(key);
     if (value == nullptr || !value->is_array()) {
@@ -246,7 +246,7 @@ void set_if(Json& out, const char* key, const std::optional<std::string>& value)
   if (value) out[key] = *value;
 }
 
-// Schemas that are no JSON come out as strings: a faulty tool stays visible.
+// Schemas that are not JSON are written as strings, so that a faulty tool stays visible.
 Json parameters_to_json(const std::string& text) {
   auto schema = parse_json_bounded(text, "parameters");
   return schema ? std::move(**schema) : Json(text);

@@ -1,5 +1,5 @@
-// The parser's states. One token moves them by at most one message, except where a broken header
-// turns out to hold several.
+// The parser's states. One token completes at most one message, except where a broken header turns
+// out to hold several.
 //
 // Positions in raw_ (bytes since the last finished message) mark where headers begin, so that every
 // message gets exactly the bytes of its own tokens and nothing is ever dropped.
@@ -16,7 +16,7 @@ namespace moxie::harmony {
 namespace {
 
 constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
-// A header in the middle of a content (its message's end is missing) is waited for this long.
+// How long a possible header in the middle of a content (whose end is missing) is held.
 constexpr size_t kMaxHeldIds = 64;
 constexpr size_t kMaxWarnings = 100;
 constexpr size_t kMaxQuotedBytes = 4000;
@@ -202,8 +202,8 @@ void Parser::finish_header() {
   }
 }
 
-// The header came to <|message|> but cannot be taken as it stands. It may hold the remains of
-// earlier messages: what is text among them becomes messages of their own.
+// The header reached <|message|> but is not valid. It may hold the remains of earlier messages; any
+// text among these becomes separate messages.
 void Parser::recover_header() {
   const std::vector<Segment> segments = split_header(MessageEnd::kMissing);
   for (size_t i = 0; i + 1 < segments.size(); ++i) salvage(segments[i], i == 0);
@@ -231,8 +231,8 @@ void Parser::end_header(MessageEnd end, size_t end_bytes) {
   state_ = ParserState::kExpectStart;
 }
 
-// The package's lenient mode, in what is no model's writing: a stop ends the header, whose words
-// after role and channel become a message if the role was known beforehand.
+// The package's lenient mode, for input that is not a model's output: a stop ends the header, and
+// its words after role and channel become a message if the role was known beforehand.
 void Parser::salvage_leniently(int32_t id) {
   if (hint_ && !header_.empty()) {
     std::string text;
@@ -255,8 +255,9 @@ void Parser::salvage_leniently(int32_t id) {
   state_ = ParserState::kExpectStart;
 }
 
-// Makes a message of a header without <|message|>, if there is text in it, or if it ended soundly
-// and says where it should go. Its raw text is the front of raw_, else stays there for the next.
+// Makes a message of a header without <|message|>, if it has text, or if it ended soundly and names
+// a recipient or channel. The message's raw text is taken from the front of raw_; without a message
+// it stays there for the next one.
 bool Parser::salvage(const Segment& segment, bool is_first) {
   const std::optional<Role> role = is_first && !segment.has_start ? hint_ : std::nullopt;
   const bool bare =
@@ -307,8 +308,8 @@ std::vector<Parser::Segment> Parser::split_header(MessageEnd last_end) const {
   return segments;
 }
 
-// Whether the <|start|> at header_[header_idx] begins a message: a role follows, or there was
-// nothing before it. A stray one inside a header does not.
+// Whether the <|start|> at header_[header_idx] begins a message: a role follows, or nothing comes
+// before. A stray <|start|> inside a header does not.
 bool Parser::begins_message(size_t header_idx) const {
   std::string text;
   const size_t end_idx = std::min(header_.size(), header_idx + 16);
@@ -495,7 +496,7 @@ bool Parser::decode_soundly(const std::vector<int32_t>& ids, std::string* text) 
   return is_valid_utf8(*text);
 }
 
-// What of a header is shown as text.
+// The text of a header that is shown.
 std::string Parser::header_text(std::string text) const {
   if (!options_.drop_stray_control) return text;
   for (const int32_t id : format_ids()) {

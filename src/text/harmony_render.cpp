@@ -1,6 +1,6 @@
 // Conversations to token ids, and the builders of an ordinary chat's messages.
 //
-// Each header part and each content part is encoded by itself: "Hello" + " world" in two parts are
+// Each header part and each content part is encoded separately: "Hello" + " world" in two parts are
 // two BPE calls, so equal text does not mean equal ids.
 #include <algorithm>
 #include <array>

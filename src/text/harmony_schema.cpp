@@ -2,8 +2,8 @@
 // openai-harmony 0.0.8 writes it, oddities included (a described object that is a property prints
 // its description twice; lines of a description are not prefixed again).
 //
-// Everything it knows: oneOf, type (also as a list), properties, required, items, enum, default,
-// nullable, title, description, examples. All else ($ref, anyOf, allOf, const) is `any`.
+// The keywords it knows: oneOf, type (also as a list), properties, required, items, enum, default,
+// nullable, title, description, examples. All others ($ref, anyOf, allOf, const) give `any`.
 #include <array>
 #include <charconv>
 #include <cmath>
@@ -195,7 +195,7 @@ std::string default_comment(const Json& value, const Json& schema, EnumDefault e
 
 class SchemaWriter {
  public:
-  // The type text of `schema`; `indent` is what its own lines start with.
+  // The type text of `schema`; its lines start with `indent`.
   std::string type_of(const Json& schema, const std::string& indent) {
     if (const Json* variants = array_member(schema, "oneOf")) return union_of(*variants, indent);
     if (const Json* types = array_member(schema, "type")) {
@@ -237,7 +237,7 @@ class SchemaWriter {
     return joined.empty() ? "string" : joined;
   }
 
-  // A type text that already speaks of null anywhere, even in a name, is left alone.
+  // A type text that contains "null" anywhere, even in a name, is left alone.
   std::string nullable_type(const Json& schema, const std::string& indent) {
     std::string type = type_of(schema, indent);
     if (is_true(member(schema, "nullable")) && type.find("null") == std::string::npos) {

@@ -1,5 +1,5 @@
-// The seven alternatives by hand. Greedy runs need no general backtracking: where the expression
-// would back up, the place it ends at is noted while the run is scanned (see WordEnds).
+// The seven alternatives, written by hand. Greedy runs need no general backtracking: the place that
+// the expression would back up to is noted while the run is scanned (see WordEnds).
 #include "text/splitter.h"
 
 #include <array>

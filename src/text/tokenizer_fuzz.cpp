@@ -1,7 +1,7 @@
 // Fuzzes the readers of tokenizer files, and encode and decode with whatever they read. The first
 // byte chooses the reader and a text of the remaining bytes is encoded in both modes:
 //   even: a tokenizer.json; odd: lines of a .tiktoken file.
-// Since few inputs name all 256 bytes, bit 1 puts them in front of a .tiktoken file.
+// Since few inputs define all 256 bytes, bit 1 puts them in front of a .tiktoken file.
 #include <cstdint>
 #include <string>
 
