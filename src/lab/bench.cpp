@@ -103,7 +103,7 @@ Result<BenchResult> run_bench(Engine& engine, const BenchTest& test, int32_t rep
   const WorkByOp works = least_work(engine, test);
   const Peak& peak = best_peak(limits);
   Work work;
-  double flops_at_peak = 0;  // as many of the best peak's as take as long
+  double flops_at_peak = 0;  // converted to operations at the best peak that take as long
   for (const auto& [op, of_op] : works) {
     work += of_op;
     const double rate = peak_of_row(limits, row_of(result.kernels, *op)).rate;

@@ -1,6 +1,6 @@
 // The benchmark behind `moxie bench`: prompt processing and token generation as llama-bench counts
-// them, each figure with the bytes it must move, its share of the limit measured in the same run,
-// and the kernels that made it.
+// them. Each figure comes with its least bytes, its share of the limit measured in the same run,
+// and the kernels that ran.
 #pragma once
 
 #include <functional>
@@ -22,29 +22,28 @@ struct BenchResult {
   BenchTest test;
   std::vector<double> tok_s;  ///< one sample a repetition, all streams together
   double bytes_per_token = 0, flops_per_token = 0;
-  /// 1e9 bytes a second that the machine could read beside each sample.
+  /// The machine's read rate measured beside each sample, 1e9 bytes a second.
   std::vector<double> read_gb_s;
-  double share_of_limit = 0;  ///< the median of the samples', each of the limits beside it
+  double share_of_limit = 0;  ///< median over samples, each against the limits beside it
   std::vector<KernelChooser::Count> kernels;
-  std::string tile;  ///< of the experts' products, and why; empty if the row has none
+  std::string tile;  ///< tile of the experts' products and its reason; empty if the row has none
 };
 
-/// The product of the lists: each n_prompt and each n_gen alone, at each depth, for each number of
-/// streams, in llama-bench's order. Zeros in the first two lists are left out.
+/// One test for each n_prompt and each n_gen, at each depth, for each number of streams, in
+/// llama-bench's order. Zeros in the first two lists are left out.
 std::vector<BenchTest> bench_tests(const std::vector<int32_t>& n_prompt,
                                    const std::vector<int32_t>& n_gen,
                                    const std::vector<int32_t>& depth,
                                    const std::vector<int32_t>& streams);
 
-/// What an engine needs for these tests: context, sequences, rows of logits.
+/// Sets the options that an engine needs for these tests: context, sequences, rows of logits.
 void fit_engine(const std::vector<BenchTest>& tests, EngineOptions* options);
 
-/// Runs one test `repetitions` times after one warm-up. Tokens are random from a fixed seed; a
-/// generated token costs a forward pass and a greedy sample, and the next random token is fed, so
-/// that streams do not run into the same experts. Tokens are generated through the scheduler, as an
-/// answer's are, on CUDA in the decode loop; of prompts nothing is drawn. On a CPU the limits are
-/// measured again around each repetition of more than a moment: machines that are shared change
-/// between them.
+/// Runs one test `repetitions` times after one warm-up. Tokens are random from a fixed seed. A
+/// generated token costs a forward pass and a greedy draw, but the next random token is fed, so
+/// that streams do not converge on the same experts. Tokens are generated through the scheduler,
+/// like an answer's, on CUDA in the decode loop; for prompts nothing is drawn. On a CPU the limits
+/// are measured again around each repetition that is not very short, since shared machines change.
 Result<BenchResult> run_bench(Engine& engine, const BenchTest& test, int32_t repetitions,
                               const MachineLimits& limits);
 

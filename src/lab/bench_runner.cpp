@@ -1,4 +1,5 @@
-// Depth is filled once; each repetition runs on a fork of it, so that none sees another's tokens.
+// The depth is filled once. Each repetition runs on a fork of it, so that repetitions do not see
+// each other's tokens.
 #include "lab/bench_runner.h"
 
 #include <algorithm>
@@ -36,7 +37,7 @@ Result<BenchRunner::Window> BenchRunner::repeat() {
   return test_.n_prompt > 0 ? run_prompts(seqs) : generate(seqs);
 }
 
-// Nothing is drawn: launch by launch, a stream after the other.
+// Prompts, without draws: launch by launch, one stream after another.
 Result<BenchRunner::Window> BenchRunner::run_prompts(std::span<const SeqId> seqs) {
   std::vector<std::vector<int32_t>> prompts;
   for (size_t s = 0; s < seqs.size(); ++s) prompts.push_back(random_tokens(test_.n_prompt));
@@ -52,7 +53,7 @@ Result<BenchRunner::Window> BenchRunner::run_prompts(std::span<const SeqId> seqs
   return Window{start, end};
 }
 
-// Through the scheduler, which takes the sequences.
+// Generates through the scheduler, which takes over the sequences.
 Result<BenchRunner::Window> BenchRunner::generate(std::span<const SeqId> seqs) {
   Status status;
   std::vector<std::unique_ptr<Request>> requests;
@@ -76,7 +77,7 @@ Result<BenchRunner::Window> BenchRunner::generate(std::span<const SeqId> seqs) {
   return Window{start, end};
 }
 
-// A token behind the filled ones, and what is to follow it.
+// A request whose prompt is the filled tokens and one more, and whose answer is given.
 std::unique_ptr<Request> BenchRunner::request(size_t stream, Status* status) {
   ServiceRequest request{
       .prompt = filled_[stream],

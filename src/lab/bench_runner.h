@@ -1,5 +1,5 @@
-// What one test of `moxie bench` does: fill the depth, then prompts or generated tokens, as often
-// as asked. Bench times it, profile looks inside.
+// Runs one test of `moxie bench`: fills the depth, then repeats prompts or generated tokens. Bench
+// times the repetitions, profile records them.
 #pragma once
 
 #include <memory>
@@ -14,8 +14,8 @@
 
 namespace moxie {
 
-/// Tokens are random from a fixed seed; the filled streams live as long as the runner. Generated
-/// ones go through the scheduler and the step runner, as an answer's do (engine/step_loop.h).
+/// Tokens are random from a fixed seed. The filled sequences live as long as the runner. Generated
+/// tokens go through the scheduler and the step runner, like an answer's (engine/step_loop.h).
 class BenchRunner {
  public:
   BenchRunner(Engine& engine, const BenchTest& test);
@@ -25,13 +25,13 @@ class BenchRunner {
 
   Status fill_depth();
 
-  /// From the first token given to the last answer (of prompts: until the device is done).
+  /// From the first token given to the last answer; for prompts, until the device is done.
   struct Window {
     Clock::time_point start, end;
     double seconds() const { return std::chrono::duration<double>(end - start).count(); }
   };
-  /// One repetition, on forks of the filled streams: none sees another's tokens. The device is idle
-  /// before and after.
+  /// Runs one repetition on forks of the filled sequences, so that repetitions do not see each
+  /// other's tokens. The device is idle before and after.
   Result<Window> repeat();
 
  private:
@@ -45,7 +45,7 @@ class BenchRunner {
   const BenchTest test_;
   const std::unique_ptr<StepRunner> runner_;
   std::vector<SeqId> base_;
-  std::vector<std::vector<int32_t>> filled_;  // the tokens of each
+  std::vector<std::vector<int32_t>> filled_;  // tokens of each filled sequence
   std::mt19937 random_{42};
 };
 

@@ -6,7 +6,7 @@
 namespace moxie {
 
 Result<MachineLimits> LimitsBeside::of(double seconds) {
-  constexpr double kWorthIt = 0.5;  // seconds of samples a measurement
+  constexpr double kWorthIt = 0.5;  // least seconds of samples between two measurements
   since_last_ += seconds;
   if (device_.kind() != DeviceKind::kCpu || since_last_ < kWorthIt) return last_;
   auto now =

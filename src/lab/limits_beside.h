@@ -1,6 +1,6 @@
-// The limits beside the samples of a test: on a CPU, where neighbours move them within seconds,
-// those measured before and behind each, unless samples are so short that measuring would be most
-// of the run; else those of the run.
+// The machine's limits for each sample of a test. On a CPU, where other load moves the limits
+// within seconds, they are measured before and after each sample, unless samples are so short that
+// measuring would take most of the run. Otherwise they are the limits of the whole run.
 #pragma once
 
 #include "lab/machine.h"
@@ -12,7 +12,7 @@ class LimitsBeside {
   /// Both are borrowed.
   LimitsBeside(Device& device, const MachineLimits& of_run)
       : device_(device), of_run_(of_run), last_(of_run) {}
-  /// Of the sample that has just taken so long.
+  /// The limits for the sample that has just ended, which took `seconds`.
   Result<MachineLimits> of(double seconds);
 
  private:

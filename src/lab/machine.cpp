@@ -1,5 +1,5 @@
-// Measuring the machine: a buffer far beyond the caches read by all threads, then each arithmetic
-// loop this CPU can run on all threads at once; the best row of each kind is the limit.
+// Measures the machine: all threads read a buffer far larger than the caches, then run each
+// arithmetic loop that this CPU supports. The fastest loop of each kind is the limit.
 #include "lab/machine.h"
 
 #include <algorithm>
@@ -21,7 +21,7 @@
 namespace moxie {
 namespace {
 
-// What a loop returns ends here, so that no compiler can leave the loop out.
+// Receives a loop's result, so that the compiler cannot remove the loop.
 std::atomic<uint64_t> sink{0};
 
 std::vector<ReadLoop> read_loops() {
@@ -61,7 +61,7 @@ std::vector<ArithmeticLoop> arithmetic_loops() {
   return loops;
 }
 
-constexpr uint64_t kReadPart = uint64_t{2} << 20;  // what one task reads: long streams, even shares
+constexpr uint64_t kReadPart = uint64_t{2} << 20;  // bytes of a task: long streams, even shares
 
 uint64_t choose_buffer_bytes(uint64_t asked, uint64_t available_bytes) {
   uint64_t bytes = asked;
@@ -83,7 +83,7 @@ double time_read(ThreadPool& pool, const ReadLoop& loop, const Buffer& buffer) {
   return seconds_since(start);
 }
 
-// False if it gave up on the way.
+// False if it gave up before the end.
 bool touch_pages(ThreadPool& pool, const Buffer& buffer, const std::function<bool()>& gives_up) {
   const auto num_parts = static_cast<int64_t>(buffer.bytes() / kReadPart);
   const int64_t at_once = 8 * pool.num_threads();
@@ -98,7 +98,7 @@ bool touch_pages(ThreadPool& pool, const Buffer& buffer, const std::function<boo
   return true;
 }
 
-// Limits that were not measured here name no instruction: all are tried then.
+// If the earlier limits name no instruction, since they were not measured here, all are tried.
 bool tries_all(const MachineOptions& options) {
   return options.again == nullptr || options.again->read_instruction.empty();
 }
@@ -125,8 +125,8 @@ Status measure_read(Device& device, ThreadPool& pool, const MachineOptions& opti
   if (!touch_pages(pool, *buffer, options.gives_up)) return given_up();
   const double bytes = static_cast<double>(buffer->bytes());
   limits->read_buffer_bytes = buffer->bytes();
-  // The rows differ little where memory is the limit: two passes find the best of them, and only
-  // that one is measured.
+  // The loops differ little if memory is the limit: two passes find the best loop, and only that
+  // one is measured.
   double best_seconds = 0;
   ReadLoop best{};
   for (const ReadLoop& loop : read_loops()) {
@@ -158,7 +158,7 @@ double measure_loop(ThreadPool& pool, const ArithmeticLoop& loop, double seconds
     pool.run(num_tasks, task);
     return seconds_since(start);
   };
-  // One thread finds how many iterations take a millisecond; that also wakes the vector units.
+  // One thread finds how many iterations take a millisecond, which also wakes the vector units.
   int64_t num_iterations = 256;
   while (run(1, num_iterations) < 1e-3 && num_iterations < (int64_t{1} << 40)) num_iterations *= 2;
   // Short tasks, several a thread, so that a thread that starts late or is disturbed takes fewer.

@@ -1,8 +1,8 @@
 // What this machine can do at most, measured: how fast all threads read memory, and the arithmetic
 // peaks by number format. Every speed the project prints is given as a share of these.
 //
-// Measured in the same run as what is compared with them: machines of one name differ, and on
-// shared ones the limit moves with the neighbours.
+// The limits are measured in the same run as the figures compared with them: machines of one name
+// differ, and on shared machines the limits change with the load of others.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,7 @@ struct Peak {
 
 struct MachineLimits {
   std::string cpu;       ///< model name, as the system gives it
-  std::string gpu;       ///< filled by who uses one; empty: none
+  std::string gpu;       ///< set by code that uses a GPU; empty: none
   std::string features;  ///< feature_names() of what was allowed
   int num_threads = 0;
   double read_gb_s = 0;          ///< 1e9 bytes a second: median over the passes
@@ -33,51 +33,50 @@ struct MachineLimits {
   std::string read_instruction;  ///< "avx512 vmovdqu64"
   uint64_t read_buffer_bytes = 0;
   Peak fp32;  ///< gigaflop/s
-  Peak bf16;  ///< BF16 products, F32 sums; without such an instruction F32's
+  Peak bf16;  ///< BF16 products, F32 sums; the F32 peak if there is no such instruction
   Peak int8;  ///< INT8 products, INT32 sums; giga-operations/s
-  Peak fp8;   ///< E5M2 x E4M3 products, F32 sums; GPUs alone
+  Peak fp8;   ///< E5M2 x E4M3 products, F32 sums; GPUs only
 };
 
 struct MachineOptions {
   /// Only rows these features allow are tried.
   Features features = cpu_features();
-  /// 0: eight times the last-level caches, which else hold a good part of it from pass to pass; 256
-  /// MiB at least, a quarter of the free memory at most.
+  /// 0: eight times the last-level caches, so that these hold little of it from pass to pass; at
+  /// least 256 MiB, at most a quarter of the free memory.
   uint64_t read_buffer_bytes = 0;
   /// Passes over the buffer; the first one after the pages are touched is not counted.
   int read_passes = 7;
-  /// Time for one arithmetic loop, all threads together; 0: reads alone are measured.
+  /// Seconds for one arithmetic loop on all threads together; 0: measures only reads.
   double seconds_per_loop = 0.02;
-  /// What was measured before: only the instructions that were fastest there are tried, which takes
-  /// a fifth of a second.
+  /// An earlier measurement: tries only the instructions that were fastest there, which takes a
+  /// fifth of a second.
   const MachineLimits* again = nullptr;
-  /// Asked before each pass over the buffer: true ends the measurement, which then fails.
+  /// Called before each pass over the buffer; returning true ends the measurement, which fails.
   std::function<bool()> gives_up = [] { return false; };
 };
 
-/// Measures the CPU `device` with its own thread pool; under a second on most machines. Fails if
-/// the device is no CPU or the buffer cannot be had.
+/// Measures the CPU `device` with its thread pool; takes under a second on most machines. Fails if
+/// the device is not a CPU or the buffer cannot be allocated.
 Result<MachineLimits> measure_machine(Device& device, const MachineOptions& options = {});
 
-/// Of several measurements of one machine, at least one: the means of their rates.
+/// The mean rates of one or more measurements of one machine.
 MachineLimits mean_of(std::span<const MachineLimits> measured);
 
-/// The "machine" object of `moxie bench --json`: cpu, gpu (null without), threads, features,
-/// read_gb_s, peak {fp32_gflops, bf16_gflops, int8_gops, fp8_gflops}, and how they were reached.
+/// The "machine" object of `moxie bench --json`: cpu, gpu (or null), threads, features, read_gb_s,
+/// peak {fp32_gflops, bf16_gflops, int8_gops, fp8_gflops}, and the instructions that reached them.
 nlohmann::ordered_json to_json(const MachineLimits& limits);
 
 /// Bytes of all last-level data caches of this machine together; 0 where the system does not say.
 uint64_t last_level_cache_bytes();
 
-/// The peak that the products of BF16 activations are held against: BF16's, or F32's where that is
-/// faster.
+/// The peak for products of BF16 activations: the BF16 peak, or the F32 peak if that is higher.
 const Peak& best_peak(const MachineLimits& limits);
-/// The peak that the products of a row (a kernel's name) are held against: that of its 8 bits for
-/// rows with activations in E4M3 or in int8, else best_peak().
+/// The peak for products of a row, by its name: the 8-bit peak for rows with activations in E4M3 or
+/// int8, else best_peak().
 const Peak& peak_of_row(const MachineLimits& limits, std::string_view row);
 
-/// The share (0..1 and more) of the nearer limit that `seconds` is: the least time that `bytes`
-/// read and `operations` at `peak` need, whichever is greater, over the time taken.
+/// The share of the limit reached (may exceed 1): the least time over `seconds`. The least time is
+/// the greater of reading `bytes` at the measured rate and doing `operations` at `peak`.
 double share_of_limit(const MachineLimits& limits, const Peak& peak, double bytes,
                       double operations, double seconds);
 

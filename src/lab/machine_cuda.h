@@ -1,4 +1,4 @@
-// What a CUDA device's link to the host can do, measured: the limit of loading weights.
+// Measures the rate of a CUDA device's link to the host, the limit of loading weights.
 #pragma once
 
 #include "core/base.h"
@@ -7,7 +7,7 @@
 namespace moxie {
 
 /// Rate of copies from pinned host memory to the device, 1e9 bytes a second: median of several
-/// passes over 256 MiB. Fails if the device is no CUDA device or memory cannot be had.
+/// passes over 256 MiB. Fails if the device is not a CUDA device or memory cannot be allocated.
 Result<double> measure_h2d_gb_s(Device& device);
 
 }  // namespace moxie

@@ -1,4 +1,4 @@
-// NVML by name at run time: the binary must start on machines without a driver.
+// Loads NVML by name at run time: the binary must start on machines without a driver.
 #include "lab/machine_gpu.h"
 
 #include <dlfcn.h>
@@ -137,7 +137,7 @@ Result<MachineLimits> measure_gpu(Device& device, const GpuReadOptions& options)
   }
   const uint64_t bytes = std::min(options.buffer_bytes, device.properties().available_bytes / 4) /
                          kGpuReadGrain * kGpuReadGrain;
-  // A model may have taken the memory since: less will do, as long as no cache holds it.
+  // A model may have taken the memory: a smaller buffer will do, if it is larger than the cache.
   const uint64_t least = std::max<uint64_t>(8 * device.properties().l2_bytes, kGpuReadGrain);
   Result<Buffer> buffer = device.allocate(bytes);
   for (uint64_t less = bytes / 2; !buffer && less >= least; less /= 2) {

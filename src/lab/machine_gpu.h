@@ -1,5 +1,5 @@
-// What a GPU can do at most and how it is now: its read bandwidth and the rates of its
-// BF16 and 8-bit products, measured, and clocks, power and temperature as its driver tells them.
+// A GPU's limits and state: its read bandwidth and rates of BF16 and 8-bit products, measured; its
+// clocks, power and temperature, as the driver reports them.
 #pragma once
 
 #include "lab/machine.h"
@@ -10,21 +10,21 @@ namespace moxie {
 struct GpuReadOptions {
   uint64_t buffer_bytes = uint64_t{4} << 30;  ///< a quarter of the free memory at most
   int passes = 9;                             ///< after one that is not counted
-  bool products = true;                       ///< false: reads alone are measured
+  bool products = true;                       ///< false: measures only reads
 };
 
-/// Measures reads of device memory, and BF16 and 8-bit products where there are loops for the
-/// device (Hopper); peaks that are not measured stay zero. Fails where `device` is no CUDA device
-/// or has no memory left for a buffer well beyond its cache.
+/// Measures reads of device memory, and BF16 and 8-bit products if there are loops for the device
+/// (Hopper). Peaks that are not measured stay zero. Fails if `device` is not a CUDA device or has
+/// no memory left for a buffer well beyond its cache.
 Result<MachineLimits> measure_gpu(Device& device, const GpuReadOptions& options = {});
 
-/// Asks the driver's management library (NVML, loaded at run time). Where there is none, only what
-/// CUDA itself knows is filled.
+/// Asks the driver's management library (NVML, loaded at run time). Without NVML, only the fields
+/// that CUDA knows are set.
 GpuState read_gpu_state(Device& device);
-/// Adds the second reading: clocks after the work.
+/// Adds the second reading: the clocks after the work.
 void finish_gpu_state(Device& device, GpuState* state);
 
-/// Joules used since the driver was loaded; none where it does not say.
+/// Joules used since the driver was loaded; none if the driver does not say.
 std::optional<double> gpu_energy_joules(Device& device);
 
 }  // namespace moxie

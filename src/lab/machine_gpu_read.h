@@ -1,4 +1,4 @@
-// The loops of measure_gpu, and the one thing NVML needs of CUDA.
+// The loops of measure_gpu, and the PCI bus id that NVML needs from CUDA.
 #pragma once
 
 #include <string>
@@ -8,20 +8,20 @@
 
 namespace moxie {
 
-/// Buffers are read in whole grains: what one block reads.
+/// Bytes that one block reads; buffers are read in multiples of this.
 inline constexpr uint64_t kGpuReadGrain = uint64_t{512} * 16 * 16;
 
 /// Seconds of each of `passes` reads of the whole buffer, after one that is not counted.
 Result<std::vector<double>> time_gpu_reads(const Buffer& buffer, int passes, Stream& stream);
 
-/// What is multiplied: BF16 by BF16, or E5M2 by E4M3; sums in F32.
+/// The operands: BF16 by BF16, or E5M2 by E4M3; sums in F32.
 enum class GpuProducts : uint8_t { kBF16, kFP8 };
 /// Operations a second (a multiply-add counts as two) of each of `passes` passes, after one that is
-/// not counted. Empty where this build has no loop for the device: there are two for Hopper.
+/// not counted. Empty if this build has no loop for the device: there are two, for Hopper.
 Result<std::vector<double>> time_gpu_products(GpuProducts kind, Device& device, int passes,
                                               Stream& stream);
 
-/// "00000000:18:00.0"; empty where it cannot be had.
+/// "00000000:18:00.0"; empty if it cannot be read.
 std::string gpu_pci_bus_id(Device& device);
 
 }  // namespace moxie

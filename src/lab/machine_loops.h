@@ -1,5 +1,5 @@
-// The loops that measure the machine's limits, one row an instruction set. Each row is compiled in
-// its own source with its own flags and run only where its features are there.
+// The loops that measure the machine's limits, one for each instruction set. Each loop is compiled
+// in its own source with its own flags and run only if the CPU has its features.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace moxie {
 
-/// Reads a buffer once. The return value depends on every byte, so that nothing is left out.
+/// Reads a buffer once. The return value depends on every byte, so that no read is optimised away.
 struct ReadLoop {
   const char* instruction;
   Features needs;
@@ -25,7 +25,7 @@ inline constexpr int kReadStreams = 8;
 
 enum class NumberFormat : uint8_t { kF32, kBF16, kInt8 };
 
-/// Multiplies and adds in registers, memory untouched.
+/// Multiplies and adds in registers, without memory accesses.
 struct ArithmeticLoop {
   NumberFormat format;
   const char* instruction;

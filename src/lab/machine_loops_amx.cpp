@@ -21,8 +21,8 @@ struct alignas(64) TileConfig {
 };
 static_assert(sizeof(TileConfig) == 64, "LDTILECFG reads 64 bytes");
 
-// Tiles are configured for as long as this object lives; a thread that keeps them configured pays
-// for it at every switch.
+// Tiles are configured as long as this object lives. A thread that keeps its tiles configured pays
+// for them at every context switch.
 class Tiles {
  public:
   Tiles() {

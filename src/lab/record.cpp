@@ -1,4 +1,4 @@
-// Asking the build and the system about themselves: /proc, /sys and uname.
+// Collects facts of the build and the system: /proc, /sys and uname.
 #include "lab/record.h"
 
 #include <sys/resource.h>

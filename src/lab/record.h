@@ -1,5 +1,5 @@
-// The record of a run: everything a number depends on, beside the number. A figure without its
-// machine, commit and kernels is no figure.
+// The record of a run: every figure with all that it depends on. A figure without its machine,
+// commit and kernels is worthless.
 #pragma once
 
 #include <array>
@@ -35,20 +35,20 @@ struct Environment {
   std::string system, kernel;  ///< "Debian GNU/Linux 12 (bookworm)", "6.1.0-18-amd64"
   std::string cpu, features, governor;
   std::string huge_pages;  ///< of anonymous memory: "always", "madvise", "never"
-  int num_cores = 0;       ///< that this process may use
+  int num_cores = 0;       ///< cores that this process may use
   uint64_t memory_bytes = 0, memory_available_bytes = 0;
   std::array<double, 3> load_average{};  ///< over 1, 5 and 15 minutes, before the run
   std::vector<GpuState> gpus;
 };
 
-/// A switch with its value and where that came from: "default", "flag", "environment", "config".
+/// A switch, its value and the value's source: "default", "flag", "environment", "config".
 struct Setting {
   std::string name, value, source;
 };
 
 struct WeightsOrigin {
   std::string model;  ///< path or recipe, "synthetic:gpt-oss-120b"
-  std::string hash;   ///< of the bytes read; empty: not taken
+  std::string hash;   ///< of the bytes read; empty: not computed
   std::vector<std::string> formats;
   uint64_t bytes = 0;  ///< packed, as they lie in memory
 };
@@ -87,17 +87,17 @@ struct Record {
   std::optional<double> energy_joules;  ///< none: could not be read
 };
 
-/// What the build and the system say, now. Never fails: gaps are "unknown".
+/// Asks the build and the system now. Never fails: missing values are "unknown".
 Environment collect_environment();
 
 /// Greatest resident memory of this process since its start.
 uint64_t peak_memory_bytes();
 
 nlohmann::ordered_json to_json(const Environment& environment);
-/// With "schema_version", and for each series its samples and their Summary.
+/// Includes "schema_version", and for each series its samples and their Summary.
 nlohmann::ordered_json to_json(const Record& record);
 
-/// Writes the JSON of a record, complete or not at all (a temporary file is renamed).
+/// Writes the JSON of a record, complete or not at all (by renaming a temporary file).
 Status write_record(const Record& record, const std::string& path);
 
 }  // namespace moxie

@@ -1,4 +1,4 @@
-// A record as JSON. Names here are public: more may be added, none renamed.
+// A record as JSON. The names are public: more may be added, none renamed.
 #include <unistd.h>
 
 #include <cstdio>
@@ -127,7 +127,7 @@ Json to_json(const Record& record) {
 Status write_record(const Record& record, const std::string& path) {
   const std::string partial = path + "." + std::to_string(::getpid()) + ".partial";
   std::ofstream file(partial);
-  // Names from files may hold broken UTF-8: replaced, not thrown over.
+  // Names from files may hold broken UTF-8: replaced, instead of an exception.
   file << to_json(record).dump(2, ' ', false, Json::error_handler_t::replace) << '\n';
   file.close();
   if (!file || std::rename(partial.c_str(), path.c_str()) != 0) {

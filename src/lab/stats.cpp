@@ -1,4 +1,4 @@
-// Two passes over the samples for the deviation: no cancellation when they lie close together.
+// The deviation takes two passes over the samples: no cancellation if samples are close together.
 #include "lab/stats.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Statistics of repeated measurements: what a record stores beside the raw samples.
+// Statistics of repeated measurements, stored in a record beside the raw samples.
 #pragma once
 
 #include <cstdint>
