@@ -1,5 +1,5 @@
-// One fault of a file that holds weights: which file, which tensor, what was found and expected.
-// Readers collect all faults of a file, so that people mend it once.
+// A fault of a file that holds weights: the file, the tensor, what was found and what was expected.
+// Readers collect all faults of a file, so that people can mend them all at once.
 #pragma once
 
 #include <string>

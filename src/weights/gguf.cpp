@@ -103,7 +103,7 @@ std::string shown(std::string_view text) {
   return out;
 }
 
-// Takes parts off the front of the file; after the first that does not fit, nothing more.
+// Takes values off the front of the file. After the first that does not fit, it takes no more.
 class Cursor {
  public:
   explicit Cursor(std::span<const std::byte> bytes) : bytes_(bytes) {}
@@ -144,7 +144,7 @@ class GgufReader {
   void read() {
     read_header_and_place();
     if (out_->is_header_whole) return;
-    // Without the header's end nobody knows where the data begins.
+    // Without the header's end the beginning of the data is unknown.
     for (FileTensor& tensor : out_->contents.tensors) {
       tensor.is_readable = false;
       tensor.offset = 0;
@@ -192,7 +192,7 @@ class GgufReader {
           fmt::format("version {}{}", out_->version, is_swapped ? " (a big-endian file)" : ""),
           "version 2 or 3, little-endian");
     }
-    // The least bytes of a pair and of a tensor entry bound both counts.
+    // The least sizes of a pair and of a tensor entry bound both counts.
     const uint64_t num_bytes = out_->contents.file->bytes().size();
     if (num_pairs_ > num_bytes / 13)
       return broken(fmt::format("{} metadata pairs", num_pairs_),
@@ -280,7 +280,7 @@ class GgufReader {
     uint64_t dims[4] = {};
     for (uint32_t d = 0; d < rank; ++d) dims[d] = cursor_.number<uint64_t>();
     const auto type_id = cursor_.number<uint32_t>();
-    tensor.offset = cursor_.number<uint64_t>();  // in the data, until placed
+    tensor.offset = cursor_.number<uint64_t>();  // within the data; from the file's start later
     if (!cursor_.is_good()) return cut_off("the entry of tensor " + shown(tensor.name));
     tensor.dtype_text = gguf_type_name(type_id);
     tensor.is_readable = check_tensor(&tensor, std::span(dims, rank), find_type(type_id));
@@ -296,7 +296,7 @@ class GgufReader {
       out_->contents.faults.add({path_, name, std::move(found), std::move(expected)});
     };
     if (!names_.insert(tensor->name).second) fault("the name twice", "once");
-    uint64_t num_elements = 1;  // with zeros counted as ones: absurd beside a zero is absurd too
+    uint64_t num_elements = 1;  // zeros count as ones, so that they hide no absurd dimension
     bool is_empty = false;
     for (size_t d = 0; d < dims.size(); ++d) {
       is_empty = is_empty || dims[d] == 0;
@@ -307,7 +307,7 @@ class GgufReader {
               "at most 2^60 elements");
         return false;
       }
-      // Dimensions lie innermost first.
+      // The file has dimensions innermost first.
       tensor->shape.dims[dims.size() - 1 - d] = static_cast<int64_t>(dims[d]);
     }
     tensor->shape.rank = static_cast<int>(dims.size());
@@ -349,7 +349,7 @@ class GgufReader {
       ranges.push_back({tensor.offset, end, &tensor.name});
       tensor.offset += data_begin;
     }
-    // Holes are only certain where every tensor's range is known.
+    // Holes are certain only if every tensor's range is known.
     check_ranges(path_, std::move(ranges), 0, data_bytes,
                  is_complete ? out_->alignment : UINT64_MAX, &out_->contents.faults);
   }
@@ -392,7 +392,7 @@ std::optional<int64_t> GgufFile::integer(std::string_view key) const {
     }
   }
   const std::optional<double> number = real(key);
-  // Beyond 2^53 doubles skip whole numbers, and no count of ours is near.
+  // Beyond 2^53 doubles skip whole numbers; no valid count is near.
   if (!number || !(std::fabs(*number) <= 9007199254740992.0) || *number != std::floor(*number))
     return std::nullopt;
   return static_cast<int64_t>(*number);

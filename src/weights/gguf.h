@@ -49,7 +49,7 @@ struct GgufFile {
   uint32_t version = 0;
   uint64_t alignment = 32;
   std::vector<std::pair<std::string, GgufValue>> metadata;
-  /// Metadata and tensor entries could be read to their end.
+  /// Whether metadata and tensor entries could be read to their end.
   bool is_header_whole = false;
 
   const GgufValue* find(std::string_view key) const;
@@ -64,7 +64,7 @@ struct GgufFile {
 
 GgufFile read_gguf(std::shared_ptr<const MappedFile> file);
 
-/// "MXFP4" for 39, ...; "type 77" for what we do not know.
+/// "MXFP4" for 39, ...; "type 77" for an unknown type.
 std::string gguf_type_name(uint32_t type);
 
 }  // namespace moxie

@@ -1,5 +1,5 @@
-// Any bytes as a GGUF file: no crash, every tensor called readable lies in the file, and every
-// value can be asked for as any kind.
+// Any bytes as a GGUF file: no crash, every readable tensor is inside the file, and every value can
+// be asked for as any kind.
 #include <cstddef>
 #include <cstdint>
 

@@ -1,4 +1,4 @@
-// Maps files read-only, with advice to the kernel about what comes next and what is done.
+// Maps files read-only, and advises the kernel of pages to read ahead or to drop.
 #include "weights/mapped_file.h"
 
 #include <fcntl.h>
@@ -67,7 +67,7 @@ void MappedFile::will_need(uint64_t offset, uint64_t num_bytes) const {
 
 void MappedFile::release(uint64_t offset, uint64_t num_bytes) const {
   if (descriptor_ < 0 || offset >= bytes_.size()) return;
-  // Reading one page maps its neighbours too: drop to the borders of such groups.
+  // Reading one page maps its neighbours too: drops pages up to the borders of such groups.
   constexpr uint64_t kGroupBytes = 64 << 10;
   const uint64_t group = std::max(kGroupBytes, page_bytes());
   const uint64_t begin = offset / group * group;

@@ -29,7 +29,7 @@ class MappedFile {
   std::span<const std::byte> bytes() const { return bytes_; }
 
   /// Copies bytes to `target` without touching the mapping, so that a file that has become shorter
-  /// since it was opened is an error and no signal. Any number of threads may read at once.
+  /// since it was opened gives an error, not a signal. Any number of threads may read at once.
   Status read(uint64_t offset, uint64_t num_bytes, std::byte* target) const;
   /// Asks the system to read [offset, offset + num_bytes) ahead.
   void will_need(uint64_t offset, uint64_t num_bytes) const;

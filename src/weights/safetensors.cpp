@@ -1,5 +1,5 @@
-// The safetensors header as a stream of JSON events: no document is built, so that a hostile header
-// costs no more memory than its own length, and names given twice are seen.
+// Reads the safetensors header as a stream of JSON events, without a document: so a hostile header
+// costs no more memory than its length, and duplicate names are found.
 #include "weights/safetensors.h"
 
 #include <fmt/format.h>
@@ -45,7 +45,7 @@ std::string shape_text(const std::vector<uint64_t>& dims) {
   return text + "]";
 }
 
-// Names come from the file and go to a terminal: no control characters, no absurd lengths.
+// Makes names from the file fit for a terminal: no control characters, no absurd lengths.
 std::string shown(const std::string& text) {
   std::string out = text.size() <= 200 ? text : text.substr(0, 200) + "...";
   for (char& c : out)
@@ -138,7 +138,7 @@ class HeaderReader {
                                     data_bytes_),
                         fmt::format("{} bytes", data_end_)});
     }
-    // Holes are only certain where every tensor's range is known.
+    // Holes are certain only if every tensor's range is known.
     const bool is_whole = std::all_of(out_->tensors.begin(), out_->tensors.end(),
                                       [](const FileTensor& tensor) { return tensor.is_readable; });
     check_ranges(path_, std::move(ranges_), 0, data_bytes_, is_whole ? 1 : UINT64_MAX,
@@ -150,7 +150,7 @@ class HeaderReader {
     is_broken_ = true;
     out_->faults.add({path_, shown(name_), std::move(found), std::move(expected)});
   }
-  // A value where the format has another kind; true: go on reading.
+  // Handles a value of the wrong kind; true: goes on reading.
   bool other_value(const std::string& found) {
     if (depth_ == 0) {
       out_->faults.add({path_, "", "a header that is " + found, "a JSON object"});
@@ -184,7 +184,7 @@ class HeaderReader {
     if (offsets_.size() != 2 || offsets_[0] > offsets_[1])
       return fault("data_offsets " + shape_text(offsets_), "two, rising");
     tensor->dtype = type->dtype;
-    // Zeros count as ones: what is absurd beside a zero is absurd too.
+    // Zeros count as ones, so that they hide no absurd dimension.
     uint64_t num_elements = 1, bits = 0;
     bool fits = shape_.size() <= Shape::kMaxRank, is_empty = false;
     for (size_t i = 0; fits && i < shape_.size(); ++i) {

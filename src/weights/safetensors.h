@@ -22,7 +22,7 @@ class SafetensorsFile {
  public:
   /// Fails with the file's faults, if it has any.
   static Result<SafetensorsFile> open(const std::string& path);
-  /// Null if there is none of this name.
+  /// Null if no tensor has this name.
   const FileTensor* find(const std::string& name) const;
   const std::vector<FileTensor>& tensors() const { return contents_.tensors; }
   const std::byte* data(const FileTensor& tensor) const {

@@ -1,4 +1,4 @@
-// Any bytes as a safetensors file: no crash, and every tensor called readable lies in the file.
+// Any bytes as a safetensors file: no crash, and every readable tensor is inside the file.
 #include <cstddef>
 #include <cstdint>
 

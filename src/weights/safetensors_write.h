@@ -17,7 +17,7 @@ struct TensorToWrite {
   const std::byte* data = nullptr;
 };
 
-/// Fails with what and where if the file cannot be written whole; a partial file is removed.
+/// Fails if the file cannot be written whole, and removes a partial file.
 Status write_safetensors(const std::string& path, const std::vector<TensorToWrite>& tensors);
 
 }  // namespace moxie

@@ -1,5 +1,5 @@
-// Random weights of true shapes, made directly in the packed layout, in place and in parallel: for
-// benchmarks, plans and tests that need a model's size but not its knowledge.
+// Random weights of a model's true shapes, made directly in the packed layout, in place and in
+// parallel: for benchmarks, plans and tests that need a model's size but not its knowledge.
 //
 // Values depend on the seed and their place only, not on the number of threads. They have mean 0
 // and about the standard deviation asked for (within a factor of 1.5: scales are powers of two).

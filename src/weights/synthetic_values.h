@@ -1,5 +1,5 @@
-// The values of synthetic weights as a function of their place, alike on the host and on devices:
-// same seed, same model.
+// The values of synthetic weights as a function of their place, the same on the host and on
+// devices: the same seed gives the same model.
 //
 // Places are those of the CPU's layout kRows16 (core/packing.h): word i of a matrix's stream is its
 // 8 bytes at 8 i there. Tables count their rows' bytes.

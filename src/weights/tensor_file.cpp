@@ -1,4 +1,4 @@
-// Fault text, and the checks that all formats share.
+// Texts of faults, and the checks that all formats share.
 #include "weights/tensor_file.h"
 
 #include <fmt/format.h>

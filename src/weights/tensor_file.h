@@ -1,5 +1,5 @@
-// What a file of tensors holds, whichever format it has: names, types, shapes and where the bytes
-// lie; and all its faults.
+// The contents of a file of tensors in any format: names, types, shapes, places of the bytes, and
+// all faults.
 #pragma once
 
 #include <memory>
@@ -13,15 +13,15 @@
 
 namespace moxie {
 
-/// One tensor of a file. Shapes are outermost first (GGUF's dimensions are turned round).
+/// One tensor of a file. Shapes are outermost first (GGUF's dimensions are reversed).
 struct FileTensor {
   std::string name;
   std::string dtype_text;      ///< as the file names it: "BF16", "U8", "MXFP4", "Q8_0"
-  std::optional<DType> dtype;  ///< empty for a type that no weight of ours has
+  std::optional<DType> dtype;  ///< empty for a type that no weight can have
   Shape shape;
   uint64_t offset = 0;  ///< from the start of the file
   uint64_t bytes = 0;
-  /// The bytes lie wholly inside the file and match dtype and shape; only then may they be read.
+  /// Whether the bytes are inside the file and match dtype and shape; only then may they be read.
   bool is_readable = false;
 };
 
