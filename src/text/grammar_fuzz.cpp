@@ -85,7 +85,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   }
   const auto walk =
       testing::random_text(*testing::byte_compiler().vocabulary(), *grammar, size, kMaxTokens);
-  // A user's EBNF may lead nowhere; what is made here may not.
+  // A user's EBNF may reach a dead end; a grammar made here must not.
   CHECK(walk.fault.empty() || source.kind == Kind::kEbnf, walk.fault + " after " + walk.text);
   return 0;
 }

@@ -297,7 +297,7 @@ class HeaderRepair {
     }
   }
 
-  // What nothing claims is kept verbatim, white space between its words included.
+  // Text that belongs to no field is kept verbatim, with the white space between its words.
   void leave(std::string_view word) {
     const size_t begin = static_cast<size_t>(word.data() - text_.data());
     if (out_.rest.empty()) {

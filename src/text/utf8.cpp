@@ -64,7 +64,7 @@ void append_utf8(char32_t code_point, std::string* out) {
 }
 
 size_t incomplete_utf8_tail_bytes(std::string_view text) {
-  // The first byte of a truncated character is one of the last three; bytes of 80..BF lead nowhere.
+  // A truncated character begins in the last three bytes; bytes 80..BF begin no character.
   for (size_t tail = 1; tail <= 3 && tail <= text.size(); ++tail) {
     const uint8_t byte = static_cast<uint8_t>(text[text.size() - tail]);
     if ((byte & 0xC0) == 0x80) continue;
