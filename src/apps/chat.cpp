@@ -123,7 +123,7 @@ class Session {
     conversation_.messages.push_back(harmony::user_message(text));
     g_interrupted = 0;
     auto reply = stream_answer(engine_, conversation_, flags_, [] { return g_interrupted == 0; });
-    if (!reply) {  // the message does not fit, for example: the conversation goes on without it
+    if (!reply) {  // for example, the message does not fit: goes on without the message
       conversation_.messages.pop_back();
       report(reply.error());
       return kExitDone;

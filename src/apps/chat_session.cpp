@@ -1,4 +1,4 @@
-// Conversation openings and the terminal.
+// The opening of a conversation, and terminal output.
 #include "apps/chat_session.h"
 
 #include <fmt/format.h>
@@ -10,7 +10,7 @@
 namespace moxie {
 namespace {
 
-// The embedded model is small: greedy suits it. Others get what gpt-oss recommends, 1.0.
+// The embedded model is small, so greedy suits it. Others get gpt-oss's recommended 1.0.
 float default_temperature(const std::string& model) { return model == "embedded" ? 0.0f : 1.0f; }
 
 void put(std::string_view text) {

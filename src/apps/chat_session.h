@@ -17,19 +17,19 @@ struct ChatFlags {
   bool show_reasoning = false, json = false, quiet = false, verbose = false;
 
   void declare(Flags& flags);
-  /// Fills in what depends on which flags were given.
+  /// Sets defaults that depend on which flags were given.
   Status complete(const Flags& flags);
   /// System and developer messages.
   Result<harmony::Conversation> opening() const;
 };
 
-/// Streams an answer to stdout (reasoning dimmed, if shown); returns the reply.
+/// Streams an answer to stdout, reasoning (if shown) dimmed; returns the reply.
 Result<Reply> stream_answer(Engine& engine, const harmony::Conversation& conversation,
                             const ChatFlags& flags, const std::function<bool()>& go_on);
 
-/// Tokens, speeds and how the answer ended, a line on stderr; then the answer's warnings.
+/// Prints to stderr a line of tokens, speeds and the finish reason; then the answer's warnings.
 void print_statistics(const Reply& reply);
-/// The kernels that ran since the last answer began, on stderr.
+/// Prints to stderr the kernels that ran since the last answer began.
 void print_kernels(Engine& engine);
 
 }  // namespace moxie

@@ -1,4 +1,4 @@
-// moxie doctor: what this machine has, what would be chosen, what is wrong and how to mend it.
+// moxie doctor: the machine's devices, what would be chosen, faults and how to mend them.
 #include <fmt/format.h>
 
 #include <cstdlib>

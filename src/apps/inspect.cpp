@@ -1,4 +1,4 @@
-// moxie inspect: what a checkpoint's files hold, and all that is wrong with them.
+// moxie inspect: the contents of a checkpoint's files, and all their faults.
 #include <fmt/format.h>
 
 #include <cstdio>
@@ -30,7 +30,7 @@ std::string printable(const Json& document, int indent = 2) {
   return document.dump(indent, ' ', false, Json::error_handler_t::replace);
 }
 
-// The weights that the model lacks, each once, and what stands for it.
+// Lists each weight that the model lacks, and what rows get instead.
 Json absent_weights(const GptOssConfig& config) {
   Json absent = Json::array();
   for (const WeightEntry& entry : weight_table()) {

@@ -1,4 +1,4 @@
-// moxie kernels: the table of implementations, and what this machine would choose for a model.
+// moxie kernels: the tables of rows, and the rows that this machine would choose for a model.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -26,7 +26,7 @@ struct KernelsFlags {
 
 const char* device_word(DeviceKind kind) { return kind == DeviceKind::kCpu ? "cpu" : "cuda"; }
 
-// The generated docs/kernels.md: facts of the table alone, nothing of this machine.
+// Writes docs/kernels.md: facts of the tables only, nothing about this machine.
 void print_markdown() {
   fmt::print(
       "# Kernels\n\nWritten by `moxie kernels --markdown`; the tables in src/kernels are "
@@ -60,7 +60,7 @@ Json forms_json(const PlannedRow& row, bool reads) {
   return list;
 }
 
-// A row of a plan, and in how many layers it stands (0: before or behind them).
+// A row of a plan, and the number of layers that it runs in (0: before or behind the layers).
 struct ShownRow {
   const PlannedRow* row;
   std::string of_layers;
@@ -80,7 +80,7 @@ std::vector<ShownRow> shown_rows(const PassPlan& plan, const GptOssConfig& confi
   return shown;
 }
 
-// The time of the cheapest plan without a row; nothing where there is none.
+// The time of the cheapest plan without a row; nothing if there is no such plan.
 std::optional<double> us_without(const PlannedRow& row, int32_t tokens, const GptOss& model,
                                  const KernelChooser& kernels, DType kv_dtype) {
   KernelChoice choice = kernels.choice();
@@ -92,7 +92,7 @@ std::optional<double> us_without(const PlannedRow& row, int32_t tokens, const Gp
                                                   : std::nullopt;
 }
 
-// The chains of launches of one sequence, with what they would cost without each row.
+// The chains of rows for launches of one sequence, and the cost of each chain without each row.
 int print_plans(const KernelsFlags& o, const GptOss& model, const KernelChooser& kernels,
                 DType kv_dtype) {
   Json plans = Json::array();

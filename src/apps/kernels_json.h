@@ -1,4 +1,4 @@
-// The "kernels" object of every JSON result: step to the rows that ran it.
+// The "kernels" object of every JSON result: maps each step to the rows that ran it.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -9,7 +9,7 @@
 
 namespace moxie {
 
-/// {"qkv": "qkv_...", ...}; where a step ran several rows (prefill and decode), all by comma.
+/// {"qkv": "qkv_...", ...}; several rows of a step (prefill and decode) are separated by commas.
 inline nlohmann::ordered_json kernels_json(const std::vector<KernelChooser::Count>& counts) {
   auto kernels = nlohmann::ordered_json::object();
   for (const auto& count : counts) {

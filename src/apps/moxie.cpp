@@ -1,4 +1,4 @@
-// The one binary.
+// The `moxie` binary.
 #include "apps/cli.h"
 
 int main(int argc, char** argv) {

@@ -1,5 +1,5 @@
-// moxie plan: memory by part, whether it fits, and the speed the bytes allow, for streams of the
-// whole context and for what moxie serve would take; loads nothing.
+// moxie plan: memory by purpose, whether it fits, and the speed that the bytes allow, for streams
+// of the whole context and for moxie serve's defaults. Loads nothing.
 #include "engine/plan.h"
 
 #include <fmt/format.h>
@@ -18,7 +18,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// Memory and read bandwidth by the makers' data sheets; a measured figure where there is one.
+// Memory and read bandwidth by the makers' data sheets, or as measured.
 struct KnownGpu {
   const char* name;
   double memory_gb;       // 1e9 bytes
@@ -50,12 +50,12 @@ std::string squeezed(const std::string& text) {
   return out;
 }
 
-// What a plan is made for: this machine's CPU or GPU, or a GPU known by name.
+// The target of a plan: this machine's CPU or GPU, or a GPU known by name.
 struct Target {
   std::string name, source;
   DeviceKind kind = DeviceKind::kCpu;
   Features features = 0;
-  uint64_t available_bytes = 0;  // as plan_memory takes it
+  uint64_t available_bytes = 0;  // see plan_memory
   double read_gb_s = 0;
 };
 

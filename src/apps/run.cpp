@@ -20,7 +20,7 @@ struct RunFlags : ChatFlags {
 };
 
 // Ctrl-C once: the answer ends at the next token and the device is left clean. Twice: the process
-// ends as it always would.
+// ends at once.
 volatile std::sig_atomic_t g_interrupted = 0;
 void on_interrupt(int) { g_interrupted = 1; }
 bool go_on() { return g_interrupted == 0; }

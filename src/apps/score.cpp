@@ -1,4 +1,4 @@
-// moxie score: how likely a model finds given token ids; and its logits, for comparison.
+// moxie score: a model's likelihood of given token ids, and its logits for comparison.
 #include "apps/score.h"
 
 #include <fmt/format.h>
@@ -136,7 +136,7 @@ Result<std::vector<double>> score_ids(Engine& engine, const std::vector<int32_t>
   std::vector<double> nll;
   const int32_t chunk = engine.options().max_batch_tokens;
   const bool on_cpu = engine.device().kind() == DeviceKind::kCpu;
-  std::vector<float> block;  // a launch's logits, where they lie on another device
+  std::vector<float> block;  // a launch's logits, if they are on a GPU
   for (size_t at = 0; at < ids.size(); at += static_cast<size_t>(chunk)) {
     const size_t count = std::min(ids.size() - at, static_cast<size_t>(chunk));
     const Chunk part{guard.seq, std::span(ids).subspan(at, count), Logits::kAll};

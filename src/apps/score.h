@@ -1,4 +1,4 @@
-// What `moxie score` and its comparison of switches share.
+// Shared by `moxie score` and its comparison of switches.
 #pragma once
 
 #include <cstdint>
@@ -8,17 +8,17 @@
 
 namespace moxie {
 
-/// Negative log-likelihoods of ids[1..], and all logits if `logits` is given ([ids, vocab] behind
-/// what it holds). The engine's launches hold as many rows of logits as tokens.
+/// Negative log-likelihoods of ids[1..]. If `logits` is given, appends all logits, [ids, vocab], to
+/// it. The engine's launches must allow as many rows of logits as tokens.
 Result<std::vector<double>> score_ids(Engine& engine, const std::vector<int32_t>& ids,
                                       std::vector<float>* logits);
 
 /// log(sum(exp(row))).
 double log_sum_exp(const float* row, int32_t n);
 
-/// `moxie score --compare-switches`: what each switch that saves bytes costs in perplexity, and how
-/// far it moves the model's predictions. Without `lists` the model is asked a few questions, and
-/// scored on what it answers. Returns the exit code.
+/// `moxie score --compare-switches`: the cost in perplexity of each switch that saves bytes, and
+/// how far it moves the model's predictions. Without `lists` the model answers a few questions and
+/// is scored on its answers. Returns the exit code.
 int compare_switches(EngineOptions options, const std::vector<std::vector<int32_t>>& lists,
                      bool as_json);
 

@@ -1,4 +1,4 @@
-// Loads the model once a switch and compares every prediction with those of the model as it is.
+// Loads the model once for each switch and compares all predictions with the unchanged model's.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -14,10 +14,10 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// Logits of the model as it is are kept for all texts.
+// Logits of the unchanged model are kept for all texts.
 constexpr uint64_t kMaxLogitBytes = uint64_t{4} << 30;
 
-// A text and the first place whose prediction counts.
+// A text and the first position whose prediction counts.
 struct Text {
   std::vector<int32_t> ids;
   size_t first = 1;
@@ -38,7 +38,7 @@ constexpr const char* kQuestions[] = {
     "Reverse the word planet.",
 };
 
-// What the model answers, drawn at temperature 1: texts of the kind that it was made for.
+// The model's answers at temperature 1: texts of the kind that it was trained for.
 Result<std::vector<Text>> own_texts(Engine& engine) {
   const Tokenizer* tokenizer = engine.tokenizer();
   if (tokenizer == nullptr) {
@@ -68,7 +68,7 @@ struct Variant {
   std::string name;  // the switch as it is typed
   std::string EngineOptions::*field = nullptr;
   std::string value = {};
-  std::string kernel = {};  // forced, in place of the field
+  std::string kernel = {};  // a forced row, instead of the field
 
   void apply(EngineOptions& options) const {
     if (kernel.empty())
@@ -96,7 +96,7 @@ std::vector<Variant> variants(const EngineOptions& options, Engine& engine) {
     add("--kv-dtype", &EngineOptions::kv_dtype, dtype);
   }
   if ((engine.kernels().features() & kInt8Features) != 0) {
-    if (engine.config().hidden >= kLeastInt8Hidden)  // else they are as without the switch
+    if (engine.config().hidden >= kLeastInt8Hidden)  // else the switch changes nothing
       add("--activation", &EngineOptions::activation, "bf16");
     add("--activation", &EngineOptions::activation, "int8");
   }
@@ -123,7 +123,7 @@ double row_kl(const float* p, const float* q, int32_t vocab) {
   return sum;
 }
 
-// Scores all texts. An empty `base` is filled; else its logits are what is compared with.
+// Scores all texts. An empty `base` is filled; otherwise predictions are compared with its logits.
 Result<Loss> measure(Engine& engine, const std::vector<Text>& texts,
                      std::vector<std::vector<float>>* base) {
   const int32_t vocab = engine.config().vocab;
@@ -202,7 +202,7 @@ int compare_switches(EngineOptions options, const std::vector<std::vector<int32_
     variant.apply(changed);
     auto other = Engine::load(changed);
     if (!other && !variant.kernel.empty()) {
-      // A row says what of this model it does not take.
+      // The error names what the row does not support in this model.
       rows.push_back(Json{{"switch", variant.name}, {"not_run", other.error().message()}});
       if (!as_json) fmt::print("| {:<24} | not run: {} |\n", variant.name, other.error().message());
       continue;

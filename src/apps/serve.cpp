@@ -1,4 +1,4 @@
-// moxie serve: the HTTP server. The port is taken first, so that a taken one is known at once and
+// moxie serve: the HTTP server. It listens first, so that a port in use is reported at once and
 // probes are answered while the model loads on a thread of its own.
 #include <fmt/format.h>
 
@@ -162,7 +162,7 @@ Status ServeFlags::complete(const Flags& flags) {
   return {};
 }
 
-// Everything that lives while the server does, in the order of its making.
+// Everything that lives as long as the server, in order of construction.
 struct Running {
   std::unique_ptr<const Tokenizer> tokenizer;  // with --tokenizer
   std::unique_ptr<Engine> engine;
@@ -207,14 +207,14 @@ Result<ServedModel> load(const ServeFlags& o, App& app, Running* running) {
     if (stats.num_steps == std::exchange(last, stats.num_steps)) return;
     app.metrics().on_step(stats.last_step_tokens);
   };
-  // The first step comes with the first request, when all of this is in place.
+  // The first launch comes with the first request, when all of this is set.
   running->service = Service::create(e, options);
   model.service = running->service.get();
   model.loaded_at = unix_time();
   return model;
 }
 
-// After a signal: running streams end, then the server; a second signal ends all at once.
+// After a signal running streams finish, then the server ends. A second signal ends it at once.
 void stop_on_signal(HttpServer& server, App& app) {
   server.on_signal([&server, &app, asked = false]() mutable {
     if (std::exchange(asked, true)) {
@@ -261,7 +261,7 @@ int serve(ServeFlags& o, const Flags& flags) {
     });
   });
   server.run();
-  if (!loaded) std::_Exit(kExitDone);  // a load cannot be called off
+  if (!loaded) std::_Exit(kExitDone);  // a load cannot be cancelled
   loader.join();
   status.stop();
   if (running.service) running.service->stop();

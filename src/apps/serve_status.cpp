@@ -15,7 +15,7 @@ namespace moxie {
 namespace {
 
 constexpr double kEveryS = 5;
-constexpr double kIdleS = 0.1;  // between looks at whether a request runs
+constexpr double kIdleS = 0.1;  // between checks whether a request runs
 
 std::string chosen_rows(const Engine& engine) {
   return engine.options().kernels.empty()
@@ -25,8 +25,8 @@ std::string chosen_rows(const Engine& engine) {
 
 }  // namespace
 
-// A request that comes while a pass runs shares the machine with it for some milliseconds; the
-// measurement is then given up and made again later.
+// A request that comes during a measurement shares the machine with one pass for some milliseconds;
+// then the measurement is given up and repeated later.
 void ServeStatus::measure_while_idle(const Service& service, Device& device) {
   const auto is_busy = [&] {
     const ServiceStats now = service.stats();
@@ -37,7 +37,7 @@ void ServeStatus::measure_while_idle(const Service& service, Device& device) {
     const int64_t steps = service.stats().num_steps;
     Result<MachineLimits> limits = fail("not measured");
     if (device.kind() == DeviceKind::kCpu) {
-      // Threads of its own: those of the model may be wanted at any moment.
+      // Its own threads: the model may need its threads at any moment.
       const auto own = make_cpu_device(device.properties().num_units);
       limits = measure_machine(*own, {.read_passes = 3, .seconds_per_loop = 0, .gives_up = [&] {
                                         return stops_now() || is_busy();
@@ -127,7 +127,7 @@ void ServeStatus::start(App& app, HttpServer& server) {
         std::thread([=, this, &service = *model.service, &device = model.engine->device()] {
           try {
             measure_while_idle(service, device);
-          } catch (const std::exception& fault) {  // no memory, or no more threads
+          } catch (const std::exception& fault) {  // out of memory or threads
             say(fault);
           }
         });

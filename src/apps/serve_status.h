@@ -1,7 +1,8 @@
-// What `moxie serve` says on the terminal: a banner once, and a line every few seconds while busy.
+// The output of `moxie serve` on the terminal: a banner once, and a line every few seconds while
+// busy.
 //
-// All of it only reports: it chooses no row, checks nothing that another part guarantees, and says
-// "unknown" where it cannot know. Nothing here may end the process.
+// It only reports: it chooses no row, checks no guarantee of other code, and prints "unknown" for
+// what it cannot know. Nothing here may end the process.
 #pragma once
 
 #include <atomic>
@@ -22,10 +23,10 @@ class ServeStatus {
 
   /// At most 12 lines.
   void print_banner(const App& app, const HttpOptions& http, int32_t port) const;
-  /// From now on; `app` and `server` must outlive the server's run. Measures what the memory can
-  /// read on a thread of its own, at the first moment at which no request runs.
+  /// Begins to report. `app` and `server` must outlive the server's run. Measures the memory's read
+  /// rate on a separate thread, as soon as no request runs.
   void start(App& app, HttpServer& server);
-  /// Ends the measuring thread; before the model goes.
+  /// Ends the measuring thread. To be called before the model is destroyed.
   void stop();
 
  private:

@@ -1,5 +1,5 @@
-// The device that a command would use, without loading anything: what `moxie kernels` and `moxie
-// doctor` speak of.
+// The device that a command would use, found without loading anything: for `moxie kernels` and
+// `moxie doctor`.
 #pragma once
 
 #include <string>
@@ -13,8 +13,8 @@ struct ShownDevice {
   DeviceKind kind = DeviceKind::kCpu;
   Features features = 0;
   std::string name;             ///< of a GPU; empty: the CPU
-  std::string why_not;          ///< why auto passed over a GPU that is there
-  DeviceProperties properties;  ///< of the CPU the number of cores alone
+  std::string why_not;          ///< why auto did not take an existing GPU
+  DeviceProperties properties;  ///< for the CPU only the number of cores
 };
 
 /// `device` as --device takes it; auto means the first GPU if it can be used, else the CPU.

@@ -1,4 +1,4 @@
-// Which part of a start took how long.
+// Prints how long each stage of a start took.
 #include "apps/startup.h"
 
 #include <fmt/format.h>

@@ -7,7 +7,7 @@
 
 namespace moxie {
 
-/// Seconds by part, and read_bytes.
+/// Seconds of each stage, and read_bytes.
 nlohmann::ordered_json startup_json(const StartupTimeline& timeline);
 /// One line to stderr.
 void print_startup(const StartupTimeline& timeline);

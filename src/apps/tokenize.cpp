@@ -24,7 +24,7 @@ struct TokenizeFlags {
   SpecialMode mode() const { return special == "all" ? SpecialMode::kAll : SpecialMode::kNone; }
 };
 
-// Bytes that are not UTF-8 become U+FFFD: JSON has no other way.
+// Bytes that are not UTF-8 become U+FFFD: JSON cannot hold them.
 std::string dump(const Json& value) {
   return value.dump(-1, ' ', false, Json::error_handler_t::replace);
 }

@@ -1,4 +1,4 @@
-// moxie-write-checkpoint: a checkpoint of a model's true shapes with random weights, as files.
+// moxie-write-checkpoint: writes a checkpoint with a model's true shapes and random weights.
 #include "model/write_checkpoint.h"
 
 #include <fmt/format.h>
