@@ -1,4 +1,4 @@
-// What `--model` can mean, and the local Hugging Face cache.
+// Resolves `--model`, also in the local Hugging Face cache.
 #include "model/checkpoint.h"
 
 #include <fmt/format.h>

@@ -10,7 +10,7 @@
 namespace moxie {
 namespace {
 
-// What the name "...-00002-of-00003.gguf" says.
+// The numbers in a name like "...-00002-of-00003.gguf".
 struct SplitName {
   std::string stem;
   int number = 0, count = 0;
@@ -130,7 +130,7 @@ Result<GptOssConfig> config_of(const GgufFile& file, const std::string& architec
   return config;
 }
 
-// Opens the other parts of a split model; what is missing or does not belong is a fault.
+// Opens the other files of a split model; missing files and files that do not belong are faults.
 void add_parts(const SplitName& name, const GgufFile& first, std::vector<TensorFile>* files,
                FaultList* faults) {
   int64_t num_tensors = static_cast<int64_t>(first.contents.tensors.size());
@@ -193,7 +193,7 @@ CheckpointResult open_gguf_checkpoint(const std::string& path) {
     faults.add({path, "split.count", std::to_string(count),
                 "a name that ends in -00001-of-0000N.gguf, so that the other parts are found"});
   }
-  // The tokenizer's strings are read when they are asked for; the views point into the mapping.
+  // The tokenizer's strings are read on request; the views point into the mapping.
   files[0] = std::move(file.contents);
   file.contents = TensorFile{.file = files[0].file};
   auto tokenizer = [file = std::move(file)]() -> Result<Checkpoint::TokenizerSource> {

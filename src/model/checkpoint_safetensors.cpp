@@ -36,7 +36,7 @@ bool has_original_name(const TensorFile& file) {
   });
 }
 
-// Opens a file of tensors; one that cannot be opened is a fault and an empty file.
+// Opens a file of tensors. If it cannot be opened, adds a fault and returns an empty file.
 void add_file(const fs::path& path, std::vector<TensorFile>* files, FaultList* faults) {
   Result<std::shared_ptr<const MappedFile>> file = MappedFile::open(path.string());
   if (file) {
@@ -49,7 +49,7 @@ void add_file(const fs::path& path, std::vector<TensorFile>* files, FaultList* f
   }
 }
 
-// Names in an index are file names beside it, never paths that lead elsewhere.
+// Names in an index must be file names in its folder, not paths that lead elsewhere.
 bool is_plain_name(const std::string& name) {
   return !name.empty() && name != "." && name != ".." && name.find('/') == std::string::npos &&
          name.find('\0') == std::string::npos;
@@ -83,7 +83,7 @@ void read_index(const fs::path& index_path, std::vector<TensorFile>* files, Faul
     add_file(index_path.parent_path() / shard, files, faults);
     const TensorFile& file = files->back();
     if (faults->all().size() > num_faults || (file.tensors.empty() && !file.faults.empty()))
-      continue;  // said once for the whole shard
+      continue;  // reported once for the whole shard
     std::vector<std::string> held;
     for (const FileTensor& tensor : file.tensors) held.push_back(tensor.name);
     std::sort(held.begin(), held.end());
@@ -113,7 +113,7 @@ CheckpointResult finish(std::string path, const std::string& config_path,
       std::move(*config), config_path, std::move(files), std::move(faults), std::move(tokenizer)));
 }
 
-// `original/` holds no tokenizer: the folder above does.
+// `original/` has no tokenizer: it is in the folder above.
 std::string tokenizer_path(const fs::path& folder) {
   const fs::path here = folder / "tokenizer.json";
   const fs::path above = fs::absolute(folder).lexically_normal().parent_path() / "tokenizer.json";

@@ -130,7 +130,7 @@ void read_activation(FieldReader& fields, GptOssConfig* config) {
     fields.fault(kActivationField, '"' + text + '"', kActivationChoices);
 }
 
-// Even layers slide, unless the file says otherwise.
+// Even layers have a sliding window, unless the file says otherwise.
 void default_layer_types(GptOssConfig* config) {
   const int32_t num_layers = config->num_layers;
   if (!config->is_window.empty() || num_layers <= 0 || num_layers > 4096) return;
@@ -305,7 +305,7 @@ std::string config_json(const GptOssConfig& config) {
                           {"beta_fast", config.rope_beta_fast},
                           {"beta_slow", config.rope_beta_slow},
                           {"truncate", config.rope_truncate}};
-  // Through text, so that 1e-5f is not written as 9.999999747378752e-06.
+  // Converted through text, so that 1e-5f is not written as 9.999999747378752e-06.
   const auto short_number = [](float value) { return std::stod(fmt::format("{}", value)); };
   json["rms_norm_eps"] = short_number(config.rms_eps);
   json["swiglu_limit"] = short_number(config.swiglu_limit);
@@ -333,7 +333,7 @@ YarnFrequencies yarn_frequencies(const GptOssConfig& config) {
     low = std::floor(low);
     high = std::ceil(high);
   }
-  // As the reference libraries do: inside the dimensions, and never a division by zero.
+  // As in the reference libraries: clamped to the dimensions, without a division by zero.
   low = std::max(low, 0.0);
   high = std::min(high, static_cast<double>(config.head_dim - 1));
   if (low == high) high += 0.001;

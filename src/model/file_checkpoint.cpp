@@ -1,4 +1,4 @@
-// What all checkpoints in files share.
+// Functions that all checkpoints in files share.
 #include "model/file_checkpoint.h"
 
 #include <fmt/format.h>
@@ -36,7 +36,7 @@ FileCheckpoint::FileCheckpoint(FileFormat format, std::string path, GptOssConfig
   for (const TensorFile& file : stored_.files)
     for (const Fault& fault : file.faults.all()) faults_.add(fault);
   const bool is_sound = add_config_faults(config_, config_where, &faults_);
-  // Shapes that follow from an absurd configuration say nothing about the tensors.
+  // Shapes computed from an absurd configuration cannot be compared with the tensors.
   if (is_sound) find_weights(config_, format, &stored_, &faults_);
 }
 

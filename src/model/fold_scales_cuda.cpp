@@ -7,8 +7,8 @@
 namespace moxie {
 namespace {
 
-// Blocks whose scale does not fold exactly: of an expert at most one in so many. What they lose is
-// 2^-17 of their row's greatest weights. Where most are like that, the greatest is an outlier.
+// At most one in this many blocks of an expert may have a scale that does not fold exactly. Such a
+// block loses 2^-17 of its row's greatest weights. If most blocks do, the greatest is an outlier.
 constexpr uint32_t kLeastOfCut = 2;
 
 struct Matrix {

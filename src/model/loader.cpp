@@ -1,4 +1,4 @@
-// Packs stored tensors into the CPU's layout, batch by batch, letting go of input pages behind it.
+// Packs stored tensors into the CPU's layout, batch by batch, and releases input pages it has read.
 #include "model/loader.h"
 
 #include <fmt/format.h>
@@ -17,7 +17,7 @@
 namespace moxie {
 namespace {
 
-// Input pages resident at once: a small share of the model, within limits of usefulness.
+// Input pages resident at once: a small share of the model, within useful limits.
 constexpr int64_t kMinBatchBytes = int64_t{1} << 20, kMaxBatchBytes = int64_t{64} << 20;
 constexpr uint64_t kAlignment = 256;
 
@@ -84,8 +84,8 @@ class Loader {
   Status status() const { return damage_status(faults_); }
 
  private:
-  // Reads a vector, or one per expert, to F32. Places are ours to write: ModelWeights shows them as
-  // const.
+  // Reads a vector, or one per expert, to F32. The places are written through a const_cast, since
+  // ModelWeights has them const.
   static void load(const float* place, const Weight& weight, const std::vector<StoredPart>& parts) {
     if (weight.is_null()) return;
     auto* out = const_cast<float*>(place);
@@ -146,7 +146,7 @@ class Loader {
     const MatrixJob job{.target = target, .is_gate_up = weight.is_gate_up(), .parts = parts};
     const int64_t num_tiles = target.num_tiles();
     int64_t batch = std::max<int64_t>(2, batch_bytes_ / target.tile_bytes() / 2 * 2);
-    // A transposed expert is let go whole, so it is packed whole.
+    // A transposed expert's input pages are released together, so the expert is packed as a whole.
     if (job.parts[0].rows.transposed) batch = round_up(batch, num_tiles);
     const int64_t total = target.num_experts * num_tiles;
     for (int64_t begin = 0; begin < total; begin += batch) {
@@ -255,8 +255,8 @@ class Layout {
   uint64_t used_ = 0;
 };
 
-// Threads go through equal shares of a matrix, or of each expert of it, in order: what a node's
-// threads will read is to lie on that node. Borders are those of huge pages, so that none is lost.
+// Threads go through equal shares of a matrix, or of each of its experts, in order. The share of a
+// node's threads is placed on that node. Borders are at huge pages, so that none is split.
 Status place_on_nodes(const PackedMatrix& matrix, const ThreadPool& pool, const Buffer& memory) {
   constexpr int64_t kHugePage = int64_t{2} << 20;
   const auto address = [](const std::byte* at) { return reinterpret_cast<int64_t>(at); };
@@ -282,7 +282,7 @@ Status place_on_nodes(const PackedMatrix& matrix, const ThreadPool& pool, const 
 
 Status place_on_nodes(const GptOssConfig& config, const ModelWeights& weights,
                       const ThreadPool& pool, const Buffer& memory) {
-  // Each part is a mapping of its own to the kernel, which allows a process some 65,000.
+  // To the kernel each range is a separate mapping; a process may have some 65,000.
   constexpr int64_t kMostParts = 40'000;
   std::vector<PackedMatrix> matrices;
   int64_t num_parts = 0;

@@ -1,4 +1,4 @@
-// Runs the pieces of a checkpoint, and reports what was damaged.
+// Loads the pieces of a checkpoint, and reports damage.
 #include "model/loader_cuda.h"
 
 #include <algorithm>
@@ -9,8 +9,8 @@
 namespace moxie {
 namespace {
 
-// What no piece fills: weights that the model lacks, and vectors with gate_up rows beyond the
-// model's, which have no bias in the files.
+// Zeros memory that no piece fills: weights that the model lacks, and the biases of padding rows of
+// gate_up.
 Status clear_unfilled(const GptOssConfig& config, const ModelWeights& weights, Device& device,
                       Stream& stream) {
   Status status;

@@ -1,4 +1,4 @@
-// Cuts a checkpoint into pieces, reads them, and finds the names of what is damaged.
+// Cuts a checkpoint into pieces, reads them, and names damaged tensors.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -79,7 +79,7 @@ class PieceCutter {
     }
   }
 
-  // Cuts [0, num_tiles) so that each cut is a multiple of `grain` and about a piece, evenly.
+  // Cuts [0, num_tiles) evenly into runs of about a piece, at multiples of `grain`.
   template <typename Make>
   void cut_tiles(int32_t num_tiles, int32_t grain, uint64_t tile_bytes, bool is_whole,
                  Make&& make) {
@@ -123,7 +123,7 @@ class PieceCutter {
 
   void gate_up(const PackedMatrix& target, int32_t expert, const StoredPart& gate,
                const StoredPart& up) {
-    // Rows in turn lie in one range; transposed ones share their matrix too.
+    // Interleaved rows are in one range; transposed parts also share one matrix.
     const bool is_shared =
         gate.rows.data == up.rows.data && (gate.step == 2 || gate.rows.transposed);
     const uint64_t pair_bytes = is_shared ? row_bytes(gate) : row_bytes(gate) + row_bytes(up);
@@ -220,8 +220,8 @@ class PieceCutter {
   std::vector<LoadPiece> pieces_;
 };
 
-// Whether the row is the part's and damaged, for a fault's text: damage is rare, so the file is
-// read once more.
+// Whether the row belongs to the part and is damaged, for a fault's text. Damage is rare, so this
+// reads the file again.
 bool holds_nan(const StoredPart& part, int32_t expert, int64_t row) {
   const StoredRows rows = part.expert(expert);
   const bool is_split = rows.kind == StoredRows::Kind::kMxfp4Split;

@@ -1,6 +1,6 @@
 // The pipeline of a load to a GPU. Each thread has two slots of pinned memory and of the device's:
 // while the copy engine and a repack kernel work on one, the thread reads the next piece into the
-// other. One stream copies, one repacks; the file's bytes never wait for each other.
+// other. One stream copies, another repacks, so that copies and repacks overlap.
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -17,13 +17,12 @@
 namespace moxie {
 namespace {
 
-// Page cache to pinned memory goes at 4 to 7 GB/s a thread, the copy at 55 GB/s; each reader more
-// costs pinned memory, and pinning it takes time.
+// A thread reads from the page cache to pinned memory at 4 to 7 GB/s; the copy takes 55 GB/s. Each
+// further reader needs pinned memory, and pinning takes time.
 constexpr int kMaxReaders = 10;
 constexpr uint64_t kMaxPinnedBytes = uint64_t{512} << 20;  // with pieces larger than usual
 
-// Events with times cost the copy engine microseconds: one piece in so many has them, and stands
-// for the others.
+// Timed events cost the copy engine microseconds: one piece in this many has them, as a sample.
 constexpr size_t kTimedOneIn = 16;
 
 // Pinned memory on huge pages where the system grants them: pinning those takes a third of the time
@@ -71,7 +70,7 @@ struct Slot {
   bool is_busy = false, has_repack = false;
 };
 
-// Around the copies and repacks of some pieces, read when all is done.
+// Events around the copies and repacks of some pieces, read at the end.
 struct TimedPiece {
   cudaEvent_t events[4] = {};  // copy begins, ends, repacking begins, ends
   uint64_t bytes = 0;
@@ -130,7 +129,7 @@ class Pipeline {
     for (int r = 1; r < num_readers_; ++r) threads.emplace_back([this, r] { read_pieces(r); });
     read_pieces(0);
     for (std::thread& thread : threads) thread.join();
-    // Both, whatever happened: memory is given back behind this.
+    // Both streams, also after a fault: the memory is freed after this.
     const Status copied = copy_->synchronize(), repacked = repack_->synchronize();
     if (!error_) return error_;
     return copied ? repacked : copied;
@@ -192,8 +191,8 @@ class Pipeline {
     return cuda_check(cudaEventSynchronize(last), "loading weights");
   }
 
-  // The time that `bytes` take at the median rate of the timed pieces between two events: of those
-  // of a good size, since a small piece's time is mostly a launch's.
+  // The time that `bytes` take at the median rate, between two events, of the larger timed pieces:
+  // a small piece's time is mostly the launch's.
   double seconds_for(uint64_t bytes, int begin, int end, bool needs_repack) const {
     uint64_t largest = 0;
     for (const TimedPiece& piece : timed_)
@@ -266,7 +265,7 @@ class Pipeline {
   std::vector<TimedPiece> timed_;
   std::atomic<size_t> next_ = 0;
   std::atomic<bool> stop_ = false;
-  std::mutex mutex_;  ///< what follows, and the order of submissions
+  std::mutex mutex_;  ///< guards the members below and the order of submissions
   Status error_;
   double read_s_ = 0;
 };

@@ -1,4 +1,4 @@
-// For builds without CUDA: nothing gives out a stream to call these with.
+// For builds without CUDA: there is no stream to call these with.
 #include "model/fold_scales_cuda.h"
 #include "model/synthetic_cuda.h"
 

@@ -70,7 +70,7 @@ __device__ void load_values(const StoredRows& rows, int64_t row, int32_t col, fl
   }
 }
 
-// What is alike in source and target is copied bit by bit; everything else goes through F32.
+// If source and target formats are the same, bits are copied; otherwise values go through F32.
 template <DType kFormat>
 __device__ void fill_part(const MatrixRepack& repack, LaneUnit& unit, int p, int32_t tile,
                           int32_t col, int lane) {
@@ -145,7 +145,7 @@ __global__ void __launch_bounds__(256)
                    int64_t{element} * repack.step);
 }
 
-// A thread a group of eight columns.
+// One thread for each group of eight columns.
 __global__ void __launch_bounds__(256)
     repack_table_kernel(const __grid_constant__ TableRepack repack) {
   const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;

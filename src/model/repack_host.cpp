@@ -18,8 +18,8 @@ void rows_of(const MatrixRepack& repack, int32_t tile, int32_t source, int64_t r
   }
 }
 
-// Gate and up lie in two sources while a tile is packed from one: their tiles, each with the other
-// half as padding, are laid over each other. Padding is zeros, or 127 for E8M0 scales.
+// Gate and up are two sources, but a tile is packed from one: each source is packed with the other
+// half as padding, and the two tiles are merged. Padding is zeros, or 127 for E8M0 scales.
 void merge_tile(const PackedMatrix& up, int32_t tile, const PackedMatrix& expert) {
   auto* out = const_cast<std::byte*>(expert.data);
   const int64_t first_unit = int64_t{tile} * expert.num_units();

@@ -42,7 +42,7 @@ class WeightFinder {
       : format_(format), stored_(stored), faults_(faults) {
     bool is_whole = !stored->files.empty();
     for (const TensorFile& file : stored->files) {
-      // A file without a readable header hides its tensors: they are not missing besides.
+      // A file with an unreadable header hides its tensors, so they are not reported as missing.
       is_whole = is_whole && !(file.tensors.empty() && !file.faults.empty());
       for (const FileTensor& tensor : file.tensors) add(file, tensor);
     }
@@ -120,7 +120,7 @@ class WeightFinder {
       return nullptr;
     }
     const FileTensor& tensor = *found->tensor;
-    if (!tensor.is_readable) return nullptr;  // the reader has said why
+    if (!tensor.is_readable) return nullptr;  // the reader has reported why
     bool is_right = true;
     const auto wrong = [&](const std::string& what, const std::string& expected) {
       is_right = false;
@@ -214,7 +214,7 @@ class WeightFinder {
   std::string where_;
   std::unordered_map<std::string, Place> places_;
   std::unordered_set<std::string> reported_;  // a tensor may hold several parts
-  std::string weight_;                        // the one that is looked for
+  std::string weight_;                        // the weight being looked up
 };
 
 const std::vector<StoredPart> kNoParts;

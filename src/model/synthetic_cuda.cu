@@ -21,7 +21,7 @@ struct RandomParams {
   uint8_t mxfp4_scale = 0;  // kMXFP4
 };
 
-// The row of the CPU's packed matrix that holds what our packed row holds.
+// The row of the CPU's packed matrix that corresponds to a packed row here.
 __device__ int32_t cpu_row(const RandomParams& params, int32_t packed) {
   if (params.order == PackedRowOrder::kQkv) return fragment_qkv_row(packed, params.head_dim);
   if (params.order == PackedRowOrder::kGateUp)

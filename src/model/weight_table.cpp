@@ -1,4 +1,4 @@
-// The table, and what follows from an entry and a configuration.
+// The table, and the functions of an entry and a configuration.
 #include "model/weight_table.h"
 
 namespace moxie {

@@ -25,7 +25,7 @@ namespace {
 namespace fs = std::filesystem;
 constexpr uint64_t kPieceBytes = uint64_t{4} << 20;
 
-// What a tensor's 8-byte words are.
+// The values of a tensor's 8-byte words.
 struct Words {
   enum class Kind : uint8_t { kConstant, kBf16, kCodes, kScales };
   Kind kind = Kind::kConstant;
@@ -241,7 +241,7 @@ Status write_checkpoint(const GptOssConfig& config, const std::string& folder,
     status = writer.write(shard, (root / shard.name).string());
     if (!status) break;
   }
-  // The index last: without it, nobody takes the folder for a checkpoint.
+  // The index is written last: without it the folder is not a checkpoint.
   if (status) status = write_text(root / "config.json", config_json(config));
   if (status) status = write_text(root / "model.safetensors.index.json", index_of(shards, total));
   if (status) return {};

@@ -1,4 +1,4 @@
-// How far one set of logits is from another.
+// The distance between two sets of logits.
 #pragma once
 
 #include <algorithm>
