@@ -96,7 +96,7 @@ Status prefer_node(const std::byte* begin, const std::byte* end, int node) {
   constexpr int kWordBits = 8 * sizeof(unsigned long);
   std::array<unsigned long, kMostNodes / kWordBits> mask{};
   mask[static_cast<size_t>(node / kWordBits)] = 1ul << (node % kWordBits);
-  // The kernel takes one bit less than it is told.
+  // The kernel reads one bit less than the number passed.
   if (syscall(SYS_mbind, first, last - first, MPOL_PREFERRED, mask.data(), kMostNodes + 1ul, 0) !=
       0)
     return fail(std::string("mbind: ") + std::strerror(errno), "NUMA node " + std::to_string(node),

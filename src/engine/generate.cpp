@@ -1,4 +1,4 @@
-// One answer: a single request with a scheduler of its own.
+// One answer: a request that has a scheduler to itself.
 #include <algorithm>
 
 #include "core/clock.h"

@@ -5,7 +5,7 @@
 
 namespace moxie {
 
-// In the loop run launches with one token a request, each drawn from without the host's help.
+// The loop runs launches with one token a request whose draws need nothing from the host.
 InLoop Scheduler::place_in_loop(const StepPlan& plan) const {
   if (std::cmp_greater(plan.rows.size(), options_.max_loop_streams)) return InLoop::kNo;
   for (const StepPlan::Row& row : plan.rows) {

@@ -119,7 +119,7 @@ ApiStatus BlockReader::read_result(const Json& block, const std::string& param) 
 
 ApiStatus BlockReader::read_assistant_block(const Json& block, const std::string& type,
                                             bool has_calls, const std::string& param) {
-  if (type == "redacted_thinking") return {};  // nobody can read it
+  if (type == "redacted_thinking") return {};  // encrypted
   if (type == "thinking" || type == "text") {
     auto text = required_string(block, type == "text" ? "text" : "thinking", param);
     if (!text) return tl::unexpected(text.error());

@@ -145,7 +145,7 @@ class FakeRunner : public StepRunner {
     return {};
   }
   int32_t loop_stride() const { return limits_.max_model_len / kv_->shape().page_tokens + 1; }
-  // What a device does by itself, and the pages that begin.
+  // What a device does on its own; takes over the new pages.
   void go_on(const HostArrays& next) {
     CHECK(next.positions.size() == loop_.positions.size() && next.table_stride == 1);
     const int32_t page_tokens = kv_->shape().page_tokens;
