@@ -50,9 +50,8 @@ struct AnswerConstraint::Impl {
   std::vector<std::string> tool_names;
   std::vector<GrammarPtr> arguments;  // by tool
   GrammarPtr response;
-  bool may_answer = true;  // the final channel
-  bool must_arrive =
-      false;  // an answer or call must come, after one reasoning and preamble at most
+  bool may_answer = true;    // the final channel
+  bool must_arrive = false;  // at most one reasoning and preamble before answer or call
 
   Phase phase = Phase::kHeader;
   HeaderState header;

@@ -248,7 +248,7 @@ class Parser {
     return CharSet{{c, c}};
   }
 
-  /// `width` digits, or for 6 up to that many.
+  /// `width` digits; if `width` is 6, one to six digits.
   Result<CharSet> hex(int width) {
     uint32_t value = 0;
     int num = 0;

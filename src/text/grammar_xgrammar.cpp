@@ -97,7 +97,7 @@ class XgrammarEngine : public GrammarEngine {
   static constexpr size_t kMaxTables = 32;
   std::shared_ptr<const Vocabulary> vocabulary_;
   xgrammar::GrammarCompiler compiler_;
-  std::mutex mutex_;  // guards what follows
+  std::mutex mutex_;  // guards the members below
   std::vector<std::pair<CharSet, std::shared_ptr<const StringTable>>> tables_;
 };
 
