@@ -30,12 +30,14 @@ const char* device_word(DeviceKind kind) { return kind == DeviceKind::kCpu ? "cp
 void print_markdown() {
   fmt::print(
       "# Kernels\n\nWritten by `moxie kernels --markdown`; the tables in src/kernels are "
-      "the source.\n\n| step | row | device | needs | supports | limits | ran on |\n"
-      "|---|---|---|---|---|---|---|\n");
+      "the source.\n\n*Invariant*: a token's result does not depend on the batch "
+      "(`--batch-invariant on`).\n\n"
+      "| step | row | device | needs | supports | limits | invariant | ran on |\n"
+      "|---|---|---|---|---|---|---|---|\n");
   for (const RowInfo& row : all_rows()) {
-    fmt::print("| {} | `{}` | {} | {} | {} | {} | {} |\n", row.op().name, row.name,
+    fmt::print("| {} | `{}` | {} | {} | {} | {} | {} | {} |\n", row.op().name, row.name,
                device_word(row.device), feature_names(row.needs), row.supports, row.limits,
-               row.ran_on);
+               row.is_batch_invariant ? "yes" : "no", row.ran_on);
   }
 }
 
@@ -177,6 +179,7 @@ int run(KernelsFlags& o) {
                       {"needs", feature_names(v.row.needs)},
                       {"supports", v.row.supports},
                       {"limits", v.row.limits},
+                      {"batch_invariant", v.row.is_batch_invariant},
                       {"ran_on", v.row.ran_on},
                       {"chosen", v.chosen},
                       {"reason", v.reason}});
