@@ -35,8 +35,8 @@ enum Feature : Features {
 Features cpu_features();
 
 /// Whether this CPU's cores get most of the memory's bandwidth by reading in the order of
-/// addresses: AMD's, as a Zen 4 does. Others get it over several streams side by side, as a
-/// Sapphire Rapids.
+/// addresses: so on AMD's (measured on a Zen 4). Others, such as a Sapphire Rapids, get it with
+/// several streams side by side.
 bool reads_in_order();
 
 /// Features of a CUDA device of this compute capability (90, 100, 103, 120, 121).

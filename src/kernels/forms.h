@@ -1,8 +1,8 @@
 // The forms in which steps hand values over at the borders between them.
 //
-// A value has one form at a border. A row says which forms it takes and leaves (RowForms); the plan
-// of a pass (kernels/plan.h) chooses one for each border, so that no row needs to know which rows
-// stand beside it.
+// A value has one form at a border. A row declares the forms that it takes and leaves (RowForms).
+// The plan of a pass (kernels/plan.h) chooses one for each border, so that no row needs to know its
+// neighbours.
 #pragma once
 
 #include <cstdint>
@@ -10,23 +10,22 @@
 
 namespace moxie {
 
-/// The residual stream. kF32: a float a value. kF32Pair, on CUDA: two floats whose sum it is, to
-/// which many blocks can add in any order (kernels/residual.cuh).
+/// The residual stream. kF32: one float a value. kF32Pair, on CUDA: the value is the sum of two
+/// floats, to which many blocks can add in any order (kernels/residual.cuh).
 enum class XForm : uint8_t { kF32, kF32Pair };
-/// Queries, from qkv to attend. kBf16Staged: BF16, already in the unit of the logits
-/// (AttendParams::q_factor).
+/// Queries, from qkv to attend. kBf16Staged: BF16, already times AttendParams::q_factor.
 enum class QForm : uint8_t { kF32, kBf16Staged };
 /// Attention's outputs, from attend to out. kBf16Staged: BF16 as gemm/staged.cuh stages it.
 enum class AForm : uint8_t { kF32, kBf16Staged };
-/// What out leaves for the route step. kNothing, or kSums: the router's products with the outputs
-/// that it made, the sums of their squares, and the experts' activations (RouteFold).
+/// What out leaves for the route step: nothing, or (kSums) the router's products with out's
+/// outputs, the sums of their squares, and the experts' activations (RouteFold).
 enum class RouterForm : uint8_t { kNothing, kSums };
 /// The experts' input, from route to experts. kF32: normed; kAbsent: experts norms x itself.
 enum class TForm : uint8_t { kF32, kAbsent };
-/// How the kernels of a chain share an SM's memory, CUDA. kShared: all of it is shared memory, for
-/// kernels that bring weights there. kL1: more than half is L1, for kernels that load weights
-/// straight to registers (gemv/held_units.cuh). Kernels that differ cannot run side by side, so
-/// every row passes it on as it is.
+/// How the kernels of a chain divide an SM's memory, CUDA. kShared: all of it is shared memory, for
+/// kernels that copy weights there. kL1: more than half is L1, for kernels that load weights
+/// straight to registers (gemv/held_units.cuh). Kernels that differ in this cannot run side by
+/// side, so every row passes the form on unchanged.
 enum class L1Form : uint8_t { kShared, kL1 };
 
 inline constexpr const char* kXFormNames[] = {"f32", "f32_pair"};
@@ -36,7 +35,7 @@ inline constexpr const char* kRouterFormNames[] = {"nothing", "sums"};
 inline constexpr const char* kTFormNames[] = {"f32", "absent"};
 inline constexpr const char* kL1FormNames[] = {"shared", "l1"};
 
-/// Some of the forms of a value, each of which has two.
+/// A set of forms of one value. Each value has two forms.
 template <typename Form>
 class FormSet {
  public:
@@ -44,14 +43,14 @@ class FormSet {
     for (const Form form : forms) bits_ |= 1u << static_cast<unsigned>(form);
   }
   constexpr bool has(Form form) const { return (bits_ >> static_cast<unsigned>(form) & 1u) != 0; }
-  /// The first of them.
+  /// The first form of the set.
   constexpr Form first() const { return has(Form{0}) ? Form{0} : Form{1}; }
 
  private:
   unsigned bits_ = 0;
 };
 
-/// One form of each value: those of the values that a layer's steps hand over.
+/// One form for each value that a layer's steps hand over.
 struct Forms {
   XForm x = XForm::kF32;
   QForm q = QForm::kF32;
@@ -62,7 +61,7 @@ struct Forms {
   friend bool operator==(const Forms&, const Forms&) = default;
 };
 
-/// The forms that a row takes and leaves, of the values that its steps read and write.
+/// The forms that a row takes and leaves, for the values that its steps read and write.
 struct RowForms {
   FormSet<XForm> x{XForm::kF32};
   FormSet<QForm> q{QForm::kF32};

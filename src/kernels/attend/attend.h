@@ -20,19 +20,19 @@ struct AttendParams {
   const float* q = nullptr;      // [tokens, heads, head_dim]
   KvLayer kv;                    // this launch's tokens are already in it
   const float* sinks = nullptr;  // [heads]; null: no sinks (a test switch)
-  float* a = nullptr;  // [tokens, heads, head_dim], written; staged: of the tokens rounded up to 8
+  float* a = nullptr;  // [tokens, heads, head_dim], written; staged: tokens rounded up to 8
   Forms forms;         // of q, read, and of a
 
-  /// Staged queries are in the unit that makes weights powers of two.
+  /// Staged queries have the factor with which a weight is 2^logit.
   float q_factor() const { return scale * kLog2E; }
   static constexpr float kLog2E = 1.4426950408889634f;
 };
 
-/// From so many tokens on staged outputs take no more memory than F32 ones.
+/// From this many tokens on, staged outputs take no more memory than F32 outputs.
 inline constexpr int32_t kLeastStagedTokens = 8;
 
-/// Heads times head size from which attention on the CPU may round to BF16 unasked: queries and
-/// weights of prompts, and a small cache. Rounding shows the most in narrower models.
+/// The least heads times head size at which attention on the CPU may round to BF16 unasked: queries
+/// and weights of prompts, and a small cache. Rounding shows most in narrower models.
 inline constexpr int64_t kLeastBf16AttendWidth = 2048;
 
 template <>

@@ -1,24 +1,24 @@
-// The attend tile with BF16 products, written once over the instruction that multiplies. Include it
-// only in attend_any_bf16_flash_<variant>.cpp; needs AVX-512 F, BW, DQ, VL and BF16. All lies in an
-// anonymous namespace, for the reason that gemv/lanes.h gives.
+// The attend tile with BF16 products, written once over the instruction that multiplies. Include
+// this file only in attend_any_bf16_flash_<variant>.cpp; it needs AVX-512 F, BW, DQ, VL and BF16.
+// All its code is in an anonymous namespace, for the reason that gemv/lanes.h gives.
 //
-// Queries are rounded to BF16 once a segment and weights once a chunk of 64 keys; BF16 and F8E4M3
-// caches are exact in it. Sums are F32. The denominator sums the rounded weights: they then add up
-// to exactly one, so that rounding moves a result by the spread of the values only, and one product
-// with ones adds 32 of them.
+// Queries are rounded to BF16 once a segment, weights once a chunk of 64 keys; values of BF16 and
+// F8E4M3 caches are exact in BF16. Sums are F32. The denominator sums the rounded weights. So the
+// normalised weights add up to exactly one, and rounding moves a result only by the spread of the
+// values. One product with ones adds 32 weights.
 //
-// A group of 16 rows is a block of a product, and so are 32 dimensions or 32 keys: matrices on the
-// left have blocks of 16 rows x 32 BF16, those on the right 16 pairs x 16 columns x 2 (1 KiB each).
+// A product works on blocks: 16 rows, and 32 dimensions or 32 keys. A left matrix has blocks of 16
+// rows x 32 BF16, a right matrix blocks of 16 pairs x 16 columns x 2 (1 KiB each).
 //
-// As in attend_tile_body.h a row's result depends on its own position and keys only: chunks are cut
-// at multiples of 64 positions, what a row does not see adds exact zeros, and halves of a chunk
-// that no row of the tile sees are left out.
+// As in attend_tile_body.h, a row's result depends on its own position and keys only: chunks are
+// cut at multiples of 64 positions, keys that a row does not see add exact zeros, and halves of a
+// chunk that no row of the tile sees are skipped.
 //
 // `Product` has begin() and end() around a segment, and
 //   multiply(a, b, num_steps, num_cols, adds, num_rows, sums, stride):
-// sums[16, num_cols * 16] (rows `stride` floats apart) = or += a [num_steps] times
-// b [num_steps, num_cols], in order of the steps. num_cols is even; the first num_rows rows count,
-// the others may be written or not.
+// sums[16, num_cols * 16] (rows `stride` floats apart) = or += a [num_steps] times b [num_steps,
+// num_cols], added in the order of the blocks along num_steps. num_cols is even. Only the first
+// num_rows rows of sums are used; multiply may write the others.
 #pragma once
 
 #include "kernels/attend/attend_tile_avx512.h"
@@ -39,14 +39,14 @@ struct AttendBf16Body {
     alignas(64) uint16_t q[kAttendMaxRows * kAttendMaxBf16HeadDim];  // [group, step] blocks
     alignas(64) uint16_t k[kChunkKeys * kAttendMaxBf16HeadDim];      // [32 dims, 16 keys] blocks
     alignas(64) uint16_t v[kChunkKeys * kAttendMaxBf16HeadDim];      // [32 keys, 16 dims] blocks
-    // Of two groups, row by row in turn: addresses whose low 12 bits agree belong to one of them,
-    // so that no load of a group waits for stores of the other.
+    // The rows of two groups alternate: addresses whose low 12 bits agree belong to one group, so
+    // that no load of one group waits for stores of the other.
     alignas(64) float scores[kGroupRows][2][kChunkKeys];
     alignas(64) uint16_t weights[kGroupRows * kChunkKeys] = {};    // [32 keys] blocks
     alignas(64) float last_o[kGroupRows * kAttendMaxBf16HeadDim];  // of a group that is not full
   };
 
-  // A chunk less the halves that no row of the tile sees.
+  // A chunk without the halves that no row of the tile sees.
   struct Chunk {
     int32_t first, num_halves;
     AttendChunkRows rows[2];
@@ -89,7 +89,7 @@ struct AttendBf16Body {
     }
   }
 
-  // 32 elements from `d` of a row of the cache.
+  // 32 elements of a cache row, from element `d`.
   template <AttendKvType kType>
   static __m512i load_cache(const unsigned char* row, int32_t d) {
     if (kType == AttendKvType::kBF16) return _mm512_loadu_si512(row + 2 * d);
@@ -100,7 +100,7 @@ struct AttendBf16Body {
     Flash::ask_for(row + (kType == AttendKvType::kBF16 ? 2 : 1) * d);
   }
 
-  // Pairs of dimensions x keys. This and load_values ask for what they will load of `next`.
+  // Pairs of dimensions x keys. load_keys and load_values prefetch what they will load of `next`.
   template <AttendKvType kType>
   static void load_keys(const AttendTile& tile, const Chunk& chunk, const Chunk& next,
                         uint16_t* out) {
@@ -161,12 +161,12 @@ struct AttendBf16Body {
     return _mm512_scalef_ps(p, x);
   }
 
-  // Logits may be this much above m before it rises: weights up to e^8 are as exact as those up to
-  // 1, and after the first chunk of a segment m hardly ever has to move.
+  // A logit may exceed m by this much before m rises: weights up to e^8 are as exact as weights up
+  // to 1, and after the first chunk of a segment m hardly ever has to rise.
   static constexpr float kSlack = 8;
 
-  // One row's logits of a chunk to rounded weights, of which keys [begin, end) are seen. `o` is the
-  // row's.
+  // Turns one row's logits of a chunk into rounded weights. The row sees keys [begin, end) of the
+  // chunk. `o` is the row's sum of values.
   template <int kHalves>
   static void soften(const AttendTile& tile, int32_t row, int32_t begin, int32_t end,
                      const float* scores, float* o, uint16_t* weights, const AttendPartial& out) {
@@ -234,7 +234,7 @@ struct AttendBf16Body {
                         2 * kHalves, false, left < kGroupRows ? left : kGroupRows,
                         memory.scores[0][group % 2], 2 * kChunkKeys);
     };
-    // Scores run one group ahead: where a unit of its own multiplies, it does so beside the
+    // Scores are computed one group ahead: a separate multiplying unit then works during the
     // softmax.
     score(0);
     for (int32_t group = 0; group < num_groups; ++group) {
@@ -273,12 +273,12 @@ struct AttendBf16Body {
     Product::begin();
     Chunk chunks[2];
     int32_t current = 0;
-    bool found = false;  // whether chunks[current] is that of `first`
+    bool found = false;  // whether chunks[current] is the chunk at `first`
     for (int32_t first = first_key; first < end_key; first += kChunkKeys) {
       Chunk& chunk = chunks[current];
       if (!found && !find_chunk(tile, first, chunk)) continue;
-      // What follows is asked for meanwhile, past the end of the segment too: the thread is likely
-      // to go on there.
+      // The next chunk is prefetched meanwhile, past the end of the segment too: the thread
+      // probably continues there.
       Chunk& after = chunks[1 - current];
       found = find_chunk(tile, first + kChunkKeys, after);
       const Chunk& next = found ? after : chunk;

@@ -1,6 +1,6 @@
-// Launches of attend with their caches, and the fixture that runs CUDA rows on them: against the
-// reference row on the CPU. As in attend_test.cpp, whatever no token may see (freed pages, free
-// pages, rows past the end) is NaN, so that one touch of it spoils the answer.
+// Launches of attend with their caches, and the fixture that compares CUDA rows with the reference
+// row on the CPU. As in attend_test.cpp, cache memory that no token may see (freed pages, free
+// pages, rows past the end) is NaN, so that one read of it spoils the answer.
 #pragma once
 
 #include <bit>
@@ -27,8 +27,8 @@ struct AttendCase {
   std::vector<Sequence> seqs = {{0, 1}};
   bool use_sinks = true;
   float q_factor = 1.0f;
-  int32_t num_spare_pages = 1;  // columns of the page table past the last that is needed
-  // Keys at these positions have this value in all dimensions, and queries are near 2 in all.
+  int32_t num_spare_pages = 1;  // columns of the page table past the last one needed
+  // All dimensions of the keys at these positions have this value, and queries are near 2 in all.
   std::vector<std::pair<int32_t, float>> loud_keys;
   uint32_t seed = 1;
 
@@ -109,16 +109,16 @@ struct AttendCase {
     }
   }
 
-  // How far a row may be from the exact answer of one token and head; see attend_test.cpp for the
-  // form. To a chain of roundings of F32 come here
-  //   the parts: where products are made of 16-bit factors, queries and weights are two of them,
-  //   off by 2^-18 of themselves; 64 products of it off at random are off by 2 |q| 2^-18 (K has
-  //   deviation 1);
-  //   mma.sync: it cuts what is added where the greatest of its sum ends, 2 u of it at most and
-  //   always downward: 8 in a logit, one for each 16 keys of a warp in a sum. Eight warps at least
-  //   share the keys of a token.
-  // Rows in BF16 round queries and weights to 2^-9 of themselves: that much of a weight, and of a
-  // logit 2^-9 / sqrt(3) |q| in the mean. The greatest of many is four to five times the mean, of
+  // The tolerance of one token and head against the exact answer; attend_test.cpp gives the form.
+  // Two errors add to a chain of F32 roundings:
+  //   the parts: products of 16-bit factors have the queries and the weights off by 2^-18 of
+  //   themselves; 64 products with random errors are off by 2 |q| 2^-18 (K has deviation 1);
+  //   mma.sync: it truncates each addend at the last place of the greatest addend, by 2 u of the
+  //   latter at most and always downward: 8 times in a logit, once for each 16 keys of a warp in a
+  //   sum. At least eight warps share the keys of a token.
+  // Rows in BF16 round queries and weights to 2^-9 of themselves: a weight is off by that much, a
+  // logit by 2^-9 / sqrt(3) |q| in the mean. The greatest of many such errors is four to five times
+  // the mean, and the error common to all keys cancels out.
   // which what all keys share cancels out.
   double tolerance(int32_t token, int32_t head, bool is_bf16) const {
     constexpr double u = 0x1p-24, part = 0x1p-18;
@@ -155,9 +155,9 @@ struct AttendCase {
       row[i] = static_cast<std::byte>(f32_to_e4m3(value));
     }
   }
-  // Pages in any order; -1 where a window has passed.
+  // Pages in any order; -1 where the window has moved past a page.
   void lay_out_pages(std::mt19937& random) {
-    int32_t longest = 0, num_pages = 3;  // that nobody holds
+    int32_t longest = 0, num_pages = 3;  // num_pages: 3 that no sequence holds
     for (const Sequence& seq : seqs) {
       const int32_t pages = ceil_div(seq.start + seq.count, page_tokens);
       longest = std::max(longest, pages);
@@ -198,7 +198,7 @@ class AttendCudaTest : public CudaTest {
     return expected;
   }
 
-  // The case on the device.
+  // Copies the case to the device.
   AttendParams upload_case(const AttendCase& test) {
     AttendParams params = test.params();
     params.launch = launch();
@@ -238,7 +238,7 @@ class AttendCudaTest : public CudaTest {
     EXPECT_LE(worst, 1.0) << name << " " << test.describe() << " " << where;
   }
 
-  // Every row that takes the case, and how many did.
+  // Runs every row that takes the case; returns the number of such rows.
   int expect_rows_match(AttendCase test) {
     test.build();
     const std::vector<float> expected = reference(test);
@@ -266,7 +266,7 @@ class AttendCudaTest : public CudaTest {
     return num_rows;
   }
 
-  // The same answer, to the bit, of queries that are staged.
+  // Staged queries must give the same answer, to the bit.
   void expect_staged_queries(const Row<AttendParams>& row, AttendParams params,
                              const AttendCase& test, const std::vector<float>& found) {
     std::vector<uint16_t> bits;
@@ -281,13 +281,13 @@ class AttendCudaTest : public CudaTest {
                              << test.describe();
   }
 
-  // The same answer, staged: each value rounded to BF16, in its place.
+  // The staged output must be the same answer: each value rounded to BF16, in its place.
   void expect_staged(const Row<AttendParams>& row, AttendParams params,
                      const std::vector<float>& found) {
     const int32_t tokens = params.batch.num_tokens, width = params.num_heads * params.head_dim;
     const int32_t capacity = round_up(tokens, gemm::kStagedRows);
     params.forms.a = AForm::kBf16Staged;
-    // In floats, two values each.
+    // The size in floats: two staged values each.
     const auto words = run_row(row, params, gemm::staged_bytes(capacity, width) / sizeof(float));
     const auto* bytes = reinterpret_cast<const std::byte*>(words.data());
     size_t num_wrong = 0;
@@ -338,7 +338,7 @@ class AttendCudaTest : public CudaTest {
     return Op<AttendParams>::rows()[0];
   }
 
-  // The rows for many tokens that this device runs.
+  // The rows for many tokens that this device can run.
   std::vector<const Row<AttendParams>*> prefill_rows() {
     std::vector<const Row<AttendParams>*> rows;
     for (const auto& row : Op<AttendParams>::rows()) {

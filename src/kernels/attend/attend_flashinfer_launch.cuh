@@ -1,5 +1,6 @@
 // How FlashInfer's kernels are launched: blocks of several dimensions, several structs of
-// parameters. Not before the plan's kernel has ended: they read its arrays before their wait.
+// parameters. They start only after the plan's kernel has ended, since they read its arrays before
+// their wait.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -1,9 +1,11 @@
-// What the rows on FlashInfer's templates share: one kernel that turns a launch of attend into what
-// those kernels read, on the device, so that a graph may be replayed with other positions.
+// What the rows on FlashInfer's templates share: one kernel that turns a launch of attend into the
+// arrays that FlashInfer's kernels read. It runs on the device, so that a graph may be replayed
+// with other positions.
 //
-// FlashInfer plans on the host; here a tile of tokens is a request of its own, listed in the order
-// of FlashInfer's planner: sequences with the most keys first, and of each its last tokens first.
-// Queries come as F32 and are rounded to BF16 beside it. What this costs is part of the row's time.
+// FlashInfer plans on the host. Here each tile of tokens is a FlashInfer request, and tiles are in
+// the order of FlashInfer's planner: the sequences with the most keys first, and the last tokens of
+// each sequence first. The same kernel rounds the F32 queries to BF16. Its cost is part of the
+// row's time.
 #pragma once
 
 #include "kernels/attend/attend.h"
@@ -13,51 +15,52 @@ namespace moxie {
 constexpr int kFlashinferDim = 64;
 constexpr int kFlashinferGroup = 8;  // query heads of a KV head
 
-/// Up to so many tokens of one sequence, and the keys that its last token sees.
+/// At most FlashinferPlanOptions::tile_tokens tokens of one sequence, and the keys that the last of
+/// them sees.
 struct FlashinferTile {
   int32_t first_token, num_tokens;
   int32_t first_key;  ///< where its keys begin: in the page table, or in `key_rows`
-  int32_t num_keys;   ///< 0: a page that is needed is missing, and the answer is NaN
+  int32_t num_keys;   ///< 0: a page that the tile needs is missing, and the answer is NaN
 };
 
-/// Parts of the workspace. On the device.
+/// Arrays in the workspace, on the device.
 struct FlashinferPlan {
   uint16_t* q = nullptr;            ///< [tokens, heads, 64] BF16
-  FlashinferTile* tiles = nullptr;  ///< [most_tiles], of which num_tiles[0] are used
+  FlashinferTile* tiles = nullptr;  ///< [most_tiles]; num_tiles[0] of them are used
   int32_t* num_tiles = nullptr;     ///< [1], at least 1
-  /// The fields of tiles as FlashInfer's FA2 wants them, [most_tiles]; `first_key` has one more,
-  /// the size of the page table.
+  /// The fields of tiles as FlashInfer's FA2 reads them, [most_tiles]; `first_key` has one element
+  /// more, the size of the page table.
   int32_t *tile_idx = nullptr, *zeros = nullptr, *first_token = nullptr, *first_key = nullptr;
   bool* is_used = nullptr;
-  /// For tiles that name their keys one by one: rows of the cache, in units of a key of a head.
+  /// For tiles that list their keys: rows of the cache, in units of a key of a head.
   int32_t* key_rows = nullptr;
   int32_t most_tiles = 0;
 };
 
 struct FlashinferPlanOptions {
   int32_t tile_tokens = 0;
-  /// Keys begin with the first that the tile's first token sees, each with a row of `key_rows`;
-  /// else with the sequence's first, in the page table. For kernels that touch keys before the
-  /// window.
+  /// For kernels that read keys before the window. True: a tile's keys begin with the first that
+  /// its first token sees, and `key_rows` lists each of them. False: they begin with the sequence's
+  /// first key, in the page table.
   bool lists_keys = false;
 };
 
 /// Null, or why no row of this kind can run.
 const char* flashinfer_refuses(const AttendParams& params);
 
-/// What a row takes, in units of what the row that splits the keys takes for a token of a KV head.
+/// A row's times. The unit is the time of attend_any_f32_split_cuda for a token of a KV head.
 struct FlashinferTimes {
-  double wave;    ///< of a launch, however few its items are
-  double item;    ///< of a further item: a tile and a head
+  double wave;    ///< of a launch, even with few items
+  double item;    ///< of each further item: a tile and a head
   int32_t heads;  ///< items of a tile
 };
-/// Relative to the split row.
+/// The row's time relative to the row that splits the keys.
 double flashinfer_cost(const AttendParams& params, int32_t tile_tokens,
                        const FlashinferTimes& times);
-/// `cost`, or a little more than the wgmma row's where that one can run.
+/// `cost`, or a little more than the wgmma row's cost where the wgmma row can run.
 double behind_prefill_sm90(const AttendParams& params, double cost);
 uint64_t flashinfer_workspace(const AttendParams& params, const FlashinferPlanOptions& options);
-/// Launches the kernel.
+/// Launches the kernel that plans.
 FlashinferPlan plan_flashinfer(const char* row, const AttendParams& params,
                                const FlashinferPlanOptions& options);
 

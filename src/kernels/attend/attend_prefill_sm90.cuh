@@ -1,5 +1,5 @@
-// The parts of prefill attention by wgmma below its kernels: parameters, the block's shared
-// memory, the producer that brings keys, values and queries, and the softmax of a warpgroup's rows.
+// What the kernels of prefill attention by wgmma are made of: parameters, the block's shared
+// memory, the producer that copies keys, values and queries, and the softmax of a warpgroup's rows.
 #pragma once
 
 #include "kernels/attend/attend.h"
@@ -11,24 +11,24 @@ namespace moxie::attend_wgmma {
 constexpr int kDim = 64;
 constexpr int kGroup = 8;       // query heads of a KV head
 constexpr int kWarpgroups = 3;  // that multiply
-constexpr int kRows = 64;       // of a warpgroup: a token's query head each
+constexpr int kRows = 64;       // of a warpgroup; a row is one query head of a token
 constexpr int kTokens = kRows / kGroup;
 constexpr int kTileTokens = kWarpgroups * kTokens;
-constexpr int kRun = 16;   // keys that lie together: pages hold a multiple of it
-constexpr int kItems = 2;  // items on their way or in use
+constexpr int kRun = 16;   // keys that are contiguous: pages hold a multiple of kRun
+constexpr int kItems = 2;  // items being copied or in use
 constexpr int kThreads = 128 * (kWarpgroups + 1);
-constexpr int kOwnBarrier = 1;    // + warpgroup: among its warps; 0 is __syncthreads
+constexpr int kOwnBarrier = 1;    // + warpgroup: barrier of its own warps; 0 is __syncthreads
 constexpr int kOwnThreads = 128;  // of a warpgroup
 constexpr int kRowBytes = 2 * kDim;
 constexpr int kRunBytes = kRun * kRowBytes;
-constexpr float kLowest = -3.0e38f;  // a maximum of nothing: finite, so that no difference is NaN
+constexpr float kLowest = -3.0e38f;  // the maximum of no keys: finite, so that no difference is NaN
 constexpr float kLog2E = AttendParams::kLog2E;
-// A row's weights are powers of two relative to a maximum that may be this much too low: sums keep
-// their precision, and have to be scaled far less often.
+// A row's weights are 2^(logit - m), where m may be this much below the greatest logit: sums keep
+// their precision, and are scaled far less often.
 constexpr float kSlack = 8.0f;
-// Without a maximum at all: the greatest logit of the first block, sink included, has to be in this
-// range, and the sum of weights may grow up to this. What is less than the least float is then less
-// than 2^-90 of the sum.
+// For rows without a maximum: the greatest logit of the first block, sink included, must be in
+// kPlainLeast .. kPlainMost, and the sum of weights may grow to kPlainSum. Weights that underflow
+// are then below 2^-90 of the sum.
 constexpr float kPlainLeast = -32.0f, kPlainMost = 64.0f, kPlainSum = 0x1p100f;
 static_assert(kRowBytes == 128, "a row of a tile is one row of the swizzle");
 
@@ -39,11 +39,11 @@ struct TokenTile {
 // The head of the workspace; the tiles follow.
 struct Plan {
   int32_t num_tiles;
-  int32_t next_item;  // that no block has taken, less the number of blocks
+  int32_t next_item;  // first item that no block has taken, less the number of blocks
 };
 
 struct PrefillParams {
-  CUtensorMap k_runs, v_runs;  // boxes of kRun keys, over all of the pool: row 0 is page 0's first
+  CUtensorMap k_runs, v_runs;  // boxes of kRun keys, over the whole pool from page 0 on
   CUtensorMap q_tokens;        // boxes of kTileTokens tokens and a KV head; BF16 in tiles' order
   const float* sinks;
   float* a;
@@ -56,28 +56,28 @@ struct PrefillParams {
   int32_t page_rows;  // rows of kRowBytes from a page to the next
   int32_t num_seqs, table_stride, page_tokens;
   int32_t num_heads, num_kv_heads, window;
-  int32_t staged_tokens;  // capacity of `a` as staged BF16; 0: F32
-  bool is_q_staged;       // BF16, in the unit of the logits
+  int32_t staged_tokens;  // capacity of `a` in rows of staged BF16; 0: F32
+  bool is_q_staged;       // BF16, scaled as the logits
 };
 
-// What a block works on: a tile of tokens and a KV head. Keys first_key + i * kKeys and on make
-// block i; those before seen_from, less than a run, are not seen by any token.
+// The work of a block at a time: a tile of tokens and a KV head. Block i of keys begins at key
+// first_key + i * kKeys. No token sees the keys before seen_from; they are less than a run.
 struct WorkItem {
   TokenTile tile;
   int32_t kv_head, seen_from, first_key, num_blocks;  // num_blocks 0: no more work
 };
 
-// kKeys: of a block of keys.
+// kKeys: keys of one block of keys.
 template <int kKeys>
 struct Shared {
-  static constexpr int kStages = kKeys == 128 ? 4 : 5;  // blocks on their way or in use
+  static constexpr int kStages = kKeys == 128 ? 4 : 5;  // blocks being copied or in use
   alignas(1024) uint16_t q[kItems][kWarpgroups][kRows * kDim];
   alignas(1024) uint16_t k[kStages][kKeys * kDim];
   alignas(1024) uint16_t v[kStages][kKeys * kDim];
   alignas(128) float q_raw[kTileTokens * kGroup * kDim];
   WorkItem items[kItems];
   int32_t page_missing[kStages];
-  // Barriers: it has come; it may be written again.
+  // Barriers: `there`: the copy has arrived; `free`: the buffer may be written again.
   uint64_t keys_there[kStages], keys_free[kStages];
   uint64_t item_there[kItems], item_free[kItems];
   uint64_t raw_there, raw_free;
@@ -106,16 +106,16 @@ __device__ __forceinline__ int32_t last_key_of(const TokenTile& tile) {
 }
 
 // ---- The producer -------------------------------------------------------------------------------
-// One warp. Takes items in the order of the plan, heads one after another, so that blocks that work
-// at the same time read the same keys. kInOrder: blocks of keys begin at multiples of kKeys, else
-// at the run of the first key that the tile sees.
+// One warp. It takes items in the order of the plan, one head after another, so that blocks that
+// work at the same time read the same keys. kInOrder: blocks of keys begin at multiples of kKeys;
+// otherwise at the run of the first key that the tile sees.
 template <int kKeys, bool kInOrder>
 struct Producer {
   using S = Shared<kKeys>;
   const PrefillParams& p;
   S& shared;
   int lane;
-  int32_t num_filled = 0;  // stages, of all items
+  int32_t num_filled = 0;  // stages, over all items
 
   __device__ __forceinline__ void run() {
     const int32_t num_tiles = __ldcg(&p.plan->num_tiles);
@@ -143,7 +143,8 @@ struct Producer {
   }
 
  private:
-  // The item and its queries: staged ones for the warpgroups, others for the converters.
+  // Hands over the item and its queries: staged queries to the warpgroups, others to the
+  // converters.
   __device__ __forceinline__ void hand_over(const WorkItem& work, uint32_t turn) {
     const uint32_t slot = turn % kItems;
     wait_barrier(&shared.item_free[slot], (turn / kItems & 1) ^ 1);
@@ -166,17 +167,17 @@ struct Producer {
     }
   }
 
-  // Lane i brings run i of a block's keys, lane kRuns + i of its values. Runs that no token
-  // sees are left out.
+  // Lane i copies run i of a block's keys, lane kRuns + i run i of its values. Runs that no token
+  // sees are skipped.
   __device__ __forceinline__ void bring_keys(const WorkItem& work) {
     constexpr int kRuns = kKeys / kRun, kNone = -1;
-    constexpr int kHeld = 32 / kRuns;  // blocks whose pages are looked up at once
+    constexpr int kHeld = 32 / kRuns;  // blocks whose pages are looked up together
     static_assert(kHeld >= 2);
     const int32_t* pages = p.page_table + static_cast<int64_t>(work.tile.seq) * p.table_stride;
     const int32_t last_key = last_key_of(work.tile);
     const int run = lane % kRuns;
     const bool is_value = lane >= kRuns;
-    int32_t row = 0, is_missing = 0;  // of run `lane` of those looked up
+    int32_t row = 0, is_missing = 0;  // for run `lane` of the runs looked up
     for (int32_t block = 0; block < work.num_blocks; ++block, ++num_filled) {
       const int32_t held = block % kHeld * kRuns;
       if (held == 0) {
@@ -210,8 +211,8 @@ struct Producer {
 };
 
 // ---- The converters -----------------------------------------------------------------------------
-// A warp for each warpgroup: queries to BF16, in the unit of the logits, and into the tile that the
-// products read. The warpgroups themselves would wait here for their last item's stores.
+// One warp for each warpgroup: converts queries to BF16, scaled as the logits, in the tile that the
+// products read. A warpgroup that did this would wait for the stores of its last item.
 template <int kKeys>
 __device__ __forceinline__ void convert_queries(Shared<kKeys>& shared, float scale, int idx,
                                                 int lane) {
@@ -255,20 +256,20 @@ __device__ __forceinline__ float power_of_two(float x) {
 // row lane / 4 + 8. Element i of a product's fragment has row (i / 2) % 2 and column
 // 8 * (i / 4) + 2 * (lane % 4) + i % 2.
 //
-// kInOrder: a row's weights and sums depend on its own logits alone, and a block of which it sees
-// nothing leaves them as they are, to the bit: the maximum begins as the sink, rises only where
-// this row's own logits ask for it, and is never left out.
+// kInOrder: a row's weights and sums depend on its own logits alone, and a block of which the row
+// sees nothing leaves them as they are, to the bit: the maximum begins as the sink, rises only
+// where this row's own logits require it, and is never left out.
 template <int kKeys, bool kInOrder>
 struct Softmax {
-  float m[2];      // that weights are relative to
+  float m[2];      // weights are relative to it
   float l[2];      // sum of this lane's weights
-  float scale[2];  // what sums so far have to be multiplied by, if must_scale
+  float scale[2];  // factor for the sums so far, if must_scale
   bool must_scale;
   bool is_plain;  // m is 0 in all of the warp's rows
 
-  // Hides what is behind the positions of the two tokens. Where the tile ends with the first of
-  // them, the second sees as much: not a key that nobody brought, which would have a say in how
-  // both are weighed, and so in their rounding.
+  // Hides the keys after the positions of the two tokens. If the first token is the tile's last,
+  // the second sees the same keys as the first: a key that was not copied would change the weights
+  // of both, and so their rounding.
   static __device__ __forceinline__ void hide_after(float (&s)[kKeys / 2], int32_t first_key,
                                                     int32_t position, int32_t last_position,
                                                     int lane) {
@@ -279,8 +280,8 @@ struct Softmax {
       if (i / 4 * 8 + i % 2 > last[i / 2 % 2]) s[i] = -INFINITY;
     }
   }
-  // Hides what is before the token's window. Where blocks are not in order that is in the first
-  // block alone: the first keys of its run, and as many as the token is behind the tile's first.
+  // Hides the keys before the token's window. Unless kInOrder, they are in the first block alone:
+  // the first keys of its run, and as many keys as the token is behind the tile's first token.
   static __device__ __forceinline__ void hide_before(float (&s)[kKeys / 2], int32_t first_key,
                                                      int32_t position, int32_t window, int lane) {
     constexpr int kBefore = kInOrder ? kKeys : (kTileTokens + kRun + 7) / 8 * 8;
@@ -292,7 +293,7 @@ struct Softmax {
     }
   }
 
-  // The first block. The sink is a key that the row begins with; -INFINITY: none.
+  // Adds the first block. The sink counts as a key that the row begins with; -INFINITY: no sink.
   __device__ __forceinline__ void begin(float (&s)[kKeys / 2], float sink, int lane) {
     if constexpr (kInOrder) {
 #pragma unroll
@@ -301,7 +302,7 @@ struct Softmax {
         l[r] = lane % 4 == 0 ? power_of_two(sink - m[r]) : 0.0f;
       }
       add(s);
-      must_scale = false;  // there are no sums yet
+      must_scale = false;  // there are no sums to scale yet
       return;
     }
     float most[2];
@@ -319,7 +320,8 @@ struct Softmax {
     weigh<false>(s);
   }
 
-  // Another block, of logits in the range for it; false: they are not, and nothing was added.
+  // Adds another block without a maximum. False: its logits are out of range, and nothing was
+  // added.
   __device__ __forceinline__ bool add_plain(float (&s)[kKeys / 2]) {
     const float before[2] = {l[0], l[1]};
     weigh<true>(s);
@@ -328,7 +330,7 @@ struct Softmax {
     return false;
   }
 
-  // Another block.
+  // Adds another block, with a maximum.
   __device__ __forceinline__ void add(float (&s)[kKeys / 2]) {
     is_plain = false;
     float most[2];
@@ -364,7 +366,7 @@ struct Softmax {
       most[r] = fmaxf(most[r], __shfl_xor_sync(~0u, most[r], 2));
     }
   }
-  // Logits become weights.
+  // Turns logits into weights.
   template <bool kPlain>
   __device__ __forceinline__ void weigh(float (&s)[kKeys / 2]) {
     float more[2] = {0.0f, 0.0f};

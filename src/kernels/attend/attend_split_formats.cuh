@@ -1,5 +1,5 @@
-// What attention by split keys multiplies with: the fragments of keys and values in either cache
-// format, and instructions that it alone uses.
+// The operands of attention by split keys: the fragments of keys and values in either cache format,
+// and instructions that only this attention uses.
 #pragma once
 
 #include "core/formats.h"
@@ -10,7 +10,7 @@ namespace moxie::attend_split {
 
 constexpr int kDim = 64;
 
-// 16 bytes to shared memory past L1; zeros, and nothing is read, if not `wanted`.
+// Copies 16 bytes to shared memory past L1; if not `wanted`, writes zeros and reads nothing.
 __device__ __forceinline__ void copy_16(uint32_t to, const std::byte* from, bool wanted) {
   asm volatile(
       "{.reg .pred ignore; setp.eq.b32 ignore, %2, 0; "
@@ -39,13 +39,13 @@ __device__ __forceinline__ float power_of_two(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-// Where a lane finds its fragments in a tile: g is the lane's row of eight, c its column of four.
+// Where a lane's fragments are in a tile: g is the lane's row of eight, c its column of four.
 struct LaneOffsets {
   uint32_t k0, k1, v0, v1;
 };
 
-// A BF16 cache is multiplied in BF16; E4M3 is exact in FP16 and has an instruction to get there.
-// K fragments: b[step] for 16 columns of q each, of the 8 keys from 8 * n on. V fragments: b[j] for
+// A BF16 cache is multiplied in BF16. E4M3 is exact in FP16, and an instruction converts it. K
+// fragments: b[step] for 16 columns of q each, of the 8 keys from 8 * n on. V fragments: b[j] for
 // columns 8 i + j, i = 0..7, of the 16 keys from 16 * n on.
 template <DType kFormat>
 struct Format;
@@ -67,7 +67,7 @@ struct Format<DType::kBF16> {
                                                   uint32_t b0, uint32_t b1) {
     mma_m16n8k16(c, a[0], a[1], a[2], a[3], b0, b1);
   }
-  // Where 16-byte chunk `chunk` of row `row` lies, so that the loads below meet no bank twice.
+  // Where 16-byte chunk `chunk` of row `row` is, so that the loads below have no bank conflicts.
   static __device__ __forceinline__ uint32_t k_at(int row, int chunk) {
     return static_cast<uint32_t>(row * 128 + (chunk ^ ((row & 1) * 4)) * 16);
   }
@@ -77,7 +77,7 @@ struct Format<DType::kBF16> {
   static __device__ __forceinline__ LaneOffsets offsets(int g, int c) {
     return {k_at(g, c), k_at(g, c + 4), v_at(2 * c, g), v_at(2 * c + 1, g)};
   }
-  // Which fragment of q holds column `column`: step, lane column and pair of registers.
+  // The place of column `column` of q in the fragments: step, lane column and pair of registers.
   static __device__ __forceinline__ int3 q_place(int column) {
     return make_int3(column / 32 * 2 + column / 4 % 2, column % 32 / 8, column / 2 % 2);
   }
@@ -109,7 +109,7 @@ struct Format<DType::kF8E4M3> {
   static constexpr int kRowBytes = kDim;
   static constexpr int kKeys = 32;
   static constexpr int kStageBytes = 2 * kKeys * kRowBytes;
-  static constexpr bool kNarrow = true;  // FP16 ends at 65504: queries are scaled into it
+  static constexpr bool kNarrow = true;  // FP16 ends at 65504: queries are scaled to fit
 
   static __device__ __forceinline__ uint32_t pack(float low, float high) {
     uint32_t x;
@@ -175,7 +175,7 @@ struct Format<DType::kF8E4M3> {
   }
 };
 
-// x and y as high parts and what is left, packed by twos.
+// Splits x and y into high parts and remainders, packed in pairs.
 template <typename F>
 __device__ __forceinline__ void split(float x, float y, uint32_t& high, uint32_t& low) {
   high = F::pack(x, y);

@@ -1,5 +1,5 @@
-// The parts of attention by split keys below the kernel: the parameters, a block's tile of
-// tokens, a warp's ring of keys and values, its queries and its sums.
+// What the kernel of attention by split keys is made of: the parameters, a block's tile of tokens,
+// a warp's ring of keys and values, its queries and its sums.
 #pragma once
 
 #include "kernels/attend/attend_split_formats.cuh"
@@ -9,13 +9,13 @@ namespace moxie::attend_split {
 
 constexpr int kWarps = 8;
 constexpr int kThreads = 32 * kWarps;
-constexpr int kMaxSplits = 16;       // clusters above 8 are tried where the device takes them
+constexpr int kMaxSplits = 16;       // clusters above 8 blocks are tried if the device takes them
 constexpr int32_t kFewKeys = 512;    // of a window
 constexpr int32_t kFewTokens = 8;    // of a sequence in a launch
-constexpr int kRun = 16;             // keys that lie together if pages hold a multiple of it
-constexpr int kKeysOfWarp = 32;      // before another block joins
+constexpr int kRun = 16;             // keys that are contiguous if pages hold a multiple of kRun
+constexpr int kKeysOfWarp = 32;      // keys of a warp before another block joins
 constexpr int32_t kNoKey = -2;       // in place of a page
-constexpr float kLowest = -3.0e38f;  // a maximum of nothing: finite, so that no difference is NaN
+constexpr float kLowest = -3.0e38f;  // the maximum of no keys: finite, so that no difference is NaN
 constexpr float kLog2E = 1.4426950408889634f;
 
 struct SplitParams {
@@ -37,14 +37,14 @@ struct SplitParams {
   uint32_t group_magic;  // row / group = row * group_magic >> 16, for rows below 32
   int32_t tile_tokens;   // tokens of a block, of one sequence
   int32_t num_splits;    // blocks of a cluster
-  int32_t num_slots;     // of a warp's ring that are there: a warp with one tile needs one
-  bool by_row;           // keys are looked up one by one: tiles start anywhere in a page
+  int32_t num_slots;     // slots in use of a warp's ring: a warp with one tile needs one
+  bool by_row;           // keys are looked up one by one: tiles begin anywhere in a page
 };
 
 // ---- Tiles of tokens ----------------------------------------------------------------------------
 struct TokenTile {
   int32_t seq, first_token, num_tokens;  // num_tokens 0: past the end
-  int32_t in_launch;                     // tokens of the sequence before it in this launch, at most
+  int32_t in_launch;  // at most: tokens of the sequence before the tile in this launch
 };
 
 // Tile `tile_idx` of the batch: every sequence is cut into tiles of p.tile_tokens.
@@ -63,7 +63,7 @@ __device__ __forceinline__ TokenTile find_tile(const SplitParams& p, int32_t til
     const int32_t begin = seq < p.num_seqs ? __ldcg(p.row_offsets + seq) : 0;
     const int32_t end = seq < p.num_seqs ? __ldcg(p.row_offsets + seq + 1) : 0;
     const int32_t num_tiles = (end - begin + size - 1) / size;
-    int32_t sum = num_tiles;  // of the lanes up to this one
+    int32_t sum = num_tiles;  // of lanes 0 to this one
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {
       const int32_t left = __shfl_up_sync(~0u, sum, step);
@@ -89,8 +89,8 @@ __device__ __forceinline__ int32_t page_of(const SplitParams& p, int32_t key) {
   return static_cast<int32_t>(__umulhi(bits, p.page_magic) + (bits & p.page_mask));
 }
 
-// The tiles of one warp: tile i is keys first_key + i * key_step and on. Brings them, one after
-// another, into the warp's ring of kSlots slots.
+// The tiles of one warp: tile i begins at key first_key + i * key_step. Copies the tiles one after
+// another into the warp's ring of kSlots slots.
 template <typename F, int kSlots>
 struct Keys {
   static constexpr int kRuns = F::kKeys / kRun, kKeysLog = F::kKeys == 16 ? 4 : 5;
@@ -99,23 +99,23 @@ struct Keys {
   const int32_t* pages;    // of the sequence
   const std::byte *k, *v;  // of the KV head, page 0, the chunk that this lane copies
   int32_t first_key, key_step, num_tiles;
-  int32_t last_key;  // that the block's tokens see
+  int32_t last_key;  // the last that the block's tokens see
   int lane;
   uint32_t ring, fetch_slot, read_slot;
   int32_t num_fetched = 0;
-  // Pages are looked up for as many tiles as the lanes hold, long before they are wanted: a load
-  // that is behind keys in the memory's queue takes as long as they do.
+  // Pages are looked up for as many tiles as the lanes hold, long before they are needed: a load
+  // queued behind copies of keys takes as long as the copies.
   int32_t page, next_page;
   bool page_missing = false;
 
   __device__ __forceinline__ uint32_t after(uint32_t slot) const {
     return slot == ring + (kSlots - 1) * F::kStageBytes ? ring : slot + F::kStageBytes;
   }
-  // Lanes for each tile: one for a run, or for a key.
+  // Log2 of the lanes for each tile: a lane for each run, or for each key.
   static __device__ __forceinline__ int lanes_log(const SplitParams& p) {
     return p.by_row ? kKeysLog : kRuns - 1;
   }
-  // The page for this lane, of the lanes' share of tiles that starts with tile i.
+  // The page for this lane. The lanes hold the pages of several tiles, from tile i on.
   __device__ __forceinline__ int32_t look_up(const SplitParams& p, int32_t i) const {
     const int log = lanes_log(p);
     const int32_t tile = i + (lane >> log), in_tile = lane & ((1 << log) - 1);
@@ -126,7 +126,7 @@ struct Keys {
     page = look_up(p, 0);
     next_page = look_up(p, 32 >> lanes_log(p));
   }
-  // Starts the copy of the next tile; what is behind the last key becomes zero.
+  // Starts the copy of the next tile; keys past the last one become zeros.
   __device__ __forceinline__ void fetch(const SplitParams& p) {
     if (num_fetched < num_tiles) {
       const int32_t tile = first_key + num_fetched * key_step;
@@ -183,8 +183,8 @@ struct Keys {
 };
 
 // ---- A block's rows -----------------------------------------------------------------------------
-// kRows rows (a token's query head each) of a block: 8 with the high and low parts of queries and
-// weights stacked in one fragment of 16 rows, else 16 or 32 with a product for each part.
+// A block's kRows rows, each a token's query head. 8 rows: the high and low parts of queries and
+// weights are stacked in one fragment of 16 rows. 16 or 32 rows: a product for each part.
 template <int kRows>
 struct BlockShape {
   static constexpr bool kStacked = kRows == 8;
@@ -203,10 +203,10 @@ struct Shared {
   float m[kWarps][kRows], l[kWarps][kRows];                         // maximum and sum of weights
   float sinks[kRows];                                               // in powers of two
   uint64_t barrier;                                                 // counts what other blocks send
-  float units[kRows];  // that a row's logits are in, where kNarrow
+  float units[kRows];  // of a row's logits, where kNarrow
 };
 
-// In a warp's sums [rows, 64], the place of four columns from 4 * chunk on.
+// The place of columns 4 * chunk .. 4 * chunk + 3 of a row in a warp's sums [rows, 64].
 __device__ __forceinline__ int sum_at(int row, int chunk) {
   return row * kDim + 4 * (chunk ^ (((chunk >> 3) & 1) | ((row & 1) << 1)));
 }
@@ -214,7 +214,7 @@ __device__ __forceinline__ int32_t token_of(const SplitParams& p, int32_t row) {
   return static_cast<int32_t>(static_cast<uint32_t>(row) * p.group_magic >> 16);
 }
 
-// Keeps the compiler from moving what leads to x behind the wait for the kernel before.
+// Keeps the compiler from moving the computation of x behind the wait for the previous kernel.
 template <typename T>
 __device__ __forceinline__ void compute_now(T& x) {
   if constexpr (sizeof(T) == 8) {
@@ -224,7 +224,7 @@ __device__ __forceinline__ void compute_now(T& x) {
   }
 }
 
-// The block's queries: loaded as pairs of columns, one row a warp at a time, and made fragments.
+// The block's queries: loaded as pairs of columns, a warp one row at a time, and made fragments.
 template <typename F, int kRows>
 struct Queries {
   static constexpr int kTurns = kRows / kWarps;
@@ -276,7 +276,7 @@ struct Queries {
       }
       uint32_t high, low;
       split<F>(x, y, high, low);
-      // The low part is the next register of the same fragment, or in the fragment of its own.
+      // The low part is in the next register of the same fragment, or in a separate fragment.
       constexpr uint32_t kToLow = kRows == 8 ? 4 : sizeof(shared.q[0][0]);
       store_shared_4(to[i], high);
       store_shared_4(to[i] + kToLow, low);
@@ -284,17 +284,17 @@ struct Queries {
   }
 };
 
-// What a warp has summed over its keys.
+// A warp's sums over its keys.
 template <typename F, int kRows>
 struct Sums {
   using S = BlockShape<kRows>;
   static constexpr int kGroups = F::kKeys / 8;
 
-  int g, c;  // row of eight, column of four: this lane in a fragment
+  int g, c;  // this lane's row of eight and column of four in a fragment
   LaneOffsets at;
   uint32_t q[S::kTiles][S::kParts][4][4];
   float o[S::kTiles][8][4];
-  float m[S::kLaneRows], l[S::kLaneRows];  // m: of the row; l: of this lane's keys
+  float m[S::kLaneRows], l[S::kLaneRows];  // m: of the row; l: sum over this lane's keys
   float unit[S::kLaneRows];
   int32_t last_seen[S::kLaneRows];
 
@@ -336,7 +336,7 @@ struct Sums {
     }
   }
 
-  // Adds the keys from first_key on that lie at `stage`. `all_seen`: by every row.
+  // Adds the tile at `stage`, from key first_key on. `all_seen`: every row sees all of its keys.
   __device__ __forceinline__ void add_tile(uint32_t stage, int32_t first_key, int32_t window,
                                            bool all_seen) {
     float s[S::kTiles][kGroups][4];
@@ -443,8 +443,8 @@ struct Sums {
     }
   }
 
-  // Leaves the sums [rows, 64] at `to` and the sums of weights at `weights`, as multiples of two to
-  // the power of the greatest maximum of all warps, which have left theirs in shared.m.
+  // Stores the sums [rows, 64] at `to` and the sums of weights at `weights`, both divided by two to
+  // the power of the greatest maximum of all warps. All warps have stored their maxima in shared.m.
   __device__ __forceinline__ void store(const Shared<kRows>& shared, float* to, float* weights) {
 #pragma unroll
     for (int r = 0; r < S::kLaneRows; ++r) {
@@ -474,7 +474,8 @@ struct Sums {
   }
 };
 
-// Two columns of the answer: sums (x, y), maximum m and weights l of all keys; the sink joins.
+// Writes two columns of the answer. (x, y), m and l are sums, maximum and weights of all keys; the
+// sink is added here.
 __device__ __forceinline__ void write_answer(const SplitParams& p, const TokenTile& tile,
                                              int32_t kv_head, int32_t row, int32_t column,
                                              float sink, float m, float l, float x, float y) {

@@ -1,9 +1,10 @@
-// What one thread does at a time in the flash rows of attend: a tile of query rows against one
-// segment of keys, the merging of segments, and the sink. Each instruction set has its own
-// AttendTileCode; attend_any_f32_flash.cpp cuts a launch into tiles.
+// The work of one thread in the flash rows of attend: a tile of query rows against one segment of
+// keys, the merging of segments, and the sink. Each instruction set has its own AttendTileCode;
+// attend_any_f32_flash.cpp cuts a launch into tiles.
 //
-// Plain data only: the files behind this are compiled for instruction sets that this machine may
-// lack, so nothing here may be a function that the linker could take from there for everyone.
+// Plain data only: the files that implement this are compiled for instruction sets that this
+// machine may lack. The linker could use their copy of a function defined here in the whole
+// program.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +20,7 @@ inline constexpr int kAttendMaxBf16HeadDim = 128;  ///< with BF16 products
 enum class AttendKvType : uint8_t { kF32, kBF16, kF8E4M3 };
 
 /// The softmax of some keys for a number of rows, not yet divided: sum exp(l - m) v, and what is
-/// needed to go on. m keeps exp within F32: the greatest logit l, or one not far below.
+/// needed to add more keys. m keeps exp within F32: it is the greatest logit, or not far below it.
 struct AttendPartial {
   float* o;  ///< [rows, head_dim]
   float* m;  ///< [rows] the lowest float if no key was seen
@@ -46,8 +47,8 @@ struct AttendTile {
 };
 
 struct AttendTileCode {
-  /// Keys first..end - 1 (first a multiple of the chunk) into `out`, of which all is written. Keys
-  /// that no token of the tile sees are not read.
+  /// Adds keys first..end - 1 (first a multiple of the chunk) and writes all of `out`. Does not
+  /// read keys that no token of the tile sees.
   void (*segment)(const AttendTile& tile, int32_t first_key, int32_t end_key,
                   const AttendPartial& out);
   /// Adds `part` to `total`.
@@ -64,7 +65,7 @@ extern const AttendTileCode kAttendTileAvx512;
 /// BF16 products: head sizes that are multiples of 32 up to kAttendMaxBf16HeadDim, no F32 cache.
 extern const AttendTileCode kAttendTileAvx512Bf16;
 extern const AttendTileCode kAttendTileAmx;
-/// Empty where it is not compiled, so that its row stands in every build's table.
+/// Empty where it is not compiled, so that its row is in the table of every build.
 extern const AttendTileCode kAttendTileNeon;
 
 }  // namespace moxie

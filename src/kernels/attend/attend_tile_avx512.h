@@ -1,6 +1,6 @@
 // The vector type of the attend tiles for AVX-512 (F, BW, DQ, VL): 16 lanes, 32 registers. Include
-// it only in files compiled for that; all lies in an anonymous namespace, for the reason that
-// gemv/lanes.h gives.
+// this file only in files compiled for these; all its code is in an anonymous namespace, for the
+// reason that gemv/lanes.h gives.
 #pragma once
 
 #include <immintrin.h>
@@ -30,7 +30,7 @@ struct Avx512 {
   static float sum(Vec x) { return _mm512_reduce_add_ps(x); }
   static float first(Vec x) { return _mm512_cvtss_f32(x); }
 
-  // Lanes base + lane in [begin, end) of x, the rest of y.
+  // x in the lanes for which begin <= base + lane < end, y in the others.
   static Vec where_between(Vec x, int base, int begin, int end, Vec y) {
     const __m512i lane =
         _mm512_add_epi32(_mm512_set1_epi32(base),
@@ -40,8 +40,8 @@ struct Avx512 {
     return _mm512_mask_blend_ps(inside, y, x);
   }
 
-  // x <= 0. exp(x) = 2^n exp(r), |r| <= ln 2 / 2; the polynomial is Taylor's, cut after r^7
-  // (remainder below 6e-9) and below -87.3, where the result would be subnormal, exactly 0.
+  // x <= 0. exp(x) = 2^n exp(r), |r| <= ln 2 / 2. exp(r) is Taylor's polynomial up to r^7
+  // (remainder below 6e-9). Below -87.3, where the result would be subnormal, it is exactly 0.
   static Vec exp(Vec x) {
     const Vec n = _mm512_roundscale_ps(mul(x, set(1.44269504f)), 0);
     Vec r = fma(n, set(-0.693359375f), x);
@@ -109,7 +109,7 @@ struct Avx512 {
     }
   }
 
-  // BF16 in words of two dimensions: half the shuffles.
+  // BF16 as words of two dimensions, which halves the shuffles.
   static void load_keys_bf16(const unsigned char* const* rows, int head_dim, float* columns) {
     const __m512i high = _mm512_set1_epi32(static_cast<int>(0xFFFF0000u));
     for (int half = 0; half < 2; ++half) {

@@ -1,14 +1,14 @@
 // The code of a tile, written once over a vector type `V` and compiled once for each instruction
-// set. `V` lies in an unnamed namespace of the including file, so that every instance is private to
-// it: the linker can never give one machine's code to another.
+// set. `V` is in an unnamed namespace of the including file, so that every instance is private to
+// that file: the linker can never use one instruction set's code for another.
 //
 // V has kLanes, kScoreRows x kScoreVecs (accumulators of q k) and kSumRows x kSumVecs (of p v)
 // that fit its registers, zero, set, load, store, add, mul, fma, max, exceeds (in any lane),
 // greatest, sum, where_between, exp, load_keys, widen.
 //
-// The result of a row depends on its own position and keys only, never on the tile it is in: keys
-// are cut at multiples of the chunk and the segment, masked keys add exact zeros, and every row
-// has its own chain of operations.
+// The result of a row depends on its own position and keys only, not on its tile: keys are cut at
+// multiples of the chunk and the segment, masked keys add exact zeros, and every row has its own
+// chain of operations.
 #pragma once
 
 #include "kernels/attend/attend_tile.h"
@@ -17,7 +17,7 @@ namespace moxie {
 
 inline constexpr float kAttendLowest = -3.402823466e38f;
 
-/// Where the rows of a chunk's keys lie; keys that nobody sees are rows of zeros.
+/// The addresses of a chunk's keys and values; keys that no token sees point to rows of zeros.
 struct AttendChunkRows {
   const unsigned char* k[kAttendChunk];
   const unsigned char* v[kAttendChunk];
@@ -27,7 +27,7 @@ alignas(64) static constexpr unsigned char kAttendZeroRow[4 * kAttendMaxHeadDim]
 
 template <typename V>
 struct AttendTileBody {
-  // Rows of keys first..first + chunk - 1, of which [begin, end) are seen by some token.
+  // The addresses of keys first..first + chunk - 1. Some token sees keys [begin, end).
   static void find_rows(const AttendTile& tile, int32_t first, int32_t begin, int32_t end,
                         AttendChunkRows& rows) {
     int32_t page_idx = begin / tile.page_tokens;
@@ -117,7 +117,7 @@ struct AttendTileBody {
     for (; d < tile.head_dim; d += V::kLanes) add_values<kRows, 1>(tile, row, d, begin, end, o);
   }
 
-  // One row's logits of a chunk to weights, of which keys [begin, end) are seen.
+  // Turns one row's logits of a chunk into weights. The row sees keys [begin, end) of the chunk.
   static void soften(const AttendTile& tile, int32_t row, int32_t begin, int32_t end,
                      const AttendPartial& out) {
     constexpr int kVecs = kAttendChunk / V::kLanes;
@@ -153,12 +153,12 @@ struct AttendTileBody {
     V::store(lanes, sum);
   }
 
-  // A greater logit came: what is summed so far shrinks. `o` is the row's.
+  // Raises m to a greater logit: scales down the row's sums so far. `o` is the row's sum of values.
   static void raise(const AttendTile& tile, int32_t row, float m, float* o,
                     const AttendPartial& out) {
     const float before = out.m[row];
     out.m[row] = m;
-    if (before == kAttendLowest) return;  // zeros
+    if (before == kAttendLowest) return;  // the sums are zeros
     const typename V::Vec factor = V::exp(V::set(before - m));
     float* lanes = tile.lane_sums + row * 16;
     V::store(lanes, V::mul(V::load(lanes), factor));
@@ -174,9 +174,9 @@ struct AttendTileBody {
     return value < low ? low : value > high ? high : value;
   }
 
-  // Asks for a line of a chunk that follows: pages are too short for the hardware to see it coming.
-  // Into the second level, since all the pages of a head share a few sets of the first; and a few
-  // at a time between other work, since a core that asks for many at once waits.
+  // Prefetches a line of a later chunk: pages are too short for the hardware to detect the stream.
+  // It goes to L2, since all the pages of a head share a few sets of L1. A few prefetches at a time
+  // are issued between other work, since a core that issues many at once stalls.
   static void ask_for(const unsigned char* at) { __builtin_prefetch(at, 0, 2); }
   static void ask_for_rows(const AttendTile& tile, const unsigned char* const* rows, int32_t begin,
                            int32_t end) {
@@ -216,7 +216,7 @@ struct AttendTileBody {
     for (; row < num_rows; ++row) add_values_rows<1>(tile, row, from, to, out.o);
   }
 
-  // No key seen yet.
+  // The state with no key added.
   static void clear(const AttendTile& tile, const AttendPartial& out) {
     const int32_t num_rows = tile.num_tokens * tile.group;
     const int64_t size = static_cast<int64_t>(num_rows) * tile.head_dim;
@@ -238,13 +238,13 @@ struct AttendTileBody {
     const int32_t end = tile.positions[tile.num_tokens - 1] + 1;
     AttendChunkRows rows[2];
     int32_t current = 0;
-    bool found = false;  // whether rows[current] are those of `first`
+    bool found = false;  // whether rows[current] are the rows of the chunk at `first`
     for (int32_t first = first_key; first < end_key; first += kAttendChunk) {
       const int32_t chunk_begin = clamp(begin, first, first + kAttendChunk);
       const int32_t chunk_end = clamp(end, first, first + kAttendChunk);
       if (chunk_begin >= chunk_end) continue;
       if (!found) find_rows(tile, first, chunk_begin, chunk_end, rows[current]);
-      // Past the end of the segment too: the thread is likely to go on there.
+      // Past the end of the segment too: the thread probably continues there.
       const int32_t next = first + kAttendChunk;
       found = next < end;
       AttendChunkRows& after = rows[1 - current];

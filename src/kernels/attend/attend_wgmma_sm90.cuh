@@ -8,8 +8,8 @@
 
 namespace moxie {
 
-/// Copies a box of a map of two dimensions; what lies outside of the map comes as zeros. The
-/// barrier counts the bytes of the whole box.
+/// Copies a box of a map of two dimensions; elements outside the map become zeros. The barrier
+/// counts the bytes of the whole box.
 __device__ __forceinline__ void copy_box(void* to, const CUtensorMap* map, int32_t x, int32_t y,
                                          uint64_t* barrier) {
   asm volatile(
@@ -28,14 +28,14 @@ __device__ __forceinline__ void copy_box(void* to, const CUtensorMap* map, int32
       : "memory");
 }
 
-/// Keeps the compiler from using registers of a product before the wait above this.
+/// Keeps the compiler from using a product's registers before the wait that precedes this call.
 template <int kCount>
 __device__ __forceinline__ void settle(float (&x)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(x[i])::"memory");
 }
-/// d = a b^T or d += a b^T: a 64 x 16 and b 128 x 16 or 96 x 16, both tiles with 16 columns of the
-/// 64 of a row.
+/// d = a b^T or d += a b^T: a is 64 x 16, b is 128 x 16 or 96 x 16. Both are 16 of the 64 columns
+/// of a tile.
 template <bool kAdd>
 __device__ __forceinline__ void wgmma_rows(float (&d)[64], uint64_t a, uint64_t b) {
   asm volatile(

@@ -12,7 +12,7 @@ void embed_reference(const EmbedParams& params);
 void embed_any_f32_gather_portable(const EmbedParams& params);
 
 #if MOXIE_HAS_CUDA
-/// One block a token; rows of a multiple of 4 columns, table and output aligned to 16 bytes.
+/// One block a token; table rows of a multiple of 4 columns, table and output aligned to 16 bytes.
 void embed_any_f32_gather_cuda(const EmbedParams& params);
 #endif
 

@@ -1,8 +1,9 @@
 // experts: x += sum over the chosen experts e of w_e (W2_e act(W1_e t + b1_e) + b2_e).
 //
 //   g = min(gate, limit);  u = clamp(up, -limit, limit);  act = g sigmoid(alpha g) (u + 1)
-// The clamps come after the bias. W1's packed rows are gate/up tiles in turn (core/packing.h,
-// gate_up_packed_row), b1 in the same order; checkpoints interleave gate (even) and up (odd) rows.
+// The clamps come after the bias. The packed rows of W1 alternate gate and up tiles
+// (core/packing.h, gate_up_packed_row), b1 is in the same order; checkpoints interleave gate (even)
+// and up (odd) rows.
 #pragma once
 
 #include <cmath>
@@ -18,7 +19,7 @@ struct ExpertsParams {
   float swiglu_alpha = 1.702f, swiglu_limit = 7.0f;
   const float* t = nullptr;             // [tokens, hidden], normed
   float rms_eps = 1e-5f;                // with TForm::kAbsent
-  const float* norm_weight = nullptr;   // [hidden], likewise
+  const float* norm_weight = nullptr;   // [hidden], with TForm::kAbsent
   int32_t* expert_ids = nullptr;        // [tokens, top_k]
   float* expert_weights = nullptr;      // [tokens, top_k]
   PackedMatrix gate_up;                 // experts x [2 * round_up(intermediate, 16), hidden]
@@ -45,9 +46,8 @@ inline double expected_distinct_experts(int32_t num_experts, int32_t top_k, int6
   return num_experts * (1.0 - std::pow(miss, static_cast<double>(tokens)));
 }
 
-/// Op::work() reckons with the experts that so many tokens choose if they choose evenly. Here
-/// `num_distinct` says how many: experts that any token of the launch chose; their weights are read
-/// once.
+/// Op::work() assumes that tokens choose evenly among the experts. Here `num_distinct` is the
+/// number of experts that any token of the launch chose; the weights of each are read once.
 Work experts_work(const ExpertsParams& params, int32_t num_distinct);
 
 /// The clamped SwiGLU of one gate and up value.

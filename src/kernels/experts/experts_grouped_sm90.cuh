@@ -1,10 +1,10 @@
 // What the rows of experts for many tokens share on Hopper: pairs of token and expert sorted by
 // expert, their activations gathered, then two grouped products (gemm/product_sm90.cuh). The first
-// ends in bias and clamped SwiGLU and stages its outputs for the second. With few tokens the second
-// adds weighted outputs to the residual stream: sums that have no order (residual.cuh) and so do
-// not change from run to run. With many tokens, and in order, it writes each pair's outputs in
-// BF16, and a kernel behind it adds them up token by token: half the bytes, and no additions in
-// memory.
+// ends in bias and clamped SwiGLU and stages its outputs for the second. For few tokens the second
+// adds weighted outputs to the residual stream; these sums do not depend on the order of the
+// additions (residual.cuh), so that every run gives the same bits. For many tokens, and in the
+// ordered row, it writes each pair's outputs in BF16, and the next kernel adds them up token by
+// token: half the bytes, and no additions in memory.
 #pragma once
 
 #include "kernels/experts/experts.h"
@@ -16,7 +16,7 @@
 
 namespace moxie::gemm {
 
-/// Items of the sorted pairs: the tiles of the list, each times all blocks of rows.
+/// Items of the sorted pairs: each tile of the list, times each block of rows.
 struct SortedItems {
   const SlotTile* tiles;
   const int32_t* num_tiles;
@@ -34,8 +34,8 @@ struct SortedItems {
   }
 };
 
-/// What the sums of rows g and g + 8 of a tile are multiplied by: the task's factor, and the rows'
-/// greatest scales where scales are folded.
+/// Factors of the sums of rows g and g + 8 of a tile: the task's factor, and the rows' greatest
+/// scales if scales are folded.
 template <typename Cut, typename Task>
 __device__ __forceinline__ float2 product_scales_of(const Task& task, int expert, int tile) {
   if constexpr (Cut::kActivation != DType::kF8E4M3)
@@ -49,8 +49,8 @@ __device__ __forceinline__ float2 product_scales_of(const Task& task, int expert
 
 /// act = SwiGLU(W1 t + b1), staged for the second product.
 struct GateUp {
-  /// Shared memory of the warpgroups that make a unit together: in BF16 eight tiles of it. In E4M3
-  /// a warpgroup has its half of a unit, of which nobody else waits.
+  /// Shared memory of the warpgroups that make a unit together: in BF16 a unit has eight tiles. In
+  /// E4M3 a warpgroup makes its half of a unit, and no other warpgroup waits for that half.
   template <typename Cut>
   static constexpr int kSharedBytes =
       (Cut::kActivation == DType::kF8E4M3 ? 1 : 2) * Cut::kMostColumns* Cut::kRowBytes;
@@ -60,7 +60,7 @@ struct GateUp {
   StagedView made;
   const float* bias;  // packed order
   float alpha, limit, product_scale;
-  const float* slot_scale;  // E4M3 only, as made_scale: what is made is multiplied by it
+  const float* slot_scale;  // E4M3 only, like made_scale: factors of the outputs
   float made_scale;
   int32_t intermediate;
 
@@ -70,20 +70,22 @@ struct GateUp {
   __device__ __forceinline__ float activation(float gate, float up) const {
     const float g = fminf(gate, limit), u = fminf(fmaxf(up, -limit), limit);
     if constexpr (Cut::kActivation == DType::kF8E4M3) {
-      // One operation of the unit for them in place of two: 2^-12 of 1, where E4M3 keeps 2^-4.
+      // tanh.approx is one special-function operation where exp and division are two. Its error is
+      // 2^-12 of 1; E4M3 keeps 2^-4.
       float tangent;
       asm("tanh.approx.f32 %0, %1;" : "=f"(tangent) : "f"(0.5f * alpha * g));
       return g * (0.5f * tangent + 0.5f) * (u * made_scale + made_scale);
     }
     return __fdividef(g, 1.0f + __expf(-alpha * g)) * (u + 1.0f);
   }
-  /// store(m, column, first, second) of two neighbouring outputs, 8 (tile + 4 m) + g / 2 * 2 and
-  /// the next, of a column; scales(i) of columns 8 i + 2 q and the next, beside those of rows.
+  /// Calls store(m, column, first, second) with two neighbouring outputs of a column: 8 (tile + 4
+  /// m) + g / 2 * 2 and the next. scales(i): factors of columns 8 i + 2 q and the next, on top of
+  /// the rows' factors.
   template <typename Cut, int kColumns, typename Scales, typename Store>
   __device__ __forceinline__ void make(const Item& item, int tile, const Sums<Cut, kColumns>& sums,
                                        Scales&& scales, Store&& store) const {
     const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
-    const int in_pair = 2 * q + g % 2;  // the column whose two outputs this lane has
+    const int in_pair = 2 * q + g % 2;  // column whose two outputs this lane stores
 #pragma unroll
     for (int m = 0; m < Cut::kRowTiles; ++m) {
       const int output = 8 * (tile + 4 * m) + g;
@@ -100,7 +102,8 @@ struct GateUp {
         float second = activation<Cut>(d[1] * (rows.x * scale.y) + gate_bias,
                                        d[3] * (rows.y * scale.y) + up_bias);
         if (!is_real) first = second = 0;
-        // Lanes g and g + 1 (even and odd) trade: each has both outputs of one column.
+        // Lanes g and g + 1 (even and odd) exchange outputs: then each has both outputs of one
+        // column.
         const float theirs = __shfl_xor_sync(~0u, g % 2 == 0 ? second : first, 4);
         if (g % 2 == 0) {
           store(m, 8 * i + in_pair, first, theirs);
@@ -121,7 +124,7 @@ struct GateUp {
     const int unit = tile / 8, region = unit - item.first_tile / 8;
     const bool is_first = (threadIdx.x - 128) % kThreads == 0;
     std::byte* rows = shared + region * Cut::kMostColumns * 128;
-    if (is_first) wait_for_bulk_reads();  // of the item before
+    if (is_first) wait_for_bulk_reads();  // of the previous item
     barrier_wait(1 + region, kThreads);
     make<Cut, kColumns>(
         item, tile, sums, [](int) { return make_float2(1.0f, 1.0f); },
@@ -138,7 +141,8 @@ struct GateUp {
                  128 * num_rows);
     }
   }
-  // Four tiles are a block of 32 outputs: in each row two neighbouring chunks of the unit's four.
+  // Four tiles are a block of 32 outputs: in each staged row two neighbouring chunks of the unit's
+  // four.
   template <typename Cut, int kColumns>
   __device__ __forceinline__ void finish_e4m3(const Item& item, int tile,
                                               const Sums<Cut, kColumns>& sums,
@@ -150,7 +154,7 @@ struct GateUp {
     const uint32_t block = tile / 4 % 2;
     std::byte* rows = shared + group * Cut::kMostColumns * kHalfBytes;
     const auto* column_scales = reinterpret_cast<const float2*>(slot_scale + item.first_column);
-    barrier_wait(1 + group, 128);  // until the item before is stored
+    barrier_wait(1 + group, 128);  // until the previous item is stored
     make<Cut, kColumns>(
         item, tile, sums,
         [&](int i) {
@@ -176,7 +180,7 @@ struct GateUp {
   __device__ __forceinline__ void drain() const { wait_for_bulk_stores(); }
 };
 
-/// What both ends of the second product have.
+/// What DownPairs and DownAdds share.
 struct DownProduct {
   SortedItems items;
   PackedMatrix weight;
@@ -185,7 +189,7 @@ struct DownProduct {
   float product_scale;
 
   __device__ __forceinline__ bool item(int i, Item& item) const { return items.item(i, item); }
-  /// Of rows g and g + 8 of a tile.
+  /// The biases of rows g and g + 8 of a tile.
   __device__ __forceinline__ float2 row_bias(int expert, int tile) const {
     const int row = 16 * tile + static_cast<int>(threadIdx.x) % 32 / 4;
     const float* at = bias + int64_t{expert} * weight.rows + row;
@@ -209,8 +213,8 @@ struct DownPairs : DownProduct {
     constexpr int kColumnsAtATime = kStep<Cut>;
     const int lane = threadIdx.x % 32, group = threadIdx.x / 128 - 1;
     std::byte* rows = shared + group * kColumnsAtATime * kStagedRowBytes;
-    // Where this lane's row of an 8 x 8 matrix goes: of two blocks of 8 columns and both halves of
-    // the tile.
+    // Where this lane's row of an 8 x 8 matrix goes: the four matrices are two blocks of 8 columns
+    // times both halves of the tile.
     const uint32_t in_block = lane % 8, half_of_lane = lane / 8 % 2, block_of_lane = lane / 16;
     const uint32_t lane_at = shared_address(rows) +
                              (8 * block_of_lane + in_block) * kStagedRowBytes +
@@ -223,7 +227,7 @@ struct DownPairs : DownProduct {
 #pragma unroll
       for (int first = 0; first < kColumns; first += kColumnsAtATime) {
         if (first >= item.num_columns) break;
-        barrier_wait(1 + group, 128);  // the columns before are stored
+        barrier_wait(1 + group, 128);  // the previous columns are stored
 #pragma unroll
         for (int i = first / 8; i < min(first + kColumnsAtATime, kColumns) / 8; i += 2) {
           const float* d = &sums[m][4 * i];
@@ -237,7 +241,7 @@ struct DownPairs : DownProduct {
           store_transposed(lane_at + (8 * i - first) * kStagedRowBytes, words);
         }
         barrier_wait(1 + group, 128);
-        // Eight lanes a column, of eight rows each.
+        // Eight lanes store a column, eight rows each.
         const int thread = threadIdx.x % 128, chunk = thread % 8, row = 64 * unit + 8 * chunk;
         if (row >= weight.rows) continue;
         const int count = min(kColumnsAtATime, item.num_columns - first);
@@ -292,14 +296,14 @@ struct DownAdds : DownProduct {
   __device__ __forceinline__ void drain() const {}
 };
 
-/// Scratch of a launch: the sorted pairs, their activations and what the products make of them. The
-/// second one's outputs take the place of the activations, which the first has read.
+/// Scratch of a launch: the sorted pairs, their activations and the outputs of both products. The
+/// outputs of the second product overwrite the activations, which only the first reads.
 struct GroupedMemory {
   SortShape shape;
   SortedPairs pairs;
   StagedView staged, made;
   uint16_t* pair_outputs = nullptr;  // [slots, hidden]
-  float* slot_scale = nullptr;       ///< E4M3: what a slot's staged values are to be multiplied by
+  float* slot_scale = nullptr;       ///< E4M3: factor of a slot's staged values
   uint64_t bytes;
 
   GroupedMemory(const ExpertsParams& p, int32_t tile_slots, DType activation, std::byte* base)
@@ -310,7 +314,7 @@ struct GroupedMemory {
     Scratch scratch(base);
     pairs = take_sorted_pairs(shape, scratch);
     const auto rows = shape.capacity();
-    // As large as outputs in BF16 are.
+    // Sized for BF16, since the pairs' outputs take the same memory.
     staged.data = scratch.take<std::byte>(static_cast<int64_t>(staged_bytes(rows, p.hidden)));
     made.data = scratch.take<std::byte>(
         static_cast<int64_t>(staged_bytes(rows, p.intermediate, activation)));
@@ -322,9 +326,9 @@ struct GroupedMemory {
   }
 };
 
-/// Both products, of tiles cut as GateUpCut and DownCut, in kernels of kWidths. kAdds: the second
-/// adds to x itself.
-/// down_scale: the second one's product_scale; gate_up: the first task, but for its items.
+/// Launches both products, with tiles cut as GateUpCut and DownCut, in kernels of kWidths. kAdds:
+/// the second product adds to x. down_scale: product_scale of the second. gate_up: the first task,
+/// without its items.
 template <typename GateUpCut, typename DownCut, bool kAdds, int... kWidths>
 void launch_grouped(const char* name, const ExpertsParams& p, const GroupedMemory& memory,
                     const GateUp& gate_up, float down_scale) {
@@ -360,7 +364,7 @@ void launch_grouped(const char* name, const ExpertsParams& p, const GroupedMemor
               p.launch.stream);
   }
 }
-/// The first task, but for its items.
+/// The first task, without its items.
 inline GateUp gate_up_task(const ExpertsParams& p, const GroupedMemory& memory, float product_scale,
                            float made_scale = 1.0f) {
   return {.items = {},
@@ -375,7 +379,7 @@ inline GateUp gate_up_task(const ExpertsParams& p, const GroupedMemory& memory, 
           .made_scale = made_scale,
           .intermediate = p.intermediate};
 }
-/// The slots' activations, of t or of x.
+/// How the slots' activations are staged, from t or from x.
 inline StageSlots stage_slots_of(const ExpertsParams& p, const GroupedMemory& memory) {
   return {.num_tokens = p.num_tokens,
           .top_k = p.top_k,

@@ -1,4 +1,4 @@
-// The functions behind experts' table: one group a row.
+// The functions behind experts' table, grouped by row.
 #pragma once
 
 #include "kernels/experts/experts.h"
@@ -45,8 +45,8 @@ const char* experts_mxfp4_bf16_gemm_sm90_refuses(const ExpertsParams& params);
 uint64_t experts_mxfp4_bf16_gemm_sm90_workspace(const ExpertsParams& params);
 void experts_mxfp4_bf16_gemm_sm90(const ExpertsParams& params);
 
-// experts_mxfp4_bf16_ordered_sm90: the same; each pair's outputs in BF16 and their sum in the
-// tokens' order of experts, for any number of tokens.
+// experts_mxfp4_bf16_ordered_sm90: the same, but each pair's outputs are in BF16 and are added in
+// the order of the token's choices, for any number of tokens.
 const char* experts_mxfp4_bf16_ordered_sm90_refuses(const ExpertsParams& params);
 uint64_t experts_mxfp4_bf16_ordered_sm90_workspace(const ExpertsParams& params);
 void experts_mxfp4_bf16_ordered_sm90(const ExpertsParams& params);

@@ -1,17 +1,17 @@
-// experts on CUDA for one token: gate/up, SwiGLU and down in one kernel, without an exchange of the
-// hidden values between all blocks.
+// experts on CUDA for one token: gate/up, SwiGLU and down in one kernel. Blocks of different
+// clusters exchange no hidden values.
 //
 // Work is cut along the intermediate size: a piece is a unit of 64 columns of one chosen expert. A
-// cluster of two blocks takes a run of neighbouring pieces. Gate/up makes a piece's hidden values,
-// half of them in each block, handed over in distributed shared memory; down multiplies them with
-// their columns of all outputs, half of the outputs in each block. Its sums over all pieces of a
-// cluster stay in shared memory, each lane's its own, and go to the residual stream at the end,
-// where the order of the blocks does not matter (kernels/residual.cuh). So weights stream without a
-// pause.
+// cluster of two blocks takes a run of neighbouring pieces. Gate/up computes a piece's hidden
+// values: each block computes half of them and sends them to the other block's shared memory. Down
+// multiplies them by their columns of all outputs; each block has half of the outputs. Its sums
+// over all pieces of a cluster stay in shared memory, where each lane has sums of its own. At the
+// end they are added to the residual stream, where the order of the blocks does not matter
+// (kernels/residual.cuh). So weights stream without a pause.
 //
 // All warps of a block but the last multiply: gate/up of pieces 0 and 1, down of 0, gate/up of 2,
-// down of 1, ... The last one makes hidden values from the sums of a piece while the others are
-// busy with the next.
+// down of 1, ... The last warp makes hidden values from the sums of a piece while the others
+// multiply for the next piece.
 #pragma once
 
 #include "kernels/experts/experts_step.cuh"
@@ -23,16 +23,16 @@ using namespace few_experts;
 constexpr int kTilesOfPiece = 4;    // of gate/up, in each of the two blocks: 8 outputs each
 constexpr int kMinMultipliers = 4;  // warps
 constexpr int kMaxMultipliers = 15;
-// Pieces whose hidden values are kept: a block may be two behind the other one.
+// Pieces whose hidden values are kept: one block may be two pieces behind the other.
 constexpr int kKept = 4;
 
-constexpr int kUnits = 3;  // of a stage: neighbours in gate/up; of three tiles in down
+constexpr int kUnits = 3;  // of a stage: of one tile for gate/up, of three tiles for down
 
 /// Bytes of one token's activations of a unit.
 inline constexpr int kInputBytes = kUnitActivationBytes<1>;
 
-/// The product of a stage with the activations of one token: of one tile and three units of it, or
-/// of one unit of three tiles, of which the first two have half of the slots each.
+/// The product of a stage with the activations of one token. The stage has three units of one tile,
+/// or one unit of each of three tiles; the first two units share the slots, half of them each.
 template <DType F>
 struct StageProduct {
   SlotInputs<4> of_pair;
@@ -40,11 +40,11 @@ struct StageProduct {
   float pair[2], odd[2];
   uint32_t own, odd_offset, step;
 
-  /// Stages that have units of a tile in turn; `inputs`: of the first unit.
+  /// For stages that are successive units of a tile. `inputs`: activations of the first unit.
   __device__ __forceinline__ void start_row(const std::byte* inputs) {
     start(inputs, 128 * (threadIdx.x % 32 / 8), 2 * kInputBytes, kUnits * kInputBytes);
   }
-  /// Stages that have tiles; `inputs`: of their unit.
+  /// For stages of three tiles. `inputs`: activations of their unit.
   __device__ __forceinline__ void start_column(const std::byte* inputs) {
     start(inputs, 128 * (threadIdx.x % 16 / 8), 0, 0);
   }
@@ -73,8 +73,8 @@ struct StageProduct {
     sum += __shfl_xor_sync(~0u, sum, 2);
     if (lane % 4 < 2) to[lane / 4 + 8 * (lane % 2)] = sum;
   }
-  /// The sums of the three tiles. In each lane: row g + 8 (q % 2) of the first (q < 2) or second,
-  /// then of the third.
+  /// The sums of the three tiles, in each lane: row g + 8 (q % 2) of the first (q < 2) or second
+  /// tile, then of the third.
   __device__ __forceinline__ float2 column_sums(int lane) const {
     const bool is_bottom = lane % 2 != 0;
     const auto sum = [&](const float(&of)[2]) {
@@ -82,7 +82,7 @@ struct StageProduct {
     };
     return make_float2(sum(pair), sum(odd));
   }
-  /// x += such sums.
+  /// x += sums as column_sums() returns them.
   __device__ __forceinline__ static void add_column(float2* x, const float2& sums, int lane) {
     x += lane / 4 + 8 * (lane % 2);
     add_to_residual(x + lane % 4 / 2 * 16, sums.x * kSumScale<F>);
@@ -100,8 +100,8 @@ struct StageProduct {
   }
 };
 
-// Of a stage's scales 8 lanes a unit have a part; beside it in shared memory lies what the other
-// lanes copy.
+// In a stage, 8 lanes a unit copy scales. The other lanes copy as many bytes to memory behind them,
+// which no lane reads.
 inline constexpr int kScaleLanes = 8 * kUnits;
 template <DType F>
 inline constexpr int kLaneScaleBytes = 4 * Format<F>::kScaleWords;
@@ -109,11 +109,12 @@ template <DType F>
 inline constexpr int kStageWeightBytes = kUnits* kUnitBytes<F>;
 template <DType F>
 inline constexpr int kStageBytes = kStageWeightBytes<F> + (32 - kScaleLanes) * kLaneScaleBytes<F>;
-// More start with a longer queue for the first bytes, and leave less room for the next kernels.
+// More stages would start with a longer queue before the first bytes arrive, and leave less room
+// for the next kernels.
 inline constexpr int kStages = 2;
 
-// Keeps an address out of uniform registers: added to one there, nvcc 13.0 makes copies of it that
-// are no instructions. Also keeps a value from being worked out again and again.
+// Keeps an address out of uniform registers: nvcc 13.0 copies such an address to add to it,
+// although no instruction needs the copy. Also keeps a value from being computed again and again.
 template <typename T>
 __device__ __forceinline__ T opaque(T value) {
   asm volatile("" : "+r"(value));
@@ -127,12 +128,12 @@ struct Picks {
   float factor;  // of the activations
 };
 
-/// Of a block, for so many units of the hidden size: it has half of the outputs.
+/// Stages of a block for this many units of the hidden size: a block has half of the outputs.
 __host__ __device__ constexpr int num_stages_of_down(int num_units) {
   return num_units * 64 / (2 * 16 * kUnits);
 }
 
-/// Where the parts of a block's shared memory lie.
+/// The layout of a block's shared memory.
 template <DType F>
 struct Layout {
   int staged, hidden_values, sums, down_sums, bytes;
@@ -140,13 +141,13 @@ struct Layout {
       : staged(num_multipliers * kStages * kStageBytes<F>),
         hidden_values(staged + num_units * kInputBytes),
         sums(hidden_values + kKept * kInputBytes),
-        // Of two pieces; a warp has parts of two tiles at most.
+        // Sums of two pieces; a warp has shares of two tiles at most.
         down_sums(sums + 2 * num_multipliers * 2 * 16 * 4),
         // Each lane keeps two sums a stage.
         bytes(down_sums + num_stages_of_down(num_units) * 32 * 8) {}
 };
 
-/// Pieces of a cluster in turn.
+/// The pieces of a cluster, one after another.
 struct Piece {
   int pick, unit;
   __device__ __forceinline__ Piece(const Step& p, int idx)
@@ -156,7 +157,7 @@ struct Piece {
   }
 };
 
-/// What comes after what: gate/up is one piece ahead of down.
+/// The order of the work: gate/up is one piece ahead of down.
 struct Order {
   int num_pieces, gate = 0, down = 0;
   __device__ __forceinline__ explicit Order(int pieces) : num_pieces(pieces) {}
@@ -164,7 +165,7 @@ struct Order {
   __device__ __forceinline__ bool is_gate() const { return gate < num_pieces && gate < down + 2; }
 };
 
-/// What a multiplying warp does of each piece: stages of gate/up and stages of down.
+/// A warp's share of each piece: stages of gate/up and stages of down.
 struct Share {
   int num_multipliers, warp, rank, stages_of_tile;
   int gate_begin, gate_count, down_begin, down_count;
@@ -186,17 +187,17 @@ struct Share {
   }
 };
 
-/// The weights of a warp in the order in which it multiplies them.
+/// The weights of a warp, in the order in which the warp multiplies by them.
 template <DType F>
 struct Weights {
   static constexpr int kLaneBytes = kLaneScaleBytes<F>, kScaleBytes = 8 * kLaneBytes;  // of a unit
   static_assert(kScaleLanes <= 32 && kLaneBytes <= 16);
   const std::byte* at;    // the lane's first 16 bytes of the next stage
-  const std::byte* tail;  // what the lane copies of the scales
-  uint32_t to_tail;       // and where it puts them in a stage
+  const std::byte* tail;  // this lane's bytes of the scales
+  uint32_t to_tail;       // where they go in a stage
   int64_t step;           // to the next stage
   int32_t unit_step;      // from a unit of the stage to the next
-  int left = 0;           // stages of the run
+  int left = 0;           // stages still to copy of the run
   Order order;
   Piece gate, down;
 
@@ -212,8 +213,8 @@ struct Weights {
       const int byte = kLaneBytes * lane, in_unit = kCodeBytes<F> + byte % kScaleBytes;
       tail = first + byte / kScaleBytes * unit_bytes + in_unit;
       to_tail = byte / kScaleBytes * kUnitBytes<F> + in_unit;
-      // The other lanes copy the first of their own codes once more, to where none reads: a mask
-      // takes longer.
+      // The other lanes copy the first of their own codes once more, to memory that no lane reads:
+      // masking these lanes takes longer.
       if (lane >= kScaleLanes)
         tail = at, to_tail = kStageWeightBytes<F> + kLaneBytes * (lane - kScaleLanes);
     }
@@ -237,7 +238,7 @@ struct Weights {
     ++order.down;
     down.next(p);
   }
-  /// The next run with any stages, if there is one.
+  /// Goes to the next run that has stages, if there is one.
   __device__ __forceinline__ void advance(const Step& p, const Share& share, const Picks& picks) {
     while (left == 0 && !order.is_done()) {
       if (order.is_gate()) {
@@ -265,7 +266,7 @@ struct Weights {
   }
 };
 
-/// Keeps the choice; by the warp that made it.
+/// Keeps the choice; called by the warp that made it.
 __device__ __forceinline__ void keep_choice(const Step& p, const Choice& choice, Picks& picks) {
   const float weight = choice_weight(choice, p.top_k);
   const int lane = threadIdx.x % 32;
@@ -276,7 +277,7 @@ __device__ __forceinline__ void keep_choice(const Step& p, const Choice& choice,
   __syncwarp();
 }
 
-/// x += the chosen experts' biases of down: a part of the outputs in each block, by one warp.
+/// x += the chosen experts' biases of down: each block adds its share of the outputs, by one warp.
 __device__ void add_biases(const Step& p, const Picks& picks) {
   const int first = part_begin(p.hidden, gridDim.x, blockIdx.x);
   const int end = part_begin(p.hidden, gridDim.x, blockIdx.x + 1);
@@ -289,22 +290,22 @@ __device__ void add_biases(const Step& p, const Picks& picks) {
   }
 }
 
-/// Where the blocks of a cluster meet.
+/// The barriers of a cluster.
 ///
-/// What makes memory free again, in either block: the sums of piece n are written anew for n + 2,
-/// after down of n, whose barrier completes when each lane of the last warp has read them.
-/// The hidden values of n are written anew for n + 4 by a block that has done down of n + 2; for
-/// that the other block sent its part of n + 2, so that its warps had done gate/up of n + 2, which
-/// they begin after down of n.
+/// Why memory may be written again, in either block: The sums of piece n are overwritten by n + 2
+/// after down of n, and down of n waits until each lane of the last warp has read these sums. The
+/// hidden values of n are overwritten by n + 4, by a block that has done down of n + 2. For that
+/// the other block has sent its half of n + 2. So its warps have done gate/up of n + 2, which they
+/// begin after down of n.
 struct Meeting {
-  uint64_t barriers[kKept];  // of pieces in turn: that piece's hidden values are here
-  uint64_t staged;           // the activations are here
-  /// For warps of the block: the sums of the nth piece are here.
+  uint64_t barriers[kKept];  // of pieces in turn: that piece's hidden values have arrived
+  uint64_t staged;           // the activations are staged
+  /// The barrier among the block's warps: the sums of the nth piece are complete.
   __device__ __forceinline__ static int of_sums(int nth) { return 1 + nth % 2; }
 };
 
-/// The last warp: gate and up sums of each piece to hidden values in both blocks' shared memory. A
-/// lane has one of this block's 32 columns.
+/// The last warp: turns the gate and up sums of each piece into hidden values in both blocks'
+/// shared memory. Each lane has one of this block's 32 columns.
 template <DType F>
 __device__ __forceinline__ void make_hidden_values(const Step& p, const Share& share,
                                                    const Picks& picks, int first_piece,
@@ -312,7 +313,7 @@ __device__ __forceinline__ void make_hidden_values(const Step& p, const Share& s
                                                    std::byte* hidden_values, Meeting& meeting) {
   const int lane = threadIdx.x % 32;
   const int num_warps = share.num_multipliers, all = kTilesOfPiece * share.stages_of_tile;
-  // Which warps have a part of the lane's tile.
+  // The warps that have a share of the lane's tile.
   const int from = lane / 8 * share.stages_of_tile;
   const int first_warp = ((from + 1) * num_warps - 1) / all;
   const int last_warp = ((from + share.stages_of_tile) * num_warps - 1) / all;
@@ -350,7 +351,7 @@ __device__ __forceinline__ void make_hidden_values(const Step& p, const Share& s
         send(at + 64, barrier, r, low);
       }
     }
-    // Each lane says that it has read the sums.
+    // Each lane reports that it has read the sums.
     if (lane == 0) {
       expect_bytes(barrier, kInputBytes);
     } else {
@@ -370,7 +371,7 @@ struct Multiplier {
   const std::byte* staged;
   const std::byte* hidden_values;
   float* sums_of_warps;
-  float2* down_sums;  // the lane's, of the warp's first stage; 32 on, of the next
+  float2* down_sums;  // the lane's, of the warp's first stage; the next stage's are 32 further on
   int lane, in_first_tile, num_gate_tiles;
   uint32_t ring, ring_address,
       stage = 0;  // bytes from `shared`; its address; from the ring's first
@@ -398,13 +399,13 @@ struct Multiplier {
                                share.gate_begin / share.stages_of_tile + 1;
   }
 
-  /// Gate/up tiles of the nth piece, or what this warp has of them, or its stages of down.
+  /// The warp's share of the nth piece: of its gate/up tiles, or its stages of down.
   template <typename Product>
   __device__ __forceinline__ void multiply(Product& product, bool is_gate, int nth) {
     const std::byte* values = hidden_values + nth % kKept * kInputBytes;
     float* my_sums = sums_of_warps + (nth % 2 * share.num_multipliers + share.warp) * (2 * 16);
     const int num_tiles = is_gate ? num_gate_tiles : share.down_count;
-    // A warp without a stage adds nothing to the tile that its neighbours share.
+    // A warp without a stage adds nothing to the tile that it shares with its neighbours.
     if (is_gate && num_tiles == 0)
       for (int i = lane; i < 16; i += 32) my_sums[i] = 0;
 #pragma unroll 1
@@ -440,7 +441,7 @@ struct Multiplier {
       }
     }
   }
-  /// What down made of all pieces.
+  /// Adds down's sums over all pieces to x.
   __device__ __forceinline__ void add_down_sums() const {
 #pragma unroll 1
     for (int i = 0; i < share.down_count; ++i)
@@ -468,8 +469,8 @@ __global__ void __launch_bounds__(32 * (kMaxMultipliers + 1), 1)
   auto* sums_of_warps = reinterpret_cast<float*>(shared + layout.sums);
   const int input_bytes = p.num_units * kInputBytes;
   cluster_arrive();
-  // The pieces are known, but for their experts. The last blocks start last, on SMs that had two
-  // blocks of `out`: they have fewer.
+  // The pieces are known before the choice, their experts are not. The last blocks start last, on
+  // SMs that ran two blocks of `out`: they have fewer pieces.
   const int all = p.top_k * p.num_units_down;
   const int each = all / num_clusters, with_more = all - each * num_clusters;
   const int first_piece = cluster_idx * each + min(cluster_idx, with_more);
@@ -477,11 +478,11 @@ __global__ void __launch_bounds__(32 * (kMaxMultipliers + 1), 1)
   Weights<F> weights(p, num_pieces, first_piece);
   const int first_pick = weights.gate.pick;
   if (num_pieces > 0) weights.start_gate(p, share, 0);
-  // The last warp routes while the others stage.
+  // The last warp chooses the experts while the others stage the activations.
   float router_bias[kMaxExperts / 32] = {};
   Choice choice{};
   if (p.num_experts > 0 && !is_multiplier) load_router_bias(p, router_bias);
-  cluster_wait();  // both blocks have their barriers
+  cluster_wait();  // both blocks have initialised their barriers
 
   wait_for_previous();
   launch_next();
@@ -505,7 +506,7 @@ __global__ void __launch_bounds__(32 * (kMaxMultipliers + 1), 1)
     if (lane == 0) picks.factor = 1;
   }
   __syncthreads();
-  // Only the last warp needs the weights of the choice, and not at once.
+  // Only the last warp needs the weights of the choice, and only later.
   if (!is_multiplier && p.num_experts > 0) keep_choice(p, choice, picks);
   if (num_pieces > 0) {
     const int64_t expert = picks.ids[first_pick] * p.gate_up_expert_bytes;
@@ -536,7 +537,7 @@ __global__ void __launch_bounds__(32 * (kMaxMultipliers + 1), 1)
                                  hidden_values, meeting);
   }
   Multiplier<F> multiplier(p, share, picks, weights, shared, layout, lane);
-  StageProduct<F> product;  // its zeros are made once
+  StageProduct<F> product;  // made once, since its zeros can be reused
   for (Order order(num_pieces); !order.is_done();) {
     const bool is_gate = order.is_gate();
     const int nth = is_gate ? order.gate++ : order.down++;
@@ -549,8 +550,8 @@ __global__ void __launch_bounds__(32 * (kMaxMultipliers + 1), 1)
 
 constexpr int kStaticBytes = 2048;  // of a block's shared memory, at most
 
-/// Whether this way serves a shape: sizes in whole stages and units, room for warps enough, sums
-/// that stay exact.
+/// Whether this kernel can run a shape: sizes in whole stages and units, room for enough warps,
+/// sums that stay exact.
 template <DType F>
 bool suits(const Step& step, const BlockLimits& limits) {
   return step.hidden % (64 * kUnits) == 0 && step.gate_up.rows == 128 * step.num_units_down &&

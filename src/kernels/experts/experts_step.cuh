@@ -1,5 +1,6 @@
-// What the kernels of experts for a few tokens share: experts_slices.cuh for one, experts_tiles.cuh
-// for more, and the ring of the file beside them for what these do not know.
+// What the kernels of experts for a few tokens share: experts_slices.cuh for one token,
+// experts_tiles.cuh for more, and the ring kernels of experts_any_bf16x2_gemv_cuda.cu for formats
+// and shapes that neither can run.
 #pragma once
 
 #include "kernels/gemv/slice_gemv.cuh"
@@ -10,7 +11,7 @@ namespace moxie::few_experts {
 
 using namespace fragment;
 
-constexpr int kMaxPicks = 32;  // pairs of a token and a choice, and so experts, of a launch
+constexpr int kMaxPicks = 32;  // pairs of a token and a choice in a launch, and so experts
 
 struct Step {
   PackedMatrix gate_up, down;
@@ -23,20 +24,20 @@ struct Step {
   float2* x;  // [tokens, hidden]
   float alpha, limit;
   int32_t num_tokens, hidden, top_k, num_units, num_units_down;
-  // With the route step folded in, num_experts > 0; else the choices and `t` are there.
+  // num_experts > 0: the route step is folded in. 0: the choices and `t` are given.
   int32_t num_experts, num_words;  // num_words: of a token in `logits`
   float rms_eps;
   const std::byte* parts;    // [tokens, hidden] of 4 bytes: the activations
   const float* router_bias;  // [experts]
   // [tokens, num_words]; the first are the experts', without the norm's factor and the bias.
   const float2* logits;
-  float2* next_logits;   // likewise, to be cleared
+  float2* next_logits;   // likewise; cleared here
   const float* squares;  // [tokens, hidden / 16]
-  int32_t* chosen_ids;   // [tokens, top_k], written for who looks on
+  int32_t* chosen_ids;   // [tokens, top_k], written for readers outside the step
   float* chosen_weights;
-  // Of more than one kernel a step.
-  std::byte* halves;  // [pairs][units of down] of 256 bytes: what gate/up makes
-  float2* said;       // behind each token's logits: what tiles::route() says; 0 before
+  // For implementations with more than one kernel.
+  std::byte* halves;  // [pairs][units of down] of 256 bytes: outputs of gate/up
+  float2* said;       // behind each token's logits: written by tiles::route(); 0 before that
   int32_t intermediate;
 };
 
@@ -60,7 +61,7 @@ __device__ __forceinline__ void write_half(const Step& p, int pair, float weight
   out[32] = __float2bfloat16_rn(value - __bfloat162float(high));
 }
 
-/// A token's choice from what `out` left, and the factor of its norm; by one warp.
+/// A token's choice from the values that `out` left, and the token's norm factor; by one warp.
 template <int kMine>
 __device__ __forceinline__ Choice route_token(const Step& p, int token,
                                               const float (&bias)[kMaxExperts / 32],
@@ -73,7 +74,7 @@ __device__ __forceinline__ Choice route_token(const Step& p, int token,
   for (int i = 0; i < kMine; ++i) {
     if (lane + 32 * i < p.num_experts) logits[i] = load_early(sums + lane + 32 * i);
   }
-  // All loads of a round are on their way before the first is waited for.
+  // All loads of a round are issued before the first one is waited for.
   constexpr int kRound = 6;
   float square = 0;
 #pragma unroll 1
@@ -90,7 +91,7 @@ __device__ __forceinline__ Choice route_token(const Step& p, int token,
                                [&](int, int i) { return whole(logits[i]) * factor + bias[i]; });
 }
 
-/// The lane's part of the router's bias.
+/// Loads the lane's share of the router's bias.
 __device__ __forceinline__ void load_router_bias(const Step& p, float (&bias)[kMaxExperts / 32]) {
   const int lane = threadIdx.x % 32;
 #pragma unroll

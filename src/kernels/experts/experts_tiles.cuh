@@ -1,15 +1,16 @@
 // experts on CUDA for 2 to 8 tokens, MXFP4: gate/up with the clamped SwiGLU, then down with the
-// weighted sum, bias and residual, each with its weights held in registers (held_units.cuh).
+// weighted sum, bias and residual, each with its weights in registers (held_units.cuh).
 //
-// Work is the tiles of 16 rows of the experts that any token chose, in the order [pick][tile]. The
-// blocks are small, several stand on an SM: while some multiply others load. A block's warps share
-// a tile's columns, their sums meet in shared memory. A block's tiles are neighbours, so that
-// activations are seldom staged.
+// Work is the tiles of 16 rows of the experts that any token chose, in the order [pick][tile].
+// Blocks are small, so that several run on an SM: while some multiply, others load. The warps of a
+// block share a tile's columns and add their sums in shared memory. A block's tiles are neighbours,
+// so that activations are seldom staged.
 //
-// Tiles of gate/up have 8 gate and 8 up rows of the same outputs; these, times the weight of their
-// expert, go out as the two BF16 parts that down multiplies with. Down adds its sums to the
-// residual stream, where order does not matter (kernels/residual.cuh). Down's blocks start as those
-// of gate/up end, and read their first weights before they wait for the rest of these.
+// Tiles of gate/up have 8 gate and 8 up rows of the same outputs. The outputs, times the weight of
+// their expert, are written as the two BF16 parts that down multiplies. Down adds its sums to the
+// residual stream, where order does not matter (kernels/residual.cuh). Down's blocks start as
+// gate/up's blocks end, and read their first weights before they wait for the remaining blocks of
+// gate/up.
 #pragma once
 
 #include "kernels/experts/experts_step.cuh"
@@ -32,11 +33,12 @@ struct Picks {
   float weights[kMaxPicks];
   float factors[kMaxTokens];  // of each token's activations
   int count;
-  // Twice the cost of a tile each of the picks before this one; for more than kStaged tokens.
+  // Twice the cost of one tile of each of the picks before this one, summed; for more than kStaged
+  // tokens.
   int costs_before[kMaxPicks + 1];
 };
 
-constexpr int kStaged = 2;  // tokens of a pick; the activations of the others are read in place
+constexpr int kStaged = 2;  // staged tokens of a pick; the activations of others are read in place
 constexpr int kBlocks = 4;  // of an SM
 
 template <int kUnits>
@@ -50,7 +52,7 @@ struct Shared {
   float sums[2][kMaxWarps<kUnits>][kMaxTokens][16];
 };
 
-/// The tiles of a block in turn.
+/// The tiles of a block, one after another.
 struct Walk {
   int tiles_of_pick, pick, tile, left;
 
@@ -59,7 +61,7 @@ struct Walk {
     left = part_begin(all, gridDim.x, blockIdx.x + 1) - first;
     pick = first / num_tiles, tile = first - pick * num_tiles;
   }
-  /// Shares of equal cost in place of equal numbers.
+  /// Shares of equal cost instead of equal numbers of tiles.
   __device__ __forceinline__ Walk(const Picks& picks, int num_tiles) : tiles_of_pick(num_tiles) {
     const int lane = threadIdx.x % 32, all = picks.costs_before[picks.count] * num_tiles;
     const int before = lane < picks.count ? picks.costs_before[lane] * num_tiles : all + 1;
@@ -84,8 +86,8 @@ __device__ __forceinline__ Walk walk_of(const Picks& picks, int num_tiles) {
   return Walk(picks, num_tiles);
 }
 
-/// Chooses for a token, by one warp, and says so: top_k words of an expert's number + 1 and its
-/// weight, one of 1 and the norm's factor. All are 0 before.
+/// Chooses for a token, by one warp, and publishes the choice: top_k words of an expert's number +
+/// 1 and its weight, and one word of 1 and the norm's factor. All words are 0 before.
 template <int kMine>
 __device__ __forceinline__ void route(const Step& p, int token, float2* said,
                                       const float (&router_bias)[kMaxExperts / 32]) {
@@ -106,7 +108,7 @@ __device__ __forceinline__ void route(const Step& p, int token, float2* said,
   }
 }
 
-/// Which experts the launch's tokens chose, each once; by one warp.
+/// Lists the experts that the launch's tokens chose, each once; by one warp.
 template <int kMost, bool kStagesMany>
 __device__ __forceinline__ void pick_experts(const Step& p, Picks& picks) {
   const int lane = threadIdx.x % 32, num_pairs = p.num_tokens * p.top_k;
@@ -118,7 +120,7 @@ __device__ __forceinline__ void pick_experts(const Step& p, Picks& picks) {
   const int nth = __popc(firsts & ((1u << lane) - 1));
   if constexpr (kMost > kStaged) {
     const int cost = is_first ? tile_cost(__popc(peers), kStagesMany) : 0;
-    int costs = cost;  // up to this lane
+    int costs = cost;  // sum up to this lane
 #pragma unroll
     for (int i = 1; i < 32; i *= 2) {
       const int lower = __shfl_up_sync(~0u, costs, i);
@@ -138,8 +140,9 @@ __device__ __forceinline__ void pick_experts(const Step& p, Picks& picks) {
   }
 }
 
-/// Waits for all tokens' choices, by one warp. Down may do so before it waits for the kernel that
-/// writes them: a word says itself whether it is there, and was cleared a layer before.
+/// Waits for all tokens' choices, by one warp. Down may call this before it waits for the kernel
+/// that writes them: a word that is not 0 has been written, and all words were cleared a layer
+/// before.
 template <int kMost, bool kStagesMany>
 __device__ __forceinline__ void read_choices(const Step& p, Picks& picks) {
   const int lane = threadIdx.x % 32;
@@ -170,7 +173,7 @@ __device__ __forceinline__ void read_choices(const Step& p, Picks& picks) {
   pick_experts<kMost, kStagesMany>(p, picks);
 }
 
-/// The warp's units of the tile that the block is at; null if there is none.
+/// The warp's units of the block's current tile; null if no tile is left.
 template <int kUnits>
 __device__ __forceinline__ const std::byte* units_at(const PackedMatrix& matrix,
                                                      int64_t expert_bytes, int units_of_row,
@@ -180,13 +183,13 @@ __device__ __forceinline__ const std::byte* units_at(const PackedMatrix& matrix,
          (int64_t{walk.tile} * units_of_row + threadIdx.x / 32 * kUnits) * kUnitBytes<F>;
 }
 
-/// Multiplies a block's tiles, of kMost tokens at most, the first of which `held` has or is
-/// about to have. input_of(pick, j): the number of its j-th token's activations; stage(input, to):
-/// these, over the warp's units, to shared memory, where with kAhead they are all from the start;
-/// lane_inputs(input, staged): the same as the lane's columns, read there if they are staged. Of
-/// picks of more than kStaged tokens the first are if kStagesMany. early(pick, tile, i): what
-/// end(pick, tile, i, early, sum) needs besides the sums: sum(row), of token i / kEnds of the pick.
-/// end() is called for i < kEnds * count.
+/// Multiplies a block's tiles, of kMost tokens at most. `held` has the first tile or is about to
+/// load it. input_of(pick, j): the number of the activations of the pick's j-th token. stage(input,
+/// to): copies these, over the warp's units, to shared memory; with kAhead all are there from the
+/// start. lane_inputs(input, staged): the lane's columns of them, from shared memory if they are
+/// staged. In picks of more than kStaged tokens, the first kStaged are staged if kStagesMany.
+/// early(pick, tile, i): what end(pick, tile, i, early, sum) needs besides the sums; sum(row) is of
+/// token i / kEnds of the pick. end() is called for i < kEnds * count.
 template <int kMost, bool kAhead, bool kStagesMany, int kUnits, int kEnds, typename InputOf,
           typename Stage, typename LaneInputs, typename Early, typename End>
 __device__ __forceinline__ void multiply_tiles(const PackedMatrix& matrix, int64_t expert_bytes,
@@ -196,7 +199,7 @@ __device__ __forceinline__ void multiply_tiles(const PackedMatrix& matrix, int64
                                                LaneInputs&& lane_inputs, Early&& early, End&& end) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, num_warps = blockDim.x / 32;
   const int i = threadIdx.x;
-  int staged = -1;  // whose activations the warp has
+  int staged = -1;  // the pick whose activations the warp has staged
 #pragma unroll 1
   for (int turn = 0; walk.left > 0; ++turn) {
     const int nth = walk.pick, tile = walk.tile;
@@ -226,7 +229,7 @@ __device__ __forceinline__ void multiply_tiles(const PackedMatrix& matrix, int64
       }
     };
     if (kMost == kStaged || count <= kStaged) {
-      // One token in the way of two: a way of its own would be as much code again.
+      // One token uses the code for two: code of its own would double the size.
       const float sum = held.multiply_two(staged_of(0), count == 2 ? staged_of(1) : shared.zeros,
                                           shared.zeros, next);
       if (lane % 4 / 2 < count) sums[lane % 4 / 2][lane / 4 + 8 * (lane % 2)] = sum;
@@ -260,7 +263,7 @@ __device__ __forceinline__ void multiply_tiles(const PackedMatrix& matrix, int64
   }
 }
 
-/// Copies a warp's parts of activations to shared memory.
+/// Copies a warp's share of the activations to shared memory.
 template <int kBytes>
 __device__ __forceinline__ void stage_parts(const std::byte* parts, std::byte* to) {
 #pragma unroll
@@ -305,7 +308,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps<kUnits>, kUnits == 9 ? kBlocks 
                                   squares);
     }
   };
-  if constexpr (kMost == kStaged) {  // all that any pick can want, while the choice is on its way
+  if constexpr (kMost == kStaged) {  // all that a pick can need, before the choice is read
     for (int t = 0; t < min(p.num_tokens, kStaged); ++t) stage(t, shared.inputs[warp][t]);
   }
   if (warp == 0) read_choices<kMost, kFolds>(p, picks);
@@ -381,14 +384,15 @@ __global__ void __launch_bounds__(32 * kMaxWarps<kUnits>, kUnits == 9 ? kBlocks 
       });
 }
 
-/// Units of a warp for rows of so many: 0 if blocks of few warps do not share them evenly.
+/// Units of a warp, for matrix rows of num_units; 0 if blocks of few warps cannot share them
+/// evenly.
 constexpr int units_of_warp(int num_units) {
   return num_units % 9 == 0 && num_units / 9 <= kMaxWarps<9> ? 9
          : num_units <= kMaxWarps<1>                         ? 1
                                                              : 0;
 }
 
-/// How many tokens one launch takes: 0 for shapes that this way does not serve.
+/// Tokens of one launch; 0 for shapes that this kernel cannot run.
 inline int tokens_of_launch(const Step& p) {
   const bool fits = p.gate_up.format == F && p.hidden % 64 == 0 &&
                     p.gate_up.rows == 128 * p.num_units_down && p.top_k < kMaxPicks &&
@@ -419,7 +423,7 @@ inline void launch_tiles(const Step& p, const BlockLimits& limits, cudaStream_t 
     units == 9 ? launch.template operator()<9>(num_units / 9)
                : launch.template operator()<1>(num_units);
   };
-  // Kernels for two, four and eight tokens: much of a short layer is instructions on their way.
+  // Kernels for two, four and eight tokens: loading instructions is much of a short layer's time.
   dispatch_up_to<kStaged, 4, kMaxTokens>(p.num_tokens, [&]<int kMost>() {
     with_units(p.num_units, [&]<int kUnits>(int num_warps) {
       dispatch_up_to<0, 4, kMaxExperts / 32>(ceil_div(p.num_experts, 32), [&]<int kMine>() {
