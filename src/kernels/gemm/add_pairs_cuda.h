@@ -7,15 +7,15 @@
 namespace moxie::gemm {
 
 /// x of each token += the sum over k < top_k of weights[token * top_k + k] times row
-/// slot_of_pair[token * top_k + k] of `pairs`. Of the sum in that order; rounded as a whole.
-/// Pointers are aligned to 16 bytes.
+/// slot_of_pair[token * top_k + k] of `pairs`. The terms are added in that order; their sum is
+/// rounded and added once. Pointers are aligned to 16 bytes.
 struct AddPairs {
   int32_t num_tokens = 0, width = 0, top_k = 0;
   const int32_t* slot_of_pair = nullptr;  ///< [tokens, top_k]
   const float* weights = nullptr;         ///< [tokens, top_k]
   const uint16_t* pairs = nullptr;        ///< [rows, width], BF16
   float* x = nullptr;        ///< [tokens, width] of two floats (residual.cuh), added to
-  bool x_is_single = false;  ///< of one
+  bool x_is_single = false;  ///< one float
 };
 void add_pairs(const AddPairs& step, Stream* stream);
 

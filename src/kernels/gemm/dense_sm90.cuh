@@ -11,20 +11,21 @@
 
 namespace moxie::gemm {
 
-/// The work of one matrix times `num_columns` staged rows. Blocks of rows follow one another, so
-/// that what runs at a time shares its activations, and the weights stay in L2.
+/// The work of one matrix times `num_columns` staged rows. Neighbouring items are the row blocks of
+/// one tile of columns, so that items that run at the same time share activations, and the weights
+/// stay in L2.
 struct DenseItems {
   int32_t num_columns = 0, tile_columns = 0, row_blocks = 0, tiles_a_block = 0;
-  /// Blocks of 64 rows: FewRowsCut, or with more than its columns a tile FewRowsWideCut; in order
-  /// FewRowsOrderedCut.
+  /// Blocks of 64 rows: FewRowsCut; FewRowsWideCut if a tile has more columns than that takes; with
+  /// kInOrder FewRowsOrderedCut.
   bool has_few_rows = false;
 
   /// kInOrder: a column's sums are the same, to the bit, for any number of columns.
   template <bool kInOrder>
   static DenseItems of(const PackedMatrix& weight, int32_t num_columns, int32_t num_sms) {
-    // While blocks of 256 rows would leave many SMs without work.
+    // If blocks of 256 rows would leave many SMs without work.
     const bool few_rows = int64_t{weight.rows} * num_columns <= kFewRowsCells;
-    // The cut that multiplies less padding.
+    // Chooses the cut that multiplies less padding.
     const auto cells = [&](int32_t rows, int32_t columns) {
       return int64_t{round_up(weight.rows, rows)} * round_up(num_columns, columns);
     };
@@ -36,7 +37,7 @@ struct DenseItems {
     const auto rounds = [&](int32_t columns) {
       return ceil_div(ceil_div(weight.rows, rows) * ceil_div(num_columns, columns), num_sms);
     };
-    // Wider tiles where they need fewer rounds of all SMs.
+    // Takes wider tiles if they need fewer rounds of all SMs.
     constexpr int32_t kFew = FewRowsCut::kMostColumns, kMany = FewRowsWideCut::kMostColumns;
     const int32_t most = !few_rows && is_many           ? ManyColumnsCut::kMostColumns
                          : !few_rows                    ? WideCut::kMostColumns
@@ -79,9 +80,9 @@ inline const char* refuses_product(const PackedMatrix& weight) {
 }
 
 #ifdef __CUDACC__
-/// A warp's sums of 16 rows and some columns, in shared memory: an end takes them from there column
-/// by column, as memory is to be written. Straight from registers an end is so long a program that
-/// instructions come too late.
+/// A warp's sums of 16 rows and some columns, in shared memory: an end reads them from there column
+/// by column, in the order in which it writes memory. An end that read registers would be a program
+/// so long that its instructions would arrive too late.
 struct SumsTile {
   static constexpr int kMostColumns = 64;
   static constexpr int kBytes = 16 * kMostColumns * sizeof(float);
@@ -95,10 +96,10 @@ struct SumsTile {
   }
 };
 
-/// The task of a dense product, but for its end: what End's
+/// The task of a dense product, without its end. End's
 ///   template <Cut> void store(const SumsTile&, int tile, int rows, int first_column, int
 ///   num_columns)
-/// does with the sums of tile `tile` of a matrix of so many rows.
+/// uses the sums of tile `tile` of a matrix with `rows` rows.
 template <typename End>
 struct DenseProduct {
   template <typename Cut>
@@ -117,7 +118,7 @@ struct DenseProduct {
     constexpr int kSteps = kColumns / kStep;
     const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
     float* mine = reinterpret_cast<float*>(shared + (threadIdx.x / 32 - 4) * SumsTile::kBytes);
-    // A loop whose body has the end once; registers want their numbers known.
+    // The outer loop holds the end's code once; the inner one makes register numbers constants.
 #pragma unroll 1
     for (int part = 0; part < Cut::kRowTiles * kSteps; ++part) {
 #pragma unroll
@@ -154,7 +155,7 @@ void dispatch_product(DType format, Launch&& launch) {
   launch.template operator()<DType::kBF16>();
 }
 
-/// Launches on as many SMs as there are items, `most_items` at most.
+/// Launches as many blocks as there are items, at most as many as fit on all SMs.
 template <DType F, typename Cut, int... kWidths, typename Task>
 void launch_product(const char* row, const Task& task, int64_t most_items, cudaStream_t stream) {
   if (most_items == 0) return;
@@ -198,7 +199,7 @@ void multiply_dense(const char* row, const PackedMatrix& weight, const StagedVie
     launch.template operator()<FewRowsWideCut, 128>();
   });
 }
-/// Where a row that stages its columns itself has them: at its workspace's begin.
+/// Where a row that stages its own columns has them: at the beginning of its workspace.
 inline StagedView dense_columns(const PackedMatrix& weight, int32_t num_columns, const Launch& at) {
   return {at.workspace, round_up(num_columns, kStagedRows), weight.cols};
 }

@@ -1,15 +1,15 @@
-// Products of packed weights with many tokens on Hopper: the weights, read in the order of their
-// fragments and made BF16 or E5M2 in registers, are wgmma's register operand; the activations,
-// staged in BF16 or E4M3 (staged.cuh), lie in shared memory. Exact but for the activations'
-// rounding, and for what wgmma drops of the sums of 8-bit operands (it keeps some 13 bits behind
-// the greatest addend's first).
+// Products of packed weights with many tokens on Hopper. The weights, read in the order of their
+// fragments and converted to BF16 or E5M2 in registers, are wgmma's register operand. The
+// activations, staged in BF16 or E4M3 (staged.cuh), are in shared memory. The products are exact
+// except for the activations' rounding and for the bits that wgmma drops in sums of 8-bit operands
+// (it keeps some 13 bits after the first of the greatest addend).
 //
-// A block goes through work items (rows of the weights x up to 144 staged rows). One thread of the
-// first warpgroup copies activations, 64 columns at a time, into a ring that the other warpgroups
-// read; each of their warps copies its own tiles of weights, and while the products of one tile run
-// it, or another warpgroup, makes the next operand. The weights' scales are exact powers of two and
-// go into the operand: times 2^-kShift, so that they fit BF16's exponents, which kProductScale
-// takes away again.
+// A block takes one work item after another (rows of the weights x up to 144 staged rows). One
+// thread of the first warpgroup copies activations, 64 columns at a time, into a ring that the
+// other warpgroups read. Each of their warps copies its own tiles of weights. While the products of
+// one tile run, the same warpgroup, or another one, makes the next operand. The weights' scales are
+// exact powers of two and part of the operand. It is 2^-kShift of its value, so that it fits BF16's
+// exponents; kProductScale restores the sums.
 //
 // Per unit of 64 columns and SM, 256 rows x 128 columns: 1,024 clocks of wgmma; some 300 issue
 // slots of four schedulers for the operand; 8.5 KiB of MXFP4 and 16 KiB of activations from L2.
@@ -22,15 +22,15 @@
 
 namespace moxie::gemm {
 
-/// How a block is cut. Many columns want many rows of each warpgroup, few columns many warps; a
-/// small matrix wants blocks of few rows, whose warpgroups then share K.
+/// How a block is cut. For many columns each warpgroup should have many rows, for few columns there
+/// should be many warps. A small matrix needs blocks of few rows, whose warpgroups then share K.
 template <int kWarpgroups_, int kRowTiles_, bool kSplitsK_, int kMostColumns_,
           DType kActivation_ = DType::kBF16, int kBlocks_ = 1>
 struct CutOf {
-  static constexpr int kBlocks = kBlocks_;          ///< that an SM holds
-  static constexpr int kWarpgroups = kWarpgroups_;  ///< that multiply
+  static constexpr int kBlocks = kBlocks_;          ///< on an SM at a time
+  static constexpr int kWarpgroups = kWarpgroups_;  ///< warpgroups that multiply
   static constexpr int kRowTiles = kRowTiles_;      ///< of 64 rows, of each warpgroup
-  /// Warpgroups have the same rows and each its own units.
+  /// Warpgroups have the same rows, and each has units of its own.
   static constexpr bool kSplitsK = kSplitsK_;
   static constexpr int kMostColumns = kMostColumns_;
   static constexpr DType kActivation = kActivation_;  ///< BF16 or E4M3
@@ -39,8 +39,8 @@ struct CutOf {
   static constexpr int kRows = 64 * kRowTiles * (kSplitsK ? 1 : kWarpgroups);
   static constexpr int kThreads = 128 * (kWarpgroups + 1);
 
-  // Registers of a thread: the block has what it is launched with, those of kThreads under
-  // __launch_bounds__, and a warpgroup that asks for more than the others gave back waits forever.
+  // Registers of a thread. A block has the registers of its launch, those of kThreads under
+  // __launch_bounds__. A warpgroup that asks for more than the others gave back waits forever.
   static constexpr int kLaunchRegisters = 65536 / (kThreads * kBlocks) / 8 * 8;
   static constexpr int kCopyRegisters = 24;
   static constexpr int kMathRegisters =
@@ -48,14 +48,14 @@ struct CutOf {
 };
 using WideCut = CutOf<2, 2, false, 128>;
 static_assert(WideCut::kMathRegisters == 240, "two warpgroups of 128 sums a thread");
-/// Half the rows and twice the columns, for matrices that leave less of its last block empty.
+/// Half the rows and twice the columns, for matrices that fill more of its last block.
 using ManyColumnsCut = CutOf<2, 1, false, 256>;
 using FewColumnsCut = CutOf<4, 1, false, 64>;  // streamed_product_sm90.cuh
 using FewRowsCut = CutOf<4, 1, true, 64>;
 using FewRowsWideCut = CutOf<2, 1, true, 128>;
 static_assert(FewRowsCut::kRows == FewRowsWideCut::kRows);
-/// As few rows, of which one warpgroup adds up all of K in its order: as the cuts that do not share
-/// K do, to the bit.
+/// As few rows. One warpgroup adds up all of K in order, to the same bits as the cuts that do not
+/// share K.
 using FewRowsOrderedCut = CutOf<1, 1, false, 64, DType::kBF16, 2>;
 static_assert(FewRowsOrderedCut::kRows == FewRowsCut::kRows);
 
@@ -84,7 +84,8 @@ struct Operand<DType::kBF16> {
   static constexpr int kWeightStages = 4;
   static constexpr int kShift = 0, kBias = 0;
 };
-/// Stages of a warp's ring of weights: at most what leaves room for the sums that meet.
+/// Stages of a warp's ring of weights: at most as many as leave room for the sums of warpgroups
+/// that share K.
 template <DType F, typename Cut>
 inline constexpr int kWeightStages =
     !Cut::kSplitsK || F == DType::kMXFP4 ? Operand<F>::kWeightStages
@@ -94,8 +95,8 @@ inline constexpr float kProductScale = fragment::power_of_two(Operand<F>::kShift
 
 template <DType F, typename Cut>
 struct Shared {
-  // As many as leave room for the weights and what a task keeps: with more of them a warpgroup can
-  // be at an item's end while the other still multiplies.
+  // As many as leave room for the weights and for the task's shared memory: with more stages a
+  // warpgroup can be at the end of an item while the other still multiplies.
   static constexpr int kColumnStages = Cut::kActivation == DType::kF8E4M3         ? 8
                                        : Cut::kMostColumns > 144                  ? 4
                                        : Cut::kMostColumns <= 64                  ? 8
@@ -106,7 +107,7 @@ struct Shared {
   static_assert(!Cut::kSplitsK || kColumnStages % Cut::kWarpgroups == 0,
                 "in an item the same warpgroup reads a stage");
   static constexpr int kStageBytes = Cut::kRowTiles * fragment::kUnitBytes<F>;
-  /// Where warpgroups share K: sums of all but the first.
+  /// If warpgroups share K: the sums of all but the first.
   static constexpr int kSums = Cut::kSplitsK ? (Cut::kWarpgroups - 1) * 64 * Cut::kMostColumns : 0;
   alignas(1024) std::byte columns[kColumnStages][Cut::kRowBytes * Cut::kMostColumns];
   alignas(128) std::byte weights[4 * Cut::kWarpgroups][kWeightStages<F, Cut>][kStageBytes];
@@ -114,14 +115,14 @@ struct Shared {
   uint64_t full[kColumnStages], empty[kColumnStages];
 };
 
-/// Folding scales into E5M2 operands: the exponent field of the greatest FP16 factor, 2^15; the
-/// operand of a code times the greatest scale is the code times 2^kFoldedTop. kFoldedOctaves
-/// (greatest_scales_cuda.h) below, 0.5 is still E5M2's least, 2^-16.
+/// Folding scales into E5M2 operands: the exponent field of the greatest FP16 factor, 2^15. The
+/// operand of a code with the greatest scale is the code times 2^kFoldedTop. With a scale
+/// kFoldedOctaves (greatest_scales_cuda.h) below it, 0.5 is still E5M2's least value, 2^-16.
 inline constexpr int kGreatestFold = 30, kFoldedTop = 1;
 
 #ifdef __CUDACC__
 
-/// Unit 0 of a tile of an expert; of the last one for tiles past the end.
+/// Unit 0 of a tile of an expert; of the last tile for tiles past the end.
 template <DType F>
 __device__ __forceinline__ const std::byte* tile_of(const PackedMatrix& weight, int num_units,
                                                     int expert, int tile) {
@@ -132,7 +133,8 @@ __device__ __forceinline__ const std::byte* tile_of(const PackedMatrix& weight, 
          int64_t{min(tile, num_tiles - 1)} * num_units * kBytes;
 }
 
-/// The ring of one warp's weights: its tiles, a unit of each a stage, copied by the warp itself.
+/// The ring of one warp's weights. A stage has a unit of each of the warp's tiles; the warp itself
+/// copies them.
 template <DType F, typename Cut>
 struct WeightRing {
   static constexpr int kStages = kWeightStages<F, Cut>;
@@ -165,8 +167,8 @@ struct WeightRing {
     next_unit += kStep;
     if (++fill_stage == kStages) fill_stage = 0;
   }
-  /// Starts an item: `tile` is this warp's first, the others lie four on; those past the end repeat
-  /// the last one.
+  /// Starts an item: `tile` is this warp's first tile, its others are four apart; tiles past the
+  /// end repeat the last one.
   __device__ __forceinline__ void start(const PackedMatrix& weight, const Item& item, int tile) {
 #pragma unroll
     for (int m = 0; m < Cut::kRowTiles; ++m) {
@@ -179,7 +181,7 @@ struct WeightRing {
 #pragma unroll 1
     for (int i = 0; i < kStages - 1; ++i) fill();
   }
-  /// The next unit's stage, when it is there; the one before it is filled again.
+  /// Waits for the next unit's stage and returns it; refills the stage before it.
   __device__ __forceinline__ const std::byte* next() {
     wait_for_copies<kStages - 2>();
     __syncwarp();
@@ -190,7 +192,7 @@ struct WeightRing {
   }
 };
 
-/// What a lane has of a unit.
+/// A lane's share of a unit.
 template <DType F>
 __device__ __forceinline__ fragment::Unit<F> read_operand(const std::byte* unit_at) {
   const uint32_t lane = threadIdx.x % 32;
@@ -207,7 +209,7 @@ template <DType F>
 __device__ __forceinline__ void make_operand(const fragment::Unit<F>& unit, uint32_t (&a)[16]) {
 #pragma unroll
   for (int block = 0; block < 2; ++block) {
-    // The scales of both rows: their exponents moved by kBias; beyond 255 an infinity.
+    // The scales of both rows, their exponents raised by kBias; beyond 255 an infinity.
     [[maybe_unused]] __nv_bfloat162 scales;
     if constexpr (fragment::Format<F>::kScaleWords == 1) {
       constexpr uint32_t kBoth = 0x00010001u;
@@ -235,7 +237,7 @@ __device__ __forceinline__ void make_operand(const fragment::Unit<F>& unit, uint
   }
 }
 
-/// The greatest scales of rows g and g + 8 of a tile of an expert; of the last one past the end.
+/// The greatest scales of rows g and g + 8 of a tile of an expert; of the last tile past the end.
 __device__ __forceinline__ int2 greatest_scales_of(const PackedMatrix& weight, int expert,
                                                    int tile) {
   const int num_tiles = (weight.rows + 15) / 16, g = threadIdx.x % 32 / 4;
@@ -243,17 +245,18 @@ __device__ __forceinline__ int2 greatest_scales_of(const PackedMatrix& weight, i
       weight.greatest_scales + (int64_t{expert} * num_tiles + min(tile, num_tiles - 1)) * 16 + g;
   return make_int2(__ldg(rows), __ldg(rows + 8));
 }
-/// What is added to the codes of the scales of rows g and g + 8 to make them the exponent fields of
-/// FP16 factors, in the halves of a word: blocks whose scale is their row's greatest get the
-/// greatest factor.
+/// Offsets that turn the codes of the scales of rows g and g + 8 into the exponent fields of FP16
+/// factors, in the halves of a word: blocks whose scale is their row's greatest get the greatest
+/// factor.
 __device__ __forceinline__ uint32_t folding_offsets(int2 greatest) {
   return __byte_perm(static_cast<uint32_t>(kGreatestFold - greatest.x),
                      static_cast<uint32_t>(kGreatestFold - greatest.y), 0x5410);
 }
 /// Rows g and g + 8 of a unit of MXFP4 as two operands of 32 columns in E5M2: 2^-kFoldedTop of
-/// their values over their row's greatest scale. Codes become FP16 of 2^-14 of their values, by
-/// bits; times the scale, an exact power of two; of which the high byte is E5M2. Scales more than
-/// kFoldedOctaves below the greatest lose bits, then become zero.
+/// their values over their row's greatest scale. Bit operations make codes FP16 of 2^-14 of their
+/// values. These are multiplied by the scale, an exact power of two; the high byte of the product
+/// is E5M2. Scales more than kFoldedOctaves below the greatest lose bits, and still lower ones
+/// become zero.
 __device__ __forceinline__ void make_operand_e5m2(const fragment::Unit<DType::kMXFP4>& unit,
                                                   uint32_t offsets, uint32_t (&a)[8]) {
   constexpr uint32_t kMagnitude = 0x0E000E00u, kSigns = 0x80808080u;
@@ -301,7 +304,7 @@ struct UnitProduct {
     const uint64_t b = tile_descriptor<Cut::kRowBytes>(columns);
     wgmma_fence();
     if constexpr (kIsE4m3) {
-      // More columns than a product can have are two products with the same operand.
+      // More columns than one wgmma takes are two wgmma with the same operand.
       constexpr int kParts = kColumns > 256 ? 2 : 1, kPart = kColumns / kParts;
       static_assert(kColumns % (8 * kParts) == 0);
 #pragma unroll
@@ -324,8 +327,8 @@ struct UnitProduct {
 template <typename Cut, int kColumns>
 using Sums = float[Cut::kRowTiles][kColumns / 2];
 
-/// One item's sums of a warpgroup, kColumns wide. `unit_count`: units of the items before, which
-/// tells the ring's stages; `offsets`: folding_offsets of its tile; `after` is called when all
+/// One item's sums of a warpgroup, kColumns wide. `unit_count`: units of all previous items, which
+/// gives the ring's stage. `offsets`: folding_offsets of the tile. `after` is called when all
 /// operands are read, and may start the next item's copies.
 template <DType F, typename Cut, int kColumns, typename After>
 __device__ __forceinline__ void multiply_item(Shared<F, Cut>& shared, WeightRing<F, Cut>& ring,
@@ -338,11 +341,12 @@ __device__ __forceinline__ void multiply_item(Shared<F, Cut>& shared, WeightRing
 #pragma unroll
     for (int i = 0; i < kColumns / 2; ++i) sums[m][i] = 0;
   }
-  // An operand a tile; of one tile with many columns, of this unit and of the one before.
+  // An operand for each tile. One tile with many columns has two: of this unit and of the previous
+  // one.
   constexpr bool kIsDouble = kTiles == 1 && Cut::kMostColumns > 144;
   constexpr int kOperands = kIsDouble ? 2 : kTiles;
   UnitProduct<F, Cut, kColumns> products[kOperands];
-  int last_stage = -1, stage_before = -1;  // not given back yet
+  int last_stage = -1, stage_before = -1;  // not released yet
   const auto give_back = [&](int stage) {
     if (stage >= 0 && is_first_lane) arrive_barrier(&shared.empty[stage]);
   };
@@ -351,7 +355,7 @@ __device__ __forceinline__ void multiply_item(Shared<F, Cut>& shared, WeightRing
     const uint32_t place = unit_count + u, stage = place % kStages;
 #pragma unroll
     for (int m = 0; m < kTiles; ++m) {
-      wgmma_wait<kOperands - 1>();  // this operand's before
+      wgmma_wait<kOperands - 1>();  // the previous product with this operand
       if (m == kTiles - 1) give_back(kIsDouble ? stage_before : last_stage);
       product[m].make(unit + m * fragment::kUnitBytes<F>, offsets);
       if (m == 0) wait_barrier(&shared.full[stage], place / kStages % 2);
@@ -377,7 +381,7 @@ __device__ __forceinline__ void multiply_item(Shared<F, Cut>& shared, WeightRing
   give_back(last_stage);
 }
 
-/// Where warpgroups share K: the sum of their sums, in the first one's registers.
+/// If warpgroups share K: adds up their sums, in the registers of the first one.
 template <DType F, typename Cut, int kColumns>
 __device__ __forceinline__ void add_sums(Shared<F, Cut>& shared, int group,
                                          Sums<Cut, kColumns>& sums) {
@@ -400,10 +404,9 @@ __device__ __forceinline__ void add_sums(Shared<F, Cut>& shared, int group,
   barrier_wait(1, kThreads);
 }
 
-/// The kernel, for items of up to so many columns as the last of kWidths, which ascend; each takes
-/// the least that it fits (products of three widths in one kernel and ptxas makes wgmma wait for
-/// itself). Task: `weight` (PackedMatrix),
-/// `staged` (StagedView), and on the device
+/// The kernel. kWidths ascend; the last is the most columns of an item, and each item takes the
+/// least width that it fits (with products of three widths in one kernel, ptxas makes each wgmma
+/// wait for itself). Task: `weight` (PackedMatrix), `staged` (StagedView), and on the device
 ///   bool item(int i, Item& item)   item number i, false past the last
 ///   template <Cut, int kColumns> void finish(const Item&, int tile, sums, void* shared)
 ///     sums[m] of this warp's tile of 16 rows tile + 4 m, times 2^-kShift
@@ -429,8 +432,8 @@ __global__ void __launch_bounds__(Cut::kThreads, Cut::kBlocks)
   if (threadIdx.x < 128) {
     give_registers<Cut::kCopyRegisters>();
     if (threadIdx.x != 0) return;
-    // Nobody else waits for the kernel before: what items there are was known when that one began,
-    // weights never change, and all else comes after the activations.
+    // Only this thread waits for the previous kernel: the items were known when that kernel began,
+    // weights never change, and all other work follows the arrival of the activations.
     wait_for_previous();
     launch_next();
     Item item;
@@ -479,7 +482,7 @@ __global__ void __launch_bounds__(Cut::kThreads, Cut::kBlocks)
                                             shared_bytes + sizeof(shared));
       }
     };
-    // The first that is wide enough.
+    // The first width that is wide enough.
     (void)((item.num_columns <= kWidths && (run.template operator()<kWidths>(), true)) || ...);
     unit_count += num_units;
     item = next;

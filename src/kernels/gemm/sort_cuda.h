@@ -1,11 +1,11 @@
-// Sorts (token, expert) pairs by expert on the device, for products that go through one expert's
-// tokens after another.
+// Sorts (token, expert) pairs by expert on the device, for products that take one expert's tokens
+// after another's.
 //
-// A pair gets a slot: a row of the staged activations. The slots of an expert are one run that
-// starts at a multiple of 8, in the order of the tokens; runs follow each other in the order of the
-// experts. Slots that no pair has (up to the next multiple of 8, and behind the last run) have
-// token -1 and weight 0. Each expert's run is cut into tiles of nearly equal size, multiples of 8
-// slots but for its last one, that the product takes one by one.
+// Each pair gets a slot: a row of the staged activations. An expert's slots are one run that starts
+// at a multiple of 8 and is in the order of the tokens; runs are in the order of the experts. Slots
+// without a pair (up to the next multiple of 8, and behind the last run) have token -1 and weight
+// 0. Each expert's run is cut into tiles of nearly equal size, each a multiple of 8 slots except
+// the last. A product takes one tile at a time.
 #pragma once
 
 #include <algorithm>
@@ -34,18 +34,18 @@ struct SortedPairs {
   int32_t capacity = 0, max_tiles = 0;
 };
 
-/// What is sorted. tile_slots: the most slots of a tile, a multiple of 8.
+/// The sizes of a sort. tile_slots: the most slots of a tile, a multiple of 8.
 struct SortShape {
   int32_t num_tokens = 0, top_k = 0, num_experts = 0, tile_slots = 0;
 
   int32_t num_pairs() const { return num_tokens * top_k; }
   int32_t num_runs() const { return std::min(num_experts, num_pairs()); }
-  /// Slots at most.
+  /// The most slots.
   int32_t capacity() const { return round_up(num_pairs(), kSlotsAlign) + kSlotsAlign * num_runs(); }
   int32_t max_tiles() const { return num_pairs() / tile_slots + num_runs() + 1; }
 };
 
-/// The result's place.
+/// Takes the result's memory from `scratch`.
 SortedPairs take_sorted_pairs(const SortShape& shape, Scratch& scratch);
 
 /// expert_ids and expert_weights: [tokens, top_k] of route; ids in 0 .. num_experts - 1.

@@ -1,8 +1,8 @@
 // Kernels that stage activations for products over many tokens (staged.cuh): F32 values, or the
 // residual stream's norm, rounded to BF16 or E4M3. Limited by memory; one block a token.
 //
-// Widths are multiples of 4, at most kMaxStagedWidth, and the pointers aligned to 16 bytes. Each
-// kernel may start before the one before it has ended (core/cuda_launch.cuh).
+// Widths are multiples of 4, at most kMaxStagedWidth, and the pointers are aligned to 16 bytes.
+// Each kernel may start before the previous one has ended (core/cuda_launch.cuh).
 #pragma once
 
 #include "kernels/gemm/staged.cuh"
@@ -32,21 +32,21 @@ struct StageFloats {
 };
 void stage_floats(const StageFloats& step, Stream* stream);
 
-/// Rows slot_of_pair[token * top_k + k], k < top_k, = values of the token; with norm_weight
-/// `values` is x, and they are RMSNorm(x).
+/// Rows slot_of_pair[token * top_k + k], k < top_k, = values of the token. With norm_weight,
+/// `values` is x, and the rows are RMSNorm(x).
 struct StageSlots {
   int32_t num_tokens = 0, top_k = 0;
   const float* values = nullptr;          // [tokens, width]
   const float* norm_weight = nullptr;     // [width], or null
   float rms_eps = 1e-5f;                  // with norm_weight
-  bool x_is_single = false;               // likewise (residual.cuh)
+  bool x_is_single = false;               // with norm_weight (residual.cuh)
   const int32_t* slot_of_pair = nullptr;  // [tokens, top_k]
   StagedView to;
 };
 void stage_slots(const StageSlots& step, Stream* stream);
 
-/// The same in E4M3: a token's values over a power of two that brings the greatest to 224 .. 448,
-/// which is slot_scale[slot] of each of its slots.
+/// StageSlots in E4M3: a token's values are divided by a power of two, so that the greatest is in
+/// 224 .. 448. That power is slot_scale[slot] of each of the token's slots.
 void stage_slots_e4m3(const StageSlots& step, float* slot_scale, Stream* stream);
 
 }  // namespace moxie::gemm

@@ -2,11 +2,11 @@
 // from shared memory.
 //
 // Rows are tokens, or slots (sort_cuda.h); columns are K, cut into units of 64, padded with zeros.
-// Unit u of row r are the 128 bytes at (u * capacity + r) * 128, so that a tile of rows of one unit
-// is one run of memory. Inside them columns lie in the order of the weights' fragments
-// (core/fragment.h): of each block of 32 columns, chunk i (16 bytes, i < 4) holds the pairs of
-// columns 8q + 2i, 8q + 2i + 1 for q = 0..3. Chunk c of the unit is stored at place c ^ (r % 8):
-// the 128-byte swizzle of tiles that start at multiples of 8 rows.
+// Unit u of row r is the 128 bytes at (u * capacity + r) * 128, so that a tile of rows of one unit
+// is contiguous. In a unit, columns are in the order of the weights' fragments (core/fragment.h):
+// of each block of 32 columns, chunk i (16 bytes, i < 4) holds the pairs of columns 8q + 2i, 8q +
+// 2i + 1 for q = 0..3. Chunk c of the unit is stored at place c ^ (r % 8): the 128-byte swizzle of
+// tiles that start at multiples of 8 rows.
 //
 // In E4M3 a unit of a row is 64 bytes: of each block of 32 columns, chunk i (16 bytes, i < 2) holds
 // columns 8q + 4i .. 8q + 4i + 3 for q = 0..3; chunk c of the unit is stored at place
@@ -24,14 +24,14 @@ namespace moxie::gemm {
 
 inline constexpr int32_t kStagedColumns = 64;    ///< of a unit
 inline constexpr int32_t kStagedRowBytes = 128;  ///< of a unit of one row in BF16
-inline constexpr int32_t kStagedRows = 8;        ///< tiles and capacities are multiples of it
+inline constexpr int32_t kStagedRows = 8;  ///< tiles and capacities are multiples of kStagedRows
 
 /// Bytes of a unit of one row in BF16 or E4M3.
 MOXIE_HOST_DEVICE constexpr int32_t staged_row_bytes(DType format) {
   return format == DType::kF8E4M3 ? kStagedColumns : kStagedRowBytes;
 }
 
-/// Where staged rows lie. `capacity`: rows of the memory, a multiple of kStagedRows.
+/// Where staged rows are. `capacity`: rows of the memory, a multiple of kStagedRows.
 struct StagedView {
   std::byte* data = nullptr;  ///< [units, capacity] of staged_row_bytes, aligned to 1,024
   int32_t capacity = 0, width = 0;
@@ -53,7 +53,8 @@ MOXIE_HOST_DEVICE constexpr uint32_t staged_pair_offset(uint32_t row, uint32_t p
   const uint32_t block = pair / 16, q = pair / 4 % 4, i = pair % 4;
   return 16 * ((4 * block + i) ^ (row % 8)) + 4 * q;
 }
-/// The same in E4M3 of four columns, 4 * quad .. 4 * quad + 3 of the unit (quad < 16), in 64 bytes.
+/// In E4M3, the byte of four columns (4 * quad .. 4 * quad + 3 of the unit, quad < 16) in the 64
+/// bytes of a row.
 MOXIE_HOST_DEVICE constexpr uint32_t staged_quad_offset(uint32_t row, uint32_t quad) {
   const uint32_t block = quad / 8, q = quad / 2 % 4, i = quad % 2;
   return 16 * ((2 * block + i) ^ (row / 2 % 4)) + 4 * q;

@@ -1,11 +1,11 @@
-// Grouped products with few columns on Hopper (up to 64 tokens an expert): limited by the weights'
-// way from memory, and next to it by the instructions that make operands of them.
+// Grouped products with few columns on Hopper (up to 64 tokens an expert): limited by reading the
+// weights from memory, and almost as much by the instructions that make operands of them.
 //
-// As product_sm90.cuh, but one warpgroup copies both operands, kBatchUnits units at a time: of each
-// of the block's 16 tiles a run of memory, so that the sixteen warps that multiply have nothing to
-// do but wait, make operands and start wgmma.
+// As product_sm90.cuh, but one warpgroup copies both operands, kBatchUnits units at a time. These
+// units of a tile are contiguous for each of the block's 16 tiles. The sixteen warps that multiply
+// only wait, make operands and start wgmma.
 //
-// Per unit of 64 columns and SM: 8.5 KiB of MXFP4, for which memory takes 450 clocks; 16 warps of
+// Per unit of 64 columns and SM: 8.5 KiB of MXFP4, which memory delivers in 450 clocks; 16 warps of
 // about 70 instructions, 280 issue slots of four schedulers.
 #pragma once
 
@@ -29,18 +29,19 @@ struct StreamedShared {
 
 #ifdef __CUDACC__
 
-/// A warpgroup's 64 rows of one item. `place`: batches of the items before.
+/// A warpgroup's 64 rows of one item. `place`: batches of all previous items.
 template <DType F, int kColumns, typename S>
 __device__ __forceinline__ void multiply_streamed(S& shared, uint32_t place, int num_units,
                                                   int block_tile,
                                                   Sums<FewColumnsCut, kColumns>& sums) {
 #pragma unroll
   for (int i = 0; i < kColumns / 2; ++i) sums[0][i] = 0;
-  // Two operands in turn, where registers allow: one is made while the products of the other run.
+  // Two alternating operands if registers allow it: one is made while the products of the other
+  // run.
   constexpr int kOperands = kColumns <= 32 ? 2 : 1;
   uint32_t a[kOperands][16];
   int last_stage = -1;
-  // Each lane for itself: checkers of races take no other's word for its reads.
+  // Each lane arrives for itself: race checkers accept no other lane's arrival for its reads.
   const auto give_back = [&] {
     if (last_stage < 0) return;
     fence_bulk_copies();
@@ -64,8 +65,8 @@ __device__ __forceinline__ void multiply_streamed(S& shared, uint32_t place, int
     wait_barrier(&shared.full[stage], place / S::kStages % 2);
 #pragma unroll
     for (int i = 0; i < kBatchUnits; ++i) {
-      wgmma_wait<kOperands - 1>();          // the products of this operand
-      if (i == kOperands - 1) give_back();  // all of the batch before
+      wgmma_wait<kOperands - 1>();          // the previous products with this operand
+      if (i == kOperands - 1) give_back();  // all of the previous batch is read
       multiply(units + i * kUnit, columns + i * kUnitOfColumns, a[(kFirst + i) % kOperands]);
     }
     last_stage = stage;
@@ -94,7 +95,7 @@ __device__ __forceinline__ void multiply_streamed(S& shared, uint32_t place, int
   }
 }
 
-/// The kernel: Task as of product_kernel, cut as FewColumnsCut, in one width.
+/// The kernel, with the Task of product_kernel, cut as FewColumnsCut, in one width.
 template <DType F, int kColumns, typename Task>
 __global__ void __launch_bounds__(FewColumnsCut::kThreads, 1)
     streamed_product_kernel(const __grid_constant__ Task task) {
@@ -113,9 +114,9 @@ __global__ void __launch_bounds__(FewColumnsCut::kThreads, 1)
   const int num_units = (task.weight.cols + 63) / 64;
   if (threadIdx.x < 128) {
     give_registers<FewColumnsCut::kCopyRegisters>();
-    // Three warps start the copies of five or six tiles each (how fast one warp starts copies would
-    // be the limit), and one those of the activations. It alone waits for the kernel before: what
-    // items there are was known when that one began, and weights never change.
+    // Three warps start the copies of five or six tiles each (one warp could not start copies fast
+    // enough), a fourth those of the activations. Only the fourth waits for the previous kernel:
+    // the items were known when that kernel began, and weights never change.
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const bool has_columns = warp == 3;
     const int of_warp = has_columns ? kBatchUnits : warp == 0 ? 6 : 5;

@@ -1,9 +1,9 @@
-// Which tile the grouped products of many tokens take: blocks of 256 rows (192 of down) times so
-// many tokens of an expert.
+// Chooses the tile of the grouped products for many tokens: blocks of 256 rows (192 of down) times
+// a number of tokens of an expert.
 //
 // A wider tile reads an expert's weights fewer times and makes operands of them fewer times, but
-// multiplies by columns that no token has. The model knows what a tile of each width takes and adds
-// up what an expert takes whose number of tokens is drawn by chance around the mean.
+// multiplies more columns that no token has. The model has the time of a tile of each width, and
+// adds up the time of an expert whose number of tokens is random around the mean.
 #pragma once
 
 #include <array>
@@ -14,13 +14,14 @@
 
 namespace moxie::gemm {
 
-/// A kernel for tiles of up to `columns` tokens; those of up to `few` take less time. Times are of
-/// 64 columns of weights, in nanoseconds, as measured on an H200; the model needs their ratios.
+/// A kernel for tiles of up to `columns` tokens; tiles of up to `few` tokens take few_time. Times
+/// are of 64 columns of weights, in nanoseconds, as measured on an H200; the model needs only their
+/// ratios.
 struct GroupedTile {
   int32_t columns, few;
   double time, few_time;
-  /// The ordered row has it: that row stores outputs of 16 columns at a time, and those of 64 do
-  /// not fit beside its ring of weights.
+  /// Whether the ordered row has it: that row stores outputs of 16 columns at a time, and those of
+  /// 64 do not fit beside its ring of weights.
   bool is_ordered;
 };
 inline constexpr std::array<GroupedTile, 7> kGroupedTiles = {{{8, 8, 319, 319, false},
@@ -30,7 +31,7 @@ inline constexpr std::array<GroupedTile, 7> kGroupedTiles = {{{8, 8, 319, 319, f
                                                               {96, 64, 681, 560, true},
                                                               {128, 96, 800, 700, true},
                                                               {144, 128, 870, 800, true}}};
-/// Whether there is such a tile, or (ordered) the ordered row has it.
+/// Whether there is such a tile; `ordered`: whether the ordered row has it.
 bool is_grouped_tile(int32_t columns, bool ordered = false);
 /// "256x64"
 std::string tile_name(int32_t columns);
@@ -39,7 +40,7 @@ struct TileChoice {
   int32_t columns = 0;
   std::string reason;  ///< "4.0 tokens an expert: 1.00; next 256x16, 1.03"
 };
-/// For experts that each have `mean` tokens in the mean; ordered: among the ordered row's.
+/// For experts with `mean` tokens on average; `ordered`: among the ordered row's tiles.
 TileChoice choose_tile(double mean, bool ordered = false);
 inline double mean_pairs(int32_t num_tokens, int32_t top_k, int32_t num_experts) {
   return static_cast<double>(num_tokens) * top_k / num_experts;

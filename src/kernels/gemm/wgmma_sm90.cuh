@@ -1,4 +1,4 @@
-// wgmma on Hopper (sm_90a) with the weights as register operand, for the numbers of columns that
+// wgmma on Hopper (sm_90a) with the weights as register operand, for each number of columns that
 // the products use.
 //
 //   d[4 i + 0..3] of lane (g, q) of warp w: (row 16 w + g, column 8 i + 2 q), (.., + 1),
@@ -165,8 +165,8 @@ __device__ __forceinline__ void wgmma_bf16<256>(float* d, const uint32_t* a, uin
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 
-/// d += a b, 64 rows x kColumns x 32 of E5M2 and E4M3: lane (g, q) has rows g and g + 8 of columns
-/// 4 q .. 4 q + 3 in a[0] and a[1], of 16 + 4 q .. in a[2] and a[3].
+/// d += a b, 64 rows x kColumns x 32 of E5M2 and E4M3: lane (g, q) has columns 4 q .. 4 q + 3 of
+/// rows g and g + 8 in a[0] and a[1], columns 16 + 4 q .. of the same rows in a[2] and a[3].
 template <int kColumns>
 __device__ __forceinline__ void wgmma_fp8(float* d, const uint32_t* a, uint64_t b);
 

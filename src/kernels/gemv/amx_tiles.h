@@ -1,8 +1,9 @@
-// How all AMX code here configures its tiles: eight of 16 rows x 64 bytes. Include it only in files
-// compiled for AMX; all lies in an anonymous namespace, for the reason that lanes.h gives.
+// The configuration of AMX tiles for all AMX code here: eight of 16 rows x 64 bytes. Include this
+// file only in files compiled for AMX; all its code is in an anonymous namespace, for the reason
+// that lanes.h gives.
 //
-// g++ 12 knows nothing of the memory that tile loads and stores touch: put
-// asm volatile("" ::: "memory") before the first load of what code wrote and after the last store.
+// g++ 12 does not know which memory tile loads and stores access. Put asm volatile("" ::: "memory")
+// between code that writes memory and the first tile load from it, and after the last tile store.
 #pragma once
 
 #include <immintrin.h>
@@ -23,7 +24,7 @@ static_assert(sizeof(TileConfig) == 64);
 // For this thread, until _tile_release().
 void configure_tiles() {
   const TileConfig config;
-  // g++ 12 takes _tile_loadconfig to read 8 bytes only, and drops the stores of the rest.
+  // g++ 12 assumes that _tile_loadconfig reads only 8 bytes, and drops the stores of the rest.
   asm volatile("" ::"r"(&config) : "memory");
   _tile_loadconfig(&config);
 }

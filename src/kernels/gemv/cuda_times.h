@@ -1,6 +1,6 @@
-// Predicted times of the CUDA rows that multiply dense layers. Shares and launches were fitted so
-// that what was faster on an H200 is what is predicted to be; other devices scale them by their
-// rates.
+// Predicted times of the CUDA rows that multiply dense layers. Shares and fixed times are fitted so
+// that the row that measured fastest on an H200 is predicted fastest. On other devices the device's
+// rates scale them.
 #pragma once
 
 #include "core/packing.h"
@@ -11,10 +11,11 @@ namespace moxie {
 inline constexpr FormSet<XForm> kAnyX{XForm::kF32, XForm::kF32Pair};
 inline constexpr FormSet<L1Form> kAnyL1{L1Form::kShared, L1Form::kL1};
 
-/// Rows for a few tokens go through more in groups of so many.
+/// Rows for a few tokens run larger batches in groups of this many tokens.
 inline constexpr int32_t kGroupOfGemv = 8;
-/// Up to so many tokens weights of MXFP4 are loaded straight to registers (gemv/split_gemv.cuh).
-/// There L1 holds what is on its way; other formats go through rings in shared memory.
+/// The rows for up to kGroupOfGemv tokens. Weights of MXFP4 are loaded straight to registers
+/// (gemv/split_gemv.cuh), with L1 holding the loads in flight; other formats use rings in shared
+/// memory.
 inline double dense_gemv_us(const Work& work, const PackedMatrix& weight, int32_t num_tokens,
                             L1Form l1, const DeviceRates& rates) {
   const double us = grouped_us(work, static_cast<double>(weight.bytes()), num_tokens, kGroupOfGemv,
@@ -30,8 +31,8 @@ inline double dense_gemm_us(const Work& work, int32_t hidden, const DeviceRates&
                       {.read = 0.6, .products = 0.65, .fixed_us = 3.0});
 }
 
-/// What the ordered rows, which give a token the same result in any batch, take longer at least: so
-/// that the planner takes them where they are asked for alone.
+/// The least extra time of the ordered rows, which give a token the same result in any batch. With
+/// it the planner takes these rows only where they are asked for.
 inline constexpr double kOrderedUs = 1.0;
 
 }  // namespace moxie

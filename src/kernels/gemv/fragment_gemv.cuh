@@ -1,19 +1,19 @@
-// The inner loop of the CUDA decode rows: weights in kFragment16x32 streamed from memory through
-// shared memory, made BF16 and multiplied by mma.m16n8k16 with F32 sums.
+// The inner loop of the CUDA decode rows: weights in kFragment16x32 are streamed from memory
+// through shared memory, converted to BF16 and multiplied by mma.m16n8k16 with F32 sums.
 //
 // Activations enter as two BF16 parts, high and low (their sum has 16 bits), in neighbouring
-// columns of the instruction: with few tokens the columns are there anyway, so that F32 activations
-// lose 2^-17 of themselves and cost nothing. A pair of columns is a slot; column group c has four.
-// With several tokens, slot i of group c is token 4 c + i. One token takes all four slots of its
-// group for four successive blocks of 32 columns of the weights, each zero in the others' slots:
-// the instruction adds to all slots at once, so that four blocks need one multiplication by their
-// scales (a lane has one block's) in place of four. After the product, lane (g, q) holds rows g and
-// g + 8 of slot q.
+// columns of the instruction. With few tokens these columns would otherwise be unused, so that
+// 16-bit activations cost nothing; F32 activations lose 2^-17 of themselves. A pair of columns is a
+// slot; column group c has four slots. With several tokens, slot i of group c is token 4 c + i. One
+// token takes all four slots of its group, for four successive blocks of 32 columns of the weights;
+// each block is zero in the other blocks' slots. The instruction adds to all slots at once, so that
+// four blocks need one multiplication by their scales (each lane has one block's scale) instead of
+// four. After the product, lane (g, q) holds rows g and g + 8 of slot q.
 //
-// In shared memory the parts lie as [block of 32 columns][kTokens][part][32] BF16, so that a lane
-// reads its eight values of a block as one vector. Kernels are compiled for 1, 4 and 8 tokens
-// (kTokens); with fewer tokens than that, columns repeat the last token, and nobody reads their
-// sums.
+// In shared memory the parts are stored as [block of 32 columns][kTokens][part][32] BF16, so that a
+// lane reads its eight values of a block as one vector. Kernels are compiled for 1, 4 and 8 tokens
+// (kTokens); with fewer tokens the other columns repeat the last token, and their sums are not
+// used.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -26,7 +26,7 @@
 
 namespace moxie::fragment {
 
-/// The greatest number of tokens of one launch of a kernel; rows loop over groups of it.
+/// The greatest number of tokens of one kernel launch; rows loop over groups of kMaxTokens.
 inline constexpr int kMaxTokens = 8;
 /// Groups of eight columns of the product.
 template <int kTokens>
@@ -39,9 +39,8 @@ inline constexpr int kUnitActivationBytes = 2 * kBlockBytes<kTokens>;
 
 template <DType F>
 struct Format;
-/// kExponent: activations are scaled by 2^kExponent before they are rounded, because the codes'
-/// BF16 forms are 2^-kUnit of their values; sums are multiplied by 2^(kUnit - kExponent) at the
-/// end.
+/// kExponent: activations are scaled by 2^kExponent before they are rounded, because codes as BF16
+/// are 2^-kUnit of their values; sums are multiplied by 2^(kUnit - kExponent) at the end.
 template <>
 struct Format<DType::kMXFP4> {
   static constexpr int kVectors = 1, kScaleWords = 1, kParts = 1, kExponent = 96, kUnit = 126;
@@ -86,7 +85,7 @@ inline constexpr int kCodeBytes = 512 * Format<F>::kVectors;
 template <DType F>
 inline constexpr int kUnitBytes = kCodeBytes<F> + 32 * Format<F>::kScaleWords;
 
-/// Reads the lane's own part of one unit from shared memory: its codes, or codes and scales.
+/// Reads the lane's share of one unit from shared memory: its codes, or codes and scales.
 template <DType F>
 __device__ __forceinline__ void read_codes(Unit<F>& unit, const std::byte* codes) {
 #pragma unroll
@@ -103,7 +102,7 @@ __device__ __forceinline__ void read_unit(Unit<F>& unit, const std::byte* codes,
 }
 
 /// The eight weights of row g + 8 half in block `block`, columns 8q.., as four BF16 pairs. `part`
-/// is 0 but for F32.
+/// is always 0 except for F32.
 template <DType F>
 __device__ __forceinline__ void decode(const Unit<F>& unit, int block, int half, int part,
                                        uint32_t pairs[4]) {
@@ -207,8 +206,8 @@ struct RowScales {
   }
 };
 
-/// The activations of one token as a lane's operand: of kBlocks successive blocks of columns those
-/// of its own slot's, zeros for the others.
+/// The activations of one token as a lane's operand, for kBlocks successive blocks of columns: the
+/// activations of the block of the lane's slot, zeros for the other blocks.
 template <int kBlocks>
 struct SlotInputs {
   uint4 block[kBlocks] = {};
@@ -258,7 +257,7 @@ __device__ __forceinline__ uint4 load_shared_16(uint32_t at) {
                : "r"(at));
   return v;
 }
-/// Into `v` if wanted, else `v` stays.
+/// Loads into `v` if wanted; otherwise `v` is unchanged.
 __device__ __forceinline__ void load_shared_16_if(bool is_wanted, uint32_t at, uint4& v) {
   asm volatile(
       "{.reg .pred wanted; setp.ne.u32 wanted, %4, 0; "
@@ -272,10 +271,10 @@ __device__ __forceinline__ float load_shared_e8m0(uint32_t at) {
   return __uint_as_float(byte << 23);
 }
 
-/// The same of three units of MXFP4 at `stage`: pair[half] += of the first two, which share the
-/// slots, odd[half] += of the third, with slots of its own. `own`: the lane's activations of the
-/// pair, of the odd unit odd_offset behind them. All is read first, and each unit has its own chain
-/// of products, so that a warp waits for little.
+/// The same for three units of MXFP4 at `stage`: pair[half] += of the first two, which share the
+/// slots; odd[half] += of the third, in slots 0 and 1. `own`: the lane's activations of the pair;
+/// those of the odd unit are odd_offset behind them. All loads come first, and each unit has its
+/// own chain of products, so that a warp waits little.
 __device__ __forceinline__ void multiply_three(uint32_t stage, uint32_t own, uint32_t odd_offset,
                                                SlotInputs<4>& of_pair, SlotInputs<2>& of_odd,
                                                float (&pair)[2], float (&odd)[2]) {
@@ -338,7 +337,7 @@ __device__ __forceinline__ void load_eight(const float* at, float (&v)[8]) {
   v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
 }
 
-/// The same of the residual stream.
+/// The same for the residual stream.
 __device__ __forceinline__ void load_eight(const float2* at, float (&v)[8]) {
   const auto* pairs = reinterpret_cast<const float4*>(at);
 #pragma unroll
@@ -359,10 +358,10 @@ struct Eight {
 };
 
 /// Writes columns [first, first + 64 num_units) of `num_tokens` rows of x (floats, or float2 of the
-/// residual stream; row length `width`, zeros past its end), times `factor` and, with kNorm, the
-/// norm's weight, into `tile`, by the threads `thread`, `thread` + num_threads, ... `norm` holds
-/// the first segment's norm weights; `early`, if not null, its values of token 0. With kNorm, adds
-/// each token's x^2 to squares[token].
+/// residual stream; row length `width`, zeros past its end) into `tile`, times `factor` and, with
+/// kNorm, times the norm's weight. The threads are `thread`, `thread` + num_threads, ... `norm`
+/// holds the norm weights of the thread's first segment; `early`, if not null, that segment's
+/// values of token 0. With kNorm, adds each token's x^2 to squares[token].
 template <int kTokens, bool kNorm, typename X>
 __device__ __forceinline__ void stage_activations(const X* x, int32_t width, int first,
                                                   int num_units, int num_tokens, float factor,
@@ -402,7 +401,7 @@ __device__ __forceinline__ void stage_activations(const X* x, int32_t width, int
   }
 }
 
-/// A load that is issued here, and waited for only where its value is used.
+/// A load that is issued here; the thread waits for it only where the value is used.
 __device__ __forceinline__ float load_early(const float* at) {
   float value;
   asm volatile("ld.global.f32 %0, [%1];" : "=f"(value) : "l"(at));
@@ -415,8 +414,8 @@ __device__ __forceinline__ float2 load_early(const float2* at) {
   return value;
 }
 
-/// Brings all of a kernel's parameters into the constant cache: a miss behind the wait for the
-/// kernel before would lengthen the chain.
+/// Brings all of a kernel's parameters into the constant cache before the wait for the previous
+/// kernel: a miss after that wait would lengthen the chain.
 template <typename P>
 __device__ __forceinline__ void touch_params(const P& params) {
   static_assert(sizeof(P) % 4 == 0);
@@ -438,7 +437,7 @@ struct Pipeline {
   static constexpr int kStageBytes = kUnroll * kUnitBytes<F>;
 };
 
-/// Where the next unit of a tile lies.
+/// The address of the next unit of a tile.
 template <DType F>
 struct UnitCursor {
   const std::byte* at;
@@ -449,7 +448,7 @@ struct UnitCursor {
     at = matrix.data + expert * expert_bytes +
          (static_cast<int64_t>(tile) * num_units + unit) * kUnitBytes<F>;
   }
-  /// Copies the next units, of which `count` are left in the tile, to a stage.
+  /// Copies the next units to a stage; `count` units are left in the tile.
   __device__ __forceinline__ void copy_stage(uint32_t stage, int count) {
     using P = Pipeline<F>;
     constexpr int kCopies = (P::kStageBytes + 511) / 512;
@@ -466,15 +465,15 @@ struct UnitCursor {
 #pragma unroll 1
       for (int i = lane_bytes; i < bytes; i += 512) copy_streamed_16(stage + i, at + i);
     }
-    // Behind a stage that is not whole comes the next tile.
+    // After a partial stage the caller moves to the next tile.
     at += P::kStageBytes;
   }
   __device__ __forceinline__ void skip(int num_units) { at += num_units * kUnitBytes<F>; }
 };
 
-/// The stages of one warp, taken in turn. All of them are filled at the start; from then on the
-/// stage that was multiplied last is filled while the next one is multiplied. Every filling is one
-/// group of copies, committed even if it is empty, so that the wait can count.
+/// The stages of one warp, used in turn. All are filled at the start; then, while one stage is
+/// multiplied, the stage before it is filled again. Every filling is one group of copies, committed
+/// even if it is empty, so that the wait can count groups.
 template <int kStages>
 struct Ring {
   std::byte* base;
@@ -492,7 +491,7 @@ struct Ring {
       commit_copies();
     }
   }
-  /// Waits for the next stage, for all lanes, then fills the last one.
+  /// Waits, for all lanes, until the next stage is filled, then refills the previous one.
   template <typename Fill>
   __device__ __forceinline__ const std::byte* next(Fill&& fill) {
     wait_for_copies<kStages - 2>();
@@ -507,7 +506,7 @@ struct Ring {
     if (offset == kStages * stage_bytes) offset = 0;
     return stage;
   }
-  /// Forgets what was filled, before another start.
+  /// Discards the filled stages, before another start.
   __device__ __forceinline__ void restart() {
     __syncwarp();
     offset = 0;
@@ -516,14 +515,14 @@ struct Ring {
 };
 
 /// The product of a warp's tile with the activations of a launch's tokens, a stage at a time.
-/// `staged`: the block's activations of the first unit. After finish(), sums[c][half] of lane
-/// (g, q) is row g + 8 half of token 4 c + q (of the one token in every lane).
+/// `staged`: the block's activations of the first unit. After finish(), sums[c][half] of lane (g,
+/// q) is row g + 8 half of token 4 c + q (with one token, of that token in every lane).
 template <DType F, int kTokens, int kUnits = Pipeline<F>::kUnroll>
 struct TileProduct {
   static constexpr int kGroups = kGroupsOf<kTokens>;
   const std::byte* of_lane[kGroups];
   float sums[kGroups][2] = {};
-  // One token only; of a stage's pairs of units, and of the odd one behind them.
+  // One token only: the operands of a stage's pairs of units, and of the odd unit after them.
   SlotInputs<4> of_pair;
   SlotInputs<2> of_odd;
 
@@ -532,11 +531,12 @@ struct TileProduct {
     const std::byte* at = staged + 64 * (n % 2) + 16 * (lane % 4);
 #pragma unroll
     for (int c = 0; c < kGroups; ++c) {
-      // One token's slots are blocks, which lie as far apart as several tokens in a block.
+      // With one token, slots are blocks. Blocks are as far apart as tokens within a block.
       of_lane[c] = at + 128 * (kTokens == 1 ? slot : min(4 * c + slot, num_tokens - 1));
     }
   }
-  /// Adds the first `count` units of a stage, kUnits at most; the next call goes on behind kUnits.
+  /// Adds the first `count` units of a stage, at most kUnits; the next call continues kUnits units
+  /// on.
   __device__ __forceinline__ void add_stage(const std::byte* stage, int count) {
     if (count >= kUnits) {
       if constexpr (kTokens == 1) {
@@ -571,7 +571,7 @@ struct TileProduct {
     sums[0][0] = sums[0][1] = 0;
     read_from(staged);
   }
-  /// Where a stage brings its own activations (one token): the next stage's.
+  /// If stages bring activations of their own (one token): the activations of the next stage.
   __device__ __forceinline__ void read_from(const std::byte* staged) {
     static_assert(kTokens == 1);
     const int lane = threadIdx.x % 32, n = lane / 4;
@@ -618,7 +618,7 @@ struct TileProduct {
   }
 };
 
-/// Begin of part `i` of `count` things cut into `parts` nearly equal runs.
+/// The beginning of part `i` of `count` things cut into `parts` nearly equal runs.
 __device__ __forceinline__ int part_begin(int count, int parts, int i) { return count * i / parts; }
 
 }  // namespace moxie::fragment

@@ -1,6 +1,6 @@
-// What the variants of GemmKernels share: packing, decoding and what is done with the sums. Needs
-// AVX-512 F, BW, DQ, VL and BF16. Include it only in gemm_<variant>.cpp, which defines multiply;
-// all lies in an anonymous namespace, for the reason that lanes.h gives.
+// What the variants of GemmKernels share: packing, decoding and the use of the sums. Needs AVX-512
+// F, BW, DQ, VL and BF16. Include this file only in gemm_<variant>.cpp, which defines multiply; all
+// its code is in an anonymous namespace, for the reason that lanes.h gives.
 #pragma once
 
 #include <immintrin.h>
@@ -50,12 +50,12 @@ constexpr Mxfp4Values mxfp4_values(int raise) {
 }
 
 // A word's bytes are the codes of four columns (low nibbles) and of the four after (high). A byte
-// shuffle puts the byte of column 2j into the low half and that of 2j + 1 into the high half; a
-// lookup of 32 BF16 values by the low five bits of each half takes either nibble of the fifth
-// bit. Then the scale changes the exponent, except of zeros: values are looked up 2^125 times too
-// great, and a subtraction that stops at zero lowers them. That holds for scales of 2^-125 to
-// 2^125; for others (kAnyScale) the exponent is added to and zeros are masked, scales below 2^-125
-// give zeros, above 2^126 infinities.
+// shuffle puts the byte of column 2j into the low half and that of 2j + 1 into the high half. A
+// lookup of 32 BF16 values by the low five bits of each half decodes either nibble; it ignores the
+// fifth bit. Then the scale changes the exponent, except of zeros: the values in the table are
+// 2^125 times too great, and a saturating subtraction lowers them. This is exact for scales of
+// 2^-125 to 2^125. For others (kAnyScale) the exponent is added and zeros are masked: scales below
+// 2^-125 give zeros, above 2^126 infinities.
 template <bool kAnyScale>
 MOXIE_INLINE void decode_mxfp4_block(const std::byte* tile, __m128i scales, uint16_t* out) {
   static constexpr Mxfp4Values kValues = mxfp4_values(kAnyScale ? 0 : 125);
@@ -94,7 +94,7 @@ MOXIE_INLINE void decode_mxfp4_block(const std::byte* tile, __m128i scales, uint
 void decode_mxfp4(const std::byte* tile, int32_t cols, uint16_t* out) {
   for (int32_t k = 0; k < cols; k += 32, tile += Mxfp4Format::kBlockBytes, out += kBlockValues) {
     const __m128i scales = _mm_loadu_si128(reinterpret_cast<const __m128i*>(tile));
-    // Not zero where a scale's code is outside 2..252.
+    // Nonzero if a scale's code is outside 2..252.
     const __m128i outside = _mm_subs_epu8(_mm_sub_epi8(scales, _mm_set1_epi8(2)),
                                           _mm_set1_epi8(static_cast<char>(250)));
     if (_mm_testz_si128(outside, outside) != 0) [[likely]] {
@@ -105,7 +105,7 @@ void decode_mxfp4(const std::byte* tile, int32_t cols, uint16_t* out) {
   }
 }
 
-// A last block that is not full, padded with zeros. `cols` is even.
+// A last, partial block, padded with zeros. `cols` is even.
 void pad_bf16(const std::byte* tile, int32_t cols, uint16_t* out) {
   const int32_t padded = (cols + 31) / 32 * 32;
   for (int32_t k = 0; k < padded; k += 2) {
@@ -116,7 +116,7 @@ void pad_bf16(const std::byte* tile, int32_t cols, uint16_t* out) {
 
 // ---- Panels -------------------------------------------------------------------------------------
 
-// Reads ahead a share of `bytes` at each step.
+// Prefetches a share of `bytes` each time.
 struct Ahead {
   const std::byte* at;
   const std::byte* end;
@@ -129,13 +129,14 @@ MOXIE_INLINE void read_ahead(Ahead& ahead) {
   }
 }
 
-// Spreads what is read ahead over `num_steps`.
+// Spreads the prefetches over `num_steps` calls.
 MOXIE_INLINE Ahead ahead_of(const GemmTiles& tiles, int64_t num_steps) {
   return {tiles.next, tiles.next + tiles.next_bytes,
           static_cast<int32_t>((tiles.next_bytes / 64 + num_steps - 1) / num_steps)};
 }
 
-// Blocks block.. of a tile as a panel: in place where the packed layout is one, else in `memory`.
+// `num_blocks` blocks of a tile from `block` on as a panel: in place if the packed layout is a
+// panel, otherwise in `memory`.
 const uint16_t* panel_of(const std::byte* tile, bool is_mxfp4, int32_t cols, int32_t block,
                          int32_t num_blocks, uint16_t* memory) {
   if (tile == nullptr) {

@@ -12,18 +12,19 @@
 
 namespace moxie {
 
-/// Fewer tokens a launch are left to the rows for few: they are no slower, and round less.
+/// Launches of fewer tokens are left to the rows for few tokens, which are no slower and round
+/// less.
 inline constexpr int32_t kLeastGemmTokens = 16;
 
-/// Null if the product can take this matrix, else why not.
+/// Null if the product can take this matrix, otherwise why not.
 const char* gemm_refuses(const PackedMatrix& matrix);
 
-/// Estimated nanoseconds of one thread, comparable with product_ns: `num_weights` decoded once and
-/// applied to num_tokens each.
+/// Estimated nanoseconds of one thread, comparable with product_ns: for decoding `num_weights` once
+/// and applying each to num_tokens.
 double gemm_ns(const GemmKernels& gemm, double num_weights, double num_tokens);
 
-/// The cost of a row: gemm_ns, or more than any other row's where rounded activations gain too
-/// little to be worth their loss: fewer than `least_tokens`, or 1,024 columns.
+/// The cost of a row: gemm_ns, or more than any other row's cost if rounding the activations gains
+/// too little for its loss: with fewer than `least_tokens` tokens, or fewer than 1,024 columns.
 double gemm_cost(const GemmKernels& gemm, double num_weights, double num_tokens,
                  double least_tokens, int32_t cols);
 
@@ -46,8 +47,8 @@ void pack_groups(ThreadPool& pool, const GemmKernels& gemm, RowOf row_of, int32_
   });
 }
 
-/// done(group, sums) for each group of `num_tokens` packed tokens times tiles 2 * pair and 2 * pair
-/// + 1 (zeros past the last) of one expert's matrix; sums are [16 tokens, 32 outputs].
+/// Calls done(group, sums) for each group of `num_tokens` packed tokens times tiles 2 * pair and 2
+/// * pair + 1 (zeros past the last) of one expert's matrix; sums are [16 tokens, 32 outputs].
 template <typename Done>
 void multiply_tile_pair(const GemmKernels& gemm, const PackedMatrix& matrix, int32_t pair,
                         const uint16_t* groups, int32_t num_tokens, Done done) {
@@ -55,7 +56,7 @@ void multiply_tile_pair(const GemmKernels& gemm, const PackedMatrix& matrix, int
   GemmTiles tiles{.is_mxfp4 = matrix.format == DType::kMXFP4, .cols = matrix.cols};
   tiles.tile[0] = matrix.tile(0, 2 * pair);
   if (2 * pair + 1 < matrix.num_tiles()) tiles.tile[1] = tiles.tile[0] + tile_bytes;
-  tiles.next = tiles.tile[0] + 2 * tile_bytes;  // most likely what this thread reads next
+  tiles.next = tiles.tile[0] + 2 * tile_bytes;  // probably what this thread reads next
   tiles.next_bytes = 2 * tile_bytes;
   alignas(64) float sums[kMaxGroups * kGroupSums];
   const int32_t num_groups = ceil_div(num_tokens, kGroupTokens);
@@ -68,9 +69,9 @@ void multiply_tile_pair(const GemmKernels& gemm, const PackedMatrix& matrix, int
   }
 }
 
-/// done(first_output, token, sums) with the 32 outputs of each token, over the whole matrix and
-/// `num_tokens` packed tokens, split over the pool by pairs of tiles and chunks of tokens that stay
-/// in L2.
+/// Calls done(first_output, token, sums) with 32 outputs of a token, for the whole matrix and
+/// `num_tokens` packed tokens. The work is split over the pool by pairs of tiles and by chunks of
+/// tokens that stay in L2.
 template <typename Done>
 void parallel_gemm(ThreadPool& pool, const GemmKernels& gemm, const PackedMatrix& matrix,
                    const uint16_t* groups, int32_t num_tokens, Done done) {

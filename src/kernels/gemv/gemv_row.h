@@ -1,5 +1,5 @@
-// A table's row that multiplies by a set of LaneKernels: all but the name, what it needs and the
-// formats follows from the kind of its activations.
+// A row that multiplies by a set of LaneKernels: the kind of its activations determines all but the
+// name, the needed features and the formats.
 #pragma once
 
 #include "kernels/gemv/lanes.h"
@@ -7,10 +7,10 @@
 
 namespace moxie {
 
-/// Of the products' activations: as they are, or fixed point by blocks of 32 (lanes_fixed_body.h).
+/// Of the products' activations: unchanged, or fixed point by blocks of 32 (lanes_fixed_body.h).
 enum class LaneActivations : uint8_t { kF32, kI16, kI8 };
 
-/// Whether a launch gains enough by activations in 8 bits to be rounded unasked.
+/// Whether a launch gains enough from 8-bit activations to run with them unasked.
 template <typename P>
 bool gains_by_int8(const P& p) {
   int32_t num_tokens = 0;
@@ -28,16 +28,17 @@ bool gains_by_int8(const P& p) {
   return num_tokens >= kLeastInt8Tokens && hidden >= kLeastInt8Hidden;
 }
 
-/// Microseconds of `ns` of one thread, shared by all; more than any time stays so.
+/// Microseconds for work of `ns` nanoseconds of one thread, shared by all threads; kNeverUs and
+/// more stay unchanged.
 inline double of_threads_us(double ns, const DeviceRates& rates) {
   return ns < kNeverUs ? 1e-3 * ns / rates.num_threads : ns;
 }
-/// The same of a function of the params.
+/// The same for a cost function of the params.
 template <auto kCostNs>
 constexpr auto cpu_us =
     [](const auto& p, const DeviceRates& rates) { return of_threads_us(kCostNs(p), rates); };
 
-/// By the gemv_* functions of the step's <step>_rows.h.
+/// A row that uses the gemv_* functions of the step's <step>_rows.h.
 template <typename P, const LaneKernels& kLanes>
 constexpr Row<P> gemv_row(const char* name, Features needs, LaneActivations activations,
                           const char* supports, const char* ran_on = "x86-64") {

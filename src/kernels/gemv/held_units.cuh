@@ -1,17 +1,17 @@
-// MXFP4 weights straight from memory to registers, and their products: no ring, no copies through
-// shared memory, nothing to wait for but the loads. A warp holds neighbouring units of one tile; a
-// block's warps have a tile between them. Such blocks are small, so that several stand on an SM:
-// while some multiply, others load.
+// MXFP4 weights loaded straight from memory to registers, and their products: without a ring and
+// without copies through shared memory, so that warps wait for the loads only. A warp holds
+// neighbouring units of one tile; the warps of a block share a tile. Such blocks are small, so that
+// several run on an SM: while some multiply, others load.
 //
-// What is multiplied is as in fragment_gemv.cuh: activations as two BF16 parts, [block of 32
-// columns][part][32]; one token takes all slots of the product, several a slot each.
+// The operands are those of fragment_gemv.cuh: activations as two BF16 parts, [block of 32
+// columns][part][32]; one token takes all slots of the product, several take a slot each.
 #pragma once
 
 #include "kernels/gemv/fragment_gemv.cuh"
 
 namespace moxie::fragment {
 
-/// For what is read once: nothing of it stays in L1.
+/// A load of data that is read once: no line of it stays in L1.
 __device__ __forceinline__ uint4 load_streamed_16(const std::byte* at) {
   uint4 v;
   asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -51,26 +51,26 @@ struct LaneFloats {
   }
 };
 
-/// By all threads of a block.
+/// Called by all threads of a block.
 template <int kBytes>
 __device__ __forceinline__ void clear_zeros(std::byte (&zeros)[kBytes]) {
   for (int i = 16 * threadIdx.x; i < kBytes; i += 16 * blockDim.x)
     *reinterpret_cast<uint4*>(zeros + i) = {};
 }
 
-/// The lane's part of kUnits neighbouring units of a tile. Neighbours in pairs share the slots; an
-/// odd one behind them has slots 0 and 1 for itself.
+/// The lane's share of kUnits neighbouring units of a tile. Two neighbours share the slots; an odd
+/// unit after them uses slots 0 and 1.
 template <int kUnits>
 struct HeldUnits {
   static constexpr DType F = DType::kMXFP4;
-  static constexpr int kPairs = (kUnits + 1) / 2;  // with the odd one
+  static constexpr int kPairs = (kUnits + 1) / 2;  // with the odd unit
   uint4 codes[kUnits];
   uint32_t scales[kPairs];  // of the lane's slot: rows g (low byte) and g + 8
   __device__ __forceinline__ static constexpr int units_of(int pair) {
     return 2 * pair + 1 < kUnits ? 2 : 1;
   }
 
-  /// Starts the loads of the units from `first` on; null: of none.
+  /// Starts the loads of the units from `first` on; null: loads nothing.
   __device__ __forceinline__ void load(const std::byte* first) {
     if (first == nullptr) return;
     const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
@@ -88,14 +88,16 @@ struct HeldUnits {
   /// Bytes of one token's activations of the units.
   static constexpr int kInputBytes = kUnits * kUnitActivationBytes<1>;
 
-  // Products start the loads of `next` when they have used the last weights, before they sum up.
+  // The products below start the loads of `next` after they have used the last weights, before they
+  // add up the lanes' sums.
 
-  /// The units times one token: row g + 8 (q % 2), in every lane of it. In shared memory: `inputs`,
-  /// the activations from the units' first column on, and as many zeros.
+  /// The units times one token: row g + 8 (q % 2); both lanes of a row have its sum. In shared
+  /// memory: `inputs`, the activations from the units' first column on, and as many zeros.
   __device__ __forceinline__ float multiply(const std::byte* inputs, const std::byte* zeros,
                                             const std::byte* next) {
     const int lane = threadIdx.x % 32, slot = lane / 8;
-    // Of four blocks of columns a lane's column has its own slot's; zeros for the others.
+    // Of four blocks of columns, a lane's column reads the block of its slot, and zeros for the
+    // others.
     const std::byte* from[4];
 #pragma unroll
     for (int k = 0; k < 4; ++k)
@@ -141,7 +143,7 @@ struct HeldUnits {
 #pragma unroll
     for (int pair = 0; pair < kPairs; ++pair) {
       const int count = units_of(pair);
-      // A lane has the scales of one unit of a pair, and needs those of both.
+      // A lane has loaded the scales of one unit of a pair, and needs those of both.
       const uint32_t other = count == 2 ? __shfl_xor_sync(~0u, scales[pair], 2) : 0;
 #pragma unroll
       for (int u = 0; u < count; ++u) {
@@ -163,8 +165,8 @@ struct HeldUnits {
     return (is_bottom ? sums[1] : sums[0]) + __shfl_xor_sync(~0u, is_bottom ? sums[0] : sums[1], 1);
   }
 
-  /// The units times several tokens: sums[c][half] of lane (g, q) is row g + 8 half of token
-  /// 4 c + q. inputs(c, n): the lane's of token 4 c + g / 2, block n from the units' first on.
+  /// The units times several tokens: sums[c][half] of lane (g, q) is row g + 8 half of token 4 c +
+  /// q. inputs(c, n): the lane's activations of token 4 c + g / 2, nth block of the units.
   template <int kGroups, typename Inputs>
   __device__ __forceinline__ void multiply(Inputs&& inputs, float (&sums)[kGroups][2],
                                            const std::byte* next) {
@@ -179,7 +181,7 @@ struct HeldUnits {
       uint32_t top[4], bottom[4];
       decode(unit, block, 0, 0, top);
       decode(unit, block, 1, 0, bottom);
-      // Who has the scales of the block: its slot's lane.
+      // The lane of the block's slot has the block's scales.
       const int slot = units_of(pair) == 2 ? i % 4 : block;
       const uint32_t both = __shfl_sync(~0u, scales[pair], 4 * g + slot);
 #pragma unroll

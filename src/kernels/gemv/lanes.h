@@ -3,7 +3,7 @@
 // calls through this table.
 //
 // Traps: a variant's file is compiled with its own flags, and the linker keeps one copy of each
-// inline function for the whole program. So those files include only this header, lanes_body.h
+// inline function for the whole program. So these files include only this header, lanes_body.h
 // (anonymous namespace) and the compiler's intrinsics, and nothing here is inline.
 #pragma once
 
@@ -12,37 +12,39 @@
 
 namespace moxie {
 
-/// Tokens that one call of a tile product takes at most.
+/// The most tokens of one call of a tile product.
 inline constexpr int32_t kMaxTileTokens = 8;
 
 /// y[token * 16 + lane] = sum over k of W[lane, k] x[token][k] for one kRows16 tile of `cols`
-/// columns and 1..kMaxTileTokens tokens. A column's order in the sum depends on
-/// nothing but `cols`, so that a token's result does not depend on its neighbours in x.
+/// columns and 1..kMaxTileTokens tokens. The order of a sum depends on `cols` only, so that a
+/// token's result does not depend on its neighbours in x.
 using TileProduct = void (*)(const std::byte* tile, int32_t cols, const float* const* x,
                              int32_t num_tokens, float* y);
 
 /// The same for kTileStreams tiles, `tile_bytes` apart, read side by side, since most cores get
 /// more of the memory's bandwidth over several streams than over one (not all: reads_in_order()).
-/// y[(stream * num_tokens + token) * 16 + lane]; a result is that of the tile by itself, to the
-/// bit.
+/// y[(stream * num_tokens + token) * 16 + lane]; each result is the same, to the bit, as that of
+/// TileProduct.
 inline constexpr int32_t kTileStreams = 4;
 using StreamsProduct = void (*)(const std::byte* tiles, int64_t tile_bytes, int32_t cols,
                                 const float* const* x, int32_t num_tokens, float* y);
-/// Tokens that one call takes at most.
+/// The most tokens of one call.
 inline constexpr int32_t kMaxStreamTokens = 4;
 
-/// The products with weights of one format; null where the set has none.
+/// The products with weights of one format; null if the set has none.
 struct LaneProducts {
   TileProduct tile = nullptr;
   StreamsProduct streams = nullptr;
-  /// For how many tokens `streams` is the quicker: with more, arithmetic and not memory limits.
+  /// The numbers of tokens for which `streams` is faster: with more, arithmetic and not memory
+  /// limits.
   int32_t least_stream_tokens = 1, most_stream_tokens = kMaxTileTokens;
 };
 
 struct LaneKernels {
   const char* name;  ///< "portable", "avx2", "avx512", "avx2_i16", "avx512vnni_i8", ...
-  /// Null: the products take F32. Else they take rows that this function made, for each 32 columns
-  /// `prepared_floats` floats of memory (cols is a multiple of 32), whatever they mean.
+  /// Null: the products take F32. Otherwise they take rows written by this function,
+  /// `prepared_floats` floats for each 32 columns (cols is a multiple of 32). Only the products
+  /// know the content.
   void (*prepare)(const float* x, int32_t cols, float* out);
   int32_t prepared_floats = 0;
   LaneProducts f32, bf16, q8_0, mxfp4;  ///< by format of the weights
@@ -52,7 +54,8 @@ struct LaneKernels {
   void (*swiglu)(const float* gate, const float* up, float alpha, float limit, float* out);
   /// x[i] += weight * (y[i] + bias[i]) for n outputs of one token.
   void (*add_scaled)(const float* y, const float* bias, float weight, int32_t n, float* x);
-  /// Cost model, nanoseconds of one thread a weight: to decode it, and to apply it to one token.
+  /// Cost model, nanoseconds of one thread a weight: for decoding it, and for applying it to one
+  /// token.
   double decode_ns = 0;
   double apply_ns = 0;
 };
@@ -65,8 +68,8 @@ extern const LaneKernels kLanesAvx512;  ///< AVX-512 F, BW, DQ, VL
 extern const LaneKernels kLanesAvx2I16, kLanesAvx2I8;              ///< as kLanesAvx2
 extern const LaneKernels kLanesAvxVnniI16, kLanesAvxVnniI8;        ///< with AVX-VNNI
 extern const LaneKernels kLanesAvx512VnniI16, kLanesAvx512VnniI8;  ///< AVX-512 with VNNI
-/// NEON with the dot product of bytes. Empty where it is not compiled, so that its rows stand in
-/// every build's table.
+/// NEON with the dot product of bytes. Empty where it is not compiled, so that its rows are in the
+/// table of every build.
 extern const LaneKernels kLanesNeonDotI16, kLanesNeonDotI8;
 
 }  // namespace moxie

@@ -1,9 +1,9 @@
 // The body of every variant of LaneKernels, written once over the widest vector that the including
-// file's flags allow. Include it only in lanes_<variant>.cpp.
+// file's flags allow. Include this file only in lanes_<variant>.cpp.
 //
-// Everything lies in an anonymous namespace on purpose: each variant needs a copy of its own
-// (lanes.h says why). A Format decodes "groups" of columns, as its layout interleaves them
-// (core/packing.h), into one vector a column; 16 rows are kParts vectors.
+// All its code is in an anonymous namespace, since each variant needs a copy of its own (lanes.h
+// says why). A Format decodes "groups" of columns, as its layout interleaves them (core/packing.h),
+// into one vector a column; 16 rows are kParts vectors.
 #pragma once
 
 #include <cstddef>
@@ -32,7 +32,8 @@ typedef int32_t StoredIntVec
 
 constexpr int32_t kLanes = static_cast<int32_t>(sizeof(Vec) / 4);
 constexpr int32_t kParts = 16 / kLanes;
-// Sums that fit the registers beside the decoded weights: tokens, or blocks of fewer tokens.
+// As many sums as fit in the registers beside the decoded weights: of tokens, or of several blocks
+// of fewer tokens.
 constexpr int32_t kChains = kLanes == 16 ? 8 : 4;
 
 #define MOXIE_INLINE static inline __attribute__((always_inline))
@@ -94,18 +95,19 @@ struct Mxfp4Format {
   }
 };
 
-// Ahead of the loads: the hardware's prefetcher stops at a page's end, and its start again costs a
-// trip to memory every 4 KiB of weights. Two pages where a tile is read by itself, one where
-// several are read side by side, whose ends go on at the next tiles to be read. Past the matrix's
-// end a prefetch does nothing. Into L2 on x86: L1's few outstanding misses are the loads' own, and
-// a Zen 4 core reads a quarter faster so.
+// Distance of prefetches before the loads: the hardware's prefetcher stops at a page's end, and
+// restarting it costs a memory latency every 4 KiB of weights. Two pages if one tile is read at a
+// time; one page if several are read side by side, where prefetches past their ends go to the next
+// tiles. Past the matrix's end a prefetch does nothing. On x86 to L2: L1's few outstanding misses
+// are for the loads, and a Zen 4 core reads a quarter faster this way.
 constexpr int32_t kAheadAlone = 8192, kAheadOfStreams = 4096;
 #if defined(__x86_64__)
 constexpr int kPrefetchLocality = 2;
 #else
 constexpr int kPrefetchLocality = 3;
 #endif
-// From the block at byte `at` of one of T tiles side by side to what is prefetched with it.
+// The distance from the block at byte `at` of one of T tiles side by side to the block prefetched
+// with it.
 template <int32_t T>
 MOXIE_INLINE int64_t prefetch_offset(int64_t at, int64_t tile_bytes) {
   if constexpr (T == 1) return kAheadAlone;
@@ -121,11 +123,11 @@ MOXIE_INLINE void prefetch_block(const std::byte* block) {
 
 // ---- Products ---------------------------------------------------------------------------------
 
-// `B` blocks of 32 columns (or one shorter one: num_groups) of one part, added to sums[0..N *
-// kParts). A block's columns are summed in order into a chain of their own, and the chains are
-// added in order of the blocks: the same order whatever N and B are, so that a token's result does
-// not depend on its neighbours. Several blocks at once keep enough chains in flight to hide the
-// adder's latency.
+// Adds `B` blocks of 32 columns (or one shorter block: num_groups) of one part to sums[0..N *
+// kParts). Each block's columns are summed in order into a chain of the block, and the chains are
+// added in the order of the blocks. This order is the same for any N and B, so that a token's
+// result does not depend on its neighbours. Several blocks at once keep enough chains in flight to
+// hide the adder's latency.
 template <typename Format, int32_t N, int32_t B>
 MOXIE_INLINE void add_blocks(const std::byte* block, int32_t part, int32_t num_groups,
                              const float* const* x, int32_t k, Vec* sums) {
@@ -159,8 +161,8 @@ MOXIE_INLINE void add_blocks(const std::byte* block, int32_t part, int32_t num_g
 
 template <typename Format, int32_t N>
 MOXIE_INLINE void product_of(const std::byte* tile, int32_t cols, const float* const* x, float* y) {
-  // BF16 of one token in the order of its addresses, which the hardware's prefetcher follows by
-  // itself: a line in four asked for is enough for it to pass the ends of pages.
+  // BF16 of one token is read in the order of addresses, which the hardware's prefetcher detects:
+  // prefetching one line in four is enough to take it past the ends of pages.
   constexpr bool kInOrder = N == 1 && std::is_same_v<Format, Bf16Format>;
   constexpr int32_t kBlocks = kInOrder ? 1 : kChains / N < 4 ? kChains / N : 4;
   constexpr int32_t kStep = kInOrder ? 256 : 64;
@@ -219,13 +221,13 @@ void tile_product(const std::byte* tile, int32_t cols, const float* const* x, in
   }
 }
 
-// As product_of, for T tiles side by side, a block of each in turn.
+// As product_of, for T tiles side by side, one block of each in turn.
 template <typename Format, int32_t N, int32_t T>
 MOXIE_INLINE void streams_of(const std::byte* tiles, int64_t tile_bytes, int32_t cols,
                              const float* const* x, float* y) {
   constexpr int32_t kGroups = 32 / Format::kGroupCols;
-  // Wide blocks (BF16) of one token: every other line is enough, and more would hold up the loads;
-  // a Zen 4 core reads a quarter faster so where its memory is fast.
+  // Wide blocks (BF16) of one token: prefetching every other line is enough, and prefetching all
+  // would delay the loads; a Zen 4 core with fast memory reads a quarter faster this way.
   constexpr int32_t kStep = N == 1 && Format::kBlockBytes >= 1024 ? 128 : 64;
   Vec sums[T][N * kParts] = {};
   int64_t at = 0;

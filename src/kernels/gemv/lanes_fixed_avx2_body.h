@@ -1,8 +1,8 @@
-// The products in fixed point over vectors of 32 bytes: AVX2, and AVX-VNNI where the including file
-// is compiled for it. A tile is two halves of 8 rows.
+// The products in fixed point over vectors of 32 bytes: AVX2, or AVX-VNNI if the including file is
+// compiled for it. A tile is two halves of 8 rows.
 //
-// Weights become unsigned bytes as in lanes_avx512_vnni.cpp. AVX2's vpmaddubsw adds two products to
-// 16 bits: at most 2 * 24 * 128, so that four of them (24,576) still fit before they are widened.
+// Weights become unsigned bytes as in lanes_avx512_vnni.cpp. AVX2's vpmaddubsw adds two products in
+// 16 bits: at most 2 * 24 * 128, so that four such sums (24,576) still fit before they are widened.
 #pragma once
 
 #include <immintrin.h>

@@ -1,13 +1,13 @@
 // What the variants with activations in fixed point share: the form of the activations and the
-// loops over tokens and tiles. Include it only in such a variant's lanes_<variant>.cpp, which
-// defines add_block.
+// loops over tokens and tiles. Include this file only in such a variant's lanes_<variant>.cpp,
+// which defines add_block.
 //
 // A block of 32 activations becomes a scale and integers of W signed bytes, the upper byte first:
-// with two v = 256 hi + lo, with one v is the byte. Weights become bytes too, twice their value, so
-// that instructions for products of bytes do the work, and a block's product is exact in integers:
-// at most 32 * 12 * 32512, which F32 holds. The error is the rounding of an activation: with two
-// bytes to 2^-16 of the greatest of its block, less than a hundredth of what BF16 activations lose;
-// with one to 2^-8 of it, about five times what they lose.
+// with two bytes v = 256 hi + lo, with one v is the byte. Weights become bytes too, twice their
+// value. So byte products do the work, and a block's product is exact in integers: at most 32 * 12
+// * 32512, which F32 holds. The error is the rounding of an activation: with two bytes 2^-16 of the
+// greatest in its block, less than a hundredth of the error of BF16 activations; with one byte 2^-8
+// of it, about five times that of BF16.
 #pragma once
 
 #include "kernels/gemv/lanes_body.h"
@@ -25,11 +25,12 @@ struct PreparedBlock {
 template <int32_t W>
 constexpr int32_t kPreparedFloats = sizeof(PreparedBlock<W>) / 4;
 
-// Within a signed byte, or 256 of them: the upper byte stays one.
+// The greatest integer: within a signed byte, or 256 times as much: the upper byte stays a signed
+// byte.
 template <int32_t W>
 constexpr float kGreatestFixed = W == 2 ? 127.0f * 256.0f : 127.0f;
 
-// Four activations, for all lanes of an instruction.
+// Four activations, repeated in all lanes of a vector.
 MOXIE_INLINE int32_t four_bytes(const int8_t* at) {
   int32_t word;
   __builtin_memcpy(&word, at, 4);
@@ -105,7 +106,7 @@ MOXIE_INLINE void fixed_product_of(const std::byte* tiles, int64_t tile_bytes, i
   }
 }
 
-// Where registers suffice all tokens share one decoding; elsewhere four do.
+// If there are enough registers all tokens share one decoding; otherwise four do.
 template <int32_t W>
 void fixed_product(const std::byte* tile, int32_t cols, const float* const* x, int32_t num_tokens,
                    float* y) {

@@ -1,5 +1,5 @@
 // The loops around a tile product: tiles and tokens in blocks that stay in cache, and work split
-// over the pool. Common code, compiled for the baseline; the inner loop is a LaneKernels.
+// over the pool. Common code, compiled for the baseline; LaneKernels are the inner loop.
 #pragma once
 
 #include <algorithm>
@@ -11,13 +11,13 @@
 
 namespace moxie {
 
-/// Tokens whose activations stay in the cache while tiles pass by (2880 columns: 720 KiB).
+/// Tokens whose activations stay in the cache while tiles are read (2880 columns: 720 KiB).
 inline constexpr int32_t kTokenBlock = 64;
 
-/// Null if the lanes can multiply by this matrix, else why not.
+/// Null if the lanes can multiply by this matrix, otherwise why not.
 const char* product_refuses(const LaneKernels& lanes, const PackedMatrix& matrix);
 
-/// The products for a format, as this CPU's memory wants them.
+/// The products for a format that suit this CPU's memory.
 LaneProducts products_of_format(const LaneKernels& lanes, DType format);
 
 /// Estimated nanoseconds of one thread for `num_weights` applied to `num_tokens`.
@@ -26,32 +26,32 @@ double product_ns(const LaneKernels& lanes, double num_weights, double num_token
 /// Less work than this is not worth waking a thread for.
 inline constexpr double kMinPartNs = 3000;
 
-/// Of a thread, for a byte of weights that no cache has.
+/// Nanoseconds of a thread for a byte of weights that is in no cache.
 inline constexpr double kReadNs = 0.04;
 
-/// Parts a thread at most: enough that threads of unequal speed end together.
+/// The most parts a thread: enough for threads of unequal speed to end together.
 inline constexpr int64_t kMostParts = 32;
 
-/// Parts that work which takes one thread `total_ns` is worth cutting into, at least 1.
+/// The parts to cut work into that takes one thread `total_ns`, at least 1.
 inline int64_t parts_worth(const ThreadPool& pool, double total_ns) {
   return std::clamp<int64_t>(static_cast<int64_t>(total_ns / kMinPartNs), 1,
                              kMostParts * pool.num_threads());
 }
 
-/// How many of n units that take one thread `total_ns` make such a part, at least 1.
+/// How many of n units, which together take one thread `total_ns`, make such a part; at least 1.
 inline int64_t units_of_part(const ThreadPool& pool, int64_t n, double total_ns) {
   return n == 0 ? 1 : ceil_div(n, std::min(n, parts_worth(pool, total_ns)));
 }
 
-/// body(begin, end) over parts of 0..n-1, shared out on the pool if `total_ns` of work is worth it,
-/// else on the caller; flush-to-zero is on either way.
+/// Runs body(begin, end) over parts of 0..n-1, on the pool if `total_ns` of work is worth it,
+/// otherwise on the caller; flush-to-zero is on in both cases.
 template <typename Body>
 void split_work(ThreadPool& pool, int64_t n, double total_ns, Body&& body) {
   if (n == 0) return;
   pool.share(n, units_of_part(pool, n, total_ns), body);
 }
 
-/// each(row, first, last) over the units begin..end-1 of rows of `width`, a row at a time.
+/// Calls each(row, first, last) over the units begin..end-1 of rows of `width`, one row at a time.
 template <typename Each>
 void for_rows(int64_t begin, int64_t end, int64_t width, Each each) {
   while (begin < end) {
@@ -62,9 +62,9 @@ void for_rows(int64_t begin, int64_t end, int64_t width, Each each) {
   }
 }
 
-/// For each tile of begin..end-1 and each group of up to kMaxTileTokens tokens:
-/// done(tile, first_token, num_tokens, y) with y[token * 16 + lane]. row_of(token) gives the
-/// token's activations.
+/// For each tile of begin..end-1 and each group of up to kMaxTileTokens tokens: calls done(tile,
+/// first_token, num_tokens, y) with y[token * 16 + lane]. row_of(token) gives the token's
+/// activations.
 template <typename RowOf, typename Done>
 void product_of_tiles(const LaneKernels& lanes, const PackedMatrix& matrix, int32_t begin,
                       int32_t end, int32_t first_token, int32_t end_token, RowOf row_of,
@@ -98,7 +98,7 @@ void product_of_tiles(const LaneKernels& lanes, const PackedMatrix& matrix, int3
   }
 }
 
-/// Rows of activations as the lanes take them.
+/// Rows of activations in the form that the lanes take.
 struct Activations {
   const float* data = nullptr;
   int64_t stride = 0;
@@ -110,7 +110,7 @@ inline int64_t prepared_floats(const LaneKernels& lanes, int64_t num_rows, int32
   return lanes.prepare == nullptr ? 0 : num_rows * (cols / 32) * lanes.prepared_floats;
 }
 
-/// x [num_rows, x_stride] itself, or its rows as the lanes want them, written to `scratch`.
+/// x [num_rows, x_stride] itself, or its rows prepared for the lanes, written to `scratch`.
 inline Activations prepare_rows(ThreadPool& pool, const LaneKernels& lanes, const float* x,
                                 int64_t x_stride, int32_t num_rows, int32_t cols, float* scratch) {
   if (lanes.prepare == nullptr) return {x, x_stride};
@@ -123,7 +123,7 @@ inline Activations prepare_rows(ThreadPool& pool, const LaneKernels& lanes, cons
   return {scratch, stride};
 }
 
-/// What the whole matrix applied to num_tokens takes one thread.
+/// Time for one thread to apply the whole matrix to num_tokens.
 inline double product_total_ns(const LaneKernels& lanes, const PackedMatrix& matrix,
                                int32_t num_tokens) {
   const double num_weights = matrix.num_tiles() * 16.0 * matrix.cols;
@@ -136,8 +136,8 @@ inline double product_total_ns(const LaneKernels& lanes, const PackedMatrix& mat
 template <typename Done>
 void parallel_product(ThreadPool& pool, const LaneKernels& lanes, const PackedMatrix& matrix,
                       Activations x, int32_t num_tokens, Done done) {
-  // Tiles that are read side by side stay together, unless that leaves most threads without any;
-  // blocks of tokens are shorter then, too.
+  // Tiles that are read side by side stay together, unless that leaves most threads without work;
+  // then blocks of tokens are also shorter.
   const int32_t tiles = matrix.num_tiles();
   const bool is_small = 2 * ceil_div(tiles, kTileStreams) <= pool.num_threads();
   const int32_t group_tiles = is_small ? 1 : kTileStreams;

@@ -1,5 +1,5 @@
-// y = W x in double precision, straight from the packed values: what the reference rows are made
-// of. Every row of W is decoded once and applied to all tokens; rows are spread over the pool.
+// y = W x in double precision, straight from the packed values: the product of the reference rows.
+// Every row of W is decoded once and applied to all tokens; rows are spread over the pool.
 #pragma once
 
 #include <cstdint>
@@ -28,8 +28,8 @@ double reference_dot(const double* w, const X* x, int32_t n) {
   return even + odd;
 }
 
-/// store(token, row, value) for every token of x [num_tokens, cols] and row of `matrix`; called
-/// from several threads, once for each pair.
+/// Calls store(token, row, value) for every token of x [num_tokens, cols] and row of `matrix`, from
+/// several threads, once for each pair.
 template <typename X, typename Store>
 void reference_product(ThreadPool& pool, const PackedMatrix& matrix, const X* x, int32_t num_tokens,
                        Store store) {

@@ -1,9 +1,9 @@
-// One kernel shape for qkv and out, whose parts route uses too: a block makes a tile of 16 outputs
-// (several, where staging the activations of several tokens for each would cost more than it
-// gains), its warps share the columns. Weights are on their way to shared memory before the wait
-// for the kernel that makes the activations, so that a launch costs little but its dependency.
+// One kernel shape for qkv and out; route uses parts of it. A block makes a tile of 16 outputs (or
+// several tiles, if staging several tokens' activations for each tile would cost more than it
+// gains); its warps share the columns. Copies of weights to shared memory start before the wait for
+// the kernel that makes the activations, so that a launch costs little more than its dependency.
 //
-// A Step tells what differs: where activations come from and what becomes of the sums.
+// A Step defines what differs: the source of the activations and the use of the sums.
 //   struct Step {
 //     static constexpr bool kNorm;
 //     PackedMatrix weight;
@@ -11,19 +11,19 @@
 //     const float* norm_weight;  // [cols], if kNorm
 //     float rms_eps;
 //     int32_t num_tokens, tiles_a_block;
-//     // Where the outputs of rows `row` and `row` + 8 of a tile go and what finish() needs besides
-//     // sums, if nothing in the chain writes it, or the kernels before the last one: worked out
-//     // before the wait, so that little is left behind it.
+//     // Where the outputs of rows `row` and `row` + 8 of a tile go, and what else finish() needs:
+//     // only values that nothing in the chain writes, or that kernels before the previous one
+//     // wrote. They are computed before the wait, so that little is left after it.
 //     struct Early {...};
 //     __device__ Early early(int tile, int row, int token) const;
 //     __device__ void finish(float top, float bottom, const Early&) const;
-//     // With kMore, finish(..., made, at) also keeps in shared memory what it made of the two rows
-//     // at `at` and `at` + 8 of [tile][token][16], for more(), which all threads call.
+//     // With kMore, finish(..., made, at) also stores its results for the two rows in shared
+//     // memory, at `at` and `at` + 8 of [tile][token][16], for more(), which all threads call.
 //     static constexpr bool kMore;
 //     struct Made {...};
-//     struct MoreEarly {...};  // worked out before the wait, like Early
+//     struct MoreEarly {...};  // computed before the wait, like Early
 //     __device__ MoreEarly more_early(int first_tile) const;
-//     template <int kTokens>  // at most; num_tokens are there
+//     template <int kTokens>  // at most; num_tokens of them are in use
 //     __device__ void more(const Made&, int first_tile, int num_tiles, int num_tokens,
 //                          const MoreEarly&) const;
 //   };
@@ -37,18 +37,19 @@ namespace moxie::fragment {
 
 inline constexpr int kMaxSliceWarps = 16, kMaxTilesABlock = 4;
 
-/// Stages of a warp of a slice kernel: all of 2880 columns over 8 warps are two of MXFP4.
+/// Stages of a warp's ring in a slice kernel: all of 2880 columns over 8 warps are two stages of
+/// MXFP4.
 template <DType F>
 inline constexpr int kSliceStages = F == DType::kMXFP4 ? 2 : Pipeline<F>::kStages;
 template <DType F>
 inline constexpr int kSliceRingBytes = kSliceStages<F>* Pipeline<F>::kStageBytes;
-/// Stages that a warp takes of a tile, if there are warps enough: fewer make the chain after the
-/// wait shorter, more leave room for all blocks of a launch at once, which counts for more.
+/// Stages of a tile for each warp, if there are enough warps: fewer shorten the chain after the
+/// wait; more leave room for all blocks of a launch at once, which matters more.
 template <DType F, int kTokens>
 inline constexpr int kStagesAWarp = F == DType::kMXFP4  ? (kTokens == 1 ? 2 : 1)
                                     : F == DType::kBF16 ? (kTokens == 1 ? 8 : 4)
                                                         : 3;
-/// Tiles of a block, at most: each has several tokens' activations staged once.
+/// The most tiles of a block: it stages several tokens' activations once for all of them.
 template <DType F, int kTokens>
 inline constexpr int kMostTiles = kTokens == 1                       ? 1
                                   : F == DType::kMXFP4&& kTokens < 8 ? 2
@@ -90,7 +91,7 @@ struct WarpSlice {
       --ahead_tiles;
     }
   }
-  /// The sums of the next tile over this warp's columns, to sums_of_warp [16][4 kGroups].
+  /// Writes the sums of the next tile over this warp's columns to sums_of_warp [16][4 kGroups].
   __device__ __forceinline__ void multiply_tile(int num_tokens, float* sums_of_warp) {
     TileProduct<F, kTokens> product(staged, num_tokens);
     for (int left = count; left > 0; left -= kUnroll)
@@ -160,7 +161,7 @@ __global__ void __launch_bounds__(32 * kMaxSliceWarps)
   float top = 0, bottom = 0, square = 0;
   const float* of = sums_of_warps + tile * num_warps * 16 * kWidth + row * kWidth + token;
   const float* of_square = squares_of_warps + token;
-// Short code: it runs once.
+// Kept short, since it runs once.
 #pragma unroll 2
   for (int w = 0; w < (tile < num_tiles ? num_warps : 0); ++w) {
     top += of[0];
@@ -186,7 +187,7 @@ __global__ void __launch_bounds__(32 * kMaxSliceWarps)
   }
 }
 
-/// What the current device gives a block.
+/// What the current device offers a block.
 struct BlockLimits {
   uint64_t shared_bytes;
   int num_units;
@@ -200,8 +201,8 @@ inline BlockLimits block_limits() {
 }
 
 /// Warps of a block and its dynamic shared memory: as many warps as share the columns in runs of
-/// `stages_a_warp`, fewer where `fixed` bytes of the block and `a_warp` bytes beside each ring
-/// leave no room.
+/// `stages_a_warp`; fewer if `fixed` bytes of the block and `a_warp` bytes beside each ring leave
+/// too little room.
 struct BlockPlan {
   int num_warps;
   uint64_t shared_bytes, a_warp;
@@ -215,12 +216,12 @@ BlockPlan plan_slices(const BlockLimits& limits, int num_units, int stages_a_war
   const int room = static_cast<int>((limits.shared_bytes - fixed) / each);
   const int at_most =
       std::max(1, std::min({kMaxSliceWarps, room, ceil_div(num_stages, stages_a_warp)}));
-  // The same number of rounds with as few warps as do it.
+  // The fewest warps with the same number of rounds.
   const int num_warps = ceil_div(num_stages, ceil_div(num_stages, at_most));
   return {num_warps, fixed + each * static_cast<uint64_t>(num_warps), each};
 }
 
-/// Tokens of one launch such that their activations leave room for rings.
+/// The most tokens of one launch whose activations leave room for rings.
 inline int tokens_that_fit(const BlockLimits& limits, int num_units, uint64_t ring_bytes) {
   const uint64_t a_token = 256ull * static_cast<uint64_t>(num_units);
   for (const int tokens : {8, 4}) {
@@ -229,8 +230,8 @@ inline int tokens_that_fit(const BlockLimits& limits, int num_units, uint64_t ri
   return 1;
 }
 
-/// Calls launch<k>() with the first k, of numbers that rise, that is not less than n: what it is
-/// compiled for. The last one serves any n.
+/// Calls launch<k>() with the first of the ascending numbers k that is not less than n, or with the
+/// last one. Kernels are compiled for these k.
 template <int kFirst, int... kOthers, typename Launch>
 void dispatch_up_to(int n, Launch&& launch) {
   if constexpr (sizeof...(kOthers) > 0) {
@@ -301,10 +302,10 @@ void launch_slice_gemv(const char* row, Step step, const Launch& launch) {
   });
 }
 
-/// Columns of which one token's activations (4 bytes each) leave room for rings in 99 KB.
+/// The most columns for which one token's activations (4 bytes each) leave room for rings in 99 KB.
 inline constexpr int32_t kMaxColumns = 12288;
 
-/// Null if the CUDA rows can read a matrix, else why not.
+/// Null if the CUDA rows can read a matrix, otherwise why not.
 inline const char* refuses_matrix(const PackedMatrix& matrix) {
   if (matrix.layout != PackedLayout::kFragment16x32)
     return "weights are not in CUDA's packed layout";

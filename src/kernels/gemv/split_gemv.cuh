@@ -1,14 +1,14 @@
 // qkv and out in MXFP4, where a cluster of blocks shares the columns: a cluster of n blocks makes n
-// tiles of 16 outputs. Block r has the r-th part of the columns of all n, a tile a warp, the
-// weights in registers before the wait for the kernel that makes the activations (held_units.cuh);
-// it stages that part of the activations alone. Sums go to block r for tile r, in words that its
-// barrier counts.
+// tiles of 16 outputs. Block r has the r-th share of the columns of all n tiles, a tile a warp,
+// with the weights in registers before the wait for the kernel that makes the activations
+// (held_units.cuh). So it stages only that share of the activations. The sums of tile r are sent to
+// block r, as words that its barrier counts.
 //
-// Blocks start late, when those of the kernel before leave them room: what they do before the wait
-// is not free. So nothing there waits for a load but what a step's early() looks up by another, and
-// behind it there is one way to memory.
+// Blocks start late, when the previous kernel's blocks leave them room: work before the wait is not
+// free. So before the wait no load depends on another, except in a step's early(); after the wait
+// there is one round trip to memory.
 //
-// A Step is what slice_gemv.cuh says.
+// slice_gemv.cuh says what a Step is.
 #pragma once
 
 #include "kernels/gemv/held_units.cuh"
@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(32 * kCluster, kCluster <= 5 ? 3 : 2)
     held.load(step.weight.data +
               (int64_t{first_tile + warp} * (kUnits * kCluster) + rank * kUnits) * kUnitBytes<F>);
   if (threadIdx.x == 0) {
-    // From each block the sums of this one's tile, and the squares of its own columns.
+    // From each block: the sums of this block's tile, and the squares of the sender's columns.
     expect_bytes(&has_sums, kCluster * num_tokens * (Step::kNorm ? 68 : 64));
     if constexpr (Step::kNorm) {
       expect_bytes(&has_norm, 4 * kColumns);
@@ -64,7 +64,8 @@ __global__ void __launch_bounds__(32 * kCluster, kCluster <= 5 ? 3 : 2)
   wait_for_previous();
   launch_next();
 
-  // Eight columns of a token a thread and round, all on their way at once.
+  // Each thread loads eight columns of a token a round; the loads of all rounds are in flight at
+  // once.
   constexpr int kRounds = (kTokens * kSegments + kThreads - 1) / kThreads;
   float values[kRounds][8];
 #pragma unroll
@@ -77,7 +78,7 @@ __global__ void __launch_bounds__(32 * kCluster, kCluster <= 5 ? 3 : 2)
 #pragma unroll
   for (int r = 0; r < kRounds; ++r) {
     const int i = threadIdx.x + r * kThreads, t = i / kSegments, s = i % kSegments;
-    if (t >= num_tokens) break;  // the eight threads of 64 columns alike
+    if (t >= num_tokens) break;  // the same for all eight threads of 64 columns
     float(&v)[8] = values[r];
     if constexpr (Step::kNorm) {
       float square = 0, norm[8];
@@ -115,7 +116,7 @@ __global__ void __launch_bounds__(32 * kCluster, kCluster <= 5 ? 3 : 2)
       const float bottom = __shfl_down_sync(~0u, top, 1);
       if (lane % 4 == 0) send(&sums_of_blocks[rank][0][lane / 4], &has_sums, warp, top, bottom);
     } else {
-      // Of each group of four tokens a lane has one.
+      // A lane has one token of each group of four.
       const auto of_group = [&](int c) {
         return LanePart(inputs[min(4 * c + lane / 8, num_tokens - 1)]);
       };
@@ -170,14 +171,14 @@ void launch_split(const char* row, const Step& step, const Launch& launch) {
 /// Columns that clusters of 5 and of 8 share evenly.
 inline constexpr int kColumnsOf5 = 64 * 9 * 5, kColumnsOf8 = 64 * 8 * 8;
 
-/// Null if split_gemv can multiply by a matrix, else why not.
+/// Null if split_gemv can multiply by a matrix, otherwise why not.
 inline const char* refuses_split(const PackedMatrix& weight) {
   if (weight.format != DType::kMXFP4 || (weight.cols != kColumnsOf5 && weight.cols != kColumnsOf8))
     return "not MXFP4 of 2880 or 4096 columns";
   return refuses_matrix(weight);
 }
 
-/// Launches split_gemv for a matrix that refuses_split lets through.
+/// Launches split_gemv for a matrix that refuses_split accepts.
 template <typename Step>
 void launch_split_gemv(const char* row, const Step& step, const Launch& launch) {
   dispatch_up_to<1, 2, 4, kMaxTokens>(step.num_tokens, [&]<int kTokens>() {
