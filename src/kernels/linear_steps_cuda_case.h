@@ -1,6 +1,6 @@
 // The fixture that runs CUDA rows of qkv, out, route, experts and unembed on the cases of the CPU's
-// tests: weights repacked value for value, what goes in uploaded, what comes out copied back, so
-// that the case itself compares with the reference row.
+// tests: it repacks weights value for value, uploads inputs and copies outputs back, so that the
+// case compares them with the reference row.
 #pragma once
 
 #include <fmt/format.h>
@@ -16,8 +16,8 @@
 
 namespace moxie::testing {
 
-// Activations are split into two BF16 parts, which leaves 2^-17 of each; weights in F32 likewise.
-// Errors have random signs; the greatest of thousands of outputs is some deviations out.
+// Splitting into two BF16 parts loses 2^-17 of each activation, and of each F32 weight. Errors have
+// random signs; the greatest of thousands of outputs is several deviations off.
 inline constexpr double kSplitRounding = 0x1p-15;
 
 inline int32_t same_row(int32_t row) { return row; }
@@ -29,8 +29,8 @@ class LinearStepsCuda : public CudaTest {
   static void SetUpTestSuite() { runs_.begin(); }
   static void TearDownTestSuite() { runs_.end(); }
 
-  // Device memory of one run: what goes in is uploaded, what comes out is copied back to the
-  // host's array, so that the case itself compares.
+  // Device memory of one run: inputs are uploaded, and outputs copied back to the host's array,
+  // where the case compares them.
   template <typename T>
   T* in(const T* values, int64_t count) {
     return upload(std::vector<T>(values, values + count));
@@ -44,7 +44,7 @@ class LinearStepsCuda : public CudaTest {
     });
     return device_side;
   }
-  // The residual stream, which has two floats a value on CUDA: here a coarse and a fine one.
+  // The residual stream, which has two floats a value on CUDA: here a coarse part and a fine part.
   float* x_in(const float* values, int64_t count) {
     if (x_is_single_) return in(values, count);
     std::vector<float> pairs;
@@ -136,7 +136,7 @@ class LinearStepsCuda : public CudaTest {
     return p;
   }
 
-  // Runs a row with exactly the workspace that it asks for, and brings back what it wrote.
+  // Runs a row with exactly the workspace that it asks for, and copies its outputs back.
   template <typename P>
   void run_on_device(const Row<P>& row, P params) {
     const uint64_t bytes = row.workspace(params);
@@ -145,7 +145,7 @@ class LinearStepsCuda : public CudaTest {
     params.launch.workspace = workspace.buffer.data();
     params.launch.workspace_bytes = bytes;
     row.run(params);
-    download<std::byte>(workspace);  // checks the guard behind it
+    download<std::byte>(workspace);  // checks the guard behind the workspace
     for (const auto& copy : back_) copy();
     back_.clear();
     done(stream().synchronize());
@@ -192,7 +192,7 @@ class LinearStepsCuda : public CudaTest {
       P params = to_device(built.params, format);
       params.forms = forms_with(row, XForm::kF32Pair);
       if constexpr (std::is_same_v<P, ExpertsParams>) {
-        // Its tolerance is for the activations that were asked for, which others do not have.
+        // The case's tolerance is for the requested activations; E4M3 has a greater one.
         if (activation_rounding(row) == kE4m3Rounding) {
           EXPECT_NE(row.refuses(params), nullptr) << row.name << " without E4M3 asked for";
           take_e4m3(params);
@@ -212,7 +212,8 @@ class LinearStepsCuda : public CudaTest {
       if constexpr (requires { params.forms; }) {
         if (row.forms.x.has(XForm::kF32)) {
           params.forms.x = XForm::kF32;
-          // Some rows want two floats: each step has one that does not, on sm_90a.
+          // Some rows take two floats a value only: each step has one that takes single floats, on
+          // sm_90a.
           const std::string single = std::string(Op<P>::info.name) + ", x single";
           if (const char* why = row.refuses(params)) {
             if ((features() & kSm90a) != 0) runs_->refused(single, why);
@@ -254,7 +255,7 @@ class LinearStepsCuda : public CudaTest {
     free_case();
   }
 
-  // What the row wrote as q, times a factor, in BF16.
+  // Compares the queries that the row wrote in BF16 with q times a factor.
   void expect_staged_queries(const Row<QkvParams>& row, Built<QkvParams>& built, DType format) {
     built.reset();
     QkvParams unstaged = to_device(built.params, format);
@@ -265,7 +266,7 @@ class LinearStepsCuda : public CudaTest {
     const std::vector<float> found(p.q, p.q + count);
     built.reset();
     QkvParams params = to_device(p, format);
-    std::vector<uint16_t> staged(2 * count, 0xFFFF);  // half of which is left alone
+    std::vector<uint16_t> staged(2 * count, 0xFFFF);  // the second half stays unwritten
     params.q = reinterpret_cast<float*>(upload(staged));
     params.forms = {.x = XForm::kF32Pair, .q = QForm::kBf16Staged};
     params.q_factor = 0.18f;
@@ -277,7 +278,7 @@ class LinearStepsCuda : public CudaTest {
     for (size_t i = count; i < staged.size(); ++i) num_wrong += staged[i] != 0xFFFF ? 1 : 0;
     EXPECT_EQ(num_wrong, 0u) << "of " << count << " staged queries";
   }
-  // The same choice, and t as it was.
+  // Expects the same choice, and t unchanged.
   void expect_t_is_left(const Row<RouteParams>& row, Built<RouteParams>& built,
                         std::vector<Output> expected) {
     built.reset();
@@ -294,7 +295,7 @@ class LinearStepsCuda : public CudaTest {
     expect_near(expected, built.outputs(), std::string(row.name) + " without t");
   }
 
-  // Rows of experts that make their input from x themselves.
+  // Rows of experts that compute their input from x.
   void expect_normed_experts_agree(const ExpertsCase& c) {
     SCOPED_TRACE(c.name());
     Built<ExpertsParams> built = build(c);
@@ -324,7 +325,7 @@ class LinearStepsCuda : public CudaTest {
       for (const bool is_single : {false, true}) {
         x_is_single_ = is_single;
         built.reset();
-        p.t = drawn;  // which nobody reads
+        p.t = drawn;  // which no row reads
         ExpertsParams params = to_device(p, DType::kMXFP4);
         params.forms = {.x = is_single ? XForm::kF32 : XForm::kF32Pair, .t = TForm::kAbsent};
         params.norm_weight = upload(weight);
@@ -346,7 +347,7 @@ class LinearStepsCuda : public CudaTest {
     free_case();
   }
 
-  // A row's forms, x given: the first that it takes of all others.
+  // A row's forms with the given form of x: of every other value the first form that the row takes.
   template <typename P>
   static Forms forms_with(const Row<P>& row, XForm x) {
     Forms forms = first_forms(row);
@@ -374,8 +375,8 @@ class LinearStepsCuda : public CudaTest {
     }
   }
 
-  // With activations that E4M3 has, and what SwiGLU makes rounded as the row rounds it, all that is
-  // left are sums of 8-bit operands.
+  // Activations that E4M3 can hold, and a reference whose SwiGLU outputs are rounded as the row
+  // rounds them: the remaining error is that of sums of 8-bit operands.
   void expect_e4m3_is_exact(const ExpertsCase& c) {
     SCOPED_TRACE(c.name());
     Built<ExpertsParams> built = build(c);
@@ -384,7 +385,7 @@ class LinearStepsCuda : public CudaTest {
     for (int64_t i = 0; i < int64_t{p.num_tokens} * p.hidden; ++i)
       t[i] = i % p.hidden == 0 ? 2.0f : e4m3_to_f32(f32_to_e4m3(t[i] * 128)) / 128;
     std::vector<double> expected(built.initial_x.begin(), built.initial_x.end());
-    // The same matrices as the device has them.
+    // The same matrices in the device's packing.
     const ExpertsParams there = to_device(p, DType::kMXFP4);
     std::vector<float> bias(static_cast<size_t>(p.gate_up.num_experts) * p.gate_up.rows);
     in_back(bias, there.gate_up_bias);
@@ -440,8 +441,8 @@ class LinearStepsCuda : public CudaTest {
     }
     const double relative = std::sqrt(error / added);
     std::printf("  %s: error %.2g of what is added\n", c.name().c_str(), relative);
-    // Values near the edge between two of E4M3's are now and then rounded the other way: some
-    // hundredths of 2^-4. Rounding all of them would be 2.6% of what is added.
+    // Values near the middle between two E4M3 values are sometimes rounded the other way: some
+    // hundredths of 2^-4. Rounding all values would be 2.6% of what is added.
     EXPECT_LE(relative, 0.01);
     free_case();
   }
@@ -452,7 +453,7 @@ class LinearStepsCuda : public CudaTest {
   void expect_folded_route_agrees(const FoldCase& c) {
     SCOPED_TRACE(fmt::format("{} tokens, hidden {}, {} experts, top {}", c.tokens, c.hidden,
                              c.experts, c.top_k));
-    // So many columns go another way (gemv/split_gemv.cuh).
+    // 2,880 columns take another kernel (gemv/split_gemv.cuh).
     const bool is_wide = c.hidden == 2880;
     const DType out_format = is_wide ? DType::kMXFP4 : DType::kBF16;
     Built<OutParams> out = build(OutCase{
@@ -468,7 +469,7 @@ class LinearStepsCuda : public CudaTest {
                                                      .experts = c.experts,
                                                      .top_k = c.top_k,
                                                      .weights = DType::kMXFP4});
-    // On the device first: the reference writes where the cases keep their x.
+    // The device runs first: the reference writes over the case's x.
     const OutParams out_there = to_device(out.params, out_format);
     const RouteParams route_there = to_device(route.params, DType::kBF16);
     ExpertsParams experts_there = to_device(experts.params, DType::kMXFP4);

@@ -1,7 +1,8 @@
-// An operation: what has rows. The steps of a pass are operations, and so may be what no pass has.
+// An operation: whatever has a table of rows. The steps of a pass are operations; an operation need
+// not be a step.
 //
-// Beside its Params an operation specialises Op, and ops.cpp lists it: the tables, the switches,
-// the counts, the reports, the testers and the benchmarks know it from there on.
+// An operation specialises Op beside its Params, and ops.cpp lists it. Tables, switches, counts,
+// reports, testers and benchmarks take it from there.
 #pragma once
 
 #include <span>
@@ -15,7 +16,8 @@ namespace moxie {
 template <typename P>
 struct Row;
 
-/// An operation without its types. Told apart by address: one instance each, Op<P>::info.
+/// An operation without its types. Operations differ by address: each has one instance,
+/// Op<P>::info.
 struct OpInfo {
   const char* name;  ///< "qkv"; the names of its rows begin with it
 };
@@ -27,7 +29,7 @@ struct OpInfo {
 template <typename P>
 struct Op;
 
-/// Bytes and operations by operation, in the order in which they were first asked for.
+/// Bytes and operations by operation, in the order of first use.
 class WorkByOp {
  public:
   Work& operator[](const OpInfo& op) {

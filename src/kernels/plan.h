@@ -1,9 +1,9 @@
 // The cheapest chain of rows from one border between steps to another.
 //
-// A border stands before each step and behind the last. What is handed over there has a form (its
-// state). A hop is a row with the forms that it reads and writes: it covers one step or several.
-// The plan of a pass (model/pass_plan.h) lists the hops that can run and asks for the cheapest
-// chain.
+// There is a border before each step and one behind the last. The values handed over at a border
+// have a form (the border's state). A hop is a row with the forms that it reads and writes; it
+// covers one step or several. The plan of a pass (model/pass_plan.h) lists the hops that can run
+// and asks for the cheapest chain.
 #pragma once
 
 #include <cstdint>
@@ -24,9 +24,9 @@ struct Chain {
   double us = 0;
 };
 
-/// The cheapest chain from state 0 of border 0 to state 0 of border `last`; nothing where no chain
-/// leads there. Of chains that cost the same the one is taken whose last hops stand first in the
-/// list, so that the same list gives the same chain.
+/// The cheapest chain from state 0 of border 0 to state 0 of border `last`; nothing if there is
+/// none. Of chains of equal cost it is the one whose last hops are first in the list, so that the
+/// same list gives the same chain.
 std::optional<Chain> cheapest_chain(std::span<const Hop> hops, int32_t last);
 
 }  // namespace moxie

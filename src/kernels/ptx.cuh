@@ -1,5 +1,5 @@
-// Instructions that C++ has no name for, one wrapper each, and the sum over a warp: what several
-// CUDA rows share.
+// Instructions that C++ has no name for, one wrapper each, and the sum over a warp, for several
+// CUDA rows.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +18,8 @@ __device__ __forceinline__ void copy_async_16(uint32_t to, const void* from) {
 __device__ __forceinline__ void copy_async_4(uint32_t to, const void* from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
 }
-/// Copies of 4, 8 or 16 bytes for what is read once (weights): the first to leave L2, where code,
-/// activations and biases then stay.
+/// Copies of 4, 8 or 16 bytes for data that is read once (weights): it leaves L2 first, so that
+/// code, activations and biases stay there.
 template <int kBytes>
 __device__ __forceinline__ void copy_streamed(uint32_t to, const void* from) {
   uint64_t policy;
@@ -40,14 +40,14 @@ __device__ __forceinline__ void copy_streamed_16(uint32_t to, const void* from) 
 __device__ __forceinline__ void commit_copies() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
-/// Waits until at most kPending of this thread's latest groups are on their way.
+/// Waits until at most kPending of this thread's latest groups of copies are incomplete.
 template <int kPending>
 __device__ __forceinline__ void wait_for_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-/// A barrier of some of the block's warps, 1 to 15: say that this warp has come so far, or wait for
-/// all `num_threads`.
+/// A barrier of some of the block's warps, numbered 1 to 15: reports that this warp has arrived, or
+/// waits for all `num_threads`.
 __device__ __forceinline__ void barrier_arrive(int barrier, int num_threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(num_threads) : "memory");
 }
@@ -55,18 +55,18 @@ __device__ __forceinline__ void barrier_wait(int barrier, int num_threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(num_threads) : "memory");
 }
 
-/// Says that this block of the cluster has come so far; without order of memory.
+/// Reports that this block has arrived at the cluster's barrier; does not order memory.
 __device__ __forceinline__ void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
-/// Waits for all blocks of the cluster. It empties L1, and waits for the copies on their way: to be
-/// called before the wait for the kernel before, where that costs nothing.
+/// Waits for all blocks of the cluster. This empties L1 and waits for copies in flight: call it
+/// before the wait for the previous kernel, where it costs nothing.
 __device__ __forceinline__ void cluster_wait() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
-/// Makes a barrier of 8 bytes in shared memory whose phases complete, in turn, when expect_bytes
-/// was called once and as many bytes have come from the cluster. Other blocks may send behind a
-/// cluster_arrive of this thread and their cluster_wait.
+/// Makes a barrier of 8 bytes in shared memory. A phase completes when expect_bytes was called once
+/// and that many bytes have arrived from the cluster; then the next phase begins. Other blocks may
+/// send after a cluster_arrive of this thread and their own cluster_wait.
 __device__ __forceinline__ void init_barrier(uint64_t* barrier, uint32_t num_arrivals = 1) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)),
                "r"(num_arrivals)
@@ -84,8 +84,8 @@ __device__ __forceinline__ void arrive_barrier(uint64_t* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier))
                : "memory");
 }
-/// Waits for the end of a phase: 0, 1, 0, 1, ...; then what this block or its copies wrote before
-/// is there.
+/// Waits for the end of a phase: 0, 1, 0, 1, ...; then this block's earlier writes and copies are
+/// visible.
 __device__ __forceinline__ void wait_barrier(uint64_t* barrier, uint32_t phase) {
   asm volatile(
       "{.reg .pred done; again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1; "
@@ -93,7 +93,7 @@ __device__ __forceinline__ void wait_barrier(uint64_t* barrier, uint32_t phase) 
       "r"(phase)
       : "memory");
 }
-/// The same where other blocks of the cluster write; it empties L1.
+/// The same, if other blocks of the cluster write; it empties L1.
 __device__ __forceinline__ void wait_cluster_barrier(uint64_t* barrier, uint32_t phase) {
   asm volatile(
       "{.reg .pred done; again: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, "
@@ -101,8 +101,8 @@ __device__ __forceinline__ void wait_cluster_barrier(uint64_t* barrier, uint32_t
       "r"(phase)
       : "memory");
 }
-/// Copies memory to shared memory, without waiting; the barrier counts the bytes. All are multiples
-/// of 16.
+/// Copies global to shared memory, without waiting; the barrier counts the bytes. Addresses and
+/// `bytes` are multiples of 16.
 __device__ __forceinline__ void copy_bulk(void* to, const void* from, uint32_t bytes,
                                           uint64_t* barrier) {
   asm volatile(
@@ -111,8 +111,8 @@ __device__ __forceinline__ void copy_bulk(void* to, const void* from, uint32_t b
       "l"(from), "r"(bytes), "r"(shared_address(barrier))
       : "memory");
 }
-/// Copies shared memory to memory, without waiting; what this thread's block wrote must be behind
-/// fence_bulk_copies() and a barrier. All are multiples of 16.
+/// Copies shared to global memory, without waiting. fence_bulk_copies() and a barrier must follow
+/// the block's writes to the source. Addresses and `bytes` are multiples of 16.
 __device__ __forceinline__ void store_bulk(void* to, const void* from, uint32_t bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to),
                "r"(shared_address(from)), "r"(bytes)
@@ -123,17 +123,17 @@ __device__ __forceinline__ void store_bulk(void* to, const void* from, uint32_t 
 __device__ __forceinline__ void wait_for_bulk_reads() {
   asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
-/// Waits until all of them are done.
+/// Waits until all of this thread's bulk stores are complete.
 __device__ __forceinline__ void wait_for_bulk_stores() {
   asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
-/// Orders what this thread wrote to shared memory, and read there, before bulk copies by who learns
-/// of it, by a barrier say.
+/// Orders this thread's writes and reads of shared memory before bulk copies that start after a
+/// synchronisation with this thread, such as a barrier.
 __device__ __forceinline__ void fence_bulk_copies() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
-/// Stores a word at this block's address `at`, but in block `rank` of the cluster, whose barrier
-/// counts its bytes.
+/// Stores a word in block `rank` of the cluster, at the address that `at` has in this block. The
+/// barrier of block `rank` counts its bytes.
 __device__ __forceinline__ void send(const void* at, const uint64_t* barrier, int rank,
                                      uint32_t word) {
   asm volatile(
@@ -162,15 +162,16 @@ __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
-/// Two E4M3 of two floats, greater ones the greatest (448).
+/// Two floats as two E4M3; greater values become the greatest (448).
 __device__ __forceinline__ uint16_t pack_e4m3(float low, float high) {
   uint16_t pair;
   asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
   return pair;
 }
 
-/// Stores four 8 x 8 matrices of 16-bit elements, a pair of a row's elements a lane as mma leaves
-/// them, transposed: column r of matrix i as the 16 bytes at lane 8 i + r's address.
+/// Stores four 8 x 8 matrices of 16-bit elements transposed. Each lane has a pair of a row's
+/// elements, as mma leaves them. Column r of matrix i becomes the 16 bytes at the address of lane 8
+/// i + r.
 __device__ __forceinline__ void store_transposed(uint32_t address, const uint32_t (&words)[4]) {
   asm volatile(
       "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
@@ -187,7 +188,7 @@ __device__ __forceinline__ void mma_m16n8k16(float (&c)[4], uint32_t a0, uint32_
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-/// The same where chains of products are written in turn and shall stay so.
+/// The same, for chains of products whose written order the compiler must keep.
 __device__ __forceinline__ void mma_in_order(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2,
                                              uint32_t a3, uint32_t b0, uint32_t b1) {
   asm volatile(
@@ -203,7 +204,7 @@ __device__ __forceinline__ float warp_sum(float value) {
   return value;
 }
 
-/// The sum over the lanes up to this one.
+/// The sum over lanes 0 to this one.
 __device__ __forceinline__ int32_t warp_sum_up_to(int32_t value) {
   const int lane = threadIdx.x % 32;
 #pragma unroll

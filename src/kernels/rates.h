@@ -1,4 +1,4 @@
-// What a device does at most, as the planner reckons with it, and times predicted from that.
+// A device's greatest rates, as the planner uses them, and times predicted from them.
 #pragma once
 
 #include <algorithm>
@@ -16,8 +16,9 @@ struct DeviceRates {
   int32_t num_threads = 1;     ///< CPU: that share a step
 };
 
-/// From what the driver says of a GPU; what it does not say is an H200's. Of the CPU: the threads'
-/// share, for rows that know their own time; 25 GB/s each, up to what eight memory channels give.
+/// A GPU's rates, from the driver's properties; a missing property is that of an H200. A CPU's
+/// rates are those of all threads, for rows that know their own time: 25 GB/s each, up to what
+/// eight memory channels give.
 inline DeviceRates rates_of(DeviceKind kind, const DeviceProperties& device) {
   DeviceRates rates;
   if (kind == DeviceKind::kCpu) {
@@ -26,7 +27,7 @@ inline DeviceRates rates_of(DeviceKind kind, const DeviceProperties& device) {
     rates.bf16_gflops = 100.0 * rates.num_threads;
     return rates;
   }
-  // Of memory's rate some 96% can be read, of the tensor cores' some 80% reached.
+  // About 96% of memory's rate can be read, and about 80% of the tensor cores' rate reached.
   if (device.memory_gb_s > 0) rates.read_gb_s = 0.96 * device.memory_gb_s;
   const int cc = device.compute_capability;
   const double of_sm = cc >= 120   ? 1024
@@ -40,13 +41,13 @@ inline DeviceRates rates_of(DeviceKind kind, const DeviceProperties& device) {
   return rates;
 }
 
-/// What a row reaches of the rates, and what it takes for nothing.
+/// The shares of the rates that a row reaches, and its time without any work.
 struct Efficiency {
   double read = 1, products = 1;  ///< shares of the rates, 0 to 1
   double fixed_us = 0;            ///< of a launch
 };
 
-/// Microseconds of work at a device's rates; the nearer limit counts.
+/// Microseconds of work at a device's rates; the slower of both limits counts.
 inline double limit_us(const Work& work, double read_gb_s, double gflops) {
   return 1e-3 * std::max(work.bytes / read_gb_s, work.flops / gflops);
 }
@@ -56,7 +57,7 @@ inline double predicted_us(const Work& work, const DeviceRates& rates, double gf
          limit_us(work, rates.read_gb_s * reached.read, gflops * reached.products);
 }
 
-/// Of a CUDA row that goes through the tokens in groups: the weights are read once a group.
+/// The time of a CUDA row that takes tokens in groups: it reads the weights once a group.
 inline double grouped_us(const Work& work, double weight_bytes, int32_t num_tokens, int32_t group,
                          const DeviceRates& rates, const Efficiency& reached) {
   const double num_groups = ceil_div(num_tokens, group);

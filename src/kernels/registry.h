@@ -1,8 +1,8 @@
 // The tables of implementations, and how a row is chosen.
 //
-// Every operation has one table of rows for all devices. A row says what hardware it needs, what it
-// accepts, what scratch it wants and what it costs. KernelChooser takes the cheapest eligible row,
-// explains why each other lost, honours `--kernel OP=NAME`, and counts every launch by name.
+// Every operation has one table of rows for all devices. A row declares the hardware that it needs,
+// what it accepts, its scratch and its cost. KernelChooser takes the cheapest eligible row,
+// explains why each other row lost, honours `--kernel OP=NAME`, and counts every launch by name.
 // There is never a silent fall-back: a forced row that cannot run is an error before anything runs.
 #pragma once
 
@@ -28,29 +28,29 @@ namespace moxie {
 template <typename P>
 struct Row {
   const char* name;  ///< as docs/adding-a-kernel.md forms it
-  /// The operations before its own that it does too, in their order; its name begins with theirs.
+  /// The earlier operations that the row also does, in order; its name begins with theirs.
   std::span<const OpInfo* const> covers = {};
-  /// A word by which `--kernel` allows all rows of the kind: "w4a16". Empty: none.
+  /// A word with which `--kernel` allows all rows of a kind: "w4a16". Empty: none.
   const char* kind = "";
   DeviceKind device;
-  Features needs;        ///< every bit must be there
+  Features needs;        ///< the device must have every bit
   const char* supports;  ///< formats and shapes, for people
-  const char* limits;    ///< tokens a launch it serves well, accuracy; for people
+  const char* limits;    ///< tokens a launch that it suits, accuracy; for people
   const char* ran_on;    ///< hardware it has run on, or "compiled only"
   PackedLayout layout;
-  /// The forms that it takes of what it reads, and leaves of what it writes.
+  /// The forms that it takes for its inputs, and leaves for its outputs.
   RowForms forms = {};
-  /// Of the activations that it multiplies: with kF8E4M3 it runs where these are asked for.
+  /// The activations that it multiplies: a row with kF8E4M3 runs only if they are asked for.
   DType activation = DType::kBF16;
-  bool takes_tile = false;  ///< `--tile` says how it cuts an expert's tokens
-  /// A token's result is the same to the bit whatever shares its launch, however many tokens that
-  /// are and however its sequence is cut into launches.
+  bool takes_tile = false;  ///< `--tile` sets how it cuts an expert's tokens
+  /// A token's result is the same to the bit whatever tokens share its launch, however many they
+  /// are, and however its sequence is cut into launches.
   bool is_batch_invariant = false;
-  /// Null but in rows that round activations to 8-bit integers: there, whether these params gain
-  /// enough by it for the row to run unasked (permits()).
+  /// Only in rows that round activations to 8-bit integers, otherwise null: whether these params
+  /// gain enough from it for the row to run unasked (permits()).
   bool (*gains_by_int8)(const P&) = nullptr;
   /// Null if the row can run these params (pointers may be null: only formats and sizes are read),
-  /// else why not. That the forms are among its own is asked for it (refuses_forms()).
+  /// otherwise why not. The caller has checked the forms (refuses_forms()).
   const char* (*refuses)(const P&);
   /// Predicted time, microseconds, on a device of these rates. Reference rows return kReferenceUs.
   double (*predict_us)(const P&, const DeviceRates&);
@@ -59,39 +59,40 @@ struct Row {
   void (*run)(const P&);
 };
 
-/// Calls `visit` with each operation that the row does; its own is the last.
+/// Calls `visit` with each operation that the row does; the row's own operation is the last.
 template <typename P, typename Visit>
 void for_each_op(const Row<P>& row, Visit&& visit) {
   for (const OpInfo* op : row.covers) visit(*op);
   visit(Op<P>::info);
 }
 
-/// Of reference rows, which run where they are forced or nothing else can; and of rows that would
-/// round more than they gain.
+/// kReferenceUs: time of reference rows, which run only if they are forced or no other row can.
+/// kNeverUs: time of rows that would lose more by rounding than they gain.
 inline constexpr double kReferenceUs = 1e12, kNeverUs = 0.5 * kReferenceUs;
 template <typename P>
 double reference_us(const P&, const DeviceRates&) {
   return kReferenceUs;
 }
 
-/// CUDA rows for many tokens round activations to BF16: narrower models, where that shows and gains
-/// nothing, take them only where they are forced.
+/// CUDA rows for many tokens round activations to BF16. In models narrower than this, rounding
+/// shows and gains nothing, so that these rows run only if forced.
 inline constexpr int32_t kLeastGemmHidden = 1024;
 
-/// Any of these has rows that round to 8-bit integers.
+/// Any of these features has rows that round to 8-bit integers.
 inline constexpr Features kInt8Features = kAvx2 | kNeonDot;
 
-/// From so many tokens a launch they do so unasked in models so wide: tokens share weights there,
-/// so that arithmetic and not memory is the limit; small models, where rounding shows, gain little.
+/// From this many tokens a launch and this width of the model on, such rows run unasked: many
+/// tokens share weights, so that arithmetic and not memory is the limit. Small models, where
+/// rounding shows, gain little.
 inline constexpr int32_t kLeastInt8Tokens = 8, kLeastInt8Hidden = 2048;
 
-/// `ran_on` of rows in plain C++, and of those for aarch64: no such machine has run them yet.
+/// `ran_on` of rows in plain C++, and of rows for aarch64: no aarch64 machine has run them yet.
 inline constexpr const char* kRanAnyCpu = "x86-64; aarch64 under an emulator only";
 inline constexpr const char* kRanEmulated = "aarch64 under an emulator only";
 
 /// A row without its types: what `moxie kernels`, docs and records print.
 struct RowInfo {
-  std::vector<const OpInfo*> ops;  ///< that it does, in their order; in the last one's table
+  std::vector<const OpInfo*> ops;  ///< that it does, in their order; it is in the last one's table
   std::string name, supports, limits, ran_on, kind;
   DeviceKind device;
   Features needs;
@@ -101,15 +102,15 @@ struct RowInfo {
   const OpInfo& op() const { return *ops.back(); }
 };
 
-/// Why a row is or is not the one chosen.
+/// Why a row was chosen or not.
 struct Verdict {
   RowInfo row;
   bool chosen = false;
   std::string reason;  ///< "cheapest", "forced", "needs amx_bf16", "costs 12 against 4", ...
 };
 
-/// Of each value a form that the row takes: of x two floats where it does, which no row refuses for
-/// any number of tokens, of others the first.
+/// A form that the row takes for each value. For x it is two floats if the row takes them, since no
+/// row refuses them for any number of tokens; for other values the first form.
 template <typename P>
 Forms first_forms(const Row<P>& row) {
   return {.x = row.forms.x.has(XForm::kF32Pair) ? XForm::kF32Pair : XForm::kF32,
@@ -134,7 +135,7 @@ const char* refuses_forms(const Row<P>& row, const P& params) {
   }
   return nullptr;
 }
-/// Why a row cannot run these params, forms and all; null if it can.
+/// Why a row cannot run these params and forms; null if it can.
 template <typename P>
 const char* why_not(const Row<P>& row, const P& params) {
   const char* why = refuses_forms(row, params);
@@ -150,15 +151,15 @@ inline constexpr const char* kNoRow[] = {
 class KernelChoice {
  public:
   /// Parses one "OP=NAME"; NAME may be "auto", a row's name, "reference", or a kind of the
-  /// operation's rows, of experts "gemv", "w4a16" or "w4a8": the cheapest of the kind. Unknown
-  /// operations and names fail with the nearest that exist.
+  /// operation's rows ("gemv", "w4a16", "w4a8" for experts), which forces the cheapest of the kind.
+  /// Unknown operations and names fail with the nearest that exist.
   Status add(const std::string& assignment);
-  /// The name or kind that is forced; null if none is.
+  /// The forced name or kind; null if nothing is forced.
   const std::string* forced(const OpInfo& op) const;
-  /// No row of this name may run: how a plan without it is made.
+  /// Excludes the row of this name: so a plan without it can be made.
   void exclude(const std::string& row) { excluded_.insert(row); }
-  /// Whether a row may run: it is not excluded, and of each operation that it does nothing is
-  /// forced, or this row, or of its own rows of its kind.
+  /// Whether a row may run: it is not excluded, and for each operation that it does, either nothing
+  /// is forced, or this row is, or (for its own operation) its kind is.
   template <typename P>
   bool allows(const Row<P>& row) const {
     if (excluded_.contains(std::string_view(row.name))) return false;
@@ -174,19 +175,19 @@ class KernelChoice {
   /// `--tile`: "auto" or a tile of gemm/tile_model.h.
   Status set_tile(const std::string& tile);
   int32_t tile_columns() const { return tile_columns_; }
-  /// `--activation`: "auto"; "bf16" (or wider); "int8", which lets rows run that round activations
-  /// to 8-bit integers wherever they can, where "auto" lets them run if that gains much; or
-  /// "mxfp8", which lets those run that round the experts' to 8-bit floats.
+  /// `--activation`: "auto", "bf16" (or wider), "int8" or "mxfp8". "int8" lets rows that round
+  /// activations to 8-bit integers run wherever they can; "auto" lets them run where it gains much.
+  /// "mxfp8" lets rows run that round the experts' activations to 8-bit floats.
   Status set_activation(const std::string& activation);
-  /// kF8E4M3 with "mxfp8", or with "auto" where a row is forced that wants it; else kBF16.
+  /// kF8E4M3 with "mxfp8", or with "auto" if a forced row needs it; otherwise kBF16.
   DType activation() const;
   bool int8() const { return activation_ == "int8"; }
-  /// `--batch-invariant`: only rows that are may run.
+  /// `--batch-invariant`: only batch-invariant rows may run.
   void set_batch_invariant(bool on) { batch_invariant_ = on; }
   bool batch_invariant() const { return batch_invariant_; }
-  /// Why the switches do not let a row run that is allowed; null if they do. Rows round to 8-bit
-  /// integers only if asked to, if forced by their own name, or if not told otherwise where that
-  /// gains much.
+  /// Why the switches do not let an allowed row run; null if they do. A row that rounds to 8-bit
+  /// integers may run if that is asked for, if the row is forced by its own name, or if no switch
+  /// forbids it and it gains much.
   template <typename P>
   const char* why_not_permitted(const Row<P>& row, const P& params) const {
     if (batch_invariant_ && !row.is_batch_invariant)
@@ -206,7 +207,7 @@ class KernelChoice {
  private:
   struct Forced {
     std::string name;
-    DType activation = DType::kBF16;  // of the row, or of rows of the kind
+    DType activation = DType::kBF16;  // of the forced row, or of the rows of the kind
   };
   std::map<const OpInfo*, Forced> forced_;
   int32_t tile_columns_ = 0;
@@ -222,14 +223,14 @@ class KernelChooser {
                 const DeviceRates& rates = {})
       : device_(device), features_(features), choice_(std::move(choice)), rates_(rates) {}
 
-  /// The row for these params by itself, or why there is none. The rows of a pass are chosen
-  /// together (kernels/plan.h).
+  /// The row for these params alone, or why there is none. The rows of a pass are chosen together
+  /// (kernels/plan.h).
   template <typename P>
   Result<const Row<P>*> select(const P& params) const {
     const std::string* forced = choice_.forced(Op<P>::info);
     const Row<P>* best = nullptr;
     double best_cost = 0;
-    // Of a forced row, or the last of its kind: why it cannot run.
+    // A forced row (or the last of its kind) that cannot run, and why.
     const Row<P>* refused = nullptr;
     const char* why_refused = nullptr;
     for (const Row<P>& row : Op<P>::rows()) {
@@ -254,8 +255,8 @@ class KernelChooser {
                    why_refused == nullptr ? missing(refused->needs) : why_refused);
   }
 
-  /// The same where there must be one: that is checked when the model is loaded (select for each
-  /// step), so its absence is a broken invariant.
+  /// The same where a row must exist: loading the model checks that (select for each step), so a
+  /// missing row is a broken invariant.
   template <typename P>
   const Row<P>& row_for(const P& params) const {
     const auto row = select(params);
@@ -284,8 +285,9 @@ class KernelChooser {
     on_run_(Op<P>::info, row.name, start, Clock::now());
   }
 
-  /// Called after every run with its time on the host, on the thread that ran it: all of the row on
-  /// the CPU, its launch elsewhere. Set or cleared (null) while nothing runs.
+  /// Called after every run, on the thread that ran it, with the run's time on the host: on the CPU
+  /// that of the whole row, elsewhere that of its launch. Set or cleared (null) only while nothing
+  /// runs.
   using OnRun = std::function<void(const OpInfo&, const char* row, Clock::time_point start,
                                    Clock::time_point end)>;
   void set_on_run(OnRun on_run) { on_run_ = std::move(on_run); }
@@ -301,8 +303,8 @@ class KernelChooser {
 
   /// Launches by (operation, row name).
   using Launches = std::map<std::pair<const OpInfo*, const char*>, uint64_t>;
-  /// Between these two, launches are recorded into a graph and do not run: they are not counted but
-  /// returned, to be counted each time the graph runs.
+  /// Between these two calls, launches are recorded into a graph and do not run. They are returned
+  /// instead of counted; the caller counts them each time the graph runs.
   void begin_recording();
   Launches end_recording();
   void count(const Launches& launches);
@@ -352,7 +354,7 @@ struct OpTable {
   const OpInfo* op;
   std::vector<RowInfo> (*rows)();
 };
-/// Every operation: those of a pass in their order, then the others (ops.cpp).
+/// Every operation: first those of a pass in their order, then the others (ops.cpp).
 std::span<const OpTable> all_ops();
 /// Every row of every table, in the order of all_ops().
 std::vector<RowInfo> all_rows();

@@ -1,31 +1,32 @@
 // The residual stream on CUDA: each value of x is two floats, x = high + low, [tokens, hidden] of
 // float2, so that many blocks can add to it at once and the result does not depend on their order.
 //
-// split_residual() cuts a value into a multiple of 2^-8 and one of 2^-25. Sums of such floats are
-// exact, and so have no order: the high ones below 2^16, the low ones for 256 addends. Beyond 2^16
-// sums are rounded like any others. NaN and infinities go through.
+// split_residual() cuts a value into a multiple of 2^-8 and a multiple of 2^-25. Sums of such
+// floats are exact, and so do not depend on the order: sums of the high ones below 2^16, sums of
+// the low ones for 256 addends. Beyond 2^16 sums are rounded like any others. NaN and infinities
+// propagate.
 //
-// Where every row of a launch owns the values that it adds to (prompts of many tokens), x is
-// single: one float a value, [tokens, hidden], half the bytes. The plan of a pass decides; the rows
-// that take it say so (RowForms::x).
+// If every row of a launch owns the values that it adds to (prompts of many tokens), x is single:
+// one float a value, [tokens, hidden], half the bytes. The plan of a pass decides this; the rows
+// that take single x declare it (RowForms::x).
 #pragma once
 
 #include <cuda_runtime.h>
 
 namespace moxie {
 
-/// Addends of one value between two calls of split_residual() for the same place.
+/// The most addends to one value between two calls of split_residual() for it.
 inline constexpr int kMaxResidualAddends = 256;
 
 __device__ __forceinline__ float2 split_residual(float value) {
-  // Adding 1.5 x 2^23 units and taking them away again rounds to whole units.
+  // Adding 1.5 x 2^23 units and subtracting them again rounds to whole units.
   constexpr float kHigh = 1.5f * 0x1p15f, kLow = 1.5f * 0x1p-2f;
   const float high = __fsub_rn(__fadd_rn(value, kHigh), kHigh);
   return make_float2(high, __fsub_rn(__fadd_rn(__fsub_rn(value, high), kLow), kLow));
 }
 __device__ __forceinline__ float whole(float2 pair) { return pair.x + pair.y; }
 
-/// Calls body<x_is_single>(): loads and stores of each kind in a row, no branch between them.
+/// Calls body<x_is_single>(), so that loads and stores in a loop have no branch between them.
 template <typename Body>
 __device__ __forceinline__ void with_single(bool x_is_single, Body&& body) {
   if (x_is_single) {
@@ -34,8 +35,8 @@ __device__ __forceinline__ void with_single(bool x_is_single, Body&& body) {
     body.template operator()<false>();
   }
 }
-/// Two neighbouring values of x, number `at` (even) and the next, as they are loaded; whole() of
-/// them are the values.
+/// Two neighbouring values of x as they are loaded, number `at` (even) and the next; whole()
+/// returns the values.
 template <bool kIsSingle>
 __device__ __forceinline__ float4 load_residual(const float* x, int64_t at) {
   if constexpr (!kIsSingle) return *reinterpret_cast<const float4*>(x + 2 * at);
@@ -64,7 +65,7 @@ struct ResidualFour {
     return make_float4(a.x, a.y, b.x, b.y);
   }
 };
-/// Stores both, by whoever owns them.
+/// Stores both values; for the thread that owns them.
 template <bool kIsSingle>
 __device__ __forceinline__ void store_residual(float* x, int64_t at, float2 values) {
   if constexpr (kIsSingle) {

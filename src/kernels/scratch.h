@@ -1,5 +1,5 @@
-// Lays out a row's scratch memory: the same few lines give the size to plan (no base) and the
-// parts to use (with the launch's workspace as base), so that the two cannot differ.
+// Lays out a row's scratch memory: the same few lines give the size to plan (without a base) and
+// the pieces to use (with the launch's workspace as base), so that the two cannot differ.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace moxie {
 
-/// Hands out parts of the workspace in order, each aligned to 64 bytes.
+/// Hands out pieces of the workspace in order, each aligned to 64 bytes.
 class Scratch {
  public:
   explicit Scratch(std::byte* base) : base_(base) {}

@@ -1,9 +1,9 @@
 // What every step's Params share: the device order, scratch memory, the KV cache of a layer, rotary
-// tables, and the bytes and operations that a step must at least move and do.
+// tables, and the fewest bytes and operations that a step needs.
 //
 // Params are plain data with pointers into the memory of the device that runs the step. Activations
-// are F32 [tokens, width], row-major; on CUDA the residual stream `x` has two floats a value, whose
-// sum it is (kernels/residual.cuh). Nothing here allocates or synchronises.
+// are F32 [tokens, width], row-major; on CUDA each value of the residual stream `x` is the sum of
+// two floats (kernels/residual.cuh). Nothing here allocates or synchronises.
 #pragma once
 
 #include <cstddef>
@@ -15,8 +15,8 @@
 
 namespace moxie {
 
-/// Where a step runs and its scratch. `workspace` holds at least what the row asked for, aligned to
-/// 256 bytes.
+/// Where a step runs, and its scratch. `workspace` holds at least what the row asked for, aligned
+/// to 256 bytes.
 struct Launch {
   DeviceKind device = DeviceKind::kCpu;
   Stream* stream = nullptr;
@@ -28,7 +28,7 @@ struct Launch {
 /// Floats of one value of the residual stream on CUDA.
 inline constexpr int32_t kFloatsOfCudaX = 2;
 
-/// The least bytes moved through memory and the operations done by one launch: the roofline's two
+/// The least bytes through memory and the least operations of one launch: the roofline's two
 /// coordinates. Weights are counted once, activations in and out once.
 struct Work {
   double bytes = 0;
@@ -81,7 +81,7 @@ struct Ragged {
   const int32_t* positions = nullptr;    ///< [num_tokens]
   const int32_t* seq_idx = nullptr;      ///< [num_tokens] row of the page table
   const int32_t* row_offsets = nullptr;  ///< [num_seqs + 1] tokens of sequence s
-  /// Sum over tokens of the keys that a full layer shows them; for Work only. 0: unknown.
+  /// Sum over tokens of the keys that a full layer shows each token; for Work only. 0: unknown.
   int64_t num_visible_keys = 0;
 };
 

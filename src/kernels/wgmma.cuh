@@ -1,5 +1,5 @@
-// What every kernel with Hopper's wgmma needs around the products: their order, descriptors of
-// operands in shared memory, and registers moved between warpgroups. All for sm_90a alone.
+// What every kernel with Hopper's wgmma needs besides the products: their order, descriptors of
+// operands in shared memory, and registers moved between warpgroups. All for sm_90a only.
 //
 // Operands in shared memory are tiles of rows of 128 bytes, 16-byte chunks exclusive-or'd with the
 // row modulo 8 (the 128-byte swizzle), from addresses that are multiples of 1,024; or of rows of 64
@@ -11,7 +11,7 @@
 
 namespace moxie {
 
-/// Takes more registers a thread, or gives some back; all warps of the warpgroup.
+/// Takes more registers a thread, or gives some back; called by all warps of the warpgroup.
 template <int kRegisters>
 __device__ __forceinline__ void take_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
@@ -21,21 +21,21 @@ __device__ __forceinline__ void give_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-/// Before the first product, and after registers that one reads or adds to were written.
+/// Needed before the first product, and after writes to registers that a product reads or adds to.
 __device__ __forceinline__ void wgmma_fence() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
 __device__ __forceinline__ void wgmma_commit() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
-/// Waits until at most kPending groups of products run.
+/// Waits until at most kPending groups of products are incomplete.
 template <int kPending>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-/// The descriptor of a swizzled tile of rows of so many bytes. To go on along the rows by a step of
-/// wgmma, 32 bytes, add to the address, or 32 / 16 to the descriptor.
+/// The descriptor of a swizzled tile of rows of kRowBytes. The next wgmma along the rows is 32
+/// bytes further: add 32 to the address, or 32 / 16 to the descriptor.
 template <int kRowBytes = 128>
 __device__ __forceinline__ uint64_t tile_descriptor(uint32_t address) {
   static_assert(kRowBytes == 128 || kRowBytes == 64);

@@ -15,7 +15,7 @@ struct RmsNormParams {
   int32_t num_tokens = 0, hidden = 0;  // hidden: a multiple of 4, at most kMaxNormedWidth
   float eps = 1e-5f;
   const float* x = nullptr;       // [tokens, hidden] of two floats (residual.cuh)
-  bool x_is_single = false;       // of one
+  bool x_is_single = false;       // one float a value
   const float* weight = nullptr;  // [hidden], aligned to 16 bytes as all
   float* y = nullptr;             // [tokens, hidden], written
 };

@@ -1,4 +1,4 @@
-// The functions behind out's table: one group a row.
+// The functions behind out's table, grouped by row.
 #pragma once
 
 #include "kernels/out/out.h"

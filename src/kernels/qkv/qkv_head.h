@@ -1,4 +1,4 @@
-// What the CPU rows of qkv share: where a head of q, k or v goes once it is multiplied.
+// What the CPU rows of qkv share: where the outputs of a head of q, k or v go.
 #pragma once
 
 #include "kernels/qkv/qkv.h"
@@ -7,10 +7,11 @@ namespace moxie {
 
 inline constexpr int32_t kMaxHeadDim = 256;
 
-/// Null if finish_head can take these heads and this cache, else why not.
+/// Null if finish_head can take these heads and this cache, otherwise why not.
 const char* head_refuses(const QkvParams& params);
 
-/// One head of one token, bias added: rotated if q or k, and written where it belongs.
+/// Finishes one head of one token, with the bias added: rotates q or k, and writes to q or the
+/// cache.
 void finish_head(const QkvParams& params, int32_t token, int32_t head, float* values);
 
 }  // namespace moxie

@@ -1,4 +1,4 @@
-// The functions behind qkv's table: one group a row.
+// The functions behind qkv's table, grouped by row.
 #pragma once
 
 #include "kernels/qkv/qkv.h"

@@ -8,14 +8,14 @@ namespace moxie {
 
 inline constexpr int32_t kMaxTopK = 16;
 
-/// Words of two floats of a token in RouteFold::sums: the experts' sums, then what blocks of
-/// `experts` say to each other (experts_tiles.cuh).
+/// Words (of two floats) for a token in RouteFold::sums: the experts' sums, then the choices that
+/// blocks of `experts` publish for each other (experts_tiles.cuh).
 constexpr int32_t words_of_token(int32_t num_experts, int32_t top_k) {
   return num_experts + top_k + 1;
 }
 
-/// Routing without a kernel of its own (CUDA): `out` adds each tile's part of the router's products
-/// to `sums`, `experts` applies the norm's factor and the bias and chooses.
+/// Routing without a kernel of its own (CUDA): `out` adds each tile's share of the router's
+/// products to `sums`; `experts` applies the norm's factor and the bias and chooses.
 struct RouteFold {
   int32_t top_k = 0;
   float rms_eps = 1e-5f;
@@ -26,10 +26,10 @@ struct RouteFold {
   float* sums = nullptr;
   float* next_sums = nullptr;  // likewise, cleared by `experts` for the next layer
   float* squares = nullptr;    // [tokens, hidden / 16] sums of x^2 over tiles, written by `out`
-  // Written by `out`: what the experts multiply, but for the norm's factor, as parts of BF16 in the
-  // order of their kernel, 4 bytes a value: [tokens, hidden].
+  // Written by `out`: the experts' activations without the norm's factor, as BF16 parts in the
+  // order that their kernel reads, 4 bytes a value: [tokens, hidden].
   std::byte* parts = nullptr;
-  DType experts_format = DType::kMXFP4;  // whose scale the parts have
+  DType experts_format = DType::kMXFP4;  // whose scale is in the parts
 
   int32_t words_of_token() const { return moxie::words_of_token(weight.rows, top_k); }
 };

@@ -7,7 +7,7 @@ namespace moxie {
 
 inline constexpr int kMaxExperts = 256;
 
-// Order-preserving bits of a float, greater for greater; NaN lowest.
+// Bits of a float that compare as the floats do; NaN is the lowest.
 __device__ __forceinline__ uint32_t ordered_bits(float value) {
   const uint32_t bits = __float_as_uint(value);
   if (value != value) return 0;
@@ -17,14 +17,15 @@ __device__ __forceinline__ float from_ordered_bits(uint32_t bits) {
   return __uint_as_float((bits & 0x80000000u) != 0 ? bits & 0x7FFFFFFFu : ~bits);
 }
 
-/// A lane's part of a token's choice: the k-th expert in lane k < top_k.
+/// A lane's share of a token's choice: lane k < top_k has the k-th expert.
 struct Choice {
   int id;
   float logit, greatest;  // greatest: of all
 };
 
-/// The top_k greatest of logit(expert), ties to the lower index, by falling logit. logit(expert, i)
-/// is called once an expert, the lane's i-th. kMine: of a lane, 32 times as many in all at most.
+/// The top_k greatest of logit(expert), by falling logit, ties to the lower index. logit(expert, i)
+/// is called once for each expert, the lane's i-th. kMine: the most experts of a lane, so that
+/// there are at most 32 kMine.
 template <int kMine, typename Logit>
 __device__ __forceinline__ Choice choose_experts(int num_experts, int top_k, Logit&& logit_of) {
   const int lane = threadIdx.x % 32;

@@ -1,4 +1,4 @@
-// The functions behind route's table: one group a row.
+// The functions behind route's table, grouped by row.
 #pragma once
 
 #include "kernels/route/route.h"

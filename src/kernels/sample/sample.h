@@ -22,7 +22,7 @@ inline constexpr int32_t kMaxTopLogprobs = 20;
 /// Temperatures below this (negative ones and NaN too) are greedy.
 inline constexpr float kGreedyTemperature = 1e-5f;
 
-/// What one row wants. Plain data; arrays lie in the device's memory.
+/// The parameters of one row of logits. Plain data; arrays are in the device's memory.
 struct SampleRequest {
   float temperature = 0;         // 0: greedy
   int32_t top_k = 0;             // 0: all
@@ -31,7 +31,7 @@ struct SampleRequest {
   float repetition_penalty = 1;  // over prompt and output: logit > 0 divided, else multiplied
   float frequency_penalty = 0;   // times the count in the output
   float presence_penalty = 0;    // once, if in the output
-  int32_t num_logprobs = -1;     // -1: none, 0: of the token alone, n: and the n best
+  int32_t num_logprobs = -1;     // -1: none, 0: of the token only, n: also of the n best
   uint64_t seed = 0;
   uint64_t step = 0;                        // tokens drawn before this one with this seed
   const int32_t* history_ids = nullptr;     // [num_history] distinct ids of prompt and output
@@ -58,12 +58,12 @@ struct SampleParams {
   const float* logits = nullptr;            // [rows, vocab]
   const SampleRequest* requests = nullptr;  // [rows]
   SampleAnswer* answers = nullptr;          // [rows], written
-  /// The caller, who knows the requests, says that is_plain() holds for every row: a CUDA launch
-  /// cannot look. False is always right.
+  /// The caller, who knows the requests, guarantees is_plain() for every row of logits: a CUDA
+  /// launch cannot check it. False is always right.
   bool all_plain = false;
 };
 
-/// Whether a request wants no more than the greatest logit, or a draw by temperature alone.
+/// Whether a request needs only the greatest logit, or only a draw by temperature.
 inline bool is_plain(const SampleRequest& r) {
   return r.num_logprobs < 0 && r.num_history == 0 && r.num_bias == 0 && r.allowed_mask == nullptr &&
          r.top_k <= 0 && !(r.top_p < 1) && !(r.min_p > 0);

@@ -1,13 +1,13 @@
-// The two definitions that all rows of sample share, so that they agree to the bit: what bias and
-// penalties do to a logit, and the noise of a random word.
+// Two definitions that all rows of sample share, so that they agree to the bit: how bias and
+// penalties change a logit, and the noise of a random word.
 #pragma once
 
 #include "kernels/sample/sample.h"
 
 namespace moxie {
 
-/// A raw logit without NaN (-inf), +inf (the greatest float) and subnormals (0): worker threads
-/// flush subnormals, others do not.
+/// A raw logit with NaN as -inf, +inf as the greatest float and subnormals as 0: worker threads
+/// flush subnormals, other threads do not.
 float clean_logit(float raw);
 
 /// A raw logit after bias and penalties, in double, rounded once. `count` is the number of times

@@ -15,7 +15,7 @@ void sample_any_f32_scan_avx512(const SampleParams& params);
 uint64_t sample_scan_workspace(const SampleParams& params);
 
 #if MOXIE_HAS_CUDA
-/// A cluster of 8 blocks a row; the whole step in one launch, logits read once.
+/// A cluster of 8 blocks for each row of logits; the whole step in one launch, logits read once.
 void sample_f32_gumbel_cuda(const SampleParams& params);
 const char* sample_f32_gumbel_cuda_refuses(const SampleParams& params);
 uint64_t sample_f32_gumbel_cuda_workspace(const SampleParams& params);

@@ -1,6 +1,7 @@
 // The passes of sample_scan.h, written once over the compiler's vector types and compiled once for
-// each instruction set. `V` lies in an unnamed namespace of the including file, so that every
-// instance is private to it: the linker can never give one machine's code to another.
+// each instruction set. `V` is in an unnamed namespace of the including file, so that every
+// instance is private to that file: the linker can never use one instruction set's code for
+// another.
 //
 // V has kLanes, the vector types F (float), H (half as many floats), D (double), L (int64), I
 // (int32), U (uint32), any(I), and multiply(U, factor, high, low).
@@ -81,7 +82,7 @@ struct SampleScanBody {
   }
 
   // exp of a double <= 0: 2^n exp(r), |r| <= ln 2 / 2, Taylor to r^11 (remainder below 1e-14).
-  // Adding 1.5 * 2^52 rounds to an integer, which then stands in the low bits.
+  // Adding 1.5 * 2^52 rounds to an integer, which is then in the low bits.
   static void exp_double(const D& x, D& result) {
     constexpr double kShift = 6755399441055744.0;
     const D shifted = x * 1.4426950408889634 + kShift;
@@ -101,7 +102,7 @@ struct SampleScanBody {
     p = p * r + 1.0;
     L bits;
     std::memcpy(&bits, &shifted, sizeof(bits));
-    bits = (bits + 1023) << 52;  // the shift's own bits fall out at the top
+    bits = (bits + 1023) << 52;  // the bits of the added constant are shifted out
     D power;
     std::memcpy(&power, &bits, sizeof(power));
     result = x < -700.0 ? D{} : p * power;
@@ -162,7 +163,7 @@ struct SampleScanBody {
     }
   }
 
-  // exp(x) to 1e-4 of it, for x in -24 .. 4; elsewhere anything that is not NaN or, for NaN, NaN.
+  // exp(x) to 1e-4 of it, for x in -24 .. 4; for other x any number; for NaN NaN.
   static void rough_exp(const F& x, F& result) {
     const F shifted = x * 1.44269504f + 12582912.0f;
     const F n = shifted - 12582912.0f;
@@ -198,10 +199,10 @@ struct SampleScanBody {
     word = c0;
   }
 
-  // An id wins if value / t + noise >= best score, so if -log(-log u) >= -x with
-  // x = (value - best) / t - gap, so if -log u <= exp(x). As -log u >= 1 - u, only if
-  // 1 - u <= exp(x); and as 1 - u >= 2^-33 only if x >= -22.88. Both are tested with slack for the
-  // roundings of x (below 1e-5 where it matters) and of exp: what passes is computed exactly.
+  // An id wins if value / t + noise >= best score, so if -log(-log u) >= -x with x = (value - best)
+  // / t - gap, so if -log u <= exp(x). As -log u >= 1 - u, only if 1 - u <= exp(x); and as 1 - u >=
+  // 2^-33, only if x >= -22.88. Both tests have slack for the rounding of x (below 1e-5 where it
+  // matters) and of exp; an id that passes is computed exactly.
   static int32_t next_hopeful(const SampleHope& hope, int32_t from) {
     constexpr float kLeastHope = -22.9f, kSlack = 1e-3f;
     U lane_idx;

@@ -1,4 +1,4 @@
-// tap: hands out the residual stream as it stands between two layers, a float a value.
+// tap: copies the residual stream between two layers to the caller, one float a value.
 #pragma once
 
 #include "kernels/registry.h"

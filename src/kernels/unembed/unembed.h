@@ -1,4 +1,4 @@
-// unembed: logits = W RMSNorm(x) for the rows asked for. No bias, no cap, no scaling.
+// unembed: logits = W RMSNorm(x) for the requested rows. No bias, no cap, no scaling.
 #pragma once
 
 #include "kernels/registry.h"

@@ -1,4 +1,4 @@
-// The functions behind unembed's table: one group a row.
+// The functions behind unembed's table, grouped by row.
 #pragma once
 
 #include "kernels/unembed/unembed.h"
