@@ -1,4 +1,5 @@
-// CPUID, XCR0 and the kernel's word on AMX; on aarch64 the kernel's list of what the CPU has.
+// CPUID, XCR0 and the kernel's permission for AMX; on aarch64 the kernel's list of the CPU's
+// features.
 #include "kernels/features.h"
 
 #if defined(__x86_64__)
@@ -80,7 +81,7 @@ bool reads_in_order() {
 }
 
 Features cuda_features(int compute_capability) {
-  // Only what this build has real code for (MOXIE_CUDA_ARCHS): other devices have no feature.
+  // Only devices for which this build has machine code (MOXIE_CUDA_ARCHS): others have no feature.
   Features found = kFeatureNone;
   if (compute_capability == 90) found |= kSm90a;
   if (compute_capability == 100) found |= kSm100a;

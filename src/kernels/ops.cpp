@@ -1,4 +1,4 @@
-// Every operation: to add one, include its header and give it a line.
+// The list of all operations: to add one, include its header and add a line.
 #include "kernels/attend/attend.h"
 #include "kernels/embed/embed.h"
 #include "kernels/experts/experts.h"

@@ -1,5 +1,5 @@
-// Dijkstra's search without a queue: borders are in order, so that each is final when it is
-// reached.
+// Dijkstra's search without a queue: borders are in order, so that the cost of each is final when
+// the search reaches it.
 #include "kernels/plan.h"
 
 #include <algorithm>

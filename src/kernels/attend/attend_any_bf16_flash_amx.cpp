@@ -1,6 +1,6 @@
-// The attend tile with BF16 products by AMX: 16 rows x 64 columns in four tiles, while a tile of
-// the left matrix and three of the right pass by. A product has four independent chains, which
-// cover the latency of tdpbf16ps.
+// The attend tile with BF16 products by AMX: 16 rows x 64 columns of sums in four tiles; one tile
+// holds the left matrix, and three alternate for the right one. A product has four independent
+// chains, which cover the latency of tdpbf16ps.
 #include "kernels/attend/attend_bf16_body.h"
 #include "kernels/gemv/amx_tiles.h"
 

@@ -1,10 +1,10 @@
 // Cuts a launch of attend into tiles and runs them: blocks of neighbouring tokens of one sequence
-// (cut at positions that are multiples of 16) x KV heads, each going over its keys in segments.
+// (cut at positions that are multiples of 16) x KV heads, each in segments of keys.
 //
-// Where there are fewer blocks than threads can share, the segments of a block run side by side
-// and are merged by whoever makes the last. The result is the same to the bit: the cuts depend on
-// positions alone, and merging always goes segment by segment. So threads, chunks and batches
-// cannot change it.
+// If there are too few blocks for all threads, the segments of a block run side by side, and the
+// thread that finishes the last one merges them. The result is the same to the bit: the cuts depend
+// on positions only, and segments are always merged in order. So threads, chunks and batches do not
+// change it.
 #include <algorithm>
 #include <atomic>
 #include <new>
@@ -19,7 +19,7 @@ namespace {
 
 constexpr int32_t kMaxSegments = 32;  // of a block
 constexpr int32_t kMinSegmentKeys = 256;
-constexpr int32_t kMaxSplitTokens = 16;  // launches with more tokens have blocks enough
+constexpr int32_t kMaxSplitTokens = 16;  // launches with more tokens have enough blocks
 
 struct Block {
   int32_t first_token, num_tokens;
@@ -29,8 +29,8 @@ struct Block {
   int32_t first_task;  // of the split form
 };
 
-// Keys of a segment for a token: 256, and more where 32 such segments do not reach. A power of
-// two that depends on position / 16 alone.
+// Keys of a segment for a token: 256, or more if 32 such segments would not suffice. A power of two
+// that depends on position / 16 only.
 int32_t segment_keys(int32_t position) {
   const int64_t reach = (static_cast<int64_t>(position) / kAttendMaxTokens + 1) * kAttendMaxTokens;
   int32_t keys = kMinSegmentKeys;
@@ -53,8 +53,8 @@ bool may_split(const AttendParams& params) {
 
 struct Plan {
   Block* blocks;  // [tokens] at most
-  // Split form only: [tokens, heads, segments, head_dim + 16], and by block and KV head, segments
-  // that are not done.
+  // Split form only: [tokens, heads, segments, head_dim + 16]; and, by block and KV head, the
+  // number of unfinished segments.
   float* partials;
   std::atomic<int32_t>* segments_left;
   uint64_t bytes;
@@ -67,8 +67,8 @@ struct Plan {
     segments_left = scratch.take<std::atomic<int32_t>>(split_tokens * params.num_kv_heads);
     bytes = scratch.bytes();
   }
-  // Floats of the partials of one token. A row takes head_dim floats, its m and l, and what keeps
-  // the next tile's rows aligned to 64 bytes.
+  // Floats of the partials of one token. A row takes head_dim floats, its m and l, and padding that
+  // aligns the next tile's rows to 64 bytes.
   static int64_t partial_size(const AttendParams& params) {
     return static_cast<int64_t>(params.num_heads) * kMaxSegments * (params.head_dim + 16);
   }
@@ -134,7 +134,7 @@ struct TileMemory {
   alignas(64) float total_m[kAttendMaxRows], total_l[kAttendMaxRows];
 
   AttendPartial part() { return {part_o, part_m, part_l}; }
-  // Nothing summed yet.
+  // A total with nothing added.
   AttendPartial clear_total(int32_t num_rows, int32_t head_dim) {
     std::fill_n(total_o, static_cast<int64_t>(num_rows) * head_dim, 0.0f);
     std::fill_n(total_m, num_rows, -3.402823466e38f);
@@ -188,7 +188,7 @@ void finish_rows(const AttendTileCode& code, const AttendParams& params, const B
   }
 }
 
-// A whole block for one KV head.
+// Runs a whole block for one KV head.
 template <int kHeadDim>
 void run_block(const AttendTileCode& code, const AttendParams& params, const Block& block,
                int32_t kv_head) {
@@ -203,7 +203,7 @@ void run_block(const AttendTileCode& code, const AttendParams& params, const Blo
   finish_rows(code, params, block, kv_head, total);
 }
 
-// Where the split form keeps segment `s` of a block and KV head.
+// The place of segment `s` of a block and KV head in the split form.
 AttendPartial partial_at(const AttendParams& params, const Plan& plan, const Block& block,
                          int32_t kv_head, int32_t s) {
   const int64_t num_rows = int64_t{block.num_tokens} * group_of(params);
@@ -247,14 +247,15 @@ void run_launch(const AttendTileCode& code, const AttendParams& params) {
   const int32_t num_blocks = cut_blocks(params, plan.blocks);
   ThreadPool& pool = *params.launch.stream->pool;
   const int64_t num_tasks = int64_t{num_blocks} * params.num_kv_heads;
-  // Two tasks a thread balance well enough, and need no memory for parts.
+  // Two tasks a thread balance the load well enough, and need no memory for partials.
   const bool split = num_tasks > 0 && may_split(params) &&
                      num_tasks < 2 * int64_t{pool.num_threads()} && pool.num_threads() > 1;
   if (split) {
     run_split<kHeadDim>(code, params, plan, num_blocks);
     return;
   }
-  // Late blocks see the most keys: first. One KV head at a time, so that its keys stay in cache.
+  // Late blocks see the most keys and run first. One KV head at a time, so that its keys stay in
+  // cache.
   auto block = [&](int64_t task, int) {
     const auto kv_head = static_cast<int32_t>(task / num_blocks);
     run_block<kHeadDim>(code, params, plan.blocks[num_blocks - 1 - task % num_blocks], kv_head);

@@ -36,7 +36,7 @@ struct Avx2 {
   }
   static float first(Vec x) { return _mm256_cvtss_f32(x); }
 
-  // Lanes base + lane in [begin, end) of x, the rest of y.
+  // x in the lanes for which begin <= base + lane < end, y in the others.
   static Vec where_between(Vec x, int base, int begin, int end, Vec y) {
     const __m256i lane =
         _mm256_add_epi32(_mm256_set1_epi32(base), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
@@ -49,7 +49,7 @@ struct Avx2 {
   // As in the AVX-512 file: Taylor to r^7, exactly 0 below -87.3.
   static Vec exp(Vec x) {
     const Vec tiny = _mm256_cmp_ps(x, set(-87.3f), _CMP_LT_OQ);
-    x = _mm256_max_ps(set(-87.3f), x);  // the second operand where one is NaN: it stays
+    x = _mm256_max_ps(set(-87.3f), x);  // gives the second operand if one is NaN, so that NaN stays
     const Vec n =
         _mm256_round_ps(mul(x, set(1.44269504f)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     Vec r = fma(n, set(-0.693359375f), x);

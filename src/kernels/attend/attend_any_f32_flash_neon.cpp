@@ -26,7 +26,7 @@ struct Neon {
   static float sum(Vec x) { return vaddvq_f32(x); }
   static float first(Vec x) { return vgetq_lane_f32(x, 0); }
 
-  // Lanes base + lane in [begin, end) of x, the rest of y.
+  // x in the lanes for which begin <= base + lane < end, y in the others.
   static Vec where_between(Vec x, int base, int begin, int end, Vec y) {
     constexpr int32_t kCount[4] = {0, 1, 2, 3};
     const int32x4_t lane = vaddq_s32(vdupq_n_s32(base), vld1q_s32(kCount));
@@ -85,7 +85,8 @@ struct Neon {
     }
   }
 
-  // Column d + i gets element d + i of four neighbouring keys: st4 would write them the other way.
+  // Column d + i gets element d + i of four neighbouring keys; st4 would write them in the other
+  // order.
   static void store_columns(Vec a, Vec b, Vec c, Vec d, float* columns) {
     const Vec ac_low = vzip1q_f32(a, c), ac_high = vzip2q_f32(a, c);
     const Vec bd_low = vzip1q_f32(b, d), bd_high = vzip2q_f32(b, d);

@@ -1,5 +1,5 @@
-// The attend tile in portable C++: vectors of four floats through the compiler's vector types,
-// which every 64-bit target has registers for.
+// The attend tile in portable C++, with the compiler's vectors of four floats: every 64-bit target
+// has registers for them.
 #include <cstring>
 
 #include "core/formats.h"
@@ -50,7 +50,7 @@ struct Portable {
   }
 
   // As in the AVX-512 file: Taylor to r^7, exactly 0 below -87.3. Adding 1.5 * 2^23 rounds to an
-  // integer, which then stands in the low bits.
+  // integer, which is then in the low bits.
   static Vec exp(Vec x) {
     const Ints tiny = x < -87.3f;
     x = tiny ? set(-87.3f) : x;

@@ -1,7 +1,7 @@
-// attend on CUDA for whatever the split row refuses: any head size to 512, any group, an F32 cache.
+// attend on CUDA for what the split row refuses: any head size up to 512, any group, an F32 cache.
 //
-// A block of four warps works for one token and one query head. A lane makes the logit of one key
-// by itself, then lanes share the columns of the values. Plain F32; nothing here is for speed.
+// A block of four warps works for one token and one query head. Each lane makes the logit of one
+// key alone; then lanes share the columns of the values. Plain F32, not written for speed.
 #include "core/cuda_launch.cuh"
 #include "core/formats.h"
 #include "kernels/attend/attend_rows.h"
@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kWarps = 4;
 constexpr int kMaxDim = 512;
-constexpr float kLowest = -3.0e38f;  // a maximum of nothing: finite, so that no difference is NaN
+constexpr float kLowest = -3.0e38f;  // the maximum of no keys: finite, so that no difference is NaN
 
 struct PlainParams {
   const float* q;
@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(32 * kWarps) attend_plain(const __grid_constan
   const int64_t head_offset = static_cast<int64_t>(head / p.group) * kv.page_tokens * row_bytes;
 
   float o[kMaxDim / 32] = {};
-  float m = kLowest, l = 0.0f;  // l: of this lane's keys
+  float m = kLowest, l = 0.0f;  // l: sum over this lane's keys
   for (int32_t base = first_key + 32 * warp; base <= last_key; base += 32 * kWarps) {
     const int32_t key = base + lane;
     int64_t offset = -1;
@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(32 * kWarps) attend_plain(const __grid_constan
     if (key <= last_key) {
       const int32_t page = __ldcg(pages + key / kv.page_tokens);
       if (page < 0) {
-        x = __int_as_float(0x7FC00000);  // a missing page shows
+        x = __int_as_float(0x7FC00000);  // a missing page gives NaN
       } else {
         offset = page * kv.page_stride_bytes + head_offset +
                  static_cast<int64_t>(key % kv.page_tokens) * row_bytes;

@@ -1,11 +1,11 @@
 // attend on CUDA for few tokens: split over keys, the query heads of a KV head together.
 //
 // A block of eight warps works for one tile of tokens and one KV head on its share of the keys.
-// Each warp runs by itself: cp.async brings the keys and values of its next tiles into its own
+// Each warp runs independently: cp.async copies the keys and values of its next tiles into its own
 // shared memory, mma.sync makes logits and weighted sums, softmax is F32 with a running maximum.
-// Queries and weights go into the products as two halves (high and low part), 16 bits or more.
-// The warps' sums are merged in shared memory, those of a cluster's blocks through distributed
-// shared memory, where the sink joins. Nothing but the answer is written to memory.
+// Queries and weights enter the products as a high and a low part, 16 bits or more together. The
+// warps' sums are merged in shared memory, those of a cluster's blocks through distributed shared
+// memory, where the sink is added. Only the answer is written to global memory.
 #include <algorithm>
 
 #include "core/cuda_launch.cuh"
@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(kThreads, kRows == 8 ? 2 : 1)
     return;
   }
 
-  // The first blocks, eight at most, finish a slice of the rows' elements each.
+  // The first blocks, at most eight, each finish a slice of the rows' elements.
   const int owners_log = min(3, 31 - __clz(num_active)), slice_log = kElementsLog - owners_log;
   const int32_t slice = 1 << slice_log, slice_rows = max(1, slice / kDim), padded = slice + 2;
   const bool is_owner = rank < 1 << owners_log;
@@ -86,8 +86,9 @@ __global__ void __launch_bounds__(kThreads, kRows == 8 ? 2 : 1)
                        .ring = ring,
                        .fetch_slot = ring,
                        .read_slot = ring};
-  // Keys of earlier launches may be read before the launch that writes this one's is done.
-  // Positions of a sequence are consecutive, so at most `in_launch` keys before the tile are new.
+  // Keys of earlier launches may be read before the kernel that writes this launch's keys ends. The
+  // positions of a sequence are consecutive, so that at most `in_launch` keys before the tile are
+  // new.
   const int32_t old_tiles = max(0, first_position - tile.in_launch - seen_from) / F::kKeys;
   const int32_t num_old =
       start < old_tiles ? min(keys.num_tiles, (old_tiles - start - 1) / stride + 1) : 0;
@@ -114,7 +115,7 @@ __global__ void __launch_bounds__(kThreads, kRows == 8 ? 2 : 1)
     sums.last_seen[r] =
         token == 0 ? first_position : __ldcg(p.positions + tile.first_token + token);
   }
-  if (num_active > 1) cluster_wait();  // every block has started its barrier
+  if (num_active > 1) cluster_wait();  // every block has initialised its barrier
   wait_for_previous();
   launch_next();
 
@@ -128,7 +129,7 @@ __global__ void __launch_bounds__(kThreads, kRows == 8 ? 2 : 1)
   sums.load_q(shared, lane);
   for (int32_t i = 0; i < keys.num_tiles; ++i) {
     wait_for_copies<kSlots - 2>();
-    __syncwarp();  // the copies of all lanes are there, and the slot before is free
+    __syncwarp();  // the copies of all lanes have arrived, and the previous slot is free
     keys.fetch(p);
     const int32_t first_key = keys.first_key + i * keys.key_step;
     const bool all_seen = first_key + F::kKeys - 1 <= first_position &&
@@ -170,7 +171,7 @@ __global__ void __launch_bounds__(kThreads, kRows == 8 ? 2 : 1)
     }
     const int32_t owner = element >> slice_log, in_slice = element & (slice - 1);
     send(&shared.from_splits[rank * padded + in_slice], &shared.barrier, owner, x, y);
-    // Once for each row, or for each part of a row that a block owns.
+    // Once for each row, or for each share of a row that a block owns.
     if (in_slice % kDim == 0) {
       send(&shared.ml_from_splits[rank * slice_rows + in_slice / kDim], &shared.barrier, owner, m,
            l);
@@ -178,7 +179,7 @@ __global__ void __launch_bounds__(kThreads, kRows == 8 ? 2 : 1)
   }
   if (num_active == 1 || !is_owner) return;
   wait_cluster_barrier(&shared.barrier, 0);
-  // Neighbouring lanes take the same pair of columns of one block each.
+  // Neighbouring lanes take the same pair of columns, each of one block.
   static_assert(kMaxSplits <= 16, "four steps reach over 16 lanes");
   const int lanes_log = 32 - __clz(num_active - 1);
 #pragma unroll 1
@@ -227,8 +228,8 @@ DeviceLimits device_limits() {
   return limits;
 }
 
-// Whether `num_clusters` clusters of `size` blocks fit the machine with an SM for each block. One
-// SM takes in keys only so fast: two blocks on one would finish last.
+// Whether `num_clusters` clusters of `size` blocks fit on the device with one block an SM. The rate
+// at which one SM can read keys is limited: two blocks on one SM would finish last.
 bool fits_one_a_sm(void (*kernel)(SplitParams), int64_t num_clusters, int size,
                    const DeviceLimits& limits) {
   const int shared = limits.shared_of_sm / 2;
@@ -263,19 +264,19 @@ void launch_split(const AttendParams& params, SplitParams split, int32_t num_til
     most_keys = std::min<int64_t>(most_keys, split.window + split.tile_tokens - 1);
   const int64_t num_clusters = int64_t{num_tiles} * split.num_kv_heads;
 
-  // As many blocks as there are SMs, but none that no key is left for.
+  // As many blocks as there are SMs, but no block without keys.
   int64_t splits = std::min({int64_t{kMaxSplits}, limits.num_sms / num_clusters,
                              ceil_div<int64_t>(most_keys, kKeysOfWarp * kWarps)});
   while (splits > 1 && !fits_one_a_sm(kernel, num_clusters, static_cast<int>(splits), limits))
     --splits;
   splits = std::max<int64_t>(splits, 1);
   split.num_splits = static_cast<int32_t>(splits);
-  // Another block joins only when the warps of those before it have kKeysOfWarp keys.
+  // Another block joins only when the warps of the blocks before it have kKeysOfWarp keys.
   int64_t tiles_of_warp = ceil_div(most_keys, splits * kWarps * int64_t{F::kKeys});
   if (splits > 1) tiles_of_warp = std::max<int64_t>(tiles_of_warp, ceil_div(kKeysOfWarp, F::kKeys));
   split.num_slots = static_cast<int32_t>(std::clamp<int64_t>(tiles_of_warp, kFewestSlots, kSlots));
   int shared_bytes = kWarps * split.num_slots * F::kStageBytes;
-  // Blocks do crowd together where they can, the more so beside the last ones of the launch before.
+  // Otherwise blocks share SMs, especially beside the last blocks of the previous kernel.
   if (splits > 1) shared_bytes = std::max(shared_bytes, limits.shared_of_sm / 2);
   const LaunchShape shape{.grid = dim3(static_cast<unsigned>(num_clusters * splits)),
                           .num_threads = kThreads,
@@ -310,8 +311,8 @@ void attend_any_f32_split_cuda(const AttendParams& params) {
             kv.page_stride_bytes % 16 == 0,
         "attend wants q, a and the pages aligned to 16 bytes");
   const int32_t group = params.num_heads / params.num_kv_heads;
-  // Tokens of one sequence share a block's keys, as far as its rows go. A window's keys are few:
-  // there they do so only when there are more blocks than the machine runs at a time.
+  // Tokens of one sequence share the keys of a block, as far as its rows suffice. A window has few
+  // keys: there tokens share only if there are more blocks than the device runs at a time.
   const DeviceLimits limits = device_limits();
   const int32_t tokens_of_seq = ceil_div(batch.num_tokens, std::max(1, batch.num_seqs));
   const int64_t wanted_rows = int64_t{group} * tokens_of_seq;
@@ -321,7 +322,7 @@ void attend_any_f32_split_cuda(const AttendParams& params) {
   if (!few && tokens_of_seq > 2 && wanted_rows > 8)
     num_rows = tokens_of_seq <= kFewTokens ? 16 : 32;
   const int32_t tile_tokens = num_rows / group;
-  // Sequences end anywhere in a tile: the sum of their tiles is at most this, whatever they are.
+  // A sequence may end anywhere in a tile: whatever the lengths, there are at most this many tiles.
   const auto num_tiles = static_cast<int32_t>(
       (int64_t{batch.num_tokens} + int64_t{batch.num_seqs} * (tile_tokens - 1)) / tile_tokens);
   const auto page_tokens = static_cast<uint32_t>(kv.page_tokens);
@@ -337,7 +338,8 @@ void attend_any_f32_split_cuda(const AttendParams& params) {
       .page_table = kv.page_table,
       .scale_log2 = params.scale * kLog2E,
       .page_stride_bytes = static_cast<uint32_t>(kv.page_stride_bytes),
-      // 2^32 / page_tokens, rounded up; where that is 2^32 the mask adds the key itself.
+      // 2^32 / page_tokens, rounded up; for page_tokens = 1 that would be 2^32, and the mask adds
+      // the key instead.
       .page_magic =
           page_tokens == 1 ? 0 : static_cast<uint32_t>(((uint64_t{1} << 32) - 1) / page_tokens + 1),
       .page_mask = page_tokens == 1 ? ~0u : 0,
@@ -362,7 +364,8 @@ void attend_any_f32_split_cuda(const AttendParams& params) {
   if (num_rows == 8) {
     constexpr int kThreeSlots = 96 * 1024 + static_cast<int>(sizeof(Shared<8>));
     launch = bf16 ? launch_split<kBF16, 8, 2> : launch_split<kF8, 8, 2>;
-    // Window layers and full ones take the same kernel: two would crowd the instruction cache.
+    // Window layers and full layers use the same kernel: two would compete for the instruction
+    // cache.
     if (limits.shared_of_block >= kThreeSlots)
       launch = bf16 ? launch_split<kBF16, 8, 3> : launch_split<kF8, 8, 3>;
   }

@@ -1,4 +1,4 @@
-// How fast the CPU rows of attend read a cache that no CPU's cache has: GB/s of K and V for one
+// How fast the CPU rows of attend read a cache that fits in no CPU cache: GB/s of K and V for one
 // decode step of gpt-oss's shape (64 heads, 8 KV heads, head size 64), layer after layer.
 //
 //   moxie_kernels_bench --benchmark_filter=Attend    # Attend/<row>/<cache>/<keys>/<tokens>

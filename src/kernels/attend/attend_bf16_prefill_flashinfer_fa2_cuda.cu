@@ -1,6 +1,6 @@
 // attend on FlashInfer's FA2 template (flashinfer 0.6.0, BatchPrefillWithPagedKVCacheKernel): BF16
-// mma of sm_80 on, tiles of 16 or 2 tokens and a KV head. FlashInfer's part is the kernel; the plan
-// of the tiles and the variant, that is window, sinks and missing pages, are ours.
+// mma from sm_80 on, tiles of 16 or 2 tokens and a KV head. The kernel is FlashInfer's; the plan of
+// the tiles and the variant (window, sinks, missing pages) are ours.
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
@@ -19,7 +19,7 @@ namespace {
 
 constexpr const char* kRowName = "attend_bf16_prefill_flashinfer_fa2_cuda";
 
-// What the kernel reads, by FlashInfer's names.
+// The kernel's parameters, by FlashInfer's names.
 struct Fa2Params {
   using DTypeQ = __nv_bfloat16;
   using DTypeKV = __nv_bfloat16;
@@ -60,7 +60,7 @@ struct SinkAttention : flashinfer::AttentionVariantBase {
                                              uint32_t key, uint32_t, uint32_t) const {
     return key + window_left + qo_len >= kv_len + token;
   }
-  // The sink is one more key without a value. m is in powers of two, d relative to it.
+  // The sink is one more key without a value. m is a power of two's exponent, d is relative to 2^m.
   __device__ __forceinline__ void update_m_d(const Fa2Params& p, uint32_t, uint32_t head, float& m,
                                              float& d, float& scale) const {
     if (p.sinks != nullptr) d += exp2f(p.sinks[head] * kLog2E - m);
@@ -73,8 +73,8 @@ struct SinkAttention : flashinfer::AttentionVariantBase {
   }
 };
 
-// kTileRows: a token's query head each. FlashInfer's own choices of the other sizes on a device
-// with 228 KiB of shared memory an SM.
+// kTileRows: rows, each a token's query head. The other sizes are FlashInfer's own choices for a
+// device with 228 KiB of shared memory an SM.
 template <int kTileRows>
 using Traits = flashinfer::KernelTraits<
     flashinfer::MaskMode::kCausal, kTileRows, flashinfer::get_num_mma_q(kTileRows),
@@ -85,7 +85,7 @@ using Traits = flashinfer::KernelTraits<
 
 constexpr int kManyRows = 128, kFewRows = 16;
 
-// Which tile: FlashInfer takes the small one where sequences have two tokens or fewer.
+// The rows of a tile: FlashInfer takes the small tile if sequences have two tokens or fewer.
 int rows_of(const AttendParams& params) {
   const Ragged& batch = params.batch;
   return int64_t{batch.num_tokens} * kFlashinferGroup > int64_t{batch.num_seqs} * kFewRows
@@ -113,15 +113,15 @@ const char* attend_flashinfer_fa2_refuses(const AttendParams& params) {
   return flashinfer_refuses(params);
 }
 
-// As measured on an H200, for want of the other devices. Of the shapes where the wgmma row can run,
-// this one won where many sequences have a few tokens each and see a window: elsewhere it stays
-// behind (docs/decisions/2026-11-21-flashinfer-rows.md).
+// Measured on an H200; other devices use the same numbers. Among shapes that the wgmma row can run,
+// this row was faster only for many sequences of a few tokens each in a window layer: for all
+// others its cost is above the wgmma row's (docs/decisions/2026-11-21-flashinfer-rows.md).
 double attend_flashinfer_fa2_cost(const AttendParams& params) {
   constexpr int32_t kFewTokens = 8, kManySeqs = 64;
   const int64_t tokens = params.batch.num_tokens, seqs = params.batch.num_seqs;
   const bool has_window = params.window > 0, is_short = tokens <= 2 * kFewTokens * seqs;
   const int rows = rows_of(params);
-  // The split row is slower for a token of a short sequence. Of the small tiles it won all.
+  // The split row is slower for a token of a short sequence. With small tiles this row won always.
   double item = has_window ? 5.0 : 8.2;
   if (is_short) item = has_window ? 3.0 : 4.6;
   if (rows == kFewRows) item = 2.4;
@@ -146,7 +146,7 @@ void attend_bf16_prefill_flashinfer_fa2_cuda(const AttendParams& params) {
                               kFlashinferDim};
   Fa2Params fa2{};
   fa2.q = reinterpret_cast<__nv_bfloat16*>(plan.q);
-  // Sequences' lengths come from the tiles: the last pages' are not read.
+  // Sequences' lengths come from the tiles: the lengths of last pages are not read.
   fa2.paged_kv = flashinfer::paged_kv_t<__nv_bfloat16, int32_t>(
       num_kv_heads, page_tokens, kFlashinferDim, static_cast<uint32_t>(plan.most_tiles),
       flashinfer::QKVLayout::kHND, reinterpret_cast<__nv_bfloat16*>(kv.k),
@@ -156,7 +156,7 @@ void attend_bf16_prefill_flashinfer_fa2_cuda(const AttendParams& params) {
   fa2.q_indptr = fa2.o_indptr = plan.first_token;
   fa2.request_indices = plan.tile_idx;
   fa2.qo_tile_indices = fa2.kv_tile_indices = plan.zeros;
-  fa2.kv_chunk_size_ptr = plan.num_tiles;  // read, and of no use without a split of keys
+  fa2.kv_chunk_size_ptr = plan.num_tiles;  // read, but without effect unless keys are split
   fa2.block_valid_mask = plan.is_used;
   fa2.group_size = flashinfer::uint_fastdiv(kFlashinferGroup);
   fa2.q_stride_n = static_cast<uint32_t>(params.num_heads) * kFlashinferDim;

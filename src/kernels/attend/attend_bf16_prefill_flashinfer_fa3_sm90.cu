@@ -1,7 +1,7 @@
 // attend on FlashInfer's FA3 template (flashinfer 0.6.0, PrefillWithKVCacheKernel with
 // SparseCollectiveMainloop): wgmma with tiles of 192 tokens of a query head, keys gathered page by
-// page. FlashInfer's part is the main loop; ours are the order of the tiles, the sink, and the end,
-// which writes F32 from registers. Compiled for sm_90a alone.
+// page. The main loop is FlashInfer's; the order of the tiles, the sink, and the end, which writes
+// F32 from registers, are ours. Compiled for sm_90a only.
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
@@ -25,7 +25,8 @@ struct SinkParams {
   float scale_log2;
 };
 
-// FlashInfer's running softmax; the sink joins the sum at the end. All rows of a tile are one head.
+// FlashInfer's running softmax; the sink is added to the sum at the end. All rows of a tile are one
+// head.
 template <int kRows>
 struct SinkSoftmax : flashinfer::OnlineSoftmax<kRows, /*WITH_SCALE=*/true> {
   using Base = flashinfer::OnlineSoftmax<kRows, true>;
@@ -68,8 +69,8 @@ struct SinkAttention {
   }
 };
 
-// Items are a tile and a head, heaviest first, dealt to the blocks in turn: there and back, so that
-// each gets about as much.
+// Each item is a tile and a head. Items are dealt to the blocks, heaviest first, alternating
+// between rising and falling block numbers, so that each block gets about as much.
 struct TileDealer {
   struct Params {
     const FlashinferTile* tiles;
@@ -110,7 +111,7 @@ struct TileDealer {
   }
 };
 
-// Sums to F32 in `a`, a row of 64 values for each token of the tile.
+// Writes the sums to `a` as F32, a row of 64 values for each token of the tile.
 template <typename Traits>
 struct FloatEpilogue {
   struct Params {
@@ -166,8 +167,8 @@ using Traits = flashinfer::AttentionKernelTraits</*USE_TMA_LOAD_KV=*/false, kFla
 using Mainloop = flashinfer::SparseCollectiveMainloop<SinkParams, Traits, /*CAUSAL=*/true>;
 using Epilogue = FloatEpilogue<Traits>;
 
-// A window's kernel begins with the first block of keys, of which it may see only some: its keys
-// are listed from the first that is seen on, so that it never touches a page that was let go.
+// The kernel of a window layer begins with the first block of keys, of which a tile may see only
+// some. Keys are listed from the first one seen, so that the kernel never reads a released page.
 FlashinferPlanOptions options_of(const AttendParams& params) {
   return {.tile_tokens = kTileTokens, .lists_keys = params.window > 0};
 }
@@ -211,7 +212,7 @@ const char* attend_flashinfer_fa3_refuses(const AttendParams& params) {
   return flashinfer_refuses(params);
 }
 
-// As measured on an H200: behind the wgmma row everywhere.
+// As measured on an H200: slower than the wgmma row everywhere.
 double attend_flashinfer_fa3_cost(const AttendParams& params) {
   const FlashinferTimes times{.wave = params.window > 0 ? 1500.0 : 1000.0,
                               .item = params.window > 0 ? 10.0 : 8.8,

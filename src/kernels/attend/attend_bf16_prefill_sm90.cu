@@ -1,12 +1,12 @@
 // attend on Hopper for many tokens of a sequence: flash attention with wgmma.
 //
-// A block takes items, heaviest first: 24 tokens of a sequence and a KV head, that is three
-// warpgroups of 64 rows, a token's query head each. One warp brings keys and values by the copy
+// A block takes items, heaviest first. An item is 24 tokens of a sequence and a KV head: three
+// warpgroups of 64 rows, each row a token's query head. One warp copies keys and values by the copy
 // engine, page by page, in stages of 128 or 96 keys; each warpgroup makes logits (S = Q K^T),
-// weights and sums (O += P V), the sums of one block of keys beside the softmax of the next. Q, K,
-// V and weights are BF16, sums F32. A kernel of one block before it finds the tiles and their
-// order. The ordered row takes keys in blocks of fixed places and weighs each row of logits alone,
-// so that a token's result does not depend on the tile that holds it.
+// weights and sums (O += P V), with the sums of one block of keys beside the softmax of the next.
+// Q, K, V and weights are BF16, sums F32. Before it, a kernel of one block lists the tiles in
+// order. The ordered row takes keys in blocks that begin at fixed positions and weighs each row of
+// logits alone, so that a token's result does not depend on the tile that holds it.
 // docs/decisions/2026-11-21-prefill-attention.md has the measurements.
 #include <cuda_runtime.h>
 
@@ -26,9 +26,9 @@ using namespace attend_wgmma;
 
 // ---- The plan -----------------------------------------------------------------------------------
 constexpr int kPlanThreads = 1024;
-constexpr int kBuckets = kPlanThreads;  // of tiles that see about as many keys
+constexpr int kBuckets = kPlanThreads;  // of tiles that see about the same number of keys
 
-// Calls visit(tile) for the tiles of all sequences, each by one lane.
+// Calls visit(tile) for the tiles of all sequences, each on one lane.
 template <typename Visit>
 __device__ __forceinline__ void for_each_tile(const PrefillParams& p, int warp, int lane,
                                               const Visit& visit) {
@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(kPlanThreads)
                 [&](const TokenTile& tile) { atomicAdd(&counts[bucket_of(tile)], 1); });
   __syncthreads();
 
-  // Where each bucket begins.
+  // The beginning of each bucket.
   const int32_t count = counts[thread];
   int32_t sum = warp_sum_up_to(count);
   if (lane == 31) warp_sums[warp] = sum;
@@ -89,15 +89,15 @@ __global__ void __launch_bounds__(kPlanThreads)
 }
 
 // ---- The warpgroups -----------------------------------------------------------------------------
-// 64 rows each: a lane has rows lane / 4 and lane / 4 + 8 of its warp's 16, which are one query
-// head of two tokens, one after the other.
+// Each has 64 rows: a lane has rows lane / 4 and lane / 4 + 8 of its warp's 16. These are one query
+// head of two neighbouring tokens.
 template <int kKeys, bool kInOrder>
 struct Warpgroup {
   using S = Shared<kKeys>;
   const PrefillParams& p;
   S& shared;
   int idx, warp, lane;   // warp: of the warpgroup
-  int32_t num_read = 0;  // stages, of all items
+  int32_t num_read = 0;  // stages, over all items
   float s[kKeys / 2];    // logits, then weights
   float o[kDim / 2];     // weighted sums
   uint32_t weights[kKeys / 4];
@@ -136,12 +136,12 @@ struct Warpgroup {
     page_missing |= shared.page_missing[stage] != 0;
     return stage;
   }
-  // Values of keys that no token sees become zeros, where such keys lie in one run with others. The
-  // other warpgroups do the same at any time.
+  // Sets values of keys that no token sees to zero, in runs that also hold other keys. The other
+  // warpgroups may write the same zeros at any time.
   __device__ __forceinline__ void clear_unseen(const WorkItem& work, int32_t block,
                                                int stage) const {
     const int32_t unseen = block == 0 ? work.seen_from - work.first_key : 0;
-    // Runs that lie before it as a whole were not brought.
+    // Runs of which no key is seen were not copied.
     const int32_t run_begin = kInOrder ? unseen / kRun * kRun : 0, before = unseen - run_begin;
     const int32_t seen = last_key_of(work.tile) + 1 - work.first_key - block * kKeys;
     const int32_t behind = seen < kKeys ? (kRun - seen % kRun) % kRun : 0;
@@ -170,7 +170,7 @@ struct Warpgroup {
       wgmma_m64n64k16(o, weights + 4 * i, v + i * (16 * kRowBytes / 16));
     wgmma_commit();
   }
-  // The logits of this warp alone: the warpgroup's others go on.
+  // Recomputes the logits of this warp alone; the warpgroup's other warps continue.
   __device__ __forceinline__ void multiply_keys_again(const uint16_t* q, int stage) {
     const auto pair = [&](const uint16_t* tile, int row, int chunk) {
       return *reinterpret_cast<const uint32_t*>(tile + row * kDim + (chunk ^ row % 8) * 8 +
@@ -217,7 +217,7 @@ struct Warpgroup {
   }
 
   __device__ __forceinline__ void attend(const WorkItem& work, const uint16_t* q) {
-    // Not touched before the first logits are there: it may wait behind the last item's stores.
+    // Not read before the first logits are ready: the load may wait behind the last item's stores.
     const float sink = p.sinks == nullptr ? -INFINITY : __ldg(p.sinks + head_of(work));
     page_missing = false;
 #pragma unroll
@@ -254,7 +254,7 @@ struct Warpgroup {
     release(&shared.keys_free[stage]);
   }
 
-  // No tokens of this tile are this warpgroup's.
+  // For a warpgroup that has none of the tile's tokens.
   __device__ __forceinline__ void look_on(const WorkItem& work) {
     for (int32_t block = 0; block < work.num_blocks; ++block)
       release(&shared.keys_free[wait_for_keys()]);
@@ -263,7 +263,7 @@ struct Warpgroup {
   __device__ __forceinline__ int32_t head_of(const WorkItem& work) const {
     return work.kv_head * kGroup + lane / 4;
   }
-  // A head is a unit of a token's staged row; of each 32 dimensions this lane has what makes one
+  // A head is a unit of a token's staged row; in each 32 dimensions this lane has the values of one
   // chunk (gemm/staged.cuh).
   __device__ __forceinline__ void write_staged(int32_t token, int32_t head, int r,
                                                float factor) const {
@@ -324,7 +324,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const auto thread = static_cast<int>(threadIdx.x);
   const int warp = __shfl_sync(~0u, thread / 32, 0), lane = thread % 32;
   if (thread == 0) shared.init_barriers(p.is_q_staged);
-  // Values of keys that no token sees are multiplied with zeros: they have to be numbers.
+  // Values of keys that no token sees are multiplied by zeros, so that they must be numbers.
   auto* values = reinterpret_cast<uint4*>(shared.v);
   for (int i = thread; i < static_cast<int>(sizeof(shared.v) / sizeof(uint4)); i += kThreads)
     values[i] = uint4{};
@@ -349,10 +349,10 @@ __global__ void __launch_bounds__(kThreads, 1)
 }
 
 // ---- The launch ---------------------------------------------------------------------------------
-constexpr const char* kPrefill = "attend_prefill";  // in the texts of faults
+constexpr const char* kPrefill = "attend_prefill";  // in error messages
 
 using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
-// The driver's function, without linking with the driver.
+// The driver's function, found without linking to the driver.
 EncodeTiled encode_tiled() {
   static const EncodeTiled found = [] {
     void* function = nullptr;
@@ -366,7 +366,7 @@ EncodeTiled encode_tiled() {
   return found;
 }
 
-// `strides`: bytes, of all dimensions but the first. Outside the tensor zeros are read.
+// `strides`: bytes, of all dimensions but the first. Reads outside the tensor give zeros.
 template <size_t kDims>
 CUtensorMap encode_map(CUtensorMapDataType type, const void* base,
                        const std::array<cuuint64_t, kDims>& sizes,
@@ -384,8 +384,8 @@ CUtensorMap encode_map(CUtensorMapDataType type, const void* base,
   return map;
 }
 
-// The rows of all pages from `base` on, in boxes of a run. How many pages there are is not known
-// here: the map ends where row numbers do.
+// The rows of all pages from `base` on, in boxes of a run. The number of pages is not known here:
+// the map ends where row numbers end.
 CUtensorMap map_runs(const std::byte* base) {
   return encode_map<2>(CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, base, {kDim, uint64_t{1} << 31},
                        {kRowBytes}, {kDim, kRun}, CU_TENSOR_MAP_SWIZZLE_128B,
@@ -400,7 +400,8 @@ CUtensorMap map_staged_queries(const AttendParams& params) {
                        {kRowBytes, num_heads * kRowBytes}, {kDim, kGroup, kTileTokens},
                        CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B);
 }
-// Queries in F32, the same boxes; their floats make two rows: a box takes at most 256 in a row.
+// F32 queries in the same boxes. A token's floats of a KV head make two rows, since a box row holds
+// at most 256.
 CUtensorMap map_queries(const AttendParams& params) {
   constexpr uint32_t kHalf = kGroup * kDim / 2;
   static_assert(kHalf <= 256);
@@ -419,7 +420,7 @@ struct Parts {
 Parts lay_out(const AttendParams& params, Scratch& scratch) {
   Parts parts;
   parts.plan = scratch.take<Plan>(1);
-  parts.tiles = scratch.take<TokenTile>(params.batch.num_tokens);  // of one token each, at most
+  parts.tiles = scratch.take<TokenTile>(params.batch.num_tokens);  // of at least one token each
   return parts;
 }
 
@@ -463,9 +464,9 @@ void run_prefill(const AttendParams& params, const char* row) {
   int device = 0, num_sms = 0;
   cudaGetDevice(&device);
   cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device);
-  // Of a window's keys two of the smaller blocks hold all that a tile sees.
+  // If two of the smaller blocks hold all keys of a window that a tile sees.
   const bool few_keys = params.window > 0 && params.window + kTileTokens + kRun <= 2 * 96;
-  // Sequences end anywhere in a tile: the sum of their tiles is at most this, whatever they are.
+  // A sequence may end anywhere in a tile: whatever the lengths, there are at most this many tiles.
   const int64_t most_tiles =
       (int64_t{batch.num_tokens} + int64_t{batch.num_seqs} * (kTileTokens - 1)) / kTileTokens;
   const int64_t num_items = most_tiles * params.num_kv_heads;
@@ -480,8 +481,8 @@ void run_prefill(const AttendParams& params, const char* row) {
 
 }  // namespace
 
-// In units of what the row that splits the keys takes, as measured at depths of 4,096 and 30,720:
-// it takes as long for 95 tokens of 8 KV heads as a wave of items does here, one for each SM.
+// In units of the time of attend_any_f32_split_cuda, as measured at depths of 4,096 and 30,720:
+// that row takes as long for 95 tokens of 8 KV heads as a wave of items (one an SM) takes here.
 double attend_prefill_sm90_cost(const AttendParams& params) {
   constexpr double kSms = 132, kTokensOfWave = 95 * 8;
   const double tokens = std::max(1, params.batch.num_tokens);

@@ -20,8 +20,8 @@ std::vector<Sequence> decode_tokens(int32_t count, int32_t depth) {
   return std::vector<Sequence>(static_cast<size_t>(count), {depth - 1, 1});
 }
 
-// Microseconds of one launch: the median of graphs of several, each on a cache of its own, so that
-// the L2 is cold.
+// Microseconds of one launch: the median over graphs of several launches, each on a cache of its
+// own, so that the L2 is cold.
 class RowTimer {
  public:
   RowTimer(Device& device, Stream& stream) : device_(device), stream_(stream) {
@@ -124,7 +124,7 @@ TEST_F(AttendCudaTest, DISABLED_RowsSideBySide) {
     const auto num_layers = static_cast<int32_t>(std::min<int64_t>(8, kCacheBytes / layer_bytes));
     for (const int32_t window : {0, 128}) {
       params.window = window;
-      double num_pairs = 0;  // of a token and a key that it sees
+      double num_pairs = 0;  // pairs of a token and a key that it sees
       for (const int32_t position : positions)
         num_pairs += window > 0 ? std::min(window, position + 1) : position + 1;
       for (const auto& row : Op<AttendParams>::rows()) {

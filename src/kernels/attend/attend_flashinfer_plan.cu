@@ -1,5 +1,5 @@
-// The kernel before FlashInfer's: its first block lists the tiles, the others round the queries and
-// list the keys' rows where that is asked for.
+// The kernel before FlashInfer's: its first block lists the tiles; the others round the queries
+// and, if requested, list the keys' rows.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -14,7 +14,7 @@ namespace moxie {
 namespace {
 
 constexpr int kThreads = 1024, kWarps = kThreads / 32;
-constexpr int kPerThread = 8;  // queries' values
+constexpr int kPerThread = 8;  // values of queries
 
 struct PlanParams {
   FlashinferPlan plan;
@@ -38,8 +38,8 @@ __device__ __forceinline__ SequenceTokens tokens_of(const PlanParams& p, int32_t
   const int32_t begin = p.row_offsets[seq], end = p.row_offsets[seq + 1];
   return {begin, end - begin, end > begin ? p.positions[begin] : 0};
 }
-// Where a sequence's part of key_rows begins: there is room for its tokens and for what its first
-// token sees besides itself.
+// Where a sequence's share of key_rows begins: it has room for the sequence's tokens and for the
+// other keys that its first token sees.
 __device__ __forceinline__ int32_t first_key_row(const PlanParams& p, int32_t seq, int32_t token) {
   return token + seq * (p.window - 1);
 }
@@ -94,7 +94,7 @@ __device__ __forceinline__ void list_tiles(const PlanParams& p, int thread) {
     is_missing[thread] = 0;
     const SequenceTokens own = tokens_of(p, seq);
     const int32_t own_keys = own.first_position + own.num_tokens;
-    // Tiles of the sequences before this one in the order of keys.
+    // Tiles of the sequences that come before this one in the order by keys.
     int32_t before = 0;
     total = 0;
     for (int32_t base = 0; base < p.num_seqs; base += kThreads) {
@@ -145,7 +145,7 @@ __device__ __forceinline__ void put_key_row(const PlanParams& p, int32_t seq,
 
 __device__ __forceinline__ void list_key_rows(const PlanParams& p, int64_t thread,
                                               int64_t num_threads) {
-  const int32_t behind = p.window - 1;  // keys that a first token sees besides itself
+  const int32_t behind = p.window - 1;  // keys before a first token that it sees
   for (int64_t i = thread; i < p.num_tokens + int64_t{p.num_seqs} * behind; i += num_threads) {
     const auto token = static_cast<int32_t>(i), other = static_cast<int32_t>(i - p.num_tokens);
     const int32_t seq = other < 0 ? p.seq_idx[token] : other / behind;
@@ -182,12 +182,12 @@ __global__ void __launch_bounds__(kThreads)
   round_queries(p, thread, num_threads);
 }
 
-// Sized by the tokens alone, however many sequences they are of.
+// Sized by the number of tokens only, for any number of sequences.
 FlashinferPlan lay_out(const AttendParams& params, const FlashinferPlanOptions& options,
                        Scratch& scratch) {
   const int64_t tokens = params.batch.num_tokens, seqs = params.batch.num_seqs;
   FlashinferPlan plan;
-  // Sequences end anywhere in a tile.
+  // A sequence may end anywhere in a tile.
   plan.most_tiles = static_cast<int32_t>(
       std::min(tokens, (tokens + seqs * (options.tile_tokens - 1)) / options.tile_tokens));
   plan.q = scratch.take<uint16_t>(tokens * params.num_heads * kFlashinferDim);

@@ -74,7 +74,7 @@ constexpr const char* kFlashSupports =
     "F32, BF16, F8E4M3 cache; head size a multiple of 16 up to 256, up to 128 heads a KV head";
 constexpr const char* kFlashLimits = "F32 sums; any tokens; same result for any batch and threads";
 
-// What the flash rows of a kind of arithmetic have in common.
+// What the flash rows with one kind of arithmetic share.
 struct FlashKind {
   const char* supports;
   const char* limits;
@@ -88,8 +88,8 @@ constexpr FlashKind kF32Neon = {kFlashSupports, kFlashLimits, kRanEmulated, flas
 constexpr FlashKind kBf16 = {kFlashBf16Supports, kFlashBf16Limits, "x86-64", flash_bf16_refuses};
 #endif
 
-// Of a row on the CPU that takes so many tenths of the time of the one in F32 for AVX-512; those in
-// BF16 only from 16 tokens a sequence and a width of 2,048 on.
+// A CPU row's time, in tenths of that of the AVX-512 row in F32. Rows in BF16 run only from 16
+// tokens a sequence and a width of 2,048 on.
 template <int kTenths, bool kIsBf16 = false>
 double flash_us(const AttendParams& params, const DeviceRates& rates) {
   if (kIsBf16 && !attend_flash_bf16_is_worth_it(params)) return kNeverUs;
@@ -98,7 +98,7 @@ double flash_us(const AttendParams& params, const DeviceRates& rates) {
                       {.read = 0.7, .products = 0.3, .fixed_us = 3.0});
 }
 #if MOXIE_HAS_CUDA
-// Of the row that reads a token's keys by itself, whoever reads them too.
+// The time of the split row, which reads the keys anew for each token.
 double split_us(const AttendParams& params, const DeviceRates& rates) {
   const double width = static_cast<double>(params.num_heads) * params.head_dim;
   const double shown = Op<AttendParams>::work(params).flops / (4.0 * width);
@@ -106,11 +106,11 @@ double split_us(const AttendParams& params, const DeviceRates& rates) {
       shown * 2.0 * params.num_kv_heads * static_cast<double>(params.kv.row_bytes(params.head_dim));
   return 3.0 + 1e-3 * bytes / (0.55 * rates.read_gb_s);
 }
-// As the row that it shares its kernel with, and what its order costs.
+// The cost of the row that shares the kernel, and a tenth for the order.
 double attend_ordered_sm90_cost(const AttendParams& params) {
   return 1.1 * attend_prefill_sm90_cost(params);
 }
-// Of a row that was measured beside that one.
+// The time of a row whose cost is relative to the split row's.
 template <double (*kTimesSplit)(const AttendParams&)>
 double beside_split_us(const AttendParams& params, const DeviceRates& rates) {
   return kTimesSplit(params) * split_us(params, rates);
@@ -270,8 +270,9 @@ KeyCounts count_keys(const AttendParams& params) {
     }
     return counts;
   }
-  // Positions lie on another device: take every sequence to have the mean number of tokens, n, and
-  // depth. n consecutive tokens that see m keys on average read m + (n - 1) / 2 distinct ones.
+  // Positions are on another device: assume that every sequence has the mean number of tokens, n,
+  // and the mean depth. n consecutive tokens that see m keys on average read m + (n - 1) / 2
+  // distinct ones.
   const double tokens = batch.num_tokens, seqs = std::max(1, batch.num_seqs);
   if (tokens == 0) return counts;
   const double per_seq = tokens / seqs;

@@ -12,7 +12,7 @@ constexpr int kThreads = 256;
 struct GatherParams {
   const int32_t* token_ids;  // [tokens]
   const std::byte* table;    // [vocab] rows of row_bytes
-  float* x;                  // [tokens, cols] of two floats, or of one
+  float* x;                  // [tokens, cols], two floats a value or one
   bool x_is_single;
   int64_t row_bytes;
   int32_t cols;
@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(kThreads) gather_rows(const __grid_constant__ 
     p.cleared[static_cast<int64_t>(blockIdx.x) * p.num_cleared + i] = 0;
   const int64_t first = static_cast<int64_t>(blockIdx.x) * p.cols;
   for (int32_t i = 4 * static_cast<int32_t>(threadIdx.x); i < p.cols; i += 4 * kThreads) {
-    // Exact; `out`, the first to add to it, splits what it makes.
+    // Exact; `out`, the first to add to the value, splits it.
     const float4 v = load_columns<kFormat>(row, i);
     if (p.x_is_single) {
       *reinterpret_cast<float4*>(p.x + first + i) = v;

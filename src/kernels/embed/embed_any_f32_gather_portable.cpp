@@ -1,5 +1,5 @@
-// embed in portable C++: a gather of rows, so bound by memory; the compiler vectorises the BF16
-// widening, and wider registers would not read faster.
+// embed in portable C++: a gather of rows, so bound by memory. The compiler vectorises the BF16
+// widening; wider registers would not read faster.
 #include <cstring>
 
 #include "core/formats.h"
@@ -52,7 +52,7 @@ void embed_any_f32_gather_portable(const EmbedParams& params) {
       }
     }
   };
-  // A row of 2880 takes under a microsecond: waking a thread pays from some 16 rows on.
+  // A row of 2880 values takes under a microsecond: waking a thread pays from some 16 rows on.
   params.launch.stream->pool->share(params.num_tokens, 16, gather);
 }
 

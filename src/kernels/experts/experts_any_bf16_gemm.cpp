@@ -1,9 +1,9 @@
 // experts for many tokens: BF16 activations, decoded weights, F32 sums. (token, slot) pairs are
-// sorted by expert and packed in groups of 16, no group with pairs of two experts; then three
+// sorted by expert and packed in groups of 16; no group has pairs of two experts. Then three
 // passes: gate/up pairs of tiles -> clamped SwiGLU -> h, packed as it is made; down tiles -> y, a
-// row a pair; and each token's rows of y added into x by rising expert: no atomics, the same result
-// for any threads and neighbours. Both products go expert by expert, so that a thread finds an
-// expert's activations in its own cache for all of its tiles.
+// row a pair; and each token's rows of y added into x by rising expert, without atomics, so that
+// the result is the same for any threads and other tokens. Both products go expert by expert, so
+// that a thread finds an expert's activations in its own cache for all of its tiles.
 #include <algorithm>
 #include <cstring>
 
@@ -14,8 +14,8 @@
 namespace moxie {
 namespace {
 
-// Pairs of tiles that a thread takes at a time: few enough that threads of unequal speed end
-// together, enough that an expert's activations are fetched seldom.
+// Pairs of tiles that a thread takes at a time: few enough for threads of unequal speed to end
+// together, enough to fetch an expert's activations seldom.
 constexpr int64_t kPairsAtATime = 8;
 
 struct Group {
@@ -47,7 +47,7 @@ Parts lay_out(const ExpertsParams& p, std::byte* base) {
   return parts;
 }
 
-// Cuts each expert's pairs into groups; returns how many.
+// Cuts each expert's pairs into groups; returns the number of groups.
 int32_t make_groups(const Parts& parts, int32_t num_active) {
   int32_t num_groups = 0;
   for (int32_t i = 0; i < num_active; ++i) {
@@ -77,8 +77,8 @@ void pack_tokens(const ExpertsParams& p, const GemmKernels& gemm, const Parts& p
              });
 }
 
-// Gate/up pairs of tiles begin..end-1 of active expert i. A pair of tiles holds the gates and the
-// ups of the same 16 outputs.
+// Computes gate/up pairs of tiles begin..end-1 of active expert i. A pair of tiles holds the gates
+// and the ups of the same 16 outputs.
 void gate_up(const ExpertsParams& p, const GemmKernels& gemm, const Parts& parts, int32_t i,
              int32_t begin, int32_t end) {
   const int32_t e = parts.active[i], first = parts.first_group[i];
@@ -96,7 +96,7 @@ void gate_up(const ExpertsParams& p, const GemmKernels& gemm, const Parts& parts
   }
 }
 
-// Down pairs of tiles begin..end-1 of active expert i, into y.
+// Computes down pairs of tiles begin..end-1 of active expert i, into y.
 void down(const ExpertsParams& p, const GemmKernels& gemm, const Parts& parts, int32_t i,
           int32_t begin, int32_t end) {
   const int32_t first = parts.first_group[i];
@@ -114,7 +114,7 @@ void down(const ExpertsParams& p, const GemmKernels& gemm, const Parts& parts, i
   }
 }
 
-// each(i, begin, end) over `num_tile_pairs` of every active expert i, shared out.
+// Calls each(i, begin, end) over `num_tile_pairs` of every active expert i, shared among threads.
 template <typename Each>
 void for_tiles(ThreadPool& pool, int32_t num_active, int64_t num_tile_pairs, Each each) {
   pool.share(num_active * num_tile_pairs, kPairsAtATime,
@@ -130,7 +130,7 @@ void run(const ExpertsParams& p, const GemmKernels& gemm) {
   const int32_t num_pairs = parts.offsets[num_active];
   pack_tokens(p, gemm, parts, num_groups);
   if (p.intermediate % 32 != 0) {
-    // The last block of h has columns that no tile writes, and zeros times NaN would be NaN.
+    // No tile writes the last columns of h's last block, and zeros times NaN would be NaN.
     std::memset(parts.h, 0, static_cast<size_t>(num_groups * group_values(p.intermediate)) * 2);
   }
   for_tiles(pool, num_active, p.gate_up.num_tiles() / 2,
@@ -143,7 +143,7 @@ void run(const ExpertsParams& p, const GemmKernels& gemm) {
 }
 
 double cost(const ExpertsParams& p, const GemmKernels& gemm) {
-  // As if the pairs fell evenly on all experts.
+  // Assumes that the pairs are spread evenly over all experts.
   const double num_experts = p.gate_up.num_experts;
   return gemm_cost(gemm, 3.0 * p.hidden * p.intermediate * num_experts,
                    static_cast<double>(p.num_tokens) * p.top_k / num_experts, gemm.least_pairs,

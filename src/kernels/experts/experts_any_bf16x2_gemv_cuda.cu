@@ -1,14 +1,14 @@
-// experts on CUDA for a few tokens, three rows: one token by the kernel of experts_slices.cuh,
-// several by those of experts_tiles.cuh, where these know the sizes and format; and for any other
-// two kernels: gate/up with the clamped SwiGLU, then down with the weighted sum, bias and residual.
-// Each expert that any token chose is read once a launch.
+// experts on CUDA for a few tokens, three rows. One token runs on the kernel of experts_slices.cuh,
+// several on those of experts_tiles.cuh, if these support the sizes and the format. All else runs
+// on two kernels here: gate/up with the clamped SwiGLU, then down with the weighted sum, bias and
+// residual. Each expert that any token chose is read once a launch.
 //
 // gate_up: a team of two warps makes whole tiles (8 gate and 8 up rows of the same outputs, so that
 // a lane has both); the tokens' activations are staged once a block. Its outputs, times the weight
-// of their expert, go out as the two BF16 parts that `down` multiplies with: `halves` [pair][unit
-// of 64] [block of 32][part][32], a pair being token * top_k + choice. down: a cluster makes one
-// tile of 16 outputs, its blocks share the experts, the warps of a block the columns; sums meet in
-// distributed shared memory, in a fixed order.
+// of their expert, are written as the two BF16 parts that `down` multiplies: `halves` [pair][unit
+// of 64] [block of 32][part][32], where a pair is token * top_k + choice. down: a cluster makes one
+// tile of 16 outputs; its blocks share the experts, the warps of a block share the columns. Sums
+// are added in distributed shared memory, in a fixed order.
 #include <cooperative_groups.h>
 
 #include <utility>
@@ -28,9 +28,9 @@ constexpr int kMaxGateUpTeams = 12, kMaxGateUpWarps = 2 * kMaxGateUpTeams;
 constexpr int kDownCluster = 4, kDownWarps = 5;
 
 // The experts that a launch's pairs chose, each once, in the order of their first pair. Lane i of a
-// warp stands for pair i.
+// warp represents pair i.
 struct Chosen {
-  int32_t id;       // of this lane's pair; negative past the end
+  int32_t id;       // expert of this lane's pair; negative past the end
   uint32_t peers;   // lanes with the same expert
   uint32_t firsts;  // lanes that are the first of their expert
   int32_t num_experts;
@@ -54,13 +54,14 @@ template <DType F>
 inline constexpr int kGateUpRingBytes = Pipeline<F>::kStages* Pipeline<F>::kStageBytes;
 template <DType F>
 inline constexpr int kDownStages = F == DType::kF32 ? 2 : 3;
-/// In a stage of `down` for one token, its activations lie behind the weights. With more tokens a
-/// lane reads them where they are: room for every token's would leave no room for warps.
+/// With one token, a stage of `down` has the token's activations behind the weights. With more
+/// tokens a lane reads the activations in place: room for all of them would leave no room for
+/// warps.
 template <DType F, int kTokens>
 inline constexpr int kDownStageBytes = Pipeline<F>::kStageBytes +
                                        (kTokens == 1 ? 256 * Pipeline<F>::kUnroll : 0);
 
-// Of the two warps of a team.
+// A barrier of the two warps of a team.
 __device__ __forceinline__ void team_barrier(int team) {
   asm volatile("bar.sync %0, 64;" ::"r"(team + 1) : "memory");
 }
@@ -95,7 +96,7 @@ __global__ void __launch_bounds__(32 * kMaxGateUpWarps)
   int item = blockIdx.x * num_teams + team;
   const int num_rounds = item < num_items ? (num_items - 1 - item) / stride + 1 : 0;
 
-  // The copies run ahead of the products, over the borders of tiles.
+  // The copies run ahead of the products, also from one tile into the next.
   UnitCursor<F> cursor;
   int ahead_item = item, ahead_units = 0, ahead_rounds = num_rounds;
   const auto next_tile = [&] {
@@ -113,7 +114,7 @@ __global__ void __launch_bounds__(32 * kMaxGateUpWarps)
     if (ahead_units <= 0 && ahead_rounds > 0) next_tile();
   };
   if (ahead_rounds > 0) next_tile();
-  // The activations come first: behind the weights they would wait for all of these.
+  // The activations are loaded first: behind the weights they would wait for all of these.
   Eight early, none;
   early.load(p.t, p.hidden, 0, 8 * num_units, threadIdx.x);
   ring.start(fill);
@@ -125,7 +126,7 @@ __global__ void __launch_bounds__(32 * kMaxGateUpWarps)
   __syncthreads();
 
   for (int round = 0; round < num_rounds; ++round, item += stride) {
-    // What the end of the round needs, on its way before the products.
+    // What the end of the round needs is loaded before the products.
     const int nth = static_cast<int>(static_cast<uint32_t>(item) / num_tiles);
     const int tile_idx = item - nth * static_cast<int>(num_tiles), output = tile_idx * 8 + g;
     const int first = chosen.first_of(nth);
@@ -138,7 +139,7 @@ __global__ void __launch_bounds__(32 * kMaxGateUpWarps)
     float weight[kGroups];
 #pragma unroll
     for (int c = 0; c < kGroups; ++c) {
-      // This lane's token, and which of its choices the expert is; -1: none.
+      // This lane's token, and the pair in which it chose the expert; -1: none.
       const int token = 4 * c + q;
       const uint32_t of_token =
           token < p.num_tokens ? pairs >> (token * p.top_k) & ((1u << p.top_k) - 1) : 0;
@@ -195,11 +196,11 @@ __global__ void __launch_bounds__(32 * kDownWarps) down_gemv(const __grid_consta
   const int num_units =
       min(p.num_units_down, part_begin(num_stages, kDownWarps, warp + 1) * kUnroll) - begin;
 
-  // `route` ran two kernels before this one: its choices may be read before the wait.
+  // `route` ran two kernels before this one, so that its choices may be read before the wait.
   const Chosen chosen(p.expert_ids, num_tokens * p.top_k);
   const int num_rounds =
       rank < chosen.num_experts ? (chosen.num_experts - 1 - rank) / kDownCluster + 1 : 0;
-  // Copies of weights and of activations each walk over the rounds' units on their own: the first
+  // The copies of weights and the copies of activations each walk over the rounds' units: the first
   // weights start before the wait, the activations after it.
   struct Walk {
     int nth, unit, rounds;
@@ -222,7 +223,8 @@ __global__ void __launch_bounds__(32 * kDownWarps) down_gemv(const __grid_consta
   const std::byte* halves = p.halves + begin * 256;
   const auto fill_inputs = [&](uint32_t stage) {
     if (kTokens > 1 || inputs.rounds == 0) return;
-    // The one token's pair is the expert's number; units lie one after another, 16 lanes each.
+    // For one token, a pair's number is its expert's number here; units are contiguous, 16 lanes
+    // each.
     const int count = num_units - inputs.unit;
     const uint32_t to = stage + Pipeline<F>::kStageBytes + 16 * lane;
     const std::byte* from =
@@ -236,7 +238,7 @@ __global__ void __launch_bounds__(32 * kDownWarps) down_gemv(const __grid_consta
 #pragma unroll 1
   for (int i = 0; i < kStages; ++i) fill_weights(ring.address + i * kStageBytes);
   // This thread's output, and what its block adds to it besides products: the biases of the block's
-  // own experts; the first block also the residual, last written by `out`, before `route`.
+  // own experts; in the first block also the residual, which `out`, before `route`, wrote last.
   static_assert(32 * kDownWarps >= 16 * kMaxTokens, "an output a thread");
   const int my_row = threadIdx.x % 16, my_token = threadIdx.x / 16, my_output = 16 * tile + my_row;
   const bool is_output = my_token < num_tokens && my_output < p.hidden;
@@ -279,7 +281,7 @@ __global__ void __launch_bounds__(32 * kDownWarps) down_gemv(const __grid_consta
         product.add_stage(stage, num_units - unit);
       }
     } else {
-      // Where this lane's column finds its activations; null: not chosen.
+      // The activations of this lane's column; null: the token did not choose the expert.
       const std::byte* from[kGroups] = {};
       const uint32_t pairs =
           __shfl_sync(~0u, chosen.peers, chosen.first_of(rank + round * kDownCluster));
@@ -331,7 +333,7 @@ __global__ void __launch_bounds__(32 * kDownWarps) down_gemv(const __grid_consta
     const Term term = bias_of(rank + round * kDownCluster);
     added += term.weight * term.bias;
   }
-  cluster.barrier_wait(std::move(started));  // no block writes to one that has not begun
+  cluster.barrier_wait(std::move(started));  // no block writes to a block that has not begun
   __syncthreads();
   if (is_output) {
     float sum = 0;
@@ -341,7 +343,7 @@ __global__ void __launch_bounds__(32 * kDownWarps) down_gemv(const __grid_consta
         sum * kSumScale<F> + added;
   }
   auto arrived = cluster.barrier_arrive();
-  if (rank != 0) return;  // what is left is the first block's own memory
+  if (rank != 0) return;  // the rest reads only the first block's own memory
   cluster.barrier_wait(std::move(arrived));
   if (is_output) {
     float sum = 0;
@@ -351,7 +353,7 @@ __global__ void __launch_bounds__(32 * kDownWarps) down_gemv(const __grid_consta
   }
 }
 
-// Of `num_tokens` tokens from `first` on.
+// The kernels' parameters for `num_tokens` tokens from `first` on.
 Step step_of(const ExpertsParams& p, int32_t first, int32_t num_tokens) {
   const RouteFold& fold = p.fold;
   const int64_t pair = int64_t{first} * p.top_k, row = int64_t{first} * p.hidden;
@@ -401,7 +403,7 @@ Step step_of(const ExpertsParams& p, int32_t first, int32_t num_tokens) {
   return step;
 }
 
-// Room for any group of tokens that a launch may take.
+// Room for the largest group of tokens of a launch.
 uint64_t halves_bytes(const ExpertsParams& p) {
   const int32_t most = std::min(kMaxTokens, kMaxPicks / p.top_k);
   return 256ull * static_cast<uint64_t>(most) * p.top_k * p.down.num_units();
@@ -416,7 +418,7 @@ void clear_padding(const ExpertsParams& p, cudaStream_t stream, const char* row)
 template <DType F, int kTokens>
 void launch_experts(const Step& step, const BlockLimits& limits, cudaStream_t stream) {
   constexpr const char* kRow = "experts_any_bf16x2_gemv_cuda";
-  // All tiles of all chosen experts at once where that needs no more warps than a block has.
+  // All tiles of all chosen experts at once, if a block has enough warps for that.
   const uint64_t staged = static_cast<uint64_t>(kUnitActivationBytes<kTokens>) *
                           static_cast<uint64_t>(step.gate_up.num_units());
   const int wanted = ceil_div(step.gate_up.num_tiles() * step.top_k, limits.num_units);

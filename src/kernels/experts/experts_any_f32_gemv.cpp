@@ -1,8 +1,8 @@
 // experts with F32 activations. (token, slot) pairs are sorted by expert, so that each expert's
 // weights are read once a launch; then gate/up tiles in pairs -> clamped SwiGLU -> h, down tiles ->
 // y, a row a pair, and each token's rows of y added into x. Every thread has the same slice of each
-// expert's tiles, whatever the experts have to do, and both products are one run of the pool:
-// down's parts wait for their own expert's h alone. One row for each set of LaneKernels.
+// expert's tiles, however much work the experts have. Both products are one run of the pool: down's
+// parts wait for their own expert's h only. One row for each set of LaneKernels.
 #include <cstring>
 #include <latch>
 #include <new>
@@ -17,10 +17,10 @@ namespace {
 struct Parts : SortedPairs {
   float* h;  // [tokens * top_k, h_stride] in the order of `pairs`
   int32_t h_stride;
-  float* prepared_t;  // rows of t and of h as the lanes want them
+  float* prepared_t;  // rows of t and of h in the lanes' form
   float* prepared_h;
   float* y;  // [tokens * top_k, hidden] in the order of `pairs`
-  // [experts] of active expert i, parts of gate/up that are not done
+  // [experts] unfinished parts of gate/up of active expert i
   struct alignas(64) Latch {
     std::latch latch;
   };
@@ -43,17 +43,17 @@ Parts lay_out(const ExpertsParams& p, const LaneKernels& lanes, std::byte* base)
   return parts;
 }
 
-// How a product with some experts is shared out: each expert's units (groups of tiles) are cut in
-// slices, and the tasks go slice by slice, so that a thread has the same units of every expert, or
-// one more or less: borders lie i / experts of a unit higher for expert i, which makes the shares
-// of all experts together equal to within one unit.
+// How a product with some experts is shared among threads. Each expert's units (groups of tiles)
+// are cut into slices, and tasks go slice by slice, so that a thread has the same units of every
+// expert, give or take one: the borders of expert i are i / experts of a unit higher, which makes
+// the threads' shares of all experts together equal to within one unit.
 struct Slices {
   int64_t num_experts, num_units;  // units of one expert
-  int64_t num_threads;             // worth waking: 1 if the caller does it all
+  int64_t num_threads;             // threads worth waking: 1 if the caller does all
   int64_t parts_a_thread;          // of one expert
   int64_t num_slices;
 
-  // What one thread takes for all of it decides into how many parts it is worth cutting.
+  // The time of the whole product on one thread decides the number of parts.
   Slices(const ThreadPool& pool, int32_t num_experts, int32_t num_units, double total_ns)
       : num_experts(num_experts), num_units(num_units) {
     const int64_t num_parts = parts_worth(pool, total_ns);
@@ -79,12 +79,12 @@ struct Slices {
   }
 };
 
-// Gate/up tile pairs begin..end-1 of active expert i.
+// Computes gate/up tile pairs begin..end-1 of active expert i.
 void gate_up(const ExpertsParams& p, const LaneKernels& lanes, const Parts& parts, Activations t,
              int32_t i, int32_t begin, int32_t end) {
   const int32_t e = parts.active[i], first = parts.offsets[i];
   const float* bias = p.gate_up_bias + int64_t{e} * p.gate_up.rows;
-  float gates[kTokenBlock * 16];  // an even tile's outputs wait here for the odd one's
+  float gates[kTokenBlock * 16];  // an even tile's outputs, kept for the odd tile
   product_of_tiles(
       lanes, p.gate_up.expert(e), 2 * begin, 2 * end, first, parts.offsets[i + 1],
       [&](int32_t at) { return t.row(parts.pairs[at] / p.top_k); },
@@ -99,7 +99,7 @@ void gate_up(const ExpertsParams& p, const LaneKernels& lanes, const Parts& part
           if (tile % 2 == 0) continue;
           float* h = parts.h + int64_t{at + n} * parts.h_stride + tile / 2 * 16;
           lanes.swiglu(gate, up, p.swiglu_alpha, p.swiglu_limit, h);
-          if (lanes.prepare != nullptr && tile % 4 == 3) {  // 32 columns are there
+          if (lanes.prepare != nullptr && tile % 4 == 3) {  // 32 columns are complete
             lanes.prepare(h - 16, 32,
                           parts.prepared_h + (at + n) * prepared_floats(lanes, 1, p.intermediate) +
                               tile / 4 * lanes.prepared_floats);
@@ -108,7 +108,7 @@ void gate_up(const ExpertsParams& p, const LaneKernels& lanes, const Parts& part
       });
 }
 
-// Down tiles begin..end-1 of active expert i, into y.
+// Computes down tiles begin..end-1 of active expert i, into y.
 void down(const ExpertsParams& p, const LaneKernels& lanes, const Parts& parts, Activations h,
           int32_t i, int32_t begin, int32_t end) {
   product_of_tiles(
@@ -139,7 +139,7 @@ void gemv_run(const ExpertsParams& p, const LaneKernels& lanes) {
 
   const Activations t =
       prepare_rows(pool, lanes, p.t, p.hidden, p.num_tokens, p.hidden, parts.prepared_t);
-  // Tiles that are read side by side stay together; they are 32 columns of h, too.
+  // Tiles that are read side by side stay together; they also make 32 columns of h.
   constexpr int32_t kPairs = kTileStreams / 2;
   static_assert(kTileStreams % 4 == 0);
   const int32_t tile_pairs = p.gate_up.num_tiles() / 2, down_tiles = p.down.num_tiles();
@@ -180,7 +180,7 @@ void gemv_run(const ExpertsParams& p, const LaneKernels& lanes) {
 }
 
 double gemv_cost(const ExpertsParams& p, const LaneKernels& lanes) {
-  // As if the pairs fell evenly on the experts.
+  // Assumes that the pairs are spread evenly over the experts.
   const double num_pairs = static_cast<double>(p.num_tokens) * p.top_k;
   const double num_active = std::min<double>(num_pairs, p.gate_up.num_experts);
   return product_ns(lanes, 3.0 * p.hidden * p.intermediate * num_active, num_pairs / num_active);

@@ -1,5 +1,5 @@
 // experts on Hopper for many tokens in BF16 (experts_grouped_sm90.cuh): tiles of 8 to 144 tokens,
-// as the tile model finds.
+// which the tile model chooses.
 //
 // 8,192 tokens of gpt-oss-120b, a layer: 1.63 TFLOP; 1.7 GB of weights, 0.19 GB of activations in
 // and as many between the products, 0.75 GB added to x.
@@ -12,8 +12,8 @@ namespace {
 
 using namespace gemm;
 
-/// How a tile's products are cut: few columns alike; of more, blocks of 192 rows for down, of which
-/// 2,880 are 15 times as many.
+/// How a tile's products are cut. For few columns both are cut alike. For more, down has blocks of
+/// 192 rows, since 2,880 is 15 times 192.
 template <int kFew_, int kMany_>
 struct Grouping {
   static constexpr int kFew = kFew_, kMany = kMany_;
@@ -24,7 +24,7 @@ struct Grouping {
   using DownCut = std::conditional_t<kIsStreamed, FewColumnsCut, CutOf<3, 1, false, kMostColumns>>;
 };
 
-/// launch<Grouping>() of the tile of so many columns.
+/// Calls launch<Grouping>() for the tile of `columns` columns.
 template <bool kInOrder, size_t kIdx = 0, typename Launch>
 void dispatch_tile(int32_t columns, Launch&& launch) {
   constexpr GroupedTile kTile = kGroupedTiles[kIdx];

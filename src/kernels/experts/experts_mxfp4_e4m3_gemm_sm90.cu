@@ -2,14 +2,14 @@
 // E4M3, weights in E5M2 into which their scales are folded (gemm/product_sm90.cuh).
 //
 // A token has one scale, a power of two: E4M3's own exponent reaches 15 octaves below the token's
-// greatest value, where a scale for every 32 columns would matter and wgmma could not apply it.
-// What the first product makes is bounded by the clamps, limit * (limit + 1): its scale is known
-// before.
+// greatest value. Only below that would a scale for every 32 columns matter, which wgmma could not
+// apply. The outputs of the first product are bounded by the clamps, limit * (limit + 1), so that
+// their scale is known beforehand.
 //
 // Twice the rate of BF16, half the bytes of activations: 64 columns of a tile of 128 x 256 take 512
 // clocks of wgmma, some 300 issue slots of each of the four schedulers for operands, and 20 KiB
-// from L2. Of 8,192 tokens of gpt-oss-120b half of the experts have a few more than 256, and would
-// need operands for two tiles: up to 288 are one.
+// from L2. With 8,192 tokens of gpt-oss-120b, half of the experts have a few more than 256 tokens,
+// and would need operands for two tiles: up to 288 are one tile.
 #include <cmath>
 
 #include "kernels/experts/experts_grouped_sm90.cuh"
@@ -25,7 +25,7 @@ constexpr DType kActivation = DType::kF8E4M3;
 constexpr int32_t kMostColumns = 288;
 using Cut = CutOf<2, 1, false, kMostColumns, kActivation>;
 
-// The power of two that brings what is made under E4M3's greatest value.
+// The power of two that scales the outputs below E4M3's greatest value.
 float made_scale(const ExpertsParams& p) {
   return std::exp2(std::floor(std::log2(448.0f / (p.swiglu_limit * (p.swiglu_limit + 1.0f)))));
 }

@@ -1,4 +1,4 @@
-// Counting sort of (token, slot) pairs by expert, and the sum of what comes of them.
+// Counting sort of (token, slot) pairs by expert, and the sum of their outputs.
 #include "kernels/experts/experts_pairs.h"
 
 #include <algorithm>
@@ -32,8 +32,8 @@ int32_t sort_pairs(const ExpertsParams& p, const SortedPairs& sorted) {
   for (int32_t pair = 0; pair < num_pairs; ++pair) {
     sorted.pairs[next[p.expert_ids[pair]]++] = pair;
   }
-  // next[e] is now the end of e's pairs; keep the active ones' borders. i <= active[i], so that no
-  // border is overwritten before it is read.
+  // next[e] is now the end of e's pairs; keep the borders of active experts. i <= active[i], so
+  // that no border is overwritten before it is read.
   int32_t begin = 0;
   for (int32_t i = 0; i < num_active; ++i) {
     const int32_t end = next[sorted.active[i]];

@@ -33,7 +33,7 @@ Work work_of_tokens(const ExpertsParams& p, int32_t num_tokens) {
   return Op<ExpertsParams>::work(of_tokens);
 }
 
-// Groups of up to eight tokens, each by itself.
+// Groups of up to eight tokens, one after another.
 double in_groups_us(const ExpertsParams& p, const DeviceRates& rates, const Efficiency& reached) {
   const auto group_us = [&](int32_t num_tokens) {
     return num_tokens == 0
@@ -43,7 +43,7 @@ double in_groups_us(const ExpertsParams& p, const DeviceRates& rates, const Effi
   const int32_t num_whole = p.num_tokens / kGroupOfGemv;
   return num_whole * group_us(kGroupOfGemv) + group_us(p.num_tokens % kGroupOfGemv);
 }
-// Fitted on an H200, as gemv/cuda_times.h.
+// Fitted on an H200, as in gemv/cuda_times.h.
 double experts_ring_us(const ExpertsParams& p, const DeviceRates& rates) {
   return in_groups_us(p, rates, {.read = 0.5, .fixed_us = 4.0});
 }
@@ -58,11 +58,11 @@ double experts_gemm_us(const ExpertsParams& p, const DeviceRates& rates) {
   return predicted_us(Op<ExpertsParams>::work(p), rates, rates.bf16_gflops,
                       {.read = 0.74, .products = 0.55, .fixed_us = 2.5});
 }
-// A kernel more where tokens are few.
+// One kernel more for few tokens.
 double experts_ordered_us(const ExpertsParams& p, const DeviceRates& rates) {
   return experts_gemm_us(p, rates) + 3 * kOrderedUs;
 }
-// From 96 tokens an expert on products are the limit, and those in 8 bits win.
+// From 96 tokens an expert on, products are the limit, and 8-bit products win.
 double experts_e4m3_us(const ExpertsParams& p, const DeviceRates& rates) {
   const bool is_many = p.num_tokens * p.top_k >= 96 * p.gate_up.num_experts;
   return (is_many ? 0.5 : 40.0) * experts_gemm_us(p, rates);

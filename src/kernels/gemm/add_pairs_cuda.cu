@@ -1,8 +1,8 @@
-// A block takes a token, a warp 64 columns at a time, a lane a pair of them; all of a
-// thread's loads are on their way before the first is used.
+// A block takes a token, a warp 64 columns at a time, a lane a pair of them. All of a thread's
+// loads are issued before the first is used.
 //
-// Bytes at 8,192 tokens of 2,880 columns and 4 experts each: 189 MB of outputs, x 94 or 189 in and
-// out.
+// Bytes at 8,192 tokens of 2,880 columns and 4 experts each: 189 MB of outputs read, 94 or 189 MB
+// of x read and written.
 #include "core/cuda_launch.cuh"
 #include "kernels/gemm/add_pairs_cuda.h"
 #include "kernels/ptx.cuh"
@@ -13,8 +13,8 @@ namespace {
 
 constexpr int kMaxWarps = 16;
 constexpr int kColumns = 64;  // of a warp
-constexpr int kHeld = 3;      // times that, at a time
-constexpr int kRows = 4;      // of the token's, at a time
+constexpr int kHeld = 3;      // of these 64 columns, at a time
+constexpr int kRows = 4;      // of the token's pairs, at a time
 
 __device__ __forceinline__ float2 unpack_bf16(uint32_t pair) {
   return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xFFFF0000u));

@@ -1,5 +1,5 @@
 // Reads a matrix twice, the second time mostly from L2: a block takes an expert, a warp a tile of
-// 16 rows at a time. 1.7 GB of a layer of gpt-oss-120b.
+// 16 rows at a time. A layer of gpt-oss-120b has 1.7 GB.
 #include "core/cuda_launch.cuh"
 #include "kernels/gemm/greatest_scales_cuda.h"
 #include "kernels/ptx.cuh"
@@ -8,7 +8,7 @@ namespace moxie::gemm {
 namespace {
 
 constexpr int kThreads = 1024;
-// All but the signs of a word's codes (core/fragment.h).
+// All bits but the signs of a word's codes (core/fragment.h).
 constexpr uint32_t kMagnitudes = 0x4DFF4DFFu;
 
 struct Tiles {
@@ -29,8 +29,8 @@ __global__ void __launch_bounds__(kThreads) greatest_scales(const __grid_constan
   for (int tile = threadIdx.x / 32; tile < p.num_tiles; tile += kThreads / 32) {
     const std::byte* units =
         p.data + expert * p.expert_bytes + int64_t{tile} * p.num_units * p.unit_bytes;
-    // scale(w) of rows g (w even) and g + 8, of the first 32 columns (w < 2) and the others: of
-    // each of the tile's blocks that is not all zeros.
+    // Calls scale_of(w, scale) for each of the tile's blocks that is not all zeros: row g for even
+    // w, row g + 8 for odd w; the first 32 columns for w < 2, the others for w >= 2.
     const auto for_each_block = [&](auto&& scale_of) {
       for (int u = 0; u < p.num_units; ++u) {
         const std::byte* unit = units + int64_t{u} * p.unit_bytes;

@@ -1,10 +1,10 @@
-// Sorting by expert in one kernel: a cluster of blocks, each with a run of the pairs, of which each
-// warp has a run too. Every warp counts its pairs an expert; sums over the warps of a block, then
-// over the blocks before it (through shared memory), and over the experts before make the first
-// slot of each (expert, warp). A second pass gives the pairs their slots, in order.
+// Sorting by expert in one kernel: the blocks of a cluster, and the warps of a block, each have a
+// run of the pairs. Every warp counts its pairs of each expert. Sums over the warps of a block,
+// then over the blocks before it (through shared memory), and over the experts before, make the
+// first slot of each (expert, warp). A second pass gives the pairs their slots, in order.
 //
-// 20 bytes in and out a pair: limited by latency, and by the scattered stores of what a slot holds,
-// one a clock and SM. Of many pairs those are left to a second kernel on all SMs.
+// 20 bytes in and out a pair: limited by latency, and by the scattered stores of a slot's values,
+// one a clock and SM. With many pairs a second kernel on all SMs does these stores.
 #include <cooperative_groups.h>
 
 #include "core/cuda_launch.cuh"
@@ -18,9 +18,9 @@ namespace cg = cooperative_groups;
 
 constexpr int kThreads = 1024, kWarps = kThreads / 32;
 constexpr int kMaxBlocks = 8;             // of a cluster, on every device
-constexpr int kPairsOfABlock = 256;       // at least, where there are several blocks
+constexpr int kPairsOfABlock = 256;       // at least, if there are several blocks
 constexpr int kHeld = 4;                  // of a thread's pairs, read once
-constexpr int32_t kMostScattered = 8192;  // pairs, by the first kernel
+constexpr int32_t kMostScattered = 8192;  // pairs whose values the first kernel stores
 constexpr int kFillThreads = 256;
 static_assert(kMaxSortedExperts <= kThreads, "a thread an expert");
 
@@ -33,14 +33,14 @@ struct SortTask {
 };
 
 struct SortShared {
-  int32_t counts[kWarps][kMaxSortedExperts];  // of a warp's pairs, then those before them
+  int32_t counts[kWarps][kMaxSortedExperts];  // a warp's pairs, then those before them
   int32_t totals[kMaxSortedExperts];          // of the block; other blocks read it
   int32_t first_slot[kMaxSortedExperts];      // of the block's pairs
   int32_t slots_of_warps[kWarps], tiles_of_warps[kWarps];
-  int32_t num_slots;  // of all runs
+  int32_t num_slots;  // over all runs
 };
 
-/// The sum over the threads before this one, of the block.
+/// The sum of `value` over the block's threads before this one.
 __device__ __forceinline__ int32_t sum_before(int32_t value, int32_t* sums_of_warps) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int32_t sum = warp_sum_up_to(value);
@@ -117,7 +117,8 @@ __global__ void __launch_bounds__(kThreads) sort_by_expert(const __grid_constant
     atomicAdd(&counts[p.expert_ids[pair]], 1);
   __syncthreads();
 
-  // A thread an expert: the last ones, whose warps have pairs last. The others have none of it.
+  // One thread for each expert: the last threads, since their warps are the last to get pairs. The
+  // other threads add zeros.
   const int expert = thread - (kThreads - kMaxSortedExperts);
   const bool is_expert = expert >= 0 && expert < p.shape.num_experts;
   int32_t total_here = 0;
@@ -154,7 +155,7 @@ __global__ void __launch_bounds__(kThreads) sort_by_expert(const __grid_constant
   if (thread == kThreads - 1) shared.num_slots = first_slot + aligned(total);
   __syncthreads();
 
-  // The last block has the fewest pairs.
+  // The last block does this, since it has the fewest pairs.
   if (rank == num_blocks - 1) {
     clear_slots(p.sorted, first_slot + total, first_slot + aligned(total), 1);
     if (is_expert) write_tiles(p, expert, first_slot, total, first_tile, num_tiles);

@@ -1,9 +1,9 @@
 // Staging: a block takes a token, a warp a unit of its columns at a time, a lane a pair of columns:
-// what a warp reads and what it writes are runs of memory. All of a warp's units are on their way
-// before the first is used.
+// a warp reads and writes contiguous memory. The loads of all of a warp's units are issued before
+// the first is used.
 //
-// Bytes at 8,192 tokens of 2,880 columns: normed 94 MB of single x in, 47 out; slots of four 94 in,
-// 189 out.
+// Bytes at 8,192 tokens of 2,880 columns: normed, 94 MB of single x read, 47 MB written; slots of
+// four pairs, 94 MB read, 189 MB written.
 #include "core/cuda_launch.cuh"
 #include "kernels/gemm/stage_cuda.h"
 #include "kernels/ptx.cuh"
@@ -13,7 +13,7 @@ namespace moxie::gemm {
 namespace {
 
 constexpr int kMaxWarps = 16;
-// Units that a warp holds: of the models' widths, and of the widest that are taken.
+// Units that a warp holds: for the models' widths, and for the greatest width.
 constexpr int kHeld = 5, kMostHeld = 12;
 static_assert(kMaxStagedWidth == kStagedColumns * kMaxWarps * kMostHeld);
 
@@ -136,8 +136,8 @@ struct StageSlotsE4m3 {
   float* slot_scale;
 };
 
-// The power of two that brings `greatest` to 224 (not itself) .. 448; 1 for 0 and where there is
-// none.
+// The power of two that scales `greatest` to 224 (exclusive) .. 448; 1 for 0 and for values that no
+// such power scales there.
 __device__ __forceinline__ float e4m3_scale(float greatest) {
   const uint32_t bits = __float_as_uint(greatest), exponent = bits >> 23;
   // 1.75 * 2^8 is the greatest E4M3.
@@ -145,8 +145,8 @@ __device__ __forceinline__ float e4m3_scale(float greatest) {
   return exponent < 20 || exponent > 240 ? 1.0f : __uint_as_float(up << 23);
 }
 
-// A thread has every blockDim.x-th group of four columns. With a norm, of x times its weight; the
-// norm's factor then goes with the scale.
+// A thread has every blockDim.x-th group of four columns. With a norm, `values` is x, and the
+// thread holds x times the weight; the norm's factor then becomes part of the scale.
 template <int kCount, bool kIsNormed>
 __global__ void stage_slot_rows_e4m3(const __grid_constant__ StageSlotsE4m3 params) {
   __shared__ float greatest_of[kMaxWarps], squares[kMaxWarps];

@@ -11,14 +11,14 @@ namespace {
 
 constexpr int32_t kRows = 256;
 
-// What an expert with `num` tokens takes.
+// The time of an expert with `num` tokens.
 double time_of(const GroupedTile& tile, int32_t num) {
   const int32_t tiles = ceil_div(num, tile.columns);
   const int32_t each = round_up(ceil_div(num, tiles), 8);
   return tiles * (each <= tile.few ? tile.few_time : tile.time);
 }
 
-// The same for a number of tokens drawn by chance: Poisson, ten deviations around the mean.
+// The mean time for a random number of tokens: Poisson, ten deviations around the mean.
 double expected_time(const GroupedTile& tile, double mean) {
   const double reach = 10 * std::sqrt(mean) + 10;
   const auto first = static_cast<int32_t>(std::max(1.0, std::floor(mean - reach)));
@@ -43,7 +43,7 @@ bool is_grouped_tile(int32_t columns, bool ordered) {
 
 TileChoice choose_tile(double mean, bool ordered) {
   mean = std::max(mean, 1e-3);
-  // Every layer of a launch asks the same.
+  // Every layer of a launch asks for the same.
   thread_local std::pair<std::pair<double, bool>, TileChoice> last;
   if (last.first == std::pair(mean, ordered)) return last.second;
   std::vector<std::pair<double, int32_t>> times;

@@ -1,11 +1,11 @@
-// GemmKernels for AMX BF16: sums of 32 tokens x 32 outputs in four tiles while two tiles of
-// activations and two of weights pass by, 32 columns a step.
+// GemmKernels for AMX BF16: sums of 32 tokens x 32 outputs in four tiles; two tiles of activations
+// and two of weights are loaded for each 32 columns.
 //
 // For more than 48 tokens a few blocks of weights are decoded into L1 and used for all groups
-// before the next, the sums going through memory in between: a decoded panel never travels to L2
-// and back (docs/decisions/2026-11-20-amx-prefill.md). For fewer, where decoding takes as long as
-// multiplying, a block is decoded while the one before is multiplied, and the sums stay in their
-// tiles (docs/decisions/2026-11-22-amx-beside-neighbours.md).
+// before the next blocks; the sums go through memory in between. So a decoded panel never goes to
+// L2 and back (docs/decisions/2026-11-20-amx-prefill.md). For fewer tokens, where decoding takes as
+// long as multiplying, a block is decoded while the previous one is multiplied, and the sums stay
+// in their tiles (docs/decisions/2026-11-22-amx-beside-neighbours.md).
 #include "kernels/gemv/amx_tiles.h"
 #include "kernels/gemv/gemm_body.h"
 
@@ -17,14 +17,14 @@ namespace {
 constexpr int32_t kRowBytes = 64;    // of a block of activations or weights
 constexpr int32_t kSumStride = 128;  // of a token's 32 sums
 
-// Blocks decoded at a time: their panels (12 KiB), two groups' share and the sums of a few groups
-// fit L1.
+// Blocks decoded at a time: their panels (12 KiB), the activations of two groups and the sums of a
+// few groups fit in L1.
 constexpr int32_t kPanelBlocks = 6;
-// Up to as many groups, tiles are decoded again for every two groups.
+// Up to this many groups, tiles are decoded again for every two groups.
 constexpr int32_t kFewGroups = 3;
 
-// A group's sums of the blocks before, or zeros, into tiles 0 and 1, and if kTwo those of the group
-// after it into 2 and 3.
+// Loads a group's sums of the previous blocks, or zeros, into tiles 0 and 1; with kTwo also those
+// of the next group into tiles 2 and 3.
 template <bool kTwo>
 MOXIE_INLINE void begin_sums(const float* sums, bool is_first) {
   if (is_first) {
@@ -55,7 +55,7 @@ MOXIE_INLINE void store_sums(float* sums) {
 }
 
 // Adds `num_blocks` blocks to the sums of one group, or of two, `second` after the first. Loads
-// come first: a thread that shares its core has too few instructions in flight to run later ones
+// come first: a thread that shares its core has too few instructions in flight to run later loads
 // beside products.
 template <bool kTwo>
 void add_groups(const uint16_t* group, int64_t second, const uint16_t* panel0,
@@ -79,8 +79,8 @@ void add_groups(const uint16_t* group, int64_t second, const uint16_t* panel0,
   store_sums<kTwo>(sums);
 }
 
-// One group, or two: the sums stay in their tiles, and between the products of a block the next one
-// is decoded, a tile after the products of each group or panel.
+// One group, or two. The sums stay in their tiles. Between the products of a block the next block
+// is decoded, one tile after the products of each group or panel.
 template <bool kTwo>
 void multiply_few(const GemmTiles& tiles, const uint16_t* groups, int32_t num_blocks, float* sums,
                   Ahead& ahead) {
@@ -122,7 +122,7 @@ void multiply_few(const GemmTiles& tiles, const uint16_t* groups, int32_t num_bl
   store_sums<kTwo>(sums);
 }
 
-// More groups: a few blocks are decoded into L1 and used for all groups before the next.
+// More groups: a few blocks are decoded into L1 and used for all groups before the next blocks.
 void multiply_many(const GemmTiles& tiles, const uint16_t* groups, int32_t num_groups,
                    int32_t num_blocks, float* sums, Ahead& ahead) {
   alignas(64) uint16_t memory[2][kPanelBlocks * kBlockValues];

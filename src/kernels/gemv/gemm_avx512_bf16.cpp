@@ -1,9 +1,9 @@
 // GemmKernels for AVX-512 BF16: sums of 8 tokens x 32 outputs in 16 registers, enough to hide the
-// latency of vdpbf16ps, while two vectors of weights (16 outputs, two columns) and the tokens'
-// pairs of activations, broadcast, pass by.
+// latency of vdpbf16ps. Each pair of columns loads two vectors of weights (16 outputs each) and
+// broadcasts the tokens' pairs of activations.
 //
-// As in gemm_amx.cpp a few blocks of weights are decoded into L1 and used for all tokens before the
-// next. A token more costs its own products alone: there is no group to fill.
+// As in gemm_amx.cpp, a few blocks of weights are decoded into L1 and used for all tokens before
+// the next blocks. Another token costs only its own products: there is no group to fill.
 #include "kernels/gemv/gemm_body.h"
 
 namespace moxie {
@@ -11,7 +11,8 @@ namespace {
 
 constexpr int32_t kPassTokens = 8;
 
-// Blocks decoded at a time: their panels (12 KiB), the tokens' share and the sums of a pass fit L1.
+// Blocks decoded at a time: their panels (12 KiB), the tokens' activations and the sums of a pass
+// fit in L1.
 constexpr int32_t kPanelBlocks = 6;
 
 // Adds `num_blocks` blocks to the sums of `N` tokens of a group.

@@ -57,7 +57,7 @@ void read_plain(benchmark::State& state) {
       benchmark::Counter::kIsRate);
 }
 
-// One pass over as many rows as fill the memory.
+// One pass over enough rows to fill the memory.
 void product(benchmark::State& state, const LaneKernels& lanes, DType format, int32_t num_tokens) {
   Machine& m = machine();
   testing::Random random(1);
@@ -115,7 +115,7 @@ void gemm(benchmark::State& state, const GemmKernels& gemm, int32_t num_tokens) 
 }
 #endif
 
-// experts of a layer of gpt-oss-20b, each launch with other experts than the one before.
+// experts of a layer of gpt-oss-20b; each launch has other experts than the launch before.
 void experts(benchmark::State& state, const Row<ExpertsParams>& row, int32_t num_tokens) {
   Machine& m = machine();
   constexpr int32_t kNumExperts = 32, kTopK = 4;
@@ -153,7 +153,7 @@ void experts(benchmark::State& state, const Row<ExpertsParams>& row, int32_t num
   for (auto _ : state) {
     std::bitset<kNumExperts> chosen;
     for (size_t i = 0; i < ids.size(); ++i) {
-      // A token's are eight apart, so that it has none twice.
+      // A token's experts are eight apart, so that it has none twice.
       ids[i] = (i % kTopK == 0 ? random.below(8) : ids[i - 1] + 8);
       chosen.set(static_cast<size_t>(ids[i]));
     }
@@ -164,7 +164,7 @@ void experts(benchmark::State& state, const Row<ExpertsParams>& row, int32_t num
       benchmark::Counter(1e-9 * static_cast<double>(bytes), benchmark::Counter::kIsRate);
 }
 
-// The chosen row of a step, one after another as a decode step of one token runs them.
+// The chosen row of each step, one after another, as a decode step of one token runs them.
 template <typename P>
 void add_step(KernelChooser& chooser, testing::Built<P>& built, std::vector<std::byte>& workspace,
               Stream& stream) {

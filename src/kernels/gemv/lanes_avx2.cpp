@@ -20,9 +20,10 @@ void Q8Format::scale(const std::byte* block, int32_t part, Vec& factor) {
   factor = _mm256_cvtph_ps(_mm_loadu_si128(halves));
 }
 
-// An E2M1 value in BF16 is two bytes, each a table of 16 (vpshufb); the bytes of two columns are
-// joined into words, and a word in the upper half of a lane is an F32. 35 instructions with the
-// multiply-adds for 64 weights, where a lookup of 8 entries and a sign a column take 48.
+// An E2M1 value in BF16 is two bytes, each from a table of 16 (vpshufb); the bytes of two columns
+// are joined into words, and a word in the upper half of a lane is an F32. With the multiply-adds
+// this takes 35 instructions for 64 weights; a lookup of 8 entries and a sign for each column would
+// take 48.
 void Mxfp4Format::decode(const std::byte* block, int32_t group, int32_t part, Vec* w) {
   const __m256i high_bytes = _mm256_broadcastsi128_si256(
       _mm_setr_epi8(0x00, 0x3F, 0x3F, 0x3F, 0x40, 0x40, 0x40, 0x40, static_cast<char>(0x80),
@@ -62,7 +63,7 @@ const LaneKernels kLanesAvx2 = {
     .f32 = {tile_product<F32Format>, streams_product<F32Format>},
     .bf16 = {tile_product<Bf16Format>, streams_product<Bf16Format>},
     .q8_0 = {tile_product<Q8Format>, streams_product<Q8Format>},
-    .mxfp4 = {tile_product<Mxfp4Format>, nullptr},  // limited by the decoding
+    .mxfp4 = {tile_product<Mxfp4Format>, nullptr},  // limited by decoding
     .rms_norm = rms_norm,
     .swiglu = swiglu,
     .add_scaled = add_scaled,

@@ -7,7 +7,7 @@ namespace moxie {
 namespace {
 
 // The byte with its sign bit flipped, in the mantissa of 2^23, is 2^23 + 128 + value: exact, and
-// lighter on the shift port than two shifts and a conversion.
+// with less work for the shift port than two shifts and a conversion.
 void Q8Format::decode(const std::byte* block, int32_t group, int32_t, Vec* w) {
   const __m512i bytes =
       _mm512_xor_si512(_mm512_loadu_si512(block + 32 + 64 * group), _mm512_set1_epi8(-128));
@@ -27,7 +27,7 @@ void Q8Format::scale(const std::byte* block, int32_t, Vec& factor) {
   factor = _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(block)));
 }
 
-// vpermps looks at the low four bits of a lane only: a shift puts the code there, no mask.
+// vpermps uses only the low four bits of a lane: a shift puts the code there, without a mask.
 void Mxfp4Format::decode(const std::byte* block, int32_t group, int32_t, Vec* w) {
   const __m512 values = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f,
                                        -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f);
@@ -48,7 +48,7 @@ const LaneKernels kLanesAvx512 = {
     .f32 = {tile_product<F32Format>, streams_product<F32Format>},
     .bf16 = {tile_product<Bf16Format>, streams_product<Bf16Format>},
     .q8_0 = {tile_product<Q8Format>, streams_product<Q8Format>},
-    .mxfp4 = {tile_product<Mxfp4Format>, nullptr},  // limited by the decoding
+    .mxfp4 = {tile_product<Mxfp4Format>, nullptr},  // limited by decoding
     .rms_norm = rms_norm,
     .swiglu = swiglu,
     .add_scaled = add_scaled,

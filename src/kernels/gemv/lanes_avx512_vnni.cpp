@@ -1,8 +1,9 @@
 // LaneKernels for AVX-512 with VNNI: MXFP4 weights times activations in fixed point of 16 or 8
 // bits.
 //
-// lanes_fixed_body.h says what becomes of activations. A weight becomes the unsigned byte 12 + 2 w
-// (0..24). vpdpbusd multiplies four unsigned by four signed bytes and adds them to a 32-bit sum:
+// lanes_fixed_body.h describes the activations. A weight becomes the unsigned byte 12 + 2 w
+// (0..24). vpdpbusd multiplies four unsigned by four signed bytes and adds the products to a 32-bit
+// sum:
 //   2 sum w v = sum (12 + 2 w) v - 12 sum v
 // About 25 cycles a block of 512 weights for one token in 16 bits and 20 in 8, where F32 takes 48.
 #include <immintrin.h>
@@ -22,7 +23,7 @@ void add_block(const std::byte* block, const float* const* x, int32_t i, Vec* su
   const __m512i nibble = _mm512_set1_epi8(0x0F);
   const __m512i table = _mm512_broadcast_i32x4(
       _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
-  // For few tokens sums of the low and of the high nibbles apart: half the latency, and integers
+  // For few tokens the sums of low and of high nibbles are separate: half the latency, and integers
   // add in any order.
   constexpr int32_t kHigh = N <= 2 ? 1 : 0;
   __m512i sum[N][W][2];

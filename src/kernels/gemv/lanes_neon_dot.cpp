@@ -1,10 +1,10 @@
 // LaneKernels for NEON with the dot product of bytes (FEAT_DotProd): MXFP4 weights times
 // activations in fixed point of 16 or 8 bits.
 //
-// lanes_fixed_body.h says what becomes of activations. A weight becomes the signed byte 2 w (-12 to
-// 12) by one table look-up; sdot multiplies four signed by four signed bytes and adds them to a
-// 32-bit sum, so that nothing is to be corrected. A block of 512 weights takes 64 instructions to
-// decode and 64 a token, where F32 takes 128 multiply-adds a token and a decoding of its own.
+// lanes_fixed_body.h describes the activations. A weight becomes the signed byte 2 w (-12 to 12) by
+// one table look-up; sdot multiplies four signed by four signed bytes and adds the products to a
+// 32-bit sum, so that no correction is needed. A block of 512 weights takes 64 instructions to
+// decode and 64 a token, where F32 takes 128 multiply-adds a token, besides decoding.
 #include <arm_neon.h>
 
 #include "kernels/gemv/lanes_fixed_body.h"
@@ -43,7 +43,7 @@ MOXIE_INLINE void add_group(const std::byte* rows, const float* const* x, int32_
 
 template <int32_t W, int32_t N>
 void add_block(const std::byte* block, const float* const* x, int32_t i, Vec* sums) {
-  // A loop, not unrolled: else the scheduler moves all loads ahead and has no registers for them.
+  // A loop, not unrolled: otherwise the scheduler moves all loads ahead and runs out of registers.
 #pragma GCC unroll 1
   for (int32_t part = 0; part < kParts; ++part) {
     RowSums<W> rows[N] = {};

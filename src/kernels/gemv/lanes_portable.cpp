@@ -1,4 +1,4 @@
-// LaneKernels in plain C++ with vectors of 16 bytes: SSE2, NEON, or whatever the compiler has.
+// LaneKernels in plain C++ with vectors of 16 bytes: SSE2, NEON, or what the compiler has.
 #include "kernels/gemv/lanes_body.h"
 
 namespace moxie {
@@ -13,7 +13,7 @@ void Q8Format::decode(const std::byte* block, int32_t group, int32_t part, Vec* 
   w[3] = __builtin_convertvector(bytes >> 24, Vec);
 }
 
-// FP16 to F32 without a denormal on the way, since flush-to-zero is on: subnormals are integers
+// FP16 to F32 without a subnormal in between, since flush-to-zero is on: subnormals are integers
 // times 2^-24.
 void Q8Format::scale(const std::byte* block, int32_t part, Vec& factor) {
   const auto* halves = reinterpret_cast<const uint8_t*>(block) + 2 * kLanes * part;
@@ -30,9 +30,9 @@ void Q8Format::scale(const std::byte* block, int32_t part, Vec& factor) {
                                  (~is_subnormal & normal) | ((half & 0x8000) << 16));
 }
 
-// Arithmetic in place of a table: with the code's three low bits as exponent and mantissa, and an
-// implicit one for every code, v is 0.5, 0.75, 1, 1.5, ...; the lesser of v and 2v - 1 puts the two
-// first at 0 and 0.5 and leaves the others.
+// Arithmetic instead of a table: with the code's three low bits as exponent and mantissa, and an
+// implicit one for every code, v is 0.5, 0.75, 1, 1.5, ...; the lesser of v and 2v - 1 makes the
+// first two 0 and 0.5 and leaves the others unchanged.
 void Mxfp4Format::decode(const std::byte* block, int32_t group, int32_t part, Vec* w) {
   IntVec codes;
   load(block + 16 + 64 * group + sizeof(Vec) * part, codes);
@@ -55,7 +55,7 @@ const LaneKernels kLanesPortable = {
     .f32 = {tile_product<F32Format>, streams_product<F32Format>},
     .bf16 = {tile_product<Bf16Format>, streams_product<Bf16Format>},
     .q8_0 = {tile_product<Q8Format>, streams_product<Q8Format>},
-    .mxfp4 = {tile_product<Mxfp4Format>, nullptr},  // limited by the decoding
+    .mxfp4 = {tile_product<Mxfp4Format>, nullptr},  // limited by decoding
     .rms_norm = rms_norm,
     .swiglu = swiglu,
     .add_scaled = add_scaled,

@@ -35,8 +35,8 @@ LaneProducts products_of_format(const LaneKernels& lanes, DType format) {
     case DType::kF32:
       return lanes.f32;
     case DType::kBF16: {
-      // There a few tokens' sums are the quicker side by side, though the reads are not; more than
-      // `streams` takes in one go would read the tiles again.
+      // On these CPUs a few tokens' sums are faster side by side, although the reads are not; more
+      // tokens than one call of `streams` takes would read the tiles again.
       static const bool in_order = reads_in_order();
       LaneProducts products = lanes.bf16;
       if (in_order)

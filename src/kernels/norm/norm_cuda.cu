@@ -1,4 +1,4 @@
-// RMSNorm on CUDA: one block a token, whose values its threads hold. Limited by memory.
+// RMSNorm on CUDA: one block a token; its threads hold the token's values. Limited by memory.
 #include "core/cuda_launch.cuh"
 #include "kernels/norm/norm_cuda.h"
 #include "kernels/ptx.cuh"

@@ -1,5 +1,5 @@
-// out for many tokens: BF16 activations, decoded weights, F32 sums; the bias and the residual added
-// as each pair of tiles is done.
+// out for many tokens: BF16 activations, decoded weights, F32 sums; the bias and the residual are
+// added after each pair of tiles.
 #include "kernels/gemv/gemm_product.h"
 #include "kernels/out/out_rows.h"
 #include "kernels/scratch.h"

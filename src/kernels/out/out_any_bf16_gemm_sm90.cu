@@ -1,15 +1,15 @@
 // out on Hopper for many tokens: the attention's output staged in BF16 (here, or by attend itself),
-// then one product
-// (gemm/product_sm90.cuh) added with its bias to the residual stream.
+// then one product (gemm/product_sm90.cuh), which is added with its bias to the residual stream.
 #include "kernels/gemm/dense_sm90.cuh"
 #include "kernels/gemm/stage_cuda.h"
 #include "kernels/out/out_rows.h"
 
 namespace moxie {
-// Not in a namespace without a name: other architectures leave these functions unused.
+// Not in an unnamed namespace: other architectures leave these functions unused.
 namespace gemm {
 
-/// kIsSingle: x is (residual.cuh). A type of its own: both in one kernel and registers spill.
+/// kIsSingle: x is single (residual.cuh). A template parameter, since a kernel with both forms
+/// spills registers.
 template <bool kIsSingle>
 struct AddToResidual {
   const float* bias;
@@ -18,7 +18,7 @@ struct AddToResidual {
   template <typename Cut>
   __device__ __forceinline__ void store(const SumsTile& sums, int tile, int rows, int first_column,
                                         int num_columns) const {
-    // Eight lanes a column, of two rows each.
+    // Eight lanes store a column, two rows each.
     const int lane = threadIdx.x % 32, in_tile = lane % 8 * 2, row = 16 * tile + in_tile;
     if (row >= rows) return;
     const float2 row_bias = *reinterpret_cast<const float2*>(bias + row);
@@ -29,8 +29,8 @@ struct AddToResidual {
     for (int first = lane / 8; first < num_columns; first += 4 * kBatch) {
       const int64_t at = int64_t{first_column + first} * rows + row;
       const int64_t stride = int64_t{4} * rows;  // of four columns
-      // All loads before the first store, which might be to the same place for all that the
-      // compiler knows.
+      // All loads come before the first store: the compiler must assume that a store may change
+      // what a later load reads.
       float4 old[kBatch];
 #pragma unroll
       for (int c = 0; c < kBatch; ++c) {

@@ -1,6 +1,6 @@
 // out on CUDA for a few tokens: product, bias and residual in one kernel, a block a tile of 16
-// outputs. More tokens than a launch takes go in groups. Two rows: blocks that have all columns of
-// a tile, and clusters that share them.
+// outputs. More tokens than one launch takes are cut into groups. Two rows: blocks that have all
+// columns of a tile, and clusters whose blocks share them.
 #include "kernels/gemv/split_gemv.cuh"
 #include "kernels/out/out_rows.h"
 #include "kernels/route/route_choose.cuh"
@@ -29,7 +29,7 @@ struct OutStep {
 
   // The residual was last written by the experts of the layer before.
   struct Early {
-    float2* out;  // of the upper row; the other one is 8 further on
+    float2* out;  // of the upper row; the lower row is 8 further on
     float2 top, bottom;
     float top_bias, bottom_bias, top_norm, bottom_norm;
     bool has_top, has_bottom;
@@ -92,7 +92,7 @@ struct OutStep {
     if (threadIdx.x < router.rows) load_router(threadIdx.x, first_tile, e.weights);
     return e;
   }
-  /// The tiles' part of the router's products, and their sums of squares.
+  /// The tiles' share of the router's products, and their sums of squares.
   template <int kTokens>
   __device__ void more(const Made& made, int first_tile, int num_tiles, int tokens,
                        const MoreEarly& e) const {
@@ -103,7 +103,7 @@ struct OutStep {
       for (int k = 0; k < 16; ++k) sum += made.x[16 * i + k] * made.x[16 * i + k];
       squares[int64_t{token} * (weight.rows / 16) + first_tile + tile] = sum;
     }
-    // The last threads, for the first ones have the router's rows.
+    // The last threads do this, since the first ones have the router's rows.
     for (int i = blockDim.x - 1 - threadIdx.x; i < 2 * num_tiles * tokens; i += blockDim.x) {
       const int of = i / 2, tile = of / tokens, token = of - tile * tokens;
       const int segment = 2 * (first_tile + tile) + i % 2;
@@ -147,7 +147,7 @@ struct OutStep {
   }
 };
 
-// launch(step) for each group of tokens.
+// Calls launch(step) for each group of tokens.
 template <bool kFolds, typename Launch>
 void for_each_group(const OutParams& p, Launch&& launch) {
   const int32_t group = fragment::slice_tokens(p.weight);

@@ -1,5 +1,5 @@
-// out with F32 activations: one pass over the tiles, the bias and the residual added as each is
-// done. One row for each set of LaneKernels.
+// out with F32 activations: one pass over the tiles; the bias and the residual are added after each
+// tile. One row for each set of LaneKernels.
 #include "kernels/gemv/product.h"
 #include "kernels/out/out_rows.h"
 #include "kernels/scratch.h"
@@ -8,7 +8,7 @@ namespace moxie {
 namespace {
 
 struct Parts {
-  float* prepared;  // rows of `a` as the lanes want them
+  float* prepared;  // rows of `a` in the lanes' form
   uint64_t bytes;
 };
 

@@ -14,7 +14,7 @@ constexpr const char* kAnyFormat = "f32, bf16, q8_0, mxfp4";
 constexpr const char* kMxfp4Only = "mxfp4";
 
 #if MOXIE_HAS_CUDA
-// The rows for a few tokens, which are predicted alike: of those that can run the first is taken.
+// The rows for a few tokens. Their predicted times are equal: the first that can run is taken.
 constexpr Row<OutParams> few_row(const char* name, const char* supports,
                                  const char* (*refuses)(const OutParams&),
                                  void (*run)(const OutParams&)) {

@@ -1,5 +1,6 @@
-// qkv for many tokens: the norm, rounded to BF16, then one task a head and chunk of tokens that
-// multiplies with decoded weights, adds the bias, rotates and writes q or appends to the cache.
+// qkv for many tokens: the norm, rounded to BF16, then one task for each head and chunk of tokens.
+// A task multiplies with decoded weights, adds the bias, rotates and writes q or appends to the
+// cache.
 #include "kernels/gemv/gemm_product.h"
 #include "kernels/qkv/qkv_head.h"
 #include "kernels/qkv/qkv_rows.h"
@@ -8,7 +9,8 @@
 namespace moxie {
 namespace {
 
-// Tokens that a task multiplies with a head's weights decoded once; their heads wait on its stack.
+// Tokens for which a task decodes a head's weights once; their outputs of the head are kept on its
+// stack.
 constexpr int32_t kChunkTokens = 256;
 
 struct Parts {

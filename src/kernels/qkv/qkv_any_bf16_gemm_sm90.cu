@@ -1,12 +1,12 @@
-// qkv on Hopper for many tokens: the norm stages its output in BF16, then one product
-// (gemm/product_sm90.cuh) that ends in bias, rotary and the append to the cache.
+// qkv on Hopper for many tokens: the norm stages its output in BF16; then one product
+// (gemm/product_sm90.cuh) ends in bias, rotary and the append to the cache.
 #include "core/formats.h"
 #include "kernels/gemm/dense_sm90.cuh"
 #include "kernels/gemm/stage_cuda.h"
 #include "kernels/qkv/qkv_rows.h"
 
 namespace moxie {
-// Not in a namespace without a name: other architectures leave these functions unused.
+// Not in an unnamed namespace: other architectures leave these functions unused.
 namespace gemm {
 
 struct TurnAndAppend {
@@ -15,12 +15,12 @@ struct TurnAndAppend {
   const int32_t* positions;  // [tokens]
   const int32_t* seq_idx;    // [tokens]
   KvLayer kv;
-  float* q;  // [tokens, heads, head_dim]; or BF16 of values times q_factor
+  float* q;  // [tokens, heads, head_dim]; or BF16, times q_factor
   bool stages_q;
   float q_factor;
   int32_t num_heads, num_kv_heads, head_dim;
 
-  // Two neighbouring dimensions each, in the first half of a head and in the second.
+  // Two pairs of neighbouring dimensions: in the first half of a head and in the second.
   struct Quad {
     float2 top, bottom;
   };
@@ -53,7 +53,7 @@ struct TurnAndAppend {
           static_cast<uint16_t>(f32_to_e4m3(pair.x) | f32_to_e4m3(pair.y) << 8);
     }
   }
-  /// A token's row of a K or V head in the cache.
+  /// A token's place in a K or V head of the cache.
   __device__ __forceinline__ std::byte* cache_row(std::byte* of, int kv_head, int position,
                                                   int token) const {
     const int32_t logical = position / kv.page_tokens;
@@ -68,7 +68,7 @@ struct TurnAndAppend {
                                         int first_column, int num_columns) const {
     const int tiles_a_head = head_dim / 16, half = head_dim / 2;
     const int head = tile / tiles_a_head;
-    // Four lanes a column, of two dimensions each in both halves of the head.
+    // Four lanes store a column; each has two dimensions in both halves of the head.
     const int lane = threadIdx.x % 32, in_tile = lane % 4 * 2;
     const int dim = (tile - head * tiles_a_head) * 8 + in_tile;
     const Quad of_bias = load(bias + head * head_dim + dim, half);
@@ -80,8 +80,9 @@ struct TurnAndAppend {
   }
 
  private:
-  // What several columns need is read before the first of them is stored, and all positions before
-  // what lies behind them: no load passes a store whose place the compiler does not know.
+  // What several columns need is loaded before the first of them is stored, and all positions
+  // before the loads that depend on them: the compiler moves no load before a store to an address
+  // that it does not know.
   __device__ __forceinline__ void store_queries(const SumsTile& sums, int head, int dim,
                                                 const Quad& of_bias, int first_column,
                                                 int num_columns) const {
@@ -94,7 +95,7 @@ struct TurnAndAppend {
       int position[kBatch];
 #pragma unroll
       for (int c = 0; c < kBatch; ++c) {
-        // Past the end: the last column once more.
+        // Past the end: the last column again.
         position[c] = __ldg(positions + first_column + min(first + 8 * c, num_columns - 1));
       }
       Quad turn[kBatch];
@@ -116,7 +117,7 @@ struct TurnAndAppend {
       }
     }
   }
-  // kv_head: of the keys, behind them of the values.
+  // kv_head: of the keys; the heads of the values have the numbers after those.
   __device__ __forceinline__ void store_keys_or_values(const SumsTile& sums, int kv_head, int dim,
                                                        const Quad& of_bias, int first_column,
                                                        int num_columns) const {

@@ -1,8 +1,8 @@
 // qkv on CUDA for a few tokens: norm, product, bias, rotary and the append to the cache in one
-// kernel. A block makes 8 pairs of outputs that rotary turns together (fragment_qkv_row). The
-// norm's factor is common to a token and is applied to the sums; its weights are applied in F32
-// before the activations are split. More tokens than a launch takes go in groups. Two rows: blocks
-// that have all columns of a tile, and clusters that share them.
+// kernel. A block makes 8 pairs of outputs that rotary rotates together (fragment_qkv_row). The
+// norm's factor is the same for a whole token and is applied to the sums; its weights are applied
+// in F32 before the activations are split. More tokens than one launch takes are cut into groups.
+// Two rows: blocks that have all columns of a tile, and clusters whose blocks share them.
 #include "core/formats.h"
 #include "core/fragment.h"
 #include "kernels/gemv/split_gemv.cuh"
@@ -27,10 +27,10 @@ struct QkvStep {
   float* q;  // [tokens, heads, head_dim]
   int32_t num_heads, num_kv_heads, head_dim;
 
-  // Positions, and the pages they lie in, were written before the model's first kernel.
+  // Positions, and the pages of the tokens, were written before the model's first kernel.
   struct Early {
     std::byte* top_out;     // of packed row `16 tile + row`
-    std::byte* bottom_out;  // and of row + 8: half a head on
+    std::byte* bottom_out;  // of row + 8: half a head further on
     float top_bias, bottom_bias, cosine, sine;
     DType dtype;
   };
@@ -85,7 +85,7 @@ struct QkvStep {
   }
 };
 
-// launch(step) for each group of tokens.
+// Calls launch(step) for each group of tokens.
 template <typename Launch>
 void for_each_group(const QkvParams& p, Launch&& launch) {
   const int32_t group = fragment::slice_tokens(p.weight);

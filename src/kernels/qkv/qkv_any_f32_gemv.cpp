@@ -1,5 +1,5 @@
-// qkv with F32 activations: the norm, then one task a head that multiplies, adds the bias, rotates
-// and writes q or appends to the cache. One row for each set of LaneKernels.
+// qkv with F32 activations: the norm, then one task a head, which multiplies, adds the bias,
+// rotates and writes q or appends to the cache. One row for each set of LaneKernels.
 #include "kernels/gemv/product.h"
 #include "kernels/qkv/qkv_head.h"
 #include "kernels/qkv/qkv_rows.h"
@@ -10,7 +10,7 @@ namespace {
 
 struct Parts {
   float* t;         // [tokens, hidden], normed
-  float* prepared;  // rows of t as the lanes want them
+  float* prepared;  // rows of t in the lanes' form
   uint64_t bytes;
 };
 
@@ -23,7 +23,7 @@ Parts lay_out(const QkvParams& p, const LaneKernels& lanes, std::byte* base) {
   return parts;
 }
 
-// The head's outputs of up to kTokenBlock tokens.
+// Computes the head's outputs of up to kTokenBlock tokens.
 void multiply_head(const QkvParams& p, const LaneKernels& lanes, Activations t, int32_t head,
                    int32_t first_token, int32_t end_token) {
   const int32_t tiles = p.head_dim / 16, first_tile = head * tiles;

@@ -8,7 +8,7 @@
 namespace moxie {
 namespace {
 
-// Half-split: pair (i, i + d/2) turned by the angle of i.
+// Half-split: pair (i, i + d/2) is rotated by the angle of i.
 void rotate(const QkvParams& p, int32_t position, float* head) {
   const int32_t half = p.head_dim / 2;
   const float* cos = p.rotary.table + int64_t{position} * p.head_dim;

@@ -13,7 +13,7 @@ constexpr const char* kAnyFormat =
 constexpr const char* kMxfp4Only = "mxfp4; cache f32, bf16, fp8_e4m3; head_dim a multiple of 32";
 
 #if MOXIE_HAS_CUDA
-// The rows for a few tokens, which are predicted alike: of those that can run the first is taken.
+// The rows for a few tokens. Their predicted times are equal: the first that can run is taken.
 constexpr Row<QkvParams> few_row(const char* name, const char* supports,
                                  const char* (*refuses)(const QkvParams&),
                                  void (*run)(const QkvParams&)) {

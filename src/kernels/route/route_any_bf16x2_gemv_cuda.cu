@@ -1,7 +1,7 @@
 // route on CUDA for a few tokens: norm, router, top-k and softmax in one kernel, a cluster of
-// blocks. The blocks share the router's tiles, the warps of a block the columns; the logits meet in
-// the first block's shared memory, where a warp a token picks the greatest. All of the router is on
-// its way before the wait.
+// blocks. The blocks share the router's tiles, the warps of a block share the columns. The logits
+// are sent to the first block's shared memory, where one warp a token chooses the greatest. Copies
+// of the whole router start before the wait.
 
 #include "kernels/gemv/slice_gemv.cuh"
 #include "kernels/route/route_choose.cuh"
@@ -32,8 +32,8 @@ __global__ void __launch_bounds__(32 * kMaxSliceWarps)
   constexpr int kWidth = 4 * kGroupsOf<kTokens>;
   touch_params(p);
   extern __shared__ __align__(128) std::byte shared[];
-  __shared__ float logits[kMaxExperts * kWidth];  // the first block's are read
-  __shared__ uint64_t barrier;                    // counts them
+  __shared__ float logits[kMaxExperts * kWidth];  // those of the first block are read
+  __shared__ uint64_t barrier;                    // counts their bytes
   // The grid is one cluster.
   const int rank = blockIdx.x, num_blocks = gridDim.x;
   if (rank == 0 && threadIdx.x == 0) {
@@ -55,11 +55,11 @@ __global__ void __launch_bounds__(32 * kMaxSliceWarps)
 
   const int my_expert = 16 * rank + threadIdx.x % 16;
   const float my_bias = my_expert < p.weight.rows ? load_early(p.bias + my_expert) : 0.0f;
-  // The part of the experts' input that this thread writes.
+  // The columns of the experts' input that this thread writes.
   const int my_column = rank * blockDim.x + threadIdx.x;
   const float my_norm = my_column < p.hidden ? p.norm_weight[my_column] : 0.0f;
 
-  cluster_wait();  // the first block can be sent to
+  cluster_wait();  // the first block is ready to receive
   wait_for_previous();
   launch_next();
   const float my_x = my_column < p.hidden ? whole(p.x[my_column]) : 0.0f;
@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(32 * kMaxSliceWarps)
         const float bias = tile == rank ? my_bias : p.bias[expert];
         const float logit = sum * (kSumScale<F> * factor) + bias;
         float* to = &logits[expert * kWidth + token];
-        if (num_blocks == 1) {  // a block alone cannot be sent to
+        if (num_blocks == 1) {  // a single block cannot receive from itself
           *to = logit;
         } else {
           send(to, &barrier, 0, __float_as_uint(logit));

@@ -22,8 +22,8 @@ Parts lay_out(const RouteParams& p, std::byte* base) {
   return parts;
 }
 
-// The top_k greatest by insertion: scanning upwards and moving only past strictly lesser logits
-// keeps the lower index on ties.
+// The top_k greatest by insertion: logits are taken in the order of the experts, and each moves
+// only past strictly lesser ones, which keeps the lower index on ties.
 void choose(const RouteParams& p, const float* logits, int64_t token) {
   int32_t* ids = p.expert_ids + token * p.top_k;
   float* weights = p.expert_weights + token * p.top_k;

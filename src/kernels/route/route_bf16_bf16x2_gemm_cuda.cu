@@ -1,11 +1,11 @@
 // route on CUDA for many tokens: norm, router, top-k and softmax in one kernel that reads x once.
 //
-// Clusters of blocks go through tiles of 16 tokens. Each block has a part of the columns, a warp
-// two tokens: it normalises them but for the norm's factor, and leaves them in shared memory, as
-// they are and as two BF16 parts, which are multiplied by the router (mma.m16n8k16), whose
-// fragments each warp holds in registers for all tiles. Sums of squares and logits' parts are sent
-// to the blocks that need them; one tile later, when all have come, `t` is written and a warp a
-// token chooses. The next tile's x is on its way meanwhile.
+// Clusters of blocks take tiles of 16 tokens. Each block has a share of the columns, each warp two
+// tokens. A warp multiplies its tokens by the norm's weights, without the norm's factor, and stores
+// them in shared memory as floats and as two BF16 parts. These are multiplied by the router
+// (mma.m16n8k16), whose fragments each warp holds in registers for all tiles. Sums of squares and
+// partial logits are sent to the blocks that need them. One tile later, when all have arrived, `t`
+// is written, and one warp a token chooses. Meanwhile the next tile's x is loaded.
 //
 // At 8,192 tokens of 2,880: x 189 MB in and t 94 MB out, 62 us of an H200's memory; 12 GFLOP.
 #include "core/cuda_launch.cuh"
@@ -23,7 +23,7 @@ constexpr int kTokensAWarp = kTileTokens / kWarps;  // tokens w and w + 8 in war
 constexpr int kMaxRouteBlocks = 8;                  // of a cluster, on every device
 constexpr int kMostUnits = 6;                       // of 64 columns, a block
 constexpr int kHeld = 2 * kMostUnits;               // blocks of 32 columns of the router
-// Shared memory that a block has on every device, but for what is static.
+// Dynamic shared memory that a block has on every device.
 constexpr uint64_t kMaxShared = 97 * 1024;
 constexpr int kUnitOfBF16 = kUnitBytes<DType::kBF16>;
 constexpr int kPartsOfBlock = 128 * kTileTokens;  // bytes of 32 columns of the tile
@@ -41,10 +41,10 @@ struct RouteTiles {
   int32_t num_tokens, hidden, top_k, num_tiles;
 };
 
-/// Shared memory of a block, from which the launch takes its size: offsets in floats.
+/// Shared memory of a block: offsets in floats. The launch takes its size from here.
 struct RouteMemory {
   int num_experts, num_blocks, max_units;
-  /// Of a token's logits: those of tokens 0, 2, 4, 6 start in different banks.
+  /// Between two tokens' logits: those of tokens 0, 2, 4, 6 start in different banks.
   __host__ __device__ int pitch() const { return (num_experts + 31) / 32 * 32 + 4; }
   __host__ __device__ int tokens_a_block() const {
     return (kTileTokens + num_blocks - 1) / num_blocks;
@@ -98,7 +98,7 @@ struct RouterTile {
     a[0] = __ldg(reinterpret_cast<const uint4*>(weights + 1024 * block));
     a[1] = __ldg(reinterpret_cast<const uint4*>(weights + 1024 * block + 512));
   }
-  /// Adds one block's product with tokens 8n..8n + 7: of the high parts, of the low parts.
+  /// Adds one block's product with tokens 8n..8n + 7: of the high parts, and of the low parts.
   static __device__ __forceinline__ void multiply(const uint4 (&a)[2], const std::byte* parts,
                                                   float (&sums)[2][kTileTokens / 8][4]) {
     const int g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
@@ -116,8 +116,8 @@ struct RouterTile {
 };
 
 /// Writes a unit's pair of values of one token as two BF16 parts, [block of 32 columns][token]
-/// [part][32]; odd tokens have the parts the other way round, against bank conflicts, and so are
-/// the two halves of a warp stored.
+/// [part][32]. Odd tokens have the two parts swapped to avoid bank conflicts, and the two halves of
+/// a warp store them in opposite order for the same reason.
 __device__ __forceinline__ void store_parts(std::byte* unit, int token, float2 v) {
   const int lane = threadIdx.x % 32, half = lane / 16;
   const uint32_t high = pack_bf16(v.x, v.y);
@@ -129,7 +129,8 @@ __device__ __forceinline__ void store_parts(std::byte* unit, int token, float2 v
   *reinterpret_cast<uint32_t*>(at + 64 * (first ^ 1)) = half == 0 ? low : high;
 }
 
-/// To shared memory of block `rank`, whose barrier counts the bytes; a block alone stores.
+/// Writes to shared memory of block `rank`, whose barrier counts the bytes; a single block stores
+/// directly.
 __device__ __forceinline__ void send_float(float* at, const uint64_t* barrier, int rank,
                                            bool is_alone, float value) {
   if (is_alone) {
@@ -143,7 +144,7 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
     route_tiles(const __grid_constant__ RouteTiles p) {
   touch_params(p);
   extern __shared__ __align__(128) float shared[];
-  __shared__ float squares[2][kMaxRouteBlocks][kTileTokens];  // of the blocks, two tiles
+  __shared__ float squares[2][kMaxRouteBlocks][kTileTokens];  // by block, for two tiles
   __shared__ uint64_t arrived[2];
   const int all_units = (p.hidden + 63) / 64, num_blocks = min(kMaxRouteBlocks, all_units);
   const int rank = static_cast<int>(blockIdx.x) % num_blocks;
@@ -165,7 +166,7 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
       expect_bytes(&arrived[i], bytes_of_tile);
     }
   }
-  cluster_arrive();  // this block can be sent to
+  cluster_arrive();  // this block is ready to receive
 
   const RouterTile router(p, warp, first_unit, num_units);
   const RouterTile second(p, warp + kWarps, first_unit, num_units);  // with more than 128 experts
@@ -190,7 +191,7 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
   TokenColumns next;
   next.load(p, kTileTokens * first_tile, first_unit, num_units);
 
-  // Waits for all blocks' parts of the i-th tile; then does what is left to do for it.
+  // Waits until all blocks' shares of the i-th tile have arrived; then does what remains for it.
   const auto wait_for_tile = [&](int i) {
     if (is_alone) {
       __syncthreads();
@@ -249,7 +250,7 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
       }
     }
   };
-  // This block's part of 16 experts' logits, to each token's block.
+  // Sends this block's share of 16 experts' logits to each token's block.
   const auto send_logits = [&](int buffer, int row_tile,
                                const float(&sums)[2][kTileTokens / 8][4]) {
     float* to = shared + memory.logits() + buffer * memory.logits_of_tile() + rank * block_logits +
@@ -294,7 +295,8 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
         if (k < router.num_blocks)
           RouterTile::multiply(held[k], my_parts + k * kPartsOfBlock, sums);
       }
-      // All have sent the tile before, and so are done with the one whose memory this one takes.
+      // When all blocks have sent the previous tile, they no longer use the tile before it, whose
+      // memory this tile takes.
       if (i > 0) wait_for_tile(i - 1);
       if (router.num_blocks > 0) send_logits(buffer, warp, sums);
       if (second.num_blocks > 0) {
@@ -320,7 +322,7 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
         if (u < num_units) values[32 * (kTokensAWarp * u + j)] = made[j][u];
       }
     }
-    // Behind finish, to say that it is done.
+    // Sent after finish(), since it also reports that finish() is done.
     if (lane < kTokensAWarp * num_blocks) {
       const int block = lane % num_blocks, j = lane / num_blocks;
       send_float(&squares[buffer][rank][warp + kWarps * j], &arrived[buffer], block, is_alone,
@@ -329,8 +331,8 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
   }
 }
 
-/// Clusters that the device runs side by side: fewer than its multiprocessors would make, where
-/// their groups have different sizes.
+/// Clusters that the device runs side by side. They may be fewer than its number of multiprocessors
+/// allows, because groups of multiprocessors differ in size.
 int clusters_at_once(const LaunchShape& shape) {
   if (shape.cluster == 1) return block_limits().num_units;
   check_launched(cudaFuncSetAttribute(route_tiles, cudaFuncAttributeMaxDynamicSharedMemorySize,

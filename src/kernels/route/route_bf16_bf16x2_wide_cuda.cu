@@ -1,10 +1,10 @@
 // route on CUDA for thousands of tokens: a kernel that multiplies 32 tokens at a time by the whole
-// router and chooses. Where there are so many tokens, blocks need not share a token, nor send each
-// other sums as the row for fewer does. What is multiplied is x times the norm's weight; the norm's
-// factor goes to the logits. t is a kernel of its own, where somebody reads it.
+// router and chooses. With so many tokens, blocks need not share a token, nor send sums to each
+// other as in the row for fewer tokens. The operand is x times the norm's weight; the norm's factor
+// is applied to the logits. A separate kernel writes t, if a row reads it.
 //
-// At 8,192 tokens of 2,880: x single 94 MB in, 21 us of an H200's memory; 12 GFLOP, for which each
-// of 256 blocks reads the router from L2, 189 MB in all.
+// At 8,192 tokens of 2,880: 94 MB of single x read, 21 us of an H200's memory; 12 GFLOP. For these
+// each of 256 blocks reads the router from L2, 189 MB in all.
 #include "core/cuda_launch.cuh"
 #include "kernels/gemv/slice_gemv.cuh"
 #include "kernels/norm/norm_cuda.h"
@@ -35,7 +35,7 @@ struct WideRoute {
   int32_t num_tokens, hidden, top_k;
 };
 
-/// Neighbouring columns of a token in a unit: what a thread brings from memory.
+/// Neighbouring columns of a token in a unit: what a thread loads.
 template <bool kIsSingle>
 struct TokenPart {
   ResidualFour<kIsSingle> fours[kFoursAThread];
@@ -48,8 +48,8 @@ struct TokenPart {
       if (token < p.num_tokens && column + 4 * i < p.hidden) fours[i].load(p.x, at + 4 * i);
     }
   }
-  /// Times the norm's weights of these columns, as two BF16 parts; odd tokens have them the other
-  /// way round, against bank conflicts. Returns the sum of squares of x.
+  /// Multiplies by the norm's weights of these columns and stores two BF16 parts; odd tokens have
+  /// them swapped, to avoid bank conflicts. Returns the sum of squares of x.
   __device__ __forceinline__ float store(std::byte* stage, int token, int column,
                                          const float4* weights) const {
     uint32_t high[2 * kFoursAThread], low[2 * kFoursAThread];
@@ -80,7 +80,7 @@ struct TokenPart {
 };
 
 /// Shared memory: the norm's weights, padded to whole units, and behind them two stages, where the
-/// logits are in the end.
+/// logits are stored at the end.
 struct WideMemory {
   int hidden, num_experts;
   __host__ __device__ int norm_bytes() const { return (hidden + 63) / 64 * 256; }
@@ -92,7 +92,7 @@ struct WideMemory {
   }
 };
 
-/// kTiles: of 16 experts, a warp.
+/// kTiles: tiles of 16 experts of a warp.
 template <int kTiles, bool kIsSingle>
 __global__ void __launch_bounds__(kThreads, kTiles == 1 ? 2 : 1)
     route_wide(const __grid_constant__ WideRoute p) {
@@ -109,11 +109,11 @@ __global__ void __launch_bounds__(kThreads, kTiles == 1 ? 2 : 1)
   const std::byte* weights[kTiles];
 #pragma unroll
   for (int m = 0; m < kTiles; ++m) {
-    // A tile past the end repeats the last one; nobody reads its sums.
+    // A tile past the end repeats the last one; its sums are not used.
     const int tile = min(warp + kWarps * m, num_tiles - 1);
     weights[m] = p.weight.data + static_cast<int64_t>(tile) * num_units * kUnitOfBF16 + 16 * lane;
   }
-  // Of both blocks of 32 columns of a unit: rows g, then rows g + 8.
+  // Both blocks of 32 columns of a unit: rows g, then rows g + 8.
   uint4 a[kTiles][2][2], next_a[kTiles][2][2];
   const auto load_weights = [&](int unit) {
 #pragma unroll
@@ -130,7 +130,7 @@ __global__ void __launch_bounds__(kThreads, kTiles == 1 ? 2 : 1)
     norm[i] = i < p.hidden ? p.norm_weight[i] : 0.0f;
   wait_for_previous();
   launch_next();
-  // Units on their way.
+  // Units being loaded.
   constexpr int kAhead = kIsSingle && kTiles == 1 ? 3 : 1;
   TokenPart<kIsSingle> next[kAhead];
 #pragma unroll
@@ -173,7 +173,7 @@ __global__ void __launch_bounds__(kThreads, kTiles == 1 ? 2 : 1)
       if (u + i < num_units) add_unit(u + i, next[i]);
     }
   }
-  // Eight threads have a token.
+  // Eight threads share a token.
 #pragma unroll
   for (int other = 1; other < 8; other *= 2) square += __shfl_xor_sync(~0u, square, other);
   if (threadIdx.x % 8 == 0)

@@ -1,13 +1,13 @@
-// sample by a few passes over a row. The tokens are those of the reference, always:
+// sample by a few passes over a row of logits. The tokens are always those of the reference:
 //
-// - Every filter keeps a prefix of the ids by (falling logit, rising id), so the kept set is one
-//   cut: a last logit and a last id. Nothing else is sorted but the ids near the cut.
-// - A quick pass may only leave out what cannot matter; what it lets through is computed as the
-//   reference does, in double. The draw computes the noise of all hopeful ids 4 to 16 at a time
-//   and exactly for the few that could win (sample_scan_body.h gives the bound).
-// - top-p compares a mass with the total of all weights. The total of the quick pass is good to
-//   1e-10: where the comparison is closer than that, the row is done again in the reference's order
-//   of summation.
+//   - Every filter keeps a prefix of the ids by (falling logit, rising id), so the kept set is one
+//     cut: a last logit and a last id. Only the ids near the cut are sorted.
+//   - A quick pass may only drop ids that cannot matter; ids that it keeps are computed as in the
+//     reference, in double. The draw computes the noise of all hopeful ids 4 to 16 at a time, and
+//     exactly for the few that could win (sample_scan_body.h gives the bound).
+//   - top-p compares a mass with the total of all weights. The quick pass gives the total to 1e-10:
+//     if the comparison is closer than that, the row is computed again in the reference's order
+//     of summation.
 #include <algorithm>
 #include <cfloat>
 #include <cmath>
@@ -22,7 +22,7 @@
 namespace moxie {
 namespace {
 
-constexpr int32_t kMaxSlots = 16;  // rows that are worked on at a time, at most
+constexpr int32_t kMaxSlots = 16;  // the most rows worked on at a time
 constexpr int32_t kFirstPrefix = 256;
 
 // One row's scratch.
@@ -91,8 +91,8 @@ class RowSampler {
   // Values of all ids after mask, bias and penalties.
   void adjust() {
     code_.clean(raw_, request_.allowed_mask, vocab_, slot_.values);
-    // ids[id] is the place of id in the history, if that place says so: a set that needs no
-    // clearing.
+    // ids[id] is the place of id in the history, if the history has id at that place: such a set
+    // needs no clearing.
     int32_t* place = slot_.ids;
     const int32_t num_history = has_penalties() ? request_.num_history : 0;
     for (int32_t i = 0; i < num_history; ++i) {
@@ -117,12 +117,13 @@ class RowSampler {
     if (allowed(request_, id)) slot_.values[id] = adjusted_logit(request_, raw_[id], bias, count);
   }
 
-  // The `wanted` first ids by (falling value, rising id), and perhaps some more, unsorted, into
-  // slot ids; returns how many. Of ids with a value above -inf only.
+  // Puts the first `wanted` ids by (falling value, rising id), and perhaps some more, unsorted,
+  // into slot ids; returns the number of ids. Only ids with a value above -inf.
   int32_t collect(const float* values, int32_t wanted) {
     const int32_t num_blocks = Slot::padded(vocab_) / kSampleBlock;
     code_.block_greatest(values, vocab_, slot_.block_greatest);
-    // That many blocks hold a value not below the wanted-th greatest of the blocks' greatest.
+    // At least `wanted` blocks hold a value not below the wanted-th greatest of the blocks'
+    // greatest.
     float least = -FLT_MAX;
     if (wanted < num_blocks) {
       std::copy_n(slot_.block_greatest, num_blocks, slot_.block_order);
@@ -140,7 +141,7 @@ class RowSampler {
     }
     return count;
   }
-  // Collects, and sorts the first `wanted`; returns how many are sorted.
+  // Collects, and sorts the first `wanted`; returns the number of sorted ids.
   int32_t collect_sorted(const float* values, int32_t wanted) {
     const int32_t count = collect(values, wanted);
     const int32_t num_sorted = std::min(count, wanted);
@@ -148,7 +149,7 @@ class RowSampler {
     return num_sorted;
   }
 
-  // Sorts so that the first `num_sorted` of `count` slot ids are right.
+  // Sorts so that the first `num_sorted` of `count` slot ids are in their final places.
   void sort_ids(const float* values, int32_t num_sorted, int32_t count) {
     std::partial_sort(slot_.ids, slot_.ids + num_sorted, slot_.ids + count,
                       [values](int32_t a, int32_t b) {
@@ -167,7 +168,7 @@ class RowSampler {
     if (request_.top_p < 1) return k > 0 ? top_p_of_first(k) : top_p();
     if (k == 0) return {};
     const int32_t count = collect(slot_.values, k);
-    if (count < k) return {};  // fewer have a value at all
+    if (count < k) return {};  // fewer than k ids have a value
     const float* values = slot_.values;
     std::nth_element(slot_.ids, slot_.ids + k - 1, slot_.ids + count,
                      [values](int32_t a, int32_t b) {
@@ -194,7 +195,7 @@ class RowSampler {
                          1.0 / static_cast<double>(request_.temperature));
   }
 
-  // top-p among all: the total is a quick sum, the mass that of a sorted prefix.
+  // top-p among all ids: the total is a quick sum, the mass is that of a sorted prefix.
   Cut top_p() {
     const double total = mass_above(-INFINITY);
     for (int32_t size : {kFirstPrefix, 8 * kFirstPrefix}) {
@@ -204,8 +205,9 @@ class RowSampler {
     return top_p_far(slot_.values[slot_.ids[0]], total);
   }
 
-  // Where the mass of the sorted slot ids, added to that of all before them, reaches top_p. Within
-  // the doubt of the sums the row is done as the reference does it. Nothing if it is not reached.
+  // The cut where the mass of the sorted slot ids, added to that of all ids before them, reaches
+  // top_p. If the error of the sums leaves doubt, the row is computed as the reference does.
+  // Nothing if top_p is not reached.
   std::optional<Cut> cut_in_sorted(int32_t count, double mass_before, double total) {
     constexpr double kDoubt = 1e-10;
     const double wanted = static_cast<double>(request_.top_p) * total;
@@ -219,12 +221,12 @@ class RowSampler {
     return std::nullopt;
   }
 
-  // The cut of a flat distribution lies thousands of ids deep: bisects for a stretch of values that
-  // holds it and few ids, and sorts those.
+  // The cut of a flat distribution is thousands of ids deep: bisects for a range of values that
+  // holds the cut and few ids, and sorts these.
   Cut top_p_far(float greatest, double total) {
     constexpr int kMaxSteps = 40;
     const double wanted = static_cast<double>(request_.top_p) * total;
-    double high = greatest;  // the mass above is too little
+    double high = greatest;  // the mass of greater values is too little
     double low = std::max(-static_cast<double>(FLT_MAX), greatest - 800.0 * request_.temperature);
     int32_t count_high = 0, count_low = vocab_;
     for (int step = 0; step < kMaxSteps && count_low - count_high > kFirstPrefix; ++step) {
@@ -233,13 +235,14 @@ class RowSampler {
       (enough ? low : high) = middle;
       (enough ? count_low : count_high) = code_.count_above(slot_.values, vocab_, middle);
     }
-    // Floats, as they come from floats or are the ends: low may be just below the least value.
+    // Floats, since both are float values or the initial ends: low may be just below the least
+    // value.
     const auto above = static_cast<float>(low), upto = static_cast<float>(high);
     const int32_t count = collect_between(above, upto);
     const auto cut = cut_in_sorted(count, mass_above(upto), total);
     return cut ? *cut : top_p_of_first(vocab_);
   }
-  // Ids with above < value <= upto, sorted, into slot ids; returns how many.
+  // Puts the ids with above < value <= upto, sorted, into slot ids; returns their number.
   int32_t collect_between(float above, float upto) {
     int32_t count = 0;
     for (int32_t id = 0; id < vocab_; ++id) {
@@ -258,7 +261,7 @@ class RowSampler {
       return static_cast<double>(slot_.values[id]) / temperature +
              gumbel_noise(request_.seed, request_.step, id);
     };
-    // The greatest logit is always kept: its score is one to beat.
+    // The greatest logit is always kept: other scores must exceed its score.
     int32_t best_id = code_.first_equal(slot_.values, vocab_, best_);
     double best_score = score(best_id);
     SampleHope hope{
@@ -282,7 +285,7 @@ class RowSampler {
     }
   }
 
-  // Of the raw logits. Those with +inf are cleaned first; NaN and -inf need no copy.
+  // From the raw logits. If there is +inf they are cleaned first; NaN and -inf need no copy.
   void fill_logprobs(SampleAnswer& answer) {
     const float* raw = raw_;
     float best = code_.greatest(raw, vocab_);

@@ -1,13 +1,13 @@
-// sample on CUDA: a cluster of 8 blocks a row does the whole step in one launch. Where all rows are
-// plain (is_plain), two small kernels do: many blocks that each find the best of a part of a row,
-// and one block a row that finds the best of those.
+// sample on CUDA: a cluster of 8 blocks for each row of logits does the whole step in one launch.
+// If all rows are plain (is_plain), two small kernels do it: the blocks of the first each find the
+// best id of a share of a row, and one block a row of the second finds the best of those.
 //
 // Each block keeps the changed logits of its slice of the vocabulary in shared memory, or in the
-// workspace where a slice does not fit (sm_120). A logit and its id make one key, ordered as
-// sample.h says (falling logit, rising id), all keys different: top-k and top-p are then a search
-// for the key at which a prefix ends, four ways a pass, and a pass is a loop over the slice and one
-// sum over the cluster. Probabilities are summed as integers, 2^43 to the greatest, so that no
-// order of summation changes a token. Rows beyond kMaxClusters wait their turn in the same launch.
+// workspace if a slice does not fit (sm_120). A logit and its id make one key, ordered as in
+// sample.h (falling logit, rising id), so that all keys differ. Top-k and top-p are then a search
+// for the key at which a prefix ends, four ways a pass; a pass is a loop over the slice and one sum
+// over the cluster. Probabilities are summed as integers, 2^43 for the greatest, so that the order
+// of summation cannot change a token. Rows beyond kMaxClusters are done later in the same launch.
 #include <cooperative_groups.h>
 
 #include <algorithm>
@@ -22,7 +22,7 @@ namespace {
 
 namespace cg = cooperative_groups;
 
-constexpr int kCluster = 8;  // the greatest size that every device must grant
+constexpr int kCluster = 8;  // the greatest size that every device supports
 constexpr int kThreads = 512;
 constexpr int kWarps = kThreads / 32;
 constexpr int kMaxClusters = 32;
@@ -32,8 +32,8 @@ constexpr int kIdBits = 20;
 constexpr int32_t kMaxVocab = 1 << kIdBits;
 constexpr uint32_t kIdMask = kMaxVocab - 1;
 constexpr int kMassBits = 43;
-// Noise lies in -3.2 .. 22.9, so that an id this far below the best cannot win, in units of
-// (logit - best) / temperature.
+// Noise is in -3.2 .. 22.9, so that an id this far below the best cannot win, in units of (logit -
+// best) / temperature.
 constexpr float kHopeless = -27.0f;
 static_assert(kIdBits + kMassBits < 64, "the mass of a whole vocabulary must not overflow");
 static_assert(kWarps == 16, "the second stage of a reduction is half a warp");
@@ -45,17 +45,17 @@ struct SampleLaunch {
   float* scratch;                 // [clusters, kCluster, slice]; null: slices in shared memory
   int32_t num_rows;
   int32_t vocab;
-  int32_t slice;  // ids a block, the last blocks may have fewer
+  int32_t slice;  // ids a block; the last blocks may have fewer
 };
 
-// What blocks of a cluster read of each other.
+// What blocks of a cluster read from each other.
 struct Shared {
   uint64_t by_warp[4][kWarps];
-  uint64_t by_block[2][4];  // two sets in turn: one barrier a reduction is enough
+  uint64_t by_block[2][4];  // two sets alternate: one barrier a reduction is enough
   uint64_t top_keys[kMaxTopLogprobs];
   uint32_t num_top;
-  uint32_t num_gathered;              // the leader's
-  uint64_t gathered[kMaxGathered];    // likewise
+  uint32_t num_gathered;              // of the leader
+  uint64_t gathered[kMaxGathered];    // of the leader
   uint64_t candidates[kMaxGathered];  // copied from the leader
   uint64_t weights[kMaxGathered];     // of candidates: 1, or mass
   uint64_t cut;
@@ -88,7 +88,7 @@ struct Sum {
   __device__ uint64_t operator()(uint64_t a, uint64_t b) const { return a + b; }
 };
 
-// The block's part of one row.
+// The block's slice of one row of logits.
 struct Slice {
   float* z;       // [end - begin] changed logits
   int32_t begin;  // ids
@@ -99,7 +99,8 @@ class Cluster {
  public:
   __device__ explicit Cluster(Shared& shared) : shared_(shared), group_(cg::this_cluster()) {}
 
-  // Combines values[] of all threads of the cluster; all get the result. Whole cluster only.
+  // Combines values[] of all threads of the cluster; all get the result. Called by the whole
+  // cluster.
   template <typename Combine, int N>
   __device__ void reduce(uint64_t (&values)[N]) {
     static_assert(N <= 4, "Shared holds four values");
@@ -156,7 +157,7 @@ __device__ uint64_t mass_of(float z, float best, float temperature) {
   return __float2ull_rn(weight * static_cast<float>(uint64_t{1} << kMassBits));
 }
 
-// The best key of the slice's logits, over the cluster; 0 if there is none above -inf.
+// The best key of the slice's logits, over the cluster; 0 if no logit is above -inf.
 __device__ uint64_t best_key(Cluster& cluster, const Slice& slice) {
   uint64_t best = 0;
   for (int32_t id = slice.begin + threadIdx.x; id < slice.end; id += kThreads) {
@@ -166,16 +167,15 @@ __device__ uint64_t best_key(Cluster& cluster, const Slice& slice) {
   return cluster.reduce_one<Max>(best);
 }
 
-// What lies between two keys, and what the greater one holds: {key >= low} holds the target of a
-// search, {key >= high} does not.
+// The range of keys in a search: {key >= low} holds the target, {key >= high} does not.
 struct Bracket {
   uint64_t low, high;
   uint64_t num_low, num_high;  // ids of {key >= low} and {key >= high}
   uint64_t held_high;          // ids or mass of {key >= high}
 };
 
-// The end of a search: few keys lie in the bracket. They are brought together, and each block finds
-// the cut among them by itself.
+// The end of a search, when few keys are in the bracket: they are gathered in the leader, and each
+// block finds the cut among them.
 template <bool kMass>
 __device__ uint64_t cut_among_few(Cluster& cluster, Shared& shared, const Slice& slice,
                                   uint64_t target, const Bracket& bracket, float best,
@@ -195,7 +195,7 @@ __device__ uint64_t cut_among_few(Cluster& cluster, Shared& shared, const Slice&
     shared.weights[i] = kMass ? mass_of(value_of(mine), best, temperature) : 1;
   }
   if (i == 0) shared.cut = 0;
-  cluster.sync();  // the leader's list is read
+  cluster.sync();  // all have read the leader's list
   if (i < count) {
     uint64_t held = bracket.held_high;
     for (int j = 0; j < count; ++j) held += shared.candidates[j] >= mine ? shared.weights[j] : 0;
@@ -206,14 +206,14 @@ __device__ uint64_t cut_among_few(Cluster& cluster, Shared& shared, const Slice&
 }
 
 // A key c such that {key >= c} is the shortest prefix of the order that holds `target` ids, or with
-// kMass the mass `target`. Knows of its caller that {key >= low} holds as much, and no key is
-// greater than `best`. Narrows low <= c < high, four ways a pass, until few keys lie between them.
+// kMass the mass `target`. The caller guarantees that {key >= low} holds that much, and that no key
+// is greater than `best`. Narrows low <= c < high, four ways a pass, until few keys are left.
 template <bool kMass>
 __device__ uint64_t find_cut(Cluster& cluster, Shared& shared, const Slice& slice, uint64_t target,
                              uint64_t low, uint64_t best, float temperature) {
   constexpr uint64_t kCountBits = 21, kCountMask = (uint64_t{1} << kCountBits) - 1;
   static_assert(kIdBits < kCountBits && 3 * kCountBits < 64, "three counts travel in one word");
-  // A barrier of the cluster lies between this and the first gathered key.
+  // A barrier of the cluster comes between this and the first gathered key.
   if (threadIdx.x == 0) shared.num_gathered = 0;
   Bracket bracket{
       .low = low, .high = best + 1, .num_low = kMaxVocab + 1, .num_high = 0, .held_high = 0};
@@ -227,7 +227,7 @@ __device__ uint64_t find_cut(Cluster& cluster, Shared& shared, const Slice& slic
     }
     uint64_t pivots[3] = {bracket.low + width / 4, bracket.low + width / 2,
                           bracket.low + 3 * width / 4};
-    if (first) {  // keys are far from even: most of what counts is near the best
+    if (first) {  // keys are unevenly spread: most of the mass is near the best
       const uint64_t guess = key_of(best_value - 12 * temperature, kMaxVocab - 1);
       if (guess > bracket.low) {
         pivots[0] = guess;
@@ -235,7 +235,7 @@ __device__ uint64_t find_cut(Cluster& cluster, Shared& shared, const Slice& slic
         pivots[2] = key_of(best_value - temperature, kMaxVocab - 1);
       }
     }
-    uint64_t sums[kMass ? 4 : 1] = {};  // counts of the pivots, then their masses
+    uint64_t sums[kMass ? 4 : 1] = {};  // counts at the pivots, then masses
     for (int32_t id = slice.begin + threadIdx.x; id < slice.end; id += kThreads) {
       const float z = slice.z[id - slice.begin];
       const uint64_t key = key_of(z, id);
@@ -271,7 +271,7 @@ __device__ bool allowed(const SampleRequest& request, int32_t id) {
   return request.allowed_mask == nullptr || ((request.allowed_mask[id / 32] >> (id % 32)) & 1u);
 }
 
-// A logit after bias and penalties: in double, each operation rounded as the CPU rounds it, and to
+// A logit after bias and penalties: in double, each operation rounded as on the CPU, and rounded to
 // F32 once. `count` is -1 for an id without history.
 __device__ float adjusted(const SampleRequest& request, float raw, float bias, int32_t count) {
   double value = clean(raw);
@@ -288,7 +288,8 @@ __device__ float adjusted(const SampleRequest& request, float raw, float bias, i
   return clean(static_cast<float>(value));
 }
 
-// The last entry, from `first` on, of the bias list for an id; -1 if none. The last one counts.
+// The last entry for an id in the bias list, from `first` on; -1 if none. Only the last entry
+// counts.
 __device__ int32_t last_bias_entry(const SampleRequest& request, int32_t id, int32_t first) {
   for (int32_t i = request.num_bias - 1; i >= first; --i) {
     if (request.bias_ids[i] == id) return i;
@@ -296,8 +297,8 @@ __device__ int32_t last_bias_entry(const SampleRequest& request, int32_t id, int
   return -1;
 }
 
-// Mask, bias and penalties, in place. The few ids with a bias or a history are computed anew from
-// their raw logit, so that they are rounded once.
+// Applies mask, bias and penalties in place. The few ids with a bias or a history are computed
+// again from their raw logit, so that they are rounded once.
 __device__ void change_logits(const SampleRequest& request, const float* raw, const Slice& slice) {
   if (request.allowed_mask != nullptr) {
     for (int32_t id = slice.begin + threadIdx.x; id < slice.end; id += kThreads) {
@@ -322,7 +323,8 @@ __device__ void change_logits(const SampleRequest& request, const float* raw, co
   __syncthreads();
 }
 
-// -log(-log(u)), u = (w + 0.5) / 2^32. In the upper half from 1 - u, where F32 can tell u apart.
+// -log(-log(u)), u = (w + 0.5) / 2^32. In the upper half computed from 1 - u, which F32 represents
+// more finely there.
 __device__ float gumbel_of(uint32_t word) {
   constexpr float kUnit = 2.3283064365386963e-10f;  // 2^-32
   const float u = (static_cast<float>(word) + 0.5f) * kUnit;
@@ -334,7 +336,7 @@ __device__ float gumbel(uint64_t seed, uint64_t step, int32_t id) {
   return gumbel_of(sample_word(seed, step, id));
 }
 
-// Top-k, top-p, min-p and the draw, of a row whose best key is `best`.
+// Top-k, top-p, min-p and the draw, for a row whose best key is `best`.
 __device__ int32_t draw(Cluster& cluster, Shared& shared, const SampleRequest& request,
                         const Slice& slice, int32_t vocab, uint64_t best) {
   const float best_value = value_of(best), temperature = request.temperature;
@@ -378,7 +380,8 @@ __device__ int32_t lowest_allowed(Cluster& cluster, const SampleRequest& request
   return best == 0 ? -1 : id_of(best);
 }
 
-// What the log-probabilities of a row need: log(sum exp(raw)) as maximum and log of the rest.
+// What the log-probabilities of a row need: log(sum exp(raw)) as the maximum and the log of the
+// rest.
 struct RawTotal {
   float best = -INFINITY;
   double log_rest = 0;
@@ -389,12 +392,12 @@ struct RawTotal {
   }
 };
 
-// The total of the raw logits, which still lie in the slice, and the list of the best into answer.
+// The total of the raw logits, which are still in the slice; writes the best ids to the answer.
 __device__ RawTotal rank_raw(Cluster& cluster, Shared& shared, const SampleRequest& request,
                              const Slice& slice, int32_t vocab, SampleAnswer& answer) {
   RawTotal total;
   if (threadIdx.x == 0) shared.num_top = 0;
-  const uint64_t best = best_key(cluster, slice);  // a cluster barrier: num_top is seen by all
+  const uint64_t best = best_key(cluster, slice);  // a cluster barrier: all threads see num_top
   if (best == 0) return total;
   total.best = value_of(best);
   uint64_t mass = 0;
@@ -465,7 +468,7 @@ __device__ void sample_row(Cluster& cluster, Shared& shared, const SampleRequest
     answer.logprob = logprob;
     answer.rank = static_cast<int32_t>(rank);
   }
-  // The next row writes the slice and num_top: every thread of the block must be done with them.
+  // The next row overwrites the slice and num_top: every thread of the block must have read them.
   __syncthreads();
 }
 
@@ -485,11 +488,11 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 2)
     sample_row(cluster, shared, p.requests[row], p.logits + static_cast<int64_t>(row) * p.vocab,
                slice, p.vocab, p.answers[row]);
   }
-  cluster.sync();  // no block may leave while another reads its shared memory
+  cluster.sync();  // no block may end while another reads its shared memory
 }
 
-// Plain rows: parts of kPartIds ids, small ones, so that the noise of a row's ids is spread over
-// all of the device.
+// Plain rows are cut into small shares of kPartIds ids, so that computing the noise of a row's ids
+// is spread over the whole device.
 constexpr int kPartThreads = 256;
 constexpr int kMergeThreads = 512;
 constexpr int kIdsAThread = 4;
@@ -509,7 +512,7 @@ struct PlainLaunch {
   int32_t num_parts;
 };
 
-// The greatest value of the block's threads, to all of them.
+// The greatest value of the block's threads, for all of them.
 template <int kBlockThreads>
 __device__ uint64_t block_max(uint64_t value) {
   __shared__ uint64_t by_warp[kBlockThreads / 32];
@@ -529,14 +532,13 @@ __device__ uint64_t block_max(uint64_t value) {
   return value;
 }
 
-// At least the noise of a word, without a logarithm: -log(-log(u)) is at most -log(1 - u), and 1 -
-// u is at least 2^-n, n - 1 the number of leading ones of the word.
+// An upper bound of a word's noise, without a logarithm: -log(-log(u)) is at most -log(1 - u), and
+// 1 - u is at least 2^-n, where n - 1 is the number of leading ones of the word.
 __device__ float noise_bound(uint32_t word) {
   return static_cast<float>(__clz(static_cast<int>(~word)) + 1) * 0.69315f + 1e-4f;
 }
 
-// The key of a score in the draw: noise over the distance to a best logit; 0 where that is
-// hopeless.
+// The key of a score in the draw: noise plus the distance to a best logit; 0 if the id is hopeless.
 __device__ uint64_t score_of(const SampleRequest& request, float z, int32_t id, float best) {
   const float distance = (z - best) / request.temperature;
   return distance >= kHopeless ? key_of(distance + gumbel(request.seed, request.step, id), id) : 0;
@@ -565,8 +567,8 @@ __global__ void __launch_bounds__(kPartThreads) find_parts(const __grid_constant
   best = block_max<kPartThreads>(best);
   uint64_t winner = best;
   if (!greedy && best != 0) {
-    // Logarithms only for ids that can still win: first for the one of each thread that promises
-    // most, then for those that promise more than what the warp has.
+    // Logarithms only for ids that can still win: first for the id of each thread with the greatest
+    // bound, then for those whose bound exceeds the best score of the warp.
     const float best_value = value_of(best);
     float promise[kIdsAThread], distance[kIdsAThread];
     uint32_t word[kIdsAThread];
@@ -599,7 +601,7 @@ __global__ void __launch_bounds__(kPartThreads) find_parts(const __grid_constant
       if (of_warp != 0) least = value_of(of_warp);
     }
     const uint64_t greatest = block_max<kPartThreads>(score);
-    // All keys differ: one thread holds it, and writes what the merge needs.
+    // All keys differ, so that one thread holds the greatest; it writes what the merge needs.
     if (greatest == score && score != 0) {
       p.parts[static_cast<int64_t>(blockIdx.y) * p.num_parts + blockIdx.x].winner =
           key_of(z_of_score, id_of(score));

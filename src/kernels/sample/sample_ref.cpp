@@ -1,5 +1,5 @@
 // The definition of sample in double precision: every logit adjusted, the whole vocabulary sorted,
-// each filter a cut of the sorted list, the noise added to every id that is left. Slow on purpose.
+// each filter a cut of the sorted list, noise added to every remaining id. Slow on purpose.
 #include <algorithm>
 #include <cmath>
 #include <vector>

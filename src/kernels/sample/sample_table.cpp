@@ -7,7 +7,7 @@ namespace {
 const char* refuses_nothing(const SampleParams&) { return nullptr; }
 uint64_t no_workspace(const SampleParams&) { return 0; }
 
-// Of a row that takes so many times as long as the fastest: one pass over the logits.
+// The time of a row that takes kTimes times as long as the fastest: one pass over the logits.
 template <int kTimes>
 double scan_us(const SampleParams& p, const DeviceRates& rates) {
   return kTimes *

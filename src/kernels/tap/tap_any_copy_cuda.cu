@@ -1,5 +1,5 @@
-// tap on CUDA: one block a token, two values a thread. Bound by memory; exact but for the rounding
-// of a pair's sum to a float.
+// tap on CUDA: one block a token, two values a thread. Bound by memory; exact except for the
+// rounding of a pair's sum to a float.
 #include "core/cuda_launch.cuh"
 #include "kernels/residual.cuh"
 #include "kernels/tap/tap_rows.h"

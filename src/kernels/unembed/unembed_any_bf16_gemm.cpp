@@ -1,4 +1,5 @@
-// unembed for many rows: gathered, normed, rounded to BF16 and multiplied with decoded weights.
+// unembed for many rows: they are gathered, normed, rounded to BF16 and multiplied with decoded
+// weights.
 #include <cstring>
 
 #include "kernels/gemv/gemm_product.h"

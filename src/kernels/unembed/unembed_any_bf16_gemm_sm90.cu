@@ -1,11 +1,11 @@
-// unembed on Hopper for many rows of logits: the final norm of the tokens asked for, staged in
+// unembed on Hopper for many rows of logits: the final norm of the requested tokens, staged in
 // BF16, then one product (gemm/product_sm90.cuh).
 #include "kernels/gemm/dense_sm90.cuh"
 #include "kernels/gemm/stage_cuda.h"
 #include "kernels/unembed/unembed_rows.h"
 
 namespace moxie {
-// Not in a namespace without a name: other architectures leave these functions unused.
+// Not in an unnamed namespace: other architectures leave these functions unused.
 namespace gemm {
 
 struct StoreLogits {

@@ -1,5 +1,5 @@
-// unembed on CUDA for a few rows: norm and head. Warps take whole tiles of 16 tokens of the
-// vocabulary; a block stages the activations once. More rows than a launch takes go in groups.
+// unembed on CUDA for a few rows: norm and head. Warps take whole tiles of 16 vocabulary entries; a
+// block stages the activations once. More rows than one launch takes are cut into groups.
 #include "kernels/gemv/slice_gemv.cuh"
 #include "kernels/unembed/unembed_rows.h"
 
@@ -12,7 +12,7 @@ constexpr int kMaxWarps = 20;
 
 struct UnembedStep {
   PackedMatrix weight;
-  const float* x;  // [tokens, hidden] of two floats, or of one
+  const float* x;  // [tokens, hidden], two floats a value or one
   bool x_is_single;
   const int32_t* row_idx;    // [rows]
   const float* norm_weight;  // [hidden]

@@ -1,5 +1,5 @@
-// unembed with F32 activations: gather and norm the rows asked for, then the head. One row for each
-// set of LaneKernels.
+// unembed with F32 activations: gathers and norms the requested rows, then multiplies by the head.
+// One row for each set of LaneKernels.
 #include <cstring>
 
 #include "kernels/gemv/product.h"
@@ -11,7 +11,7 @@ namespace {
 
 struct Parts {
   float* t;         // [rows, hidden], normed
-  float* prepared;  // rows of t as the lanes want them
+  float* prepared;  // rows of t in the lanes' form
   uint64_t bytes;
 };
 
