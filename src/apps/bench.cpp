@@ -19,7 +19,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// The machine's state around the tests; without a GPU nothing.
+// The machine's state around the tests; empty without a GPU.
 struct GpuWatch {
   std::optional<GpuState> state;
   std::optional<double> joules_before, joules;
@@ -29,7 +29,7 @@ Json to_json(const Summary& s, const std::vector<double>& samples) {
   return {{"median", s.median}, {"mean", s.mean}, {"stdev", s.stdev}, {"samples", samples}};
 }
 
-// `off`: of the same test without --batch-invariant, where it is on.
+// `off`: the result of the same test without --batch-invariant, if that is on.
 Json to_json(const BenchResult& result, const BenchResult* off) {
   const Summary s = summarize(result.tok_s);
   Json launches = Json::object();
@@ -56,7 +56,7 @@ Json to_json(const BenchResult& result, const BenchResult* off) {
   return json;
 }
 
-// The same tests on an engine without --batch-invariant, which is gone afterwards.
+// Runs the same tests on an engine without --batch-invariant, which is freed afterwards.
 Result<std::vector<BenchResult>> run_without_batch_invariance(const BenchFlags& o,
                                                               std::span<const BenchTest> tests) {
   EngineOptions options = o.engine;
@@ -93,7 +93,7 @@ Record make_record(Engine& engine, const MachineLimits& limits, const Flags& fla
 int run(BenchFlags& o, const Flags& flags) {
   const auto tests = tests_of(&o);
   if (!tests) return usage("bench: " + tests.error().what);
-  // What batch invariance costs: the same tests first without it.
+  // The cost of batch invariance: first the same tests without it.
   std::vector<BenchResult> off;
   if (o.engine.batch_invariant == "on") {
     if (!o.json) fmt::print("first without --batch-invariant, for its cost\n");

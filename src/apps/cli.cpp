@@ -101,7 +101,7 @@ class AppFlags final : public Flags {
   void add_config() {
     app_->add_option("--config", config_path_, "JSON file with switches: {\"kv-dtype\": \"bf16\"}");
   }
-  /// Keys of --config FILE.json for switches that neither flag nor variable set.
+  /// Applies the keys of --config FILE.json for switches that neither a flag nor a variable set.
   Status apply_config() {
     if (config_path_.empty()) return {};
     auto text = read_text(config_path_, 1 << 20);
@@ -136,7 +136,7 @@ class AppFlags final : public Flags {
   }
 
  private:
-  // An option of numbers, each checked as it is read, wherever it comes from.
+  // An option of numbers; each is checked when it is read, from any source.
   template <typename T, typename Number>
   CLI::Option* bounded(const std::string& flag, T* value, Bounds<Number> bounds,
                        const std::string& help) {
@@ -191,9 +191,9 @@ void add_command(CLI::App& parent, const Command& command,
   entries.push_back({&command, app, std::move(flags)});
 }
 
-// Kubernetes gives a pod, for each Service of its namespace, NAME_PORT with a URL and some names
-// more: beside a Service called moxie they look like switches. MOXIE_PORT goes before flags are
-// read, since it would be read as the value of --port.
+// Kubernetes gives a pod, for each Service of its namespace, NAME_PORT with a URL and some more
+// variables: beside a Service called moxie they look like switches. MOXIE_PORT is removed before
+// flags are read, since it would be read as the value of --port.
 void pass_over_service_port() {
   const char* variable = std::getenv("MOXIE_PORT");
   const std::string value = variable == nullptr ? "" : variable;
@@ -206,8 +206,8 @@ void pass_over_service_port() {
   unsetenv("MOXIE_PORT");
 }
 
-// Variables that no command knows may be typing errors: said, with the nearest name, and passed
-// over.
+// Warns of variables that no command knows, with the nearest name, and ignores them: they may be
+// typing errors.
 void warn_of_variables(const std::vector<Entry>& entries) {
   std::set<std::string> known = {"MOXIE_LOG"};
   for (const Entry& entry : entries) {
@@ -273,7 +273,7 @@ int run_commands(int argc, char** argv, const std::vector<Command>& commands) {
       return usage("MOXIE_LOG: debug, info, warn or error, not " + name);
   }
   warn_of_variables(entries);
-  for (Entry& entry : entries) {  // children stand before their parents
+  for (Entry& entry : entries) {  // children are before their parents
     if (!entry.app->parsed() || !entry.command->run) continue;
     try {
       if (auto status = entry.flags->apply_config(); !status) {

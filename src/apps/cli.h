@@ -1,8 +1,8 @@
 // The table of switches: every flag of a command is also an environment variable (MOXIE_ and the
-// flag in capitals) and a key of --config FILE.json. A flag wins over the variable, that over the
-// file. A flag or a key that nobody knows is an error with the nearest name. An unknown variable is
-// a warning: other programs set variables too (Kubernetes MOXIE_PORT and MOXIE_SERVICE_HOST, beside
-// a Service of this name).
+// flag in capitals) and a key of --config FILE.json. A flag overrides the variable, and the
+// variable overrides the file. An unknown flag or key is an error with the nearest name. An unknown
+// variable is only a warning: other programs set variables too (Kubernetes sets MOXIE_PORT and
+// MOXIE_SERVICE_HOST beside a Service of this name).
 #pragma once
 
 #include <cstdint>
@@ -19,25 +19,26 @@ namespace moxie {
 /// Exit codes of every command.
 inline constexpr int kExitDone = 0, kExitFailed = 1, kExitUsage = 2;
 
-/// What a number may be, both ends included.
+/// The range of a number, both ends included.
 template <typename T>
 struct Bounds {
   T least, most;
 };
-/// Counts of tokens, rows and the like, from 0 or 1; and what no count of a process exceeds.
+/// The greatest count of tokens, rows and the like; no count of a process exceeds it. Counts begin
+/// at 0 or 1.
 inline constexpr int32_t kMostCount = 1 << 30;
 inline constexpr Bounds<int32_t> kFromZero{0, kMostCount}, kFromOne{1, kMostCount};
-/// Sequences at once and tokens a launch: arrays of so many are made at the start.
+/// The most sequences at once and tokens a launch: arrays of these sizes are made at the start.
 inline constexpr int32_t kMostSeqs = 1 << 16, kMostBatchTokens = 1 << 22;
 
-/// Declares one command's switches; the pointed-to values must live until the command has run.
+/// Declares one command's switches; the values pointed to must live until the command has run.
 class Flags {
  public:
   virtual ~Flags() = default;
   virtual void text(const std::string& flag, std::string* value, const std::string& help) = 0;
   virtual void texts(const std::string& flag, std::vector<std::string>* values,
                      const std::string& help) = 0;  ///< repeatable
-  // A number outside its bounds, or NaN, is a usage fault that names them.
+  // A number outside its bounds, or NaN, is a usage error that names the bounds.
   virtual void integer(const std::string& flag, int32_t* value, Bounds<int32_t> bounds,
                        const std::string& help) = 0;
   virtual void integers(const std::string& flag, std::vector<int32_t>* values,
@@ -51,9 +52,9 @@ class Flags {
                       const std::vector<std::string>& choices, const std::string& help) = 0;
   virtual void positional(const std::string& name, std::vector<std::string>* values,
                           const std::string& help, bool required) = 0;
-  /// Whether a flag was given by anyone (flag, variable or file).
+  /// Whether a flag was set by any source (flag, variable or file).
   virtual bool given(const std::string& flag) const = 0;
-  /// Every switch with its value and where that came from: "flag", "env", "config" or "default".
+  /// Every switch with its value and the source of the value: "flag", "env", "config" or "default".
   struct Setting {
     std::string name, value, source;
   };
@@ -76,7 +77,7 @@ void declare_sampling_flags(Flags& flags, SamplingOptions* options, uint64_t* se
 
 /// Prints "moxie: error: ..." to stderr; returns kExitFailed.
 int report(const Error& error);
-/// A usage fault: prints it and returns kExitUsage.
+/// A usage error: prints it and returns kExitUsage.
 int usage(const std::string& text);
 
 /// Reads a file, or stdin for "-", up to `limit_bytes`.
@@ -85,7 +86,7 @@ Result<std::string> read_text(const std::string& path, uint64_t limit_bytes = ui
 /// "512MiB", "20GiB", "1.5GB": bytes, 1 or more.
 Result<uint64_t> parse_bytes(const std::string& text, const char* flag);
 
-// One factory a command; each lives in its own file.
+// One factory a command, each in a file of its own.
 Command run_command();
 Command chat_command();
 Command score_command();

@@ -26,7 +26,7 @@ struct KernelsFlags {
 
 const char* device_word(DeviceKind kind) { return kind == DeviceKind::kCpu ? "cpu" : "cuda"; }
 
-// Writes docs/kernels.md: facts of the tables only, nothing about this machine.
+// Writes docs/kernels.md: only facts of the tables, nothing about this machine.
 void print_markdown() {
   fmt::print(
       "# Kernels\n\nWritten by `moxie kernels --markdown`; the tables in src/kernels are "
@@ -62,7 +62,7 @@ Json forms_json(const PlannedRow& row, bool reads) {
   return list;
 }
 
-// A row of a plan, and the number of layers that it runs in (0: before or behind the layers).
+// A row of a plan, and the number of layers that it runs in (0: before or after the layers).
 struct ShownRow {
   const PlannedRow* row;
   std::string of_layers;

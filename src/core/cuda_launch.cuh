@@ -1,10 +1,11 @@
-// How CUDA rows launch: one struct of parameters by value, errors checked with the row's name; and
-// the two instructions of programmatic dependent launch.
+// How CUDA rows launch: one struct of parameters by value; errors are checked and name the row.
+// Also the two instructions of programmatic dependent launch.
 //
-// The rule of the chain: a kernel launched with `programmatic` starts while the one before it still
-// runs. Before wait_for_previous() it may read only what nothing in the chain writes (weights) or
-// what was written at least two kernels earlier; it must wait before any write. launch_next() comes
-// after the wait, never before: that is what makes "two kernels earlier" safe. Every block waits.
+// The rule of the chain: a kernel launched with `programmatic` starts while the previous kernel
+// still runs. Before wait_for_previous() it may read only what nothing in the chain writes
+// (weights) or what was written at least two kernels earlier; it must wait before any write.
+// launch_next() comes after the wait, never before: this makes "two kernels earlier" safe. Every
+// block waits.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -21,7 +22,7 @@ __device__ __forceinline__ void wait_for_previous() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
-/// Lets the next kernel start once all blocks have said so (or are done).
+/// Lets the next kernel start once all blocks have called this (or have ended).
 __device__ __forceinline__ void launch_next() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
@@ -33,14 +34,14 @@ __device__ __forceinline__ void launch_next() {
 struct LaunchShape {
   dim3 grid;
   int num_threads = 0;
-  uint64_t shared_bytes = 0;  ///< dynamic; the kernel is opted in to what needs it
+  uint64_t shared_bytes = 0;  ///< dynamic; beyond the default the kernel is opted in
   int cluster = 1;            ///< blocks of a cluster, along x
-  bool programmatic = false;  ///< may start before the kernel before it has ended
-  bool leaves_l1 = false;     ///< shares a chain with kernels that load weights through L1
+  bool programmatic = false;  ///< may start before the previous kernel has ended
+  bool leaves_l1 = false;     ///< is in a chain with kernels that load weights through L1
 };
 
-/// Launches a kernel and notes it, so that a profile knows its operation. All launches end here;
-/// kernels with one struct of parameters have launch_kernel().
+/// Launches a kernel and notes the launch, so that a profile knows its operation. All launches go
+/// through this function; launch_kernel() is for kernels with one struct of parameters.
 template <typename... P>
 void launch_noted(const char* row, void (*kernel)(P...), const cudaLaunchConfig_t& config,
                   const P&... params) {
@@ -52,15 +53,15 @@ void launch_noted(const char* row, void (*kernel)(P...), const cudaLaunchConfig_
 template <typename P>
 void launch_kernel(const char* row, void (*kernel)(P), const P& params, const LaunchShape& shape,
                    cudaStream_t stream) {
-  // The limit of 48 KiB without it counts static shared memory too.
+  // Without opting in the limit is 48 KiB, which includes static shared memory.
   if (shape.shared_bytes > 16 * 1024) {
     check_launched(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                         static_cast<int>(shape.shared_bytes)),
                    row);
   }
-  // All of the chain's kernels want the same split of L1 and shared memory: a kernel that needs
-  // another one cannot start beside the kernel before it. Where plain loads fetch the weights they
-  // need room in L1 for what is on its way: without it they lose a fifth of the bandwidth.
+  // All kernels of a chain request the same split of L1 and shared memory: a kernel that needs
+  // another split cannot start beside the previous kernel. Plain loads of weights need room in L1
+  // for loads in flight: without it they lose a fifth of the bandwidth.
   if (shape.programmatic) {
     constexpr int kPercentBesideL1 = 57;
     check_launched(

@@ -10,7 +10,7 @@
 namespace moxie {
 namespace {
 
-// Who wants to know of launches: the log, and threads that capture.
+// Listeners to launches: the log, and threads that capture.
 std::atomic<int> g_num_listeners{0};
 thread_local const void* t_op = nullptr;
 thread_local std::vector<NotedLaunch>* t_captured = nullptr;

@@ -1,5 +1,5 @@
-// Rows of the CPU, timed by the chooser that runs them; and a device's records matched with the
-// launches that made them.
+// Records of CPU rows, timed by the chooser that runs them; and a device's records matched with the
+// launches that they belong to.
 #include "lab/activity.h"
 
 #include <fmt/format.h>

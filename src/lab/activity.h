@@ -1,4 +1,4 @@
-// What ran when: the records that the profile is made of, and who makes them. On a GPU CUPTI tells
+// What ran when: the records that a profile is made of, and their recorders. On a GPU CUPTI reports
 // when each kernel and copy ran, and the launch log for which operation; on the CPU each
 // operation's row is timed as a whole.
 #pragma once
@@ -29,7 +29,7 @@ struct Activity {
 };
 
 struct ActivityLog {
-  /// A kernel may serve several operations: it is a symbol of each.
+  /// A kernel that serves several operations is a separate symbol for each.
   struct Symbol {
     std::string name;            ///< of a kernel, as CUPTI gives it, of a copy, or of a row
     const OpInfo* op = nullptr;  ///< that it ran for; null: none
@@ -39,18 +39,18 @@ struct ActivityLog {
   std::vector<Activity> activities;  ///< in no order
 };
 
-/// What a device's tracer says of a kernel or a copy.
+/// What a device's tracer reports of a kernel or a copy.
 struct DeviceRecord {
   Activity activity;  ///< its symbol is an index of the tracer's names
   bool is_kernel = false;
-  /// Order the kernels that started at once: that of the launch, and that within a graph.
+  /// Order kernels that started at the same time: by launch, and by place in a graph.
   uint32_t correlation = 0;
   uint64_t graph_node = 0;
 };
 
 /// Gives each kernel its operation: kernels of one stream start in the order of their launches.
-/// Fails if the records and the launches cannot be of the same kernels: by their number, or by a
-/// function that has two names; or if there were several streams.
+/// Fails if the records and the launches cannot be of the same kernels (their numbers differ, or a
+/// function has two names), or if there were several streams.
 Result<ActivityLog> match_launches(const std::vector<std::string>& names,
                                    std::vector<DeviceRecord> records,
                                    std::span<const NotedLaunch> launches);
@@ -58,19 +58,19 @@ Result<ActivityLog> match_launches(const std::vector<std::string>& names,
 class ActivityRecorder {
  public:
   virtual ~ActivityRecorder() = default;
-  /// No work may be on its way.
+  /// No work may be running.
   virtual Status start() = 0;
-  /// All since start(). The work must be done. Fails if records were lost.
+  /// All records since start(). The work must have ended. Fails if records were lost.
   virtual Result<ActivityLog> stop() = 0;
-  /// Whether kernels are seen one by one, or only whole rows.
+  /// Whether it records single kernels, or only whole rows.
   virtual bool sees_kernels() const = 0;
 };
 
 /// Times the runs of `kernels`, which must outlive the recorder.
 std::unique_ptr<ActivityRecorder> make_step_recorder(KernelChooser& kernels);
 
-/// Loads libcupti: `library` if it is not empty, else by the loader's path, beside this program, or
-/// below /usr/local/cuda*. One at a time in a process. Nothing is slowed before start().
+/// Loads libcupti: `library` if it is not empty, otherwise by the loader's path, beside this
+/// program, or below /usr/local/cuda*. One at a time in a process. It slows nothing before start().
 Result<std::unique_ptr<ActivityRecorder>> make_cupti_recorder(const std::string& library);
 
 }  // namespace moxie

@@ -1,4 +1,4 @@
-// The table, and what of a symbol it is asked with.
+// The table, and the functions that find a symbol in it.
 #include "lab/kernel_table.h"
 
 #include <cxxabi.h>
@@ -56,7 +56,7 @@ std::string demangled(const std::string& symbol) {
   return status == 0 ? text.get() : symbol;
 }
 
-// Every "what" of a text replaced.
+// Replaces every `what` in a text.
 void replace_all(std::string& text, std::string_view what, std::string_view by) {
   for (size_t at = text.find(what); at != text.npos; at = text.find(what, at + by.size())) {
     text.replace(at, what.size(), by);

@@ -1,7 +1,7 @@
-// Where a kernel belongs: the step that it serves and the category that the profile counts it
-// under. Both follow from the operation that launched it. A table holds the kernels that another
-// category counts, and those that run outside of operations: a test reads the sources and fails for
-// such a kernel that the table lacks, and at run time it shows as "other".
+// Where a kernel belongs: its step, and the category under which the profile counts it. Both follow
+// from the operation that launched it. The table lists kernels that count under another category,
+// and those that run outside of operations. A test reads the sources and fails for a kernel of the
+// latter kind that is not in the table; at run time such a kernel shows as "other".
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,9 @@
 
 namespace moxie {
 
-/// What the profile sums time by. `kGap`: no kernel runs. `kOther`: a kernel that no operation
-/// launched and the table lacks. `kLoad`: kernels of loading, which no measured window should hold.
+/// The categories of a profile. `kGap`: no kernel runs. `kOther`: a kernel that no operation
+/// launched and that is not in the table. `kLoad`: kernels of loading, which no measured window
+/// should contain.
 enum class Category : uint8_t {
   kExperts,
   kDense,
@@ -34,11 +35,11 @@ inline constexpr int kNumCategories = 11;
 /// "memory movement", "load", "other", "gap".
 const char* category_name(Category category);
 
-/// The category that holds the work of an operation; kOther of one that has none.
+/// The category of an operation's work; kOther if it has none.
 Category category_of(const OpInfo& op);
 
-/// `step`: an operation's name, or what runs outside of operations: "advance", "copy", "load",
-/// "machine", "other".
+/// `step`: an operation's name, or a name for work outside of operations: "advance", "copy",
+/// "load", "machine", "other".
 struct KernelPlace {
   const char* step;
   Category category;

@@ -1,4 +1,4 @@
-// Cutting windows up, and adding up by kernel, step and category.
+// Divides windows among kernels, and sums by kernel, step and category.
 #include "lab/profile.h"
 
 #include <algorithm>
@@ -15,7 +15,7 @@ namespace {
 
 constexpr double kUsPerNs = 1e-3;
 
-// Sums of several windows, by symbol.
+// Sums over several windows, by symbol.
 struct Sums {
   WindowShares shares;
   int64_t window_ns = 0;
@@ -35,7 +35,7 @@ struct Sums {
   }
 };
 
-// Work of a unit, and what the time says beside it.
+// Compares the time of a unit with the limit of its work.
 void hold_against_limit(LimitedPart* part, const MachineLimits& limits, const Peak& peak) {
   const double read_us =
       limits.read_gb_s > 0 ? part->work.bytes / (limits.read_gb_s * 1e9) * 1e6 : 0;
@@ -47,7 +47,7 @@ void hold_against_limit(LimitedPart* part, const MachineLimits& limits, const Pe
   part->above_limit_us = std::max(0.0, part->us - limit_us);
 }
 
-// The least work of a unit, drawing included.
+// The least work of a unit, including drawing.
 WorkByOp work_of_unit(const Engine& engine, const BenchTest& test) {
   WorkByOp works = least_work(engine, test);
   if (test.n_gen > 0) {
@@ -119,7 +119,7 @@ void add_up(const Sums& sums, const std::vector<ActivityLog::Symbol>& symbols, d
     const auto step = step_idx.find(op->name);
     if (step != step_idx.end()) phase->steps[step->second].work = work;
   }
-  // Experts are a category and a step, and alone have rows with 8-bit activations.
+  // Only experts, which are a category and a step, have rows with 8-bit activations.
   const Peak& peak_of_experts =
       peak_of_row(phase->limits, row_of(phase->rows, Op<ExpertsParams>::info));
   for (std::vector<LimitedPart>* parts : {&phase->categories, &phase->steps}) {
@@ -147,7 +147,7 @@ Status measure_plain(Engine& engine, int32_t repetitions, PhaseProfile* phase) {
 
 Status measure_profiled(Engine& engine, int32_t repetitions, const MachineLimits& limits,
                         ActivityRecorder& recorder, PhaseProfile* phase) {
-  // Before the warm-up, which so pays for the recorder's first buffers too.
+  // Before the warm-up, which then also pays for the recorder's first buffers.
   if (auto status = recorder.start(); !status) return status;
   BenchRunner runner(engine, phase->test);
   if (auto status = runner.fill_depth(); !status) return status;
@@ -204,7 +204,7 @@ WindowShares share_window(std::span<const Activity> activities, size_t num_symbo
   for (const Activity& a : activities) {
     if (a.end_ns > begin_ns && a.start_ns < end_ns) in_order.push_back(&a);
   }
-  // Of two that started at once the first of the list comes first.
+  // Of two that started at the same time, the first in the list comes first.
   std::sort(in_order.begin(), in_order.end(), [](const Activity* a, const Activity* b) {
     return a->start_ns != b->start_ns ? a->start_ns < b->start_ns : a < b;
   });
@@ -214,7 +214,7 @@ WindowShares share_window(std::span<const Activity> activities, size_t num_symbo
     shares.longest_gap_ns = std::max(shares.longest_gap_ns, to - from);
     ++shares.num_gaps;
   };
-  // All before `covered` belongs to someone; of all before `twice` more than one had a claim.
+  // Time before `covered` is assigned to a symbol or a gap; overlaps before `twice` are counted.
   int64_t covered = begin_ns, twice = begin_ns;
   for (const Activity* one : in_order) {
     const Activity& a = *one;
@@ -251,8 +251,8 @@ Result<std::vector<PhaseProfile>> run_profile(Engine& engine, const std::vector<
       return fail(std::move(status.error()));
     }
   }
-  // Only now: what a recorder slows, it slows from its first start on. It follows only graphs that
-  // were recorded behind that.
+  // Only after the plain runs: once started, a recorder slows later runs too. It sees only graphs
+  // recorded after its start.
   if (auto status = recorder.start(); !status) return fail(std::move(status.error()));
   engine.decode_loop().forget_graphs();
   for (PhaseProfile& phase : phases) {

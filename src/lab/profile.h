@@ -1,10 +1,10 @@
-// Where the time goes: tests of `moxie bench` run once more under a recorder, and the measured
-// windows cut up among the kernels that ran, the steps and categories that these belong to, and the
-// gaps in which none did.
+// Where the time goes: tests of `moxie bench` run once more under a recorder. The measured windows
+// are divided among the kernels that ran, their steps and categories, and the gaps without a
+// kernel.
 //
-// The rule for kernels that overlap (programmatic dependent launch): a moment belongs to the one of
-// the running kernels that started first. So nothing is counted twice, and categories and gap add
-// up to the window.
+// The rule for kernels that overlap (programmatic dependent launch): a moment belongs to the
+// running kernel that started first. So nothing is counted twice, and categories and gaps add up to
+// the window.
 #pragma once
 
 #include <optional>
@@ -18,19 +18,19 @@
 
 namespace moxie {
 
-/// A window cut up by the rule above; nanoseconds.
+/// A window divided by the rule above; nanoseconds.
 struct WindowShares {
-  std::vector<int64_t> symbol_ns;        ///< that belong to each symbol
-  std::vector<int64_t> symbol_launches;  ///< begun in the window
+  std::vector<int64_t> symbol_ns;        ///< assigned to each symbol
+  std::vector<int64_t> symbol_launches;  ///< that began in the window
   int64_t gap_ns = 0, longest_gap_ns = 0;
   int64_t num_gaps = 0;
-  int64_t overlap_ns = 0;  ///< in which more than one ran
+  int64_t overlap_ns = 0;  ///< with more than one kernel running
 };
-/// What lies outside [begin, end) is cut off.
+/// Time outside [begin, end) is cut off.
 WindowShares share_window(std::span<const Activity> activities, size_t num_symbols,
                           int64_t begin_ns, int64_t end_ns);
 
-/// Time of one thing; microseconds a unit of its phase (PhaseProfile::unit).
+/// Time of one kernel, step or category; microseconds a unit of its phase (PhaseProfile::unit).
 struct TimePart {
   std::string name;
   double us = 0;
@@ -38,11 +38,11 @@ struct TimePart {
   double share_of_time = 0;  ///< of the window, 0..1
 };
 
-/// Time held against the least work.
+/// A time compared with the least work.
 struct LimitedPart : TimePart {
-  Work work;                             ///< a unit; zeros: none is counted
-  std::optional<double> share_of_limit;  ///< none: no work, no time, or no limit measured
-  bool is_by_flops = false;              ///< the nearer limit is arithmetic, not memory
+  Work work;                             ///< of a unit; zeros: no work is counted
+  std::optional<double> share_of_limit;  ///< empty: no work, no time, or no limit measured
+  bool is_by_flops = false;              ///< arithmetic, not memory, is the limit
   double above_limit_us = 0;             ///< what a perfect kernel would save
 };
 
@@ -55,7 +55,7 @@ struct KernelPart : TimePart {
 struct Gate {
   const char* question;
   double threshold = 0;
-  std::optional<double> share;  ///< none: it cannot be seen here
+  std::optional<double> share;  ///< empty: it cannot be measured here
   bool is_over() const { return share.value_or(0) > threshold; }
 };
 
@@ -66,13 +66,13 @@ struct PhaseProfile {
   /// "token", "step" (a token of every stream), "prompt" (the prompts of all streams).
   const char* unit() const { return !is_decode() ? "prompt" : test.streams > 1 ? "step" : "token"; }
   std::vector<double> plain_tok_s, profiled_tok_s;  ///< one a repetition
-  /// How many times as long as without the recorder: of the medians.
+  /// How many times slower the profiled runs are than the plain ones, by their medians.
   double slow_down() const;
-  MachineLimits limits;                 ///< that the parts are held against
+  MachineLimits limits;                 ///< that the times are compared with
   double window_us = 0;                 ///< a unit
   std::vector<LimitedPart> categories;  ///< all, in the order of Category
-  std::vector<LimitedPart> steps;       ///< that ran, the longest first
-  std::vector<KernelPart> kernels;      ///< the same
+  std::vector<LimitedPart> steps;       ///< those that ran, the longest first
+  std::vector<KernelPart> kernels;      ///< those that ran, the longest first
   double gaps = 0;                      ///< a unit
   double longest_gap_us = 0, overlap_us = 0;
   std::vector<Gate> gates;
@@ -84,9 +84,9 @@ struct PhaseProfile {
   const LimitedPart& category(Category c) const { return categories[static_cast<size_t>(c)]; }
 };
 
-/// Runs every test `repetitions` times without the recorder, then as often with it; a warm-up
-/// before each. The engine must fit the tests (fit_engine). Held against `limits`, on a CPU against
-/// those measured beside the windows.
+/// Runs every test `repetitions` times without the recorder, then as often with it, each time after
+/// a warm-up. The engine must fit the tests (fit_engine). Times are compared with `limits`; on a
+/// CPU with those measured beside the windows.
 Result<std::vector<PhaseProfile>> run_profile(Engine& engine, const std::vector<BenchTest>& tests,
                                               int32_t repetitions, const MachineLimits& limits,
                                               ActivityRecorder& recorder);
@@ -94,7 +94,7 @@ Result<std::vector<PhaseProfile>> run_profile(Engine& engine, const std::vector<
 /// Every field above but the trace.
 nlohmann::ordered_json to_json(const PhaseProfile& phase);
 
-/// Trace events as Chrome and Perfetto read them: a process a phase, a thread a stream.
+/// Writes trace events for Chrome and Perfetto: a process for each phase, a thread for each stream.
 Status write_trace(std::span<const PhaseProfile> phases, const std::string& path);
 
 }  // namespace moxie

@@ -1,6 +1,6 @@
-// CUPTI by name at run time: the binary must start, and do all but this, on machines without it.
-// Its records of kernels (also of those inside graphs), copies and fills come on a thread of its
-// own; Clock is made its clock, so that they lie on one scale with what the host measures.
+// CUPTI, found by name at run time: without it the binary must start and do all but this. Its
+// records of kernels (also those inside graphs), copies and fills arrive on a thread of its own.
+// Clock is set as its clock, so that the records and the host's measurements have one time scale.
 #include <cuda.h>
 #include <cupti.h>
 #include <dlfcn.h>
@@ -20,7 +20,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kLibrary = "libcupti.so.13";
-// Records only grow at their ends within a major version of the library.
+// Within a major version of the library, records change only by growing at their ends.
 constexpr uint32_t kMajorVersion = CUPTI_API_VERSION / 10000;
 
 struct Cupti {
@@ -38,8 +38,8 @@ struct Cupti {
 constexpr CUpti_ActivityKind kKinds[] = {CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL,
                                          CUPTI_ACTIVITY_KIND_MEMCPY, CUPTI_ACTIVITY_KIND_MEMSET};
 
-// What CUPTI's callbacks, which take no argument of ours, reach. Outlives every recorder: a buffer
-// may come back as late as the end of the process.
+// What CUPTI's callbacks use, which take no argument of ours. Outlives every recorder: a buffer may
+// be returned as late as the end of the process.
 struct Sink {
   std::mutex mutex;
   Cupti cupti;
@@ -142,7 +142,7 @@ void CUPTIAPI take_buffer(CUcontext context, uint32_t stream, uint8_t* buffer, s
 
 uint64_t CUPTIAPI now_ns() { return static_cast<uint64_t>(clock_ns(Clock::now())); }
 
-// What to do about the refusals that people meet.
+// Advice for common refusals.
 std::string hint_for(CUptiResult result) {
   switch (result) {
     case CUPTI_ERROR_INSUFFICIENT_PRIVILEGES:
@@ -223,7 +223,7 @@ class CuptiRecorder final : public ActivityRecorder {
   bool is_on_ = false;
 };
 
-// The places besides the loader's own path.
+// Where to look besides the loader's own path.
 std::vector<std::string> candidates() {
   std::vector<std::string> paths = {kLibrary};
   std::error_code error;

@@ -1,4 +1,4 @@
-// The profile as JSON, and as a trace.
+// A profile as JSON, and as a trace.
 #include <fmt/format.h>
 
 #include <fstream>

@@ -1,4 +1,4 @@
-// Stand-in of a build without CUDA or without CUPTI's header: no kernel can be watched.
+// Replaces CUPTI in builds without CUDA or without CUPTI's header: kernels cannot be recorded.
 #include "lab/activity.h"
 
 namespace moxie {

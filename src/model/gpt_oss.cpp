@@ -1,4 +1,4 @@
-// One token's way through the model, and the sizes it needs.
+// The forward pass, its plans, and the sizes that it needs.
 #include "model/gpt_oss.h"
 
 #include <fmt/format.h>
@@ -12,13 +12,13 @@
 namespace moxie {
 namespace {
 
-/// Launches of so many tokens leave threads waiting for each other at the end of a row.
+/// In launches of up to this many tokens, threads wait for each other at the end of a row.
 constexpr int32_t kMostReadAheadTokens = 8;
 
-/// Keys that a token sees where plans are made: as in a conversation.
+/// Keys that a token sees where plans are made: as many as in a conversation.
 constexpr int64_t kPlannedKeys = 1024;
 
-// A pass without memory: what planning, explaining and reckoning look at.
+// A pass without memory, for planning, explaining and counting.
 struct Shadow {
   Batch batch;
   Activations act;
@@ -48,8 +48,8 @@ Batch batch_of(const Bracket& bracket) {
           .num_logit_rows = bracket.num_logit_rows};
 }
 
-// The dense weights that are read after a row of layer `l`: threads that wait for others ask for
-// them. Null behind experts' neighbours, whose weights depend on the choice.
+// The dense weights that are read after a row of layer `l`: waiting threads prefetch them. Null
+// before experts, whose weights depend on the choice.
 const PackedMatrix* dense_after(const ModelWeights& weights, const OpInfo& last, size_t l) {
   const LayerWeights& layer = weights.layers[l];
   if (&last == &Op<QkvParams>::info || &last == &Op<AttendParams>::info) return &layer.out;
@@ -93,8 +93,8 @@ void GptOss::forward(const Batch& batch, std::span<const KvLayer> kv, const Acti
   if (batch.num_logit_rows > 0) plan.unembed.run(kernels_, pass, plan.unembed, 0);
 }
 
-// CPU, launches of few tokens: threads that wait for the others at the end of a row ask for what is
-// read after it.
+// On the CPU, in launches of few tokens: threads that wait for the others at the end of a row
+// prefetch the weights that are read next.
 void GptOss::read_ahead(const Pass& pass, const PackedMatrix* next) {
   ThreadPool* const pool = pass.launch.stream->pool;
   if (pool == nullptr) return;
@@ -121,7 +121,7 @@ Result<const PassPlan*> GptOss::plan_for(const Bracket& bracket, DType kv_dtype)
 }
 
 Status GptOss::check_rows(DType kv_dtype, int32_t max_tokens) const {
-  // The draw, which is no part of a pass.
+  // The draw, which is not part of a pass.
   const SampleParams draw{
       .launch = {.device = kernels_.device()}, .num_rows = 1, .vocab = config_.vocab};
   if (auto row = kernels_.select(draw); !row) return fail(std::move(row.error()));
@@ -163,8 +163,8 @@ WorkByOp work_of_pass(const Pass& pass, const PassPlan* plan, int32_t num_distin
 
 }  // namespace
 
-// The same rows in the same forms for every launch: those that lose least over the brackets, each
-// of which counts by how many times its limit it takes.
+// The same rows in the same forms for every launch: those that lose least over the brackets. The
+// time of a bracket counts as a multiple of the bracket's limit.
 Result<PassPlan> GptOss::batch_invariant_plan(const Pass& pass, DType kv_dtype) const {
   std::vector<std::unique_ptr<const Shadow>> shadows;
   std::vector<WeighedPass> weighed;
@@ -202,7 +202,7 @@ std::vector<Verdict> GptOss::explain(DType kv_dtype, int32_t num_tokens) const {
   const auto plan = plan_for(bracket, kv_dtype);
   const Shadow shadow(config_, weights_, kv_dtype, batch_of(bracket), &kernels_);
   std::vector<Verdict> verdicts;
-  // The rows of one step, with what the planner makes of each.
+  // Lists the rows of one step, with the planner's verdict on each.
   const auto explain_step = [&]<typename P>() {
     for (const Row<P>& row : Op<P>::rows()) {
       verdicts.push_back(verdict_of(shadow.pass, row, plan ? *plan : nullptr));
@@ -264,11 +264,11 @@ ActivationBytes activation_bytes(const GptOssConfig& config, const ModelWeights&
   bytes.arrays = static_cast<uint64_t>(max_tokens) * (token_bytes + fold_bytes) + 12 * 256;
   bytes.taps = num_taps * 4ull * static_cast<uint64_t>(max_tokens) * config.hidden;
   bytes.logits = 4ull * static_cast<uint64_t>(max_logit_rows) * config.vocab + 256;
-  // A layer of each kind of attention.
+  // One layer of each kind of attention.
   std::vector<size_t> layers = {0};
   for (size_t l = 1; l < formats.layers.size(); ++l)
     if (layers.size() == 1 && config.is_window[l] != config.is_window[0]) layers.push_back(l);
-  // A row's scratch may be greatest at few tokens (attention split over keys): try powers of two.
+  // A row's scratch may be greatest at few tokens (attention split over keys): tries powers of two.
   const auto ask = [&](int32_t num_tokens, int32_t num_seqs) {
     const Shadow shadow(config, formats, kv_dtype,
                         batch_of({num_tokens, num_seqs, std::min(num_tokens, max_logit_rows)}),

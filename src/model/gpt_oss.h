@@ -1,6 +1,6 @@
-// The forward pass of gpt-oss: embed, then qkv, attend, out, route and experts a layer, then
-// unembed. It knows no device and no kind of batch: prefill chunks, decode tokens and drafts of
-// several sequences come as one ragged batch, and the rows of each step do the rest.
+// The forward pass of gpt-oss: embed, then qkv, attend, out, route and experts in each layer, then
+// unembed. It is the same for every device and batch: prefill chunks, decode tokens and drafts of
+// several sequences are one ragged batch, and the rows of each step do the rest.
 #pragma once
 
 #include <map>
@@ -15,7 +15,7 @@
 
 namespace moxie {
 
-/// One launch of the model. Arrays lie in the device's memory.
+/// The input of one launch of the model. Arrays are in the device's memory.
 struct Batch {
   Ragged ragged;
   const int32_t* token_ids = nullptr;   // [tokens]
@@ -32,9 +32,9 @@ struct Activations {
   float* t = nullptr;               // [tokens, hidden]; RouteFold: `parts`
   int32_t* expert_ids = nullptr;    // [tokens, top_k]
   float* expert_weights = nullptr;  // [tokens, top_k]
-  float* route_sums[2] = {};        // CUDA: [tokens, experts] of two floats (RouteFold), in turn
-  float* route_squares = nullptr;   // CUDA: [tokens, hidden / 16]
-  float* logits = nullptr;          // [logit rows, vocab]
+  float* route_sums[2] = {};       // CUDA: [tokens, experts] of two floats (RouteFold), alternating
+  float* route_squares = nullptr;  // CUDA: [tokens, hidden / 16]
+  float* logits = nullptr;         // [logit rows, vocab]
   std::byte* workspace = nullptr;
   uint64_t workspace_bytes = 0;
   float* taps = nullptr;  // [GptOss::taps(), max_tokens, hidden], a float a value
@@ -42,9 +42,9 @@ struct Activations {
 
 class GptOss {
  public:
-  /// `config`, `weights` and `kernels` must outlive the model; `rotary` lies on the device. Every
-  /// pass hands out x at the `taps`: before the layers of these numbers, of as many as there are
-  /// layers behind the last.
+  /// `config`, `weights` and `kernels` must outlive the model; `rotary` is in the device's memory.
+  /// Every pass writes x at the `taps`: before the layers of these numbers; the number of layers
+  /// means behind the last.
   GptOss(const GptOssConfig& config, const ModelWeights& weights, Rotary rotary,
          KernelChooser& kernels, bool use_sinks = true, std::vector<int32_t> taps = {})
       : config_(config),
@@ -54,16 +54,16 @@ class GptOss {
         use_sinks_(use_sinks),
         taps_(std::move(taps)) {}
 
-  /// Runs the batch: writes K and V into `kv` (one view a layer) and the logits asked for.
+  /// Runs the batch: writes K and V into `kv` (one view a layer) and the requested logits.
   void forward(const Batch& batch, std::span<const KvLayer> kv, const Activations& activations,
                Stream& stream) const;
 
   /// Makes and keeps the plans of launches of up to `max_tokens` tokens, of one sequence and of one
-  /// token a sequence; fails, with the reason, if there is none, or no row that draws from their
-  /// logits. Once after loading: then no launch can find itself without a row.
+  /// token a sequence. Fails, with the reason, if a plan is impossible, or if no row can draw from
+  /// the logits. Called once after loading, so that no launch can lack a row.
   Status check_rows(DType kv_dtype, int32_t max_tokens = 1) const;
 
-  /// The plan of such launches; made at first use, and kept.
+  /// The plan of such launches; made at first use and kept.
   Result<const PassPlan*> plan_for(const Bracket& bracket, DType kv_dtype) const;
 
   /// least_work() of a batch in the forms of its plan.
@@ -92,14 +92,14 @@ class GptOss {
   mutable std::map<std::pair<Bracket, DType>, std::unique_ptr<const PassPlan>> plans_;
 };
 
-/// The least bytes and operations of one forward pass (roofline), step by step; sample, which is no
+/// The least bytes and operations of one forward pass (roofline), by step; sample, which is not
 /// part of a forward pass, has none. `num_distinct_experts` is the number of experts read in a
-/// layer. Formats and sizes decide alone: no row is chosen, so that whatever reports may ask.
+/// layer. It depends only on formats and sizes: no row is chosen, so that any report may call it.
 WorkByOp least_work(const GptOssConfig& config, const ModelWeights& formats, DType kv_dtype,
                     const Batch& batch, int32_t num_distinct_experts);
 
-/// Bytes of the arrays of Activations for these sizes, and of the scratch that the rows that may be
-/// chosen on this device ask for at most. Needs no memory: `plan` calls it too.
+/// Bytes of the arrays of Activations for these sizes, and the most scratch of the rows that may be
+/// chosen on this device. Needs no memory: `plan` calls it too.
 struct ActivationBytes {
   uint64_t arrays = 0, logits = 0, workspace = 0, taps = 0;
   int32_t floats_of_x = 1;  ///< of one value

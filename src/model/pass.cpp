@@ -1,4 +1,4 @@
-// From configuration, weights, batch and forms to each step's Params.
+// Makes each step's Params from configuration, weights, batch and forms.
 #include "model/pass.h"
 
 #include <cmath>

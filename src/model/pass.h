@@ -1,4 +1,4 @@
-// The Params of every step of one pass: the only place where a step meets the model.
+// The Params of every step of one pass: only this file connects steps and model.
 #pragma once
 
 #include <span>
@@ -19,21 +19,21 @@ namespace moxie {
 struct Batch;
 struct Activations;
 
-/// What the steps of a pass have in common. All is referred to and must outlive it.
+/// What the steps of a pass share. It refers to all of this, which must outlive it.
 struct Pass {
   const GptOssConfig& config;
   const ModelWeights& weights;
   const Batch& batch;
   const Activations& act;
-  std::span<const KvLayer> kv;  ///< one a layer, or one for all of them where sizes alone count
+  std::span<const KvLayer> kv;  ///< one a layer; or one for all layers if only sizes count
   Rotary rotary;
   Launch launch;
   DType activation = DType::kBF16;  ///< KernelChooser::activation()
   int32_t tile_columns = 0;
   bool use_sinks = true;
 
-  /// The step's Params in layer `l`, with these forms. Embed and unembed look at no layer; of tap
-  /// `l` is the number of the tap.
+  /// The step's Params in layer `l`, with these forms. Embed and unembed ignore `l`; for tap it is
+  /// the number of the tap.
   template <typename P>
   P params(size_t l, const Forms& forms) const;
 
@@ -60,7 +60,7 @@ UnembedParams Pass::params<UnembedParams>(size_t l, const Forms& forms) const;
 template <>
 TapParams Pass::params<TapParams>(size_t l, const Forms& forms) const;
 
-/// Calls visit.operator()<P>() for the Params of each step of a layer, in their order.
+/// Calls visit.operator()<P>() for the Params of each step of a layer, in order.
 template <typename Visit>
 void for_each_layer_step(Visit&& visit) {
   visit.template operator()<QkvParams>();

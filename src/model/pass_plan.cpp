@@ -1,4 +1,4 @@
-// From the rows' tables to hops, and from the cheapest chains of hops to a plan.
+// Makes hops from the rows' tables, and a plan from the cheapest chains of hops.
 #include "model/pass_plan.h"
 
 #include <fmt/format.h>
@@ -14,7 +14,7 @@
 namespace moxie {
 namespace {
 
-/// The steps of a layer in their order. Border b of a layer stands before step b.
+/// The steps of a layer in order. Border b of a layer is before step b.
 constexpr const OpInfo* kLayerOps[] = {&Op<QkvParams>::info, &Op<AttendParams>::info,
                                        &Op<OutParams>::info, &Op<RouteParams>::info,
                                        &Op<ExpertsParams>::info};
@@ -24,7 +24,7 @@ int32_t border_before(const OpInfo& op) {
   return static_cast<int32_t>(std::ranges::find(kLayerOps, &op) - std::begin(kLayerOps));
 }
 
-/// The borders that a row stands between. Nothing is handed over before embed and behind unembed.
+/// The borders before and behind a row. There is none before embed and none behind unembed.
 constexpr int32_t kNoBorder = -1;
 struct Borders {
   int32_t from, to;
@@ -39,14 +39,14 @@ template <typename Form>
 int32_t state(Form form) {
   return static_cast<int32_t>(form);
 }
-/// The form of what is handed over at a border besides x.
+/// The form of the value, besides x, that is handed over at a border.
 int32_t state_at(int32_t border, const Forms& forms) {
   const int32_t states[] = {0, state(forms.q), state(forms.a), state(forms.router), state(forms.t)};
   return border < kLastBorder ? states[border] : 0;
 }
 
-/// The forms that are the same in all of a plan: x and l1, which every row passes on; and whether
-/// route is folded, for the sums of a layer are cleared by the layer before.
+/// The forms that are the same in a whole plan: x and l1, which every row passes on, and whether
+/// route is folded, since the previous layer clears the sums of a layer.
 struct SharedForms {
   XForm x;
   L1Form l1;
@@ -88,7 +88,7 @@ void for_each_forms(const Row<P>& row, const SharedForms& shared, Visit&& visit)
   });
 }
 
-/// What the forms of the values that step P reads and writes add to plain F32 ones, in bytes.
+/// Bytes that the forms of step P's inputs and outputs add to those of plain F32 forms.
 template <typename P>
 double more_bytes(const Pass& pass, const Forms& forms) {
   const double hidden = 4.0 * pass.batch.ragged.num_tokens * pass.config.hidden;
@@ -116,7 +116,7 @@ void run_planned<TapParams>(KernelChooser& kernels, const Pass& pass, const Plan
               pass.params<TapParams>(planned.tap, planned.forms));
 }
 
-/// Of a row that the other launches of its chain run and this one cannot.
+/// The time of a row that the other launches of its chain can run and this launch cannot.
 constexpr double kRefusedUs = std::numeric_limits<double>::infinity();
 
 // Makes the plan for one choice of the forms that rows pass on unchanged.
@@ -126,13 +126,13 @@ class Planner {
           const SharedForms& shared)
       : pass_(pass), kernels_(kernels), choice_(choice), shared_(shared) {}
 
-  /// Rows, and what they cost in the choice.
+  /// Rows, and their cost in the choice.
   struct Costed {
     std::vector<PlannedRow> rows;
     double cost = 0;
   };
 
-  /// The cheapest row of a step with no neighbour but in x and l1.
+  /// The cheapest row of a step that shares only x and l1 with other rows.
   template <typename P>
   std::optional<Costed> alone() {
     std::optional<Costed> best;
@@ -171,7 +171,7 @@ class Planner {
     return row.device == kernels_.device() && (row.needs & kernels_.features()) == row.needs;
   }
 
-  // Of one launch; nothing where the row cannot run.
+  // The time of one launch; nothing if the row cannot run.
   template <typename P>
   std::optional<double> predicted_us_of(const Pass& pass, size_t l, const Row<P>& row,
                                         const Forms& forms) const {
@@ -210,7 +210,7 @@ class Planner {
   template <typename P>
   PlannedRow planned(const Row<P>& row, const Forms& forms) const {
     Work work = Op<P>::work(pass_.params<P>(layer_, forms));
-    for_each_layer_step([&]<typename Q>() {  // what it does before its own step
+    for_each_layer_step([&]<typename Q>() {  // the steps that it covers
       if (std::ranges::find(row.covers, &Op<Q>::info) != row.covers.end())
         work += Op<Q>::work(pass_.params<Q>(layer_, forms));
     });
@@ -257,7 +257,7 @@ bool same_kind(const Pass& pass, size_t a, size_t b) {
          alike(x.down, y.down);
 }
 
-// Why there is no plan: the first step none of whose rows can run, or whose forms do not meet.
+// Why there is no plan: the first step that no row can run, or whose forms do not meet.
 tl::unexpected<Error> no_plan(const Pass& pass, const KernelChooser& kernels) {
   std::optional<Error> error;
   const auto look = [&]<typename P>(size_t l) {
@@ -276,7 +276,7 @@ tl::unexpected<Error> no_plan(const Pass& pass, const KernelChooser& kernels) {
       } else if (const char* refuses = row.refuses(params)) {
         refused = &row, why = refuses;
       } else {
-        return;  // this one can run
+        return;  // a row of the step can run
       }
     }
     const bool is_forced = kernels.choice().forced(Op<P>::info) != nullptr;
@@ -330,7 +330,7 @@ NamedForms forms_at(const PlannedRow& row, bool reads) {
 
 namespace {
 
-// Puts the rows that hand out x before and behind layers into a plan of the same forms.
+// Inserts the rows of tap before and behind layers, into a plan with the same form of x.
 void add_taps(std::span<const int32_t> taps, const PlannedRow& tap, PassPlan* plan) {
   const auto num_layers = static_cast<int32_t>(plan->chain_of_layer.size());
   for (int32_t l = 0; l < num_layers; ++l) {
@@ -377,7 +377,7 @@ bool can_meet(const PlannedRow& a, const PlannedRow& b) {
 
 namespace {
 
-// The cheapest with these forms, and its cost in the choice.
+// The cheapest plan with these forms, and its cost in the choice.
 std::optional<std::pair<PassPlan, double>> plan_with(const Pass& pass, const KernelChooser& kernels,
                                                      std::span<const int32_t> taps,
                                                      const PlanChoice& choice,
