@@ -35,7 +35,7 @@ enum Feature : Features {
 Features cpu_features();
 
 /// Whether this CPU's cores get most of the memory's bandwidth by reading in the order of
-/// addresses: so on AMD's (measured on a Zen 4). Others, such as a Sapphire Rapids, get it with
+/// addresses: so on AMD's, as on a Zen 4. Others, such as a Sapphire Rapids, get it with
 /// several streams side by side.
 bool reads_in_order();
 

@@ -16,8 +16,8 @@ struct DeviceRates {
   int32_t num_threads = 1;     ///< CPU: that share a step
 };
 
-/// A GPU's rates, from the driver's properties; a missing property is that of an H200. A CPU's
-/// rates are those of all threads, for rows that know their own time: 25 GB/s each, up to what
+/// A GPU's rates, from the driver's properties; a missing property is that of an H200. A CPU's: the
+/// number of threads, for rows that know the time of one thread, and 25 GB/s a thread, up to what
 /// eight memory channels give.
 inline DeviceRates rates_of(DeviceKind kind, const DeviceProperties& device) {
   DeviceRates rates;

@@ -10,7 +10,7 @@ namespace moxie::attend_wgmma {
 
 constexpr int kDim = 64;
 constexpr int kGroup = 8;       // query heads of a KV head
-constexpr int kWarpgroups = 3;  // that multiply
+constexpr int kWarpgroups = 3;  // warpgroups that multiply
 constexpr int kRows = 64;       // of a warpgroup; a row is one query head of a token
 constexpr int kTokens = kRows / kGroup;
 constexpr int kTileTokens = kWarpgroups * kTokens;

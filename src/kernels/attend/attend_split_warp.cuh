@@ -10,8 +10,8 @@ namespace moxie::attend_split {
 constexpr int kWarps = 8;
 constexpr int kThreads = 32 * kWarps;
 constexpr int kMaxSplits = 16;       // clusters above 8 blocks are tried if the device takes them
-constexpr int32_t kFewKeys = 512;    // of a window
-constexpr int32_t kFewTokens = 8;    // of a sequence in a launch
+constexpr int32_t kFewKeys = 512;    // the most keys of a small window
+constexpr int32_t kFewTokens = 8;    // the most tokens of a sequence that count as few
 constexpr int kRun = 16;             // keys that are contiguous if pages hold a multiple of kRun
 constexpr int kKeysOfWarp = 32;      // keys of a warp before another block joins
 constexpr int32_t kNoKey = -2;       // in place of a page

@@ -100,8 +100,8 @@ struct StageProduct {
   }
 };
 
-// In a stage, 8 lanes a unit copy scales. The other lanes copy as many bytes to memory behind them,
-// which no lane reads.
+// In a stage, 8 lanes a unit copy scales. The other lanes copy as many bytes to memory behind the
+// stage's weights, which no lane reads.
 inline constexpr int kScaleLanes = 8 * kUnits;
 template <DType F>
 inline constexpr int kLaneScaleBytes = 4 * Format<F>::kScaleWords;
@@ -113,8 +113,9 @@ inline constexpr int kStageBytes = kStageWeightBytes<F> + (32 - kScaleLanes) * k
 // for the next kernels.
 inline constexpr int kStages = 2;
 
-// Keeps an address out of uniform registers: nvcc 13.0 copies such an address to add to it,
-// although no instruction needs the copy. Also keeps a value from being computed again and again.
+// Keeps an address out of uniform registers: nvcc 13.0 emits an invalid cp.async for an address
+// that is the sum of a register and a uniform register. Also keeps a value from being computed
+// again and again.
 template <typename T>
 __device__ __forceinline__ T opaque(T value) {
   asm volatile("" : "+r"(value));
@@ -298,7 +299,7 @@ __device__ void add_biases(const Step& p, const Picks& picks) {
 /// the other block has sent its half of n + 2. So its warps have done gate/up of n + 2, which they
 /// begin after down of n.
 struct Meeting {
-  uint64_t barriers[kKept];  // of pieces in turn: that piece's hidden values have arrived
+  uint64_t barriers[kKept];  // for pieces in turn: the piece's hidden values have arrived
   uint64_t staged;           // the activations are staged
   /// The barrier among the block's warps: the sums of the nth piece are complete.
   __device__ __forceinline__ static int of_sums(int nth) { return 1 + nth % 2; }

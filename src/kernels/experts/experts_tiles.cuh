@@ -39,7 +39,7 @@ struct Picks {
 };
 
 constexpr int kStaged = 2;  // staged tokens of a pick; the activations of others are read in place
-constexpr int kBlocks = 4;  // of an SM
+constexpr int kBlocks = 4;  // on an SM
 
 template <int kUnits>
 inline constexpr int kMaxWarps = kUnits == 9 ? 5 : 15;

@@ -13,8 +13,8 @@ namespace {
 
 constexpr int kMaxWarps = 16;
 constexpr int kColumns = 64;  // of a warp
-constexpr int kHeld = 3;      // of these 64 columns, at a time
-constexpr int kRows = 4;      // of the token's pairs, at a time
+constexpr int kHeld = 3;      // groups of 64 columns, at a time
+constexpr int kRows = 4;      // pairs of the token, at a time
 
 __device__ __forceinline__ float2 unpack_bf16(uint32_t pair) {
   return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xFFFF0000u));
