@@ -1,8 +1,8 @@
 // An operation: whatever has a table of rows. The steps of a pass are operations; an operation need
 // not be a step.
 //
-// An operation specialises Op beside its Params, and ops.cpp lists it. Tables, switches, counts,
-// reports, testers and benchmarks take it from there.
+// An operation specialises Op beside its Params, and ops.cpp lists it. Tables, switches, counts and
+// reports take it from there, tests and benchmarks from its tester (testing/op_testers.h).
 #pragma once
 
 #include <span>

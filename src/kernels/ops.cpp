@@ -1,4 +1,5 @@
-// The list of all operations: to add one, include its header and add a line.
+// The list of all operations: to add one, include its header and add a line, and a line for its
+// tester in testing/op_testers.h.
 #include "kernels/attend/attend.h"
 #include "kernels/embed/embed.h"
 #include "kernels/experts/experts.h"

@@ -21,7 +21,7 @@ struct Sequence {
 };
 
 // A launch with its cache, in host memory.
-struct AttendCase {
+struct AttendCudaCase {
   int32_t num_heads = 64, num_kv_heads = 8, head_dim = 64, window = 0, page_tokens = 16;
   DType dtype = DType::kBF16;
   std::vector<Sequence> seqs = {{0, 1}};
@@ -188,7 +188,7 @@ class AttendCudaTest : public CudaTest {
   static void SetUpTestSuite() { runs_.begin(); }
   static void TearDownTestSuite() { runs_.end(); }
 
-  static std::vector<float> reference(const AttendCase& test) {
+  static std::vector<float> reference(const AttendCudaCase& test) {
     std::vector<float> expected(test.q.size());
     AttendParams params = test.params();
     params.a = expected.data();
@@ -199,7 +199,7 @@ class AttendCudaTest : public CudaTest {
   }
 
   // Copies the case to the device.
-  AttendParams upload_case(const AttendCase& test) {
+  AttendParams upload_case(const AttendCudaCase& test) {
     AttendParams params = test.params();
     params.launch = launch();
     params.q = upload(test.q);
@@ -214,7 +214,7 @@ class AttendCudaTest : public CudaTest {
   }
 
   void expect_close(const std::vector<float>& found, const std::vector<float>& expected,
-                    const AttendCase& test, const std::string& name) {
+                    const AttendCudaCase& test, const std::string& name) {
     ASSERT_EQ(found.size(), expected.size());
     const bool is_bf16 = activation_rounding(name) > 0;
     const auto dim = static_cast<size_t>(test.head_dim);
@@ -239,7 +239,7 @@ class AttendCudaTest : public CudaTest {
   }
 
   // Runs every row that takes the case; returns the number of such rows.
-  int expect_rows_match(AttendCase test) {
+  int expect_rows_match(AttendCudaCase test) {
     test.build();
     const std::vector<float> expected = reference(test);
     const AttendParams params = upload_case(test);
@@ -268,7 +268,7 @@ class AttendCudaTest : public CudaTest {
 
   // Staged queries must give the same answer, to the bit.
   void expect_staged_queries(const Row<AttendParams>& row, AttendParams params,
-                             const AttendCase& test, const std::vector<float>& found) {
+                             const AttendCudaCase& test, const std::vector<float>& found) {
     std::vector<uint16_t> bits;
     for (const float value : test.q) bits.push_back(f32_to_bf16(value * params.q_factor()));
     params.q = reinterpret_cast<const float*>(upload(bits));

@@ -21,7 +21,7 @@ TEST_F(AttendCudaTest, EveryGroupMatchesTheReference) {
   for (const auto& [heads, kv_heads] : shapes) {
     for (const DType dtype : kHalfCaches) {
       for (const int32_t window : {0, 128}) {
-        AttendCase test{.num_heads = heads, .num_kv_heads = kv_heads, .window = window};
+        AttendCudaCase test{.num_heads = heads, .num_kv_heads = kv_heads, .window = window};
         test.dtype = dtype;
         const bool is_of_prefill = heads == 8 * kv_heads && dtype == DType::kBF16;
         const int num_rows = 2 + (is_of_prefill ? static_cast<int>(prefill_rows().size()) : 0);
@@ -38,7 +38,7 @@ TEST_F(AttendCudaTest, EveryNumberOfTokensMatchesTheReference) {
   for (const int32_t count : {1, 2, 3, 4, 5, 6, 7, 8, 9, 33}) {
     for (const DType dtype : kHalfCaches) {
       for (const int32_t window : {0, 128}) {
-        AttendCase test{.num_heads = 16, .num_kv_heads = 2, .window = window, .dtype = dtype};
+        AttendCudaCase test{.num_heads = 16, .num_kv_heads = 2, .window = window, .dtype = dtype};
         test.seqs = {{190, count}};
         expect_rows_match(test);
         test.seqs.assign(static_cast<size_t>(count), {0, 1});
@@ -53,7 +53,8 @@ TEST_F(AttendCudaTest, EveryPageSizeAndCacheTypeMatchesTheReference) {
   for (const int32_t page : {1, 5, 16, 64, 100}) {
     for (const DType dtype : kCaches) {
       for (const int32_t window : {0, 1, 33, 128}) {
-        AttendCase test{.num_heads = 8, .num_kv_heads = 2, .window = window, .page_tokens = page};
+        AttendCudaCase test{
+            .num_heads = 8, .num_kv_heads = 2, .window = window, .page_tokens = page};
         test.dtype = dtype;
         test.seqs = {{0, 7}, {200, 1}, {61, 20}};
         expect_rows_match(test);
@@ -70,7 +71,7 @@ TEST_F(AttendCudaTest, EveryDepthMatchesTheReference) {
     for (const DType dtype : kHalfCaches) {
       for (const int32_t window : {0, 128, 300}) {
         for (const int32_t count : {1, 5}) {
-          AttendCase test{.num_heads = 8, .num_kv_heads = 1, .window = window, .dtype = dtype};
+          AttendCudaCase test{.num_heads = 8, .num_kv_heads = 1, .window = window, .dtype = dtype};
           test.seqs = {{depth, count}};
           expect_rows_match(test);
         }
@@ -82,7 +83,7 @@ TEST_F(AttendCudaTest, EveryDepthMatchesTheReference) {
 TEST_F(AttendCudaTest, FewKeysInALongTableMatchTheReference) {
   for (const int32_t depth : {0, 40, 127, 128, 300, 900, 4999}) {
     for (const DType dtype : kHalfCaches) {
-      AttendCase test{.num_heads = 16, .num_kv_heads = 2, .dtype = dtype};
+      AttendCudaCase test{.num_heads = 16, .num_kv_heads = 2, .dtype = dtype};
       test.num_spare_pages = 8192;
       test.seqs = {{depth, 1}};
       expect_rows_match(test);
@@ -95,14 +96,14 @@ TEST_F(AttendCudaTest, FewKeysInALongTableMatchTheReference) {
 TEST_F(AttendCudaTest, TheShapeOfTheModelMatchesAtDepth) {
   for (const DType dtype : kHalfCaches) {
     for (const int32_t window : {0, 128}) {
-      AttendCase test{.window = window, .dtype = dtype};
+      AttendCudaCase test{.window = window, .dtype = dtype};
       test.seqs = {{4999, 1}};
       expect_rows_match(test);
       test.seqs = {{2047, 4}};
       expect_rows_match(test);
     }
   }
-  AttendCase deep{.num_heads = 8, .num_kv_heads = 1};
+  AttendCudaCase deep{.num_heads = 8, .num_kv_heads = 1};
   deep.seqs = {{33000, 1}};
   expect_rows_match(deep);
 }
@@ -110,7 +111,7 @@ TEST_F(AttendCudaTest, TheShapeOfTheModelMatchesAtDepth) {
 TEST_F(AttendCudaTest, RaggedMixesMatchTheReference) {
   std::mt19937 random(5);
   for (int i = 0; i < 24; ++i) {
-    AttendCase test{.num_heads = 8, .num_kv_heads = 2, .window = i % 2 == 0 ? 0 : 128};
+    AttendCudaCase test{.num_heads = 8, .num_kv_heads = 2, .window = i % 2 == 0 ? 0 : 128};
     test.dtype = kHalfCaches[i / 2 % 2];
     test.seed = static_cast<uint32_t>(random());
     test.seqs.clear();
@@ -129,7 +130,7 @@ TEST_F(AttendCudaTest, RaggedMixesMatchTheReference) {
 TEST_F(AttendCudaTest, PrefillChunksMatchTheReference) {
   for (const int32_t window : {0, 1, 33, 128, 300}) {
     for (const bool use_sinks : {true, false}) {
-      AttendCase test{.window = window, .use_sinks = use_sinks};
+      AttendCudaCase test{.window = window, .use_sinks = use_sinks};
       test.seqs = {{0, 200}};
       expect_rows_match(test);
       test.num_heads = 16, test.num_kv_heads = 2;
@@ -139,7 +140,7 @@ TEST_F(AttendCudaTest, PrefillChunksMatchTheReference) {
         if (page != 5 || use_sinks) expect_rows_match(test);
       }
     }
-    AttendCase deep{.num_heads = 8, .num_kv_heads = 1, .window = window};
+    AttendCudaCase deep{.num_heads = 8, .num_kv_heads = 1, .window = window};
     deep.seqs = {{6144, 100}};
     expect_rows_match(deep);
   }
@@ -150,7 +151,8 @@ TEST_F(AttendCudaTest, PrefillChunksMatchTheReference) {
 TEST_F(AttendCudaTest, PrefillFollowsLogitsThatJump) {
   for (const int32_t window : {0, 128, 300}) {
     for (const bool use_sinks : {true, false}) {
-      AttendCase test{.num_heads = 8, .num_kv_heads = 1, .window = window, .use_sinks = use_sinks};
+      AttendCudaCase test{
+          .num_heads = 8, .num_kv_heads = 1, .window = window, .use_sinks = use_sinks};
       test.loud_keys = {{300, 4.0f}, {500, 8.0f}, {700, 9.0f}};
       test.seqs = {{0, 900}, {250, 300}, {480, 250}};
       test.build();
@@ -166,7 +168,7 @@ TEST_F(AttendCudaTest, PrefillFollowsLogitsThatJump) {
 // More than a block that plans has threads.
 TEST_F(AttendCudaTest, ManySequencesMatchTheReference) {
   for (const int32_t window : {0, 33}) {
-    AttendCase test{.num_heads = 8, .num_kv_heads = 1, .window = window};
+    AttendCudaCase test{.num_heads = 8, .num_kv_heads = 1, .window = window};
     test.seqs.clear();
     for (int32_t i = 0; i < 2100; ++i) test.seqs.push_back({i * 7 % 61, i % 100 == 0 ? 21 : 1});
     expect_rows_match(test);
@@ -175,7 +177,7 @@ TEST_F(AttendCudaTest, ManySequencesMatchTheReference) {
 
 TEST_F(AttendCudaTest, WithoutSinksTheWeightsSumToOne) {
   for (const DType dtype : kCaches) {
-    AttendCase test{.num_heads = 8, .num_kv_heads = 2, .dtype = dtype, .use_sinks = false};
+    AttendCudaCase test{.num_heads = 8, .num_kv_heads = 2, .dtype = dtype, .use_sinks = false};
     test.seqs = {{300, 1}, {0, 20}};
     expect_rows_match(test);
     test.seqs = {{0, 1}};
@@ -186,7 +188,7 @@ TEST_F(AttendCudaTest, WithoutSinksTheWeightsSumToOne) {
 TEST_F(AttendCudaTest, GreatLogitsNeitherOverflowNorLoseTheSink) {
   for (const DType dtype : kCaches) {
     for (const float factor : {30.0f, 1000.0f, 1e6f}) {
-      AttendCase test{.num_heads = 8, .num_kv_heads = 2, .dtype = dtype, .q_factor = factor};
+      AttendCudaCase test{.num_heads = 8, .num_kv_heads = 2, .dtype = dtype, .q_factor = factor};
       test.seqs = {{40, 3}};
       expect_rows_match(test);
     }
@@ -196,7 +198,7 @@ TEST_F(AttendCudaTest, GreatLogitsNeitherOverflowNorLoseTheSink) {
 TEST_F(AttendCudaTest, EveryHeadSizeMatchesTheReference) {
   for (const int32_t dim : {16, 32, 80, 96, 128, 256, 512}) {
     for (const DType dtype : kCaches) {
-      AttendCase test{.num_heads = 4, .num_kv_heads = 2, .head_dim = dim, .dtype = dtype};
+      AttendCudaCase test{.num_heads = 4, .num_kv_heads = 2, .head_dim = dim, .dtype = dtype};
       test.seqs = {{70, 3}};
       EXPECT_EQ(expect_rows_match(test), 1);
     }
@@ -204,7 +206,7 @@ TEST_F(AttendCudaTest, EveryHeadSizeMatchesTheReference) {
 }
 
 TEST_F(AttendCudaTest, ARunTwiceGivesTheSameBits) {
-  AttendCase test;
+  AttendCudaCase test;
   test.seqs = {{3000, 2}, {700, 1}, {500, 200}};
   test.build();
   const AttendParams params = upload_case(test);
@@ -222,7 +224,7 @@ TEST_F(AttendCudaTest, ARunTwiceGivesTheSameBits) {
 TEST_F(AttendCudaTest, AMissingPageGivesNaN) {
   for (const DType dtype : kHalfCaches) {
     for (const int32_t count : {1, 3}) {
-      AttendCase test{.dtype = dtype};
+      AttendCudaCase test{.dtype = dtype};
       test.seqs = {{1500, count}};
       test.build();
       test.table[50] = -1;
@@ -325,7 +327,7 @@ TEST_F(AttendCudaTest, ACapturedLaunchFollowsThePositionsOnTheDevice) {
   for (const auto* of_table : rows) {
     const auto& row = *of_table;
     for (const int32_t window : {0, 128}) {
-      AttendCase deep{.window = window}, shallow{.window = window};
+      AttendCudaCase deep{.window = window}, shallow{.window = window};
       deep.seqs = {{1800, 1}, {333, 1}};
       shallow.seqs = {{90, 1}, {1801, 1}};
       shallow.seed = 2;
@@ -341,7 +343,7 @@ TEST_F(AttendCudaTest, ACapturedLaunchFollowsThePositionsOnTheDevice) {
       params.launch.workspace = workspace.buffer.data();
       params.launch.workspace_bytes = workspace.bytes;
       const auto graph = take(device().capture(stream(), [&] { row.run(params); }));
-      for (const AttendCase* test : {&deep, &shallow, &deep}) {
+      for (const AttendCudaCase* test : {&deep, &shallow, &deep}) {
         const auto send = [&](const void* to, const auto& values) {
           done(device().copy_from_host(const_cast<void*>(to), values.data(),
                                        values.size() * sizeof(values[0]), stream()));

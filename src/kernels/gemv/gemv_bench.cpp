@@ -270,13 +270,7 @@ void register_all() {
       ->Unit(benchmark::kMicrosecond);
 }
 
+[[maybe_unused]] const bool is_registered = (register_all(), true);
+
 }  // namespace
 }  // namespace moxie
-
-int main(int argc, char** argv) {
-  benchmark::Initialize(&argc, argv);
-  moxie::register_all();
-  benchmark::RunSpecifiedBenchmarks();
-  benchmark::Shutdown();
-  return 0;
-}

@@ -11,9 +11,10 @@ namespace {
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr int32_t kPageTokens = 4, kMaxPositions = 64;
+constexpr int32_t kQkvSeqs = 3, kAttendPageTokens = 16;
 
-std::string text(const char* step, DType weights, std::initializer_list<int64_t> sizes) {
-  std::string name = std::string(step) + " " + std::string(dtype_name(weights));
+std::string text(const char* op, DType format, std::initializer_list<int64_t> sizes) {
+  std::string name = std::string(op) + " " + std::string(dtype_name(format));
   for (int64_t size : sizes) name += " " + std::to_string(size);
   return name;
 }
@@ -28,10 +29,12 @@ int32_t* keep(Built<P>& built, std::vector<int32_t> values) {
   built.ints.push_back(std::move(values));
   return built.ints.back().data();
 }
+// Contents for a matrix that has sizes and a format.
 template <typename P>
-PackedMatrix keep(Built<P>& built, PackedTensor tensor) {
-  built.weights.push_back(std::move(tensor));
-  return built.weights.back().matrix;
+void fill(Built<P>& built, PackedMatrix& matrix, Random& random, int32_t gate_up_outputs = 0) {
+  built.weights.push_back(random_packed(matrix.format, matrix.num_experts, matrix.rows, matrix.cols,
+                                        random, gate_up_outputs));
+  matrix = built.weights.back().matrix;
 }
 
 std::vector<float> near_one(int64_t n, Random& random) {
@@ -43,6 +46,27 @@ std::vector<float> near_one(int64_t n, Random& random) {
 template <typename T>
 std::vector<double> doubles(const T* from, int64_t n) {
   return {from, from + n};
+}
+
+// Pages of as many sequences, out of order.
+std::vector<int32_t> shuffled_pages(int32_t num_pages, Random& random) {
+  std::vector<int32_t> pages(static_cast<size_t>(num_pages));
+  std::iota(pages.begin(), pages.end(), 0);
+  for (size_t i = pages.size(); i > 1; --i)
+    std::swap(pages[i - 1], pages[static_cast<size_t>(random.below(static_cast<int32_t>(i)))]);
+  return pages;
+}
+
+void store_cache_values(const KvLayer& kv, const std::vector<float>& values, std::byte* to) {
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (kv.dtype == DType::kF32) {
+      reinterpret_cast<float*>(to)[i] = values[i];
+    } else if (kv.dtype == DType::kBF16) {
+      reinterpret_cast<uint16_t*>(to)[i] = f32_to_bf16(values[i]);
+    } else {
+      reinterpret_cast<uint8_t*>(to)[i] = f32_to_e4m3(values[i]);
+    }
+  }
 }
 
 // One byte or two of a cache as a number.
@@ -64,6 +88,40 @@ std::vector<double> cache_values(const KvLayer& kv, const std::byte* from, int64
 
 double f32_sum_error(int64_t k) { return (32.0 + static_cast<double>(k) / 32.0) * 0x1p-24; }
 
+// ---- embed --------------------------------------------------------------------------------------
+
+std::string EmbedCase::name() const { return text("embed", table, {tokens, hidden, vocab}); }
+
+EmbedParams EmbedCase::sizes() const {
+  return {.num_tokens = tokens, .table = {.format = table, .rows = vocab, .cols = hidden}};
+}
+
+Built<EmbedParams> build(const EmbedCase& c) {
+  Random random(1);
+  Built<EmbedParams> built{.params = c.sizes()};
+  EmbedParams& p = built.params;
+  // Any bytes without the highest bit of the exponents, Q8_0's scales' too: finite in every format.
+  std::vector<std::byte>& table = built.bytes.emplace_back(p.table.bytes());
+  for (std::byte& byte : table) byte = static_cast<std::byte>(random.below(256) & 0xBF);
+  p.table.data = table.data();
+  std::vector<int32_t> ids;
+  for (int32_t token = 0; token < c.tokens; ++token) ids.push_back(random.below(c.vocab));
+  p.token_ids = keep(built, std::move(ids));
+  p.x = keep(built, std::vector<float>(static_cast<size_t>(c.tokens) * c.hidden));
+  return built;
+}
+
+template <>
+void Built<EmbedParams>::reset() {
+  std::fill_n(params.x, int64_t{params.num_tokens} * params.table.cols, kNan);
+}
+
+template <>
+std::vector<Output> Built<EmbedParams>::outputs() const {
+  const int64_t width = params.table.cols;
+  return {{.name = "x", .width = width, .values = doubles(params.x, params.num_tokens * width)}};
+}
+
 // ---- qkv ----------------------------------------------------------------------------------------
 
 std::string QkvCase::name() const {
@@ -71,35 +129,37 @@ std::string QkvCase::name() const {
          std::string(dtype_name(cache));
 }
 
+QkvParams QkvCase::sizes() const {
+  return {.batch = {.num_tokens = tokens, .num_seqs = kQkvSeqs},
+          .hidden = hidden,
+          .num_heads = heads,
+          .num_kv_heads = kv_heads,
+          .head_dim = head_dim,
+          .weight = {.format = weights, .rows = (heads + 2 * kv_heads) * head_dim, .cols = hidden},
+          .kv = {.page_tokens = kPageTokens, .dtype = cache}};
+}
+
 Built<QkvParams> build(const QkvCase& c) {
   Random random(c.seed);
-  Built<QkvParams> built;
-  const int32_t rows = (c.heads + 2 * c.kv_heads) * c.head_dim;
+  Built<QkvParams> built{.params = c.sizes()};
   // Three sequences in turn with pages out of order, each starting at a position of its own.
-  constexpr int32_t num_seqs = 3;
   const int32_t first = c.first_position;
-  int32_t next[num_seqs] = {first, first + 3, first + 17};
-  const int32_t max_positions = std::max(kMaxPositions, first + 17 + ceil_div(c.tokens, num_seqs));
+  int32_t next[kQkvSeqs] = {first, first + 3, first + 17};
+  const int32_t max_positions = std::max(kMaxPositions, first + 17 + ceil_div(c.tokens, kQkvSeqs));
   const int32_t pages_per_seq = ceil_div(max_positions, kPageTokens);
-  std::vector<int32_t> positions, seqs, pages(static_cast<size_t>(num_seqs) * pages_per_seq);
+  std::vector<int32_t> positions, seqs;
   for (int32_t token = 0; token < c.tokens; ++token) {
-    seqs.push_back(token % num_seqs);
-    positions.push_back(next[token % num_seqs]++);
+    seqs.push_back(token % kQkvSeqs);
+    positions.push_back(next[token % kQkvSeqs]++);
   }
-  std::iota(pages.begin(), pages.end(), 0);
-  for (size_t i = pages.size(); i > 1; --i) {
-    std::swap(pages[i - 1], pages[static_cast<size_t>(random.below(static_cast<int32_t>(i)))]);
-  }
+  std::vector<int32_t> pages = shuffled_pages(kQkvSeqs * pages_per_seq, random);
   QkvParams& p = built.params;
-  p.batch = {.num_tokens = c.tokens, .num_seqs = num_seqs};
   p.batch.positions = keep(built, std::move(positions));
   p.batch.seq_idx = keep(built, std::move(seqs));
-  p.hidden = c.hidden, p.num_heads = c.heads, p.num_kv_heads = c.kv_heads;
-  p.head_dim = c.head_dim;
   p.x = keep(built, random.uniforms(int64_t{c.tokens} * c.hidden, 3.0f));
   p.norm_weight = keep(built, near_one(c.hidden, random));
-  p.weight = keep(built, random_packed(c.weights, 1, rows, c.hidden, random));
-  p.bias = keep(built, random.uniforms(rows, 0.5f));
+  fill(built, p.weight, random);
+  p.bias = keep(built, random.uniforms(p.weight.rows, 0.5f));
   std::vector<float> table;
   for (int32_t position = 0; position < max_positions; ++position) {
     for (int32_t i = 0; i < c.head_dim; ++i) {
@@ -108,8 +168,6 @@ Built<QkvParams> build(const QkvCase& c) {
     }
   }
   p.rotary = {.table = keep(built, std::move(table)), .max_positions = max_positions};
-  p.kv.dtype = c.cache;
-  p.kv.page_tokens = kPageTokens;
   p.kv.table_stride = pages_per_seq;
   p.kv.page_stride_bytes = c.kv_heads * kPageTokens * p.kv.row_bytes(c.head_dim);
   const auto cache_bytes = static_cast<size_t>(p.kv.page_stride_bytes) * pages.size();
@@ -154,17 +212,94 @@ std::vector<Output> Built<QkvParams>::outputs() const {
   return list;
 }
 
+// ---- attend -------------------------------------------------------------------------------------
+
+std::string AttendCase::name() const {
+  return text("attend", cache, {seqs, tokens, depth, heads, kv_heads, head_dim}) + " window " +
+         std::to_string(window);
+}
+
+AttendParams AttendCase::sizes() const {
+  return {.batch = {.num_tokens = seqs * tokens, .num_seqs = seqs},
+          .num_heads = heads,
+          .num_kv_heads = kv_heads,
+          .head_dim = head_dim,
+          .window = window,
+          .scale = 1.0f / std::sqrt(static_cast<float>(head_dim)),
+          .kv = {.page_tokens = kAttendPageTokens, .dtype = cache}};
+}
+
+Built<AttendParams> build(const AttendCase& c) {
+  Random random(1);
+  Built<AttendParams> built{.params = c.sizes()};
+  AttendParams& p = built.params;
+  std::vector<int32_t> positions, seqs, offsets = {0};
+  for (int32_t seq = 0; seq < c.seqs; ++seq) {
+    for (int32_t i = 0; i < c.tokens; ++i) positions.push_back(c.depth + 3 * seq + i);
+    seqs.insert(seqs.end(), static_cast<size_t>(c.tokens), seq);
+    offsets.push_back(c.tokens * (seq + 1));
+  }
+  KvLayer& kv = p.kv;
+  kv.table_stride = ceil_div(positions.back() + 1, kAttendPageTokens);
+  kv.page_stride_bytes = c.kv_heads * kAttendPageTokens * kv.row_bytes(c.head_dim);
+  kv.page_table = keep(built, shuffled_pages(c.seqs * kv.table_stride, random));
+  // What no token may see stays NaN, which is all ones in every format.
+  const int64_t cache_bytes = kv.page_stride_bytes * c.seqs * kv.table_stride;
+  built.bytes.assign(2, std::vector<std::byte>(cache_bytes, std::byte{0xFF}));
+  kv.k = built.bytes[0].data(), kv.v = built.bytes[1].data();
+  for (int32_t seq = 0; seq < c.seqs; ++seq) {
+    const int32_t end = c.depth + 3 * seq + c.tokens;
+    const int32_t first_seen = c.window > 0 ? std::max(0, end - c.tokens - c.window + 1) : 0;
+    for (int32_t at = first_seen; at < end; ++at) {
+      for (int32_t head = 0; head < c.kv_heads; ++head) {
+        const int64_t offset = kv.offset(kv.page_of(seq, at), head, at, c.head_dim);
+        store_cache_values(kv, random.uniforms(c.head_dim, 2.0f), kv.k + offset);
+        store_cache_values(kv, random.uniforms(c.head_dim, 2.0f), kv.v + offset);
+      }
+    }
+  }
+  p.batch.positions = keep(built, std::move(positions));
+  p.batch.seq_idx = keep(built, std::move(seqs));
+  p.batch.row_offsets = keep(built, std::move(offsets));
+  const int64_t num_values = int64_t{p.batch.num_tokens} * c.heads * c.head_dim;
+  p.q = keep(built, random.uniforms(num_values, 2.0f));
+  p.sinks = keep(built, random.uniforms(c.heads, 2.0f));
+  p.a = keep(built, std::vector<float>(static_cast<size_t>(num_values)));
+  return built;
+}
+
+template <>
+void Built<AttendParams>::reset() {
+  std::fill_n(params.a, int64_t{params.batch.num_tokens} * params.num_heads * params.head_dim,
+              kNan);
+}
+
+template <>
+std::vector<Output> Built<AttendParams>::outputs() const {
+  const AttendParams& p = params;
+  const int64_t width = int64_t{p.num_heads} * p.head_dim;
+  // Logits are at most about 6: their error is that much of a weight. Then two sums over the keys.
+  const int32_t num_keys = p.batch.positions[p.batch.num_tokens - 1] + 1;
+  return {{.name = "a",
+           .width = width,
+           .values = doubles(p.a, p.batch.num_tokens * width),
+           .rounding = 6 * f32_sum_error(p.head_dim) + 2 * f32_sum_error(num_keys)}};
+}
+
 // ---- out ----------------------------------------------------------------------------------------
 
 std::string OutCase::name() const { return text("out", weights, {tokens, rows, cols}); }
 
+OutParams OutCase::sizes() const {
+  return {.num_tokens = tokens, .weight = {.format = weights, .rows = rows, .cols = cols}};
+}
+
 Built<OutParams> build(const OutCase& c) {
   Random random(c.seed);
-  Built<OutParams> built;
+  Built<OutParams> built{.params = c.sizes()};
   OutParams& p = built.params;
-  p.num_tokens = c.tokens;
   p.a = keep(built, random.uniforms(int64_t{c.tokens} * c.cols, 2.0f));
-  p.weight = keep(built, random_packed(c.weights, 1, c.rows, c.cols, random));
+  fill(built, p.weight, random);
   p.bias = keep(built, random.uniforms(c.rows));
   built.initial_x = random.uniforms(int64_t{c.tokens} * c.rows, 3.0f);
   p.x = keep(built, built.initial_x);
@@ -190,14 +325,20 @@ std::string RouteCase::name() const {
   return text("route", weights, {tokens, hidden, experts, top_k});
 }
 
+RouteParams RouteCase::sizes() const {
+  return {.num_tokens = tokens,
+          .hidden = hidden,
+          .top_k = top_k,
+          .weight = {.format = weights, .rows = experts, .cols = hidden}};
+}
+
 Built<RouteParams> build(const RouteCase& c) {
   Random random(c.seed);
-  Built<RouteParams> built;
+  Built<RouteParams> built{.params = c.sizes()};
   RouteParams& p = built.params;
-  p.num_tokens = c.tokens, p.hidden = c.hidden, p.top_k = c.top_k;
   p.x = keep(built, random.uniforms(int64_t{c.tokens} * c.hidden, 3.0f));
   p.norm_weight = keep(built, near_one(c.hidden, random));
-  p.weight = keep(built, random_packed(c.weights, 1, c.experts, c.hidden, random));
+  fill(built, p.weight, random);
   p.bias = keep(built, random.uniforms(c.experts));
   p.t = keep(built, std::vector<float>(static_cast<size_t>(c.tokens) * c.hidden));
   p.expert_weights = keep(built, std::vector<float>(static_cast<size_t>(c.tokens) * c.top_k));
@@ -234,13 +375,26 @@ std::string ExpertsCase::name() const {
   return text("experts", weights, {tokens, hidden, intermediate, experts, top_k});
 }
 
+ExpertsParams ExpertsCase::sizes() const {
+  const PackedMatrix gate_up{.format = weights,
+                             .num_experts = experts,
+                             .rows = 2 * round_up(intermediate, 16),
+                             .cols = hidden};
+  PackedMatrix down = gate_up;
+  down.rows = hidden, down.cols = intermediate;
+  return {.num_tokens = tokens,
+          .hidden = hidden,
+          .intermediate = intermediate,
+          .top_k = top_k,
+          .gate_up = gate_up,
+          .down = down};
+}
+
 Built<ExpertsParams> build(const ExpertsCase& c) {
   Random random(c.seed);
-  Built<ExpertsParams> built;
+  Built<ExpertsParams> built{.params = c.sizes()};
   ExpertsParams& p = built.params;
-  const int32_t gate_up_rows = 2 * round_up(c.intermediate, 16);
-  p.num_tokens = c.tokens, p.hidden = c.hidden, p.intermediate = c.intermediate;
-  p.top_k = c.top_k;
+  const int32_t gate_up_rows = p.gate_up.rows;
   p.t = keep(built, random.uniforms(int64_t{c.tokens} * c.hidden, 2.0f * c.input_scale));
   std::vector<int32_t> ids;
   std::vector<float> weights;
@@ -249,8 +403,9 @@ Built<ExpertsParams> build(const ExpertsCase& c) {
     std::iota(all.begin(), all.end(), 0);
     float sum = 0;
     for (int32_t slot = 0; slot < c.top_k; ++slot) {
-      // Half of the tokens choose among the first experts only: groups of very different sizes.
-      const int32_t num_choices = (token % 2 == 0 ? c.experts : std::min(c.experts, c.top_k + 1));
+      // Uneven: groups of very different sizes.
+      const bool is_any = token % 2 == 0 || !c.is_uneven;
+      const int32_t num_choices = is_any ? c.experts : std::min(c.experts, c.top_k + 1);
       std::swap(all[slot], all[slot + random.below(num_choices - slot)]);
       ids.push_back(all[slot]);
       weights.push_back(1.05f + random.uniform());
@@ -260,9 +415,8 @@ Built<ExpertsParams> build(const ExpertsCase& c) {
   }
   p.expert_ids = keep(built, std::move(ids));
   p.expert_weights = keep(built, std::move(weights));
-  p.gate_up = keep(
-      built, random_packed(c.weights, c.experts, gate_up_rows, c.hidden, random, c.intermediate));
-  p.down = keep(built, random_packed(c.weights, c.experts, c.hidden, c.intermediate, random));
+  fill(built, p.gate_up, random, c.intermediate);
+  fill(built, p.down, random);
   std::vector<float> bias = random.uniforms(int64_t{c.experts} * gate_up_rows);
   for (int32_t e = 0; e < c.experts; ++e) {
     for (int32_t i = c.intermediate; i < gate_up_rows / 2; ++i) {
@@ -297,18 +451,23 @@ std::vector<Output> Built<ExpertsParams>::outputs() const {
 
 std::string UnembedCase::name() const { return text("unembed", weights, {rows, hidden, vocab}); }
 
+UnembedParams UnembedCase::sizes() const {
+  return {.num_rows = rows,
+          .hidden = hidden,
+          .weight = {.format = weights, .rows = vocab, .cols = hidden}};
+}
+
 Built<UnembedParams> build(const UnembedCase& c) {
   Random random(c.seed);
-  Built<UnembedParams> built;
+  Built<UnembedParams> built{.params = c.sizes()};
   UnembedParams& p = built.params;
-  p.num_rows = c.rows, p.hidden = c.hidden;
   const int32_t num_tokens = c.rows + 5;
   std::vector<int32_t> row_idx;
   for (int32_t row = 0; row < c.rows; ++row) row_idx.push_back(random.below(num_tokens));
   p.row_idx = keep(built, std::move(row_idx));
   p.x = keep(built, random.uniforms(int64_t{num_tokens} * c.hidden, 3.0f));
   p.norm_weight = keep(built, near_one(c.hidden, random));
-  p.weight = keep(built, random_packed(c.weights, 1, c.vocab, c.hidden, random));
+  fill(built, p.weight, random);
   p.logits = keep(built, std::vector<float>(static_cast<size_t>(c.rows) * c.vocab));
   return built;
 }
@@ -324,6 +483,79 @@ std::vector<Output> Built<UnembedParams>::outputs() const {
            .width = params.weight.rows,
            .values = doubles(params.logits, int64_t{params.num_rows} * params.weight.rows),
            .rounding = f32_sum_error(params.hidden) + 8 * 0x1p-24}};
+}
+
+// ---- sample -------------------------------------------------------------------------------------
+
+std::string SampleCase::name() const {
+  return text("sample", DType::kF32, {rows, vocab}) + " logprobs " + std::to_string(num_logprobs);
+}
+
+SampleParams SampleCase::sizes() const { return {.num_rows = rows, .vocab = vocab}; }
+
+Built<SampleParams> build(const SampleCase& c) {
+  const SampleRequest kinds[] = {{.temperature = 1},
+                                 {},
+                                 {.temperature = 0.7f, .top_k = 40, .top_p = 0.9f},
+                                 {.temperature = 1.5f, .min_p = 0.05f}};
+  Random random(1);
+  Built<SampleParams> built{.params = c.sizes()};
+  SampleParams& p = built.params;
+  p.logits = keep(built, random.uniforms(int64_t{c.rows} * c.vocab, 4.0f));
+  built.bytes.emplace_back(c.rows * sizeof(SampleRequest));
+  built.bytes.emplace_back(c.rows * sizeof(SampleAnswer));
+  auto* requests = reinterpret_cast<SampleRequest*>(built.bytes[0].data());
+  for (int32_t row = 0; row < c.rows; ++row) {
+    requests[row] = kinds[row % 4];
+    requests[row].num_logprobs = c.num_logprobs;
+    requests[row].step = static_cast<uint64_t>(row);
+  }
+  p.requests = requests;
+  p.answers = reinterpret_cast<SampleAnswer*>(built.bytes[1].data());
+  return built;
+}
+
+template <>
+void Built<SampleParams>::reset() {
+  std::fill_n(params.answers, params.num_rows, SampleAnswer{.token = -2, .logprob = kNan});
+}
+
+template <>
+std::vector<Output> Built<SampleParams>::outputs() const {
+  // Log-probabilities are rounded to F32 once, from sums in double.
+  Output tokens{.name = "token", .width = 1};
+  Output logprobs{.name = "logprob", .width = 1, .relative = 0x1p-22};
+  for (int32_t row = 0; row < params.num_rows; ++row) {
+    tokens.values.push_back(params.answers[row].token);
+    logprobs.values.push_back(params.answers[row].logprob);
+  }
+  return {tokens, logprobs};
+}
+
+// ---- tap ----------------------------------------------------------------------------------------
+
+std::string TapCase::name() const { return text("tap", DType::kF32, {tokens, hidden}); }
+
+TapParams TapCase::sizes() const { return {.num_tokens = tokens, .hidden = hidden}; }
+
+Built<TapParams> build(const TapCase& c) {
+  Random random(1);
+  Built<TapParams> built{.params = c.sizes()};
+  built.params.x = keep(built, random.uniforms(int64_t{c.tokens} * c.hidden, 3.0f));
+  built.params.to = keep(built, std::vector<float>(static_cast<size_t>(c.tokens) * c.hidden));
+  return built;
+}
+
+template <>
+void Built<TapParams>::reset() {
+  std::fill_n(params.to, int64_t{params.num_tokens} * params.hidden, kNan);
+}
+
+template <>
+std::vector<Output> Built<TapParams>::outputs() const {
+  return {{.name = "to",
+           .width = params.hidden,
+           .values = doubles(params.to, int64_t{params.num_tokens} * params.hidden)}};
 }
 
 }  // namespace moxie::testing

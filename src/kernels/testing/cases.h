@@ -1,17 +1,23 @@
-// Cases of the linear steps: a few numbers in, Params with random contents out.
+// Cases of every operation: a few numbers in, Params with random contents out.
 //
-// A case is a struct of sizes and formats; build it, run rows on it, compare what they wrote. In
-// and out buffers are set afresh before each run, outputs to NaN, and the workspace is exactly what
-// the row asked for, so that the sanitizer sees a row that takes more.
+// A case is a struct of sizes and formats: sizes() makes Params without memory, which are enough to
+// ask a row whether it takes them; build() gives them memory and contents, for rows to run on; the
+// Built's outputs() are what a row wrote, to compare. In and out buffers are set afresh before each
+// run, outputs to NaN, and the workspace is exactly what the row asked for, so that the sanitizer
+// sees a row that takes more.
 #pragma once
 
 #include <string>
 #include <vector>
 
+#include "kernels/attend/attend.h"
+#include "kernels/embed/embed.h"
 #include "kernels/experts/experts.h"
 #include "kernels/out/out.h"
 #include "kernels/qkv/qkv.h"
 #include "kernels/route/route.h"
+#include "kernels/sample/sample.h"
+#include "kernels/tap/tap.h"
 #include "kernels/testing/packed.h"
 #include "kernels/unembed/unembed.h"
 
@@ -34,6 +40,14 @@ struct Output {
 /// 2^-24 of a partial sum; random signs keep partial sums near the size of the result.
 double f32_sum_error(int64_t k);
 
+struct EmbedCase {
+  using Params = EmbedParams;
+  int32_t tokens = 1, hidden = 96, vocab = 50;
+  DType table = DType::kBF16;
+  std::string name() const;
+  Params sizes() const;
+};
+
 struct QkvCase {
   using Params = QkvParams;
   int32_t tokens = 1, hidden = 64, heads = 2, kv_heads = 1, head_dim = 32;
@@ -41,6 +55,17 @@ struct QkvCase {
   int32_t first_position = 0;  ///< of the first sequence
   uint64_t seed = 1;
   std::string name() const;
+  Params sizes() const;
+};
+
+/// Each of `seqs` sequences has `tokens` tokens in the launch. Before them the first sequence has
+/// `depth` tokens in its cache, each next one 3 more.
+struct AttendCase {
+  using Params = AttendParams;
+  int32_t seqs = 2, tokens = 1, depth = 40, heads = 8, kv_heads = 2, head_dim = 64, window = 0;
+  DType cache = DType::kBF16;
+  std::string name() const;
+  Params sizes() const;
 };
 
 struct OutCase {
@@ -49,6 +74,7 @@ struct OutCase {
   DType weights = DType::kBF16;
   uint64_t seed = 1;
   std::string name() const;
+  Params sizes() const;
 };
 
 struct RouteCase {
@@ -57,6 +83,7 @@ struct RouteCase {
   DType weights = DType::kBF16;
   uint64_t seed = 1;
   std::string name() const;
+  Params sizes() const;
 };
 
 struct ExpertsCase {
@@ -64,8 +91,10 @@ struct ExpertsCase {
   int32_t tokens = 1, hidden = 64, intermediate = 64, experts = 8, top_k = 4;
   DType weights = DType::kMXFP4;
   float input_scale = 1;  ///< large values reach the clamps of the SwiGLU
+  bool is_uneven = true;  ///< half of the tokens choose among the first top_k + 1 experts
   uint64_t seed = 1;
   std::string name() const;
+  Params sizes() const;
 };
 
 struct UnembedCase {
@@ -74,6 +103,22 @@ struct UnembedCase {
   DType weights = DType::kBF16;
   uint64_t seed = 1;
   std::string name() const;
+  Params sizes() const;
+};
+
+/// Rows differ in how they draw.
+struct SampleCase {
+  using Params = SampleParams;
+  int32_t rows = 1, vocab = 1000, num_logprobs = 0;
+  std::string name() const;
+  Params sizes() const;
+};
+
+struct TapCase {
+  using Params = TapParams;
+  int32_t tokens = 1, hidden = 96;
+  std::string name() const;
+  Params sizes() const;
 };
 
 /// Memory of a case and Params that point at it. `P` is one of the Params above.
@@ -91,10 +136,14 @@ struct Built {
   std::vector<Output> outputs() const;
 };
 
+Built<EmbedParams> build(const EmbedCase& c);
 Built<QkvParams> build(const QkvCase& c);
+Built<AttendParams> build(const AttendCase& c);
 Built<OutParams> build(const OutCase& c);
 Built<RouteParams> build(const RouteCase& c);
 Built<ExpertsParams> build(const ExpertsCase& c);
 Built<UnembedParams> build(const UnembedCase& c);
+Built<SampleParams> build(const SampleCase& c);
+Built<TapParams> build(const TapCase& c);
 
 }  // namespace moxie::testing

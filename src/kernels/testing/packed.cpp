@@ -1,10 +1,14 @@
 // Random weights: stored rows first, then packed as a loader would.
 #include "kernels/testing/packed.h"
 
+#include <algorithm>
 #include <cmath>
 
 namespace moxie::testing {
 namespace {
+
+// Rows of a longer matrix repeat, so that a whole vocabulary is made in seconds.
+constexpr int32_t kMostDifferentRows = 8192;
 
 // One expert's rows in a stored form; keeps the bytes that the view points at.
 struct RandomRows {
@@ -51,13 +55,13 @@ PackedTensor random_packed(DType format, int32_t num_experts, int32_t rows, int3
   tensor.memory.resize(static_cast<size_t>(tensor.matrix.bytes()));
   tensor.matrix.data = tensor.memory.data();
   for (int32_t e = 0; e < num_experts; ++e) {
-    const RandomRows stored(format, rows, cols, random);
+    const RandomRows stored(format, std::min(rows, kMostDifferentRows), cols, random);
     for (int32_t tile = 0; tile < tensor.matrix.num_tiles(); ++tile) {
       int64_t lanes[16];
       for (int32_t lane = 0; lane < 16; ++lane) {
         const int32_t row = tile * 16 + lane, output = tile / 2 * 16 + lane;
         const bool padding = row >= rows || (gate_up_outputs > 0 && output >= gate_up_outputs);
-        lanes[lane] = padding ? -1 : row;
+        lanes[lane] = padding ? -1 : row % kMostDifferentRows;
       }
       pack_tile_rows16(stored.rows, lanes, format,
                        tensor.memory.data() + (tensor.matrix.tile(e, tile) - tensor.matrix.data));

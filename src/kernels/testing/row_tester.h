@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstring>
 #include <memory>
+#include <new>
 #include <string>
 #include <string_view>
 
@@ -32,14 +33,16 @@ std::vector<Output> run_row(Built<P>& built, const Row<P>& row, TestMachine& mac
   built.reset();
   P params = built.params;
   const uint64_t bytes = row.workspace(params);
-  // Not value-initialised: a row that reads scratch it never wrote must not find zeros.
-  const std::unique_ptr<std::byte[]> workspace(new std::byte[bytes + 64]);
+  // Aligned as a launch promises. A row that reads scratch it never wrote must not find zeros.
+  const auto free = [](std::byte* at) { ::operator delete (at, std::align_val_t{256}); };
+  const std::unique_ptr<std::byte, decltype(free)> workspace(
+      static_cast<std::byte*>(::operator new (bytes + 64, std::align_val_t{256})), free);
   std::memset(workspace.get(), 0xFF, bytes + 64);
   params.launch = {
       .stream = machine.stream.get(), .workspace = workspace.get(), .workspace_bytes = bytes};
   row.run(params);
   for (uint64_t i = bytes; i < bytes + 64; ++i) {
-    EXPECT_EQ(workspace[i], std::byte{0xFF}) << row.name << " writes past its workspace";
+    EXPECT_EQ(workspace.get()[i], std::byte{0xFF}) << row.name << " writes past its workspace";
   }
   return built.outputs();
 }
@@ -135,12 +138,15 @@ template <typename Case>
 void expect_rows_agree(const Case& c, TestMachine& machine, RowRuns& runs) {
   using P = typename Case::Params;
   Built<P> built = build(c);
-  const std::string reference = std::string(Op<P>::info.name) + "_reference";
-  const std::vector<Output> reference_outputs = run_row(built, row_named<P>(reference), machine);
+  const Row<P>& reference = row_named<P>(std::string(Op<P>::info.name) + "_reference");
+  ASSERT_STREQ(reference.refuses(built.params), nullptr) << c.name();
+  const std::vector<Output> reference_outputs = run_row(built, reference, machine);
+  runs.ran(reference.name);
   for (const Row<P>& row : Op<P>::rows()) {
-    if (row.device != DeviceKind::kCpu || row.name == reference) continue;
+    if (row.device != DeviceKind::kCpu || &row == &reference) continue;
     std::vector<Output> expected = reference_outputs;
     for (Output& output : expected) output.rounding += activation_rounding(row);
+    EXPECT_STREQ(row.refuses(c.sizes()), row.refuses(built.params)) << row.name << " sees no data";
     if (const Features missing = row.needs & ~cpu_features(); missing != 0) {
       runs.cannot_run(row.name, missing);
     } else if (const char* why = row.refuses(built.params)) {
