@@ -344,7 +344,9 @@ class AttendCudaTest : public CudaTest {
     for (const auto& row : Op<AttendParams>::rows()) {
       const bool is_of_device =
           row.device == DeviceKind::kCuda && (row.needs & features()) == row.needs;
-      if (is_of_device && std::string(row.name).find("_prefill_") != std::string::npos)
+      const std::string name = row.name;
+      if (is_of_device &&
+          (name.find("_prefill_") != name.npos || name.find("_ordered_") != name.npos))
         rows.push_back(&row);
     }
     return rows;

@@ -36,6 +36,12 @@ GptOssConfig pairs_config() {
   config.is_window = {1, 0};
   return config;
 }
+// The sizes of gpt-oss outside of the experts, for rows that take no others.
+GptOssConfig wide_config() {
+  GptOssConfig config = pairs_config();
+  config.hidden = 2880, config.num_heads = 64, config.num_kv_heads = 8;
+  return config;
+}
 
 // In the order in which pairs are looked for. Eight tokens first: most rows take any number, and
 // those for few tokens a launch are the ones whose kernels overlap. Some rows take one token alone;
@@ -123,13 +129,12 @@ double greatest_share(const std::vector<float>& found, const std::vector<float>&
 // The pairs of a device over all settings.
 class RowPairs {
  public:
-  RowPairs(Device& device, Features features) : device_(device), features_(features) {
-    const std::string path = (fresh_folder() / "config.json").string();
-    write(path, config_json(pairs_config()));
-    checkpoint_ = take(open_checkpoint("synthetic:" + path));
-  }
+  RowPairs(Device& device, Features features) : device_(device), features_(features) {}
 
-  void load(bool is_mxfp4) {
+  void load(const GptOssConfig& config, bool is_mxfp4) {
+    const std::string path = (fresh_folder() / "config.json").string();
+    write(path, config_json(config));
+    checkpoint_ = take(open_checkpoint("synthetic:" + path));
     const LoadOptions options{.mxfp4_layers = {is_mxfp4, is_mxfp4, is_mxfp4},
                               .show_progress = false};
     cpu_weights_ = take(checkpoint_->load(*machine_.device, options));
@@ -234,9 +239,11 @@ class RowPairs {
 
 void test_row_pairs(Device& device, Features features) {
   RowPairs pairs(device, features);
-  for (const bool is_mxfp4 : {true, false}) {
-    pairs.load(is_mxfp4);
-    for (const PassSetting& setting : settings()) pairs.test(setting);
+  for (const GptOssConfig& config : {pairs_config(), wide_config()}) {
+    for (const bool is_mxfp4 : {true, false}) {
+      pairs.load(config, is_mxfp4);
+      for (const PassSetting& setting : settings()) pairs.test(setting);
+    }
   }
   pairs.finish();
 }
