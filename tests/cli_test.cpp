@@ -402,6 +402,40 @@ TEST_F(CliTest, BenchPrintsTheContractsFields) {
   EXPECT_TRUE(bench["record"].is_object());
 }
 
+TEST_F(CliTest, BenchSaysWhatBatchInvarianceCosts) {
+  const Json bench = json_of(moxie({"bench", "--model", kNano, "--device", "cpu", "-p", "8", "-n",
+                                    "2", "-r", "1", "--batch-invariant", "on", "--json"}));
+  ASSERT_EQ(bench["tests"].size(), 2u);
+  for (const Json& test : bench["tests"]) {
+    const Json& off = test["batch_invariant_off"];
+    EXPECT_EQ(off["tok_s"]["samples"].size(), 1u);
+    EXPECT_DOUBLE_EQ(off["ratio"].get<double>(),
+                     test["tok_s"]["median"].get<double>() / off["tok_s"]["median"].get<double>());
+    EXPECT_EQ(off["kernels"].size(), test["kernels"].size());
+  }
+  EXPECT_EQ(moxie({"bench", "--batch-invariant", "maybe"}).exit_code, 2);
+}
+
+TEST_F(CliTest, KernelsPrintsThePlansOfLaunches) {
+  const Json plans = json_of(moxie({"kernels", "--plan", "-n", "1,8,2048", "--device", "cpu",
+                                    "--model", "synthetic:gpt-oss-120b", "--json"}));
+  ASSERT_EQ(plans["plans"].size(), 3u);
+  for (const Json& plan : plans["plans"]) {
+    EXPECT_GT(plan["predicted_us"].get<double>(), 0);
+    EXPECT_GT(plan["plan_ms"].get<double>(), 0);
+    std::set<std::string> covered;
+    for (const Json& row : plan["rows"]) {
+      for (const Json& op : row["covers"]) covered.insert(op);
+      EXPECT_GT(row["predicted_us"].get<double>(), 0) << row;
+      EXPECT_GT(row["limit_us"].get<double>(), 0) << row;
+      EXPECT_TRUE(row["reads"].is_object() && row["writes"].is_object()) << row;
+    }
+    EXPECT_EQ(covered, (std::set<std::string>{"embed", "qkv", "attend", "out", "route", "experts",
+                                              "unembed"}));
+    EXPECT_EQ(plan["rows"].front()["writes"]["x"], "f32");
+  }
+}
+
 TEST_F(CliTest, ProfilePrintsWhereTheTimeGoes) {
   const std::vector<std::string> base = {"profile", "--model", kNano, "--device", "cpu", "-p", "24",
                                          "-n",      "5",       "-d",  "8",        "-r",  "2"};
