@@ -26,10 +26,12 @@ struct ServeFlags {
   HttpOptions http;
   AppOptions app;
   ServiceOptions service;
-  std::string key_file, tokenizer, kv_memory, prefix_cache = "on", async = "on",
-                                              log_format = "text", debug_fault;
+  std::string key_file, tokenizer, kv_memory,
+      prefix_cache = "on", async = "on", log_format = "text", debug_fault, open_metrics = "off",
+      reasoning_field = "both";
   int32_t max_num_seqs = 0, max_batch_tokens = 0;
-  float drain_s = 30, header_s = 10, body_s = 60, keep_alive_s = 75, write_s = 30, ping_s = 15;
+  float drain_s = 30, drain_delay_s = 0, header_s = 10, body_s = 60, keep_alive_s = 75,
+        write_s = 30, ping_s = 15;
   uint64_t max_body = uint64_t{16} << 20, max_stream_buffer = 1 << 20;
   int32_t max_header = 32 << 10, max_responses = 1000;
   bool no_access_log = false;
@@ -46,8 +48,12 @@ void ServeFlags::declare(Flags& flags) {
   flags.integer("--port", &http.port, {0, 65535}, "0: any free one");
   flags.text("--ssl-cert", &http.ssl_certificate, "PEM certificate chain: serve HTTPS");
   flags.text("--ssl-key", &http.ssl_key, "PEM key of the certificate");
+  flags.text("--ssl-certfile", &http.ssl_certificate, "vLLM's name of --ssl-cert");
+  flags.text("--ssl-keyfile", &http.ssl_key, "vLLM's name of --ssl-key");
   flags.texts("--api-key", &app.api_keys, "asked for on every route but the probes; repeatable");
   flags.text("--api-key-file", &key_file, "file with a key a line");
+  flags.choice("--metrics-without-key", &open_metrics, {"on", "off"},
+               "on: /metrics and /version ask for no key");
   flags.texts("--served-model-name", &app.model_names, "name in the API; repeatable");
   flags.texts("--allowed-origin", &app.allowed_origins, "CORS: an origin, or *; repeatable");
   flags.integer("--max-num-seqs", &max_num_seqs, {0, kMostSeqs},
@@ -60,6 +66,10 @@ void ServeFlags::declare(Flags& flags) {
   flags.choice("--prefix-caching", &prefix_cache, {"on", "off"}, "prompts share their beginnings");
   flags.choice("--async-scheduling", &async, {"on", "off"},
                "plan a step while the device runs the one before");
+  flags.choice("--reasoning-field", &reasoning_field, {"both", "reasoning", "reasoning_content"},
+               "the names under which a chat's answer has its reasoning");
+  flags.number("--drain-delay", &drain_delay_s, kSeconds,
+               "seconds after SIGTERM in which new requests are still taken");
   flags.number("--drain-timeout", &drain_s, kSeconds, "seconds for running requests after SIGTERM");
   flags.integer("--max-header-bytes", &max_header, {1024, kMostCount}, "of a request");
   flags.unsigned64("--max-body-bytes", &max_body, {1024, uint64_t{1} << 40}, "of a request");
@@ -119,6 +129,12 @@ Status read_keys(const std::string& path, std::vector<std::string>* keys) {
 }
 
 Status ServeFlags::complete(const Flags& flags) {
+  for (const char* flag : {"--ssl-cert", "--ssl-key"}) {
+    const std::string other = std::string(flag) + "file";
+    if (flags.given(flag) && flags.given(other)) {
+      return fail("two names of one switch", std::string(flag) + ", " + other, "give one of them");
+    }
+  }
   if (!kv_memory.empty()) {
     auto bytes = parse_bytes(kv_memory, "--kv-cache-memory");
     if (!bytes) return fail(std::move(bytes.error()));
@@ -143,6 +159,11 @@ Status ServeFlags::complete(const Flags& flags) {
   http.limits.write_s = write_s;
   http.limits.ping_s = ping_s;
   app.drain_s = drain_s;
+  app.drain_delay_s = drain_delay_s;
+  app.metrics_without_key = open_metrics == "on";
+  app.reasoning_field = reasoning_field == "both"        ? ReasoningField::kBoth
+                        : reasoning_field == "reasoning" ? ReasoningField::kReasoning
+                                                         : ReasoningField::kReasoningContent;
   app.store.count = static_cast<size_t>(max_responses);
   app.log_json = log_format == "json";
   app.log_requests = !no_access_log;
@@ -221,7 +242,9 @@ void stop_on_signal(HttpServer& server, App& app) {
       std::fputs("moxie: stopped at once by a second signal\n", stderr);
       std::_Exit(kExitFailed);
     }
-    log_info(fmt::format("stopping: new requests get 503, running ones have {:g} s",
+    const double delay_s = app.has_model() ? app.options().drain_delay_s : 0;
+    log_info(fmt::format("stopping: new requests get 503{}, running ones have {:g} s",
+                         delay_s > 0 ? fmt::format(" after {:g} s", delay_s) : "",
                          app.options().drain_s));
     app.begin_drain([&server] { server.shut_down(2); });
   });
@@ -254,7 +277,7 @@ int serve(ServeFlags& o, const Flags& flags) {
         return server.shut_down(0);
       }
       app.set_model(*model);
-      if (!app.draining()) {
+      if (!app.leaving()) {
         status.print_banner(app, o.http, server.port());
         status.start(app, server);
       }

@@ -233,6 +233,7 @@ void Scheduler::add_row(StepPlan* plan, Request& request, int32_t count, Logits 
 
 // Admits as many requests as fill the launch's tokens. A request that lacks pages is not overtaken.
 void Scheduler::admit() {
+  num_deferred_ = 0;
   if (num_suspects_ > 0) return admit_suspect();
   int64_t backlog = 0;  // without the oldest, which has its own share
   for (size_t i = 1; i < prefilling_.size(); ++i) backlog += prefilling_[i]->num_left();
@@ -243,6 +244,7 @@ void Scheduler::admit() {
     const Admission admission = request.num_plans > 0 ? Admission::kLater : try_admit(request);
     if (admission == Admission::kNoRoom) return;
     if (admission == Admission::kLater) {
+      ++num_deferred_;
       if (++num_passed_over == kMaxPassedOver) return;
       continue;
     }
@@ -520,7 +522,7 @@ void Scheduler::fail_step(StepPlan* plan, const Error& error) {
     }
   }
   // The cache knew pages that the failed launch should have written: others may share them.
-  if (prefixes_ != nullptr) prefixes_->clear();
+  forget_prefixes();
   while (!running_.empty()) preempt(*running_.back());
 }
 
@@ -553,6 +555,8 @@ ServiceStats Scheduler::stats() const {
   ServiceStats stats = counters_;
   stats.running = static_cast<int32_t>(running_.size());
   stats.waiting = static_cast<int32_t>(waiting_.size());
+  stats.waiting_deferred = std::min(num_deferred_, stats.waiting);
+  stats.queued_tokens = queued_tokens_;
   stats.max_num_seqs = max_running_;
   stats.max_model_len = runner_.limits().max_model_len;
   stats.page_tokens = page_tokens_;

@@ -117,10 +117,12 @@ class Scheduler {
   size_t num_requests() const { return requests_.size(); }
   size_t num_running() const { return running_.size(); }
   size_t num_waiting() const { return waiting_.size(); }
-  /// Prompt tokens of requests that were never admitted.
-  int64_t num_queued_tokens() const { return queued_tokens_; }
   /// Counters, and the state of queue and pools now.
   ServiceStats stats() const;
+  /// Empties the prefix cache.
+  void forget_prefixes() {
+    if (prefixes_ != nullptr) prefixes_->clear();
+  }
   void check_integrity() const;
 
  private:
@@ -185,6 +187,7 @@ class Scheduler {
   int32_t budget_ = 0, rows_left_ = 0;  // tokens and rows of logits of the plan being made
   int64_t reserved_pages_ = 0;          // full pages that running prompts still need
   int64_t queued_tokens_ = 0;
+  int32_t num_deferred_ = 0;   // waiting requests that the last plan passed over
   int32_t num_under_way_ = 0;  // plans not absorbed
   size_t num_loop_rows_ = 0;   // rows of the last plan, if it is in the loop
   int32_t loop_step_ = 0;      // index of the last plan in the loop's session

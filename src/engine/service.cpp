@@ -72,7 +72,8 @@ struct Service::Impl {
   void run();
   bool take_inbox(bool may_wait);
   void publish();
-  std::optional<Refusal> refusal(int64_t num_prompt) const;
+  void clear_prefixes();
+  std::optional<Refusal> refusal(int64_t num_prompt);
 
   const std::unique_ptr<StepRunner> runner;
   const ServiceOptions options;
@@ -87,9 +88,11 @@ struct Service::Impl {
   std::condition_variable inbox_changed, all_ended;
   std::vector<std::unique_ptr<Request>> inbox;
   std::vector<RequestId> cancelled;
+  std::vector<std::function<void(bool)>> clearings;  // of clear_prefix_cache
   bool abort_all = false, stopping = false, draining = false, healthy = true;
   RequestId last_id = 0;
-  int64_t inbox_tokens = 0, queued_tokens = 0;
+  int64_t inbox_tokens = 0;
+  int64_t num_refused_requests = 0, num_refused_tokens = 0;
   size_t num_live = 0;        // in the inbox or with the scheduler
   double finished_per_s = 0;  // recent rate
   ServiceStats published;
@@ -138,7 +141,7 @@ tl::expected<RequestId, Refusal> Service::submit(ServiceRequest request) {
 }
 
 // Call with the lock held. Why no request may be taken now.
-std::optional<Refusal> Service::Impl::refusal(int64_t num_prompt) const {
+std::optional<Refusal> Service::Impl::refusal(int64_t num_prompt) {
   if (!healthy) {
     return Refusal{RefusalKind::kUnhealthy,
                    {"the device has failed", "engine", "restart the server"}};
@@ -148,10 +151,12 @@ std::optional<Refusal> Service::Impl::refusal(int64_t num_prompt) const {
         RefusalKind::kDraining, {"no new requests are taken", "server", "ask another server"}, 1};
   }
   const auto num_queued = static_cast<int64_t>(inbox.size()) + published.waiting;
-  if (num_queued < options.max_queue &&
-      inbox_tokens + queued_tokens + num_prompt <= options.max_queued_tokens) {
+  const bool has_room = num_queued < options.max_queue;
+  if (has_room &&
+      inbox_tokens + published.queued_tokens + num_prompt <= options.max_queued_tokens) {
     return std::nullopt;
   }
+  ++(has_room ? num_refused_tokens : num_refused_requests);
   const double wait_s =
       finished_per_s > 0 ? static_cast<double>(num_queued) / finished_per_s : kRetryWithoutRateS;
   return Refusal{RefusalKind::kQueueFull,
@@ -171,12 +176,23 @@ ServiceStats Service::stats() const {
   const std::lock_guard lock(impl_->mutex);
   ServiceStats stats = impl_->published;
   stats.waiting += static_cast<int32_t>(impl_->inbox.size());
+  stats.queued_tokens += impl_->inbox_tokens;
+  stats.num_refused_requests = impl_->num_refused_requests;
+  stats.num_refused_tokens = impl_->num_refused_tokens;
   stats.draining = impl_->draining;
   stats.healthy = impl_->healthy;
   return stats;
 }
 
 const ServiceOptions& Service::options() const { return impl_->options; }
+
+void Service::clear_prefix_cache(std::function<void(bool cleared)> done) {
+  {
+    const std::lock_guard lock(impl_->mutex);
+    impl_->clearings.push_back(std::move(done));
+  }
+  impl_->inbox_changed.notify_one();
+}
 
 void Service::begin_drain() {
   const std::lock_guard lock(impl_->mutex);
@@ -209,6 +225,7 @@ void Service::stop() {
 void Service::Impl::run() {
   for (;;) {
     if (!take_inbox(loop.is_idle() && scheduler().num_requests() == 0)) return;
+    clear_prefixes();
     const auto start = Clock::now();
     const double waited_before = loop.waited_s();
     const Status fault = loop.turn();
@@ -230,15 +247,16 @@ bool Service::Impl::take_inbox(bool may_wait) {
   {
     std::unique_lock lock(mutex);
     if (may_wait) {
-      inbox_changed.wait(
-          lock, [&] { return stopping || abort_all || !inbox.empty() || !cancelled.empty(); });
+      inbox_changed.wait(lock, [&] {
+        return stopping || abort_all || !inbox.empty() || !cancelled.empty() || !clearings.empty();
+      });
     }
     taken.swap(inbox);
     taken_cancels.swap(cancelled);
     cancels_all = std::exchange(abort_all, false);
     ends = stopping && may_wait && taken.empty();
     published.waiting += static_cast<int32_t>(taken.size());
-    queued_tokens += std::exchange(inbox_tokens, 0);
+    published.queued_tokens += std::exchange(inbox_tokens, 0);
   }
   for (auto& request : taken) scheduler().add(std::move(request));
   for (const RequestId id : taken_cancels) scheduler().cancel(id);
@@ -246,6 +264,24 @@ bool Service::Impl::take_inbox(bool may_wait) {
   taken.clear();
   taken_cancels.clear();
   return !ends;
+}
+
+// Answers clear_prefix_cache(). Requests that have ended may still be part of launches under way:
+// then the answer waits for these.
+void Service::Impl::clear_prefixes() {
+  const bool is_busy = scheduler().num_running() + scheduler().num_waiting() > 0;
+  if (!is_busy && !(loop.is_idle() && scheduler().num_requests() == 0)) return;
+  std::vector<std::function<void(bool)>> asked;
+  {
+    const std::lock_guard lock(mutex);
+    asked.swap(clearings);
+  }
+  if (asked.empty()) return;
+  if (!is_busy) {
+    scheduler().forget_prefixes();
+    publish();  // a caller that has been told sees it in stats()
+  }
+  for (const auto& done : asked) done(!is_busy);
 }
 
 void Service::Impl::publish() {
@@ -262,7 +298,6 @@ void Service::Impl::publish() {
     rate_from = Clock::now();
   }
   published = stats;
-  queued_tokens = scheduler().num_queued_tokens();
   num_live = inbox.size() + scheduler().num_requests();
   if (num_live == 0) all_ended.notify_all();
 }

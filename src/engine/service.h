@@ -90,6 +90,10 @@ class Service {
   ServiceStats stats() const;
   const ServiceOptions& options() const;
 
+  /// Empties the prefix cache, if no request runs or waits, and calls `done` on the scheduling
+  /// thread with whether it did. `done` must not block, and is dropped if the service stops first.
+  void clear_prefix_cache(std::function<void(bool cleared)> done);
+
   /// Refuses new requests from now on.
   void begin_drain();
   /// Calls begin_drain(), waits until every request has ended or `limit_s` seconds have passed, and

@@ -12,6 +12,12 @@ namespace moxie {
 struct ServiceStats {
   int32_t running = 0;  ///< requests that hold pages
   int32_t waiting = 0;  ///< requests in the queue, preempted ones included
+  /// Of these, requests that do not wait for room: a running prompt computes a page that they
+  /// share, or their last launch is still under way.
+  int32_t waiting_deferred = 0;
+  int64_t queued_tokens = 0;  ///< prompt tokens of requests that were never admitted
+  /// Requests that were refused: the queue had max_queue requests, or max_queued_tokens tokens.
+  int64_t num_refused_requests = 0, num_refused_tokens = 0;
   int32_t max_num_seqs = 0;
   int32_t max_model_len = 0;
   int32_t page_tokens = 0;

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <future>
 #include <mutex>
 #include <random>
 #include <thread>
@@ -419,7 +420,55 @@ TEST(ServiceTest, PastTheQueuesLimitItSaysWhenToComeBack) {
     ++num_refused;
   }
   EXPECT_GT(num_refused, 0);
+  EXPECT_EQ(service->stats().num_refused_requests, num_refused);
+  EXPECT_EQ(service->stats().num_refused_tokens, 0);
   service->stop();
+}
+
+TEST(ServiceTest, TokensInTheQueueAreCountedAndBounded) {
+  auto service = fake_service({.max_num_seqs = 1, .max_queued_tokens = 7});
+  std::vector<Answer> answers(40);
+  int num_refused = 0;
+  for (Answer& answer : answers) num_refused += service->submit(endless(answer)) ? 0 : 1;
+  EXPECT_GT(num_refused, 0);
+  const ServiceStats stats = service->stats();
+  EXPECT_LE(stats.queued_tokens, 7);
+  EXPECT_EQ(stats.num_refused_requests, 0);
+  EXPECT_EQ(stats.num_refused_tokens, num_refused);
+  service->stop();
+  EXPECT_EQ(service->stats().queued_tokens, 0);
+}
+
+TEST(ServiceTest, ThePrefixCacheIsEmptiedOnlyIfNothingRuns) {
+  for (const bool async : {false, true}) {
+    auto service = fake_service({.async_scheduling = async});
+    const auto clear = [&] {
+      std::promise<bool> done;
+      service->clear_prefix_cache([&](bool cleared) { done.set_value(cleared); });
+      return done.get_future().get();
+    };
+    EXPECT_TRUE(clear());
+    Answer running;
+    const auto id = service->submit(endless(running));
+    ASSERT_TRUE(id.has_value());
+    running.wait_for_tokens(1);
+    const bool cleared = clear();
+    EXPECT_TRUE(!cleared || running.num_ends() > 0);  // it may have come to the context's end
+    service->cancel(*id);
+    running.wait();
+    const auto hit = [&] {
+      Answer answer;
+      EXPECT_TRUE(service->submit({.prompt = std::vector<int32_t>(20, 7),
+                                   .sampling = {.max_tokens = 2},
+                                   .sink = answer.sink()}));
+      return answer.wait().cache.hit_tokens;
+    };
+    EXPECT_EQ(hit(), 0);
+    EXPECT_GT(hit(), 0);
+    EXPECT_TRUE(clear());
+    EXPECT_EQ(service->stats().full_pages_cached, 0);
+    EXPECT_EQ(hit(), 0);
+  }
 }
 
 TEST(ServiceTest, CancellingEndsARequestAndFreesItsPages) {

@@ -191,6 +191,12 @@ void handle_messages(App& app, const ExchangePtr& exchange) {
       chat_input, answer_message);
 }
 
+void handle_message_render(App& app, const ExchangePtr& exchange) {
+  handle_render(app, exchange, ErrorForm::kAnthropic, [](const Json& document) {
+    return read_messages_request(document, /*counts_only=*/false);
+  });
+}
+
 void handle_count_tokens(App& app, const ExchangePtr& exchange) {
   handle_body(
       app, exchange, ErrorForm::kAnthropic,

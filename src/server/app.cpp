@@ -112,8 +112,14 @@ void App::in_background(const std::shared_ptr<Exchange>& exchange, ErrorForm for
 }
 
 void App::begin_drain(std::function<void()> then) {
-  draining_ = true;
+  leaving_ = true;
   drained_ = std::move(then);
+  if (!model_ || options_.drain_delay_s <= 0) return refuse_work();
+  server_->after(options_.drain_delay_s, [this] { refuse_work(); });
+}
+
+void App::refuse_work() {
+  draining_ = true;
   if (model_) model_->service->begin_drain();
   server_->after(options_.drain_s, [this] { end_drain(); });
   wait_for_drain();
@@ -155,7 +161,9 @@ Admission App::admit(const HttpRequest& request) {
   if (request.method == "OPTIONS") return {};
   std::string allow;
   const Route* route = route_of(request, &allow);
-  const bool open = route != nullptr && route->use == Route::kProbe;
+  const bool open =
+      route != nullptr && (route->use == Route::kProbe ||
+                           (route->use == Route::kMonitor && options_.metrics_without_key));
   if (!options_.api_keys.empty() && !open && !has_key(request)) {
     Admission admission = refuse(
         {.status = 401, .message = "Incorrect API key provided.", .code = "invalid_api_key"});

@@ -16,6 +16,9 @@
 
 namespace moxie {
 
+/// The names under which a chat's answer has its reasoning.
+enum class ReasoningField : uint8_t { kBoth, kReasoning, kReasoningContent };
+
 struct AppOptions {
   std::vector<std::string> model_names;  ///< answers carry the first
   std::vector<std::string> api_keys;     ///< none: no key is asked for
@@ -23,6 +26,9 @@ struct AppOptions {
   bool log_json = false;
   bool log_requests = true;
   float default_temperature = 1;
+  ReasoningField reasoning_field = ReasoningField::kBoth;
+  bool metrics_without_key = false;  ///< /metrics and /version ask for no key
+  double drain_delay_s = 0;          ///< between readiness going off and the refusal of new work
   double drain_s = 30;
   ResponseStore::Limits store;
 };
@@ -47,8 +53,8 @@ class App final : public HttpHandler {
   void attach(HttpServer& server);
   /// The model is loaded: requests are answered from now on.
   void set_model(ServedModel model);
-  /// Turns readiness off and refuses new work. `then` is called when the running work has ended or
-  /// drain_s has passed.
+  /// Turns readiness off, and refuses new work after drain_delay_s (at once if the model is not
+  /// loaded). `then` is called when the running work has ended or another drain_s has passed.
   void begin_drain(std::function<void()> then);
   /// Ends the threads. To be called before the model is destroyed.
   void stop();
@@ -68,11 +74,16 @@ class App final : public HttpHandler {
   ResponseStore& store() { return store_; }
   GenerationParts parts();
   ServiceStats stats() const;
-  bool ready() const { return model_.has_value() && !draining_; }
+  bool ready() const { return model_.has_value() && !leaving_; }
+  /// begin_drain() has been called.
+  bool leaving() const { return leaving_; }
+  /// New work is refused.
   bool draining() const { return draining_; }
   bool has_model() const { return model_.has_value(); }
   /// 404 if the request names a model that is not served; an empty name is the served model.
   ApiStatus check_model(const std::string& name) const;
+  /// The server whose handler this is, to give its thread work. From any thread.
+  HttpServer& server() { return *server_; }
   /// Runs `job` on a worker, then the continuation that it returns on the server's thread, unless
   /// the client has gone. Answers with a refusal if too many jobs wait.
   using Continuation = std::function<void()>;
@@ -82,6 +93,7 @@ class App final : public HttpHandler {
  private:
   bool has_key(const HttpRequest& request) const;
   void answer_preflight(Exchange& exchange) const;
+  void refuse_work();
   void wait_for_drain();
   void end_drain();
 
@@ -92,7 +104,7 @@ class App final : public HttpHandler {
   std::unique_ptr<Mailbox> mailbox_;
   ResponseStore store_;
   Workers workers_;
-  bool draining_ = false;
+  bool leaving_ = false, draining_ = false;
   std::function<void()> drained_;
 };
 

@@ -1,6 +1,9 @@
 // /v1/chat/completions.
 #include <fmt/format.h>
 
+#include <optional>
+#include <span>
+
 #include "server/endpoints.h"
 
 namespace moxie {
@@ -12,8 +15,10 @@ struct ChatAnswer {
   int64_t created = unix_time();
   TokenNames names;
   size_t n = 1;
-  bool logprobs = false, include_reasoning = true, include_usage = false, continuous_usage = false;
+  bool logprobs = false, include_usage = false, continuous_usage = false;
   bool return_token_ids = false;
+  bool include_reasoning = true, separate_reasoning = true, stream_reasoning = true;
+  ReasoningField reasoning_field = ReasoningField::kBoth;
   int64_t num_prompt_tokens = 0;
   std::vector<int32_t> prompt_ids;  // with return_token_ids
 };
@@ -31,11 +36,42 @@ Json logprobs_json(const TokenNames& names, const std::vector<ReplyToken>& token
   return {{"content", std::move(list)}, {"refusal", nullptr}};
 }
 
+// The names under which an answer has its reasoning.
+std::span<const char* const> reasoning_names(ReasoningField field) {
+  static constexpr const char* kNames[] = {"reasoning", "reasoning_content"};
+  const std::span<const char* const> names(kNames);
+  switch (field) {
+    case ReasoningField::kReasoning:
+      return names.first(1);
+    case ReasoningField::kReasoningContent:
+      return names.last(1);
+    default:
+      return names;
+  }
+}
+
+// With separate_reasoning false: one text of reasoning and content, an empty line between them.
+class JoinedText {
+ public:
+  /// The text that `text` adds.
+  std::string add(ReplyPart part, const std::string& text) {
+    if (text.empty()) return {};
+    const bool changes = last_ && *last_ != part;
+    last_ = part;
+    return changes ? "\n\n" + text : text;
+  }
+
+ private:
+  std::optional<ReplyPart> last_;
+};
+
 // Streams chunks. Text that all chunks share is made once.
 class ChatStream final : public ReplyWriter {
  public:
   ChatStream(ExchangePtr exchange, ChatAnswer answer)
       : exchange_(std::move(exchange)), answer_(std::move(answer)), token_ids_(answer_.n) {
+    held_.resize(answer_.n);
+    joined_.resize(answer_.n);
     head_ = fmt::format(
         "data: {{\"id\":\"{}\",\"object\":\"chat.completion.chunk\",\"created\":{},"
         "\"model\":",
@@ -59,16 +95,22 @@ class ChatStream final : public ReplyWriter {
   }
 
   void on_delta(size_t choice, const Delta& delta) override {
+    if (delta.part == ReplyPart::kReasoning) {
+      if (!answer_.include_reasoning) return;
+      held_[choice] += delta.text;
+      if (answer_.stream_reasoning) send_reasoning(choice);
+      return;
+    }
+    send_reasoning(choice);
     std::string text;
     switch (delta.part) {
       case ReplyPart::kReasoning:
-        if (!answer_.include_reasoning) return;
-        append_json_string(delta.text, &text);
-        chunk(choice, "{\"reasoning\":" + text + ",\"reasoning_content\":" + text + "}", "null",
-              "null");
         return;
       case ReplyPart::kContent:
-        append_json_string(delta.text, &text);
+        append_json_string(answer_.separate_reasoning
+                               ? delta.text
+                               : joined_[choice].add(ReplyPart::kContent, delta.text),
+                           &text);
         chunk(choice, "{\"content\":" + text + "}",
               answer_.logprobs ? to_text(logprobs_json(answer_.names, delta.tokens)) : "null",
               "null");
@@ -96,6 +138,7 @@ class ChatStream final : public ReplyWriter {
 
   void on_choice_end(size_t choice, const ReplyReader&, const ChoiceEnd& end) override {
     usage_.add(end, choice == 0);
+    send_reasoning(choice);
     if (end.finish_reason == "error") {
       out_ += sse(error_json(end.error, ErrorForm::kOpenAi));
     } else {
@@ -116,6 +159,23 @@ class ChatStream final : public ReplyWriter {
   }
 
  private:
+  // Sends the reasoning that is held.
+  void send_reasoning(size_t choice) {
+    const std::string reasoning = std::exchange(held_[choice], {});
+    if (reasoning.empty()) return;
+    std::string delta = "{";
+    if (answer_.separate_reasoning) {
+      std::string text;
+      append_json_string(reasoning, &text);
+      for (const char* name : reasoning_names(answer_.reasoning_field)) {
+        delta += fmt::format("{}\"{}\":{}", delta.size() > 1 ? "," : "", name, text);
+      }
+    } else {
+      delta += "\"content\":";
+      append_json_string(joined_[choice].add(ReplyPart::kReasoning, reasoning), &delta);
+    }
+    chunk(choice, delta + "}", "null", "null");
+  }
   void chunk(size_t choice, const std::string& delta, const std::string& logprobs,
              const std::string& finish, bool first = false, const std::string& more = {}) {
     out_ += fmt::format("{}{{\"index\":{},\"delta\":{},\"logprobs\":{},\"finish_reason\":{}{}",
@@ -141,6 +201,8 @@ class ChatStream final : public ReplyWriter {
   ExchangePtr exchange_;
   ChatAnswer answer_;
   std::string head_, out_;
+  std::vector<std::string> held_;  // reasoning, by choice
+  std::vector<JoinedText> joined_;
   std::vector<int64_t> num_tokens_;
   std::vector<std::vector<int32_t>> token_ids_;
   Usage usage_;
@@ -154,6 +216,8 @@ class ChatDocument final : public ReplyWriter {
         answer_(std::move(answer)),
         choices_(answer_.n),
         tokens_(answer_.n),
+        joined_(answer_.n),
+        contents_(answer_.n),
         ids_(answer_.n) {}
 
   void on_prompt_logprobs(size_t choice, std::vector<ReplyToken> tokens) override {
@@ -167,6 +231,10 @@ class ChatDocument final : public ReplyWriter {
   void on_delta(size_t choice, const Delta& delta) override {
     auto& tokens = tokens_[choice];
     tokens.insert(tokens.end(), delta.tokens.begin(), delta.tokens.end());
+    const bool is_shown = delta.part == ReplyPart::kContent ||
+                          (delta.part == ReplyPart::kReasoning && answer_.include_reasoning);
+    if (answer_.separate_reasoning || !is_shown) return;
+    contents_[choice] += joined_[choice].add(delta.part, delta.text);
   }
 
   void on_choice_end(size_t choice, const ReplyReader& reader, const ChoiceEnd& end) override {
@@ -174,14 +242,17 @@ class ChatDocument final : public ReplyWriter {
     if (end.finish_reason == "error") failed_ = end.error;
     const Reply& reply = reader.reply();
     Json message = {{"role", "assistant"}};
+    const std::string& content = answer_.separate_reasoning ? reply.content : contents_[choice];
     const bool no_content =
-        reply.content.empty() && (!reply.tool_calls.empty() || !reply.reasoning.empty());
-    message["content"] = no_content ? Json() : Json(reply.content);
+        content.empty() && (!reply.tool_calls.empty() || !reply.reasoning.empty());
+    message["content"] = no_content ? Json() : Json(content);
     message["refusal"] = nullptr;
     message["annotations"] = Json::array();
-    const bool has_reasoning = answer_.include_reasoning && !reply.reasoning.empty();
-    message["reasoning"] = has_reasoning ? Json(reply.reasoning) : Json();
-    message["reasoning_content"] = message["reasoning"];
+    const bool has_reasoning =
+        answer_.include_reasoning && answer_.separate_reasoning && !reply.reasoning.empty();
+    for (const char* name : reasoning_names(answer_.reasoning_field)) {
+      message[name] = has_reasoning ? Json(reply.reasoning) : Json();
+    }
     if (!reply.tool_calls.empty()) {
       Json calls = Json::array();
       for (const ToolCall& call : reply.tool_calls) {
@@ -223,6 +294,8 @@ class ChatDocument final : public ReplyWriter {
   ChatAnswer answer_;
   std::vector<Json> choices_;
   std::vector<std::vector<ReplyToken>> tokens_;
+  std::vector<JoinedText> joined_;
+  std::vector<std::string> contents_;  // with separate_reasoning false
   std::vector<std::vector<int32_t>> ids_;
   std::vector<ReplyToken> prompt_;
   std::optional<ApiError> failed_;
@@ -235,10 +308,13 @@ void answer_chat(App& app, const ExchangePtr& exchange, const ChatRequest& reque
                     .names = {app.model().tokenizer, request.tokens_as_ids},
                     .n = static_cast<size_t>(request.n),
                     .logprobs = request.logprobs,
-                    .include_reasoning = request.include_reasoning,
                     .include_usage = request.include_usage,
                     .continuous_usage = request.continuous_usage,
                     .return_token_ids = request.return_token_ids,
+                    .include_reasoning = request.include_reasoning,
+                    .separate_reasoning = request.separate_reasoning,
+                    .stream_reasoning = request.stream_reasoning,
+                    .reasoning_field = app.options().reasoning_field,
                     .num_prompt_tokens = static_cast<int64_t>(input.prompts.front().size())};
   if (request.return_token_ids) answer.prompt_ids = input.prompts.front();
   start_answer<ChatDocument, ChatStream>(app, exchange, std::move(input), std::move(answer),

@@ -245,7 +245,7 @@ Api<GenerationInput> completion_input(const App& app, const CompletionRequest& r
   if (auto status = check_ids(model, request); !status) return tl::unexpected(status.error());
   GenerationInput input = generation_input(app, request);
   input.reply.harmony = false;
-  if (!request.include_stop && !request.sampling.ignore_eos) {
+  if (!request.keeps_stop() && !request.sampling.ignore_eos) {
     const auto& ends = model.engine->stop_ids();
     input.silent_ends.insert(input.silent_ends.end(), ends.begin(), ends.end());
     std::sort(input.silent_ends.begin(), input.silent_ends.end());

@@ -16,11 +16,13 @@ using ExchangePtr = std::shared_ptr<Exchange>;
 void handle_chat(App& app, const ExchangePtr& exchange);
 void handle_completions(App& app, const ExchangePtr& exchange);
 void handle_responses(App& app, const ExchangePtr& exchange);
+void handle_response_render(App& app, const ExchangePtr& exchange);
 void handle_response_get(App& app, const ExchangePtr& exchange);
 void handle_response_delete(App& app, const ExchangePtr& exchange);
 void handle_response_cancel(App& app, const ExchangePtr& exchange);
 void handle_response_items(App& app, const ExchangePtr& exchange);
 void handle_messages(App& app, const ExchangePtr& exchange);
+void handle_message_render(App& app, const ExchangePtr& exchange);
 void handle_count_tokens(App& app, const ExchangePtr& exchange);
 void handle_tokenize(App& app, const ExchangePtr& exchange);
 void handle_detokenize(App& app, const ExchangePtr& exchange);
@@ -34,6 +36,16 @@ void handle_version(App& app, const ExchangePtr& exchange);
 void handle_metrics(App& app, const ExchangePtr& exchange);
 void handle_debug_kernels(App& app, const ExchangePtr& exchange);
 void handle_openapi(App& app, const ExchangePtr& exchange);
+// For routers (worker.cpp).
+void handle_load(App& app, const ExchangePtr& exchange);
+void handle_server_load(App& app, const ExchangePtr& exchange);
+void handle_loads(App& app, const ExchangePtr& exchange);
+void handle_server_info(App& app, const ExchangePtr& exchange);
+void handle_model_info(App& app, const ExchangePtr& exchange);
+void handle_sleeping(App& app, const ExchangePtr& exchange);
+void handle_event_sources(App& app, const ExchangePtr& exchange);
+void handle_flush_cache(App& app, const ExchangePtr& exchange);
+void handle_health_generate(App& app, const ExchangePtr& exchange);
 
 /// Parses a body, reads a request from it (`read`, from a Json document), checks it and calls
 /// `prepare`, all on a worker. `prepare` takes the request and returns the continuation that
@@ -136,6 +148,17 @@ struct Usage {
 
 /// A rendered prompt: its text, and its ids under both names that clients know.
 Json rendered_json(const Tokenizer& tokenizer, const std::vector<int32_t>& prompt);
+/// Answers with the prompt of a chat that `read` reads; nothing is generated.
+template <class Read>
+void handle_render(App& app, const ExchangePtr& exchange, ErrorForm form, Read read) {
+  handle_body(app, exchange, form, std::move(read),
+              [&app, exchange](const ChatRequest& request) -> Api<App::Continuation> {
+                auto prompt = chat_prompt(app.model(), request);
+                if (!prompt) return tl::unexpected(prompt.error());
+                return answer_with(exchange, rendered_json(*app.model().tokenizer, *prompt));
+              });
+}
+
 /// The text of one token, broken UTF-8 as U+FFFD.
 std::string token_text(const Tokenizer& tokenizer, int32_t id);
 /// The name of a token in log-probabilities: its text, or vLLM's "token_id:N".

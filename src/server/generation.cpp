@@ -232,6 +232,8 @@ void Generation::end_choice(size_t idx, const Finish& finish) {
   parts_.metrics.on_choice({.finish_reason = end.finish_reason,
                             .prompt_tokens = end.prompt_tokens,
                             .completion_tokens = end.completion_tokens,
+                            .cached_tokens = finish.cache.hit_tokens,
+                            .num_preemptions = finish.num_preemptions,
                             .is_first = idx % static_cast<size_t>(input_.n) == 0,
                             .n = input_.n,
                             .max_tokens = input_.max_tokens,

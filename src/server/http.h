@@ -35,8 +35,10 @@ struct HttpLimits {
 
 struct HttpOptions {
   std::string host = "127.0.0.1";
-  int32_t port = 8000;                   ///< 0: any free one
-  std::string ssl_certificate, ssl_key;  ///< PEM files; both or none
+  int32_t port = 8000;  ///< 0: any free one
+  /// PEM files; both or none. New ones are read when they change (looked at for a new connection,
+  /// at most once a second) and at SIGHUP. If they are faulty, the old ones stay in use.
+  std::string ssl_certificate, ssl_key;
   HttpLimits limits;
 };
 

@@ -2,11 +2,13 @@
 // that includes Asio.
 #include <fmt/format.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <boost/asio.hpp>
 #include <boost/asio/ssl.hpp>
 #include <csignal>
+#include <string>
 
 #include "server/http_connection.h"
 
@@ -19,6 +21,7 @@ using boost::system::error_code;
 
 constexpr double kSweepS = 0.25;
 constexpr int32_t kSpareDescriptors = 64;
+constexpr auto kTlsCheckEvery = std::chrono::seconds(1);
 
 // Raises the limit of file descriptors as far as allowed, and returns it.
 int32_t raise_descriptor_limit() {
@@ -30,6 +33,40 @@ int32_t raise_descriptor_limit() {
     if (setrlimit(RLIMIT_NOFILE, &limit) != 0) getrlimit(RLIMIT_NOFILE, &limit);
   }
   return static_cast<int32_t>(std::min<rlim_t>(limit.rlim_cur, 1 << 20));
+}
+
+using TlsContext = std::shared_ptr<asio::ssl::context>;
+
+Result<TlsContext> read_tls(const HttpOptions& options) {
+  auto tls = std::make_shared<asio::ssl::context>(asio::ssl::context::tls_server);
+  error_code error;
+  error = tls->set_options(asio::ssl::context::default_workarounds | asio::ssl::context::no_sslv2 |
+                               asio::ssl::context::no_sslv3 | asio::ssl::context::no_tlsv1 |
+                               asio::ssl::context::no_tlsv1_1,
+                           error);
+  if (!error) error = tls->use_certificate_chain_file(options.ssl_certificate, error);
+  if (error) {
+    return fail("no readable PEM certificate: " + error.message(),
+                "--ssl-cert " + options.ssl_certificate);
+  }
+  error = tls->use_private_key_file(options.ssl_key, asio::ssl::context::pem, error);
+  if (error) {
+    return fail("no PEM key that fits the certificate: " + error.message(),
+                "--ssl-key " + options.ssl_key);
+  }
+  return tls;
+}
+
+// Differs if one of the TLS files was written or replaced.
+std::string stamp_of(const HttpOptions& options) {
+  std::string stamp;
+  for (const std::string& path : {options.ssl_certificate, options.ssl_key}) {
+    struct stat file {};
+    if (stat(path.c_str(), &file) != 0) file = {};
+    stamp += fmt::format("{} {} {} {}.{:09} ", file.st_dev, file.st_ino, file.st_size,
+                         file.st_mtim.tv_sec, file.st_mtim.tv_nsec);
+  }
+  return stamp;
 }
 
 template <class Stream>
@@ -136,17 +173,22 @@ class ServerImpl final : public HttpServer {
     if (connections_.count() == 0) io_.stop();
   }
   Status open_tls();
+  void renew_tls();
+  void renew_tls_if_changed();
+  void wait_for_hangup();
 
   HttpOptions options_;
   asio::io_context io_{1};
-  asio::ssl::context tls_{asio::ssl::context::tls_server};
+  TlsContext tls_;         // null: plain HTTP
+  std::string tls_stamp_;  // of the files as they were last read
+  Clock::time_point tls_checked_{};
   tcp::acceptor acceptor_{io_};
   asio::steady_timer sweep_timer_{io_}, accept_timer_{io_};
-  asio::signal_set signals_{io_};
+  asio::signal_set signals_{io_}, hangup_{io_};
   std::function<void()> signal_action_;
   Connections connections_;
   int32_t max_connections_ = 0, port_ = 0;
-  bool shutting_down_ = false, is_tls_ = false;
+  bool shutting_down_ = false;
   Clock::time_point shut_down_by_;
 };
 
@@ -156,24 +198,43 @@ Status ServerImpl::open_tls() {
   if (options_.ssl_certificate.empty() != options_.ssl_key.empty()) {
     return fail("both are needed, or none", "--ssl-cert, --ssl-key");
   }
-  is_tls_ = !options_.ssl_key.empty();
-  if (!is_tls_) return {};
+  if (options_.ssl_key.empty()) return {};
+  tls_stamp_ = stamp_of(options_);
+  auto tls = read_tls(options_);
+  if (!tls) return fail(std::move(tls.error()));
+  tls_ = std::move(*tls);
   error_code error;
-  error = tls_.set_options(asio::ssl::context::default_workarounds | asio::ssl::context::no_sslv2 |
-                               asio::ssl::context::no_sslv3 | asio::ssl::context::no_tlsv1 |
-                               asio::ssl::context::no_tlsv1_1,
-                           error);
-  if (!error) error = tls_.use_certificate_chain_file(options_.ssl_certificate, error);
-  if (error) {
-    return fail("no readable PEM certificate: " + error.message(),
-                "--ssl-cert " + options_.ssl_certificate);
-  }
-  error = tls_.use_private_key_file(options_.ssl_key, asio::ssl::context::pem, error);
-  if (error) {
-    return fail("no PEM key that fits the certificate: " + error.message(),
-                "--ssl-key " + options_.ssl_key);
-  }
+  error = hangup_.add(SIGHUP, error);
+  if (error) return fail("cannot wait for SIGHUP: " + error.message(), "--ssl-cert");
+  wait_for_hangup();
   return {};
+}
+
+// Connections keep the context that they began with.
+void ServerImpl::renew_tls() {
+  tls_stamp_ = stamp_of(options_);
+  auto tls = read_tls(options_);
+  if (!tls) {
+    log_warn("the new certificate is not used, the old one stays: " + tls.error().message());
+    return;
+  }
+  tls_ = std::move(*tls);
+  log_info("the certificate was read again: --ssl-cert " + options_.ssl_certificate);
+}
+
+void ServerImpl::renew_tls_if_changed() {
+  const auto now = Clock::now();
+  if (now - tls_checked_ < kTlsCheckEvery) return;
+  tls_checked_ = now;
+  if (stamp_of(options_) != tls_stamp_) renew_tls();
+}
+
+void ServerImpl::wait_for_hangup() {
+  hangup_.async_wait([this](const error_code& error, int) {
+    if (error) return;
+    renew_tls();
+    wait_for_hangup();
+  });
 }
 
 Status ServerImpl::open() {
@@ -230,16 +291,17 @@ void ServerImpl::on_accept(tcp::socket socket) {
   const std::string remote = fmt::format("{}:{}", peer.address().to_string(ignored), peer.port());
   ignored = socket.set_option(tcp::no_delay(true), ignored);
   std::shared_ptr<Connection> connection;
-  if (is_tls_) {
+  if (tls_) {
+    renew_tls_if_changed();
     connection = std::make_shared<StreamConnection<asio::ssl::stream<tcp::socket>>>(
-        connections_, remote, asio::ssl::stream<tcp::socket>(std::move(socket), tls_));
+        connections_, remote, asio::ssl::stream<tcp::socket>(std::move(socket), *tls_));
   } else {
     connection =
         std::make_shared<StreamConnection<tcp::socket>>(connections_, remote, std::move(socket));
   }
   if (num_connections() > max_connections_) {
-    return is_tls_ ? connection->cut()
-                   : connection->refuse_whole(503, "too many connections are open");
+    return tls_ ? connection->cut()
+                : connection->refuse_whole(503, "too many connections are open");
   }
   connection->start();
 }

@@ -29,6 +29,7 @@ constexpr double kTokens[] = {1,    2,    5,    10,    20,    50,    100,    200
                               1000, 2000, 5000, 10000, 20000, 50000, 100000, 200000};
 constexpr double kStepTokens[] = {1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384};
 constexpr double kChoices[] = {1, 2, 5, 10, 20};
+constexpr double kPreemptions[] = {1, 2, 3, 4, 5, 10, 20};
 constexpr double kHttpS[] = {0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 60};
 
 double span_s(Clock::time_point from, Clock::time_point to) {
@@ -53,6 +54,73 @@ void append_value(std::string_view name, std::string_view type, std::string_view
                   std::string_view labels, double value, std::string* out) {
   append_head(name, type, help, out);
   *out += fmt::format("{}{{{}}} {}\n", name, labels, value);
+}
+
+// A family of one sample for each value of a label.
+void append_family(std::string_view name, std::string_view type, std::string_view help,
+                   std::string_view labels, std::string_view label,
+                   const std::vector<std::pair<std::string_view, double>>& values,
+                   std::string* out) {
+  append_head(name, type, help, out);
+  for (const auto& [of, value] : values) {
+    *out += fmt::format("{}{{{},{}=\"{}\"}} {}\n", name, labels, label, of, value);
+  }
+}
+
+void append_service(const std::string& labels, const ServiceStats& s, std::string* out) {
+  const auto value = [&](std::string_view name, std::string_view type, std::string_view help,
+                         double v) { append_value(name, type, help, labels, v, out); };
+  const auto count = [](int64_t v) { return static_cast<double>(v); };
+  value("vllm:num_requests_running", "gauge", "Requests in the batch.", s.running);
+  value("vllm:num_requests_waiting", "gauge", "Requests in the queue.", s.waiting);
+  append_family("vllm:num_requests_waiting_by_reason", "gauge",
+                "Requests in the queue that wait for room (capacity), or for a running prompt that "
+                "computes pages which they share (deferred).",
+                labels, "reason",
+                {{"capacity", s.waiting - s.waiting_deferred}, {"deferred", s.waiting_deferred}},
+                out);
+  append_family("vllm:admission_rejections_total", "counter",
+                "Requests refused because of the queue's limit of requests, or of prompt tokens.",
+                labels, "reason",
+                {{"max_num_queued_reqs", count(s.num_refused_requests)},
+                 {"max_num_queued_tokens", count(s.num_refused_tokens)}},
+                out);
+  append_family("vllm:engine_sleep_state", "gauge", "The engine never sleeps.", labels,
+                "sleep_state", {{"awake", 1}, {"weights_offloaded", 0}, {"discard_all", 0}}, out);
+  for (const char* name : {"vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"}) {
+    value(name, "gauge", "Share of the KV cache in use, 0 to 1.", s.kv_usage());
+  }
+  for (const char* prefix : {"vllm:prefix_cache", "vllm:gpu_prefix_cache"}) {
+    value(std::string(prefix) + "_queries_total", "counter",
+          "Prompt tokens that were looked for in the prefix cache.", count(s.prefix_query_tokens));
+    value(std::string(prefix) + "_hits_total", "counter",
+          "Prompt tokens found in the prefix cache.", count(s.prefix_hit_tokens));
+  }
+  value("vllm:gpu_prefix_cache_hit_rate", "gauge", "Hits a query since the start.",
+        s.prefix_query_tokens > 0 ? count(s.prefix_hit_tokens) / count(s.prefix_query_tokens) : 0);
+  value("vllm:num_preemptions_total", "counter", "Requests that gave their pages back.",
+        count(s.num_preemptions));
+  // While the model loads the number of pages is not known yet.
+  const std::string config =
+      fmt::format("{},block_size=\"{}\",num_gpu_blocks=\"{}\"", labels,
+                  s.page_tokens > 0 ? s.page_tokens : KvShape{}.page_tokens, s.full_pages);
+  append_value("vllm:cache_config_info", "gauge", "The KV cache.", config, 1, out);
+  const auto pages = [&](std::string_view name, std::string_view help, double full, double window) {
+    append_family(name, "gauge", help, labels, "layers", {{"full", full}, {"window", window}}, out);
+  };
+  pages("moxie:kv_pages", "Pages of the KV cache.", s.full_pages, s.window_pages);
+  pages("moxie:kv_pages_used", "Pages held by running requests.", s.full_pages_used,
+        s.window_pages_used);
+  pages("moxie:kv_pages_cached", "Free pages whose keys may be used again.", s.full_pages_cached,
+        s.window_pages_cached);
+  value("moxie:steps_total", "counter", "Steps of the model.", count(s.num_steps));
+  value("moxie:loop_steps_total", "counter", "Of these, steps in the decode loop.",
+        count(s.num_loop_steps));
+  value("moxie:failed_steps_total", "counter", "Steps that failed.", count(s.num_failed_steps));
+  value("moxie:computed_tokens_total", "counter", "Tokens run through the model.",
+        count(s.computed_tokens));
+  value("moxie:host_seconds_total", "counter", "Scheduling time.", s.host_s);
+  value("moxie:device_seconds_total", "counter", "Time of steps and draws.", s.device_s);
 }
 
 void append_process(std::string* out) {
@@ -115,6 +183,24 @@ void Histogram::append(std::string_view name, std::string_view labels, std::stri
       fmt::format("{0}_sum{{{1}}} {2}\n{0}_count{{{1}}} {3}\n", name, labels, sum_.load(), below);
 }
 
+void RecentRate::add(uint64_t count, Clock::time_point now) {
+  const int64_t number =
+      std::chrono::duration_cast<std::chrono::seconds>(now.time_since_epoch()).count();
+  Second& second = seconds_[static_cast<size_t>(number) % seconds_.size()];
+  if (std::exchange(second.number, number) != number) second.count = 0;
+  second.count += count;
+}
+
+double RecentRate::per_s(Clock::time_point now) const {
+  const int64_t number =
+      std::chrono::duration_cast<std::chrono::seconds>(now.time_since_epoch()).count();
+  uint64_t count = 0;
+  for (const Second& second : seconds_) {
+    if (second.number >= number - kSeconds && second.number < number) count += second.count;
+  }
+  return static_cast<double>(count) / static_cast<double>(kSeconds);
+}
+
 Metrics::Metrics()
     : time_to_first_token_(kFirstTokenS),
       inter_token_(kTokenS),
@@ -125,8 +211,10 @@ Metrics::Metrics()
       prefill_(kRequestS),
       decode_(kRequestS),
       request_prompt_tokens_(kTokens),
+      request_computed_tokens_(kTokens),
       request_generation_tokens_(kTokens),
       max_generation_tokens_(kTokens),
+      request_preemptions_(kPreemptions),
       params_n_(kChoices),
       params_max_tokens_(kTokens),
       iteration_tokens_(kStepTokens),
@@ -136,7 +224,12 @@ void Metrics::on_choice(const ChoiceMetrics& choice) {
   for (size_t i = 0; i < kReasons.size(); ++i) {
     if (kReasons[i] == choice.finish_reason) ++finished_[i];
   }
-  if (choice.is_first) prompt_tokens_ += static_cast<uint64_t>(choice.prompt_tokens);
+  if (choice.is_first) {
+    prompt_tokens_ += static_cast<uint64_t>(choice.prompt_tokens);
+    cached_tokens_ += static_cast<uint64_t>(choice.cached_tokens);
+  }
+  request_computed_tokens_.observe(choice.prompt_tokens - choice.cached_tokens);
+  request_preemptions_.observe(choice.num_preemptions);
   request_prompt_tokens_.observe(choice.prompt_tokens);
   request_generation_tokens_.observe(choice.completion_tokens);
   params_n_.observe(choice.n);
@@ -169,49 +262,27 @@ void Metrics::on_http(std::string_view route, std::string_view method, int statu
   http_seconds_.observe(seconds);
 }
 
-void Metrics::append_gauges(const std::string& labels, const ServiceStats& s,
-                            std::string* out) const {
-  const auto value = [&](std::string_view name, std::string_view type, std::string_view help,
-                         double v) { append_value(name, type, help, labels, v, out); };
-  const auto count = [](int64_t v) { return static_cast<double>(v); };
-  value("vllm:num_requests_running", "gauge", "Requests in the batch.", s.running);
-  value("vllm:num_requests_waiting", "gauge", "Requests in the queue.", s.waiting);
-  for (const char* name : {"vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"}) {
-    value(name, "gauge", "Share of the KV cache in use, 0 to 1.", s.kv_usage());
+void Metrics::append_tokens(const std::string& labels, std::string* out) const {
+  const uint64_t prompt = prompt_tokens_.load(), cached = cached_tokens_.load();
+  const auto value = [&](std::string_view name, std::string_view help, uint64_t v) {
+    append_value(name, "counter", help, labels, static_cast<double>(v), out);
+  };
+  value("vllm:prompt_tokens_total", "Tokens of prompts, as usage counts them.", prompt);
+  value("vllm:prompt_tokens_cached_total", "Of these, tokens found in the prefix cache.", cached);
+  append_family("vllm:prompt_tokens_by_source_total", "counter",
+                "Tokens of prompts by where their keys came from.", labels, "source",
+                {{"local_compute", static_cast<double>(prompt - cached)},
+                 {"local_cache_hit", static_cast<double>(cached)},
+                 {"external_kv_transfer", 0}},
+                out);
+  value("vllm:generation_tokens_total", "Tokens of answers, as usage counts them.",
+        generation_tokens_.load());
+  std::vector<std::pair<std::string_view, double>> finished;
+  for (size_t i = 0; i < kReasons.size(); ++i) {
+    finished.emplace_back(kReasons[i], static_cast<double>(finished_[i].load()));
   }
-  for (const char* prefix : {"vllm:prefix_cache", "vllm:gpu_prefix_cache"}) {
-    value(std::string(prefix) + "_queries_total", "counter",
-          "Prompt tokens that were looked for in the prefix cache.", count(s.prefix_query_tokens));
-    value(std::string(prefix) + "_hits_total", "counter",
-          "Prompt tokens found in the prefix cache.", count(s.prefix_hit_tokens));
-  }
-  value("vllm:gpu_prefix_cache_hit_rate", "gauge", "Hits a query since the start.",
-        s.prefix_query_tokens > 0 ? count(s.prefix_hit_tokens) / count(s.prefix_query_tokens) : 0);
-  value("vllm:num_preemptions_total", "counter", "Requests that gave their pages back.",
-        count(s.num_preemptions));
-  const std::string config = fmt::format("{},block_size=\"{}\",num_gpu_blocks=\"{}\"", labels,
-                                         s.page_tokens, s.full_pages);
-  append_value("vllm:cache_config_info", "gauge", "The KV cache.", config, 1, out);
-  for (const auto& [kind, total, used, cached] :
-       {std::tuple{"full", s.full_pages, s.full_pages_used, s.full_pages_cached},
-        std::tuple{"window", s.window_pages, s.window_pages_used, s.window_pages_cached}}) {
-    const std::string of_kind = fmt::format("{},layers=\"{}\"", labels, kind);
-    const auto pages = [&](std::string_view name, std::string_view help, double v) {
-      if (std::string_view(kind) == "full") append_head(name, "gauge", help, out);
-      *out += fmt::format("{}{{{}}} {}\n", name, of_kind, v);
-    };
-    pages("moxie:kv_pages", "Pages of the KV cache.", total);
-    pages("moxie:kv_pages_used", "Pages held by running requests.", used);
-    pages("moxie:kv_pages_cached", "Free pages whose keys may be used again.", cached);
-  }
-  value("moxie:steps_total", "counter", "Steps of the model.", count(s.num_steps));
-  value("moxie:loop_steps_total", "counter", "Of these, steps in the decode loop.",
-        count(s.num_loop_steps));
-  value("moxie:failed_steps_total", "counter", "Steps that failed.", count(s.num_failed_steps));
-  value("moxie:computed_tokens_total", "counter", "Tokens run through the model.",
-        count(s.computed_tokens));
-  value("moxie:host_seconds_total", "counter", "Scheduling time.", s.host_s);
-  value("moxie:device_seconds_total", "counter", "Time of steps and draws.", s.device_s);
+  append_family("vllm:request_success_total", "counter", "Answers by how they ended.", labels,
+                "finished_reason", finished, out);
 }
 
 void Metrics::append_histograms(const std::string& labels, std::string* out) const {
@@ -231,9 +302,13 @@ void Metrics::append_histograms(const std::string& labels, std::string* out) con
   one("vllm:request_prefill_time_seconds", "From the queue to the first token.", prefill_);
   one("vllm:request_decode_time_seconds", "From the first token to the end.", decode_);
   one("vllm:request_prompt_tokens", "Tokens of a prompt.", request_prompt_tokens_);
+  one("vllm:request_prefill_kv_computed_tokens",
+      "Tokens of a prompt that were not found in the prefix cache.", request_computed_tokens_);
   one("vllm:request_generation_tokens", "Tokens of an answer.", request_generation_tokens_);
   one("vllm:request_max_num_generation_tokens", "Tokens of a request's longest answer.",
       max_generation_tokens_);
+  one("vllm:request_num_preemptions", "How often a request gave its pages back.",
+      request_preemptions_);
   one("vllm:request_params_n", "Answers asked for.", params_n_);
   one("vllm:request_params_max_tokens", "Tokens asked for at most.", params_max_tokens_);
   one("vllm:iteration_tokens_total", "Tokens a step.", iteration_tokens_);
@@ -242,17 +317,8 @@ void Metrics::append_histograms(const std::string& labels, std::string* out) con
 std::string Metrics::text(const std::string& model_name, const ServiceStats* stats) const {
   const std::string labels = fmt::format("model_name=\"{}\",engine=\"0\"", escaped(model_name));
   std::string out;
-  if (stats != nullptr) append_gauges(labels, *stats, &out);
-  append_value("vllm:prompt_tokens_total", "counter", "Tokens of prompts, as usage counts them.",
-               labels, static_cast<double>(prompt_tokens_.load()), &out);
-  append_value("vllm:generation_tokens_total", "counter",
-               "Tokens of answers, as usage counts them.", labels,
-               static_cast<double>(generation_tokens_.load()), &out);
-  append_head("vllm:request_success_total", "counter", "Answers by how they ended.", &out);
-  for (size_t i = 0; i < kReasons.size(); ++i) {
-    out += fmt::format("vllm:request_success_total{{{},finished_reason=\"{}\"}} {}\n", labels,
-                       kReasons[i], finished_[i].load());
-  }
+  append_service(labels, stats != nullptr ? *stats : ServiceStats(), &out);
+  append_tokens(labels, &out);
   append_histograms(labels, &out);
   append_head("http_requests_total", "counter", "HTTP requests.", &out);
   for (const auto& [key, count] : http_requests_) {

@@ -24,7 +24,7 @@ Json model_json(const App& app, const std::string& name) {
 void handle_health(App& app, const ExchangePtr& exchange) {
   const bool healthy = !app.has_model() || app.stats().healthy;
   const char* state = !app.has_model() ? "loading"
-                      : app.draining() ? "draining"
+                      : app.leaving()  ? "draining"
                       : healthy        ? "ok"
                                        : "device failed";
   const bool ok = app.ready() && healthy;
@@ -103,12 +103,7 @@ void handle_detokenize(App& app, const ExchangePtr& exchange) {
 }
 
 void handle_chat_render(App& app, const ExchangePtr& exchange) {
-  handle_body(app, exchange, ErrorForm::kOpenAi, read_chat_request,
-              [&app, exchange](const ChatRequest& request) -> Api<App::Continuation> {
-                auto prompt = chat_prompt(app.model(), request);
-                if (!prompt) return tl::unexpected(prompt.error());
-                return answer_with(exchange, rendered_json(*app.model().tokenizer, *prompt));
-              });
+  handle_render(app, exchange, ErrorForm::kOpenAi, read_chat_request);
 }
 
 void handle_debug_kernels(App& app, const ExchangePtr& exchange) {

@@ -103,38 +103,6 @@ ApiStatus read_bias(const Json& value, SamplingOptions* sampling) {
   return {};
 }
 
-ApiStatus read_reasoning(const Json& value, ChatRequest& request) {
-  if (auto status = read_reasoning_effort(value, request); !status) return status;
-  if (const Json* exclude = find_member(value, "exclude")) {
-    auto read = read_bool(*exclude, "reasoning.exclude");
-    if (!read) return tl::unexpected(read.error());
-    request.include_reasoning = !*read;
-  }
-  for (auto it = value.begin(); it != value.end(); ++it) {
-    if (it.key() != "effort" && it.key() != "exclude" && it.key() != "summary" &&
-        it.key() != "generate_summary") {
-      return unknown_field("reasoning." + it.key(), {});
-    }
-  }
-  return {};
-}
-
-// The only setting of vLLM's chat templates that applies here.
-ApiStatus read_template_arguments(const Json& value, ChatRequest& request) {
-  if (!value.is_object()) return wrong_type("chat_template_kwargs", "an object", value);
-  for (auto it = value.begin(); it != value.end(); ++it) {
-    const std::string at = "chat_template_kwargs." + it.key();
-    if (it->is_null()) continue;
-    if (it.key() != "reasoning_effort") {
-      return unsupported(at, "'" + at + "' is not supported: only reasoning_effort is.");
-    }
-    auto read = read_effort(*it, at);
-    if (!read) return tl::unexpected(read.error());
-    request.effort = *read;
-  }
-  return {};
-}
-
 template <class T>
 typename Fields<T>::Read id_list(const char* name, std::vector<int32_t> SamplingOptions::*member) {
   return [=](const Json& value, T& request) -> ApiStatus {
@@ -196,6 +164,8 @@ void add_sampling_fields(Fields<T>& f) {
       "texts that end the answer; not part of it");
   f.toggle("include_stop_str_in_output", &GenerationFields::include_stop,
            "the stop text stays in the answer");
+  f.toggle("no_stop_trim", &GenerationFields::no_stop_trim,
+           "SGLang's name of include_stop_str_in_output");
 }
 
 template void add_sampling_fields(Fields<ResponseRequest>&);
@@ -295,6 +265,7 @@ void add_generation_fields(Fields<T>& f) {
   f.refused("ec_transfer_params", Json(), "there is one instance");
   f.refused("vllm_xargs", Json(), "none is known");
   f.refused("routed_experts_prompt_start", 0, "routing is not returned");
+  f.refused("return_hidden_states", false, "hidden states are not returned");
   f.refused("return_token_offsets", false, "use return_token_strs of /tokenize");
 }
 template void add_generation_fields(Fields<ChatRequest>&);
@@ -313,27 +284,6 @@ ApiStatus read_token_ids(const Json& value, const std::string& param, std::vecto
     if (!id) return tl::unexpected(id.error());
     ids->push_back(static_cast<int32_t>(*id));
   }
-  return {};
-}
-
-Api<harmony::ReasoningEffort> read_effort(const Json& value, const std::string& param) {
-  auto name = read_string(value, param);
-  if (!name) return tl::unexpected(name.error());
-  if (*name == "xhigh" || *name == "max") return harmony::ReasoningEffort::kHigh;
-  if (const auto effort = harmony::effort_from_name(*name)) return *effort;
-  return invalid(param,
-                 "Invalid value for '" + param +
-                     "': expected one of 'none', 'minimal', 'low', 'medium', 'high' or 'xhigh'.",
-                 "invalid_value");
-}
-
-ApiStatus read_reasoning_effort(const Json& reasoning, ChatRequest& request) {
-  if (!reasoning.is_object()) return wrong_type("reasoning", "an object", reasoning);
-  const Json* effort = find_member(reasoning, "effort");
-  if (effort == nullptr) return {};
-  auto read = read_effort(*effort, "reasoning.effort");
-  if (!read) return tl::unexpected(read.error());
-  request.effort = *read;
   return {};
 }
 
@@ -362,24 +312,10 @@ Fields<ChatRequest> make_chat_fields() {
       "top_logprobs",
       [](ChatRequest& request) -> int32_t& { return request.sampling.num_logprobs; }, 0,
       kMaxTopLogprobs, "and of as many best tokens; needs logprobs");
-  f.field(
-      "reasoning_effort",
-      {{"type", "string"}, {"enum", {"none", "minimal", "low", "medium", "high", "xhigh"}}},
-      [](const Json& value, ChatRequest& request) -> ApiStatus {
-        auto effort = read_effort(value, "reasoning_effort");
-        if (!effort) return tl::unexpected(effort.error());
-        request.effort = *effort;
-        return {};
-      },
-      "how much to think; none and minimal are low, xhigh is high: the model knows three");
-  f.field("reasoning", {{"type", "object"}}, read_reasoning, "{effort, exclude}");
-  f.toggle("include_reasoning", &ChatRequest::include_reasoning,
-           "false leaves the reasoning out of the answer");
+  add_reasoning_fields(f);
   add_tool_fields(f);
   f.toggle("parallel_tool_calls", &ChatRequest::parallel_tool_calls,
            "the model writes one call a turn; false is kept, true allows what it never does");
-  f.field("chat_template_kwargs", {{"type", "object"}}, read_template_arguments,
-          "reasoning_effort only");
   f.field(
       "modalities", {{"type", "array"}},
       [](const Json& value, ChatRequest&) -> ApiStatus {
@@ -537,6 +473,7 @@ Api<ChatRequest> read_chat_request(const Json& document) {
     return tl::unexpected(status.error());
   }
   if (request.max_completion_tokens) request.max_tokens = request.max_completion_tokens;
+  choose_effort(document, &request);
   if (auto status = check_generation(request); !status) return tl::unexpected(status.error());
   if (request.sampling.num_logprobs >= 0 && !request.logprobs) {
     if (request.sampling.num_logprobs > 0) {

@@ -39,7 +39,7 @@ struct GenerationFields {
   bool include_usage = false, continuous_usage = false;
   std::vector<std::string> stop;
   std::vector<std::string> bad_words;
-  bool include_stop = false;  ///< the stop string stays in the text
+  bool include_stop = false, no_stop_trim = false;  ///< two names of one wish, see keeps_stop()
   bool skip_special_tokens = true;
   bool return_token_ids = false;
   bool tokens_as_ids = false;  ///< log-probabilities name tokens "token_id:N"
@@ -49,6 +49,8 @@ struct GenerationFields {
   bool use_cache = true;
   int32_t prompt_logprobs = -1;
   StructuredOutput structured;
+  /// The stop string stays in the text.
+  bool keeps_stop() const { return include_stop || no_stop_trim; }
 };
 
 /// One tool of a chat, with the data that a constraint needs.
@@ -64,8 +66,12 @@ struct ChatRequest : GenerationFields {
   ToolChoice tool_choice;
   bool parallel_tool_calls = true;
   harmony::ReasoningEffort effort = harmony::ReasoningEffort::kMedium;
+  /// Of chat_template_kwargs or chat_template_args: counts if no other field asks for an effort.
+  std::optional<harmony::ReasoningEffort> template_effort;
   bool logprobs = false;
   bool include_reasoning = true;
+  bool separate_reasoning = true;  ///< false: reasoning stands in the content
+  bool stream_reasoning = true;    ///< false: a stream sends a piece of reasoning as a whole
   std::optional<int32_t> max_completion_tokens;  ///< as asked; overrides max_tokens
   bool truncate = false;              ///< a prompt that is too long loses its first messages
   std::vector<std::string> warnings;  ///< wishes that will not be met; for the answer
@@ -117,6 +123,10 @@ void add_scheduling_fields(Fields<T>& fields);
 /// Fields of OpenAI's platform that mean nothing to a single server.
 template <class T>
 void add_platform_fields(Fields<T>& fields);
+/// How much a chat reasons, and where the reasoning stands.
+void add_reasoning_fields(Fields<ChatRequest>& fields);
+/// An effort of chat_template_kwargs or chat_template_args counts if `document` has no other.
+void choose_effort(const Json& document, ChatRequest* request);
 /// The member `effort` of "reasoning", which must be an object.
 ApiStatus read_reasoning_effort(const Json& reasoning, ChatRequest& request);
 /// `left_out` not null: tools that OpenAI's platform would run are skipped, and each adds a line

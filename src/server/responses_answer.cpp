@@ -307,16 +307,22 @@ void answer_response(App& app, const ExchangePtr& exchange, ResponseRequest& req
   writer->begin(*started);
 }
 
+// Reads a request, and the stored response that it continues.
+auto reader(App& app) {
+  return [&app](const Json& document) {
+    return read_response_request(document,
+                                 [&app](const std::string& id) { return app.store().find(id); });
+  };
+}
+
 }  // namespace
 
 void handle_responses(App& app, const ExchangePtr& exchange) {
-  handle_generation(
-      app, exchange, ErrorForm::kOpenAi,
-      [&app](const Json& document) {
-        return read_response_request(
-            document, [&app](const std::string& id) { return app.store().find(id); });
-      },
-      chat_input, answer_response);
+  handle_generation(app, exchange, ErrorForm::kOpenAi, reader(app), chat_input, answer_response);
+}
+
+void handle_response_render(App& app, const ExchangePtr& exchange) {
+  handle_render(app, exchange, ErrorForm::kOpenAi, reader(app));
 }
 
 }  // namespace moxie

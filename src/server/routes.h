@@ -15,10 +15,11 @@ struct Route {
   std::string_view summary;
   void (*handle)(App&, const ExchangePtr&);
   enum Use : uint8_t {
-    kProbe,  ///< no key, answered at any time
-    kInfo,   ///< a key, answered at any time
-    kModel,  ///< a key and a loaded model
-    kWork,   ///< as kModel, and refused while draining
+    kProbe,    ///< no key, answered at any time
+    kMonitor,  ///< as kInfo; no key with AppOptions::metrics_without_key
+    kInfo,     ///< a key, answered at any time
+    kModel,    ///< a key and a loaded model
+    kWork,     ///< as kModel, and refused while draining
   } use = kWork;
   ErrorForm form = ErrorForm::kOpenAi;
   /// The fields of its body; null: no body, or (kBodyElsewhere) they are described elsewhere.

@@ -165,10 +165,10 @@ GenerationInput generation_input(const App& app, const GenerationFields& request
   input.sampling.top_k = std::max(request.sampling.top_k, 0);
   input.sampling.max_tokens = input.max_tokens;
   input.reply = {.stop = request.stop,
-                 .include_stop = request.include_stop,
+                 .include_stop = request.keeps_stop(),
                  .skip_special = request.skip_special_tokens,
                  .logprobs = request.sampling.num_logprobs >= 0};
-  if (!request.include_stop) {
+  if (!request.keeps_stop()) {
     input.silent_ends = request.sampling.stop_ids;
     std::sort(input.silent_ends.begin(), input.silent_ends.end());
   }
