@@ -1,4 +1,4 @@
-// Parts of the server without a socket: requests, stop strings, replies, routes, metrics.
+// Parts of the server without a socket: requests, stop strings, replies, routes.
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
@@ -6,7 +6,6 @@
 
 #include "server/anthropic.h"
 #include "server/bad_words.h"
-#include "server/metrics.h"
 #include "server/reply_reader.h"
 #include "server/response_store.h"
 #include "server/responses.h"
@@ -109,6 +108,41 @@ TEST(RequestTest, OfTwoLengthsTheNewerCounts) {
   for (const char* fields : {R"("max_tokens": 3, "max_completion_tokens": 5)",
                              R"("max_completion_tokens": 5, "max_tokens": 3)"}) {
     EXPECT_EQ(chat(fields)->max_tokens, 5) << fields;
+  }
+}
+
+TEST(RequestTest, ValuesThatRoutersAddAskForNothing) {
+  const std::string both =
+      R"("no_stop_trim": false, "return_hidden_states": false, "skip_special_tokens": true)";
+  const auto request = chat(both + R"(, "separate_reasoning": true, "stream_reasoning": true)");
+  ASSERT_TRUE(request) << request.error().message;
+  EXPECT_FALSE(request->keeps_stop());
+  EXPECT_TRUE(request->separate_reasoning && request->stream_reasoning);
+  EXPECT_TRUE(read_completion_request(*parse_body("{\"prompt\": \"x\", " + both + "}")));
+  EXPECT_EQ(chat(R"("return_hidden_states": true)").error().param, "return_hidden_states");
+  // Either name of one wish counts, whatever the other says.
+  EXPECT_TRUE(chat(R"("no_stop_trim": true, "include_stop_str_in_output": false)")->keeps_stop());
+  EXPECT_TRUE(chat(R"("include_stop_str_in_output": true, "no_stop_trim": false)")->keeps_stop());
+}
+
+TEST(RequestTest, AnEffortOfTheTemplateGivesWay) {
+  using Effort = harmony::ReasoningEffort;
+  for (const std::string field : {"chat_template_kwargs", "chat_template_args"}) {
+    const auto with = [&](const std::string& variables, const std::string& more = {}) {
+      return chat("\"" + field + "\": {" + variables + "}" + more);
+    };
+    EXPECT_EQ(with(R"("reasoning_effort": "low")")->effort, Effort::kLow);
+    EXPECT_EQ(with(R"("reasoning_effort": "low")", R"(, "reasoning_effort": "high")")->effort,
+              Effort::kHigh);
+    EXPECT_EQ(with(R"("reasoning_effort": "low")", R"(, "reasoning": {"effort": "high"})")->effort,
+              Effort::kHigh);
+    EXPECT_EQ(with(R"("enable_thinking": true, "builtin_tools": [], "x": null)")->effort,
+              Effort::kMedium);
+    EXPECT_EQ(with(R"("enable_thinking": false)").error().message,
+              "'" + field +
+                  ".enable_thinking' may only be true: the model always reasons; use "
+                  "reasoning_effort.");
+    EXPECT_EQ(with(R"("x": 1)").error().param, field + ".x");
   }
 }
 
@@ -254,6 +288,26 @@ TEST(RoutesTest, MethodsAndPaths) {
   }
 }
 
+TEST(RoutesTest, WhatRoutersAskIsInfoAndOnlyGeneratingIsWork) {
+  std::string allow;
+  const auto use = [&](const char* method, const char* path) {
+    const Route* route = find_route(method, path, &allow);
+    CHECK(route != nullptr, path);
+    return route->use;
+  };
+  for (const char* path : {"/metrics", "/version"}) EXPECT_EQ(use("GET", path), Route::kMonitor);
+  for (const char* path : {"/is_sleeping", "/kv_event_sources"}) {
+    EXPECT_EQ(use("GET", path), Route::kInfo);
+  }
+  for (const char* path : {"/load", "/get_load", "/v1/loads", "/server_info", "/get_server_info",
+                           "/model_info", "/get_model_info"}) {
+    EXPECT_EQ(use("GET", path), Route::kModel);
+  }
+  EXPECT_EQ(use("GET", "/health_generate"), Route::kWork);
+  EXPECT_EQ(use("POST", "/v1/responses/render"), Route::kWork);
+  EXPECT_EQ(find_route("POST", "/v1/messages/render", &allow)->form, ErrorForm::kAnthropic);
+}
+
 TEST(RoutesTest, KeysCompareWhole) {
   EXPECT_TRUE(equal_in_constant_time("secret", "secret"));
   for (const char* given : {"", "secre", "secrets", "secretsecret", "Secret"}) {
@@ -297,18 +351,6 @@ TEST(HttpTextTest, ProbesSeeRequestsAndFaults) {
   EXPECT_EQ(probe_http("GET / HTTP/1.1\r\nA: " + std::string(2000, 'a'), limits).status, 431);
   EXPECT_EQ(probe_http("nonsense\r\n\r\n", limits).status, 400);
   EXPECT_FALSE(probe_http("GET / HTTP/1.1\r\n", limits).complete);
-}
-
-TEST(MetricsTest, HistogramsCountUpwards) {
-  const double bounds[] = {1, 2, 5};
-  Histogram histogram(bounds);
-  for (const double value : {0.5, 1.0, 1.5, 7.0}) histogram.observe(value);
-  std::string text;
-  histogram.append("h", "a=\"b\"", &text);
-  EXPECT_EQ(text,
-            "h_bucket{a=\"b\",le=\"1\"} 2\nh_bucket{a=\"b\",le=\"2\"} 3\n"
-            "h_bucket{a=\"b\",le=\"5\"} 3\nh_bucket{a=\"b\",le=\"+Inf\"} 4\n"
-            "h_sum{a=\"b\"} 10\nh_count{a=\"b\"} 4\n");
 }
 
 TEST(ResponseStoreTest, TheOldestGoFirstAndRunningOnesStay) {
