@@ -50,6 +50,26 @@ TEST(SchedulerTest, WhoIsNotDraftedGoesOnAsBefore) {
   drive.run_out();
 }
 
+// A request in the queue waits for room, or for a running prompt whose pages it will share.
+TEST(SchedulerTest, WaitingRequestsAreCountedByTheirReason) {
+  Drive drive({.shape = {.full_pages = 16, .window_pages = 60}, .max_batch_tokens = 8});
+  drive.add(request_for(some_tokens(40, 1), 2));
+  for (int i = 0; i < 2; ++i) drive.add(request_for(some_tokens(40, 1), 2));
+  drive.turn();
+  EXPECT_EQ(drive.scheduler.stats().running, 1);
+  EXPECT_EQ(drive.scheduler.stats().waiting, 2);
+  EXPECT_EQ(drive.scheduler.stats().waiting_deferred, 2);
+  EXPECT_EQ(drive.scheduler.stats().queued_tokens, 80);
+  drive.run_out();
+  EXPECT_EQ(drive.scheduler.stats().waiting_deferred, 0);
+  EXPECT_EQ(drive.scheduler.stats().queued_tokens, 0);
+  for (uint64_t i = 2; i < 4; ++i) drive.add(request_for(some_tokens(40, i), 2));
+  drive.turn();
+  EXPECT_EQ(drive.scheduler.stats().waiting, 1);
+  EXPECT_EQ(drive.scheduler.stats().waiting_deferred, 0);
+  drive.run_out();
+}
+
 // Drafts take what is left: they preempt nobody, and a prompt is not kept waiting.
 TEST(SchedulerTest, DraftsMakeWayForTokensAndPrompts) {
   Drive drive({.shape = {.full_pages = 100, .window_pages = 100},
