@@ -37,7 +37,8 @@ int32_t raise_descriptor_limit() {
 
 using TlsContext = std::shared_ptr<asio::ssl::context>;
 
-Result<TlsContext> read_tls(const HttpOptions& options) {
+// `may_ask`: OpenSSL asks on the terminal for the password of an encrypted key.
+Result<TlsContext> read_tls(const HttpOptions& options, bool may_ask) {
   auto tls = std::make_shared<asio::ssl::context>(asio::ssl::context::tls_server);
   error_code error;
   error = tls->set_options(asio::ssl::context::default_workarounds | asio::ssl::context::no_sslv2 |
@@ -48,6 +49,10 @@ Result<TlsContext> read_tls(const HttpOptions& options) {
   if (error) {
     return fail("no readable PEM certificate: " + error.message(),
                 "--ssl-cert " + options.ssl_certificate);
+  }
+  if (!may_ask) {
+    error = tls->set_password_callback(
+        [](size_t, asio::ssl::context::password_purpose) { return std::string(); }, error);
   }
   error = tls->use_private_key_file(options.ssl_key, asio::ssl::context::pem, error);
   if (error) {
@@ -179,8 +184,9 @@ class ServerImpl final : public HttpServer {
 
   HttpOptions options_;
   asio::io_context io_{1};
-  TlsContext tls_;         // null: plain HTTP
-  std::string tls_stamp_;  // of the files as they were last read
+  TlsContext tls_;           // null: plain HTTP
+  std::string tls_stamp_;    // of the files in use
+  std::string tls_refused_;  // of files that are faulty
   Clock::time_point tls_checked_{};
   tcp::acceptor acceptor_{io_};
   asio::steady_timer sweep_timer_{io_}, accept_timer_{io_};
@@ -200,7 +206,7 @@ Status ServerImpl::open_tls() {
   }
   if (options_.ssl_key.empty()) return {};
   tls_stamp_ = stamp_of(options_);
-  auto tls = read_tls(options_);
+  auto tls = read_tls(options_, /*may_ask=*/true);
   if (!tls) return fail(std::move(tls.error()));
   tls_ = std::move(*tls);
   error_code error;
@@ -212,13 +218,17 @@ Status ServerImpl::open_tls() {
 
 // Connections keep the context that they began with.
 void ServerImpl::renew_tls() {
-  tls_stamp_ = stamp_of(options_);
-  auto tls = read_tls(options_);
+  const std::string stamp = stamp_of(options_);
+  auto tls = read_tls(options_, /*may_ask=*/false);
   if (!tls) {
+    // The next look tries again, since the reason may pass; it is said once.
+    if (std::exchange(tls_refused_, stamp) == stamp) return;
     log_warn("the new certificate is not used, the old one stays: " + tls.error().message());
     return;
   }
   tls_ = std::move(*tls);
+  tls_stamp_ = stamp;
+  tls_refused_.clear();
   log_info("the certificate was read again: --ssl-cert " + options_.ssl_certificate);
 }
 
@@ -232,6 +242,7 @@ void ServerImpl::renew_tls_if_changed() {
 void ServerImpl::wait_for_hangup() {
   hangup_.async_wait([this](const error_code& error, int) {
     if (error) return;
+    tls_refused_.clear();
     renew_tls();
     wait_for_hangup();
   });

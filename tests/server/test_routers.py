@@ -18,6 +18,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 import pytest
@@ -174,3 +175,32 @@ def test_sixty_calls_leave_the_circuit_closed(router, alone):
     for number in range(60):
         name = ("chat", "completions", "stream")[number % 3]
         assert call(router, name) == alone[name], number
+
+
+@pytest.mark.parametrize("name", ["vllm-router", "sglang-router"])
+def test_a_worker_that_leaves_takes_no_call_with_it(name):
+    with Server("--threads", "1") as stays, Server("--threads", "1", "--drain-delay", "2") as leaves, \
+            Router(name, "round_robin", [stays, leaves]) as running:
+        expected = call(stays, "chat")
+        faults, stop = [], threading.Event()
+
+        def ask():
+            while not stop.is_set():
+                try:
+                    assert call(running, "chat") == expected
+                except (AssertionError, OSError, EOFError) as fault:
+                    faults.append(str(fault)[:300])
+
+        clients = [threading.Thread(target=ask) for _ in range(8)]
+        for client in clients:
+            client.start()
+        time.sleep(1)
+        leaves.process.send_signal(signal.SIGTERM)
+        try:
+            assert leaves.process.wait(30) == 0
+            time.sleep(2)
+        finally:
+            stop.set()
+            for client in clients:
+                client.join()
+        assert not faults

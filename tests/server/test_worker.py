@@ -500,7 +500,16 @@ def test_a_certificate_is_renewed(tmp_path, names):
         certificate.unlink()
         assert common_name(secure) == "new"
         assert secure.output().count("the new certificate is not used") == 2
+        # A key with a password: nobody is asked for it.
+        time.sleep(1.1)
+        put(new[1], certificate)
+        subprocess.run(["openssl", "rsa", "-aes256", "-passout", "pass:x", "-in", new[0], "-out",
+                        tmp_path / "locked"], check=True, capture_output=True)
+        put(tmp_path / "locked", key)
+        assert common_name(secure) == "new"
+        assert secure.output().count("the new certificate is not used") == 3
         # SIGHUP reads at once, and ends nothing.
+        put(other[0], key)
         put(other[1], certificate)
         secure.process.send_signal(signal.SIGHUP)
         end = time.monotonic() + 5
