@@ -299,6 +299,18 @@ def test_messages_are_rendered(server):
     assert refused.status == 404 and refused.json()["error"]["type"] == "not_found_error"
 
 
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff{}", b"[" * 100_000, b"{\"input\": 3}",
+                                  b"{\"messages\": 3}", b"{\"model\": [], \"max_tokens\": 1e99}"])
+def test_broken_bodies_are_400(server, body):
+    for path in ("/v1/responses/render", "/v1/messages/render", CHAT):
+        assert server.post(path, body).status == 400
+    for fields in (b'"chat_template_args": ' + b'{"a":' * 400 + b"1" + b"}" * 400,
+                   b'"chat_template_kwargs": {"": 1}', b'"separate_reasoning": {}'):
+        response = server.post(CHAT, b'{"messages": [{"role": "user", "content": "x"}], ' + fields + b"}")
+        assert response.status == 400, response.text
+    assert server.post("/flush_cache", body).status in (200, 409)  # it has no fields
+
+
 # Metrics
 
 def families_of(text):
