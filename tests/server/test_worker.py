@@ -306,7 +306,8 @@ def test_broken_bodies_are_400(server, body):
         assert server.post(path, body).status == 400
     for fields in (b'"chat_template_args": ' + b'{"a":' * 400 + b"1" + b"}" * 400,
                    b'"chat_template_kwargs": {"": 1}', b'"separate_reasoning": {}'):
-        response = server.post(CHAT, b'{"messages": [{"role": "user", "content": "x"}], ' + fields + b"}")
+        response = server.post(
+            CHAT, b'{"messages": [{"role": "user", "content": "x"}], ' + fields + b"}")
         assert response.status == 400, response.text
     assert server.post("/flush_cache", body).status in (200, 409)  # it has no fields
 
