@@ -337,6 +337,9 @@ server_test() {
     clients)
       [[ -x $(dirname "$(command -v "$python")")/llama-benchy ]] || left_out+=(llama_benchy)
       ;;
+    worker)
+      command -v openssl >/dev/null || left_out+=(certificate)
+      ;;
     http)
       command -v openssl >/dev/null || left_out+=(tls)
       command -v curl >/dev/null || left_out+=(curl_line)
@@ -364,6 +367,7 @@ elif wants serve; then
   (
     soak_embedded_more
     server_test clients "pytest openai anthropic agents pydantic" &
+    server_test worker "pytest prometheus_client" &
     for name in requests faults http; do server_test $name pytest & done
     wait
   ) & lanes+=($!)

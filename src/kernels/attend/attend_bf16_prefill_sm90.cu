@@ -481,7 +481,7 @@ void run_prefill(const AttendParams& params, const char* row) {
 
 }  // namespace
 
-// In units of the time of attend_any_f32_split_cuda, as measured at depths of 4,096 and 30,720:
+// In units of the time of the row that splits the keys, as measured at depths of 4,096 and 30,720:
 // that row takes as long for 95 tokens of 8 KV heads as a wave of items (one an SM) takes here.
 double attend_prefill_sm90_cost(const AttendParams& params) {
   constexpr double kSms = 132, kTokensOfWave = 95 * 8;

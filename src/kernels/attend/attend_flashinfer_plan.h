@@ -48,7 +48,7 @@ struct FlashinferPlanOptions {
 /// Null, or why no row of this kind can run.
 const char* flashinfer_refuses(const AttendParams& params);
 
-/// A row's times. The unit is the time of attend_any_f32_split_cuda for a token of a KV head.
+/// A row's times. The unit is the time of the row that splits the keys, for a token of a KV head.
 struct FlashinferTimes {
   double wave;    ///< of a launch, even with few items
   double item;    ///< of each further item: a tile and a head

@@ -1,5 +1,5 @@
 // What the kernels of experts for a few tokens share: experts_slices.cuh for one token,
-// experts_tiles.cuh for more, and the ring kernels of experts_any_bf16x2_gemv_cuda.cu for formats
+// experts_tiles.cuh for more, and the kernels with rings in shared memory for formats
 // and shapes that neither can run.
 #pragma once
 
