@@ -26,7 +26,7 @@ commit=${MOXIE_COMMIT:-unknown}
 # The sanitizers slow kernels down, racecheck manyfold: the large cases are left to the plain run, as
 # are tests of speed and of the profiler, which needs the place that a sanitizer takes; racecheck
 # takes a few that together pass every barrier and use every ring's memory again.
-memcheck_filter="-*Large*:*FourGigabytes*:*120*:*TextIsTheCpu*:*NoDevice*:*Fault*:*InAndOut*:*Profile*:GpuLimits*"
+memcheck_filter="-*Large*:*BatchInvariance*:*FourGigabytes*:*120*:*TextIsTheCpu*:*NoDevice*:*Fault*:*InAndOut*:*Profile*:GpuLimits*"
 racecheck_filter="LinearSteps*:AttendCuda*EveryGroup*:Embed*Narrow*:Norm*Digits*:Sample*Ties*Lower*:Sample*Strange*:Sample*MaskOfOne*:Sample*Ids*-LinearSteps*ExpertsAgree*"
 sanitizer_limit_s=${MOXIE_SANITIZER_LIMIT_S:-300}
 sanitizer_processes=4
