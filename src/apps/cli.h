@@ -100,5 +100,6 @@ Command doctor_command();
 Command bench_command();
 Command profile_command();
 Command serve_command();
+Command pull_command();
 
 }  // namespace moxie

@@ -7,5 +7,5 @@ int main(int argc, char** argv) {
       argc, argv,
       {run_command(), chat_command(), score_command(), tokenize_command(), detokenize_command(),
        harmony_command(), inspect_command(), kernels_command(), plan_command(), doctor_command(),
-       bench_command(), profile_command(), serve_command()});
+       bench_command(), profile_command(), serve_command(), pull_command()});
 }

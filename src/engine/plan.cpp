@@ -95,14 +95,6 @@ std::string advice_for(const GptOssConfig& config, const PlanRequest& request, c
 
 }  // namespace
 
-std::string format_bytes(uint64_t bytes) {
-  static constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB"};
-  double value = static_cast<double>(bytes);
-  int unit = 0;
-  while (value >= 1024 && unit < 4) value /= 1024, ++unit;
-  return unit == 0 ? fmt::format("{} B", bytes) : fmt::format("{:.1f} {}", value, kUnits[unit]);
-}
-
 Result<DType> choose_kv_dtype(const std::string& text, const GptOssConfig& config,
                               const KernelChooser& kernels, int32_t max_model_len,
                               int32_t max_num_seqs, uint64_t kv_cache_bytes) {

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "core/bytes.h"
 #include "engine/kv.h"
 #include "kernels/experts/experts.h"
 #include "model/checkpoint.h"
@@ -89,8 +90,5 @@ MemoryPlan plan_memory(const Checkpoint& checkpoint, const PlanRequest& request,
 /// tokens choose experts independently.
 Work decode_work(const GptOssConfig& config, const ModelWeights& formats, DType kv_dtype,
                  int64_t depth, int32_t streams);
-
-/// "12.8 GiB", "24.6 MiB".
-std::string format_bytes(uint64_t bytes);
 
 }  // namespace moxie

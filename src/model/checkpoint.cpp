@@ -4,10 +4,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <filesystem>
 #include <vector>
 
+#include "core/hub_cache.h"
 #include "model/checkpoint_open.h"
 #include "weights/mapped_file.h"
 
@@ -15,11 +15,6 @@ namespace moxie {
 namespace {
 
 namespace fs = std::filesystem;
-
-std::string environment(const char* name) {
-  const char* value = std::getenv(name);
-  return value == nullptr ? "" : value;
-}
 
 // "org/name" with the characters that the hub allows.
 bool is_repo_id(const std::string& model) {
@@ -31,24 +26,8 @@ bool is_repo_id(const std::string& model) {
   });
 }
 
-// In the hub's own order: the first set variable names the cache; the default comes last.
-std::vector<fs::path> hub_folders() {
-  std::vector<fs::path> folders;
-  const auto add = [&](const fs::path& folder) {
-    if (std::find(folders.begin(), folders.end(), folder) == folders.end())
-      folders.push_back(folder);
-  };
-  const std::string hub = environment("HF_HUB_CACHE"), home = environment("HF_HOME");
-  const std::string cache = environment("XDG_CACHE_HOME"), user = environment("HOME");
-  if (!hub.empty()) add(hub);
-  if (!home.empty()) add(fs::path(home) / "hub");
-  if (!cache.empty()) add(fs::path(cache) / "huggingface" / "hub");
-  if (!user.empty()) add(fs::path(user) / ".cache" / "huggingface" / "hub");
-  return folders;
-}
-
 // The snapshot that refs/main names, or else the only or latest one.
-Result<std::string> snapshot_of(const fs::path& repo) {
+Result<std::string> snapshot_of(const fs::path& repo, const std::string& repo_id) {
   std::error_code ignored;
   if (Result<std::string> revision = read_text_file((repo / "refs" / "main").string(), 4096)) {
     std::string name = *revision;
@@ -68,7 +47,9 @@ Result<std::string> snapshot_of(const fs::path& repo) {
       latest_time = time;
     }
   }
-  if (latest.empty()) return fail("holds no snapshot", repo.string(), "download the model again");
+  if (latest.empty())
+    return fail("holds no whole snapshot", repo.string(),
+                "fetch it with `moxie pull " + repo_id + "`");
   return latest.string();
 }
 
@@ -89,18 +70,17 @@ const char* checkpoint_kind_name(CheckpointKind kind) {
 }
 
 Result<std::string> find_in_hub_cache(const std::string& repo_id) {
-  std::string folder_name = "models--" + repo_id;
-  folder_name.replace(folder_name.find('/'), 1, "--");
+  const std::string folder_name = hub_repo_folder(repo_id);
   std::string searched;
-  for (const fs::path& hub : hub_folders()) {
+  for (const fs::path hub : hub_caches()) {
     const fs::path repo = hub / folder_name;
     std::error_code ignored;
-    if (fs::is_directory(repo, ignored)) return snapshot_of(repo);
+    if (fs::is_directory(repo, ignored)) return snapshot_of(repo, repo_id);
     searched += (searched.empty() ? "" : ", ") + repo.string();
   }
   return fail("is neither a path nor in the local Hugging Face cache; searched " +
                   (searched.empty() ? "nothing: HOME is not set" : searched),
-              repo_id, "download it with `hf download " + repo_id + "`, or give a path");
+              repo_id, "fetch it with `moxie pull " + repo_id + "`, or give a path");
 }
 
 Result<std::unique_ptr<Checkpoint>> open_checkpoint(const std::string& model) {

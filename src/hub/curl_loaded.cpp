@@ -1,0 +1,54 @@
+// libcurl of the system that the static program runs on.
+#include <dlfcn.h>
+
+#include <type_traits>
+
+#include "hub/curl_api.h"
+
+namespace moxie::hub {
+
+Result<CurlApi> find_curl() {
+  constexpr const char* kHint =
+      "install it: the package libcurl4 on Debian and Ubuntu (libcurl4t64 in newer ones), libcurl "
+      "on "
+      "Fedora";
+  void* library = nullptr;
+  std::string why;
+  // The second is Debian's build with another TLS library.
+  for (const char* name : {"libcurl.so.4", "libcurl-gnutls.so.4"}) {
+    library = ::dlopen(name, RTLD_NOW | RTLD_LOCAL);
+    if (library != nullptr) break;
+    if (const char* text = ::dlerror(); text != nullptr && why.empty()) why = text;
+  }
+  if (library == nullptr)
+    return fail("libcurl, which fetches from the hub, was not found: " + why, "pull", kHint);
+  CurlApi api;
+  why.clear();
+  const auto find = [&](auto& function, const char* name) {
+    function =
+        reinterpret_cast<std::remove_reference_t<decltype(function)>>(::dlsym(library, name));
+    if (function == nullptr) why = name;
+  };
+  find(api.global_init, "curl_global_init");
+  find(api.easy_init, "curl_easy_init");
+  find(api.easy_reset, "curl_easy_reset");
+  find(api.easy_cleanup, "curl_easy_cleanup");
+  find(api.easy_setopt, "curl_easy_setopt");
+  find(api.easy_perform, "curl_easy_perform");
+  find(api.easy_getinfo, "curl_easy_getinfo");
+  find(api.easy_strerror, "curl_easy_strerror");
+  find(api.slist_append, "curl_slist_append");
+  find(api.slist_free_all, "curl_slist_free_all");
+  find(api.url, "curl_url");
+  find(api.url_cleanup, "curl_url_cleanup");
+  find(api.url_set, "curl_url_set");
+  find(api.url_get, "curl_url_get");
+  find(api.free, "curl_free");
+  if (!why.empty()) {
+    return fail("libcurl is too old: it lacks " + why, "pull",
+                "install a libcurl of 7.66 or newer");
+  }
+  return api;
+}
+
+}  // namespace moxie::hub
