@@ -131,8 +131,8 @@ Command pull_command() {
                     "or the one GGUF");
                 flags.integer("--connections", &o->options.connections, {1, hub::kMaxConnections},
                               "parallel connections, for ranges of one file too");
-                flags.integer("--retries", &o->options.max_tries, {1, hub::kMaxTries},
-                              "tries of a request that fails, without progress between them");
+                flags.integer("--tries", &o->options.max_tries, {1, hub::kMaxTries},
+                              "of a request that fails, without progress between them");
                 flags.toggle("--dry-run", &o->options.is_dry_run, "list the files, fetch nothing");
                 flags.toggle("--json", &o->is_json, "print one JSON document");
                 flags.toggle("--quiet", &o->is_quiet, "no progress; the folder alone is printed");

@@ -93,7 +93,7 @@ Result<Settings> read_settings() {
       break;
     }
   }
-  for (const char* name : {"REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE"}) {
+  for (const char* name : {"SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"}) {
     settings.ca_file = variable(name);
     if (!settings.ca_file.empty()) break;
   }
