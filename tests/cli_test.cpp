@@ -68,7 +68,7 @@ TEST_F(CliTest, UsageFaultsExitWithTwo) {
 
 TEST_F(CliTest, EveryCommandHasHelpWithAnExample) {
   for (const std::string command : {"run", "chat", "score", "tokenize", "detokenize", "inspect",
-                                    "kernels", "plan", "doctor", "bench", "profile"}) {
+                                    "kernels", "plan", "doctor", "bench", "profile", "pull"}) {
     const auto help = moxie({command, "--help"});
     EXPECT_EQ(help.exit_code, 0) << command;
     EXPECT_NE(help.out.find("Example:"), std::string::npos) << command;
@@ -368,6 +368,7 @@ TEST_F(CliTest, MissingModelsSayWhereTheyWereLookedFor) {
                           {"HF_HUB_CACHE=" + folder_.string()});
   EXPECT_EQ(repo.exit_code, 1);
   EXPECT_NE(repo.err.find(folder_.string()), std::string::npos) << repo.err;
+  EXPECT_NE(repo.err.find("moxie pull openai/gpt-oss-20b"), std::string::npos) << repo.err;
 }
 
 TEST_F(CliTest, AModelLargerThanMemoryIsRefusedBeforeLoading) {

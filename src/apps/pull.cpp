@@ -95,8 +95,10 @@ int run_pull(const Flags& flags, PullFlags* o) {
   Result<hub::Settings> settings = hub::read_settings();
   if (!settings) return report(settings.error());
   catch_signals();
-  PullProgress progress(o->is_quiet || o->options.is_dry_run);
-  const Result<hub::PullReport> pulled = hub::pull(*settings, o->options, g_stop, progress);
+  const Result<hub::PullReport> pulled = [&] {
+    PullProgress progress(o->is_quiet || o->options.is_dry_run);  // its bar goes before the results
+    return hub::pull(*settings, o->options, g_stop, progress);
+  }();
   if (!pulled) return report(pulled.error());
   if (o->is_json)
     fmt::print("{}\n", printable(to_json(*pulled, o->options.is_dry_run)));

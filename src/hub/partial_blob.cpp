@@ -90,6 +90,7 @@ Status PartialBlob::accept(Piece* piece, std::span<const std::byte> bytes) {
   const std::lock_guard lock(mutex_);
   if (is_obsolete(*piece)) return {};
   const bool is_next = piece->at - piece->kept.size() == written_;
+  if (!is_next && piece->kept.empty()) piece->kept.reserve(piece->end - piece->at);
   piece->at += bytes.size();
   if (!is_next) {
     piece->kept.insert(piece->kept.end(), bytes.begin(), bytes.end());

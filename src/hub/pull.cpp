@@ -25,6 +25,12 @@ Status check_options(const Settings& settings, const PullOptions& options) {
               "unset it to fetch; what is in the cache is used without a pull");
 }
 
+// Addresses of this machine, where nobody listens in between.
+bool is_loopback(const std::string& endpoint) {
+  return matches("http://localhost*", endpoint) || matches("http://127.*", endpoint) ||
+         matches("http://[[]::1]*", endpoint);
+}
+
 uint64_t bytes_there(const RepoCache& cache, const RepoFile& file) {
   return cache.has_blob(file) ? file.bytes : cache.incomplete_bytes(file);
 }
@@ -114,6 +120,12 @@ Result<PullReport> pull(const Settings& settings, const PullOptions& options,
                         const std::atomic<bool>& stop, PullObserver& observer) {
   const Clock::time_point start = Clock::now();
   if (Status status = check_options(settings, options); !status) return fail(status.error());
+  if (!settings.token.empty() && settings.endpoint.starts_with("http://") &&
+      !is_loopback(settings.endpoint)) {
+    observer.on_message("the token of " + settings.token_source +
+                        " goes over the network in the clear: " + settings.endpoint +
+                        " is not https");
+  }
   Result<std::unique_ptr<HttpClient>> client = HttpClient::make(settings, stop);
   if (!client) return fail(client.error());
   const Result<Listing> listing = fetch_listing(

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import pathlib
+import pty
 import random
 import re
 import shutil
@@ -20,7 +21,6 @@ import pytest
 
 from hub import File, Hub
 
-SANITIZED = os.environ.get("MOXIE_SANITIZED") == "1"
 PIECE = 16 << 20  # what one request asks for
 TIMEOUT_S = 60
 
@@ -221,6 +221,25 @@ def test_output_for_people_and_for_scripts(hub, home):
     assert quiet.stdout == f"{home.snapshot(hub)}\n" and quiet.stderr == ""
     help_text = subprocess.run([os.environ["MOXIE_BINARY"], "pull", "--help"], capture_output=True, text=True).stdout
     assert "moxie pull openai/gpt-oss-20b" in help_text
+
+
+def test_a_terminal_gets_a_bar(hub, home):
+    hub.fault("store", hub.files[SHARD].etag, bytes_a_second=400_000)
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen([os.environ["MOXIE_BINARY"], "pull", "org/model"], stdin=subprocess.DEVNULL,
+                               stdout=subprocess.PIPE, stderr=theirs, env=home.environment())
+    os.close(theirs)
+    shown = b""
+    try:
+        while block := os.read(ours, 65536):
+            shown += block
+    except OSError:  # the other side is closed
+        pass
+    os.close(ours)
+    process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 0
+    assert re.search(rb"\r +\d+%  \d+\.\d KiB of \d+\.\d KiB  \d+\.\d KiB/s  0:0\d left  ", shown), shown
+    assert shown.endswith(b'moxie run --model org/model "Hello"\r\n'), shown
 
 
 # The token.
@@ -559,6 +578,14 @@ def test_a_server_that_is_not_trusted(home, tmp_path):
         assert "cannot be trusted" in error and "SSL_CERT_FILE" in error
         home.pull("--include", "config.json", HF_ENDPOINT=hub.endpoint, SSL_CERT_FILE=str(tmp_path / "cert.pem"))
         home.holds(hub, ["config.json"])
+
+
+@pytest.mark.skipif(os.environ.get("MOXIE_CURL_DLOPEN") != "1", reason="this build links libcurl")
+def test_a_machine_without_libcurl(hub, home, tmp_path):
+    for name in ("libcurl.so.4", "libcurl-gnutls.so.4"):
+        (tmp_path / name).write_text("no library")
+    error = home.fails(LD_LIBRARY_PATH=str(tmp_path))
+    assert "libcurl" in error and "was not found" in error and "libcurl4" in error
 
 
 class SmallDisk:
