@@ -89,15 +89,15 @@ check_asan() {
   export UBSAN_OPTIONS=print_stacktrace=1
   local targets=() only=()
   if ((quick)); then
-    targets=(--target moxie_{core,weights,checkpoint,server}_test)
-    only=(-R '^moxie_(core|weights|checkpoint|server)_test$')
+    targets=(--target moxie_{core,hub,weights,checkpoint,server}_test)
+    only=(-R '^moxie_(core|hub|weights|checkpoint|server)_test$')
   fi
   cmake --preset asan --log-level=NOTICE "$(grammars)" >/dev/null &&
     cmake --build build/asan -j "$jobs" "${targets[@]}" &&
     ctest --test-dir build/asan -j "$jobs" --output-on-failure --no-tests=error "${only[@]}"
 }
 
-# The folders in which threads meet, and the server from outside: under load, and how it ends.
+# The folders in which threads meet; from outside the server, under load and how it ends, and a pull.
 # A kernel with wide address space layout randomisation refuses the thread sanitizer's memory map, so
 # that is switched off where it can be.
 check_tsan() {
@@ -105,12 +105,12 @@ check_tsan() {
   export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1
   cmake --preset tsan --log-level=NOTICE "$(grammars)" >/dev/null || return 1
   mapfile -t tests < <(ctest --test-dir build/tsan -N |
-    grep -oE 'moxie_(core|weights|kernels|grammar|model|engine|server|lab)_test$' | sort -u)
+    grep -oE 'moxie_(core|hub|weights|kernels|grammar|model|engine|server|lab)_test$' | sort -u)
   ((${#tests[@]})) || { echo "no tests of threads found"; return 1; }
   setarch "$(uname -m)" -R true 2>/dev/null && fixed=(setarch "$(uname -m)" -R)
   cmake --build build/tsan -j "$jobs" --target moxie "${tests[@]}" &&
     "${fixed[@]}" ctest --test-dir build/tsan -j "$jobs" --output-on-failure --no-tests=error \
-      -R "^($(IFS='|'; echo "${tests[*]}")|moxie_server_(faults|load))\$"
+      -R "^($(IFS='|'; echo "${tests[*]}")|moxie_server_(faults|load)|moxie_hub_pull)\$"
 }
 
 check_fuzz() {
