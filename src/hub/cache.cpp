@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 
 #include "core/hub_cache.h"
 
@@ -103,6 +104,11 @@ Status RepoCache::link(const std::string& commit, const RepoFile& file) const {
 Status RepoCache::write_ref(const std::string& revision, const std::string& commit) const {
   if (revision == commit) return {};
   const std::string path = folder_ + "/refs/" + revision, unused = unused_name(path);
+  std::string before(commit.size() + 1, '\0');
+  std::ifstream file(path, std::ios::binary);
+  file.read(before.data(), static_cast<std::streamsize>(before.size()));
+  before.resize(static_cast<size_t>(file.gcount()));
+  if (before == commit) return {};
   if (Status status = make_folder(fs::path(path).parent_path().string()); !status) return status;
   Status status = write_whole(unused, commit);
   if (status && ::rename(unused.c_str(), path.c_str()) != 0)

@@ -159,10 +159,7 @@ std::optional<Download::Task> Download::take() {
         blob->state = State::kOpening;
         lock.unlock();
         const Status status = open(*blob);
-        if (!status) {
-          fail_with(status.error());
-          return std::nullopt;
-        }
+        if (!status && !stop_.load()) fail_with(status.error());
         lock.lock();
         if (!was_busy || blob->state != State::kBusy) continue;
       }
@@ -174,6 +171,10 @@ std::optional<Download::Task> Download::take() {
 
 Status Download::open(Blob& blob) {
   const RepoFile& file = blob.target->file;
+  if (cache_.has_blob(file)) {  // asks nothing of a cache that may not be written
+    finished(blob, FileStatus::kCached);
+    return {};
+  }
   Result<std::unique_ptr<BlobLock>> blob_lock = BlobLock::try_take(cache_.lock(file.etag));
   if (!blob_lock) return fail(blob_lock.error());
   if (*blob_lock == nullptr) {
@@ -183,12 +184,12 @@ Status Download::open(Blob& blob) {
     blob.state = State::kBusy;
     return {};
   }
-  if (cache_.has_blob(file)) {
+  if (cache_.has_blob(file)) {  // its last holder has fetched it
     finished(blob, FileStatus::kCached);
     return {};
   }
   Result<std::unique_ptr<PartialBlob>> partial =
-      PartialBlob::open(cache_.incomplete(file.etag), file);
+      PartialBlob::open(cache_.incomplete(file.etag), file, stop_);
   if (!partial) return fail(partial.error());
   const bool is_whole = (*partial)->is_whole();
   {

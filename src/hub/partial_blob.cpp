@@ -22,15 +22,16 @@ PartialBlob::PartialBlob(int fd, std::string path, const RepoFile& file)
 PartialBlob::~PartialBlob() { ::close(fd_); }
 
 Result<std::unique_ptr<PartialBlob>> PartialBlob::open(const std::string& path,
-                                                       const RepoFile& file) {
+                                                       const RepoFile& file,
+                                                       const std::atomic<bool>& stop) {
   const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
   if (fd < 0) return fail(write_error(errno, path));
   std::unique_ptr<PartialBlob> blob(new PartialBlob(fd, path, file));
-  if (Status status = blob->read_found(); !status) return fail(status.error());
+  if (Status status = blob->read_found(stop); !status) return fail(status.error());
   return blob;
 }
 
-Status PartialBlob::read_found() {
+Status PartialBlob::read_found(const std::atomic<bool>& stop) {
   struct stat found = {};
   if (::fstat(fd_, &found) != 0) return fail(write_error(errno, path_));
   auto size = static_cast<uint64_t>(found.st_size);
@@ -41,6 +42,7 @@ Status PartialBlob::read_found() {
   std::vector<std::byte> block(size_t{1} << 20);
   uint64_t at = 0;
   while (at < size) {
+    if (stop.load()) return fail("interrupted", path_);
     const ssize_t count = ::pread(fd_, block.data(), std::min<uint64_t>(block.size(), size - at),
                                   static_cast<off_t>(at));
     if (count < 0 && errno == EINTR) continue;

@@ -28,8 +28,10 @@ struct Piece {
 
 class PartialBlob {
  public:
-  /// Opens or makes `path`, and reads what an interrupted fetch has left.
-  static Result<std::unique_ptr<PartialBlob>> open(const std::string& path, const RepoFile& file);
+  /// Opens or makes `path`, and reads what an interrupted fetch has left: a fault if `stop` becomes
+  /// true meanwhile.
+  static Result<std::unique_ptr<PartialBlob>> open(const std::string& path, const RepoFile& file,
+                                                   const std::atomic<bool>& stop);
   ~PartialBlob();
   PartialBlob(const PartialBlob&) = delete;
   PartialBlob& operator=(const PartialBlob&) = delete;
@@ -62,7 +64,7 @@ class PartialBlob {
 
  private:
   PartialBlob(int fd, std::string path, const RepoFile& file);
-  Status read_found();
+  Status read_found(const std::atomic<bool>& stop);
   // These with the mutex held.
   Status drop();
   Status write(std::span<const std::byte> bytes);

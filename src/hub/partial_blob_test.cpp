@@ -35,11 +35,12 @@ class PartialBlobTest : public testing::Test {
   void TearDown() override { fs::remove_all(folder_); }
   std::unique_ptr<PartialBlob> open(const std::string& content) const {
     auto blob = PartialBlob::open(
-        path(), {.path = "x", .bytes = content.size(), .hash = HashKind::kSha256});
+        path(), {.path = "x", .bytes = content.size(), .hash = HashKind::kSha256}, never_);
     CHECK(blob.has_value(), blob.error().message());
     return std::move(*blob);
   }
   std::string path() const { return (folder_ / "blob.incomplete").string(); }
+  const std::atomic<bool> never_{false};
   fs::path folder_;
 };
 
@@ -114,6 +115,13 @@ TEST_F(PartialBlobTest, StartingOverDropsOtherPieces) {
   ASSERT_TRUE(blob->reset());
   EXPECT_EQ(blob->written(), 0u);
   EXPECT_TRUE(blob->cut(4));
+}
+
+TEST_F(PartialBlobTest, AStopEndsTheReadingOfWhatWasLeft) {
+  std::ofstream(path()) << "0123";
+  const std::atomic<bool> stop{true};
+  EXPECT_FALSE(PartialBlob::open(path(), {.path = "x", .bytes = 9}, stop));
+  EXPECT_EQ(read(path()), "0123");
 }
 
 TEST_F(PartialBlobTest, AFileThatIsTooLongIsDropped) {

@@ -66,6 +66,11 @@ PullReport plan_of(const RepoCache& cache, const PullOptions& options, const Lis
   return plan;
 }
 
+bool is_cached(const PullReport& plan) {
+  return std::all_of(plan.files.begin(), plan.files.end(),
+                     [](const FileReport& file) { return file.status == FileStatus::kCached; });
+}
+
 Status check_space(const RepoCache& cache, const std::vector<Download::Target>& targets) {
   uint64_t needed = 0;
   for (const Download::Target& target : targets)
@@ -144,7 +149,9 @@ Result<PullReport> pull(const Settings& settings, const PullOptions& options,
 
   std::vector<Download::Target> targets = targets_of(*files);
   if (Status status = check_space(cache, targets); !status) return fail(status.error());
-  if (Status status = cache.make_folders(); !status) return fail(status.error());
+  if (!is_cached(report)) {
+    if (Status status = cache.make_folders(); !status) return fail(status.error());
+  }
   Download download(settings, options, cache, listing->commit, observer);
   if (Status status = download.run(&targets, stop); !status)
     return fail(ended_early(status.error(), report, download.present_bytes()));

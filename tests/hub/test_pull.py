@@ -626,6 +626,15 @@ def test_a_disk_that_fills_up_in_the_middle():
         home.holds(hub, ["model.safetensors"])
 
 
+def test_a_cache_that_may_not_be_written_is_read(hub):
+    with SmallDisk() as disk:
+        home = Home(disk, hub.endpoint)
+        home.pull()
+        subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+        assert statuses(home.pull()) == dict.fromkeys(FETCHED, "cached")
+        assert "cannot be written" in home.fails("--include", "*.md")
+
+
 def test_a_folder_that_cannot_be_written(hub, home):
     (home.folder / "hub").write_text("a file where the cache should be")
     error = home.fails()
