@@ -83,8 +83,9 @@ uint64_t RepoCache::incomplete_bytes(const RepoFile& file) const {
 
 Status RepoCache::link(const std::string& commit, const RepoFile& file) const {
   const std::string path = snapshot(commit) + "/" + file.path;
-  std::string target = "../../blobs/" + file.etag;
-  for (const char c : file.path) target = (c == '/' ? "../" : "") + target;
+  std::string target = "../../";
+  for (const char c : file.path) target += c == '/' ? "../" : "";
+  target += "blobs/" + file.etag;
   std::error_code error;
   if (fs::read_symlink(path, error) == target) return {};
   // A cache without links holds the file itself.

@@ -291,7 +291,7 @@ Answer Download::request(HttpClient& client, Task& task) {
 
 Status Download::fetch(HttpClient& client, Task& task) {
   Blob& blob = *task.blob;
-  const std::string name = blob.target->file.path;
+  const std::string& name = blob.target->file.path;
   Retry retry(policy_, stop_, [&](const std::string& text) { say(name + ": " + text); });
   uint64_t farthest = task.piece.at;
   while (task.piece.at < task.piece.end) {

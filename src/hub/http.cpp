@@ -4,7 +4,7 @@
 
 #include <algorithm>
 #include <cctype>
-#include <cstdlib>
+#include <charconv>
 
 #include "hub/names.h"
 
@@ -137,8 +137,9 @@ struct HttpClient::Hop {
     if (line.starts_with(
             "HTTP/")) {  // also the answer of a proxy, or 100 Continue, before the real
       answer->headers.clear();
-      const size_t blank = line.find(' ');
-      answer->status = blank == std::string_view::npos ? 0 : std::atoi(line.data() + blank);
+      answer->status = 0;
+      const std::string_view code = line.substr(std::min(line.size(), line.find(' ') + 1));
+      std::from_chars(code.data(), code.data() + code.size(), answer->status);
       return;
     }
     std::string name, value;

@@ -136,7 +136,7 @@ Error status_error(const Answer& answer, const Settings& settings, const std::st
 
 Result<std::string> parse_commit(std::string_view json) {
   const Json document = Json::parse(json, nullptr, false);
-  const std::string commit = document.is_object() ? string_of(document, "sha") : "";
+  std::string commit = document.is_object() ? string_of(document, "sha") : "";
   if (!is_commit(commit)) return fail("the hub names no commit", "revision", kNoHub);
   return commit;
 }

@@ -85,8 +85,8 @@ Status check_space(const RepoCache& cache, const std::vector<Download::Target>& 
 
 // The configuration last: a snapshot without it is taken for none.
 Status link_all(const RepoCache& cache, const std::string& commit, std::vector<RepoFile> files) {
-  std::stable_partition(files.begin(), files.end(),
-                        [](const RepoFile& file) { return !file.path.ends_with("config.json"); });
+  std::partition(files.begin(), files.end(),
+                 [](const RepoFile& file) { return !file.path.ends_with("config.json"); });
   for (const RepoFile& file : files) {
     if (Status status = cache.link(commit, file); !status) return status;
   }
