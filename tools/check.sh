@@ -110,7 +110,7 @@ check_tsan() {
   setarch "$(uname -m)" -R true 2>/dev/null && fixed=(setarch "$(uname -m)" -R)
   cmake --build build/tsan -j "$jobs" --target moxie "${tests[@]}" &&
     "${fixed[@]}" ctest --test-dir build/tsan -j "$jobs" --output-on-failure --no-tests=error \
-      -R "^($(IFS='|'; echo "${tests[*]}")|moxie_server_(faults|load)|moxie_hub_pull)\$"
+      -R "^($(IFS='|'; echo "${tests[*]}")|moxie_server_(faults|load)|moxie_hub_(pull|faults))\$"
 }
 
 check_fuzz() {
