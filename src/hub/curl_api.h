@@ -28,7 +28,7 @@ struct CurlApi {
   decltype(&::curl_free) free = nullptr;
 };
 
-/// The functions, in curl_linked.cpp or curl_loaded.cpp, whichever is built.
+/// The functions (curl_loaded.cpp).
 Result<CurlApi> find_curl();
 /// Found and started once; every later call has the same answer.
 Result<const CurlApi*> curl_api();

@@ -1,4 +1,4 @@
-// libcurl of the system that the static program runs on.
+// libcurl of the system, opened when a pull begins.
 #include <dlfcn.h>
 
 #include <type_traits>

@@ -182,7 +182,6 @@ def test_a_server_that_is_not_trusted(home, tmp_path):
         home.holds(hub, ["config.json"])
 
 
-@pytest.mark.skipif(os.environ.get("MOXIE_CURL_DLOPEN") != "1", reason="this build links libcurl")
 def test_a_machine_without_libcurl(hub, home, tmp_path):
     for name in ("libcurl.so.4", "libcurl-gnutls.so.4"):
         (tmp_path / name).write_text("no library")
