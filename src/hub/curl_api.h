@@ -1,6 +1,6 @@
-// The functions of libcurl that we call: linked, or in the static build found in the system's
-// libcurl.so.4 when first needed. Its interface is stable since 2006, and Debian's static archive
-// would pull in Kerberos and LDAP, which have none.
+// The functions of libcurl that we call, found in the system's libcurl.so.4 when first needed. The
+// interface of that library is stable since 2006. Debian's static archive would need Kerberos and
+// LDAP, which have no static archives there.
 #pragma once
 
 #define CURL_DISABLE_TYPECHECK
