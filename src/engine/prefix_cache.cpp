@@ -76,8 +76,9 @@ BlockHash chain_next(const BlockHash& before, std::span<const int32_t> page) {
   return to_block_hash(XXH3_128bits_digest(&state));
 }
 
-PrefixCache::PrefixCache(KvCache& kv)
+PrefixCache::PrefixCache(KvCache& kv, CacheListener* listener)
     : kv_(kv),
+      listener_(listener),
       has_full_(kv.shape().num_full_layers > 0),
       has_window_(kv.shape().num_window_layers > 0),
       full_owners_(static_cast<size_t>(kv.num_full_pages()), nullptr),
@@ -87,7 +88,7 @@ PrefixCache::PrefixCache(KvCache& kv)
 }
 
 PrefixCache::~PrefixCache() {
-  clear();
+  forget_all();
   kv_.set_on_evict({});
 }
 
@@ -137,22 +138,30 @@ SeqId PrefixCache::take(std::span<const BlockHash> chain, int32_t hit_tokens) {
   return kv_.add_sequence(full_scratch_, window_scratch_);
 }
 
-void PrefixCache::insert(SeqId seq, int32_t block_idx, const BlockHash& hash) {
-  const auto [entry, is_first] = blocks_.try_emplace(hash);
+void PrefixCache::insert(SeqId seq, int32_t block_idx, const NamedTokens& named) {
+  const auto block = static_cast<size_t>(block_idx);
+  const auto [entry, is_first] = blocks_.try_emplace(named.chain[block]);
   const bool was_ghost = !is_first && entry->second.is_ghost();
-  if (has_full_) attach(seq, block_idx, PageKind::kFull, *entry);
+  const bool is_stored = has_full_ && attach(seq, block_idx, PageKind::kFull, *entry);
   if (has_window_) attach(seq, block_idx, PageKind::kWindow, *entry);
   if (was_ghost) --num_ghosts_;
+  if (listener_ == nullptr || !is_stored) return;
+  const auto num_tokens = (block + 1) * static_cast<size_t>(kv_.shape().page_tokens);
+  listener_->on_stored({.chain = named.chain.first(block + 1),
+                        .tokens = named.tokens.first(num_tokens),
+                        .salt = named.salt});
 }
 
-void PrefixCache::attach(SeqId seq, int32_t block_idx, PageKind kind, Blocks::value_type& entry) {
+// False if the block has a page of the kind already.
+bool PrefixCache::attach(SeqId seq, int32_t block_idx, PageKind kind, Blocks::value_type& entry) {
   int32_t& page = kind == PageKind::kFull ? entry.second.full : entry.second.window;
-  if (page >= 0) return;
+  if (page >= 0) return false;
   const int32_t own = kv_.page_at(seq, kind, block_idx);
   CHECK(own >= 0, "a page that the window has passed");
   page = own;
   kv_.keep(kind, own);
   owners(kind)[static_cast<size_t>(own)] = &entry;
+  return true;
 }
 
 void PrefixCache::expect_end(std::span<const BlockHash> chain) {
@@ -171,6 +180,7 @@ void PrefixCache::on_evict(PageKind kind, int32_t page) {
   CHECK(owner != nullptr);
   Block& block = owner->second;
   (kind == PageKind::kFull ? block.full : block.window) = -1;
+  if (listener_ != nullptr && kind == PageKind::kFull) listener_->on_removed(owner->first);
   if (block.is_ghost()) {
     block.ghost_number = ++last_ghost_;
     ++num_ghosts_;
@@ -190,6 +200,11 @@ void PrefixCache::on_evict(PageKind kind, int32_t page) {
 }
 
 void PrefixCache::clear() {
+  forget_all();
+  if (listener_ != nullptr) listener_->on_cleared();
+}
+
+void PrefixCache::forget_all() {
   for (const PageKind kind : {PageKind::kFull, PageKind::kWindow}) {
     auto& by_page = owners(kind);
     for (size_t page = 0; page < by_page.size(); ++page) {

@@ -55,10 +55,32 @@ struct BlockHash {
 BlockHash chain_start(std::string_view salt);
 BlockHash chain_next(const BlockHash& before, std::span<const int32_t> page);
 
+/// A chain with what it names: the tokens, whole pages of them or more, and the salt.
+struct NamedTokens {
+  std::span<const BlockHash> chain;
+  std::span<const int32_t> tokens;
+  std::string_view salt;
+};
+
+/// Is told of each block that gets a page of the full layers and of each that loses it, in order.
+/// Replayed, the calls yield exactly the blocks with such a page: on_stored() comes for a block
+/// without one, on_removed() for a block with one, before the page is used again. The calls come on
+/// the scheduling thread and must not block.
+class CacheListener {
+ public:
+  virtual ~CacheListener() = default;
+  /// The last block of `named.chain`; the chain, the tokens and so the last page end with it.
+  virtual void on_stored(const NamedTokens& named) = 0;
+  virtual void on_removed(const BlockHash& hash) = 0;
+  /// All blocks are forgotten.
+  virtual void on_cleared() = 0;
+};
+
 class PrefixCache {
  public:
-  /// `kv` must outlive this, and must have no other PrefixCache.
-  explicit PrefixCache(KvCache& kv);
+  /// `kv` must outlive this, and must have no other PrefixCache. `listener` may be null; else it
+  /// must outlive this.
+  explicit PrefixCache(KvCache& kv, CacheListener* listener = nullptr);
   ~PrefixCache();
   PrefixCache(const PrefixCache&) = delete;
   PrefixCache& operator=(const PrefixCache&) = delete;
@@ -68,9 +90,9 @@ class PrefixCache {
   CacheReport find(std::span<const BlockHash> chain, int32_t prompt_tokens) const;
   /// A new sequence that holds the pages of a hit. find() has just returned `hit_tokens`.
   SeqId take(std::span<const BlockHash> chain, int32_t hit_tokens);
-  /// Gives the block the pages of the sequence's block `block_idx`, unless the block has pages. The
-  /// sequence's pages are full, or will be before a later launch reads them.
-  void insert(SeqId seq, int32_t block_idx, const BlockHash& hash);
+  /// Gives block `block_idx` of the chain the pages of the sequence's block `block_idx`, unless the
+  /// block has pages. The sequence's pages are full, or will be before a later launch reads them.
+  void insert(SeqId seq, int32_t block_idx, const NamedTokens& named);
   /// A hit is expected to end after these blocks: their last window pages are preferred.
   void expect_end(std::span<const BlockHash> chain);
   /// Forgets all blocks.
@@ -92,13 +114,15 @@ class PrefixCache {
   using Blocks = std::unordered_map<BlockHash, Block, HashOfHash>;
 
   int32_t first_window_block(int32_t num_blocks) const;
-  void attach(SeqId seq, int32_t block_idx, PageKind kind, Blocks::value_type& entry);
+  bool attach(SeqId seq, int32_t block_idx, PageKind kind, Blocks::value_type& entry);
+  void forget_all();
   void on_evict(PageKind kind, int32_t page);
   std::vector<Blocks::value_type*>& owners(PageKind kind) {
     return kind == PageKind::kFull ? full_owners_ : window_owners_;
   }
 
   KvCache& kv_;
+  CacheListener* const listener_;  // may be null
   const bool has_full_, has_window_;
   Blocks blocks_;
   std::vector<Blocks::value_type*> full_owners_, window_owners_;  // by page; null: none

@@ -1,5 +1,6 @@
 // The prefix cache and the pools' order of eviction against a naive model that keeps every block by
-// its tokens and every page in plain lists: hits, misses and free pages are the same throughout.
+// its tokens and every page in plain lists: hits, misses, free pages and what a listener is told
+// are the same throughout.
 #include "engine/prefix_cache.h"
 
 #include <gtest/gtest.h>
@@ -10,6 +11,7 @@
 #include <list>
 #include <map>
 
+#include "engine/testing/cache_replay.h"
 #include "engine/testing/fake_runner.h"
 
 namespace moxie {
@@ -93,6 +95,14 @@ class NaiveCache {
     return {hit, known};
   }
   bool was_ever(const Tokens& prompt, int32_t block) const { return at(prompt, block) != nullptr; }
+  // The tokens of each block that has a full page, with all before it.
+  std::vector<Tokens> full_blocks() const {
+    std::vector<Tokens> found;
+    for (const auto& [tokens, block] : blocks_) {
+      if (block.full != nullptr) found.push_back(tokens);
+    }
+    return found;
+  }
 
   Sequence begin(const Tokens& prompt, int32_t num_blocks) {
     Sequence sequence;
@@ -186,7 +196,8 @@ class Pair {
   Pair(int32_t page_tokens, int32_t window, int32_t full_pages, int32_t window_pages)
       : page_tokens_(page_tokens),
         runner_({page_tokens, window, full_pages, window_pages}, {}),
-        cache_(runner_.kv()),
+        replay_(page_tokens),
+        cache_(runner_.kv(), &replay_),
         naive_(page_tokens, window, full_pages, window_pages) {}
 
   size_t num_running() const { return running_.size(); }
@@ -219,7 +230,7 @@ class Pair {
     const auto chain = chain_of(run.tokens, page_tokens_);
     for (size_t block = done / static_cast<size_t>(page_tokens_);
          (block + 1) * static_cast<size_t>(page_tokens_) <= done + part.size(); ++block) {
-      cache_.insert(run.seq, static_cast<int32_t>(block), chain[block]);
+      cache_.insert(run.seq, static_cast<int32_t>(block), {chain, run.tokens, ""});
     }
     kv.release_window(run.seq);
     naive_.extend(run.naive, part);
@@ -251,10 +262,16 @@ class Pair {
     cache_.check_integrity();
     RC_ASSERT(runner_.kv().num_free_full_pages() == naive_.full.num_free());
     RC_ASSERT(runner_.kv().num_free_window_pages() == naive_.window_pool.num_free());
+    CacheReplay::Names names;
+    for (const Tokens& tokens : naive_.full_blocks()) {
+      names.insert(CacheReplay::name_of(chain_of(tokens, page_tokens_).back()));
+    }
+    RC_ASSERT(replay_.held() == names);
   }
 
   const int32_t page_tokens_;
   FakeRunner runner_;
+  CacheReplay replay_;
   PrefixCache cache_;
   NaiveCache naive_;
   std::vector<Running> running_;
@@ -291,6 +308,30 @@ TEST(PrefixCacheTest, HitsAndMissesAreThoseOfTheNaiveModelThroughEvictions) {
   EXPECT_TRUE(rc::check([&] {
     for (int i = 0; i < 5; ++i) life();
   }));
+}
+
+TEST(PrefixCacheTest, AListenerIsToldOfClearingButNotOfTheEnd) {
+  CacheReplay replay(4);
+  FakeRunner runner({.page_tokens = 4}, {});
+  const Tokens tokens = {1, 2, 3, 4, 5, 6, 7, 8};
+  const auto chain = chain_of(tokens, 4);
+  {
+    PrefixCache cache(runner.kv(), &replay);
+    const SeqId seq = runner.kv().add_sequence();
+    ASSERT_TRUE(runner.kv().append(seq, 8));
+    cache.insert(seq, 0, {chain, tokens, ""});
+    cache.insert(seq, 0, {chain, tokens, ""});  // it has a page: nothing to tell
+    cache.insert(seq, 1, {chain, tokens, ""});
+    EXPECT_EQ(replay.held().size(), 2u);
+    cache.clear();
+    EXPECT_EQ(replay.held().size(), 0u);
+    EXPECT_EQ(replay.num_cleared, 1);
+    cache.insert(seq, 1, {chain, tokens, ""});
+    EXPECT_EQ(replay.held().size(), 1u);
+    runner.kv().free_sequence(seq);
+  }
+  EXPECT_EQ(replay.num_cleared, 1);
+  EXPECT_EQ(replay.num_removed, 0);
 }
 
 TEST(PrefixCacheTest, ChainsNameTokensTheirOrderAndTheSalt) {

@@ -128,6 +128,7 @@ Request::Request(ServiceRequest request, Sampler request_sampler, int32_t room, 
       max_new(request.sampling.max_tokens > 0 ? std::min(request.sampling.max_tokens, room) : room),
       tokens(std::move(request.prompt)),
       uses_cache(request.use_prefix_cache),
+      salt(std::move(request.cache_salt)),
       given(std::move(request.given)),
       speculates(request.use_drafter && given.empty()),
       sampler(std::move(request_sampler)),
@@ -136,7 +137,7 @@ Request::Request(ServiceRequest request, Sampler request_sampler, int32_t room, 
   finish.prompt_tokens = num_prompt;
   finish.times.submitted = Clock::now();
   if (!uses_cache) return;
-  start_ = chain_start(request.cache_salt);
+  start_ = chain_start(salt);
   BlockHash hash = start_;
   for (int32_t at = 0; at + page_tokens <= num_prompt; at += page_tokens) {
     hash = chain_next(

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
@@ -82,6 +83,7 @@ struct Request {
   int32_t num_failed_steps = 0;  // failed launches that it was in, no request found at fault
 
   bool uses_cache;
+  const std::string salt;        // of the chain
   std::vector<BlockHash> chain;  // of the whole pages of tokens
   int32_t num_inserted = 0;      // pages that the prefix cache knows
 

@@ -58,7 +58,9 @@ Scheduler::Scheduler(StepRunner& runner, const Options& options)
       page_tokens_(kv_.shape().page_tokens),
       max_running_(std::min(options.max_num_seqs, most_running(kv_, runner.limits().max_model_len,
                                                                options.max_batch_tokens))) {
-  if (options.prefix_cache) prefixes_ = std::make_unique<PrefixCache>(kv_);
+  if (options.prefix_cache) {
+    prefixes_ = std::make_unique<PrefixCache>(kv_, options.cache_listener);
+  }
 }
 
 Scheduler::~Scheduler() {
@@ -433,7 +435,7 @@ void Scheduler::insert_pages(Request& request, int32_t num_stored) {
   const int32_t known_end = request.finish.cache.full_tokens / page_tokens_;
   while (request.num_inserted < num_whole) {
     const int32_t block = request.num_inserted++;
-    prefixes_->insert(request.seq, block, request.chain[static_cast<size_t>(block)]);
+    prefixes_->insert(request.seq, block, {request.chain, request.tokens, request.salt});
     // The next turn will differ from here on; and where prompts have differed before, more will.
     if (block + 1 == prompt_end || block + 1 == known_end) {
       prefixes_->expect_end(std::span(request.chain).first(static_cast<size_t>(block) + 1));

@@ -87,6 +87,7 @@ class Scheduler {
     int32_t max_num_seqs = 1, max_batch_tokens = 1;
     int32_t max_loop_streams = 0;  ///< of a launch in the decode loop; 0: never in the loop
     bool prefix_cache = true;
+    CacheListener* cache_listener = nullptr;  ///< of the prefix cache; may be null
     Drafting drafting{};
   };
   /// `runner` must outlive the scheduler. The runner's own limits hold beside the options.

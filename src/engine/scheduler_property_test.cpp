@@ -92,6 +92,8 @@ void life_of_a_scheduler() {
   RC_CLASSIFY(stats.num_preemptions > 0, "preempted");
   RC_CLASSIFY(stats.prefix_hit_tokens > 0, "hits");
   RC_CLASSIFY(drive.num_failed > 0, "failed steps");
+  RC_CLASSIFY(drive.replay.num_removed > 0, "blocks lost their full pages");
+  RC_CLASSIFY(drive.replay.num_cleared > 0, "the prefix cache was emptied");
   RC_CLASSIFY(stats.num_accepted_drafts > 0, "drafts accepted");
   RC_CLASSIFY(stats.num_accepted_drafts < stats.num_drafts, "drafts rejected");
   RC_CLASSIFY(drive.runner.max_in_flight() > 1, "went on in the decode loop");

@@ -55,6 +55,7 @@ struct Service::Impl {
             .max_batch_tokens = tokens,
             .max_loop_streams = options.async_scheduling ? limits.max_loop_streams : 0,
             .prefix_cache = options.prefix_cache,
+            .cache_listener = options.cache_listener,
             .drafting = options.drafting};
   }
 

@@ -43,6 +43,9 @@ struct ServiceOptions {
   int32_t max_queue = 4096;
   int64_t max_queued_tokens = int64_t{32} << 20;
   bool prefix_cache = true;
+  /// Is told what the prefix cache holds; called on the scheduling thread. Null: nobody is. It must
+  /// outlive the service.
+  CacheListener* cache_listener = nullptr;
   /// The drafter must outlive the service, which calls it on its scheduling thread. A request with
   /// drafts has a row in a launch only after its last one is done, and none in the decode loop. Its
   /// tokens are the same as without drafts.

@@ -7,6 +7,7 @@
 #include <map>
 
 #include "engine/step_loop.h"
+#include "engine/testing/cache_replay.h"
 #include "engine/testing/fake_runner.h"
 #include "engine/testing/stand_in_drafter.h"
 
@@ -122,11 +123,13 @@ class Drive {
                              .max_model_len = kContext,
                              .vocab = kVocab,
                              .stop_ids = {kStop}}),
+        replay(setup.shape.page_tokens),
         loop(runner,
              {.max_num_seqs = setup.max_num_seqs,
               .max_batch_tokens = setup.max_batch_tokens,
               .max_loop_streams = setup.max_loop_streams,
               .prefix_cache = setup.prefix_cache,
+              .cache_listener = &replay,
               .drafting = {.drafter = setup.max_drafts > 0 ? &drafter : nullptr,
                            .max_drafts = setup.max_drafts}},
              {.steps_ahead = setup.late ? 2 : 1,
@@ -200,6 +203,7 @@ class Drive {
       CHECK(drafter.has_forgotten(id) == (drafts_ && record.uses_drafter));
     CHECK(runner.kv().num_free_full_pages() == runner.kv().num_full_pages());
     CHECK(runner.kv().num_free_window_pages() == runner.kv().num_window_pages());
+    CHECK(std::cmp_equal(replay.held().size(), runner.kv().num_kept_free_pages(PageKind::kFull)));
   }
 
  private:
@@ -215,6 +219,7 @@ class Drive {
  public:
   StandInDrafter drafter;
   FakeRunner runner;
+  CacheReplay replay;  // of what the prefix cache holds
   StepLoop loop;
   Scheduler& scheduler;
   std::map<RequestId, Record> records;
