@@ -26,7 +26,8 @@ struct ServeFlags {
   HttpOptions http;
   AppOptions app;
   ServiceOptions service;
-  std::string key_file, tokenizer, kv_memory,
+  KvEventConfig events;
+  std::string key_file, tokenizer, kv_memory, kv_events,
       prefix_cache = "on", async = "on", log_format = "text", debug_fault, open_metrics = "off",
       reasoning_field = "both";
   int32_t max_num_seqs = 0, max_batch_tokens = 0;
@@ -64,6 +65,8 @@ void ServeFlags::declare(Flags& flags) {
   flags.integer("--max-queue", &service.max_queue, kFromZero,
                 "requests that wait; the next gets 429");
   flags.choice("--prefix-caching", &prefix_cache, {"on", "off"}, "prompts share their beginnings");
+  flags.text("--kv-events-config", &kv_events,
+             "JSON with vLLM's fields: publish events of the prefix cache over ZeroMQ");
   flags.choice("--async-scheduling", &async, {"on", "off"},
                "plan a step while the device runs the one before");
   flags.choice("--reasoning-field", &reasoning_field, {"both", "reasoning", "reasoning_content"},
@@ -149,6 +152,15 @@ Status ServeFlags::complete(const Flags& flags) {
   if (max_batch_tokens > 0) engine.max_batch_tokens = max_batch_tokens;
   fit_service(max_num_seqs, &engine);
   service.prefix_cache = prefix_cache == "on";
+  if (flags.given("--kv-events-config")) {
+    auto config = parse_kv_event_config(kv_events);
+    if (!config) return fail(std::move(config.error()));
+    events = std::move(*config);
+    if (events.publishes() && !service.prefix_cache) {
+      return fail("without the prefix cache there are no events", "--kv-events-config",
+                  "leave out --prefix-caching off, or this switch");
+    }
+  }
   service.async_scheduling = async == "on";
   http.limits.header_bytes = static_cast<uint32_t>(max_header);
   http.limits.body_bytes = max_body;
@@ -191,7 +203,8 @@ struct Running {
   std::unique_ptr<Service> service;
 };
 
-Result<ServedModel> load(const ServeFlags& o, App& app, Running* running) {
+Result<ServedModel> load(const ServeFlags& o, App& app, KvEventPublisher* events,
+                         Running* running) {
   auto engine = Engine::load(o.engine);
   if (!engine) return fail(std::move(engine.error()));
   running->engine = std::move(*engine);
@@ -222,8 +235,18 @@ Result<ServedModel> load(const ServeFlags& o, App& app, Running* running) {
     running->compiler = std::move(*compiler);
     model.compiler = running->compiler.get();
   }
+  if (events != nullptr && e.kv().shape().num_full_layers == 0) {
+    return fail("the model has no layers with full attention, whose pages the events are of",
+                o.engine.model, "leave out --kv-events-config");
+  }
   ServiceOptions options = o.service;
-  options.after_step = [&app, running, last = int64_t{0}]() mutable {
+  if (events != nullptr) {
+    options.cache_listener = events;
+    events->on_cleared();  // for readers that know a server which was here before
+    events->hand_over();
+  }
+  options.after_step = [&app, events, running, last = int64_t{0}]() mutable {
+    if (events != nullptr) events->hand_over();
     const ServiceStats stats = running->service->stats();
     if (stats.num_steps == std::exchange(last, stats.num_steps)) return;
     app.metrics().on_step(stats.last_step_tokens);
@@ -263,13 +286,20 @@ int serve(ServeFlags& o, const Flags& flags) {
   app.attach(server);
   stop_on_signal(server, app);
 
+  std::unique_ptr<KvEventPublisher> events;
+  if (o.events.publishes()) {
+    auto opened = KvEventPublisher::open(o.events);
+    if (!opened) return report(opened.error());
+    events = std::move(*opened);
+    app.set_events(events.get());
+  }
   Running running;
   std::optional<Error> failure;
   std::atomic<bool> loaded{false};
   ServeStatus status;
   std::thread loader([&] {
     o.engine.show_progress = !o.app.log_json;
-    auto model = load(o, app, &running);
+    auto model = load(o, app, events.get(), &running);
     loaded = true;  // before the server may end because of it
     server.post([&, model = std::move(model)]() mutable {
       if (!model) {

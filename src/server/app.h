@@ -10,6 +10,7 @@
 
 #include "server/generation.h"
 #include "server/http.h"
+#include "server/kv_event_publisher.h"
 #include "server/response_store.h"
 #include "server/workers.h"
 #include "text/grammar.h"
@@ -51,6 +52,9 @@ class App final : public HttpHandler {
   ~App() override;
 
   void attach(HttpServer& server);
+  /// The publisher of the prefix cache's events, which must outlive the requests. Without this call
+  /// there is none.
+  void set_events(const KvEventPublisher* events) { events_ = events; }
   /// The model is loaded: requests are answered from now on.
   void set_model(ServedModel model);
   /// Turns readiness off, and refuses new work after drain_delay_s (at once if the model is not
@@ -74,6 +78,8 @@ class App final : public HttpHandler {
   ResponseStore& store() { return store_; }
   GenerationParts parts();
   ServiceStats stats() const;
+  /// Null: none is published.
+  const KvEventPublisher* events() const { return events_; }
   bool ready() const { return model_.has_value() && !leaving_; }
   /// begin_drain() has been called.
   bool leaving() const { return leaving_; }
@@ -100,6 +106,7 @@ class App final : public HttpHandler {
   AppOptions options_;
   Metrics metrics_;
   HttpServer* server_ = nullptr;
+  const KvEventPublisher* events_ = nullptr;
   std::optional<ServedModel> model_;
   std::unique_ptr<Mailbox> mailbox_;
   ResponseStore store_;

@@ -123,6 +123,27 @@ void append_service(const std::string& labels, const ServiceStats& s, std::strin
   value("moxie:device_seconds_total", "counter", "Time of steps and draws.", s.device_s);
 }
 
+void append_events(const std::string& labels, const KvEventCounters& events, std::string* out) {
+  const auto value = [&](std::string_view name, std::string_view help, uint64_t v) {
+    append_value(name, "counter", help, labels, static_cast<double>(v), out);
+  };
+  append_family("moxie:kv_events_total", "counter",
+                "Published events of the KV cache: pages stored, pages removed, all pages cleared.",
+                labels, "type",
+                {{"stored", static_cast<double>(events.stored)},
+                 {"removed", static_cast<double>(events.removed)},
+                 {"cleared", static_cast<double>(events.cleared)}},
+                out);
+  value("moxie:kv_events_batches_total", "Batches of events that were published.", events.batches);
+  value("moxie:kv_events_merged_total",
+        "Batches that were merged with others because the publisher's queue was full.",
+        events.merged);
+  value("moxie:kv_events_dropped_total", "Batches that the socket refused.", events.unsent);
+  value("moxie:kv_events_replays_total", "Requests for batches published before.", events.replays);
+  value("moxie:kv_events_snapshots_total",
+        "Times that all cached pages were encoded for such requests.", events.snapshots);
+}
+
 void append_process(std::string* out) {
   long pages = 0, resident = 0;
   if (std::FILE* file = std::fopen("/proc/self/statm", "r")) {
@@ -314,10 +335,12 @@ void Metrics::append_histograms(const std::string& labels, std::string* out) con
   one("vllm:iteration_tokens_total", "Tokens a step.", iteration_tokens_);
 }
 
-std::string Metrics::text(const std::string& model_name, const ServiceStats* stats) const {
+std::string Metrics::text(const std::string& model_name, const ServiceStats* stats,
+                          const KvEventCounters* events) const {
   const std::string labels = fmt::format("model_name=\"{}\",engine=\"0\"", escaped(model_name));
   std::string out;
   append_service(labels, stats != nullptr ? *stats : ServiceStats(), &out);
+  if (events != nullptr) append_events(labels, *events, &out);
   append_tokens(labels, &out);
   append_histograms(labels, &out);
   append_head("http_requests_total", "counter", "HTTP requests.", &out);

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "engine/service.h"
+#include "server/kv_event_publisher.h"
 
 namespace moxie {
 
@@ -78,8 +79,10 @@ class Metrics {
   /// Tokens of answers, over the last seconds. On the server's thread.
   double generation_tokens_per_s() const { return recent_tokens_.per_s(Clock::now()); }
 
-  /// The whole page. `stats` null: the model is not loaded yet, and has no load.
-  std::string text(const std::string& model_name, const ServiceStats* stats) const;
+  /// The whole page. `stats` null: the model is not loaded yet, and has no load. `events` null: no
+  /// events are published.
+  std::string text(const std::string& model_name, const ServiceStats* stats,
+                   const KvEventCounters* events = nullptr) const;
 
  private:
   void append_tokens(const std::string& labels, std::string* out) const;

@@ -62,8 +62,11 @@ void handle_model(App& app, const ExchangePtr& exchange) {
 void handle_metrics(App& app, const ExchangePtr& exchange) {
   std::optional<ServiceStats> stats;
   if (app.has_model()) stats = app.stats();
+  std::optional<KvEventCounters> events;
+  if (app.events() != nullptr) events = app.events()->counters();
   exchange->respond({.content_type = "text/plain; version=0.0.4; charset=utf-8",
-                     .body = app.metrics().text(app.model_name(), stats ? &*stats : nullptr)});
+                     .body = app.metrics().text(app.model_name(), stats ? &*stats : nullptr,
+                                                events ? &*events : nullptr)});
 }
 
 void handle_tokenize(App& app, const ExchangePtr& exchange) {

@@ -67,7 +67,7 @@ const std::array kRoutes = {
     Route{"GET", "/model_info", "the model, for routers", handle_model_info, Route::kModel},
     Route{"GET", "/get_model_info", "the same", handle_model_info, Route::kModel},
     Route{"GET", "/is_sleeping", "always false", handle_sleeping, Route::kInfo},
-    Route{"GET", "/kv_event_sources", "publishers of events of the KV cache: none",
+    Route{"GET", "/kv_event_sources", "where events of the KV cache are published",
           handle_event_sources, Route::kInfo},
     Route{"POST", "/flush_cache", "empties the prefix cache, if nothing runs or waits",
           handle_flush_cache, Route::kModel},

@@ -125,8 +125,10 @@ void handle_sleeping(App&, const ExchangePtr& exchange) {
   exchange->respond(json_response({{"is_sleeping", false}}));
 }
 
-void handle_event_sources(App&, const ExchangePtr& exchange) {
-  exchange->respond(json_response(Json::object()));
+void handle_event_sources(App& app, const ExchangePtr& exchange) {
+  Json sources = Json::object();  // by data-parallel rank
+  if (app.events() != nullptr) sources["0"] = app.events()->sources();
+  exchange->respond(json_response(sources));
 }
 
 void handle_flush_cache(App& app, const ExchangePtr& exchange) {
