@@ -25,7 +25,7 @@ test: configure-release ## install, build, and run every test that needs no GPU
 serve: build ## install, build, and serve the embedded model on 127.0.0.1:8000
 	@build/release/moxie serve
 
-check: ## format, clang-tidy on what changed, sanitizers, each fuzzer for a minute
+check: ## format, clang-tidy on what changed, sanitizers, each fuzzer for a minute, routers
 	@tools/setup.sh build test check
 	@JOBS=$(JOBS) tools/check.sh
 

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# The checks beyond the tests: format, clang-tidy on what changed, sanitizers, fuzzers, aarch64.
+# The checks beyond the tests: format, clang-tidy on what changed, sanitizers, fuzzers, routers,
+# aarch64.
 #   tools/check.sh                 all of them, each fuzzer for a minute
 #   tools/check.sh --quick         format, a bounded clang-tidy, the address sanitizer, 10 s a fuzzer
-#   tools/check.sh STEP...         single steps: format tidy asan tsan fuzz arm (--quick shortens them)
+#   tools/check.sh STEP...         of: format tidy asan tsan fuzz routers arm (--quick shortens them)
 #   tools/check.sh --fix-format    rewrites the sources in the house format
 # Runs every step even when one fails; the last line says which failed. JOBS=N sets the processes.
 set -uo pipefail
@@ -132,16 +133,30 @@ check_arm() {
       --no-tests=error -R '^moxie_(core|kernels|golden|cli)_test$'
 }
 
+# Routers of PyPI in front of two servers: their policies, affinity, and servers that end under load.
+check_routers() {
+  local name
+  cmake --preset release --log-level=NOTICE >/dev/null &&
+    cmake --build build/release -j "$jobs" --target moxie &&
+    tools/python_env.sh build/python tests/server/requirements.txt || return 1
+  for name in sglang-router smg; do
+    tools/python_env.sh "build/routers/$name" "tests/routers/requirements-$name.txt" || return 1
+  done
+  MOXIE_BINARY=$PWD/build/release/moxie MOXIE_ROUTERS=$PWD/build/routers MOXIE_STRUCTURED_OUTPUT=1 \
+    PYTHONDONTWRITEBYTECODE=1 build/python/bin/python -m pytest -q -p no:cacheprovider -m routers \
+    tests/server tests/routers
+}
+
 for argument in "$@"; do
   case "$argument" in
     --quick) quick=1 ;;
     --fix-format) format -i; exit ;;
-    format | tidy | asan | tsan | fuzz | arm) steps+=("$argument") ;;
-    *) sed -n '2,7s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
+    format | tidy | asan | tsan | fuzz | routers | arm) steps+=("$argument") ;;
+    *) sed -n '2,8s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
   esac
 done
 if ((${#steps[@]} == 0)); then
-  steps=(format tidy asan tsan fuzz)
+  steps=(format tidy asan tsan fuzz routers)
   ((quick)) && steps=(format tidy asan fuzz)
   if ((!quick)); then
     if command -v aarch64-linux-gnu-g++ >/dev/null; then

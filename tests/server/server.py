@@ -238,17 +238,18 @@ class Connection:
         status, headers = self.read_head()
         while status == 100:
             status, headers = self.read_head()
-        if status == 204 or not has_body:
-            return Response(status, headers, b"")
-        if headers.get("transfer-encoding") == "chunked":
-            body = b""
-            while size := int(self._until(b"\r\n"), 16):
-                body += self._exactly(size)
-                assert self._exactly(2) == b"\r\n"
-            assert self._until(b"\r\n") == b""
-        else:
-            body = self._exactly(int(headers["content-length"]))
-        return Response(status, headers, body)
+        has_body = has_body and status != 204
+        return Response(status, headers, self.read_body(headers) if has_body else b"")
+
+    def read_body(self, headers):
+        if headers.get("transfer-encoding") != "chunked":
+            return self._exactly(int(headers["content-length"]))
+        body = b""
+        while size := int(self._until(b"\r\n"), 16):
+            body += self._exactly(size)
+            assert self._exactly(2) == b"\r\n"
+        assert self._until(b"\r\n") == b""
+        return body
 
     def is_closed(self, within=5.0):
         self.raw.settimeout(within)

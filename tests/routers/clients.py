@@ -1,0 +1,73 @@
+"""Clients that ask a router without a pause, and note what became of each request."""
+
+import dataclasses
+import threading
+import time
+
+from calls import CHAT
+from server import HANG_S, MODEL, Response
+
+STREAMING = 6  # of eight clients: these stream, the others wait for whole answers
+CLIENTS = 8
+
+
+@dataclasses.dataclass
+class Attempt:
+    name: str             # the request's X-Request-Id, which routers pass on
+    streams: bool
+    began: float = 0.0    # when it was sent
+    answered: float = 0.0  # when the head of an answer 200 was here; 0: never
+    fault: str = ""       # why it counts as failed
+
+
+class Clients:
+    """Eight of them, from `with` to `stop`. Each asks for the same answer, which `expected` checks."""
+
+    def __init__(self, router, body, is_expected):
+        self.router, self.body, self.is_expected = router, body, is_expected
+        self.attempts, self.ending = [], threading.Event()
+        self.threads = [threading.Thread(target=self._run, args=(i,)) for i in range(CLIENTS)]
+
+    def __enter__(self):
+        for thread in self.threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.ending.set()
+        for thread in self.threads:
+            thread.join()
+
+    def _run(self, client):
+        number = 0
+        while not self.ending.is_set():
+            attempt = Attempt(f"client-{client}-{number}", client < STREAMING, time.monotonic())
+            try:
+                self._ask(attempt)
+            except (OSError, EOFError, ValueError, AssertionError) as fault:
+                attempt.fault = f"{type(fault).__name__}: {fault}"[:300]
+            self.attempts.append(attempt)
+            number += 1
+
+    def _ask(self, attempt):
+        with self.router.connect() as connection:
+            connection.send_request("POST", CHAT,
+                                    {**self.body, "model": MODEL, "stream": attempt.streams},
+                                    [("X-Request-Id", attempt.name)])
+            status, headers = connection.read_head()
+            if status == 200:
+                attempt.answered = time.monotonic()
+            response = Response(status, headers, connection.read_body(headers))
+            assert status == 200, f"{status} {response.text}"
+            assert self.is_expected(attempt, response), response.text[-200:]
+
+    def wait_for_each(self, count, since):
+        """Until every client has had so many requests that it sent after `since`."""
+        end = time.monotonic() + HANG_S
+        while time.monotonic() < end:
+            done = [attempt.name.split("-")[1] for attempt in list(self.attempts)
+                    if attempt.began > since]
+            if all(done.count(str(client)) >= count for client in range(CLIENTS)):
+                return
+            time.sleep(0.05)
+        raise AssertionError(f"no {count} requests a client within {HANG_S} s")
