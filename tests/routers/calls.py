@@ -24,7 +24,8 @@ CALLS = {
     "logprobs": (CHAT, {**ASK, "logprobs": True, "top_logprobs": 2, "n": 2, "seed": 3,
                         "temperature": 1, "max_tokens": 100}),
     "completions": (TEXT, {"prompt": "17 + 25 =", "max_tokens": 12, "temperature": 0}),
-    "completions_stream": (TEXT, {"prompt": "3 + 4 =", "max_tokens": 12, "temperature": 0, **STREAM}),
+    "completions_stream": (TEXT, {"prompt": "3 + 4 =", "max_tokens": 12, "temperature": 0,
+                                  **STREAM}),
     "completions_list": (TEXT, {"prompt": ["3 + 4 =", "5 + 6 ="], "max_tokens": 8, "logprobs": 1,
                                 "temperature": 0}),
     "responses": (RESPONSES, ANSWER),
@@ -41,7 +42,7 @@ def call(target, name):
     if name in ("tools", "json_schema"):
         skip_without_structured_output(response.status == 400 and "not available" in response.text)
     assert response.status == 200, response.text
-    return (streamed if body.get("stream") else whole)[path](response)
+    return (STREAMED if body.get("stream") else WHOLE)[path](response)
 
 
 def whole_choices(response):
@@ -60,7 +61,8 @@ def essence(choice):
 def whole_response(response):
     document = response.json()
     assert document["status"] == "completed" and document["usage"]["output_tokens"] > 0
-    return [[item["type"], [part["text"] for part in item["content"]]] for item in document["output"]]
+    return [[item["type"], [part["text"] for part in item["content"]]]
+            for item in document["output"]]
 
 
 def whole_message(response):
@@ -84,7 +86,7 @@ def streamed_choices(response):
 
 
 def streamed_parts(response):
-    """The texts of the deltas, by the type of event."""
+    """The texts of the deltas, by type of event: of responses and of messages."""
     events = response.events()
     assert events[-1]["type"] in ("response.completed", "message_stop")
     texts = {}
@@ -96,6 +98,7 @@ def streamed_parts(response):
     return texts
 
 
-whole = {CHAT: whole_choices, TEXT: whole_choices, RESPONSES: whole_response, MESSAGES: whole_message}
-streamed = {CHAT: streamed_choices, TEXT: streamed_choices, RESPONSES: streamed_parts,
+WHOLE = {CHAT: whole_choices, TEXT: whole_choices, RESPONSES: whole_response,
+         MESSAGES: whole_message}
+STREAMED = {CHAT: streamed_choices, TEXT: streamed_choices, RESPONSES: streamed_parts,
             MESSAGES: streamed_parts}

@@ -1,8 +1,9 @@
 """Runs a router in front of servers.
 
-vllm-router is in the environment of tests/server/requirements.txt, whose interpreter runs the tests.
-The other routers have an environment each, because their programs have the same names:
+vllm-router is in the environment of tests/server/requirements.txt, whose interpreter runs the
+tests. The others have an environment each, because both install a program named smg:
 $MOXIE_ROUTERS/NAME, made by tools/python_env.sh from tests/routers/requirements-NAME.txt.
+tools/check.sh routers makes all three and runs the tests.
 """
 
 import contextlib
@@ -60,12 +61,11 @@ class Router(Server):
             start_new_session=True)
 
     def wait_ready(self):
-        """Waits for an answer. Each worker must be known by then: they are asked for their health
-        or their models before a router uses them."""
+        """Waits for an answer from each worker in turn, or for as many from any."""
         end = time.monotonic() + START_S
         while time.monotonic() < end and self.process.poll() is None:
             with contextlib.suppress(OSError, EOFError):
-                if self.chat(model=MODEL, max_tokens=1).status == 200:
+                if all(self.chat(model=MODEL, max_tokens=1).status == 200 for _ in self.workers):
                     return self
             time.sleep(0.1)
         raise RuntimeError("the router did not come up:\n" + self.output()[-3000:])
