@@ -9,6 +9,7 @@ tools/check.sh routers makes all three and runs the tests.
 import contextlib
 import os
 import pathlib
+import random
 import signal
 import socket
 import subprocess
@@ -42,8 +43,11 @@ def program(name):
 
 
 def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return free.getsockname()[1]
+    """Below the ports that systems give out, so that no other test's server gets it meanwhile."""
+    while True:
+        port = random.randrange(20000, 32000)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 class Router(Server):
