@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # Makes the Python environment of the end-to-end tests, from PyPI, where it is missing or its list
 # has changed:
-#   tools/python_env.sh FOLDER REQUIREMENTS
+#   tools/python_env.sh FOLDER REQUIREMENTS [PIP_FLAG...]
 # FOLDER/bin/python is then the interpreter. Safe to run twice at once.
 set -euo pipefail
 
 folder=$1 requirements=$2
+shift 2
 mkdir -p "$folder"
 exec 9>"$folder.lock"
 flock 9
@@ -22,7 +23,7 @@ if ! python3 -m venv "$folder" >"$log" 2>&1; then
   exit 1
 fi
 if ! "$folder/bin/python" -m pip install --quiet --disable-pip-version-check --no-input \
-  -r "$requirements" >"$log" 2>&1; then
+  "$@" -r "$requirements" >"$log" 2>&1; then
   tail -n 20 "$log" >&2
   echo "python_env: pip could not install the clients: see above" >&2
   exit 1

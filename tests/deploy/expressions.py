@@ -42,7 +42,7 @@ def metrics_in(expression):
     text = re.sub(r"\b(by|without|on|ignoring|group_left|group_right)\s*\([^)]*\)", "", text)
     text = re.sub(r"(?<![\w:])[0-9.]+(e[-+]?[0-9]+)?(?![\w:])", "", text)
     return {name for name in NAME.findall(text)
-            if name not in KEYWORDS and not re.search(rf"{re.escape(name)}\s*\(", text)}
+            if name not in KEYWORDS and not re.search(rf"(?<![\w:]){re.escape(name)}\s*\(", text)}
 
 
 def samples_of(text):

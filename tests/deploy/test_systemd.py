@@ -63,7 +63,7 @@ def test_systemd_would_find_one(tree):
     unit = root / "etc/systemd/system/moxie.service"
     unit.write_text(unit.read_text().replace("Type=exec", "Type=fast"))
     done = analyze("verify", "--man=no", f"--root={root}", "moxie.service")
-    assert "Type" in done.stderr
+    assert "service type" in done.stderr
 
 
 @pytest.mark.parametrize("drop_in", MOST_EXPOSURE)
@@ -85,8 +85,7 @@ def test_the_unit_waits_for_the_drain():
 def test_the_server_runs_with_the_units_settings(tmp_path):
     """As a user without rights, with the environment file, and with the unit's limits that need no
     systemd: no new privileges, no capabilities, and nothing mapped that is both written and run."""
-    if os.geteuid() != 0:
-        pytest.fail("needs root, to become another user")
+    assert os.geteuid() == 0, "needs root, to become another user"
     env = dict(line.split("=", 1) for line in (UNITS / "moxie.env").read_text().splitlines()
                if line and not line.startswith("#"))
     assert settings("moxie.service")["MemoryDenyWriteExecute"] == ["yes"]
