@@ -21,8 +21,8 @@ PROGRAMS = pathlib.Path(sys.executable).parent
 def merged(*files):
     """What Docker Compose makes of the files."""
     words = [word for file in files for word in ("-f", str(COMPOSE / file))]
-    done = subprocess.run([PROGRAMS / "docker-compose", *words, "--profile", "*", "config", "--format", "json"],
-                          capture_output=True, text=True, check=False,
+    command = [PROGRAMS / "docker-compose", *words, "--profile", "*", "config", "--format", "json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False,
                           env={**os.environ, "GRAFANA_PASSWORD": "secret"})
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

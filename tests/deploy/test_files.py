@@ -73,7 +73,8 @@ def test_every_metric_is_one_of_the_server(server):
         named |= dict.fromkeys(metrics, where)
     for path in FILES:  # the autoscaler's query and whatever else names one
         if path.name != "moxie.json":
-            named |= dict.fromkeys(re.findall(r"\b(?:vllm|moxie):(?!cpu\b|cuda\b)[a-z_]+", path.read_text()), path.name)
+            found = re.findall(r"\b(?:vllm|moxie):(?!cpu\b|cuda\b)[a-z_]+", path.read_text())
+            named |= dict.fromkeys(found, path.name)
     assert len(named) > 20
     assert {name: where for name, where in named.items() if name not in samples} == {}
 

@@ -1,4 +1,4 @@
-"""deploy/Containerfile, built by buildah on a Debian 12 that mmdebstrap makes, and its image run.
+"""deploy/Containerfile and the router's, built by buildah on a Debian 12 that mmdebstrap makes, and run.
 
 A built program (MOXIE_BINARY) goes into the image's `prebuilt` target. With --full the `cpu` target is
 built too: the program from nothing, inside the image, which takes long. The `cuda` target needs an image
@@ -17,7 +17,7 @@ import threading
 
 import pytest
 
-from processes import ASK, ROOT, Process, free_port, wait_for
+from processes import ASK, MODEL, ROOT, Process, free_port, wait_for
 
 CACHE = ROOT / "build/deploy"  # of the base system: 170 MB, made once
 CHAT = "/v1/chat/completions"
@@ -45,10 +45,10 @@ class Buildah:
         assert done.returncode == 0, (done.stdout + done.stderr)[-5000:]
         return done.stdout.strip()
 
-    def build(self, target, context):
-        tag = f"moxie-test:{target}"
-        self("build", "--isolation", "chroot", "--pull=never", "--format", "docker", "--target", target,
-             "--tag", tag, "--file", context / "deploy/Containerfile", context)
+    def build(self, file, context, *words):
+        tag = f"moxie-test:{context.name}"
+        self("build", "--isolation", "chroot", "--pull=never", "--format", "docker", "--tag", tag,
+             "--file", file, *words, context)
         return tag
 
 
@@ -64,7 +64,7 @@ class Image:
     def start(self, *words, port=None, env=(), entrypoint=None):
         """The image's entry point with these words (none: with the image's own)."""
         command = [*(self.config["Entrypoint"] if entrypoint is None else entrypoint),
-                   *(words or (self.config["Cmd"] if entrypoint is None else ()))]
+                   *(words or (self.config.get("Cmd") or () if entrypoint is None else ()))]
         return Process("unshare", "--mount", "sh", "-c", IN_THE_ROOT, "sh", *self.config["Env"], *env,
                        *command, port=port,
                        env={"ROOT": self.root, "CACHE": str(self.cache),
@@ -123,7 +123,7 @@ def pytest_generate_tests(metafunc):
 
 @pytest.fixture(scope="module")
 def image(request, buildah, tmp_path_factory):
-    context = tmp_path_factory.mktemp("context")
+    context = tmp_path_factory.mktemp(request.param)
     if request.param == "cpu":
         listed = subprocess.run(["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
                                 cwd=ROOT, capture_output=True, text=True, check=True).stdout
@@ -132,7 +132,7 @@ def image(request, buildah, tmp_path_factory):
         copied(context, ["deploy/Containerfile", "deploy/healthcheck.sh", ".dockerignore"])
         (context / "dist").mkdir()
         shutil.copy(os.environ["MOXIE_BINARY"], context / "dist/moxie")
-    tag = buildah.build(request.param, context)
+    tag = buildah.build(context / "deploy/Containerfile", context, "--target", request.param)
     cache = tmp_path_factory.mktemp("cache")
     os.chown(cache, 10001, 10001)
     return Image(buildah, tag, cache)
@@ -196,3 +196,17 @@ def test_pull_has_its_library_and_certificates(image):
                             env=[f"HF_ENDPOINT=http://127.0.0.1:{free_port()}"])
     assert code == 1 and "onnect" in said and "libcurl" not in said
     assert os.path.exists(f"{image.root}/etc/ssl/certs/ca-certificates.crt")
+
+
+def test_the_routers_image(buildah, server, tmp_path):
+    """As compose runs it: with a read-only root, in front of a server."""
+    context = ROOT / "deploy/compose"
+    image = Image(buildah, buildah.build(context / "router.Containerfile", context), tmp_path)
+    assert image.config["User"] == "10001:10001"
+    os.makedirs(f"{image.root}/cache", exist_ok=True)
+    port = free_port()
+    with image.start("--host=127.0.0.1", f"--port={port}", "--policy=cache_aware", "--worker-urls",
+                     f"http://127.0.0.1:{server.port}", f"--prometheus-port={free_port()}",
+                     port=port) as router:
+        wait_for(lambda: router.get("/readiness").status == 200, "the router", process=router)
+        assert "42" in router.post(CHAT, {"model": MODEL, "messages": ASK}).text

@@ -199,7 +199,8 @@ def test_the_pickers_configuration():
     document = yaml.safe_load(config)
     jsonschema.validate(document, json.loads((SCHEMAS / "endpointpickerconfig.json").read_text()))
     plugins = {plugin.get("name", plugin["type"]) for plugin in document["plugins"]}
-    used = {plugin["pluginRef"] for profile in document["schedulingProfiles"] for plugin in profile["plugins"]}
+    used = {plugin["pluginRef"] for profile in document["schedulingProfiles"]
+            for plugin in profile["plugins"]}
     assert used <= plugins
 
 
