@@ -11,6 +11,7 @@ and /tmp, no capabilities and no way to new privileges. Needs root and tools/set
 
 import json
 import os
+import pathlib
 import shutil
 import subprocess
 import threading
@@ -20,6 +21,7 @@ import pytest
 from processes import ASK, MODEL, ROOT, Process, free_port, wait_for
 
 CACHE = ROOT / "build/deploy"  # of the base system: 170 MB, made once
+CERTIFICATES = pathlib.Path("/etc/ssl/certs/ca-certificates.crt")
 CHAT = "/v1/chat/completions"
 IN_THE_ROOT = """set -e
 mount --make-rprivate /
@@ -48,7 +50,8 @@ class Buildah:
     def build(self, file, context, *words):
         tag = f"moxie-test:{context.name}"
         self("build", "--isolation", "chroot", "--pull=never", "--format", "docker", "--tag", tag,
-             "--file", file, *words, context)
+             "--volume", f"{CERTIFICATES.parent}:/certs:ro",  # this machine may have some of its own
+             "--build-arg", f"PIP_CERT=/certs/{CERTIFICATES.name}", "--file", file, *words, context)
         return tag
 
 
