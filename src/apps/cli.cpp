@@ -13,6 +13,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "apps/version.h"
 #include "core/nearest.h"
 
 extern char** environ;
@@ -98,9 +99,7 @@ class AppFlags final : public Flags {
     return list;
   }
 
-  void add_config() {
-    app_->add_option("--config", config_path_, "JSON file with switches: {\"kv-dtype\": \"bf16\"}");
-  }
+  void add_config() { app_->add_option("--config", config_path_, kConfigHelp); }
   /// Applies the keys of --config FILE.json for switches that neither a flag nor a variable set.
   Status apply_config() {
     if (config_path_.empty()) return {};
@@ -250,7 +249,12 @@ int run_commands(int argc, char** argv, const std::vector<Command>& commands) {
       "Moxie: gpt-oss and other mixture-of-experts models in the MX formats, at the speed "
       "the memory allows."};
   app.name("moxie");
-  app.set_version_flag("--version", std::string("moxie ") + MOXIE_VERSION);
+  bool version_as_json = false;
+  CLI::Option* as_json =
+      app.add_flag("--json", version_as_json, "with --version: one JSON document");
+  as_json->needs(app.set_version_flag(
+      "--version", [&] { return version_as_json ? version_json() : version_text(); },
+      "version, commit and build, then exit"));
   app.require_subcommand(1);
   std::vector<Entry> entries;
   const std::vector<std::string> arguments(argv + 1, argv + argc);

@@ -68,6 +68,9 @@ struct Command {
   std::vector<Command> subcommands;
 };
 
+/// The help of `--config`, which parsing adds to every command with switches.
+inline constexpr const char* kConfigHelp = "JSON file with switches: {\"kv-dtype\": \"bf16\"}";
+
 /// Parses, runs, and returns the exit code.
 int run_commands(int argc, char** argv, const std::vector<Command>& commands);
 

@@ -78,7 +78,7 @@ std::string compiler_name() {
 
 }  // namespace
 
-Environment collect_environment() {
+Environment build_environment() {
   Environment environment;
   environment.version = MOXIE_VERSION;
   environment.commit = kCommit;
@@ -87,6 +87,11 @@ Environment collect_environment() {
   environment.build_flags = MOXIE_BUILD_FLAGS;
   environment.compiler = compiler_name();
   environment.cuda_version = MOXIE_CUDA_VERSION;
+  return environment;
+}
+
+Environment collect_environment() {
+  Environment environment = build_environment();
   environment.time_utc = utc_now();
   environment.hostname_hash = hostname_hash();
   environment.system = assigned_value("/etc/os-release", "PRETTY_NAME");

@@ -87,6 +87,9 @@ struct Record {
   std::optional<double> energy_joules;  ///< none: could not be read
 };
 
+/// What the build knows: version, commit, type, flags, compiler and CUDA; the rest is empty.
+Environment build_environment();
+
 /// Asks the build and the system now. Never fails: missing values are "unknown".
 Environment collect_environment();
 
