@@ -6,6 +6,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 JOBS ?= $(shell nproc)
 PROMPT ?=
+PRESET ?= package-static
 # As typed: dollar signs and quotes reach the program untouched by make and by the shell.
 export DEMO_PROMPT = $(value PROMPT)
 
@@ -25,8 +26,8 @@ test: configure-release ## install, build, and run every test that needs no GPU
 serve: build ## install, build, and serve the embedded model on 127.0.0.1:8000
 	@build/release/moxie serve
 
-check: ## format, clang-tidy on what changed, sanitizers, each fuzzer for a minute, routers
-	@tools/setup.sh build test check
+check: ## format, lint, sanitizers, fuzzers, and what runs outside: routers, deploy/, page, packages
+	@tools/setup.sh build test check deploy page package package-check
 	@JOBS=$(JOBS) tools/check.sh
 
 arm: ## cross build for aarch64, and its tests under an emulator with two models of CPU
@@ -42,6 +43,10 @@ gpu: ## the static build with CUDA: build/gpu/moxie and build/gpu/moxie_gpu_test
 	@PATH="$$PATH:/usr/local/cuda/bin" cmake --preset gpu --log-level=NOTICE >/dev/null
 	@PATH="$$PATH:/usr/local/cuda/bin" cmake --build build/gpu -j $(JOBS) --target moxie moxie_gpu_tests
 
+package: ## a .deb and a Python wheel in build/package; PRESET=gpu: with CUDA
+	@tools/setup.sh build package $(if $(filter gpu,$(PRESET)),gpu)
+	@JOBS=$(JOBS) tools/package.sh $(PRESET)
+
 clean: ## remove everything built
 	@rm -rf build
 
@@ -50,4 +55,4 @@ configure-release:
 	@tools/setup.sh build test
 	@PATH="$$PATH:/usr/local/cuda/bin" cmake --preset release --log-level=NOTICE >/dev/null
 
-.PHONY: help run build test serve check arm format gpu clean configure-release
+.PHONY: help run build test serve check arm format gpu package clean configure-release

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs what the named groups need, from the packages of Debian 12 or Ubuntu 24.04:
-#   tools/setup.sh build test check arm gpu
+#   tools/setup.sh build test check arm gpu package package-check
 # Says what it installs, does nothing (quickly) when all is there, needs root or sudo only when
 # something is missing. `a|b` in a list means: the first of these that this system offers.
 set -euo pipefail
@@ -23,8 +23,13 @@ packages_of() {
         {libssl,libcurl4-openssl,libzmq3,zlib1g}-dev:arm64 ;;
     gpu) # Static archives come with the -dev packages above; nvcc is looked for below.
       echo ;;
+    package) # What CPack and the wheel ask of a binary.
+      echo dpkg-dev binutils file gzip ;;
+    package-check) # A bare Debian to install in, and those who read what the packages hold.
+      echo mmdebstrap lintian zsh fish man-db groff-base python3-venv ;;
     *)
-      echo "setup: no group '$1': choose among build, test, check, arm, gpu" >&2
+      echo "setup: no group '$1': choose among build, test, check, arm, gpu, package," \
+        "package-check" >&2
       return 2 ;;
   esac
 }
