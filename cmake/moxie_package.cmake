@@ -29,10 +29,10 @@ add_custom_command(OUTPUT ${package_files}/changelog.gz
 add_custom_target(moxie_package_files DEPENDS ${package_files}/moxie.1.gz ${package_files}/moxie
   ${package_files}/_moxie ${package_files}/moxie.fish ${package_files}/changelog.gz)
 
-file(READ ${CMAKE_SOURCE_DIR}/LICENSE license)
+# As Debian asks: its copy of the licence is named, not repeated.
 file(READ ${CMAKE_SOURCE_DIR}/THIRD_PARTY_NOTICES.md notices)
 file(CONFIGURE OUTPUT ${package_files}/copyright @ONLY CONTENT
-  "Moxie is under the Apache License 2.0, which follows; on Debian systems it is also in\n/usr/share/common-licenses/Apache-2.0. What others wrote is listed behind it.\n\n@license@\n\n@notices@")
+  "Copyright: the Moxie authors\nLicense: Apache-2.0, in /usr/share/common-licenses/Apache-2.0\n\n@notices@")
 
 install(TARGETS moxie RUNTIME DESTINATION bin)
 install(FILES ${package_files}/moxie.1.gz DESTINATION share/man/man1)
@@ -55,9 +55,9 @@ set(CPACK_PACKAGE_NAME moxie)
 set(CPACK_PACKAGE_VERSION ${PROJECT_VERSION})
 set(CPACK_PACKAGE_CONTACT "The Moxie maintainers <maintainers@users.noreply.example>")
 set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "runs and serves mixture-of-experts models in the MX formats")
-set(CPACK_PACKAGE_DESCRIPTION "Moxie answers with gpt-oss models, whose experts are stored in MXFP4, on CPUs and
-on NVIDIA GPUs, and serves them over HTTP with the interfaces of OpenAI and
-Anthropic. A small model is part of the program.")
+set(CPACK_PACKAGE_DESCRIPTION "Moxie answers with gpt-oss models, whose experts are stored in
+MXFP4, on CPUs and on NVIDIA GPUs, and serves them over HTTP with the
+interfaces of OpenAI and Anthropic. A small model is part of the program.")
 set(CPACK_GENERATOR DEB)
 set(CPACK_STRIP_FILES ON)
 set(CPACK_PACKAGING_INSTALL_PREFIX /usr)

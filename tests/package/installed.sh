@@ -30,7 +30,8 @@ zcat /usr/share/man/man1/moxie.1.gz | grep -q '^.SS moxie serve'
 bash -n /usr/share/bash-completion/completions/moxie
 grep -q '^#compdef moxie' /usr/share/zsh/vendor-completions/_moxie
 grep -q '^complete -c moxie' /usr/share/fish/vendor_completions.d/moxie.fish
-grep -q 'Apache License' /usr/share/doc/moxie/copyright
+grep -q 'common-licenses/Apache-2.0' /usr/share/doc/moxie/copyright
+[[ -s /usr/share/common-licenses/Apache-2.0 ]]
 grep -q 'Boost' /usr/share/doc/moxie/copyright
 if [[ -e /usr/lib/systemd/system/moxie.service ]]; then
   grep -q '^ExecStart=/usr/bin/moxie serve' /usr/lib/systemd/system/moxie.service
