@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# The checks beyond the tests: format, clang-tidy on what changed, sanitizers, fuzzers, routers,
-# aarch64.
+# The checks beyond the tests: format, clang-tidy on what changed, sanitizers, fuzzers, aarch64, and
+# what runs outside of the tree: routers, deploy/, the page in a browser, packages.
 #   tools/check.sh                 all of them, each fuzzer for a minute
 #   tools/check.sh --quick         format, a bounded clang-tidy, the address sanitizer, 10 s a fuzzer
-#   tools/check.sh STEP...         of: format tidy asan tsan fuzz routers arm (--quick shortens them)
+#   tools/check.sh STEP...         of: format tidy asan tsan fuzz arm routers deploy page package
+#                                  (--quick shortens them; DEPLOY_FLAGS=--full also builds the
+#                                  program inside the image)
 #   tools/check.sh --fix-format    rewrites the sources in the house format
 # Runs every step even when one fails; the last line says which failed. JOBS=N sets the processes.
 set -uo pipefail
@@ -147,16 +149,45 @@ check_routers() {
     tests/server tests/routers
 }
 
+# What deploy/ is for, run: Ray, Dynamo, Prometheus, a router, images; manifests against schemas.
+check_deploy() {
+  local python=build/deploy/python
+  tools/setup.sh build test deploy &&
+    cmake --preset release --log-level=NOTICE >/dev/null &&
+    cmake --build build/release -j "$jobs" --target moxie &&
+    tools/python_env.sh "$python" tests/deploy/requirements.txt &&
+    tools/python_env.sh build/deploy/ray deploy/ray/requirements.txt &&
+    tools/python_env.sh build/deploy/dynamo deploy/dynamo/requirements.txt --no-deps &&
+    MOXIE_BINARY=$PWD/build/release/moxie MOXIE_RAY=$PWD/build/deploy/ray/bin \
+      MOXIE_DYNAMO=$PWD/build/deploy/dynamo/bin/python PYTHONDONTWRITEBYTECODE=1 \
+      "$python/bin/python" -m pytest -q -p no:cacheprovider ${DEPLOY_FLAGS:-} tests/deploy
+}
+
+# The page of `moxie serve`, in a browser.
+check_page() {
+  cmake --preset release --log-level=NOTICE >/dev/null &&
+    cmake --build build/release -j "$jobs" --target moxie &&
+    tools/python_env.sh build/python_page tests/page/requirements.txt &&
+    MOXIE_BINARY=$PWD/build/release/moxie PYTHONDONTWRITEBYTECODE=1 \
+      build/python_page/bin/python -m pytest -q -rP -p no:cacheprovider tests/page
+}
+
+# The packages, built and installed where nothing of ours is.
+check_package() {
+  JOBS=$jobs tools/package.sh && tests/package/installed.sh
+}
+
 for argument in "$@"; do
   case "$argument" in
     --quick) quick=1 ;;
     --fix-format) format -i; exit ;;
-    format | tidy | asan | tsan | fuzz | routers | arm) steps+=("$argument") ;;
-    *) sed -n '2,8s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
+    format | tidy | asan | tsan | fuzz | arm | routers | deploy | page | package)
+      steps+=("$argument") ;;
+    *) sed -n '2,11s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
   esac
 done
 if ((${#steps[@]} == 0)); then
-  steps=(format tidy asan tsan fuzz routers)
+  steps=(format tidy asan tsan fuzz routers deploy page package)
   ((quick)) && steps=(format tidy asan fuzz)
   if ((!quick)); then
     if command -v aarch64-linux-gnu-g++ >/dev/null; then

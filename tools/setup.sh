@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs what the named groups need, from the packages of Debian 12 or Ubuntu 24.04:
-#   tools/setup.sh build test check arm gpu package package-check
+#   tools/setup.sh build test check arm deploy page package package-check gpu
 # Says what it installs, does nothing (quickly) when all is there, needs root or sudo only when
 # something is missing. `a|b` in a list means: the first of these that this system offers.
 set -euo pipefail
@@ -21,15 +21,19 @@ packages_of() {
     arm) # The cross compiler, the emulator, and what the aarch64 build links.
       echo g++-aarch64-linux-gnu qemu-user-static {libfmt,libgtest,libpcre2,librapidcheck}-dev:arm64 \
         {libssl,libcurl4-openssl,libzmq3,zlib1g}-dev:arm64 ;;
-    gpu) # Static archives come with the -dev packages above; nvcc is looked for below.
-      echo ;;
+    deploy) # Checks of deploy/: Prometheus with promtool, systemd-analyze, images without a daemon.
+      echo prometheus systemd strace buildah mmdebstrap util-linux ca-certificates ;;
+    page) # The browser of tests/page.
+      echo chromium python3 python3-venv ;;
     package) # What CPack and the wheel ask of a binary.
       echo dpkg-dev binutils file gzip ;;
     package-check) # A bare Debian to install in, and those who read what the packages hold.
       echo mmdebstrap lintian zsh fish man-db groff-base python3-venv ;;
+    gpu) # Static archives come with the -dev packages above; nvcc is looked for below.
+      echo ;;
     *)
-      echo "setup: no group '$1': choose among build, test, check, arm, gpu, package," \
-        "package-check" >&2
+      echo "setup: no group '$1': choose among build, test, check, arm, deploy, page, package," \
+        "package-check, gpu" >&2
       return 2 ;;
   esac
 }
