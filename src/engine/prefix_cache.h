@@ -69,7 +69,7 @@ struct NamedTokens {
 class CacheListener {
  public:
   virtual ~CacheListener() = default;
-  /// The last block of `named.chain`; the chain, the tokens and so the last page end with it.
+  /// The last block of `named.chain`; `named.tokens` end with its page.
   virtual void on_stored(const NamedTokens& named) = 0;
   virtual void on_removed(const BlockHash& hash) = 0;
   /// All blocks are forgotten.

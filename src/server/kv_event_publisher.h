@@ -3,10 +3,9 @@
 // The scheduling thread collects the events of a launch and hands them over as a batch. One thread
 // of the publisher encodes and numbers batches, sends them without waiting for any reader, keeps
 // the last ones and answers requests for them. When the queue between the two threads is full,
-// batches are merged: none is lost, and the memory is bounded by the number of the cache's pages.
+// batches are merged: none is lost, and a merged batch tells of each page once at most.
 #pragma once
 
-#include <array>
 #include <atomic>
 #include <deque>
 #include <memory>

@@ -9,9 +9,8 @@
 
 #include <cerrno>
 #include <cstring>
-#include <span>
+#include <string_view>
 #include <utility>
-#include <vector>
 
 #include "server/zmq_api.h"
 
@@ -132,7 +131,7 @@ struct KvEventSockets::Impl {
     if (api.msg_init_data(&message, data, batch.payload->size(), drop_share, share.get()) != 0) {
       return fault("no memory for a message");
     }
-    share.release();
+    static_cast<void>(share.release());  // the message has it
     Status status = send(socket, topic, true);
     if (status) status = send(socket, big_endian(batch.number), true);
     if (status && api.msg_send(&message, socket, ZMQ_DONTWAIT) < 0) status = fault("sending");

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "server/kv_event_config.h"
 #include "server/kv_event_history.h"

@@ -41,6 +41,13 @@ TEST(MetricsTest, FamiliesStandTogetherAndAreThereFromTheStart) {
   ServiceStats stats{.running = 2, .waiting = 3, .waiting_deferred = 1, .full_pages = 9};
   const std::string text = metrics.text("m", &stats);
   EXPECT_EQ(families_of(text), loading);
+  EXPECT_EQ(text.find("moxie:kv_events"), std::string::npos);
+  const KvEventCounters events{.removed = 5};
+  const std::string more = metrics.text("m", &stats, &events);
+  const auto all = families_of(more);
+  EXPECT_EQ(std::set(all.begin(), all.end()).size(), loading.size() + 6);
+  EXPECT_NE(more.find(R"(moxie:kv_events_total{model_name="m",engine="0",type="removed"} 5)"),
+            std::string::npos);
   for (const char* line :
        {R"(vllm:num_requests_waiting_by_reason{model_name="m",engine="0",reason="capacity"} 2)",
         R"(vllm:num_requests_waiting_by_reason{model_name="m",engine="0",reason="deferred"} 1)",
