@@ -129,6 +129,22 @@ void KernelChooser::count(const Launches& launches) {
   for (const auto& [key, number] : launches) counts_[key] += number;
 }
 
+void KernelChooser::add_time(const OpInfo& op, Clock::duration time) {
+  std::lock_guard lock(mutex_);
+  times_[&op] += time;
+}
+
+std::vector<KernelChooser::Time> KernelChooser::times() const {
+  std::lock_guard lock(mutex_);
+  std::vector<Time> times;
+  for (const OpTable& table : all_ops()) {
+    if (const auto found = times_.find(table.op); found != times_.end()) {
+      times.push_back({table.op, std::chrono::duration<double>(found->second).count()});
+    }
+  }
+  return times;
+}
+
 void KernelChooser::begin_recording() {
   std::lock_guard lock(mutex_);
   CHECK(!recording_, "recording already");

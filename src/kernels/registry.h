@@ -6,6 +6,7 @@
 // There is never a silent fall-back: a forced row that cannot run is an error before anything runs.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <map>
 #include <mutex>
@@ -279,10 +280,13 @@ class KernelChooser {
     CHECK(params.launch.workspace_bytes >= row.workspace(params), row.name);
     for_each_op(row, [&](const OpInfo& op) { count(op, row.name); });
     const OpScope scope(&Op<P>::info);
-    if (!on_run_) return row.run(params);
+    const bool adds_time = adds_times_.load(std::memory_order_relaxed);
+    if (!on_run_ && !adds_time) return row.run(params);
     const auto start = Clock::now();
     row.run(params);
-    on_run_(Op<P>::info, row.name, start, Clock::now());
+    const auto end = Clock::now();
+    if (on_run_) on_run_(Op<P>::info, row.name, start, end);
+    if (adds_time) add_time(Op<P>::info, end - start);
   }
 
   /// Called after every run, on the thread that ran it, with the run's time on the host: on the CPU
@@ -291,6 +295,17 @@ class KernelChooser {
   using OnRun = std::function<void(const OpInfo&, const char* row, Clock::time_point start,
                                    Clock::time_point end)>;
   void set_on_run(OnRun on_run) { on_run_ = std::move(on_run); }
+
+  /// Whether the times of runs on the host are added up by operation, for those who watch a running
+  /// engine: on the CPU the times of whole rows. A row that covers operations counts under its own.
+  /// From any thread, at any time. Off at first; off it costs a load of one flag a run.
+  void add_times(bool on) { adds_times_.store(on, std::memory_order_relaxed); }
+  /// Seconds of each operation that ran with add_times(true), in the order of all_ops().
+  struct Time {
+    const OpInfo* op;
+    double seconds;
+  };
+  std::vector<Time> times() const;
 
   /// Launches by row name since the start (or the last reset), in the order of all_ops().
   struct Count {
@@ -322,6 +337,7 @@ class KernelChooser {
   tl::unexpected<Error> refusal(const std::string& row, const OpInfo& op,
                                 const std::string& why) const;
   void count(const OpInfo& op, const char* name);
+  void add_time(const OpInfo& op, Clock::duration time);
 
   DeviceKind device_;
   Features features_;
@@ -331,6 +347,8 @@ class KernelChooser {
   Launches counts_;
   std::optional<Launches> recording_;
   OnRun on_run_;
+  std::atomic<bool> adds_times_{false};
+  std::map<const OpInfo*, Clock::duration> times_;  // by mutex_
 };
 
 template <typename P>

@@ -218,6 +218,28 @@ TEST(KernelChooser, CountsLaunchesByName) {
   EXPECT_TRUE(chooser.counts().empty());
 }
 
+TEST(KernelChooser, AddsTimesOfRunsUpWhileAsked) {
+  KernelChooser chooser(DeviceKind::kCpu, kFeatureNone, {});
+  TestMachine machine;
+  Built<OutParams> built = build(OutCase{});
+  built.reset();
+  built.params.launch.stream = machine.stream.get();
+  chooser.run(built.params);
+  EXPECT_TRUE(chooser.times().empty()) << "nobody asked";
+  chooser.add_times(true);
+  chooser.run(built.params);
+  ASSERT_EQ(chooser.times().size(), 1u);
+  EXPECT_EQ(chooser.times()[0].op, &Op<OutParams>::info);
+  const double once = chooser.times()[0].seconds;
+  EXPECT_GT(once, 0);
+  chooser.run(built.params);
+  const double twice = chooser.times()[0].seconds;
+  EXPECT_GT(twice, once);
+  chooser.add_times(false);
+  chooser.run(built.params);
+  EXPECT_EQ(chooser.times()[0].seconds, twice);
+}
+
 TEST(KernelChooser, RecordedLaunchesCountEachTimeTheyRun) {
   KernelChooser chooser(DeviceKind::kCpu, kFeatureNone, {});
   TestMachine machine;
