@@ -10,6 +10,16 @@
 
 namespace moxie {
 
+std::optional<double> memory_share(const StatusModel& model, const ServiceStats& before,
+                                   const ServiceStats& now, double seconds, double read_gb_s) {
+  const int64_t tokens = now.generation_tokens - before.generation_tokens;
+  const int64_t steps = now.num_steps - before.num_steps;
+  if (steps <= 0 || tokens <= 0 || !(seconds > 0) || !(read_gb_s > 0)) return {};
+  const auto streams = static_cast<int32_t>(std::clamp<int64_t>(tokens / steps, 1, INT32_MAX));
+  const Work work = decode_work(model.config, model.weights, model.kv_dtype, 0, streams);
+  return work.bytes * static_cast<double>(steps) / seconds / (read_gb_s * 1e9);
+}
+
 std::string status_line(const StatusModel& model, const ServiceStats& before,
                         const ServiceStats& now, double seconds, double read_gb_s) {
   const int64_t tokens = now.generation_tokens - before.generation_tokens;
@@ -20,13 +30,9 @@ std::string status_line(const StatusModel& model, const ServiceStats& before,
       fmt::format("running {}, waiting {}, {:.1f} tok/s, KV {:.1f}%", now.running, now.waiting,
                   static_cast<double>(tokens) / seconds, 100 * now.kv_usage());
   if (steps <= 0 || tokens <= 0) return line;
-  if (!(read_gb_s > 0)) return line + ", share of the memory's limit unknown";
-  // The least bytes that the launches had to read, over the bytes that memory could read meanwhile.
-  const auto streams = static_cast<int32_t>(std::clamp<int64_t>(tokens / steps, 1, INT32_MAX));
-  const Work work = decode_work(model.config, model.weights, model.kv_dtype, 0, streams);
-  return line +
-         fmt::format(", {:.0f}% of the memory's limit",
-                     100 * work.bytes * static_cast<double>(steps) / seconds / (read_gb_s * 1e9));
+  const auto share = memory_share(model, before, now, seconds, read_gb_s);
+  return share ? line + fmt::format(", {:.0f}% of the memory's limit", 100 * *share)
+               : line + ", share of the memory's limit unknown";
 }
 
 }  // namespace moxie

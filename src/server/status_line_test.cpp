@@ -60,6 +60,18 @@ TEST(StatusLineTest, TheShareIsTheLeastBytesOfTheStepsOverWhatMemoryReads) {
   EXPECT_NE(line.find(", 100.0 tok/s, KV 0.1%, 25% of the memory's limit"), line.npos) << line;
 }
 
+TEST(StatusLineTest, TheShareIsUnknownWithoutABandwidthATimeOrALaunch) {
+  const auto checkpoint = open_checkpoint("synthetic:gpt-oss-120b");
+  const ModelWeights formats = (*checkpoint)->layout({.device = DeviceKind::kCuda});
+  const StatusModel model{(*checkpoint)->config(), formats, DType::kBF16};
+  const auto share = memory_share(model, {}, after_steps(500, 1), 5, 2000);
+  ASSERT_TRUE(share.has_value());
+  EXPECT_NEAR(*share, 0.25, 0.005);
+  EXPECT_FALSE(memory_share(model, {}, after_steps(500, 1), 5, 0).has_value());
+  EXPECT_FALSE(memory_share(model, {}, after_steps(500, 1), 0, 2000).has_value());
+  EXPECT_FALSE(memory_share(model, after_steps(500, 1), after_steps(500, 1), 5, 2000).has_value());
+}
+
 TEST(StatusLineTest, SaysUnknownWhereTheBandwidthIsAndNothingWhenIdle) {
   const auto checkpoint = open_checkpoint("embedded");
   const ModelWeights formats = (*checkpoint)->layout({});
