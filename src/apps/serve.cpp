@@ -29,7 +29,7 @@ struct ServeFlags {
   KvEventConfig events;
   std::string key_file, tokenizer, kv_memory, kv_events,
       prefix_cache = "on", async = "on", log_format = "text", debug_fault, open_metrics = "off",
-      reasoning_field = "both";
+      reasoning_field = "both", ui = "on";
   int32_t max_num_seqs = 0, max_batch_tokens = 0;
   float drain_s = 30, drain_delay_s = 0, header_s = 10, body_s = 60, keep_alive_s = 75,
         write_s = 30, ping_s = 15;
@@ -54,7 +54,7 @@ void ServeFlags::declare(Flags& flags) {
   flags.texts("--api-key", &app.api_keys, "asked for on every route but the probes; repeatable");
   flags.text("--api-key-file", &key_file, "file with a key a line");
   flags.choice("--metrics-without-key", &open_metrics, {"on", "off"},
-               "on: /metrics and /version ask for no key");
+               "on: /metrics, /version and /v1/watch ask for no key");
   flags.texts("--served-model-name", &app.model_names, "name in the API; repeatable");
   flags.texts("--allowed-origin", &app.allowed_origins, "CORS: an origin, or *; repeatable");
   flags.integer("--max-num-seqs", &max_num_seqs, {0, kMostSeqs},
@@ -64,6 +64,7 @@ void ServeFlags::declare(Flags& flags) {
   flags.text("--kv-cache-memory", &kv_memory, "such as 512MiB or 20GiB; default: what suits");
   flags.integer("--max-queue", &service.max_queue, kFromZero,
                 "requests that wait; the next gets 429");
+  flags.choice("--ui", &ui, {"on", "off"}, "on: a page at / to chat, without a key");
   flags.choice("--prefix-caching", &prefix_cache, {"on", "off"}, "prompts share their beginnings");
   flags.text("--kv-events-config", &kv_events,
              "JSON with vLLM's fields: publish events of the prefix cache over ZeroMQ");
@@ -173,6 +174,7 @@ Status ServeFlags::complete(const Flags& flags) {
   app.drain_s = drain_s;
   app.drain_delay_s = drain_delay_s;
   app.metrics_without_key = open_metrics == "on";
+  app.ui = ui == "on";
   app.reasoning_field = reasoning_field == "both"        ? ReasoningField::kBoth
                         : reasoning_field == "reasoning" ? ReasoningField::kReasoning
                                                          : ReasoningField::kReasoningContent;

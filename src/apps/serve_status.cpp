@@ -27,7 +27,9 @@ std::string chosen_rows(const Engine& engine) {
 
 // A request that comes during a measurement shares the machine with one pass for some milliseconds;
 // then the measurement is given up and repeated later.
-void ServeStatus::measure_while_idle(const Service& service, Device& device) {
+void ServeStatus::measure_while_idle(App& app) {
+  const Service& service = *app.model().service;
+  Device& device = app.model().engine->device();
   const auto is_busy = [&] {
     const ServiceStats now = service.stats();
     return now.running > 0 || now.waiting > 0;
@@ -48,7 +50,7 @@ void ServeStatus::measure_while_idle(const Service& service, Device& device) {
     }
     if (is_busy() || service.stats().num_steps != steps) continue;
     if (limits) {
-      read_gb_s_ = limits->read_gb_s;
+      app.set_read_gb_s(limits->read_gb_s);
       log_info(fmt::format("memory reads {:.1f} GB/s", limits->read_gb_s));
     } else if (!stops_now()) {
       log_info("the memory's read bandwidth is unknown: " + limits.error().message());
@@ -105,6 +107,7 @@ void ServeStatus::print_banner(const App& app, const HttpOptions& http, int32_t 
                           ? "none asked for"
                           : fmt::format("{} accepted", app.options().api_keys.size()));
   line += fmt::format("  url      {}/v1\n", url);
+  if (app.options().ui) line += fmt::format("  page     {}/\n", url);
   line += fmt::format(
       "  try      curl {}{}/v1/chat/completions -H 'Content-Type: application/json'{} \\\n",
       http.ssl_key.empty() ? "" : "-k ", url,
@@ -118,19 +121,17 @@ void ServeStatus::start(App& app, HttpServer& server) {
   last_ = Clock::now();
   last_stats_ = app.stats();
   server.after(kEveryS, [this, &app, &server] { tick(app, server); });
-  const ServedModel& model = app.model();
   const auto say = [](const std::exception& fault) {
     log_info(std::string("the memory's read bandwidth stays unknown: ") + fault.what());
   };
   try {
-    measuring_ =
-        std::thread([=, this, &service = *model.service, &device = model.engine->device()] {
-          try {
-            measure_while_idle(service, device);
-          } catch (const std::exception& fault) {  // out of memory or threads
-            say(fault);
-          }
-        });
+    measuring_ = std::thread([=, this, &app] {
+      try {
+        measure_while_idle(app);
+      } catch (const std::exception& fault) {  // out of memory or threads
+        say(fault);
+      }
+    });
   } catch (const std::exception& fault) {
     say(fault);
   }
@@ -141,7 +142,7 @@ void ServeStatus::tick(App& app, HttpServer& server) {
   const double seconds = seconds_since(std::exchange(last_, Clock::now()));
   const Engine& engine = *app.model().engine;
   const StatusModel model{engine.config(), engine.model().weights(), engine.kv_dtype()};
-  const std::string line = status_line(model, last_stats_, stats, seconds, read_gb_s_);
+  const std::string line = status_line(model, last_stats_, stats, seconds, app.read_gb_s());
   if (!line.empty()) log_info(line);
   last_stats_ = stats;
   server.after(kEveryS, [this, &app, &server] { tick(app, server); });

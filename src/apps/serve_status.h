@@ -5,7 +5,6 @@
 // what it cannot know. Nothing here may end the process.
 #pragma once
 
-#include <atomic>
 #include <condition_variable>
 #include <mutex>
 #include <thread>
@@ -31,12 +30,11 @@ class ServeStatus {
 
  private:
   void tick(App& app, HttpServer& server);
-  void measure_while_idle(const Service& service, Device& device);
+  void measure_while_idle(App& app);
   /// False once stop() is called.
   bool wait_s(double seconds);
   bool stops_now();
 
-  std::atomic<double> read_gb_s_{0};  // 0: not known
   ServiceStats last_stats_;
   Clock::time_point last_{};
   std::thread measuring_;

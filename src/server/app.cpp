@@ -8,6 +8,7 @@
 #include <ctime>
 
 #include "server/routes.h"
+#include "server/watch.h"
 
 namespace moxie {
 namespace {
@@ -33,12 +34,6 @@ bool has_body(const HttpRequest& request) {
   return !request.header("Transfer-Encoding").empty() || (!length.empty() && length != "0");
 }
 
-// Like find_route(), but HEAD finds the route of GET.
-const Route* route_of(const HttpRequest& request, std::string* allow) {
-  const std::string_view method = request.method;
-  return find_route(method == "HEAD" ? "GET" : method, request.path, allow);
-}
-
 bool is_json_type(std::string_view type) {
   const std::string_view name = type.substr(0, type.find(';'));
   const size_t end = name.find_last_not_of(" \t");
@@ -55,6 +50,7 @@ void respond_error(Exchange& exchange, const ApiError& error, ErrorForm form) {
 App::App(AppOptions options)
     : options_(std::move(options)),
       store_(options_.store),
+      watchers_(std::make_unique<Watchers>(*this)),
       workers_(kWorkerThreads, kMaxQueuedBytes) {}
 
 App::~App() { stop(); }
@@ -68,6 +64,12 @@ void App::attach(HttpServer& server) {
 void App::set_model(ServedModel model) { model_ = std::move(model); }
 
 void App::stop() { workers_.stop(); }
+
+const char* App::state() const {
+  if (!has_model()) return "loading";
+  if (leaving_) return "draining";
+  return stats().healthy ? "ok" : "device failed";
+}
 
 GenerationParts App::parts() {
   return {*model_->service, *model_->tokenizer, model_->control, metrics_, *mailbox_};
@@ -120,6 +122,7 @@ void App::begin_drain(std::function<void()> then) {
 
 void App::refuse_work() {
   draining_ = true;
+  watchers_->end();
   if (model_) model_->service->begin_drain();
   server_->after(options_.drain_s, [this] { end_drain(); });
   wait_for_drain();
@@ -135,6 +138,15 @@ void App::wait_for_drain() {
   const bool idle = !model_ || (stats().running == 0 && stats().waiting == 0);
   if (idle) return end_drain();
   server_->after(kDrainPollS, [this] { wait_for_drain(); });
+}
+
+// Like find_route(), but HEAD finds the route of GET, and --ui off leaves the page out.
+const Route* App::route_of(const HttpRequest& request, std::string* allow) const {
+  const std::string_view method = request.method;
+  const Route* route = find_route(method == "HEAD" ? "GET" : method, request.path, allow);
+  if (options_.ui || request.path != kPagePath) return route;
+  allow->clear();
+  return nullptr;
 }
 
 bool App::has_key(const HttpRequest& request) const {
@@ -162,7 +174,7 @@ Admission App::admit(const HttpRequest& request) {
   std::string allow;
   const Route* route = route_of(request, &allow);
   const bool open =
-      route != nullptr && (route->use == Route::kProbe ||
+      route != nullptr && (route->use == Route::kProbe || route->use == Route::kPage ||
                            (route->use == Route::kMonitor && options_.metrics_without_key));
   if (!options_.api_keys.empty() && !open && !has_key(request)) {
     Admission admission = refuse(

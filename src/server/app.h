@@ -2,6 +2,7 @@
 // endpoints share. It runs on the HTTP server's thread, except jobs given to in_background().
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -20,6 +21,9 @@ namespace moxie {
 /// The names under which a chat's answer has its reasoning.
 enum class ReasoningField : uint8_t { kBoth, kReasoning, kReasoningContent };
 
+struct Route;
+class Watchers;
+
 struct AppOptions {
   std::vector<std::string> model_names;  ///< answers carry the first
   std::vector<std::string> api_keys;     ///< none: no key is asked for
@@ -28,7 +32,8 @@ struct AppOptions {
   bool log_requests = true;
   float default_temperature = 1;
   ReasoningField reasoning_field = ReasoningField::kBoth;
-  bool metrics_without_key = false;  ///< /metrics and /version ask for no key
+  bool metrics_without_key = false;  ///< routes of Route::kMonitor ask for no key
+  bool ui = true;                    ///< the page at /
   double drain_delay_s = 0;          ///< between readiness going off and the refusal of new work
   double drain_s = 30;
   ResponseStore::Limits store;
@@ -76,6 +81,10 @@ class App final : public HttpHandler {
   const std::string& model_name() const { return options_.model_names.front(); }
   Metrics& metrics() { return metrics_; }
   ResponseStore& store() { return store_; }
+  Watchers& watchers() { return *watchers_; }
+  /// The memory's measured read rate, 1e9 bytes a second; 0: not known.
+  double read_gb_s() const { return read_gb_s_; }
+  void set_read_gb_s(double read_gb_s) { read_gb_s_ = read_gb_s; }
   GenerationParts parts();
   ServiceStats stats() const;
   /// Null: none is published.
@@ -86,6 +95,8 @@ class App final : public HttpHandler {
   /// New work is refused.
   bool draining() const { return draining_; }
   bool has_model() const { return model_.has_value(); }
+  /// "loading", "ok", "draining" or "device failed".
+  const char* state() const;
   /// 404 if the request names a model that is not served; an empty name is the served model.
   ApiStatus check_model(const std::string& name) const;
   /// The server whose handler this is, to give its thread work. From any thread.
@@ -97,6 +108,7 @@ class App final : public HttpHandler {
                      std::function<Api<Continuation>(const std::string& body)> job);
 
  private:
+  const Route* route_of(const HttpRequest& request, std::string* allow) const;
   bool has_key(const HttpRequest& request) const;
   void answer_preflight(Exchange& exchange) const;
   void refuse_work();
@@ -110,6 +122,8 @@ class App final : public HttpHandler {
   std::optional<ServedModel> model_;
   std::unique_ptr<Mailbox> mailbox_;
   ResponseStore store_;
+  std::unique_ptr<Watchers> watchers_;
+  std::atomic<double> read_gb_s_{0};
   Workers workers_;
   bool leaving_ = false, draining_ = false;
   std::function<void()> drained_;

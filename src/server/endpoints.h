@@ -36,6 +36,8 @@ void handle_version(App& app, const ExchangePtr& exchange);
 void handle_metrics(App& app, const ExchangePtr& exchange);
 void handle_debug_kernels(App& app, const ExchangePtr& exchange);
 void handle_openapi(App& app, const ExchangePtr& exchange);
+void handle_page(App& app, const ExchangePtr& exchange);   // page.cpp
+void handle_watch(App& app, const ExchangePtr& exchange);  // watch.cpp
 // For routers (worker.cpp).
 void handle_load(App& app, const ExchangePtr& exchange);
 void handle_server_load(App& app, const ExchangePtr& exchange);
@@ -174,6 +176,11 @@ Json prompt_logprobs_json(const Tokenizer& tokenizer, const std::vector<ReplyTok
 
 /// A value of a query string, percent-decoded; nothing if it is missing or malformed.
 std::optional<std::string> query_value(std::string_view query, std::string_view name);
+/// The error for a parameter of the query that is not what is `expected`.
+ApiError wrong_query(std::string_view name, std::string_view expected);
+/// A whole number of the query; `otherwise` if it is missing.
+Api<int64_t> query_integer(const HttpRequest& request, std::string_view name, int64_t low,
+                           int64_t high, int64_t otherwise);
 
 std::string sse(const Json& document);
 /// An SSE event whose name is the document's "type".

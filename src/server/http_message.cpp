@@ -109,7 +109,7 @@ std::string response_head(const HttpResponse& response, const std::vector<HttpHe
   }
   if (chunked) {
     head += "Transfer-Encoding: chunked\r\n";
-  } else if (length >= 0 && response.status != 204) {
+  } else if (length >= 0 && response.status != 204 && response.status != 304) {
     head += fmt::format("Content-Length: {}\r\n", length);
   }
   head += keep_alive ? "Connection: keep-alive\r\n\r\n" : "Connection: close\r\n\r\n";

@@ -61,7 +61,7 @@ Json operation(const Route& route) {
         {"content", {{"application/json", {{"schema", body_schema(route.fields())}}}}}};
   }
   operation["security"] =
-      route.use == Route::kProbe ? Json::array() : Json::array({{{"bearer", Json::array()}}});
+      route.use <= Route::kPage ? Json::array() : Json::array({{{"bearer", Json::array()}}});
   return operation;
 }
 

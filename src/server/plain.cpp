@@ -22,12 +22,8 @@ Json model_json(const App& app, const std::string& name) {
 }  // namespace
 
 void handle_health(App& app, const ExchangePtr& exchange) {
-  const bool healthy = !app.has_model() || app.stats().healthy;
-  const char* state = !app.has_model() ? "loading"
-                      : app.leaving()  ? "draining"
-                      : healthy        ? "ok"
-                                       : "device failed";
-  const bool ok = app.ready() && healthy;
+  const std::string_view state = app.state();
+  const bool ok = state == "ok";
   HttpResponse response = json_response({{"status", state}}, ok ? 200 : 503);
   if (!ok) response.headers.push_back({"Retry-After", "1"});
   exchange->respond(std::move(response));

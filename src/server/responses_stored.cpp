@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 
 #include "server/endpoints.h"
 #include "server/responses.h"
@@ -29,26 +28,6 @@ StoredPtr stored_or_error(App& app, Exchange& exchange) {
                    .code = "response_not_found"});
   }
   return stored;
-}
-
-ApiError wrong_query(const char* name, const char* expected) {
-  return {.message = fmt::format("Invalid value for '{}': expected {}.", name, expected),
-          .param = name,
-          .code = "invalid_value"};
-}
-
-// A whole number of the query; `otherwise` if it is missing.
-Api<int64_t> query_integer(const HttpRequest& request, const char* name, int64_t low, int64_t high,
-                           int64_t otherwise) {
-  const auto text = query_value(request.query, name);
-  if (!text) return otherwise;
-  int64_t value = 0;
-  const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), value);
-  if (error == std::errc() && end == text->data() + text->size() && value >= low && value <= high) {
-    return value;
-  }
-  return tl::unexpected(
-      wrong_query(name, fmt::format("a whole number from {} to {}", low, high).c_str()));
 }
 
 void stream_again(const ExchangePtr& exchange, const StoredResponse& stored) {

@@ -31,6 +31,11 @@ std::vector<FieldInfo> response_query() {
 std::vector<FieldInfo> loads_query() {
   return {{"include", "without effect: all is sent", {{"type", "string"}}}};
 }
+std::vector<FieldInfo> watch_query() {
+  return {{"interval_ms",
+           "between events; default 500",
+           {{"type", "integer"}, {"minimum", 100}, {"maximum", 10000}}}};
+}
 std::vector<FieldInfo> items_query() {
   return {
       {"limit",
@@ -51,6 +56,10 @@ const std::array kRoutes = {
     Route{"GET", "/livez", "200 while the process can serve", handle_live, Route::kProbe},
     Route{"GET", "/version", "the version", handle_version, Route::kMonitor},
     Route{"GET", "/metrics", "Prometheus", handle_metrics, Route::kMonitor},
+    Route{"GET", kPagePath, "a page to chat, which shows what answers cost", handle_page,
+          Route::kPage},
+    Route{"GET", "/v1/watch", "load, rates and times of steps as server-sent events", handle_watch,
+          Route::kMonitor, kOpenAi, nullptr, watch_query},
     Route{"GET", "/openapi.json", "this document", handle_openapi, Route::kInfo},
     Route{"GET", "/v1/models", "the served names", handle_models, Route::kModel},
     Route{"GET", "/v1/models/{model}", "one of them", handle_model, Route::kModel},

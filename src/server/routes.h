@@ -16,6 +16,7 @@ struct Route {
   void (*handle)(App&, const ExchangePtr&);
   enum Use : uint8_t {
     kProbe,    ///< no key, answered at any time
+    kPage,     ///< as kProbe, if AppOptions::ui
     kMonitor,  ///< as kInfo; no key with AppOptions::metrics_without_key
     kInfo,     ///< a key, answered at any time
     kModel,    ///< a key and a loaded model
@@ -26,6 +27,9 @@ struct Route {
   std::vector<FieldInfo> (*fields)() = nullptr;
   std::vector<FieldInfo> (*query)() = nullptr;  ///< the parameters behind "?"
 };
+
+/// Where the page is.
+inline constexpr std::string_view kPagePath = "/";
 
 std::span<const Route> routes();
 /// Whether `path` has the form of `pattern`.

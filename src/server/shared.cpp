@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 
 #include "server/endpoints.h"
 #include "text/utf8.h"
@@ -295,6 +296,24 @@ std::optional<std::string> query_value(std::string_view query, std::string_view 
     return value;
   }
   return {};
+}
+
+ApiError wrong_query(std::string_view name, std::string_view expected) {
+  return {.message = fmt::format("Invalid value for '{}': expected {}.", name, expected),
+          .param = std::string(name),
+          .code = "invalid_value"};
+}
+
+Api<int64_t> query_integer(const HttpRequest& request, std::string_view name, int64_t low,
+                           int64_t high, int64_t otherwise) {
+  const auto text = query_value(request.query, name);
+  if (!text) return otherwise;
+  int64_t value = 0;
+  const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), value);
+  if (error == std::errc() && end == text->data() + text->size() && value >= low && value <= high) {
+    return value;
+  }
+  return tl::unexpected(wrong_query(name, fmt::format("a whole number from {} to {}", low, high)));
 }
 
 std::string named_sse(const Json& document) {
