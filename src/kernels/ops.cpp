@@ -3,6 +3,7 @@
 #include "kernels/attend/attend.h"
 #include "kernels/embed/embed.h"
 #include "kernels/experts/experts.h"
+#include "kernels/moe_fp8/moe_fp8.h"
 #include "kernels/out/out.h"
 #include "kernels/qkv/qkv.h"
 #include "kernels/registry.h"
@@ -23,10 +24,11 @@ constexpr OpTable table_of() {
           }};
 }
 
-constexpr OpTable kOps[] = {
-    table_of<EmbedParams>(),   table_of<QkvParams>(),    table_of<AttendParams>(),
-    table_of<OutParams>(),     table_of<RouteParams>(),  table_of<ExpertsParams>(),
-    table_of<UnembedParams>(), table_of<SampleParams>(), table_of<TapParams>()};
+constexpr OpTable kOps[] = {table_of<EmbedParams>(),   table_of<QkvParams>(),
+                            table_of<AttendParams>(),  table_of<OutParams>(),
+                            table_of<RouteParams>(),   table_of<ExpertsParams>(),
+                            table_of<UnembedParams>(), table_of<SampleParams>(),
+                            table_of<TapParams>(),     table_of<MoeFp8Params>()};
 
 }  // namespace
 

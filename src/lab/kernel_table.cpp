@@ -42,9 +42,11 @@ constexpr const char* kNames[kNumCategories] = {
     "gap"};
 
 constexpr std::pair<std::string_view, Category> kOfOps[] = {
-    {"embed", kMemory},  {"qkv", kDense},       {"attend", kAttention},
-    {"out", kDense},     {"route", kRouting},   {"experts", kExperts},
-    {"unembed", kDense}, {"sample", kSampling}, {"tap", kMemory}};
+    {"embed", kMemory},     {"qkv", kDense},
+    {"attend", kAttention}, {"out", kDense},
+    {"route", kRouting},    {"experts", kExperts},
+    {"unembed", kDense},    {"sample", kSampling},
+    {"tap", kMemory},       {"moe_fp8_block_scale", kExperts}};
 
 bool is_word(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_'; }
 

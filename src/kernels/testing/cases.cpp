@@ -6,6 +6,8 @@
 #include <limits>
 #include <numeric>
 
+#include "core/formats.h"
+
 namespace moxie::testing {
 namespace {
 
@@ -556,6 +558,79 @@ std::vector<Output> Built<TapParams>::outputs() const {
   return {{.name = "to",
            .width = params.hidden,
            .values = doubles(params.to, int64_t{params.num_tokens} * params.hidden)}};
+}
+
+// ---- moe_fp8_block_scale ------------------------------------------------------------------------
+
+std::string MoeFp8Case::name() const {
+  return text("moe_fp8_block_scale", DType::kF8E4M3,
+              {tokens, hidden, intermediate, experts, top_k});
+}
+
+MoeFp8Params MoeFp8Case::sizes() const {
+  return {.num_tokens = tokens,
+          .num_experts = experts,
+          .num_local_experts = experts / 4,
+          .hidden = hidden,
+          .intermediate = intermediate,
+          .num_groups = experts / 4,
+          .kept_groups = experts / 8,
+          .top_k = top_k,
+          .local_expert_offset = experts / 4,
+          .routed_scaling_factor = 2.5f};
+}
+
+Built<MoeFp8Params> build(const MoeFp8Case& c) {
+  Random random(1);
+  Built<MoeFp8Params> built{.params = c.sizes()};
+  MoeFp8Params& p = built.params;
+  const int64_t blocks_in = c.hidden / kFp8Block, blocks_mid = c.intermediate / kFp8Block;
+  const int64_t weights = int64_t{p.num_local_experts} * c.hidden * c.intermediate;
+  const auto take_bytes = [&](int64_t count) {
+    built.bytes.emplace_back(static_cast<size_t>(count));
+    return built.bytes.back().data();
+  };
+  // Any code but NaN, of either sign.
+  const auto codes = [&](int64_t count) {
+    auto* to = reinterpret_cast<uint8_t*>(take_bytes(count));
+    for (int64_t i = 0; i < count; ++i)
+      to[i] = static_cast<uint8_t>(random.below(127) | random.below(2) << 7);
+    return to;
+  };
+  built.bytes.reserve(8);
+  p.routing_logits = keep(built, random.uniforms(int64_t{c.tokens} * c.experts, 3.0f));
+  auto* bias = reinterpret_cast<uint16_t*>(take_bytes(2 * c.experts));
+  for (int32_t e = 0; e < c.experts; ++e) bias[e] = f32_to_bf16(random.uniform());
+  p.routing_bias = bias;
+  p.hidden_states = codes(int64_t{c.tokens} * c.hidden);
+  p.gemm1_weights = codes(2 * weights);
+  p.gemm2_weights = codes(weights);
+  // Signed scales that make gates of a few units, where the SiLU bends.
+  const float scale = 0x1p-5f / std::sqrt(static_cast<float>(c.hidden));
+  p.hidden_states_scale = keep(built, random.uniforms(blocks_in * c.tokens, 0x1p-6f));
+  p.gemm1_weights_scale = keep(
+      built, random.uniforms(int64_t{p.num_local_experts} * 2 * blocks_mid * blocks_in, scale));
+  p.gemm2_weights_scale =
+      keep(built, random.uniforms(int64_t{p.num_local_experts} * blocks_in * blocks_mid));
+  p.output = reinterpret_cast<uint16_t*>(take_bytes(2 * int64_t{c.tokens} * c.hidden));
+  return built;
+}
+
+template <>
+void Built<MoeFp8Params>::reset() {
+  std::fill_n(params.output, int64_t{params.num_tokens} * params.hidden, uint16_t{0x7FC0});
+}
+
+template <>
+std::vector<Output> Built<MoeFp8Params>::outputs() const {
+  const MoeFp8Params& p = params;
+  Output output{.name = "output",
+                .width = p.hidden,
+                .rounding = 2 * f32_sum_error(p.hidden) + f32_sum_error(p.intermediate) + 0x1p-16,
+                .relative = 0x1p-7};  // neighbours in BF16
+  for (int64_t i = 0; i < int64_t{p.num_tokens} * p.hidden; ++i)
+    output.values.push_back(bf16_to_f32(p.output[i]));
+  return {output};
 }
 
 }  // namespace moxie::testing

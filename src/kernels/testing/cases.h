@@ -13,6 +13,7 @@
 #include "kernels/attend/attend.h"
 #include "kernels/embed/embed.h"
 #include "kernels/experts/experts.h"
+#include "kernels/moe_fp8/moe_fp8.h"
 #include "kernels/out/out.h"
 #include "kernels/qkv/qkv.h"
 #include "kernels/route/route.h"
@@ -121,6 +122,14 @@ struct TapCase {
   Params sizes() const;
 };
 
+/// Groups of four experts; the second quarter of the experts is local.
+struct MoeFp8Case {
+  using Params = MoeFp8Params;
+  int32_t tokens = 1, hidden = 256, intermediate = 128, experts = 32, top_k = 8;
+  std::string name() const;
+  Params sizes() const;
+};
+
 /// Memory of a case and Params that point at it. `P` is one of the Params above.
 template <typename P>
 struct Built {
@@ -145,5 +154,6 @@ Built<ExpertsParams> build(const ExpertsCase& c);
 Built<UnembedParams> build(const UnembedCase& c);
 Built<SampleParams> build(const SampleCase& c);
 Built<TapParams> build(const TapCase& c);
+Built<MoeFp8Params> build(const MoeFp8Case& c);
 
 }  // namespace moxie::testing

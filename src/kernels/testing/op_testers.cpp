@@ -215,4 +215,20 @@ std::vector<TapCase> OpTester<TapCase>::timed_cases() {
   return timed(TapCase{.hidden = kHidden}, &TapCase::tokens);
 }
 
+template <>
+std::vector<MoeFp8Case> OpTester<MoeFp8Case>::plain_cases() {
+  std::vector<MoeFp8Case> cases{{.tokens = 0}};
+  for (int32_t tokens : kTokenCounts) cases.push_back({.tokens = tokens});
+  // Groups that are full, that are not, and more than one call of a product takes.
+  cases.push_back({.tokens = 64, .hidden = 384, .intermediate = 256, .experts = 16});
+  cases.push_back({.tokens = 300, .hidden = 128, .intermediate = 128, .experts = 8, .top_k = 4});
+  return cases;
+}
+
+template <>
+std::vector<MoeFp8Case> OpTester<MoeFp8Case>::timed_cases() {
+  return timed(MoeFp8Case{.hidden = 7168, .intermediate = 2048, .experts = 64},
+               &MoeFp8Case::tokens);
+}
+
 }  // namespace moxie::testing

@@ -30,7 +30,8 @@ constexpr auto all_op_testers() {
                     OpTester<ExpertsCase>,  //
                     OpTester<UnembedCase>,  //
                     OpTester<SampleCase>,   //
-                    OpTester<TapCase>>{};
+                    OpTester<TapCase>,      //
+                    OpTester<MoeFp8Case>>{};
 }
 
 /// Calls `visit` with each entry of an operation's bench: a timed case, and a row of this machine

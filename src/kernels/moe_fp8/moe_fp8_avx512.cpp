@@ -1,0 +1,14 @@
+// MoeFp8Kernels for AVX-512 F, BW, DQ and VL: products in F32.
+#include "kernels/moe_fp8/moe_fp8_f32_body.h"
+
+namespace moxie {
+
+const MoeFp8Kernels kMoeFp8Avx512 = {.name = "avx512",
+                                     .multiply = multiply_f32,
+                                     .multiply_few = multiply_few,
+                                     .swiglu = swiglu_f32,
+                                     .add_outputs = add_outputs,
+                                     .decode_ns = 0.1,
+                                     .apply_ns = 0.013};
+
+}  // namespace moxie
