@@ -1,5 +1,6 @@
 // The `moxie` binary.
 #include "apps/cli.h"
+#include "apps/op.h"
 #include "apps/switches.h"
 
 int main(int argc, char** argv) {
@@ -8,7 +9,7 @@ int main(int argc, char** argv) {
                                    tokenize_command(), detokenize_command(), harmony_command(),
                                    inspect_command(),  kernels_command(),    plan_command(),
                                    doctor_command(),   bench_command(),      profile_command(),
-                                   serve_command(),    pull_command()};
+                                   serve_command(),    pull_command(),       op_command()};
   commands.push_back(completions_command(&commands));
   commands.push_back(man_command(&commands));
   return run_commands(argc, argv, commands);

@@ -1,0 +1,203 @@
+// moxie op trace: runs the workloads of a flashinfer-trace tree, judges the outputs against the
+// reference row, and appends traces.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "apps/op.h"
+#include "core/clock.h"
+#include "lab/low_bit.h"
+#include "lab/moe_fp8_run.h"
+#include "lab/record.h"
+#include "lab/stats.h"
+#include "lab/trace_tree.h"
+
+namespace moxie {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct TraceFlags {
+  std::string dataset, definition, solution, author = "moxie", kernel = "auto", eval_config, uuid;
+  int32_t max_tokens = kMostCount, iterations = 5, threads = 0;
+  float rtol = 0, atol = 0, ratio = 0;
+  uint64_t seed = 1;
+  bool dry_run = false;
+};
+
+// What a run of the command counts.
+struct Tally {
+  int passed = 0, failed = 0, left_out = 0;
+};
+
+Result<LowBitTolerance> tolerance_of(const TraceFlags& o, const Flags& flags,
+                                     const TraceDefinition& definition) {
+  LowBitOverrides overrides;
+  if (flags.given("--rtol")) overrides.rtol = o.rtol;
+  if (flags.given("--atol")) overrides.atol = o.atol;
+  if (flags.given("--required-matched-ratio")) overrides.required_matched_ratio = o.ratio;
+  Json config = Json::object();
+  if (!o.eval_config.empty()) {
+    auto text = read_text(o.eval_config, 1 << 20);
+    if (!text) return fail(text.error());
+    config = Json::parse(*text, nullptr, false);
+  }
+  return low_bit_tolerance(config, definition.name, definition.op_type, overrides,
+                           o.eval_config.empty() ? "--eval-config" : o.eval_config);
+}
+
+Json environment_json(const Environment& environment) {
+  return {{"hardware", environment.cpu}, {"libs", {{"moxie", environment.version}}}};
+}
+
+// The trace of one row on one workload, judged against the reference's output.
+Result<Json> trace_row(const TraceFlags& o, const Row<MoeFp8Params>& row,
+                       const std::vector<uint16_t>& reference, double reference_seconds,
+                       const LowBitTolerance& tolerance, const TraceDefinition& definition,
+                       const TraceWorkload& workload, MoeFp8Inputs& inputs, MoeFp8Runner& runner,
+                       const Environment& environment) {
+  auto seconds = runner.time(row, inputs.params(), o.iterations);
+  if (!seconds) return fail(seconds.error());
+  const LowBitVerdict verdict = judge_low_bit(inputs.output_values(), reference, tolerance);
+  const double latency = median(*seconds);
+  Json evaluation{{"status", verdict.passes ? "PASSED" : "INCORRECT_NUMERICAL"},
+                  {"environment", environment_json(environment)},
+                  {"timestamp", environment.time_utc},
+                  {"log", verdict.is_finite ? "" : "the output has a NaN or an infinity"}};
+  evaluation["correctness"] = {{"max_relative_error", verdict.max_relative_error},
+                               {"max_absolute_error", verdict.max_absolute_error},
+                               {"extra", {{"matched_ratio", verdict.matched_ratio}}}};
+  // As the public traces: only a solution that passes has a performance.
+  evaluation["performance"] = nullptr;
+  if (verdict.passes)
+    evaluation["performance"] = {{"latency_ms", 1e3 * latency},
+                                 {"reference_latency_ms", 1e3 * reference_seconds},
+                                 {"speedup_factor", reference_seconds / latency}};
+  const std::string solution = o.solution.empty() ? row.name : o.solution;
+  fmt::print("{} T={} {} {}: {:.4f} matched, {:.3f} ms{}\n", workload.uuid.substr(0, 8),
+             inputs.params().num_tokens, row.name,
+             verdict.passes ? "PASSED" : "INCORRECT_NUMERICAL", verdict.matched_ratio,
+             1e3 * latency, verdict.is_finite ? "" : ", NaN or infinity in the output");
+  return Json{{"definition", definition.name},
+              {"workload", workload.json},
+              {"solution", solution},
+              {"evaluation", evaluation}};
+}
+
+Status trace_workload(const TraceFlags& o, const TraceDefinition& definition,
+                      const TraceWorkload& workload, const LowBitTolerance& tolerance,
+                      WorkloadTensors& tensors, MoeFp8Runner& runner,
+                      const Environment& environment, std::vector<Json>* traces, Tally* tally) {
+  auto of_workload = tensors.tensors_of(workload);
+  if (!of_workload) return fail(of_workload.error());
+  auto inputs = MoeFp8Inputs::from(*of_workload, workload.where);
+  if (!inputs) return fail(inputs.error());
+  const MoeFp8Params& p = inputs->params();
+  std::vector<const Row<MoeFp8Params>*> rows;
+  if (o.kernel == "all") {
+    rows = runner.rows_for(p);
+  } else {
+    auto row = runner.row_for(p, o.kernel);
+    if (!row) return fail(row.error());
+    rows.push_back(*row);
+  }
+  auto reference = runner.row_for(p, "reference");
+  if (!reference) return fail(reference.error());
+  const auto start = Clock::now();
+  if (auto ran = runner.run(**reference, p); !ran) return ran;
+  const double reference_seconds = seconds_since(start);
+  const std::vector<uint16_t> expected = inputs->output_values();
+  for (const auto* row : rows) {
+    auto trace = trace_row(o, *row, expected, reference_seconds, tolerance, definition, workload,
+                           *inputs, runner, environment);
+    if (!trace) return fail(trace.error());
+    const bool passes = (*trace)["evaluation"]["status"] == "PASSED";
+    ++(passes ? tally->passed : tally->failed);
+    traces->push_back(std::move(*trace));
+  }
+  return {};
+}
+
+Status trace_definition(const TraceFlags& o, const Flags& flags, const TraceDefinition& definition,
+                        MoeFp8Runner& runner, Tally* tally) {
+  auto tolerance = tolerance_of(o, flags, definition);
+  if (!tolerance) return fail(tolerance.error());
+  auto workloads = read_workloads(o.dataset, definition);
+  if (!workloads) return fail(workloads.error());
+  fmt::print("{}: rtol {}, atol {}, matched ratio {}\n", definition.name, tolerance->rtol,
+             tolerance->atol, tolerance->required_matched_ratio);
+  const Environment environment = collect_environment();
+  WorkloadTensors tensors(o.dataset, definition, o.seed, runner.pool());
+  for (const TraceWorkload& workload : *workloads) {
+    if (!o.uuid.empty() && !workload.uuid.starts_with(o.uuid)) continue;
+    const auto too_many = [&](const auto& axis) { return axis.second > o.max_tokens; };
+    if (std::any_of(workload.axes.begin(), workload.axes.end(), too_many)) {
+      ++tally->left_out;
+      continue;
+    }
+    std::vector<Json> traces;
+    auto traced = trace_workload(o, definition, workload, *tolerance, tensors, runner, environment,
+                                 &traces, tally);
+    if (!traced) return traced;
+    if (o.dry_run) continue;
+    // After each workload, so that an end by force loses one at most.
+    auto path = append_traces(o.dataset, o.author, definition, traces);
+    if (!path) return fail(path.error());
+  }
+  return {};
+}
+
+int trace(const TraceFlags& o, const Flags& flags) {
+  if (o.dataset.empty()) return usage("op trace needs --dataset");
+  if (!o.solution.empty() && o.kernel == "all")
+    return usage("op trace: --solution-name names one solution, --kernel all has several");
+  auto definitions = read_definitions(o.dataset, o.definition);
+  if (!definitions) return report(definitions.error());
+  MoeFp8Runner runner(o.threads);
+  Tally tally;
+  for (const TraceDefinition& definition : *definitions)
+    if (auto traced = trace_definition(o, flags, definition, runner, &tally); !traced)
+      return report(traced.error());
+  fmt::print("{} passed, {} not, {} left out by --max-tokens\n", tally.passed, tally.failed,
+             tally.left_out);
+  if (tally.passed + tally.failed == 0)
+    return report({"no workload ran", o.dataset, "see --workload and --max-tokens"});
+  return tally.failed == 0 ? kExitDone : kExitFailed;
+}
+
+}  // namespace
+
+Command op_trace_command() {
+  auto o = std::make_shared<TraceFlags>();
+  return {
+      .name = "trace",
+      .summary = "Run and judge the workloads of a flashinfer-trace tree, and append traces",
+      .example = "moxie op trace --dataset flashinfer-trace --max-tokens 100",
+      .declare =
+          [o](Flags& flags) {
+            flags.text("--dataset", &o->dataset, "the tree's root");
+            flags.text("--definition", &o->definition, "one definition; default: all that fit");
+            flags.text("--workload", &o->uuid, "workloads whose uuid begins so");
+            flags.integer("--max-tokens", &o->max_tokens, kFromOne,
+                          "leave out larger workloads: the reference row is slow");
+            flags.text("--kernel", &o->kernel, "a row's name, reference, auto or all");
+            flags.text("--solution-name", &o->solution, "in the traces; default: the row's name");
+            flags.text("--author", &o->author, "the folder below traces/");
+            flags.text("--eval-config", &o->eval_config,
+                       "JSON with definition_config, op_type_config and defaults of rtol, atol and "
+                       "required_matched_ratio");
+            flags.number("--rtol", &o->rtol, {0, 1e30f}, "overrides the config; else 0.01");
+            flags.number("--atol", &o->atol, {0, 1e30f}, "overrides the config; else 0.01");
+            flags.number("--required-matched-ratio", &o->ratio, {0, 1},
+                         "overrides the config; else 0.95");
+            flags.integer("--iterations", &o->iterations, {1, 10000}, "timed runs, cold caches");
+            flags.integer("--threads", &o->threads, kFromZero, "0: one a usable core");
+            flags.unsigned64("--seed", &o->seed, {0, UINT32_MAX}, "of random inputs");
+            flags.toggle("--dry-run", &o->dry_run, "append no traces");
+          },
+      .run = [o](const Flags& flags) { return trace(*o, flags); }};
+}
+
+}  // namespace moxie
