@@ -68,7 +68,8 @@ class Image:
         """The image's entry point with these words (none: with the image's own)."""
         command = [*(self.config["Entrypoint"] if entrypoint is None else entrypoint),
                    *(words or (self.config.get("Cmd") or () if entrypoint is None else ()))]
-        return Process("unshare", "--mount", "sh", "-c", IN_THE_ROOT, "sh", *self.config["Env"], *env,
+        return Process("unshare", "--mount", "sh", "-c", IN_THE_ROOT, "sh",
+                       *(self.config.get("Env") or ()), *env,
                        *command, port=port,
                        env={"ROOT": self.root, "CACHE": str(self.cache),
                             "USER_OF_IMAGE": self.config["User"]})
