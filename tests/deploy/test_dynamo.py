@@ -29,7 +29,7 @@ def planes(tmp_path_factory):
 
 def start_bridge(worker, planes):
     return Process(os.environ["MOXIE_DYNAMO"], ROOT / "deploy/dynamo/bridge.py", "--engine",
-                   f"http://127.0.0.1:{worker.port}", env=planes)
+                   f"http://127.0.0.1:{worker.port}", "--drain-timeout", 300, env=planes)
 
 
 @pytest.fixture(scope="module")
@@ -110,11 +110,11 @@ def test_a_client_that_leaves_ends_its_request(frontend, worker):
 def test_a_bridge_that_is_told_to_end_finishes_its_requests(frontend, worker, planes):
     """The last test: the frontend has no worker after it."""
     texts = []
-    fields = {"ignore_eos": True, "max_tokens": 600, "temperature": 0}
+    fields = {"ignore_eos": True, "max_tokens": 400, "temperature": 0}
     asking = threading.Thread(target=lambda: texts.append(ask(frontend, **fields).json()))
     asking.start()
     wait_for(lambda: worker.metric("vllm:num_requests_running") == 1, "the request runs")
     frontend.bridge.process.send_signal(signal.SIGTERM)
-    asking.join(120)
-    assert texts and texts[0]["usage"]["completion_tokens"] == 600
+    asking.join(300)
+    assert texts and texts[0]["usage"]["completion_tokens"] == 400
     assert frontend.bridge.process.wait(60) == 0, frontend.bridge.output()

@@ -21,7 +21,7 @@ TEMPLATES = DEPLOY / "helm/moxie/templates"
 YAML = [path for path in FILES if path.suffix in (".yml", ".yaml") and TEMPLATES not in path.parents]
 # Switches of other programs: every --word in deploy/ is the server's or one of these.
 OTHERS = set("""
-  format target from chmod gid uid no-create-home home-dir shell no-install-recommends no-cache-dir
+  format target volume build-arg from chmod gid uid no-create-home home-dir shell no-install-recommends no-cache-dir
   interval timeout start-period retries build rm no-deps now namespace
   config.file storage.tsdb.path
   policy worker-urls health-check-interval-secs prometheus-host prometheus-port selector
