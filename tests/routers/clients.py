@@ -62,11 +62,11 @@ class Clients:
 
     def wait_for_each(self, count, since):
         """Until every client has had so many requests that it sent after `since`."""
-        end = time.monotonic() + HANG_S
-        while time.monotonic() < end:
-            done = [attempt.name.split("-")[1] for attempt in list(self.attempts)
-                    if attempt.began > since]
-            if all(done.count(str(client)) >= count for client in range(CLIENTS)):
-                return
+        done, moved = [], time.monotonic()
+        while not all(done.count(str(client)) >= count for client in range(CLIENTS)):
+            assert time.monotonic() - moved < HANG_S, f"no request has ended for {HANG_S} s: {done}"
             time.sleep(0.05)
-        raise AssertionError(f"no {count} requests a client within {HANG_S} s")
+            before, done = len(done), [attempt.name.split("-")[1] for attempt in list(self.attempts)
+                                       if attempt.began > since]
+            if len(done) > before:
+                moved = time.monotonic()
