@@ -52,6 +52,9 @@ function takeEvent(answer, timing, event) {
   if (choice.finish_reason) timing.finished = true;
 }
 
+// Tokens that came within less time came together: the time between them says nothing of a speed.
+const kLeastRateMs = 100;
+
 /** What an answer cost: counts of the server, times of this page. */
 function costOf(timing) {
   const {usage, began, first, last} = timing;
@@ -62,7 +65,7 @@ function costOf(timing) {
     cacheReport: usage?.prompt_tokens_details?.cache_report,
     reasoningTokens: usage?.completion_tokens_details?.reasoning_tokens,
     firstS: first && (first - began) / 1000,
-    rate: first && tokens > 1 && last > first ? (tokens - 1) / (last - first) * 1000 : null,
+    rate: first && tokens > 1 && last - first >= kLeastRateMs ? (tokens - 1) / (last - first) * 1000 : null,
   };
 }
 

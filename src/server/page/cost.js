@@ -136,7 +136,11 @@ class CostPanel {
     this.rates = [...this.rates, rate].slice(-kSparkPoints);
     this.showSpark();
     $("rate").textContent = formatNumber(rate);
-    if (limit.share !== null) {
+    if (limit.share > 1) {
+      showBar("share", 1);
+      $("limit").textContent = `Above what memory allows at the measured ${formatNumber(limit.read_gb_s)} GB/s: the model ` +
+        "is read from the processor's caches, or the measurement was disturbed.";
+    } else if (limit.share !== null) {
       showBar("share", limit.share);
       $("limit").textContent = `${formatShare(limit.share)} of the memory's limit: ${formatNumber(rate / limit.share)} ` +
         `tok/s at ${formatNumber(limit.read_gb_s)} GB/s`;
