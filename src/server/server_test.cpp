@@ -280,7 +280,8 @@ TEST(RoutesTest, MethodsAndPaths) {
   allow.clear();
   EXPECT_EQ(find_route("PUT", "/v1/responses/resp_1", &allow), nullptr);
   EXPECT_EQ(allow, "GET, DELETE");
-  for (const char* path : {"/", "", "/v1", "/v1/responses/", "/v1/responses/a/b", "/health/",
+  EXPECT_NE(find_route("GET", "/", &allow), nullptr);
+  for (const char* path : {"", "//", "/v1", "/v1/responses/", "/v1/responses/a/b", "/health/",
                            "//health", "/v1/models/"}) {
     allow.clear();
     EXPECT_EQ(find_route("GET", path, &allow), nullptr) << path;

@@ -205,6 +205,8 @@ def test_openapi_document_is_complete_and_true(server):
     assert document["openapi"].startswith("3.1")
     # Every route answers something else than "unknown", and every reference resolves.
     for path, methods in document["paths"].items():
+        if path == "/v1/watch":  # a stream without an end: test_page.py
+            continue
         for method in methods:
             filled = path.replace("{model}", "moxie-embedded").replace("{id}", "resp_none")
             body = {} if method == "post" else None
