@@ -121,7 +121,7 @@ def test_the_manual_page_has_every_command_and_switch_of_help(helped):
     for path, switches in helped.items():
         if not path:
             continue
-        section = sections[" ".join(path)]
+        section = sections[" ".join(path).replace("-", "\\-")]
         for switch in switches - {"-h"}:
             name = switch.replace("-", "\\-")
             assert re.search(re.escape(name) + r"(?![\w\\])", section), f"{path} {switch}"

@@ -39,7 +39,7 @@ EXPECTED_LINES = [re.compile(text) for text in (
     r"moxie info: memory reads [\d.]+ GB/s$",
     r"moxie info: stopping: new requests get 503, running ones have [\d.]+ s$",
     r"moxie [\d.]+\S*  .+ ready in [\d.]+ s$",
-    r"  (device|kernels|memory|context|output|keys|url|try) +\S",
+    r"  (device|kernels|memory|context|output|keys|url|page|try) +\S",
     r" +-d '\{\"messages\":",
     r"(making|loading) weights: ",
 )]

@@ -111,7 +111,7 @@ def test_control_tokens_in_text_stay_text(server):
 
 
 @pytest.mark.parametrize("request_bytes, status", [
-    (b"GET / HTTP/1.1\r\nHost: h\r\n\r\n", 404),
+    (b"GET /nothing HTTP/1.1\r\nHost: h\r\n\r\n", 404),
     (b"DELETE /v1/chat/completions HTTP/1.1\r\nHost: h\r\n\r\n", 405),
     (b"GET /v1/chat/completions HTTP/1.1\r\nHost: h\r\n\r\n", 405),
     (b"BLAH\r\n\r\n", 400),
