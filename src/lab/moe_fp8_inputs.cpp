@@ -8,6 +8,7 @@
 
 #include "core/formats.h"
 #include "core/nearest.h"
+#include "weights/synthetic_values.h"
 
 namespace moxie {
 namespace {
@@ -104,12 +105,9 @@ int32_t to_int32(Reader& reader, const char* name, int64_t value) {
   return -1;
 }
 
-// A uniform 64-bit word of (seed, index): the finaliser of SplitMix64 (Steele, Lea, Flood 2014).
+// A uniform 64-bit word of (seed, index). Seeds are spread, so that streams do not overlap.
 uint64_t word_of(uint64_t seed, uint64_t index) {
-  uint64_t z = seed * 0xD1342543DE82EF95u + (index + 1) * 0x9E3779B97F4A7C15u;
-  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
-  z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
-  return z ^ (z >> 31);
+  return random_word(seed * 0xD1342543DE82EF95u, index);
 }
 
 // Two normal values from one word: Box and Muller's transform.
