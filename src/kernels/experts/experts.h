@@ -8,6 +8,7 @@
 
 #include <cmath>
 
+#include "kernels/distinct_experts.h"
 #include "kernels/registry.h"
 #include "kernels/route/route.h"
 
@@ -39,12 +40,6 @@ struct Op<ExpertsParams> {
   static std::span<const Row<ExpertsParams>> rows();
   static Work work(const ExpertsParams& params);
 };
-
-/// Distinct experts that `tokens` tokens choose if each chooses `top_k` of `num_experts` evenly.
-inline double expected_distinct_experts(int32_t num_experts, int32_t top_k, int64_t tokens) {
-  const double miss = 1.0 - static_cast<double>(top_k) / num_experts;
-  return num_experts * (1.0 - std::pow(miss, static_cast<double>(tokens)));
-}
 
 /// Op::work() assumes that tokens choose evenly among the experts. Here `num_distinct` is the
 /// number of experts that any token of the launch chose; the weights of each are read once.

@@ -1,7 +1,7 @@
 // The table of moe_fp8_block_scale, its least work, and what its extents must be.
-#include <cmath>
 #include <vector>
 
+#include "kernels/distinct_experts.h"
 #include "kernels/moe_fp8/moe_fp8_lanes.h"
 #include "kernels/moe_fp8/moe_fp8_routing.h"
 #include "kernels/moe_fp8/moe_fp8_rows.h"
@@ -88,10 +88,9 @@ const char* moe_fp8_shape_fault(const MoeFp8Params& p) {
 
 MoeFp8Load expected_moe_fp8_load(const MoeFp8Params& p) {
   const double local_share = static_cast<double>(p.num_local_experts) / p.num_experts;
-  const double not_chosen =
-      std::pow(1.0 - static_cast<double>(p.top_k) / p.num_experts, p.num_tokens);
-  return {.num_pairs = p.num_tokens * p.top_k * local_share,
-          .num_touched = local_share * p.num_experts * (1.0 - not_chosen)};
+  return {
+      .num_pairs = p.num_tokens * p.top_k * local_share,
+      .num_touched = local_share * expected_distinct_experts(p.num_experts, p.top_k, p.num_tokens)};
 }
 
 MoeFp8Load moe_fp8_load(const MoeFp8Params& p) {
