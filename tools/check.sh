@@ -146,7 +146,7 @@ check_routers() {
   done
   MOXIE_BINARY=$PWD/build/release/moxie MOXIE_ROUTERS=$PWD/build/routers MOXIE_STRUCTURED_OUTPUT=1 \
     PYTHONDONTWRITEBYTECODE=1 build/python/bin/python -m pytest -q -p no:cacheprovider -m routers \
-    tests/server tests/routers
+    tests/routers
 }
 
 # What deploy/ is for, run: Ray, Dynamo, Prometheus, a router, images; manifests against schemas.

@@ -5,12 +5,11 @@ import http.client
 import os
 import pathlib
 import signal
-import socket
 import subprocess
 import tempfile
 import time
 
-from server import Connection
+from server import Asked
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 START_S = 180  # machines may be busy with other things
@@ -20,11 +19,6 @@ TOOL = {"type": "function", "function": {
     "name": "add", "description": "Adds two numbers.", "parameters": {
         "type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
         "required": ["a", "b"]}}}
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return free.getsockname()[1]
 
 
 def wait_for(condition, what, within=START_S, process=None):
@@ -40,8 +34,8 @@ def wait_for(condition, what, within=START_S, process=None):
     raise AssertionError(f"{what}: not within {within} s\n" + (process.output() if process else ""))
 
 
-class Process:
-    """A program; with a port it is asked as tests/server/server.py's Server is."""
+class Process(Asked):
+    """A program; with a port it can be asked."""
 
     def __init__(self, *command, port=None, env=None, **more):
         self.port = port
@@ -52,20 +46,6 @@ class Process:
 
     def output(self):
         return pathlib.Path(self.log.name).read_text(errors="replace")[-5000:]
-
-    def connect(self, timeout=120):
-        return Connection(socket.create_connection(("127.0.0.1", self.port), timeout))
-
-    def request(self, method, path, body=None):
-        with self.connect() as speaking:
-            speaking.send_request(method, path, body)
-            return speaking.read_response()
-
-    def get(self, path):
-        return self.request("GET", path)
-
-    def post(self, path, body):
-        return self.request("POST", path, body)
 
     def stop(self, within=60):
         """SIGTERM to it, and after `within` seconds SIGKILL to it and all it has started."""

@@ -12,7 +12,8 @@ import sys
 import pytest
 import yaml
 
-from processes import MODEL, ROOT, Process, free_port, wait_for
+from processes import MODEL, ROOT, Process, wait_for
+from server import free_port
 
 COMPOSE = ROOT / "deploy/compose"
 PROGRAMS = pathlib.Path(sys.executable).parent

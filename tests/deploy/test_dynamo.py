@@ -9,8 +9,8 @@ import threading
 
 import pytest
 
-from processes import ASK, MODEL, ROOT, TOOL, Process, free_port, wait_for
-from server import Server
+from processes import ASK, MODEL, ROOT, TOOL, Process, wait_for
+from server import Server, free_port
 
 CHAT = "/v1/chat/completions"
 

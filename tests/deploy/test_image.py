@@ -18,7 +18,8 @@ import threading
 
 import pytest
 
-from processes import ASK, MODEL, ROOT, Process, free_port, wait_for
+from processes import ASK, MODEL, ROOT, Process, wait_for
+from server import free_port
 
 CACHE = ROOT / "build/deploy"  # of the base system: 170 MB, made once
 CERTIFICATES = pathlib.Path("/etc/ssl/certs/ca-certificates.crt")

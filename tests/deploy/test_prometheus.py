@@ -13,7 +13,8 @@ import pytest
 import yaml
 
 import expressions
-from processes import ASK, ROOT, Process, free_port, wait_for
+from processes import ASK, ROOT, Process, wait_for
+from server import free_port
 
 PROMETHEUS = ROOT / "deploy/prometheus"
 

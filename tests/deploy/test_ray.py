@@ -10,7 +10,8 @@ import time
 
 import pytest
 
-from processes import ASK, MODEL, ROOT, Process, free_port, wait_for
+from processes import ASK, MODEL, ROOT, Process, wait_for
+from server import free_port
 
 CHAT = "/v1/chat/completions"
 CONFIG = """

@@ -10,7 +10,8 @@ import subprocess
 
 import pytest
 
-from processes import ROOT, Process, free_port, wait_for
+from processes import ROOT, Process, wait_for
+from server import free_port
 
 UNITS = ROOT / "deploy/systemd"
 DROP_INS = ["gpu.conf", "keys.conf"]

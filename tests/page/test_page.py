@@ -6,12 +6,11 @@ import json
 import os
 import re
 import signal
-import socket
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 
-from server import Server
+from server import Server, free_port
 
 QUESTION = "What is 17 + 25?"
 ENDLESS = "Count from 1 to 300."  # the embedded model goes on to the end of its context
@@ -48,11 +47,6 @@ def scripted(page, *pieces):
     body = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
     page.route("**/v1/chat/completions", lambda route: route.fulfill(
         status=200, content_type="text/event-stream", body=body))
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return free.getsockname()[1]
 
 
 def server_at(port, *flags):

@@ -9,15 +9,13 @@ tools/check.sh routers makes all three and runs the tests.
 import contextlib
 import os
 import pathlib
-import random
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 
-from server import MODEL, Server, clean_environment
+from server import MODEL, Server, clean_environment, free_port
 
 START_S = 120
 LAUNCH = {"vllm-router": ["vllm-router"], "sglang-router": ["sglang-router", "launch"],
@@ -42,14 +40,6 @@ def program(name):
     return [str(folder / command), *words]
 
 
-def free_port():
-    """Below the ports that systems give out, so that no other test's server gets it meanwhile."""
-    while True:
-        port = random.randrange(20000, 32000)
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
-
-
 class Router(Server):
     """A router's process, which is asked as a server is."""
 
@@ -64,12 +54,15 @@ class Router(Server):
             stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log, env=clean_environment(),
             start_new_session=True)
 
+    def is_ready(self):
+        """Whether each worker in turn answers, or as many times any."""
+        return all(self.chat(model=MODEL, max_tokens=1).status == 200 for _ in self.workers)
+
     def wait_ready(self):
-        """Waits for an answer from each worker in turn, or for as many from any."""
         end = time.monotonic() + START_S
         while time.monotonic() < end and self.process.poll() is None:
             with contextlib.suppress(OSError, EOFError):
-                if all(self.chat(model=MODEL, max_tokens=1).status == 200 for _ in self.workers):
+                if self.is_ready():
                     return self
             time.sleep(0.1)
         raise RuntimeError("the router did not come up:\n" + self.output()[-3000:])

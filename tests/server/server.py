@@ -6,9 +6,11 @@ MOXIE_SERVER_FLAGS holds flags with a value each that every server gets, where i
 the same flag: "--device cuda --kv-cache-memory 1GiB".
 """
 
+import contextlib
 import json
 import os
 import pathlib
+import random
 import re
 import shlex
 import signal
@@ -61,7 +63,45 @@ def flags_for_all(flags=()):
     return [word for pair in pairs if pair[0] not in flags for word in pair]
 
 
-class Server:
+def free_port():
+    """Below the ports that systems give out, so that no other test's server gets it meanwhile."""
+    while True:
+        port = random.randrange(20000, 32000)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+
+
+class Asked:
+    """What answers HTTP on self.port of this machine."""
+
+    def connect(self, timeout=HANG_S):
+        connection = socket.create_connection(("127.0.0.1", self.port), timeout)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return Connection(connection)
+
+    def request(self, method, path, body=None, headers=(), timeout=HANG_S):
+        with self.connect(timeout) as connection:
+            connection.send_request(method, path, body, headers)
+            return connection.read_response()
+
+    def get(self, path, **more):
+        return self.request("GET", path, **more)
+
+    def post(self, path, body, **more):
+        return self.request("POST", path, body, **more)
+
+    def chat(self, text="What is 17 + 25?", **fields):
+        return self.post("/v1/chat/completions",
+                         {"messages": [{"role": "user", "content": text}], **fields})
+
+    def metric(self, name, labels=""):
+        for line in self.get("/metrics").text.splitlines():
+            if line.startswith((name + "{", name + " ")) and labels in line:
+                return float(line.rsplit(" ", 1)[1])
+        raise KeyError(name)
+
+
+class Server(Asked):
     def __init__(self, *flags, env=None, start_s=START_S):
         self.start_s = start_s
         self.log = tempfile.NamedTemporaryFile("w+", suffix=".log")
@@ -115,32 +155,6 @@ class Server:
         code = self.stop()
         if kind is None:
             assert code == 0, self.output()[-3000:]
-
-    def connect(self, timeout=HANG_S):
-        connection = socket.create_connection(("127.0.0.1", self.port), timeout)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return Connection(connection)
-
-    def request(self, method, path, body=None, headers=(), timeout=HANG_S):
-        with self.connect(timeout) as connection:
-            connection.send_request(method, path, body, headers)
-            return connection.read_response()
-
-    def get(self, path, **more):
-        return self.request("GET", path, **more)
-
-    def post(self, path, body, **more):
-        return self.request("POST", path, body, **more)
-
-    def chat(self, text="What is 17 + 25?", **fields):
-        return self.post("/v1/chat/completions",
-                         {"messages": [{"role": "user", "content": text}], **fields})
-
-    def metric(self, name, labels=""):
-        for line in self.get("/metrics").text.splitlines():
-            if line.startswith((name + "{", name + " ")) and labels in line:
-                return float(line.rsplit(" ", 1)[1])
-        raise KeyError(name)
 
     def is_measured(self):
         """Whether it has measured its memory's bandwidth, which it does while idle: that takes memory."""

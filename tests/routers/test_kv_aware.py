@@ -1,26 +1,9 @@
 """vllm-router's kv_aware policy on events of real servers: the prompt tokens that it credits a server
 with are those that the server has cached.
-
-These tests are no part of a plain run. The router has an environment of its own:
-
-    python3 -m venv /tmp/routers
-    /tmp/routers/bin/pip install -r tests/server/requirements-routers.txt
-    MOXIE_BINARY=build/dev/moxie MOXIE_ROUTERS=/tmp/routers/bin \\
-        python -m pytest -m routers tests/server/test_kv_router.py
-
-MOXIE_ROUTERS is the folder of the router's program; without it the tests use the interpreter's own.
 """
 
-import contextlib
-import os
-import pathlib
 import re
-import signal
-import socket
 import struct
-import subprocess
-import sys
-import tempfile
 import threading
 import time
 
@@ -28,7 +11,8 @@ import pytest
 import zmq
 
 from kv_events import flags
-from server import HANG_S, MODEL, Server, clean_environment
+from router import Router
+from server import HANG_S, MODEL, Server
 
 pytestmark = pytest.mark.routers
 
@@ -36,45 +20,22 @@ PAGE = 16
 CREDIT = re.compile(r"KV prefix decision .*credited_prefix_tokens=(\d+)")
 
 
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return free.getsockname()[1]
-
-
-class Router(Server):
-    """The router's process, which is asked as a server is."""
+class KvRouter(Router):
+    """The router in front of one server, following events at `endpoint`."""
 
     def __init__(self, worker, endpoint):
-        folder = pathlib.Path(os.environ.get("MOXIE_ROUTERS", pathlib.Path(sys.executable).parent))
-        self.log = tempfile.NamedTemporaryFile("w+", suffix=".log")
-        self.port = free_port()
         url = f"http://127.0.0.1:{worker.port}"
         replay = source_of(worker)["replay_endpoint"]
-        self.process = subprocess.Popen(
-            [folder / "vllm-router", "--host", "127.0.0.1", "--port", str(self.port), "--policy", "kv_aware",
-             "--prometheus-port", str(free_port()), "--log-level", "debug", "--worker-urls", url,
-             "--kv-event-source", f"{url}={endpoint}", "--kv-event-replay-source", f"{url}={replay}",
-             "--kv-event-model", MODEL, "--kv-event-block-size", str(PAGE)],
-            stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log, env=clean_environment(),
-            start_new_session=True)
+        super().__init__("vllm-router", "kv_aware", [worker], "--log-level", "debug",
+                         "--kv-event-source", f"{url}={endpoint}",
+                         "--kv-event-replay-source", f"{url}={replay}",
+                         "--kv-event-model", MODEL, "--kv-event-block-size", str(PAGE))
 
     def output(self):
         return re.sub(r"\x1b\[[0-9;]*m", "", super().output())  # without its colours
 
-    def wait_ready(self):
-        end = time.monotonic() + HANG_S
-        while time.monotonic() < end and self.process.poll() is None:
-            with contextlib.suppress(OSError, EOFError):
-                if self.get("/health").status == 200:
-                    return self
-            time.sleep(0.2)
-        raise RuntimeError("the router did not come up:\n" + self.output()[-3000:])
-
-    def stop(self):
-        with contextlib.suppress(ProcessLookupError):  # with what the launcher has started
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-        return 0
+    def is_ready(self):
+        return self.get("/health").status == 200  # no prompt is asked: it would be cached
 
     def credit(self, prompt):
         """The tokens of the prompt that the server is credited with; then it has all cached."""
@@ -126,7 +87,7 @@ def source_of(worker):
 def test_credit_is_what_is_cached(worker):
     """0, 128 of 134 tokens, 96 after two of their eight pages went, 0 after clearing, 128 again."""
     prompt = prompt_of(worker, 1, 134)
-    with Router(worker, source_of(worker)["endpoint"]) as router:
+    with KvRouter(worker, source_of(worker)["endpoint"]) as router:
         assert router.credit(prompt) == 0
         router.credits(prompt, 128)
 
@@ -186,7 +147,7 @@ class LossyLink:
 
 
 def test_a_batch_that_was_lost_is_asked_for_again(worker):
-    with LossyLink(source_of(worker)["endpoint"]) as link, Router(worker, link.endpoint) as router:
+    with LossyLink(source_of(worker)["endpoint"]) as link, KvRouter(worker, link.endpoint) as router:
         end = time.monotonic() + HANG_S
         number = 10
         while router.credit(prompt_of(worker, number, 40)) != 32:  # until it follows the events
