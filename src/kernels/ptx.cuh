@@ -111,6 +111,22 @@ __device__ __forceinline__ void copy_bulk(void* to, const void* from, uint32_t b
       "l"(from), "r"(bytes), "r"(shared_address(barrier))
       : "memory");
 }
+/// Copies a box of a matrix to shared memory, without waiting; the barrier counts the bytes of the
+/// whole box, and what lies outside of the matrix becomes zeros. `map` is a CUtensorMap among the
+/// kernel's parameters.
+__device__ __forceinline__ void copy_box(void* to, const void* map, int32_t column, int32_t row,
+                                         uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%2, %3}], [%4];" ::"r"(shared_address(to)),
+      "l"(map), "r"(column), "r"(row), "r"(shared_address(barrier))
+      : "memory");
+}
+/// One of a barrier's arrivals, once this thread's copies so far (copy_async_*) are complete.
+__device__ __forceinline__ void arrive_after_copies(uint64_t* barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier))
+               : "memory");
+}
 /// Copies shared to global memory, without waiting. fence_bulk_copies() and a barrier must follow
 /// the block's writes to the source. Addresses and `bytes` are multiples of 16.
 __device__ __forceinline__ void store_bulk(void* to, const void* from, uint32_t bytes) {
@@ -169,6 +185,14 @@ __device__ __forceinline__ uint16_t pack_e4m3(float low, float high) {
   return pair;
 }
 
+/// Four E4M3 to two FP16 pairs, exactly; NaN stays NaN.
+__device__ __forceinline__ void widen_e4m3(uint32_t codes, uint32_t& low, uint32_t& high) {
+  asm("{.reg .b16 l, h; mov.b32 {l, h}, %2; "
+      "cvt.rn.f16x2.e4m3x2 %0, l; cvt.rn.f16x2.e4m3x2 %1, h;}"
+      : "=r"(low), "=r"(high)
+      : "r"(codes));
+}
+
 /// Stores four 8 x 8 matrices of 16-bit elements transposed. Each lane has a pair of a row's
 /// elements, as mma leaves them. Column r of matrix i becomes the 16 bytes at the address of lane 8
 /// i + r.
@@ -188,7 +212,16 @@ __device__ __forceinline__ void mma_m16n8k16(float (&c)[4], uint32_t a0, uint32_
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-/// The same, for chains of products whose written order the compiler must keep.
+/// The same in FP16.
+__device__ __forceinline__ void mma_f16(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2,
+                                        uint32_t a3, uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+/// The same in BF16, for chains of products whose written order the compiler must keep.
 __device__ __forceinline__ void mma_in_order(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2,
                                              uint32_t a3, uint32_t b0, uint32_t b1) {
   asm volatile(

@@ -15,4 +15,16 @@ double moe_fp8_gemm_cost(const MoeFp8Params& params, const MoeFp8Kernels& kernel
 uint64_t moe_fp8_gemm_workspace(const MoeFp8Params& params, const MoeFp8Kernels& kernels);
 void moe_fp8_gemm(const MoeFp8Params& params, const MoeFp8Kernels& kernels);
 
+// The rows on CUDA refuse for the same reasons.
+const char* moe_fp8_cuda_refuses(const MoeFp8Params& params);
+
+// moe_fp8_block_scale_e4m3_f16_gemv_cuda: FP16 products of both matrices; for few tokens.
+uint64_t moe_fp8_block_scale_e4m3_f16_gemv_cuda_workspace(const MoeFp8Params& params);
+void moe_fp8_block_scale_e4m3_f16_gemv_cuda(const MoeFp8Params& params);
+
+// moe_fp8_block_scale_e4m3_f16_gemm_sm90: wgmma, gate and up in E4M3, down in FP16; for many
+// tokens.
+uint64_t moe_fp8_block_scale_e4m3_f16_gemm_sm90_workspace(const MoeFp8Params& params);
+void moe_fp8_block_scale_e4m3_f16_gemm_sm90(const MoeFp8Params& params);
+
 }  // namespace moxie

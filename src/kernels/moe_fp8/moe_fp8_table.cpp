@@ -37,6 +37,30 @@ constexpr const char* kBf16x2Limits =
     "any number of tokens; F32 sums; intermediate in two BF16 parts (16 bits)";
 #endif
 
+#if MOXIE_HAS_CUDA
+constexpr const char* kCudaSupports =
+    "e4m3 with f32 scales of 128 x 128; hidden, intermediate % 128 = 0; at most 512 experts, 256 "
+    "local, 32 a token";
+constexpr int32_t kPieceOfGemv = 128;
+
+// Both fitted on an H200 at hidden 7168, intermediate 2048, 32 of 256 experts.
+double gemv_cuda_us(const MoeFp8Params& p, const DeviceRates& rates) {
+  const auto piece_us = [&](int32_t num_tokens) {
+    if (num_tokens == 0) return 0.0;
+    MoeFp8Params piece = p;
+    piece.num_tokens = num_tokens;
+    return 25 + 1.2e-3 * Op<MoeFp8Params>::work(piece).bytes / rates.read_gb_s;
+  };
+  return p.num_tokens / kPieceOfGemv * piece_us(kPieceOfGemv) +
+         piece_us(p.num_tokens % kPieceOfGemv);
+}
+// Reads and products come one after the other more than side by side.
+double gemm_sm90_us(const MoeFp8Params& p, const DeviceRates& rates) {
+  const Work work = Op<MoeFp8Params>::work(p);
+  return 45 + 1e-3 * (1.15 * work.bytes / rates.read_gb_s + 2.5 * work.flops / rates.fp8_gflops);
+}
+#endif
+
 const Row<MoeFp8Params> kRows[] = {
     {.name = "moe_fp8_block_scale_reference",
      .device = DeviceKind::kCpu,
@@ -58,6 +82,34 @@ const Row<MoeFp8Params> kRows[] = {
                                 kAvx512 | kAvx512Bf16, kBf16x2Limits, "compiled only"),
     gemm_row<kMoeFp8Amx>("moe_fp8_block_scale_e4m3_bf16x2_gemm_amx",
                          kAvx512 | kAvx512Bf16 | kAmxBf16, kBf16x2Limits, "compiled only"),
+#endif
+#if MOXIE_HAS_CUDA
+    {.name = "moe_fp8_block_scale_e4m3_f16_gemv_cuda",
+     .kind = "gemv",
+     .device = DeviceKind::kCuda,
+     .needs = kCudaAny,
+     .supports = kCudaSupports,
+     .limits = "any number of tokens in pieces of 128, best up to about 100; exact FP16 products, "
+               "F32 sums; intermediate in FP16 with a power of two for 16 columns",
+     .ran_on = "compiled only",
+     .layout = PackedLayout::kFragment16x32,
+     .refuses = moe_fp8_cuda_refuses,
+     .predict_us = gemv_cuda_us,
+     .workspace = moe_fp8_block_scale_e4m3_f16_gemv_cuda_workspace,
+     .run = moe_fp8_block_scale_e4m3_f16_gemv_cuda},
+    {.name = "moe_fp8_block_scale_e4m3_f16_gemm_sm90",
+     .kind = "gemm",
+     .device = DeviceKind::kCuda,
+     .needs = kSm90a,
+     .supports = kCudaSupports,
+     .limits = "any number of tokens; E4M3 products for gate and up, FP16 for down, F32 sums; "
+               "intermediate in FP16 with a power of two for 128 columns",
+     .ran_on = "compiled only",
+     .layout = PackedLayout::kFragment16x32,
+     .refuses = moe_fp8_cuda_refuses,
+     .predict_us = gemm_sm90_us,
+     .workspace = moe_fp8_block_scale_e4m3_f16_gemm_sm90_workspace,
+     .run = moe_fp8_block_scale_e4m3_f16_gemm_sm90},
 #endif
 };
 

@@ -1,0 +1,479 @@
+// moe_fp8_block_scale for few tokens: tiles of up to 16 pairs of an expert, weights through rings
+// in shared memory, products by mma in FP16, which holds every E4M3 value: exact, with F32 sums.
+//
+// Reading the weights is the limit: 44 MB an expert at hidden 7168 and intermediate 2048, 88 MFLOP
+// a pair. Each warp copies rows of 128 contiguous bytes (64 bytes reach a seventh less bandwidth).
+// Scales are applied to the sums of each block of 128 columns. The intermediate is FP16 with a
+// power of two for 16 columns of a pair, so that neither its range nor another pair's NaN matters.
+// A launch of more than 128 tokens runs in pieces, each of which reads the weights again.
+#include <cuda_fp16.h>
+
+#include "core/cuda_launch.cuh"
+#include "kernels/moe_fp8/moe_fp8_pairs_cuda.h"
+#include "kernels/moe_fp8/moe_fp8_rows.h"
+#include "kernels/ptx.cuh"
+
+namespace moxie {
+namespace moe_fp8 {
+namespace {
+
+constexpr const char* kRow = "moe_fp8_block_scale_e4m3_f16_gemv_cuda";
+constexpr int kWarps = 8, kThreads = 32 * kWarps, kBlocksOfSm = 2;
+constexpr int kRows = 16;       // rows of weights of an item, and columns of an exponent
+constexpr int kRowBytes = 128;  // of a row in a ring: a block of scales
+constexpr int kSplit = 4;       // down: warps that share a row's columns
+constexpr int kItemsOfBlock = kWarps / kSplit;
+// Exponents of F32, biased. FP16 holds the greatest of 16 columns as 2^14 to 2^15.
+constexpr int kTop = 14, kLeastExponent = 16, kMostExponent = 254;
+
+struct FewTask {
+  Piece piece;
+  __half* h;           // [pairs, intermediate]
+  uint8_t* exponents;  // [pairs, intermediate / 16]
+};
+
+/// A warp's ring of kSlots slots of kRingRows rows of 128 bytes. Copies take eight lanes a row;
+/// lane (g, q) reads 16 bytes of row g, as mma's first operand wants them. The swizzle keeps both
+/// free of bank conflicts.
+template <int kSlots, int kRingRows>
+class RowRing {
+ public:
+  static constexpr uint64_t kBytes = uint64_t{kSlots} * kRingRows * kRowBytes;
+
+  __device__ explicit RowRing(std::byte* of_warps) : base_(of_warps + threadIdx.x / 32 * kBytes) {
+    const int lane = threadIdx.x % 32;
+    even_ = shared_address(base_) + place(lane / 8, lane % 8);
+    odd_ = shared_address(base_) + place(4 + lane / 8, lane % 8) - 4 * kRowBytes;
+  }
+  /// Where this lane copies to, of rows `row` (a multiple of 4) to row + 3.
+  __device__ uint32_t target(int slot, int row) const {
+    return (row / 4 % 2 == 0 ? even_ : odd_) + (slot * kRingRows + row) * kRowBytes;
+  }
+  /// This lane's 16 bytes of rows `row` (a multiple of 8) to row + 7, chunks `chunk` to chunk + 3.
+  __device__ uint4 get(int slot, int row, int chunk) const {
+    const int lane = threadIdx.x % 32;
+    return *reinterpret_cast<const uint4*>(base_ + slot * kRingRows * kRowBytes +
+                                           place(row + lane / 4, chunk + lane % 4));
+  }
+
+ private:
+  static __device__ int place(int row, int chunk) {
+    return row * kRowBytes + ((chunk ^ (row & 1) << 2 ^ (row >> 1 & 3)) << 4);
+  }
+  std::byte* base_;
+  uint32_t even_, odd_;
+};
+
+__device__ __forceinline__ float power_of_two(int biased_exponent) {
+  return __uint_as_float(static_cast<uint32_t>(biased_exponent) << 23);
+}
+__device__ __forceinline__ void add_product(float (&sum)[4], uint32_t top, uint32_t bottom,
+                                            const uint32_t (&x)[2]) {
+  uint32_t top_low, top_high, bottom_low, bottom_high;
+  widen_e4m3(top, top_low, top_high);
+  widen_e4m3(bottom, bottom_low, bottom_high);
+  mma_f16(sum, top_low, bottom_low, top_high, bottom_high, x[0], x[1]);
+}
+/// sum += 16 rows x 8 pairs over 64 columns. The columns of a lane's chunks are permuted alike in
+/// weights and activations.
+__device__ __forceinline__ void add_products(float (&sum)[4], const uint4& top, const uint4& bottom,
+                                             const uint4& x) {
+  const uint32_t tops[4] = {top.x, top.y, top.z, top.w};
+  const uint32_t bottoms[4] = {bottom.x, bottom.y, bottom.z, bottom.w};
+  const uint32_t codes[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    uint32_t wide[2];
+    widen_e4m3(codes[i], wide[0], wide[1]);
+    add_product(sum, tops[i], bottoms[i], wide);
+  }
+}
+
+/// Adds up the warps' sums of 8 pairs and writes silu(gate) * up. [warp][up 0..3, gate 4..7][lane]
+__device__ __forceinline__ void finish_pairs(const FewTask& task, const float* sums,
+                                             int32_t first_pair, int32_t count, int32_t row_tile) {
+  if (threadIdx.x >= 8 * kRows) return;
+  // The 16 rows of a pair are 16 lanes of a warp.
+  const int pair = threadIdx.x / kRows, row = threadIdx.x % kRows;
+  const int lane = row % 8 * 4 + pair / 2, i = pair % 2 + row / 8 * 2;
+  float up = 0, gate = 0;
+#pragma unroll
+  for (int w = 0; w < kWarps; ++w) {
+    up += sums[(w * 8 + i) * 32 + lane];
+    gate += sums[(w * 8 + 4 + i) * 32 + lane];
+  }
+  const float h = gate / (1.0f + __expf(-gate)) * up;
+  uint32_t greatest = __float_as_uint(h) & 0x7FFFFFFFu;
+#pragma unroll
+  for (int offset = kRows / 2; offset > 0; offset /= 2)
+    greatest = max(greatest, __shfl_xor_sync(~0u, greatest, offset));
+  const int exponent = min(max(static_cast<int>(greatest >> 23), kLeastExponent), kMostExponent);
+  if (pair >= count) return;
+  const int64_t at = first_pair + pair;
+  task.h[at * task.piece.p.intermediate + row_tile * kRows + row] =
+      __float2half_rn(h * power_of_two(2 * 127 + kTop - exponent));
+  if (row == 0)
+    task.exponents[at * (task.piece.p.intermediate / kRows) + row_tile] =
+        static_cast<uint8_t>(exponent);
+}
+
+template <int kSlots>
+constexpr uint64_t kUpShared = kWarps* RowRing<kSlots, 2 * kRows>::kBytes + 4 * kWarps * 8 * 32;
+
+/// Item: 16 values of the intermediate of a tile of pairs; the warps share the columns.
+template <int kSlots>
+__global__ void __launch_bounds__(kThreads, kBlocksOfSm)
+    up_few(const __grid_constant__ FewTask task) {
+  extern __shared__ __align__(16) std::byte memory[];
+  RowRing<kSlots, 2 * kRows> ring(memory);
+  auto* sums = reinterpret_cast<float*>(memory + kWarps * decltype(ring)::kBytes);
+  const MoeFp8Params& p = task.piece.p;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
+  const int32_t row_tiles = p.intermediate / kRows, blocks = p.hidden / kFp8Block;
+  const int32_t begin = warp * blocks / kWarps, end = (warp + 1) * blocks / kWarps;
+  const int64_t gate_at = int64_t{p.intermediate} * p.hidden;
+  wait_for_previous();
+  launch_next();
+  const int32_t num_items = *task.piece.num_tiles * row_tiles;
+
+  int32_t copy_item = static_cast<int32_t>(blockIdx.x), copy_block = begin;
+  int copy_slot = 0;
+  const uint8_t* from = nullptr;
+  const auto copy_next = [&] {
+    if (copy_item < num_items && begin < end) {
+      if (copy_block == begin) {
+        const int64_t e = task.piece.tiles[copy_item / row_tiles].expert;
+        const int64_t row = e * 2 * p.intermediate + copy_item % row_tiles * kRows + lane / 8;
+        from = p.gemm1_weights + row * p.hidden + lane % 8 * 16 + begin * kFp8Block;
+      }
+#pragma unroll
+      for (int r = 0; r < kRows; r += 4) {
+        copy_async_16(ring.target(copy_slot, r), from + int64_t{r} * p.hidden);
+        copy_async_16(ring.target(copy_slot, kRows + r), from + gate_at + int64_t{r} * p.hidden);
+      }
+      from += kFp8Block;
+      if (++copy_block == end) copy_block = begin, copy_item += gridDim.x;
+    }
+    commit_copies();
+    copy_slot = copy_slot + 1 == kSlots ? 0 : copy_slot + 1;
+  };
+#pragma unroll
+  for (int i = 0; i < kSlots - 1; ++i) copy_next();
+
+  int slot = 0;
+  for (int32_t item = blockIdx.x; item < num_items; item += gridDim.x) {
+    const PairTile tile = task.piece.tiles[item / row_tiles];
+    const int32_t row_tile = item % row_tiles;
+    const int64_t scale_rows = p.intermediate / kFp8Block;
+    const float* up_scales =
+        p.gemm1_weights_scale + (tile.expert * 2 * scale_rows + row_tile / 8) * blocks;
+    const float* gate_scales = up_scales + scale_rows * blocks;
+    const auto multiply = [&]<int kGroups>() {
+      const uint8_t* x_of[kGroups];
+      const float* scales_of[kGroups][2];
+#pragma unroll
+      for (int j = 0; j < kGroups; ++j) {
+        const auto token = [&](int pair) {
+          return int64_t{task.piece.pair_token[tile.first + min(8 * j + pair, tile.count - 1)]};
+        };
+        x_of[j] = p.hidden_states + token(g) * p.hidden + q * 16;
+#pragma unroll
+        for (int c = 0; c < 2; ++c) scales_of[j][c] = p.hidden_states_scale + token(2 * q + c);
+      }
+      float up[kGroups][4] = {}, gate[kGroups][4] = {};
+      uint4 x[kGroups][2];
+      float x_scales[kGroups][2], w_scales[2];
+      const auto load = [&](int32_t block) {
+        w_scales[0] = __ldg(up_scales + block);
+        w_scales[1] = __ldg(gate_scales + block);
+#pragma unroll
+        for (int j = 0; j < kGroups; ++j) {
+#pragma unroll
+          for (int s = 0; s < 2; ++s) {
+            x[j][s] = __ldg(reinterpret_cast<const uint4*>(x_of[j] + block * kFp8Block + 64 * s));
+            x_scales[j][s] = __ldg(scales_of[j][s] + int64_t{block} * task.piece.scale_stride);
+          }
+        }
+      };
+      load(begin);
+      for (int32_t block = begin; block < end; ++block) {
+        wait_for_copies<kSlots - 2>();
+        __syncwarp();
+        float of_up[kGroups][4] = {}, of_gate[kGroups][4] = {};
+#pragma unroll
+        for (int s = 0; s < 2; ++s) {
+          uint4 w[4];
+#pragma unroll
+          for (int r = 0; r < 4; ++r) w[r] = ring.get(slot, 8 * r, 4 * s);
+#pragma unroll
+          for (int j = 0; j < kGroups; ++j) {
+            add_products(of_up[j], w[0], w[1], x[j][s]);
+            add_products(of_gate[j], w[2], w[3], x[j][s]);
+          }
+        }
+        __syncwarp();
+        copy_next();
+        slot = slot + 1 == kSlots ? 0 : slot + 1;
+        float scales[kGroups][2][2];
+#pragma unroll
+        for (int j = 0; j < kGroups; ++j) {
+#pragma unroll
+          for (int c = 0; c < 2; ++c) {
+            scales[j][0][c] = w_scales[0] * x_scales[j][c];
+            scales[j][1][c] = w_scales[1] * x_scales[j][c];
+          }
+        }
+        if (block + 1 < end) load(block + 1);
+#pragma unroll
+        for (int j = 0; j < kGroups; ++j) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            up[j][i] += of_up[j][i] * scales[j][0][i % 2];
+            gate[j][i] += of_gate[j][i] * scales[j][1][i % 2];
+          }
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < kGroups; ++j) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          sums[(warp * 8 + i) * 32 + lane] = up[j][i];
+          sums[(warp * 8 + 4 + i) * 32 + lane] = gate[j][i];
+        }
+        __syncthreads();
+        finish_pairs(task, sums, tile.first + 8 * j, tile.count - 8 * j, row_tile);
+        __syncthreads();
+      }
+    };
+    if (tile.count <= 8)
+      multiply.template operator()<1>();
+    else
+      multiply.template operator()<2>();
+  }
+}
+
+/// The intermediate of 8 pairs and 128 columns as mma's second operand.
+struct Middle {
+  uint4 words[4];
+  uint2 exponents;  // of eight times 16 columns
+
+  __device__ void load(const __half* h, const uint8_t* of_columns) {
+    exponents = __ldg(reinterpret_cast<const uint2*>(of_columns));
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      words[i] = __ldg(reinterpret_cast<const uint4*>(h + 64 * (i / 2) + 8 * (i % 2)));
+  }
+  /// Puts all columns on the greatest exponent, which it returns. This lane's words have those of
+  /// numbers q and 4 + q.
+  __device__ int align(uint32_t (&aligned)[2][4][2]) const {
+    const int q = threadIdx.x % 4;
+    uint32_t most = __vmaxu4(exponents.x, exponents.y);
+    most = __vmaxu4(most, most >> 16);
+    most = max(most & 255, most >> 8 & 255);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint32_t own = (half == 0 ? exponents.x : exponents.y) >> (8 * q) & 255;
+      const int less = static_cast<int>(most - own);  // divide by 2^less
+      const int bits = less < 15 ? (15 - less) << 10 : less < 25 ? 1 << (24 - less) : 0;
+      const __half2 by = __half2half2(__ushort_as_half(static_cast<unsigned short>(bits)));
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const uint4& from = words[2 * half + i / 4];
+        const uint32_t word = i % 4 == 0   ? from.x
+                              : i % 4 == 1 ? from.y
+                              : i % 4 == 2 ? from.z
+                                           : from.w;
+        const __half2 product = __hmul2(*reinterpret_cast<const __half2*>(&word), by);
+        aligned[half][i / 2][i % 2] = *reinterpret_cast<const uint32_t*>(&product);
+      }
+    }
+    return static_cast<int>(most);
+  }
+};
+
+template <int kSlots>
+constexpr uint64_t kDownShared = kWarps* RowRing<kSlots, kRows>::kBytes + 4 * kWarps * 4 * 32;
+
+/// Item: 16 outputs of a tile of pairs; four warps share the columns. A block has two items of the
+/// same tile at a time, since hidden is a multiple of 128.
+template <int kSlots>
+__global__ void __launch_bounds__(kThreads, kBlocksOfSm)
+    down_few(const __grid_constant__ FewTask task) {
+  extern __shared__ __align__(16) std::byte memory[];
+  RowRing<kSlots, kRows> ring(memory);
+  auto* sums = reinterpret_cast<float*>(memory + kWarps * decltype(ring)::kBytes);
+  const MoeFp8Params& p = task.piece.p;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
+  const int part = warp % kSplit;
+  const int32_t row_tiles = p.hidden / kRows, blocks = p.intermediate / kFp8Block;
+  const int32_t begin = part * blocks / kSplit, end = (part + 1) * blocks / kSplit;
+  // The tiles were written two kernels earlier.
+  const int32_t num_items = *task.piece.num_tiles * row_tiles;
+  const auto step = static_cast<int32_t>(gridDim.x) * kItemsOfBlock;
+  const int32_t first_item = static_cast<int32_t>(blockIdx.x) * kItemsOfBlock + warp / kSplit;
+
+  int32_t copy_item = first_item, copy_block = begin;
+  int copy_slot = 0;
+  const uint8_t* from = nullptr;
+  const auto copy_next = [&] {
+    if (copy_item < num_items && begin < end) {
+      if (copy_block == begin) {
+        const int64_t e = task.piece.tiles[copy_item / row_tiles].expert;
+        const int64_t row = e * p.hidden + copy_item % row_tiles * kRows + lane / 8;
+        from = p.gemm2_weights + row * p.intermediate + lane % 8 * 16 + begin * kFp8Block;
+      }
+#pragma unroll
+      for (int r = 0; r < kRows; r += 4)
+        copy_async_16(ring.target(copy_slot, r), from + int64_t{r} * p.intermediate);
+      from += kFp8Block;
+      if (++copy_block == end) copy_block = begin, copy_item += step;
+    }
+    commit_copies();
+    copy_slot = copy_slot + 1 == kSlots ? 0 : copy_slot + 1;
+  };
+#pragma unroll
+  for (int i = 0; i < kSlots - 1; ++i) copy_next();
+  wait_for_previous();
+  launch_next();
+
+  int slot = 0;
+  for (int32_t item = first_item; item < num_items; item += step) {
+    const PairTile tile = task.piece.tiles[item / row_tiles];
+    const int32_t row_tile = item % row_tiles;
+    const float* scales = p.gemm2_weights_scale +
+                          (int64_t{tile.expert} * (p.hidden / kFp8Block) + row_tile / 8) * blocks;
+    const auto multiply = [&]<int kGroups>() {
+      float sum[kGroups][4] = {};
+      int64_t pair_of[kGroups];
+#pragma unroll
+      for (int j = 0; j < kGroups; ++j) pair_of[j] = tile.first + min(8 * j + g, tile.count - 1);
+      Middle middle[kGroups];
+      float scale = 0;
+      const auto load = [&](int32_t block) {
+        scale = __ldg(scales + block);
+#pragma unroll
+        for (int j = 0; j < kGroups; ++j)
+          middle[j].load(task.h + pair_of[j] * p.intermediate + block * kFp8Block + q * 16,
+                         task.exponents + pair_of[j] * (p.intermediate / kRows) + block * 8);
+      };
+      load(begin);
+      for (int32_t block = begin; block < end; ++block) {
+        uint32_t aligned[kGroups][2][4][2];
+        float pair_scale[kGroups];
+#pragma unroll
+        for (int j = 0; j < kGroups; ++j)
+          pair_scale[j] = scale * power_of_two(middle[j].align(aligned[j]) - kTop);
+        if (block + 1 < end) load(block + 1);
+        wait_for_copies<kSlots - 2>();
+        __syncwarp();
+        float products[kGroups][4] = {};
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const uint4 top = ring.get(slot, 0, 4 * half), bottom = ring.get(slot, 8, 4 * half);
+          const uint32_t tops[4] = {top.x, top.y, top.z, top.w};
+          const uint32_t bottoms[4] = {bottom.x, bottom.y, bottom.z, bottom.w};
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+#pragma unroll
+            for (int j = 0; j < kGroups; ++j)
+              add_product(products[j], tops[i], bottoms[i], aligned[j][half][i]);
+          }
+        }
+        __syncwarp();
+        copy_next();
+        slot = slot + 1 == kSlots ? 0 : slot + 1;
+#pragma unroll
+        for (int j = 0; j < kGroups; ++j) {
+          const float scale0 = __shfl_sync(~0u, pair_scale[j], 8 * q);
+          const float scale1 = __shfl_sync(~0u, pair_scale[j], 8 * q + 4);
+#pragma unroll
+          for (int i = 0; i < 4; ++i) sum[j][i] += products[j][i] * (i % 2 == 0 ? scale0 : scale1);
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < kGroups; ++j) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sums[(warp * 4 + i) * 32 + lane] = sum[j][i];
+        __syncthreads();
+        if (part == 0) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+#pragma unroll
+            for (int other = 1; other < kSplit; ++other)
+              sum[j][i] += sums[((warp + other) * 4 + i) * 32 + lane];
+            const int32_t pair = 8 * j + 2 * q + i % 2;
+            if (pair < tile.count)
+              task.piece
+                  .sums[int64_t{tile.first + pair} * p.hidden + row_tile * kRows + g + i / 2 * 8] =
+                  sum[j][i];
+          }
+        }
+        __syncthreads();
+      }
+    };
+    if (tile.count <= 8)
+      multiply.template operator()<1>();
+    else
+      multiply.template operator()<2>();
+  }
+}
+
+FewTask lay_out(const MoeFp8Params& p, std::byte* base, uint64_t* bytes = nullptr) {
+  const int32_t num_tokens = std::min(p.num_tokens, kMostFewTokens);
+  const int64_t pairs = most_pairs(p, num_tokens);
+  Scratch scratch(base);
+  FewTask task{.piece = take_piece(p, num_tokens, kFewPairs, scratch)};
+  task.h = scratch.take<__half>(pairs * p.intermediate);
+  task.exponents = scratch.take<uint8_t>(pairs * (p.intermediate / kRows));
+  if (bytes != nullptr) *bytes = scratch.bytes();
+  return task;
+}
+
+template <int kUpSlots, int kDownSlots>
+void launch_products(const FewTask& task, unsigned num_blocks, cudaStream_t stream) {
+  launch_kernel(kRow, up_few<kUpSlots>, task,
+                {.grid = dim3(num_blocks),
+                 .num_threads = kThreads,
+                 .shared_bytes = kUpShared<kUpSlots>,
+                 .programmatic = true},
+                stream);
+  launch_kernel(kRow, down_few<kDownSlots>, task,
+                {.grid = dim3(num_blocks),
+                 .num_threads = kThreads,
+                 .shared_bytes = kDownShared<kDownSlots>,
+                 .programmatic = true},
+                stream);
+}
+
+}  // namespace
+}  // namespace moe_fp8
+
+uint64_t moe_fp8_block_scale_e4m3_f16_gemv_cuda_workspace(const MoeFp8Params& p) {
+  uint64_t bytes = 0;
+  moe_fp8::lay_out(p, nullptr, &bytes);
+  return bytes;
+}
+
+void moe_fp8_block_scale_e4m3_f16_gemv_cuda(const MoeFp8Params& p) {
+  using namespace moe_fp8;
+  const cudaStream_t stream = launch_stream(p.launch.stream);
+  int device = 0, shared = 0, units = 0;
+  check_launched(cudaGetDevice(&device), kRow);
+  check_launched(cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
+                 kRow);
+  check_launched(cudaDeviceGetAttribute(&units, cudaDevAttrMultiProcessorCount, device), kRow);
+  const auto num_blocks = static_cast<unsigned>(kBlocksOfSm * units);
+  FewTask task = lay_out(p, p.launch.workspace);
+  for (int32_t first = 0; first < p.num_tokens; first += kMostFewTokens) {
+    set_tokens(p, first, std::min(kMostFewTokens, p.num_tokens - first), task.piece);
+    route_few(kRow, task.piece, p.launch.stream);
+    // sm_120 has less shared memory than the deeper rings take.
+    if (static_cast<uint64_t>(shared) >= std::max(kUpShared<3>, kDownShared<6>))
+      launch_products<3, 6>(task, num_blocks, stream);
+    else
+      launch_products<2, 4>(task, num_blocks, stream);
+    add_pairs(kRow, task.piece, p.launch.stream);
+  }
+}
+
+}  // namespace moxie
