@@ -34,9 +34,9 @@ constexpr int32_t kMostTokens = 16384;
 
 struct ManyTask {
   Piece piece;
-  __half* h;        // [pairs, intermediate], the columns of 64 in the order of place_of()
-  float* h_scales;  // [pairs, intermediate / 128]
-  CUtensorMap w1, w2, middle;
+  __half* h = nullptr;        // [pairs, intermediate], the columns of 64 in the order of place_of()
+  float* h_scales = nullptr;  // [pairs, intermediate / 128]
+  CUtensorMap w1 = {}, w2 = {}, middle = {};
 };
 
 /// A ring's barriers, and the scales of the pairs' blocks.

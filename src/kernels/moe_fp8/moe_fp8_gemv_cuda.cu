@@ -28,8 +28,8 @@ constexpr int kTop = 14, kLeastExponent = 16, kMostExponent = 254;
 
 struct FewTask {
   Piece piece;
-  __half* h;           // [pairs, intermediate]
-  uint8_t* exponents;  // [pairs, intermediate / 16]
+  __half* h = nullptr;           // [pairs, intermediate]
+  uint8_t* exponents = nullptr;  // [pairs, intermediate / 16]
 };
 
 /// A warp's ring of kSlots slots of kRingRows rows of 128 bytes. Copies take eight lanes a row;

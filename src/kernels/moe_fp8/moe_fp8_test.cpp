@@ -8,6 +8,7 @@
 #include <functional>
 
 #include "core/formats.h"
+#include "kernels/moe_fp8/moe_fp8_case.h"
 #include "kernels/moe_fp8/moe_fp8_routing.h"
 #include "kernels/testing/row_tester.h"
 
@@ -117,10 +118,6 @@ TEST(MoeFp8Work, CountsPairsAndTouchedExpertsOfARouting) {
 
 // ---- Rows ---------------------------------------------------------------------------------------
 
-uint8_t* mutable_bytes(const uint8_t* at) { return const_cast<uint8_t*>(at); }
-float* mutable_floats(const float* at) { return const_cast<float*>(at); }
-uint16_t* mutable_words(const uint16_t* at) { return const_cast<uint16_t*>(at); }
-
 class MoeFp8Rows : public ::testing::Test {
  protected:
   // Runs each row of this machine on the case, changed by `change`; `check` sees its output.
@@ -143,26 +140,10 @@ class MoeFp8Rows : public ::testing::Test {
       check(run_row(built, row, machine_)[0].values, reference[0].values);
     }
   }
-  // The bias that makes each token choose experts first..first + top_k - 1, whose groups it keeps.
-  static void choose_all(MoeFp8Params& p, int32_t first) {
-    for (int32_t e = 0; e < p.num_experts; ++e)
-      mutable_words(p.routing_bias)[e] =
-          f32_to_bf16(e >= first && e < first + p.top_k ? 8.0f : 0.0f);
-  }
 
   TestMachine machine_;
   RowRuns runs_;
 };
-
-// The definition's rule, at its default tolerances: an output is off only if both errors are.
-double matched_share(const std::vector<double>& output, const std::vector<double>& reference) {
-  double num_matched = 0;
-  for (size_t i = 0; i < output.size(); ++i) {
-    const double error = std::fabs(output[i] - reference[i]);
-    num_matched += error <= 1e-2 || error / (std::fabs(reference[i]) + 1e-8) <= 1e-2;
-  }
-  return num_matched / static_cast<double>(output.size());
-}
 
 TEST_F(MoeFp8Rows, MatchAsTheDefinitionAsks) {
   // Scales of unit size, as the definition's workloads have them: outputs of 1e5 and more.
@@ -250,20 +231,8 @@ TEST_F(MoeFp8Rows, LocalExpertsMayBeTheFirstTheLastOrAll) {
 }
 
 TEST_F(MoeFp8Rows, ScalesMayBeZeroHugeAndTiny) {
-  // Each pair of factors multiplies to a size that F32 holds.
-  const auto spread = [](MoeFp8Params& p) {
-    float* a = mutable_floats(p.hidden_states_scale);
-    float* w = mutable_floats(p.gemm1_weights_scale);
-    float* down = mutable_floats(p.gemm2_weights_scale);
-    const int64_t in = p.hidden / kFp8Block, mid = p.intermediate / kFp8Block;
-    for (int64_t i = 0; i < in * p.num_tokens; ++i) a[i] *= 0x1p60f;
-    for (int64_t i = 0; i < p.num_local_experts * 2 * mid * in; ++i)
-      w[i] = i % 3 == 0 ? 0.0f : w[i] * 0x1p-60f;
-    for (int64_t i = 0; i < p.num_local_experts * mid * in; ++i)
-      down[i] *= i % 2 == 0 ? 0x1p60f : 0x1p-60f;
-  };
   for (int32_t tokens : {1, 20}) {
-    for_each_row({.tokens = tokens, .hidden = 384, .intermediate = 256}, spread,
+    for_each_row({.tokens = tokens, .hidden = 384, .intermediate = 256}, spread_scales,
                  [](const auto& output, const auto& reference) {
                    for (size_t i = 0; i < output.size(); ++i) {
                      ASSERT_TRUE(std::isfinite(output[i]));
