@@ -21,13 +21,15 @@ using gemm::wgmma_e4m3;
 using gemm::wgmma_f16;
 
 constexpr const char* kRow = "moe_fp8_block_scale_e4m3_f16_gemm_sm90";
-constexpr int kThreads = 384, kCopyThreads = 128, kMathThreads = kThreads - kCopyThreads;
-constexpr int kCopyRegisters = 40, kMathRegisters = 232;
+constexpr int kThreads = 384, kCopyThreads = 128;
+// The kernels are empty for architectures other than sm_90a, and use nothing of this there.
+[[maybe_unused]] constexpr int kMathThreads = kThreads - kCopyThreads;
+[[maybe_unused]] constexpr int kCopyRegisters = 40, kMathRegisters = 232;
 constexpr int kBoxBytes = 128 * 128;  // of 128 rows of 128 bytes
-constexpr int kMathBarrier = 1;
+[[maybe_unused]] constexpr int kMathBarrier = 1;
 constexpr int kBlock = kFp8Block;
 // Exponents of F32, biased. FP16 holds the greatest of 128 columns as 2^14 to 2^15.
-constexpr int kTop = 14, kLeastExponent = 16, kMostExponent = 254;
+[[maybe_unused]] constexpr int kTop = 14, kLeastExponent = 16, kMostExponent = 254;
 // A launch runs in pieces whose scratch is at most this, and of at most so many tokens.
 constexpr uint64_t kMostScratch = uint64_t{4} << 30;
 constexpr int32_t kMostTokens = 16384;
@@ -70,7 +72,7 @@ template <typename Shared>
 constexpr uint64_t kSharedBytes = kRingBytes<Shared> + sizeof(Shared);
 
 /// Where column k of 64 lies: as widened weights lie in mma's first operand.
-__device__ __forceinline__ int place_of(int k) {
+[[maybe_unused]] __device__ __forceinline__ int place_of(int k) {
   return k / 4 % 4 * 16 + k / 2 % 2 * 8 + k / 16 * 2 + k % 2;
 }
 
@@ -103,8 +105,8 @@ __device__ __forceinline__ ManyItem item_of(const ManyTask& task, int32_t item, 
 // ---- Gate and up --------------------------------------------------------------------------------
 
 /// The copying warpgroup: boxes of weights by one thread, activations of scattered tokens by all.
-__device__ __forceinline__ void copy_up(const ManyTask& task, std::byte* stages, UpShared& shared,
-                                        int32_t num_items) {
+[[maybe_unused]] __device__ __forceinline__ void copy_up(const ManyTask& task, std::byte* stages,
+                                                         UpShared& shared, int32_t num_items) {
   using R = decltype(shared.ring);
   const MoeFp8Params& p = task.piece.p;
   const auto thread = static_cast<int>(threadIdx.x);
@@ -234,9 +236,9 @@ __device__ __forceinline__ void multiply_up(const ManyTask& task, const std::byt
 
 // ---- Down ---------------------------------------------------------------------------------------
 
-__device__ __forceinline__ void copy_down(const ManyTask& task, std::byte* stages,
-                                          DownShared& shared, int32_t num_items,
-                                          int32_t blocks_of_rows) {
+[[maybe_unused]] __device__ __forceinline__ void copy_down(const ManyTask& task, std::byte* stages,
+                                                           DownShared& shared, int32_t num_items,
+                                                           int32_t blocks_of_rows) {
   using R = decltype(shared.ring);
   const MoeFp8Params& p = task.piece.p;
   const int32_t blocks = p.intermediate / kBlock;
@@ -267,7 +269,8 @@ __device__ __forceinline__ void copy_down(const ManyTask& task, std::byte* stage
 
 /// Widens 128 columns of 16 rows: `row` has row g of a warp's tile, its row g + 8 is 1,024 bytes
 /// further.
-__device__ __forceinline__ void widen_rows(const std::byte* row, uint32_t (&weights)[8][4]) {
+[[maybe_unused]] __device__ __forceinline__ void widen_rows(const std::byte* row,
+                                                            uint32_t (&weights)[8][4]) {
   const int g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
