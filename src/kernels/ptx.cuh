@@ -55,6 +55,12 @@ __device__ __forceinline__ void barrier_wait(int barrier, int num_threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(num_threads) : "memory");
 }
 
+/// This block's number in its cluster.
+__device__ __forceinline__ uint32_t cluster_rank() {
+  uint32_t rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
 /// Reports that this block has arrived at the cluster's barrier; does not order memory.
 __device__ __forceinline__ void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
@@ -83,6 +89,14 @@ __device__ __forceinline__ void expect_bytes(uint64_t* barrier, uint32_t bytes) 
 __device__ __forceinline__ void arrive_barrier(uint64_t* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier))
                : "memory");
+}
+/// The same at the barrier of block `rank` of the cluster; orders no writes for that block.
+__device__ __forceinline__ void arrive_barrier(const uint64_t* barrier, uint32_t rank) {
+  asm volatile(
+      "{.reg .b32 at; mapa.shared::cluster.u32 at, %0, %1; "
+      "mbarrier.arrive.shared::cluster.b64 _, [at];}" ::"r"(shared_address(barrier)),
+      "r"(rank)
+      : "memory");
 }
 /// Waits for the end of a phase: 0, 1, 0, 1, ...; then this block's earlier writes and copies are
 /// visible.
@@ -120,6 +134,17 @@ __device__ __forceinline__ void copy_box(void* to, const void* map, int32_t colu
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
       "[%0], [%1, {%2, %3}], [%4];" ::"r"(shared_address(to)),
       "l"(map), "r"(column), "r"(row), "r"(shared_address(barrier))
+      : "memory");
+}
+/// The same to the same place of each block of the cluster whose bit is set in `blocks`; each
+/// block's own barrier counts.
+__device__ __forceinline__ void copy_box_to(uint32_t blocks, void* to, const void* map,
+                                            int32_t column, int32_t row, uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(shared_address(to)),
+      "l"(map), "r"(column), "r"(row), "r"(shared_address(barrier)),
+      "h"(static_cast<uint16_t>(blocks))
       : "memory");
 }
 /// One of a barrier's arrivals, once this thread's copies so far (copy_async_*) are complete.

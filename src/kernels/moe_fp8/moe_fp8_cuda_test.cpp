@@ -22,6 +22,19 @@ void enlarge(MoeFp8Params& p) {
 // The groups of the models that the definition comes from: the kernels' special path.
 void route_in_8_groups(MoeFp8Params& p) { p.num_groups = 8, p.kept_groups = 4; }
 
+// FP16 in the middle leaves 1 to 2.5% of the outputs of such small shapes off by more than 1%; at
+// the definition's shape it is 0.3 to 1.5%.
+// Three deviations more allow for few outputs.
+double least_matched(size_t num_outputs) {
+  constexpr double kOff = 0.03;
+  return 1 - kOff - 3 * std::sqrt(kOff * (1 - kOff) / static_cast<double>(num_outputs));
+}
+
+bool is_requantised(const MoeFp8Params& p) { return p.activation == DType::kF8E4M3; }
+bool is_requantised(const Row<MoeFp8Params>& row) {
+  return std::string_view(row.name).find("_e4m3_e4m3_") != std::string_view::npos;
+}
+
 class MoeFp8Cuda : public CudaTest {
  protected:
   inline static SuiteRowRuns runs_;
@@ -61,7 +74,7 @@ class MoeFp8Cuda : public CudaTest {
   }
 
   // Runs each row that this device can run on the case, changed by `change`; `check` sees its
-  // output.
+  // output. Rows with an intermediate in E4M3 run where `change` asks for it, and no other rows.
   void for_each_row(const MoeFp8Case& c, const Change& change,
                     const std::function<void(const std::vector<double>& output,
                                              const std::vector<double>& reference)>& check) {
@@ -72,6 +85,7 @@ class MoeFp8Cuda : public CudaTest {
         run_row(built, row_named<MoeFp8Params>("moe_fp8_block_scale_reference"), machine_);
     for (const auto& row : Op<MoeFp8Params>::rows()) {
       if (row.device != DeviceKind::kCuda) continue;
+      if (is_requantised(row) != is_requantised(built.params)) continue;
       if (const Features missing = row.needs & ~features(); missing != 0) {
         runs_->cannot_run(row.name, missing);
         continue;
@@ -82,12 +96,12 @@ class MoeFp8Cuda : public CudaTest {
       check(run_on_device(row, built.params), reference[0].values);
     }
   }
-  // Expects 98% of all outputs matched, and most of each token's: a wrong expert shows.
+  // Expects nearly all outputs matched, and most of each token's: a wrong expert shows.
   void expect_matched(const MoeFp8Case& c, const Change& change = enlarge) {
     for_each_row(c, change, [&](const auto& output, const auto& reference) {
       ASSERT_EQ(output.size(), reference.size());
       if (output.empty()) return;
-      EXPECT_GE(matched_share(output, reference), 0.98);
+      EXPECT_GE(matched_share(output, reference), least_matched(output.size()));
       const auto hidden = static_cast<size_t>(c.hidden);
       size_t num_wrong = 0, first_wrong = 0;
       for (size_t at = 0; at < output.size(); at += hidden) {
@@ -132,9 +146,9 @@ TEST_F(MoeFp8Cuda, ShapesMatch) {
   }
 }
 
-// Every tile is full, and each width of products is used.
+// Tiles of every width of products, alone and side by side.
 TEST_F(MoeFp8Cuda, AllTokensOnOneExpertMatch) {
-  for (const int32_t tokens : {8, 9, 33, 50, 70, 90, 100, 120, 128, 300}) {
+  for (const int32_t tokens : {8, 9, 33, 64, 65, 90, 100, 128, 192, 193, 300, 500}) {
     expect_matched({.tokens = tokens}, [](MoeFp8Params& p) {
       enlarge(p);
       choose_all(p, p.local_expert_offset);
@@ -246,7 +260,8 @@ TEST_F(MoeFp8Cuda, ATokenBeyondF32LeavesOthersAlone) {
           ASSERT_TRUE(std::isfinite(output[i])) << i;
           num_matched += is_matched(output[i], reference[i]);
         }
-        EXPECT_GE(num_matched, 0.98 * static_cast<double>(output.size() - hidden));
+        const size_t others = output.size() - hidden;
+        EXPECT_GE(num_matched, least_matched(others) * static_cast<double>(others));
         EXPECT_FALSE(std::isfinite(output[hidden]));
       });
 }
@@ -269,8 +284,61 @@ TEST_F(MoeFp8Cuda, ScalesMayBeZeroHugeAndTiny) {
                      ASSERT_TRUE(std::isfinite(output[i]));
                      ASSERT_EQ(reference[i] == 0, output[i] == 0) << i;
                    }
-                   EXPECT_GE(matched_share(output, reference), 0.98);
+                   EXPECT_GE(matched_share(output, reference), least_matched(output.size()));
                  });
+  }
+}
+
+// At the tolerances that the authors of such rows use: 0.1, 20% and 85% of the outputs.
+TEST_F(MoeFp8Cuda, ARequantisedIntermediateMatchesLoosely) {
+  for (const int32_t tokens : {0, 1, 40, 300, 901}) {
+    for (const auto& [hidden, intermediate] :
+         std::vector<std::pair<int32_t, int32_t>>{{256, 128}, {1152, 128}, {640, 384}}) {
+      for_each_row(
+          {.tokens = tokens,
+           .hidden = hidden,
+           .intermediate = intermediate,
+           .experts = 16,
+           .top_k = 4},
+          [](MoeFp8Params& p) {
+            enlarge(p);
+            p.activation = DType::kF8E4M3;
+          },
+          [](const auto& output, const auto& reference) {
+            double num_matched = 0;
+            for (size_t i = 0; i < output.size(); ++i) {
+              const double error = std::fabs(output[i] - reference[i]);
+              num_matched += error <= 0.1 || error <= 0.2 * std::fabs(reference[i]);
+            }
+            EXPECT_GE(num_matched, 0.85 * static_cast<double>(output.size()));
+          });
+    }
+  }
+}
+
+TEST_F(MoeFp8Cuda, ARequantisedNanReachesItsOwnTokenOnly) {
+  const MoeFp8Case c{.tokens = 200};
+  for_each_row(
+      c,
+      [](MoeFp8Params& p) {
+        p.activation = DType::kF8E4M3;
+        choose_all(p, p.local_expert_offset);
+        mutable_bytes(p.hidden_states)[p.hidden + 77] = 0x7F;
+      },
+      [&](const auto& output, const auto&) {
+        for (size_t i = 0; i < output.size(); ++i)
+          ASSERT_EQ(std::isnan(output[i]), i / static_cast<size_t>(c.hidden) == 1) << i;
+      });
+}
+
+TEST_F(MoeFp8Cuda, RequantisedRowsRunOnlyWhereAllowed) {
+  MoeFp8Params p = MoeFp8Case{.experts = 64}.sizes();
+  for (const auto& row : Op<MoeFp8Params>::rows()) {
+    if (!is_requantised(row)) continue;
+    EXPECT_NE(row.refuses(p), nullptr) << row.name;
+    p.activation = DType::kF8E4M3;
+    EXPECT_EQ(row.refuses(p), nullptr) << row.name;
+    p.activation = DType::kBF16;
   }
 }
 

@@ -403,9 +403,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfSm)
               sum[j][i] += sums[((warp + other) * 4 + i) * 32 + lane];
             const int32_t pair = 8 * j + 2 * q + i % 2;
             if (pair < tile.count)
-              task.piece
-                  .sums[int64_t{tile.first + pair} * p.hidden + row_tile * kRows + g + i / 2 * 8] =
-                  sum[j][i];
+              static_cast<float*>(task.piece.sums)[int64_t{tile.first + pair} * p.hidden +
+                                                   row_tile * kRows + g + i / 2 * 8] = sum[j][i];
           }
         }
         __syncthreads();
@@ -422,7 +421,7 @@ FewTask lay_out(const MoeFp8Params& p, std::byte* base, uint64_t* bytes = nullpt
   const int32_t num_tokens = std::min(p.num_tokens, kMostFewTokens);
   const int64_t pairs = most_pairs(p, num_tokens);
   Scratch scratch(base);
-  FewTask task{.piece = take_piece(p, num_tokens, kFewPairs, scratch)};
+  FewTask task{.piece = take_piece(p, num_tokens, kFewPairs, false, scratch)};
   task.h = scratch.take<__half>(pairs * p.intermediate);
   task.exponents = scratch.take<uint8_t>(pairs * (p.intermediate / kRows));
   if (bytes != nullptr) *bytes = scratch.bytes();

@@ -199,8 +199,8 @@ __device__ __forceinline__ void cut_few(const Piece& piece, FewShared& shared) {
     const int32_t begin = first_pair + pairs_to - n;
     if (e < num_local) shared.begin[e] = begin;
     for (int32_t i = 0; i < num_tiles; ++i)
-      piece.tiles[first_tile + tiles_to - num_tiles + i] = {e, begin + i * kFewPairs,
-                                                            min(kFewPairs, n - i * kFewPairs)};
+      piece.tiles[first_tile + tiles_to - num_tiles + i] = {
+          e, begin + i * kFewPairs, min(kFewPairs, n - i * kFewPairs), TileKind::kAlone};
     first_pair += __shfl_sync(~0u, pairs_to, 31);
     first_tile += __shfl_sync(~0u, tiles_to, 31);
   }
@@ -273,7 +273,7 @@ __global__ void __launch_bounds__(kManyThreads) route_tokens(const __grid_consta
   if (e < p.num_local_experts) piece.bits[int64_t{e} * piece.words + blockIdx.x] = bits[e];
 }
 
-/// One block: the pairs of each expert in order, and tiles of nearly equal size.
+/// One block: the pairs of each expert in order, and its tiles.
 __global__ void __launch_bounds__(kSortThreads) sort_tokens(const __grid_constant__ Piece piece) {
   __shared__ int32_t counts[kMostLocal], begins[kMostLocal], first_tiles[kMostLocal];
   constexpr int kWarps = kSortThreads / 32;
@@ -305,10 +305,15 @@ __global__ void __launch_bounds__(kSortThreads) sort_tokens(const __grid_constan
   }
   __syncthreads();
   for (int32_t e = threadIdx.x; e < num_local; e += kSortThreads) {
-    const int32_t n = counts[e], num_tiles = tiles_of(n);
-    const auto border = [&](int32_t i) { return static_cast<int32_t>(int64_t{n} * i / num_tiles); };
-    for (int32_t i = 0; i < num_tiles; ++i)
-      piece.tiles[first_tiles[e] + i] = {e, begins[e] + border(i), border(i + 1) - border(i)};
+    const int32_t n = counts[e];
+    const int32_t num_in_twos = (n + kManyPairs / 2 - 1) / kManyPairs / 2 * 2;
+    for (int32_t i = 0; i < tiles_of(n); ++i) {
+      const TileKind kind = i >= num_in_twos ? TileKind::kAlone
+                            : i % 2 == 0     ? TileKind::kFirst
+                                             : TileKind::kSecond;
+      piece.tiles[first_tiles[e] + i] = {e, begins[e] + i * kManyPairs,
+                                         min(kManyPairs, n - i * kManyPairs), kind};
+    }
   }
   for (int32_t e = warp; e < num_local; e += kWarps) {
     int32_t first = begins[e];
@@ -343,38 +348,53 @@ __global__ void __launch_bounds__(kManyThreads) place_choices(const __grid_const
   piece.pair_of_choice[i] = pair;
 }
 
-/// A thread has four outputs of a token; by rising expert, so that the order is always the same.
+__device__ __forceinline__ float4 four_of(const float* at) {
+  return __ldcs(reinterpret_cast<const float4*>(at));
+}
+__device__ __forceinline__ float4 four_of(const uint16_t* at) {
+  const uint2 v = __ldcs(reinterpret_cast<const uint2*>(at));
+  return {from_bf16(v.x & 0xFFFF), from_bf16(v.x >> 16), from_bf16(v.y & 0xFFFF),
+          from_bf16(v.y >> 16)};
+}
+
+/// A block has a token, a thread four columns of every 4 * kAddThreads; by rising expert, so that
+/// the order is always the same. T: float, or uint16_t for BF16.
+template <typename T>
 __global__ void __launch_bounds__(kAddThreads) add_weighted(const __grid_constant__ Piece piece) {
-  constexpr int kAtOnce = 8;
+  constexpr int kAtOnce = 7, kStep = 4 * kAddThreads;
   wait_for_previous();
   launch_next();
   const MoeFp8Params& p = piece.p;
   const auto token = static_cast<int32_t>(blockIdx.x);
-  const int32_t column = static_cast<int32_t>(blockIdx.y * kAddThreads + threadIdx.x) * 4;
-  if (column >= p.hidden) return;
-  float4 sum = {0, 0, 0, 0};
-  for (int32_t k0 = 0; k0 < p.top_k; k0 += kAtOnce) {
-    int32_t pairs[kAtOnce];
-    float weights[kAtOnce];
+  const int32_t* pairs = piece.pair_of_choice + int64_t{token} * p.top_k;
+  const float* weights = piece.chosen_weights + int64_t{token} * p.top_k;
+  for (auto first = static_cast<int32_t>(threadIdx.x) * 4; first < p.hidden;
+       first += kAtOnce * kStep) {
+    float4 sums[kAtOnce] = {};
+    for (int32_t k = 0; k < p.top_k; ++k) {
+      const int32_t pair = pairs[k];
+      if (pair < 0) break;
+      const float weight = weights[k];
+      const T* from = static_cast<const T*>(piece.sums) + int64_t{pair} * p.hidden + first;
+      float4 values[kAtOnce] = {};
 #pragma unroll
-    for (int j = 0; j < kAtOnce; ++j) {
-      const int64_t at = int64_t{token} * p.top_k + k0 + j;
-      pairs[j] = k0 + j < p.top_k ? piece.pair_of_choice[at] : -1;
-      weights[j] = k0 + j < p.top_k ? piece.chosen_weights[at] : 0.0f;
+      for (int i = 0; i < kAtOnce; ++i)
+        if (first + i * kStep < p.hidden) values[i] = four_of(from + i * kStep);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        sums[i].x += weight * values[i].x;
+        sums[i].y += weight * values[i].y;
+        sums[i].z += weight * values[i].z;
+        sums[i].w += weight * values[i].w;
+      }
     }
 #pragma unroll
-    for (int j = 0; j < kAtOnce; ++j) {
-      if (pairs[j] < 0) continue;
-      const float4 v = __ldcs(
-          reinterpret_cast<const float4*>(piece.sums + int64_t{pairs[j]} * p.hidden + column));
-      sum.x += weights[j] * v.x;
-      sum.y += weights[j] * v.y;
-      sum.z += weights[j] * v.z;
-      sum.w += weights[j] * v.w;
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (first + i * kStep < p.hidden)
+        *reinterpret_cast<uint2*>(p.output + int64_t{token} * p.hidden + first + i * kStep) = {
+            pack_bf16(sums[i].x, sums[i].y), pack_bf16(sums[i].z, sums[i].w)};
     }
   }
-  *reinterpret_cast<uint2*>(p.output + int64_t{token} * p.hidden + column) = {
-      pack_bf16(sum.x, sum.y), pack_bf16(sum.z, sum.w)};
 }
 
 }  // namespace
@@ -383,7 +403,13 @@ int64_t most_pairs(const MoeFp8Params& p, int32_t num_tokens) {
   return int64_t{num_tokens} * std::min(p.top_k, p.num_local_experts);
 }
 
-Piece take_piece(const MoeFp8Params& p, int32_t num_tokens, int32_t tile_pairs, Scratch& scratch) {
+int64_t most_tiles(const MoeFp8Params& p, int32_t num_tokens, int32_t tile_pairs) {
+  const int64_t pairs = most_pairs(p, num_tokens);
+  return pairs / tile_pairs + std::min<int64_t>(p.num_local_experts, pairs);
+}
+
+Piece take_piece(const MoeFp8Params& p, int32_t num_tokens, int32_t tile_pairs, bool has_bf16_sums,
+                 Scratch& scratch) {
   const int64_t choices = int64_t{num_tokens} * p.top_k, pairs = most_pairs(p, num_tokens);
   Piece piece{.p = p, .scale_stride = p.num_tokens, .words = ceil_div(num_tokens, 32)};
   piece.chosen = scratch.take<int32_t>(choices);
@@ -392,10 +418,10 @@ Piece take_piece(const MoeFp8Params& p, int32_t num_tokens, int32_t tile_pairs, 
   piece.begin = scratch.take<int32_t>(p.num_local_experts + 1);
   piece.pair_token = scratch.take<int32_t>(pairs);
   piece.bits = scratch.take<uint32_t>(int64_t{p.num_local_experts} * piece.words);
-  piece.tiles =
-      scratch.take<PairTile>(pairs / tile_pairs + std::min<int64_t>(p.num_local_experts, pairs));
+  piece.tiles = scratch.take<PairTile>(most_tiles(p, num_tokens, tile_pairs));
   piece.num_tiles = scratch.take<int32_t>(1);
-  piece.sums = scratch.take<float>(pairs * p.hidden);
+  piece.has_bf16_sums = has_bf16_sums;
+  piece.sums = scratch.take<std::byte>(pairs * p.hidden * (has_bf16_sums ? 2 : 4));
   return piece;
 }
 
@@ -436,9 +462,8 @@ void route_many(const char* row, const Piece& piece, Stream* stream) {
 }
 
 void add_pairs(const char* row, const Piece& piece, Stream* stream) {
-  launch_kernel(row, add_weighted, piece,
-                {.grid = dim3(static_cast<unsigned>(piece.p.num_tokens),
-                              static_cast<unsigned>(ceil_div(piece.p.hidden / 4, kAddThreads))),
+  launch_kernel(row, piece.has_bf16_sums ? add_weighted<uint16_t> : add_weighted<float>, piece,
+                {.grid = dim3(static_cast<unsigned>(piece.p.num_tokens)),
                  .num_threads = kAddThreads,
                  .programmatic = true},
                 launch_stream(stream));

@@ -13,9 +13,14 @@ namespace moxie::moe_fp8 {
 /// The greatest sizes that the CUDA rows take.
 inline constexpr int32_t kMostExperts = 512, kMostLocal = 256, kMostTopK = 32;
 
+/// Whether two blocks can share a tile's weights: it is the first or second of two tiles of one
+/// expert that lie side by side and have more than half of the most pairs, or alone.
+enum class TileKind : int32_t { kAlone, kFirst, kSecond };
+
 /// Pairs first to first + count - 1, all of one local expert.
 struct PairTile {
   int32_t expert, first, count;
+  TileKind kind;
 };
 
 /// A piece of a launch: its sizes, its tensors (those of tokens from the piece's first token on)
@@ -32,23 +37,27 @@ struct Piece {
   uint32_t* bits = nullptr;           // [local, words] a bit a token
   PairTile* tiles = nullptr;
   int32_t* num_tiles = nullptr;  // [1]
-  float* sums = nullptr;         // [pairs, hidden] down's outputs
+  void* sums = nullptr;          // [pairs, hidden] down's outputs, F32 or BF16
+  bool has_bf16_sums = false;
 };
 
 /// The most pairs of `num_tokens` tokens.
 int64_t most_pairs(const MoeFp8Params& params, int32_t num_tokens);
 
+/// The most tiles of `num_tokens` tokens.
+int64_t most_tiles(const MoeFp8Params& params, int32_t num_tokens, int32_t tile_pairs);
+
 /// A piece of at most `num_tokens` tokens, with its memory from `scratch`; `tile_pairs`: the most
 /// pairs of a tile.
 Piece take_piece(const MoeFp8Params& params, int32_t num_tokens, int32_t tile_pairs,
-                 Scratch& scratch);
+                 bool has_bf16_sums, Scratch& scratch);
 /// Moves the piece to tokens first to first + count - 1.
 void set_tokens(const MoeFp8Params& params, int32_t first, int32_t count, Piece& piece);
 
 /// Up to kMostFewTokens tokens in one kernel, with tiles of kFewPairs.
 inline constexpr int32_t kMostFewTokens = 128, kFewPairs = 16;
 void route_few(const char* row, const Piece& piece, Stream* stream);
-/// Any number of tokens, with tiles of about equal size, up to kManyPairs.
+/// Any number of tokens, with tiles of kManyPairs; the last of an expert has the rest.
 inline constexpr int32_t kManyPairs = 128;
 void route_many(const char* row, const Piece& piece, Stream* stream);
 

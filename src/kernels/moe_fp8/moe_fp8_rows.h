@@ -27,4 +27,8 @@ void moe_fp8_block_scale_e4m3_f16_gemv_cuda(const MoeFp8Params& params);
 uint64_t moe_fp8_block_scale_e4m3_f16_gemm_sm90_workspace(const MoeFp8Params& params);
 void moe_fp8_block_scale_e4m3_f16_gemm_sm90(const MoeFp8Params& params);
 
+// moe_fp8_block_scale_e4m3_e4m3_gemm_sm90: the same with the intermediate in E4M3.
+uint64_t moe_fp8_block_scale_e4m3_e4m3_gemm_sm90_workspace(const MoeFp8Params& params);
+void moe_fp8_block_scale_e4m3_e4m3_gemm_sm90(const MoeFp8Params& params);
+
 }  // namespace moxie

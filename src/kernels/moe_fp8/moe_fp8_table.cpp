@@ -54,10 +54,17 @@ double gemv_cuda_us(const MoeFp8Params& p, const DeviceRates& rates) {
   return p.num_tokens / kPieceOfGemv * piece_us(kPieceOfGemv) +
          piece_us(p.num_tokens % kPieceOfGemv);
 }
-// Reads and products come one after the other more than side by side.
+// Reads and products come one after the other more than side by side. Fitted as above.
 double gemm_sm90_us(const MoeFp8Params& p, const DeviceRates& rates) {
   const Work work = Op<MoeFp8Params>::work(p);
-  return 45 + 1e-3 * (1.15 * work.bytes / rates.read_gb_s + 2.5 * work.flops / rates.fp8_gflops);
+  return 60 + 1e-3 * (1.15 * work.bytes / rates.read_gb_s + 1.8 * work.flops / rates.fp8_gflops);
+}
+double requantised_sm90_us(const MoeFp8Params& p, const DeviceRates& rates) {
+  return 0.85 * gemm_sm90_us(p, rates);
+}
+const char* requantised_cuda_refuses(const MoeFp8Params& p) {
+  if (p.activation != DType::kF8E4M3) return "the launch does not allow an intermediate in E4M3";
+  return moe_fp8_cuda_refuses(p);
 }
 #endif
 
@@ -91,7 +98,7 @@ const Row<MoeFp8Params> kRows[] = {
      .supports = kCudaSupports,
      .limits = "any number of tokens in pieces of 128, best up to about 100; exact FP16 products, "
                "F32 sums; intermediate in FP16 with a power of two for 16 columns",
-     .ran_on = "compiled only",
+     .ran_on = "H200",
      .layout = PackedLayout::kFragment16x32,
      .refuses = moe_fp8_cuda_refuses,
      .predict_us = gemv_cuda_us,
@@ -103,13 +110,27 @@ const Row<MoeFp8Params> kRows[] = {
      .needs = kSm90a,
      .supports = kCudaSupports,
      .limits = "any number of tokens; E4M3 products for gate and up, FP16 for down, F32 sums; "
-               "intermediate in FP16 with a power of two for 128 columns",
-     .ran_on = "compiled only",
+               "intermediate in FP16 with a power of two for a tile's 128 columns and one for each "
+               "pair",
+     .ran_on = "H200",
      .layout = PackedLayout::kFragment16x32,
      .refuses = moe_fp8_cuda_refuses,
      .predict_us = gemm_sm90_us,
      .workspace = moe_fp8_block_scale_e4m3_f16_gemm_sm90_workspace,
      .run = moe_fp8_block_scale_e4m3_f16_gemm_sm90},
+    {.name = "moe_fp8_block_scale_e4m3_e4m3_gemm_sm90",
+     .kind = "gemm",
+     .device = DeviceKind::kCuda,
+     .needs = kSm90a,
+     .supports = kCudaSupports,
+     .limits = "any number of tokens; E4M3 products, F32 sums; the intermediate rounded to E4M3 "
+               "with a scale for each 1 x 128, only where the launch allows it",
+     .ran_on = "H200",
+     .layout = PackedLayout::kFragment16x32,
+     .refuses = requantised_cuda_refuses,
+     .predict_us = requantised_sm90_us,
+     .workspace = moe_fp8_block_scale_e4m3_e4m3_gemm_sm90_workspace,
+     .run = moe_fp8_block_scale_e4m3_e4m3_gemm_sm90},
 #endif
 };
 

@@ -1,0 +1,134 @@
+// moe_fp8_block_scale on Hopper: down's products in FP16.
+//
+// wgmma takes FP16 by FP16 only, and only its left operand may come from registers, where weights
+// can be widened: rows are outputs, columns are pairs. A warpgroup has 128 outputs of up to 128
+// pairs.
+#pragma once
+
+#include "kernels/gemm/wgmma_fp8_sm90.cuh"
+#include "kernels/moe_fp8/moe_fp8_many_sm90.cuh"
+
+namespace moxie::moe_fp8 {
+
+using gemm::wgmma_f16;
+
+struct F16Shared {
+  static constexpr int kStageBytes = 4 * kBoxBytes;  // two blocks of weights; 128 columns of h
+  Ring<3> ring;
+};
+/// By one thread. The blocks of a cluster have the pairs in common; each copies half of the
+/// columns.
+__device__ __forceinline__ void copy_f16(const ManyTask& task, std::byte* stages, F16Shared& shared,
+                                         int32_t first_item, int32_t num_items, int32_t step,
+                                         int32_t blocks) {
+  using R = decltype(shared.ring);
+  const MoeFp8Params& p = task.piece.p;
+  const auto rank = static_cast<int32_t>(cluster_rank());
+  uint32_t place = 0;
+  for (int32_t i = first_item; i < num_items; i += step) {
+    const Item item = item_of(task.piece, i, blocks, false);
+    const int32_t boxes = (item.tile.count + kBoxRows - 1) / kBoxRows;
+    const int32_t row = item.tile.expert * p.hidden + item.block * 2 * kBlock;
+    for (int32_t kb = 0; kb < p.intermediate / kBlock; ++kb, ++place) {
+      const uint32_t stage = place % R::kStages;
+      wait_barrier(&shared.ring.empty[stage], place / R::kStages % 2 ^ 1);
+      std::byte* weights = stages + stage * F16Shared::kStageBytes;
+      std::byte* pairs = weights + (2 + rank) * kBoxBytes;
+      uint64_t* full = &shared.ring.full[stage];
+      expect_bytes(full, 2 * kBoxBytes + 2 * boxes * kBoxRows * 128);
+      copy_box(weights, &task.w2, kb * kBlock, row, full);
+      copy_box(weights + kBoxBytes, &task.w2, kb * kBlock, row + kBlock, full);
+      for (int32_t b = 0; b < boxes; ++b)
+        copy_box_to((1u << kCluster) - 1, pairs + b * kBoxRows * 128, &task.of_h,
+                    kb * kBlock + rank * 64, item.tile.first + b * kBoxRows, full);
+    }
+  }
+}
+
+/// Widens 128 columns of 16 rows: `row` has row g of a warp's tile, its row g + 8 is 1,024 bytes
+/// further.
+__device__ __forceinline__ void widen_rows(const std::byte* row, uint32_t (&weights)[8][4]) {
+  const int g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int at = ((4 * half + q) ^ g) << 4;
+    const uint4 top = *reinterpret_cast<const uint4*>(row + at);
+    const uint4 bottom = *reinterpret_cast<const uint4*>(row + 8 * 128 + at);
+    const uint32_t tops[4] = {top.x, top.y, top.z, top.w};
+    const uint32_t bottoms[4] = {bottom.x, bottom.y, bottom.z, bottom.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      uint32_t(&to)[4] = weights[4 * half + i];
+      widen_e4m3(tops[i], to[0], to[2]);
+      widen_e4m3(bottoms[i], to[1], to[3]);
+    }
+  }
+}
+
+/// Rows are outputs, columns are pairs: only the left operand can be widened in registers.
+template <int kColumns>
+__device__ __forceinline__ void multiply_f16(const ManyTask& task, const std::byte* stages,
+                                             F16Shared& shared, int group, const Item& item,
+                                             uint32_t& place) {
+  using R = decltype(shared.ring);
+  const MoeFp8Params& p = task.piece.p;
+  const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
+  const int32_t blocks = p.intermediate / kBlock;
+  // The group's 128 rows are one block of scales. Hidden may end with the first group's.
+  const int32_t row_block = item.block * 2 + group;
+  const bool is_inside = row_block < p.hidden / kBlock;
+  RowScales scales(
+      p.gemm2_weights_scale +
+          (int64_t{item.tile.expert} * (p.hidden / kBlock) + (is_inside ? row_block : 0)) * blocks,
+      blocks, task.h_scales + int64_t{item.tile_number} * blocks);
+  float sums[2][kColumns / 2] = {};
+  for (int32_t kb = 0; kb < blocks; ++kb, ++place) {
+    const uint32_t stage = place % R::kStages;
+    const float scale = scales.of(kb);
+    wait_barrier(&shared.ring.full[stage], place / R::kStages % 2);
+    const std::byte* from = stages + stage * F16Shared::kStageBytes;
+    const uint64_t pairs = tile_descriptor(from + 2 * kBoxBytes);
+    float products[kColumns / 2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      uint32_t weights[8][4];
+      widen_rows(from + (group * 128 + half * 64 + warp * 16 + g) * 128, weights);
+      wgmma_fence();
+#pragma unroll
+      for (int k = 0; k < 8; ++k)
+        wgmma_f16<kColumns>(products, weights[k], pairs + k / 4 * (kBoxBytes >> 4) + 2 * (k % 4),
+                            k > 0);
+      wgmma_commit();
+      wgmma_wait<0>();
+#pragma unroll
+      for (int i = 0; i < kColumns / 2; ++i) sums[half][i] += products[i] * scale;
+    }
+    __syncwarp();
+    if (lane == 0) shared.ring.release(stage);
+  }
+  if (!is_inside) return;
+  float factors[kColumns / 32];  // of pairs lane, lane + 32, ...
+#pragma unroll
+  for (int i = 0; i < kColumns / 32; ++i)
+    factors[i] =
+        power_of_4(__ldg(task.sizes + item.tile.first + min(32 * i + lane, item.tile.count - 1)));
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int32_t row = row_block * kBlock + half * 64 + warp * 16 + g;
+#pragma unroll
+    for (int i = 0; i < kColumns / 8; ++i) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        const int column = 8 * i + 2 * q + c;
+        const float factor = __shfl_sync(~0u, factors[i / 4], column % 32);
+        if (column >= item.tile.count) continue;
+        float* to = static_cast<float*>(task.piece.sums) +
+                    (int64_t{item.tile.first} + column) * p.hidden + row;
+        __stcs(to, sums[half][4 * i + c] * factor);
+        __stcs(to + 8, sums[half][4 * i + 2 + c] * factor);
+      }
+    }
+  }
+}
+
+}  // namespace moxie::moe_fp8

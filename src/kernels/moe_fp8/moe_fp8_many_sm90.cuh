@@ -1,0 +1,151 @@
+// What the kernels of moe_fp8_block_scale for many tokens on Hopper share: the task, the rings of
+// stages in shared memory, and the items among clusters of two blocks.
+//
+// A block of 128 pairs by 256 rows of weights would read L2 faster than L2 can, so the two blocks
+// of a cluster share the weights, where an expert has two tiles of pairs side by side, or the
+// pairs. One thread copies, two warpgroups multiply. For sm_90a only.
+#pragma once
+
+#include <cuda.h>
+
+#include "core/cuda_launch.cuh"
+#include "kernels/moe_fp8/moe_fp8_pairs_cuda.h"
+#include "kernels/wgmma.cuh"
+
+namespace moxie::moe_fp8 {
+
+inline constexpr int kThreads = 384, kCopyThreads = 128;
+inline constexpr int kMathThreads = kThreads - kCopyThreads, kCluster = 2;
+inline constexpr int kCopyRegisters = 24, kMathRegisters = 240;
+inline constexpr int kBoxRows = 32;          // of pairs
+inline constexpr int kBoxBytes = 128 * 128;  // of 128 rows of 128 bytes
+inline constexpr int kMathBarrier = 1;       // named barrier of all math warps
+inline constexpr int kBlock = kFp8Block;
+// Exponents of F32, biased. FP16 holds the greatest of a tile's 128 columns as 2^14 to 2^15.
+inline constexpr int kTop = 14, kLeastExponent = 16, kMostExponent = 254;
+
+struct ManyTask {
+  Piece piece;
+  int32_t slots = 0;          // of the most tiles: 128 each
+  uint8_t* x = nullptr;       // [pairs, hidden] activations of the pairs' tokens
+  float* x_scales = nullptr;  // [hidden / 128, slots]
+  int32_t* sizes = nullptr;   // [pairs] exponent of about the greatest activation
+  // [pairs, intermediate] E4M3, or FP16 divided by 4^size, the columns of 64 as store_f16() says
+  std::byte* h = nullptr;
+  // of E4M3: [intermediate / 128, slots]; of FP16: [tiles, intermediate / 128]
+  float* h_scales = nullptr;
+  CUtensorMap w1 = {}, w2 = {}, of_x = {}, of_h = {};
+};
+
+/// Sizes are within these limits, so that 4^size is a normal F32.
+inline constexpr int kMostSize = 60;
+__device__ __forceinline__ float power_of_4(int size) {
+  return __uint_as_float(static_cast<uint32_t>(127 + 2 * size) << 23);
+}
+
+/// A ring's barriers.
+template <int kStages_>
+struct Ring {
+  static constexpr int kStages = kStages_;
+  uint64_t full[kStages], empty[kStages];
+
+  /// By one thread. Full: the bytes of boxes; empty: the math warps of the cluster.
+  __device__ void init() {
+    for (int i = 0; i < kStages; ++i) {
+      init_barrier(&full[i]);
+      init_barrier(&empty[i], kCluster * kMathThreads / 32);
+    }
+  }
+  /// By one lane: this warp needs a stage no more.
+  __device__ void release(uint32_t stage) {
+    for (uint32_t rank = 0; rank < kCluster; ++rank) arrive_barrier(&empty[stage], rank);
+  }
+};
+template <typename Shared>
+inline constexpr int kRingBytes = decltype(Shared::ring)::kStages* Shared::kStageBytes;
+template <typename Shared>
+inline constexpr uint64_t kSharedBytes = kRingBytes<Shared> + sizeof(Shared);
+
+/// What a block multiplies: a tile of pairs by two blocks of weights.
+struct Item {
+  PairTile tile;
+  int32_t tile_number, block;
+  bool shares_weights;  // with the cluster's other block; otherwise they share the pairs
+};
+
+/// Item number i of a cluster's list, `blocks` of weights for a tile. With an odd number of blocks
+/// a tile alone ends with one that is not there: its results are not stored.
+__device__ __forceinline__ Item item_of(const Piece& piece, int32_t i, int32_t blocks,
+                                        bool may_share_weights) {
+  const int32_t half = (blocks + 1) / 2, number = i / half, rest = i % half;
+  const auto rank = static_cast<int32_t>(cluster_rank());
+  const PairTile tile = piece.tiles[number];
+  if (!may_share_weights || tile.kind == TileKind::kAlone)
+    return {tile, number, 2 * rest + rank, false};
+  const int32_t second = tile.kind == TileKind::kSecond, other = number - second + rank;
+  return {piece.tiles[other], other, second * half + rest, true};
+}
+__device__ __forceinline__ bool is_void(const Item& item, int32_t blocks) {
+  return item.shares_weights && item.block >= blocks;
+}
+
+/// The scales of a row of blocks of weights, or the products with those of another row. A lane
+/// holds one of every 32, read 32 blocks ahead: a read in each block would make the products wait
+/// for L2.
+class RowScales {
+ public:
+  __device__ RowScales(const float* row, int32_t count, const float* other = nullptr)
+      : row_(row), other_(other), count_(count), now_(read(0)), next_(read(32)) {}
+  /// Of block kb; called for each block in order, by all lanes.
+  __device__ float of(int32_t kb) {
+    if (kb > 0 && kb % 32 == 0) now_ = next_, next_ = read(kb + 32);
+    return __shfl_sync(~0u, now_, kb % 32);
+  }
+
+ private:
+  __device__ float read(int32_t first) const {
+    const int32_t i = min(first + static_cast<int32_t>(threadIdx.x % 32), count_ - 1);
+    return other_ == nullptr ? __ldg(row_ + i) : __ldg(row_ + i) * __ldg(other_ + i);
+  }
+
+  const float *row_, *other_;
+  int32_t count_;
+  float now_, next_;
+};
+
+/// The items of a kernel among its clusters, and the warpgroups of a block. copy(stages, shared,
+/// first, items, step) runs in one thread, multiply(stages, shared, group, item, place) in two
+/// warpgroups.
+template <typename Shared, bool kMayShareWeights, typename Copy, typename Multiply>
+__device__ __forceinline__ void run_items(const ManyTask& task, int32_t blocks, Copy&& copy,
+                                          Multiply&& multiply) {
+  extern __shared__ __align__(1024) std::byte stages[];
+  auto& shared = *reinterpret_cast<Shared*>(stages + kRingBytes<Shared>);
+  if (threadIdx.x == 0) shared.ring.init();
+  __syncthreads();
+  cluster_arrive();
+  cluster_wait();
+  wait_for_previous();
+  launch_next();
+  const int32_t num_items = *task.piece.num_tiles * ((blocks + 1) / 2);
+  const auto first = static_cast<int32_t>(blockIdx.x / kCluster);
+  const auto step = static_cast<int32_t>(gridDim.x / kCluster);
+  if (threadIdx.x < kCopyThreads) {
+    give_registers<kCopyRegisters>();
+    if (threadIdx.x == 0) copy(stages, shared, first, num_items, step);
+    __syncwarp();
+  } else {
+    take_registers<kMathRegisters>();
+    const int group = threadIdx.x / 128 - 1;
+    uint32_t place = 0;
+    for (int32_t i = first; i < num_items; i += step) {
+      const Item item = item_of(task.piece, i, blocks, kMayShareWeights);
+      if (!is_void(item, blocks)) multiply(stages, shared, group, item, place);
+    }
+  }
+  // The other block may copy into this one, or report to it, until it has ended, too.
+  cluster_arrive();
+  cluster_wait();
+}
+
+}  // namespace moxie::moe_fp8
