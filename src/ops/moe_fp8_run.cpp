@@ -85,7 +85,9 @@ Result<const MoeFp8Row*> row_named(const std::string& name, const MoeFp8Params& 
     known.emplace_back(row.name);
     if (full != row.name) continue;
     if (const std::string why = why_not_here(row, target); !why.empty()) return fail(why, full);
-    if (const char* why = row.refuses(p)) return fail(why, full);
+    MoeFp8Params as_run = p;
+    as_run.activation = row.activation;
+    if (const char* why = row.refuses(as_run)) return fail(why, full);
     return &row;
   }
   return fail("there is no such row", name, "did you mean " + nearest_name(full, known) + "?");
@@ -180,6 +182,8 @@ Status run_moe_fp8(MoeFp8Params p, DLDevice id, const std::string& name) {
 }
 
 Result<std::vector<MoeFp8RowState>> moe_fp8_rows(DLDevice id) {
+  if (id.device_type != kDLCPU && id.device_type != kDLCUDA)
+    return fail("rows are for cpu and cuda", "device type " + std::to_string(id.device_type));
 #if MOXIE_HAS_CUDA
   std::optional<CurrentDevice> restored;
   if (id.device_type == kDLCUDA) restored.emplace();
