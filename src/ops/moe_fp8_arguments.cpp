@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstddef>
 #include <limits>
 #include <span>
 #include <string>
@@ -56,8 +57,8 @@ std::string type_text(DLDataType found) {
          (found.lanes == 1 ? "" : " and " + std::to_string(found.lanes) + " lanes");
 }
 
-uintptr_t address_of(const TensorView& tensor) {
-  return reinterpret_cast<uintptr_t>(tensor.data_ptr()) + tensor.byte_offset();
+std::byte* begin_of(const TensorView& tensor) {
+  return static_cast<std::byte*>(tensor.data_ptr()) + tensor.byte_offset();
 }
 
 Status check(const Expected& e, DLDevice device) {
@@ -77,7 +78,7 @@ Status check(const Expected& e, DLDevice device) {
   if (e.tensor.data_ptr() == nullptr) return fail("has no memory", e.name);
   // Kernels on CUDA read 16 bytes at a time.
   const uintptr_t alignment = device.device_type == kDLCUDA ? 16 : e.type.bits / 8;
-  if (address_of(e.tensor) % alignment != 0)
+  if (reinterpret_cast<uintptr_t>(begin_of(e.tensor)) % alignment != 0)
     return fail("is not aligned to " + std::to_string(alignment) + " bytes", e.name,
                 "pass a copy instead of a view into another tensor");
   return {};
@@ -85,7 +86,7 @@ Status check(const Expected& e, DLDevice device) {
 
 template <typename T>
 T* at(const TensorView& tensor) {
-  return reinterpret_cast<T*>(address_of(tensor));
+  return reinterpret_cast<T*>(begin_of(tensor));
 }
 
 Status check_rank(const char* name, const TensorView& tensor, int rank) {

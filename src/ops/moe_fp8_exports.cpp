@@ -41,7 +41,7 @@ void moe_fp8_block_scale_by(TensorView routing_logits, TensorView routing_bias,
                             TensorView gemm1_weights, TensorView gemm1_weights_scale,
                             TensorView gemm2_weights, TensorView gemm2_weights_scale,
                             int64_t local_expert_offset, double routed_scaling_factor,
-                            TensorView output, String row, int64_t top_k, int64_t n_group,
+                            TensorView output, const String& row, int64_t top_k, int64_t n_group,
                             int64_t topk_group) {
   run({routing_logits, routing_bias, hidden_states, hidden_states_scale, gemm1_weights,
        gemm1_weights_scale, gemm2_weights, gemm2_weights_scale, local_expert_offset,
@@ -70,7 +70,11 @@ String version() { return MOXIE_VERSION; }
 }  // namespace
 }  // namespace moxie
 
+// TVM-FFI's macro makes functions with a parameter that they do not use.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wunused-parameter"
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(moe_fp8_block_scale, moxie::moe_fp8_block_scale);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(moe_fp8_block_scale_by, moxie::moe_fp8_block_scale_by);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(moe_fp8_block_scale_rows, moxie::moe_fp8_block_scale_rows);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(version, moxie::version);
+#pragma GCC diagnostic pop
