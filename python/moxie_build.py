@@ -4,10 +4,11 @@ operations for Python and their library.
     python3 python/moxie_build.py BINARY FOLDER         moxie-engine with BINARY into FOLDER
     python3 python/moxie_build.py --ops LIBRARY FOLDER  moxie-ops with LIBRARY, libmoxie_ops.so
 
-It is also the build back end of moxie-engine (PEP 517, pyproject.toml), so that `pip wheel python/` works with
-MOXIE_BINARY set, without any package. The platform tag is read from the binary: it may need no shared
-library but those of the C library (moxie-ops: and TVM-FFI's, which comes with its dependency), and the
-newest version of these that it asks for is the tag's (manylinux_2_34: glibc 2.34). readelf and strip are binutils'.
+It is also the build back end of moxie-engine (PEP 517, pyproject.toml), so that `pip wheel python/`
+works with MOXIE_BINARY set, without any package. The platform tag is read from the binary: it may need
+no shared library but those of the C library (moxie-ops: and TVM-FFI's, which its dependency brings), and
+the newest version of these that it asks for is the tag's (manylinux_2_34: glibc 2.34). readelf and strip
+are binutils'.
 """
 
 import base64

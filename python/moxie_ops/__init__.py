@@ -1,7 +1,7 @@
 """Moxie's operations for PyTorch and whatever else speaks DLPack, through apache-tvm-ffi.
 
     import moxie_ops
-    moxie_ops.moe_fp8_block_scale(..., output)   # the arguments of the public definition, in its order
+    moxie_ops.moe_fp8_block_scale(..., output)   # arguments as in the public definition, in its order
 
 The work is done by libmoxie_ops.so, which the wheel holds; MOXIE_OPS_LIBRARY names another one.
 """

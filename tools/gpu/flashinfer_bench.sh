@@ -12,16 +12,16 @@
 # MOXIE_PYTHON names the interpreter, which must have PyTorch. Ends with 0 only if the tests passed
 # and every workload is PASSED.
 set -euo pipefail
-cd "$(dirname "$0")/../.."
 if (($# < 3)); then
   sed -n '6p' "$0" | cut -c5- >&2
   exit 2
 fi
-moxie=$1 wheels=$2 out=$3
+mkdir -p "$3"
+moxie=$(realpath "$1") wheels=$(realpath "$2") out=$(realpath "$3")
 shift 3
+cd "$(dirname "$0")/../.."
 python=${MOXIE_PYTHON:-python3}
 unset MOXIE_PYTHON # it is not for the program
-mkdir -p "$out"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 export PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
