@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # The checks beyond the tests: format, clang-tidy on what changed, sanitizers, fuzzers, aarch64, and
-# what runs outside of the tree: routers, deploy/, the page in a browser, packages.
+# what runs outside of the tree: routers, deploy/, the page in a browser, packages, moxie_ops.
 #   tools/check.sh                 all of them, each fuzzer for a minute
 #   tools/check.sh --quick         format, a bounded clang-tidy, the address sanitizer, 10 s a fuzzer
-#   tools/check.sh STEP...         of: format tidy asan tsan fuzz arm routers deploy page package
+#   tools/check.sh STEP...         of: format tidy asan tsan fuzz arm routers deploy page package ops
 #                                  (--quick shortens them; DEPLOY_FLAGS=--full also builds the
 #                                  program inside the image)
 #   tools/check.sh --fix-format    rewrites the sources in the house format
@@ -177,17 +177,30 @@ check_package() {
   JOBS=$jobs tools/package.sh && tests/package/installed.sh
 }
 
+# The wheel moxie-ops, installed beside what it needs, on this machine's CPU.
+check_ops() {
+  local python=build/python_ops/bin/python
+  cmake --preset release --log-level=NOTICE >/dev/null &&
+    cmake --build build/release -j "$jobs" --target moxie &&
+    JOBS=$jobs tools/ops_package.sh &&
+    tools/python_env.sh build/python_ops tests/ops/requirements.txt &&
+    "$python" -m pip install --quiet --disable-pip-version-check --no-index --no-deps \
+      --force-reinstall build/package-ops/moxie_ops-*.whl &&
+    env -u PYTHONPATH -u MOXIE_OPS_LIBRARY MOXIE_BINARY="$PWD/build/release/moxie" \
+      PYTHONDONTWRITEBYTECODE=1 "$python" -m pytest -q -p no:cacheprovider tests/ops/test_moe_fp8.py
+}
+
 for argument in "$@"; do
   case "$argument" in
     --quick) quick=1 ;;
     --fix-format) format -i; exit ;;
-    format | tidy | asan | tsan | fuzz | arm | routers | deploy | page | package)
+    format | tidy | asan | tsan | fuzz | arm | routers | deploy | page | package | ops)
       steps+=("$argument") ;;
     *) sed -n '2,11s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
   esac
 done
 if ((${#steps[@]} == 0)); then
-  steps=(format tidy asan tsan fuzz routers deploy page package)
+  steps=(format tidy asan tsan fuzz routers deploy page package ops)
   ((quick)) && steps=(format tidy asan fuzz)
   if ((!quick)); then
     if command -v aarch64-linux-gnu-g++ >/dev/null; then

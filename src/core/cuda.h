@@ -15,6 +15,9 @@ Status cuda_check(cudaError_t error, const std::string& where);
 /// one. So any thread may launch on any device's stream.
 cudaStream_t launch_stream(Stream* stream);
 
+/// A Stream for a native stream of device `index` that another library made and keeps.
+std::unique_ptr<Stream> borrow_cuda_stream(int index, void* native);
+
 /// To be called after each kernel launch. A launch that this build got wrong (grid, shared memory,
 /// no code for the device) is a broken invariant and CHECKs with `row`. The fault of an earlier
 /// kernel is left for Stream::synchronize to report.

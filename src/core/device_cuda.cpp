@@ -85,8 +85,12 @@ std::string no_code_text(int capability) {
 
 class CudaStream final : public Stream {
  public:
-  CudaStream(int device_idx, cudaStream_t stream) : device_idx_(device_idx) { native = stream; }
+  CudaStream(int device_idx, cudaStream_t stream, bool is_borrowed = false)
+      : device_idx_(device_idx), is_borrowed_(is_borrowed) {
+    native = stream;
+  }
   ~CudaStream() override {
+    if (is_borrowed_) return;
     // Errors are not reported: at the end of the process the runtime may be gone already.
     cudaSetDevice(device_idx_);
     cudaStreamDestroy(static_cast<cudaStream_t>(native));
@@ -107,6 +111,7 @@ class CudaStream final : public Stream {
 
  private:
   int device_idx_;
+  bool is_borrowed_;
 };
 
 class CudaGraph final : public Graph {
@@ -234,9 +239,13 @@ Status cuda_check(cudaError_t error, const std::string& where) {
 }
 
 cudaStream_t launch_stream(Stream* stream) {
-  // Every stream with a native handle was made by CudaDevice.
+  // Every stream with a native handle is a CudaStream.
   CHECK(stream != nullptr && stream->native != nullptr, "not a CUDA stream");
   return static_cast<CudaStream*>(stream)->handle();
+}
+
+std::unique_ptr<Stream> borrow_cuda_stream(int index, void* native) {
+  return std::make_unique<CudaStream>(index, static_cast<cudaStream_t>(native), true);
 }
 
 void check_launched(cudaError_t error, const char* row) {
