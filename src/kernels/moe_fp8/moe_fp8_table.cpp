@@ -62,10 +62,6 @@ double gemm_sm90_us(const MoeFp8Params& p, const DeviceRates& rates) {
 double requantised_sm90_us(const MoeFp8Params& p, const DeviceRates& rates) {
   return 0.85 * gemm_sm90_us(p, rates);
 }
-const char* requantised_cuda_refuses(const MoeFp8Params& p) {
-  if (p.activation != DType::kF8E4M3) return "the launch does not allow an intermediate in E4M3";
-  return moe_fp8_cuda_refuses(p);
-}
 #endif
 
 const Row<MoeFp8Params> kRows[] = {
@@ -124,10 +120,11 @@ const Row<MoeFp8Params> kRows[] = {
      .needs = kSm90a,
      .supports = kCudaSupports,
      .limits = "any number of tokens; E4M3 products, F32 sums; the intermediate rounded to E4M3 "
-               "with a scale for each 1 x 128, only where the launch allows it",
+               "with a scale for each 1 x 128",
      .ran_on = "H200",
      .layout = PackedLayout::kFragment16x32,
-     .refuses = requantised_cuda_refuses,
+     .activation = DType::kF8E4M3,
+     .refuses = moe_fp8_cuda_refuses,
      .predict_us = requantised_sm90_us,
      .workspace = moe_fp8_block_scale_e4m3_e4m3_gemm_sm90_workspace,
      .run = moe_fp8_block_scale_e4m3_e4m3_gemm_sm90},
