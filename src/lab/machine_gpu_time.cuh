@@ -8,8 +8,8 @@
 
 namespace moxie {
 
-/// Seconds of each of `passes` calls of `launch(native stream)`, after one that is not counted. What
-/// `before(native stream)` launches runs ahead of each call and is not timed.
+/// Seconds of each of `passes` calls of `launch(native stream)`, after one that is not counted.
+/// What `before(native stream)` launches runs ahead of each call and is not timed.
 template <typename Before, typename Launch>
 Result<std::vector<double>> time_gpu_launches(int passes, Stream& stream, Before&& before,
                                               Launch&& launch) {
@@ -40,7 +40,8 @@ Result<std::vector<double>> time_gpu_launches(int passes, Stream& stream, Before
 }
 template <typename Launch>
 Result<std::vector<double>> time_gpu_launches(int passes, Stream& stream, Launch&& launch) {
-  return time_gpu_launches(passes, stream, [](cudaStream_t) {}, std::forward<Launch>(launch));
+  return time_gpu_launches(
+      passes, stream, [](cudaStream_t) {}, std::forward<Launch>(launch));
 }
 
 }  // namespace moxie
