@@ -92,7 +92,7 @@ TEST_F(OpCliTest, RowsAgreeWithAnIndependentComputation) {
   ASSERT_EQ(expected.size(), 6u * 384);
   for (const std::string kernel : {"reference", "auto"}) {
     const auto ran = op({"run", "moe_fp8_block_scale", "--inputs", kVectors + "small.safetensors",
-                         "--output", at("out.safetensors"), "--kernel", kernel});
+                         "--output", at("out.safetensors"), "--kernel", kernel, "--device", "cpu"});
     ASSERT_EQ(ran.exit_code, 0) << ran.err;
     auto outputs = read(at("out.safetensors"));
     ASSERT_EQ(outputs["output"].dtype, "BF16");
@@ -189,7 +189,7 @@ TEST_F(OpCliTest, ListNamesTheRows) {
 TEST_F(OpCliTest, BenchReportsTimesBesideTheBounds) {
   const auto ran = op({"bench", "moe_fp8_block_scale", "-T", "1,9", "--experts", "32",
                        "--local-experts", "8", "--hidden", "256", "--intermediate", "128",
-                       "--repetitions", "2", "--threads", "1", "--json"});
+                       "--repetitions", "2", "--threads", "1", "--device", "cpu", "--json"});
   ASSERT_EQ(ran.exit_code, 0) << ran.err;
   const Json json = Json::parse(ran.out, nullptr, false);
   ASSERT_EQ(json["results"].size(), 2u) << ran.out;
@@ -204,12 +204,97 @@ TEST_F(OpCliTest, BenchReportsTimesBesideTheBounds) {
   EXPECT_GT(json["machine"]["read_gb_s"], 0);
 }
 
+TEST_F(OpCliTest, PeersStandBesideOurTimes) {
+  std::ofstream(at("peers.json")) << R"({"device": "another machine", "results": [
+      {"name": "peer a", "tokens": 9, "median_us": 1e9},
+      {"name": "peer b", "tokens": 10, "median_us": 1}]})";
+  std::vector<std::string> arguments = {"bench",
+                                        "moe_fp8_block_scale",
+                                        "-T",
+                                        "1,9",
+                                        "--experts",
+                                        "32",
+                                        "--local-experts",
+                                        "8",
+                                        "--hidden",
+                                        "256",
+                                        "--intermediate",
+                                        "128",
+                                        "--repetitions",
+                                        "1",
+                                        "--device",
+                                        "cpu",
+                                        "--peers",
+                                        at("peers.json")};
+  const auto table = op(arguments);
+  ASSERT_EQ(table.exit_code, 0) << table.err;
+  EXPECT_NE(table.out.find("peer a"), std::string::npos) << table.out;
+  EXPECT_EQ(table.out.find("peer b"), std::string::npos) << table.out;
+  EXPECT_NE(table.err.find("the figures are of another machine"), std::string::npos) << table.err;
+  arguments.push_back("--json");
+  const auto ran = op(arguments);
+  const Json json = Json::parse(ran.out, nullptr, false);
+  ASSERT_EQ(json["results"].size(), 2u) << ran.out;
+  EXPECT_EQ(json["peers"]["device"], "another machine");
+  EXPECT_TRUE(json["results"][0]["peers"].empty());
+  const Json& peer = json["results"][1]["peers"][0];
+  EXPECT_EQ(peer["name"], "peer a");
+  EXPECT_DOUBLE_EQ(peer["ratio"], 1e9 / json["results"][1]["median_us"].get<double>());
+  std::ofstream(at("peers.json")) << R"({"device": "x", "results": [{}]})";
+  const auto bad = op(arguments);
+  EXPECT_EQ(bad.exit_code, 1);
+  EXPECT_NE(bad.err.find("results[0]: name: is missing"), std::string::npos) << bad.err;
+}
+
+TEST_F(OpCliTest, UnknownDevicesAreRefused) {
+  const std::string tree = small_tree();
+  for (const std::string device : {"cuda:9999", "cuda:x", "gpu"}) {
+    const std::vector<std::vector<std::string>> commands = {
+        {"run", "moe_fp8_block_scale", "--inputs", kVectors + "small.safetensors", "--output",
+         at("out.safetensors"), "--device", device},
+        {"bench", "moe_fp8_block_scale", "-T", "1", "--hidden", "128", "--device", device},
+        {"trace", "--dataset", tree, "--dry-run", "--device", device}};
+    for (const auto& command : commands) {
+      const auto ran = op(command);
+      EXPECT_EQ(ran.exit_code, 1) << device;
+      // A machine without a GPU says so instead of the index.
+      const bool is_named = ran.err.find("--device") != std::string::npos ||
+                            (device == "cuda:9999" && ran.err.find("CUDA") != std::string::npos);
+      EXPECT_TRUE(is_named) << ran.err;
+    }
+  }
+  EXPECT_FALSE(fs::exists(at("out.safetensors")));
+}
+
+TEST_F(OpCliTest, ASampleOfTokensIsSaidToBeOne) {
+  const std::string tree = small_tree();
+  const auto traced =
+      op({"trace", "--dataset", tree, "--iterations", "1", "--threads", "1", "--device", "cpu",
+          "--max-tokens", "16", "--author", "me", "--reference-tokens", "10"});
+  ASSERT_EQ(traced.exit_code, 0) << traced.out << traced.err;
+  const std::string name = "moe_fp8_block_scale_ds_routing_topk8_ng8_kg4_e8_h256_i128";
+  std::istringstream lines(slurp(tree + "/traces/me/moe/" + name + ".jsonl"));
+  int num_samples = 0, num_lines = 0;
+  for (std::string line; std::getline(lines, line); ++num_lines) {
+    const Json trace = Json::parse(line, nullptr, false);
+    const int tokens = trace["workload"]["axes"]["seq_len"];
+    const Json& evaluation = trace["evaluation"];
+    const std::string log = evaluation["log"];
+    const bool says = log.find("10 of " + std::to_string(tokens)) != std::string::npos;
+    EXPECT_EQ(says, tokens > 10) << log;
+    EXPECT_EQ(evaluation["performance"].contains("speedup_factor"), tokens <= 10);
+    num_samples += says;
+  }
+  EXPECT_EQ(num_lines, 5);
+  EXPECT_EQ(num_samples, 3);
+}
+
 TEST_F(OpCliTest, ATreeIsJudgedAndTraced) {
   const std::string tree = small_tree();
   const std::string name = "moe_fp8_block_scale_ds_routing_topk8_ng8_kg4_e8_h256_i128";
   for (int run = 1; run <= 2; ++run) {
     const auto traced = op({"trace", "--dataset", tree, "--iterations", "1", "--threads", "1",
-                            "--max-tokens", "16", "--author", "me"});
+                            "--device", "cpu", "--max-tokens", "16", "--author", "me"});
     ASSERT_EQ(traced.exit_code, 0) << traced.out << traced.err;
     // T of 7, 1, 16, 15 and 14; 32 is left out, and said to be.
     EXPECT_NE(traced.out.find("5 passed, 0 not, 1 left out"), std::string::npos) << traced.out;
@@ -243,7 +328,7 @@ TEST_F(OpCliTest, ToleranceDecides) {
   std::vector<std::string> strict = {"trace", "--dataset",  tree,       "--iterations",
                                      "1",     "--workload", "a7c2bcfd", "--rtol",
                                      "0",     "--atol",     "0",        "--required-matched-ratio",
-                                     "1",     "--dry-run"};
+                                     "1",     "--dry-run",  "--device", "cpu"};
   // To the bit only the reference row itself agrees with the reference.
   auto of_reference = strict;
   of_reference.insert(of_reference.end(), {"--kernel", "reference"});

@@ -6,9 +6,9 @@
 
 #include <memory>
 
-#include "core/nearest.h"
+#include "apps/shown_device.h"
 #include "kernels/features.h"
-#include "lab/moe_fp8_run.h"
+#include "lab/moe_fp8_inputs.h"
 #include "lab/trace_tree.h"
 #include "weights/safetensors_write.h"
 
@@ -44,7 +44,7 @@ Command list_command() {
 struct RunFlags {
   std::vector<std::string> names;
   std::string inputs, output, kernel = "auto";
-  int32_t threads = 0;
+  OpDevice on;
 };
 
 int run(const RunFlags& o) {
@@ -52,10 +52,11 @@ int run(const RunFlags& o) {
   if (o.inputs.empty() || o.output.empty()) return usage("op run needs --inputs and --output");
   auto inputs = MoeFp8Inputs::open(o.inputs);
   if (!inputs) return report(inputs.error());
-  MoeFp8Runner runner(o.threads);
-  auto row = runner.row_for(inputs->params(), o.kernel);
+  auto runner = open_runner(o.on);
+  if (!runner) return report(runner.error());
+  auto row = runner->row_for(inputs->params(), o.kernel);
   if (!row) return report(row.error());
-  if (auto ran = runner.run(**row, inputs->params()); !ran) return report(ran.error());
+  if (auto ran = runner->run(**row, inputs->params()); !ran) return report(ran.error());
   const MoeFp8Params& p = inputs->params();
   const auto written =
       write_safetensors(o.output, {{"output",
@@ -82,7 +83,7 @@ Command op_run_command() {
                            "as tensors of one element");
                 flags.text("--output", &o->output, "the safetensors file to write: output");
                 flags.text("--kernel", &o->kernel, "a row's name, reference or auto");
-                flags.integer("--threads", &o->threads, kFromZero, "0: one a usable core");
+                declare_op_device(flags, &o->on);
               },
           .run = [o](const Flags&) { return run(*o); }};
 }
@@ -96,8 +97,9 @@ struct MakeTreeFlags {
 
 int make_tree(const MakeTreeFlags& o) {
   if (o.folders.size() != 1) return usage("op make-tree takes one folder");
-  MoeFp8Runner runner(0);
-  auto made = make_trace_tree(o.folders[0], o.tree, runner.pool());
+  auto runner = open_runner({.device = "cpu"});
+  if (!runner) return report(runner.error());
+  auto made = make_trace_tree(o.folders[0], o.tree, runner->pool());
   if (!made) return report(made.error());
   fmt::print("{}: {} workloads; routing from seed {}, not captured from a model\n", o.folders[0],
              *made, o.tree.seed);
@@ -134,6 +136,17 @@ Status check_op_name(const std::vector<std::string>& names) {
   if (names[0] != known)
     return fail("unknown operation '" + names[0] + "'", "op", "known: " + known);
   return {};
+}
+
+void declare_op_device(Flags& flags, OpDevice* o) {
+  flags.text("--device", &o->device, "cpu, cuda, cuda:N or auto");
+  flags.integer("--threads", &o->threads, kFromZero, "of the host; 0: one a usable core");
+}
+
+Result<MoeFp8Runner> open_runner(const OpDevice& o) {
+  auto device = open_device(o.device, o.threads);
+  if (!device) return fail(device.error());
+  return MoeFp8Runner::make(std::move(*device), o.threads);
 }
 
 Command op_command() {

@@ -1,16 +1,19 @@
 // moxie op bench: times rows of an operation on random inputs, beside the limits of this machine
-// measured in the same run.
+// measured in the same run, and beside peers' times from a file.
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 
+#include "apps/bench_flags.h"
 #include "apps/op.h"
 #include "core/bytes.h"
 #include "lab/machine.h"
 #include "lab/moe_fp8_inputs.h"
-#include "lab/moe_fp8_run.h"
+#include "lab/peer_figures.h"
 #include "lab/stats.h"
 
 namespace moxie {
@@ -18,17 +21,18 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-struct BenchFlags {
+struct OpBenchFlags {
   std::vector<std::string> names;
   std::vector<int32_t> tokens = {1, 7, 32};
   int32_t experts = 256, local_experts = 32, hidden = 7168, intermediate = 2048, offset = 32;
-  int32_t repetitions = 10, threads = 0;
+  int32_t repetitions = 0;
+  OpDevice on;
   uint64_t seed = 1;
-  std::string kernel = "auto";
+  std::string kernel = "auto", peers;
   bool json = false;
 };
 
-MoeFp8Params sizes_of(const BenchFlags& o, int32_t tokens) {
+MoeFp8Params sizes_of(const OpBenchFlags& o, int32_t tokens) {
   return {.num_tokens = tokens,
           .num_experts = o.experts,
           .num_local_experts = o.local_experts,
@@ -38,22 +42,48 @@ MoeFp8Params sizes_of(const BenchFlags& o, int32_t tokens) {
           .routed_scaling_factor = 2.5f};
 }
 
-// Fails if weights and activations would not fit in three quarters of the free memory.
-Status check_memory(const BenchFlags& o, const Device& device) {
+// Fails if weights and activations would not fit in three quarters of a device's free memory. A
+// GPU needs them in the host's memory, too, where they are made.
+Status check_memory(const OpBenchFlags& o, MoeFp8Runner& runner) {
   const int32_t most = *std::max_element(o.tokens.begin(), o.tokens.end());
   const double weights = 3.0 * o.local_experts * o.hidden * o.intermediate;
   const double tokens = static_cast<double>(most) * (16.0 * o.hidden + 4.0 * o.experts);
-  const auto available = static_cast<double>(device.properties().available_bytes);
-  if (weights + tokens < 0.75 * available) return {};
-  return fail(
-      fmt::format("needs {}, of {} free", format_bytes(static_cast<uint64_t>(weights + tokens)),
-                  format_bytes(device.properties().available_bytes)),
-      "op bench", "--local-experts, --hidden and --intermediate reduce the shape");
+  for (const Device* device : {&runner.device(), &runner.host()}) {
+    const uint64_t available = device->properties().available_bytes;
+    if (weights + tokens < 0.75 * static_cast<double>(available)) continue;
+    return fail(
+        fmt::format("needs {}, of {} free", format_bytes(static_cast<uint64_t>(weights + tokens)),
+                    format_bytes(available)),
+        device->kind() == DeviceKind::kCuda ? "op bench, the GPU's memory" : "op bench",
+        "--local-experts, --hidden and --intermediate reduce the shape");
+  }
+  return {};
+}
+
+// What a run of the command compares with.
+struct Beside {
+  MachineLimits limits;
+  std::optional<PeerFigures> peers;
+};
+
+Json peers_of(const Beside& beside, int32_t tokens, double median_us) {
+  Json list = Json::array();
+  if (!beside.peers) return list;
+  for (const auto& figure : beside.peers->figures)
+    if (figure.tokens == tokens)
+      list.push_back({{"name", figure.name},
+                      {"median_us", figure.median_us},
+                      {"ratio", figure.median_us / median_us}});
+  return list;
+}
+
+int repetitions_of(const OpBenchFlags& o, const MoeFp8Runner& runner) {
+  return o.repetitions > 0 ? o.repetitions : runner.on_gpu() ? 50 : 10;
 }
 
 // One row on one number of tokens.
-Result<Json> bench_tokens(const BenchFlags& o, const RandomMoeFp8& weights, int32_t tokens,
-                          const MachineLimits& limits, MoeFp8Runner& runner) {
+Result<Json> bench_tokens(const OpBenchFlags& o, const RandomMoeFp8& weights, int32_t tokens,
+                          const Beside& beside, MoeFp8Runner& runner) {
   // The weights are those of the first number of tokens; the rest is made anew.
   RandomMoeFp8 made = random_moe_fp8(
       [&] {
@@ -72,13 +102,14 @@ Result<Json> bench_tokens(const BenchFlags& o, const RandomMoeFp8& weights, int3
   const MoeFp8Params& p = inputs->params();
   auto row = runner.row_for(p, o.kernel);
   if (!row) return fail(row.error());
-  auto seconds = runner.time(**row, p, o.repetitions);
+  auto seconds = runner.time(**row, p, repetitions_of(o, runner));
   if (!seconds) return fail(seconds.error());
   const MoeFp8Load load = moe_fp8_load(p);
   const Work work = moe_fp8_work(p, load);
   const Summary summary = summarize(*seconds);
-  const Peak& peak = best_peak(limits);
-  return Json{
+  const MachineLimits& limits = beside.limits;
+  const Peak& peak = peak_of_row(limits, (*row)->name);
+  Json result{
       {"tokens", tokens},
       {"kernel", (*row)->name},
       {"pairs", load.num_pairs},
@@ -88,65 +119,108 @@ Result<Json> bench_tokens(const BenchFlags& o, const RandomMoeFp8& weights, int3
       {"median_us", 1e6 * summary.median},
       {"mad_us", 1e6 * summary.mad},
       {"bytes_bound_us", 1e-3 * work.bytes / limits.read_gb_s},
-      {"flops_bound_us", 1e-3 * work.flops / peak.rate},
+      {"flops_bound_us", peak.rate > 0 ? Json(1e-3 * work.flops / peak.rate) : Json()},
       {"share_of_bound", share_of_limit(limits, peak, work.bytes, work.flops, summary.median)},
       {"samples_us", [&] {
          Json samples = Json::array();
          for (const double s : *seconds) samples.push_back(1e6 * s);
          return samples;
        }()}};
+  if (beside.peers) result["peers"] = peers_of(beside, tokens, 1e6 * summary.median);
+  return result;
 }
 
-int bench(const BenchFlags& o) {
+void print_head(const OpBenchFlags& o, const Beside& beside, MoeFp8Runner& runner) {
+  const MachineLimits& limits = beside.limits;
+  if (runner.on_gpu()) {
+    print_limits(limits);
+  } else {
+    const Peak& peak = best_peak(limits);
+    fmt::print("{}, {} threads: reads {:.1f} GB/s, {:.0f} GFLOP/s ({})\n", limits.cpu,
+               limits.num_threads, limits.read_gb_s, peak.rate, peak.instruction);
+  }
+  fmt::print("{} of {} experts, hidden {}, intermediate {}; median of {}, cold caches\n",
+             o.local_experts, o.experts, o.hidden, o.intermediate, repetitions_of(o, runner));
+  if (beside.peers) fmt::print("peers' figures: {}, of {}\n", o.peers, beside.peers->device);
+  fmt::print("\n{:>6} {:>7} {:>8} {:>12} {:>12} {:>12} {:>7}  {}\n", "T", "pairs", "touched", "us",
+             "bytes us", "FLOPs us", "share", "kernel");
+}
+
+void print_result(const Json& r) {
+  const Json& flops = r["flops_bound_us"];
+  fmt::print("{:>6} {:>7} {:>8} {:>12.1f} {:>12.1f} {:>12} {:>6.0f}%  {}\n",
+             r["tokens"].get<int32_t>(), r["pairs"].get<double>(),
+             r["touched_experts"].get<double>(), r["median_us"].get<double>(),
+             r["bytes_bound_us"].get<double>(),
+             flops.is_null() ? "-" : fmt::format("{:.1f}", flops.get<double>()),
+             100 * r["share_of_bound"].get<double>(), r["kernel"].get<std::string>());
+  if (!r.contains("peers")) return;
+  for (const Json& peer : r["peers"])
+    fmt::print("{:>6} {:>7} {:>8} {:>12.1f} {:>12} {:>12} {:>6.2f}x  {}\n", "", "", "peer",
+               peer["median_us"].get<double>(), "", "", peer["ratio"].get<double>(),
+               peer["name"].get<std::string>());
+}
+
+Result<Beside> measure_beside(const OpBenchFlags& o, MoeFp8Runner& runner) {
+  Beside beside;
+  if (!o.peers.empty()) {
+    auto text = read_text(o.peers, 1 << 20);
+    if (!text) return fail(text.error());
+    auto peers = parse_peer_figures(*text, o.peers);
+    if (!peers) return fail(peers.error());
+    if (peers->device != runner.device().properties().name)
+      log_warn(o.peers + ": the figures are of " + peers->device + ", this is " +
+               runner.device().properties().name);
+    beside.peers = std::move(*peers);
+  }
+  auto limits = measure_limits(runner.device());
+  if (!limits) return fail(limits.error());
+  beside.limits = std::move(*limits);
+  return beside;
+}
+
+int bench(const OpBenchFlags& o) {
   if (auto known = check_op_name(o.names); !known) return usage(known.error().message());
   if (o.tokens.empty()) return usage("op bench: -T needs a number of tokens");
   for (const int32_t tokens : o.tokens)
     if (const char* why = moe_fp8_shape_fault(sizes_of(o, tokens)))
       return usage(std::string("op bench: ") + why);
-  MoeFp8Runner runner(o.threads);
-  if (auto fits = check_memory(o, runner.device()); !fits) return report(fits.error());
-  auto limits = measure_machine(runner.device());
-  if (!limits) return report(limits.error());
-  const RandomMoeFp8 weights = random_moe_fp8(sizes_of(o, 1), o.seed, runner.pool());
+  auto runner = open_runner(o.on);
+  if (!runner) return report(runner.error());
+  if (auto fits = check_memory(o, *runner); !fits) return report(fits.error());
+  const auto beside = measure_beside(o, *runner);
+  if (!beside) return report(beside.error());
+  const RandomMoeFp8 weights = random_moe_fp8(sizes_of(o, 1), o.seed, runner->pool());
   Json results = Json::array();
-  if (!o.json) {
-    fmt::print("{}, {} threads: reads {:.1f} GB/s, {:.0f} GFLOP/s ({})\n", limits->cpu,
-               limits->num_threads, limits->read_gb_s, best_peak(*limits).rate,
-               best_peak(*limits).instruction);
-    fmt::print("{} of {} experts, hidden {}, intermediate {}; median of {}, cold caches\n\n",
-               o.local_experts, o.experts, o.hidden, o.intermediate, o.repetitions);
-    fmt::print("{:>6} {:>7} {:>8} {:>12} {:>12} {:>12} {:>7}  {}\n", "T", "pairs", "touched", "us",
-               "bytes us", "FLOPs us", "share", "kernel");
-  }
+  if (!o.json) print_head(o, *beside, *runner);
   for (const int32_t tokens : o.tokens) {
-    auto result = bench_tokens(o, weights, tokens, *limits, runner);
+    auto result = bench_tokens(o, weights, tokens, *beside, *runner);
     if (!result) return report(result.error());
-    const Json& r = *result;
-    if (!o.json)
-      fmt::print("{:>6} {:>7} {:>8} {:>12.1f} {:>12.1f} {:>12.1f} {:>6.0f}%  {}\n", tokens,
-                 r["pairs"].get<double>(), r["touched_experts"].get<double>(),
-                 r["median_us"].get<double>(), r["bytes_bound_us"].get<double>(),
-                 r["flops_bound_us"].get<double>(), 100 * r["share_of_bound"].get<double>(),
-                 r["kernel"].get<std::string>());
-    results.push_back(r);
+    if (!o.json) print_result(*result);
+    std::fflush(stdout);
+    results.push_back(std::move(*result));
   }
-  if (o.json)
-    fmt::print("{}\n", Json{{"op", Op<MoeFp8Params>::info.name},
-                            {"machine", to_json(*limits)},
-                            {"experts", o.experts},
-                            {"local_experts", o.local_experts},
-                            {"hidden", o.hidden},
-                            {"intermediate", o.intermediate},
-                            {"seed", o.seed},
-                            {"results", results}}
-                           .dump(2));
+  if (!o.json) return kExitDone;
+  Json all{{"op", Op<MoeFp8Params>::info.name},
+           {"machine", to_json(beside->limits)},
+           {"device", runner->device().properties().name},
+           {"timed_by", runner->on_gpu() ? "events around a CUDA graph" : "clock"},
+           {"experts", o.experts},
+           {"local_experts", o.local_experts},
+           {"hidden", o.hidden},
+           {"intermediate", o.intermediate},
+           {"seed", o.seed},
+           {"repetitions", repetitions_of(o, *runner)},
+           {"results", results}};
+  if (beside->peers) all["peers"] = {{"file", o.peers}, {"device", beside->peers->device}};
+  fmt::print("{}\n", all.dump(2));
   return kExitDone;
 }
 
 }  // namespace
 
 Command op_bench_command() {
-  auto o = std::make_shared<BenchFlags>();
+  auto o = std::make_shared<OpBenchFlags>();
   return {
       .name = "bench",
       .summary = "Time an operation on random inputs, with cold caches",
@@ -163,8 +237,12 @@ Command op_bench_command() {
             flags.integer("--hidden", &o->hidden, {kFp8Block, 1 << 20}, "a multiple of 128");
             flags.integer("--intermediate", &o->intermediate, {kFp8Block, 1 << 20},
                           "a multiple of 128");
-            flags.integer("--repetitions", &o->repetitions, {1, 10000}, "timed runs");
-            flags.integer("--threads", &o->threads, kFromZero, "0: one a usable core");
+            flags.integer("--repetitions", &o->repetitions, {0, 10000},
+                          "timed runs; 0: 50 on CUDA, 10 on a CPU");
+            declare_op_device(flags, &o->on);
+            flags.text("--peers", &o->peers,
+                       "JSON of others' times, to print beside: {\"device\": \"...\", "
+                       "\"results\": [{\"name\": \"...\", \"tokens\": 7, \"median_us\": 1.5}]}");
             flags.unsigned64("--seed", &o->seed, {0, UINT32_MAX}, "of the inputs");
             flags.toggle("--json", &o->json, "print JSON");
           },

@@ -15,9 +15,8 @@ ShownDevice shown_cpu(const std::string& why_not) {
           .properties = {.num_units = static_cast<int>(num_usable_cores())}};
 }
 
-}  // namespace
-
-Result<ShownDevice> shown_device(const std::string& device) {
+// The index of a GPU that --device names or lets be taken; -1: the CPU.
+Result<int> gpu_index(const std::string& device) {
   const bool is_cuda = device == "cuda" || device.starts_with("cuda:");
   int index = 0;
   const char* end = device.data() + device.size();
@@ -26,10 +25,18 @@ Result<ShownDevice> shown_device(const std::string& device) {
   if (bad_index || (!is_cuda && device != "cpu" && device != "auto")) {
     return fail("unknown device '" + device + "'", "--device", "cpu, cuda, cuda:N or auto");
   }
-  if (device == "cpu" || (device == "auto" && num_cuda_devices() == 0)) {
+  return device == "cpu" ? -1 : index;
+}
+
+}  // namespace
+
+Result<ShownDevice> shown_device(const std::string& device) {
+  const auto index = gpu_index(device);
+  if (!index) return fail(index.error());
+  if (*index < 0 || (device == "auto" && num_cuda_devices() == 0)) {
     return shown_cpu("");
   }
-  auto gpu = make_cuda_device(index);
+  auto gpu = make_cuda_device(*index);
   if (!gpu && device == "auto") {
     return shown_cpu(gpu.error().message());
   }
@@ -40,6 +47,17 @@ Result<ShownDevice> shown_device(const std::string& device) {
                      .name = found.name,
                      .why_not = {},
                      .properties = found};
+}
+
+Result<std::unique_ptr<Device>> open_device(const std::string& device, int num_threads) {
+  const auto index = gpu_index(device);
+  if (!index) return fail(index.error());
+  if (*index < 0) return make_cpu_device(num_threads);
+  if (device == "auto" && !has_cuda_driver()) return make_cpu_device(num_threads);
+  auto gpu = make_cuda_device(*index);
+  if (gpu || device != "auto") return gpu;
+  log_warn("running on the CPU: " + gpu.error().message());
+  return make_cpu_device(num_threads);
 }
 
 }  // namespace moxie

@@ -1,7 +1,8 @@
-// The device that a command would use, found without loading anything: for `moxie kernels` and
-// `moxie doctor`.
+// The device that a command uses without an engine: found for `moxie kernels` and `moxie doctor`,
+// opened for `moxie op`.
 #pragma once
 
+#include <memory>
 #include <string>
 
 #include "core/device.h"
@@ -19,5 +20,8 @@ struct ShownDevice {
 
 /// `device` as --device takes it; auto means the first GPU if it can be used, else the CPU.
 Result<ShownDevice> shown_device(const std::string& device);
+
+/// Opens it; auto logs why it does not take an existing GPU. `num_threads` is for the CPU.
+Result<std::unique_ptr<Device>> open_device(const std::string& device, int num_threads);
 
 }  // namespace moxie

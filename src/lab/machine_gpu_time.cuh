@@ -1,6 +1,7 @@
 // Times launches by events of the device.
 #pragma once
 
+#include <utility>
 #include <vector>
 
 #include "core/cuda.h"
@@ -8,8 +9,10 @@
 namespace moxie {
 
 /// Seconds of each of `passes` calls of `launch(native stream)`, after one that is not counted.
-template <typename Launch>
-Result<std::vector<double>> time_gpu_launches(int passes, Stream& stream, Launch&& launch) {
+/// What `before(native stream)` launches runs ahead of each call and is not timed.
+template <typename Before, typename Launch>
+Result<std::vector<double>> time_gpu_launches(int passes, Stream& stream, Before&& before,
+                                              Launch&& launch) {
   struct Events {
     cudaEvent_t begin = nullptr, end = nullptr;
     ~Events() {
@@ -23,6 +26,7 @@ Result<std::vector<double>> time_gpu_launches(int passes, Stream& stream, Launch
   if (!status) return fail(std::move(status.error()));
   std::vector<double> seconds;
   for (int pass = 0; pass <= passes; ++pass) {
+    before(native);
     cudaEventRecord(events.begin, native);
     launch(native);
     cudaEventRecord(events.end, native);
@@ -33,6 +37,11 @@ Result<std::vector<double>> time_gpu_launches(int passes, Stream& stream, Launch
     if (pass > 0) seconds.push_back(milliseconds * 1e-3);
   }
   return seconds;
+}
+template <typename Launch>
+Result<std::vector<double>> time_gpu_launches(int passes, Stream& stream, Launch&& launch) {
+  return time_gpu_launches(
+      passes, stream, [](cudaStream_t) {}, std::forward<Launch>(launch));
 }
 
 }  // namespace moxie

@@ -188,16 +188,54 @@ Result<MoeFp8Inputs> MoeFp8Inputs::from(const std::vector<OpTensor>& tensors,
     inputs.floats_.push_back(copy_of<float>(*tensor));
   inputs.bias_ = copy_of<uint16_t>(*bias);
   inputs.output_.resize(static_cast<size_t>(tokens) * static_cast<size_t>(p.hidden));
-  p.routing_logits = inputs.floats_[0].data();
-  p.hidden_states_scale = inputs.floats_[1].data();
-  p.gemm1_weights_scale = inputs.floats_[2].data();
-  p.gemm2_weights_scale = inputs.floats_[3].data();
-  p.routing_bias = inputs.bias_.data();
   p.hidden_states = reinterpret_cast<const uint8_t*>(hidden->data);
   p.gemm1_weights = reinterpret_cast<const uint8_t*>(gemm1->data);
   p.gemm2_weights = reinterpret_cast<const uint8_t*>(gemm2->data);
-  p.output = inputs.output_.data();
+  inputs.point_at_own();
   return inputs;
+}
+
+void MoeFp8Inputs::point_at_own() {
+  params_.routing_logits = floats_[0].data();
+  params_.hidden_states_scale = floats_[1].data();
+  params_.gemm1_weights_scale = floats_[2].data();
+  params_.gemm2_weights_scale = floats_[3].data();
+  params_.routing_bias = bias_.data();
+  params_.output = output_.data();
+}
+
+MoeFp8Inputs MoeFp8Inputs::only(std::span<const int32_t> tokens) const {
+  const size_t experts = static_cast<size_t>(params_.num_experts);
+  const size_t hidden = static_cast<size_t>(params_.hidden), count = tokens.size();
+  MoeFp8Inputs some;
+  some.params_ = params_;
+  some.params_.num_tokens = static_cast<int32_t>(count);
+  some.floats_ = floats_, some.bias_ = bias_, some.file_ = file_;
+  some.floats_[0].resize(count * experts);
+  some.floats_[1].resize(count * hidden / kFp8Block);
+  some.hidden_states_.resize(count * hidden);
+  some.output_.resize(count * hidden);
+  for (size_t i = 0; i < count; ++i) {
+    const auto token = static_cast<size_t>(tokens[i]);
+    std::copy_n(params_.routing_logits + token * experts, experts, &some.floats_[0][i * experts]);
+    std::copy_n(params_.hidden_states + token * hidden, hidden, &some.hidden_states_[i * hidden]);
+    for (size_t block = 0; block < hidden / kFp8Block; ++block)
+      some.floats_[1][block * count + i] =
+          floats_[1][block * static_cast<size_t>(params_.num_tokens) + token];
+  }
+  some.params_.hidden_states = some.hidden_states_.data();
+  some.point_at_own();
+  return some;
+}
+
+std::vector<int32_t> sample_tokens(int32_t num_tokens, int32_t count, uint64_t seed) {
+  std::vector<int32_t> tokens;
+  for (int32_t token = 0; token < num_tokens; ++token) {
+    const auto wanted = static_cast<uint64_t>(std::max(count, 0)) - tokens.size();
+    const auto left = static_cast<uint64_t>(num_tokens - token);
+    if (word_of(seed, static_cast<uint64_t>(token)) % left < wanted) tokens.push_back(token);
+  }
+  return tokens;
 }
 
 Result<MoeFp8Inputs> MoeFp8Inputs::open(const std::string& path) {

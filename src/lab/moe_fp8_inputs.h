@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -38,18 +39,28 @@ class MoeFp8Inputs {
   MoeFp8Inputs(MoeFp8Inputs&&) noexcept = default;  // a copy's pointers would not be its own
   MoeFp8Inputs& operator=(MoeFp8Inputs&&) noexcept = default;
 
+  /// The same with these tokens alone, each an index below num_tokens. A token's output does not
+  /// depend on the others. The weights are borrowed as before.
+  MoeFp8Inputs only(std::span<const int32_t> tokens) const;
+
   const MoeFp8Params& params() const { return params_; }
   uint16_t* output() { return output_.data(); }
   const std::vector<uint16_t>& output_values() const { return output_; }
 
  private:
   MoeFp8Inputs() = default;
+  void point_at_own();
 
   MoeFp8Params params_;
   std::vector<std::vector<float>> floats_;  // aligned copies: a file's tensors may lie anywhere
   std::vector<uint16_t> bias_, output_;
+  std::vector<uint8_t> hidden_states_;  // of only()
   std::shared_ptr<SafetensorsFile> file_;
 };
+
+/// `count` of `num_tokens` tokens, drawn from the seed, in ascending order; all if there are no
+/// more.
+std::vector<int32_t> sample_tokens(int32_t num_tokens, int32_t count, uint64_t seed);
 
 /// Fills tensors as the definition's workloads have them: E4M3 from normal values clamped to +-2,
 /// floats from normal values of either sign. The same seed gives the same bytes for any number of
