@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(kLayThreads) lay_pairs(const __grid_constant__
     const uint8_t* from = p.hidden_states + int64_t{token} * p.hidden;
     uint8_t* to = task.x + int64_t{pair} * p.hidden;
     int size = -kMostSize;
-#pragma unroll 4
+#pragma unroll 7
     for (int32_t i = lane * 16; i < p.hidden; i += 32 * 16) {
       const uint4 codes = __ldg(reinterpret_cast<const uint4*>(from + i));
       const int64_t kb = i / kBlock;

@@ -138,8 +138,11 @@ __device__ __forceinline__ void run_items(const ManyTask& task, int32_t blocks, 
     take_registers<kMathRegisters>();
     const int group = threadIdx.x / 128 - 1;
     uint32_t place = 0;
+    // The next item is looked up before the products of one, which hide how long that takes.
+    Item next = first < num_items ? item_of(task.piece, first, blocks, kMayShareWeights) : Item{};
     for (int32_t i = first; i < num_items; i += step) {
-      const Item item = item_of(task.piece, i, blocks, kMayShareWeights);
+      const Item item = next;
+      if (i + step < num_items) next = item_of(task.piece, i + step, blocks, kMayShareWeights);
       if (!is_void(item, blocks)) multiply(stages, shared, group, item, place);
     }
   }

@@ -16,7 +16,7 @@ namespace {
 namespace cg = cooperative_groups;
 
 constexpr int kFewThreads = 512, kTokensOfBlock = kFewThreads / 32;
-constexpr int kManyThreads = 256, kSortThreads = 1024, kAddThreads = 256;
+constexpr int kRouteThreads = 1024, kPlaceThreads = 256, kSortThreads = 1024, kAddThreads = 256;
 constexpr int kMaxWords = kMostFewTokens / 32;
 static_assert(kMostFewTokens / kTokensOfBlock <= 8, "blocks of a cluster");
 
@@ -246,27 +246,23 @@ __global__ void __launch_bounds__(kFewThreads)
   }
 }
 
-/// A block routes 32 tokens, one word of bits an expert.
-__global__ void __launch_bounds__(kManyThreads) route_tokens(const __grid_constant__ Piece piece) {
-  constexpr int kWarps = kManyThreads / 32, kTokensOfWarp = 32 / kWarps;
-  static_assert(kManyThreads == kMostLocal, "a thread an expert");
+/// A block routes 32 tokens, one a warp, to one word of bits an expert.
+__global__ void __launch_bounds__(kRouteThreads) route_tokens(const __grid_constant__ Piece piece) {
+  static_assert(kRouteThreads == 32 * 32 && kRouteThreads >= kMostLocal, "threads of a block");
   __shared__ uint32_t bits[kMostLocal];
   extern __shared__ uint32_t keys[];
   const MoeFp8Params& p = piece.p;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  bits[threadIdx.x] = 0;
+  if (threadIdx.x < kMostLocal) bits[threadIdx.x] = 0;
   wait_for_previous();
   launch_next();
   __syncthreads();
-#pragma unroll 1
-  for (int i = 0; i < kTokensOfWarp; ++i) {
-    const int bit = warp * kTokensOfWarp + i;
-    const int32_t token = static_cast<int32_t>(blockIdx.x) * 32 + bit;
-    if (token >= p.num_tokens) break;
+  const int32_t token = static_cast<int32_t>(blockIdx.x) * 32 + warp;
+  if (token < p.num_tokens) {
     route_token(piece, token, keys + warp * num_keys(p));
     __syncwarp();
     const int32_t e = lane < p.top_k ? piece.chosen[int64_t{token} * p.top_k + lane] : -1;
-    if (e >= 0) atomicOr(&bits[e], 1u << bit);
+    if (e >= 0) atomicOr(&bits[e], 1u << warp);
   }
   __syncthreads();
   const auto e = static_cast<int32_t>(threadIdx.x);
@@ -330,10 +326,11 @@ __global__ void __launch_bounds__(kSortThreads) sort_tokens(const __grid_constan
 }
 
 /// Finds each choice's pair among its expert's, which rise by token.
-__global__ void __launch_bounds__(kManyThreads) place_choices(const __grid_constant__ Piece piece) {
+__global__ void __launch_bounds__(kPlaceThreads)
+    place_choices(const __grid_constant__ Piece piece) {
   wait_for_previous();
   launch_next();
-  const int32_t i = static_cast<int32_t>(blockIdx.x) * kManyThreads + threadIdx.x;
+  const int32_t i = static_cast<int32_t>(blockIdx.x) * kPlaceThreads + threadIdx.x;
   if (i >= piece.p.num_tokens * piece.p.top_k) return;
   const int32_t e = piece.chosen[i], token = i / piece.p.top_k;
   int32_t pair = -1;
@@ -454,10 +451,10 @@ void route_many(const char* row, const Piece& piece, Stream* stream) {
                    .programmatic = true},
                   launch_stream(stream));
   };
-  launch(route_tokens, piece.words, kManyThreads,
-         uint64_t{4} * (kManyThreads / 32) * num_keys(piece.p));
+  launch(route_tokens, piece.words, kRouteThreads,
+         uint64_t{4} * (kRouteThreads / 32) * num_keys(piece.p));
   launch(sort_tokens, 1, kSortThreads, 0);
-  launch(place_choices, ceil_div(piece.p.num_tokens * piece.p.top_k, kManyThreads), kManyThreads,
+  launch(place_choices, ceil_div(piece.p.num_tokens * piece.p.top_k, kPlaceThreads), kPlaceThreads,
          0);
 }
 
