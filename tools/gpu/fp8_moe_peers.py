@@ -22,6 +22,11 @@ import torch
 import triton
 import triton.language as tl
 
+try:
+    import moxie_ops
+except ImportError as error:
+    moxie_ops, missing = None, error
+
 from fp8_moe_triton import BLOCK, GROUPS, KEPT_GROUPS, TOP, FusedMoe
 
 TOKENS = [1, 7, 14, 15, 16, 32, 52, 58, 62, 80, 901, 11948, 14107]
@@ -29,8 +34,8 @@ DRY_ROUNDS = 10
 SAMPLE = 64  # tokens that are compared with float64
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOLERANCES = {"0.01, 0.01": (1e-2, 1e-2), "0.1, 0.2": (0.1, 0.2)}  # absolute, relative
-RULE = ("CUDA graph of the whole call (graph: false where capture failed), a buffer of twice the L2 "
-        "written before each run, device events, median; competitors take turns in each round")
+RULE = ("CUDA graph of the whole call (graph: false where capture failed), a buffer of twice the "
+        "L2 written before each run, device events, median; competitors take turns in each round")
 
 
 def round_as_pytorch(data, source, target, _):
@@ -48,8 +53,8 @@ def read_all(source, found, WORDS: tl.constexpr, LOADS: tl.constexpr):
     at = source + tl.program_id(0).to(tl.int64) * WORDS * LOADS + tl.arange(0, WORDS)
     total = tl.zeros((WORDS,), tl.int32)
     for i in tl.static_range(LOADS):
-        total += tl.load(at + i * WORDS)
-    tl.store(found + tl.program_id(0), tl.sum(total, 0))
+        total ^= tl.load(at + i * WORDS)
+    tl.store(found + tl.program_id(0), tl.xor_sum(total, 0))
 
 
 def make_weights(flags):
@@ -100,7 +105,7 @@ def routing(named):
 def reference(named, weights, sample):
     """The sampled tokens' outputs in float64."""
     over = lambda scale, dim: scale.double().repeat_interleave(BLOCK, dim)  # noqa: E731
-    x = named["hidden_states"][sample].float().double()
+    x = named["hidden_states"].float()[sample].double()
     x *= over(named["hidden_states_scale"][:, sample].t(), 1)
     output = torch.zeros_like(x)
     for expert in (weights[sample] != 0).any(0).nonzero().flatten().tolist():
@@ -115,7 +120,7 @@ def reference(named, weights, sample):
 
 def check(run, named, weights, sample, expected):
     """The share of the sample's outputs that match at each of TOLERANCES, and a fault or None."""
-    output = torch.full(named["hidden_states"].shape, torch.nan, dtype=torch.bfloat16, device=DEVICE)
+    output = torch.full_like(named["hidden_states"], torch.nan, dtype=torch.bfloat16)
     run(output)
     if not output.isfinite().all():
         return {name: 0.0 for name in TOLERANCES}, "NaN, infinity, or elements not written"
@@ -156,7 +161,7 @@ def measure(calls, rounds, dry=DRY_ROUNDS):
     for i in range(dry + rounds):
         for name in names[i % len(names):] + names[:i % len(names)]:
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            torch.cuda._sleep(100_000)  # cycles: the host gets ahead of the device
+            torch.cuda._sleep(200_000)  # cycles: the host gets ahead of the device
             flush.fill_(i % 256)
             begin.record()
             runs[name][0]()
@@ -184,7 +189,6 @@ def competitors(flags, named, peer):
     """{name: call with the output}; "chosen" is the row that moxie_ops takes by itself."""
     calls = {}
     if not flags.peer_only:
-        import moxie_ops
         for row in moxie_ops.rows("cuda:0" if DEVICE == "cuda" else "cpu"):
             if row["runs"]:
                 calls[row["name"]] = functools.partial(moxie_ops.moe_fp8_block_scale,
@@ -204,8 +208,8 @@ def compare(flags, weights_named, tokens, rate):
     order = torch.randperm(len(local), generator=torch.Generator().manual_seed(flags.seed))
     sample = local[order[:SAMPLE].to(DEVICE)]
     touched = int((weights != 0).any(0).sum())
-    record = {"tokens": tokens, "touched": touched, "pairs": int((weights != 0).sum()), "seed": seed,
-              "sample": len(sample), "competitors": {}}
+    record = {"tokens": tokens, "touched": touched, "pairs": int((weights != 0).sum()),
+              "seed": seed, "sample": len(sample), "competitors": {}}
     expected = reference(named, weights, sample)
     peer = FusedMoe(named)
     runs = competitors(flags, named, peer)
@@ -243,15 +247,19 @@ def show(records):
     print(f"\nmatched shares at absolute and relative tolerances {' / '.join(TOLERANCES)}\n"
           f"{'T':>6} {'tokens':>6}{cells(short)}")
     for x in records:
-        shares = (" / ".join(format(share, ".4f") for share in x["competitors"][name]["matched"].values())
-                  for name in names)
+        matched = (x["competitors"][name]["matched"].values() for name in names)
+        shares = (" / ".join(format(share, ".4f") for share in pair) for pair in matched)
         print(f"{x['tokens']:>6} {x['sample']:>6}{cells(shares)}")
+
+
+def token_counts(text):
+    return [int(count) for count in text.split(",")]
 
 
 def parse(arguments):
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("-T", dest="tokens", default=TOKENS,
-                        type=lambda text: [int(x) for x in text.split(",")])
+    parser.add_argument("-T", dest="tokens", default=TOKENS, type=token_counts,
+                        help="numbers of tokens: 1,7,901")
     for name, value in [("experts", 256), ("local-experts", 32), ("hidden", 7168),
                         ("intermediate", 2048), ("offset", 32), ("seed", 1), ("rounds", 50)]:
         parser.add_argument(f"--{name}", type=int, default=value)
@@ -264,12 +272,15 @@ def parse(arguments):
     size = flags.experts // GROUPS
     if flags.experts % GROUPS or size < TOP // KEPT_GROUPS or size & (size - 1):
         parser.error(f"--experts: expected {GROUPS} groups of a power of two, 2 or more")
-    if min(flags.tokens + [flags.local_experts, flags.hidden, flags.intermediate, flags.rounds]) < 1:
-        parser.error("-T and sizes: expected 1 or more")
+    sizes = flags.local_experts, flags.hidden, flags.intermediate, flags.rounds
+    if min(*flags.tokens, *sizes) < 1:
+        parser.error("-T, --rounds and the sizes: expected 1 or more")
     if flags.hidden % BLOCK or flags.intermediate % BLOCK:
         parser.error(f"--hidden, --intermediate: expected multiples of {BLOCK}")
     if flags.offset < 0 or flags.offset + flags.local_experts > flags.experts:
         parser.error("--offset: the local experts end behind the last expert")
+    if moxie_ops is None and not flags.peer_only:
+        parser.error(f"{missing}: install moxie_ops where PYTHONPATH names it, or pass --peer-only")
     if DEVICE == "cpu" and not flags.check_only:
         parser.error("PyTorch finds no CUDA device: only --check-only runs without one")
     if DEVICE == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
@@ -288,7 +299,6 @@ def main(arguments=None):
                      "triton": triton.__version__, "cuda": torch.version.cuda},
         "commit": flags.commit, "flags": vars(flags), "rule": RULE, "records": []}
     if not flags.peer_only:
-        import moxie_ops
         report["versions"]["moxie_ops"] = moxie_ops.__version__
     print(report["device"], report["versions"], flush=True)
     if not flags.check_only:

@@ -1,7 +1,7 @@
-"""moe_fp8_block_scale as a fused MoE in Triton, the peer of fp8_moe_peers.py: the public recipe from
-its mathematics. Routing and sorting are on the device, two grouped GEMMs in E4M3 apply the scales
-every 128 of k, the intermediate is requantised to E4M3 for 1 x 128, pairs are written in BF16 and
-summed in F32. Only pairs of local experts are computed, and the host waits for nothing.
+"""moe_fp8_block_scale as a fused MoE in Triton, the peer of fp8_moe_peers.py: the public recipe,
+written from its mathematics. Routing and sorting are on the device, two grouped GEMMs in E4M3 apply
+the scales every 128 of k, the intermediate is requantised to E4M3 for 1 x 128, pairs are written in
+BF16 and summed in F32. Only pairs of local experts are computed, and the host waits for nothing.
 """
 
 import concurrent.futures
@@ -16,8 +16,9 @@ import triton.language as tl
 GROUPS, KEPT_GROUPS, TOP, BLOCK = 8, 4, 8, 128  # of the definition
 
 
-# Pairs of an expert stand in `bucket` [local, tokens] in any order; a pair's row
-# in what the GEMMs write is the number of pairs of the experts before its own, plus its place there.
+# The pairs of an expert stand in `bucket` [local, tokens] in any order. A pair's row in the GEMMs'
+# outputs is the number of pairs of the experts before its own, plus its place in the bucket. What
+# changes with T is not specialised, so that a kernel compiled once serves every T.
 
 @triton.jit(do_not_specialize=["tokens", "offset"])
 def route(logits, bias, counts, bucket, chosen, place, weight, tokens, offset, factor,
@@ -66,6 +67,7 @@ def grouped_gemm(a, a_scale, w, w_scale, counts, bucket, out, tokens, scale_stri
     the tiles, whose number only the device knows. An expert's tiles of one strip of N are
     neighbours, so that its weights come from L2 after the first. SWAP computes the transpose:
     Triton takes wgmma only where the dot has 64 rows, which the weights always have."""
+    tl.static_assert(not SWAP or BLOCK_N <= 128)
     experts = tl.arange(0, PADDED)
     count = tl.load(counts + experts, mask=experts < LOCAL, other=0)
     m_tiles = (count + BLOCK_M - 1) // BLOCK_M
@@ -82,7 +84,8 @@ def grouped_gemm(a, a_scale, w, w_scale, counts, bucket, out, tokens, scale_stri
         column = inner // strip * BLOCK_N + tl.arange(0, BLOCK_N)
         valid = row < rows
         if GATHER:
-            source = tl.load(bucket + expert.to(tl.int64) * tokens + row, mask=valid, other=0) // TOP
+            pair = tl.load(bucket + expert.to(tl.int64) * tokens + row, mask=valid, other=0)
+            source = pair // TOP
         else:
             source = first + row
         a_at = a + source.to(tl.int64)[:, None] * K + k[None, :]
