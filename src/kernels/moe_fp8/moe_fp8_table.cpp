@@ -59,6 +59,11 @@ double gemm_sm90_us(const MoeFp8Params& p, const DeviceRates& rates) {
   const Work work = Op<MoeFp8Params>::work(p);
   return 60 + 1e-3 * (1.15 * work.bytes / rates.read_gb_s + 1.8 * work.flops / rates.fp8_gflops);
 }
+const char* requantised_cuda_refuses(const MoeFp8Params& p) {
+  if (p.activation != DType::kF8E4M3)
+    return "rounds the intermediate to 8 bits: runs only where it is named";
+  return moe_fp8_cuda_refuses(p);
+}
 double requantised_sm90_us(const MoeFp8Params& p, const DeviceRates& rates) {
   return 0.85 * gemm_sm90_us(p, rates);
 }
@@ -124,7 +129,7 @@ const Row<MoeFp8Params> kRows[] = {
      .ran_on = "H200",
      .layout = PackedLayout::kFragment16x32,
      .activation = DType::kF8E4M3,
-     .refuses = moe_fp8_cuda_refuses,
+     .refuses = requantised_cuda_refuses,
      .predict_us = requantised_sm90_us,
      .workspace = moe_fp8_block_scale_e4m3_e4m3_gemm_sm90_workspace,
      .run = moe_fp8_block_scale_e4m3_e4m3_gemm_sm90},

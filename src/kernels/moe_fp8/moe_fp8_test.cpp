@@ -103,6 +103,17 @@ TEST(MoeFp8Shapes, FaultsAreNamed) {
   }
 }
 
+// On any machine: rows of other devices are in the table, too.
+TEST(MoeFp8Shapes, AnIntermediateOf8BitsMustBeAskedFor) {
+  MoeFp8Params p = Routing().params();
+  for (const auto& row : Op<MoeFp8Params>::rows()) {
+    p.activation = DType::kBF16;
+    EXPECT_EQ(why_not(row, p) == nullptr, row.activation == DType::kBF16) << row.name;
+    p.activation = DType::kF8E4M3;
+    EXPECT_EQ(why_not(row, p), nullptr) << row.name;
+  }
+}
+
 TEST(MoeFp8Work, CountsPairsAndTouchedExpertsOfARouting) {
   MoeFp8Case c{.tokens = 9};
   const auto built = build(c);
