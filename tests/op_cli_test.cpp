@@ -298,7 +298,9 @@ TEST_F(OpCliTest, ATreeIsJudgedAndTraced) {
     ASSERT_EQ(traced.exit_code, 0) << traced.out << traced.err;
     // T of 7, 1, 16, 15 and 14; 32 is left out, and said to be.
     EXPECT_NE(traced.out.find("5 passed, 0 not, 1 left out"), std::string::npos) << traced.out;
-    std::istringstream lines(slurp(tree + "/traces/me/moe/" + name + ".jsonl"));
+    std::string traces = tree;
+    traces.append("/traces/me/moe/").append(name).append(".jsonl");
+    std::istringstream lines(slurp(traces));
     int num_lines = 0;
     for (std::string line; std::getline(lines, line); ++num_lines) {
       const Json trace = Json::parse(line, nullptr, false);

@@ -75,15 +75,14 @@ Result<const Row<MoeFp8Params>*> MoeFp8Runner::row_for(const MoeFp8Params& param
 }
 
 std::vector<const Row<MoeFp8Params>*> MoeFp8Runner::rows_for(const MoeFp8Params& params) const {
-  std::vector<const Row<MoeFp8Params>*> rows;
+  std::vector<const Row<MoeFp8Params>*> rows, references;
   for (const auto& row : Op<MoeFp8Params>::rows()) {
-    if (row.device == place().device->kind() && (row.needs & ~features()) == 0 &&
-        why_not(row, params) == nullptr)
-      rows.push_back(&row);
+    if (row.device != place().device->kind() || (row.needs & ~features()) != 0 ||
+        why_not(row, params) != nullptr)
+      continue;
+    (std::string_view(row.name).ends_with("_reference") ? references : rows).push_back(&row);
   }
-  std::stable_partition(rows.begin(), rows.end(), [](const auto* row) {
-    return !std::string_view(row->name).ends_with("_reference");
-  });
+  rows.insert(rows.end(), references.begin(), references.end());
   return rows;
 }
 

@@ -51,8 +51,8 @@ double gemv_cuda_us(const MoeFp8Params& p, const DeviceRates& rates) {
     piece.num_tokens = num_tokens;
     return 25 + 1.2e-3 * Op<MoeFp8Params>::work(piece).bytes / rates.read_gb_s;
   };
-  return p.num_tokens / kPieceOfGemv * piece_us(kPieceOfGemv) +
-         piece_us(p.num_tokens % kPieceOfGemv);
+  const int32_t num_full = p.num_tokens / kPieceOfGemv;
+  return num_full * piece_us(kPieceOfGemv) + piece_us(p.num_tokens % kPieceOfGemv);
 }
 // Reads and products come one after the other more than side by side. Fitted as above.
 double gemm_sm90_us(const MoeFp8Params& p, const DeviceRates& rates) {
