@@ -14,10 +14,6 @@ __device__ __forceinline__ uint32_t shared_address(const void* at) {
 __device__ __forceinline__ void copy_async_16(uint32_t to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
-/// Copies 4 bytes to shared memory, without waiting.
-__device__ __forceinline__ void copy_async_4(uint32_t to, const void* from) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
-}
 /// Copies of 4, 8 or 16 bytes for data that is read once (weights): it leaves L2 first, so that
 /// code, activations and biases stay there.
 template <int kBytes>
@@ -146,11 +142,6 @@ __device__ __forceinline__ void copy_box_to(uint32_t blocks, void* to, const voi
       "l"(map), "r"(column), "r"(row), "r"(shared_address(barrier)),
       "h"(static_cast<uint16_t>(blocks))
       : "memory");
-}
-/// One of a barrier's arrivals, once this thread's copies so far (copy_async_*) are complete.
-__device__ __forceinline__ void arrive_after_copies(uint64_t* barrier) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier))
-               : "memory");
 }
 /// Copies shared to global memory, without waiting. fence_bulk_copies() and a barrier must follow
 /// the block's writes to the source. Addresses and `bytes` are multiples of 16.

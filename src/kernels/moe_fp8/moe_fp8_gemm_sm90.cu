@@ -27,7 +27,9 @@ __device__ __forceinline__ int size_of(const uint4& codes, float scale) {
          127;
 }
 
-/// A warp copies a pair's activations; then threads copy scales.
+/// A warp copies a pair's activations, and finds its size where the intermediate is FP16; then
+/// threads copy scales.
+template <bool kIsExact>
 __global__ void __launch_bounds__(kLayThreads) lay_pairs(const __grid_constant__ ManyTask task) {
   wait_for_previous();
   launch_next();
@@ -45,13 +47,16 @@ __global__ void __launch_bounds__(kLayThreads) lay_pairs(const __grid_constant__
 #pragma unroll 7
     for (int32_t i = lane * 16; i < p.hidden; i += 32 * 16) {
       const uint4 codes = __ldg(reinterpret_cast<const uint4*>(from + i));
-      const int64_t kb = i / kBlock;
-      size =
-          max(size, size_of(codes, __ldg(p.hidden_states_scale + kb * piece.scale_stride + token)));
       *reinterpret_cast<uint4*>(to + i) = codes;
+      if constexpr (kIsExact) {
+        const int64_t at = i / kBlock * int64_t{piece.scale_stride} + token;
+        size = max(size, size_of(codes, __ldg(p.hidden_states_scale + at)));
+      }
     }
-    size = min(__reduce_max_sync(~0u, size), kMostSize);
-    if (lane == 0) task.sizes[pair] = size;
+    if constexpr (kIsExact) {
+      size = min(__reduce_max_sync(~0u, size), kMostSize);
+      if (lane == 0) task.sizes[pair] = size;
+    }
   }
   const int32_t slots = *piece.num_tiles * kManyPairs;
   for (int32_t slot = thread; slot < slots; slot += num_threads) {
@@ -158,7 +163,7 @@ ManyTask lay_out(const MoeFp8Params& p, bool is_exact, std::byte* base, uint64_t
   task.slots = static_cast<int32_t>(most_tiles(p, num_tokens, kManyPairs) * kManyPairs);
   task.x = scratch.take<uint8_t>(pairs * p.hidden);
   task.x_scales = scratch.take<float>(int64_t{task.slots} * (p.hidden / kBlock));
-  task.sizes = scratch.take<int32_t>(pairs);
+  if (is_exact) task.sizes = scratch.take<int32_t>(pairs);
   task.h = scratch.take<std::byte>(pairs * p.intermediate * (is_exact ? 2 : 1));
   task.h_scales = scratch.take<float>(int64_t{task.slots} * (p.intermediate / kBlock));
   if (bytes != nullptr) *bytes = scratch.bytes();
@@ -194,7 +199,7 @@ void run_many(const char* row, const MoeFp8Params& p) {
                     stream);
     };
     constexpr unsigned kLayBlocks = 8;  // a multiprocessor
-    launch_kernel(row, lay_pairs, task,
+    launch_kernel(row, lay_pairs<kIsExact>, task,
                   {.grid = dim3(static_cast<unsigned>(units) * kLayBlocks),
                    .num_threads = kLayThreads,
                    .programmatic = true},

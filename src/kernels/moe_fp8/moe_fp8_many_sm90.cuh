@@ -29,7 +29,7 @@ struct ManyTask {
   int32_t slots = 0;          // of the most tiles: 128 each
   uint8_t* x = nullptr;       // [pairs, hidden] activations of the pairs' tokens
   float* x_scales = nullptr;  // [hidden / 128, slots]
-  int32_t* sizes = nullptr;   // [pairs] exponent of about the greatest activation
+  int32_t* sizes = nullptr;   // for FP16: [pairs] exponent of about the greatest activation
   // [pairs, intermediate] E4M3, or FP16 divided by 4^size, the columns of 64 as store_f16() says
   std::byte* h = nullptr;
   // of E4M3: [intermediate / 128, slots]; of FP16: [tiles, intermediate / 128]
