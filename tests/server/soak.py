@@ -472,7 +472,8 @@ def arguments():
     parser.add_argument("--device", default="", help="as the server takes it")
     parser.add_argument("--flags", default="--kv-cache-memory 64MiB --max-model-len 8192",
                         help="more of the server's, in one word; on a CPU a page of the cache "
-                        "counts as memory from its first use on: a small cache is soon used")
+                        "counts as memory from its first use on: a cache of less than --grow-mib cannot "
+                        "look like growth")
     parser.add_argument("--seconds", type=float, default=20,
                         help="of traffic, for the phases without seconds of their own")
     parser.add_argument("--clients", type=phases_of, default=phases_of("1,4,16"))
