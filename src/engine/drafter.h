@@ -18,11 +18,20 @@ class Drafter {
  public:
   virtual ~Drafter() = default;
 
-  /// Appends to the empty `drafts` at most `limit` ids, or none, that may follow `tokens`, the
-  /// request's prompt and answer so far. The caller ignores ids beyond the limit, and all ids from
-  /// the first one outside the vocabulary on.
-  virtual void propose(RequestId request, std::span<const int32_t> tokens, int32_t limit,
-                       std::vector<int32_t>* drafts) = 0;
+  struct Ask {
+    RequestId request = 0;
+    int32_t seq = 0;                  ///< in the cache, where it has places for all of `tokens`
+    std::span<const int32_t> tokens;  ///< prompt and answer so far; the last was in no launch yet
+    int32_t limit = 0;                ///< at least 1
+    std::vector<int32_t>* drafts = nullptr;  ///< empty
+  };
+  /// Appends to `drafts` at most `limit` ids, or none, that may follow `tokens`. The caller ignores
+  /// ids beyond the limit, and all ids from the first one outside the vocabulary on.
+  virtual void propose(const Ask& ask) = 0;
+  /// The same for all requests of the launch that is being planned.
+  virtual void propose_all(std::span<const Ask> asks) {
+    for (const Ask& ask : asks) propose(ask);
+  }
 
   /// A launch has drawn `tokens` for the request, which goes on. The first `num_accepted` of them
   /// were proposed, the last was not. Called for every launch that drew, also for the first one of

@@ -16,6 +16,7 @@
 #include "engine/kv.h"
 #include "engine/launch_arrays.h"
 #include "engine/plan.h"
+#include "engine/speculation.h"
 #include "kernels/sample/sample.h"
 #include "model/checkpoint.h"
 #include "model/gpt_oss.h"
@@ -44,8 +45,9 @@ struct EngineOptions {
   /// need. kAutoKvBytes: the size that a server takes (plan.h).
   uint64_t kv_cache_bytes = 0;
   bool sinks = true;
-  std::vector<int32_t> taps;  ///< layers before which x is copied out (GptOss): read_tap()
-  uint64_t seed = 0;          ///< of synthetic weights
+  std::vector<int32_t> taps;       ///< layers before which x is copied out (GptOss): read_tap()
+  SpeculationOptions speculation;  ///< for make_drafter()
+  uint64_t seed = 0;               ///< of synthetic weights
   bool show_progress = true;
 };
 

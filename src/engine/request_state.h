@@ -90,6 +90,7 @@ struct Request {
   const std::vector<int32_t> given;  // the first tokens of the answer, instead of drawn ones
   bool speculates;                   // its answer is drafted
   Verification verification;         // of its drafts in the launch under way
+  std::vector<int32_t> proposal;     // what they were taken from
 
   Sampler sampler;
   std::shared_ptr<TokenConstraint> constraint;

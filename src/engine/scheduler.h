@@ -183,7 +183,8 @@ class Scheduler {
   std::vector<Request*> running_;     // by Before
   std::vector<Request*> prefilling_;  // scratch of a plan
   std::vector<Request*> decoding_;    // likewise: a token each, and drafts
-  std::vector<int32_t> proposal_;     // likewise
+  std::vector<Drafter::Ask> asks_;    // likewise
+  std::vector<Request*> asking_;      // likewise: of asks_
   std::vector<News> news_;
   int32_t budget_ = 0, rows_left_ = 0;  // tokens and rows of logits of the plan being made
   int64_t reserved_pages_ = 0;          // full pages that running prompts still need

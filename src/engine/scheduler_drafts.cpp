@@ -21,16 +21,29 @@ void Scheduler::place_drafts() {
   const Drafting& drafting = options_.drafting;
   auto left = std::min(budget_, rows_left_) - static_cast<int32_t>(decoding_.size());
   if (!prefilling_.empty() || !waiting_.empty()) left /= 2;
+  asks_.clear();
+  asking_.clear();
   for (Request* request : decoding_) {
-    Verification& verification = request->verification;
-    verification.clear();
+    request->verification.clear();
     // A row draws one token more than it has drafts.
     const int32_t limit =
         std::min({drafting.max_drafts, left, request->max_new - request->num_drawn() - 1});
     if (!request->speculates || limit <= 0) continue;
-    proposal_.clear();
-    drafting.drafter->propose(request->id, request->tokens, limit, &proposal_);
-    verification.begin(request->tokens.back(), proposal_, limit, runner_.limits().vocab,
+    request->proposal.clear();
+    asking_.push_back(request);
+    asks_.push_back({.request = request->id,
+                     .seq = request->seq,
+                     .tokens = request->tokens,
+                     .limit = limit,
+                     .drafts = &request->proposal});
+  }
+  if (asks_.empty()) return;
+  drafting.drafter->propose_all(asks_);
+  for (size_t i = 0; i < asks_.size(); ++i) {
+    Request* request = asking_[i];
+    Verification& verification = request->verification;
+    const int32_t limit = std::min(asks_[i].limit, left);
+    verification.begin(request->tokens.back(), request->proposal, limit, runner_.limits().vocab,
                        request->sampler);
     if (!kv_.append(request->seq, verification.num_drafts())) verification.clear();
     left -= verification.num_drafts();

@@ -26,8 +26,8 @@ class StandInDrafter : public Drafter {
   StandInDrafter(Truth truth, int32_t vocab, Manner manner, uint64_t seed)
       : truth_(std::move(truth)), vocab_(vocab), manner_(manner), state_(seed) {}
 
-  void propose(RequestId request, std::span<const int32_t> tokens, int32_t limit,
-               std::vector<int32_t>* drafts) override {
+  void propose(const Ask& ask) override {
+    const auto [request, seq, tokens, limit, drafts] = ask;
     CHECK(drafts->empty() && limit > 0);
     Known& known = known_[request];
     CHECK(!known.has_ended);

@@ -1,0 +1,47 @@
+// How answers are drafted, as the switches say it, and the drafter that follows from it.
+//
+// A draft never changes a text: it costs tokens of a launch, and saves launches if it is right.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/base.h"
+#include "engine/drafter.h"
+
+namespace moxie {
+
+class Engine;
+
+enum class SpecMethod : uint8_t {
+  kOff,
+  kNgram,   ///< the text that followed the longest earlier match of the last tokens
+  kEagle3,  ///< a head that drafts token by token; P-EAGLE heads too
+  kDflash,  ///< a head that drafts a block in one pass
+};
+inline constexpr const char* kSpecMethodNames[] = {"off", "ngram", "eagle3", "dflash"};
+
+/// The values of --spec and its companions.
+struct SpeculationOptions {
+  SpecMethod method = SpecMethod::kOff;
+  std::string head;            ///< of kEagle3 and kDflash: directory, .gguf file or repo id
+  std::string dtype = "auto";  ///< of the head's matrices: mxfp4, bf16; auto: mxfp4
+  int32_t max_drafts = 0;      ///< drafted tokens of a request in a launch; 0: the method's own
+  bool is_adaptive = true;     ///< verify as many drafts as pay
+  int32_t lookup_min = 0, lookup_max = 0;  ///< of kNgram: tokens of a match; 0: vLLM's defaults
+  /// What a field `layer_id_offset` adds to the layer ids in a head's configuration; -1: by its
+  /// form.
+  int32_t layer_id_offset = -1;
+  /// The drafts of a launch are accepted up to position i with this probability, from `seed`,
+  /// instead of by comparing tokens. For benchmarks; empty: compare.
+  std::vector<float> acceptance;
+  uint64_t seed = 0;
+};
+
+/// The drafter that `engine` was loaded for (EngineOptions::speculation), and how many tokens it
+/// drafts at most. Null with kOff. The engine must outlive the drafter.
+Result<std::unique_ptr<Drafter>> make_drafter(Engine& engine, int32_t* max_drafts);
+
+}  // namespace moxie
