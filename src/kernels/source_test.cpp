@@ -86,13 +86,13 @@ TEST(Sources, ARowIsNamedByItsOwnFileItsTableAndTestsAlone) {
   EXPECT_GE(num_named, static_cast<int>(rows.size())) << "each is in a table";
 }
 
-// Of a folder of kernels/: it may include those below it. Steps know no other step but the one
-// whose products others fold into theirs.
+// Of a folder of kernels/: it may include those below it. Steps know no other operation
+// but those whose products others fold into theirs.
 int rank_of(const std::string& folder) {
   if (folder == "testing") return 3;
   const auto holds = [&](const OpTable& table) { return is_folder_of(folder, table.op->name); };
   if (std::ranges::none_of(all_ops(), holds)) return 0;  // what steps share
-  return folder == "route" ? 1 : 2;
+  return folder == "route" || folder == "rotate" ? 1 : 2;
 }
 
 TEST(Sources, NoFolderOfKernelsIncludesOneAboveIt) {

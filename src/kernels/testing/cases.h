@@ -13,9 +13,12 @@
 #include "kernels/attend/attend.h"
 #include "kernels/embed/embed.h"
 #include "kernels/experts/experts.h"
+#include "kernels/gate/gate.h"
 #include "kernels/moe_fp8/moe_fp8.h"
 #include "kernels/out/out.h"
 #include "kernels/qkv/qkv.h"
+#include "kernels/rms_norm/rms_norm.h"
+#include "kernels/rotate/rotate.h"
 #include "kernels/route/route.h"
 #include "kernels/sample/sample.h"
 #include "kernels/tap/tap.h"
@@ -122,6 +125,31 @@ struct TapCase {
   Params sizes() const;
 };
 
+/// Rows of x and of y lie `gap` values apart.
+struct RmsNormCase {
+  using Params = RmsNormParams;
+  int32_t tokens = 1, width = 96, gap = 0;
+  bool is_copy = false;
+  std::string name() const;
+  Params sizes() const;
+};
+
+struct GateCase {
+  using Params = GateParams;
+  int32_t tokens = 1, width = 96;
+  std::string name() const;
+  Params sizes() const;
+};
+
+struct RotateCase {
+  using Params = RotateParams;
+  int32_t tokens = 1, heads = 2, kv_heads = 1, head_dim = 32;
+  DType cache = DType::kBF16;
+  bool norms = false, keys_only = false;
+  std::string name() const;
+  Params sizes() const;
+};
+
 /// Groups of four experts; the second quarter of the experts is local.
 struct MoeFp8Case {
   using Params = MoeFp8Params;
@@ -154,6 +182,9 @@ Built<ExpertsParams> build(const ExpertsCase& c);
 Built<UnembedParams> build(const UnembedCase& c);
 Built<SampleParams> build(const SampleCase& c);
 Built<TapParams> build(const TapCase& c);
+Built<RmsNormParams> build(const RmsNormCase& c);
+Built<GateParams> build(const GateCase& c);
+Built<RotateParams> build(const RotateCase& c);
 Built<MoeFp8Params> build(const MoeFp8Case& c);
 
 }  // namespace moxie::testing

@@ -216,6 +216,53 @@ std::vector<TapCase> OpTester<TapCase>::timed_cases() {
 }
 
 template <>
+std::vector<RmsNormCase> OpTester<RmsNormCase>::plain_cases() {
+  std::vector<RmsNormCase> cases{{.tokens = 0}};
+  for (int32_t tokens : kTokenCounts) {
+    cases.push_back({.tokens = tokens});
+    cases.push_back({.tokens = tokens, .width = 100, .gap = 28});
+    cases.push_back({.tokens = tokens, .gap = 32, .is_copy = true});
+  }
+  return cases;
+}
+
+template <>
+std::vector<RmsNormCase> OpTester<RmsNormCase>::timed_cases() {
+  return timed(RmsNormCase{.width = kHidden}, &RmsNormCase::tokens);
+}
+
+template <>
+std::vector<GateCase> OpTester<GateCase>::plain_cases() {
+  std::vector<GateCase> cases{{.tokens = 0}};
+  for (int32_t tokens : kTokenCounts) cases.push_back({.tokens = tokens, .width = 80});
+  return cases;
+}
+
+template <>
+std::vector<GateCase> OpTester<GateCase>::timed_cases() {
+  return timed(GateCase{.width = 7680}, &GateCase::tokens);
+}
+
+template <>
+std::vector<RotateCase> OpTester<RotateCase>::plain_cases() {
+  std::vector<RotateCase> cases;
+  for (DType cache : kCacheFormats) {
+    for (int32_t tokens : kTokenCounts) {
+      cases.push_back({.tokens = tokens, .cache = cache});
+      cases.push_back({.tokens = tokens, .heads = 3, .kv_heads = 3, .cache = cache, .norms = true});
+    }
+    cases.push_back({.tokens = 7, .kv_heads = 2, .cache = cache, .norms = true, .keys_only = true});
+  }
+  return cases;
+}
+
+template <>
+std::vector<RotateCase> OpTester<RotateCase>::timed_cases() {
+  return timed(RotateCase{.heads = kHeads, .kv_heads = kKvHeads, .head_dim = kHeadDim},
+               &RotateCase::tokens);
+}
+
+template <>
 std::vector<MoeFp8Case> OpTester<MoeFp8Case>::plain_cases() {
   std::vector<MoeFp8Case> cases{{.tokens = 0}};
   for (int32_t tokens : kTokenCounts) cases.push_back({.tokens = tokens});

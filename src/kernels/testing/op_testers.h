@@ -31,6 +31,9 @@ constexpr auto all_op_testers() {
                     OpTester<UnembedCase>,  //
                     OpTester<SampleCase>,   //
                     OpTester<TapCase>,      //
+                    OpTester<RmsNormCase>,  //
+                    OpTester<GateCase>,     //
+                    OpTester<RotateCase>,   //
                     OpTester<MoeFp8Case>>{};
 }
 

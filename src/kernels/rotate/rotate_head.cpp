@@ -1,5 +1,5 @@
 // Rotates a head and writes it to q or to the cache.
-#include "kernels/qkv/qkv_head.h"
+#include "kernels/rotate/rotate_head.h"
 
 #include <cstring>
 
@@ -9,7 +9,7 @@ namespace moxie {
 namespace {
 
 // Half-split: pair (i, i + d/2) is rotated by the angle of i.
-void rotate(const QkvParams& p, int32_t position, float* head) {
+void rotate(const RotateParams& p, int32_t position, float* head) {
   const int32_t half = p.head_dim / 2;
   const float* cos = p.rotary.table + int64_t{position} * p.head_dim;
   const float* sin = cos + half;
@@ -34,7 +34,7 @@ void append(DType dtype, const float* values, int32_t n, std::byte* at) {
 
 }  // namespace
 
-const char* head_refuses(const QkvParams& p) {
+const char* head_refuses(const RotateParams& p) {
   if (p.head_dim % 32 != 0 || p.head_dim > kMaxHeadDim) {
     return "head_dim is not a multiple of 32 up to 256";
   }
@@ -44,7 +44,7 @@ const char* head_refuses(const QkvParams& p) {
   return nullptr;
 }
 
-void finish_head(const QkvParams& p, int32_t token, int32_t head, float* values) {
+void finish_head(const RotateParams& p, int32_t token, int32_t head, float* values) {
   const int32_t position = p.batch.positions[token];
   if (head < p.num_heads + p.num_kv_heads) rotate(p, position, values);
   if (head < p.num_heads) {
