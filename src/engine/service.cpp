@@ -27,8 +27,12 @@ tl::unexpected<Refusal> refuse(RefusalKind kind, Error error) {
 
 void fit_service(int32_t max_num_seqs, EngineOptions* options) {
   options->max_num_seqs = max_num_seqs > 0 ? max_num_seqs : kDefaultNumSeqs;
-  // Prompts whose log-probabilities are asked for share the rows.
-  options->max_logit_rows = options->max_num_seqs + 64;
+  // Prompts whose log-probabilities are asked for share the rows. With more requests than
+  // kMostDrafted at once drafts are shorter: a launch of that many tokens is dear anyway.
+  constexpr int32_t kMostDrafted = 32;
+  options->max_logit_rows =
+      options->max_num_seqs + 64 +
+      std::min(options->max_num_seqs, kMostDrafted) * most_drafts(options->speculation);
   if (options->max_batch_tokens > 0)
     options->max_batch_tokens = std::max(options->max_batch_tokens, 2 * options->max_num_seqs);
   if (options->kv_cache_bytes == 0) options->kv_cache_bytes = kAutoKvBytes;

@@ -1,15 +1,93 @@
 // The drafter of each method.
 #include "engine/speculation.h"
 
+#include <fmt/format.h>
+
 #include "engine/engine.h"
+#include "engine/ngram_drafter.h"
 
 namespace moxie {
+namespace {
+
+// A launch of one stream with 8 tokens: the rows for few tokens take no more.
+constexpr int32_t kNgramDrafts = 7;
+
+// More than the known heads of a method draft by themselves: rows of logits are kept for them.
+constexpr int32_t kEagle3Drafts = 7, kDflashDrafts = 15;
+
+// vLLM's defaults: a length that is not given equals the other one.
+NgramLengths ngram_lengths(const SpeculationOptions& options) {
+  NgramLengths lengths;
+  if (options.lookup_min > 0 || options.lookup_max > 0) {
+    lengths.min = options.lookup_min > 0 ? options.lookup_min : options.lookup_max;
+    lengths.max = options.lookup_max > 0 ? options.lookup_max : options.lookup_min;
+  }
+  return lengths;
+}
+
+Status check_ngram(const SpeculationOptions& options) {
+  const NgramLengths lengths = ngram_lengths(options);
+  if (lengths.min > lengths.max) {
+    return fail(fmt::format("a shortest match of {} tokens is longer than the longest of {}",
+                            lengths.min, lengths.max),
+                "--prompt-lookup-min, --prompt-lookup-max", "min must not exceed max");
+  }
+  if (lengths.max > kLongestNgram) {
+    return fail(fmt::format("matches of {} tokens", lengths.max), "--prompt-lookup-max",
+                fmt::format("at most {}", kLongestNgram));
+  }
+  return {};
+}
+
+}  // namespace
+
+Status check_speculation(const SpeculationOptions& options) {
+  const std::string method = kSpecMethodNames[static_cast<size_t>(options.method)];
+  const bool takes_head =
+      options.method == SpecMethod::kEagle3 || options.method == SpecMethod::kDflash;
+  if (takes_head && options.head.empty()) {
+    return fail(method + " drafts with a head, and none is named", "--spec",
+                "name it with --spec-model");
+  }
+  if (!takes_head && !options.head.empty()) {
+    return fail(method + " takes no draft head", "--spec-model",
+                "--spec eagle3 or dflash, or leave out --spec-model");
+  }
+  if (options.method == SpecMethod::kNgram) return check_ngram(options);
+  if (options.lookup_min > 0 || options.lookup_max > 0) {
+    return fail("matches are looked up only by ngram, not by " + method,
+                "--prompt-lookup-min, --prompt-lookup-max", "--spec ngram, or leave them out");
+  }
+  return {};
+}
+
+int32_t most_drafts(const SpeculationOptions& options) {
+  if (options.method == SpecMethod::kOff) return 0;
+  if (options.max_drafts > 0) return options.max_drafts;
+  return options.method == SpecMethod::kNgram    ? kNgramDrafts
+         : options.method == SpecMethod::kEagle3 ? kEagle3Drafts
+                                                 : kDflashDrafts;
+}
 
 Result<std::unique_ptr<Drafter>> make_drafter(Engine& engine, int32_t* max_drafts) {
   *max_drafts = 0;
   const SpeculationOptions& options = engine.options().speculation;
   if (options.method == SpecMethod::kOff) return nullptr;
+  if (auto status = check_speculation(options); !status) return fail(std::move(status.error()));
+  if (options.method == SpecMethod::kNgram) {
+    *max_drafts = most_drafts(options);
+    return std::make_unique<NgramDrafter>(ngram_lengths(options));
+  }
   return fail("drafts of this method are not there yet", "--spec");
+}
+
+Result<Speculation> make_speculation(Engine& engine) {
+  Speculation speculation;
+  auto drafter = make_drafter(engine, &speculation.drafting.max_drafts);
+  if (!drafter) return fail(std::move(drafter.error()));
+  speculation.drafter = std::move(*drafter);
+  speculation.drafting.drafter = speculation.drafter.get();
+  return speculation;
 }
 
 }  // namespace moxie

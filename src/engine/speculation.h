@@ -40,8 +40,22 @@ struct SpeculationOptions {
   uint64_t seed = 0;
 };
 
+/// Contradictions among the switches: a head without a method that takes one, and the like.
+Status check_speculation(const SpeculationOptions& options);
+
+/// The most tokens that one request may have drafted in a launch, before the engine is loaded (a
+/// head's own number is not known then); 0 with kOff. Each takes a row of logits.
+int32_t most_drafts(const SpeculationOptions& options);
+
 /// The drafter that `engine` was loaded for (EngineOptions::speculation), and how many tokens it
 /// drafts at most. Null with kOff. The engine must outlive the drafter.
 Result<std::unique_ptr<Drafter>> make_drafter(Engine& engine, int32_t* max_drafts);
+
+/// The same, with what a scheduler asks for.
+struct Speculation {
+  std::unique_ptr<Drafter> drafter;  ///< null: off
+  Drafting drafting;                 ///< by `drafter`
+};
+Result<Speculation> make_speculation(Engine& engine);
 
 }  // namespace moxie
