@@ -12,6 +12,7 @@
 
 #include "engine/decode_loop.h"
 #include "engine/device_requests.h"
+#include "engine/draft_counts.h"
 #include "engine/drafter.h"
 #include "engine/kv.h"
 #include "engine/launch_arrays.h"
@@ -92,6 +93,7 @@ struct Generated {
   std::vector<int32_t> ids;  ///< a stop token, if one ended it, included
   FinishReason reason = FinishReason::kStop;
   Timing timing;
+  DraftCounts drafts;
 };
 
 class Engine {

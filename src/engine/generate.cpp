@@ -99,6 +99,7 @@ Result<Generated> Engine::generate(std::span<const int32_t> prompt, const Sampli
   const Finish& finish = collector.finish();
   if (finish.reason == FinishReason::kError) return fail(finish.error);
   result.reason = finish.reason;
+  result.drafts = finish.drafts;
   if (collector.was_stopped() && finish.reason != FinishReason::kStop) {
     result.reason = FinishReason::kAborted;
   }

@@ -190,9 +190,9 @@ TEST_F(NgramTextTest, TextsOfAServiceAreThoseWithoutDrafts) {
   ServiceStats plain, drafted;
   const auto expected = run({}, &plain);
   EXPECT_EQ(run({.drafter = drafter->get(), .max_drafts = max_drafts}, &drafted), expected);
-  EXPECT_EQ(plain.num_drafts, 0);
-  EXPECT_GT(drafted.num_accepted_drafts, 0);
-  EXPECT_LE(drafted.num_accepted_drafts, drafted.num_drafts);
+  EXPECT_EQ(plain.drafts.num_tokens, 0);
+  EXPECT_GT(drafted.drafts.num_accepted, 0);
+  EXPECT_LE(drafted.drafts.num_accepted, drafted.drafts.num_tokens);
   EXPECT_EQ(static_cast<NgramDrafter*>(drafter->get())->num_requests(), 0u);
 }
 

@@ -9,6 +9,7 @@
 
 #include "core/clock.h"
 #include "engine/constraint.h"
+#include "engine/draft_counts.h"
 #include "engine/drafter.h"
 #include "engine/engine.h"
 #include "engine/prefix_cache.h"
@@ -33,6 +34,7 @@ struct Finish {
   int32_t completion_tokens = 0;  ///< delivered ones, a stop token included
   CacheReport cache;              ///< prompt tokens found in the prefix cache, and why no more
   int32_t num_preemptions = 0;
+  DraftCounts drafts;
   RequestTimes times;
 };
 

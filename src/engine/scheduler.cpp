@@ -58,6 +58,10 @@ Scheduler::Scheduler(StepRunner& runner, const Options& options)
       page_tokens_(kv_.shape().page_tokens),
       max_running_(std::min(options.max_num_seqs, most_running(kv_, runner.limits().max_model_len,
                                                                options.max_batch_tokens))) {
+  if (options.drafting.drafter != nullptr) {
+    CHECK(options.drafting.max_drafts <= kMostDrafts);
+    counters_.drafts.num_positions = options.drafting.max_drafts;
+  }
   if (options.prefix_cache) {
     prefixes_ = std::make_unique<PrefixCache>(kv_, options.cache_listener);
   }
@@ -72,6 +76,7 @@ void Scheduler::add(std::unique_ptr<Request> request) {
   CHECK(added.id != 0 && !requests_.contains(added.id), "a request without an id of its own");
   if (prefixes_ == nullptr) added.uses_cache = false;
   if (options_.drafting.drafter == nullptr) added.speculates = false;
+  if (added.speculates) added.finish.drafts.num_positions = options_.drafting.max_drafts;
   queued_tokens_ += added.num_prompt;
   waiting_.insert(&added);
   requests_.emplace(added.id, std::move(request));

@@ -47,8 +47,6 @@ void Scheduler::place_drafts() {
                        request->sampler);
     if (!kv_.append(request->seq, verification.num_drafts())) verification.clear();
     left -= verification.num_drafts();
-    counters_.num_drafted_steps += verification.num_drafts() > 0;
-    counters_.num_drafts += verification.num_drafts();
   }
 }
 
@@ -58,10 +56,15 @@ void Scheduler::absorb_draws(Request& request, const StepPlan::Row& row,
   const int32_t num_accepted = row.num_drafts > 0 ? request.verification.num_accepted(answers) : 0;
   const int32_t num_known = row.start + row.num_known();
   const auto num_before = request.tokens.size();
+  if (row.num_drafts > 0) {
+    counters_.drafts.add_launch(row.num_drafts);
+    request.finish.drafts.add_launch(row.num_drafts);
+  }
   const auto is_running = [&] { return request.state == Request::State::kRunning; };
   for (int32_t i = 0; i <= num_accepted; ++i) {
     if (i > 0) {  // draft i is accepted: its place in the cache counts
-      ++counters_.num_accepted_drafts;
+      counters_.drafts.add_accepted(i - 1);
+      request.finish.drafts.add_accepted(i - 1);
       if (is_running()) insert_pages(request, num_known + i);
     }
     absorb_token(request, answers[static_cast<size_t>(i)]);

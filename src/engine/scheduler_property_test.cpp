@@ -28,6 +28,26 @@ void check_poison(const Record& record, int32_t poison, bool cancelled) {
   RC_ASSERT(!has_failed || cancelled || holds_token(record, poison));
 }
 
+void check_drafts(const DraftCounts& counts) {
+  int64_t before = counts.num_drafts, total = 0;
+  for (size_t i = 0; i < counts.accepted_at.size(); ++i) {  // accepted from the first one on
+    RC_ASSERT(counts.accepted_at[i] <= before);
+    RC_ASSERT(counts.accepted_at[i] == 0 || std::cmp_less(i, counts.num_positions));
+    total += before = counts.accepted_at[i];
+  }
+  RC_ASSERT(total == counts.num_accepted);
+  RC_ASSERT(counts.num_accepted <= counts.num_tokens);
+  RC_ASSERT(counts.num_drafts <= counts.num_tokens);
+}
+
+void add_drafts(const DraftCounts& counts, DraftCounts* total) {
+  check_drafts(counts);
+  total->num_drafts += counts.num_drafts;
+  total->num_tokens += counts.num_tokens;
+  for (size_t i = 0; i < counts.accepted_at.size(); ++i)
+    total->accepted_at[i] += counts.accepted_at[i];
+}
+
 void life_of_a_scheduler() {
   const int32_t page_tokens = *rc::gen::element(1, 3, 4, 16);
   const int32_t window = *rc::gen::element(1, 2, 6, 20);
@@ -75,6 +95,7 @@ void life_of_a_scheduler() {
   drive.check_all_pages_back();
   ServiceStats stats = drive.scheduler.stats();
   int64_t num_drawn = 0, num_ended = 0;
+  DraftCounts drafts;
   const bool poison_cancelled =
       std::any_of(drive.records.begin(), drive.records.end(), [&](const auto& entry) {
         return entry.second.was_cancelled && holds_token(entry.second, poison);
@@ -83,9 +104,14 @@ void life_of_a_scheduler() {
     check_record(record);
     if (fault_rate == 0) check_poison(record, poison, poison_cancelled);
     num_drawn += static_cast<int64_t>(record.drawn.size());
+    add_drafts(record.finishes.front().drafts, &drafts);
   }
   for (const int64_t count : stats.num_finished) num_ended += count;
   RC_ASSERT(stats.generation_tokens == num_drawn);
+  check_drafts(stats.drafts);
+  RC_ASSERT(stats.drafts.num_drafts == drafts.num_drafts);
+  RC_ASSERT(stats.drafts.num_tokens == drafts.num_tokens);
+  RC_ASSERT(stats.drafts.accepted_at == drafts.accepted_at);
   RC_ASSERT(num_ended == static_cast<int64_t>(drive.records.size()));
   RC_ASSERT(stats.num_finished[static_cast<size_t>(FinishReason::kError)] == 0 ||
             drive.num_failed > 0);
@@ -94,8 +120,8 @@ void life_of_a_scheduler() {
   RC_CLASSIFY(drive.num_failed > 0, "failed steps");
   RC_CLASSIFY(drive.replay.num_removed > 0, "blocks lost their full pages");
   RC_CLASSIFY(drive.replay.num_cleared > 0, "the prefix cache was emptied");
-  RC_CLASSIFY(stats.num_accepted_drafts > 0, "drafts accepted");
-  RC_CLASSIFY(stats.num_accepted_drafts < stats.num_drafts, "drafts rejected");
+  RC_CLASSIFY(stats.drafts.num_accepted > 0, "drafts accepted");
+  RC_CLASSIFY(stats.drafts.num_accepted < stats.drafts.num_tokens, "drafts rejected");
   RC_CLASSIFY(drive.runner.max_in_flight() > 1, "went on in the decode loop");
 }
 

@@ -82,7 +82,7 @@ TEST(SchedulerTest, DraftsMakeWayForTokensAndPrompts) {
   const RequestId late = drive.add(request_for(some_tokens(20, 9), 3));
   for (int turns = 0; turns < 8; ++turns) drive.turn();
   EXPECT_GT(drive.records.at(late).drawn.size(), 0u);
-  EXPECT_GT(drive.scheduler.stats().num_accepted_drafts, 0);
+  EXPECT_GT(drive.scheduler.stats().drafts.num_accepted, 0);
   EXPECT_LE(drive.loop.most_tokens(), 12);
   drive.run_out();
 

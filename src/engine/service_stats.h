@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "engine/draft_counts.h"
 #include "engine/engine.h"
 
 namespace moxie {
@@ -34,9 +35,7 @@ struct ServiceStats {
   int64_t num_steps = 0, num_failed_steps = 0;
   int64_t num_loop_steps = 0;  ///< those of num_steps in the decode loop
   int64_t last_step_tokens = 0;
-  int64_t num_drafted_steps = 0;  ///< rows of launches (one a request) that had drafts
-  int64_t num_drafts = 0;         ///< draft tokens in them
-  int64_t num_accepted_drafts = 0;
+  DraftCounts drafts;
   double host_s = 0;    ///< planning, masks, sinks
   double device_s = 0;  ///< forward passes and draws
   bool draining = false;

@@ -285,7 +285,7 @@ TEST(ServiceTest, HoweverAnswersAreDraftedTheyAreTheSame) {
     expect_all_pages_back(*engine);
     return stats;
   };
-  EXPECT_EQ(run({}).num_drafts, 0);
+  EXPECT_EQ(run({}).drafts.num_tokens, 0);
   const auto truth = [&](RequestId id) {
     auto all = drafted_request(id - 1).prompt;
     for (const SampleAnswer& answer : expected[id - 1]) all.push_back(answer.token);
@@ -300,12 +300,12 @@ TEST(ServiceTest, HoweverAnswersAreDraftedTheyAreTheSame) {
     StandInDrafter drafter(truth, engine->config().vocab, manner, 7);
     const ServiceStats stats =
         run({.drafting = {.drafter = &drafter, .max_drafts = 4}, .async_scheduling = async});
-    EXPECT_GT(stats.num_accepted_drafts, 0);
+    EXPECT_GT(stats.drafts.num_accepted, 0);
     if (manner == Manner::kRight) {
-      EXPECT_GE(stats.num_accepted_drafts + 4, stats.num_drafts);  // one is cancelled
+      EXPECT_GE(stats.drafts.num_accepted + 4, stats.drafts.num_tokens);  // one is cancelled
     }
     if (manner == Manner::kWrong) {
-      EXPECT_LT(stats.num_accepted_drafts, stats.num_drafts);
+      EXPECT_LT(stats.drafts.num_accepted, stats.drafts.num_tokens);
     }
   }
 }
