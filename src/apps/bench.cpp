@@ -10,6 +10,7 @@
 #include "apps/bench_flags.h"
 #include "apps/kernels_json.h"
 #include "apps/startup.h"
+#include "engine/drafts_json.h"
 #include "lab/machine_gpu.h"
 #include "lab/record.h"
 #include "lab/stats.h"
@@ -30,7 +31,7 @@ Json to_json(const Summary& s, const std::vector<double>& samples) {
 }
 
 // `off`: the result of the same test without --batch-invariant, if that is on.
-Json to_json(const BenchResult& result, const BenchResult* off) {
+Json to_json(const BenchResult& result, const BenchResult* off, bool is_simulated) {
   const Summary s = summarize(result.tok_s);
   Json launches = Json::object();
   for (const auto& count : result.kernels) launches[count.name] = count.launches;
@@ -47,6 +48,10 @@ Json to_json(const BenchResult& result, const BenchResult* off) {
                {"kernels", kernels_json(result.kernels)},
                {"tile", result.tile},
                {"launches", std::move(launches)}};
+  if (result.drafts.num_positions > 0) {
+    json["speculation"] = drafts_json(result.drafts);
+    json["acceptance"] = is_simulated ? "simulated" : "compared";
+  }
   if (off != nullptr) {
     const Summary of_off = summarize(off->tok_s);
     json["batch_invariant_off"] = {{"tok_s", to_json(of_off, off->tok_s)},
@@ -91,8 +96,8 @@ Record make_record(Engine& engine, const MachineLimits& limits, const Flags& fla
 }
 
 int run(BenchFlags& o, const Flags& flags) {
-  const auto tests = tests_of(&o);
-  if (!tests) return usage("bench: " + tests.error().what);
+  const auto tests = tests_of(&o, flags);
+  if (!tests) return usage("bench: " + tests.error().message());
   // The cost of batch invariance: first the same tests without it.
   std::vector<BenchResult> off;
   if (o.engine.batch_invariant == "on") {
@@ -113,6 +118,7 @@ int run(BenchFlags& o, const Flags& flags) {
     gpu.joules_before = gpu_energy_joules(device);
   }
 
+  const bool is_simulated = !o.engine.speculation.acceptance.empty();
   Json tests_json = Json::array();
   std::vector<BenchResult> results;
   if (!o.json) {
@@ -129,7 +135,7 @@ int run(BenchFlags& o, const Flags& flags) {
     const BenchResult* const without = off.empty() ? nullptr : &off[results.size()];
     results.push_back(*result);
     if (o.json) {
-      tests_json.push_back(to_json(*result, without));
+      tests_json.push_back(to_json(*result, without, is_simulated));
       continue;
     }
     const Summary s = summarize(result->tok_s);
@@ -137,6 +143,10 @@ int run(BenchFlags& o, const Flags& flags) {
                fmt::format("{:.2f} ± {:.2f}", s.median, s.stdev),
                format_bytes(static_cast<uint64_t>(result->bytes_per_token)),
                100 * result->share_of_limit);
+    if (result->drafts.num_positions > 0) {
+      fmt::print("  speculation: {}{}\n", drafts_text(result->drafts),
+                 is_simulated ? " (acceptance simulated)" : "");
+    }
     if (without != nullptr) {
       const double median = summarize(without->tok_s).median;
       fmt::print("  --batch-invariant on: {:.3f} of the {:.2f} tok/s without it\n",

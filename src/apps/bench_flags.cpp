@@ -3,12 +3,42 @@
 
 #include <fmt/format.h>
 
+#include <charconv>
+#include <utility>
+
+#include "engine/draft_counts.h"
 #include "lab/machine_gpu.h"
 
 namespace moxie {
 namespace {
 
 constexpr int32_t kMostBenchTokens = 1 << 20;
+constexpr const char* kAcceptance = "--spec-acceptance";
+
+Status read_acceptance(const BenchFlags& o, const Flags& flags, std::vector<float>* rates) {
+  if (!flags.given(kAcceptance)) return {};
+  if (!flags.given("--spec") && !flags.given("--speculative-config")) {
+    return fail("nothing is drafted without a method", kAcceptance,
+                "add --spec ngram, eagle3 or dflash");
+  }
+  const char* at = o.acceptance.data();
+  const char* const end = at + o.acceptance.size();
+  for (;;) {
+    float rate = 0;
+    const auto [read_to, error] = std::from_chars(at, end, rate);
+    if (error != std::errc() || (read_to != end && *read_to != ',')) {
+      return fail("'" + o.acceptance + "' is no list of rates", kAcceptance, "such as 0.8,0.6,0.4");
+    }
+    rates->push_back(rate);
+    if (read_to == end) break;
+    at = read_to + 1;
+  }
+  if (std::cmp_greater(rates->size(), kMostDrafts)) {
+    return fail(fmt::format("{} rates", rates->size()), kAcceptance,
+                fmt::format("at most {}", kMostDrafts));
+  }
+  return {};
+}
 
 }  // namespace
 
@@ -22,11 +52,21 @@ void declare_bench_flags(Flags& flags, BenchFlags* o) {
   flags.integer("--chunk", &o->engine.max_batch_tokens, {0, kMostBatchTokens},
                 "tokens a prefill launch; 0: what suits");
   flags.unsigned64("--seed", &o->engine.seed, {0, UINT64_MAX}, "of synthetic weights");
+  o->speculation.declare(flags);
+  flags.text("--spec-acceptance", &o->acceptance,
+             "drafts are accepted at these rates by position, such as 0.8,0.6,0.4 (the share of "
+             "launches accepted so far), instead of by comparing tokens");
   flags.toggle("--json", &o->json, "print one JSON document");
   flags.toggle("-v,--verbose", &o->verbose, "print how long the start took");
 }
 
-Result<std::vector<BenchTest>> tests_of(BenchFlags* o) {
+Result<std::vector<BenchTest>> tests_of(BenchFlags* o, const Flags& flags) {
+  if (auto status = read_acceptance(*o, flags, &o->speculation.options.acceptance); !status) {
+    return fail(std::move(status.error()));
+  }
+  if (auto status = o->speculation.complete(flags); !status) return fail(std::move(status.error()));
+  o->engine.speculation = o->speculation.options;
+  o->engine.speculation.seed = o->engine.seed;
   auto tests = bench_tests(o->n_prompt, o->n_gen, o->depth, o->streams);
   if (tests.empty()) return fail("nothing to do; give -p or -n");
   fit_engine(tests, &o->engine);

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "apps/cli.h"
+#include "apps/speculation_flags.h"
 #include "lab/bench.h"
 #include "lab/record.h"
 
@@ -13,6 +14,8 @@ namespace moxie {
 
 struct BenchFlags {
   EngineOptions engine;
+  SpeculationFlags speculation;
+  std::string acceptance;
   std::vector<int32_t> n_prompt{512}, n_gen{128}, depth{0}, streams{1};
   int32_t repetitions = 5;
   bool json = false, verbose = false;
@@ -21,7 +24,7 @@ void declare_bench_flags(Flags& flags, BenchFlags* options);
 
 /// The tests that the switches ask for, with the engine's options made to fit them. Fails with the
 /// usage fault's text.
-Result<std::vector<BenchTest>> tests_of(BenchFlags* options);
+Result<std::vector<BenchTest>> tests_of(BenchFlags* options, const Flags& flags);
 
 /// Of what the engine runs on: measured now.
 Result<MachineLimits> measure_limits(Device& device);

@@ -30,7 +30,8 @@ constexpr const char* kHelp =
 
 class Session {
  public:
-  Session(ChatFlags& flags, Engine& engine) : flags_(flags), engine_(engine) {}
+  Session(ChatFlags& flags, Engine& engine, const Drafting& drafting)
+      : flags_(flags), engine_(engine), drafting_(drafting) {}
 
   int run() {
     if (auto status = restart(); !status) return report(status.error());
@@ -122,7 +123,8 @@ class Session {
   int reply_to(const std::string& text) {
     conversation_.messages.push_back(harmony::user_message(text));
     g_interrupted = 0;
-    auto reply = stream_answer(engine_, conversation_, flags_, [] { return g_interrupted == 0; });
+    auto reply =
+        stream_answer(engine_, conversation_, flags_, drafting_, [] { return g_interrupted == 0; });
     if (!reply) {  // for example, the message does not fit: goes on without the message
       conversation_.messages.pop_back();
       report(reply.error());
@@ -138,6 +140,7 @@ class Session {
 
   ChatFlags& flags_;
   Engine& engine_;
+  const Drafting drafting_;
   harmony::Conversation conversation_;
 };
 
@@ -155,8 +158,10 @@ Command chat_command() {
                   return usage(status.error().message());
                 auto engine = Engine::load(o->engine);
                 if (!engine) return report(engine.error());
+                auto speculation = make_speculation(**engine);
+                if (!speculation) return report(speculation.error());
                 if (o->verbose) print_startup((*engine)->timeline());
-                return Session(*o, **engine).run();
+                return Session(*o, **engine, speculation->drafting).run();
               }};
 }
 

@@ -7,6 +7,8 @@
 #include <cstdio>
 #include <map>
 
+#include "engine/drafts_json.h"
+
 namespace moxie {
 namespace {
 
@@ -22,6 +24,7 @@ void put(std::string_view text) {
 
 void ChatFlags::declare(Flags& flags) {
   declare_model_flags(flags, &engine);
+  speculation.declare(flags);
   declare_sampling_flags(flags, &sampling, &seed);
   flags.text("--system", &system, "instructions (harmony's developer message)");
   flags.choice("--reasoning-effort", &effort, {"low", "medium", "high"}, "how much to think");
@@ -41,6 +44,9 @@ Status ChatFlags::complete(const Flags& flags) {
   if (sampling.max_tokens < 0) return fail("must be 0 or more", "--max-tokens");
   if (!(sampling.repetition_penalty > 0)) return fail("must be above 0", "--repetition-penalty");
   engine.show_progress = !quiet;
+  if (auto status = speculation.complete(flags); !status) return status;
+  engine.speculation = speculation.options;
+  engine.max_logit_rows = 1 + most_drafts(engine.speculation);
   return {};
 }
 
@@ -65,7 +71,8 @@ Result<harmony::Conversation> ChatFlags::opening() const {
 }
 
 Result<Reply> stream_answer(Engine& engine, const harmony::Conversation& conversation,
-                            const ChatFlags& flags, const std::function<bool()>& go_on) {
+                            const ChatFlags& flags, const Drafting& drafting,
+                            const std::function<bool()>& go_on) {
   const bool color = isatty(STDOUT_FILENO) != 0;
   bool dim = false, any = false;
   ReplyPart previous = ReplyPart::kContent;
@@ -74,8 +81,9 @@ Result<Reply> stream_answer(Engine& engine, const harmony::Conversation& convers
     if (dim) put(color ? "\033[0m\n\n" : "\n\n");
     dim = false;
   };
-  auto reply =
-      answer(engine, conversation, flags.sampling, [&](ReplyPart part, std::string_view text) {
+  auto reply = answer(
+      engine, conversation, flags.sampling,
+      [&](ReplyPart part, std::string_view text) {
         if (part == ReplyPart::kReasoning) {
           if (flags.show_reasoning) {
             if (!dim) put(color ? "\033[2m" : "[reasoning] ");
@@ -95,7 +103,8 @@ Result<Reply> stream_answer(Engine& engine, const harmony::Conversation& convers
         any = true;
         previous = part;
         return go_on();
-      });
+      },
+      drafting);
   undim();
   put("\n");
   return reply;
@@ -122,6 +131,9 @@ void print_statistics(const Reply& reply) {
                static_cast<long long>(t.prompt_tokens), t.prefill_tok_s(),
                static_cast<long long>(t.completion_tokens), t.decode_tok_s(),
                reply.finish_reason.c_str(), t.load_s);
+  if (const DraftCounts& drafts = reply.drafts; drafts.num_positions > 0) {
+    std::fprintf(stderr, "speculation: %s\n", drafts_text(drafts).c_str());
+  }
   for (const std::string& warning : reply.warnings) {
     std::fprintf(stderr, "warning: %s\n", warning.c_str());
   }

@@ -5,12 +5,14 @@
 #include <string>
 
 #include "apps/cli.h"
+#include "apps/speculation_flags.h"
 #include "engine/chat.h"
 
 namespace moxie {
 
 struct ChatFlags {
   EngineOptions engine;
+  SpeculationFlags speculation;
   SamplingOptions sampling;
   uint64_t seed = 0;
   std::string system, effort = "medium", tools, sinks = "on";
@@ -25,7 +27,8 @@ struct ChatFlags {
 
 /// Streams an answer to stdout, reasoning (if shown) dimmed; returns the reply.
 Result<Reply> stream_answer(Engine& engine, const harmony::Conversation& conversation,
-                            const ChatFlags& flags, const std::function<bool()>& go_on);
+                            const ChatFlags& flags, const Drafting& drafting,
+                            const std::function<bool()>& go_on);
 
 /// Prints to stderr a line of tokens, speeds and the finish reason; then the answer's warnings.
 void print_statistics(const Reply& reply);

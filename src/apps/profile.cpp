@@ -116,8 +116,8 @@ bool may_use_gpu(const std::string& device) {
 }
 
 int run(ProfileFlags& o, const Flags& flags) {
-  const auto tests = tests_of(&o.bench);
-  if (!tests) return usage("profile: " + tests.error().what);
+  const auto tests = tests_of(&o.bench, flags);
+  if (!tests) return usage("profile: " + tests.error().message());
   std::unique_ptr<ActivityRecorder> recorder;
   if (may_use_gpu(o.bench.engine.device) && num_cuda_devices() > 0) {
     auto made = make_cupti_recorder(o.cupti);

@@ -9,6 +9,7 @@
 #include "apps/chat_session.h"
 #include "apps/kernels_json.h"
 #include "apps/startup.h"
+#include "engine/drafts_json.h"
 
 namespace moxie {
 namespace {
@@ -67,6 +68,7 @@ Json to_json(Engine& engine, const Reply& reply) {
                      {"startup", startup_json(engine.timeline())}}},
                    {"kernels", kernels_json(engine.kernels().counts())},
                    {"launches", std::move(launches)}};
+  if (reply.drafts.num_positions > 0) document["speculation"] = drafts_json(reply.drafts);
   if (!calls.empty()) document["tool_calls"] = std::move(calls);
   if (!reply.warnings.empty()) document["warnings"] = reply.warnings;
   return document;
@@ -83,17 +85,20 @@ int run(RunFlags& o, const Flags& flags) {
   o.engine.show_progress = o.engine.show_progress && !o.json;
   auto engine = Engine::load(o.engine);
   if (!engine) return report(engine.error());
+  auto speculation = make_speculation(**engine);
+  if (!speculation) return report(speculation.error());
   if (o.verbose && !o.json) print_startup((*engine)->timeline());
   catch_interrupt();
   if (o.json) {
-    auto reply = answer(**engine, *conversation, o.sampling,
-                        [](ReplyPart, std::string_view) { return go_on(); });
+    auto reply = answer(
+        **engine, *conversation, o.sampling, [](ReplyPart, std::string_view) { return go_on(); },
+        speculation->drafting);
     if (!reply) return report(reply.error());
     fmt::print("{}\n",
                to_json(**engine, *reply).dump(2, ' ', false, Json::error_handler_t::replace));
     return go_on() ? kExitDone : interrupted();
   }
-  auto reply = stream_answer(**engine, *conversation, o, go_on);
+  auto reply = stream_answer(**engine, *conversation, o, speculation->drafting, go_on);
   if (!reply) return report(reply.error());
   if (!o.quiet) {
     print_statistics(*reply);

@@ -12,6 +12,7 @@
 #include "apps/cli.h"
 #include "apps/kernels_json.h"
 #include "apps/serve_status.h"
+#include "apps/speculation_flags.h"
 #include "engine/service.h"
 #include "engine/tokenizer_source.h"
 #include "server/app.h"
@@ -23,6 +24,7 @@ constexpr Bounds<float> kSeconds{0, 1e6};
 
 struct ServeFlags {
   EngineOptions engine;
+  SpeculationFlags speculation;
   HttpOptions http;
   AppOptions app;
   ServiceOptions service;
@@ -62,6 +64,7 @@ void ServeFlags::declare(Flags& flags) {
   flags.integer("--max-num-batched-tokens", &max_batch_tokens, {0, kMostBatchTokens},
                 "tokens a step; 0: what suits the device, at least twice --max-num-seqs");
   flags.text("--kv-cache-memory", &kv_memory, "such as 512MiB or 20GiB; default: what suits");
+  speculation.declare(flags);
   flags.integer("--max-queue", &service.max_queue, kFromZero,
                 "requests that wait; the next gets 429");
   flags.choice("--ui", &ui, {"on", "off"}, "on: a page at / to chat, without a key");
@@ -151,6 +154,8 @@ Status ServeFlags::complete(const Flags& flags) {
     log_warn("--debug-fault " + debug_fault + ": steps will be made to fail");
   }
   if (max_batch_tokens > 0) engine.max_batch_tokens = max_batch_tokens;
+  if (auto status = speculation.complete(flags); !status) return status;
+  engine.speculation = speculation.options;
   fit_service(max_num_seqs, &engine);
   service.prefix_cache = prefix_cache == "on";
   if (flags.given("--kv-events-config")) {
@@ -202,6 +207,7 @@ struct Running {
   std::unique_ptr<const Tokenizer> tokenizer;  // with --tokenizer
   std::unique_ptr<Engine> engine;
   std::unique_ptr<grammar::Compiler> compiler;
+  std::unique_ptr<Drafter> drafter;  // with --spec
   std::unique_ptr<Service> service;
 };
 
@@ -242,6 +248,10 @@ Result<ServedModel> load(const ServeFlags& o, App& app, KvEventPublisher* events
                 o.engine.model, "leave out --kv-events-config");
   }
   ServiceOptions options = o.service;
+  auto speculation = make_speculation(e);
+  if (!speculation) return fail(std::move(speculation.error()));
+  running->drafter = std::move(speculation->drafter);
+  options.drafting = speculation->drafting;
   if (events != nullptr) {
     options.cache_listener = events;
     events->on_cleared();  // for readers that know a server which was here before

@@ -80,7 +80,8 @@ class ReplySorter {
 }  // namespace
 
 Result<Reply> answer(Engine& engine, const harmony::Conversation& conversation,
-                     const SamplingOptions& sampling, const OnReply& on_text) {
+                     const SamplingOptions& sampling, const OnReply& on_text,
+                     const Drafting& drafting) {
   const Tokenizer* tokenizer = engine.tokenizer();
   if (tokenizer == nullptr) {
     return fail("this model carries no tokenizer", engine.checkpoint().path(),
@@ -100,10 +101,11 @@ Result<Reply> answer(Engine& engine, const harmony::Conversation& conversation,
   options.known_recipients = function_names(conversation);
   harmony::Parser parser(*tokenizer, *control, options);
   ReplySorter sorter(parser, reply, on_text);
-  auto generated = engine.generate(*prompt, sampling, [&](const SampleAnswer& token) {
+  const auto take = [&](const SampleAnswer& token) {
     if (token.token == control->endoftext) return true;  // ends the answer; not in its text
     return sorter.take(parser.process(token.token));
-  });
+  };
+  auto generated = engine.generate(*prompt, sampling, take, drafting);
   if (!generated) return fail(std::move(generated.error()));
   sorter.take(parser.finish());
 
@@ -113,6 +115,7 @@ Result<Reply> answer(Engine& engine, const harmony::Conversation& conversation,
   }
   reply.warnings = parser.warnings();
   reply.timing = generated->timing;
+  reply.drafts = generated->drafts;
   reply.finish_reason = finish_reason_name(generated->reason);
   if (generated->reason == FinishReason::kStop && !reply.tool_calls.empty()) {
     reply.finish_reason = "tool_calls";

@@ -26,6 +26,7 @@ struct Reply {
   std::vector<std::string> warnings;
   std::vector<harmony::Message> messages;  ///< to append to the conversation
   Timing timing;
+  DraftCounts drafts;
 };
 
 /// Returns false to stop the answer.
@@ -34,7 +35,8 @@ using OnReply = std::function<bool(ReplyPart part, std::string_view text)>;
 /// Answers the conversation's last message. Reasoning of finished turns is dropped before
 /// rendering; the conversation itself is not changed.
 Result<Reply> answer(Engine& engine, const harmony::Conversation& conversation,
-                     const SamplingOptions& sampling, const OnReply& on_text = {});
+                     const SamplingOptions& sampling, const OnReply& on_text = {},
+                     const Drafting& drafting = {});
 
 /// Function tools from OpenAI's form: a JSON list of {"type": "function", "function": {"name",
 /// "description", "parameters"}}, or of the inner objects. Key order is kept.

@@ -28,6 +28,13 @@ struct DraftCounts {
     ++num_accepted;
     ++accepted_at[static_cast<size_t>(place)];
   }
+  void add(const DraftCounts& more) {
+    num_positions = more.num_positions;
+    num_drafts += more.num_drafts;
+    num_tokens += more.num_tokens;
+    num_accepted += more.num_accepted;
+    for (size_t i = 0; i < accepted_at.size(); ++i) accepted_at[i] += more.accepted_at[i];
+  }
   /// The share of launches whose drafts were accepted up to this place; 0 without launches.
   double rate_at(int32_t place) const {
     return num_drafts > 0 ? static_cast<double>(accepted_at[static_cast<size_t>(place)]) /

@@ -39,6 +39,9 @@ class Drafter {
   virtual void observe(RequestId request, std::span<const int32_t> tokens,
                        int32_t num_accepted) = 0;
 
+  /// Whether propose() runs on the device and its threads, so that it must not run beside a launch.
+  virtual bool shares_device() const { return false; }
+
   /// The request has ended. propose() may never have been called for it.
   virtual void forget(RequestId request) = 0;
 };
@@ -47,6 +50,11 @@ class Drafter {
 struct Drafting {
   Drafter* drafter = nullptr;  ///< borrowed; null: no drafts
   int32_t max_drafts = 0;      ///< of a request in a launch
+  /// For benchmarks: rates at which drafts are accepted, whatever is drawn, from `seed`
+  /// (simulated_acceptance.h). Drafts proposed are replaced by random ones, and the text is
+  /// nobody's. Borrowed; empty: drafts are compared with draws.
+  std::span<const float> acceptance{};
+  uint64_t seed = 0;
 };
 
 }  // namespace moxie

@@ -57,7 +57,8 @@ Scheduler::Scheduler(StepRunner& runner, const Options& options)
       options_(options),
       page_tokens_(kv_.shape().page_tokens),
       max_running_(std::min(options.max_num_seqs, most_running(kv_, runner.limits().max_model_len,
-                                                               options.max_batch_tokens))) {
+                                                               options.max_batch_tokens))),
+      simulated_(options.drafting.acceptance, options.drafting.seed) {
   if (options.drafting.drafter != nullptr) {
     CHECK(options.drafting.max_drafts <= kMostDrafts);
     counters_.drafts.num_positions = options.drafting.max_drafts;

@@ -40,6 +40,7 @@
 
 #include "engine/request_state.h"
 #include "engine/service_stats.h"
+#include "engine/simulated_acceptance.h"
 #include "engine/step_runner.h"
 
 namespace moxie {
@@ -196,6 +197,7 @@ class Scheduler {
   int32_t loop_fed_ = 0;       // launches of the session whose next tokens came with the first
   int32_t num_suspects_ = 0;   // at most one of them runs
   ServiceStats counters_;
+  SimulatedAcceptance simulated_;
 };
 
 }  // namespace moxie

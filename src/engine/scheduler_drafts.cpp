@@ -43,6 +43,7 @@ void Scheduler::place_drafts() {
     Request* request = asking_[i];
     Verification& verification = request->verification;
     const int32_t limit = std::min(asks_[i].limit, left);
+    if (simulated_.is_on()) simulated_.fill(limit, runner_.limits().vocab, &request->proposal);
     verification.begin(request->tokens.back(), request->proposal, limit, runner_.limits().vocab,
                        request->sampler);
     if (!kv_.append(request->seq, verification.num_drafts())) verification.clear();
@@ -53,7 +54,9 @@ void Scheduler::place_drafts() {
 // Token by token, as if each had its own launch: the token that ends the request is the last.
 void Scheduler::absorb_draws(Request& request, const StepPlan::Row& row,
                              std::span<const SampleAnswer> answers) {
-  const int32_t num_accepted = row.num_drafts > 0 ? request.verification.num_accepted(answers) : 0;
+  const int32_t num_accepted = row.num_drafts == 0  ? 0
+                               : simulated_.is_on() ? simulated_.num_accepted(row.num_drafts)
+                                                    : request.verification.num_accepted(answers);
   const int32_t num_known = row.start + row.num_known();
   const auto num_before = request.tokens.size();
   if (row.num_drafts > 0) {

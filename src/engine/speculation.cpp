@@ -3,7 +3,11 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
+#include "engine/draft_counts.h"
 #include "engine/engine.h"
+#include "engine/head_drafter.h"
 #include "engine/ngram_drafter.h"
 
 namespace moxie {
@@ -42,6 +46,7 @@ Status check_ngram(const SpeculationOptions& options) {
 }  // namespace
 
 Status check_speculation(const SpeculationOptions& options) {
+  if (options.method == SpecMethod::kOff) return {};
   const std::string method = kSpecMethodNames[static_cast<size_t>(options.method)];
   const bool takes_head =
       options.method == SpecMethod::kEagle3 || options.method == SpecMethod::kDflash;
@@ -53,6 +58,14 @@ Status check_speculation(const SpeculationOptions& options) {
     return fail(method + " takes no draft head", "--spec-model",
                 "--spec eagle3 or dflash, or leave out --spec-model");
   }
+  float before = 1;
+  for (const float rate : options.acceptance) {
+    if (!(rate >= 0 && rate <= before)) {
+      return fail("rates of acceptance by position must be from 0 to 1 and must not increase",
+                  "--spec-acceptance", "each is the share of launches accepted so far, as 0.8,0.6");
+    }
+    before = rate;
+  }
   if (options.method == SpecMethod::kNgram) return check_ngram(options);
   if (options.lookup_min > 0 || options.lookup_max > 0) {
     return fail("matches are looked up only by ngram, not by " + method,
@@ -63,7 +76,8 @@ Status check_speculation(const SpeculationOptions& options) {
 
 int32_t most_drafts(const SpeculationOptions& options) {
   if (options.method == SpecMethod::kOff) return 0;
-  if (options.max_drafts > 0) return options.max_drafts;
+  if (options.max_drafts > 0) return std::min(options.max_drafts, kMostDrafts);
+  if (!options.acceptance.empty()) return static_cast<int32_t>(options.acceptance.size());
   return options.method == SpecMethod::kNgram    ? kNgramDrafts
          : options.method == SpecMethod::kEagle3 ? kEagle3Drafts
                                                  : kDflashDrafts;
@@ -78,7 +92,10 @@ Result<std::unique_ptr<Drafter>> make_drafter(Engine& engine, int32_t* max_draft
     *max_drafts = most_drafts(options);
     return std::make_unique<NgramDrafter>(ngram_lengths(options));
   }
-  return fail("drafts of this method are not there yet", "--spec");
+  auto drafter = HeadDrafter::create(engine);
+  if (!drafter) return fail(std::move(drafter.error()));
+  *max_drafts = options.max_drafts > 0 ? options.max_drafts : (*drafter)->config().num_drafts;
+  return std::move(*drafter);
 }
 
 Result<Speculation> make_speculation(Engine& engine) {
@@ -86,7 +103,10 @@ Result<Speculation> make_speculation(Engine& engine) {
   auto drafter = make_drafter(engine, &speculation.drafting.max_drafts);
   if (!drafter) return fail(std::move(drafter.error()));
   speculation.drafter = std::move(*drafter);
+  const SpeculationOptions& options = engine.options().speculation;
   speculation.drafting.drafter = speculation.drafter.get();
+  speculation.drafting.acceptance = options.acceptance;
+  speculation.drafting.seed = options.seed;
   return speculation;
 }
 

@@ -40,7 +40,8 @@ struct SpeculationOptions {
   uint64_t seed = 0;
 };
 
-/// Contradictions among the switches: a head without a method that takes one, and the like.
+/// Fails if options contradict each other: a head that the method does not take, and the like.
+/// With kOff the others mean nothing.
 Status check_speculation(const SpeculationOptions& options);
 
 /// The most tokens that one request may have drafted in a launch, before the engine is loaded (a

@@ -93,6 +93,29 @@ TEST(VerificationTest, OfAProposalOnlyWhatMayBeVerifiedIsTaken) {
   EXPECT_EQ(taken({}), (std::vector<int32_t>{}));
 }
 
+TEST(SimulatedAcceptanceTest, EachPlaceIsReachedAtItsRateAndNoneBehindTheLast) {
+  const std::vector<float> rates = {0.8f, 0.8f, 0.3f};
+  SimulatedAcceptance simulated(rates, 5);
+  ASSERT_TRUE(simulated.is_on());
+  constexpr int kLaunches = 40000;
+  std::vector<int> reached(5);
+  for (int i = 0; i < kLaunches; ++i) {
+    const int32_t count = simulated.num_accepted(5);
+    ASSERT_LE(count, 3);
+    for (int32_t place = 0; place < count; ++place) ++reached[static_cast<size_t>(place)];
+  }
+  for (size_t i = 0; i < rates.size(); ++i) {
+    EXPECT_NEAR(static_cast<double>(reached[i]) / kLaunches, rates[i], 0.01) << i;
+  }
+  EXPECT_EQ(reached[0], reached[1]);
+  for (int i = 0; i < 100; ++i) EXPECT_LE(simulated.num_accepted(2), 2);
+  std::vector<int32_t> drafts = {99};
+  simulated.fill(6, kVocab, &drafts);
+  ASSERT_EQ(drafts.size(), 6u);
+  for (const int32_t id : drafts) EXPECT_TRUE(id >= 0 && id < kVocab) << id;
+  EXPECT_FALSE(SimulatedAcceptance({}, 5).is_on());
+}
+
 TEST(SamplerTest, AllowedIdsAndAConstraintBothBind) {
   SamplingOptions options{.allowed_ids = {3, 4, 40}};
   Sampler sampler(options, {}, {}, kVocab);

@@ -71,15 +71,18 @@ void fit_engine(const std::vector<BenchTest>& tests, EngineOptions* options) {
     streams = std::max(streams, test.streams);
   }
   if (options->max_model_len == 0) options->max_model_len = context;
+  const int32_t rows = streams * (1 + most_drafts(options->speculation));
   options->max_num_seqs = 2 * streams;  // the filled depth, and the forks that run on it
-  options->max_logit_rows = streams;
+  options->max_logit_rows = rows;
   if (options->max_batch_tokens > 0)
-    options->max_batch_tokens = std::max(options->max_batch_tokens, streams);
+    options->max_batch_tokens = std::max(options->max_batch_tokens, rows);
 }
 
 Result<BenchResult> run_bench(Engine& engine, const BenchTest& test, int32_t repetitions,
                               const MachineLimits& limits) {
-  BenchRunner runner(engine, test);
+  auto speculation = make_speculation(engine);
+  if (!speculation) return fail(std::move(speculation.error()));
+  BenchRunner runner(engine, test, speculation->drafting);
   if (auto status = runner.fill_depth(); !status) return fail(std::move(status.error()));
   auto warm = runner.repeat();
   if (!warm) return fail(std::move(warm.error()));
@@ -99,6 +102,7 @@ Result<BenchResult> run_bench(Engine& engine, const BenchTest& test, int32_t rep
     of_samples.push_back(std::move(*limits_now));
   }
   result.kernels = engine.kernels().counts();
+  result.drafts = runner.drafts();
   result.tile = tile_of(engine, test);
   const WorkByOp works = least_work(engine, test);
   const Peak& peak = best_peak(limits);

@@ -26,7 +26,8 @@ struct BenchResult {
   std::vector<double> read_gb_s;
   double share_of_limit = 0;  ///< median over samples, each against the limits beside it
   std::vector<KernelChooser::Count> kernels;
-  std::string tile;  ///< tile of the experts' products and its reason; empty if the row has none
+  DraftCounts drafts;  ///< of all repetitions, the warm-up included
+  std::string tile;    ///< tile of the experts' products and its reason; empty if the row has none
 };
 
 /// One test for each n_prompt and each n_gen, at each depth, for each number of streams, in
@@ -42,7 +43,8 @@ void fit_engine(const std::vector<BenchTest>& tests, EngineOptions* options);
 /// Runs one test `repetitions` times after one warm-up. Tokens are random from a fixed seed. A
 /// generated token costs a forward pass and a greedy draw, but the next random token is fed, so
 /// that streams do not converge on the same experts. Tokens are generated through the scheduler,
-/// like an answer's, on CUDA in the decode loop; for prompts nothing is drawn. On a CPU the limits
+/// like an answer's, on CUDA in the decode loop; for prompts nothing is drawn. With speculation the
+/// drawn tokens are fed, since given ones would never be what was drafted. On a CPU the limits
 /// are measured again around each repetition that is not very short, since shared machines change.
 Result<BenchResult> run_bench(Engine& engine, const BenchTest& test, int32_t repetitions,
                               const MachineLimits& limits);

@@ -10,8 +10,8 @@
 
 namespace moxie {
 
-BenchRunner::BenchRunner(Engine& engine, const BenchTest& test)
-    : engine_(engine), test_(test), runner_(make_step_runner(engine)) {
+BenchRunner::BenchRunner(Engine& engine, const BenchTest& test, const Drafting& drafting)
+    : engine_(engine), test_(test), drafting_(drafting), runner_(make_step_runner(engine)) {
   for (int32_t s = 0; s < test.streams; ++s) base_.push_back(engine.kv().add_sequence());
 }
 
@@ -62,7 +62,8 @@ Result<BenchRunner::Window> BenchRunner::generate(std::span<const SeqId> seqs) {
                 {.max_num_seqs = test_.streams,
                  .max_batch_tokens = engine_.options().max_batch_tokens,
                  .max_loop_streams = runner_->limits().max_loop_streams,
-                 .prefix_cache = false},
+                 .prefix_cache = false,
+                 .drafting = drafting_},
                 {.loop_steps_ahead = DecodeLoop::kRunAhead});
   const Status ready = engine_.synchronize();
   const auto start = Clock::now();
@@ -71,6 +72,8 @@ Result<BenchRunner::Window> BenchRunner::generate(std::span<const SeqId> seqs) {
   }
   while (loop.scheduler().num_requests() > 0) static_cast<void>(loop.turn());
   const auto end = Clock::now();
+  drafts_.add(loop.scheduler().stats().drafts);
+  ++drafting_.seed;  // another repetition accepts other drafts
   runner_->leave_loop();
   if (!ready) return fail(ready.error());
   if (!status) return fail(std::move(status.error()));
@@ -83,7 +86,7 @@ std::unique_ptr<Request> BenchRunner::request(size_t stream, Status* status) {
       .prompt = filled_[stream],
       .sampling = {.temperature = 0, .seed = 0, .max_tokens = test_.n_gen, .ignore_eos = true},
       .use_prefix_cache = false,
-      .given = random_tokens(test_.n_gen),
+      .given = drafting_.drafter == nullptr ? random_tokens(test_.n_gen) : std::vector<int32_t>{},
       .sink = [status](const RequestUpdate& update) {
         if (update.finish == nullptr || update.finish->reason != FinishReason::kError) return;
         *status = fail(update.finish->error);

@@ -18,7 +18,7 @@ namespace moxie {
 /// tokens go through the scheduler and the step runner, like an answer's (engine/step_loop.h).
 class BenchRunner {
  public:
-  BenchRunner(Engine& engine, const BenchTest& test);
+  BenchRunner(Engine& engine, const BenchTest& test, const Drafting& drafting = {});
   ~BenchRunner();
   BenchRunner(const BenchRunner&) = delete;
   BenchRunner& operator=(const BenchRunner&) = delete;
@@ -33,6 +33,8 @@ class BenchRunner {
   /// Runs one repetition on forks of the filled sequences, so that repetitions do not see each
   /// other's tokens. The device is idle before and after.
   Result<Window> repeat();
+  /// Of all repetitions so far.
+  const DraftCounts& drafts() const { return drafts_; }
 
  private:
   std::vector<int32_t> random_tokens(int32_t count);
@@ -43,6 +45,8 @@ class BenchRunner {
 
   Engine& engine_;
   const BenchTest test_;
+  Drafting drafting_;
+  DraftCounts drafts_;
   const std::unique_ptr<StepRunner> runner_;
   std::vector<SeqId> base_;
   std::vector<std::vector<int32_t>> filled_;  // tokens of each filled sequence

@@ -134,7 +134,9 @@ void add_up(const Sums& sums, const std::vector<ActivityLog::Symbol>& symbols, d
 }
 
 Status measure_plain(Engine& engine, int32_t repetitions, PhaseProfile* phase) {
-  BenchRunner runner(engine, phase->test);
+  auto speculation = make_speculation(engine);
+  if (!speculation) return fail(std::move(speculation.error()));
+  BenchRunner runner(engine, phase->test, speculation->drafting);
   if (auto status = runner.fill_depth(); !status) return status;
   if (auto warm = runner.repeat(); !warm) return fail(std::move(warm.error()));
   for (int32_t r = 0; r < repetitions; ++r) {
@@ -149,7 +151,9 @@ Status measure_profiled(Engine& engine, int32_t repetitions, const MachineLimits
                         ActivityRecorder& recorder, PhaseProfile* phase) {
   // Before the warm-up, which then also pays for the recorder's first buffers.
   if (auto status = recorder.start(); !status) return status;
-  BenchRunner runner(engine, phase->test);
+  auto speculation = make_speculation(engine);
+  if (!speculation) return fail(std::move(speculation.error()));
+  BenchRunner runner(engine, phase->test, speculation->drafting);
   if (auto status = runner.fill_depth(); !status) return status;
   const auto warm = runner.repeat();
   if (!warm) return fail(warm.error());

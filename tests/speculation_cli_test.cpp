@@ -1,0 +1,152 @@
+// The switches of speculation as people use them: values and contradictions, vLLM's JSON, and what
+// run and bench print of drafts.
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "process.h"
+
+namespace moxie {
+namespace {
+
+using Json = nlohmann::json;
+using Arguments = std::vector<std::string>;
+
+ProcessResult moxie(Arguments arguments, const std::vector<std::string>& environment = {}) {
+  arguments.insert(arguments.begin(), MOXIE_BINARY);
+  return run_process(arguments, "", environment, 300);
+}
+
+Json json_of(const ProcessResult& result) {
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  Json document = Json::parse(result.out, nullptr, false);
+  EXPECT_FALSE(document.is_discarded()) << result.out;
+  return document;
+}
+
+// `speculation` adds up, and has `num_positions` places.
+void check_counts(const Json& speculation, size_t num_positions) {
+  const auto& places = speculation["accepted_per_position"];
+  ASSERT_EQ(places.size(), num_positions) << speculation;
+  int64_t total = 0, before = speculation["drafts"];
+  for (const int64_t count : places) {
+    EXPECT_LE(count, before) << speculation;
+    total += before = count;
+  }
+  EXPECT_EQ(speculation["accepted_tokens"], total);
+  EXPECT_LE(total, speculation["draft_tokens"].get<int64_t>());
+}
+
+const Arguments kRepeats = {
+    "run", "--json", "--max-tokens", "80",
+    "Repeat this list: red, green, blue, red, green, blue, red, green, blue, red, green, blue"};
+
+TEST(SpeculationCliTest, DraftsAreCountedAndTheTextIsTheSame) {
+  const Json plain = json_of(moxie(kRepeats));
+  EXPECT_FALSE(plain.contains("speculation"));
+  Arguments drafted = kRepeats;
+  drafted.insert(drafted.end(), {"--spec", "ngram", "--spec-tokens", "4", "--prompt-lookup-min",
+                                 "2", "--prompt-lookup-max", "3"});
+  const Json with = json_of(moxie(drafted));
+  EXPECT_EQ(with["content"], plain["content"]);
+  EXPECT_EQ(with["reasoning"], plain["reasoning"]);
+  EXPECT_EQ(with["usage"], plain["usage"]);
+  check_counts(with["speculation"], 4);
+  EXPECT_GT(with["speculation"]["accepted_tokens"], 0);
+}
+
+TEST(SpeculationCliTest, VariablesAndVllmsFieldsSetTheSameSwitches) {
+  const Json by_variable = json_of(moxie(kRepeats, {"MOXIE_SPEC=ngram", "MOXIE_SPEC_TOKENS=3"}));
+  check_counts(by_variable["speculation"], 3);
+  for (const char* config :
+       {R"({"method": "ngram", "num_speculative_tokens": 6, "prompt_lookup_max": 4})",
+        R"({"model": "ngram", "num_speculative_tokens": 6, "draft_tensor_parallel_size": 1})"}) {
+    Arguments arguments = kRepeats;
+    arguments.insert(arguments.end(), {"--speculative-config", config});
+    const auto result = moxie(arguments);
+    check_counts(json_of(result)["speculation"], 6);
+    EXPECT_EQ(result.err.find("warn"), std::string::npos) << result.err;
+  }
+  Arguments arguments = kRepeats;
+  arguments.insert(arguments.end(),
+                   {"--speculative-config", R"({"method": "ngram", "quantization": "fp8"})"});
+  const auto warned = moxie(arguments);
+  EXPECT_EQ(warned.exit_code, 0);
+  EXPECT_NE(warned.err.find("quantization is not used"), std::string::npos) << warned.err;
+}
+
+TEST(SpeculationCliTest, ContradictionsAndUnknownValuesAreUsageFaults) {
+  const std::pair<Arguments, const char*> faults[] = {
+      {{"--spec", "ngramm"}, "--spec"},
+      {{"--spec-tokens", "4"}, "nothing is drafted without a method"},
+      {{"--spec", "ngram", "--spec-tokens", "33"}, "0 to 32"},
+      {{"--spec", "eagle3"}, "--spec-model"},
+      {{"--spec", "dflash"}, "--spec-model"},
+      {{"--spec", "ngram", "--spec-model", "x"}, "takes no draft head"},
+      {{"--spec", "ngram", "--prompt-lookup-min", "4", "--prompt-lookup-max", "2"}, "exceed"},
+      {{"--spec", "eagle3", "--spec-model", "x", "--prompt-lookup-min", "4"}, "only by ngram"},
+      {{"--speculative-config", "ngram"}, "JSON object"},
+      {{"--speculative-config", R"({"num_speculative_tokens": 3})"}, "no method"},
+      {{"--speculative-config", R"({"method": "suffix"})"}, "does not draft by 'suffix'"},
+      {{"--speculative-config", R"({"method": "ngrams"})"}, "unknown method"},
+      {{"--speculative-config", R"({"method": "ngram", "num_speculative_tokens": 2.5})"},
+       "integer"},
+      {{"--speculative-config", R"({"method": "ngram", "num_speculative_tokens": 0})"}, "from 1"},
+      {{"--speculative-config", R"({"method": "ngram", "promt_lookup_max": 3})"},
+       "did you mean prompt_lookup_max?"},
+      {{"--speculative-config", R"({"method": "ngram", "layer_id_offset": 2})"}, "layer_id_offset"},
+      {{"--spec", "ngram", "--speculative-config", R"({"method": "ngram"})"}, "two values"}};
+  for (const char* command : {"run", "bench"}) {
+    for (const auto& [added, why] : faults) {
+      Arguments arguments = {command};
+      if (arguments.front() == "run") arguments.push_back("hello");
+      arguments.insert(arguments.end(), added.begin(), added.end());
+      const auto result = moxie(arguments);
+      EXPECT_EQ(result.exit_code, 2) << command << ": " << why;
+      EXPECT_NE(result.err.find(why), std::string::npos) << why << ": " << result.err;
+    }
+  }
+  // A switch that is off explicitly makes its companions idle: commands are compared so.
+  EXPECT_EQ(
+      moxie({"run", "--max-tokens", "2", "hi", "--spec", "off", "--spec-tokens", "4"}).exit_code,
+      0);
+}
+
+TEST(SpeculationCliTest, BenchSimulatesAcceptanceAndSaysSo) {
+  const Arguments base = {"bench", "-p", "0", "-n", "150", "-r", "1", "--json", "--spec", "ngram"};
+  Arguments simulated = base;
+  simulated.insert(simulated.end(), {"--spec-acceptance", "0.9,0.5,0.25", "--seed", "3"});
+  const Json test = json_of(moxie(simulated))["tests"][0];
+  EXPECT_EQ(test["acceptance"], "simulated");
+  check_counts(test["speculation"], 3);
+  // Two runs of 150 tokens: at 2.65 tokens a launch some 113 launches; 5 standard errors.
+  const double launches = test["speculation"]["drafts"];
+  const double rates[] = {0.9, 0.5, 0.25};
+  for (size_t i = 0; i < 3; ++i) {
+    const double found = test["speculation"]["accepted_per_position"][i].get<double>() / launches;
+    EXPECT_NEAR(found, rates[i], 0.24) << i;
+  }
+  const Json compared = json_of(moxie(base))["tests"][0];
+  EXPECT_EQ(compared["acceptance"], "compared");
+  check_counts(compared["speculation"], 7);
+  const Json plain = json_of(moxie({"bench", "-p", "0", "-n", "4", "-r", "1", "--json"}));
+  EXPECT_FALSE(plain["tests"][0].contains("speculation"));
+  EXPECT_FALSE(plain["tests"][0].contains("acceptance"));
+
+  for (const auto& [rates_text, why] : {std::pair{"0.5,0.6", "must not increase"},
+                                        {"1.5", "from 0 to 1"},
+                                        {"0.5,", "no list of rates"},
+                                        {"many", "no list of rates"}}) {
+    Arguments arguments = base;
+    arguments.insert(arguments.end(), {"--spec-acceptance", rates_text});
+    const auto result = moxie(arguments);
+    EXPECT_EQ(result.exit_code, 2) << rates_text;
+    EXPECT_NE(result.err.find(why), std::string::npos) << result.err;
+  }
+  EXPECT_EQ(moxie({"bench", "--spec-acceptance", "0.5"}).exit_code, 2);
+  // Nobody but bench and profile may simulate.
+  EXPECT_EQ(moxie({"run", "hi", "--spec", "ngram", "--spec-acceptance", "0.5"}).exit_code, 2);
+}
+
+}  // namespace
+}  // namespace moxie
