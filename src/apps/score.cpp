@@ -9,6 +9,7 @@
 
 #include "apps/cli.h"
 #include "apps/kernels_json.h"
+#include "apps/speculation_flags.h"
 #include "weights/safetensors_write.h"
 
 namespace moxie {
@@ -19,7 +20,8 @@ using Json = nlohmann::ordered_json;
 struct ScoreFlags {
   EngineOptions engine;
   std::vector<int32_t> ids;
-  std::string ids_file, logits, sinks = "on";
+  SpeculationFlags speculation;
+  std::string ids_file, logits, draft_logits, sinks = "on";
   int32_t chunk = 128;
   bool json = true, compare_switches = false;
 };
@@ -57,6 +59,12 @@ int run(ScoreFlags& o, const Flags& flags) {
   if (o.compare_switches && !o.logits.empty()) {
     return usage("score: --compare-switches writes no --logits");
   }
+  if (auto status = o.speculation.complete(flags); !status) return usage(status.error().message());
+  SpeculationOptions& speculation = o.speculation.options;
+  const bool has_head =
+      speculation.method == SpecMethod::kEagle3 || speculation.method == SpecMethod::kDflash;
+  if (has_head != !o.draft_logits.empty())
+    return usage("score: --draft-logits and --spec eagle3 or dflash go together");
   if (single) {
     lists.push_back(o.ids);
   } else if (from_file) {
@@ -78,8 +86,18 @@ int run(ScoreFlags& o, const Flags& flags) {
   o.engine.max_batch_tokens = std::min(o.chunk, static_cast<int32_t>(longest));
   o.engine.max_logit_rows = o.engine.max_batch_tokens;
   if (o.engine.max_model_len == 0) o.engine.max_model_len = static_cast<int32_t>(longest);
+  if (has_head) {
+    // The head itself is looked at, so that its weights are kept as they are stored.
+    if (speculation.dtype == "auto") speculation.dtype = "bf16";
+    o.engine.speculation = speculation;
+    ++o.engine.max_model_len;
+  }
   auto engine = Engine::load(o.engine);
   if (!engine) return report(engine.error());
+  if (has_head) {
+    if (auto status = write_draft_logits(**engine, lists, o.draft_logits); !status)
+      return report(status.error());
+  }
 
   Json nll = Json::array();
   double sum = 0;
@@ -132,6 +150,11 @@ Result<std::vector<double>> score_ids(Engine& engine, const std::vector<int32_t>
     SeqId seq;
     ~Guard() { kv.free_sequence(seq); }
   } guard{engine.kv(), engine.kv().add_sequence()};
+  return score_ids(engine, guard.seq, ids, logits);
+}
+
+Result<std::vector<double>> score_ids(Engine& engine, SeqId seq, const std::vector<int32_t>& ids,
+                                      std::vector<float>* logits) {
   const int32_t vocab = engine.config().vocab;
   std::vector<double> nll;
   const int32_t chunk = engine.options().max_batch_tokens;
@@ -139,7 +162,7 @@ Result<std::vector<double>> score_ids(Engine& engine, const std::vector<int32_t>
   std::vector<float> block;  // a launch's logits, if they are on a GPU
   for (size_t at = 0; at < ids.size(); at += static_cast<size_t>(chunk)) {
     const size_t count = std::min(ids.size() - at, static_cast<size_t>(chunk));
-    const Chunk part{guard.seq, std::span(ids).subspan(at, count), Logits::kAll};
+    const Chunk part{seq, std::span(ids).subspan(at, count), Logits::kAll};
     auto rows = engine.step({&part, 1});
     if (!rows) return fail(std::move(rows.error()));
     if (!on_cpu) {
@@ -176,6 +199,11 @@ Command score_command() {
                        "write logits.0, logits.1, ... (F32 [n, vocab]) to this safetensors file");
             flags.integer("--chunk", &o->chunk, kFromOne,
                           "tokens a launch; changes nothing but rounding");
+            flags.integer("--max-num-batched-tokens", &o->chunk, kFromOne, "the same as --chunk");
+            o->speculation.declare(flags);
+            flags.text("--draft-logits", &o->draft_logits,
+                       "with --spec eagle3 or dflash: write draft_logits.0, draft_ids.0, ... to "
+                       "this safetensors file");
             flags.choice("--sinks", &o->sinks, {"on", "off"}, "test switch");
             flags.toggle("--compare-switches", &o->compare_switches,
                          "print what each switch that saves bytes costs: change of perplexity, "

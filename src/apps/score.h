@@ -13,6 +13,16 @@ namespace moxie {
 Result<std::vector<double>> score_ids(Engine& engine, const std::vector<int32_t>& ids,
                                       std::vector<float>* logits);
 
+/// The same in a sequence of the caller's, which is empty and has the ids afterwards.
+Result<std::vector<double>> score_ids(Engine& engine, SeqId seq, const std::vector<int32_t>& ids,
+                                      std::vector<float>* logits);
+
+/// `moxie score --draft-logits`: for list i writes draft_logits.i F32, EAGLE [ids, draft vocab],
+/// DFlash [block - 1, vocab]; draft_ids.i I32, the drafted tokens; and next_id.i, the target's best
+/// token, behind which they were drafted.
+Status write_draft_logits(Engine& engine, const std::vector<std::vector<int32_t>>& lists,
+                          const std::string& path);
+
 /// log(sum(exp(row))).
 double log_sum_exp(const float* row, int32_t n);
 

@@ -43,6 +43,7 @@ Result<std::unique_ptr<Engine>> Engine::load(const EngineOptions& options) {
   StartupTimeline& t = engine->timeline_;
   double weights_s = 0, memory_s = 0;
   Status status = timed(&t.open_s, [&] { return engine->open_model(); });
+  if (status) status = engine->open_head();
   if (status) status = timed(&t.plan_s, [&] { return engine->open_device(); });
   if (status) status = timed(&weights_s, [&] { return engine->load_model(); });
   if (status) status = timed(&memory_s, [&] { return engine->make_memory(); });
@@ -70,6 +71,27 @@ Status Engine::open_model() {
                    .mxfp8_layers = *mxfp8,
                    .show_progress = options_.show_progress,
                    .seed = options_.seed};
+  return {};
+}
+
+// The taps and the memory plan depend on the head.
+Status Engine::open_head() {
+  const SpeculationOptions& speculation = options_.speculation;
+  const bool has_head =
+      speculation.method == SpecMethod::kEagle3 || speculation.method == SpecMethod::kDflash;
+  if (!has_head) return {};
+  auto head = DraftCheckpoint::open(speculation.head, config(), speculation.layer_id_offset);
+  if (!head) return fail(std::move(head.error()));
+  draft_checkpoint_ = std::make_unique<DraftCheckpoint>(std::move(*head));
+  const DraftConfig& draft = draft_checkpoint_->config();
+  const bool is_dflash = draft.kind == DraftKind::kDflash;
+  if (is_dflash != (speculation.method == SpecMethod::kDflash))
+    return fail(fmt::format("this is a {} head", is_dflash ? "DFlash" : "EAGLE-3"),
+                speculation.head, is_dflash ? "--spec dflash" : "--spec eagle3");
+  if (config().num_full_layers() == 0)
+    return fail("the target has no full layers, whose pages the head shares", "--spec-model");
+  CHECK(options_.taps.empty(), "taps are the head's");
+  options_.taps = draft.boundaries;
   return {};
 }
 
@@ -192,14 +214,20 @@ Status Engine::load_model() {
   const GptOss shape(config(), layout, {}, *kernels_);
   // Before loading: the formats alone tell whether a step has no row.
   if (auto status = shape.check_rows(kv_dtype_); !status) return status;
-  plan_ = plan_memory(*checkpoint_, plan_request(options_, load_options_, kv_dtype_),
-                      device_->properties().available_bytes, *kernels_);
+  PlanRequest request = plan_request(options_, load_options_, kv_dtype_);
+  request.draft = draft_checkpoint_.get();
+  request.speculation = options_.speculation;
+  plan_ = plan_memory(*checkpoint_, request, device_->properties().available_bytes, *kernels_);
   if (!plan_.fits) {
     return fail(fmt::format("needs {}, {} is free", format_bytes(plan_.total_bytes),
                             format_bytes(plan_.available_bytes)),
                 options_.model, plan_.advice);
   }
   options_.max_batch_tokens = plan_.max_batch_tokens;
+  if (draft_checkpoint_ != nullptr)
+    draft_options_ = draft_head_options(
+        draft_checkpoint_->config(), options_.speculation, kv_shape(config(), kv_dtype_),
+        plan_.pages.full, plan_.max_model_len, plan_.max_batch_tokens, options_.max_num_seqs);
   timeline_.plan_s += seconds_since(start);
   auto weights = checkpoint_->load(*device_, load_options_);
   if (!weights) return fail(std::move(weights.error()));
@@ -373,6 +401,7 @@ Result<const float*> Engine::run(const HostArrays& arrays) {
   if (!batch) return fail(std::move(batch.error()));
   model_->forward(*batch, layers_, activations_, *stream_);
   last_rows_ = batch->num_logit_rows;
+  if (follower_ != nullptr) follower_->follow(arrays);
   return activations_.logits;
 }
 
@@ -418,11 +447,14 @@ Status Engine::read_logits(std::span<float> logits) {
   return status ? stream_->synchronize() : status;
 }
 
+const float* Engine::tap(size_t tap) const {
+  CHECK(tap < options_.taps.size());
+  return activations_.taps + static_cast<int64_t>(tap) * activations_.max_tokens * config().hidden;
+}
+
 Status Engine::read_tap(size_t tap, std::span<float> x) {
-  const int64_t of_tap = int64_t{activations_.max_tokens} * config().hidden;
-  CHECK(tap < options_.taps.size() && static_cast<int64_t>(x.size()) <= of_tap);
-  const float* from = activations_.taps + static_cast<int64_t>(tap) * of_tap;
-  auto status = device_->copy_to_host(x.data(), from, x.size_bytes(), *stream_);
+  CHECK(std::cmp_less_equal(x.size(), int64_t{activations_.max_tokens} * config().hidden));
+  auto status = device_->copy_to_host(x.data(), this->tap(tap), x.size_bytes(), *stream_);
   return status ? stream_->synchronize() : status;
 }
 

@@ -20,6 +20,7 @@
 #include "engine/speculation.h"
 #include "kernels/sample/sample.h"
 #include "model/checkpoint.h"
+#include "model/draft_head.h"
 #include "model/gpt_oss.h"
 #include "text/bpe.h"
 
@@ -96,6 +97,14 @@ struct Generated {
   DraftCounts drafts;
 };
 
+/// Is told of every launch, in the thread that runs it, once its forward pass has been given to the
+/// device: the taps hold x of the launch's tokens.
+class LaunchFollower {
+ public:
+  virtual ~LaunchFollower() = default;
+  virtual void follow(const HostArrays& arrays) = 0;
+};
+
 class Engine {
  public:
   /// Plans the memory, fails if the model does not fit, then loads.
@@ -125,6 +134,15 @@ class Engine {
   /// Waits for the last launch and copies to the host what tap `tap` (an index into
   /// EngineOptions::taps) holds, from the launch's first token on: tokens * hidden values.
   Status read_tap(size_t tap, std::span<float> x);
+  /// What tap `tap` holds of the last launch, in device memory: [tokens, hidden].
+  const float* tap(size_t tap) const;
+  /// Launches of step() and run() are followed from now on; null: no longer. The launches of the
+  /// decode loop are not.
+  void set_follower(LaunchFollower* follower) { follower_ = follower; }
+  /// The head that EngineOptions::speculation names, open; null: none.
+  const DraftCheckpoint* draft_checkpoint() const { return draft_checkpoint_.get(); }
+  /// The sizes that the head's memory was planned with.
+  const DraftHead::Options& draft_options() const { return draft_options_; }
   /// Waits for everything given to the device.
   Status synchronize() { return stream_->synchronize(); }
 
@@ -149,6 +167,7 @@ class Engine {
   const MemoryPlan& plan() const { return plan_; }
   const EngineOptions& options() const { return options_; }
   DType kv_dtype() const { return kv_dtype_; }
+  const ModelWeights& weights() const { return weights_; }
   uint64_t weights_bytes() const { return weights_.packed_bytes; }
   double load_seconds() const { return timeline_.ready_s; }
   /// How long each stage of the start took.
@@ -162,6 +181,7 @@ class Engine {
  private:
   Engine() = default;
   Status open_model();
+  Status open_head();
   Status open_device();
   Status open_gpu(const std::string& name);
   bool open_usable_gpu();
@@ -178,6 +198,9 @@ class Engine {
   std::unique_ptr<Device> device_;
   std::unique_ptr<Stream> stream_;
   std::unique_ptr<Checkpoint> checkpoint_;
+  std::unique_ptr<DraftCheckpoint> draft_checkpoint_;
+  DraftHead::Options draft_options_;
+  LaunchFollower* follower_ = nullptr;
   LoadOptions load_options_;
   std::unique_ptr<KernelChooser> kernels_;
   std::unique_ptr<const Tokenizer> tokenizer_;

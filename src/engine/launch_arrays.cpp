@@ -19,6 +19,7 @@ void HostArrays::clear() {
     list->clear();
   }
   row_offsets.assign(1, 0);
+  seqs.clear();
   table_stride = num_fed = 0;
   num_visible_keys = 0;
 }
@@ -32,6 +33,7 @@ void build_arrays(std::span<const Chunk> chunks, const KvCache& kv, int32_t tabl
     const Chunk& chunk = chunks[c];
     const auto count = static_cast<int32_t>(chunk.tokens.size());
     const int32_t end = kv.num_tokens(chunk.seq), start = end - count;
+    s.seqs.push_back(chunk.seq);
     for (int32_t i = 0; i < count; ++i) {
       const bool wanted =
           chunk.logits == Logits::kAll || (chunk.logits == Logits::kLast && i + 1 == count);

@@ -29,6 +29,7 @@ struct HostArrays {
   std::vector<int32_t> full_tables, window_tables;  // [num_seqs, table_stride]
   int32_t table_stride = 0;
   int64_t num_visible_keys = 0;
+  std::vector<SeqId> seqs;  // of the chunks; for the host alone
   /// In the first launch of a decode loop's session: the tokens that the next num_fed launches take
   /// instead of drawn ones. [num_seqs, num_fed]
   std::vector<int32_t> fed;

@@ -18,9 +18,10 @@ constexpr uint64_t kProcessBytes = uint64_t{30} << 20;
 
 struct Sizes {
   KvPages pages;
-  uint64_t weights = 0, rotary = 0, full = 0, window = 0, activations = 0, arrays = 0, process = 0;
+  uint64_t weights = 0, rotary = 0, full = 0, window = 0, activations = 0, arrays = 0, process = 0,
+           draft = 0;
   uint64_t total() const {
-    return weights + rotary + full + window + activations + arrays + process;
+    return weights + rotary + full + window + activations + arrays + process + draft;
   }
 };
 
@@ -39,6 +40,11 @@ Sizes sizes_for(const GptOssConfig& config, const ModelWeights& layout, uint64_t
       activation_bytes(config, layout, request.kv_dtype, kernels, request.max_batch_tokens,
                        request.max_logit_rows, request.num_taps)
           .total();
+  if (request.draft != nullptr)
+    sizes.draft = DraftHead::bytes(
+        *request.draft,
+        draft_head_options(request.draft->config(), request.speculation, shape, sizes.pages.full,
+                           max_len, request.max_batch_tokens, request.max_num_seqs));
   if (kernels.device() == DeviceKind::kCpu) {
     sizes.process = kProcessBytes;
     return sizes;
@@ -79,7 +85,7 @@ int32_t default_batch_tokens(const KernelChooser& kernels, const PlanRequest& re
 
 std::string advice_for(const GptOssConfig& config, const PlanRequest& request, const Sizes& sizes,
                        uint64_t available) {
-  const uint64_t fixed = sizes.weights + sizes.activations + sizes.process;
+  const uint64_t fixed = sizes.weights + sizes.activations + sizes.process + sizes.draft;
   if (fixed > available) {
     std::string text = fmt::format("the weights alone take {} of {} free",
                                    format_bytes(sizes.weights), format_bytes(available));
@@ -146,6 +152,28 @@ KvShape kv_shape(const GptOssConfig& config, DType kv_dtype) {
           .dtype = kv_dtype};
 }
 
+int32_t draft_own_pages(const DraftConfig& config, int32_t num_drafts, int32_t page_tokens) {
+  return ceil_div(std::max(config.block, num_drafts + 1), page_tokens) + 1;
+}
+
+DraftHead::Options draft_head_options(const DraftConfig& config, const SpeculationOptions& options,
+                                      const KvShape& shape, int64_t num_full_pages,
+                                      int32_t max_model_len, int32_t max_batch_tokens,
+                                      int32_t max_num_seqs) {
+  const int32_t num_drafts = options.max_drafts > 0 ? options.max_drafts : config.num_drafts;
+  const int32_t rows = std::max({max_batch_tokens, config.block, num_drafts, 64});
+  const int32_t rows_of_one =
+      std::max(config.block, config.kind == DraftKind::kPeagle ? num_drafts : 1);
+  const int32_t num_together = std::clamp(rows / rows_of_one, 1, std::max(max_num_seqs, 1));
+  return {.format = options.dtype == "bf16" ? DType::kBF16 : DType::kMXFP4,
+          .kv_dtype = shape.dtype,
+          .max_rows = rows,
+          .max_positions = max_model_len + std::max(config.block, num_drafts) + 1,
+          .num_pages = static_cast<int32_t>(num_full_pages) +
+                       num_together * draft_own_pages(config, num_drafts, shape.page_tokens),
+          .page_tokens = shape.page_tokens};
+}
+
 MemoryPlan plan_memory(const Checkpoint& checkpoint, const PlanRequest& asked,
                        uint64_t available_bytes, const KernelChooser& kernels) {
   PlanRequest request = asked;
@@ -192,6 +220,7 @@ MemoryPlan plan_memory(const Checkpoint& checkpoint, const PlanRequest& asked,
                 {"activations and scratch", sizes.activations},
                 {"rotary table", sizes.rotary}};
   if (!on_cpu) plan.parts.push_back({"launch arrays", sizes.arrays});
+  if (sizes.draft > 0) plan.parts.push_back({"draft head", sizes.draft});
   plan.parts.push_back({on_cpu ? "process" : "CUDA context and code", sizes.process});
   plan.total_bytes = sizes.total();
   plan.fits = plan.total_bytes <= available_bytes;

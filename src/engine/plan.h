@@ -6,8 +6,10 @@
 
 #include "core/bytes.h"
 #include "engine/kv.h"
+#include "engine/speculation.h"
 #include "kernels/experts/experts.h"
 #include "model/checkpoint.h"
+#include "model/draft_head.h"
 
 namespace moxie {
 
@@ -40,7 +42,9 @@ struct PlanRequest {
   int32_t max_batch_tokens = 0;  ///< 0: what suits the device and fits
   int32_t max_logit_rows = 1;
   size_t num_taps = 0;
-  uint64_t kv_cache_bytes = 0;  ///< 0, kAutoKvBytes, or of both pools
+  uint64_t kv_cache_bytes = 0;             ///< 0, kAutoKvBytes, or of both pools
+  const DraftCheckpoint* draft = nullptr;  ///< null: no head
+  SpeculationOptions speculation;          ///< of the head
 };
 
 /// For kv_cache_bytes: the size of a server's cache. CUDA: nine tenths of the memory that all else
@@ -80,6 +84,16 @@ KvPages kv_pages(const KvShape& shape, uint64_t kv_cache_bytes, int32_t max_mode
                  int32_t max_num_seqs, int32_t chunk);
 
 KvShape kv_shape(const GptOssConfig& config, DType kv_dtype);
+
+/// Sizes of the head for an engine with these sizes. The cache's pages are the target's full pages
+/// and some of the head's own, for tokens that the target has no pages for.
+DraftHead::Options draft_head_options(const DraftConfig& config, const SpeculationOptions& options,
+                                      const KvShape& shape, int64_t num_full_pages,
+                                      int32_t max_model_len, int32_t max_batch_tokens,
+                                      int32_t max_num_seqs);
+
+/// The most pages of its own that the head needs for one sequence.
+int32_t draft_own_pages(const DraftConfig& config, int32_t num_drafts, int32_t page_tokens);
 
 /// The plan on a device with `available_bytes` free (CUDA: once the context is made, as
 /// DeviceProperties has it); `kernels` says which device that is and which rows may run.

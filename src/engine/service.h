@@ -52,7 +52,7 @@ struct ServiceOptions {
   Drafting drafting;
   /// True: the host works on one launch while the device runs the next. On CUDA launches that need
   /// nothing from the host between them run in the engine's decode loop. False: host and device
-  /// take turns. Both give the same tokens.
+  /// take turns. Both give the same tokens. Taken as false with a drafter that shares the device.
   bool async_scheduling = true;
   /// Called on the scheduling thread after the sinks of a launch, to flush what the sinks
   /// collected. Must not block.

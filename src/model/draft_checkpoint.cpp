@@ -1,0 +1,163 @@
+// Opens a head's files: names of every form become one, and every tensor is checked against the
+// configuration before anything is copied.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include "model/checkpoint_open.h"
+#include "model/draft_head.h"
+
+namespace moxie {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr uint64_t kMaxConfigBytes = uint64_t{16} << 20;
+constexpr size_t kMaxFiles = 64;
+
+std::string canonical(std::string name) {
+  if (name.starts_with("model.")) name = name.substr(6);
+  if (name.starts_with("midlayer.")) name = "layers.0." + name.substr(9);
+  return name;
+}
+
+// Tensors of kinds of heads that are not known.
+bool is_refused(const std::string& name) {
+  for (const char* part : {"markov", "selector", "conv_"})
+    if (name.find(part) != name.npos) return true;
+  return false;
+}
+
+struct Wanted {
+  std::string name;
+  Shape shape;
+  bool is_required = true;
+};
+
+std::vector<Wanted> wanted_tensors(const DraftConfig& c) {
+  const int64_t hidden = c.hidden, taps = static_cast<int64_t>(c.boundaries.size());
+  const bool joins = c.kind != DraftKind::kDflash;
+  std::vector<Wanted> list{{"norm.weight", {hidden}},
+                           {"fc.weight", {hidden, taps * hidden}, !c.takes_final_norm},
+                           {"input_norm.weight", {taps * hidden}, c.norm_before_fc},
+                           {"hidden_norm.weight", {hidden}, c.kind == DraftKind::kDflash},
+                           {"embed_tokens.weight", {c.vocab, hidden}, false},
+                           {"lm_head.weight", {c.draft_vocab, hidden}, c.draft_vocab != c.vocab},
+                           {"mask_hidden", {1, 1, taps * hidden}, c.kind == DraftKind::kPeagle}};
+  if (c.fc_norm)
+    for (int64_t i = 0; i < taps; ++i)
+      list.push_back({fmt::format("fc_norm.{}.weight", i), {hidden}});
+  for (int32_t i = 0; i < c.num_layers; ++i) {
+    const auto add = [&](const char* rest, Shape shape, bool is_required = true) {
+      list.push_back({fmt::format("layers.{}.{}", i, rest), shape, is_required});
+    };
+    const int64_t inputs = joins && i == 0 ? 2 * hidden : hidden;
+    add("input_layernorm.weight", {hidden});
+    add("hidden_norm.weight", {hidden}, joins && i == 0);
+    add("post_attention_layernorm.weight", {hidden});
+    add("self_attn.q_proj.weight", {c.q_width(), inputs});
+    add("self_attn.k_proj.weight", {c.kv_width(), inputs});
+    add("self_attn.v_proj.weight", {c.kv_width(), inputs});
+    add("self_attn.o_proj.weight", {hidden, c.q_width()});
+    add("self_attn.q_proj.bias", {c.q_width()}, false);
+    add("self_attn.k_proj.bias", {c.kv_width()}, false);
+    add("self_attn.v_proj.bias", {c.kv_width()}, false);
+    add("self_attn.o_proj.bias", {hidden}, false);
+    add("self_attn.q_norm.weight", {c.head_dim}, false);
+    add("self_attn.k_norm.weight", {c.head_dim}, false);
+    add("mlp.gate_proj.weight", {c.intermediate, hidden});
+    add("mlp.up_proj.weight", {c.intermediate, hidden});
+    add("mlp.down_proj.weight", {hidden, c.intermediate});
+  }
+  return list;
+}
+
+}  // namespace
+
+const DraftCheckpoint::Found* DraftCheckpoint::find(const std::string& name) const {
+  const auto found = tensors_.find(name);
+  return found == tensors_.end() ? nullptr : &found->second;
+}
+
+Status DraftCheckpoint::check_tensors() const {
+  std::string faults;
+  int num_faults = 0;
+  const auto fault = [&](const std::string& text) {
+    if (++num_faults <= 4) faults += (faults.empty() ? "" : "; ") + text;
+  };
+  for (const auto& [name, shape, is_required] : wanted_tensors(config_)) {
+    const Found* found = find(name);
+    if (found == nullptr) {
+      if (is_required) fault("no tensor " + name);
+      continue;
+    }
+    const FileTensor& tensor = *found->tensor;
+    const bool is_float =
+        tensor.dtype && (*tensor.dtype == DType::kF32 || *tensor.dtype == DType::kF16 ||
+                         *tensor.dtype == DType::kBF16);
+    if (!is_float || !tensor.is_readable) {
+      fault(fmt::format("{} is {}, not BF16, F16 or F32", name, tensor.dtype_text));
+    } else if (tensor.shape != shape) {
+      fault(fmt::format("{} is {}, the configuration says {}", name, tensor.shape.to_string(),
+                        shape.to_string()));
+    }
+  }
+  if (const Found* d2t = find("d2t"); d2t != nullptr) {
+    if (d2t->tensor->dtype_text != "I64" ||
+        d2t->tensor->shape.num_elements() != config_.draft_vocab)
+      fault(fmt::format("d2t is no list of {} I64 values", config_.draft_vocab));
+  } else if (config_.draft_vocab != config_.vocab) {
+    fault("no tensor d2t, which a reduced vocabulary needs");
+  }
+  for (const auto& [name, found] : tensors_)
+    if (is_refused(name)) fault("tensor " + name + " belongs to a kind of head that is not known");
+  if (num_faults == 0) return {};
+  if (num_faults > 4) faults += fmt::format(" (and {} more)", num_faults - 4);
+  return fail(faults, path_, "the head's files are damaged, or of another model");
+}
+
+Result<DraftCheckpoint> DraftCheckpoint::open(const std::string& path, const GptOssConfig& target,
+                                              int32_t layer_id_offset) {
+  DraftCheckpoint head;
+  head.path_ = path;
+  if (path.empty()) return fail("no head is named", "--spec-model", "a directory or a repo id");
+  std::error_code error;
+  if (!fs::exists(path, error)) {
+    auto folder = find_in_hub_cache(path);
+    if (!folder) return fail(std::move(folder.error()));
+    head.path_ = *folder;
+  }
+  if (!fs::is_directory(head.path_, error))
+    return fail("is no directory with config.json and .safetensors files", head.path_);
+  std::vector<fs::path> files;
+  for (const auto& entry : fs::directory_iterator(head.path_, error))
+    if (entry.path().extension() == ".safetensors") files.push_back(entry.path());
+  if (files.empty() || files.size() > kMaxFiles)
+    return fail(fmt::format("holds {} .safetensors files", files.size()), head.path_);
+  std::sort(files.begin(), files.end());
+  for (const fs::path& file : files) {
+    auto opened = SafetensorsFile::open(file.string());
+    if (!opened) return fail(std::move(opened.error()));
+    head.files_.push_back(std::make_unique<SafetensorsFile>(std::move(*opened)));
+    for (const FileTensor& tensor : head.files_.back()->tensors())
+      head.tensors_[canonical(tensor.name)] = {head.files_.back().get(), &tensor};
+  }
+  const fs::path config_path = fs::path(head.path_) / "config.json";
+  auto text = read_text_file(config_path.string(), kMaxConfigBytes);
+  if (!text) return fail(std::move(text.error()));
+  // The forms are told apart by the names as they are stored.
+  const auto has_tensor = [&](const std::string& name) {
+    for (const auto& file : head.files_)
+      if (file->find(name) != nullptr || file->find("model." + name) != nullptr) return true;
+    return false;
+  };
+  auto config =
+      parse_draft_config(*text, config_path.string(), target, layer_id_offset, has_tensor);
+  if (!config) return fail(std::move(config.error()));
+  head.config_ = std::move(*config);
+  if (auto status = head.check_tensors(); !status) return fail(std::move(status.error()));
+  return head;
+}
+
+}  // namespace moxie
