@@ -134,7 +134,7 @@ void HeadDrafter::follow_pairs(const HostArrays& arrays, int32_t num_tokens) {
   }
   CHECK(pass_.size() <= num_tokens);
   if (pass_.size() == 0) return;
-  head_->run_pairs(pass_.rows(), pass_.g.data(), y_.data());
+  head_->run_pairs(pass_.rows(), pass_.g.data(), y_.data(), on_logits_ == nullptr);
   if (!on_logits_) return;
   std::vector<int32_t> rows;
   std::vector<SeqId> seqs;

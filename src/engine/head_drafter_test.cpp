@@ -242,6 +242,70 @@ TEST_P(Goldens, DraftTheSameBehindACachedPrefixAndBesideOthers) {
   engine->kv().check_integrity();
 }
 
+// Records what the head proposes, by the number of tokens before it, and proposes the truth
+// instead, right up to a place that changes.
+class Spoiler : public Drafter {
+ public:
+  Spoiler(Drafter& drafter, std::vector<int32_t> truth, bool is_right)
+      : drafter_(drafter), truth_(std::move(truth)), is_right_(is_right) {}
+  bool shares_device() const override { return drafter_.shares_device(); }
+  void propose(const Ask& ask) override {
+    drafter_.propose(ask);
+    const size_t n = ask.tokens.size();
+    proposed[n] = *ask.drafts;
+    if (!is_right_) return ask.drafts->clear();
+    ++num_rounds_;
+    for (size_t i = 0; i < ask.drafts->size(); ++i) {
+      if (n + i >= truth_.size()) return ask.drafts->resize(i);
+      const bool is_spoiled = i >= num_rounds_ % (ask.drafts->size() + 1);
+      (*ask.drafts)[i] = is_spoiled ? (truth_[n + i] + 1) % 500 : truth_[n + i];
+    }
+  }
+  void observe(RequestId, std::span<const int32_t>, int32_t accepted) override {
+    num_accepted += accepted;
+  }
+  void forget(RequestId) override {}
+  std::map<size_t, std::vector<int32_t>> proposed;
+  int64_t num_accepted = 0;
+
+ private:
+  Drafter& drafter_;
+  const std::vector<int32_t> truth_;
+  const bool is_right_;
+  size_t num_rounds_ = 0;
+};
+
+// What a head proposes depends on the text before alone: not on how many of its drafts were
+// accepted on the way there.
+TEST_P(Goldens, ProposeTheSameHoweverManyDraftsWereAccepted) {
+  EngineOptions options = options_for(GetParam());
+  options.kv_dtype = "f32";
+  const auto engine = open(options);
+  int32_t max_drafts = 0;
+  auto drafter = make_drafter(*engine, &max_drafts);
+  ASSERT_TRUE(drafter.has_value());
+  const auto prompt = tokens(61, 9);
+  const SamplingOptions sampling{.temperature = 0, .max_tokens = 80, .ignore_eos = true};
+  Spoiler one_by_one(**drafter, {}, false);
+  const auto plain =
+      engine->generate(prompt, sampling, {}, {.drafter = &one_by_one, .max_drafts = max_drafts});
+  ASSERT_TRUE(plain.has_value());
+  auto truth = prompt;
+  truth.insert(truth.end(), plain->ids.begin(), plain->ids.end());
+  Spoiler spoiler(**drafter, truth, true);
+  const auto got =
+      engine->generate(prompt, sampling, {}, {.drafter = &spoiler, .max_drafts = max_drafts});
+  ASSERT_TRUE(got.has_value());
+  EXPECT_EQ(got->ids, plain->ids);
+  EXPECT_GT(spoiler.num_accepted, 20);
+  EXPECT_LT(spoiler.proposed.size(), one_by_one.proposed.size());
+  for (const auto& [n, drafts] : spoiler.proposed) {
+    const auto& alone = one_by_one.proposed.at(n);
+    const auto count = static_cast<std::ptrdiff_t>(std::min(drafts.size(), alone.size()));
+    EXPECT_TRUE(std::equal(drafts.begin(), drafts.begin() + count, alone.begin())) << n;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Heads, Goldens, testing::ValuesIn(kHeads), [](const auto& info) {
   std::string name = info.param.folder;
   std::erase(name, '-');

@@ -54,7 +54,7 @@ std::vector<Wanted> wanted_tensors(const DraftConfig& c) {
     };
     const int64_t inputs = joins && i == 0 ? 2 * hidden : hidden;
     add("input_layernorm.weight", {hidden});
-    add("hidden_norm.weight", {hidden}, joins && i == 0);
+    add("hidden_norm.weight", {hidden}, joins && i == 0 && !c.takes_final_norm);
     add("post_attention_layernorm.weight", {hidden});
     add("self_attn.q_proj.weight", {c.q_width(), inputs});
     add("self_attn.k_proj.weight", {c.kv_width(), inputs});

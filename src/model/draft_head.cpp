@@ -193,7 +193,7 @@ Status DraftHead::load_layer(const DraftCheckpoint& checkpoint, int32_t index) {
   const bool joins = config_.kind != DraftKind::kDflash && index == 0;
   for (auto status :
        {vector("input_layernorm.weight", true, &layer.input_norm),
-        vector("hidden_norm.weight", joins, &layer.hidden_norm),
+        vector("hidden_norm.weight", joins && !config_.takes_final_norm, &layer.hidden_norm),
         vector("post_attention_layernorm.weight", true, &layer.post_norm),
         vector("self_attn.q_norm.weight", false, &layer.q_norm),
         vector("self_attn.k_norm.weight", false, &layer.k_norm),
@@ -445,7 +445,7 @@ void DraftHead::mlp(const DraftLayer& layer, float* x, int32_t n) {
   add_product(layer.down, zeros_, act_, x, n);
 }
 
-void DraftHead::run_pairs(const DraftRows& rows, const float* g, float* y) {
+void DraftHead::run_pairs(const DraftRows& rows, const float* g, float* y, bool keys_only) {
   const int32_t n = rows.batch.num_tokens, hidden = config_.hidden;
   const DraftLayer& first = layers_[0];
   embed(rows.tokens, n, y);
@@ -457,7 +457,9 @@ void DraftHead::run_pairs(const DraftRows& rows, const float* g, float* y) {
   for (int32_t i = 0; i < config_.num_layers; ++i) {
     const DraftLayer& layer = layers_[static_cast<size_t>(i)];
     if (i > 0) norm(y, hidden, layer.input_norm, m_, hidden, n, hidden);
-    attend(i, rows, i > 0 ? m_ : joined_);
+    const float* normed = i > 0 ? m_ : joined_;
+    if (keys_only && i + 1 == config_.num_layers) return write_keys(i, rows, normed);
+    attend(i, rows, normed);
     add_product(layer.out, layer.out_bias, a_, y, n);
     mlp(layer, y, n);
   }
@@ -468,25 +470,26 @@ void DraftHead::to_feature(float* y, int32_t n) {
     norm(y, config_.hidden, final_norm_, y, config_.hidden, n, config_.hidden);
 }
 
+// Keys and values alone, from the inputs of the product.
+void DraftHead::write_keys(int32_t layer, const DraftRows& rows, const float* inputs) {
+  const DraftLayer& weights = layers_[static_cast<size_t>(layer)];
+  PackedMatrix keys = weights.qkv;  // the rows of k and v
+  keys.data = weights.qkv.tile(0, config_.q_width() / 16);
+  keys.rows = 2 * config_.kv_width();
+  product(keys, weights.qkv_bias + config_.q_width(), inputs, qkv_, rows.batch.num_tokens);
+  run(RotateParams{.batch = rows.batch,
+                   .num_heads = 0,
+                   .num_kv_heads = config_.num_kv_heads,
+                   .head_dim = config_.head_dim,
+                   .rms_eps = config_.rms_eps,
+                   .qkv = qkv_,
+                   .k_norm = weights.k_norm,
+                   .rotary = {rotary_.as<float>(), options_.max_positions},
+                   .kv = cache_of(layer, rows)});
+}
+
 void DraftHead::write_context(const DraftRows& rows, const float* g) {
-  const int32_t n = rows.batch.num_tokens;
-  const int32_t first_tile = config_.q_width() / 16;
-  for (int32_t i = 0; i < config_.num_layers; ++i) {
-    const DraftLayer& layer = layers_[static_cast<size_t>(i)];
-    PackedMatrix keys = layer.qkv;  // the rows of k and v
-    keys.data = layer.qkv.tile(0, first_tile);
-    keys.rows = 2 * config_.kv_width();
-    product(keys, layer.qkv_bias + config_.q_width(), g, qkv_, n);
-    run(RotateParams{.batch = rows.batch,
-                     .num_heads = 0,
-                     .num_kv_heads = config_.num_kv_heads,
-                     .head_dim = config_.head_dim,
-                     .rms_eps = config_.rms_eps,
-                     .qkv = qkv_,
-                     .k_norm = layer.k_norm,
-                     .rotary = {rotary_.as<float>(), options_.max_positions},
-                     .kv = cache_of(i, rows)});
-  }
+  for (int32_t i = 0; i < config_.num_layers; ++i) write_keys(i, rows, g);
 }
 
 void DraftHead::run_block(const DraftRows& rows, float* y) {

@@ -95,9 +95,9 @@ class DraftHead {
   void project(std::span<const float* const> taps, int32_t n, float* g);
   /// kPeagle: g of the rows whose features are not known, [hidden].
   const float* mask_feature() const { return mask_feature_.data(); }
-  /// EAGLE: one pass over rows (token, g). Writes the cache and y [n, hidden], which logits()
-  /// takes.
-  void run_pairs(const DraftRows& rows, const float* g, float* y);
+  /// EAGLE: one pass over rows (token, g). Writes the cache and y [n, hidden], which logits() takes;
+  /// with `keys_only` the cache alone, and y is scratch.
+  void run_pairs(const DraftRows& rows, const float* g, float* y, bool keys_only = false);
   /// The feature of a drafted token: y itself, or its norm. In place.
   void to_feature(float* y, int32_t n);
   /// kDflash: writes keys and values of tokens with these features.
@@ -134,6 +134,7 @@ class DraftHead {
                    int32_t n);
   void embed(const int32_t* tokens, int32_t n, float* x);
   KvLayer cache_of(int32_t layer, const DraftRows& rows) const;
+  void write_keys(int32_t layer, const DraftRows& rows, const float* inputs);
   void attend(int32_t layer, const DraftRows& rows, const float* normed);
   void mlp(const DraftLayer& layer, float* x, int32_t n);
 
