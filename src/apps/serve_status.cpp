@@ -99,6 +99,13 @@ void ServeStatus::print_banner(const App& app, const HttpOptions& http, int32_t 
                       format_bytes(engine.plan().available_bytes), memory);
   line += fmt::format("  context  {} tokens, {} requests at once, {} pages of {} tokens\n",
                       stats.max_model_len, stats.max_num_seqs, stats.full_pages, stats.page_tokens);
+  if (stats.drafts.num_positions > 0) {
+    const SpeculationOptions& speculation = engine.options().speculation;
+    line += fmt::format("  drafts   {}{}{}, at most {} tokens{}\n",
+                        spec_method_name(speculation.method), speculation.head.empty() ? "" : " ",
+                        speculation.head, stats.drafts.num_positions,
+                        speculation.is_adaptive ? ", as many as pay" : "");
+  }
   line += fmt::format("  output   {}\n", app.model().compiler != nullptr
                                              ? "JSON Schema, regex, choice and grammar enforced"
                                              : "structured output is not in this build");

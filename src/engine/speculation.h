@@ -22,6 +22,9 @@ enum class SpecMethod : uint8_t {
   kDflash,  ///< a head that drafts a block in one pass
 };
 inline constexpr const char* kSpecMethodNames[] = {"off", "ngram", "eagle3", "dflash"};
+inline const char* spec_method_name(SpecMethod method) {
+  return kSpecMethodNames[static_cast<size_t>(method)];
+}
 
 /// The values of --spec and its companions.
 struct SpeculationOptions {

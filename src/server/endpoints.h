@@ -144,6 +144,7 @@ void start_answer(App& app, const ExchangePtr& exchange, GenerationInput input, 
 struct Usage {
   int64_t prompt_tokens = 0, completion_tokens = 0, reasoning_tokens = 0, cached_tokens = 0;
   std::string cache_report;
+  DraftCounts drafts;
   void add(const ChoiceEnd& end, bool first_of_prompt);
   Json to_json() const;  ///< OpenAI's form
 };

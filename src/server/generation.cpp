@@ -208,6 +208,7 @@ void Generation::end_choice(size_t idx, const Finish& finish) {
                 .prompt_tokens = finish.prompt_tokens,
                 .completion_tokens = choice.num_tokens,
                 .reasoning_tokens = reader.num_reasoning_tokens(),
+                .drafts = finish.drafts,
                 .warnings = reader.warnings()};
   end.warnings.insert(end.warnings.end(), input_.warnings.begin(), input_.warnings.end());
   if (reader.stopped()) {

@@ -26,6 +26,7 @@ struct ChoiceEnd {
   ApiError error;             ///< with "error"
   CacheReport cache;
   int32_t prompt_tokens = 0, completion_tokens = 0, reasoning_tokens = 0;
+  DraftCounts drafts;
   std::vector<std::string> warnings;
 };
 

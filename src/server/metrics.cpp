@@ -123,6 +123,26 @@ void append_service(const std::string& labels, const ServiceStats& s, std::strin
   value("moxie:device_seconds_total", "counter", "Time of steps and draws.", s.device_s);
 }
 
+void append_drafts(const std::string& labels, const DraftCounts& drafts, std::string* out) {
+  const auto value = [&](std::string_view name, std::string_view help, int64_t v) {
+    append_value(name, "counter", help, labels, static_cast<double>(v), out);
+  };
+  value("vllm:spec_decode_num_drafts_total", "Launches of a request with drafts.",
+        drafts.num_drafts);
+  value("vllm:spec_decode_num_draft_tokens_total", "Drafted tokens in them.", drafts.num_tokens);
+  value("vllm:spec_decode_num_accepted_tokens_total", "Of these, accepted tokens.",
+        drafts.num_accepted);
+  std::vector<std::string> places;
+  for (int32_t i = 0; i < drafts.num_positions; ++i) places.push_back(std::to_string(i));
+  std::vector<std::pair<std::string_view, double>> accepted;
+  for (size_t i = 0; i < places.size(); ++i) {
+    accepted.emplace_back(places[i], static_cast<double>(drafts.accepted_at[i]));
+  }
+  append_family("vllm:spec_decode_num_accepted_tokens_per_pos_total", "counter",
+                "Accepted tokens by their place behind the last known token, from 0 on.", labels,
+                "position", accepted, out);
+}
+
 void append_events(const std::string& labels, const KvEventCounters& events, std::string* out) {
   const auto value = [&](std::string_view name, std::string_view help, uint64_t v) {
     append_value(name, "counter", help, labels, static_cast<double>(v), out);
@@ -340,6 +360,9 @@ std::string Metrics::text(const std::string& model_name, const ServiceStats* sta
   const std::string labels = fmt::format("model_name=\"{}\",engine=\"0\"", escaped(model_name));
   std::string out;
   append_service(labels, stats != nullptr ? *stats : ServiceStats(), &out);
+  if (stats != nullptr && stats->drafts.num_positions > 0) {
+    append_drafts(labels, stats->drafts, &out);
+  }
   if (events != nullptr) append_events(labels, *events, &out);
   append_tokens(labels, &out);
   append_histograms(labels, &out);

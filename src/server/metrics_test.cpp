@@ -56,6 +56,27 @@ TEST(MetricsTest, FamiliesStandTogetherAndAreThereFromTheStart) {
   }
 }
 
+TEST(MetricsTest, DraftsAreThereWithSpeculationAndCountedByPlace) {
+  Metrics metrics;
+  ServiceStats stats;
+  EXPECT_EQ(metrics.text("m", &stats).find("spec_decode"), std::string::npos);
+  stats.drafts.num_positions = 3;
+  stats.drafts.add_launch(3);
+  stats.drafts.add_launch(2);
+  for (const int32_t place : {0, 0, 1}) stats.drafts.add_accepted(place);
+  const std::string text = metrics.text("m", &stats);
+  const std::string labels = R"({model_name="m",engine="0")";
+  for (const std::string& line :
+       {"vllm:spec_decode_num_drafts_total" + labels + "} 2",
+        "vllm:spec_decode_num_draft_tokens_total" + labels + "} 5",
+        "vllm:spec_decode_num_accepted_tokens_total" + labels + "} 3",
+        "vllm:spec_decode_num_accepted_tokens_per_pos_total" + labels + R"(,position="0"} 2)",
+        "vllm:spec_decode_num_accepted_tokens_per_pos_total" + labels + R"(,position="1"} 1)",
+        "vllm:spec_decode_num_accepted_tokens_per_pos_total" + labels + R"(,position="2"} 0)"}) {
+    EXPECT_NE(text.find(line + "\n"), std::string::npos) << line;
+  }
+}
+
 TEST(MetricsTest, RatesAreOfTheLastWholeSeconds) {
   RecentRate rate;
   const auto at = [](double s) {

@@ -1,6 +1,7 @@
 // Writes answers of /v1/responses as items: whole, as events, or in the background.
 #include <fmt/format.h>
 
+#include "engine/drafts_json.h"
 #include "server/endpoints.h"
 #include "server/responses.h"
 
@@ -30,13 +31,15 @@ std::string_view effort_name(harmony::ReasoningEffort effort) {
 }
 
 Json usage_json(const ChoiceEnd& end) {
-  return {{"input_tokens", end.prompt_tokens},
-          {"input_tokens_details",
-           {{"cached_tokens", end.cache.hit_tokens},
-            {"cache_report", end.cache.text(end.prompt_tokens)}}},
-          {"output_tokens", end.completion_tokens},
-          {"output_tokens_details", {{"reasoning_tokens", end.reasoning_tokens}}},
-          {"total_tokens", end.prompt_tokens + end.completion_tokens}};
+  Json usage = {{"input_tokens", end.prompt_tokens},
+                {"input_tokens_details",
+                 {{"cached_tokens", end.cache.hit_tokens},
+                  {"cache_report", end.cache.text(end.prompt_tokens)}}},
+                {"output_tokens", end.completion_tokens},
+                {"output_tokens_details", {{"reasoning_tokens", end.reasoning_tokens}}},
+                {"total_tokens", end.prompt_tokens + end.completion_tokens}};
+  if (end.drafts.num_positions > 0) usage["speculation"] = drafts_json(end.drafts);
+  return usage;
 }
 
 uint64_t size_of(const StoredResponse& stored) {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <charconv>
 
+#include "engine/drafts_json.h"
 #include "server/endpoints.h"
 #include "text/utf8.h"
 
@@ -220,15 +221,18 @@ void Usage::add(const ChoiceEnd& end, bool first_of_prompt) {
   }
   completion_tokens += end.completion_tokens;
   reasoning_tokens += end.reasoning_tokens;
+  drafts.add(end.drafts);
 }
 
 Json Usage::to_json() const {
-  return {
+  Json usage = {
       {"prompt_tokens", prompt_tokens},
       {"completion_tokens", completion_tokens},
       {"total_tokens", prompt_tokens + completion_tokens},
       {"prompt_tokens_details", {{"cached_tokens", cached_tokens}, {"cache_report", cache_report}}},
       {"completion_tokens_details", {{"reasoning_tokens", reasoning_tokens}}}};
+  if (drafts.num_positions > 0) usage["speculation"] = drafts_json(drafts);
+  return usage;
 }
 
 Json rendered_json(const Tokenizer& tokenizer, const std::vector<int32_t>& prompt) {

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "engine/drafts_json.h"
 #include "engine/plan.h"
 
 namespace moxie {
@@ -29,6 +30,8 @@ std::string status_line(const StatusModel& model, const ServiceStats& before,
   std::string line =
       fmt::format("running {}, waiting {}, {:.1f} tok/s, KV {:.1f}%", now.running, now.waiting,
                   static_cast<double>(tokens) / seconds, 100 * now.kv_usage());
+  const DraftCounts drafts = now.drafts.since(before.drafts);
+  if (drafts.num_drafts > 0) line += ", " + drafts_text(drafts);
   if (steps <= 0 || tokens <= 0) return line;
   const auto share = memory_share(model, before, now, seconds, read_gb_s);
   return share ? line + fmt::format(", {:.0f}% of the memory's limit", 100 * *share)

@@ -72,6 +72,29 @@ TEST(StatusLineTest, TheShareIsUnknownWithoutABandwidthATimeOrALaunch) {
   EXPECT_FALSE(memory_share(model, after_steps(500, 1), after_steps(500, 1), 5, 2000).has_value());
 }
 
+TEST(StatusLineTest, DraftsComeWithWhatWasAcceptedSinceTheLineBefore) {
+  const auto checkpoint = open_checkpoint("embedded");
+  const ModelWeights formats = (*checkpoint)->layout({});
+  const StatusModel model{(*checkpoint)->config(), formats, DType::kF32};
+  const ServiceStats before = after_steps(500, 1);
+  ServiceStats now = after_steps(600, 1);
+  now.drafts.num_positions = 2;
+  EXPECT_EQ(status_line(model, before, now, 5, 0).find("draft"), std::string::npos);
+  for (int i = 0; i < 4; ++i) {
+    now.drafts.add_launch(2);
+    if (i < 3) now.drafts.add_accepted(0);
+    if (i < 1) now.drafts.add_accepted(1);
+  }
+  const std::string line = status_line(model, before, now, 5, 0);
+  EXPECT_NE(line.find(", 2.00 tokens a draft, accepted 75%, 25% by position of 4 drafts"),
+            std::string::npos)
+      << line;
+  ServiceStats later = now;
+  later.generation_tokens += 10;
+  ++later.num_steps;
+  EXPECT_EQ(status_line(model, now, later, 5, 0).find("draft"), std::string::npos);
+}
+
 TEST(StatusLineTest, SaysUnknownWhereTheBandwidthIsAndNothingWhenIdle) {
   const auto checkpoint = open_checkpoint("embedded");
   const ModelWeights formats = (*checkpoint)->layout({});

@@ -94,20 +94,27 @@ void handle_loads(App& app, const ExchangePtr& exchange) {
 void handle_server_info(App& app, const ExchangePtr& exchange) {
   static const std::string instance = random_name(24);  // names this process
   const ServiceStats s = app.stats();
-  exchange->respond(
-      json_response({{"model_id", app.model_name()},
-                     {"model_path", app.model().engine->options().model},
-                     {"served_model_name", app.model_name()},
-                     {"served_model_names", app.options().model_names},
-                     {"version", MOXIE_VERSION},
-                     {"worker_type", "regular"},
-                     {"instance_id", instance},
-                     {"dp_size", 1},
-                     {"kv_block_size", s.page_tokens},
-                     {"effective_attention_block_size", s.page_tokens},
-                     {"max_model_len", s.max_model_len},
-                     {"max_running_requests", s.max_num_seqs},
-                     {"max_total_num_tokens", int64_t{s.full_pages} * s.page_tokens}}));
+  Json info = {{"model_id", app.model_name()},
+               {"model_path", app.model().engine->options().model},
+               {"served_model_name", app.model_name()},
+               {"served_model_names", app.options().model_names},
+               {"version", MOXIE_VERSION},
+               {"worker_type", "regular"},
+               {"instance_id", instance},
+               {"dp_size", 1},
+               {"kv_block_size", s.page_tokens},
+               {"effective_attention_block_size", s.page_tokens},
+               {"max_model_len", s.max_model_len},
+               {"max_running_requests", s.max_num_seqs},
+               {"max_total_num_tokens", int64_t{s.full_pages} * s.page_tokens}};
+  if (s.drafts.num_positions > 0) {
+    const SpeculationOptions& speculation = app.model().engine->options().speculation;
+    info["speculation"] = {{"method", spec_method_name(speculation.method)},
+                           {"model", speculation.head},
+                           {"num_speculative_tokens", s.drafts.num_positions},
+                           {"adaptive", speculation.is_adaptive}};
+  }
+  exchange->respond(json_response(info));
 }
 
 void handle_model_info(App& app, const ExchangePtr& exchange) {

@@ -35,11 +35,12 @@ STATUS_S = 5   # between the server's status lines
 EXPECTED_LINES = [re.compile(text) for text in (
     r'moxie info: \S+ "(GET|POST) \S+" \d+( aborted)? \d+ bytes [\d.]+ s \S+$',
     r"moxie info: running \d+, waiting \d+, [\d.]+ tok/s, KV [\d.]+%"
+    r"(, [\d.]+ tokens a draft, accepted [\d%, ]+ by position of \d+ drafts)?"
     r"(, \d+% of the memory's limit|, share of the memory's limit unknown)?$",
     r"moxie info: memory reads [\d.]+ GB/s$",
     r"moxie info: stopping: new requests get 503, running ones have [\d.]+ s$",
     r"moxie [\d.]+\S*  .+ ready in [\d.]+ s$",
-    r"  (device|kernels|memory|context|output|keys|url|page|try) +\S",
+    r"  (device|kernels|memory|context|drafts|output|keys|url|page|try) +\S",
     r" +-d '\{\"messages\":",
     r"(making|loading) weights: ",
 )]
