@@ -3,12 +3,13 @@
 
     train_draft.py --kind eagle3 --minutes 15 --out models/tiny/eagle3            on the CPU
     train_draft.py --kind dflash --minutes 8 --device cuda --reuse 1 --tokens 65536 --out models/tiny/dflash
+    train_draft.py --kind dflash --produce --cache /tmp/batches --minutes 15       a second process makes the batches
     train_draft.py --kind eagle3 --check --out models/tiny/eagle3 --moxie build/release/moxie
 
 Labels are the target's own distribution (its eight likeliest tokens) at the places that the assistant writes,
 half of it moved to the likeliest token, which is what greedy decoding verifies. EAGLE-3 is trained by its own
 rollout: later slots see the outputs of earlier ones. The target's features are computed without gradients and
-kept for `--reuse` steps, at other random base positions each time. The learning rate follows the clock.
+kept for several steps, at other random base positions each time. The learning rate follows the clock.
 """
 import argparse
 import json
@@ -91,6 +92,37 @@ def batches(target, seed, longest, tokens):
         rng.shuffle(parts)
         for part in parts:
             yield target.batch(part)
+
+
+def produce(args, target):
+    """Writes batches into the folder `--cache` until the minutes are over."""
+    os.makedirs(args.cache, exist_ok=True)
+    began, num = time.time(), 0
+    for batch in batches(target, args.seed, args.longest, args.tokens):
+        path = os.path.join(args.cache, f"{args.seed}_{num:05d}.pt")
+        torch.save(batch, path + ".tmp")
+        os.rename(path + ".tmp", path)
+        num += 1
+        if time.time() - began > args.minutes * 60 or num == args.steps:
+            break
+    print(f"{num} batches in {args.cache}")
+
+
+class Cached:
+    """Batches from a folder that another process fills; `fresh` gives one that has not been seen, or None."""
+
+    def __init__(self, folder, device):
+        self.folder, self.device, self.seen = folder, device, set()
+
+    def fresh(self, wait=False):
+        while True:
+            found = sorted(f for f in os.listdir(self.folder) if f.endswith(".pt") and f not in self.seen)
+            if found:
+                self.seen.add(found[0])
+                return torch.load(os.path.join(self.folder, found[0]), map_location=self.device)
+            if not wait:
+                return None
+            time.sleep(0.5)
 
 
 def bases(written, most):
@@ -184,9 +216,10 @@ def held_out(target, per_task):
 
 def train(args, target, device):
     head = draft_heads.KINDS[args.kind](target.plain, device, args.seed)
-    source = batches(target, args.seed, args.longest, args.tokens)
     began = time.time()
-    kept = [next(source)]
+    cached = Cached(args.cache, device) if args.cache else None
+    source = batches(target, args.seed, args.longest, args.tokens)
+    kept = [cached.fresh(wait=True) if cached else next(source)]
     if args.resume:
         head.read(args.resume)
     else:
@@ -199,10 +232,10 @@ def train(args, target, device):
     step = learnt = 0
     reported = time.time()
     while time.time() - began < args.minutes * 60 and not (args.steps and step >= args.steps):
-        if step % args.reuse == 0 and step:
-            kept.append(next(source))
-            kept = kept[-args.keep:]
-        batch = kept[-1] if step % args.reuse == 0 else rng.choice(kept)
+        fresh = cached.fresh() if cached else next(source) if step and step % args.reuse == 0 else None
+        if fresh:
+            kept = (kept + [fresh])[-args.keep:]
+        batch = fresh or rng.choice(kept)
         rows, real = bases(batch["written"], args.rows)
         loss, right = loss_of(head, batch, rows, real, args.decay)
         loss.backward()
@@ -274,6 +307,8 @@ def arguments():
     parser.add_argument("--rows", type=int, default=48, help="base positions of a conversation at a step")
     parser.add_argument("--reuse", type=int, default=4, help="steps for every new batch")
     parser.add_argument("--keep", type=int, default=200, help="batches to choose from")
+    parser.add_argument("--cache", default="", help="folder of batches: --produce writes them, training reads them as they appear (instead of --reuse)")
+    parser.add_argument("--produce", action="store_true", help="only write batches into --cache, for either kind")
     parser.add_argument("--report", type=float, default=60.0, help="seconds")
     parser.add_argument("--per-task", type=int, default=2, help="held-out texts of each task")
     parser.add_argument("--resume", default="", help="go on from this head")
@@ -292,6 +327,9 @@ def main():
     target = Target(args.model, device)
     if args.check:
         return check(args, target, device)
+    if args.produce:
+        produce(args, target)
+        return 0
     train(args, target, device)
     return 0
 
