@@ -66,14 +66,18 @@ class Plain:
         g, u = h[:, ::2].clamp(max=7.0), h[:, 1::2].clamp(-7.0, 7.0)
         return F.linear(g * torch.sigmoid(1.702 * g) * (u + 1), l["dn"][e], l["bdn"][e])
 
-    def forward(self, ids, positions, cache, slots, visible):
-        """ids and positions [B, n]; writes keys and values at cache slots; visible [B, n, slots] per kind of layer."""
+    def forward(self, ids, positions, cache, slots, visible, boundaries=None):
+        """ids and positions [B, n]; writes keys and values at cache slots; visible [B, n, slots] per kind of layer.
+
+        A list `boundaries` gets the residual stream before every layer and after the last."""
         cfg = self.cfg
         B, n = ids.shape
         x = self.embed[ids]
         cos, sin = self.cos[positions][:, :, None], self.sin[positions][:, :, None]
         rows = torch.arange(B, device=ids.device)[:, None]
         for l, (ck, cv) in zip(self.layers, cache):
+            if boundaries is not None:
+                boundaries.append(x)
             t = M.norm(x.float(), l["w_in"]).to(self.dtype)
             q, k, v = F.linear(t, l["wqkv"], l["bqkv"]).view(B, n, -1, cfg.head_dim).split((cfg.heads, cfg.kv_heads, cfg.kv_heads), 2)
             q, k = M.rotate(q, cos, sin), M.rotate(k, cos, sin)
@@ -87,6 +91,8 @@ class Plain:
             a = torch.einsum("bkgnm,bmkd->bnkgd", p, cv[:, :m].float()).reshape(B, n, -1).to(self.dtype)
             x = x + F.linear(a, l["wo"], l["bo"])
             x = x + self.experts(l, x.view(B * n, -1)).view_as(x)
+        if boundaries is not None:
+            boundaries.append(x)
         return x
 
     def new_cache(self, B, length):

@@ -31,9 +31,9 @@ ADAM_RATES = {"embed": 0.01, "head": 0.004, "wr": 0.003}
 ADAM_DEFAULT = 0.004
 
 
-def orthogonal(g):
+def orthogonal(g, dtype=torch.bfloat16):
     """Newton-Schulz steps towards the nearest orthogonal matrices of a stack [N, m, n]."""
-    x = g.bfloat16()
+    x = g.to(dtype)
     flip = x.shape[-2] > x.shape[-1]
     if flip:
         x = x.transpose(-1, -2)
