@@ -80,8 +80,6 @@ TEST(SpeculationCliTest, ContradictionsAndUnknownValuesAreUsageFaults) {
       {{"--spec", "ngramm"}, "--spec"},
       {{"--spec-tokens", "4"}, "nothing is drafted without a method"},
       {{"--spec", "ngram", "--spec-tokens", "33"}, "0 to 32"},
-      {{"--spec", "eagle3"}, "--spec-model"},
-      {{"--spec", "dflash"}, "--spec-model"},
       {{"--spec", "ngram", "--spec-model", "x"}, "takes no draft head"},
       {{"--spec", "ngram", "--prompt-lookup-min", "4", "--prompt-lookup-max", "2"}, "exceed"},
       {{"--spec", "eagle3", "--spec-model", "x", "--prompt-lookup-min", "4"}, "only by ngram"},

@@ -42,6 +42,10 @@ class Drafter {
   /// Whether propose() runs on the device and its threads, so that it must not run beside a launch.
   virtual bool shares_device() const { return false; }
 
+  /// Whether it may miss launches: it needs nothing from the device behind each, so that a request
+  /// that is not drafted for a while runs ahead of the host, and in the decode loop.
+  virtual bool may_miss_launches() const { return false; }
+
   /// The request has ended. propose() may never have been called for it.
   virtual void forget(RequestId request) = 0;
 };
@@ -50,6 +54,7 @@ class Drafter {
 struct Drafting {
   Drafter* drafter = nullptr;  ///< borrowed; null: no drafts
   int32_t max_drafts = 0;      ///< of a request in a launch
+  bool is_adaptive = false;    ///< as many of them as pay (draft_length.h)
   /// For benchmarks: rates at which drafts are accepted, whatever is drawn, from `seed`
   /// (simulated_acceptance.h). Drafts proposed are replaced by random ones, and the text is
   /// nobody's. Borrowed; empty: drafts are compared with draws.

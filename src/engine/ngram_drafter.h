@@ -57,6 +57,7 @@ class NgramDrafter : public Drafter {
 
   void propose(const Ask& ask) override;
   void observe(RequestId, std::span<const int32_t>, int32_t) override {}  // propose() sees it all
+  bool may_miss_launches() const override { return true; }
   void forget(RequestId request) override { indices_.erase(request); }
 
   size_t num_requests() const { return indices_.size(); }

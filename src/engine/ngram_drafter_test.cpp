@@ -150,10 +150,13 @@ TEST_F(NgramTextTest, GreedyAndSeededTextsAreThoseWithoutDrafts) {
     for (const SamplingOptions& sampling : samplings) {
       const auto plain = (*engine)->generate(prompt, sampling);
       ASSERT_TRUE(plain.has_value()) << plain.error().message();
-      const auto drafted = (*engine)->generate(
-          prompt, sampling, {}, {.drafter = drafter->get(), .max_drafts = max_drafts});
-      ASSERT_TRUE(drafted.has_value()) << drafted.error().message();
-      EXPECT_EQ(drafted->ids, plain->ids);
+      for (const bool is_adaptive : {false, true}) {
+        const Drafting drafting{
+            .drafter = drafter->get(), .max_drafts = max_drafts, .is_adaptive = is_adaptive};
+        const auto drafted = (*engine)->generate(prompt, sampling, {}, drafting);
+        ASSERT_TRUE(drafted.has_value()) << drafted.error().message();
+        EXPECT_EQ(drafted->ids, plain->ids);
+      }
     }
   }
 }

@@ -6,6 +6,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "engine/draft_length.h"
 #include "engine/request.h"
 #include "engine/verification.h"
 
@@ -56,7 +57,7 @@ struct Request {
   /// Those of num_coming() that have no place in the cache.
   int32_t num_left() const { return num_coming() - num_stored; }
   /// Whether its next launch is planned only after the draws under way: drafts follow known tokens.
-  bool awaits_draws() const { return speculates && num_pending > 0; }
+  bool awaits_draws() const { return speculates && !runs_ahead && num_pending > 0; }
   /// Whether log-probabilities of the prompt are still to be delivered.
   bool wants_scores() const { return prompt_logprobs >= 0 && num_scored < num_prompt - 1; }
   /// Whether it is served before `other`: by priority, then by arrival.
@@ -91,6 +92,12 @@ struct Request {
   bool speculates;                   // its answer is drafted
   Verification verification;         // of its drafts in the launch under way
   std::vector<int32_t> proposal;     // what they were taken from
+  AcceptanceEstimate acceptance;
+  // Drafts that do not pay are left out for a while, and then tried again.
+  bool is_paused = false, is_probe = true;
+  bool runs_ahead = false;  // while paused, if the drafter allows it
+  int32_t pause_left = 0;   // launches
+  int32_t num_empty = 0;    // proposals without a token, one after another
 
   Sampler sampler;
   std::shared_ptr<TokenConstraint> constraint;

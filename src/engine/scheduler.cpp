@@ -42,6 +42,7 @@ void StepPlan::clear() {
   given.clear();
   in_loop = InLoop::kNo;
   num_tokens = num_answers = 0;
+  is_drafted = has_prompts = false;
   status = {};
   was_launched = was_run = false;
   seconds = 0;
@@ -77,7 +78,11 @@ void Scheduler::add(std::unique_ptr<Request> request) {
   CHECK(added.id != 0 && !requests_.contains(added.id), "a request without an id of its own");
   if (prefixes_ == nullptr) added.uses_cache = false;
   if (options_.drafting.drafter == nullptr) added.speculates = false;
-  if (added.speculates) added.finish.drafts.num_positions = options_.drafting.max_drafts;
+  if (added.speculates) {
+    added.finish.drafts.num_positions = options_.drafting.max_drafts;
+    added.acceptance = usual_;
+    added.acceptance.begin();
+  }
   queued_tokens_ += added.num_prompt;
   waiting_.insert(&added);
   requests_.emplace(added.id, std::move(request));
@@ -107,6 +112,7 @@ void Scheduler::fail_all(const Error& error) {
 bool Scheduler::plan(StepPlan* plan) {
   for (;;) {
     plan->clear();
+    plan->planned_at = Clock::now();
     budget_ = options_.max_batch_tokens;
     rows_left_ = runner_.limits().max_logit_rows;
     place_decodes(plan);
@@ -141,6 +147,10 @@ void Scheduler::place_decodes(StepPlan* plan) {
   reserved_pages_ = 0;
   for (size_t i = 0; i < running_.size(); ++i) {  // make_room() shortens the list behind i
     Request& request = *running_[i];
+    if (request.is_paused && request.pause_left == 0) {
+      request.is_paused = request.runs_ahead = false;
+      request.is_probe = true;
+    }
     if (!has_turn(request) || request.awaits_draws()) continue;
     const int32_t left = request.num_left();
     if (left > 1) {
@@ -199,6 +209,7 @@ void Scheduler::place_prefill(StepPlan* plan, Request& request, int32_t share) {
   if (count == request.num_left() && rows_left_ == 0) --count;
   while (count > 0 && !kv_.append(request.seq, count)) count /= 2;
   if (count == 0) return;
+  plan->has_prompts = true;
   const bool ends = count == request.num_left();
   add_row(plan, request, count, scores ? Logits::kAll : ends ? Logits::kLast : Logits::kNone);
 }
@@ -451,6 +462,7 @@ void Scheduler::insert_pages(Request& request, int32_t num_stored) {
 
 void Scheduler::absorb(StepPlan* plan) {
   --num_under_way_;
+  if (options_.drafting.is_adaptive) measure(*plan);
   for (const StepPlan::Row& row : plan->rows) absorb_row(*plan, row);
 }
 

@@ -68,6 +68,9 @@ struct StepPlan {
   /// Answers whose drawn tokens are replaced by given ones: (index of the answer, token).
   std::vector<std::pair<int32_t, int32_t>> given;
   int32_t num_tokens = 0, num_answers = 0;
+  bool is_drafted = false;  ///< has a request that is drafted, or asked to be
+  bool has_prompts = false;
+  Clock::time_point planned_at{};
   std::vector<SampleRequest> requests;  ///< [num_answers], by arm(); kFirst: by plan(); kNext: none
   std::vector<uint32_t> masks;
   std::vector<SampleAnswer> answers;
@@ -142,6 +145,9 @@ class Scheduler {
   bool make_room(Request& request);
   void add_decodes(StepPlan* plan);
   void place_drafts();
+  void limit_by_cost(int32_t left);
+  void pause_drafts(Request& request, int32_t num_launches);
+  void measure(const StepPlan& plan);
   void place_prefills(StepPlan* plan);
   void place_prefill(StepPlan* plan, Request& request, int32_t share);
   void add_row(StepPlan* plan, Request& request, int32_t count, Logits logits,
@@ -198,6 +204,12 @@ class Scheduler {
   int32_t num_suspects_ = 0;   // at most one of them runs
   ServiceStats counters_;
   SimulatedAcceptance simulated_;
+  StepCosts costs_;
+  AcceptanceEstimate usual_;  // of all requests
+  Clock::time_point last_absorb_{};
+  DraftChooser chooser_;
+  std::vector<DraftAsk> places_;  // scratch of a plan
+  std::vector<int32_t> lengths_;  // likewise
 };
 
 }  // namespace moxie

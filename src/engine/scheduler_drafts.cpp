@@ -9,6 +9,8 @@ namespace moxie {
 void Scheduler::add_decodes(StepPlan* plan) {
   if (options_.drafting.drafter != nullptr) place_drafts();
   for (Request* request : decoding_) {
+    if (request->is_paused) --request->pause_left;
+    plan->is_drafted |= request->speculates && !request->is_paused;
     const int32_t num_drafts = request->verification.num_drafts();
     add_row(plan, *request, 1 + num_drafts, num_drafts > 0 ? Logits::kAll : Logits::kLast,
             num_drafts);
@@ -28,7 +30,7 @@ void Scheduler::place_drafts() {
     // A row draws one token more than it has drafts.
     const int32_t limit =
         std::min({drafting.max_drafts, left, request->max_new - request->num_drawn() - 1});
-    if (!request->speculates || limit <= 0) continue;
+    if (!request->speculates || request->is_paused || limit <= 0) continue;
     request->proposal.clear();
     asking_.push_back(request);
     asks_.push_back({.request = request->id,
@@ -37,6 +39,7 @@ void Scheduler::place_drafts() {
                      .limit = limit,
                      .drafts = &request->proposal});
   }
+  if (drafting.is_adaptive && !asks_.empty()) limit_by_cost(left);
   if (asks_.empty()) return;
   drafting.drafter->propose_all(asks_);
   for (size_t i = 0; i < asks_.size(); ++i) {
@@ -48,7 +51,61 @@ void Scheduler::place_drafts() {
                        request->sampler);
     if (!kv_.append(request->seq, verification.num_drafts())) verification.clear();
     left -= verification.num_drafts();
+    // Where nothing is proposed again and again, the request is not held back for it.
+    constexpr int32_t kLongestRest = 8;
+    request->num_empty = request->proposal.empty() ? request->num_empty + 1 : 0;
+    if (request->num_empty > 1 && drafting.is_adaptive && options_.max_loop_streams > 0) {
+      pause_drafts(*request, std::min(request->num_empty - 1, kLongestRest));
+    }
   }
+}
+
+// Leaves those requests that drafts pay for, each with as many as pay.
+void Scheduler::limit_by_cost(int32_t left) {
+  constexpr int32_t kMeasured = 4;  // launches without drafts, for their time
+  const auto num_tokens = static_cast<int32_t>(decoding_.size());
+  const bool knows_plain = costs_.knows_plain(num_tokens);
+  places_.clear();
+  for (size_t i = 0; i < asks_.size(); ++i) {
+    places_.push_back({&asking_[i]->acceptance, asks_[i].limit});
+  }
+  lengths_.assign(asks_.size(), 0);
+  if (knows_plain) chooser_.choose(costs_, num_tokens, left, places_, &lengths_);
+  size_t num_kept = 0;
+  for (size_t i = 0; i < asks_.size(); ++i) {
+    Request& request = *asking_[i];
+    int32_t length = lengths_[i];
+    if (!knows_plain) {
+      pause_drafts(request, kMeasured);
+    } else if (length == 0 && request.is_probe) {
+      length = std::min(kProbeDrafts, asks_[i].limit);
+    } else if (length == 0) {
+      pause_drafts(request, launches_until_probe(costs_, num_tokens));
+    }
+    if (length == 0) continue;
+    asks_[num_kept] = asks_[i];
+    asks_[num_kept].limit = length;
+    asking_[num_kept++] = &request;
+  }
+  asks_.resize(num_kept);
+  asking_.resize(num_kept);
+}
+
+void Scheduler::pause_drafts(Request& request, int32_t num_launches) {
+  request.is_paused = true;
+  request.pause_left = num_launches;
+  request.runs_ahead = options_.drafting.drafter->may_miss_launches();
+}
+
+// A launch takes from the end of the one before to its own, or from its planning where the host had
+// been idle.
+void Scheduler::measure(const StepPlan& plan) {
+  constexpr auto kIdle = std::chrono::milliseconds(1);
+  const auto now = Clock::now();
+  const auto start = plan.planned_at - last_absorb_ < kIdle ? last_absorb_ : plan.planned_at;
+  last_absorb_ = now;
+  if (plan.has_prompts) return;
+  costs_.add(plan.is_drafted, plan.num_tokens, std::chrono::duration<double>(now - start).count());
 }
 
 // Token by token, as if each had its own launch: the token that ends the request is the last.
@@ -60,6 +117,9 @@ void Scheduler::absorb_draws(Request& request, const StepPlan::Row& row,
   const int32_t num_known = row.start + row.num_known();
   const auto num_before = request.tokens.size();
   if (row.num_drafts > 0) {
+    request.acceptance.add(row.num_drafts, num_accepted);
+    usual_.add(row.num_drafts, num_accepted);
+    request.is_probe = num_accepted == row.num_drafts && request.acceptance.may_learn_from_probe();
     counters_.drafts.add_launch(row.num_drafts);
     request.finish.drafts.add_launch(row.num_drafts);
   }

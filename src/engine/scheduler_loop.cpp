@@ -10,7 +10,7 @@ InLoop Scheduler::place_in_loop(const StepPlan& plan) const {
   if (std::cmp_greater(plan.rows.size(), options_.max_loop_streams)) return InLoop::kNo;
   for (const StepPlan::Row& row : plan.rows) {
     if (row.count != 1 || !row.draws || row.request->constraint != nullptr) return InLoop::kNo;
-    if (row.request->speculates) return InLoop::kNo;
+    if (row.request->speculates && !row.request->runs_ahead) return InLoop::kNo;
     if (!row.request->sampler.is_free(row.num_drawn())) return InLoop::kNo;
   }
   return goes_on_in_loop(plan) ? InLoop::kNext : InLoop::kFirst;

@@ -77,8 +77,10 @@ void life_of_a_scheduler() {
                },
                .loop_steps_ahead = *rc::gen::element(0, 0, 4),
                .max_drafts = *rc::gen::element(0, 1, 3, 8),
+               .is_adaptive = *rc::gen::arbitrary<bool>(),
                .seed = *rc::gen::arbitrary<uint64_t>()});
   drive.drafter.avoid(poison);
+  drive.drafter.let_miss_launches(*rc::gen::arbitrary<bool>());
   const int num_events = *rc::gen::inRange(1, 60);
   for (int i = 0; i < num_events; ++i) {
     const int kind = *rc::gen::inRange(0, 8);

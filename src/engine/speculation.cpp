@@ -47,13 +47,9 @@ Status check_ngram(const SpeculationOptions& options) {
 
 Status check_speculation(const SpeculationOptions& options) {
   if (options.method == SpecMethod::kOff) return {};
-  const std::string method = kSpecMethodNames[static_cast<size_t>(options.method)];
+  const std::string method = spec_method_name(options.method);
   const bool takes_head =
       options.method == SpecMethod::kEagle3 || options.method == SpecMethod::kDflash;
-  if (takes_head && options.head.empty()) {
-    return fail(method + " drafts with a head, and none is named", "--spec",
-                "name it with --spec-model");
-  }
   if (!takes_head && !options.head.empty()) {
     return fail(method + " takes no draft head", "--spec-model",
                 "--spec eagle3 or dflash, or leave out --spec-model");
@@ -105,6 +101,7 @@ Result<Speculation> make_speculation(Engine& engine) {
   speculation.drafter = std::move(*drafter);
   const SpeculationOptions& options = engine.options().speculation;
   speculation.drafting.drafter = speculation.drafter.get();
+  speculation.drafting.is_adaptive = options.is_adaptive;
   speculation.drafting.acceptance = options.acceptance;
   speculation.drafting.seed = options.seed;
   return speculation;

@@ -111,6 +111,7 @@ class Drive {
     StepThread::Fault fault;
     int32_t loop_steps_ahead = 0;  // 0: as other launches
     int32_t max_drafts = 0;        // 0: without a drafter
+    bool is_adaptive = false;
     StandInDrafter::Manner manner = StandInDrafter::Manner::kAnyOf;
     uint64_t seed = 1;
   };
@@ -131,7 +132,8 @@ class Drive {
               .prefix_cache = setup.prefix_cache,
               .cache_listener = &replay,
               .drafting = {.drafter = setup.max_drafts > 0 ? &drafter : nullptr,
-                           .max_drafts = setup.max_drafts}},
+                           .max_drafts = setup.max_drafts,
+                           .is_adaptive = setup.is_adaptive}},
              {.steps_ahead = setup.late ? 2 : 1,
               .loop_steps_ahead = setup.loop_steps_ahead > 0 ? setup.loop_steps_ahead
                                   : setup.late               ? 2

@@ -74,6 +74,8 @@ class StandInDrafter : public Drafter {
     const auto found = known_.find(request);
     return found != known_.end() && found->second.has_ended;
   }
+  bool may_miss_launches() const override { return may_miss_; }
+  void let_miss_launches(bool may_miss) { may_miss_ = may_miss; }
   /// An id that is never proposed.
   void avoid(int32_t id) { never_ = id; }
 
@@ -96,6 +98,7 @@ class StandInDrafter : public Drafter {
   const Manner manner_;
   uint64_t state_;
   int32_t never_ = -2;
+  bool may_miss_ = false;
   std::unordered_map<RequestId, Known> known_;
 };
 
