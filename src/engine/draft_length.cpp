@@ -10,6 +10,9 @@ namespace {
 constexpr double kLeastWeight = 0.1;  // of a new observation
 constexpr double kReturn = 0.01;      // a launch, of the way to the place before
 
+// The first time of a size may include what is made once.
+bool is_known(int32_t count) { return count >= 2; }
+
 }  // namespace
 
 void AcceptanceEstimate::add(int32_t num_drafts, int32_t num_accepted) {
@@ -66,19 +69,19 @@ void StepCosts::add(bool is_drafted, int32_t num_tokens, double seconds) {
 
 bool StepCosts::knows_plain(int32_t num_tokens) const {
   const size_t cell = cell_of(num_tokens);
-  if (plain_[cell].count >= 2) return true;
-  const auto known = [](const Cell& one) { return one.count >= 2; };
+  if (is_known(plain_[cell].count)) return true;
+  const auto known = [](const Cell& one) { return is_known(one.count); };
   const auto middle = plain_.begin() + static_cast<int64_t>(cell);
   return std::any_of(plain_.begin(), middle, known) && std::any_of(middle, plain_.end(), known);
 }
 
 double StepCosts::at(const Cells& cells, int32_t num_tokens) {
   const size_t cell = cell_of(num_tokens);
-  if (cells[cell].count > 0) return cells[cell].seconds;
+  if (is_known(cells[cell].count)) return cells[cell].seconds;
   size_t below = cell, above = cell;
-  while (below > 0 && cells[below].count == 0) --below;
-  while (above < kCells && cells[above].count == 0) ++above;
-  const bool has_below = cells[below].count > 0, has_above = above < kCells;
+  while (below > 0 && !is_known(cells[below].count)) --below;
+  while (above < kCells && !is_known(cells[above].count)) ++above;
+  const bool has_below = is_known(cells[below].count), has_above = above < kCells;
   if (!has_below && !has_above) return 0;
   if (!has_above) return cells[below].seconds;
   if (!has_below) return cells[above].seconds;
@@ -90,7 +93,7 @@ double StepCosts::at(const Cells& cells, int32_t num_tokens) {
 double StepCosts::drafted_s(int32_t num_requests, int32_t num_tokens) const {
   const double least = plain_s(num_requests);
   const size_t cell = cell_of(num_tokens), first = cell_of(num_requests);
-  const auto known = [](const Cell& one) { return one.count > 0; };
+  const auto known = [](const Cell& one) { return is_known(one.count); };
   const auto begin = drafted_.begin() + static_cast<int64_t>(first);
   const auto here = drafted_.begin() + static_cast<int64_t>(cell);
   // Nothing smaller is known: from the launch without drafts on, in a straight line.

@@ -132,7 +132,7 @@ double rate_of_a_life(const Cost& plain, const Cost& drafted, double chance, int
   std::mt19937 random(7);
   std::uniform_real_distribution<double> draw(0, 1);
   bool is_probe = true;
-  int32_t pause = 0;
+  int32_t pause = 0, num_drafted = 0;
   double tokens = 0, seconds = 0;
   for (int32_t i = 0; i < num_launches; ++i) {
     int32_t length = 0;
@@ -144,13 +144,16 @@ double rate_of_a_life(const Cost& plain, const Cost& drafted, double chance, int
       const DraftAsk ask{&estimate, 7};
       chooser.choose(costs, 1, 7, {&ask, 1}, &lengths);
       length = lengths.front() == 0 && is_probe ? kProbeDrafts : lengths.front();
-      if (length == 0) pause = launches_until_probe(costs, 1) - 1;
+      if (length == 0) {
+        pause = std::min(8 << std::min(9, num_drafted), launches_until_probe(costs, 1)) - 1;
+      }
     }
     int32_t accepted = 0;
     while (accepted < length && draw(random) < chance) ++accepted;
     const double took = length > 0 ? drafted(1 + length) : plain(1);
     costs.add(length > 0, 1 + length, took);
     if (length > 0) {
+      ++num_drafted;
       estimate.add(length, accepted);
       is_probe = accepted == length && estimate.may_learn_from_probe();
     }

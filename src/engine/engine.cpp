@@ -80,7 +80,16 @@ Status Engine::open_head() {
   const bool has_head =
       speculation.method == SpecMethod::kEagle3 || speculation.method == SpecMethod::kDflash;
   if (!has_head) return {};
-  auto head = DraftCheckpoint::open(speculation.head, config(), speculation.layer_id_offset);
+  const bool is_embedded =
+      speculation.head == "embedded" || (speculation.head.empty() && options_.model == "embedded");
+  if (!is_embedded && speculation.head.empty())
+    return fail(std::string(kSpecMethodNames[static_cast<size_t>(speculation.method)]) +
+                    " drafts with a head, and none is named",
+                "--spec", "name it with --spec-model");
+  auto head =
+      is_embedded
+          ? DraftCheckpoint::open_embedded(speculation.method == SpecMethod::kDflash, config())
+          : DraftCheckpoint::open(speculation.head, config(), speculation.layer_id_offset);
   if (!head) return fail(std::move(head.error()));
   draft_checkpoint_ = std::make_unique<DraftCheckpoint>(std::move(*head));
   const DraftConfig& draft = draft_checkpoint_->config();
@@ -210,6 +219,9 @@ Status Engine::make_kernels() {
 
 Status Engine::load_model() {
   const auto start = std::chrono::steady_clock::now();
+  if (draft_checkpoint_ != nullptr && device_->kind() != DeviceKind::kCpu)
+    return fail("draft heads run on the CPU only so far", "--spec-model",
+                "--device cpu, or --spec ngram");
   const ModelWeights layout = checkpoint_->layout(load_options_);
   const GptOss shape(config(), layout, {}, *kernels_);
   // Before loading: the formats alone tell whether a step has no row.

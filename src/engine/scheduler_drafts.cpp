@@ -80,7 +80,11 @@ void Scheduler::limit_by_cost(int32_t left) {
     } else if (length == 0 && request.is_probe) {
       length = std::min(kProbeDrafts, asks_[i].limit);
     } else if (length == 0) {
-      pause_drafts(request, launches_until_probe(costs_, num_tokens));
+      // Shorter at first: what is known of this request and of costs may be chance.
+      constexpr int64_t kFirst = 8, kDoublings = 9;
+      const int64_t most = kFirst << std::min(kDoublings, request.finish.drafts.num_drafts);
+      pause_drafts(request, static_cast<int32_t>(
+                                std::min<int64_t>(most, launches_until_probe(costs_, num_tokens))));
     }
     if (length == 0) continue;
     asks_[num_kept] = asks_[i];

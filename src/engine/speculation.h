@@ -29,7 +29,7 @@ inline const char* spec_method_name(SpecMethod method) {
 /// The values of --spec and its companions.
 struct SpeculationOptions {
   SpecMethod method = SpecMethod::kOff;
-  std::string head;            ///< of kEagle3 and kDflash: directory, .gguf file or repo id
+  std::string head;            ///< of kEagle3 and kDflash: directory, repo id, or embedded
   std::string dtype = "auto";  ///< of the head's matrices: mxfp4, bf16; auto: mxfp4
   int32_t max_drafts = 0;      ///< drafted tokens of a request in a launch; 0: the method's own
   bool is_adaptive = true;     ///< verify as many drafts as pay

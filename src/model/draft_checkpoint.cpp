@@ -7,6 +7,7 @@
 
 #include "model/checkpoint_open.h"
 #include "model/draft_head.h"
+#include "model/embedded.h"
 
 namespace moxie {
 namespace {
@@ -117,11 +118,44 @@ Status DraftCheckpoint::check_tensors() const {
   return fail(faults, path_, "the head's files are damaged, or of another model");
 }
 
+void DraftCheckpoint::add_file(SafetensorsFile file) {
+  files_.push_back(std::make_unique<SafetensorsFile>(std::move(file)));
+  for (const FileTensor& tensor : files_.back()->tensors())
+    tensors_[canonical(tensor.name)] = {files_.back().get(), &tensor};
+}
+
+Status DraftCheckpoint::read(const std::string& config, const std::string& where,
+                             const GptOssConfig& target, int32_t layer_id_offset) {
+  // The forms are told apart by the names as they are stored.
+  const auto has_tensor = [&](const std::string& name) {
+    for (const auto& file : files_)
+      if (file->find(name) != nullptr || file->find("model." + name) != nullptr) return true;
+    return false;
+  };
+  auto parsed = parse_draft_config(config, where, target, layer_id_offset, has_tensor);
+  if (!parsed) return fail(std::move(parsed.error()));
+  config_ = std::move(*parsed);
+  return check_tensors();
+}
+
+Result<DraftCheckpoint> DraftCheckpoint::open_embedded(bool is_dflash, const GptOssConfig& target) {
+  const EmbeddedHead& embedded = is_dflash ? embedded_dflash() : embedded_eagle3();
+  DraftCheckpoint head;
+  head.path_ = is_dflash ? "embedded DFlash head" : "embedded EAGLE-3 head";
+  if (embedded.weights.empty())
+    return fail("this build has no such head", head.path_, "name one with --spec-model");
+  auto file = SafetensorsFile::read(MappedFile::borrow(head.path_, embedded.weights));
+  if (!file) return fail(std::move(file.error()));
+  head.add_file(std::move(*file));
+  if (auto status = head.read(std::string(embedded.config_json), head.path_, target, -1); !status)
+    return fail(std::move(status.error()));
+  return head;
+}
+
 Result<DraftCheckpoint> DraftCheckpoint::open(const std::string& path, const GptOssConfig& target,
                                               int32_t layer_id_offset) {
   DraftCheckpoint head;
   head.path_ = path;
-  if (path.empty()) return fail("no head is named", "--spec-model", "a directory or a repo id");
   std::error_code error;
   if (!fs::exists(path, error)) {
     auto folder = find_in_hub_cache(path);
@@ -139,24 +173,13 @@ Result<DraftCheckpoint> DraftCheckpoint::open(const std::string& path, const Gpt
   for (const fs::path& file : files) {
     auto opened = SafetensorsFile::open(file.string());
     if (!opened) return fail(std::move(opened.error()));
-    head.files_.push_back(std::make_unique<SafetensorsFile>(std::move(*opened)));
-    for (const FileTensor& tensor : head.files_.back()->tensors())
-      head.tensors_[canonical(tensor.name)] = {head.files_.back().get(), &tensor};
+    head.add_file(std::move(*opened));
   }
-  const fs::path config_path = fs::path(head.path_) / "config.json";
-  auto text = read_text_file(config_path.string(), kMaxConfigBytes);
+  const std::string config_path = (fs::path(head.path_) / "config.json").string();
+  auto text = read_text_file(config_path, kMaxConfigBytes);
   if (!text) return fail(std::move(text.error()));
-  // The forms are told apart by the names as they are stored.
-  const auto has_tensor = [&](const std::string& name) {
-    for (const auto& file : head.files_)
-      if (file->find(name) != nullptr || file->find("model." + name) != nullptr) return true;
-    return false;
-  };
-  auto config =
-      parse_draft_config(*text, config_path.string(), target, layer_id_offset, has_tensor);
-  if (!config) return fail(std::move(config.error()));
-  head.config_ = std::move(*config);
-  if (auto status = head.check_tensors(); !status) return fail(std::move(status.error()));
+  if (auto status = head.read(*text, config_path, target, layer_id_offset); !status)
+    return fail(std::move(status.error()));
   return head;
 }
 

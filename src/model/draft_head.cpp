@@ -96,8 +96,7 @@ Result<std::unique_ptr<DraftHead>> DraftHead::load(const DraftCheckpoint& checkp
                                                    KernelChooser& kernels, Device& device,
                                                    Stream& stream, const Options& options) {
   CHECK(checkpoint.config().hidden == target_config.hidden);
-  if (device.kind() != DeviceKind::kCpu)
-    return fail("draft heads run on the CPU only so far", "--spec-model", "--device cpu");
+  CHECK(device.kind() == DeviceKind::kCpu, "no rows elsewhere");
   std::unique_ptr<DraftHead> head(
       new DraftHead(checkpoint.config(), kernels, device, stream, options));
   if (auto status = head->load_weights(checkpoint, target); !status)

@@ -28,6 +28,8 @@ class DraftCheckpoint {
   /// Hugging Face cache.
   static Result<DraftCheckpoint> open(const std::string& path, const GptOssConfig& target,
                                       int32_t layer_id_offset = -1);
+  /// The head for the embedded model that is linked in; fails if this binary has none.
+  static Result<DraftCheckpoint> open_embedded(bool is_dflash, const GptOssConfig& target);
   const DraftConfig& config() const { return config_; }
   const std::string& path() const { return path_; }
   /// A tensor by its name in the form of EAGLE and DFlash heads of one layer list: "fc.weight",
@@ -40,6 +42,9 @@ class DraftCheckpoint {
   const Found* find(const std::string& name) const;
 
  private:
+  void add_file(SafetensorsFile file);
+  Status read(const std::string& config, const std::string& where, const GptOssConfig& target,
+              int32_t layer_id_offset);
   Status check_tensors() const;
 
   std::string path_;
@@ -95,8 +100,8 @@ class DraftHead {
   void project(std::span<const float* const> taps, int32_t n, float* g);
   /// kPeagle: g of the rows whose features are not known, [hidden].
   const float* mask_feature() const { return mask_feature_.data(); }
-  /// EAGLE: one pass over rows (token, g). Writes the cache and y [n, hidden], which logits() takes;
-  /// with `keys_only` the cache alone, and y is scratch.
+  /// EAGLE: one pass over rows (token, g). Writes the cache and y [n, hidden], which logits()
+  /// takes; with `keys_only` the cache alone, and y is scratch.
   void run_pairs(const DraftRows& rows, const float* g, float* y, bool keys_only = false);
   /// The feature of a drafted token: y itself, or its norm. In place.
   void to_feature(float* y, int32_t n);

@@ -261,7 +261,11 @@ TensorFile read_safetensors(std::shared_ptr<const MappedFile> file) {
 Result<SafetensorsFile> SafetensorsFile::open(const std::string& path) {
   Result<std::shared_ptr<const MappedFile>> file = MappedFile::open(path);
   if (!file) return fail(file.error());
-  TensorFile contents = read_safetensors(*file);
+  return read(std::move(*file));
+}
+
+Result<SafetensorsFile> SafetensorsFile::read(std::shared_ptr<const MappedFile> file) {
+  TensorFile contents = read_safetensors(std::move(file));
   if (!contents.faults.empty()) {
     std::string what;
     for (const Fault& fault : contents.faults.all())

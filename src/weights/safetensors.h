@@ -22,6 +22,7 @@ class SafetensorsFile {
  public:
   /// Fails with the file's faults, if it has any.
   static Result<SafetensorsFile> open(const std::string& path);
+  static Result<SafetensorsFile> read(std::shared_ptr<const MappedFile> file);
   /// Null if no tensor has this name.
   const FileTensor* find(const std::string& name) const;
   const std::vector<FileTensor>& tensors() const { return contents_.tensors; }
