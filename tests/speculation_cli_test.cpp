@@ -111,7 +111,9 @@ TEST(SpeculationCliTest, ContradictionsAndUnknownValuesAreUsageFaults) {
 }
 
 TEST(SpeculationCliTest, BenchSimulatesAcceptanceAndSaysSo) {
-  const Arguments base = {"bench", "-p", "0", "-n", "150", "-r", "1", "--json", "--spec", "ngram"};
+  const Arguments base = {
+      "bench",           "-p", "0", "-n", "150", "-r", "1", "--json", "--spec", "ngram",
+      "--spec-adaptive", "off"};
   Arguments simulated = base;
   simulated.insert(simulated.end(), {"--spec-acceptance", "0.9,0.5,0.25", "--seed", "3"});
   const Json test = json_of(moxie(simulated))["tests"][0];
