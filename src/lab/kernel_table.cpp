@@ -46,7 +46,9 @@ constexpr std::pair<std::string_view, Category> kOfOps[] = {
     {"attend", kAttention}, {"out", kDense},
     {"route", kRouting},    {"experts", kExperts},
     {"unembed", kDense},    {"sample", kSampling},
-    {"tap", kMemory},       {"moe_fp8_block_scale", kExperts}};
+    {"tap", kMemory},       {"moe_fp8_block_scale", kExperts},
+    {"rms_norm", kMemory},  {"gate", kMemory},
+    {"rotate", kDense}};
 
 bool is_word(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_'; }
 
