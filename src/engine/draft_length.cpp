@@ -116,8 +116,9 @@ void DraftChooser::choose(const StepCosts& costs, int32_t num_tokens, int32_t le
     for (const double chance : survival_) places_.push_back({chance, static_cast<int32_t>(a)});
   }
   // A request's places stay in order, since its chances do not rise.
-  std::stable_sort(places_.begin(), places_.end(),
-                   [](const Place& a, const Place& b) { return a.survival > b.survival; });
+  std::sort(places_.begin(), places_.end(), [](const Place& a, const Place& b) {
+    return a.survival != b.survival ? a.survival > b.survival : a.ask < b.ask;
+  });
   const auto most = std::min(places_.size(), static_cast<size_t>(std::max(left, 0)));
   double tokens = num_tokens, best = tokens / costs.plain_s(num_tokens);
   size_t num_best = 0;

@@ -47,7 +47,7 @@ constexpr std::pair<std::string_view, Category> kOfOps[] = {
     {"route", kRouting},    {"experts", kExperts},
     {"unembed", kDense},    {"sample", kSampling},
     {"tap", kMemory},       {"moe_fp8_block_scale", kExperts},
-    {"rms_norm", kMemory},  {"gate", kMemory},
+    {"rms_norm", kNorm},    {"gate", kNorm},
     {"rotate", kDense}};
 
 bool is_word(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_'; }
