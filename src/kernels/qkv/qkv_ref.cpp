@@ -1,8 +1,8 @@
 // The reference row of qkv: double precision, one plain loop after another.
-#include "core/formats.h"
 #include "kernels/gemv/reference_product.h"
 #include "kernels/norm/reference_norm.h"
 #include "kernels/qkv/qkv_rows.h"
+#include "kernels/rotate/reference_head.h"
 #include "kernels/scratch.h"
 
 namespace moxie {
@@ -21,31 +21,6 @@ Parts lay_out(const QkvParams& p, std::byte* base) {
   parts.y = scratch.take<double>(int64_t{p.batch.num_tokens} * p.weight.rows);
   parts.bytes = scratch.bytes();
   return parts;
-}
-
-// Half-split: pair (i, i + d/2) is rotated by the angle of i.
-void rotate(const QkvParams& p, int32_t position, double* head) {
-  const int32_t half = p.head_dim / 2;
-  const float* cos = p.rotary.table + int64_t{position} * p.head_dim;
-  const float* sin = cos + half;
-  for (int32_t i = 0; i < half; ++i) {
-    const double a = head[i], b = head[i + half];
-    head[i] = a * cos[i] - b * sin[i];
-    head[i + half] = b * cos[i] + a * sin[i];
-  }
-}
-
-void append(const KvLayer& kv, std::byte* at, const double* values, int32_t n) {
-  for (int32_t i = 0; i < n; ++i) {
-    const auto value = static_cast<float>(values[i]);
-    if (kv.dtype == DType::kF32) {
-      reinterpret_cast<float*>(at)[i] = value;
-    } else if (kv.dtype == DType::kBF16) {
-      reinterpret_cast<uint16_t*>(at)[i] = f32_to_bf16(value);
-    } else {
-      reinterpret_cast<uint8_t*>(at)[i] = f32_to_e4m3(value);
-    }
-  }
 }
 
 }  // namespace
@@ -72,7 +47,7 @@ void qkv_reference(const QkvParams& p) {
     const int32_t position = p.batch.positions[token], seq = p.batch.seq_idx[token];
     double* y = parts.y + int64_t{token} * rows;
     for (int32_t head = 0; head < p.num_heads + p.num_kv_heads; ++head) {
-      rotate(p, position, y + head * p.head_dim);
+      reference_rotate(p.rotary, p.head_dim, position, y + head * p.head_dim);
     }
     for (int32_t i = 0; i < p.num_heads * p.head_dim; ++i) {
       p.q[int64_t{token} * p.num_heads * p.head_dim + i] = static_cast<float>(y[i]);
@@ -82,8 +57,8 @@ void qkv_reference(const QkvParams& p) {
     const int32_t page = p.kv.page_of(seq, position);
     for (int32_t head = 0; head < p.num_kv_heads; ++head) {
       const int64_t offset = p.kv.offset(page, head, position, p.head_dim);
-      append(p.kv, p.kv.k + offset, k + head * p.head_dim, p.head_dim);
-      append(p.kv, p.kv.v + offset, v + head * p.head_dim, p.head_dim);
+      reference_append(p.kv.dtype, p.kv.k + offset, k + head * p.head_dim, p.head_dim);
+      reference_append(p.kv.dtype, p.kv.v + offset, v + head * p.head_dim, p.head_dim);
     }
   }
 }
