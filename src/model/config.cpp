@@ -347,18 +347,23 @@ YarnFrequencies yarn_frequencies(const GptOssConfig& config) {
   return out;
 }
 
-void fill_rotary_table(const GptOssConfig& config, int32_t first, int32_t num_positions,
+void fill_rotary_table(const YarnFrequencies& frequencies, int32_t first, int32_t num_positions,
                        float* table) {
-  const YarnFrequencies yarn = yarn_frequencies(config);
-  const int32_t half = config.head_dim / 2;
+  const auto half = static_cast<int32_t>(frequencies.inverse.size());
   for (int32_t p = 0; p < num_positions; ++p) {
-    float* row = table + int64_t{p} * config.head_dim;
+    float* row = table + int64_t{p} * 2 * half;
     for (int32_t i = 0; i < half; ++i) {
-      const double angle = static_cast<double>(first + p) * yarn.inverse[static_cast<size_t>(i)];
-      row[i] = static_cast<float>(std::cos(angle) * yarn.concentration);
-      row[half + i] = static_cast<float>(std::sin(angle) * yarn.concentration);
+      const double angle =
+          static_cast<double>(first + p) * frequencies.inverse[static_cast<size_t>(i)];
+      row[i] = static_cast<float>(std::cos(angle) * frequencies.concentration);
+      row[half + i] = static_cast<float>(std::sin(angle) * frequencies.concentration);
     }
   }
+}
+
+void fill_rotary_table(const GptOssConfig& config, int32_t first, int32_t num_positions,
+                       float* table) {
+  fill_rotary_table(yarn_frequencies(config), first, num_positions, table);
 }
 
 }  // namespace moxie

@@ -87,8 +87,8 @@ Result<GptOssConfig> parse_config_json(const std::string& text, const std::strin
 std::string config_json(const GptOssConfig& config);
 
 /// YaRN by parts, in double: inverse frequencies [head_dim / 2] and the concentration that
-/// multiplies cos and sin. Source: gpt-oss reference; correction dimensions are floored and ceiled
-/// only when rope_truncate is set.
+/// multiplies cos and sin. Heads with other rotations have frequencies of their own in it. Source:
+/// gpt-oss reference; correction dimensions are floored and ceiled only when rope_truncate is set.
 struct YarnFrequencies {
   std::vector<double> inverse;
   double concentration = 1;
@@ -97,6 +97,9 @@ YarnFrequencies yarn_frequencies(const GptOssConfig& config);
 
 /// Fills [num_positions, head_dim] from `first`: cos then sin of position * inverse, times the
 /// concentration, computed in double.
+void fill_rotary_table(const YarnFrequencies& frequencies, int32_t first, int32_t num_positions,
+                       float* table);
+/// The same with yarn_frequencies(config).
 void fill_rotary_table(const GptOssConfig& config, int32_t first, int32_t num_positions,
                        float* table);
 

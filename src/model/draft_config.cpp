@@ -108,16 +108,16 @@ Status read_rope(Fields& layer, const Json& config, DraftConfig* out, const std:
     return fail("rope_theta, factor and original_max_position_embeddings must be positive", where);
   const int32_t half = out->head_dim / 2;
   for (int32_t i = 0; i < half; ++i)
-    out->inverse_frequencies.push_back(std::pow(theta, -2.0 * i / out->head_dim));
+    out->rotary.inverse.push_back(std::pow(theta, -2.0 * i / out->head_dim));
   if (type.empty() || type == "default") return {};
   if (type == "linear") {
-    for (double& frequency : out->inverse_frequencies) frequency /= factor;
+    for (double& frequency : out->rotary.inverse) frequency /= factor;
     return {};
   }
   if (type == "llama3") {
     const double low = rope.real("low_freq_factor", 1), high = rope.real("high_freq_factor", 4);
     if (!(high > low) || !(low > 0)) return fail("high_freq_factor must exceed the low one", where);
-    for (double& frequency : out->inverse_frequencies) {
+    for (double& frequency : out->rotary.inverse) {
       const double length = 2 * std::numbers::pi / frequency;
       const double smooth = std::clamp((original / length - low) / (high - low), 0.0, 1.0);
       frequency = (1 - smooth) * frequency / factor + smooth * frequency;
@@ -135,8 +135,8 @@ Status read_rope(Fields& layer, const Json& config, DraftConfig* out, const std:
   yarn.rope_original_context = static_cast<int32_t>(std::min(original, 1e9));
   yarn.rope_truncate = rope.flag("truncate", true);
   const YarnFrequencies found = yarn_frequencies(yarn);
-  out->inverse_frequencies = found.inverse;
-  out->concentration = rope.real("attention_factor", found.concentration);
+  out->rotary.inverse = found.inverse;
+  out->rotary.concentration = rope.real("attention_factor", found.concentration);
   return {};
 }
 
@@ -329,19 +329,6 @@ Result<DraftConfig> parse_draft_config(const std::string& text, const std::strin
     if (stated > 0 && !is_dflash) out.num_drafts = stated;
   }
   return out;
-}
-
-void fill_draft_rotary(const DraftConfig& config, int32_t first, int32_t num_positions,
-                       float* table) {
-  const auto half = config.inverse_frequencies.size();
-  for (int32_t p = 0; p < num_positions; ++p) {
-    float* row = table + static_cast<size_t>(p) * 2 * half;
-    for (size_t i = 0; i < half; ++i) {
-      const double angle = static_cast<double>(first + p) * config.inverse_frequencies[i];
-      row[i] = static_cast<float>(std::cos(angle) * config.concentration);
-      row[half + i] = static_cast<float>(std::sin(angle) * config.concentration);
-    }
-  }
 }
 
 std::string describe_boundaries(const DraftConfig& config) {

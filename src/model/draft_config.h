@@ -38,9 +38,7 @@ struct DraftConfig {
   int32_t block = 0;             ///< kDflash: rows of a block, the anchor included
   int32_t mask_id = -1;          ///< kDflash, kPeagle: the token of rows that are not known yet
   int32_t num_drafts = 3;        ///< drafted tokens where nothing else is asked for
-  // RoPE: inverse frequencies, and what multiplies cos and sin.
-  std::vector<double> inverse_frequencies;
-  double concentration = 1;
+  YarnFrequencies rotary;
 
   int32_t q_width() const { return num_heads * head_dim; }
   int32_t kv_width() const { return num_kv_heads * head_dim; }
@@ -56,11 +54,7 @@ Result<DraftConfig> parse_draft_config(const std::string& text, const std::strin
                                        const GptOssConfig& target, int32_t layer_id_offset,
                                        const HasTensor& has_tensor);
 
-/// Fills [num_positions, head_dim] from `first` on, as fill_rotary_table.
-void fill_draft_rotary(const DraftConfig& config, int32_t first, int32_t num_positions,
-                       float* table);
-
-/// "layers 2, 12, 21 of the target", as a start-up line says it.
+/// "boundaries 2, 12, 21 of the target", as a start-up line says it.
 std::string describe_boundaries(const DraftConfig& config);
 
 }  // namespace moxie

@@ -55,17 +55,22 @@ uint64_t activation_bytes(const DraftConfig& c, const DraftHead::Options& o) {
   return bytes;
 }
 
+// A checked tensor as rows of `cols` values.
+StoredRows stored_rows(const DraftCheckpoint::Found& found, int32_t cols) {
+  const DType dtype = *found.tensor->dtype;
+  return {.kind = dtype == DType::kF32   ? StoredRows::Kind::kF32
+                  : dtype == DType::kF16 ? StoredRows::Kind::kF16
+                                         : StoredRows::Kind::kBF16,
+          .data = found.data(),
+          .row_stride_bytes = static_cast<int64_t>(dtype_bytes(dtype, static_cast<uint64_t>(cols))),
+          .cols = cols};
+}
+
 // A vector or rows of BF16, F16 or F32 as F32.
 std::vector<float> read_values(const DraftCheckpoint::Found& found) {
   const auto count = static_cast<int32_t>(found.tensor->shape.num_elements());
   std::vector<float> values(static_cast<size_t>(count));
-  const DType dtype = *found.tensor->dtype;
-  const StoredRows rows{.kind = dtype == DType::kF32   ? StoredRows::Kind::kF32
-                                : dtype == DType::kF16 ? StoredRows::Kind::kF16
-                                                       : StoredRows::Kind::kBF16,
-                        .data = found.data(),
-                        .cols = count};
-  rows.read_row(0, values.data());
+  stored_rows(found, count).read_row(0, values.data());
   return values;
 }
 
@@ -140,17 +145,11 @@ Result<PackedMatrix> DraftHead::load_matrix(const DraftCheckpoint& checkpoint,
     const auto* found = checkpoint.find(name);
     if (found == nullptr) return fail("the head lacks " + name, checkpoint.path());
     const FileTensor& tensor = *found->tensor;
-    const DType dtype = *tensor.dtype;
     const auto cols = static_cast<int32_t>(tensor.shape.dims[1]);
     matrix.cols = cols;
     matrix.rows += static_cast<int32_t>(tensor.shape.dims[0]);
     rows.push_back(static_cast<int32_t>(tensor.shape.dims[0]));
-    parts.push_back({.kind = dtype == DType::kF32   ? StoredRows::Kind::kF32
-                             : dtype == DType::kF16 ? StoredRows::Kind::kF16
-                                                    : StoredRows::Kind::kBF16,
-                     .data = found->data(),
-                     .row_stride_bytes = int64_t{cols} * (dtype == DType::kF32 ? 4 : 2),
-                     .cols = cols});
+    parts.push_back(stored_rows(*found, cols));
   }
   matrix.format =
       options_.format == DType::kMXFP4 && matrix.cols % 32 == 0 ? DType::kMXFP4 : DType::kBF16;
@@ -318,7 +317,7 @@ Status DraftHead::make_memory() {
   const auto rotary_floats =
       static_cast<uint64_t>(options_.max_positions) * static_cast<uint64_t>(config_.head_dim);
   if (auto status = allocate(rotary_floats * 4, &rotary_); !status) return status;
-  fill_draft_rotary(config_, 0, options_.max_positions, rotary_.as<float>());
+  fill_rotary_table(config_.rotary, 0, options_.max_positions, rotary_.as<float>());
   if (auto status = allocate(cache_bytes(config_, options_), &cache_); !status) return status;
   if (auto status = allocate(activation_bytes(config_, options_), &activations_); !status)
     return status;
