@@ -61,8 +61,7 @@ int run(ScoreFlags& o, const Flags& flags) {
   }
   if (auto status = o.speculation.complete(flags); !status) return usage(status.error().message());
   SpeculationOptions& speculation = o.speculation.options;
-  const bool has_head =
-      speculation.method == SpecMethod::kEagle3 || speculation.method == SpecMethod::kDflash;
+  const bool has_head = takes_head(speculation.method);
   if (has_head != !o.draft_logits.empty())
     return usage("score: --draft-logits and --spec eagle3 or dflash go together");
   if (single) {

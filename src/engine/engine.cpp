@@ -77,13 +77,11 @@ Status Engine::open_model() {
 // The taps and the memory plan depend on the head.
 Status Engine::open_head() {
   const SpeculationOptions& speculation = options_.speculation;
-  const bool has_head =
-      speculation.method == SpecMethod::kEagle3 || speculation.method == SpecMethod::kDflash;
-  if (!has_head) return {};
+  if (!takes_head(speculation.method)) return {};
   const bool is_embedded =
       speculation.head == "embedded" || (speculation.head.empty() && options_.model == "embedded");
   if (!is_embedded && speculation.head.empty())
-    return fail(std::string(kSpecMethodNames[static_cast<size_t>(speculation.method)]) +
+    return fail(std::string(spec_method_name(speculation.method)) +
                     " drafts with a head, and none is named",
                 "--spec", "name it with --spec-model");
   auto head =

@@ -267,43 +267,37 @@ void HeadDrafter::propose_pairs(std::span<const Ask> all) {
     return;
   }
   for (size_t s = 0; s < asks.size(); ++s) asks[s].drafts->push_back(ids[s]);
-  roll_out(asks, longest);
+  roll_out(std::move(asks), longest);
 }
 
-// EAGLE-3: the drafts behind the first, one pass a token for all asks that want more.
-void HeadDrafter::roll_out(std::span<const Ask> asks, int32_t longest) {
-  std::vector<size_t> going;
-  for (size_t s = 0; s < asks.size(); ++s) going.push_back(s);
+// EAGLE-3: the drafts behind the first, one pass a token for all asks that want more. The tables
+// are those of the first pass, whose own pages hold what the passes before wrote.
+void HeadDrafter::roll_out(std::vector<Ask> asks, int32_t longest) {
+  std::vector<int32_t> rows, ids;
   for (int32_t step = 1; step < longest; ++step) {
-    // The features of the last pass, whose rows are those of `going`.
-    head_->to_feature(y_.data(), static_cast<int32_t>(going.size()));
-    std::vector<float> features(y_.begin(),
-                                y_.begin() + static_cast<std::ptrdiff_t>(going.size()) * hidden_);
-    std::vector<size_t> next;
+    // The features of the last pass, whose rows are those of `asks`.
+    head_->to_feature(y_.data(), static_cast<int32_t>(asks.size()));
+    const auto width = static_cast<std::ptrdiff_t>(pass_.table_stride);
     std::vector<Ask> left;
+    rows.clear();
     pass_.clear();
-    for (size_t i = 0; i < going.size(); ++i) {
-      const Ask& ask = asks[going[i]];
+    for (size_t i = 0; i < asks.size(); ++i) {
+      const Ask& ask = asks[i];
       if (ask.limit <= step) continue;
-      next.push_back(going[i]);
+      const auto from = static_cast<std::ptrdiff_t>(i),
+                 to = static_cast<std::ptrdiff_t>(left.size());
+      if (from != to)
+        std::copy_n(pass_.table.begin() + from * width, width, pass_.table.begin() + to * width);
+      rows.push_back(pass_.size());
       left.push_back(ask);
       pass_.begin_sequence(ask.seq);
       pass_.add(ask.drafts->back(), static_cast<int32_t>(ask.tokens.size()) - 2 + step,
-                features.data() + static_cast<std::ptrdiff_t>(i) * hidden_, hidden_);
+                y_.data() + from * hidden_, hidden_);
     }
-    if (next.empty()) return;
-    set_tables(asks, longest);
-    // The tables of those that go on: their own pages stay where the passes before wrote.
-    const auto width = static_cast<size_t>(pass_.table_stride);
-    for (size_t i = 0; i < next.size(); ++i)
-      std::copy_n(pass_.table.begin() + static_cast<std::ptrdiff_t>(next[i] * width), width,
-                  pass_.table.begin() + static_cast<std::ptrdiff_t>(i * width));
-    going = std::move(next);
+    asks = std::move(left);
     head_->run_pairs(pass_.rows(), pass_.g.data(), y_.data());
-    std::vector<int32_t> rows, ids;
-    for (int32_t i = 0; i < pass_.size(); ++i) rows.push_back(i);
     draw(rows, &ids);
-    for (size_t i = 0; i < left.size(); ++i) left[i].drafts->push_back(ids[i]);
+    for (size_t i = 0; i < asks.size(); ++i) asks[i].drafts->push_back(ids[i]);
   }
 }
 

@@ -66,7 +66,7 @@ class HeadDrafter : public Drafter, public LaunchFollower {
   void keep_tail(SeqId seq, int32_t first, int32_t count, const float* g);
   void propose_blocks(std::span<const Ask> asks);
   void propose_pairs(std::span<const Ask> asks);
-  void roll_out(std::span<const Ask> asks, int32_t num_rows);
+  void roll_out(std::vector<Ask> asks, int32_t longest);
   void set_tables(std::span<const Ask> asks, int32_t num_more);
   void draw(std::span<const int32_t> rows, std::vector<int32_t>* ids);
   void report(std::span<const int32_t> rows, std::span<const SeqId> seqs,

@@ -48,9 +48,7 @@ Status check_ngram(const SpeculationOptions& options) {
 Status check_speculation(const SpeculationOptions& options) {
   if (options.method == SpecMethod::kOff) return {};
   const std::string method = spec_method_name(options.method);
-  const bool takes_head =
-      options.method == SpecMethod::kEagle3 || options.method == SpecMethod::kDflash;
-  if (!takes_head && !options.head.empty()) {
+  if (!takes_head(options.method) && !options.head.empty()) {
     return fail(method + " takes no draft head", "--spec-model",
                 "--spec eagle3 or dflash, or leave out --spec-model");
   }

@@ -25,6 +25,9 @@ inline constexpr const char* kSpecMethodNames[] = {"off", "ngram", "eagle3", "df
 inline const char* spec_method_name(SpecMethod method) {
   return kSpecMethodNames[static_cast<size_t>(method)];
 }
+inline bool takes_head(SpecMethod method) {
+  return method == SpecMethod::kEagle3 || method == SpecMethod::kDflash;
+}
 
 /// The values of --spec and its companions.
 struct SpeculationOptions {
