@@ -13,7 +13,7 @@
 namespace moxie {
 namespace {
 
-// A launch of one stream with 8 tokens: the rows for few tokens take no more.
+// A launch of one stream with 8 tokens: behind these each token adds more to its time.
 constexpr int32_t kNgramDrafts = 7;
 
 // More than the known heads of a method draft by themselves: rows of logits are kept for them.

@@ -109,6 +109,41 @@ TEST_F(LinearStepsCuda, ExpertsAgreeWithTheReference) {
   }
 }
 
+// MXFP4 has kernels for so many tokens. Experts that some, eight or all of the tokens chose, each
+// kind of share of the columns that a warp has, and as many choices as a launch takes.
+TEST_F(LinearStepsCuda, NineToSixteenTokensAgreeWithTheReference) {
+  constexpr DType kWeights = DType::kMXFP4;
+  for (int32_t tokens = 9; tokens <= 17; ++tokens) {
+    for (const int32_t experts : {4, 9, 100}) {
+      for (const int32_t hidden : {64, 576}) {
+        expect_rows_agree(ExpertsCase{.tokens = tokens,
+                                      .hidden = hidden,
+                                      .intermediate = 640 - hidden,
+                                      .experts = experts,
+                                      .weights = kWeights});
+      }
+    }
+    expect_rows_agree(ExpertsCase{.tokens = tokens,
+                                  .hidden = 64,
+                                  .intermediate = 64,
+                                  .experts = 30,
+                                  .top_k = tokens % 7 + 1,
+                                  .weights = kWeights});
+    expect_rows_agree(QkvCase{.tokens = tokens, .hidden = 96, .weights = kWeights});
+    expect_rows_agree(OutCase{.tokens = tokens, .rows = 100, .cols = 160, .weights = kWeights});
+    expect_rows_agree(UnembedCase{.rows = tokens, .hidden = 96, .weights = kWeights});
+  }
+  // Few tokens with many choices are such a launch too.
+  for (const int32_t tokens : {3, 4, 5}) {
+    expect_rows_agree(ExpertsCase{.tokens = tokens,
+                                  .hidden = 64,
+                                  .intermediate = 64,
+                                  .experts = 40,
+                                  .top_k = 16,
+                                  .weights = kWeights});
+  }
+}
+
 // Widths of tiles that the rows for many tokens have, blocks of rows that are not full, tokens that
 // do not fill a tile, experts that none or all chose.
 TEST_F(LinearStepsCuda, ManyTokensAgreeWithTheReference) {
@@ -166,7 +201,7 @@ TEST_F(LinearStepsCuda, ExpertsThatNormAgreeWithTheReference) {
 
 // Columns that a cluster shares.
 TEST_F(LinearStepsCuda, SplitColumnsAgreeWithTheReference) {
-  for (const int32_t tokens : {1, 2, 3, 4, 5, 8, 11}) {
+  for (const int32_t tokens : {1, 2, 3, 4, 5, 8, 9, 11, 12, 13, 16, 18}) {
     for (const int32_t width : {2880, 4096}) {
       expect_rows_agree(QkvCase{.tokens = tokens,
                                 .hidden = width,
@@ -183,16 +218,20 @@ TEST_F(LinearStepsCuda, SplitColumnsAgreeWithTheReference) {
 
 // out and experts with the route step folded in, against the three steps of the reference.
 TEST_F(LinearStepsCuda, FoldedRouteAgreesWithTheReference) {
-  for (const int32_t tokens : {1, 2, 5, 8, 11}) {
+  for (const int32_t tokens : {1, 2, 5, 8, 9, 11, 12, 16, 19}) {
     expect_folded_route_agrees({.tokens = tokens, .hidden = 576, .experts = 40, .top_k = 4});
   }
   expect_folded_route_agrees({.tokens = 1, .hidden = 2880, .experts = 128, .top_k = 4});
   // So many pieces that a cluster's buffers serve several.
   expect_folded_route_agrees({.tokens = 8, .hidden = 1152, .experts = 40, .top_k = 4});
   expect_folded_route_agrees({.tokens = 3, .hidden = 192, .experts = 200, .top_k = 3});
-  // One, two, some and more than four tokens an expert.
+  // One, two, some and more than four tokens an expert; more than eight of six experts.
   for (const int32_t experts : {6, 16})
-    expect_folded_route_agrees({.tokens = 8, .hidden = 2880, .experts = experts, .top_k = 4});
+    for (const int32_t tokens : {8, 9, 12, 16})
+      expect_folded_route_agrees(
+          {.tokens = tokens, .hidden = 2880, .experts = experts, .top_k = 4});
+  // As many picks as a launch can have.
+  expect_folded_route_agrees({.tokens = 16, .hidden = 576, .experts = 256, .top_k = 4});
 }
 
 TEST_F(LinearStepsCuda, EightBitExpertsRoundNothingButActivations) {
@@ -216,7 +255,9 @@ TEST_F(LinearStepsCuda, UnembedAgreesWithTheReference) {
     for (const int32_t rows : kTokenCounts) {
       expect_rows_agree(UnembedCase{.rows = rows, .hidden = 96, .weights = weights});
     }
-    expect_rows_agree(UnembedCase{.rows = 2, .hidden = 2880, .vocab = 5003, .weights = weights});
+    for (const int32_t rows : {2, 11, 16})
+      expect_rows_agree(
+          UnembedCase{.rows = rows, .hidden = 2880, .vocab = 5003, .weights = weights});
   }
 }
 

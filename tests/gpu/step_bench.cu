@@ -359,7 +359,7 @@ class Bench {
           .x = XForm::kF32, .q = QForm::kBf16Staged, .a = AForm::kBf16Staged, .t = TForm::kAbsent};
     }
     const bool loads_to_registers =
-        o_.tokens == 1 ? o_.dense == DType::kMXFP4 : o_.tokens <= 8 && !o_.is_prompt;
+        o_.tokens == 1 ? o_.dense == DType::kMXFP4 : o_.tokens <= 16 && !o_.is_prompt;
     return {.x = o_.x_is_single ? XForm::kF32 : XForm::kF32Pair,
             .l1 = loads_to_registers ? L1Form::kL1 : L1Form::kShared};
   }

@@ -403,10 +403,13 @@ Step step_of(const ExpertsParams& p, int32_t first, int32_t num_tokens) {
   return step;
 }
 
-// Room for the largest group of tokens of a launch.
+// Room for a group of tokens of a launch.
+uint64_t halves_bytes(const ExpertsParams& p, int32_t num_tokens) {
+  return 256ull * static_cast<uint64_t>(num_tokens) * p.top_k * p.down.num_units();
+}
+// The same for the largest group.
 uint64_t halves_bytes(const ExpertsParams& p) {
-  const int32_t most = std::min(kMaxTokens, kMaxPicks / p.top_k);
-  return 256ull * static_cast<uint64_t>(most) * p.top_k * p.down.num_units();
+  return halves_bytes(p, std::min(kMaxTokens, kMaxPicks / p.top_k));
 }
 
 // Columns past the intermediate size are read as padding of the last unit.
@@ -495,6 +498,10 @@ const char* experts_mxfp4_bf16x2_tiles_cuda_refuses(const ExpertsParams& p) {
   return tiles::tokens_of_launch(step_of(p, 0, p.num_tokens)) > 0
              ? nullptr
              : "not MXFP4, or sizes that no warp's units divide";
+}
+
+uint64_t experts_mxfp4_bf16x2_tiles_cuda_workspace(const ExpertsParams& p) {
+  return halves_bytes(p, tiles::most_tokens(p.top_k));
 }
 
 void experts_mxfp4_bf16x2_tiles_cuda(const ExpertsParams& p) {

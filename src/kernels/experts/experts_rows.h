@@ -35,9 +35,9 @@ void experts_any_bf16x2_gemv_cuda(const ExpertsParams& params);
 const char* experts_any_bf16x2_slices_cuda_refuses(const ExpertsParams& params);
 void experts_any_bf16x2_slices_cuda(const ExpertsParams& params);
 
-// experts_mxfp4_bf16x2_tiles_cuda: groups of up to eight tokens, weights straight to registers; the
-// same workspace.
+// experts_mxfp4_bf16x2_tiles_cuda: groups of up to sixteen tokens, weights straight to registers.
 const char* experts_mxfp4_bf16x2_tiles_cuda_refuses(const ExpertsParams& params);
+uint64_t experts_mxfp4_bf16x2_tiles_cuda_workspace(const ExpertsParams& params);
 void experts_mxfp4_bf16x2_tiles_cuda(const ExpertsParams& params);
 
 // experts_mxfp4_bf16_gemm_sm90: BF16 activations, F32 sums, wgmma; for many tokens.

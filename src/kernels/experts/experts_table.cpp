@@ -22,8 +22,8 @@ constexpr const char* kFewLimits =
 constexpr const char* kSlicesLimits =
     "one token, in one kernel; activations to 2^-17; hidden a multiple of 192, intermediate of 64";
 constexpr const char* kTilesLimits =
-    "any number of tokens in groups of 8, best for 2 to 8; activations to 2^-17; an expert is read "
-    "once a group";
+    "any number of tokens in groups of 16 (of 64 choices), best for 2 to 16; activations to 2^-17; "
+    "an expert is read once for every 8 tokens of a group that chose it";
 constexpr const OpInfo* kRoute[] = {&Op<RouteParams>::info};
 constexpr FormSet<L1Form> kL1Alone{L1Form::kL1};
 
@@ -33,15 +33,16 @@ Work work_of_tokens(const ExpertsParams& p, int32_t num_tokens) {
   return Op<ExpertsParams>::work(of_tokens);
 }
 
-// Groups of up to eight tokens, one after another.
-double in_groups_us(const ExpertsParams& p, const DeviceRates& rates, const Efficiency& reached) {
+// Groups of up to `group` tokens, one after another.
+double in_groups_us(const ExpertsParams& p, const DeviceRates& rates, const Efficiency& reached,
+                    int32_t group = kGroupOfGemv) {
   const auto group_us = [&](int32_t num_tokens) {
     return num_tokens == 0
                ? 0.0
                : predicted_us(work_of_tokens(p, num_tokens), rates, rates.bf16_gflops, reached);
   };
-  const int32_t num_whole = p.num_tokens / kGroupOfGemv;
-  return num_whole * group_us(kGroupOfGemv) + group_us(p.num_tokens % kGroupOfGemv);
+  const int32_t num_whole = p.num_tokens / group;
+  return num_whole * group_us(group) + group_us(p.num_tokens % group);
 }
 // Fitted on an H200, as in gemv/cuda_times.h.
 double experts_ring_us(const ExpertsParams& p, const DeviceRates& rates) {
@@ -51,7 +52,9 @@ double experts_slices_us(const ExpertsParams& p, const DeviceRates& rates) {
   return in_groups_us(p, rates, {.read = 0.75, .fixed_us = 1.0});
 }
 double experts_tiles_us(const ExpertsParams& p, const DeviceRates& rates) {
-  return in_groups_us(p, rates, {.read = 0.75, .fixed_us = 2.0});
+  const bool is_one_large = p.num_tokens > kGroupOfGemv && p.num_tokens <= kGroupOfMxfp4;
+  return in_groups_us(p, rates, {.read = is_one_large ? 0.8 : 0.75, .fixed_us = 2.0},
+                      kGroupOfMxfp4);
 }
 double experts_gemm_us(const ExpertsParams& p, const DeviceRates& rates) {
   if (p.hidden < kLeastGemmHidden) return kNeverUs;
@@ -72,6 +75,7 @@ constexpr Row<ExpertsParams> few_row(const char* name, const char* supports, con
                                      RouterForm router, FormSet<L1Form> l1,
                                      const char* (*refuses)(const ExpertsParams&),
                                      double (*predict_us)(const ExpertsParams&, const DeviceRates&),
+                                     uint64_t (*workspace)(const ExpertsParams&),
                                      void (*run)(const ExpertsParams&)) {
   const bool routes = router == RouterForm::kSums;
   return {
@@ -87,7 +91,7 @@ constexpr Row<ExpertsParams> few_row(const char* name, const char* supports, con
       .forms = {.x = {XForm::kF32Pair}, .router = {router}, .l1 = l1},
       .refuses = refuses,
       .predict_us = predict_us,
-      .workspace = experts_any_bf16x2_gemv_cuda_workspace,
+      .workspace = workspace,
       .run = run};
 }
 #endif
@@ -182,19 +186,20 @@ const Row<ExpertsParams> kRows[] = {
                                              kMxfp4Only, kRanEmulated),
 #if MOXIE_HAS_CUDA
     few_row("experts_any_bf16x2_gemv_cuda", kFewFormats, kFewLimits, RouterForm::kNothing, kAnyL1,
-            experts_any_bf16x2_gemv_cuda_refuses, experts_ring_us, experts_any_bf16x2_gemv_cuda),
+            experts_any_bf16x2_gemv_cuda_refuses, experts_ring_us,
+            experts_any_bf16x2_gemv_cuda_workspace, experts_any_bf16x2_gemv_cuda),
     few_row("experts_any_bf16x2_slices_cuda", kFewFormats, kSlicesLimits, RouterForm::kNothing,
             kAnyL1, experts_any_bf16x2_slices_cuda_refuses, experts_slices_us,
-            experts_any_bf16x2_slices_cuda),
+            experts_any_bf16x2_gemv_cuda_workspace, experts_any_bf16x2_slices_cuda),
     few_row("route_experts_any_bf16x2_slices_cuda", kFewFormats, kSlicesLimits, RouterForm::kSums,
             kAnyL1, experts_any_bf16x2_slices_cuda_refuses, experts_slices_us,
-            experts_any_bf16x2_slices_cuda),
+            experts_any_bf16x2_gemv_cuda_workspace, experts_any_bf16x2_slices_cuda),
     few_row("experts_mxfp4_bf16x2_tiles_cuda", kTilesFormats, kTilesLimits, RouterForm::kNothing,
             kL1Alone, experts_mxfp4_bf16x2_tiles_cuda_refuses, experts_tiles_us,
-            experts_mxfp4_bf16x2_tiles_cuda),
+            experts_mxfp4_bf16x2_tiles_cuda_workspace, experts_mxfp4_bf16x2_tiles_cuda),
     few_row("route_experts_mxfp4_bf16x2_tiles_cuda", kTilesFormats, kTilesLimits, RouterForm::kSums,
             kL1Alone, experts_mxfp4_bf16x2_tiles_cuda_refuses, experts_tiles_us,
-            experts_mxfp4_bf16x2_tiles_cuda),
+            experts_mxfp4_bf16x2_tiles_cuda_workspace, experts_mxfp4_bf16x2_tiles_cuda),
     gemm_sm90_row<false>("experts_mxfp4_bf16_gemm_sm90",
                          "any number of tokens; chosen from 9 on; activations rounded to bf16",
                          experts_mxfp4_bf16_gemm_sm90),

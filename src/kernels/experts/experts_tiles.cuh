@@ -1,4 +1,4 @@
-// experts on CUDA for 2 to 8 tokens, MXFP4: gate/up with the clamped SwiGLU, then down with the
+// experts on CUDA for 2 to 16 tokens, MXFP4: gate/up with the clamped SwiGLU, then down with the
 // weighted sum, bias and residual, each with its weights in registers (held_units.cuh).
 //
 // Work is the tiles of 16 rows of the experts that any token chose, in the order [pick][tile].
@@ -22,20 +22,34 @@ namespace moxie::tiles {
 using namespace few_experts;
 constexpr DType F = DType::kMXFP4;
 
-/// An expert of the launch, and which pairs (token * top_k + choice) chose it.
+/// The largest launch: more pairs than a warp has lanes, kernels of their own.
+constexpr int kMostTokens = 16, kMostPicks = 64;
+template <int kMost>
+inline constexpr bool kIsLarge = kMost > kMaxTokens;
+
+/// An expert of the launch, and which pairs (token * top_k + choice) chose it. An expert that more
+/// than kMaxTokens tokens chose has two picks.
 struct Pick {
   int32_t expert, count;
   uint8_t pairs[kMaxTokens], tokens[kMaxTokens];
 };
+template <int kMost>
 struct Picks {
-  Pick of[kMaxPicks];
-  int32_t ids[kMaxPicks];  // of pairs
-  float weights[kMaxPicks];
-  float factors[kMaxTokens];  // of each token's activations
+  static constexpr int kMax = kIsLarge<kMost> ? kMostPicks : kMaxPicks;
+  Pick of[kMax];
+  int32_t ids[kIsLarge<kMost> ? 1 : kMax];              // of pairs; ChosenBy has a large launch's
+  float weights[kMax];                                  // of pairs
+  float factors[kIsLarge<kMost> ? kMost : kMaxTokens];  // of each token's activations
   int count;
   // Twice the cost of one tile of each of the picks before this one, summed; for more than kStaged
   // tokens.
-  int costs_before[kMaxPicks + 1];
+  int costs_before[kMax + 1];
+};
+/// While a large launch's picks are made: the pairs that chose an expert, a bit each, and the
+/// pairs' experts.
+struct ChosenBy {
+  uint32_t pairs[2][kMaxExperts];
+  int32_t ids[kMostPicks];
 };
 
 constexpr int kStaged = 2;  // staged tokens of a pick; the activations of others are read in place
@@ -44,12 +58,16 @@ constexpr int kBlocks = 4;  // on an SM
 template <int kUnits>
 inline constexpr int kMaxWarps = kUnits == 9 ? 5 : 15;
 
-template <int kUnits>
+template <int kUnits, int kMost>
 struct Shared {
-  Picks picks;
+  Picks<kMost> picks;
   __align__(16) std::byte inputs[kMaxWarps<kUnits>][kStaged][HeldUnits<kUnits>::kInputBytes];
   __align__(16) std::byte zeros[HeldUnits<kUnits>::kInputBytes];
-  float sums[2][kMaxWarps<kUnits>][kMaxTokens][16];
+  __align__(16) float sums[2][kMaxWarps<kUnits>][kMaxTokens][16];
+  static_assert(sizeof(sums) >= sizeof(ChosenBy));
+
+  /// In the sums' place, before there are any.
+  __device__ __forceinline__ ChosenBy& chosen_by() { return *reinterpret_cast<ChosenBy*>(sums); }
 };
 
 /// The tiles of a block, one after another.
@@ -62,11 +80,18 @@ struct Walk {
     pick = first / num_tiles, tile = first - pick * num_tiles;
   }
   /// Shares of equal cost instead of equal numbers of tiles.
-  __device__ __forceinline__ Walk(const Picks& picks, int num_tiles) : tiles_of_pick(num_tiles) {
+  template <int kMost>
+  __device__ __forceinline__ Walk(const Picks<kMost>& picks, int num_tiles)
+      : tiles_of_pick(num_tiles) {
     const int lane = threadIdx.x % 32, all = picks.costs_before[picks.count] * num_tiles;
     const int before = lane < picks.count ? picks.costs_before[lane] * num_tiles : all + 1;
+    int later = all + 1;
+    if constexpr (kIsLarge<kMost>) {
+      if (lane + 32 < picks.count) later = picks.costs_before[lane + 32] * num_tiles;
+    }
     const auto find = [&](int cost, int& its_pick, int& its_tile) {
       its_pick = __popc(__ballot_sync(~0u, before <= cost)) - 1;
+      if constexpr (kIsLarge<kMost>) its_pick += __popc(__ballot_sync(~0u, later <= cost));
       first_tile_from(cost, picks.costs_before, num_tiles, its_pick, its_tile);
     };
     int end_pick, end_tile;
@@ -81,7 +106,7 @@ struct Walk {
 };
 
 template <int kMost>
-__device__ __forceinline__ Walk walk_of(const Picks& picks, int num_tiles) {
+__device__ __forceinline__ Walk walk_of(const Picks<kMost>& picks, int num_tiles) {
   if constexpr (kMost <= kStaged) return Walk(picks.count, num_tiles);
   return Walk(picks, num_tiles);
 }
@@ -110,7 +135,7 @@ __device__ __forceinline__ void route(const Step& p, int token, float2* said,
 
 /// Lists the experts that the launch's tokens chose, each once; by one warp.
 template <int kMost, bool kStagesMany>
-__device__ __forceinline__ void pick_experts(const Step& p, Picks& picks) {
+__device__ __forceinline__ void pick_experts(const Step& p, Picks<kMost>& picks) {
   const int lane = threadIdx.x % 32, num_pairs = p.num_tokens * p.top_k;
   const int id = lane < num_pairs ? picks.ids[lane] : -1 - lane;
   uint32_t peers = __match_any_sync(~0u, id);
@@ -140,12 +165,63 @@ __device__ __forceinline__ void pick_experts(const Step& p, Picks& picks) {
   }
 }
 
+/// The same for a large launch, from the pairs that chose each expert.
+template <int kMost, bool kStagesMany>
+__device__ __forceinline__ void pick_experts(const Step& p, Picks<kMost>& picks,
+                                             const ChosenBy& chosen_by) {
+  const int lane = threadIdx.x % 32, num_pairs = p.num_tokens * p.top_k;
+  int num_picks = 0, cost_of_picks = 0;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int pair = lane + 32 * half;
+    uint64_t peers = 0;
+    int id = 0;
+    if (pair < num_pairs) {
+      id = chosen_by.ids[pair];
+      peers = uint64_t{chosen_by.pairs[1][id]} << 32 | chosen_by.pairs[0][id];
+    }
+    // The pair itself and later ones: at most kMaxTokens of them are one pick.
+    const uint64_t rest = peers >> pair << pair;
+    const bool is_first = pair < num_pairs && __popcll(peers ^ rest) % kMaxTokens == 0;
+    const int count = is_first ? min(__popcll(rest), kMaxTokens) : 0;
+    const uint32_t firsts = __ballot_sync(~0u, is_first);
+    const int nth = num_picks + __popc(firsts & ((1u << lane) - 1));
+    const int cost = is_first ? tile_cost(count, kStagesMany) : 0;
+    int costs = cost;  // sum up to this lane
+#pragma unroll
+    for (int i = 1; i < 32; i *= 2) {
+      const int lower = __shfl_up_sync(~0u, costs, i);
+      if (lane >= i) costs += lower;
+    }
+    if (is_first) {
+      picks.costs_before[nth] = cost_of_picks + costs - cost;
+      Pick& pick = picks.of[nth];
+      pick.expert = id;
+      pick.count = count;
+      uint64_t left = rest;
+      for (int i = 0; i < count; ++i, left &= left - 1) {
+        const int its_pair = __ffsll(static_cast<int64_t>(left)) - 1;
+        pick.pairs[i] = static_cast<uint8_t>(its_pair);
+        pick.tokens[i] = static_cast<uint8_t>(its_pair / p.top_k);
+      }
+    }
+    num_picks += __popc(firsts);
+    cost_of_picks += __shfl_sync(~0u, costs, 31);
+  }
+  if (lane == 0) picks.count = num_picks, picks.costs_before[num_picks] = cost_of_picks;
+}
+
 /// Waits for all tokens' choices, by one warp. Down may call this before it waits for the kernel
 /// that writes them: a word that is not 0 has been written, and all words were cleared a layer
 /// before.
-template <int kMost, bool kStagesMany>
-__device__ __forceinline__ void read_choices(const Step& p, Picks& picks) {
+template <int kMost, bool kStagesMany, int kUnits>
+__device__ __forceinline__ void read_choices(const Step& p, Shared<kUnits, kMost>& shared) {
   const int lane = threadIdx.x % 32;
+  Picks<kMost>& picks = shared.picks;
+  const auto note_chosen = [&](int pair, int id) {
+    shared.chosen_by().ids[pair] = id;
+    atomicOr(&shared.chosen_by().pairs[pair / 32][id], 1u << pair % 32);
+  };
   if (p.num_experts > 0) {
     for (int i = lane; i < p.num_tokens * (p.top_k + 1); i += 32) {
       const int token = i / (p.top_k + 1), k = i - token * (p.top_k + 1);
@@ -160,24 +236,49 @@ __device__ __forceinline__ void read_choices(const Step& p, Picks& picks) {
       if (k == p.top_k) {
         picks.factors[token] = value;
       } else {
-        picks.ids[token * p.top_k + k] = static_cast<int>(word) - 1;
+        if constexpr (kIsLarge<kMost>) {
+          note_chosen(token * p.top_k + k, static_cast<int>(word) - 1);
+        } else {
+          picks.ids[token * p.top_k + k] = static_cast<int>(word) - 1;
+        }
         picks.weights[token * p.top_k + k] = value;
       }
     }
   } else {
-    if (lane < p.num_tokens * p.top_k)
-      picks.ids[lane] = p.expert_ids[lane], picks.weights[lane] = p.expert_weights[lane];
-    if (lane < kMaxTokens) picks.factors[lane] = 1;
+    if constexpr (kIsLarge<kMost>) {
+      for (int pair = lane; pair < p.num_tokens * p.top_k; pair += 32)
+        note_chosen(pair, p.expert_ids[pair]), picks.weights[pair] = p.expert_weights[pair];
+      if (lane < kMost) picks.factors[lane] = 1;
+    } else {
+      if (lane < p.num_tokens * p.top_k)
+        picks.ids[lane] = p.expert_ids[lane], picks.weights[lane] = p.expert_weights[lane];
+      if (lane < kMaxTokens) picks.factors[lane] = 1;
+    }
   }
   __syncwarp();
-  pick_experts<kMost, kStagesMany>(p, picks);
+  if constexpr (kIsLarge<kMost>) {
+    pick_experts<kMost, kStagesMany>(p, picks, shared.chosen_by());
+  } else {
+    pick_experts<kMost, kStagesMany>(p, picks);
+  }
+}
+
+/// Prepares read_choices(), by the same warp.
+template <int kUnits, int kMost>
+__device__ __forceinline__ void clear_choices(Shared<kUnits, kMost>& shared) {
+  if constexpr (kIsLarge<kMost>) {
+    uint32_t* pairs = &shared.chosen_by().pairs[0][0];
+#pragma unroll
+    for (int i = 0; i < 2 * kMaxExperts / 32; ++i) pairs[threadIdx.x % 32 + 32 * i] = 0;
+    __syncwarp();
+  }
 }
 
 /// The warp's units of the block's current tile; null if no tile is left.
-template <int kUnits>
+template <int kUnits, int kMost>
 __device__ __forceinline__ const std::byte* units_at(const PackedMatrix& matrix,
                                                      int64_t expert_bytes, int units_of_row,
-                                                     const Picks& picks, const Walk& walk) {
+                                                     const Picks<kMost>& picks, const Walk& walk) {
   if (walk.left == 0) return nullptr;
   return matrix.data + picks.of[walk.pick].expert * expert_bytes +
          (int64_t{walk.tile} * units_of_row + threadIdx.x / 32 * kUnits) * kUnitBytes<F>;
@@ -194,9 +295,10 @@ template <int kMost, bool kAhead, bool kStagesMany, int kUnits, int kEnds, typen
           typename Stage, typename LaneInputs, typename Early, typename End>
 __device__ __forceinline__ void multiply_tiles(const PackedMatrix& matrix, int64_t expert_bytes,
                                                int units_of_row, Walk& walk,
-                                               HeldUnits<kUnits>& held, Shared<kUnits>& shared,
-                                               InputOf&& input_of, Stage&& stage,
-                                               LaneInputs&& lane_inputs, Early&& early, End&& end) {
+                                               HeldUnits<kUnits>& held,
+                                               Shared<kUnits, kMost>& shared, InputOf&& input_of,
+                                               Stage&& stage, LaneInputs&& lane_inputs,
+                                               Early&& early, End&& end) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, num_warps = blockDim.x / 32;
   const int i = threadIdx.x;
   int staged = -1;  // the pick whose activations the warp has staged
@@ -276,13 +378,14 @@ __global__ void __launch_bounds__(32 * kMaxWarps<kUnits>, kUnits == 9 ? kBlocks 
     gate_up_tiles(const __grid_constant__ Step p) {
   constexpr bool kFolds = kMine > 0;
   touch_params(p);
-  __shared__ Shared<kUnits> shared;
-  Picks& picks = shared.picks;
+  __shared__ Shared<kUnits, kMost> shared;
+  Picks<kMost>& picks = shared.picks;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   clear_zeros(shared.zeros);
   const bool is_router = kFolds && warp == 0 && static_cast<int>(blockIdx.x) < p.num_tokens;
   float router_bias[kMaxExperts / 32] = {};
   if (is_router) load_router_bias(p, router_bias);
+  if (warp == 0) clear_choices(shared);
 
   wait_for_previous();
   launch_next();
@@ -311,7 +414,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps<kUnits>, kUnits == 9 ? kBlocks 
   if constexpr (kMost == kStaged) {  // all that a pick can need, before the choice is read
     for (int t = 0; t < min(p.num_tokens, kStaged); ++t) stage(t, shared.inputs[warp][t]);
   }
-  if (warp == 0) read_choices<kMost, kFolds>(p, picks);
+  if (warp == 0) read_choices<kMost, kFolds>(p, shared);
   __syncthreads();
 
   Walk walk = walk_of<kMost>(picks, p.gate_up.rows / 16);
@@ -349,11 +452,14 @@ template <int kUnits, int kMost>
 __global__ void __launch_bounds__(32 * kMaxWarps<kUnits>, kUnits == 9 ? kBlocks : 1)
     down_tiles(const __grid_constant__ Step p) {
   touch_params(p);
-  __shared__ Shared<kUnits> shared;
-  Picks& picks = shared.picks;
+  __shared__ Shared<kUnits, kMost> shared;
+  Picks<kMost>& picks = shared.picks;
   const int warp = threadIdx.x / 32;
   clear_zeros(shared.zeros);
-  if (warp == 0) read_choices<kMost, true>(p, picks);
+  if (warp == 0) {
+    clear_choices(shared);
+    read_choices<kMost, true>(p, shared);
+  }
   __syncthreads();
   Walk walk = walk_of<kMost>(picks, p.hidden / 16);
   HeldUnits<kUnits> held;
@@ -392,13 +498,18 @@ constexpr int units_of_warp(int num_units) {
                                                              : 0;
 }
 
+/// The most tokens of one launch.
+constexpr int most_tokens(int top_k) { return std::min(kMostTokens, kMostPicks / top_k); }
+
 /// Tokens of one launch; 0 for shapes that this kernel cannot run.
 inline int tokens_of_launch(const Step& p) {
   const bool fits = p.gate_up.format == F && p.hidden % 64 == 0 &&
                     p.gate_up.rows == 128 * p.num_units_down && p.top_k < kMaxPicks &&
                     p.top_k + 1 <= kMaxResidualAddends && units_of_warp(p.num_units) > 0 &&
                     units_of_warp(p.num_units_down) > 0;
-  return fits ? std::min(kMaxTokens, kMaxPicks / p.top_k) : 0;
+  if (!fits) return 0;
+  const int few = std::min(kMaxTokens, kMaxPicks / p.top_k);
+  return p.num_tokens > few && p.gate_up.num_experts <= kMaxExperts ? most_tokens(p.top_k) : few;
 }
 
 inline void launch_one(void (*kernel)(Step), const Step& p, int num_warps, int num_tiles,
@@ -424,7 +535,8 @@ inline void launch_tiles(const Step& p, const BlockLimits& limits, cudaStream_t 
                : launch.template operator()<1>(num_units);
   };
   // Kernels for two, four and eight tokens: loading instructions is much of a short layer's time.
-  dispatch_up_to<kStaged, 4, kMaxTokens>(p.num_tokens, [&]<int kMost>() {
+  const int most = p.num_tokens * p.top_k > kMaxPicks ? kMostTokens : p.num_tokens;
+  dispatch_up_to<kStaged, 4, kMaxTokens, kMostTokens>(most, [&]<int kMost>() {
     with_units(p.num_units, [&]<int kUnits>(int num_warps) {
       dispatch_up_to<0, 4, kMaxExperts / 32>(ceil_div(p.num_experts, 32), [&]<int kMine>() {
         launch_one(gate_up_tiles<kUnits, kMine, kMost>, p, num_warps, p.gate_up.rows / 16, limits,

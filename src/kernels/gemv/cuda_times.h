@@ -13,16 +13,22 @@ inline constexpr FormSet<L1Form> kAnyL1{L1Form::kShared, L1Form::kL1};
 
 /// Rows for a few tokens run larger batches in groups of this many tokens.
 inline constexpr int32_t kGroupOfGemv = 8;
-/// The rows for up to kGroupOfGemv tokens. Weights of MXFP4 are loaded straight to registers
-/// (gemv/split_gemv.cuh), with L1 holding the loads in flight; other formats use rings in shared
-/// memory.
+/// The same of rows that are made for MXFP4 and sizes like gpt-oss'.
+inline constexpr int32_t kGroupOfMxfp4 = 16;
+/// The rows for a few tokens, in groups of `group`. Weights of MXFP4 are loaded straight to
+/// registers (gemv/split_gemv.cuh), with L1 holding the loads in flight; other formats use rings in
+/// shared memory.
 inline double dense_gemv_us(const Work& work, const PackedMatrix& weight, int32_t num_tokens,
-                            L1Form l1, const DeviceRates& rates) {
-  const double us = grouped_us(work, static_cast<double>(weight.bytes()), num_tokens, kGroupOfGemv,
-                               rates, {.read = 0.85, .fixed_us = 2.0});
+                            int32_t group, L1Form l1, const DeviceRates& rates) {
+  const double us = grouped_us(work, static_cast<double>(weight.bytes()), num_tokens, group, rates,
+                               {.read = 0.85, .fixed_us = 2.0});
   const bool is_suited = (weight.format == DType::kMXFP4) == (l1 == L1Form::kL1);
   return is_suited ? us : 1.02 * us;
 }
+
+/// The extra time of the rows by wgmma beside kernels that load weights straight to registers: they
+/// want all of an SM's memory as shared memory, so that no block of theirs runs beside another's.
+inline double other_split_us(L1Form l1) { return l1 == L1Form::kL1 ? 2.0 : 0.0; }
 
 /// The rows by wgmma.
 inline double dense_gemm_us(const Work& work, int32_t hidden, const DeviceRates& rates) {

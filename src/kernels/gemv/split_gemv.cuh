@@ -16,17 +16,23 @@
 
 namespace moxie::fragment {
 
+/// Tokens that a block stages and multiplies at once: all, unless their activations leave too
+/// little room for the other blocks of an SM.
+template <int kCluster, int kTokens>
+inline constexpr int kTokensAtOnce = kTokens > 12 && kCluster <= 5 ? kTokens / 2 : kTokens;
+
 template <int kUnits, int kCluster, int kTokens, typename Step>
 __global__ void __launch_bounds__(32 * kCluster, kCluster <= 5 ? 3 : 2)
     split_gemv(const __grid_constant__ Step step) {
   constexpr DType F = DType::kMXFP4;
   constexpr int kColumns = 64 * kUnits, kSegments = kColumns / 8, kParts = kSegments / 8;
-  constexpr int kGroups = kGroupsOf<kTokens>, kThreads = 32 * kCluster;
+  constexpr int kAtOnce = kTokensAtOnce<kCluster, kTokens>;
+  constexpr int kGroups = kGroupsOf<kAtOnce>, kThreads = 32 * kCluster;
   touch_params(step);
-  __shared__ __align__(128) std::byte inputs[kTokens][HeldUnits<kUnits>::kInputBytes];
+  __shared__ __align__(128) std::byte inputs[kAtOnce][HeldUnits<kUnits>::kInputBytes];
   __shared__ __align__(16) std::byte zeros[kTokens == 1 ? HeldUnits<kUnits>::kInputBytes : 16];
   __shared__ __align__(16) float norm_weights[Step::kNorm ? kColumns : 4];
-  __shared__ float squares_of_parts[kTokens][kParts];      // of 64 columns
+  __shared__ float squares_of_parts[kAtOnce][kParts];      // of 64 columns
   __shared__ float2 sums_of_blocks[kCluster][kTokens][8];  // rows g and g + 8
   __shared__ float squares_of_blocks[kCluster][kTokens];
   __shared__ uint64_t has_norm, has_sums;
@@ -66,70 +72,91 @@ __global__ void __launch_bounds__(32 * kCluster, kCluster <= 5 ? 3 : 2)
 
   // Each thread loads eight columns of a token a round; the loads of all rounds are in flight at
   // once.
-  constexpr int kRounds = (kTokens * kSegments + kThreads - 1) / kThreads;
+  constexpr int kRounds = (kAtOnce * kSegments + kThreads - 1) / kThreads;
   float values[kRounds][8];
+  const auto load_values = [&](int first, int count) {
 #pragma unroll
-  for (int r = 0; r < kRounds; ++r) {
-    const int i = threadIdx.x + r * kThreads, t = i / kSegments, s = i % kSegments;
-    if (t < num_tokens)
-      load_eight(step.x + int64_t{t} * step.weight.cols + rank * kColumns + 8 * s, values[r]);
-  }
-  if constexpr (Step::kNorm) wait_barrier(&has_norm, 0);
+    for (int r = 0; r < kRounds; ++r) {
+      const int i = threadIdx.x + r * kThreads, t = i / kSegments, s = i % kSegments;
+      if (t < count)
+        load_eight(step.x + int64_t{first + t} * step.weight.cols + rank * kColumns + 8 * s,
+                   values[r]);
+    }
+  };
+  const auto stage_values = [&](int count) {
 #pragma unroll
-  for (int r = 0; r < kRounds; ++r) {
-    const int i = threadIdx.x + r * kThreads, t = i / kSegments, s = i % kSegments;
-    if (t >= num_tokens) break;  // the same for all eight threads of 64 columns
-    float(&v)[8] = values[r];
+    for (int r = 0; r < kRounds; ++r) {
+      const int i = threadIdx.x + r * kThreads, t = i / kSegments, s = i % kSegments;
+      if (t >= count) break;  // the same for all eight threads of 64 columns
+      float(&v)[8] = values[r];
+      if constexpr (Step::kNorm) {
+        float square = 0, norm[8];
+        load_eight(norm_weights + 8 * s, norm);
+#pragma unroll
+        for (int k = 0; k < 8; ++k) square += v[k] * v[k], v[k] *= norm[k];
+#pragma unroll
+        for (int lanes = 1; lanes < 8; lanes *= 2)
+          square += __shfl_xor_sync(0xFFu << lane / 8 * 8, square, lanes);
+        if (lane % 8 == 0) squares_of_parts[t][s / 8] = square;
+      }
+#pragma unroll
+      for (float& value : v) value *= kActivationScale<F>;
+      uint4 high, low;
+      split_parts(v, high, low);
+      std::byte* to = inputs[t] + s / 4 * kBlockBytes<1> + 16 * (s % 4);
+      *reinterpret_cast<uint4*>(to) = high;
+      *reinterpret_cast<uint4*>(to + 64) = low;
+    }
+  };
+  const auto multiply_staged = [&](int first, int count) {
     if constexpr (Step::kNorm) {
-      float square = 0, norm[8];
-      load_eight(norm_weights + 8 * s, norm);
+      for (int i = threadIdx.x; i < count * kCluster; i += blockDim.x) {
+        const int t = i / kCluster;
+        float square = 0;
 #pragma unroll
-      for (int k = 0; k < 8; ++k) square += v[k] * v[k], v[k] *= norm[k];
-#pragma unroll
-      for (int lanes = 1; lanes < 8; lanes *= 2)
-        square += __shfl_xor_sync(0xFFu << lane / 8 * 8, square, lanes);
-      if (lane % 8 == 0) squares_of_parts[t][s / 8] = square;
-    }
-#pragma unroll
-    for (float& value : v) value *= kActivationScale<F>;
-    uint4 high, low;
-    split_parts(v, high, low);
-    std::byte* to = inputs[t] + s / 4 * kBlockBytes<1> + 16 * (s % 4);
-    *reinterpret_cast<uint4*>(to) = high;
-    *reinterpret_cast<uint4*>(to + 64) = low;
-  }
-  __syncthreads();
-
-  if constexpr (Step::kNorm) {
-    for (int i = threadIdx.x; i < num_tokens * kCluster; i += blockDim.x) {
-      const int t = i / kCluster;
-      float square = 0;
-#pragma unroll
-      for (int k = 0; k < kParts; ++k) square += squares_of_parts[t][k];
-      if (first_tile + i % kCluster < num_tiles)
-        send(&squares_of_blocks[rank][t], &has_sums, i % kCluster, __float_as_uint(square));
-    }
-  }
-  if (first_tile + warp < num_tiles) {
-    if constexpr (kTokens == 1) {
-      const float top = held.multiply(inputs[0], zeros, nullptr);
-      const float bottom = __shfl_down_sync(~0u, top, 1);
-      if (lane % 4 == 0) send(&sums_of_blocks[rank][0][lane / 4], &has_sums, warp, top, bottom);
-    } else {
-      // A lane has one token of each group of four.
-      const auto of_group = [&](int c) {
-        return LanePart(inputs[min(4 * c + lane / 8, num_tokens - 1)]);
-      };
-      const LanePart of_lane[] = {of_group(0), of_group(1)};
-      float products[kGroups][2];
-      held.multiply([&](int c, int n) { return of_lane[c](n); }, products, nullptr);
-#pragma unroll
-      for (int c = 0; c < kGroups; ++c) {
-        const int j = 4 * c + lane % 4;
-        if (j < num_tokens)
-          send(&sums_of_blocks[rank][j][lane / 4], &has_sums, warp, products[c][0], products[c][1]);
+        for (int k = 0; k < kParts; ++k) square += squares_of_parts[t][k];
+        if (first_tile + i % kCluster < num_tiles)
+          send(&squares_of_blocks[rank][first + t], &has_sums, i % kCluster,
+               __float_as_uint(square));
       }
     }
+    if (first_tile + warp < num_tiles) {
+      if constexpr (kTokens == 1) {
+        const float top = held.multiply(inputs[0], zeros, nullptr);
+        const float bottom = __shfl_down_sync(~0u, top, 1);
+        if (lane % 4 == 0) send(&sums_of_blocks[rank][0][lane / 4], &has_sums, warp, top, bottom);
+      } else {
+        // A lane has one token of each group of four.
+        const auto of_group = [&](int c) {
+          return LanePart(inputs[min(4 * c + lane / 8, count - 1)]);
+        };
+        const LanePart of_lane[] = {of_group(0), of_group(1), of_group(2), of_group(3)};
+        static_assert(kGroups <= 4);
+        float products[kGroups][2];
+        held.multiply([&](int c, int n) { return of_lane[c](n); }, products, nullptr);
+#pragma unroll
+        for (int c = 0; c < kGroups; ++c) {
+          const int j = 4 * c + lane % 4;
+          if (j < count)
+            send(&sums_of_blocks[rank][first + j][lane / 4], &has_sums, warp, products[c][0],
+                 products[c][1]);
+        }
+      }
+    }
+  };
+  static_assert(kTokens <= 2 * kAtOnce);
+  const int num_first = kTokens == kAtOnce ? num_tokens : min(num_tokens, kAtOnce);
+  load_values(0, num_first);
+  if constexpr (Step::kNorm) wait_barrier(&has_norm, 0);
+  stage_values(num_first);
+  if constexpr (kTokens > kAtOnce) load_values(kAtOnce, num_tokens - kAtOnce);  // in flight beside
+  __syncthreads();
+  multiply_staged(0, num_first);
+  if constexpr (kTokens > kAtOnce) {
+    __syncthreads();
+    stage_values(num_tokens - kAtOnce);
+    __syncthreads();
+    multiply_staged(kAtOnce, num_tokens - kAtOnce);
   }
   if (my_tile >= num_tiles) return;
 
@@ -168,6 +195,9 @@ void launch_split(const char* row, const Step& step, const Launch& launch) {
                 launch_stream(launch.stream));
 }
 
+/// The most tokens of one launch.
+inline constexpr int kMaxSplitTokens = 16;
+
 /// Columns that clusters of 5 and of 8 share evenly.
 inline constexpr int kColumnsOf5 = 64 * 9 * 5, kColumnsOf8 = 64 * 8 * 8;
 
@@ -181,7 +211,7 @@ inline const char* refuses_split(const PackedMatrix& weight) {
 /// Launches split_gemv for a matrix that refuses_split accepts.
 template <typename Step>
 void launch_split_gemv(const char* row, const Step& step, const Launch& launch) {
-  dispatch_up_to<1, 2, 4, kMaxTokens>(step.num_tokens, [&]<int kTokens>() {
+  dispatch_up_to<1, 2, 4, kMaxTokens, 12, kMaxSplitTokens>(step.num_tokens, [&]<int kTokens>() {
     if (step.weight.cols == kColumnsOf5) return launch_split<9, 5, kTokens>(row, step, launch);
     launch_split<8, 8, kTokens>(row, step, launch);
   });

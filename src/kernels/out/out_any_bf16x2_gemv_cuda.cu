@@ -149,8 +149,7 @@ struct OutStep {
 
 // Calls launch(step) for each group of tokens.
 template <bool kFolds, typename Launch>
-void for_each_group(const OutParams& p, Launch&& launch) {
-  const int32_t group = fragment::slice_tokens(p.weight);
+void for_each_group(const OutParams& p, int32_t group, Launch&& launch) {
   for (int32_t first = 0; first < p.num_tokens; first += group) {
     const int64_t row = int64_t{first} * p.weight.rows;
     OutStep<kFolds> step{.weight = p.weight,
@@ -182,9 +181,9 @@ void for_each_group(const OutParams& p, Launch&& launch) {
   }
 }
 template <typename Launch>
-void for_each_group(const OutParams& p, Launch&& launch) {
-  if (p.forms.router == RouterForm::kSums) return for_each_group<true>(p, launch);
-  for_each_group<false>(p, launch);
+void for_each_group(const OutParams& p, int32_t group, Launch&& launch) {
+  if (p.forms.router == RouterForm::kSums) return for_each_group<true>(p, group, launch);
+  for_each_group<false>(p, group, launch);
 }
 
 }  // namespace
@@ -199,7 +198,7 @@ const char* out_any_bf16x2_gemv_cuda_refuses(const OutParams& p) {
 }
 
 void out_any_bf16x2_gemv_cuda(const OutParams& p) {
-  for_each_group(p, [&](const auto& step) {
+  for_each_group(p, fragment::slice_tokens(p.weight), [&](const auto& step) {
     fragment::launch_slice_gemv("out_any_bf16x2_gemv_cuda", step, p.launch);
   });
 }
@@ -210,7 +209,7 @@ const char* out_mxfp4_bf16x2_split_cuda_refuses(const OutParams& p) {
 }
 
 void out_mxfp4_bf16x2_split_cuda(const OutParams& p) {
-  for_each_group(p, [&](const auto& step) {
+  for_each_group(p, fragment::kMaxSplitTokens, [&](const auto& step) {
     fragment::launch_split_gemv("out_mxfp4_bf16x2_split_cuda", step, p.launch);
   });
 }

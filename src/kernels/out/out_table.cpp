@@ -14,8 +14,14 @@ constexpr const char* kAnyFormat = "f32, bf16, q8_0, mxfp4";
 constexpr const char* kMxfp4Only = "mxfp4";
 
 #if MOXIE_HAS_CUDA
-// The rows for a few tokens. Their predicted times are equal: the first that can run is taken.
-constexpr Row<OutParams> few_row(const char* name, const char* supports,
+constexpr const char* kFewLimits =
+    "any number of tokens in groups of 8, best for 1 to 8; activations to 2^-17";
+constexpr const char* kSplitLimits =
+    "any number of tokens in groups of 16, best for 1 to 16; activations to 2^-17";
+// The rows for a few tokens, in groups of kGroup. For one group their predicted times are equal:
+// the first that can run is taken.
+template <int32_t kGroup>
+constexpr Row<OutParams> few_row(const char* name, const char* supports, const char* limits,
                                  const char* (*refuses)(const OutParams&),
                                  void (*run)(const OutParams&)) {
   return {.name = name,
@@ -23,7 +29,7 @@ constexpr Row<OutParams> few_row(const char* name, const char* supports,
           .device = DeviceKind::kCuda,
           .needs = kCudaAny,
           .supports = supports,
-          .limits = "any number of tokens in groups of 8, best for 1 to 8; activations to 2^-17",
+          .limits = limits,
           .ran_on = "H200; sm_100a and sm_120f compiled only",
           .layout = PackedLayout::kFragment16x32,
           .forms = {.x = {XForm::kF32Pair},
@@ -32,8 +38,8 @@ constexpr Row<OutParams> few_row(const char* name, const char* supports,
           .refuses = refuses,
           .predict_us =
               [](const OutParams& p, const DeviceRates& rates) {
-                return dense_gemv_us(Op<OutParams>::work(p), p.weight, p.num_tokens, p.launch.l1,
-                                     rates);
+                return dense_gemv_us(Op<OutParams>::work(p), p.weight, p.num_tokens, kGroup,
+                                     p.launch.l1, rates);
               },
           .workspace = [](const OutParams&) { return uint64_t{0}; },
           .run = run};
@@ -49,13 +55,15 @@ constexpr Row<OutParams> gemm_sm90_row(const char* name, const char* limits,
           .limits = limits,
           .ran_on = "H200",
           .layout = PackedLayout::kFragment16x32,
-          .forms = {.x = kAnyX, .a = {AForm::kF32, AForm::kBf16Staged}},
+          .forms = {.x = kAnyX,
+                    .a = {AForm::kF32, AForm::kBf16Staged},
+                    .l1 = kInOrder ? FormSet<L1Form>{L1Form::kShared} : kAnyL1},
           .is_batch_invariant = kInOrder,
           .refuses = out_any_bf16_gemm_sm90_refuses,
           .predict_us =
               [](const OutParams& p, const DeviceRates& rates) {
                 return dense_gemm_us(Op<OutParams>::work(p), p.weight.rows, rates) +
-                       (kInOrder ? kOrderedUs : 0);
+                       other_split_us(p.launch.l1) + (kInOrder ? kOrderedUs : 0);
               },
           .workspace = out_any_bf16_gemm_sm90_workspace,
           .run = run};
@@ -124,10 +132,12 @@ const Row<OutParams> kRows[] = {
     gemv_row<OutParams, kLanesNeonDotI8>("out_mxfp4_i8_gemv_neondot", kNeonDot, kI8, kMxfp4Only,
                                          kRanEmulated),
 #if MOXIE_HAS_CUDA
-    few_row("out_mxfp4_bf16x2_split_cuda", "mxfp4 of 2880 or 4096 columns",
-            out_mxfp4_bf16x2_split_cuda_refuses, out_mxfp4_bf16x2_split_cuda),
-    few_row("out_any_bf16x2_gemv_cuda", "f32, bf16, q8_0, mxfp4, mxfp8; up to 12288 columns",
-            out_any_bf16x2_gemv_cuda_refuses, out_any_bf16x2_gemv_cuda),
+    few_row<kGroupOfMxfp4>("out_mxfp4_bf16x2_split_cuda", "mxfp4 of 2880 or 4096 columns",
+                           kSplitLimits, out_mxfp4_bf16x2_split_cuda_refuses,
+                           out_mxfp4_bf16x2_split_cuda),
+    few_row<kGroupOfGemv>("out_any_bf16x2_gemv_cuda",
+                          "f32, bf16, q8_0, mxfp4, mxfp8; up to 12288 columns", kFewLimits,
+                          out_any_bf16x2_gemv_cuda_refuses, out_any_bf16x2_gemv_cuda),
     gemm_sm90_row<false>("out_any_bf16_gemm_sm90",
                          "any number of tokens; chosen from 9 on; activations rounded to bf16",
                          out_any_bf16_gemm_sm90),

@@ -87,8 +87,7 @@ struct QkvStep {
 
 // Calls launch(step) for each group of tokens.
 template <typename Launch>
-void for_each_group(const QkvParams& p, Launch&& launch) {
-  const int32_t group = fragment::slice_tokens(p.weight);
+void for_each_group(const QkvParams& p, int32_t group, Launch&& launch) {
   for (int32_t first = 0; first < p.batch.num_tokens; first += group) {
     const QkvStep step{
         .weight = p.weight,
@@ -119,7 +118,7 @@ const char* qkv_any_bf16x2_gemv_cuda_refuses(const QkvParams& p) {
 }
 
 void qkv_any_bf16x2_gemv_cuda(const QkvParams& p) {
-  for_each_group(p, [&](const QkvStep& step) {
+  for_each_group(p, fragment::slice_tokens(p.weight), [&](const QkvStep& step) {
     fragment::launch_slice_gemv("qkv_any_bf16x2_gemv_cuda", step, p.launch);
   });
 }
@@ -130,7 +129,7 @@ const char* qkv_mxfp4_bf16x2_split_cuda_refuses(const QkvParams& p) {
 }
 
 void qkv_mxfp4_bf16x2_split_cuda(const QkvParams& p) {
-  for_each_group(p, [&](const QkvStep& step) {
+  for_each_group(p, fragment::kMaxSplitTokens, [&](const QkvStep& step) {
     fragment::launch_split_gemv("qkv_mxfp4_bf16x2_split_cuda", step, p.launch);
   });
 }

@@ -13,8 +13,14 @@ constexpr const char* kAnyFormat =
 constexpr const char* kMxfp4Only = "mxfp4; cache f32, bf16, fp8_e4m3; head_dim a multiple of 32";
 
 #if MOXIE_HAS_CUDA
-// The rows for a few tokens. Their predicted times are equal: the first that can run is taken.
-constexpr Row<QkvParams> few_row(const char* name, const char* supports,
+constexpr const char* kFewLimits =
+    "any number of tokens in groups of 8, best for 1 to 8; activations to 2^-17";
+constexpr const char* kSplitLimits =
+    "any number of tokens in groups of 16, best for 1 to 16; activations to 2^-17";
+// The rows for a few tokens, in groups of kGroup. For one group their predicted times are equal:
+// the first that can run is taken.
+template <int32_t kGroup>
+constexpr Row<QkvParams> few_row(const char* name, const char* supports, const char* limits,
                                  const char* (*refuses)(const QkvParams&),
                                  void (*run)(const QkvParams&)) {
   return {.name = name,
@@ -22,14 +28,14 @@ constexpr Row<QkvParams> few_row(const char* name, const char* supports,
           .device = DeviceKind::kCuda,
           .needs = kCudaAny,
           .supports = supports,
-          .limits = "any number of tokens in groups of 8, best for 1 to 8; activations to 2^-17",
+          .limits = limits,
           .ran_on = "H200; sm_100a and sm_120f compiled only",
           .layout = PackedLayout::kFragment16x32,
           .forms = {.x = {XForm::kF32Pair}, .l1 = kAnyL1},
           .refuses = refuses,
           .predict_us =
               [](const QkvParams& p, const DeviceRates& rates) {
-                return dense_gemv_us(Op<QkvParams>::work(p), p.weight, p.batch.num_tokens,
+                return dense_gemv_us(Op<QkvParams>::work(p), p.weight, p.batch.num_tokens, kGroup,
                                      p.launch.l1, rates);
               },
           .workspace = [](const QkvParams&) { return uint64_t{0}; },
@@ -46,13 +52,15 @@ constexpr Row<QkvParams> gemm_sm90_row(const char* name, const char* limits,
           .limits = limits,
           .ran_on = "H200",
           .layout = PackedLayout::kFragment16x32,
-          .forms = {.x = kAnyX, .q = {QForm::kF32, QForm::kBf16Staged}},
+          .forms = {.x = kAnyX,
+                    .q = {QForm::kF32, QForm::kBf16Staged},
+                    .l1 = kInOrder ? FormSet<L1Form>{L1Form::kShared} : kAnyL1},
           .is_batch_invariant = kInOrder,
           .refuses = qkv_any_bf16_gemm_sm90_refuses,
           .predict_us =
               [](const QkvParams& p, const DeviceRates& rates) {
                 return dense_gemm_us(Op<QkvParams>::work(p), p.hidden, rates) +
-                       (kInOrder ? kOrderedUs : 0);
+                       other_split_us(p.launch.l1) + (kInOrder ? kOrderedUs : 0);
               },
           .workspace = qkv_any_bf16_gemm_sm90_workspace,
           .run = run};
@@ -121,13 +129,15 @@ const Row<QkvParams> kRows[] = {
     gemv_row<QkvParams, kLanesNeonDotI8>("qkv_mxfp4_i8_gemv_neondot", kNeonDot, kI8, kMxfp4Only,
                                          kRanEmulated),
 #if MOXIE_HAS_CUDA
-    few_row("qkv_mxfp4_bf16x2_split_cuda",
-            "mxfp4 of 2880 or 4096 columns; cache f32, bf16, fp8_e4m3; head_dim a multiple of 16",
-            qkv_mxfp4_bf16x2_split_cuda_refuses, qkv_mxfp4_bf16x2_split_cuda),
-    few_row("qkv_any_bf16x2_gemv_cuda",
-            "f32, bf16, q8_0, mxfp4, mxfp8; up to 12288 columns; cache f32, bf16, fp8_e4m3; "
-            "head_dim a multiple of 16",
-            qkv_any_bf16x2_gemv_cuda_refuses, qkv_any_bf16x2_gemv_cuda),
+    few_row<kGroupOfMxfp4>(
+        "qkv_mxfp4_bf16x2_split_cuda",
+        "mxfp4 of 2880 or 4096 columns; cache f32, bf16, fp8_e4m3; head_dim a multiple of 16",
+        kSplitLimits, qkv_mxfp4_bf16x2_split_cuda_refuses, qkv_mxfp4_bf16x2_split_cuda),
+    few_row<kGroupOfGemv>(
+        "qkv_any_bf16x2_gemv_cuda",
+        "f32, bf16, q8_0, mxfp4, mxfp8; up to 12288 columns; cache f32, bf16, fp8_e4m3; "
+        "head_dim a multiple of 16",
+        kFewLimits, qkv_any_bf16x2_gemv_cuda_refuses, qkv_any_bf16x2_gemv_cuda),
     gemm_sm90_row<false>("qkv_any_bf16_gemm_sm90",
                          "any number of tokens; chosen from 9 on; activations rounded to bf16",
                          qkv_any_bf16_gemm_sm90),

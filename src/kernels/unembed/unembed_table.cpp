@@ -12,6 +12,14 @@ constexpr const char* kAnyFormat = "f32, bf16, q8_0, mxfp4";
 constexpr const char* kMxfp4Only = "mxfp4";
 
 #if MOXIE_HAS_CUDA
+// Rows of the head of one launch for a few rows: more where their activations leave room for the
+// rings of 8 warps, on a Hopper.
+constexpr const char* kFewLimits =
+    "any number of rows in groups of 8, best for 1 to 8; of 16 for mxfp4 of up to 2944 columns; "
+    "activations to 2^-17";
+int32_t group_of(const PackedMatrix& weight) {
+  return weight.format == DType::kMXFP4 && weight.cols <= 2944 ? kGroupOfMxfp4 : kGroupOfGemv;
+}
 // The rows by wgmma for many tokens.
 template <bool kInOrder>
 constexpr Row<UnembedParams> gemm_sm90_row(const char* name, const char* limits,
@@ -101,15 +109,15 @@ const Row<UnembedParams> kRows[] = {
      .device = DeviceKind::kCuda,
      .needs = kCudaAny,
      .supports = "f32, bf16, q8_0, mxfp4, mxfp8; up to 12288 columns",
-     .limits = "any number of rows in groups of 8, best for 1 to 8; activations to 2^-17",
+     .limits = kFewLimits,
      .ran_on = "H200; sm_100a and sm_120f compiled only",
      .layout = PackedLayout::kFragment16x32,
      .forms = {.x = kAnyX, .l1 = kAnyL1},
      .refuses = unembed_any_bf16x2_gemv_cuda_refuses,
      .predict_us =
          [](const UnembedParams& p, const DeviceRates& rates) {
-           return dense_gemv_us(Op<UnembedParams>::work(p), p.weight, p.num_rows, p.launch.l1,
-                                rates);
+           return dense_gemv_us(Op<UnembedParams>::work(p), p.weight, p.num_rows,
+                                group_of(p.weight), p.launch.l1, rates);
          },
      .workspace = [](const UnembedParams&) { return uint64_t{0}; },
      .run = unembed_any_bf16x2_gemv_cuda},
