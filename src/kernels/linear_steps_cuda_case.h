@@ -449,15 +449,16 @@ class LinearStepsCuda : public CudaTest {
 
   struct FoldCase {
     int32_t tokens, hidden, experts, top_k;
+    bool splits_columns = false;  // out by gemv/split_gemv.cuh
   };
   void expect_folded_route_agrees(const FoldCase& c) {
     SCOPED_TRACE(fmt::format("{} tokens, hidden {}, {} experts, top {}", c.tokens, c.hidden,
                              c.experts, c.top_k));
-    // 2,880 columns take another kernel (gemv/split_gemv.cuh).
-    const bool is_wide = c.hidden == 2880;
-    const DType out_format = is_wide ? DType::kMXFP4 : DType::kBF16;
-    Built<OutParams> out = build(OutCase{
-        .tokens = c.tokens, .rows = c.hidden, .cols = is_wide ? 4096 : 256, .weights = out_format});
+    const DType out_format = c.splits_columns ? DType::kMXFP4 : DType::kBF16;
+    Built<OutParams> out = build(OutCase{.tokens = c.tokens,
+                                         .rows = c.hidden,
+                                         .cols = c.splits_columns ? 4096 : 256,
+                                         .weights = out_format});
     Built<RouteParams> route = build(RouteCase{.tokens = c.tokens,
                                                .hidden = c.hidden,
                                                .experts = c.experts,

@@ -201,7 +201,7 @@ const Row<ExpertsParams> kRows[] = {
             kL1Alone, experts_mxfp4_bf16x2_tiles_cuda_refuses, experts_tiles_us,
             experts_mxfp4_bf16x2_tiles_cuda_workspace, experts_mxfp4_bf16x2_tiles_cuda),
     gemm_sm90_row<false>("experts_mxfp4_bf16_gemm_sm90",
-                         "any number of tokens; chosen from 9 on; activations rounded to bf16",
+                         "any number of tokens; chosen from 17 on; activations rounded to bf16",
                          experts_mxfp4_bf16_gemm_sm90),
     gemm_sm90_row<true>(
         "experts_mxfp4_bf16_ordered_sm90",

@@ -534,7 +534,8 @@ inline void launch_tiles(const Step& p, const BlockLimits& limits, cudaStream_t 
     units == 9 ? launch.template operator()<9>(num_units / 9)
                : launch.template operator()<1>(num_units);
   };
-  // Kernels for two, four and eight tokens: loading instructions is much of a short layer's time.
+  // Kernels for two, four, eight and sixteen tokens: loading instructions is much of a short
+  // layer's time.
   const int most = p.num_tokens * p.top_k > kMaxPicks ? kMostTokens : p.num_tokens;
   dispatch_up_to<kStaged, 4, kMaxTokens, kMostTokens>(most, [&]<int kMost>() {
     with_units(p.num_units, [&]<int kUnits>(int num_warps) {

@@ -26,8 +26,8 @@ inline double dense_gemv_us(const Work& work, const PackedMatrix& weight, int32_
   return is_suited ? us : 1.02 * us;
 }
 
-/// The extra time of the rows by wgmma beside kernels that load weights straight to registers: they
-/// want all of an SM's memory as shared memory, so that no block of theirs runs beside another's.
+/// The extra time of a row by wgmma in a chain that leaves L1 to loads: it wants all of an SM's
+/// memory as shared memory, so that no block of it runs beside its neighbours'.
 inline double other_split_us(L1Form l1) { return l1 == L1Form::kL1 ? 2.0 : 0.0; }
 
 /// The rows by wgmma.

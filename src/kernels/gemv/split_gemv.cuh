@@ -149,7 +149,8 @@ __global__ void __launch_bounds__(32 * kCluster, kCluster <= 5 ? 3 : 2)
   load_values(0, num_first);
   if constexpr (Step::kNorm) wait_barrier(&has_norm, 0);
   stage_values(num_first);
-  if constexpr (kTokens > kAtOnce) load_values(kAtOnce, num_tokens - kAtOnce);  // in flight beside
+  // The other half is on its way while the first is multiplied, by the same weights.
+  if constexpr (kTokens > kAtOnce) load_values(kAtOnce, num_tokens - kAtOnce);
   __syncthreads();
   multiply_staged(0, num_first);
   if constexpr (kTokens > kAtOnce) {

@@ -55,15 +55,13 @@ constexpr Row<OutParams> gemm_sm90_row(const char* name, const char* limits,
           .limits = limits,
           .ran_on = "H200",
           .layout = PackedLayout::kFragment16x32,
-          .forms = {.x = kAnyX,
-                    .a = {AForm::kF32, AForm::kBf16Staged},
-                    .l1 = kInOrder ? FormSet<L1Form>{L1Form::kShared} : kAnyL1},
+          .forms = {.x = kAnyX, .a = {AForm::kF32, AForm::kBf16Staged}},
           .is_batch_invariant = kInOrder,
           .refuses = out_any_bf16_gemm_sm90_refuses,
           .predict_us =
               [](const OutParams& p, const DeviceRates& rates) {
                 return dense_gemm_us(Op<OutParams>::work(p), p.weight.rows, rates) +
-                       other_split_us(p.launch.l1) + (kInOrder ? kOrderedUs : 0);
+                       (kInOrder ? kOrderedUs : 0);
               },
           .workspace = out_any_bf16_gemm_sm90_workspace,
           .run = run};
@@ -139,7 +137,7 @@ const Row<OutParams> kRows[] = {
                           "f32, bf16, q8_0, mxfp4, mxfp8; up to 12288 columns", kFewLimits,
                           out_any_bf16x2_gemv_cuda_refuses, out_any_bf16x2_gemv_cuda),
     gemm_sm90_row<false>("out_any_bf16_gemm_sm90",
-                         "any number of tokens; chosen from 9 on; activations rounded to bf16",
+                         "any number of tokens; chosen from 17 on; activations rounded to bf16",
                          out_any_bf16_gemm_sm90),
     gemm_sm90_row<true>(
         "out_any_bf16_ordered_sm90",

@@ -41,6 +41,12 @@ constexpr Row<QkvParams> few_row(const char* name, const char* supports, const c
           .workspace = [](const QkvParams&) { return uint64_t{0}; },
           .run = run};
 }
+// The row by wgmma in chains that leave L1 to loads: their other rows take two floats a value.
+const char* gemm_sm90_refuses(const QkvParams& p) {
+  if (p.forms.l1 == L1Form::kL1 && p.forms.x == XForm::kF32)
+    return "x in one float where L1 is left to loads";
+  return qkv_any_bf16_gemm_sm90_refuses(p);
+}
 // The rows by wgmma for many tokens.
 template <bool kInOrder>
 constexpr Row<QkvParams> gemm_sm90_row(const char* name, const char* limits,
@@ -56,7 +62,7 @@ constexpr Row<QkvParams> gemm_sm90_row(const char* name, const char* limits,
                     .q = {QForm::kF32, QForm::kBf16Staged},
                     .l1 = kInOrder ? FormSet<L1Form>{L1Form::kShared} : kAnyL1},
           .is_batch_invariant = kInOrder,
-          .refuses = qkv_any_bf16_gemm_sm90_refuses,
+          .refuses = kInOrder ? qkv_any_bf16_gemm_sm90_refuses : gemm_sm90_refuses,
           .predict_us =
               [](const QkvParams& p, const DeviceRates& rates) {
                 return dense_gemm_us(Op<QkvParams>::work(p), p.hidden, rates) +
@@ -139,7 +145,8 @@ const Row<QkvParams> kRows[] = {
         "head_dim a multiple of 16",
         kFewLimits, qkv_any_bf16x2_gemv_cuda_refuses, qkv_any_bf16x2_gemv_cuda),
     gemm_sm90_row<false>("qkv_any_bf16_gemm_sm90",
-                         "any number of tokens; chosen from 9 on; activations rounded to bf16",
+                         "any number of tokens; chosen from 9 on, of mxfp4 from 17; activations "
+                         "rounded to bf16",
                          qkv_any_bf16_gemm_sm90),
     gemm_sm90_row<true>(
         "qkv_any_bf16_ordered_sm90",

@@ -12,11 +12,11 @@ constexpr const char* kAnyFormat = "f32, bf16, q8_0, mxfp4";
 constexpr const char* kMxfp4Only = "mxfp4";
 
 #if MOXIE_HAS_CUDA
-// Rows of the head of one launch for a few rows: more where their activations leave room for the
-// rings of 8 warps, on a Hopper.
 constexpr const char* kFewLimits =
     "any number of rows in groups of 8, best for 1 to 8; of 16 for mxfp4 of up to 2944 columns; "
     "activations to 2^-17";
+// Rows of one launch: 16 where their activations leave room for the rings of 8 warps, in the 227 KB
+// of shared memory that a block of a Hopper can have.
 int32_t group_of(const PackedMatrix& weight) {
   return weight.format == DType::kMXFP4 && weight.cols <= 2944 ? kGroupOfMxfp4 : kGroupOfGemv;
 }
@@ -122,7 +122,8 @@ const Row<UnembedParams> kRows[] = {
      .workspace = [](const UnembedParams&) { return uint64_t{0}; },
      .run = unembed_any_bf16x2_gemv_cuda},
     gemm_sm90_row<false>("unembed_any_bf16_gemm_sm90",
-                         "any number of rows; chosen from 9 on; activations rounded to bf16",
+                         "any number of rows; chosen from 9 on, of mxfp4 from 17; activations "
+                         "rounded to bf16",
                          unembed_any_bf16_gemm_sm90),
     gemm_sm90_row<true>(
         "unembed_any_bf16_ordered_sm90",
