@@ -22,6 +22,9 @@ struct AttendParams {
   const float* sinks = nullptr;  // [heads]; null: no sinks (a test switch)
   float* a = nullptr;  // [tokens, heads, head_dim], written; staged: tokens rounded up to 8
   Forms forms;         // of q, read, and of a
+  /// All tokens of a sequence see the same keys, also those of one another: batch.positions hold
+  /// the last position that each sees and do not rise by one from token to token.
+  bool is_block = false;
 
   /// Staged queries have the factor with which a weight is 2^logit.
   float q_factor() const { return scale * kLog2E; }

@@ -88,8 +88,9 @@ __global__ void __launch_bounds__(kThreads, kRows == 8 ? 2 : 1)
                        .read_slot = ring};
   // Keys of earlier launches may be read before the kernel that writes this launch's keys ends. The
   // positions of a sequence are consecutive, so that at most `in_launch` keys before the tile are
-  // new.
-  const int32_t old_tiles = max(0, first_position - tile.in_launch - seen_from) / F::kKeys;
+  // new; of a block all tokens' are.
+  const int32_t old_tiles =
+      max(0, first_position - max(tile.in_launch, p.in_block) - seen_from) / F::kKeys;
   const int32_t num_old =
       start < old_tiles ? min(keys.num_tiles, (old_tiles - start - 1) / stride + 1) : 0;
 
@@ -333,6 +334,7 @@ void attend_any_f32_split_cuda(const AttendParams& params) {
       .sinks = params.sinks,
       .a = params.a,
       .positions = batch.positions,
+      .in_block = params.is_block ? batch.num_tokens : 0,
       .seq_idx = batch.seq_idx,
       .row_offsets = batch.row_offsets,
       .page_table = kv.page_table,

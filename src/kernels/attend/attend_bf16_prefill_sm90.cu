@@ -494,6 +494,7 @@ double attend_prefill_sm90_cost(const AttendParams& params) {
 }
 
 const char* attend_prefill_sm90_refuses(const AttendParams& params) {
+  if (params.is_block) return "the tokens are a block";
   const KvLayer& kv = params.kv;
   if (params.head_dim != kDim) return "head size is not 64";
   if (params.num_heads != kGroup * params.num_kv_heads) return "not 8 query heads for a KV head";

@@ -206,6 +206,7 @@ bool aligned(const void* at) { return reinterpret_cast<uintptr_t>(at) % 16 == 0;
 }  // namespace
 
 const char* flashinfer_refuses(const AttendParams& params) {
+  if (params.is_block) return "the tokens are a block";
   const KvLayer& kv = params.kv;
   if (params.head_dim != kFlashinferDim) return "head size is not 64";
   if (params.num_heads != kFlashinferGroup * params.num_kv_heads)

@@ -25,6 +25,7 @@ struct SplitParams {
   const float* sinks;
   float* a;
   const int32_t* positions;
+  int32_t in_block;  // AttendParams::is_block: the launch's tokens; else 0
   const int32_t* seq_idx;
   const int32_t* row_offsets;
   const int32_t* page_table;

@@ -13,7 +13,7 @@ constexpr const char* kMxfp4Only = "mxfp4";
 
 #if MOXIE_HAS_CUDA
 constexpr const char* kFewFormats =
-    "f32, bf16, q8_0, mxfp4, mxfp8; up to 12288 columns; at most 16 experts a token";
+    "f32, bf16, q8_0, mxfp4, mxfp8; up to 18432 columns; at most 16 experts a token";
 constexpr const char* kTilesFormats =
     "mxfp4; hidden a multiple of 64; at most 16 experts a token, 256 in all";
 constexpr const char* kFewLimits =

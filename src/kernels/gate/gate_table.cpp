@@ -37,6 +37,21 @@ const Row<GateParams> kRows[] = {
      .predict_us = gate_us,
      .workspace = no_workspace,
      .run = gate_f32_portable},
+#if MOXIE_HAS_CUDA
+    {.name = "gate_f32_cuda",
+     .device = DeviceKind::kCuda,
+     .needs = kCudaAny,
+     .supports = "gate and up of one float a value; a multiple of 4 columns",
+     .limits = "any number of tokens",
+     .ran_on = "H200; sm_100a and sm_120f compiled only",
+     .layout = PackedLayout::kFragment16x32,
+     .forms = {.l1 = kAnyL1},
+     .is_batch_invariant = true,
+     .refuses = gate_f32_cuda_refuses,
+     .predict_us = gate_us,
+     .workspace = no_workspace,
+     .run = gate_f32_cuda},
+#endif
 };
 
 }  // namespace

@@ -67,15 +67,16 @@ struct DenseItems {
 #endif
 };
 
-/// Why a matrix cannot be multiplied here; null if it can.
-inline const char* refuses_product(const PackedMatrix& weight) {
+/// Why a matrix cannot be multiplied here; null if it can. `most_columns`: that the staging takes.
+inline const char* refuses_product(const PackedMatrix& weight,
+                                   int32_t most_columns = kMaxStagedWidth) {
   if (weight.layout != PackedLayout::kFragment16x32) return "weights are not packed for CUDA";
   if (weight.format != DType::kMXFP4 && weight.format != DType::kMXFP8 &&
       weight.format != DType::kBF16) {
     return "weights are not MXFP4, MXFP8 or BF16";
   }
   if (weight.cols % 4 != 0) return "columns are not a multiple of 4";
-  if (weight.cols > kMaxStagedWidth) return "more than 12288 columns";
+  if (weight.cols > most_columns) return "more columns than are staged";
   return nullptr;
 }
 

@@ -233,7 +233,7 @@ class StageCudaTest : public CudaTest {
 };
 
 TEST_F(StageCudaTest, FloatsLieInFragmentOrder) {
-  for (const int32_t width : {4, 32, 64, 96, 288, 2880, 4096, 5120, 5184, 12288}) {
+  for (const int32_t width : {4, 32, 64, 96, 288, 2880, 4096, 5120, 5184, 12288, 18432}) {
     for (const int32_t rows : {1, 7, 8, 50}) expect_floats_staged(rows, width);
   }
 }

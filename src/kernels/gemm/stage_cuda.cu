@@ -13,9 +13,10 @@ namespace moxie::gemm {
 namespace {
 
 constexpr int kMaxWarps = 16;
-// Units that a warp holds: for the models' widths, and for the greatest width.
-constexpr int kHeld = 5, kMostHeld = 12;
+// Units that a warp holds: for the models' widths, and for the greatest widths.
+constexpr int kHeld = 5, kMostHeld = 12, kMostFloatsHeld = 18;
 static_assert(kMaxStagedWidth == kStagedColumns * kMaxWarps * kMostHeld);
+static_assert(kMaxStagedFloatsWidth == kStagedColumns * kMaxWarps * kMostFloatsHeld);
 
 /// What a thread stages: a pair of columns of every num_warps-th unit.
 template <int kCount>
@@ -229,18 +230,20 @@ __global__ void stage_slot_rows_e4m3(const __grid_constant__ StageSlotsE4m3 para
   }
 }
 
+// `most` holds `most_held` units a warp.
 template <typename P>
 void launch_rows(const char* name, void (*some)(P), void (*most)(P), const P& params,
-                 int32_t num_rows, Stream* stream) {
+                 int32_t num_rows, Stream* stream, int most_held = kMostHeld) {
   const StagedView& to = params.to;
-  CHECK(to.width % 4 == 0 && to.width <= kMaxStagedWidth, "width " + std::to_string(to.width));
+  CHECK(to.width % 4 == 0 && to.width <= kStagedColumns * kMaxWarps * most_held,
+        "width " + std::to_string(to.width));
   CHECK(to.capacity % kStagedRows == 0, "capacity " + std::to_string(to.capacity));
   if (num_rows == 0) return;
   const int num_units = staged_units(to.width);
   const bool is_wide = num_units > kMaxWarps * kHeld;
   launch_kernel(name, is_wide ? most : some, params,
                 {.grid = dim3(static_cast<unsigned>(num_rows)),
-                 .num_threads = 32 * ceil_div(num_units, is_wide ? kMostHeld : kHeld),
+                 .num_threads = 32 * ceil_div(num_units, is_wide ? most_held : kHeld),
                  .programmatic = true},
                 launch_stream(stream));
 }
@@ -253,8 +256,8 @@ void stage_normed(const StageNormed& step, Stream* stream) {
 }
 
 void stage_floats(const StageFloats& step, Stream* stream) {
-  launch_rows("stage_floats", stage_float_rows<kHeld>, stage_float_rows<kMostHeld>, step,
-              step.num_rows, stream);
+  launch_rows("stage_floats", stage_float_rows<kHeld>, stage_float_rows<kMostFloatsHeld>, step,
+              step.num_rows, stream, kMostFloatsHeld);
 }
 
 void stage_slots(const StageSlots& step, Stream* stream) {

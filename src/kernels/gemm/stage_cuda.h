@@ -1,7 +1,7 @@
 // Kernels that stage activations for products over many tokens (staged.cuh): F32 values, or the
 // residual stream's norm, rounded to BF16 or E4M3. Limited by memory; one block a token.
 //
-// Widths are multiples of 4, at most kMaxStagedWidth, and the pointers are aligned to 16 bytes.
+// Widths are multiples of 4, at most the limits below, and the pointers are aligned to 16 bytes.
 // Each kernel may start before the previous one has ended (core/cuda_launch.cuh).
 #pragma once
 
@@ -10,7 +10,8 @@
 
 namespace moxie::gemm {
 
-inline constexpr int32_t kMaxStagedWidth = 12288;
+inline constexpr int32_t kMaxStagedWidth = 12288;        // of rows that are normed, and of slots
+inline constexpr int32_t kMaxStagedFloatsWidth = 18432;  // of stage_floats
 
 /// Row r = RMSNorm(x of token row_idx[r], or r without row_idx), times the weight in F32.
 struct StageNormed {

@@ -302,15 +302,16 @@ void launch_slice_gemv(const char* row, Step step, const Launch& launch) {
   });
 }
 
-/// The most columns for which one token's activations (4 bytes each) leave room for rings in 99 KB.
-inline constexpr int32_t kMaxColumns = 12288;
+/// The most columns for which one token's activations (4 bytes each) leave room for a ring in 99
+/// KB.
+inline constexpr int32_t kMaxColumns = 18432;
 
 /// Null if the CUDA rows can read a matrix, otherwise why not.
 inline const char* refuses_matrix(const PackedMatrix& matrix) {
   if (matrix.layout != PackedLayout::kFragment16x32)
     return "weights are not in CUDA's packed layout";
   if (matrix.unit_bytes() == 0) return "not a packed format";
-  if (matrix.cols > kMaxColumns) return "more than 12288 columns";
+  if (matrix.cols > kMaxColumns) return "more than 18432 columns";
   return matrix.cols % 8 == 0 ? nullptr : "columns are not a multiple of 8";
 }
 

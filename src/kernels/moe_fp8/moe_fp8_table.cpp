@@ -126,7 +126,7 @@ const Row<MoeFp8Params> kRows[] = {
      .supports = kCudaSupports,
      .limits = "any number of tokens; E4M3 products, F32 sums; the intermediate rounded to E4M3 "
                "with a scale for each 1 x 128",
-     .ran_on = "H200, not since sizes of pairs are left out",
+     .ran_on = "H200",
      .layout = PackedLayout::kFragment16x32,
      .activation = DType::kF8E4M3,
      .refuses = requantised_cuda_refuses,

@@ -1,25 +1,27 @@
-// RMSNorm of the residual stream on CUDA, for steps that are composed of smaller kernels.
+// RMSNorm of rows on CUDA, for steps that are composed of smaller kernels.
 //
 //   y = x / sqrt(mean(x^2) + eps) * weight, in F32, the weight multiplied before any rounding.
 #pragma once
 
 #include <cstdint>
 
-#include "core/device.h"
+#include "kernels/step.h"
 
 namespace moxie {
 
-inline constexpr int32_t kMaxNormedWidth = 4096;
+/// The widest rows; up to kMaxNormedWidth their weights are loaded before the wait for x.
+inline constexpr int32_t kMaxWideNorm = 16384, kMaxNormedWidth = 4096;
 
-struct RmsNormParams {
-  int32_t num_tokens = 0, hidden = 0;  // hidden: a multiple of 4, at most kMaxNormedWidth
+struct NormRows {
+  int32_t num_tokens = 0, width = 0;  // width and strides: multiples of 4
   float eps = 1e-5f;
-  const float* x = nullptr;       // [tokens, hidden] of two floats (residual.cuh)
-  bool x_is_single = false;       // one float a value
-  const float* weight = nullptr;  // [hidden], aligned to 16 bytes as all
-  float* y = nullptr;             // [tokens, hidden], written
+  const float* x = nullptr;       // [tokens, x_stride], aligned to 16 bytes as all
+  const float* weight = nullptr;  // [width]; null: y = x
+  float* y = nullptr;             // [tokens, y_stride], written; may be x if the forms are alike
+  int64_t x_stride = 0, y_stride = 0;  // in values
+  XForm x_form = XForm::kF32Pair, y_form = XForm::kF32;
 };
 
-void rms_norm_f32_cuda(const RmsNormParams& params, Stream* stream);
+void rms_norm_f32_cuda(const NormRows& rows, const Launch& launch);
 
 }  // namespace moxie

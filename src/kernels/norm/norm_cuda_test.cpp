@@ -26,13 +26,15 @@ class NormCudaTest : public CudaTest {
     }
     const auto weight = normal_values(static_cast<uint64_t>(hidden), 1.0f, 12);
     const DeviceArray y = poisoned<float>(count);
-    const RmsNormParams params{.num_tokens = tokens,
-                               .hidden = hidden,
-                               .eps = eps,
-                               .x = upload(halves),
-                               .weight = upload(weight),
-                               .y = y.buffer.as<float>()};
-    rms_norm_f32_cuda(params, &stream());
+    rms_norm_f32_cuda({.num_tokens = tokens,
+                       .width = hidden,
+                       .eps = eps,
+                       .x = upload(halves),
+                       .weight = upload(weight),
+                       .y = y.buffer.as<float>(),
+                       .x_stride = hidden,
+                       .y_stride = hidden},
+                      launch());
     const std::vector<float> found = download<float>(y);
 
     double worst = 0;
@@ -54,7 +56,7 @@ class NormCudaTest : public CudaTest {
 };
 
 TEST_F(NormCudaTest, AgreesWithDoubleForAnyShape) {
-  for (const int32_t hidden : {4, 64, 1024, 1028, 2880, 4096}) {
+  for (const int32_t hidden : {4, 64, 1024, 1028, 2880, 4096, 14400, 16384}) {
     for (const int32_t tokens : {1, 3, 200}) expect_close(tokens, hidden, 1.0f, 1e-5f);
   }
 }

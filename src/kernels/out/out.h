@@ -1,4 +1,5 @@
-// out: x += W a + b, the attention's output projection added to the residual.
+// out: x += W a + b, the attention's output projection added to the residual. Draft heads, whose
+// layers have other products than the model's steps, also use it as x = W a + b.
 #pragma once
 
 #include "kernels/registry.h"
@@ -13,6 +14,7 @@ struct OutParams {
   PackedMatrix weight;          // [hidden, heads * head_dim]
   const float* bias = nullptr;  // [hidden]
   float* x = nullptr;           // [tokens, hidden], read and written
+  bool overwrites = false;      // x = W a + b, x of one float a value
   RouteFold fold;               // with RouterForm::kSums, of the route step that follows
   Forms forms;                  // of a, x and the router's products
 };

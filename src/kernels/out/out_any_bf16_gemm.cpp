@@ -30,8 +30,10 @@ void run(const OutParams& p, const GemmKernels& gemm) {
       parts.groups);
   parallel_gemm(pool, gemm, p.weight, parts.groups, p.num_tokens,
                 [&](int32_t output, int32_t token, const float* sums) {
-                  gemm.add_scaled(sums, p.bias + output, 1.0f, std::min(32, rows - output),
-                                  p.x + int64_t{token} * rows + output);
+                  float* x = p.x + int64_t{token} * rows + output;
+                  const int32_t count = std::min(32, rows - output);
+                  if (p.overwrites) std::fill_n(x, count, 0.0f);
+                  gemm.add_scaled(sums, p.bias + output, 1.0f, count, x);
                 });
 }
 

@@ -9,8 +9,8 @@ namespace moxie {
 namespace gemm {
 
 /// kIsSingle: x is single (residual.cuh). A template parameter, since a kernel with both forms
-/// spills registers.
-template <bool kIsSingle>
+/// spills registers. kAdds: false stores the sums alone.
+template <bool kIsSingle, bool kAdds = true>
 struct AddToResidual {
   const float* bias;
   float* x;
@@ -34,7 +34,9 @@ struct AddToResidual {
       float4 old[kBatch];
 #pragma unroll
       for (int c = 0; c < kBatch; ++c) {
-        if (first + 4 * c < num_columns) old[c] = load_residual<kIsSingle>(x, at + c * stride);
+        old[c] = {};
+        if (kAdds && first + 4 * c < num_columns)
+          old[c] = load_residual<kIsSingle>(x, at + c * stride);
       }
 #pragma unroll
       for (int c = 0; c < kBatch; ++c) {
@@ -56,7 +58,8 @@ using namespace gemm;
 
 const char* out_any_bf16_gemm_sm90_refuses(const OutParams& p) {
   if (p.weight.rows % 2 != 0) return "rows are odd";
-  return refuses_product(p.weight);
+  if (p.overwrites && p.forms.x != XForm::kF32) return "x of two floats is not overwritten";
+  return refuses_product(p.weight, kMaxStagedFloatsWidth);
 }
 
 uint64_t out_any_bf16_gemm_sm90_workspace(const OutParams& p) {
@@ -77,7 +80,9 @@ void run_out(const char* row, const OutParams& p) {
   const auto multiply = [&](const auto& end) {
     multiply_dense<kInOrder>(row, p.weight, staged, p.num_tokens, end, p.launch);
   };
-  if (p.forms.x == XForm::kF32) {
+  if (p.overwrites) {
+    multiply(AddToResidual<true, false>{.bias = p.bias, .x = p.x});
+  } else if (p.forms.x == XForm::kF32) {
     multiply(AddToResidual<true>{.bias = p.bias, .x = p.x});
   } else {
     multiply(AddToResidual<false>{.bias = p.bias, .x = p.x});

@@ -147,7 +147,53 @@ struct OutStep {
   }
 };
 
+// x = W a + b.
+struct ProductStep {
+  static constexpr bool kNorm = false, kMore = false;
+  struct MoreEarly {};
+  PackedMatrix weight;
+  const float* x;  // [tokens, cols]
+  const float* norm_weight;
+  float rms_eps;
+  int32_t num_tokens, tiles_a_block;
+  const float* bias;
+  float* y;  // [tokens, rows]
+
+  struct Early {
+    float* out;  // of the upper row; the lower row is 8 further on
+    float top_bias, bottom_bias;
+    bool has_top, has_bottom;
+  };
+  __device__ Early early(int tile, int row, int token) const {
+    const int32_t first = 16 * tile + row;
+    Early e{.out = y + static_cast<int64_t>(token) * weight.rows + first,
+            .top_bias = 0,
+            .bottom_bias = 0,
+            .has_top = first < weight.rows,
+            .has_bottom = first + 8 < weight.rows};
+    if (e.has_top) e.top_bias = fragment::load_early(bias + first);
+    if (e.has_bottom) e.bottom_bias = fragment::load_early(bias + first + 8);
+    return e;
+  }
+  __device__ void finish(float top, float bottom, const Early& e) const {
+    if (e.has_top) e.out[0] = top + e.top_bias;
+    if (e.has_bottom) e.out[8] = bottom + e.bottom_bias;
+  }
+};
+
 // Calls launch(step) for each group of tokens.
+template <typename Launch>
+void for_each_product(const OutParams& p, int32_t group, Launch&& launch) {
+  for (int32_t first = 0; first < p.num_tokens; first += group)
+    launch(ProductStep{.weight = p.weight,
+                       .x = p.a + int64_t{first} * p.weight.cols,
+                       .norm_weight = nullptr,
+                       .rms_eps = 0,
+                       .num_tokens = std::min(group, p.num_tokens - first),
+                       .tiles_a_block = 1,
+                       .bias = p.bias,
+                       .y = p.x + int64_t{first} * p.weight.rows});
+}
 template <bool kFolds, typename Launch>
 void for_each_group(const OutParams& p, int32_t group, Launch&& launch) {
   for (int32_t first = 0; first < p.num_tokens; first += group) {
@@ -182,6 +228,7 @@ void for_each_group(const OutParams& p, int32_t group, Launch&& launch) {
 }
 template <typename Launch>
 void for_each_group(const OutParams& p, int32_t group, Launch&& launch) {
+  if (p.overwrites) return for_each_product(p, group, launch);
   if (p.forms.router == RouterForm::kSums) return for_each_group<true>(p, group, launch);
   for_each_group<false>(p, group, launch);
 }
@@ -189,6 +236,8 @@ void for_each_group(const OutParams& p, int32_t group, Launch&& launch) {
 }  // namespace
 
 const char* out_any_bf16x2_gemv_cuda_refuses(const OutParams& p) {
+  if (p.overwrites != (p.forms.x == XForm::kF32))
+    return "x of one float a value is overwritten, and no other";
   if (p.forms.router == RouterForm::kSums) {
     if (p.fold.weight.format != DType::kBF16) return "the router is not BF16";
     if (p.fold.weight.rows > kMaxExperts) return "more than 256 experts";

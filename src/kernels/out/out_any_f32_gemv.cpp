@@ -31,7 +31,10 @@ void add_to_x(const OutParams& p, int32_t tile, int32_t token, int32_t num_token
   const float* bias = p.bias + tile * 16;
   for (int32_t i = 0; i < num_tokens; ++i) {
     float* x = p.x + int64_t{token + i} * rows + tile * 16;
-    for (int32_t lane = 0; lane < num_lanes; ++lane) x[lane] += y[i * 16 + lane] + bias[lane];
+    for (int32_t lane = 0; lane < num_lanes; ++lane) {
+      const float before = p.overwrites ? 0 : x[lane];
+      x[lane] = before + (y[i * 16 + lane] + bias[lane]);
+    }
   }
 }
 

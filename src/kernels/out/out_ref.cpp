@@ -12,7 +12,7 @@ void out_reference(const OutParams& p) {
   reference_product(*p.launch.stream->pool, p.weight, p.a, p.num_tokens,
                     [&](int32_t token, int32_t row, double value) {
                       float& x = p.x[int64_t{token} * p.weight.rows + row];
-                      x = static_cast<float>(x + (value + p.bias[row]));
+                      x = static_cast<float>((p.overwrites ? 0 : x) + (value + p.bias[row]));
                     });
 }
 

@@ -32,9 +32,7 @@ constexpr Row<OutParams> few_row(const char* name, const char* supports, const c
           .limits = limits,
           .ran_on = "H200; sm_100a and sm_120f compiled only",
           .layout = PackedLayout::kFragment16x32,
-          .forms = {.x = {XForm::kF32Pair},
-                    .router = {RouterForm::kNothing, RouterForm::kSums},
-                    .l1 = kAnyL1},
+          .forms = {.x = kAnyX, .router = {RouterForm::kNothing, RouterForm::kSums}, .l1 = kAnyL1},
           .refuses = refuses,
           .predict_us =
               [](const OutParams& p, const DeviceRates& rates) {
@@ -134,7 +132,7 @@ const Row<OutParams> kRows[] = {
                            kSplitLimits, out_mxfp4_bf16x2_split_cuda_refuses,
                            out_mxfp4_bf16x2_split_cuda),
     few_row<kGroupOfGemv>("out_any_bf16x2_gemv_cuda",
-                          "f32, bf16, q8_0, mxfp4, mxfp8; up to 12288 columns", kFewLimits,
+                          "f32, bf16, q8_0, mxfp4, mxfp8; up to 18432 columns", kFewLimits,
                           out_any_bf16x2_gemv_cuda_refuses, out_any_bf16x2_gemv_cuda),
     gemm_sm90_row<false>("out_any_bf16_gemm_sm90",
                          "any number of tokens; chosen from 17 on; activations rounded to bf16",

@@ -3,10 +3,10 @@
 // norm's factor is the same for a whole token and is applied to the sums; its weights are applied
 // in F32 before the activations are split. More tokens than one launch takes are cut into groups.
 // Two rows: blocks that have all columns of a tile, and clusters whose blocks share them.
-#include "core/formats.h"
 #include "core/fragment.h"
 #include "kernels/gemv/split_gemv.cuh"
 #include "kernels/qkv/qkv_rows.h"
+#include "kernels/rotate/store_cached.cuh"
 
 namespace moxie {
 namespace {
@@ -68,20 +68,11 @@ struct QkvStep {
     e.dtype = kv.dtype;
     return e;
   }
-  __device__ static void store(std::byte* to, DType dtype, float value) {
-    if (dtype == DType::kF32) {
-      *reinterpret_cast<float*>(to) = value;
-    } else if (dtype == DType::kBF16) {
-      *reinterpret_cast<__nv_bfloat16*>(to) = __float2bfloat16_rn(value);
-    } else {
-      *reinterpret_cast<uint8_t*>(to) = f32_to_e4m3(value);
-    }
-  }
   __device__ void finish(float top, float bottom, const Early& e) const {
     top += e.top_bias;
     bottom += e.bottom_bias;
-    store(e.top_out, e.dtype, top * e.cosine - bottom * e.sine);
-    store(e.bottom_out, e.dtype, bottom * e.cosine + top * e.sine);
+    store_cached(e.top_out, e.dtype, top * e.cosine - bottom * e.sine);
+    store_cached(e.bottom_out, e.dtype, bottom * e.cosine + top * e.sine);
   }
 };
 

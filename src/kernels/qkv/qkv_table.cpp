@@ -141,7 +141,7 @@ const Row<QkvParams> kRows[] = {
         kSplitLimits, qkv_mxfp4_bf16x2_split_cuda_refuses, qkv_mxfp4_bf16x2_split_cuda),
     few_row<kGroupOfGemv>(
         "qkv_any_bf16x2_gemv_cuda",
-        "f32, bf16, q8_0, mxfp4, mxfp8; up to 12288 columns; cache f32, bf16, fp8_e4m3; "
+        "f32, bf16, q8_0, mxfp4, mxfp8; up to 18432 columns; cache f32, bf16, fp8_e4m3; "
         "head_dim a multiple of 16",
         kFewLimits, qkv_any_bf16x2_gemv_cuda_refuses, qkv_any_bf16x2_gemv_cuda),
     gemm_sm90_row<false>("qkv_any_bf16_gemm_sm90",

@@ -11,10 +11,12 @@ struct RmsNormParams {
   Launch launch;
   int32_t num_tokens = 0, width = 0;
   float rms_eps = 1e-5f;
-  const float* x = nullptr;       // [tokens, x_stride]
-  const float* weight = nullptr;  // [width]; null: y = x
-  float* y = nullptr;             // [tokens, y_stride], written; may be x
-  int64_t x_stride = 0, y_stride = 0;
+  const float* x = nullptr;            // [tokens, x_stride]
+  const float* weight = nullptr;       // [width]; null: y = x
+  float* y = nullptr;                  // [tokens, y_stride], written; may be x
+  int64_t x_stride = 0, y_stride = 0;  // in values
+  Forms forms;                         // of x
+  XForm y_form = XForm::kF32;
 };
 
 template <>

@@ -5,7 +5,9 @@
 namespace moxie {
 namespace {
 
-const char* refuses_nothing(const RmsNormParams&) { return nullptr; }
+const char* refuses_pairs(const RmsNormParams& p) {
+  return p.y_form == XForm::kF32 ? nullptr : "y of two floats a value";
+}
 double rms_norm_us(const RmsNormParams& p, const DeviceRates& rates) {
   return predicted_us(Op<RmsNormParams>::work(p), rates, rates.bf16_gflops,
                       {.read = 0.5, .fixed_us = 1.0});
@@ -21,7 +23,7 @@ const Row<RmsNormParams> kRows[] = {
      .ran_on = kRanAnyCpu,
      .layout = PackedLayout::kRows16,
      .is_batch_invariant = true,
-     .refuses = refuses_nothing,
+     .refuses = refuses_pairs,
      .predict_us = reference_us<RmsNormParams>,
      .workspace = no_workspace,
      .run = rms_norm_reference},
@@ -33,10 +35,25 @@ const Row<RmsNormParams> kRows[] = {
      .ran_on = kRanAnyCpu,
      .layout = PackedLayout::kRows16,
      .is_batch_invariant = true,
-     .refuses = refuses_nothing,
+     .refuses = refuses_pairs,
      .predict_us = rms_norm_us,
      .workspace = no_workspace,
      .run = rms_norm_f32_portable},
+#if MOXIE_HAS_CUDA
+    {.name = "rms_norm_any_f32_cuda",
+     .device = DeviceKind::kCuda,
+     .needs = kCudaAny,
+     .supports = "x and y of one float or two a value; a multiple of 4 columns, up to 16384",
+     .limits = "any number of tokens",
+     .ran_on = "H200; sm_100a and sm_120f compiled only",
+     .layout = PackedLayout::kFragment16x32,
+     .forms = {.x = kAnyX, .l1 = kAnyL1},
+     .is_batch_invariant = true,
+     .refuses = rms_norm_any_f32_cuda_refuses,
+     .predict_us = rms_norm_us,
+     .workspace = no_workspace,
+     .run = rms_norm_any_f32_cuda},
+#endif
 };
 
 }  // namespace

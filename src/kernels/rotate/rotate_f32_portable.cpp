@@ -25,7 +25,7 @@ void rotate_f32_portable(const RotateParams& p) {
   p.launch.stream->pool->share(p.batch.num_tokens, kTokensOfTask, [&](int64_t begin, int64_t end) {
     for (auto token = static_cast<int32_t>(begin); token < end; ++token) {
       for (int32_t h = p.q == nullptr ? p.num_heads : 0; h < num_all; ++h) {
-        float* head = p.qkv + (int64_t{token} * num_all + h) * p.head_dim;
+        float* head = p.qkv + token * p.row_stride() + int64_t{h} * p.head_dim;
         const float* norm = h < p.num_heads ? p.q_norm : h < num_keyed ? p.k_norm : nullptr;
         if (norm != nullptr) norm_head(p, norm, head);
         finish_head(p, token, h, head);

@@ -14,7 +14,7 @@ void rotate_reference(const RotateParams& p) {
     const int32_t position = p.batch.positions[token];
     const int32_t page = p.kv.page_of(p.batch.seq_idx[token], position);
     for (int32_t h = 0; h < num_keyed + p.num_kv_heads; ++h) {
-      const float* from = p.qkv + (int64_t{token} * (num_keyed + p.num_kv_heads) + h) * dim;
+      const float* from = p.qkv + token * p.row_stride() + int64_t{h} * dim;
       std::copy_n(from, dim, head.begin());
       const float* norm = h < p.num_heads ? p.q_norm : h < num_keyed ? p.k_norm : nullptr;
       if (norm != nullptr) reference_rms_norm(from, norm, dim, p.rms_eps, head.data());

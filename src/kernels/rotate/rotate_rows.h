@@ -12,4 +12,7 @@ void rotate_reference(const RotateParams& params);
 void rotate_f32_portable(const RotateParams& params);
 const char* rotate_f32_portable_refuses(const RotateParams& params);
 
+/// A warp a head.
+void rotate_any_f32_cuda(const RotateParams& params);
+
 }  // namespace moxie

@@ -37,6 +37,21 @@ const Row<RotateParams> kRows[] = {
      .predict_us = rotate_us,
      .workspace = no_workspace,
      .run = rotate_f32_portable},
+#if MOXIE_HAS_CUDA
+    {.name = "rotate_any_f32_cuda",
+     .device = DeviceKind::kCuda,
+     .needs = kCudaAny,
+     .supports = "cache in f32, bf16 or fp8_e4m3",
+     .limits = "any number of tokens; head_dim a multiple of 32 up to 256",
+     .ran_on = "H200; sm_100a and sm_120f compiled only",
+     .layout = PackedLayout::kFragment16x32,
+     .forms = {.l1 = kAnyL1},
+     .is_batch_invariant = true,
+     .refuses = rotate_f32_portable_refuses,
+     .predict_us = rotate_us,
+     .workspace = no_workspace,
+     .run = rotate_any_f32_cuda},
+#endif
 };
 
 }  // namespace

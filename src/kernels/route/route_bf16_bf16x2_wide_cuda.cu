@@ -223,13 +223,15 @@ void route_bf16_bf16x2_wide_cuda(const RouteParams& p) {
   if (p.num_tokens == 0) return;
   if (p.forms.t == TForm::kF32) {
     rms_norm_f32_cuda({.num_tokens = p.num_tokens,
-                       .hidden = p.hidden,
+                       .width = p.hidden,
                        .eps = p.rms_eps,
                        .x = p.x,
-                       .x_is_single = p.forms.x == XForm::kF32,
                        .weight = p.norm_weight,
-                       .y = p.t},
-                      p.launch.stream);
+                       .y = p.t,
+                       .x_stride = p.hidden,
+                       .y_stride = p.hidden,
+                       .x_form = p.forms.x},
+                      p.launch);
   }
   const WideRoute step{.weight = p.weight,
                        .x = p.x,

@@ -299,10 +299,14 @@ std::vector<Output> Built<AttendParams>::outputs() const {
 
 // ---- out ----------------------------------------------------------------------------------------
 
-std::string OutCase::name() const { return text("out", weights, {tokens, rows, cols}); }
+std::string OutCase::name() const {
+  return text(overwrites ? "out overwrites" : "out", weights, {tokens, rows, cols});
+}
 
 OutParams OutCase::sizes() const {
-  return {.num_tokens = tokens, .weight = {.format = weights, .rows = rows, .cols = cols}};
+  return {.num_tokens = tokens,
+          .weight = {.format = weights, .rows = rows, .cols = cols},
+          .overwrites = overwrites};
 }
 
 Built<OutParams> build(const OutCase& c) {
@@ -313,6 +317,7 @@ Built<OutParams> build(const OutCase& c) {
   fill(built, p.weight, random);
   p.bias = keep(built, random.uniforms(c.rows));
   built.initial_x = random.uniforms(int64_t{c.tokens} * c.rows, 3.0f);
+  if (c.overwrites) std::fill(built.initial_x.begin(), built.initial_x.end(), kNan);
   p.x = keep(built, built.initial_x);
   return built;
 }
@@ -633,7 +638,7 @@ std::vector<Output> Built<GateParams>::outputs() const {
 
 std::string RotateCase::name() const {
   return text("rotate", cache, {tokens, heads, kv_heads, head_dim}) + (norms ? " norms" : "") +
-         (keys_only ? " keys only" : "");
+         (keys_only ? " keys only" : "") + (gap > 0 ? " apart" : "");
 }
 
 namespace {
@@ -655,6 +660,7 @@ RotateParams RotateCase::sizes() const {
           .num_heads = heads,
           .num_kv_heads = kv_heads,
           .head_dim = head_dim,
+          .qkv_stride = gap > 0 ? int64_t{heads + 2 * kv_heads} * head_dim + gap : 0,
           .kv = qkv.kv};
 }
 
@@ -672,8 +678,7 @@ Built<RotateParams> build(const RotateCase& c) {
   p.batch = qkv.params.batch;
   p.rotary = qkv.params.rotary;
   p.kv = qkv.params.kv;
-  const int64_t width = int64_t{c.heads + 2 * c.kv_heads} * c.head_dim;
-  built.initial_x = random.uniforms(c.tokens * width, 3.0f);
+  built.initial_x = random.uniforms(c.tokens * p.row_stride(), 3.0f);
   p.qkv = keep(built, built.initial_x);
   if (c.norms) {
     p.q_norm = keep(built, near_one(c.head_dim, random));

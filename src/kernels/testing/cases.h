@@ -77,6 +77,7 @@ struct OutCase {
   int32_t tokens = 1, rows = 64, cols = 64;
   DType weights = DType::kBF16;
   uint64_t seed = 1;
+  bool overwrites = false;
   std::string name() const;
   Params sizes() const;
 };
@@ -146,6 +147,7 @@ struct RotateCase {
   int32_t tokens = 1, heads = 2, kv_heads = 1, head_dim = 32;
   DType cache = DType::kBF16;
   bool norms = false, keys_only = false;
+  int32_t gap = 0;  ///< values between the rows of qkv
   std::string name() const;
   Params sizes() const;
 };

@@ -112,6 +112,11 @@ std::vector<OutCase> OpTester<OutCase>::plain_cases() {
       cases.push_back({.tokens = tokens, .rows = 70, .cols = 1056, .weights = weights});
     }
   }
+  for (int32_t tokens : {3, 40}) {
+    for (DType weights : {DType::kBF16, DType::kMXFP4})
+      cases.push_back(
+          {.tokens = tokens, .rows = 70, .cols = 1056, .weights = weights, .overwrites = true});
+  }
   // Formats without blocks take any (BF16: even) number of columns.
   cases.push_back({.rows = 17, .cols = 37, .weights = DType::kF32});
   for (int32_t tokens : {1, 19}) {
@@ -252,6 +257,7 @@ std::vector<RotateCase> OpTester<RotateCase>::plain_cases() {
       cases.push_back({.tokens = tokens, .heads = 3, .kv_heads = 3, .cache = cache, .norms = true});
     }
     cases.push_back({.tokens = 7, .kv_heads = 2, .cache = cache, .norms = true, .keys_only = true});
+    cases.push_back({.tokens = 5, .cache = cache, .norms = true, .keys_only = true, .gap = 96});
   }
   return cases;
 }
