@@ -207,7 +207,7 @@ struct Running {
   std::unique_ptr<const Tokenizer> tokenizer;  // with --tokenizer
   std::unique_ptr<Engine> engine;
   std::unique_ptr<grammar::Compiler> compiler;
-  std::unique_ptr<Drafter> drafter;  // with --spec
+  Speculation speculation;  // with --spec
   std::unique_ptr<Service> service;
 };
 
@@ -250,8 +250,8 @@ Result<ServedModel> load(const ServeFlags& o, App& app, KvEventPublisher* events
   ServiceOptions options = o.service;
   auto speculation = make_speculation(e);
   if (!speculation) return fail(std::move(speculation.error()));
-  running->drafter = std::move(speculation->drafter);
-  options.drafting = speculation->drafting;
+  running->speculation = std::move(*speculation);
+  options.drafting = running->speculation.drafting;
   if (events != nullptr) {
     options.cache_listener = events;
     events->on_cleared();  // for readers that know a server which was here before

@@ -7,8 +7,9 @@
 namespace moxie {
 namespace {
 
-constexpr double kLeastWeight = 0.1;  // of a new observation
-constexpr double kReturn = 0.01;      // a launch, of the way to the place before
+constexpr double kLeastWeight = 0.1;          // of a new time
+constexpr double kLeastOutcomeWeight = 0.04;  // of a new acceptance
+constexpr double kReturn = 0.01;              // a launch, of the way to the place before
 
 // The first time of a size may include what is made once.
 bool is_known(int32_t count) { return count >= 2; }
@@ -20,7 +21,7 @@ void AcceptanceEstimate::add(int32_t num_drafts, int32_t num_accepted) {
   const int32_t num_seen = std::min(num_drafts, num_accepted + 1);
   for (int32_t i = 0; i < num_seen; ++i) {
     const auto place = static_cast<size_t>(i);
-    const double weight = std::max(kLeastWeight, 1.0 / (counts_[place] + 2));
+    const double weight = std::max(kLeastOutcomeWeight, 1.0 / (counts_[place] + 2));
     rates_[place] += weight * ((i < num_accepted ? 1.0 : 0.0) - rates_[place]);
     ++counts_[place];
   }

@@ -66,6 +66,13 @@ class StepCosts {
   Cells plain_{}, drafted_{};
 };
 
+/// What is learned of all requests: of the costs of launches and of how drafts fare.
+struct DraftMemory {
+  StepCosts costs;
+  AcceptanceEstimate usual;
+  int32_t num_rests = 0;  ///< of the request that rested or was drafted last
+};
+
 /// One request of a launch that is being planned.
 struct DraftAsk {
   const AcceptanceEstimate* estimate = nullptr;

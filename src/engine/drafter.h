@@ -11,6 +11,8 @@
 
 namespace moxie {
 
+struct DraftMemory;
+
 using RequestId = uint64_t;  ///< never 0, never used twice
 
 /// All calls come from one thread, between launches.
@@ -55,6 +57,9 @@ struct Drafting {
   Drafter* drafter = nullptr;  ///< borrowed; null: no drafts
   int32_t max_drafts = 0;      ///< of a request in a launch
   bool is_adaptive = false;    ///< as many of them as pay (draft_length.h)
+  /// What launches and requests before have taught; those of the scheduler are added. Borrowed;
+  /// null: nothing yet.
+  DraftMemory* memory = nullptr;
   /// For benchmarks: rates at which drafts are accepted, whatever is drawn, from `seed`
   /// (simulated_acceptance.h). Drafts proposed are replaced by random ones, and the text is
   /// nobody's. Borrowed; empty: drafts are compared with draws.

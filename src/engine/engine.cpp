@@ -78,23 +78,25 @@ Status Engine::open_model() {
 Status Engine::open_head() {
   const SpeculationOptions& speculation = options_.speculation;
   if (!takes_head(speculation.method)) return {};
+  const bool is_dflash_asked = speculation.method == SpecMethod::kDflash;
   const bool is_embedded =
       speculation.head == "embedded" || (speculation.head.empty() && options_.model == "embedded");
-  if (!is_embedded && speculation.head.empty())
+  std::string path = speculation.head;
+  if (path.empty() && checkpoint_->kind() == CheckpointKind::kSynthetic)
+    path = options_.model + (is_dflash_asked ? "-dflash" : "-eagle3");
+  if (!is_embedded && path.empty())
     return fail(std::string(spec_method_name(speculation.method)) +
                     " drafts with a head, and none is named",
                 "--spec", "name it with --spec-model");
-  auto head =
-      is_embedded
-          ? DraftCheckpoint::open_embedded(speculation.method == SpecMethod::kDflash, config())
-          : DraftCheckpoint::open(speculation.head, config(), speculation.layer_id_offset);
+  auto head = is_embedded ? DraftCheckpoint::open_embedded(is_dflash_asked, config())
+                          : DraftCheckpoint::open(path, config(), speculation.layer_id_offset);
   if (!head) return fail(std::move(head.error()));
   draft_checkpoint_ = std::make_unique<DraftCheckpoint>(std::move(*head));
   const DraftConfig& draft = draft_checkpoint_->config();
   const bool is_dflash = draft.kind == DraftKind::kDflash;
-  if (is_dflash != (speculation.method == SpecMethod::kDflash))
-    return fail(fmt::format("this is a {} head", is_dflash ? "DFlash" : "EAGLE-3"),
-                speculation.head, is_dflash ? "--spec dflash" : "--spec eagle3");
+  if (is_dflash != is_dflash_asked)
+    return fail(fmt::format("this is a {} head", is_dflash ? "DFlash" : "EAGLE-3"), path,
+                is_dflash ? "--spec dflash" : "--spec eagle3");
   if (config().num_full_layers() == 0)
     return fail("the target has no full layers, whose pages the head shares", "--spec-model");
   CHECK(options_.taps.empty(), "taps are the head's");
@@ -217,9 +219,6 @@ Status Engine::make_kernels() {
 
 Status Engine::load_model() {
   const auto start = std::chrono::steady_clock::now();
-  if (draft_checkpoint_ != nullptr && device_->kind() != DeviceKind::kCpu)
-    return fail("draft heads run on the CPU only so far", "--spec-model",
-                "--device cpu, or --spec ngram");
   const ModelWeights layout = checkpoint_->layout(load_options_);
   const GptOss shape(config(), layout, {}, *kernels_);
   // Before loading: the formats alone tell whether a step has no row.
@@ -235,9 +234,10 @@ Status Engine::load_model() {
   }
   options_.max_batch_tokens = plan_.max_batch_tokens;
   if (draft_checkpoint_ != nullptr)
-    draft_options_ = draft_head_options(
-        draft_checkpoint_->config(), options_.speculation, kv_shape(config(), kv_dtype_),
-        plan_.pages.full, plan_.max_model_len, plan_.max_batch_tokens, options_.max_num_seqs);
+    draft_options_ =
+        draft_head_options(draft_checkpoint_->config(), options_.speculation,
+                           kv_shape(config(), kv_dtype_), plan_.pages.full, plan_.max_model_len,
+                           plan_.max_batch_tokens, options_.max_num_seqs, device_->kind());
   timeline_.plan_s += seconds_since(start);
   auto weights = checkpoint_->load(*device_, load_options_);
   if (!weights) return fail(std::move(weights.error()));
@@ -326,6 +326,8 @@ Status Engine::make_decode_loop() {
        .use_graphs = options_.graphs == "on"});
   if (!loop) return fail(std::move(loop.error()));
   decode_loop_ = std::move(*loop);
+  if (options_.speculation.method != SpecMethod::kOff && device_->kind() != DeviceKind::kCpu)
+    graphs_ = std::make_unique<GraphCache>(*device_, *stream_, *kernels_, options_.graphs == "on");
   if (auto status = decode_loop_->prepare(1); !status) return status;
   return stream_->synchronize();
 }
@@ -407,12 +409,35 @@ void Engine::build(std::span<const Chunk> chunks, HostArrays* arrays) const {
 }
 
 Result<const float*> Engine::run(const HostArrays& arrays) {
-  auto batch = launch_arrays_->place(arrays, *kv_, *stream_, &layers_);
-  if (!batch) return fail(std::move(batch.error()));
-  model_->forward(*batch, layers_, activations_, *stream_);
-  last_rows_ = batch->num_logit_rows;
-  if (follower_ != nullptr) follower_->follow(arrays);
+  auto placed = launch_arrays_->place(arrays, *kv_, *stream_, &layers_);
+  if (!placed) return fail(std::move(placed.error()));
+  Batch& batch = *placed;
+  last_rows_ = batch.num_logit_rows;
+  // Tokens with their drafts: few, and the same numbers of them again and again.
+  constexpr int32_t kMostInGraph = 64;
+  const bool in_graph = graphs_ != nullptr && batch.ragged.num_tokens <= kMostInGraph;
+  const bool follows_in_graph = in_graph && follower_ != nullptr && !follower_->reads_host_arrays();
+  Status status;
+  if (in_graph) {
+    batch.ragged.num_visible_keys = 0;  // not part of the key
+    status = graphs_->run({0, batch.ragged.num_tokens, batch.ragged.num_seqs, last_rows_}, [&] {
+      model_->forward(batch, layers_, activations_, *stream_);
+      if (follows_in_graph) static_cast<void>(follow(arrays, batch.ragged));
+    });
+  } else {
+    model_->forward(batch, layers_, activations_, *stream_);
+  }
+  if (status && follower_ != nullptr && !follows_in_graph) status = follow(arrays, batch.ragged);
+  if (!status) return fail(std::move(status.error()));
   return activations_.logits;
+}
+
+// A follower's pages are the full layers'.
+Status Engine::follow(const HostArrays& arrays, const Ragged& placed) {
+  const auto full = std::find(config().is_window.begin(), config().is_window.end(), 0);
+  CHECK(full != config().is_window.end());
+  const auto layer = static_cast<size_t>(full - config().is_window.begin());
+  return follower_->follow(arrays, placed, layers_[layer]);
 }
 
 Status Engine::sample(std::span<const SampleRequest> requests, std::span<SampleAnswer> answers) {

@@ -14,6 +14,7 @@
 #include "engine/device_requests.h"
 #include "engine/draft_counts.h"
 #include "engine/drafter.h"
+#include "engine/graph_cache.h"
 #include "engine/kv.h"
 #include "engine/launch_arrays.h"
 #include "engine/plan.h"
@@ -98,11 +99,15 @@ struct Generated {
 };
 
 /// Is told of every launch, in the thread that runs it, once its forward pass has been given to the
-/// device: the taps hold x of the launch's tokens.
+/// device: the taps hold x of the launch's tokens. `placed` are the same arrays in the device's
+/// memory, and `full` is a view of the cache with their table of full pages.
 class LaunchFollower {
  public:
   virtual ~LaunchFollower() = default;
-  virtual void follow(const HostArrays& arrays) = 0;
+  virtual Status follow(const HostArrays& arrays, const Ragged& placed, const KvLayer& full) = 0;
+  /// Whether follow() reads `arrays`. One that does not, and does not wait either, can be part of a
+  /// graph.
+  virtual bool reads_host_arrays() const { return true; }
 };
 
 class Engine {
@@ -162,6 +167,8 @@ class Engine {
   KvCache& kv() { return *kv_; }
   /// Decodes several sequences at once without waiting for the host.
   DecodeLoop& decode_loop() { return *decode_loop_; }
+  /// Graphs of small launches outside the decode loop: null where nothing drafts.
+  GraphCache* graphs() { return graphs_.get(); }
   Device& device() { return *device_; }
   Stream& stream() { return *stream_; }
   const MemoryPlan& plan() const { return plan_; }
@@ -190,6 +197,7 @@ class Engine {
   Status make_memory();
   Status make_rotary();
   Status make_decode_loop();
+  Status follow(const HostArrays& arrays, const Ragged& placed);
   int32_t table_stride() const;
   Status load_tokenizer();
   Status check_limits(std::span<const Chunk> chunks) const;
@@ -215,6 +223,7 @@ class Engine {
   std::unique_ptr<KvCache> kv_;
 
   std::unique_ptr<DecodeLoop> decode_loop_;
+  std::unique_ptr<GraphCache> graphs_;
 
   HostArrays host_arrays_;  // of one launch; reused
   std::optional<LaunchArrays> launch_arrays_;

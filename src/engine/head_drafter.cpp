@@ -3,29 +3,38 @@
 #include "engine/head_drafter.h"
 
 #include <algorithm>
+#include <bit>
+#include <numeric>
 
-#include "core/threads.h"
+#include "engine/draft_counts.h"
 
 namespace moxie {
 namespace {
 
-// Features kept of a sequence's last launch: of a token and its drafts, or the end of a prompt.
-constexpr int32_t kMostTail = 65;
+// Pages that the longest sequence and the drafts behind it have.
+int32_t pages_of_sequence(const DraftHead::Options& options) {
+  return ceil_div(options.max_positions, options.page_tokens) + 1;
+}
 
-int32_t argmax(const float* row, int32_t n) {
-  int32_t best = 0;
-  for (int32_t i = 1; i < n; ++i)
-    if (row[i] > row[best]) best = i;
-  return best;
+// Bytes of the lists of a pass.
+uint64_t list_bytes(const DraftHead::Options& options, uint64_t max_num_seqs) {
+  const auto rows = static_cast<uint64_t>(options.max_rows);
+  const uint64_t ids = PackedCopy::padded(rows * (kMostDrafts + 1));
+  if (options.device == DeviceKind::kCpu) return ids;
+  const auto stride = static_cast<uint64_t>(pages_of_sequence(options));
+  return ids + 9 * PackedCopy::padded(rows + 1) + PackedCopy::padded(max_num_seqs * kMostDrafts) +
+         PackedCopy::padded(std::min(rows, max_num_seqs) * stride);
 }
 
 }  // namespace
 
 void HeadDrafter::Pass::clear() {
-  for (auto* list : {&tokens, &positions, &last_visible, &seq_idx, &row_offsets}) list->clear();
+  for (auto* list :
+       {&tokens, &positions, &last_visible, &seq_idx, &row_offsets, &table, &features, &drawn})
+    list->clear();
   row_offsets.push_back(0);
   seqs.clear();
-  g.clear();
+  table_stride = 0;
 }
 
 void HeadDrafter::Pass::begin_sequence(SeqId seq) {
@@ -33,28 +42,13 @@ void HeadDrafter::Pass::begin_sequence(SeqId seq) {
   row_offsets.push_back(size());
 }
 
-void HeadDrafter::Pass::add(int32_t token, int32_t position, const float* feature, int32_t hidden) {
+void HeadDrafter::Pass::add(int32_t token, int32_t position, int32_t feature) {
   tokens.push_back(token);
   positions.push_back(position);
   last_visible.push_back(position);
   seq_idx.push_back(static_cast<int32_t>(seqs.size()) - 1);
   row_offsets.back() = size();
-  if (feature != nullptr) g.insert(g.end(), feature, feature + hidden);
-}
-
-DraftRows HeadDrafter::Pass::rows() {
-  int64_t num_keys = 0;
-  for (const int32_t position : last_visible) num_keys += position + 1;
-  return {.batch = {.num_tokens = size(),
-                    .num_seqs = static_cast<int32_t>(seqs.size()),
-                    .positions = positions.data(),
-                    .seq_idx = seq_idx.data(),
-                    .row_offsets = row_offsets.data(),
-                    .num_visible_keys = num_keys},
-          .tokens = tokens.data(),
-          .last_visible = last_visible.data(),
-          .page_table = table.data(),
-          .table_stride = table_stride};
+  features.push_back(feature);
 }
 
 Result<std::unique_ptr<HeadDrafter>> HeadDrafter::create(Engine& engine) {
@@ -63,93 +57,158 @@ Result<std::unique_ptr<HeadDrafter>> HeadDrafter::create(Engine& engine) {
   auto head = DraftHead::load(*checkpoint, engine.config(), engine.weights(), engine.kernels(),
                               engine.device(), engine.stream(), engine.draft_options());
   if (!head) return fail(std::move(head.error()));
-  return std::unique_ptr<HeadDrafter>(new HeadDrafter(engine, std::move(*head)));
+  auto copy = PackedCopy::create(
+      engine.device(),
+      list_bytes((*head)->options(), static_cast<uint64_t>(engine.options().max_num_seqs)));
+  if (!copy) return fail(std::move(copy.error()));
+  auto ids = engine.device().allocate_host(4ull * (kMostDrafts + 1) *
+                                           static_cast<uint64_t>((*head)->options().max_rows));
+  if (!ids) return fail(std::move(ids.error()));
+  std::unique_ptr<HeadDrafter> drafter(new HeadDrafter(engine, std::move(*head), std::move(*copy)));
+  drafter->host_ids_ = std::move(*ids);
+  return drafter;
 }
 
-HeadDrafter::HeadDrafter(Engine& engine, std::unique_ptr<DraftHead> head)
+HeadDrafter::HeadDrafter(Engine& engine, std::unique_ptr<DraftHead> head, PackedCopy copy)
     : engine_(engine),
       head_(std::move(head)),
       hidden_(head_->config().hidden),
       page_tokens_(head_->options().page_tokens),
-      num_own_pages_(head_->options().num_pages - engine.kv().num_full_pages()) {
-  const auto floats = static_cast<size_t>(head_->options().max_rows) * static_cast<size_t>(hidden_);
-  g_.resize(floats);
-  y_.resize(floats);
-  logits_.resize(static_cast<size_t>(DraftHead::max_logit_rows()) *
-                 static_cast<size_t>(head_->config().draft_vocab));
+      num_own_pages_(head_->options().num_pages - engine.kv().num_full_pages()),
+      most_pages_(pages_of_sequence(head_->options())),
+      most_kept_(head_->options().num_kept / (2 * engine.options().max_num_seqs)),
+      copy_(std::move(copy)) {
   engine_.set_follower(this);
 }
 
-HeadDrafter::~HeadDrafter() { engine_.set_follower(nullptr); }
-
-void HeadDrafter::follow(const HostArrays& arrays) {
-  const auto num_tokens = static_cast<int32_t>(arrays.token_ids.size());
-  if (num_tokens == 0) return;
-  std::vector<const float*> taps;
-  for (size_t i = 0; i < head_->config().boundaries.size(); ++i) taps.push_back(engine_.tap(i));
-  head_->project(taps, num_tokens, g_.data());
-  pass_.clear();
-  pass_.table.assign(arrays.full_tables.begin(), arrays.full_tables.end());
-  pass_.table_stride = arrays.table_stride;
-  if (head_->config().kind == DraftKind::kDflash)
-    follow_context(arrays, num_tokens);
-  else
-    follow_pairs(arrays, num_tokens);
+// Recorded launches and passes have a head in them: this one's, once another drafter is made.
+HeadDrafter::~HeadDrafter() {
+  engine_.set_follower(nullptr);
+  static_cast<void>(engine_.synchronize());  // a fault shows at the next launch, too
+  if (engine_.graphs() != nullptr) engine_.graphs()->forget();
 }
 
-void HeadDrafter::follow_context(const HostArrays& arrays, int32_t num_tokens) {
-  for (size_t s = 0; s < arrays.seqs.size(); ++s) {
-    pass_.begin_sequence(arrays.seqs[s]);
-    for (int32_t i = arrays.row_offsets[s]; i < arrays.row_offsets[s + 1]; ++i)
-      pass_.add(arrays.token_ids[static_cast<size_t>(i)], arrays.positions[static_cast<size_t>(i)],
-                nullptr, hidden_);
-  }
-  CHECK(pass_.size() == num_tokens);
-  head_->write_context(pass_.rows(), g_.data());
+// Copies the pass to the device, with room for `num_ids` drawn ids. The tables are the pass's, or
+// those of `full`.
+Result<HeadDrafter::Placed> HeadDrafter::place(uint64_t num_ids, const KvLayer* full) {
+  int64_t num_keys = 0;
+  for (const int32_t position : pass_.last_visible) num_keys += position + 1;
+  if (auto status = copy_.begin(engine_.stream()); !status) return fail(std::move(status.error()));
+  Placed placed{.rows = {.batch = {.num_tokens = pass_.size(),
+                                   .num_seqs = static_cast<int32_t>(pass_.seqs.size()),
+                                   .positions = copy_.put(pass_.positions),
+                                   .seq_idx = copy_.put(pass_.seq_idx),
+                                   .row_offsets = copy_.put(pass_.row_offsets),
+                                   .num_visible_keys = num_keys},
+                         .tokens = copy_.put(pass_.tokens),
+                         .last_visible = copy_.put(pass_.last_visible),
+                         .page_table = full != nullptr ? full->page_table : copy_.put(pass_.table),
+                         .table_stride = full != nullptr ? full->table_stride : pass_.table_stride},
+                .features = copy_.put(pass_.features),
+                .drawn = copy_.put(pass_.drawn),
+                .kept = copy_.put(kept_),
+                .steps = copy_.put(steps_),
+                .ids = copy_.reserve(num_ids)};
+  if (auto status = copy_.finish(engine_.stream()); !status) return fail(std::move(status.error()));
+  return placed;
 }
 
-// Row P takes the token at P + 1. That of a launch's last token is not known yet: its feature is
-// kept until it is.
-void HeadDrafter::follow_pairs(const HostArrays& arrays, int32_t num_tokens) {
-  const auto token_at = [&](int32_t i) { return arrays.token_ids[static_cast<size_t>(i)]; };
-  const auto g_at = [&](int32_t i) { return g_.data() + int64_t{i} * hidden_; };
-  for (size_t s = 0; s < arrays.seqs.size(); ++s) {
-    const SeqId seq = arrays.seqs[s];
-    const int32_t begin = arrays.row_offsets[s], end = arrays.row_offsets[s + 1];
-    pass_.begin_sequence(seq);
-    if (begin == end) continue;
-    const int32_t first = arrays.positions[static_cast<size_t>(begin)];
-    if (const auto found = tails_.find(seq); found != tails_.end()) {
-      const Tail& tail = found->second;
-      const int32_t at = first - 1 - tail.first;
-      const bool is_kept =
-          at >= 0 && std::cmp_less(at, tail.g.size() / static_cast<size_t>(hidden_));
-      if (is_kept && tail.drafted != first - 1)
-        pass_.add(token_at(begin), first - 1, tail.g.data() + int64_t{at} * hidden_, hidden_);
+Status HeadDrafter::follow(const HostArrays& arrays, const Ragged& placed, const KvLayer& full) {
+  const int32_t most = head_->options().max_rows;
+  const size_t num_taps = head_->config().boundaries.size();
+  std::vector<const float*> taps(num_taps);
+  for (int32_t first = 0; first < placed.num_tokens; first += most) {
+    const int32_t count = std::min(most, placed.num_tokens - first);
+    for (size_t i = 0; i < num_taps; ++i) taps[i] = engine_.tap(i) + int64_t{first} * hidden_;
+    head_->project(taps, count, head_->feature(0));
+    if (head_->config().kind == DraftKind::kDflash) {
+      Ragged part = placed;
+      part.num_tokens = count;
+      part.positions += first;
+      part.seq_idx += first;
+      head_->write_context(
+          {.batch = part, .page_table = full.page_table, .table_stride = full.table_stride},
+          head_->feature(0));
+    } else if (auto status = follow_pairs(arrays, full, first, count); !status) {
+      return status;
     }
-    for (int32_t i = begin; i + 1 < end; ++i)
-      pass_.add(token_at(i + 1), first + i - begin, g_at(i), hidden_);
-    const int32_t count = std::min(end - begin, kMostTail);
-    keep_tail(seq, first + (end - begin) - count, count, g_at(end - count));
   }
-  CHECK(pass_.size() <= num_tokens);
-  if (pass_.size() == 0) return;
-  head_->run_pairs(pass_.rows(), pass_.g.data(), y_.data(), on_logits_ == nullptr);
-  if (!on_logits_) return;
-  std::vector<int32_t> rows;
-  std::vector<SeqId> seqs;
-  for (int32_t i = 0; i < pass_.size(); ++i) {
-    rows.push_back(i);
-    seqs.push_back(pass_.seqs[static_cast<size_t>(pass_.seq_idx[static_cast<size_t>(i)])]);
-  }
-  report(rows, seqs, pass_.positions);
+  return {};
 }
 
-void HeadDrafter::keep_tail(SeqId seq, int32_t first, int32_t count, const float* g) {
-  Tail& tail = tails_[seq];
-  tail.first = first;
-  tail.drafted = -1;
-  tail.g.assign(g, g + int64_t{count} * hidden_);
+// The number of the kept feature of this position; -1: it is not kept.
+int32_t HeadDrafter::kept_feature(SeqId seq, uint64_t serial, int32_t position) const {
+  const auto found = tails_.find(seq);
+  if (found == tails_.end() || found->second.serial != serial) return -1;
+  const Tail& tail = found->second;
+  const int64_t size = head_->options().num_kept;
+  const int32_t at = position - tail.first;
+  if (at < 0 || at >= tail.count || num_kept_ - tail.place > size) return -1;
+  return head_->first_kept() + static_cast<int32_t>((tail.place + at) % size);
+}
+
+// Features of the launch's tokens from `first` on, `count` of them: the rows whose next token the
+// launch has, and before each sequence's first the row that waited for it. Row P takes the token at
+// P + 1; that of a launch's last token is not known yet, so that its feature is kept until it is.
+Status HeadDrafter::follow_pairs(const HostArrays& arrays, const KvLayer& full, int32_t first,
+                                 int32_t count) {
+  pass_.clear();
+  steps_.clear();
+  std::vector<std::pair<size_t, Tail>> tails;
+  kept_.clear();
+  const int32_t last = first + count;
+  for (size_t s = 0; s < arrays.seqs.size(); ++s) {
+    const int32_t chunk = arrays.row_offsets[s], end = arrays.row_offsets[s + 1];
+    pass_.begin_sequence(arrays.seqs[s]);
+    const int32_t from = std::max(first, chunk), to = std::min(last, end);
+    if (from >= to) continue;
+    const auto position_of = [&](int32_t i) { return arrays.positions[static_cast<size_t>(i)]; };
+    const auto token_of = [&](int32_t i) { return arrays.token_ids[static_cast<size_t>(i)]; };
+    if (from == chunk) {
+      const int32_t before = position_of(chunk) - 1;
+      const int32_t feature = kept_feature(arrays.seqs[s], arrays.serials[s], before);
+      if (feature >= 0 && tails_[arrays.seqs[s]].drafted != before)
+        pass_.add(token_of(chunk), before, feature);
+    }
+    for (int32_t i = from; i < std::min(to, end - 1); ++i)
+      pass_.add(token_of(i + 1), position_of(i), i - first);
+    if (to < end) continue;
+    // A token and its drafts, or the end of a prompt.
+    const int32_t begin = std::max(from, end - most_kept_);
+    tails.push_back({s,
+                     {.serial = arrays.serials[s],
+                      .first = position_of(begin),
+                      .count = end - begin,
+                      .place = static_cast<int64_t>(kept_.size())}});
+    for (int32_t i = begin; i < end; ++i) kept_.push_back(i - first);
+  }
+  if (on_logits_) {
+    pass_.drawn.resize(pass_.tokens.size());
+    std::iota(pass_.drawn.begin(), pass_.drawn.end(), 0);
+  }
+  auto placed = place(0, &full);
+  if (!placed) return fail(std::move(placed.error()));
+  if (pass_.size() > 0) {
+    head_->gather(placed->features, pass_.size(), head_->g());
+    head_->run_pairs(placed->rows, head_->g(), on_logits_ == nullptr);
+    if (on_logits_) {
+      std::vector<SeqId> seqs;
+      for (const int32_t s : pass_.seq_idx) seqs.push_back(pass_.seqs[static_cast<size_t>(s)]);
+      if (auto status = report(*placed, seqs, pass_.positions); !status) return status;
+    }
+  }
+  if (kept_.empty()) return {};
+  const auto num = static_cast<int64_t>(kept_.size());
+  const int64_t size = head_->options().num_kept;
+  if (num_kept_ % size + num > size) num_kept_ = round_up(num_kept_, size);
+  head_->gather(placed->kept, static_cast<int32_t>(num),
+                head_->feature(head_->first_kept() + static_cast<int32_t>(num_kept_ % size)));
+  for (auto& [s, tail] : tails) {
+    tail.place += num_kept_;
+    tails_[arrays.seqs[s]] = tail;
+  }
+  num_kept_ += num;
+  return {};
 }
 
 // The block tables of the asks: the target's pages, and the head's own for up to `num_more`
@@ -161,6 +220,11 @@ void HeadDrafter::set_tables(std::span<const Ask> asks, int32_t num_more) {
     return ceil_div(static_cast<int32_t>(ask.tokens.size()) + num_more, page_tokens_);
   };
   for (const Ask& ask : asks) stride = std::max(stride, num_pages(ask));
+  // A graph keeps its stride.
+  if (engine_.graphs() != nullptr)
+    stride =
+        std::min(static_cast<int32_t>(std::bit_ceil(static_cast<uint32_t>(std::max(stride, 64)))),
+                 most_pages_);
   const auto width = static_cast<size_t>(stride);
   pass_.table.assign(asks.size() * width, -1);
   pass_.table_stride = stride;
@@ -185,148 +249,168 @@ void HeadDrafter::propose_all(std::span<const Ask> asks) {
   const int32_t by_pages = num_own_pages_ / draft_own_pages(c, longest, page_tokens_);
   const auto most =
       static_cast<size_t>(std::max(1, std::min(by_pages, head_->options().max_rows / rows_of_one)));
+  kept_.clear();
   for (size_t at = 0; at < asks.size(); at += most) {
     const auto group = asks.subspan(at, std::min(most, asks.size() - at));
-    if (c.kind == DraftKind::kDflash)
-      propose_blocks(group);
-    else
-      propose_pairs(group);
+    const auto status = c.kind == DraftKind::kDflash ? propose_blocks(group) : propose_pairs(group);
+    if (!status) return;  // the device has failed: the next launch says so
   }
 }
 
-void HeadDrafter::propose_blocks(std::span<const Ask> asks) {
+Status HeadDrafter::propose_blocks(std::span<const Ask> asks) {
   const DraftConfig& c = head_->config();
   pass_.clear();
-  std::vector<int32_t> rows, ids, positions;
+  steps_.clear();
+  std::vector<int32_t> positions;
   std::vector<SeqId> seqs;
+  // The block is drafted whole, but no more of it is drawn than is asked for.
+  int32_t longest = on_logits_ ? c.block - 1 : 1;
+  for (const Ask& ask : asks) longest = std::max(longest, std::min(ask.limit, c.block - 1));
   for (const Ask& ask : asks) {
     const auto anchor = static_cast<int32_t>(ask.tokens.size()) - 1;
     pass_.begin_sequence(ask.seq);
     for (int32_t i = 0; i < c.block; ++i) {
-      if (i > 0) {
-        rows.push_back(pass_.size());
+      if (i > 0 && i <= longest) {
+        pass_.drawn.push_back(pass_.size());
         seqs.push_back(ask.seq);
         positions.push_back(anchor + i);
       }
-      pass_.add(i == 0 ? ask.tokens.back() : c.mask_id, anchor + i, nullptr, hidden_);
+      pass_.add(i == 0 ? ask.tokens.back() : c.mask_id, anchor + i);
       pass_.last_visible.back() = anchor + c.block - 1;
     }
   }
   set_tables(asks, c.block);
-  head_->run_block(pass_.rows(), y_.data());
-  draw(rows, &ids);
-  if (on_logits_) report(rows, seqs, positions);
-  const auto of_one = static_cast<size_t>(c.block - 1);
+  auto placed = place(pass_.drawn.size());
+  if (!placed) return fail(std::move(placed.error()));
+  auto status = run(*placed, longest, [&] {
+    head_->run_block(placed->rows);
+    head_->draw(placed->drawn, static_cast<int32_t>(pass_.drawn.size()), placed->ids);
+  });
+  if (!status) return status;
+  if (status = read_ids(placed->ids, pass_.drawn.size()); !status) return status;
+  if (on_logits_)
+    if (status = report(*placed, seqs, positions); !status) return status;
+  const auto of_one = static_cast<size_t>(longest);
   for (size_t s = 0; s < asks.size(); ++s) {
     const auto count = std::min(of_one, static_cast<size_t>(asks[s].limit));
-    for (size_t i = 0; i < count; ++i) asks[s].drafts->push_back(ids[s * of_one + i]);
+    for (size_t i = 0; i < count; ++i) asks[s].drafts->push_back(ids_[s * of_one + i]);
   }
+  return {};
 }
 
-void HeadDrafter::propose_pairs(std::span<const Ask> all) {
+Status HeadDrafter::propose_pairs(std::span<const Ask> all) {
   const DraftConfig& c = head_->config();
+  const bool is_peagle = c.kind == DraftKind::kPeagle;
   pass_.clear();
+  steps_.clear();
   std::vector<Ask> asks;
-  std::vector<int32_t> last_rows;  // P-EAGLE: all rows that draft
+  std::vector<int32_t> positions;  // of the rows drawn, for report(); -1: of masks
+  std::vector<SeqId> seqs;
+  int32_t longest = 1;
   for (const Ask& ask : all) {
     const auto position = static_cast<int32_t>(ask.tokens.size()) - 2;
-    const auto found = tails_.find(ask.seq);
-    if (found == tails_.end() || position < found->second.first) continue;
-    Tail& tail = found->second;
-    const auto at = static_cast<size_t>(position - tail.first) * static_cast<size_t>(hidden_);
-    if (at >= tail.g.size()) continue;
+    const int32_t feature = kept_feature(ask.seq, engine_.kv().serial(ask.seq), position);
+    if (feature < 0) continue;
+    tails_[ask.seq].drafted = position;
     asks.push_back(ask);
+    longest = std::max(longest, ask.limit);
     pass_.begin_sequence(ask.seq);
-    last_rows.push_back(pass_.size());
-    pass_.add(ask.tokens.back(), position, tail.g.data() + at, hidden_);
-    tail.drafted = position;
-    for (int32_t i = 1; c.kind == DraftKind::kPeagle && i < ask.limit; ++i) {
-      last_rows.push_back(pass_.size());
-      pass_.add(c.mask_id, position + i, head_->mask_feature(), hidden_);
+    for (int32_t i = 0; i < (is_peagle ? ask.limit : 1); ++i) {
+      pass_.drawn.push_back(pass_.size());
+      positions.push_back(i == 0 ? position : -1);
+      seqs.push_back(ask.seq);
+      if (i == 0)
+        pass_.add(ask.tokens.back(), position, feature);
+      else
+        pass_.add(c.mask_id, position + i, head_->mask_feature());
     }
   }
-  if (asks.empty()) return;
-  int32_t longest = 1;
-  for (const Ask& ask : asks) longest = std::max(longest, ask.limit);
+  if (asks.empty()) return {};
+  for (int32_t step = 1; step < (is_peagle ? 1 : longest); ++step)
+    for (const int32_t position : pass_.positions) steps_.push_back(position + step);
   set_tables(asks, longest);
-  head_->run_pairs(pass_.rows(), pass_.g.data(), y_.data());
-  std::vector<int32_t> ids;
-  draw(last_rows, &ids);
-  if (on_logits_) {
-    std::vector<int32_t> rows, positions;
-    for (size_t s = 0; s < asks.size(); ++s) {
-      rows.push_back(pass_.row_offsets[s]);
-      positions.push_back(static_cast<int32_t>(asks[s].tokens.size()) - 2);
-    }
-    report(rows, pass_.seqs, positions);
+  const auto num_rows = static_cast<size_t>(pass_.size());
+  const size_t num_ids = is_peagle ? num_rows : num_rows * static_cast<size_t>(longest);
+  auto placed = place(num_ids);
+  if (!placed) return fail(std::move(placed.error()));
+  Status reported;
+  auto status = run(*placed, longest, [&] {
+    head_->gather(placed->features, pass_.size(), head_->g());
+    head_->run_pairs(placed->rows, head_->g());
+    head_->draw(placed->drawn, pass_.size(), placed->ids);
+    if (on_logits_) reported = report(*placed, seqs, positions);
+    if (!is_peagle) roll_out(*placed, longest);
+  });
+  if (status) status = std::move(reported);
+  if (!status) return status;
+  if (status = read_ids(placed->ids, num_ids); !status) return status;
+  size_t at = 0;
+  for (size_t s = 0; s < asks.size(); ++s) {
+    for (int32_t i = 0; i < asks[s].limit; ++i)
+      asks[s].drafts->push_back(is_peagle ? ids_[at++]
+                                          : ids_[static_cast<size_t>(i) * num_rows + s]);
   }
-  if (c.kind == DraftKind::kPeagle) {
-    size_t at = 0;
-    for (const Ask& ask : asks)
-      for (int32_t i = 0; i < ask.limit; ++i) ask.drafts->push_back(ids[at++]);
-    return;
-  }
-  for (size_t s = 0; s < asks.size(); ++s) asks[s].drafts->push_back(ids[s]);
-  roll_out(std::move(asks), longest);
+  return {};
 }
 
-// EAGLE-3: the drafts behind the first, one pass a token for all asks that want more. The tables
-// are those of the first pass, whose own pages hold what the passes before wrote.
-void HeadDrafter::roll_out(std::vector<Ask> asks, int32_t longest) {
-  std::vector<int32_t> rows, ids;
+// Gives a small pass to the stream as a graph. The lists lie where they did in the last pass of the
+// same sizes.
+Status HeadDrafter::run(Placed& placed, int32_t longest, const std::function<void()>& work) {
+  constexpr int32_t kMostInGraph = 64;
+  GraphCache* graphs = engine_.graphs();
+  const int32_t num_tokens = placed.rows.batch.num_tokens;
+  if (graphs == nullptr || on_logits_ || num_tokens > kMostInGraph) {
+    work();
+    return {};
+  }
+  placed.rows.batch.num_visible_keys = 0;  // not part of the key
+  return graphs->run({longest, num_tokens, placed.rows.batch.num_seqs, placed.rows.table_stride},
+                     work);
+}
+
+// EAGLE-3: the drafts behind the first, one pass a token, without the host. A sequence has one row,
+// so that only tokens, positions and features differ from the first pass. The tables are those of
+// the first pass, whose own pages hold what the passes before wrote.
+void HeadDrafter::roll_out(const Placed& placed, int32_t longest) {
+  const int32_t n = placed.rows.batch.num_tokens;
+  DraftRows rows = placed.rows;
   for (int32_t step = 1; step < longest; ++step) {
-    // The features of the last pass, whose rows are those of `asks`.
-    head_->to_feature(y_.data(), static_cast<int32_t>(asks.size()));
-    const auto width = static_cast<std::ptrdiff_t>(pass_.table_stride);
-    std::vector<Ask> left;
-    rows.clear();
-    pass_.clear();
-    for (size_t i = 0; i < asks.size(); ++i) {
-      const Ask& ask = asks[i];
-      if (ask.limit <= step) continue;
-      const auto from = static_cast<std::ptrdiff_t>(i),
-                 to = static_cast<std::ptrdiff_t>(left.size());
-      if (from != to)
-        std::copy_n(pass_.table.begin() + from * width, width, pass_.table.begin() + to * width);
-      rows.push_back(pass_.size());
-      left.push_back(ask);
-      pass_.begin_sequence(ask.seq);
-      pass_.add(ask.drafts->back(), static_cast<int32_t>(ask.tokens.size()) - 2 + step,
-                y_.data() + from * hidden_, hidden_);
-    }
-    asks = std::move(left);
-    head_->run_pairs(pass_.rows(), pass_.g.data(), y_.data());
-    draw(rows, &ids);
-    for (size_t i = 0; i < asks.size(); ++i) asks[i].drafts->push_back(ids[i]);
+    head_->outputs_to_features(n);
+    rows.tokens = placed.ids + int64_t{step - 1} * n;
+    rows.batch.positions = rows.last_visible = placed.steps + int64_t{step - 1} * n;
+    if (rows.batch.num_visible_keys > 0) rows.batch.num_visible_keys += n;
+    head_->run_pairs(rows, head_->g());
+    head_->draw(placed.drawn, n, placed.ids + int64_t{step} * n);
   }
 }
 
-// The best ids of these rows of y_, as the target's ids.
-void HeadDrafter::draw(std::span<const int32_t> rows, std::vector<int32_t>* ids) {
-  const int32_t vocab = head_->config().draft_vocab;
-  ids->resize(rows.size());
-  const auto most = static_cast<size_t>(DraftHead::max_logit_rows());
-  for (size_t at = 0; at < rows.size(); at += most) {
-    const auto group = rows.subspan(at, std::min(most, rows.size() - at));
-    head_->logits(y_.data(), group, logits_.data());
-    auto best = [&](int64_t i, int) {
-      const int32_t id = argmax(logits_.data() + i * vocab, vocab);
-      (*ids)[at + static_cast<size_t>(i)] = head_->target_id(id);
-    };
-    engine_.stream().pool->run(static_cast<int64_t>(group.size()), best);
-  }
+Status HeadDrafter::read_ids(const int32_t* ids, size_t count) {
+  auto status = engine_.device().copy_to_host(host_ids_.data(), ids, 4 * count, engine_.stream());
+  if (status) status = engine_.stream().synchronize();
+  if (!status) return status;
+  copy_.is_idle();
+  ids_.assign(host_ids_.as<int32_t>(), host_ids_.as<int32_t>() + count);
+  return {};
 }
 
-void HeadDrafter::report(std::span<const int32_t> rows, std::span<const SeqId> seqs,
-                         std::span<const int32_t> positions) {
+// Tells on_logits_ of the rows drawn that have a position.
+Status HeadDrafter::report(const Placed& placed, std::span<const SeqId> seqs,
+                           std::span<const int32_t> positions) {
+  const auto vocab = static_cast<size_t>(head_->config().draft_vocab);
   const auto most = static_cast<size_t>(DraftHead::max_logit_rows());
-  for (size_t at = 0; at < rows.size(); at += most) {
-    const auto group = rows.subspan(at, std::min(most, rows.size() - at));
-    head_->logits(y_.data(), group, logits_.data());
-    for (size_t i = 0; i < group.size(); ++i)
-      on_logits_(seqs[at + i], positions[at + i],
-                 logits_.data() + static_cast<std::ptrdiff_t>(i) * head_->config().draft_vocab);
+  for (size_t at = 0; at < positions.size(); at += most) {
+    const size_t count = std::min(most, positions.size() - at);
+    const float* logits = head_->logits(placed.drawn + at, static_cast<int32_t>(count));
+    logits_.resize(count * vocab);
+    auto status =
+        engine_.device().copy_to_host(logits_.data(), logits, 4 * logits_.size(), engine_.stream());
+    if (status) status = engine_.stream().synchronize();
+    if (!status) return status;
+    for (size_t i = 0; i < count; ++i)
+      if (positions[at + i] >= 0)
+        on_logits_(seqs[at + i], positions[at + i], logits_.data() + i * vocab);
   }
+  return {};
 }
 
 }  // namespace moxie

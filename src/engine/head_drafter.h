@@ -16,6 +16,7 @@
 
 #include "engine/drafter.h"
 #include "engine/engine.h"
+#include "engine/packed_copy.h"
 #include "model/draft_head.h"
 
 namespace moxie {
@@ -28,10 +29,12 @@ class HeadDrafter : public Drafter, public LaunchFollower {
 
   bool shares_device() const override { return true; }
   void propose(const Ask& ask) override { propose_all({&ask, 1}); }
+  /// No drafts if the device fails; the next launch reports that.
   void propose_all(std::span<const Ask> asks) override;
   void observe(RequestId, std::span<const int32_t>, int32_t) override {}
   void forget(RequestId) override {}
-  void follow(const HostArrays& arrays) override;
+  Status follow(const HostArrays& arrays, const Ragged& placed, const KvLayer& full) override;
+  bool reads_host_arrays() const override { return config().kind != DraftKind::kDflash; }
 
   const DraftConfig& config() const { return head_->config(); }
   /// For `moxie score`: is called with the logits [draft vocab] of every row that the head computes
@@ -41,45 +44,62 @@ class HeadDrafter : public Drafter, public LaunchFollower {
   void set_on_logits(OnLogits on_logits) { on_logits_ = std::move(on_logits); }
 
  private:
-  // The features of a sequence's last tokens, for the row whose next token was not known.
+  // The features of a sequence's last tokens, for the row whose next token was not known. They lie
+  // in a ring of the head's kept features.
   struct Tail {
-    int32_t first = 0;     // position of the first feature
+    uint64_t serial = 0;  // of the sequence
+    int32_t first = 0;    // position of the first feature
+    int32_t count = 0;
+    int64_t place = 0;     // of the first, in all that were ever kept
     int32_t drafted = -1;  // the position behind which the head has drafted last
-    std::vector<float> g;  // [count, hidden]
   };
-  // Rows of one pass, in memory that is kept.
+  // Rows of one pass, as the host builds them; kept memory.
   struct Pass {
     std::vector<int32_t> tokens, positions, last_visible, seq_idx, row_offsets, table;
+    std::vector<int32_t> features;  // EAGLE: numbers of DraftHead::feature()
+    std::vector<int32_t> drawn;     // rows whose best ids are wanted
     std::vector<SeqId> seqs;
-    std::vector<float> g;
     int32_t table_stride = 0;
     void clear();
     void begin_sequence(SeqId seq);
-    void add(int32_t token, int32_t position, const float* feature, int32_t hidden);
+    void add(int32_t token, int32_t position, int32_t feature = -1);
     int32_t size() const { return static_cast<int32_t>(tokens.size()); }
-    DraftRows rows();
+  };
+  // The same on the device.
+  struct Placed {
+    DraftRows rows;
+    const int32_t *features = nullptr, *drawn = nullptr, *kept = nullptr, *steps = nullptr;
+    int32_t* ids = nullptr;  // the drawn ids, [num_ids]
   };
 
-  HeadDrafter(Engine& engine, std::unique_ptr<DraftHead> head);
-  void follow_pairs(const HostArrays& arrays, int32_t num_tokens);
-  void follow_context(const HostArrays& arrays, int32_t num_tokens);
-  void keep_tail(SeqId seq, int32_t first, int32_t count, const float* g);
-  void propose_blocks(std::span<const Ask> asks);
-  void propose_pairs(std::span<const Ask> asks);
-  void roll_out(std::vector<Ask> asks, int32_t longest);
+  HeadDrafter(Engine& engine, std::unique_ptr<DraftHead> head, PackedCopy copy);
+  int32_t kept_feature(SeqId seq, uint64_t serial, int32_t position) const;
+  Status follow_pairs(const HostArrays& arrays, const KvLayer& full, int32_t first, int32_t count);
+  Result<Placed> place(uint64_t num_ids, const KvLayer* full = nullptr);
+  Status propose_blocks(std::span<const Ask> asks);
+  Status propose_pairs(std::span<const Ask> asks);
+  void roll_out(const Placed& placed, int32_t longest);
+  Status run(Placed& placed, int32_t longest, const std::function<void()>& work);
   void set_tables(std::span<const Ask> asks, int32_t num_more);
-  void draw(std::span<const int32_t> rows, std::vector<int32_t>* ids);
-  void report(std::span<const int32_t> rows, std::span<const SeqId> seqs,
-              std::span<const int32_t> positions);
+  Status read_ids(const int32_t* ids, size_t count);
+  Status report(const Placed& placed, std::span<const SeqId> seqs,
+                std::span<const int32_t> positions);
 
   Engine& engine_;
   std::unique_ptr<DraftHead> head_;
   const int32_t hidden_, page_tokens_, num_own_pages_;
+  const int32_t most_pages_;  // of a sequence
+  const int32_t most_kept_;   // features of a sequence's last launch
+  PackedCopy copy_;
   Pass pass_;
-  std::vector<float> g_, y_, logits_;
-  std::vector<int32_t> unused_windows_;
+  std::vector<int32_t> kept_;   // numbers of the launch's features that are kept
+  std::vector<int32_t> steps_;  // positions of the passes behind the first, [steps, rows]
+  std::vector<int32_t> unused_windows_, ids_;
+  Buffer host_ids_;
   std::unordered_map<SeqId, Tail> tails_;
+  int64_t num_kept_ = 0;  // ever
   OnLogits on_logits_;
+  std::vector<float> logits_;  // of on_logits_
 };
 
 }  // namespace moxie

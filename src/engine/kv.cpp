@@ -124,6 +124,7 @@ struct Table {
 
 struct Sequence {
   bool live = false;
+  uint64_t serial = 0;
   int32_t num_tokens = 0;
   Table full, window;
 };
@@ -137,6 +138,7 @@ struct KvCache::Impl {
   Pool full, window;
   std::vector<Sequence> sequences;
   std::vector<SeqId> free_ids;
+  uint64_t num_made = 0;
 
   Sequence& at(SeqId seq) {
     CHECK(seq >= 0 && seq < static_cast<SeqId>(sequences.size()) &&
@@ -324,9 +326,13 @@ SeqId KvCache::add_sequence() {
   }
   const SeqId seq = impl_->free_ids.back();
   impl_->free_ids.pop_back();
-  impl_->sequences[static_cast<size_t>(seq)].live = true;
+  Sequence& sequence = impl_->sequences[static_cast<size_t>(seq)];
+  sequence.live = true;
+  sequence.serial = ++impl_->num_made;
   return seq;
 }
+
+uint64_t KvCache::serial(SeqId seq) const { return impl_->at(seq).serial; }
 
 SeqId KvCache::add_sequence(std::span<const int32_t> full, std::span<const int32_t> window) {
   const SeqId seq = add_sequence();

@@ -61,6 +61,8 @@ class KvCache {
   /// is copied when either sequence appends to it.
   Result<SeqId> fork(SeqId seq);
 
+  /// A number that no other sequence has had, while ids are used again.
+  uint64_t serial(SeqId seq) const;
   int32_t num_tokens(SeqId seq) const;
   /// Reserves room for `count` more tokens in both pools. Reserves nothing and returns false if
   /// there is not enough for all.

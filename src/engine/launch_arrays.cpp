@@ -2,16 +2,8 @@
 #include "engine/launch_arrays.h"
 
 #include <algorithm>
-#include <cstring>
 
 namespace moxie {
-namespace {
-
-constexpr uint64_t kAlign = 64;
-
-uint64_t padded(uint64_t count) { return round_up<uint64_t>(4 * count, kAlign); }
-
-}  // namespace
 
 void HostArrays::clear() {
   for (auto* list :
@@ -20,6 +12,7 @@ void HostArrays::clear() {
   }
   row_offsets.assign(1, 0);
   seqs.clear();
+  serials.clear();
   table_stride = num_fed = 0;
   num_visible_keys = 0;
 }
@@ -34,6 +27,7 @@ void build_arrays(std::span<const Chunk> chunks, const KvCache& kv, int32_t tabl
     const auto count = static_cast<int32_t>(chunk.tokens.size());
     const int32_t end = kv.num_tokens(chunk.seq), start = end - count;
     s.seqs.push_back(chunk.seq);
+    s.serials.push_back(kv.serial(chunk.seq));
     for (int32_t i = 0; i < count; ++i) {
       const bool wanted =
           chunk.logits == Logits::kAll || (chunk.logits == Logits::kLast && i + 1 == count);
@@ -78,59 +72,34 @@ void build_next_arrays(std::span<const Chunk> chunks, const KvCache& kv, HostArr
 
 uint64_t LaunchArrays::Limits::bytes() const {
   const auto tokens = static_cast<uint64_t>(num_tokens), seqs = static_cast<uint64_t>(num_seqs);
+  const auto padded = PackedCopy::padded;
   return 3 * padded(tokens) + padded(seqs + 1) + padded(static_cast<uint64_t>(num_logit_rows)) +
          2 * padded(seqs * static_cast<uint64_t>(table_stride));
 }
 
 Result<LaunchArrays> LaunchArrays::create(Device& device, const Limits& limits) {
-  LaunchArrays arrays;
-  arrays.device_ = &device;
-  if (device.kind() == DeviceKind::kCpu) return arrays;
-  auto memory = device.allocate(limits.bytes());
-  if (!memory) return fail(std::move(memory.error()));
-  arrays.memory_ = std::move(*memory);
-  auto staging = device.allocate_host(kSlots * limits.bytes());
-  if (!staging) return fail(std::move(staging.error()));
-  arrays.staging_ = std::move(*staging);
-  return arrays;
+  // The CPU reads the host's lists.
+  auto copy = PackedCopy::create(device, device.kind() == DeviceKind::kCpu ? 0 : limits.bytes());
+  if (!copy) return fail(std::move(copy.error()));
+  return LaunchArrays(std::move(*copy));
 }
 
 Result<Batch> LaunchArrays::place(const HostArrays& host, const KvCache& kv, Stream& stream,
                                   std::vector<KvLayer>* layers) {
-  Batch batch{.ragged = {.num_tokens = static_cast<int32_t>(host.token_ids.size()),
-                         .num_seqs = static_cast<int32_t>(host.row_offsets.size()) - 1,
-                         .positions = host.positions.data(),
-                         .seq_idx = host.seq_idx.data(),
-                         .row_offsets = host.row_offsets.data(),
-                         .num_visible_keys = host.num_visible_keys},
-              .token_ids = host.token_ids.data(),
-              .num_logit_rows = static_cast<int32_t>(host.logit_rows.size()),
-              .logit_rows = host.logit_rows.data()};
-  const int32_t *full = host.full_tables.data(), *window = host.window_tables.data();
-  if (device_->kind() != DeviceKind::kCpu) {
-    if (slot_ == kSlots) {
-      if (auto status = stream.synchronize(); !status) return fail(std::move(status.error()));
-      slot_ = 0;
-    }
-    std::byte* staging = staging_.data() + static_cast<uint64_t>(slot_++) * memory_.bytes();
-    uint64_t used = 0;
-    const auto put = [&](const std::vector<int32_t>& list) {
-      CHECK(used + padded(list.size()) <= memory_.bytes(), "a launch larger than its limits");
-      if (!list.empty()) std::memcpy(staging + used, list.data(), 4 * list.size());
-      const auto* place = reinterpret_cast<const int32_t*>(memory_.data() + used);
-      used += padded(list.size());
-      return place;
-    };
-    batch.token_ids = put(host.token_ids);
-    batch.ragged.positions = put(host.positions);
-    batch.ragged.seq_idx = put(host.seq_idx);
-    batch.ragged.row_offsets = put(host.row_offsets);
-    batch.logit_rows = put(host.logit_rows);
-    full = put(host.full_tables);
-    window = put(host.window_tables);
-    auto status = device_->copy_from_host(memory_.data(), staging, used, stream);
-    if (!status) return fail(std::move(status.error()));
-  }
+  auto status = copy_.begin(stream);
+  if (!status) return fail(std::move(status.error()));
+  const Batch batch{.ragged = {.num_tokens = static_cast<int32_t>(host.token_ids.size()),
+                               .num_seqs = static_cast<int32_t>(host.row_offsets.size()) - 1,
+                               .positions = copy_.put(host.positions),
+                               .seq_idx = copy_.put(host.seq_idx),
+                               .row_offsets = copy_.put(host.row_offsets),
+                               .num_visible_keys = host.num_visible_keys},
+                    .token_ids = copy_.put(host.token_ids),
+                    .num_logit_rows = static_cast<int32_t>(host.logit_rows.size()),
+                    .logit_rows = copy_.put(host.logit_rows)};
+  const int32_t* full = copy_.put(host.full_tables);
+  const int32_t* window = copy_.put(host.window_tables);
+  if (status = copy_.finish(stream); !status) return fail(std::move(status.error()));
   kv.layer_views(full, window, host.table_stride, layers);
   return batch;
 }

@@ -9,6 +9,7 @@
 
 #include "core/device.h"
 #include "engine/kv.h"
+#include "engine/packed_copy.h"
 #include "model/gpt_oss.h"
 
 namespace moxie {
@@ -29,7 +30,9 @@ struct HostArrays {
   std::vector<int32_t> full_tables, window_tables;  // [num_seqs, table_stride]
   int32_t table_stride = 0;
   int64_t num_visible_keys = 0;
-  std::vector<SeqId> seqs;  // of the chunks; for the host alone
+  // Of the chunks, for the host alone: sequences, and their serial numbers in the cache.
+  std::vector<SeqId> seqs;
+  std::vector<uint64_t> serials;
   /// In the first launch of a decode loop's session: the tokens that the next num_fed launches take
   /// instead of drawn ones. [num_seqs, num_fed]
   std::vector<int32_t> fed;
@@ -62,13 +65,8 @@ class LaunchArrays {
                       std::vector<KvLayer>* layers);
 
  private:
-  // Copies in flight at once. When all slots have been used, place() waits for the stream.
-  static constexpr int kSlots = 4;
-
-  Device* device_ = nullptr;
-  Buffer memory_;   // CUDA only
-  Buffer staging_;  // CUDA only: kSlots times as large
-  int slot_ = 0;
+  explicit LaunchArrays(PackedCopy copy) : copy_(std::move(copy)) {}
+  PackedCopy copy_;
 };
 
 }  // namespace moxie

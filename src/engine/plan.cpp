@@ -42,9 +42,9 @@ Sizes sizes_for(const GptOssConfig& config, const ModelWeights& layout, uint64_t
           .total();
   if (request.draft != nullptr)
     sizes.draft = DraftHead::bytes(
-        *request.draft,
-        draft_head_options(request.draft->config(), request.speculation, shape, sizes.pages.full,
-                           max_len, request.max_batch_tokens, request.max_num_seqs));
+        *request.draft, draft_head_options(request.draft->config(), request.speculation, shape,
+                                           sizes.pages.full, max_len, request.max_batch_tokens,
+                                           request.max_num_seqs, kernels.device()));
   if (kernels.device() == DeviceKind::kCpu) {
     sizes.process = kProcessBytes;
     return sizes;
@@ -159,9 +159,12 @@ int32_t draft_own_pages(const DraftConfig& config, int32_t num_drafts, int32_t p
 DraftHead::Options draft_head_options(const DraftConfig& config, const SpeculationOptions& options,
                                       const KvShape& shape, int64_t num_full_pages,
                                       int32_t max_model_len, int32_t max_batch_tokens,
-                                      int32_t max_num_seqs) {
+                                      int32_t max_num_seqs, DeviceKind device) {
   const int32_t num_drafts = options.max_drafts > 0 ? options.max_drafts : config.num_drafts;
-  const int32_t rows = std::max({max_batch_tokens, config.block, num_drafts, 64});
+  // Launches of more tokens are followed in several passes.
+  constexpr int32_t kMostRows = 1024;
+  const int32_t rows =
+      std::max({std::min(max_batch_tokens, kMostRows), config.block, num_drafts + 1, 64});
   const int32_t rows_of_one =
       std::max(config.block, config.kind == DraftKind::kPeagle ? num_drafts : 1);
   const int32_t num_together = std::clamp(rows / rows_of_one, 1, std::max(max_num_seqs, 1));
@@ -171,7 +174,9 @@ DraftHead::Options draft_head_options(const DraftConfig& config, const Speculati
           .max_positions = max_model_len + std::max(config.block, num_drafts) + 1,
           .num_pages = static_cast<int32_t>(num_full_pages) +
                        num_together * draft_own_pages(config, num_drafts, shape.page_tokens),
-          .page_tokens = shape.page_tokens};
+          .page_tokens = shape.page_tokens,
+          .num_kept = 2 * max_num_seqs * (num_drafts + 1),
+          .device = device};
 }
 
 MemoryPlan plan_memory(const Checkpoint& checkpoint, const PlanRequest& asked,

@@ -90,7 +90,7 @@ KvShape kv_shape(const GptOssConfig& config, DType kv_dtype);
 DraftHead::Options draft_head_options(const DraftConfig& config, const SpeculationOptions& options,
                                       const KvShape& shape, int64_t num_full_pages,
                                       int32_t max_model_len, int32_t max_batch_tokens,
-                                      int32_t max_num_seqs);
+                                      int32_t max_num_seqs, DeviceKind device);
 
 /// The most pages of its own that the head needs for one sequence.
 int32_t draft_own_pages(const DraftConfig& config, int32_t num_drafts, int32_t page_tokens);

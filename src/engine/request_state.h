@@ -98,6 +98,7 @@ struct Request {
   bool runs_ahead = false;  // while paused, if the drafter allows it
   int32_t pause_left = 0;   // launches
   int32_t num_empty = 0;    // proposals without a token, one after another
+  int32_t num_rests = 0;    // times that drafts did not pay, one after another
 
   Sampler sampler;
   std::shared_ptr<TokenConstraint> constraint;

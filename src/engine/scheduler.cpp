@@ -59,7 +59,8 @@ Scheduler::Scheduler(StepRunner& runner, const Options& options)
       page_tokens_(kv_.shape().page_tokens),
       max_running_(std::min(options.max_num_seqs, most_running(kv_, runner.limits().max_model_len,
                                                                options.max_batch_tokens))),
-      simulated_(options.drafting.acceptance, options.drafting.seed) {
+      simulated_(options.drafting.acceptance, options.drafting.seed),
+      memory_(options.drafting.memory != nullptr ? *options.drafting.memory : own_memory_) {
   if (options.drafting.drafter != nullptr) {
     CHECK(options.drafting.max_drafts <= kMostDrafts);
     counters_.drafts.num_positions = options.drafting.max_drafts;
@@ -80,8 +81,9 @@ void Scheduler::add(std::unique_ptr<Request> request) {
   if (options_.drafting.drafter == nullptr) added.speculates = false;
   if (added.speculates) {
     added.finish.drafts.num_positions = options_.drafting.max_drafts;
-    added.acceptance = usual_;
+    added.acceptance = memory_.usual;
     added.acceptance.begin();
+    added.num_rests = memory_.num_rests;
   }
   queued_tokens_ += added.num_prompt;
   waiting_.insert(&added);

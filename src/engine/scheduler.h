@@ -204,8 +204,8 @@ class Scheduler {
   int32_t num_suspects_ = 0;   // at most one of them runs
   ServiceStats counters_;
   SimulatedAcceptance simulated_;
-  StepCosts costs_;
-  AcceptanceEstimate usual_;  // of all requests
+  DraftMemory own_memory_;
+  DraftMemory& memory_;  // own_memory_, or that of the options
   Clock::time_point last_absorb_{};
   DraftChooser chooser_;
   std::vector<DraftAsk> places_;  // scratch of a plan

@@ -4,13 +4,21 @@
 #include "engine/scheduler.h"
 
 namespace moxie {
+namespace {
+
+// Launches without drafts, from which number on a drafter misses them.
+constexpr int32_t kLeastUnfollowed = 16;
+
+}  // namespace
 
 // Adds the rows of decoding requests, each with its drafts.
 void Scheduler::add_decodes(StepPlan* plan) {
   if (options_.drafting.drafter != nullptr) place_drafts();
   for (Request* request : decoding_) {
     if (request->is_paused) --request->pause_left;
-    plan->is_drafted |= request->speculates && !request->is_paused;
+    const bool is_plain =
+        request->is_paused && (request->runs_ahead || options_.max_loop_streams == 0);
+    plan->is_drafted |= request->speculates && !is_plain;
     const int32_t num_drafts = request->verification.num_drafts();
     add_row(plan, *request, 1 + num_drafts, num_drafts > 0 ? Logits::kAll : Logits::kLast,
             num_drafts);
@@ -62,15 +70,16 @@ void Scheduler::place_drafts() {
 
 // Leaves those requests that drafts pay for, each with as many as pay.
 void Scheduler::limit_by_cost(int32_t left) {
-  constexpr int32_t kMeasured = 4;  // launches without drafts, for their time
+  // Launches without drafts, for their time: nothing may wait for the host in them.
+  const int32_t kMeasured = options_.max_loop_streams > 0 ? kLeastUnfollowed : 4;
   const auto num_tokens = static_cast<int32_t>(decoding_.size());
-  const bool knows_plain = costs_.knows_plain(num_tokens);
+  const bool knows_plain = memory_.costs.knows_plain(num_tokens);
   places_.clear();
   for (size_t i = 0; i < asks_.size(); ++i) {
     places_.push_back({&asking_[i]->acceptance, asks_[i].limit});
   }
   lengths_.assign(asks_.size(), 0);
-  if (knows_plain) chooser_.choose(costs_, num_tokens, left, places_, &lengths_);
+  if (knows_plain) chooser_.choose(memory_.costs, num_tokens, left, places_, &lengths_);
   size_t num_kept = 0;
   for (size_t i = 0; i < asks_.size(); ++i) {
     Request& request = *asking_[i];
@@ -81,10 +90,12 @@ void Scheduler::limit_by_cost(int32_t left) {
       length = std::min(kProbeDrafts, asks_[i].limit);
     } else if (length == 0) {
       // Shorter at first: what is known of this request and of costs may be chance.
-      constexpr int64_t kFirst = 8, kDoublings = 9;
-      const int64_t most = kFirst << std::min(kDoublings, request.finish.drafts.num_drafts);
-      pause_drafts(request, static_cast<int32_t>(
-                                std::min<int64_t>(most, launches_until_probe(costs_, num_tokens))));
+      constexpr int32_t kFirst = 4, kDoublings = 10;
+      pause_drafts(request, std::min(kFirst << std::min(kDoublings, request.num_rests++),
+                                     launches_until_probe(memory_.costs, num_tokens)));
+      memory_.num_rests = request.num_rests;
+    } else {
+      memory_.num_rests = request.num_rests = 0;
     }
     if (length == 0) continue;
     asks_[num_kept] = asks_[i];
@@ -98,7 +109,10 @@ void Scheduler::limit_by_cost(int32_t left) {
 void Scheduler::pause_drafts(Request& request, int32_t num_launches) {
   request.is_paused = true;
   request.pause_left = num_launches;
-  request.runs_ahead = options_.drafting.drafter->may_miss_launches();
+  // A drafter that follows launches loses acceptance by those that it misses, and costs time in
+  // those that it sees: it is spared the latter where drafts have not paid for long.
+  request.runs_ahead = options_.drafting.drafter->may_miss_launches() ||
+                       (num_launches >= kLeastUnfollowed && options_.max_loop_streams > 0);
 }
 
 // A launch takes from the end of the one before to its own, or from its planning where the host had
@@ -109,7 +123,8 @@ void Scheduler::measure(const StepPlan& plan) {
   const auto start = plan.planned_at - last_absorb_ < kIdle ? last_absorb_ : plan.planned_at;
   last_absorb_ = now;
   if (plan.has_prompts) return;
-  costs_.add(plan.is_drafted, plan.num_tokens, std::chrono::duration<double>(now - start).count());
+  memory_.costs.add(plan.is_drafted, plan.num_tokens,
+                    std::chrono::duration<double>(now - start).count());
 }
 
 // Token by token, as if each had its own launch: the token that ends the request is the last.
@@ -122,7 +137,7 @@ void Scheduler::absorb_draws(Request& request, const StepPlan::Row& row,
   const auto num_before = request.tokens.size();
   if (row.num_drafts > 0) {
     request.acceptance.add(row.num_drafts, num_accepted);
-    usual_.add(row.num_drafts, num_accepted);
+    memory_.usual.add(row.num_drafts, num_accepted);
     request.is_probe = num_accepted == row.num_drafts && request.acceptance.may_learn_from_probe();
     counters_.drafts.add_launch(row.num_drafts);
     request.finish.drafts.add_launch(row.num_drafts);

@@ -57,13 +57,14 @@ struct Service::Impl {
     const int32_t most = std::min({limits.max_num_seqs, limits.max_logit_rows, tokens});
     return {.max_num_seqs = limited(options.max_num_seqs, most),
             .max_batch_tokens = tokens,
-            .max_loop_streams = has_own_thread() ? limits.max_loop_streams : 0,
+            .max_loop_streams = options.async_scheduling ? limits.max_loop_streams : 0,
             .prefix_cache = options.prefix_cache,
             .cache_listener = options.cache_listener,
             .drafting = options.drafting};
   }
 
-  // Whether launches run on a thread beside the scheduling thread, on which drafters propose.
+  // Whether launches run on a thread beside the scheduling thread, on which drafters propose. Those
+  // of the decode loop run ahead in any case.
   bool has_own_thread() const {
     const Drafter* drafter = options.drafting.drafter;
     return options.async_scheduling && (drafter == nullptr || !drafter->shares_device());
@@ -72,10 +73,9 @@ struct Service::Impl {
   // Planning is one launch ahead, so that the host has a launch's time for its work; no further, so
   // that a new prompt waits for few launches.
   StepLoop::Options loop_options() const {
-    const int32_t ahead = has_own_thread() ? 2 : 1;
     return {.has_thread = has_own_thread(),
-            .steps_ahead = ahead,
-            .loop_steps_ahead = ahead,
+            .steps_ahead = has_own_thread() ? 2 : 1,
+            .loop_steps_ahead = options.async_scheduling ? 2 : 1,
             .fault = options.fault};
   }
 

@@ -8,6 +8,7 @@
 #include "engine/draft_counts.h"
 #include "engine/engine.h"
 #include "engine/head_drafter.h"
+#include "engine/measure_costs.h"
 #include "engine/ngram_drafter.h"
 
 namespace moxie {
@@ -102,6 +103,14 @@ Result<Speculation> make_speculation(Engine& engine) {
   speculation.drafting.is_adaptive = options.is_adaptive;
   speculation.drafting.acceptance = options.acceptance;
   speculation.drafting.seed = options.seed;
+  if (speculation.drafter == nullptr || !options.is_adaptive) return speculation;
+  speculation.memory = std::make_unique<DraftMemory>();
+  speculation.drafting.memory = speculation.memory.get();
+  if (engine.device().kind() == DeviceKind::kCuda) {
+    auto status = measure_costs(engine, *speculation.drafter, speculation.drafting.max_drafts,
+                                &speculation.memory->costs);
+    if (!status) return fail(std::move(status.error()));
+  }
   return speculation;
 }
 

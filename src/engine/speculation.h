@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/base.h"
+#include "engine/draft_length.h"
 #include "engine/drafter.h"
 
 namespace moxie {
@@ -61,7 +62,8 @@ Result<std::unique_ptr<Drafter>> make_drafter(Engine& engine, int32_t* max_draft
 /// The same, with what a scheduler asks for.
 struct Speculation {
   std::unique_ptr<Drafter> drafter;  ///< null: off
-  Drafting drafting;                 ///< by `drafter`
+  std::unique_ptr<DraftMemory> memory;
+  Drafting drafting;  ///< by `drafter`, with `memory`
 };
 Result<Speculation> make_speculation(Engine& engine);
 

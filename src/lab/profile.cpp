@@ -259,6 +259,7 @@ Result<std::vector<PhaseProfile>> run_profile(Engine& engine, const std::vector<
   // recorded after its start.
   if (auto status = recorder.start(); !status) return fail(std::move(status.error()));
   engine.decode_loop().forget_graphs();
+  if (engine.graphs() != nullptr) engine.graphs()->forget();
   for (PhaseProfile& phase : phases) {
     auto status = measure_profiled(engine, repetitions, limits, recorder, &phase);
     if (!status) return fail(std::move(status.error()));

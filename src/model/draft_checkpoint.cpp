@@ -1,12 +1,13 @@
 // Opens a head's files: names of every form become one, and every tensor is checked against the
 // configuration before anything is copied.
+#include "model/draft_checkpoint.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <filesystem>
 
 #include "model/checkpoint_open.h"
-#include "model/draft_head.h"
 #include "model/embedded.h"
 
 namespace moxie {
@@ -72,6 +73,35 @@ std::vector<Wanted> wanted_tensors(const DraftConfig& c) {
     add("mlp.down_proj.weight", {hidden, c.intermediate});
   }
   return list;
+}
+
+// The configurations of the heads whose shapes synthetic heads have: z-lab/gpt-oss-120b-DFlash, the
+// recipe of a DFlash head for gpt-oss-20b in NVIDIA's Model-Optimizer, and EAGLE-3 heads with the
+// full vocabulary as NVIDIA publishes them.
+constexpr const char* kMadeDflash = R"({
+  "architectures": ["DFlashDraftModel"], "model_type": "qwen3", "block_size": %block%,
+  "dflash_config": {"mask_token_id": 200000, "target_layer_ids": %layers%},
+  "num_target_layers": %target%, "num_hidden_layers": %num_layers%, "hidden_size": 2880,
+  "intermediate_size": 7680, "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64,
+  "attention_bias": true, "vocab_size": 201088, "rms_norm_eps": 1e-5, "rope_theta": 150000,
+  "rope_scaling": {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0,
+                   "original_max_position_embeddings": 4096, "truncate": false}})";
+constexpr const char* kMadeEagle3 = R"({
+  "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "hidden_size": 2880,
+  "intermediate_size": 17280, "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64,
+  "num_hidden_layers": 1, "vocab_size": 201088, "draft_vocab_size": 201088,
+  "rms_norm_eps": 1e-5, "rope_theta": 150000,
+  "eagle_config": {"eagle_aux_hidden_state_layer_ids": %layers%, "norm_before_fc": true,
+                   "use_aux_hidden_state": true, "use_input_layernorm_in_first_layer": true,
+                   "use_last_layernorm": true}})";
+
+std::string filled(std::string text,
+                   const std::vector<std::pair<std::string, std::string>>& values) {
+  for (const auto& [key, value] : values) {
+    const std::string mark = "%" + key + "%";
+    if (const size_t at = text.find(mark); at != text.npos) text.replace(at, mark.size(), value);
+  }
+  return text;
 }
 
 }  // namespace
@@ -152,8 +182,55 @@ Result<DraftCheckpoint> DraftCheckpoint::open_embedded(bool is_dflash, const Gpt
   return head;
 }
 
+// A head of true shapes without data.
+Result<DraftCheckpoint> DraftCheckpoint::make(const std::string& path, const GptOssConfig& target) {
+  std::string config;
+  if (path == "synthetic:gpt-oss-120b-dflash")
+    config = filled(
+        kMadeDflash,
+        {{"block", "10"}, {"layers", "[1, 9, 17, 25, 33]"}, {"target", "36"}, {"num_layers", "8"}});
+  else if (path == "synthetic:gpt-oss-20b-dflash")
+    config = filled(
+        kMadeDflash,
+        {{"block", "8"}, {"layers", "[1, 6, 11, 16, 21]"}, {"target", "24"}, {"num_layers", "5"}});
+  else if (path == "synthetic:gpt-oss-120b-eagle3")
+    config = filled(kMadeEagle3, {{"layers", "[24, 30, 36]"}});
+  else if (path == "synthetic:gpt-oss-20b-eagle3")
+    config = filled(kMadeEagle3, {{"layers", "[2, 12, 21]"}});
+  else
+    return fail("is not a head that can be made", path,
+                "synthetic:gpt-oss-120b-dflash, synthetic:gpt-oss-120b-eagle3, or the same of "
+                "gpt-oss-20b");
+  DraftCheckpoint head;
+  head.path_ = path;
+  const bool is_dflash = path.ends_with("-dflash");
+  const auto has_tensor = [&](const std::string& name) {
+    return name == "fc.weight" || name == "hidden_norm.weight" ||
+           (!is_dflash && (name == "lm_head.weight" || name == "input_norm.weight"));
+  };
+  auto parsed = parse_draft_config(config, path, target, -1, has_tensor);
+  if (!parsed) return fail(std::move(parsed.error()));
+  head.config_ = std::move(*parsed);
+  for (const auto& [name, shape, is_required] : wanted_tensors(head.config_)) {
+    const bool is_bias = name.ends_with("bias") || name.ends_with("q_norm.weight") ||
+                         name.ends_with("k_norm.weight");
+    if (!is_required && !(is_dflash && is_bias) && !(!is_dflash && name == "lm_head.weight"))
+      continue;
+    head.made_.push_back({.name = name,
+                          .dtype_text = "BF16",
+                          .dtype = DType::kBF16,
+                          .shape = shape,
+                          .bytes = 2 * static_cast<uint64_t>(shape.num_elements()),
+                          .is_readable = true});
+    head.tensors_[name] = {nullptr, &head.made_.back()};
+  }
+  if (auto status = head.check_tensors(); !status) return fail(std::move(status.error()));
+  return head;
+}
+
 Result<DraftCheckpoint> DraftCheckpoint::open(const std::string& path, const GptOssConfig& target,
                                               int32_t layer_id_offset) {
+  if (path.starts_with("synthetic:")) return make(path, target);
   DraftCheckpoint head;
   head.path_ = path;
   std::error_code error;

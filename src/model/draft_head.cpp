@@ -1,14 +1,11 @@
-// Packs a head's weights, and runs its layers by the operations that the model has, too.
+// Runs a head's layers by the operations that the model has, too.
 #include "model/draft_head.h"
-
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
+#include <utility>
+#include <vector>
 
-#include "core/packing.h"
-#include "core/threads.h"
 #include "kernels/attend/attend.h"
 #include "kernels/embed/embed.h"
 #include "kernels/gate/gate.h"
@@ -17,6 +14,7 @@
 #include "kernels/rms_norm/rms_norm.h"
 #include "kernels/rotate/rotate.h"
 #include "kernels/unembed/unembed.h"
+#include "model/draft_ids_cuda.h"
 
 namespace moxie {
 namespace {
@@ -25,12 +23,9 @@ int32_t num_taps(const DraftConfig& config) {
   return static_cast<int32_t>(config.boundaries.size());
 }
 
-std::string layer_name(int32_t layer, const char* rest) {
-  return fmt::format("layers.{}.{}", layer, rest);
-}
-
-// Floats of one row of all activations, in the order of DraftHead's pointers.
-std::vector<int64_t> activation_widths(const DraftConfig& c) {
+// Floats of a row of all activations, in the order of DraftHead's pointers.
+std::vector<int64_t> activation_widths(const DraftConfig& c, DeviceKind device) {
+  const int64_t floats_of_y = device == DeviceKind::kCpu ? 1 : kFloatsOfCudaX;
   return {int64_t{num_taps(c)} * c.hidden,
           int64_t{2} * c.hidden,
           c.qkv_width(),
@@ -38,7 +33,10 @@ std::vector<int64_t> activation_widths(const DraftConfig& c) {
           c.q_width(),
           c.hidden,
           int64_t{2} * c.intermediate,
-          c.intermediate};
+          c.intermediate,
+          c.kind == DraftKind::kDflash ? int64_t{2} * c.num_layers * c.kv_width() : 0,
+          c.hidden,
+          floats_of_y * c.hidden};
 }
 
 uint64_t cache_bytes(const DraftConfig& c, const DraftHead::Options& o) {
@@ -47,51 +45,30 @@ uint64_t cache_bytes(const DraftConfig& c, const DraftHead::Options& o) {
          dtype_bytes(o.kv_dtype, static_cast<uint64_t>(c.kv_width()));
 }
 
+uint64_t pool_bytes(const DraftConfig& c, const DraftHead::Options& o) {
+  return 4 * static_cast<uint64_t>(c.hidden) * static_cast<uint64_t>(o.max_rows + o.num_kept + 1);
+}
+
+uint64_t logits_bytes(const DraftConfig& c) {
+  return 4 * uint64_t{DraftHead::max_logit_rows()} * static_cast<uint64_t>(c.draft_vocab);
+}
+
 uint64_t activation_bytes(const DraftConfig& c, const DraftHead::Options& o) {
-  uint64_t bytes = 0;
-  for (const int64_t width : activation_widths(c))
+  constexpr uint64_t kDraws =
+      DraftHead::max_logit_rows() * (sizeof(SampleRequest) + sizeof(SampleAnswer));
+  uint64_t bytes = pool_bytes(c, o) + logits_bytes(c) + kDraws + 4 * 256;
+  for (const int64_t width : activation_widths(c, o.device))
     bytes += round_up<uint64_t>(
         static_cast<uint64_t>(width) * static_cast<uint64_t>(o.max_rows) * 4, 256);
   return bytes;
-}
-
-// A checked tensor as rows of `cols` values.
-StoredRows stored_rows(const DraftCheckpoint::Found& found, int32_t cols) {
-  const DType dtype = *found.tensor->dtype;
-  return {.kind = dtype == DType::kF32   ? StoredRows::Kind::kF32
-                  : dtype == DType::kF16 ? StoredRows::Kind::kF16
-                                         : StoredRows::Kind::kBF16,
-          .data = found.data(),
-          .row_stride_bytes = static_cast<int64_t>(dtype_bytes(dtype, static_cast<uint64_t>(cols))),
-          .cols = cols};
-}
-
-// A vector or rows of BF16, F16 or F32 as F32.
-std::vector<float> read_values(const DraftCheckpoint::Found& found) {
-  const auto count = static_cast<int32_t>(found.tensor->shape.num_elements());
-  std::vector<float> values(static_cast<size_t>(count));
-  stored_rows(found, count).read_row(0, values.data());
-  return values;
 }
 
 }  // namespace
 
 uint64_t DraftHead::bytes(const DraftCheckpoint& checkpoint, const Options& options) {
   const DraftConfig& c = checkpoint.config();
-  const auto bits = options.format == DType::kMXFP4 ? 17u : 64u;  // of 4 weights
-  const auto hidden = static_cast<uint64_t>(c.hidden);
-  uint64_t weights = static_cast<uint64_t>(num_taps(c)) * hidden * hidden;
-  for (int32_t i = 0; i < c.num_layers; ++i) {
-    const uint64_t inputs = c.kind != DraftKind::kDflash && i == 0 ? 2 * hidden : hidden;
-    weights += inputs * static_cast<uint64_t>(c.qkv_width()) +
-               hidden * static_cast<uint64_t>(c.q_width() + 3 * c.intermediate);
-  }
-  uint64_t bytes = 0;
-  if (checkpoint.find("lm_head.weight") != nullptr)
-    weights += hidden * static_cast<uint64_t>(c.draft_vocab);
-  if (checkpoint.find("embed_tokens.weight") != nullptr)
-    bytes += 2 * hidden * static_cast<uint64_t>(c.vocab);
-  return bytes + weights * bits / 32 + cache_bytes(c, options) + activation_bytes(c, options) +
+  return draft_weights_bytes(checkpoint, options.format) + cache_bytes(c, options) +
+         activation_bytes(c, options) +
          static_cast<uint64_t>(options.max_positions) * static_cast<uint64_t>(c.head_dim) * 4;
 }
 
@@ -100,211 +77,25 @@ Result<std::unique_ptr<DraftHead>> DraftHead::load(const DraftCheckpoint& checkp
                                                    const ModelWeights& target,
                                                    KernelChooser& kernels, Device& device,
                                                    Stream& stream, const Options& options) {
-  CHECK(checkpoint.config().hidden == target_config.hidden);
-  CHECK(device.kind() == DeviceKind::kCpu, "no rows elsewhere");
-  std::unique_ptr<DraftHead> head(
+  CHECK(checkpoint.config().hidden == target_config.hidden && device.kind() == options.device);
+  std::unique_ptr<DraftHead> made(
       new DraftHead(checkpoint.config(), kernels, device, stream, options));
-  if (auto status = head->load_weights(checkpoint, target); !status)
-    return fail(std::move(status.error()));
-  if (auto status = head->make_memory(); !status) return fail(std::move(status.error()));
-  if (const auto* mask = checkpoint.find("mask_hidden"); mask != nullptr) {
-    const std::vector<float> hidden = read_values(*mask);
+  DraftHead& head = *made;
+  auto weights = load_draft_weights(checkpoint, target, options.format, device, stream);
+  if (!weights) return fail(std::move(weights.error()));
+  head.weights_ = std::move(*weights);
+  Status status = head.make_memory();
+  if (status) status = head.make_rotary();
+  if (status) status = head.check_rows();
+  if (!status) return fail(std::move(status.error()));
+  if (const float* mask = head.weights_.mask_hidden; mask != nullptr) {
     std::vector<const float*> taps;
-    for (int32_t i = 0; i < num_taps(head->config_); ++i)
-      taps.push_back(hidden.data() + int64_t{i} * head->config_.hidden);
-    head->mask_feature_.resize(static_cast<size_t>(head->config_.hidden));
-    head->project(taps, 1, head->mask_feature_.data());
+    for (int32_t i = 0; i < num_taps(head.config_); ++i)
+      taps.push_back(mask + int64_t{i} * head.config_.hidden);
+    head.project(taps, 1, head.feature(head.mask_feature()));
   }
-  return head;
-}
-
-// The vector in F32, or null if it is absent and not required.
-Result<const float*> DraftHead::load_vector(const DraftCheckpoint& checkpoint,
-                                            const std::string& name, bool is_required) {
-  const auto* found = checkpoint.find(name);
-  if (found == nullptr) {
-    if (is_required) return fail("the head lacks " + name, checkpoint.path());
-    return nullptr;
-  }
-  const std::vector<float> values = read_values(*found);
-  auto buffer = device_.allocate(values.size() * 4);
-  if (!buffer) return fail(std::move(buffer.error()));
-  std::memcpy(buffer->data(), values.data(), values.size() * 4);
-  weight_bytes_ += values.size() * 4;
-  storage_.push_back(std::move(*buffer));
-  return storage_.back().as<float>();
-}
-
-// Rows of several tensors under each other as one packed matrix.
-Result<PackedMatrix> DraftHead::load_matrix(const DraftCheckpoint& checkpoint,
-                                            std::span<const std::string> names) {
-  PackedMatrix matrix;
-  std::vector<StoredRows> parts;
-  std::vector<int32_t> rows;
-  for (const std::string& name : names) {
-    const auto* found = checkpoint.find(name);
-    if (found == nullptr) return fail("the head lacks " + name, checkpoint.path());
-    const FileTensor& tensor = *found->tensor;
-    const auto cols = static_cast<int32_t>(tensor.shape.dims[1]);
-    matrix.cols = cols;
-    matrix.rows += static_cast<int32_t>(tensor.shape.dims[0]);
-    rows.push_back(static_cast<int32_t>(tensor.shape.dims[0]));
-    parts.push_back(stored_rows(*found, cols));
-  }
-  matrix.format =
-      options_.format == DType::kMXFP4 && matrix.cols % 32 == 0 ? DType::kMXFP4 : DType::kBF16;
-  const auto tile_bytes = static_cast<uint64_t>(matrix.tile_bytes());
-  auto buffer = device_.allocate(tile_bytes * static_cast<uint64_t>(matrix.num_tiles()));
-  if (!buffer) return fail(std::move(buffer.error()));
-  auto pack = [&](int64_t tile, int) {
-    // All parts but the last end with a tile.
-    auto first = static_cast<int32_t>(tile) * 16;
-    size_t part = 0;
-    while (part + 1 < parts.size() && first >= rows[part]) first -= rows[part++];
-    int64_t lanes[16];
-    for (int32_t i = 0; i < 16; ++i) lanes[i] = first + i < rows[part] ? first + i : -1;
-    pack_tile_rows16(parts[part], lanes, matrix.format,
-                     buffer->data() + static_cast<uint64_t>(tile) * tile_bytes);
-  };
-  stream_.pool->run(matrix.num_tiles(), pack);
-  matrix.data = buffer->data();
-  weight_bytes_ += buffer->bytes();
-  storage_.push_back(std::move(*buffer));
-  return matrix;
-}
-
-Status DraftHead::load_layer(const DraftCheckpoint& checkpoint, int32_t index) {
-  DraftLayer layer;
-  const auto vector = [&](const char* rest, bool is_required, const float** out) -> Status {
-    auto loaded = load_vector(checkpoint, layer_name(index, rest), is_required);
-    if (!loaded) return fail(std::move(loaded.error()));
-    *out = *loaded;
-    return {};
-  };
-  const auto matrix = [&](std::vector<std::string> names, PackedMatrix* out) -> Status {
-    for (std::string& name : names) name = layer_name(index, name.c_str());
-    auto loaded = load_matrix(checkpoint, names);
-    if (!loaded) return fail(std::move(loaded.error()));
-    *out = *loaded;
-    return {};
-  };
-  const bool joins = config_.kind != DraftKind::kDflash && index == 0;
-  for (auto status :
-       {vector("input_layernorm.weight", true, &layer.input_norm),
-        vector("hidden_norm.weight", joins && !config_.takes_final_norm, &layer.hidden_norm),
-        vector("post_attention_layernorm.weight", true, &layer.post_norm),
-        vector("self_attn.q_norm.weight", false, &layer.q_norm),
-        vector("self_attn.k_norm.weight", false, &layer.k_norm),
-        matrix({"self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"},
-               &layer.qkv),
-        matrix({"self_attn.o_proj.weight"}, &layer.out),
-        matrix({"mlp.gate_proj.weight", "mlp.up_proj.weight"}, &layer.gate_up),
-        matrix({"mlp.down_proj.weight"}, &layer.down)}) {
-    if (!status) return status;
-  }
-  layer.qkv_bias = layer.out_bias = zeros_;
-  if (checkpoint.find(layer_name(index, "self_attn.q_proj.bias")) != nullptr) {
-    std::vector<float> bias;
-    for (const char* name : {"q", "k", "v"}) {
-      const auto* found =
-          checkpoint.find(layer_name(index, fmt::format("self_attn.{}_proj.bias", name).c_str()));
-      if (found == nullptr) return fail("the head lacks a bias of k or v", checkpoint.path());
-      const std::vector<float> values = read_values(*found);
-      bias.insert(bias.end(), values.begin(), values.end());
-    }
-    auto buffer = device_.allocate(bias.size() * 4);
-    if (!buffer) return fail(std::move(buffer.error()));
-    std::memcpy(buffer->data(), bias.data(), bias.size() * 4);
-    layer.qkv_bias = buffer->as<float>();
-    storage_.push_back(std::move(*buffer));
-  }
-  const float* out_bias = nullptr;
-  if (auto status = vector("self_attn.o_proj.bias", false, &out_bias); !status) return status;
-  if (out_bias != nullptr) layer.out_bias = out_bias;
-  layers_.push_back(layer);
-  return {};
-}
-
-Status DraftHead::load_weights(const DraftCheckpoint& checkpoint, const ModelWeights& target) {
-  const DraftConfig& c = config_;
-  const int64_t widest =
-      std::max({int64_t{c.qkv_width()}, int64_t{2} * c.intermediate, int64_t{2} * c.hidden});
-  auto zeros = device_.allocate(static_cast<uint64_t>(widest) * 4);
-  if (!zeros) return fail(std::move(zeros.error()));
-  std::memset(zeros->data(), 0, zeros->bytes());
-  storage_.push_back(std::move(*zeros));
-  zeros_ = storage_.back().as<float>();
-  for (int32_t i = 0; i < c.num_layers; ++i)
-    if (auto status = load_layer(checkpoint, i); !status) return status;
-
-  const auto vector = [&](const std::string& name, bool is_required, const float** out) -> Status {
-    auto loaded = load_vector(checkpoint, name, is_required);
-    if (!loaded) return fail(std::move(loaded.error()));
-    *out = *loaded;
-    return {};
-  };
-  if (auto status = vector("norm.weight", true, &final_norm_); !status) return status;
-  if (c.takes_final_norm) {
-    feature_norm_ = target.final_norm;
-  } else {
-    const std::string fc[] = {"fc.weight"};
-    auto loaded = load_matrix(checkpoint, fc);
-    if (!loaded) return fail(std::move(loaded.error()));
-    fc_ = *loaded;
-    if (c.kind == DraftKind::kDflash) {
-      if (auto status = vector("hidden_norm.weight", true, &feature_norm_); !status) return status;
-    } else if (c.norm_before_fc) {
-      if (auto status = vector("input_norm.weight", true, &input_norm_); !status) return status;
-    } else if (c.fc_norm) {
-      fc_norms_.resize(c.boundaries.size());
-      for (size_t i = 0; i < fc_norms_.size(); ++i) {
-        if (auto status = vector(fmt::format("fc_norm.{}.weight", i), true, &fc_norms_[i]); !status)
-          return status;
-      }
-    }
-  }
-
-  embedding_ = target.embedding;
-  if (const auto* found = checkpoint.find("embed_tokens.weight"); found != nullptr) {
-    const bool is_bf16 = *found->tensor->dtype == DType::kBF16;
-    const bool is_copy = is_bf16 && embedding_.format == DType::kBF16 &&
-                         std::memcmp(found->data(), embedding_.data, found->tensor->bytes) == 0;
-    if (!is_copy) {
-      const std::vector<float> values = is_bf16 ? std::vector<float>() : read_values(*found);
-      const uint64_t bytes = is_bf16 ? found->tensor->bytes : values.size() * 4;
-      auto buffer = device_.allocate(bytes);
-      if (!buffer) return fail(std::move(buffer.error()));
-      const void* from = is_bf16 ? static_cast<const void*>(found->data()) : values.data();
-      std::memcpy(buffer->data(), from, bytes);
-      embedding_ = {.data = buffer->data(),
-                    .format = is_bf16 ? DType::kBF16 : DType::kF32,
-                    .rows = c.vocab,
-                    .cols = c.hidden};
-      weight_bytes_ += bytes;
-      storage_.push_back(std::move(*buffer));
-    }
-  }
-  head_ = target.head;
-  if (checkpoint.find("lm_head.weight") != nullptr) {
-    const std::string name[] = {"lm_head.weight"};
-    auto loaded = load_matrix(checkpoint, name);
-    if (!loaded) return fail(std::move(loaded.error()));
-    head_ = *loaded;
-  }
-  if (const auto* found = checkpoint.find("d2t"); found != nullptr) {
-    const auto count = static_cast<size_t>(c.draft_vocab);
-    target_ids_.resize(count);
-    for (size_t i = 0; i < count; ++i) {
-      int64_t offset = 0;
-      std::memcpy(&offset, found->data() + 8 * i, 8);
-      const int64_t id = static_cast<int64_t>(i) + offset;
-      if (offset > c.vocab || id < 0 || id >= c.vocab)
-        return fail(fmt::format("d2t[{}] is {}, outside the target's vocabulary", i, offset),
-                    checkpoint.path());
-      target_ids_[i] = static_cast<int32_t>(id);
-    }
-  }
-  return {};
+  if (status = stream.synchronize(); !status) return fail(std::move(status.error()));
+  return made;
 }
 
 Status DraftHead::make_memory() {
@@ -314,81 +105,201 @@ Status DraftHead::make_memory() {
     *out = std::move(*buffer);
     return device_.fill_zero(out->data(), bytes, stream_);
   };
-  const auto rotary_floats =
-      static_cast<uint64_t>(options_.max_positions) * static_cast<uint64_t>(config_.head_dim);
-  if (auto status = allocate(rotary_floats * 4, &rotary_); !status) return status;
-  fill_rotary_table(config_.rotary, 0, options_.max_positions, rotary_.as<float>());
   if (auto status = allocate(cache_bytes(config_, options_), &cache_); !status) return status;
   if (auto status = allocate(activation_bytes(config_, options_), &activations_); !status)
     return status;
   std::byte* at = activations_.data();
-  float** const pointers[] = {&features_, &joined_, &qkv_, &q_, &a_, &m_, &gate_up_, &act_};
-  const auto widths = activation_widths(config_);
-  for (size_t i = 0; i < widths.size(); ++i) {
-    *pointers[i] = reinterpret_cast<float*>(at);
-    at += round_up<uint64_t>(
-        static_cast<uint64_t>(widths[i]) * static_cast<uint64_t>(options_.max_rows) * 4, 256);
+  const auto take = [&](uint64_t bytes) {
+    std::byte* piece = at;
+    at += round_up<uint64_t>(bytes, 256);
+    return piece;
+  };
+  float** const pointers[] = {&taps_,    &joined_, &qkv_,     &q_, &a_, &m_,
+                              &gate_up_, &act_,    &context_, &g_, &y_};
+  const auto widths = activation_widths(config_, options_.device);
+  for (size_t i = 0; i < widths.size(); ++i)
+    *pointers[i] = reinterpret_cast<float*>(
+        take(4 * static_cast<uint64_t>(widths[i]) * static_cast<uint64_t>(options_.max_rows)));
+  pool_ = reinterpret_cast<float*>(take(pool_bytes(config_, options_)));
+  logits_ = reinterpret_cast<float*>(take(logits_bytes(config_)));
+  requests_ = reinterpret_cast<SampleRequest*>(take(max_logit_rows() * sizeof(SampleRequest)));
+  answers_ = reinterpret_cast<SampleAnswer*>(take(max_logit_rows() * sizeof(SampleAnswer)));
+  const std::vector<SampleRequest> greedy(max_logit_rows());
+  auto status = device_.copy_from_host(requests_, greedy.data(),
+                                       greedy.size() * sizeof(SampleRequest), stream_);
+  return status ? stream_.synchronize() : status;
+}
+
+Status DraftHead::make_rotary() {
+  std::vector<float> table(static_cast<size_t>(options_.max_positions) *
+                           static_cast<size_t>(config_.head_dim));
+  fill_rotary_table(config_.rotary, 0, options_.max_positions, table.data());
+  auto buffer = device_.allocate(table.size() * 4);
+  if (!buffer) return fail(std::move(buffer.error()));
+  rotary_ = std::move(*buffer);
+  auto status = device_.copy_from_host(rotary_.data(), table.data(), table.size() * 4, stream_);
+  return status ? stream_.synchronize() : status;
+}
+
+// Finds a row for passes of one row, of few and of many, and makes the scratch that they need.
+Status DraftHead::check_rows() {
+  const DraftRows none{};
+  for (const int32_t n : {1, 2, 4, 8, 16, 32, 64, 128, 512, options_.max_rows}) {
+    if (n > options_.max_rows) continue;
+    const auto product_of = [&](const PackedMatrix& weight, bool overwrites) {
+      if (weight.rows == 0) return Status{};
+      OutParams params{.num_tokens = n, .weight = weight, .overwrites = overwrites};
+      params.forms.x = overwrites ? XForm::kF32 : y_form();
+      return reserve(params);
+    };
+    Status status = product_of(weights_.fc, true);
+    if (status) status = product_of(weights_.context, true);
+    for (const DraftLayer& layer : weights_.layers) {
+      for (const auto* weight : {&layer.qkv, &layer.keys, &layer.gate_up})
+        if (status) status = product_of(*weight, true);
+      for (const auto* weight : {&layer.out, &layer.down})
+        if (status) status = product_of(*weight, false);
+    }
+    if (!status) return status;
+    Ragged batch{.num_tokens = n, .num_seqs = 1};
+    for (const int32_t num_seqs : {1, n}) {
+      batch.num_seqs = num_seqs;
+      for (const int64_t visible : {int64_t{n}, int64_t{n} * options_.max_positions}) {
+        batch.num_visible_keys = visible;
+        status = reserve(AttendParams{.batch = batch,
+                                      .num_heads = config_.num_heads,
+                                      .num_kv_heads = config_.num_kv_heads,
+                                      .head_dim = config_.head_dim,
+                                      .kv = cache_of(0, none),
+                                      .is_block = config_.kind == DraftKind::kDflash});
+        if (!status) return status;
+      }
+    }
+    status = reserve(RotateParams{.batch = batch,
+                                  .num_heads = config_.num_heads,
+                                  .num_kv_heads = config_.num_kv_heads,
+                                  .head_dim = config_.head_dim,
+                                  .kv = cache_of(0, none)});
+    if (status) status = reserve(GateParams{.num_tokens = n, .width = config_.intermediate});
+    if (!status) return status;
+    if (n > max_logit_rows()) continue;
+    UnembedParams unembed{.num_rows = n, .hidden = config_.hidden, .weight = weights_.head};
+    unembed.forms.x = y_form();
+    status = reserve(unembed);
+    if (status)
+      status =
+          reserve(SampleParams{.num_rows = n, .vocab = config_.draft_vocab, .all_plain = true});
+    if (!status) return status;
   }
+  const auto width = static_cast<int64_t>(num_taps(config_)) * config_.hidden;
+  return reserve(RmsNormParams{
+      .num_tokens = 1, .width = static_cast<int32_t>(width), .x_stride = width, .y_stride = width});
+}
+
+template <typename P>
+Status DraftHead::reserve(P params) {
+  params.launch = {.device = kernels_.device(), .stream = &stream_, .l1 = l1_form()};
+  const auto row = kernels_.select(params);
+  if (!row) return fail("the head: " + row.error().message(), "--spec-model");
+  const uint64_t need = (*row)->workspace(params);
+  if (need <= workspace_.bytes()) return {};
+  workspace_.reset();
+  auto buffer = device_.allocate(need);
+  if (!buffer) return fail(std::move(buffer.error()));
+  workspace_ = std::move(*buffer);
   return {};
 }
 
-// Runs an operation with the row that suits it; its scratch grows to what the row needs.
+// Runs an operation with the row that suits it.
 template <typename P>
 void DraftHead::run(P params) {
-  params.launch = {.device = kernels_.device(), .stream = &stream_};
+  params.launch = {.device = kernels_.device(), .stream = &stream_, .l1 = l1_form()};
   const Row<P>& row = kernels_.row_for(params);
   const uint64_t need = row.workspace(params);
-  if (need > workspace_.bytes()) {
+  if (need > workspace_.bytes()) {  // sizes that check_rows() has not tried
     auto buffer = device_.allocate(need);
     CHECK(buffer.has_value(), buffer ? "" : buffer.error().message());
-    workspace_ = std::move(*buffer);
+    weights_.storage.push_back(std::exchange(workspace_, std::move(*buffer)));  // graphs read it
   }
   params.launch.workspace = workspace_.data();
   params.launch.workspace_bytes = workspace_.bytes();
   kernels_.run(row, params);
 }
 
-void DraftHead::norm(const float* x, int64_t x_stride, const float* weight, float* y,
-                     int64_t y_stride, int32_t n, int32_t width) {
-  run(RmsNormParams{.num_tokens = n,
-                    .width = width,
-                    .rms_eps = config_.rms_eps,
-                    .x = x,
-                    .weight = weight,
-                    .y = y,
-                    .x_stride = x_stride,
-                    .y_stride = y_stride});
+// As the rows for few tokens in MXFP4 want it.
+L1Form DraftHead::l1_form() const {
+  return options_.device == DeviceKind::kCuda && options_.format == DType::kMXFP4 ? L1Form::kL1
+                                                                                  : L1Form::kShared;
 }
 
-void DraftHead::add_product(const PackedMatrix& weight, const float* bias, const float* x, float* y,
-                            int32_t n) {
-  run(OutParams{.num_tokens = n, .a = x, .weight = weight, .bias = bias, .x = y});
+XForm DraftHead::y_form() const {
+  return options_.device == DeviceKind::kCpu ? XForm::kF32 : XForm::kF32Pair;
+}
+
+void DraftHead::norm(const float* x, int64_t x_stride, const float* weight, float* y,
+                     int64_t y_stride, int32_t n, int32_t width, XForm x_form, XForm y_form) {
+  RmsNormParams params{.num_tokens = n,
+                       .width = width,
+                       .rms_eps = config_.rms_eps,
+                       .x = x,
+                       .weight = weight,
+                       .y = y,
+                       .x_stride = x_stride,
+                       .y_stride = y_stride,
+                       .y_form = y_form};
+  params.forms.x = x_form;
+  run(params);
+}
+
+// The norm of y(), or with a null weight y() itself, in rows `stride` values apart.
+void DraftHead::norm_y(const float* weight, float* to, int64_t stride, int32_t n) {
+  norm(y_, config_.hidden, weight, to, stride, n, config_.hidden, y_form());
 }
 
 void DraftHead::product(const PackedMatrix& weight, const float* bias, const float* x, float* y,
                         int32_t n) {
-  const auto bytes = static_cast<uint64_t>(n) * static_cast<uint64_t>(weight.rows) * 4;
-  const auto status = device_.fill_zero(y, bytes, stream_);
-  CHECK(status.has_value(), status ? "" : status.error().message());
-  add_product(weight, bias, x, y, n);
+  run(OutParams{
+      .num_tokens = n, .a = x, .weight = weight, .bias = bias, .x = y, .overwrites = true});
 }
 
-void DraftHead::embed(const int32_t* tokens, int32_t n, float* x) {
-  run(EmbedParams{.num_tokens = n, .token_ids = tokens, .table = embedding_, .x = x});
+void DraftHead::add_product(const PackedMatrix& weight, const float* bias, const float* x,
+                            int32_t n) {
+  OutParams params{.num_tokens = n, .a = x, .weight = weight, .bias = bias, .x = y_};
+  params.forms.x = y_form();
+  run(params);
+}
+
+void DraftHead::embed(const int32_t* tokens, int32_t n) {
+  EmbedParams params{.num_tokens = n, .token_ids = tokens, .table = weights_.embedding, .x = y_};
+  params.forms.x = y_form();
+  run(params);
+}
+
+// A gather of rows is what embed does.
+void DraftHead::gather(const int32_t* numbers, int32_t n, float* to) {
+  run(EmbedParams{.num_tokens = n,
+                  .token_ids = numbers,
+                  .table = {.data = reinterpret_cast<const std::byte*>(pool_),
+                            .format = DType::kF32,
+                            .rows = mask_feature() + 1,
+                            .cols = config_.hidden},
+                  .x = to});
 }
 
 void DraftHead::project(std::span<const float* const> taps, int32_t n, float* g) {
   const int32_t hidden = config_.hidden;
-  if (config_.takes_final_norm) return norm(taps[0], hidden, feature_norm_, g, hidden, n, hidden);
+  if (config_.takes_final_norm)
+    return norm(taps[0], hidden, weights_.feature_norm, g, hidden, n, hidden);
   const int64_t width = static_cast<int64_t>(taps.size()) * hidden;
   for (size_t i = 0; i < taps.size(); ++i) {
-    const float* weight = fc_norms_.empty() ? nullptr : fc_norms_[i];
-    norm(taps[i], hidden, weight, features_ + static_cast<int64_t>(i) * hidden, width, n, hidden);
+    const float* weight = weights_.fc_norms.empty() ? nullptr : weights_.fc_norms[i];
+    norm(taps[i], hidden, weight, taps_ + static_cast<int64_t>(i) * hidden, width, n, hidden);
   }
-  if (input_norm_ != nullptr)
-    norm(features_, width, input_norm_, features_, width, n, static_cast<int32_t>(width));
-  product(fc_, zeros_, features_, g, n);
-  if (feature_norm_ != nullptr) norm(g, hidden, feature_norm_, g, hidden, n, hidden);
+  if (weights_.input_norm != nullptr)
+    norm(taps_, width, weights_.input_norm, taps_, width, n, static_cast<int32_t>(width));
+  product(weights_.fc, weights_.zeros, taps_, g, n);
+  if (weights_.feature_norm != nullptr)
+    norm(g, hidden, weights_.feature_norm, g, hidden, n, hidden);
 }
 
 KvLayer DraftHead::cache_of(int32_t layer, const DraftRows& rows) const {
@@ -407,9 +318,8 @@ KvLayer DraftHead::cache_of(int32_t layer, const DraftRows& rows) const {
 
 // From normed inputs to a_, the outputs of attention.
 void DraftHead::attend(int32_t layer, const DraftRows& rows, const float* normed) {
-  const DraftLayer& weights = layers_[static_cast<size_t>(layer)];
-  const int32_t n = rows.batch.num_tokens;
-  product(weights.qkv, weights.qkv_bias, normed, qkv_, n);
+  const DraftLayer& weights = weights_.layers[static_cast<size_t>(layer)];
+  product(weights.qkv, weights.qkv_bias, normed, qkv_, rows.batch.num_tokens);
   const KvLayer kv = cache_of(layer, rows);
   run(RotateParams{.batch = rows.batch,
                    .num_heads = config_.num_heads,
@@ -432,85 +342,116 @@ void DraftHead::attend(int32_t layer, const DraftRows& rows, const float* normed
                    .scale = 1.0f / std::sqrt(static_cast<float>(config_.head_dim)),
                    .q = q_,
                    .kv = kv,
-                   .a = a_});
+                   .a = a_,
+                   .is_block = config_.kind == DraftKind::kDflash});
 }
 
-// x += down(SiLU(gate) up) of the normed x.
-void DraftHead::mlp(const DraftLayer& layer, float* x, int32_t n) {
-  norm(x, config_.hidden, layer.post_norm, m_, config_.hidden, n, config_.hidden);
-  product(layer.gate_up, zeros_, m_, gate_up_, n);
+// y() += down(SiLU(gate) up) of the normed y().
+void DraftHead::mlp(const DraftLayer& layer, int32_t n) {
+  norm_y(layer.post_norm, m_, config_.hidden, n);
+  product(layer.gate_up, weights_.zeros, m_, gate_up_, n);
   run(GateParams{.num_tokens = n, .width = config_.intermediate, .gate_up = gate_up_, .y = act_});
-  add_product(layer.down, zeros_, act_, x, n);
+  add_product(layer.down, weights_.zeros, act_, n);
 }
 
-void DraftHead::run_pairs(const DraftRows& rows, const float* g, float* y, bool keys_only) {
+void DraftHead::run_pairs(const DraftRows& rows, const float* g, bool keys_only) {
   const int32_t n = rows.batch.num_tokens, hidden = config_.hidden;
-  const DraftLayer& first = layers_[0];
-  embed(rows.tokens, n, y);
-  norm(y, hidden, first.input_norm, joined_, 2 * hidden, n, hidden);
+  const DraftLayer& first = weights_.layers[0];
+  embed(rows.tokens, n);
+  norm_y(first.input_norm, joined_, 2 * hidden, n);
   norm(g, hidden, first.hidden_norm, joined_ + hidden, 2 * hidden, n, hidden);
   // The residual is the feature, or its norm.
   const float* residual = config_.norm_before_residual ? joined_ + hidden : g;
-  norm(residual, config_.norm_before_residual ? 2 * hidden : hidden, nullptr, y, hidden, n, hidden);
+  norm(residual, config_.norm_before_residual ? 2 * hidden : hidden, nullptr, y_, hidden, n, hidden,
+       XForm::kF32, y_form());
   for (int32_t i = 0; i < config_.num_layers; ++i) {
-    const DraftLayer& layer = layers_[static_cast<size_t>(i)];
-    if (i > 0) norm(y, hidden, layer.input_norm, m_, hidden, n, hidden);
+    const DraftLayer& layer = weights_.layers[static_cast<size_t>(i)];
+    if (i > 0) norm_y(layer.input_norm, m_, hidden, n);
     const float* normed = i > 0 ? m_ : joined_;
     if (keys_only && i + 1 == config_.num_layers) return write_keys(i, rows, normed);
     attend(i, rows, normed);
-    add_product(layer.out, layer.out_bias, a_, y, n);
-    mlp(layer, y, n);
+    add_product(layer.out, layer.out_bias, a_, n);
+    mlp(layer, n);
   }
 }
 
-void DraftHead::to_feature(float* y, int32_t n) {
-  if (config_.norm_output)
-    norm(y, config_.hidden, final_norm_, y, config_.hidden, n, config_.hidden);
+void DraftHead::outputs_to_features(int32_t n) {
+  norm_y(config_.norm_output ? weights_.final_norm : nullptr, g_, config_.hidden, n);
 }
 
 // Keys and values alone, from the inputs of the product.
 void DraftHead::write_keys(int32_t layer, const DraftRows& rows, const float* inputs) {
-  const DraftLayer& weights = layers_[static_cast<size_t>(layer)];
-  PackedMatrix keys = weights.qkv;  // the rows of k and v
-  keys.data = weights.qkv.tile(0, config_.q_width() / 16);
-  keys.rows = 2 * config_.kv_width();
-  product(keys, weights.qkv_bias + config_.q_width(), inputs, qkv_, rows.batch.num_tokens);
+  const DraftLayer& weights = weights_.layers[static_cast<size_t>(layer)];
+  product(weights.keys, weights.qkv_bias + config_.q_width(), inputs, qkv_, rows.batch.num_tokens);
+  store_keys(layer, rows, qkv_, 0);
+}
+
+// From products, in rows `stride` values apart (0: without gaps).
+void DraftHead::store_keys(int32_t layer, const DraftRows& rows, float* products, int64_t stride) {
   run(RotateParams{.batch = rows.batch,
                    .num_heads = 0,
                    .num_kv_heads = config_.num_kv_heads,
                    .head_dim = config_.head_dim,
                    .rms_eps = config_.rms_eps,
-                   .qkv = qkv_,
-                   .k_norm = weights.k_norm,
+                   .qkv = products,
+                   .qkv_stride = stride,
+                   .k_norm = weights_.layers[static_cast<size_t>(layer)].k_norm,
                    .rotary = {rotary_.as<float>(), options_.max_positions},
                    .kv = cache_of(layer, rows)});
 }
 
 void DraftHead::write_context(const DraftRows& rows, const float* g) {
-  for (int32_t i = 0; i < config_.num_layers; ++i) write_keys(i, rows, g);
+  product(weights_.context, weights_.context_bias, g, context_, rows.batch.num_tokens);
+  const int64_t width = int64_t{2} * config_.kv_width();
+  for (int32_t i = 0; i < config_.num_layers; ++i)
+    store_keys(i, rows, context_ + i * width, config_.num_layers * width);
 }
 
-void DraftHead::run_block(const DraftRows& rows, float* y) {
+void DraftHead::run_block(const DraftRows& rows) {
   const int32_t n = rows.batch.num_tokens, hidden = config_.hidden;
-  embed(rows.tokens, n, y);
+  embed(rows.tokens, n);
   for (int32_t i = 0; i < config_.num_layers; ++i) {
-    const DraftLayer& layer = layers_[static_cast<size_t>(i)];
-    norm(y, hidden, layer.input_norm, m_, hidden, n, hidden);
+    const DraftLayer& layer = weights_.layers[static_cast<size_t>(i)];
+    norm_y(layer.input_norm, m_, hidden, n);
     attend(i, rows, m_);
-    add_product(layer.out, layer.out_bias, a_, y, n);
-    mlp(layer, y, n);
+    add_product(layer.out, layer.out_bias, a_, n);
+    mlp(layer, n);
   }
 }
 
-void DraftHead::logits(const float* y, std::span<const int32_t> rows, float* logits) {
-  run(UnembedParams{.num_rows = static_cast<int32_t>(rows.size()),
-                    .hidden = config_.hidden,
-                    .rms_eps = config_.rms_eps,
-                    .row_idx = rows.data(),
-                    .x = y,
-                    .norm_weight = final_norm_,
-                    .weight = head_,
-                    .logits = logits});
+const float* DraftHead::logits(const int32_t* rows, int32_t n) {
+  CHECK(n <= max_logit_rows());
+  UnembedParams params{.num_rows = n,
+                       .hidden = config_.hidden,
+                       .rms_eps = config_.rms_eps,
+                       .row_idx = rows,
+                       .x = y_,
+                       .norm_weight = weights_.final_norm,
+                       .weight = weights_.head,
+                       .logits = logits_};
+  params.forms.x = y_form();
+  run(params);
+  return logits_;
+}
+
+void DraftHead::draw(const int32_t* rows, int32_t n, int32_t* ids) {
+  for (int32_t first = 0; first < n; first += max_logit_rows()) {
+    const int32_t count = std::min(max_logit_rows(), n - first);
+    run(SampleParams{.num_rows = count,
+                     .vocab = config_.draft_vocab,
+                     .logits = logits(rows + first, count),
+                     .requests = requests_,
+                     .answers = answers_,
+                     .all_plain = true});
+    if (options_.device != DeviceKind::kCpu) {
+      draft_ids_cuda(answers_, count, weights_.target_ids, ids + first, stream_);
+      continue;
+    }
+    for (int32_t i = 0; i < count; ++i) {
+      const int32_t id = answers_[i].token;
+      ids[first + i] = weights_.target_ids == nullptr ? id : weights_.target_ids[id];
+    }
+  }
 }
 
 }  // namespace moxie

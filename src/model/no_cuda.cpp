@@ -1,5 +1,7 @@
 // For builds without CUDA: there is no stream to call these with.
+#include "model/draft_ids_cuda.h"
 #include "model/fold_scales_cuda.h"
+#include "model/repack_cuda.h"
 #include "model/synthetic_cuda.h"
 
 namespace moxie {
@@ -13,6 +15,10 @@ void fill_random_table_cuda(const RowTable&, double, uint64_t, Stream&) {
 }
 Status fill_vector_cuda(float*, int64_t, float, Stream&) {
   return fail("no CUDA in this build", "synthetic weights");
+}
+void repack_on_device(const MatrixRepack&, Stream&) { CHECK(false, "no CUDA in this build"); }
+void draft_ids_cuda(const SampleAnswer*, int32_t, const int32_t*, int32_t*, Stream&) {
+  CHECK(false, "no CUDA in this build");
 }
 Status fold_scales_cuda(Device&, Stream&, ModelWeights&) {
   return fail("no CUDA in this build", "--activation");

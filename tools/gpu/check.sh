@@ -185,6 +185,17 @@ if wants bench; then
   bench 120b_long_prompts --model synthetic:gpt-oss-120b --kv-dtype bf16 -p 32768,131072 -n 0 -d 0 -b 1 -r 1 \
     --max-model-len 131072
   bench 120b_streams --model synthetic:gpt-oss-120b --kv-dtype bf16 -p 0 -n 32 -d 1024 -b 64,256
+  # Drafts, accepted at the rates that z-lab publishes for GSM8K, and at rates that drafts do not pay.
+  gsm8k=0.90,0.77,0.63,0.54,0.46,0.35,0.28,0.22,0.16
+  one="--model synthetic:gpt-oss-120b --kv-dtype bf16 -p 0 -n 256 -d 0 -r 3"
+  bench 120b_dflash_mxfp4 $one --mxfp4-layers all -b 1,8,64 --spec dflash --spec-acceptance $gsm8k
+  bench 120b_dflash_checkpoint $one -b 1 --spec dflash --spec-acceptance $gsm8k
+  bench 120b_eagle3_mxfp4 $one --mxfp4-layers all -b 1 --spec eagle3 --spec-acceptance 0.78,0.54,0.36
+  bench 120b_eagle3_checkpoint $one -b 1 --spec eagle3 --spec-acceptance 0.78,0.54,0.36
+  bench 120b_ngram_all $one --mxfp4-layers all -b 1 --spec ngram --spec-acceptance 1,1,1,1,1,1,1
+  bench 120b_ngram_none $one --mxfp4-layers all -b 1,8,64 --spec ngram --spec-acceptance 0.1,0.05
+  bench 120b_off $one --mxfp4-layers all -b 1,8,64
+  bench 120b_off_checkpoint $one -b 1
   bench 120b_mxfp4_depth --model synthetic:gpt-oss-120b --mxfp4-layers all --kv-dtype bf16 \
     -p 0 -n 64 -d 8192,32768 -b 1 -r 5
 fi
@@ -319,6 +330,9 @@ soak_embedded() {
 soak_embedded_more() {
   soak soak_embedded_small_cache 90 embedded "--kv-cache-memory 16MiB --max-model-len 2048" \
     --seconds 20 --clients 96 --max-prompt 1000 --max-answer 400 --expect-preemptions
+  for method in dflash eagle3 ngram; do
+    soak soak_embedded_$method 90 embedded "--spec $method $soak_cache" --seconds 20 --clients 1,96
+  done
   soak soak_embedded_graphs_off 90 embedded "--graphs off $soak_cache" \
     --seconds 20 --clients 1,96
 }

@@ -1,0 +1,55 @@
+// Graphs of launches that come again with the same sizes: their kernels and the addresses that they
+// read are the same each time. Where a device has no graphs, or they are off, launches run one by
+// one.
+#pragma once
+
+#include <array>
+#include <functional>
+#include <map>
+#include <memory>
+
+#include "core/device.h"
+#include "kernels/registry.h"
+
+namespace moxie {
+
+class GraphCache {
+ public:
+  /// Whatever determines the kernels and their parameters.
+  using Key = std::array<int32_t, 4>;
+
+  /// Borrowed; must outlive the cache.
+  GraphCache(Device& device, Stream& stream, KernelChooser& kernels, bool use_graphs)
+      : device_(device),
+        stream_(stream),
+        kernels_(kernels),
+        use_graphs_(use_graphs && device.has_graphs()) {}
+
+  /// Gives `work` to the stream: the first time its kernels one by one, then as a graph, which is
+  /// recorded the second time.
+  Status run(const Key& key, const std::function<void()>& work);
+  /// Graphs are recorded again at their next use.
+  void forget() {
+    entries_.clear();
+    num_graphs_ = 0;
+  }
+
+ private:
+  // A graph of a whole forward pass takes about 1 MiB.
+  static constexpr size_t kMostGraphs = 64, kMostKeys = 4096;
+
+  struct Entry {
+    std::unique_ptr<Graph> graph;
+    KernelChooser::Launches launches;
+  };
+  Status record(Entry& entry, const std::function<void()>& work);
+
+  Device& device_;
+  Stream& stream_;
+  KernelChooser& kernels_;
+  bool use_graphs_;
+  size_t num_graphs_ = 0;
+  std::map<Key, Entry> entries_;
+};
+
+}  // namespace moxie
