@@ -23,6 +23,7 @@ constexpr KernelEntry kEntries[] = {
     {"sort_by_expert", kRouting},
     {"fill_slots", kRouting},
     {"advance_rows", kSampling, "advance"},
+    {"write_ids", kSampling, "draft_ids"},
     {"memcpy", kMemory, "copy"},
     {"memset", kMemory, "copy"},
     {"fill_random_kernel", kLoad, "load"},
