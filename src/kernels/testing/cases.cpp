@@ -3,51 +3,23 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <numeric>
 
 #include "core/formats.h"
+#include "kernels/testing/case_parts.h"
 
 namespace moxie::testing {
 namespace {
 
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr int32_t kPageTokens = 4, kMaxPositions = 64;
 constexpr int32_t kQkvSeqs = 3, kAttendPageTokens = 16;
 
-std::string text(const char* op, DType format, std::initializer_list<int64_t> sizes) {
-  std::string name = std::string(op) + " " + std::string(dtype_name(format));
-  for (int64_t size : sizes) name += " " + std::to_string(size);
-  return name;
-}
-
-template <typename P>
-float* keep(Built<P>& built, std::vector<float> values) {
-  built.floats.push_back(std::move(values));
-  return built.floats.back().data();
-}
-template <typename P>
-int32_t* keep(Built<P>& built, std::vector<int32_t> values) {
-  built.ints.push_back(std::move(values));
-  return built.ints.back().data();
-}
 // Contents for a matrix that has sizes and a format.
 template <typename P>
 void fill(Built<P>& built, PackedMatrix& matrix, Random& random, int32_t gate_up_outputs = 0) {
   built.weights.push_back(random_packed(matrix.format, matrix.num_experts, matrix.rows, matrix.cols,
                                         random, gate_up_outputs));
   matrix = built.weights.back().matrix;
-}
-
-std::vector<float> near_one(int64_t n, Random& random) {
-  std::vector<float> values = random.uniforms(n, 0.3f);
-  for (float& value : values) value += 1.0f;
-  return values;
-}
-
-template <typename T>
-std::vector<double> doubles(const T* from, int64_t n) {
-  return {from, from + n};
 }
 
 // Pages of as many sequences, out of order.
@@ -69,21 +41,6 @@ void store_cache_values(const KvLayer& kv, const std::vector<float>& values, std
       reinterpret_cast<uint8_t*>(to)[i] = f32_to_e4m3(values[i]);
     }
   }
-}
-
-// One byte or two of a cache as a number.
-std::vector<double> cache_values(const KvLayer& kv, const std::byte* from, int64_t n) {
-  std::vector<double> values(static_cast<size_t>(n));
-  for (int64_t i = 0; i < n; ++i) {
-    if (kv.dtype == DType::kF32) {
-      values[i] = reinterpret_cast<const float*>(from)[i];
-    } else if (kv.dtype == DType::kBF16) {
-      values[i] = bf16_to_f32(reinterpret_cast<const uint16_t*>(from)[i]);
-    } else {
-      values[i] = e4m3_to_f32(reinterpret_cast<const uint8_t*>(from)[i]);
-    }
-  }
-  return values;
 }
 
 }  // namespace
@@ -179,27 +136,6 @@ Built<QkvParams> build(const QkvCase& c) {
   p.q = keep(built, std::vector<float>(static_cast<size_t>(c.tokens) * c.heads * c.head_dim));
   return built;
 }
-
-namespace {
-
-// Adds the whole cache, so that a write outside the tokens' places is seen. A value near the middle
-// of two codes may go to either.
-void add_cache(const KvLayer& kv, const std::vector<std::vector<std::byte>>& bytes,
-               int32_t head_dim, double rounding, std::vector<Output>* list) {
-  const double step = kv.dtype == DType::kF32 ? 0 : kv.dtype == DType::kBF16 ? 0x1p-7 : 0x1p-3;
-  const double least = kv.dtype == DType::kF8E4M3 ? 0x1p-9 : 0;
-  const int64_t n = static_cast<int64_t>(bytes[0].size()) * head_dim / kv.row_bytes(head_dim);
-  for (int i = 0; i < 2; ++i) {
-    list->push_back({.name = i == 0 ? "k" : "v",
-                     .width = int64_t{head_dim},
-                     .values = cache_values(kv, bytes[i].data(), n),
-                     .rounding = rounding,
-                     .relative = step,
-                     .absolute = least});
-  }
-}
-
-}  // namespace
 
 template <>
 void Built<QkvParams>::reset() {
@@ -546,170 +482,6 @@ std::vector<Output> Built<SampleParams>::outputs() const {
     logprobs.values.push_back(params.answers[row].logprob);
   }
   return {tokens, logprobs};
-}
-
-// ---- tap ----------------------------------------------------------------------------------------
-
-std::string TapCase::name() const { return text("tap", DType::kF32, {tokens, hidden}); }
-
-TapParams TapCase::sizes() const { return {.num_tokens = tokens, .hidden = hidden}; }
-
-Built<TapParams> build(const TapCase& c) {
-  Random random(1);
-  Built<TapParams> built{.params = c.sizes()};
-  built.params.x = keep(built, random.uniforms(int64_t{c.tokens} * c.hidden, 3.0f));
-  built.params.to = keep(built, std::vector<float>(static_cast<size_t>(c.tokens) * c.hidden));
-  return built;
-}
-
-template <>
-void Built<TapParams>::reset() {
-  std::fill_n(params.to, int64_t{params.num_tokens} * params.hidden, kNan);
-}
-
-template <>
-std::vector<Output> Built<TapParams>::outputs() const {
-  return {{.name = "to",
-           .width = params.hidden,
-           .values = doubles(params.to, int64_t{params.num_tokens} * params.hidden)}};
-}
-
-// ---- rms_norm -----------------------------------------------------------------------------------
-
-std::string RmsNormCase::name() const {
-  return text(is_copy ? "rms_norm copies" : "rms_norm", DType::kF32, {tokens, width, gap});
-}
-
-RmsNormParams RmsNormCase::sizes() const {
-  return {.num_tokens = tokens, .width = width, .x_stride = width + gap, .y_stride = width + gap};
-}
-
-Built<RmsNormParams> build(const RmsNormCase& c) {
-  Random random(1);
-  Built<RmsNormParams> built{.params = c.sizes()};
-  RmsNormParams& p = built.params;
-  p.x = keep(built, random.uniforms(c.tokens * p.x_stride, 3.0f));
-  if (!c.is_copy) p.weight = keep(built, near_one(c.width, random));
-  p.y = keep(built, std::vector<float>(static_cast<size_t>(c.tokens * p.y_stride)));
-  return built;
-}
-
-template <>
-void Built<RmsNormParams>::reset() {
-  std::fill_n(params.y, params.num_tokens * params.y_stride, 0.5f);
-}
-
-template <>
-std::vector<Output> Built<RmsNormParams>::outputs() const {
-  return {{.name = "y",
-           .width = params.y_stride,
-           .values = doubles(params.y, params.num_tokens * params.y_stride),
-           .rounding = f32_sum_error(params.width) + 8 * 0x1p-24}};
-}
-
-// ---- gate ---------------------------------------------------------------------------------------
-
-std::string GateCase::name() const { return text("gate", DType::kF32, {tokens, width}); }
-
-GateParams GateCase::sizes() const { return {.num_tokens = tokens, .width = width}; }
-
-Built<GateParams> build(const GateCase& c) {
-  Random random(1);
-  Built<GateParams> built{.params = c.sizes()};
-  built.params.gate_up = keep(built, random.uniforms(int64_t{2} * c.tokens * c.width, 9.0f));
-  built.params.y = keep(built, std::vector<float>(static_cast<size_t>(c.tokens) * c.width));
-  return built;
-}
-
-template <>
-void Built<GateParams>::reset() {
-  std::fill_n(params.y, int64_t{params.num_tokens} * params.width, kNan);
-}
-
-template <>
-std::vector<Output> Built<GateParams>::outputs() const {
-  return {{.name = "y",
-           .width = params.width,
-           .values = doubles(params.y, int64_t{params.num_tokens} * params.width),
-           .rounding = 16 * 0x1p-24}};
-}
-
-// ---- rotate -------------------------------------------------------------------------------------
-
-std::string RotateCase::name() const {
-  return text("rotate", cache, {tokens, heads, kv_heads, head_dim}) + (norms ? " norms" : "") +
-         (keys_only ? " keys only" : "") + (gap > 0 ? " apart" : "");
-}
-
-namespace {
-
-QkvCase qkv_case(const RotateCase& c) {
-  return {.tokens = c.tokens,
-          .hidden = 32,
-          .heads = c.heads,
-          .kv_heads = c.kv_heads,
-          .head_dim = c.head_dim,
-          .cache = c.cache};
-}
-
-}  // namespace
-
-RotateParams RotateCase::sizes() const {
-  const QkvParams qkv = qkv_case(*this).sizes();
-  return {.batch = qkv.batch,
-          .num_heads = heads,
-          .num_kv_heads = kv_heads,
-          .head_dim = head_dim,
-          .qkv_stride = gap > 0 ? int64_t{heads + 2 * kv_heads} * head_dim + gap : 0,
-          .kv = qkv.kv};
-}
-
-// The tokens, pages and angles are those of a case of qkv.
-Built<RotateParams> build(const RotateCase& c) {
-  Random random(2);
-  Built<QkvParams> qkv = build(qkv_case(c));
-  Built<RotateParams> built{.params = c.sizes(),
-                            .weights = {},
-                            .floats = std::move(qkv.floats),
-                            .ints = std::move(qkv.ints),
-                            .bytes = std::move(qkv.bytes),
-                            .initial_x = {}};
-  RotateParams& p = built.params;
-  p.batch = qkv.params.batch;
-  p.rotary = qkv.params.rotary;
-  p.kv = qkv.params.kv;
-  built.initial_x = random.uniforms(c.tokens * p.row_stride(), 3.0f);
-  p.qkv = keep(built, built.initial_x);
-  if (c.norms) {
-    p.q_norm = keep(built, near_one(c.head_dim, random));
-    p.k_norm = keep(built, near_one(c.head_dim, random));
-  }
-  if (!c.keys_only) p.q = qkv.params.q;
-  return built;
-}
-
-template <>
-void Built<RotateParams>::reset() {
-  for (auto& cache : bytes) std::fill(cache.begin(), cache.end(), std::byte{0});
-  std::copy(initial_x.begin(), initial_x.end(), params.qkv);
-  if (params.q != nullptr)
-    std::fill_n(params.q, int64_t{params.batch.num_tokens} * params.num_heads * params.head_dim,
-                kNan);
-}
-
-template <>
-std::vector<Output> Built<RotateParams>::outputs() const {
-  const RotateParams& p = params;
-  const double rounding = f32_sum_error(p.head_dim) + 8 * 0x1p-24;
-  const int64_t q_width = int64_t{p.num_heads} * p.head_dim;
-  std::vector<Output> list;
-  if (p.q != nullptr)
-    list.push_back({.name = "q",
-                    .width = q_width,
-                    .values = doubles(p.q, p.batch.num_tokens * q_width),
-                    .rounding = rounding});
-  add_cache(p.kv, bytes, p.head_dim, rounding, &list);
-  return list;
 }
 
 // ---- moe_fp8_block_scale ------------------------------------------------------------------------
