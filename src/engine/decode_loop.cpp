@@ -115,22 +115,17 @@ void DecodeLoop::draw(int32_t num_streams, bool all_plain) {
 
 Status DecodeLoop::prepare(int32_t num_streams, bool all_plain) {
   CHECK(num_streams >= 1 && num_streams <= parts_.max_streams);
-  Recorded& recorded = this->recorded(num_streams, all_plain);
-  if (!parts_.use_graphs || recorded.graph) return {};
-  parts_.kernels.begin_recording();
-  auto graph = parts_.device.capture(parts_.stream, [&] {
+  RecordedLaunch& recorded = this->recorded(num_streams, all_plain);
+  if (!parts_.use_graphs || recorded.is_recorded()) return {};
+  return recorded.record(parts_.device, parts_.stream, parts_.kernels, [&] {
     forward(num_streams);
     draw(num_streams, all_plain);
   });
-  recorded.launches = parts_.kernels.end_recording();
-  if (!graph) return fail(std::move(graph.error()));
-  recorded.graph = std::move(*graph);
-  return {};
 }
 
 void DecodeLoop::forget_graphs() {
   CHECK(num_members_ == 0, "a session is running");
-  for (Recorded& recorded : recorded_) recorded = {};
+  for (RecordedLaunch& recorded : recorded_) recorded = {};
 }
 
 Status DecodeLoop::begin(const HostArrays& first, std::span<const SampleRequest> requests) {
@@ -230,10 +225,9 @@ Status DecodeLoop::launch(const HostArrays& next) {
 // Launches one token of every member; its pages are reserved.
 Status DecodeLoop::launch_round() {
   const auto num_rows = static_cast<int32_t>(num_members_);
-  const Recorded& recorded = this->recorded(num_rows, all_plain_);
-  if (recorded.graph) {
-    if (auto status = recorded.graph->launch(parts_.stream); !status) return status;
-    parts_.kernels.count(recorded.launches);
+  const RecordedLaunch& recorded = this->recorded(num_rows, all_plain_);
+  if (recorded.is_recorded()) {
+    if (auto status = recorded.launch(parts_.stream, parts_.kernels); !status) return status;
   } else {
     forward(num_rows);
     draw(num_rows, all_plain_);

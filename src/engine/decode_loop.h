@@ -22,6 +22,7 @@
 #include "engine/advance.h"
 #include "engine/kv.h"
 #include "engine/launch_arrays.h"
+#include "engine/recorded_launch.h"
 #include "model/gpt_oss.h"
 
 namespace moxie {
@@ -105,14 +106,10 @@ class DecodeLoop {
   SampleAnswer* answer_ring_ = nullptr;
   std::vector<KvLayer> layers_;
 
-  struct Recorded {
-    std::unique_ptr<Graph> graph;
-    KernelChooser::Launches launches;
-  };
-  Recorded& recorded(int32_t num_streams, bool all_plain) {
+  RecordedLaunch& recorded(int32_t num_streams, bool all_plain) {
     return recorded_[static_cast<size_t>(2 * num_streams + (all_plain ? 1 : 0))];
   }
-  std::vector<Recorded> recorded_;
+  std::vector<RecordedLaunch> recorded_;
 
   size_t num_members_ = 0;  // sequences of the session; 0: no session
   bool all_plain_ = true;

@@ -9,6 +9,7 @@
 #include "core/clock.h"
 #include "engine/tokenizer_source.h"
 #include "model/fold_scales_cuda.h"
+#include "model/rotary_table.h"
 
 namespace moxie {
 namespace {
@@ -254,32 +255,12 @@ Status Engine::load_model() {
   return {};
 }
 
-Status Engine::make_rotary() {
-  const int32_t max_len = plan_.max_model_len;
-  auto rotary = device_->allocate(4ull * static_cast<uint64_t>(max_len) * config().head_dim);
-  if (!rotary) return fail(std::move(rotary.error()));
-  rotary_buffer_ = std::move(*rotary);
-  // Through a small piece of host memory, so that peak memory holds one table, not two.
-  constexpr int32_t kPiece = 1024;
-  std::vector<float> piece(static_cast<size_t>(kPiece) * config().head_dim);
-  for (int32_t first = 0; first < max_len; first += kPiece) {
-    const int32_t count = std::min(kPiece, max_len - first);
-    fill_rotary_table(config(), first, count, piece.data());
-    const uint64_t row_bytes = 4ull * config().head_dim;
-    if (auto status = device_->copy_from_host(rotary_buffer_.data() + first * row_bytes,
-                                              piece.data(), count * row_bytes, *stream_);
-        !status) {
-      return status;
-    }
-    if (auto status = stream_->synchronize(); !status) return status;
-  }
-  return {};
-}
-
 Status Engine::make_memory() {
   const GptOssConfig& config = checkpoint_->config();
   const int32_t max_len = plan_.max_model_len;
-  if (auto status = make_rotary(); !status) return status;
+  auto rotary = make_rotary_table(*device_, *stream_, yarn_frequencies(config), max_len);
+  if (!rotary) return fail(std::move(rotary.error()));
+  rotary_buffer_ = std::move(*rotary);
   model_ = std::make_unique<GptOss>(config, weights_, Rotary{rotary_buffer_.as<float>(), max_len},
                                     *kernels_, options_.sinks, options_.taps);
   if (auto status = model_->check_rows(kv_dtype_, options_.max_batch_tokens); !status)
@@ -414,8 +395,7 @@ Result<const float*> Engine::run(const HostArrays& arrays) {
   Batch& batch = *placed;
   last_rows_ = batch.num_logit_rows;
   // Tokens with their drafts: few, and the same numbers of them again and again.
-  constexpr int32_t kMostInGraph = 64;
-  const bool in_graph = graphs_ != nullptr && batch.ragged.num_tokens <= kMostInGraph;
+  const bool in_graph = graphs_ != nullptr && batch.ragged.num_tokens <= GraphCache::kMostTokens;
   const bool follows_in_graph = in_graph && follower_ != nullptr && !follower_->reads_host_arrays();
   Status status;
   if (in_graph) {

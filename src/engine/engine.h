@@ -195,7 +195,6 @@ class Engine {
   Status make_kernels();
   Status load_model();
   Status make_memory();
-  Status make_rotary();
   Status make_decode_loop();
   Status follow(const HostArrays& arrays, const Ragged& placed);
   int32_t table_stride() const;

@@ -14,29 +14,17 @@ Status GraphCache::run(const Key& key, const std::function<void()>& work) {
     work();
     return {};
   }
-  Entry& entry = found->second;
-  if (!entry.graph && num_graphs_ < kMostGraphs) {
-    if (auto status = record(entry, work); !status) {
+  RecordedLaunch& entry = found->second;
+  if (!entry.is_recorded() && num_graphs_ < kMostGraphs) {
+    if (auto status = entry.record(device_, stream_, kernels_, work)) {
+      ++num_graphs_;
+    } else {
       log_warn("launches run without graphs from now on: " + status.error().message());
       use_graphs_ = false;
     }
   }
-  if (!entry.graph) {
-    work();
-    return {};
-  }
-  auto status = entry.graph->launch(stream_);
-  if (status) kernels_.count(entry.launches);
-  return status;
-}
-
-Status GraphCache::record(Entry& entry, const std::function<void()>& work) {
-  kernels_.begin_recording();
-  auto graph = device_.capture(stream_, work);
-  entry.launches = kernels_.end_recording();
-  if (!graph) return fail(std::move(graph.error()));
-  entry.graph = std::move(*graph);
-  ++num_graphs_;
+  if (entry.is_recorded()) return entry.launch(stream_, kernels_);
+  work();
   return {};
 }
 

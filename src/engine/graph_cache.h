@@ -6,10 +6,8 @@
 #include <array>
 #include <functional>
 #include <map>
-#include <memory>
 
-#include "core/device.h"
-#include "kernels/registry.h"
+#include "engine/recorded_launch.h"
 
 namespace moxie {
 
@@ -17,6 +15,8 @@ class GraphCache {
  public:
   /// Whatever determines the kernels and their parameters.
   using Key = std::array<int32_t, 4>;
+  /// Launches of more tokens than this do not come again with the same sizes.
+  static constexpr int32_t kMostTokens = 64;
 
   /// Borrowed; must outlive the cache.
   GraphCache(Device& device, Stream& stream, KernelChooser& kernels, bool use_graphs)
@@ -38,18 +38,12 @@ class GraphCache {
   // A graph of a whole forward pass takes about 1 MiB.
   static constexpr size_t kMostGraphs = 64, kMostKeys = 4096;
 
-  struct Entry {
-    std::unique_ptr<Graph> graph;
-    KernelChooser::Launches launches;
-  };
-  Status record(Entry& entry, const std::function<void()>& work);
-
   Device& device_;
   Stream& stream_;
   KernelChooser& kernels_;
   bool use_graphs_;
   size_t num_graphs_ = 0;
-  std::map<Key, Entry> entries_;
+  std::map<Key, RecordedLaunch> entries_;
 };
 
 }  // namespace moxie

@@ -290,10 +290,11 @@ Status HeadDrafter::propose_blocks(std::span<const Ask> asks) {
   if (status = read_ids(placed->ids, pass_.drawn.size()); !status) return status;
   if (on_logits_)
     if (status = report(*placed, seqs, positions); !status) return status;
+  const auto* ids = host_ids_.as<int32_t>();
   const auto of_one = static_cast<size_t>(longest);
   for (size_t s = 0; s < asks.size(); ++s) {
     const auto count = std::min(of_one, static_cast<size_t>(asks[s].limit));
-    for (size_t i = 0; i < count; ++i) asks[s].drafts->push_back(ids_[s * of_one + i]);
+    for (size_t i = 0; i < count; ++i) asks[s].drafts->push_back(ids[s * of_one + i]);
   }
   return {};
 }
@@ -344,11 +345,11 @@ Status HeadDrafter::propose_pairs(std::span<const Ask> all) {
   if (status) status = std::move(reported);
   if (!status) return status;
   if (status = read_ids(placed->ids, num_ids); !status) return status;
+  const auto* ids = host_ids_.as<int32_t>();
   size_t at = 0;
   for (size_t s = 0; s < asks.size(); ++s) {
     for (int32_t i = 0; i < asks[s].limit; ++i)
-      asks[s].drafts->push_back(is_peagle ? ids_[at++]
-                                          : ids_[static_cast<size_t>(i) * num_rows + s]);
+      asks[s].drafts->push_back(is_peagle ? ids[at++] : ids[static_cast<size_t>(i) * num_rows + s]);
   }
   return {};
 }
@@ -356,10 +357,9 @@ Status HeadDrafter::propose_pairs(std::span<const Ask> all) {
 // Gives a small pass to the stream as a graph. The lists lie where they did in the last pass of the
 // same sizes.
 Status HeadDrafter::run(Placed& placed, int32_t longest, const std::function<void()>& work) {
-  constexpr int32_t kMostInGraph = 64;
   GraphCache* graphs = engine_.graphs();
   const int32_t num_tokens = placed.rows.batch.num_tokens;
-  if (graphs == nullptr || on_logits_ || num_tokens > kMostInGraph) {
+  if (graphs == nullptr || on_logits_ || num_tokens > GraphCache::kMostTokens) {
     work();
     return {};
   }
@@ -384,12 +384,12 @@ void HeadDrafter::roll_out(const Placed& placed, int32_t longest) {
   }
 }
 
+// Waits for the drawn ids, which are in host_ids_ then.
 Status HeadDrafter::read_ids(const int32_t* ids, size_t count) {
   auto status = engine_.device().copy_to_host(host_ids_.data(), ids, 4 * count, engine_.stream());
   if (status) status = engine_.stream().synchronize();
   if (!status) return status;
   copy_.is_idle();
-  ids_.assign(host_ids_.as<int32_t>(), host_ids_.as<int32_t>() + count);
   return {};
 }
 

@@ -94,7 +94,7 @@ class HeadDrafter : public Drafter, public LaunchFollower {
   Pass pass_;
   std::vector<int32_t> kept_;   // numbers of the launch's features that are kept
   std::vector<int32_t> steps_;  // positions of the passes behind the first, [steps, rows]
-  std::vector<int32_t> unused_windows_, ids_;
+  std::vector<int32_t> unused_windows_;
   Buffer host_ids_;
   std::unordered_map<SeqId, Tail> tails_;
   int64_t num_kept_ = 0;  // ever

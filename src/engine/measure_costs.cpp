@@ -7,21 +7,12 @@
 
 #include "core/clock.h"
 #include "engine/engine.h"
+#include "engine/simulated_acceptance.h"
 
 namespace moxie {
 namespace {
 
 constexpr int kRuns = 4, kLoopRuns = 8;
-
-std::vector<int32_t> random_tokens(int32_t count, int32_t vocab) {
-  std::vector<int32_t> ids;
-  uint32_t state = 1;
-  for (int32_t i = 0; i < count; ++i) {
-    state = state * 1664525u + 1013904223u;
-    ids.push_back(static_cast<int32_t>((state >> 8) % static_cast<uint32_t>(vocab)));
-  }
-  return ids;
-}
 
 // Sequences for a measurement, which are given back whatever happens.
 class Sequences {
@@ -55,7 +46,7 @@ class Measurement {
     most_ =
         std::min({options.max_logit_rows, options.max_batch_tokens, engine.plan().max_model_len - 1,
                   std::max(16, std::min(options.max_num_seqs, kFewRequests) * (max_drafts + 1))});
-    ids_ = random_tokens(std::max(most_, 2), engine.config().vocab);
+    SimulatedAcceptance({}, 1).fill(std::max(most_, 2), engine.config().vocab, &ids_);
   }
 
   Status run() {

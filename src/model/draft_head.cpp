@@ -15,6 +15,7 @@
 #include "kernels/rotate/rotate.h"
 #include "kernels/unembed/unembed.h"
 #include "model/draft_ids_cuda.h"
+#include "model/rotary_table.h"
 
 namespace moxie {
 namespace {
@@ -84,8 +85,10 @@ Result<std::unique_ptr<DraftHead>> DraftHead::load(const DraftCheckpoint& checkp
   auto weights = load_draft_weights(checkpoint, target, options.format, device, stream);
   if (!weights) return fail(std::move(weights.error()));
   head.weights_ = std::move(*weights);
+  auto rotary = make_rotary_table(device, stream, head.config_.rotary, options.max_positions);
+  if (!rotary) return fail(std::move(rotary.error()));
+  head.rotary_ = std::move(*rotary);
   Status status = head.make_memory();
-  if (status) status = head.make_rotary();
   if (status) status = head.check_rows();
   if (!status) return fail(std::move(status.error()));
   if (const float* mask = head.weights_.mask_hidden; mask != nullptr) {
@@ -127,17 +130,6 @@ Status DraftHead::make_memory() {
   const std::vector<SampleRequest> greedy(max_logit_rows());
   auto status = device_.copy_from_host(requests_, greedy.data(),
                                        greedy.size() * sizeof(SampleRequest), stream_);
-  return status ? stream_.synchronize() : status;
-}
-
-Status DraftHead::make_rotary() {
-  std::vector<float> table(static_cast<size_t>(options_.max_positions) *
-                           static_cast<size_t>(config_.head_dim));
-  fill_rotary_table(config_.rotary, 0, options_.max_positions, table.data());
-  auto buffer = device_.allocate(table.size() * 4);
-  if (!buffer) return fail(std::move(buffer.error()));
-  rotary_ = std::move(*buffer);
-  auto status = device_.copy_from_host(rotary_.data(), table.data(), table.size() * 4, stream_);
   return status ? stream_.synchronize() : status;
 }
 

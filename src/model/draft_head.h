@@ -85,7 +85,6 @@ class DraftHead {
             const Options& options)
       : config_(config), kernels_(kernels), device_(device), stream_(stream), options_(options) {}
   Status make_memory();
-  Status make_rotary();
   Status check_rows();
   template <typename P>
   Status reserve(P params);

@@ -25,7 +25,6 @@ struct SplitParams {
   const float* sinks;
   float* a;
   const int32_t* positions;
-  int32_t in_block;  // AttendParams::is_block: the launch's tokens; else 0
   const int32_t* seq_idx;
   const int32_t* row_offsets;
   const int32_t* page_table;
@@ -33,6 +32,7 @@ struct SplitParams {
   uint32_t page_stride_bytes;
   uint32_t page_magic, page_mask;  // key / page_tokens: see page_of
   int32_t num_tokens, num_seqs;
+  int32_t in_block;  // AttendParams::is_block: the launch's tokens; else 0
   int32_t table_stride, page_tokens;
   int32_t num_heads, num_kv_heads, group, window;
   uint32_t group_magic;  // row / group = row * group_magic >> 16, for rows below 32

@@ -302,8 +302,7 @@ void launch_slice_gemv(const char* row, Step step, const Launch& launch) {
   });
 }
 
-/// The most columns for which one token's activations (4 bytes each) leave room for a ring in 99
-/// KB.
+/// One token's activations of as many columns, 4 bytes each, leave room for a ring in 99 KB.
 inline constexpr int32_t kMaxColumns = 18432;
 
 /// Null if the CUDA rows can read a matrix, otherwise why not.
