@@ -6,8 +6,8 @@
 #   make gpu
 #   MOXIE_COMMIT=$(git rev-parse HEAD) tools/gpu/check.sh build/gpu OUT_FOLDER [PART...]
 #
-# PART: tests, memcheck, racecheck, steps, bench, profile, switches, load, serve; all of them if none
-# is named.
+# PART: tests, memcheck, racecheck, steps, bench, speculation, profile, switches, load, serve; all of
+# them if none is named.
 # `serve` runs every command once, soaks servers (tests/server/soak.py) and runs the server's own
 # tests, those that tests/server/requirements.txt lets this Python run; what does not run says why.
 # MOXIE_PYTHON names the interpreter. Where there is no GPU, MOXIE_SERVE_DEVICE=cpu tries it with the
@@ -19,7 +19,7 @@ set -uo pipefail
 bin=${1:-build/gpu}
 out=${2:-build/gpu/check}
 shift $(($# < 2 ? $# : 2))
-parts=${*:-tests memcheck racecheck steps bench profile switches load serve}
+parts=${*:-tests memcheck racecheck steps bench speculation profile switches load serve}
 tests=$bin/moxie_gpu_tests
 wants() { [[ " $parts " == *" $1 "* ]]; }
 commit=${MOXIE_COMMIT:-unknown}
@@ -147,7 +147,7 @@ steps_of() {
     "$dense" "${kind#--}" "$tokens" "$(step_lines "$log")")
 }
 if wants steps; then
-  for tokens in 1 2 4 8; do steps_of mxfp4 --tokens $tokens; done
+  for tokens in 1 2 4 8 9 12 16; do steps_of mxfp4 --tokens $tokens; done
   for dense in bf16 mxfp8; do steps_of $dense --tokens 1; done
   for tokens in 64 256; do steps_of bf16 --tokens $tokens --depth 1024 --layers 6; done
   for tokens in 128 2048; do steps_of bf16 --prompt $tokens --depth 0 --layers 4 --repeat 7; done
@@ -185,6 +185,10 @@ if wants bench; then
   bench 120b_long_prompts --model synthetic:gpt-oss-120b --kv-dtype bf16 -p 32768,131072 -n 0 -d 0 -b 1 -r 1 \
     --max-model-len 131072
   bench 120b_streams --model synthetic:gpt-oss-120b --kv-dtype bf16 -p 0 -n 32 -d 1024 -b 64,256
+  bench 120b_mxfp4_depth --model synthetic:gpt-oss-120b --mxfp4-layers all --kv-dtype bf16 \
+    -p 0 -n 64 -d 8192,32768 -b 1 -r 5
+fi
+if wants speculation; then
   # Drafts, accepted at the rates that z-lab publishes for GSM8K, and at rates that drafts do not pay.
   gsm8k=0.90,0.77,0.63,0.54,0.46,0.35,0.28,0.22,0.16
   one="--model synthetic:gpt-oss-120b --kv-dtype bf16 -p 0 -n 256 -d 0 -r 3"
@@ -194,10 +198,9 @@ if wants bench; then
   bench 120b_eagle3_checkpoint $one -b 1 --spec eagle3 --spec-acceptance 0.78,0.54,0.36
   bench 120b_ngram_all $one --mxfp4-layers all -b 1 --spec ngram --spec-acceptance 1,1,1,1,1,1,1
   bench 120b_ngram_none $one --mxfp4-layers all -b 1,8,64 --spec ngram --spec-acceptance 0.1,0.05
+  bench 120b_dflash_none $one --mxfp4-layers all -b 1,8,64 --spec dflash --spec-acceptance 0.1,0.05
   bench 120b_off $one --mxfp4-layers all -b 1,8,64
   bench 120b_off_checkpoint $one -b 1
-  bench 120b_mxfp4_depth --model synthetic:gpt-oss-120b --mxfp4-layers all --kv-dtype bf16 \
-    -p 0 -n 64 -d 8192,32768 -b 1 -r 5
 fi
 # Where the time of decode and of prompts goes. Needs libcupti.so.13: see `moxie profile --help`.
 profile='{"ran": false, "reason": "not asked for"}'
