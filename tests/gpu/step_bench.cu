@@ -363,6 +363,14 @@ class Bench {
     return {.x = o_.x_is_single ? XForm::kF32 : XForm::kF32Pair,
             .l1 = loads_to_registers ? L1Form::kL1 : L1Form::kShared};
   }
+  // The forms of the values that a step reads or leaves: its rows know no others.
+  template <typename... Members>
+  Forms forms_of(Members... members) const {
+    const Forms all = forms();
+    Forms chosen{.l1 = all.l1};
+    ((chosen.*members = all.*members), ...);
+    return chosen;
+  }
   // Prompts whose rows take x in one float stage q and a for one another, as the engine has them.
   bool stages() const { return o_.is_prompt && o_.x_is_single; }
   QkvParams qkv(Layer& l) {
@@ -380,7 +388,7 @@ class Bench {
             .kv = l.kv,
             .q = q_,
             .q_factor = AttendParams{}.q_factor(),
-            .forms = forms()};
+            .forms = forms_of(&Forms::x, &Forms::q)};
   }
   AttendParams attend(Layer& l, bool window) {
     return {.launch = launch(),
@@ -393,7 +401,7 @@ class Bench {
             .kv = l.kv,
             .sinks = l.sinks,
             .a = a_,
-            .forms = forms()};
+            .forms = forms_of(&Forms::q, &Forms::a)};
   }
   OutParams out(Layer& l) {
     return {.launch = launch(),
@@ -403,7 +411,7 @@ class Bench {
             .bias = l.out_bias,
             .x = x_,
             .fold = {},
-            .forms = forms()};
+            .forms = forms_of(&Forms::x, &Forms::a)};
   }
   RouteParams route(Layer& l) {
     return {.launch = launch(),
@@ -417,7 +425,7 @@ class Bench {
             .t = t_,
             .expert_ids = ids_,
             .expert_weights = expert_weights_,
-            .forms = forms()};
+            .forms = forms_of(&Forms::x, &Forms::t)};
   }
   RouteFold fold(Layer& l, int turn) {
     return {.top_k = 4,
@@ -446,7 +454,7 @@ class Bench {
             .down_bias = l.down_bias,
             .x = x_,
             .fold = {},
-            .forms = forms(),
+            .forms = forms_of(&Forms::x, &Forms::t),
             .activation = o_.choice.activation(),
             .tile_columns = o_.choice.tile_columns()};
   }
@@ -465,7 +473,7 @@ class Bench {
             .norm_weight = final_norm_,
             .weight = head_,
             .logits = logits_,
-            .forms = forms()};
+            .forms = forms_of(&Forms::x)};
   }
   Work work_of(const QkvParams& p) { return Op<QkvParams>::work(p); }
   Work work_of(const OutParams& p) { return Op<OutParams>::work(p); }
