@@ -82,7 +82,8 @@ void DecodeLoop::forward(int32_t num_streams) {
                                .row_offsets = device_.row_offsets},
                     .token_ids = device_.token_ids,
                     .num_logit_rows = num_streams,
-                    .logit_rows = device_.logit_rows};
+                    .logit_rows = device_.logit_rows,
+                    .skips_taps = parts_.skips_taps};
   parts_.model.forward(batch, layers_, parts_.activations, parts_.stream);
 }
 

@@ -44,6 +44,7 @@ class DecodeLoop {
     int32_t max_model_len = 0;
     int32_t max_streams = 1;  ///< in a session, kMostStreams at most
     bool use_graphs = true;
+    bool skips_taps = false;  ///< its launches have no follower that reads them
   };
   static Result<std::unique_ptr<DecodeLoop>> create(const Parts& parts);
 

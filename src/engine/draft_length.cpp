@@ -134,6 +134,21 @@ void DraftChooser::choose(const StepCosts& costs, int32_t num_tokens, int32_t le
   for (size_t i = 0; i < num_best; ++i) ++(*lengths)[static_cast<size_t>(places_[i].ask)];
 }
 
+void ProbeBudget::add(double seconds, double plain_s, int32_t num_tries) {
+  constexpr double kShare = 0.005, kMostTries = 4;
+  // A try also ends a session of the decode loop, which begins anew behind it: about as much again,
+  // and something where a token more costs nothing.
+  constexpr double kOfLoop = 2, kLeast = 0.05;
+  if (num_tries > 0) {
+    const double cost = kOfLoop * std::max(seconds - plain_s, kLeast * plain_s);
+    last_cost_s_ = cost / num_tries;
+    const int32_t num_free = std::min(num_free_, num_tries);
+    num_free_ -= num_free;
+    credit_s_ -= last_cost_s_ * (num_tries - num_free);
+  }
+  credit_s_ = std::min(kMostTries * last_cost_s_, credit_s_ + kShare * seconds);
+}
+
 int32_t launches_until_probe(const StepCosts& costs, int32_t num_tokens) {
   constexpr double kLeast = 16, kMost = 4096, kShare = 0.01;
   const double plain = costs.plain_s(num_tokens);

@@ -7,6 +7,7 @@
 // have taken here, from one to the next, with what the host and the drafter do between.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <span>
@@ -66,9 +67,25 @@ class StepCosts {
   Cells plain_{}, drafted_{};
 };
 
+/// What tries may cost: a share of the time of all launches, however many requests there are. A try
+/// is a request's kProbeDrafts in a launch, though drafts do not pay for it.
+class ProbeBudget {
+ public:
+  bool may_try() const { return num_free_ > 0 || credit_s_ >= 0; }
+  /// A launch has taken `seconds`; without its tries it would have taken `plain_s`.
+  void add(double seconds, double plain_s, int32_t num_tries);
+  /// All drafts of one of the last launch's tries were accepted: it has paid for itself.
+  void give_back() { credit_s_ += last_cost_s_; }
+
+ private:
+  int32_t num_free_ = 8;  // before anything is known
+  double credit_s_ = 0, last_cost_s_ = 0;
+};
+
 /// What is learned of all requests: of the costs of launches and of how drafts fare.
 struct DraftMemory {
   StepCosts costs;
+  ProbeBudget probes;
   AcceptanceEstimate usual;
   int32_t num_rests = 0;  ///< of the request that rested or was drafted last
 };

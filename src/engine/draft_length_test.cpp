@@ -188,5 +188,41 @@ TEST(DraftLengthTest, ProbesCostAboutAHundredth) {
   EXPECT_EQ(launches_until_probe(costs_of(plain, plain), 1), 16);
 }
 
+TEST(DraftLengthTest, TriesCostAShareHoweverManyWantOne) {
+  for (const int32_t num_requests : {1, 64, 256}) {
+    ProbeBudget budget;
+    double seconds = 0, tried_s = 0;
+    int32_t longest_wait = 0, wait = 0;
+    for (int32_t launch = 0; launch < 40000; ++launch) {
+      const int32_t num_tries = budget.may_try() ? std::min(num_requests, 2) : 0;
+      const double took = 1 + 0.3 * num_tries;
+      budget.add(took, 1, num_tries);
+      seconds += took;
+      tried_s += took - 1;
+      wait = num_tries > 0 ? 0 : wait + 1;
+      longest_wait = std::max(longest_wait, wait);
+    }
+    // Half of the share: ending a session of the decode loop is counted, too.
+    EXPECT_LE(tried_s, 0.003 * seconds) << num_requests;
+    EXPECT_GE(tried_s, 0.002 * seconds) << num_requests;  // it never stops trying
+    EXPECT_LE(longest_wait, 250) << num_requests;
+  }
+}
+
+TEST(DraftLengthTest, ATryThatIsAcceptedIsFollowedByOthers) {
+  ProbeBudget budget;
+  while (budget.may_try()) budget.add(1.3, 1, 1);
+  for (int i = 0; !budget.may_try(); ++i) {
+    ASSERT_LT(i, 1000);
+    budget.add(1, 1, 0);
+  }
+  for (int i = 0; i < 10; ++i) {
+    budget.add(1.3, 1, 1);
+    EXPECT_FALSE(budget.may_try());
+    budget.give_back();
+    EXPECT_TRUE(budget.may_try());
+  }
+}
+
 }  // namespace
 }  // namespace moxie

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <charconv>
 
 #include "core/clock.h"
@@ -304,7 +305,8 @@ Status Engine::make_decode_loop() {
        .max_model_len = plan_.max_model_len,
        .max_streams =
            std::min({options_.max_num_seqs, activations_.max_logit_rows, DecodeLoop::kMostStreams}),
-       .use_graphs = options_.graphs == "on"});
+       .use_graphs = options_.graphs == "on",
+       .skips_taps = draft_checkpoint_ != nullptr});
   if (!loop) return fail(std::move(loop.error()));
   decode_loop_ = std::move(*loop);
   if (options_.speculation.method != SpecMethod::kOff && device_->kind() != DeviceKind::kCpu)
@@ -313,8 +315,7 @@ Status Engine::make_decode_loop() {
   return stream_->synchronize();
 }
 
-// Entries of a sequence's block table in a launch; the same for all launches on CUDA, since a
-// recorded graph keeps its strides.
+// The most entries of a sequence's block table in a launch.
 int32_t Engine::table_stride() const {
   return ceil_div(plan_.max_model_len, kv_->shape().page_tokens);
 }
@@ -385,8 +386,21 @@ Result<const float*> Engine::step(std::span<const Chunk> chunks) {
   return logits;
 }
 
+// On CUDA tables have one of few lengths, since a recorded graph keeps its strides: whole tables of
+// a long context would take the host and the copy as long as the rest of a launch's arrays. Rows of
+// attention divide keys among blocks by the stride, so that it is fixed where logits must not
+// depend on the batch.
 void Engine::build(std::span<const Chunk> chunks, HostArrays* arrays) const {
-  build_arrays(chunks, *kv_, device_->kind() == DeviceKind::kCpu ? 0 : table_stride(), arrays);
+  constexpr uint32_t kLeast = 64;
+  if (device_->kind() == DeviceKind::kCpu) return build_arrays(chunks, *kv_, 0, arrays);
+  int32_t stride = table_stride();
+  if (!kernels_->choice().batch_invariant()) {
+    int32_t longest = 1;
+    for (const Chunk& chunk : chunks) longest = std::max(longest, kv_->num_tokens(chunk.seq));
+    const auto needed = static_cast<uint32_t>(ceil_div(longest, kv_->shape().page_tokens));
+    stride = std::min(stride, static_cast<int32_t>(std::bit_ceil(std::max(needed, kLeast))));
+  }
+  build_arrays(chunks, *kv_, stride, arrays);
 }
 
 Result<const float*> Engine::run(const HostArrays& arrays) {
@@ -400,7 +414,10 @@ Result<const float*> Engine::run(const HostArrays& arrays) {
   Status status;
   if (in_graph) {
     batch.ragged.num_visible_keys = 0;  // not part of the key
-    status = graphs_->run({0, batch.ragged.num_tokens, batch.ragged.num_seqs, last_rows_}, [&] {
+    // A head's passes have a positive first number.
+    const GraphCache::Key key{-arrays.table_stride, batch.ragged.num_tokens, batch.ragged.num_seqs,
+                              last_rows_};
+    status = graphs_->run(key, [&] {
       model_->forward(batch, layers_, activations_, *stream_);
       if (follows_in_graph) static_cast<void>(follow(arrays, batch.ragged));
     });

@@ -95,6 +95,7 @@ struct Request {
   AcceptanceEstimate acceptance;
   // Drafts that do not pay are left out for a while, and then tried again.
   bool is_paused = false, is_probe = true;
+  bool is_tried = false;    // in the launch that is planned
   bool runs_ahead = false;  // while paused, if the drafter allows it
   int32_t pause_left = 0;   // launches
   int32_t num_empty = 0;    // proposals without a token, one after another

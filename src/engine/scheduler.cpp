@@ -149,10 +149,7 @@ void Scheduler::place_decodes(StepPlan* plan) {
   reserved_pages_ = 0;
   for (size_t i = 0; i < running_.size(); ++i) {  // make_room() shortens the list behind i
     Request& request = *running_[i];
-    if (request.is_paused && request.pause_left == 0) {
-      request.is_paused = request.runs_ahead = false;
-      request.is_probe = true;
-    }
+    if (request.is_paused && request.pause_left == 0) end_rest(request);
     if (!has_turn(request) || request.awaits_draws()) continue;
     const int32_t left = request.num_left();
     if (left > 1) {

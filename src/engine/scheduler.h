@@ -52,7 +52,8 @@ struct StepPlan {
     int32_t start = 0, count = 0;  ///< which tokens of the request
     int32_t num_drafts = 0;        ///< the last of these tokens are drafts, not accepted yet
     int32_t first_answer = 0, num_answers = 0;
-    bool draws = false;  ///< the last 1 + num_drafts answers are draws
+    bool is_try = false;  ///< its drafts are a try of a request for which drafts do not pay
+    bool draws = false;   ///< the last 1 + num_drafts answers are draws
     int32_t num_known() const { return count - num_drafts; }
     size_t num_draws() const { return draws ? static_cast<size_t>(1 + num_drafts) : 0; }
     /// Tokens that the request has drawn before this row's first draw.
@@ -147,6 +148,7 @@ class Scheduler {
   void place_drafts();
   void limit_by_cost(int32_t left);
   void pause_drafts(Request& request, int32_t num_launches);
+  void end_rest(Request& request);
   void measure(const StepPlan& plan);
   void place_prefills(StepPlan* plan);
   void place_prefill(StepPlan* plan, Request& request, int32_t share);

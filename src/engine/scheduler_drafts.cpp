@@ -8,6 +8,8 @@ namespace {
 
 // Launches without drafts, from which number on a drafter misses them.
 constexpr int32_t kLeastUnfollowed = 16;
+// Requests of one launch that are tried.
+constexpr int32_t kMostTries = 4;
 
 }  // namespace
 
@@ -22,6 +24,7 @@ void Scheduler::add_decodes(StepPlan* plan) {
     const int32_t num_drafts = request->verification.num_drafts();
     add_row(plan, *request, 1 + num_drafts, num_drafts > 0 ? Logits::kAll : Logits::kLast,
             num_drafts);
+    plan->rows.back().is_try = num_drafts > 0 && request->is_tried;
   }
 }
 
@@ -35,6 +38,7 @@ void Scheduler::place_drafts() {
   asking_.clear();
   for (Request* request : decoding_) {
     request->verification.clear();
+    request->is_tried = false;
     // A row draws one token more than it has drafts.
     const int32_t limit =
         std::min({drafting.max_drafts, left, request->max_new - request->num_drawn() - 1});
@@ -81,18 +85,23 @@ void Scheduler::limit_by_cost(int32_t left) {
   lengths_.assign(asks_.size(), 0);
   if (knows_plain) chooser_.choose(memory_.costs, num_tokens, left, places_, &lengths_);
   size_t num_kept = 0;
+  int32_t num_tries = 0;
+  const auto may_try = [&] { return num_tries < kMostTries && memory_.probes.may_try(); };
   for (size_t i = 0; i < asks_.size(); ++i) {
     Request& request = *asking_[i];
     int32_t length = lengths_[i];
     if (!knows_plain) {
       pause_drafts(request, kMeasured);
-    } else if (length == 0 && request.is_probe) {
+    } else if (length == 0 && request.is_probe && may_try()) {
+      ++num_tries;
       length = std::min(kProbeDrafts, asks_[i].limit);
+      request.is_tried = true;
     } else if (length == 0) {
       // Shorter at first: what is known of this request and of costs may be chance.
       constexpr int32_t kFirst = 4, kDoublings = 10;
-      pause_drafts(request, std::min(kFirst << std::min(kDoublings, request.num_rests++),
-                                     launches_until_probe(memory_.costs, num_tokens)));
+      const int32_t rest = std::min(kFirst << std::min(kDoublings, request.num_rests++),
+                                    launches_until_probe(memory_.costs, num_tokens));
+      pause_drafts(request, may_try() ? rest : std::max(rest, kLeastUnfollowed));
       memory_.num_rests = request.num_rests;
     } else {
       memory_.num_rests = request.num_rests = 0;
@@ -104,6 +113,15 @@ void Scheduler::limit_by_cost(int32_t left) {
   }
   asks_.resize(num_kept);
   asking_.resize(num_kept);
+}
+
+// A rest is over. Without a budget for a try it goes on, which leaves a decode loop alone.
+void Scheduler::end_rest(Request& request) {
+  if (options_.drafting.is_adaptive && request.num_rests > 0 && !memory_.probes.may_try()) {
+    return pause_drafts(request, kLeastUnfollowed);
+  }
+  request.is_paused = request.runs_ahead = false;
+  request.is_probe = true;
 }
 
 void Scheduler::pause_drafts(Request& request, int32_t num_launches) {
@@ -123,8 +141,12 @@ void Scheduler::measure(const StepPlan& plan) {
   const auto start = plan.planned_at - last_absorb_ < kIdle ? last_absorb_ : plan.planned_at;
   last_absorb_ = now;
   if (plan.has_prompts) return;
-  memory_.costs.add(plan.is_drafted, plan.num_tokens,
-                    std::chrono::duration<double>(now - start).count());
+  const double seconds = std::chrono::duration<double>(now - start).count();
+  memory_.costs.add(plan.is_drafted, plan.num_tokens, seconds);
+  const auto num_tries = std::count_if(plan.rows.begin(), plan.rows.end(),
+                                       [](const StepPlan::Row& row) { return row.is_try; });
+  memory_.probes.add(seconds, memory_.costs.plain_s(static_cast<int32_t>(plan.rows.size())),
+                     static_cast<int32_t>(num_tries));
 }
 
 // Token by token, as if each had its own launch: the token that ends the request is the last.
@@ -138,6 +160,7 @@ void Scheduler::absorb_draws(Request& request, const StepPlan::Row& row,
   if (row.num_drafts > 0) {
     request.acceptance.add(row.num_drafts, num_accepted);
     memory_.usual.add(row.num_drafts, num_accepted);
+    if (row.is_try && num_accepted == row.num_drafts) memory_.probes.give_back();
     request.is_probe = num_accepted == row.num_drafts && request.acceptance.may_learn_from_probe();
     counters_.drafts.add_launch(row.num_drafts);
     request.finish.drafts.add_launch(row.num_drafts);

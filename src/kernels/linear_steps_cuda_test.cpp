@@ -213,6 +213,9 @@ TEST_F(LinearStepsCuda, SplitColumnsAgreeWithTheReference) {
       expect_rows_agree(
           OutCase{.tokens = tokens, .rows = 300, .cols = width, .weights = DType::kMXFP4});
     }
+    // A draft head's MLP.
+    expect_rows_agree(
+        OutCase{.tokens = tokens, .rows = 300, .cols = 7680, .weights = DType::kMXFP4});
   }
 }
 

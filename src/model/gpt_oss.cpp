@@ -85,6 +85,7 @@ void GptOss::forward(const Batch& batch, std::span<const KvLayer> kv, const Acti
   plan.embed.run(kernels_, pass, plan.embed, 0);
   for (size_t l = 0; l < weights_.layers.size(); ++l) {
     for (const PlannedRow& row : plan.layer(l)) {
+      if (batch.skips_taps && &row.row.op() == &Op<TapParams>::info) continue;
       read_ahead(pass, dense_after(weights_, row.row.op(), l));
       row.run(kernels_, pass, row, l);
     }

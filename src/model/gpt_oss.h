@@ -21,6 +21,7 @@ struct Batch {
   const int32_t* token_ids = nullptr;   // [tokens]
   int32_t num_logit_rows = 0;           // tokens whose logits are wanted
   const int32_t* logit_rows = nullptr;  // [num_logit_rows] indices of tokens
+  bool skips_taps = false;              // nobody reads the taps of this launch
 };
 
 /// What a forward pass writes besides the cache. Sized for `max_tokens` and `max_logit_rows`.

@@ -17,16 +17,18 @@
 namespace moxie::fragment {
 
 /// Tokens that a block stages and multiplies at once: all, unless their activations leave too
-/// little room for the other blocks of an SM.
-template <int kCluster, int kTokens>
-inline constexpr int kTokensAtOnce = kTokens > 12 && kCluster <= 5 ? kTokens / 2 : kTokens;
+/// little room for the other blocks of an SM, or for themselves.
+template <int kUnits, int kCluster, int kTokens>
+inline constexpr int kTokensAtOnce = (kTokens > 12 && kCluster <= 5) || (kTokens > 8 && kUnits > 9)
+                                         ? kTokens / 2
+                                         : kTokens;
 
 template <int kUnits, int kCluster, int kTokens, typename Step>
 __global__ void __launch_bounds__(32 * kCluster, kCluster <= 5 ? 3 : 2)
     split_gemv(const __grid_constant__ Step step) {
   constexpr DType F = DType::kMXFP4;
   constexpr int kColumns = 64 * kUnits, kSegments = kColumns / 8, kParts = kSegments / 8;
-  constexpr int kAtOnce = kTokensAtOnce<kCluster, kTokens>;
+  constexpr int kAtOnce = kTokensAtOnce<kUnits, kCluster, kTokens>;
   constexpr int kGroups = kGroupsOf<kAtOnce>, kThreads = 32 * kCluster;
   touch_params(step);
   __shared__ __align__(128) std::byte inputs[kAtOnce][HeldUnits<kUnits>::kInputBytes];
@@ -199,8 +201,9 @@ void launch_split(const char* row, const Step& step, const Launch& launch) {
 /// The most tokens of one launch.
 inline constexpr int kMaxSplitTokens = 16;
 
-/// Columns that clusters of 5 and of 8 share evenly.
-inline constexpr int kColumnsOf5 = 64 * 9 * 5, kColumnsOf8 = 64 * 8 * 8;
+/// Columns that clusters of 5 and of 8 share evenly. The wide ones are those of a draft head's MLP,
+/// for steps that neither norm nor go on.
+inline constexpr int kColumnsOf5 = 64 * 9 * 5, kColumnsOf8 = 64 * 8 * 8, kWideColumns = 64 * 15 * 8;
 
 /// Null if split_gemv can multiply by a matrix, otherwise why not.
 inline const char* refuses_split(const PackedMatrix& weight) {
@@ -208,12 +211,20 @@ inline const char* refuses_split(const PackedMatrix& weight) {
     return "not MXFP4 of 2880 or 4096 columns";
   return refuses_matrix(weight);
 }
+/// The same for a step that neither norms nor goes on.
+inline const char* refuses_plain_split(const PackedMatrix& weight) {
+  if (weight.format == DType::kMXFP4 && weight.cols == kWideColumns) return refuses_matrix(weight);
+  return refuses_split(weight) == nullptr ? nullptr : "not MXFP4 of 2880, 4096 or 7680 columns";
+}
 
 /// Launches split_gemv for a matrix that refuses_split accepts.
 template <typename Step>
 void launch_split_gemv(const char* row, const Step& step, const Launch& launch) {
   dispatch_up_to<1, 2, 4, kMaxTokens, 12, kMaxSplitTokens>(step.num_tokens, [&]<int kTokens>() {
     if (step.weight.cols == kColumnsOf5) return launch_split<9, 5, kTokens>(row, step, launch);
+    if constexpr (!Step::kNorm && !Step::kMore) {
+      if (step.weight.cols == kWideColumns) return launch_split<15, 8, kTokens>(row, step, launch);
+    }
     launch_split<8, 8, kTokens>(row, step, launch);
   });
 }

@@ -254,7 +254,9 @@ void out_any_bf16x2_gemv_cuda(const OutParams& p) {
 
 const char* out_mxfp4_bf16x2_split_cuda_refuses(const OutParams& p) {
   const char* why = out_any_bf16x2_gemv_cuda_refuses(p);
-  return why != nullptr ? why : fragment::refuses_split(p.weight);
+  if (why != nullptr) return why;
+  return p.forms.router == RouterForm::kSums ? fragment::refuses_split(p.weight)
+                                             : fragment::refuses_plain_split(p.weight);
 }
 
 void out_mxfp4_bf16x2_split_cuda(const OutParams& p) {
