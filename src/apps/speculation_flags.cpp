@@ -183,7 +183,8 @@ void SpeculationFlags::declare(Flags& flags) {
                "draft tokens ahead, and verify them together: by looking up what repeats, or with "
                "a draft head; the text is the same");
   flags.text("--spec-model", &options.head,
-             "the draft head: directory or repo id; without it the embedded model takes its own");
+             "the draft head: directory, .gguf file or repo id; without it the embedded model "
+             "takes its own");
   flags.integer("--spec-tokens", &options.max_drafts, {0, kMostDrafts},
                 "drafted tokens of a request at most; 0: what the method takes");
   flags.choice("--spec-adaptive", &adaptive_, {"on", "off"},

@@ -2,10 +2,9 @@
 #include <fmt/format.h>
 
 #include <filesystem>
-#include <limits>
 
 #include "model/file_checkpoint.h"
-#include "weights/gguf.h"
+#include "model/gguf_keys.h"
 
 namespace moxie {
 namespace {
@@ -34,51 +33,6 @@ std::optional<SplitName> split_name(const std::string& path) {
   return name;
 }
 
-// Reads keys "ARCHITECTURE.name" and collects what is missing or wrong.
-class KeyReader {
- public:
-  KeyReader(const GgufFile& file, std::string architecture)
-      : file_(file), prefix_(std::move(architecture) + ".") {}
-
-  void integer(const char* name, bool is_required, int32_t* out) {
-    const std::string key = prefix_ + name;
-    if (file_.find(key) == nullptr) {
-      if (is_required) fault(key, "nothing");
-      return;
-    }
-    const std::optional<int64_t> value = file_.integer(key);
-    if (!value || *value < 0 || *value > std::numeric_limits<int32_t>::max())
-      return fault(key, value ? std::to_string(*value) : "another kind of value");
-    *out = static_cast<int32_t>(*value);
-  }
-  template <typename T>
-  void real(const char* name, T* out) {
-    if (const std::optional<double> value = file_.real(prefix_ + name))
-      *out = static_cast<T>(*value);
-  }
-  void boolean(const char* name, bool* out) {
-    const GgufValue* value = file_.find(prefix_ + name);
-    if (value == nullptr) return;
-    if (const bool* found = std::get_if<bool>(value))
-      *out = *found;
-    else
-      fault(prefix_ + name, "another kind of value", "true or false");
-  }
-  bool has(const char* name) const { return file_.find(prefix_ + name) != nullptr; }
-  std::string text(const char* name) const { return file_.text(prefix_ + name).value_or(""); }
-  void fault(const std::string& key, const std::string& found,
-             const char* expected = "a whole number") {
-    faults_ += fmt::format("{}{}: found {}, expected {}", faults_.empty() ? "" : "; ", key, found,
-                           expected);
-  }
-  const std::string& faults() const { return faults_; }
-
- private:
-  const GgufFile& file_;
-  std::string prefix_;
-  std::string faults_;
-};
-
 int32_t vocab_size(const GgufFile& file) {
   for (const FileTensor& tensor : file.contents.tensors) {
     if (tensor.name == "token_embd.weight" && tensor.shape.rank == 2)
@@ -92,7 +46,7 @@ int32_t vocab_size(const GgufFile& file) {
 Result<GptOssConfig> config_of(const GgufFile& file, const std::string& architecture) {
   const std::string& path = file.contents.file->path();
   GptOssConfig config;
-  KeyReader keys(file, architecture);
+  GgufKeys keys(file, architecture);
   keys.integer("block_count", true, &config.num_layers);
   keys.integer("embedding_length", true, &config.hidden);
   keys.integer(
@@ -180,6 +134,9 @@ CheckpointResult open_gguf_checkpoint(const std::string& path) {
                           : first_path + ": found no general.architecture",
                 "", "is the download complete?");
   }
+  if (*architecture == "eagle3" || *architecture == "dflash")
+    return fail("is a draft head, not a model", first_path,
+                "--spec-model takes it");
   if (*architecture != "gpt-oss" && *architecture != "gptoss")
     return fail("found the architecture \"" + *architecture + "\", expected \"gpt-oss\"",
                 first_path, "only gpt-oss models are served");

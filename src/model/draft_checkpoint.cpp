@@ -6,9 +6,11 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <set>
 
 #include "model/checkpoint_open.h"
 #include "model/embedded.h"
+#include "weights/safetensors.h"
 
 namespace moxie {
 namespace {
@@ -75,6 +77,17 @@ std::vector<Wanted> wanted_tensors(const DraftConfig& c) {
   return list;
 }
 
+// The dtypes that a tensor may have. Quantised ones are in GGUF only.
+const char* types_of(const std::string& name, const Shape& shape) {
+  if (shape.rank != 2) return "BF16, F16, F32";
+  // Rows of the embedding are gathered as they lie.
+  return name == "embed_tokens.weight" ? "BF16, F16, F32, Q8_0" : "BF16, F16, F32, Q8_0, MXFP4";
+}
+
+bool is_one_of(const std::string& text, const std::string& list) {
+  return (", " + list + ",").find(", " + text + ",") != list.npos;
+}
+
 // The configurations of the heads whose shapes synthetic heads have: z-lab/gpt-oss-120b-DFlash, the
 // recipe of a DFlash head for gpt-oss-20b in NVIDIA's Model-Optimizer, and EAGLE-3 heads with the
 // full vocabulary as NVIDIA publishes them.
@@ -111,6 +124,10 @@ const DraftCheckpoint::Found* DraftCheckpoint::find(const std::string& name) con
   return found == tensors_.end() ? nullptr : &found->second;
 }
 
+std::string DraftCheckpoint::stored_name(const std::string& name) const {
+  return gguf_kind_ ? gguf_name_of_draft(*gguf_kind_, name) : name;
+}
+
 Status DraftCheckpoint::check_tensors() const {
   std::string faults;
   int num_faults = 0;
@@ -120,18 +137,16 @@ Status DraftCheckpoint::check_tensors() const {
   for (const auto& [name, shape, is_required] : wanted_tensors(config_)) {
     const Found* found = find(name);
     if (found == nullptr) {
-      if (is_required) fault("no tensor " + name);
+      if (is_required) fault("no tensor " + stored_name(name));
       continue;
     }
     const FileTensor& tensor = *found->tensor;
-    const bool is_float =
-        tensor.dtype && (*tensor.dtype == DType::kF32 || *tensor.dtype == DType::kF16 ||
-                         *tensor.dtype == DType::kBF16);
-    if (!is_float || !tensor.is_readable) {
-      fault(fmt::format("{} is {}, not BF16, F16 or F32", name, tensor.dtype_text));
+    const char* types = types_of(name, shape);
+    if (!tensor.is_readable || !tensor.dtype || !is_one_of(tensor.dtype_text, types)) {
+      fault(fmt::format("{} is {}, not {}", stored_name(name), tensor.dtype_text, types));
     } else if (tensor.shape != shape) {
-      fault(fmt::format("{} is {}, the configuration says {}", name, tensor.shape.to_string(),
-                        shape.to_string()));
+      fault(fmt::format("{} is {}, the configuration says {}", stored_name(name),
+                        tensor.shape.to_string(), shape.to_string()));
     }
   }
   if (const Found* d2t = find("d2t"); d2t != nullptr) {
@@ -148,18 +163,19 @@ Status DraftCheckpoint::check_tensors() const {
   return fail(faults, path_, "the head's files are damaged, or of another model");
 }
 
-void DraftCheckpoint::add_file(SafetensorsFile file) {
-  files_.push_back(std::make_unique<SafetensorsFile>(std::move(file)));
-  for (const FileTensor& tensor : files_.back()->tensors())
-    tensors_[canonical(tensor.name)] = {files_.back().get(), &tensor};
+void DraftCheckpoint::add_file(const TensorFile& file) {
+  files_.push_back(file);
+  for (const FileTensor& tensor : files_.back().tensors)
+    tensors_[canonical(tensor.name)] = {&files_.back(), &tensor};
 }
 
 Status DraftCheckpoint::read(const std::string& config, const std::string& where,
                              const GptOssConfig& target, int32_t layer_id_offset) {
   // The forms are told apart by the names as they are stored.
   const auto has_tensor = [&](const std::string& name) {
-    for (const auto& file : files_)
-      if (file->find(name) != nullptr || file->find("model." + name) != nullptr) return true;
+    for (const TensorFile& file : files_)
+      for (const FileTensor& tensor : file.tensors)
+        if (tensor.name == name || tensor.name == "model." + name) return true;
     return false;
   };
   auto parsed = parse_draft_config(config, where, target, layer_id_offset, has_tensor);
@@ -176,7 +192,7 @@ Result<DraftCheckpoint> DraftCheckpoint::open_embedded(bool is_dflash, const Gpt
     return fail("this build has no such head", head.path_, "name one with --spec-model");
   auto file = SafetensorsFile::read(MappedFile::borrow(head.path_, embedded.weights));
   if (!file) return fail(std::move(file.error()));
-  head.add_file(std::move(*file));
+  head.add_file(file->contents());
   if (auto status = head.read(std::string(embedded.config_json), head.path_, target, -1); !status)
     return fail(std::move(status.error()));
   return head;
@@ -228,6 +244,90 @@ Result<DraftCheckpoint> DraftCheckpoint::make(const std::string& path, const Gpt
   return head;
 }
 
+// The .safetensors files of a folder with config.json, or its one .gguf file.
+Status DraftCheckpoint::read_folder(const std::string& folder, const GptOssConfig& target,
+                                    int32_t layer_id_offset) {
+  std::vector<fs::path> files, ggufs;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(folder, error)) {
+    if (entry.path().extension() == ".safetensors") files.push_back(entry.path());
+    if (entry.path().extension() == ".gguf") ggufs.push_back(entry.path());
+  }
+  if (files.empty() && ggufs.size() == 1)
+    return read_gguf_file(ggufs.front().string(), target, layer_id_offset);
+  if (files.empty() && ggufs.size() > 1)
+    return fail(fmt::format("holds {} .gguf files", ggufs.size()), folder, "name one of them");
+  if (files.empty() || files.size() > kMaxFiles)
+    return fail(fmt::format("holds {} .safetensors files", files.size()), folder);
+  std::sort(files.begin(), files.end());
+  for (const fs::path& file : files) {
+    auto opened = SafetensorsFile::open(file.string());
+    if (!opened) return fail(std::move(opened.error()));
+    add_file(opened->contents());
+  }
+  const std::string config_path = (fs::path(folder) / "config.json").string();
+  auto text = read_text_file(config_path, kMaxConfigBytes);
+  if (!text) return fail(std::move(text.error()));
+  return read(*text, config_path, target, layer_id_offset);
+}
+
+Status DraftCheckpoint::read_gguf_file(const std::string& path, const GptOssConfig& target,
+                                       int32_t layer_id_offset) {
+  auto mapped = MappedFile::open(path);
+  if (!mapped) return fail(std::move(mapped.error()));
+  return read_gguf_head(std::move(*mapped), target, layer_id_offset);
+}
+
+Result<DraftCheckpoint> DraftCheckpoint::open_gguf(std::shared_ptr<const MappedFile> file,
+                                                   const GptOssConfig& target,
+                                                   int32_t layer_id_offset) {
+  DraftCheckpoint head;
+  head.path_ = file->path();
+  auto status = head.read_gguf_head(std::move(file), target, layer_id_offset);
+  if (!status) return fail(std::move(status.error()));
+  return head;
+}
+
+Status DraftCheckpoint::read_gguf_head(std::shared_ptr<const MappedFile> mapped,
+                                       const GptOssConfig& target, int32_t layer_id_offset) {
+  const std::string path = mapped->path();
+  const GgufFile file = read_gguf(std::move(mapped));
+  if (const auto& faults = file.contents.faults.all(); !faults.empty())
+    return fail(faults.front().message(), "", "is the download complete?");
+  gguf_kind_ = gguf_head_kind(file);
+  if (!gguf_kind_)
+    return fail("found the architecture \"" + file.text("general.architecture").value_or("") +
+                    "\", expected a draft head",
+                path, "eagle3 or dflash");
+  files_.push_back(file.contents);
+  for (const FileTensor& tensor : files_.back().tensors) {
+    const std::string name = draft_name_of_gguf(*gguf_kind_, tensor.name);
+    if (name.empty() && !is_gguf_side_tensor(tensor.name))
+      return fail("tensor " + tensor.name + " belongs to a kind of head that is not known", path);
+    if (!name.empty()) tensors_[name] = {&files_.back(), &tensor};
+  }
+  auto config =
+      parse_gguf_draft_config(file, *gguf_kind_, target, layer_id_offset,
+                              [&](const std::string& name) { return find(name) != nullptr; });
+  if (!config) return fail(std::move(config.error()));
+  config_ = std::move(*config);
+  for (auto& [name, found] : tensors_)
+    found.interleaved_head_dim = interleaved_head_dim(*gguf_kind_, name, config_);
+  auto status = check_tensors();
+  return status ? check_names() : status;
+}
+
+// A tensor of GGUF that the configuration has no place for is a layer too many or another head.
+Status DraftCheckpoint::check_names() const {
+  std::set<std::string> wanted{"d2t"};
+  for (const Wanted& tensor : wanted_tensors(config_)) wanted.insert(tensor.name);
+  for (const auto& [name, found] : tensors_)
+    if (!wanted.contains(name))
+      return fail("tensor " + found.tensor->name + " has no place in the configuration", path_,
+                  "the head's files are damaged, or of another model");
+  return {};
+}
+
 Result<DraftCheckpoint> DraftCheckpoint::open(const std::string& path, const GptOssConfig& target,
                                               int32_t layer_id_offset) {
   if (path.starts_with("synthetic:")) return make(path, target);
@@ -239,24 +339,15 @@ Result<DraftCheckpoint> DraftCheckpoint::open(const std::string& path, const Gpt
     if (!folder) return fail(std::move(folder.error()));
     head.path_ = *folder;
   }
-  if (!fs::is_directory(head.path_, error))
-    return fail("is no directory with config.json and .safetensors files", head.path_);
-  std::vector<fs::path> files;
-  for (const auto& entry : fs::directory_iterator(head.path_, error))
-    if (entry.path().extension() == ".safetensors") files.push_back(entry.path());
-  if (files.empty() || files.size() > kMaxFiles)
-    return fail(fmt::format("holds {} .safetensors files", files.size()), head.path_);
-  std::sort(files.begin(), files.end());
-  for (const fs::path& file : files) {
-    auto opened = SafetensorsFile::open(file.string());
-    if (!opened) return fail(std::move(opened.error()));
-    head.add_file(std::move(*opened));
-  }
-  const std::string config_path = (fs::path(head.path_) / "config.json").string();
-  auto text = read_text_file(config_path, kMaxConfigBytes);
-  if (!text) return fail(std::move(text.error()));
-  if (auto status = head.read(*text, config_path, target, layer_id_offset); !status)
-    return fail(std::move(status.error()));
+  Status status;
+  if (fs::is_directory(head.path_, error))
+    status = head.read_folder(head.path_, target, layer_id_offset);
+  else if (fs::path(head.path_).extension() == ".safetensors")
+    status = fail("is no directory with config.json and .safetensors files, and no .gguf file",
+                  head.path_, "name its folder");
+  else
+    status = head.read_gguf_file(head.path_, target, layer_id_offset);
+  if (!status) return fail(std::move(status.error()));
   return head;
 }
 

@@ -24,13 +24,44 @@ std::string layer_name(int32_t layer, const std::string& rest) {
 // A checked tensor as rows of `cols` values that lie at `data`.
 StoredRows stored_rows(const FileTensor& tensor, const std::byte* data, int32_t cols) {
   const DType dtype = *tensor.dtype;
-  return {.kind = dtype == DType::kF32   ? StoredRows::Kind::kF32
-                  : dtype == DType::kF16 ? StoredRows::Kind::kF16
-                                         : StoredRows::Kind::kBF16,
+  return {.kind = dtype == DType::kF32     ? StoredRows::Kind::kF32
+                  : dtype == DType::kF16   ? StoredRows::Kind::kF16
+                  : dtype == DType::kQ8_0  ? StoredRows::Kind::kQ8_0
+                  : dtype == DType::kMXFP4 ? StoredRows::Kind::kMxfp4Gguf
+                                           : StoredRows::Kind::kBF16,
           .data = data,
           .row_stride_bytes = static_cast<int64_t>(dtype_bytes(dtype, static_cast<uint64_t>(cols))),
           .cols = cols};
 }
+
+// Rows of `row_bytes` in the model's order, from heads of attention whose rows are interleaved.
+std::vector<std::byte> in_half_order(const std::byte* data, int64_t num_rows, size_t row_bytes,
+                                     int32_t head_dim) {
+  std::vector<std::byte> ordered(static_cast<size_t>(num_rows) * row_bytes);
+  for (int64_t row = 0; row < num_rows; ++row) {
+    const int64_t in_head = row % head_dim, half = head_dim / 2;
+    const int64_t stored = row - in_head + 2 * (in_head % half) + in_head / half;
+    std::memcpy(ordered.data() + static_cast<size_t>(row) * row_bytes,
+                data + static_cast<size_t>(stored) * row_bytes, row_bytes);
+  }
+  return ordered;
+}
+
+// The bytes of a checked matrix or vector in the model's order: in the file, or a copy.
+class OrderedRows {
+ public:
+  OrderedRows(const DraftCheckpoint::Found& found, int64_t num_rows) : data_(found.data()) {
+    if (found.interleaved_head_dim == 0 || num_rows == 0) return;
+    copy_ = in_half_order(data_, num_rows, found.tensor->bytes / static_cast<size_t>(num_rows),
+                          found.interleaved_head_dim);
+    data_ = copy_.data();
+  }
+  const std::byte* data() const { return data_; }
+
+ private:
+  const std::byte* data_;
+  std::vector<std::byte> copy_;
+};
 
 class Loader {
  public:
@@ -89,8 +120,10 @@ std::vector<float> Loader::values_of(const std::string& name,
                                      const DraftCheckpoint::Found& found) const {
   const auto count = static_cast<int32_t>(found.tensor->shape.num_elements());
   std::vector<float> values(static_cast<size_t>(count), name.ends_with("bias") ? 0.0f : 1.0f);
-  if (!checkpoint_.is_synthetic())
-    stored_rows(*found.tensor, found.data(), count).read_row(0, values.data());
+  if (!checkpoint_.is_synthetic()) {
+    const OrderedRows rows(found, count);
+    stored_rows(*found.tensor, rows.data(), count).read_row(0, values.data());
+  }
   return values;
 }
 
@@ -139,8 +172,9 @@ Status Loader::fill(const std::vector<std::string>& names, const PackedMatrix& p
     const auto* found = checkpoint_.find(name);
     const auto rows = static_cast<int32_t>(found->tensor->shape.dims[0]);
     const int32_t first_tile = first_row / 16, num_tiles = ceil_div(rows, 16);
+    const OrderedRows ordered(*found, rows);
     if (on_cpu()) {
-      const StoredRows source = stored_rows(*found->tensor, found->data(), packed.cols);
+      const StoredRows source = stored_rows(*found->tensor, ordered.data(), packed.cols);
       auto pack = [&](int64_t tile, int) {
         int64_t lanes[16];
         for (int64_t i = 0; i < 16; ++i) lanes[i] = 16 * tile + i < rows ? 16 * tile + i : -1;
@@ -152,7 +186,7 @@ Status Loader::fill(const std::vector<std::string>& names, const PackedMatrix& p
       auto copy = device_.allocate(found->tensor->bytes);
       if (!copy) return fail(std::move(copy.error()));
       auto status =
-          device_.copy_from_host(copy->data(), found->data(), found->tensor->bytes, stream_);
+          device_.copy_from_host(copy->data(), ordered.data(), found->tensor->bytes, stream_);
       if (!status) return status;
       MatrixRepack repack{.target = packed,
                           .part_row = first_row,
@@ -266,18 +300,16 @@ Status Loader::embedding(const ModelWeights& target) {
   const auto* found = checkpoint_.find("embed_tokens.weight");
   if (found == nullptr || checkpoint_.is_synthetic()) return {};
   const FileTensor& tensor = *found->tensor;
-  const bool is_bf16 = *tensor.dtype == DType::kBF16;
-  if (on_cpu() && is_bf16 && target.embedding.format == DType::kBF16 &&
+  const DType format = *tensor.dtype == DType::kF16 ? DType::kF32 : *tensor.dtype;
+  if (on_cpu() && format == target.embedding.format &&
       std::memcmp(found->data(), target.embedding.data, tensor.bytes) == 0)
     return {};
   std::vector<float> values;
-  if (!is_bf16) values = values_of("embed_tokens.weight", *found);
-  auto at = is_bf16 ? store(found->data(), tensor.bytes) : store(values.data(), values.size() * 4);
+  if (format != *tensor.dtype) values = values_of("embed_tokens.weight", *found);
+  auto at =
+      values.empty() ? store(found->data(), tensor.bytes) : store(values.data(), values.size() * 4);
   if (!at) return fail(std::move(at.error()));
-  weights_.embedding = {.data = *at,
-                        .format = is_bf16 ? DType::kBF16 : DType::kF32,
-                        .rows = c_.vocab,
-                        .cols = c_.hidden};
+  weights_.embedding = {.data = *at, .format = format, .rows = c_.vocab, .cols = c_.hidden};
   return {};
 }
 
@@ -286,12 +318,13 @@ Status Loader::target_ids() {
   if (found == nullptr) return {};
   std::vector<int32_t> ids(static_cast<size_t>(c_.draft_vocab));
   for (size_t i = 0; i < ids.size(); ++i) {
-    int64_t offset = 0;
-    std::memcpy(&offset, found->data() + 8 * i, 8);
-    const int64_t id = static_cast<int64_t>(i) + offset;
-    if (offset > c_.vocab || id < 0 || id >= c_.vocab)
-      return fail(fmt::format("d2t[{}] is {}, outside the target's vocabulary", i, offset),
+    int64_t stored = 0;
+    std::memcpy(&stored, found->data() + 8 * i, 8);
+    const int64_t first = checkpoint_.has_absolute_ids() ? 0 : static_cast<int64_t>(i);
+    if (stored < -first || stored >= c_.vocab - first)
+      return fail(fmt::format("d2t[{}] is {}, outside the target's vocabulary", i, stored),
                   checkpoint_.path());
+    const int64_t id = first + stored;
     ids[i] = static_cast<int32_t>(id);
   }
   auto at = store(ids.data(), ids.size() * 4);
@@ -345,8 +378,8 @@ uint64_t draft_weights_bytes(const DraftCheckpoint& checkpoint, DType format) {
   uint64_t bytes = 0;
   if (checkpoint.find("lm_head.weight") != nullptr)
     weights += hidden * static_cast<uint64_t>(c.draft_vocab);
-  if (checkpoint.find("embed_tokens.weight") != nullptr)
-    bytes += 2 * hidden * static_cast<uint64_t>(c.vocab);
+  if (const auto* own = checkpoint.find("embed_tokens.weight"); own != nullptr)
+    bytes += *own->tensor->dtype == DType::kF16 ? 2 * own->tensor->bytes : own->tensor->bytes;
   return bytes + weights * bits / 32;
 }
 

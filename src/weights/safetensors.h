@@ -26,6 +26,7 @@ class SafetensorsFile {
   /// Null if no tensor has this name.
   const FileTensor* find(const std::string& name) const;
   const std::vector<FileTensor>& tensors() const { return contents_.tensors; }
+  const TensorFile& contents() const { return contents_; }
   const std::byte* data(const FileTensor& tensor) const {
     return contents_.file->bytes().data() + tensor.offset;
   }
