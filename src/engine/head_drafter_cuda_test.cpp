@@ -96,6 +96,29 @@ TEST_P(HeadDrafterCuda, ChangesHardlyAnyText) {
   }
 }
 
+// Both embeddings are exact, and the passes are the same.
+TEST(HeadDrafterCudaMask, EmbeddingInAFileDraftsAsAMaskThatHasIt) {
+  const GoldenHead& dflash = kGoldenHeads[3];
+  const auto folder = std::filesystem::temp_directory_path() / "moxie_head_drafter_cuda_mask";
+  write_heads_with_other_masks(goldens(), (folder / "by_id").string(),
+                               (folder / "by_file").string());
+  std::vector<Drafted> drafted;
+  for (const std::string& head :
+       {(folder / "by_id").string(), (folder / "by_file").string(), goldens() + dflash.folder}) {
+    EngineOptions options = golden_head_options(goldens(), dflash);
+    options.speculation.head = head;
+    const auto engine = open(options);
+    const auto drafter = HeadDrafter::create(*engine);
+    ASSERT_TRUE(drafter.has_value()) << drafter.error().message();
+    drafted.push_back(draft_behind(*engine, **drafter, tokens(40, 5), 77, 64, dflash.num_drafts));
+  }
+  EXPECT_FALSE(drafted[0].logits.empty());
+  EXPECT_EQ(drafted[1].logits, drafted[0].logits);
+  EXPECT_EQ(drafted[1].ids, drafted[0].ids);
+  EXPECT_NE(drafted[2].logits, drafted[0].logits);
+  std::filesystem::remove_all(folder);
+}
+
 INSTANTIATE_TEST_SUITE_P(All, HeadDrafterCuda, testing::ValuesIn(kGoldenHeads),
                          [](const auto& info) {
                            std::string name = info.param.folder;

@@ -335,6 +335,39 @@ TEST(DraftHeads, ThatDoNotFitAreRefusedWithTheReason) {
   EXPECT_NE(refusal(options).find("no draft head that is known"), std::string::npos);
 }
 
+// What is drafted with the embedding in a file is what is drafted with a mask that has it.
+TEST(DraftHeads, TakeTheEmbeddingOfTheirMaskFromAFile) {
+  const GoldenHead& dflash = kGoldenHeads[3];
+  const DamagedHead by_id(dflash.folder);
+  const std::string by_file = by_id.path() + "/by_file";
+  write_heads_with_other_masks(kGoldens, by_id.path(), by_file);
+  const auto drafts_of = [&](const std::string& head) {
+    EngineOptions options = options_for(dflash);
+    options.kv_dtype = "f32";
+    options.speculation.head = head;
+    const auto engine = open(options);
+    const auto drafter = HeadDrafter::create(*engine);
+    CHECK(drafter.has_value(), drafter ? "" : drafter.error().message());
+    return draft_behind(*engine, **drafter, tokens(40, 5), 77, 64, dflash.num_drafts);
+  };
+  const Drafted wanted = drafts_of(by_id.path());
+  const Drafted got = drafts_of(by_file);
+  EXPECT_FALSE(wanted.logits.empty());
+  EXPECT_EQ(got.logits, wanted.logits);
+  EXPECT_EQ(got.ids, wanted.ids);
+  EXPECT_NE(got.logits, drafts_of(kGoldens + dflash.folder).logits);
+
+  EngineOptions options = options_for(dflash);
+  options.speculation.head = by_file;
+  const std::string file = by_file + "/mask_embedding.pt";
+  std::ofstream(file, std::ios::binary) << torch_bytes(std::vector<float>(191));
+  EXPECT_NE(refusal(options).find("holds 191 values, the head is 192 wide"), std::string::npos);
+  std::ofstream(file, std::ios::binary) << torch_bytes(std::vector<float>(193));
+  EXPECT_NE(refusal(options).find("holds 193 values, more than 192"), std::string::npos);
+  std::ofstream(file, std::ios::binary) << "no archive";
+  EXPECT_NE(refusal(options).find("is no zip archive"), std::string::npos);
+}
+
 // Weights that are no numbers draft nonsense, and the text stays right.
 TEST(DraftHeads, OfNansChangeNoText) {
   for (const GoldenHead& golden : kGoldenHeads) {

@@ -11,6 +11,7 @@
 #include "model/checkpoint_open.h"
 #include "model/embedded.h"
 #include "weights/safetensors.h"
+#include "weights/torch_vector.h"
 
 namespace moxie {
 namespace {
@@ -317,6 +318,28 @@ Status DraftCheckpoint::read_gguf_head(std::shared_ptr<const MappedFile> mapped,
   return status ? check_names() : status;
 }
 
+// SGLang and vLLM put it in the place of the target's row of the mask token. Heads of other kinds
+// have no use for it.
+Status DraftCheckpoint::read_mask_embedding(const std::string& folder) {
+  const std::string path = (fs::path(folder) / "mask_embedding.pt").string();
+  std::error_code error;
+  if (config_.kind != DraftKind::kDflash || !fs::exists(path, error)) return {};
+  auto file = MappedFile::open(path);
+  if (!file) return fail(std::move(file.error()));
+  auto vector = read_torch_vector(**file, config_.hidden);
+  if (!vector) return fail(std::move(vector.error()));
+  if (static_cast<int32_t>(vector->values.size()) != config_.hidden)
+    return fail(
+        fmt::format("holds {} values, the head is {} wide", vector->values.size(), config_.hidden),
+        path, "the file of this head");
+  const auto id = vector->numbers.find("mask_token_id");
+  if (id != vector->numbers.end() && id->second != config_.mask_id)
+    return fail(fmt::format("is of token {}, the head's mask is {}", id->second, config_.mask_id),
+                path, "the file of this head");
+  mask_embedding_ = std::move(vector->values);
+  return {};
+}
+
 // A tensor of GGUF that the configuration has no place for is a layer too many or another head.
 Status DraftCheckpoint::check_names() const {
   std::set<std::string> wanted{"d2t"};
@@ -347,6 +370,10 @@ Result<DraftCheckpoint> DraftCheckpoint::open(const std::string& path, const Gpt
                   head.path_, "name its folder");
   else
     status = head.read_gguf_file(head.path_, target, layer_id_offset);
+  if (status)
+    status = head.read_mask_embedding(fs::is_directory(head.path_, error)
+                                          ? head.path_
+                                          : fs::path(head.path_).parent_path().string());
   if (!status) return fail(std::move(status.error()));
   return head;
 }

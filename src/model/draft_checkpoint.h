@@ -6,6 +6,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "model/draft_config.h"
 #include "model/draft_gguf.h"
@@ -43,6 +44,9 @@ class DraftCheckpoint {
   const std::map<std::string, Found>& tensors() const { return tensors_; }
   /// Whether d2t holds the target's ids; else what is added to the head's.
   bool has_absolute_ids() const { return gguf_kind_.has_value(); }
+  /// kDflash: the embedding of the mask token, [hidden], from mask_embedding.pt beside the head's
+  /// files; empty: the target's.
+  const std::vector<float>& mask_embedding() const { return mask_embedding_; }
 
  private:
   static Result<DraftCheckpoint> make(const std::string& path, const GptOssConfig& target);
@@ -55,6 +59,7 @@ class DraftCheckpoint {
                         int32_t layer_id_offset);
   Status read_gguf_head(std::shared_ptr<const MappedFile> mapped, const GptOssConfig& target,
                         int32_t layer_id_offset);
+  Status read_mask_embedding(const std::string& folder);
   Status check_tensors() const;
   Status check_names() const;
   /// The name of a tensor in the files.
@@ -66,6 +71,7 @@ class DraftCheckpoint {
   std::deque<TensorFile> files_;
   std::deque<FileTensor> made_;  // of a synthetic head
   std::map<std::string, Found> tensors_;
+  std::vector<float> mask_embedding_;
 };
 
 }  // namespace moxie

@@ -15,6 +15,7 @@
 #include "kernels/rotate/rotate.h"
 #include "kernels/unembed/unembed.h"
 #include "model/draft_ids_cuda.h"
+#include "model/draft_masks_cuda.h"
 #include "model/rotary_table.h"
 
 namespace moxie {
@@ -267,6 +268,16 @@ void DraftHead::embed(const int32_t* tokens, int32_t n) {
   run(params);
 }
 
+void DraftHead::embed_masks(const int32_t* tokens, int32_t n) {
+  const float* embedding = weights_.mask_row;
+  if (embedding == nullptr) return;
+  const int32_t hidden = config_.hidden;
+  if (options_.device != DeviceKind::kCpu)
+    return draft_masks_cuda(tokens, n, config_.mask_id, embedding, hidden, y_, stream_);
+  for (int32_t i = 0; i < n; ++i)
+    if (tokens[i] == config_.mask_id) std::copy_n(embedding, hidden, y_ + int64_t{i} * hidden);
+}
+
 // A gather of rows is what embed does.
 void DraftHead::gather(const int32_t* numbers, int32_t n, float* to) {
   run(EmbedParams{.num_tokens = n,
@@ -402,6 +413,7 @@ void DraftHead::write_context(const DraftRows& rows, const float* g) {
 void DraftHead::run_block(const DraftRows& rows) {
   const int32_t n = rows.batch.num_tokens, hidden = config_.hidden;
   embed(rows.tokens, n);
+  embed_masks(rows.tokens, n);
   for (int32_t i = 0; i < config_.num_layers; ++i) {
     const DraftLayer& layer = weights_.layers[static_cast<size_t>(i)];
     norm_y(layer.input_norm, m_, hidden, n);

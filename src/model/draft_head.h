@@ -101,6 +101,8 @@ class DraftHead {
   /// y() += W x + b.
   void add_product(const PackedMatrix& weight, const float* bias, const float* x, int32_t n);
   void embed(const int32_t* tokens, int32_t n);
+  /// y() of mask tokens becomes the head's embedding of them, if it has one.
+  void embed_masks(const int32_t* tokens, int32_t n);
   KvLayer cache_of(int32_t layer, const DraftRows& rows) const;
   void write_keys(int32_t layer, const DraftRows& rows, const float* inputs);
   void store_keys(int32_t layer, const DraftRows& rows, float* products, int64_t stride);

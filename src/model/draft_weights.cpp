@@ -88,6 +88,7 @@ class Loader {
   Status embedding(const ModelWeights& target);
   Status target_ids();
   Status context();
+  Status mask_embedding();
 
   const DraftCheckpoint& checkpoint_;
   const DraftConfig& c_;
@@ -333,6 +334,15 @@ Status Loader::target_ids() {
   return {};
 }
 
+Status Loader::mask_embedding() {
+  const std::vector<float>& values = checkpoint_.mask_embedding();
+  if (values.empty()) return {};
+  auto at = store(values.data(), values.size() * 4);
+  if (!at) return fail(std::move(at.error()));
+  weights_.mask_row = reinterpret_cast<const float*>(*at);
+  return {};
+}
+
 Result<DraftWeights> Loader::load(const ModelWeights& target) {
   const int64_t widest =
       std::max({int64_t{c_.qkv_width()}, int64_t{2} * c_.intermediate, int64_t{2} * c_.hidden});
@@ -351,6 +361,7 @@ Result<DraftWeights> Loader::load(const ModelWeights& target) {
   if (status) status = context();
   if (status) status = target_ids();
   if (status) status = vector("mask_hidden", false, &weights_.mask_hidden);
+  if (status) status = mask_embedding();
   if (!status) return fail(std::move(status.error()));
   return std::move(weights_);
 }

@@ -37,6 +37,7 @@ struct DraftWeights {
   const float* final_norm = nullptr;    // [hidden], before the logits
   const float* feature_norm = nullptr;  // DFlash: hidden_norm; takes_final_norm: the target's
   const float* mask_hidden = nullptr;   // kPeagle: [k * hidden]
+  const float* mask_row = nullptr;      // kDflash: [hidden], the embedding of mask_id; null: none
   const int32_t* target_ids = nullptr;  // [draft vocab]; null: the ids are the target's
   const float* zeros = nullptr;         // as wide as any bias
   std::vector<Buffer> storage;

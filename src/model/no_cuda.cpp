@@ -1,5 +1,6 @@
 // For builds without CUDA: there is no stream to call these with.
 #include "model/draft_ids_cuda.h"
+#include "model/draft_masks_cuda.h"
 #include "model/fold_scales_cuda.h"
 #include "model/repack_cuda.h"
 #include "model/synthetic_cuda.h"
@@ -18,6 +19,9 @@ Status fill_vector_cuda(float*, int64_t, float, Stream&) {
 }
 void repack_on_device(const MatrixRepack&, Stream&) { CHECK(false, "no CUDA in this build"); }
 void draft_ids_cuda(const SampleAnswer*, int32_t, const int32_t*, int32_t*, Stream&) {
+  CHECK(false, "no CUDA in this build");
+}
+void draft_masks_cuda(const int32_t*, int32_t, int32_t, const float*, int32_t, float*, Stream&) {
   CHECK(false, "no CUDA in this build");
 }
 Status fold_scales_cuda(Device&, Stream&, ModelWeights&) {

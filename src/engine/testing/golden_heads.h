@@ -4,12 +4,16 @@
 
 #include <cmath>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <map>
 #include <string>
 #include <vector>
 
+#include "core/formats.h"
 #include "engine/head_drafter.h"
 #include "weights/safetensors.h"
+#include "weights/testing/torch_bytes.h"
 
 namespace moxie {
 
@@ -44,6 +48,39 @@ std::vector<T> golden_values(const SafetensorsFile& file, const std::string& nam
   std::vector<T> list(tensor->bytes / sizeof(T));
   std::memcpy(list.data(), file.data(*tensor), tensor->bytes);
   return list;
+}
+
+/// Makes two folders from the golden DFlash head, of which the same is drafted: in `by_id` the mask
+/// is another token, in `by_file` that token's embedding lies in mask_embedding.pt.
+inline void write_heads_with_other_masks(const std::string& goldens, const std::string& by_id,
+                                         const std::string& by_file) {
+  constexpr int32_t kOtherToken = 33;
+  const auto target = SafetensorsFile::open(goldens + "nano-a/model.safetensors");
+  CHECK(target.has_value(), goldens);
+  const FileTensor* table = target->find("model.embed_tokens.weight");
+  CHECK(table != nullptr && table->dtype_text == "BF16", goldens);
+  const auto hidden = static_cast<size_t>(table->shape[1]);
+  std::vector<float> row(hidden);
+  for (size_t i = 0; i < hidden; ++i) {
+    uint16_t bits = 0;
+    std::memcpy(&bits, target->data(*table) + 2 * (kOtherToken * hidden + i), 2);
+    row[i] = bf16_to_f32(bits);
+  }
+  namespace fs = std::filesystem;
+  const fs::path source = goldens + "spec-dflash-nano-a";
+  for (const std::string& folder : {by_id, by_file}) {
+    fs::create_directories(folder);
+    for (const char* name : {"config.json", "model.safetensors"})
+      fs::copy_file(source / name, fs::path(folder) / name, fs::copy_options::overwrite_existing);
+  }
+  std::ifstream file(source / "config.json");
+  std::string config{std::istreambuf_iterator<char>(file), {}};
+  const std::string mask = "\"mask_token_id\": 507";
+  CHECK(config.find(mask) != config.npos, config);
+  config.replace(config.find(mask), mask.size(),
+                 "\"mask_token_id\": " + std::to_string(kOtherToken));
+  std::ofstream(fs::path(by_id) / "config.json") << config;
+  std::ofstream(fs::path(by_file) / "mask_embedding.pt", std::ios::binary) << torch_bytes(row);
 }
 
 struct Drafted {
