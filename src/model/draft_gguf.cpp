@@ -144,6 +144,8 @@ void read_rope(const GptOssConfig& target, GgufKeys* keys, Json* json) {
   keys->real("rope.scaling.yarn_beta_slow", &beta_slow);
   (*json)["rope_theta"] = base;
   std::string type = keys->text("rope.scaling.type");
+  if (type.empty() && keys->has("rope.scaling.type"))
+    keys->fault(keys->key("rope.scaling.type"), "another kind of value", "a text");
   if (type.empty()) type = factor != 1 ? "linear" : "none";
   if (type == "none") return;
   Json scaling = {{"rope_type", type}, {"factor", factor}};
@@ -186,6 +188,38 @@ std::vector<int32_t> read_target_layers(const GptOssConfig& target, GgufKeys* ke
     keys->fault(keys->key("target_layers"), keys->has(name) ? "another kind of value" : "nothing",
                 "a list of layer numbers");
   return ids;
+}
+
+void read_dflash(const GgufFile& file, const std::vector<int32_t>& ids, GgufKeys* keys,
+                 Json* json) {
+  int32_t block = 0, mask = -1;
+  bool is_causal = false;
+  keys->integer("block_size", true, &block);
+  keys->boolean("attention.causal", &is_causal);
+  if (is_causal) keys->fault(keys->key("attention.causal"), "true", "false");
+  keys->integer("mask_token_id", false, &mask);
+  if (mask < 0)
+    mask = static_cast<int32_t>(std::clamp<int64_t>(
+        file.integer("tokenizer.ggml.mask_token_id").value_or(-1), -1, INT32_MAX));
+  (*json)["architectures"] = Json::array({"DFlashDraftModel"});
+  (*json)["block_size"] = block;
+  (*json)["dflash_config"]["target_layer_ids"] = ids;
+  if (mask >= 0) (*json)["dflash_config"]["mask_token_id"] = mask;
+}
+
+void read_eagle3(const std::vector<int32_t>& ids, bool has_input_norm, GgufKeys* keys, Json* json) {
+  bool before_residual = false, before_fc = has_input_norm, output = false;
+  keys->boolean("norm_before_residual", &before_residual);
+  keys->boolean("norm_before_fc", &before_fc);
+  keys->boolean("norm_output", &output);
+  if (!before_fc && has_input_norm)
+    keys->fault(keys->key("norm_before_fc"), "false",
+                "true, since there is enc.output_norm.weight");
+  (*json)["architectures"] = Json::array({"LlamaForCausalLMEagle3"});
+  (*json)["eagle_config"] = {{"eagle_aux_hidden_state_layer_ids", ids},
+                             {"norm_before_residual", before_residual},
+                             {"norm_before_fc", before_fc},
+                             {"norm_output", output}};
 }
 
 // llama3's scaling is a tensor of divisors of the frequencies, not keys.
@@ -272,33 +306,10 @@ Result<DraftConfig> parse_gguf_draft_config(const GgufFile& file, GgufHeadKind k
       rows_of(file, "d2t", rows_of(file, "output.weight", json["vocab_size"].get<int32_t>()));
   int32_t offset = layer_id_offset;
   if (is_dflash) {
-    int32_t block = 0, mask = -1;
-    bool is_causal = false;
-    keys.integer("block_size", true, &block);
-    keys.boolean("attention.causal", &is_causal);
-    if (is_causal) keys.fault(keys.key("attention.causal"), "true", "false");
-    keys.integer("mask_token_id", false, &mask);
-    if (mask < 0)
-      mask = static_cast<int32_t>(std::clamp<int64_t>(
-          file.integer("tokenizer.ggml.mask_token_id").value_or(-1), -1, INT32_MAX));
-    json["architectures"] = Json::array({"DFlashDraftModel"});
-    json["block_size"] = block;
-    json["dflash_config"]["target_layer_ids"] = ids;
-    if (mask >= 0) json["dflash_config"]["mask_token_id"] = mask;
+    read_dflash(file, ids, &keys, &json);
     if (offset < 0) offset = dflash_offset(ids, target.num_layers, keys.has("mask_token_id"));
   } else {
-    bool before_residual = false, before_fc = has_tensor("input_norm.weight"), output = false;
-    keys.boolean("norm_before_residual", &before_residual);
-    keys.boolean("norm_before_fc", &before_fc);
-    keys.boolean("norm_output", &output);
-    if (!before_fc && has_tensor("input_norm.weight"))
-      keys.fault(keys.key("norm_before_fc"), "false",
-                 "true, since there is enc.output_norm.weight");
-    json["architectures"] = Json::array({"LlamaForCausalLMEagle3"});
-    json["eagle_config"] = {{"eagle_aux_hidden_state_layer_ids", ids},
-                            {"norm_before_residual", before_residual},
-                            {"norm_before_fc", before_fc},
-                            {"norm_output", output}};
+    read_eagle3(ids, has_tensor("input_norm.weight"), &keys, &json);
     offset = std::max(offset, 0);
   }
   if (!keys.faults().empty()) return fail(keys.faults(), where);

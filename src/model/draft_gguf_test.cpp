@@ -174,6 +174,13 @@ TEST_F(GgufHead, ThatDoesNotFitIsRefusedWithTheReason) {
       {"sizes of layers", [](MemoryHead* head, auto*) { head->config["num_key_value_heads"] = 5; }},
       {"dflash.rope.scaling.type",
        [](MemoryHead* head, auto*) { head->config["rope_scaling"]["rope_type"] = "longrope"; }},
+      {"dflash.rope.scaling.type: found another kind",
+       [](MemoryHead*, MemoryHead::GgufOptions* options) {
+         options->rope_freqs.assign(32, 1.0f);  // without the key that is a text
+         options->change = [](GgufWriter* writer) {
+           writer->add("dflash.rope.scaling.type", uint32_t{2});
+         };
+       }},
       {"dflash.attention.head_count: found 4000000000",
        [](MemoryHead* head, auto*) { head->config["num_attention_heads"] = 4000000000u; }},
       {"found nan, expected a number",
