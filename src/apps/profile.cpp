@@ -68,6 +68,16 @@ void print_phase(const PhaseProfile& phase, int32_t num_top) {
   print_parts("category", phase.unit(), phase.categories);
   fmt::print("\n");
   print_parts("step", phase.unit(), phase.steps);
+  if (!phase.by_drafts.empty()) {
+    fmt::print(
+        "\n| drafts               | {:>12} |  of time |  launches |\n"
+        "|----------------------|-------------:|---------:|----------:|\n",
+        fmt::format("us/{}", phase.unit()));
+    for (const TimePart& part : phase.by_drafts) {
+      fmt::print("| {:<20} | {:>12.2f} | {:>7.1f}% | {:>9.2f} |\n", part.name, part.us,
+                 100 * part.share_of_time, part.launches);
+    }
+  }
   print_kernels(phase, num_top);
   fmt::print("\nrows:\n");
   print_rows(phase.rows);

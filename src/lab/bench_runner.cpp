@@ -10,8 +10,14 @@
 
 namespace moxie {
 
-BenchRunner::BenchRunner(Engine& engine, const BenchTest& test, const Drafting& drafting)
+BenchRunner::BenchRunner(Engine& engine, const BenchTest& test, const Drafting& drafting,
+                         LaunchMarks* marks)
     : engine_(engine), test_(test), drafting_(drafting), runner_(make_step_runner(engine)) {
+  if (marks != nullptr && drafting.drafter != nullptr) {
+    marked_ = mark_drafts(*drafting.drafter, marks);
+    drafting_.drafter = marked_.get();
+    runner_ = mark_launches(std::move(runner_), marks);
+  }
   for (int32_t s = 0; s < test.streams; ++s) base_.push_back(engine.kv().add_sequence());
 }
 

@@ -11,6 +11,7 @@
 #include "engine/request_state.h"
 #include "engine/step_runner.h"
 #include "lab/bench.h"
+#include "lab/launch_marks.h"
 
 namespace moxie {
 
@@ -18,7 +19,9 @@ namespace moxie {
 /// tokens go through the scheduler and the step runner, like an answer's (engine/step_loop.h).
 class BenchRunner {
  public:
-  BenchRunner(Engine& engine, const BenchTest& test, const Drafting& drafting = {});
+  /// `marks`, if not null, receives those of all repetitions that generate with a drafter.
+  BenchRunner(Engine& engine, const BenchTest& test, const Drafting& drafting = {},
+              LaunchMarks* marks = nullptr);
   ~BenchRunner();
   BenchRunner(const BenchRunner&) = delete;
   BenchRunner& operator=(const BenchRunner&) = delete;
@@ -47,7 +50,8 @@ class BenchRunner {
   const BenchTest test_;
   Drafting drafting_;
   DraftCounts drafts_;
-  const std::unique_ptr<StepRunner> runner_;
+  std::unique_ptr<Drafter> marked_;  // null: without marks
+  std::unique_ptr<StepRunner> runner_;
   std::vector<SeqId> base_;
   std::vector<std::vector<int32_t>> filled_;  // tokens of each filled sequence
   std::mt19937 random_{42};

@@ -147,13 +147,29 @@ Status measure_plain(Engine& engine, int32_t repetitions, PhaseProfile* phase) {
   return {};
 }
 
+void add_drafts(const DraftShares& shares, int64_t window_ns, double num_units,
+                PhaseProfile* phase) {
+  const auto part = [&](const char* name, int64_t ns, int64_t launches) {
+    phase->by_drafts.push_back(
+        {.name = name,
+         .us = static_cast<double>(ns) * kUsPerNs / num_units,
+         .launches = static_cast<double>(launches) / num_units,
+         .share_of_time = static_cast<double>(ns) / static_cast<double>(window_ns)});
+  };
+  part("draft", shares.draft_ns, shares.num_proposals);
+  part("verify", shares.verify_ns, shares.num_verify);
+  part("plain decode", shares.plain_ns, shares.num_plain);
+  part("between launches", shares.other_ns, 0);
+}
+
 Status measure_profiled(Engine& engine, int32_t repetitions, const MachineLimits& limits,
                         ActivityRecorder& recorder, PhaseProfile* phase) {
   // Before the warm-up, which then also pays for the recorder's first buffers.
   if (auto status = recorder.start(); !status) return status;
   auto speculation = make_speculation(engine);
   if (!speculation) return fail(std::move(speculation.error()));
-  BenchRunner runner(engine, phase->test, speculation->drafting);
+  LaunchMarks marks;
+  BenchRunner runner(engine, phase->test, speculation->drafting, &marks);
   if (auto status = runner.fill_depth(); !status) return status;
   const auto warm = runner.repeat();
   if (!warm) return fail(warm.error());
@@ -175,9 +191,11 @@ Status measure_profiled(Engine& engine, int32_t repetitions, const MachineLimits
   auto log = recorder.stop();
   if (!log) return fail(std::move(log.error()));
   Sums sums;
+  DraftShares by_drafts;
   for (const auto& window : windows) {
     const int64_t begin = clock_ns(window.start), end = clock_ns(window.end);
     sums.add(share_window(log->activities, log->symbols.size(), begin, end), end - begin);
+    by_drafts.add(share_by_drafts(marks, *log, begin, end));
   }
   if (sums.shares.gap_ns == sums.window_ns) {
     return fail("nothing was seen to run", "profile of " + phase->test.name(),
@@ -187,6 +205,7 @@ Status measure_profiled(Engine& engine, int32_t repetitions, const MachineLimits
   const double units_a_window = phase->is_decode() ? phase->test.n_gen : 1;
   add_up(sums, log->symbols, units_a_window * repetitions, work_of_unit(engine, phase->test),
          phase);
+  if (!marks.empty()) add_drafts(by_drafts, sums.window_ns, units_a_window * repetitions, phase);
   phase->gates = gates_of(*phase, recorder.sees_kernels());
   phase->last_begin_ns = clock_ns(windows.back().start);
   const int64_t last_end = clock_ns(windows.back().end);

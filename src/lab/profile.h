@@ -15,6 +15,7 @@
 #include "lab/activity.h"
 #include "lab/bench.h"
 #include "lab/kernel_table.h"
+#include "lab/launch_marks.h"
 
 namespace moxie {
 
@@ -76,6 +77,9 @@ struct PhaseProfile {
   double gaps = 0;                      ///< a unit
   double longest_gap_us = 0, overlap_us = 0;
   std::vector<Gate> gates;
+  /// With a drafter, in decode: "draft", "verify", "plain decode" and "between launches", which add
+  /// up to the window; `launches` of the first are proposals. Else empty.
+  std::vector<TimePart> by_drafts;
   std::vector<KernelChooser::Count> rows;
   /// What ran in the last repetition, for the trace.
   ActivityLog last;

@@ -60,25 +60,27 @@ Json speed(const std::vector<double>& samples) {
 
 nlohmann::ordered_json to_json(const PhaseProfile& phase) {
   const BenchTest& test = phase.test;
-  return {{"name", test.name()},
-          {"phase", phase.is_decode() ? "decode" : "prefill"},
-          {"n_prompt", test.n_prompt},
-          {"n_gen", test.n_gen},
-          {"depth", test.depth},
-          {"streams", test.streams},
-          {"unit", phase.unit()},
-          {"window_us", phase.window_us},
-          {"tok_s",
-           {{"without_profiling", speed(phase.plain_tok_s)},
-            {"with_profiling", speed(phase.profiled_tok_s)},
-            {"slow_down", phase.slow_down()}}},
-          {"read_gb_s", phase.limits.read_gb_s},
-          {"categories", list_of(phase.categories)},
-          {"steps", list_of(phase.steps)},
-          {"kernels", list_of(phase.kernels)},
-          {"gaps", {{"count", phase.gaps}, {"longest_us", phase.longest_gap_us}}},
-          {"overlap_us", phase.overlap_us},
-          {"gates", list_of(phase.gates)}};
+  Json json = {{"name", test.name()},
+               {"phase", phase.is_decode() ? "decode" : "prefill"},
+               {"n_prompt", test.n_prompt},
+               {"n_gen", test.n_gen},
+               {"depth", test.depth},
+               {"streams", test.streams},
+               {"unit", phase.unit()},
+               {"window_us", phase.window_us},
+               {"tok_s",
+                {{"without_profiling", speed(phase.plain_tok_s)},
+                 {"with_profiling", speed(phase.profiled_tok_s)},
+                 {"slow_down", phase.slow_down()}}},
+               {"read_gb_s", phase.limits.read_gb_s},
+               {"categories", list_of(phase.categories)},
+               {"steps", list_of(phase.steps)},
+               {"kernels", list_of(phase.kernels)},
+               {"gaps", {{"count", phase.gaps}, {"longest_us", phase.longest_gap_us}}},
+               {"overlap_us", phase.overlap_us},
+               {"gates", list_of(phase.gates)}};
+  if (!phase.by_drafts.empty()) json["by_drafts"] = list_of(phase.by_drafts);
+  return json;
 }
 
 Status write_trace(std::span<const PhaseProfile> phases, const std::string& path) {

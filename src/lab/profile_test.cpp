@@ -19,6 +19,8 @@
 #include "kernels/experts/experts.h"
 #include "kernels/out/out.h"
 #include "kernels/qkv/qkv.h"
+#include "kernels/sample/sample.h"
+#include "kernels/unembed/unembed.h"
 #include "lab/kernel_table.h"
 
 namespace moxie {
@@ -104,6 +106,42 @@ TEST(ShareWindow, RandomActivitiesAgreeWithMomentByMoment) {
 }
 
 constexpr char kAttendKernel[] = "_Z12attend_split7nothing";
+
+// A launch with drafts that a head follows, its draw, a proposal, and a plain launch of the loop
+// that was given before the one before it was taken.
+TEST(ShareByDrafts, AWindowIsDividedAmongDraftsLaunchesAndTheRest) {
+  const ActivityLog log{.symbols = {{"experts_row", &Op<ExpertsParams>::info},
+                                    {"unembed_row", &Op<UnembedParams>::info},
+                                    {"sample_row", &Op<SampleParams>::info}},
+                        .activities = {{10, 30, 0},  // the launch
+                                       {30, 34, 1},
+                                       {35, 36, 1},
+                                       {37, 45, 0},  // the head follows
+                                       {46, 48, 2},
+                                       {52, 55, 0},  // the head's pass
+                                       {55, 56, 1},
+                                       {60, 70, 0},  // the loop
+                                       {70, 72, 1},
+                                       {74, 75, 2},
+                                       {76, 80, 0},
+                                       {80, 82, 1}}};
+  const LaunchMarks marks = {{MarkKind::kVerify, false, 10, 50},
+                             {MarkKind::kDraft, false, 51, 58},
+                             {MarkKind::kPlain, true, 59, 77},
+                             {MarkKind::kPlain, true, 60, 90},
+                             {MarkKind::kDraft, false, 130, 140}};
+  const DraftShares shares = share_by_drafts(marks, log, 0, 100);
+  EXPECT_EQ(shares.draft_ns, 46 - 36 + 58 - 51);
+  EXPECT_EQ(shares.verify_ns, 40 - (46 - 36));
+  EXPECT_EQ(shares.plain_ns, 90 - 59);
+  EXPECT_EQ(shares.other_ns, 10 + 1 + 1 + 10);
+  EXPECT_EQ(shares.num_verify, 1);
+  EXPECT_EQ(shares.num_plain, 2);
+  EXPECT_EQ(shares.num_proposals, 1) << "one lies outside";
+  // A mark that outlasts the window is cut; without marks all is other.
+  EXPECT_EQ(share_by_drafts(marks, log, 0, 20).verify_ns, 10);
+  EXPECT_EQ(share_by_drafts({}, log, 0, 100).other_ns, 100);
+}
 
 TEST(MatchLaunches, TheKthKernelToStartIsOfTheKthLaunch) {
   constexpr int kFunctions[3] = {}, kStream = 0;
@@ -335,6 +373,50 @@ TEST_F(ProfileTest, TheStepsOfAProfileAreTheBenchsWork) {
     if (step.name != "sample") bytes += step.work.bytes;
   }
   EXPECT_NEAR(bytes, bench->bytes_per_token, 1e-6 * bytes);
+}
+
+// The embedded model with its DFlash head, which follows every launch, and with n-grams.
+TEST_F(ProfileTest, WithDraftsTheWindowIsAlsoDividedByThem) {
+  for (const SpecMethod method : {SpecMethod::kOff, SpecMethod::kNgram, SpecMethod::kDflash}) {
+    const std::vector<BenchTest> tests = bench_tests({8}, {24}, {0}, {1});
+    EngineOptions options{.device = "cpu", .threads = 2, .show_progress = false};
+    options.speculation = {.method = method, .is_adaptive = false};
+    if (method == SpecMethod::kNgram) options.speculation.lookup_min = 1;
+    fit_engine(tests, &options);
+    const auto engine = Engine::load(options);
+    ASSERT_TRUE(engine.has_value()) << engine.error().message();
+    const auto recorder = make_step_recorder((*engine)->kernels());
+    const auto phases = run_profile(**engine, tests, 2, limits_, *recorder);
+    ASSERT_TRUE(phases.has_value()) << phases.error().message();
+    SCOPED_TRACE(spec_method_name(method));
+    EXPECT_TRUE(phases->front().by_drafts.empty()) << "a prompt";
+    const PhaseProfile& decode = phases->back();
+    ASSERT_EQ(decode.by_drafts.size(), method == SpecMethod::kOff ? 0u : 4u);
+    if (method == SpecMethod::kOff) continue;
+    double us = 0, share = 0;
+    for (const TimePart& part : decode.by_drafts) us += part.us, share += part.share_of_time;
+    EXPECT_NEAR(us, decode.window_us, 1e-6 * decode.window_us);
+    EXPECT_NEAR(share, 1, 1e-9);
+    const TimePart& draft = decode.by_drafts[0];
+    const TimePart& verify = decode.by_drafts[1];
+    const TimePart& plain = decode.by_drafts[2];
+    EXPECT_EQ(draft.name, "draft");
+    EXPECT_GT(draft.us, 0);
+    EXPECT_LE(verify.launches + plain.launches, 1) << "launches a token";
+    EXPECT_GT(verify.launches + plain.launches, 0);
+    EXPECT_GE(draft.launches, verify.launches);
+    if (method == SpecMethod::kNgram) continue;
+    // A head proposes for every launch but the first, and last where one token is left.
+    EXPECT_GT(verify.us, 0);
+    EXPECT_GT(verify.launches, plain.launches);
+    // The head's passes run on the device: their steps are part of the time.
+    double head_us = 0;
+    for (const LimitedPart& step : decode.steps) {
+      if (step.name == "rms_norm" || step.name == "gate") head_us += step.us;
+    }
+    EXPECT_GT(head_us, 0);
+    EXPECT_GT(draft.us, head_us);
+  }
 }
 
 TEST_F(ProfileTest, TheTraceHoldsTheLastRepetition) {
