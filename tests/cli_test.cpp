@@ -473,6 +473,14 @@ TEST_F(CliTest, ProfilePrintsWhereTheTimeGoes) {
   }
   const Json trace = Json::parse(slurp(at("trace.json")));
   EXPECT_GT(trace["traceEvents"].size(), 100u);
+  EXPECT_TRUE(profile["shared_experts"].is_null()) << "5 tokens are too few";
+  write("texts.json", R"({"count": [[1,2,3,4,5,6,7,8,9]], "same": [[5,5,5,5,5,5,5,5,5,5]]})");
+  with_json.insert(with_json.end(), {"--texts", at("texts.json")});
+  const Json shared = json_of(moxie(with_json))["shared_experts"];
+  EXPECT_EQ(shared["neighbours"].size(), 7u);
+  EXPECT_EQ(shared["all"]["tokens"], 19);
+  ASSERT_EQ(shared["texts"].size(), 2u);
+  EXPECT_LT(shared["texts"][1]["mean"][6], shared["texts"][0]["mean"][6]);
 
   const auto table = moxie(base);
   EXPECT_EQ(table.exit_code, 0) << table.err;

@@ -12,6 +12,7 @@
 #include "apps/kernels_json.h"
 #include "apps/startup.h"
 #include "lab/machine_gpu.h"
+#include "lab/shared_experts.h"
 #include "lab/stats.h"
 
 namespace moxie {
@@ -21,9 +22,12 @@ using Json = nlohmann::ordered_json;
 
 struct ProfileFlags {
   BenchFlags bench;
-  std::string trace, cupti;
+  std::string trace, cupti, texts;
   int32_t num_top = 12;
 };
+
+// Longest prompt with its answer where texts are given and no context is asked for.
+constexpr int32_t kTextContext = 4096;
 
 void print_header(const PhaseProfile& phase) {
   const double plain = median(phase.plain_tok_s), profiled = median(phase.profiled_tok_s);
@@ -94,6 +98,73 @@ void print_phase(const PhaseProfile& phase, int32_t num_top) {
   fmt::print("\n");
 }
 
+void print_distinct(const std::string& name, const SharedExperts::ByTokens& distinct) {
+  fmt::print("| {:<24} |", name.substr(0, 24));
+  for (const double count : distinct) fmt::print(" {:>6.2f} |", count);
+  fmt::print("\n");
+}
+
+void print_shared(const SharedExperts& shared) {
+  fmt::print("experts that neighbouring tokens read, of {} with {} a token:\n\n| {:<24} |",
+             shared.num_experts, shared.top_k, "tokens");
+  for (int32_t n = SharedExperts::kLeastTokens; n <= SharedExperts::kMostTokens; ++n)
+    fmt::print(" {:>6} |", n);
+  fmt::print("\n|{:-<26}|", "");
+  for (size_t n = 0; n < shared.independent.size(); ++n) fmt::print("{:->8}|", ":");
+  fmt::print("\n");
+  print_distinct("independent routing", shared.independent);
+  print_distinct(fmt::format("all {} tokens", shared.all.num_tokens), shared.all.mean);
+  if (shared.parts.size() > 1) {
+    for (const SharedExperts::Part& part : shared.parts) print_distinct(part.name, part.mean);
+  }
+  for (size_t l = 0; l < shared.all.layers.size(); ++l)
+    print_distinct(fmt::format("layer {}", l), shared.all.layers[l]);
+  fmt::print("\n");
+}
+
+// What a decode test generates: the model's own greedy text. Empty without such a test.
+Result<std::vector<RoutedText>> own_text(Engine& engine, const std::vector<BenchTest>& tests) {
+  int32_t most = 0;
+  for (const BenchTest& test : tests) most = std::max(most, test.n_gen);
+  if (most <= SharedExperts::kMostTokens) return std::vector<RoutedText>{};
+  RoutedText text{.name = "its own greedy text", .ids = {engine.config().vocab / 2}, .first = 1};
+  const auto made = engine.generate(
+      text.ids, {.temperature = 0, .seed = 0, .max_tokens = most, .ignore_eos = true});
+  if (!made) return fail(made.error());
+  text.ids.insert(text.ids.end(), made->ids.begin(), made->ids.end());
+  text.ids.pop_back();  // never a token of a launch
+  if (text.ids.size() < text.first + SharedExperts::kMostTokens) return std::vector<RoutedText>{};
+  return std::vector{std::move(text)};
+}
+
+// Empty, with the reason in `why`, where nothing can be read.
+Result<std::optional<SharedExperts>> shared_experts(Engine& engine, const ProfileFlags& o,
+                                                    const std::vector<BenchTest>& tests,
+                                                    std::string* why) {
+  auto texts = std::vector<RoutedText>{};
+  if (!o.texts.empty()) {
+    auto json = read_text(o.texts);
+    if (!json) return fail(std::move(json.error()));
+    auto parsed = parse_routed_texts(*json, o.texts, engine.tokenizer(), engine.config().vocab);
+    if (!parsed) return fail(std::move(parsed.error()));
+    texts = std::move(*parsed);
+  } else if (engine.graphs() != nullptr) {
+    *why = "with --spec on a GPU they are not read: leave out --spec, which changes no choice";
+    return std::optional<SharedExperts>{};
+  } else {
+    auto own = own_text(engine, tests);
+    if (!own) return fail(std::move(own.error()));
+    texts = std::move(*own);
+  }
+  if (texts.empty()) {
+    *why = "no text: --texts, or a decode test of more than 8 tokens";
+    return std::optional<SharedExperts>{};
+  }
+  auto shared = measure_shared_experts(engine, texts);
+  if (!shared) return fail(std::move(shared.error()));
+  return std::optional(std::move(*shared));
+}
+
 Record make_record(Engine& engine, const MachineLimits& limits, const Flags& flags,
                    const std::vector<PhaseProfile>& phases, const std::optional<GpuState>& gpu) {
   Record record = record_of(engine, limits, flags);
@@ -128,6 +199,8 @@ bool may_use_gpu(const std::string& device) {
 int run(ProfileFlags& o, const Flags& flags) {
   const auto tests = tests_of(&o.bench, flags);
   if (!tests) return usage("profile: " + tests.error().message());
+  if (!o.texts.empty() && !flags.given("--max-model-len"))
+    o.bench.engine.max_model_len = std::max(o.bench.engine.max_model_len, kTextContext);
   std::unique_ptr<ActivityRecorder> recorder;
   if (may_use_gpu(o.bench.engine.device) && num_cuda_devices() > 0) {
     auto made = make_cupti_recorder(o.cupti);
@@ -146,22 +219,31 @@ int run(ProfileFlags& o, const Flags& flags) {
   auto phases = run_profile(**engine, *tests, o.bench.repetitions, *limits, *recorder);
   if (!phases) return report(phases.error());
   if (on_gpu) finish_gpu_state(device, &*gpu);
+  std::string why_not;
+  auto shared = shared_experts(**engine, o, *tests, &why_not);
+  if (!shared) return report(shared.error());
   if (!o.trace.empty()) {
     if (auto status = write_trace(*phases, o.trace); !status) return report(status.error());
   }
   if (o.bench.json) {
-    fmt::print("{}\n",
-               Json{{"machine", moxie::to_json(*limits)},
-                    {"model", model_json(**engine)},
-                    {"startup", startup_json((*engine)->timeline())},
-                    {"phases", phases_json(*phases)},
-                    {"record", moxie::to_json(make_record(**engine, *limits, flags, *phases, gpu))}}
-                   .dump(2));
+    Json document = {
+        {"machine", moxie::to_json(*limits)},
+        {"model", model_json(**engine)},
+        {"startup", startup_json((*engine)->timeline())},
+        {"phases", phases_json(*phases)},
+        {"shared_experts", *shared ? moxie::to_json(**shared) : Json()},
+        {"record", moxie::to_json(make_record(**engine, *limits, flags, *phases, gpu))}};
+    fmt::print("{}\n", document.dump(2));
     return kExitDone;
   }
   print_limits(*limits);
   if (o.bench.verbose) print_startup((*engine)->timeline());
   for (const PhaseProfile& phase : *phases) print_phase(phase, o.num_top);
+  if (*shared) {
+    print_shared(**shared);
+  } else {
+    fmt::print("experts that neighbouring tokens read: {}\n", why_not);
+  }
   return kExitDone;
 }
 
@@ -180,6 +262,11 @@ Command profile_command() {
             flags.integer("--top", &o->num_top, kFromZero, "kernels to print a phase");
             flags.text("--trace", &o->trace,
                        "file for trace events of the last repetitions (Chrome, Perfetto)");
+            flags.text(
+                "--texts", &o->texts,
+                "JSON file of texts by name, {\"name\": [ids or string or {\"prompt\": ..., "
+                "\"answer\": ...}]}: how many experts their neighbouring tokens read; without "
+                "it the model's own greedy text");
             flags.text("--cupti", &o->cupti,
                        "CUDA: path of libcupti.so.13; else it is looked for by the loader, "
                        "beside this program and below /usr/local/cuda*");

@@ -164,6 +164,8 @@ class Engine {
   const Tokenizer* tokenizer() const { return tokenizer_.get(); }  ///< null if the model has none
   KernelChooser& kernels() { return *kernels_; }
   const GptOss& model() const { return *model_; }
+  /// What the last launch left between steps, in device memory.
+  const Activations& activations() const { return activations_; }
   KvCache& kv() { return *kv_; }
   /// Decodes several sequences at once without waiting for the host.
   DecodeLoop& decode_loop() { return *decode_loop_; }
