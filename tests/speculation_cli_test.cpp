@@ -110,6 +110,41 @@ TEST(SpeculationCliTest, ContradictionsAndUnknownValuesAreUsageFaults) {
       0);
 }
 
+// A head that reads other layers than it was trained on. Acceptance that is simulated says nothing
+// about a head.
+TEST(SpeculationCliTest, AHeadWhoseDraftsAreHardlyAcceptedIsWarnedOfOnce) {
+  Arguments bench = {"bench",
+                     "-p",
+                     "0",
+                     "-n",
+                     "130",
+                     "-r",
+                     "1",
+                     "--json",
+                     "--spec-adaptive",
+                     "off",
+                     "--speculative-config",
+                     R"({"method": "dflash", "layer_id_offset": 0, "model": ")" MOXIE_SOURCE_DIR
+                     R"(/models/tiny/dflash"})"};
+  const auto result = moxie(bench);
+  const Json counts = json_of(result)["tests"][0]["speculation"];
+  ASSERT_GE(counts["drafts"], 200);
+  const std::string says = "warn: dflash: the first draft was accepted in only ";
+  const size_t at = result.err.find(says);
+  ASSERT_NE(at, std::string::npos) << result.err << counts;
+  EXPECT_NE(result.err.find("boundaries 1, 4, 6 of the target, mask token 4066"), std::string::npos)
+      << result.err;
+  EXPECT_EQ(result.err.find(says, at + 1), std::string::npos) << result.err;
+  bench.insert(bench.end(), {"--spec-acceptance", "0.05"});
+  const auto simulated = moxie(bench);
+  EXPECT_GE(json_of(simulated)["tests"][0]["speculation"]["drafts"], 200);
+  EXPECT_EQ(simulated.err.find("accepted in only"), std::string::npos) << simulated.err;
+  const auto embedded =
+      moxie({"run", "hi", "--speculative-config", R"({"method": "dflash", "layer_id_offset": 0})"});
+  EXPECT_EQ(embedded.exit_code, 1);
+  EXPECT_NE(embedded.err.find("layer_id_offset"), std::string::npos) << embedded.err;
+}
+
 TEST(SpeculationCliTest, BenchSimulatesAcceptanceAndSaysSo) {
   const Arguments base = {
       "bench",           "-p", "0", "-n", "150", "-r", "1", "--json", "--spec", "ngram",

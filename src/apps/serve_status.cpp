@@ -101,10 +101,12 @@ void ServeStatus::print_banner(const App& app, const HttpOptions& http, int32_t 
                       stats.max_model_len, stats.max_num_seqs, stats.full_pages, stats.page_tokens);
   if (stats.drafts.num_positions > 0) {
     const SpeculationOptions& speculation = engine.options().speculation;
-    line += fmt::format("  drafts   {}{}{}, at most {} tokens{}\n",
-                        spec_method_name(speculation.method), speculation.head.empty() ? "" : " ",
-                        speculation.head, stats.drafts.num_positions,
-                        speculation.is_adaptive ? ", as many as pay" : "");
+    const DraftCheckpoint* head = engine.draft_checkpoint();
+    line += fmt::format(
+        "  drafts   {}{}{}{}{}, at most {} tokens{}\n", spec_method_name(speculation.method),
+        speculation.head.empty() ? "" : " ", speculation.head, head == nullptr ? "" : ", ",
+        head == nullptr ? "" : describe_head(head->config()), stats.drafts.num_positions,
+        speculation.is_adaptive ? ", as many as pay" : "");
   }
   line += fmt::format("  output   {}\n", app.model().compiler != nullptr
                                              ? "JSON Schema, regex, choice and grammar enforced"

@@ -11,6 +11,7 @@
 
 namespace moxie {
 
+class AcceptanceWatch;
 struct DraftMemory;
 
 using RequestId = uint64_t;  ///< never 0, never used twice
@@ -60,6 +61,8 @@ struct Drafting {
   /// What launches and requests before have taught; those of the scheduler are added. Borrowed;
   /// null: nothing yet.
   DraftMemory* memory = nullptr;
+  /// Told of launches with drafts. Borrowed; null: nobody is.
+  AcceptanceWatch* watch = nullptr;
   /// For benchmarks: rates at which drafts are accepted, whatever is drawn, from `seed`
   /// (simulated_acceptance.h). Drafts proposed are replaced by random ones, and the text is
   /// nobody's. Borrowed; empty: drafts are compared with draws.

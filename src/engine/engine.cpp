@@ -78,31 +78,12 @@ Status Engine::open_model() {
 
 // The taps and the memory plan depend on the head.
 Status Engine::open_head() {
-  const SpeculationOptions& speculation = options_.speculation;
-  if (!takes_head(speculation.method)) return {};
-  const bool is_dflash_asked = speculation.method == SpecMethod::kDflash;
-  const bool is_embedded =
-      speculation.head == "embedded" || (speculation.head.empty() && options_.model == "embedded");
-  std::string path = speculation.head;
-  if (path.empty() && checkpoint_->kind() == CheckpointKind::kSynthetic)
-    path = options_.model + (is_dflash_asked ? "-dflash" : "-eagle3");
-  if (!is_embedded && path.empty())
-    return fail(std::string(spec_method_name(speculation.method)) +
-                    " drafts with a head, and none is named",
-                "--spec", "name it with --spec-model");
-  auto head = is_embedded ? DraftCheckpoint::open_embedded(is_dflash_asked, config())
-                          : DraftCheckpoint::open(path, config(), speculation.layer_id_offset);
+  auto head = open_draft_head(options_.speculation, options_.model, *checkpoint_);
   if (!head) return fail(std::move(head.error()));
-  draft_checkpoint_ = std::make_unique<DraftCheckpoint>(std::move(*head));
-  const DraftConfig& draft = draft_checkpoint_->config();
-  const bool is_dflash = draft.kind == DraftKind::kDflash;
-  if (is_dflash != is_dflash_asked)
-    return fail(fmt::format("this is a {} head", is_dflash ? "DFlash" : "EAGLE-3"), path,
-                is_dflash ? "--spec dflash" : "--spec eagle3");
-  if (config().num_full_layers() == 0)
-    return fail("the target has no full layers, whose pages the head shares", "--spec-model");
+  draft_checkpoint_ = std::move(*head);
+  if (draft_checkpoint_ == nullptr) return {};
   CHECK(options_.taps.empty(), "taps are the head's");
-  options_.taps = draft.boundaries;
+  options_.taps = draft_checkpoint_->config().boundaries;
   return {};
 }
 

@@ -1,6 +1,7 @@
 // The scheduler's handling of drafts: how many fit in a launch, and which tokens are kept.
 #include <algorithm>
 
+#include "engine/acceptance_watch.h"
 #include "engine/scheduler.h"
 
 namespace moxie {
@@ -164,6 +165,7 @@ void Scheduler::absorb_draws(Request& request, const StepPlan::Row& row,
     request.is_probe = num_accepted == row.num_drafts && request.acceptance.may_learn_from_probe();
     counters_.drafts.add_launch(row.num_drafts);
     request.finish.drafts.add_launch(row.num_drafts);
+    if (options_.drafting.watch != nullptr) options_.drafting.watch->add(num_accepted > 0);
   }
   const auto is_running = [&] { return request.state == Request::State::kRunning; };
   for (int32_t i = 0; i <= num_accepted; ++i) {

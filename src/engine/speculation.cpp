@@ -78,6 +78,42 @@ int32_t most_drafts(const SpeculationOptions& options) {
                                                  : kDflashDrafts;
 }
 
+Result<std::unique_ptr<DraftCheckpoint>> open_draft_head(const SpeculationOptions& options,
+                                                         const std::string& model,
+                                                         const Checkpoint& target) {
+  if (!takes_head(options.method)) return nullptr;
+  const GptOssConfig& config = target.config();
+  const bool is_dflash_asked = options.method == SpecMethod::kDflash;
+  const bool is_embedded =
+      options.head == "embedded" || (options.head.empty() && model == "embedded");
+  std::string path = options.head;
+  if (path.empty() && target.kind() == CheckpointKind::kSynthetic)
+    path = model + (is_dflash_asked ? "-dflash" : "-eagle3");
+  if (!is_embedded && path.empty())
+    return fail(
+        std::string(spec_method_name(options.method)) + " drafts with a head, and none is named",
+        "--spec", "name it with --spec-model");
+  if (is_embedded && options.layer_id_offset >= 0)
+    return fail("the layers of the embedded head are known", "layer_id_offset",
+                "leave the field out, or name a head with --spec-model");
+  auto head = is_embedded ? DraftCheckpoint::open_embedded(is_dflash_asked, config)
+                          : DraftCheckpoint::open(path, config, options.layer_id_offset);
+  if (!head) return fail(std::move(head.error()));
+  const bool is_dflash = head->config().kind == DraftKind::kDflash;
+  if (is_dflash != is_dflash_asked)
+    return fail(fmt::format("this is a {} head", is_dflash ? "DFlash" : "EAGLE-3"), path,
+                is_dflash ? "--spec dflash" : "--spec eagle3");
+  if (config.num_full_layers() == 0)
+    return fail("the target has no full layers, whose pages the head shares", "--spec-model");
+  return std::make_unique<DraftCheckpoint>(std::move(*head));
+}
+
+std::string describe_head(const DraftConfig& config) {
+  const std::string mask =
+      config.mask_id >= 0 ? fmt::format(", mask token {}", config.mask_id) : "";
+  return describe_boundaries(config) + mask;
+}
+
 Result<std::unique_ptr<Drafter>> make_drafter(Engine& engine, int32_t* max_drafts) {
   *max_drafts = 0;
   const SpeculationOptions& options = engine.options().speculation;
@@ -103,6 +139,14 @@ Result<Speculation> make_speculation(Engine& engine) {
   speculation.drafting.is_adaptive = options.is_adaptive;
   speculation.drafting.acceptance = options.acceptance;
   speculation.drafting.seed = options.seed;
+  if (takes_head(options.method) && options.acceptance.empty()) {
+    speculation.watch = std::make_unique<AcceptanceWatch>(
+        spec_method_name(options.method),
+        fmt::format("does the head belong to this model? It reads {}. If it counts layers in "
+                    "another way, a field layer_id_offset (0 or 1) of --speculative-config says so",
+                    describe_head(engine.draft_checkpoint()->config())));
+    speculation.drafting.watch = speculation.watch.get();
+  }
   if (speculation.drafter == nullptr || !options.is_adaptive) return speculation;
   speculation.memory = std::make_unique<DraftMemory>();
   speculation.drafting.memory = speculation.memory.get();

@@ -9,12 +9,16 @@
 #include <vector>
 
 #include "core/base.h"
+#include "engine/acceptance_watch.h"
 #include "engine/draft_length.h"
 #include "engine/drafter.h"
 
 namespace moxie {
 
+class Checkpoint;
+class DraftCheckpoint;
 class Engine;
+struct DraftConfig;
 
 enum class SpecMethod : uint8_t {
   kOff,
@@ -55,6 +59,15 @@ Status check_speculation(const SpeculationOptions& options);
 /// head's own number is not known then); 0 with kOff. Each takes a row of logits.
 int32_t most_drafts(const SpeculationOptions& options);
 
+/// The head that the options name, open, for a target that was opened as `model`. Null if the
+/// method takes none.
+Result<std::unique_ptr<DraftCheckpoint>> open_draft_head(const SpeculationOptions& options,
+                                                         const std::string& model,
+                                                         const Checkpoint& target);
+
+/// What a head reads and drafts with: "boundaries 2, 12, 21 of the target, mask token 4066".
+std::string describe_head(const DraftConfig& config);
+
 /// The drafter that `engine` was loaded for (EngineOptions::speculation), and how many tokens it
 /// drafts at most. Null with kOff. The engine must outlive the drafter.
 Result<std::unique_ptr<Drafter>> make_drafter(Engine& engine, int32_t* max_drafts);
@@ -63,7 +76,8 @@ Result<std::unique_ptr<Drafter>> make_drafter(Engine& engine, int32_t* max_draft
 struct Speculation {
   std::unique_ptr<Drafter> drafter;  ///< null: off
   std::unique_ptr<DraftMemory> memory;
-  Drafting drafting;  ///< by `drafter`, with `memory`
+  std::unique_ptr<AcceptanceWatch> watch;  ///< of a head whose drafts are compared; else null
+  Drafting drafting;                       ///< by `drafter`, with `memory` and `watch`
 };
 Result<Speculation> make_speculation(Engine& engine);
 

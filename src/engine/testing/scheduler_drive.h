@@ -114,6 +114,7 @@ class Drive {
     bool is_adaptive = false;
     StandInDrafter::Manner manner = StandInDrafter::Manner::kAnyOf;
     uint64_t seed = 1;
+    AcceptanceWatch* watch = nullptr;
   };
   explicit Drive(const Setup& setup)
       : drafter([this](RequestId id) { return truth(id); }, kVocab, setup.manner, setup.seed),
@@ -133,7 +134,8 @@ class Drive {
               .cache_listener = &replay,
               .drafting = {.drafter = setup.max_drafts > 0 ? &drafter : nullptr,
                            .max_drafts = setup.max_drafts,
-                           .is_adaptive = setup.is_adaptive}},
+                           .is_adaptive = setup.is_adaptive,
+                           .watch = setup.watch}},
              {.steps_ahead = setup.late ? 2 : 1,
               .loop_steps_ahead = setup.loop_steps_ahead > 0 ? setup.loop_steps_ahead
                                   : setup.late               ? 2
