@@ -1,6 +1,7 @@
 // Writes answers of Anthropic's /v1/messages, whole or as events.
 #include <fmt/format.h>
 
+#include "engine/drafts_json.h"
 #include "server/anthropic.h"
 #include "server/endpoints.h"
 
@@ -24,11 +25,13 @@ Json stop_sequence(const ChoiceEnd& end) {
 }
 
 Json usage_json(const ChoiceEnd& end) {
-  return {{"input_tokens", end.prompt_tokens - end.cache.hit_tokens},
-          {"cache_creation_input_tokens", 0},
-          {"cache_read_input_tokens", end.cache.hit_tokens},
-          {"output_tokens", end.completion_tokens},
-          {"cache_report", end.cache.text(end.prompt_tokens)}};
+  Json usage = {{"input_tokens", end.prompt_tokens - end.cache.hit_tokens},
+                {"cache_creation_input_tokens", 0},
+                {"cache_read_input_tokens", end.cache.hit_tokens},
+                {"output_tokens", end.completion_tokens},
+                {"cache_report", end.cache.text(end.prompt_tokens)}};
+  if (end.drafts.num_positions > 0) usage["speculation"] = drafts_json(end.drafts);
+  return usage;
 }
 
 // A block's input must be an object. Other text of the model is wrapped, so that it stays readable.

@@ -6,9 +6,10 @@ import time
 
 import pytest
 
-from server import Server, skip_without_structured_output
+from server import MODEL, Server, skip_without_structured_output
 
 CHAT, TEXTS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+MESSAGES = "/v1/messages"
 TOKENS = 5
 FLAGS = ("--spec", "ngram", "--spec-tokens", str(TOKENS), "--prompt-lookup-min", "1",
          "--prompt-lookup-max", "4")
@@ -53,6 +54,8 @@ ASKED = {
     "completion, several": (TEXTS, {"prompt": ["a b c a b c a", "c c c c c"], "max_tokens": 60, "n": 2,
                                     "temperature": 1, "seed": 1}),
     "response": (RESPONSES, {"input": REPEATS, "max_output_tokens": 120}),
+    "message": (MESSAGES, {"model": MODEL, **chat()}),
+    "message, hot": (MESSAGES, {"model": MODEL, **chat(temperature=1, top_k=1)}),
 }
 
 
@@ -86,7 +89,7 @@ def test_answers_are_those_of_a_server_without(server, drafting, name):
     counts = drafted["usage"].pop("speculation")
     check_counts(counts)
     assert "speculation" not in plain["usage"]
-    tokens = "output_tokens" if path == RESPONSES else "completion_tokens"
+    tokens = "output_tokens" if path in (RESPONSES, MESSAGES) else "completion_tokens"
     assert drafted["usage"][tokens] == plain["usage"][tokens]
     assert counts["accepted_tokens"] < drafted["usage"][tokens]
 
@@ -135,6 +138,10 @@ def test_streams_have_the_counts_in_their_usage(server, drafting):
     done = [event for event in events if event != "[DONE]" and
             event["type"] in ("response.completed", "response.incomplete")]
     check_counts(done[0]["response"]["usage"]["speculation"])
+    events = drafting.post(MESSAGES, {**ASKED["message"][1], "stream": True}).events()
+    assert [event["type"] for event in events[-2:]] == ["message_delta", "message_stop"]
+    check_counts(events[-2]["usage"]["speculation"])
+    assert "speculation" not in events[0]["message"]["usage"]  # nothing is drafted yet
 
 
 def test_server_info_names_the_method(server, drafting):
