@@ -94,7 +94,7 @@ TEST(SpeculationCliTest, ContradictionsAndUnknownValuesAreUsageFaults) {
        "did you mean prompt_lookup_max?"},
       {{"--speculative-config", R"({"method": "ngram", "layer_id_offset": 2})"}, "layer_id_offset"},
       {{"--spec", "ngram", "--speculative-config", R"({"method": "ngram"})"}, "two values"}};
-  for (const char* command : {"run", "bench"}) {
+  for (const char* command : {"run", "bench", "plan"}) {
     for (const auto& [added, why] : faults) {
       Arguments arguments = {command};
       if (arguments.front() == "run") arguments.push_back("hello");
@@ -140,9 +140,50 @@ TEST(SpeculationCliTest, AHeadWhoseDraftsAreHardlyAcceptedIsWarnedOfOnce) {
   EXPECT_GE(json_of(simulated)["tests"][0]["speculation"]["drafts"], 200);
   EXPECT_EQ(simulated.err.find("accepted in only"), std::string::npos) << simulated.err;
   const auto embedded =
-      moxie({"run", "hi", "--speculative-config", R"({"method": "dflash", "layer_id_offset": 0})"});
+      moxie({"plan", "--speculative-config", R"({"method": "dflash", "layer_id_offset": 0})"});
   EXPECT_EQ(embedded.exit_code, 1);
   EXPECT_NE(embedded.err.find("layer_id_offset"), std::string::npos) << embedded.err;
+}
+
+// That a plan counts what a server counts is tested in tests/server/test_speculation.py.
+TEST(SpeculationCliTest, PlansCountTheHead) {
+  const auto plan = [](Arguments more) {
+    Arguments arguments = {"plan", "--json", "--device", "cpu", "--max-model-len", "4096"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return json_of(moxie(arguments));
+  };
+  const auto head_bytes = [](const Json& document) {
+    double bytes = 0;
+    for (const Json& part : document["parts"]) {
+      if (part["name"] == "draft head") bytes = part["bytes"];
+    }
+    return bytes;
+  };
+  const Json plain = plan({});
+  EXPECT_FALSE(plain.contains("speculation"));
+  EXPECT_EQ(head_bytes(plain), 0);
+  const Json ngram = plan({"--spec", "ngram", "--spec-tokens", "4"});
+  EXPECT_EQ(ngram["speculation"],
+            Json::parse(R"({"method": "ngram", "num_speculative_tokens": 4})"));
+  EXPECT_EQ(head_bytes(ngram), 0);
+  for (const std::string method : {"eagle3", "dflash"}) {
+    const Json drafted = plan({"--spec", method});
+    const Json& head = drafted["speculation"]["head"];
+    EXPECT_EQ(head["boundaries"], Json::parse("[2, 5, 7]"));
+    EXPECT_EQ(head.contains("mask_token_id"), method == "dflash");
+    EXPECT_EQ(head["bytes"], head_bytes(drafted));
+    EXPECT_EQ(drafted["serve"]["speculation"]["head"]["bytes"], head_bytes(drafted["serve"]));
+    EXPECT_GE(drafted["total_bytes"], plain["total_bytes"].get<double>() + head_bytes(drafted));
+    // About a million parameters, of which most are matrices.
+    const Json exact = plan({"--spec", method, "--spec-dtype", "bf16"});
+    EXPECT_GT(head_bytes(exact), head_bytes(drafted) + 1e6);
+  }
+  const auto table = moxie({"plan", "--spec", "dflash"});
+  EXPECT_NE(table.out.find("draft head"), std::string::npos) << table.out;
+  EXPECT_NE(table.out.find("drafts by dflash, boundaries 2, 5, 7"), std::string::npos);
+  const auto wrong = moxie({"plan", "--spec", "dflash", "--spec-model", "/no/such/head"});
+  EXPECT_EQ(wrong.exit_code, 1);
+  EXPECT_NE(wrong.err.find("/no/such/head"), std::string::npos) << wrong.err;
 }
 
 TEST(SpeculationCliTest, BenchSimulatesAcceptanceAndSaysSo) {

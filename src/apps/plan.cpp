@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "apps/cli.h"
+#include "apps/speculation_flags.h"
 #include "engine/service.h"
 #include "lab/machine_gpu.h"
 #include "model/loader.h"
@@ -35,6 +36,7 @@ constexpr KnownGpu kGpus[] = {
 
 struct PlanFlags {
   EngineOptions engine;
+  SpeculationFlags speculation;
   std::string gpu, kv_memory;
   int32_t depth = 0;
   bool json = false;
@@ -120,15 +122,18 @@ struct Planned {
   KvShape shape;
 };
 
-Result<Planned> plan_for(const Checkpoint& checkpoint, const EngineOptions& options,
-                         const LoadOptions& load, const KernelChooser& kernels,
-                         uint64_t available_bytes) {
+// `draft` may be null, and is counted as Engine::load() counts it.
+Result<Planned> plan_for(const Checkpoint& checkpoint, const DraftCheckpoint* draft,
+                         const EngineOptions& options, const LoadOptions& load,
+                         const KernelChooser& kernels, uint64_t available_bytes) {
   auto kv_dtype =
       choose_kv_dtype(options.kv_dtype, checkpoint.config(), kernels, options.max_model_len,
                       options.max_num_seqs, options.kv_cache_bytes);
   if (!kv_dtype) return fail(std::move(kv_dtype.error()));
-  return Planned{.memory = plan_memory(checkpoint, plan_request(options, load, *kv_dtype),
-                                       available_bytes, kernels),
+  PlanRequest request = plan_request(options, load, *kv_dtype);
+  request.draft = draft;
+  request.speculation = options.speculation;
+  return Planned{.memory = plan_memory(checkpoint, request, available_bytes, kernels),
                  .shape = kv_shape(checkpoint.config(), *kv_dtype)};
 }
 
@@ -138,6 +143,24 @@ Json parts_json(const MemoryPlan& plan) {
     parts.push_back({{"name", part.name}, {"bytes", part.bytes}});
   }
   return parts;
+}
+
+// How answers are drafted, and what the head takes of this plan.
+Json speculation_json(const SpeculationOptions& options, const DraftCheckpoint* draft,
+                      const MemoryPlan& plan) {
+  Json json = {{"method", spec_method_name(options.method)}};
+  if (draft == nullptr) {
+    json["num_speculative_tokens"] = most_drafts(options);
+    return json;
+  }
+  const DraftConfig& config = draft->config();
+  json["num_speculative_tokens"] = options.max_drafts > 0 ? options.max_drafts : config.num_drafts;
+  json["head"] = {{"form", config.form}, {"boundaries", config.boundaries}};
+  if (config.mask_id >= 0) json["head"]["mask_token_id"] = config.mask_id;
+  for (const PlanPart& part : plan.parts) {
+    if (part.name == kDraftHeadPart) json["head"]["bytes"] = part.bytes;
+  }
+  return json;
 }
 
 Json serve_json(const Planned& serve) {
@@ -176,20 +199,85 @@ void print_serve(const Planned& serve) {
       plan.pages.full, page, plan.pages.full * page, plan.pages.window);
 }
 
+void print_speculation(const SpeculationOptions& options, const DraftCheckpoint* draft) {
+  const int32_t own = draft == nullptr ? most_drafts(options) : draft->config().num_drafts;
+  fmt::print("drafts by {}{}{}: at most {} a launch of a request; the limit counts none\n",
+             spec_method_name(options.method), draft == nullptr ? "" : ", ",
+             draft == nullptr ? "" : describe_head(draft->config()),
+             options.max_drafts > 0 ? options.max_drafts : own);
+}
+
+// What is printed; borrowed.
+struct Outcome {
+  const PlanFlags& o;
+  const Target& target;
+  const Planned& alone;
+  const Planned& serve;
+  const DraftCheckpoint* draft;  // null: none
+  Work work;                     // of a step
+  double tok_s() const { return target.read_gb_s * 1e9 / work.bytes * alone.memory.max_num_seqs; }
+  const SpeculationOptions& speculation() const { return o.engine.speculation; }
+  bool drafts() const { return speculation().method != SpecMethod::kOff; }
+};
+
+void print_json(const Outcome& found) {
+  const MemoryPlan& plan = found.alone.memory;
+  Json document = {{"model", found.o.engine.model},
+                   {"device", found.target.name},
+                   {"max_model_len", plan.max_model_len},
+                   {"max_num_seqs", plan.max_num_seqs},
+                   {"parts", parts_json(plan)},
+                   {"total_bytes", plan.total_bytes},
+                   {"available_bytes", plan.available_bytes},
+                   {"fits", plan.fits},
+                   {"advice", plan.advice},
+                   {"read_gb_s", found.target.read_gb_s},
+                   {"read_gb_s_source", found.target.source},
+                   {"bytes_per_step", found.work.bytes},
+                   {"tok_s_limit", found.tok_s()},
+                   {"serve", serve_json(found.serve)}};
+  if (found.drafts()) {
+    document["speculation"] = speculation_json(found.speculation(), found.draft, plan);
+    document["serve"]["speculation"] =
+        speculation_json(found.speculation(), found.draft, found.serve.memory);
+  }
+  fmt::print("{}\n", document.dump(2));
+}
+
+void print_tables(const Outcome& found) {
+  const MemoryPlan& plan = found.alone.memory;
+  fmt::print("{} on {}: context {}, {} stream{}\n\n", found.o.engine.model, found.target.name,
+             plan.max_model_len, plan.max_num_seqs, plan.max_num_seqs == 1 ? "" : "s");
+  print_parts(plan);
+  fmt::print("decode limit at depth {}: {:.1f} tok/s ({:.3f} GB a step, {:.1f} GB/s: {})\n",
+             found.o.depth, found.tok_s(), found.work.bytes / 1e9, found.target.read_gb_s,
+             found.target.source);
+  if (found.drafts()) print_speculation(found.speculation(), found.draft);
+  print_serve(found.serve);
+}
+
 int run(PlanFlags& o, const Flags& flags) {
+  if (auto status = o.speculation.complete(flags); !status) {
+    return usage(status.error().message());
+  }
+  o.engine.speculation = o.speculation.options;
   auto checkpoint = open_checkpoint(o.engine.model);
   if (!checkpoint) return report(checkpoint.error());
   auto mxfp4 = DenseLayers::parse(o.engine.mxfp4_layers);
   if (!mxfp4) return report(mxfp4.error());
   auto mxfp8 = DenseLayers::parse(o.engine.mxfp8_layers, "--mxfp8-layers");
   if (!mxfp8) return report(mxfp8.error());
+  auto draft = open_draft_head(o.engine.speculation, o.engine.model, **checkpoint);
+  if (!draft) return report(draft.error());
+  if (*draft != nullptr) o.engine.taps = (*draft)->config().boundaries;
   auto target = target_of(o);
   if (!target) return report(target.error());
   const LoadOptions load{.mxfp4_layers = *mxfp4, .mxfp8_layers = *mxfp8, .device = target->kind};
   if (auto fine = check_load_options(load, target->kind); !fine) return report(fine.error());
   const KernelChooser kernels(target->kind, target->features, {});
-  o.engine.max_logit_rows = o.engine.max_num_seqs;
-  auto alone = plan_for(**checkpoint, o.engine, load, kernels, target->available_bytes);
+  o.engine.max_logit_rows = o.engine.max_num_seqs * (1 + most_drafts(o.engine.speculation));
+  auto alone =
+      plan_for(**checkpoint, draft->get(), o.engine, load, kernels, target->available_bytes);
   if (!alone) return report(alone.error());
   EngineOptions serve_options = o.engine;
   if (!o.kv_memory.empty()) {
@@ -198,38 +286,17 @@ int run(PlanFlags& o, const Flags& flags) {
     serve_options.kv_cache_bytes = *bytes;
   }
   fit_service(flags.given("--max-num-seqs") ? o.engine.max_num_seqs : 0, &serve_options);
-  auto serve = plan_for(**checkpoint, serve_options, load, kernels, target->available_bytes);
+  auto serve =
+      plan_for(**checkpoint, draft->get(), serve_options, load, kernels, target->available_bytes);
   if (!serve) return report(serve.error());
-
-  const MemoryPlan& plan = alone->memory;
-  const double gb_s = target->read_gb_s;
-  const Work work = decode_work((*checkpoint)->config(), (*checkpoint)->layout(load),
-                                alone->shape.dtype, o.depth, plan.max_num_seqs);
-  const double tok_s = gb_s * 1e9 / work.bytes * plan.max_num_seqs;
-  if (o.json) {
-    Json document = {{"model", o.engine.model},
-                     {"device", target->name},
-                     {"max_model_len", plan.max_model_len},
-                     {"max_num_seqs", plan.max_num_seqs},
-                     {"parts", parts_json(plan)},
-                     {"total_bytes", plan.total_bytes},
-                     {"available_bytes", plan.available_bytes},
-                     {"fits", plan.fits},
-                     {"advice", plan.advice},
-                     {"read_gb_s", gb_s},
-                     {"read_gb_s_source", target->source},
-                     {"bytes_per_step", work.bytes},
-                     {"tok_s_limit", tok_s},
-                     {"serve", serve_json(*serve)}};
-    fmt::print("{}\n", document.dump(2));
-    return kExitDone;
-  }
-  fmt::print("{} on {}: context {}, {} stream{}\n\n", o.engine.model, target->name,
-             plan.max_model_len, plan.max_num_seqs, plan.max_num_seqs == 1 ? "" : "s");
-  print_parts(plan);
-  fmt::print("decode limit at depth {}: {:.1f} tok/s ({:.3f} GB a step, {:.1f} GB/s: {})\n",
-             o.depth, tok_s, work.bytes / 1e9, gb_s, target->source);
-  print_serve(*serve);
+  const Outcome found{.o = o,
+                      .target = *target,
+                      .alone = *alone,
+                      .serve = *serve,
+                      .draft = draft->get(),
+                      .work = decode_work((*checkpoint)->config(), (*checkpoint)->layout(load),
+                                          alone->shape.dtype, o.depth, alone->memory.max_num_seqs)};
+  o.json ? print_json(found) : print_tables(found);
   return kExitDone;
 }
 
@@ -243,6 +310,7 @@ Command plan_command() {
           .declare =
               [o](Flags& flags) {
                 declare_model_flags(flags, &o->engine);
+                o->speculation.declare(flags);
                 flags.text("--gpu", &o->gpu, "plan for this GPU instead of this machine's memory");
                 flags.integer("--max-num-seqs", &o->engine.max_num_seqs, {1, kMostSeqs},
                               "streams at once");

@@ -225,7 +225,7 @@ MemoryPlan plan_memory(const Checkpoint& checkpoint, const PlanRequest& asked,
                 {"activations and scratch", sizes.activations},
                 {"rotary table", sizes.rotary}};
   if (!on_cpu) plan.parts.push_back({"launch arrays", sizes.arrays});
-  if (sizes.draft > 0) plan.parts.push_back({"draft head", sizes.draft});
+  if (sizes.draft > 0) plan.parts.push_back({kDraftHeadPart, sizes.draft});
   plan.parts.push_back({on_cpu ? "process" : "CUDA context and code", sizes.process});
   plan.total_bytes = sizes.total();
   plan.fits = plan.total_bytes <= available_bytes;

@@ -17,6 +17,8 @@ struct PlanPart {
   std::string name;  ///< "weights", "kv cache (full layers)", ...
   uint64_t bytes = 0;
 };
+/// The part with a head's weights, cache and activations.
+inline constexpr const char* kDraftHeadPart = "draft head";
 
 /// Pages of both pools of the cache.
 struct KvPages {

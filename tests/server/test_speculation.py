@@ -2,6 +2,9 @@
 drafts: in usage, in the metrics, and in /server_info."""
 
 import json
+import os
+import re
+import subprocess
 import time
 
 import pytest
@@ -150,6 +153,23 @@ def test_server_info_names_the_method(server, drafting):
     assert "speculation" not in server.get("/server_info").json()
     assert "spec_decode" not in server.get("/metrics").text
     assert f"drafts   ngram, at most {TOKENS} tokens" in drafting.output()
+
+
+def test_a_plan_counts_what_a_server_with_a_head_counts():
+    for method in ("eagle3", "dflash"):
+        with Server("--spec", method) as running:
+            memory, head = (re.search(pattern, running.output(), re.M).group(1) for pattern in (
+                r"^  memory   (.*) of .* free", r"draft head ([^,\n]*)"))
+            line = re.search(r"^  drafts   (.*)", running.output(), re.M).group(1)
+        plan = json.loads(subprocess.run(
+            [os.environ["MOXIE_BINARY"], "plan", "--json", "--spec", method],
+            capture_output=True, check=True).stdout)["serve"]
+        assert plan["speculation"]["head"]["boundaries"] == [2, 5, 7]
+        assert line.startswith(f"{method}, boundaries 2, 5, 7 of the target, ")
+        assert ("mask token 4066" in line) == (method == "dflash")
+        for said, counted in ((memory, plan["total_bytes"]),
+                              (head, plan["speculation"]["head"]["bytes"])):
+            assert said.endswith(" MiB") and abs(float(said[:-4]) - counted / 2**20) < 0.06
 
 
 def test_vllms_config_starts_the_same():
