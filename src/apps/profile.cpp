@@ -137,21 +137,16 @@ Result<std::vector<RoutedText>> own_text(Engine& engine, const std::vector<Bench
   return std::vector{std::move(text)};
 }
 
-// Empty, with the reason in `why`, where nothing can be read.
-Result<std::optional<SharedExperts>> shared_experts(Engine& engine, const ProfileFlags& o,
+// Of `texts`, or if there are none of the model's own. Empty, with the reason in `why`, where
+// nothing can be read.
+Result<std::optional<SharedExperts>> shared_experts(Engine& engine, std::vector<RoutedText> texts,
                                                     const std::vector<BenchTest>& tests,
                                                     std::string* why) {
-  auto texts = std::vector<RoutedText>{};
-  if (!o.texts.empty()) {
-    auto json = read_text(o.texts);
-    if (!json) return fail(std::move(json.error()));
-    auto parsed = parse_routed_texts(*json, o.texts, engine.tokenizer(), engine.config().vocab);
-    if (!parsed) return fail(std::move(parsed.error()));
-    texts = std::move(*parsed);
-  } else if (engine.graphs() != nullptr) {
+  if (texts.empty() && engine.graphs() != nullptr) {
     *why = "with --spec on a GPU they are not read: leave out --spec, which changes no choice";
     return std::optional<SharedExperts>{};
-  } else {
+  }
+  if (texts.empty()) {
     auto own = own_text(engine, tests);
     if (!own) return fail(std::move(own.error()));
     texts = std::move(*own);
@@ -199,8 +194,14 @@ bool may_use_gpu(const std::string& device) {
 int run(ProfileFlags& o, const Flags& flags) {
   const auto tests = tests_of(&o.bench, flags);
   if (!tests) return usage("profile: " + tests.error().message());
-  if (!o.texts.empty() && !flags.given("--max-model-len"))
-    o.bench.engine.max_model_len = std::max(o.bench.engine.max_model_len, kTextContext);
+  std::string texts_json;
+  if (!o.texts.empty()) {
+    auto json = read_text(o.texts);
+    if (!json) return report(json.error());
+    texts_json = std::move(*json);
+    if (!flags.given("--max-model-len"))
+      o.bench.engine.max_model_len = std::max(o.bench.engine.max_model_len, kTextContext);
+  }
   std::unique_ptr<ActivityRecorder> recorder;
   if (may_use_gpu(o.bench.engine.device) && num_cuda_devices() > 0) {
     auto made = make_cupti_recorder(o.cupti);
@@ -209,6 +210,13 @@ int run(ProfileFlags& o, const Flags& flags) {
   }
   auto engine = Engine::load(o.bench.engine);
   if (!engine) return report(engine.error());
+  std::vector<RoutedText> texts;
+  if (!o.texts.empty()) {
+    auto parsed =
+        parse_routed_texts(texts_json, o.texts, (*engine)->tokenizer(), (*engine)->config().vocab);
+    if (!parsed) return report(parsed.error());
+    texts = std::move(*parsed);
+  }
   Device& device = (*engine)->device();
   const bool on_gpu = device.kind() == DeviceKind::kCuda;
   if (!on_gpu) recorder = make_step_recorder((*engine)->kernels());
@@ -220,7 +228,7 @@ int run(ProfileFlags& o, const Flags& flags) {
   if (!phases) return report(phases.error());
   if (on_gpu) finish_gpu_state(device, &*gpu);
   std::string why_not;
-  auto shared = shared_experts(**engine, o, *tests, &why_not);
+  auto shared = shared_experts(**engine, std::move(texts), *tests, &why_not);
   if (!shared) return report(shared.error());
   if (!o.trace.empty()) {
     if (auto status = write_trace(*phases, o.trace); !status) return report(status.error());
