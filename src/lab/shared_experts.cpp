@@ -194,7 +194,7 @@ Result<std::vector<RoutedText>> parse_routed_texts(const std::string& json,
     return fail("expected {\"name\": [text, ...], ...}", where, "see docs/speculation.md");
   std::vector<RoutedText> texts;
   for (const auto& [name, list] : document.items()) {
-    const std::string at = where + ": " + name;
+    const std::string at = fmt::format("{}: {}", where, name);
     if (!list.is_array()) return fail("expected a list of texts", at);
     for (const Json& entry : list) {
       const bool has_prompt = entry.is_object();

@@ -53,7 +53,8 @@ class Encoder:
     def __init__(self, server):
         self.server, self.known = server, {"": []}
         shown = self.post(WITH_ALL_CONTROLS)
-        self.known.update({text: [token] for text, token in zip(shown["token_strs"], shown["tokens"])
+        self.known.update({text: [token]
+                           for text, token in zip(shown["token_strs"], shown["tokens"])
                            if CONTROL.fullmatch(text)})
 
     def post(self, body):
@@ -154,17 +155,17 @@ def compare(method, questions, plain, drafted, margin):
            "tokens": sum(len(one.ids) for one in drafted), **counts,
            "most_apart": None if math.isinf(most) else most,
            "differing": differing, "fault": ""}
-    if sum(margin < one for one in known):
-        row["fault"] = f"{sum(margin < one for one in known)} texts differ by more than {margin} nats"
+    if num_far := sum(margin < one for one in known):
+        row["fault"] = f"{num_far} texts differ by more than {margin} nats"
     elif not counts["draft_tokens"]:
         row["fault"] = "nothing was drafted"
     differ = f"{len(differing)} differ"
     if differing:
         differ += f" first where the best two are within {most:.6f} nats"
     per_launch = 1 + counts["accepted_tokens"] / max(1, counts["drafts"])
+    fault = f"; FAULT: {row['fault']}" if row["fault"] else ""
     print(f"{method}: {len(questions)} texts, {row['equal']} equal, {differ}; {row['tokens']} tokens, "
-          f"{per_launch:.2f} a launch with drafts" + (f"; FAULT: {row['fault']}" if row["fault"] else ""),
-          flush=True)
+          f"{per_launch:.2f} a launch with drafts{fault}", flush=True)
     return row
 
 
@@ -180,7 +181,7 @@ def arguments():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("moxie", help="the program")
-    parser.add_argument("--methods", default="ngram,eagle3,dflash", help="in this order; none: \"\"")
+    parser.add_argument("--methods", default="ngram,eagle3,dflash", help="in this order; empty: none")
     parser.add_argument("--prompts", type=int, default=200)
     parser.add_argument("--max-tokens", type=int, default=300, help="of an answer")
     parser.add_argument("--clients", type=int, default=16, help="requests at once")
