@@ -186,6 +186,26 @@ TEST(SpeculationCliTest, PlansCountTheHead) {
   EXPECT_NE(wrong.err.find("/no/such/head"), std::string::npos) << wrong.err;
 }
 
+TEST(SpeculationCliTest, InspectShowsWhatIsTakenOfAHeadAndWhyOneIsRefused) {
+  const std::string head = std::string(MOXIE_SOURCE_DIR) + "/models/tiny/dflash";
+  const Json shown = json_of(moxie({"inspect", head, "--target", "embedded", "--json"}));
+  EXPECT_EQ(shown["kind"], "DFlash");
+  EXPECT_EQ(shown["format"], "z-lab");
+  EXPECT_EQ(shown["boundaries"], Json({2, 5, 7}));
+  EXPECT_EQ(shown["mask_id"], 4066);
+  EXPECT_EQ(shown["mask_embedding"], false);
+  EXPECT_EQ(shown["num_tensors"], shown["tensors"].size());
+  EXPECT_GT(shown["tensors"].size(), 20u);
+  const auto text = moxie({"inspect", head, "--target", "embedded"});
+  EXPECT_EQ(text.exit_code, 0);
+  EXPECT_NE(text.out.find("boundaries 2, 5, 7 of the target"), std::string::npos) << text.out;
+  const auto refused = moxie({"inspect", head, "--target", "synthetic:gpt-oss-20b", "--json"});
+  EXPECT_EQ(refused.exit_code, 1);
+  EXPECT_NE(refused.err.find("the head is 256 wide, the target 2880"), std::string::npos)
+      << refused.err;
+  EXPECT_EQ(Json::parse(refused.out)["faults"].size(), 1u);
+}
+
 TEST(SpeculationCliTest, BenchSimulatesAcceptanceAndSaysSo) {
   const Arguments base = {
       "bench",           "-p", "0", "-n", "150", "-r", "1", "--json", "--spec", "ngram",

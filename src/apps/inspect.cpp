@@ -1,4 +1,4 @@
-// moxie inspect: the contents of a checkpoint's files, and all their faults.
+// moxie inspect: the contents of a checkpoint's files, or a draft head's, and all their faults.
 #include <fmt/format.h>
 
 #include <cstdio>
@@ -7,6 +7,7 @@
 
 #include "apps/cli.h"
 #include "engine/plan.h"
+#include "model/draft_checkpoint.h"
 #include "model/weight_table.h"
 
 namespace moxie {
@@ -17,6 +18,7 @@ using Json = nlohmann::ordered_json;
 struct InspectFlags {
   std::vector<std::string> models;
   std::string model = "embedded";
+  std::string target;  ///< not empty: the model is a draft head for this one
   bool json = false;
 };
 
@@ -93,6 +95,85 @@ void print(const Checkpoint& checkpoint) {
   }
 }
 
+const char* kind_name(DraftKind kind) {
+  return kind == DraftKind::kDflash ? "DFlash" : kind == DraftKind::kPeagle ? "P-EAGLE" : "EAGLE-3";
+}
+
+Json head_json(const DraftCheckpoint& head) {
+  const DraftConfig& c = head.config();
+  Json tensors = Json::array();
+  for (const auto& [name, found] : head.tensors())
+    tensors.push_back({{"name", found.tensor->name},
+                       {"dtype", found.tensor->dtype_text},
+                       {"shape", dims(found.tensor->shape)},
+                       {"bytes", found.tensor->bytes},
+                       {"weight", name}});
+  return {{"path", head.path()},
+          {"format", c.form},
+          {"kind", kind_name(c.kind)},
+          {"boundaries", c.takes_final_norm ? Json("final norm") : Json(c.boundaries)},
+          {"num_layers", c.num_layers},
+          {"hidden", c.hidden},
+          {"intermediate", c.intermediate},
+          {"num_heads", c.num_heads},
+          {"num_kv_heads", c.num_kv_heads},
+          {"head_dim", c.head_dim},
+          {"vocab", c.vocab},
+          {"draft_vocab", c.draft_vocab},
+          {"block", c.block},
+          {"mask_id", c.mask_id},
+          {"mask_embedding", !head.mask_embedding().empty()},
+          {"num_tensors", tensors.size()},
+          {"tensors", std::move(tensors)},
+          {"faults", Json::array()}};
+}
+
+void print(const DraftCheckpoint& head) {
+  const DraftConfig& c = head.config();
+  fmt::print("{} ({} head, {})\n", head.path(), kind_name(c.kind), c.form);
+  fmt::print("features from {}\n", describe_boundaries(c));
+  fmt::print("layers {}  hidden {}  intermediate {}  heads {} / {} kv of {}  vocabulary {} of {}\n",
+             c.num_layers, c.hidden, c.intermediate, c.num_heads, c.num_kv_heads, c.head_dim,
+             c.draft_vocab, c.vocab);
+  if (c.mask_id >= 0)
+    fmt::print("mask token {}{}{}\n", c.mask_id,
+               head.mask_embedding().empty() ? "" : ", with an embedding of the head's",
+               c.block > 0 ? fmt::format("  block {}", c.block) : "");
+  fmt::print("\n{:<58} {:<8} {:<26} {:>14}\n", "tensor", "dtype", "shape", "bytes");
+  uint64_t total = 0;
+  for (const auto& [name, found] : head.tensors()) {
+    const FileTensor& tensor = *found.tensor;
+    fmt::print("{:<58} {:<8} {:<26} {:>14}\n", tensor.name, tensor.dtype_text,
+               tensor.shape.to_string(), tensor.bytes);
+    total += tensor.bytes;
+  }
+  fmt::print("\n{} tensors, {}\n", head.tensors().size(), format_bytes(total));
+}
+
+// One JSON document for what cannot be opened at all.
+int report_unopened(const std::string& model, const Error& e, bool json) {
+  if (json)
+    fmt::print(
+        "{}\n",
+        printable(
+            {{"path", model},
+             {"faults",
+              {{{"file", e.where}, {"tensor", ""}, {"found", e.what}, {"expected", e.hint}}}}}));
+  return report(e);
+}
+
+int inspect_head(const std::string& path, const InspectFlags& flags) {
+  const auto target = open_checkpoint(flags.target);
+  if (!target) return report_unopened(flags.target, target.error(), flags.json);
+  const auto head = DraftCheckpoint::open(path, (*target)->config());
+  if (!head) return report_unopened(path, head.error(), flags.json);
+  if (flags.json)
+    fmt::print("{}\n", printable(head_json(*head)));
+  else
+    print(*head);
+  return kExitDone;
+}
+
 }  // namespace
 
 Command inspect_command() {
@@ -104,25 +185,17 @@ Command inspect_command() {
               [o](Flags& flags) {
                 flags.positional("M", &o->models, "a model, as --model takes it", false);
                 flags.text("--model", &o->model, "the same, as a flag");
+                flags.text("--target", &o->target,
+                           "M is a draft head for this model: what is taken of it, and from where");
                 flags.toggle("--json", &o->json, "print one JSON document");
               },
           .run =
               [o](const Flags&) {
                 if (o->models.size() > 1) return usage("inspect takes one model");
                 const std::string model = o->models.empty() ? o->model : o->models.front();
+                if (!o->target.empty()) return inspect_head(model, *o);
                 auto checkpoint = open_checkpoint(model);
-                if (!checkpoint) {
-                  if (o->json) {
-                    const Error& e = checkpoint.error();
-                    fmt::print("{}\n", printable({{"path", model},
-                                                  {"faults",
-                                                   {{{"file", e.where},
-                                                     {"tensor", ""},
-                                                     {"found", e.what},
-                                                     {"expected", e.hint}}}}}));
-                  }
-                  return report(checkpoint.error());
-                }
+                if (!checkpoint) return report_unopened(model, checkpoint.error(), o->json);
                 const auto& faults = (*checkpoint)->faults();
                 if (o->json)
                   fmt::print("{}\n", printable(to_json(**checkpoint)));

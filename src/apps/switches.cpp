@@ -37,6 +37,7 @@ const std::vector<Meaning>& meanings() {
       {"--ssl-certfile", Takes::kFile},
       {"--ssl-key", Takes::kFile},
       {"--ssl-keyfile", Takes::kFile},
+      {"--target", Takes::kModel},
       {"--tokenizer", Takes::kFile},
       {"--tools", Takes::kFile},
       {"--trace", Takes::kFile},

@@ -136,7 +136,7 @@ CheckpointResult open_gguf_checkpoint(const std::string& path) {
   }
   if (*architecture == "eagle3" || *architecture == "dflash")
     return fail("is a draft head, not a model", first_path,
-                "--spec-model takes it");
+                "--spec-model takes it, and `moxie inspect HEAD --target MODEL` shows it");
   if (*architecture != "gpt-oss" && *architecture != "gptoss")
     return fail("found the architecture \"" + *architecture + "\", expected \"gpt-oss\"",
                 first_path, "only gpt-oss models are served");
