@@ -40,7 +40,7 @@ class GgufHead : public testing::Test {
     options.change = change;
     return refusal(head.gguf(options));
   }
-  std::vector<int32_t> boundaries(MemoryHead head, std::vector<int32_t> ids, bool is_old,
+  std::vector<int32_t> boundaries(MemoryHead head, const std::vector<int32_t>& ids, bool is_old,
                                   int32_t num_layers, int32_t offset = -1) {
     target_.num_layers = num_layers;
     head.config["dflash_config"]["target_layer_ids"] = ids;

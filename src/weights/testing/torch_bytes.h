@@ -31,8 +31,10 @@ inline std::string torch_bytes(const std::vector<float>& values) {
     // Version, flags, method (stored), time, date, CRC; sizes; lengths of name and extra field.
     const std::string common = number(0, 14) + number(bytes.size(), 4) + number(bytes.size(), 4) +
                                number(name_text.size(), 2) + number(0, 2);
-    file += std::string("PK\3\4") + common + name_text + bytes;
-    directory += std::string("PK\1\2") + number(0, 2) + common + number(0, 10) + place + name_text;
+    for (const std::string& part : {std::string("PK\3\4"), common, name_text, bytes}) file += part;
+    for (const std::string& part :
+         {std::string("PK\1\2"), number(0, 2), common, number(0, 10), place, name_text})
+      directory += part;
   }
   return file + directory + "PK\5\6" + number(0, 4) + number(2, 2) + number(2, 2) +
          number(directory.size(), 4) + number(file.size(), 4) + number(0, 2);
