@@ -330,6 +330,11 @@ soak_20b() {
 soak_embedded() {
   soak soak_embedded 120 embedded "$soak_cache" --seconds 40 --clients 1,4,96,300
 }
+# Greedy answers with and without drafts.
+lossless() {
+  piece lossless 150 "$python" "$server_tests/lossless.py" "$bin/moxie" --device "$serve_device" \
+    --json "$serve/lossless.out"
+}
 soak_embedded_more() {
   soak soak_embedded_small_cache 90 embedded "--kv-cache-memory 16MiB --max-model-len 2048" \
     --seconds 20 --clients 96 --max-prompt 1000 --max-answer 400 --expect-preemptions
@@ -380,7 +385,7 @@ elif wants serve; then
     (commands_of 120b synthetic:gpt-oss-120b; soak_120b) & lanes+=($!)
     (soak_20b) & lanes+=($!)
   fi
-  (commands_of_embedded; soak_embedded) & lanes+=($!)
+  (commands_of_embedded; lossless; soak_embedded) & lanes+=($!)
   (
     soak_embedded_more
     server_test clients "pytest openai anthropic agents pydantic" &
