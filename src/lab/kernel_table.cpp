@@ -24,6 +24,7 @@ constexpr KernelEntry kEntries[] = {
     {"fill_slots", kRouting},
     {"advance_rows", kSampling, "advance"},
     {"write_ids", kSampling, "draft_ids"},
+    {"write_masks", kMemory, "draft_masks"},
     {"memcpy", kMemory, "copy"},
     {"memset", kMemory, "copy"},
     {"fill_random_kernel", kLoad, "load"},
