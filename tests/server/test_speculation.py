@@ -108,7 +108,15 @@ def test_metrics_are_the_sum_of_usage(drafting):
                                   f'position="{place}"') for place in range(TOKENS)]
         return {**read, "accepted_per_position": places}
 
-    before = counters()
+    def settled():  # those of requests before may still be on their way
+        read = counters()
+        while True:
+            time.sleep(0.2)
+            if (again := counters()) == read:
+                return read
+            read = again
+
+    before = settled()
     asked = [drafting.post(CHAT, chat(temperature=0.5, seed=seed)).json()["usage"]["speculation"]
              for seed in range(4)]
     sums = {name: sum(one[name] for one in asked) for name in names}
