@@ -43,6 +43,8 @@ EXPECTED_LINES = [re.compile(text) for text in (
     r"  (device|kernels|memory|context|drafts|output|keys|url|page|try) +\S",
     r" +-d '\{\"messages\":",
     r"(making|loading) weights: ",
+    # The texts asked for are unlike what a draft head was trained on.
+    r"moxie warn: \w+: the first draft was accepted in only \d+ of \d+ launches: ",
 )]
 
 
