@@ -154,7 +154,7 @@ Json speculation_json(const SpeculationOptions& options, const DraftCheckpoint* 
     return json;
   }
   const DraftConfig& config = draft->config();
-  json["num_speculative_tokens"] = options.max_drafts > 0 ? options.max_drafts : config.num_drafts;
+  json["num_speculative_tokens"] = most_drafts(options, config);
   json["head"] = {{"form", config.form}, {"boundaries", config.boundaries}};
   if (config.mask_id >= 0) json["head"]["mask_token_id"] = config.mask_id;
   for (const PlanPart& part : plan.parts) {
@@ -200,11 +200,10 @@ void print_serve(const Planned& serve) {
 }
 
 void print_speculation(const SpeculationOptions& options, const DraftCheckpoint* draft) {
-  const int32_t own = draft == nullptr ? most_drafts(options) : draft->config().num_drafts;
   fmt::print("drafts by {}{}{}: at most {} a launch of a request; the limit counts none\n",
              spec_method_name(options.method), draft == nullptr ? "" : ", ",
              draft == nullptr ? "" : describe_head(draft->config()),
-             options.max_drafts > 0 ? options.max_drafts : own);
+             draft == nullptr ? most_drafts(options) : most_drafts(options, draft->config()));
 }
 
 // What is printed; borrowed.

@@ -7,7 +7,6 @@
 // have taken here, from one to the next, with what the host and the drafter do between.
 #pragma once
 
-#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <span>

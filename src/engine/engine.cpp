@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <bit>
 #include <charconv>
 
 #include "core/clock.h"
@@ -367,19 +366,16 @@ Result<const float*> Engine::step(std::span<const Chunk> chunks) {
   return logits;
 }
 
-// On CUDA tables have one of few lengths, since a recorded graph keeps its strides: whole tables of
-// a long context would take the host and the copy as long as the rest of a launch's arrays. Rows of
-// attention divide keys among blocks by the stride, so that it is fixed where logits must not
-// depend on the batch.
+// On CUDA whole tables of a long context would take the host and the copy as long as the rest of a
+// launch's arrays. Rows of attention divide keys among blocks by the stride, so that it is fixed
+// where logits must not depend on the batch.
 void Engine::build(std::span<const Chunk> chunks, HostArrays* arrays) const {
-  constexpr uint32_t kLeast = 64;
   if (device_->kind() == DeviceKind::kCpu) return build_arrays(chunks, *kv_, 0, arrays);
   int32_t stride = table_stride();
   if (!kernels_->choice().batch_invariant()) {
     int32_t longest = 1;
     for (const Chunk& chunk : chunks) longest = std::max(longest, kv_->num_tokens(chunk.seq));
-    const auto needed = static_cast<uint32_t>(ceil_div(longest, kv_->shape().page_tokens));
-    stride = std::min(stride, static_cast<int32_t>(std::bit_ceil(std::max(needed, kLeast))));
+    stride = GraphCache::table_stride(ceil_div(longest, kv_->shape().page_tokens), stride);
   }
   build_arrays(chunks, *kv_, stride, arrays);
 }
@@ -395,9 +391,9 @@ Result<const float*> Engine::run(const HostArrays& arrays) {
   Status status;
   if (in_graph) {
     batch.ragged.num_visible_keys = 0;  // not part of the key
-    // A head's passes have a positive first number.
-    const GraphCache::Key key{-arrays.table_stride, batch.ragged.num_tokens, batch.ragged.num_seqs,
-                              last_rows_};
+    // A head's passes have drafts in the first place.
+    const GraphCache::Key key{0, batch.ragged.num_tokens, batch.ragged.num_seqs, last_rows_,
+                              arrays.table_stride};
     status = graphs_->run(key, [&] {
       model_->forward(batch, layers_, activations_, *stream_);
       if (follows_in_graph) static_cast<void>(follow(arrays, batch.ragged));

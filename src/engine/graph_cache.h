@@ -3,7 +3,9 @@
 // one.
 #pragma once
 
+#include <algorithm>
 #include <array>
+#include <bit>
 #include <functional>
 #include <map>
 
@@ -14,9 +16,17 @@ namespace moxie {
 class GraphCache {
  public:
   /// Whatever determines the kernels and their parameters.
-  using Key = std::array<int32_t, 4>;
+  using Key = std::array<int32_t, 5>;
   /// Launches of more tokens than this do not come again with the same sizes.
   static constexpr int32_t kMostTokens = 64;
+
+  /// The entries of a block table that needs `needed`: one of few lengths, since a recorded graph
+  /// keeps its stride. At most `most`, the longest table.
+  static int32_t table_stride(int32_t needed, int32_t most) {
+    constexpr uint32_t kLeast = 64;
+    const uint32_t stride = std::bit_ceil(std::max(static_cast<uint32_t>(needed), kLeast));
+    return std::min(static_cast<int32_t>(stride), most);
+  }
 
   /// Borrowed; must outlive the cache.
   GraphCache(Device& device, Stream& stream, KernelChooser& kernels, bool use_graphs)

@@ -3,7 +3,6 @@
 #include "engine/head_drafter.h"
 
 #include <algorithm>
-#include <bit>
 #include <numeric>
 
 #include "engine/draft_counts.h"
@@ -220,11 +219,7 @@ void HeadDrafter::set_tables(std::span<const Ask> asks, int32_t num_more) {
     return ceil_div(static_cast<int32_t>(ask.tokens.size()) + num_more, page_tokens_);
   };
   for (const Ask& ask : asks) stride = std::max(stride, num_pages(ask));
-  // A graph keeps its stride.
-  if (engine_.graphs() != nullptr)
-    stride =
-        std::min(static_cast<int32_t>(std::bit_ceil(static_cast<uint32_t>(std::max(stride, 64)))),
-                 most_pages_);
+  if (engine_.graphs() != nullptr) stride = GraphCache::table_stride(stride, most_pages_);
   const auto width = static_cast<size_t>(stride);
   pass_.table.assign(asks.size() * width, -1);
   pass_.table_stride = stride;
@@ -364,7 +359,7 @@ Status HeadDrafter::run(Placed& placed, int32_t longest, const std::function<voi
     return {};
   }
   placed.rows.batch.num_visible_keys = 0;  // not part of the key
-  return graphs->run({longest, num_tokens, placed.rows.batch.num_seqs, placed.rows.table_stride},
+  return graphs->run({longest, num_tokens, placed.rows.batch.num_seqs, 0, placed.rows.table_stride},
                      work);
 }
 

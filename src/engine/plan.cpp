@@ -160,7 +160,7 @@ DraftHead::Options draft_head_options(const DraftConfig& config, const Speculati
                                       const KvShape& shape, int64_t num_full_pages,
                                       int32_t max_model_len, int32_t max_batch_tokens,
                                       int32_t max_num_seqs, DeviceKind device) {
-  const int32_t num_drafts = options.max_drafts > 0 ? options.max_drafts : config.num_drafts;
+  const int32_t num_drafts = most_drafts(options, config);
   // Launches of more tokens are followed in several passes.
   constexpr int32_t kMostRows = 1024;
   const int32_t rows =

@@ -78,6 +78,10 @@ int32_t most_drafts(const SpeculationOptions& options) {
                                                  : kDflashDrafts;
 }
 
+int32_t most_drafts(const SpeculationOptions& options, const DraftConfig& head) {
+  return options.max_drafts > 0 ? options.max_drafts : head.num_drafts;
+}
+
 Result<std::unique_ptr<DraftCheckpoint>> open_draft_head(const SpeculationOptions& options,
                                                          const std::string& model,
                                                          const Checkpoint& target) {
@@ -125,7 +129,7 @@ Result<std::unique_ptr<Drafter>> make_drafter(Engine& engine, int32_t* max_draft
   }
   auto drafter = HeadDrafter::create(engine);
   if (!drafter) return fail(std::move(drafter.error()));
-  *max_drafts = options.max_drafts > 0 ? options.max_drafts : (*drafter)->config().num_drafts;
+  *max_drafts = most_drafts(options, (*drafter)->config());
   return std::move(*drafter);
 }
 

@@ -65,6 +65,9 @@ Result<std::unique_ptr<DraftCheckpoint>> open_draft_head(const SpeculationOption
                                                          const std::string& model,
                                                          const Checkpoint& target);
 
+/// The most tokens that a head drafts of a request in a launch.
+int32_t most_drafts(const SpeculationOptions& options, const DraftConfig& head);
+
 /// What a head reads and drafts with: "boundaries 2, 12, 21 of the target, mask token 4066".
 std::string describe_head(const DraftConfig& config);
 

@@ -37,7 +37,7 @@ class DraftCheckpoint {
     const TensorFile* file = nullptr;
     const FileTensor* tensor = nullptr;
     int32_t interleaved_head_dim = 0;  ///< see model/draft_gguf.h; 0: the model's order
-    const std::byte* data() const { return file->file->bytes().data() + tensor->offset; }
+    const std::byte* data() const { return file->data(*tensor); }
   };
   const Found* find(const std::string& name) const;
   /// All tensors by these names; none of a synthetic head has a file.

@@ -232,7 +232,7 @@ Status read_rope_factors(const GgufFile& file, const std::string& where, DraftCo
       return fail(fmt::format("{} is {} {}, not {} F32 values", tensor.name, tensor.dtype_text,
                               tensor.shape.to_string(), inverse.size()),
                   where);
-    const std::byte* data = file.contents.file->bytes().data() + tensor.offset;
+    const std::byte* data = file.contents.data(tensor);
     for (size_t i = 0; i < inverse.size(); ++i) {
       float factor = 0;
       std::memcpy(&factor, data + 4 * i, 4);

@@ -302,7 +302,7 @@ Status Loader::embedding(const ModelWeights& target) {
   if (found == nullptr || checkpoint_.is_synthetic()) return {};
   const FileTensor& tensor = *found->tensor;
   const DType format = *tensor.dtype == DType::kF16 ? DType::kF32 : *tensor.dtype;
-  if (on_cpu() && format == target.embedding.format &&
+  if (on_cpu() && *tensor.dtype == target.embedding.format &&
       std::memcmp(found->data(), target.embedding.data, tensor.bytes) == 0)
     return {};
   std::vector<float> values;

@@ -181,9 +181,7 @@ class WeightFinder {
     return true;
   }
 
-  static const std::byte* data_of(const Place& place) {
-    return place.file->file->bytes().data() + place.tensor->offset;
-  }
+  static const std::byte* data_of(const Place& place) { return place.file->data(*place.tensor); }
 
   static StoredPart part_of(const Place& found, const std::string& tensor,
                             const PartInFile& wanted) {

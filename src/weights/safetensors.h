@@ -27,9 +27,7 @@ class SafetensorsFile {
   const FileTensor* find(const std::string& name) const;
   const std::vector<FileTensor>& tensors() const { return contents_.tensors; }
   const TensorFile& contents() const { return contents_; }
-  const std::byte* data(const FileTensor& tensor) const {
-    return contents_.file->bytes().data() + tensor.offset;
-  }
+  const std::byte* data(const FileTensor& tensor) const { return contents_.data(tensor); }
 
  private:
   explicit SafetensorsFile(TensorFile contents) : contents_(std::move(contents)) {}

@@ -29,6 +29,10 @@ struct TensorFile {
   std::shared_ptr<const MappedFile> file;
   std::vector<FileTensor> tensors;  ///< in file order of their names
   FaultList faults;
+  /// The bytes of one of these tensors, if it is readable.
+  const std::byte* data(const FileTensor& tensor) const {
+    return file->bytes().data() + tensor.offset;
+  }
 };
 
 /// A range of bytes that a tensor claims, for check_ranges.

@@ -205,16 +205,15 @@ inline constexpr int kMaxSplitTokens = 16;
 /// for steps that neither norm nor go on.
 inline constexpr int kColumnsOf5 = 64 * 9 * 5, kColumnsOf8 = 64 * 8 * 8, kWideColumns = 64 * 15 * 8;
 
-/// Null if split_gemv can multiply by a matrix, otherwise why not.
-inline const char* refuses_split(const PackedMatrix& weight) {
-  if (weight.format != DType::kMXFP4 || (weight.cols != kColumnsOf5 && weight.cols != kColumnsOf8))
-    return "not MXFP4 of 2880 or 4096 columns";
+/// Null if split_gemv can multiply by a matrix, otherwise why not. `takes_wide`: for a step that
+/// neither norms nor goes on.
+inline const char* refuses_split(const PackedMatrix& weight, bool takes_wide = false) {
+  const bool has_columns = weight.cols == kColumnsOf5 || weight.cols == kColumnsOf8 ||
+                           (takes_wide && weight.cols == kWideColumns);
+  if (weight.format != DType::kMXFP4 || !has_columns)
+    return takes_wide ? "not MXFP4 of 2880, 4096 or 7680 columns"
+                      : "not MXFP4 of 2880 or 4096 columns";
   return refuses_matrix(weight);
-}
-/// The same for a step that neither norms nor goes on.
-inline const char* refuses_plain_split(const PackedMatrix& weight) {
-  if (weight.format == DType::kMXFP4 && weight.cols == kWideColumns) return refuses_matrix(weight);
-  return refuses_split(weight) == nullptr ? nullptr : "not MXFP4 of 2880, 4096 or 7680 columns";
 }
 
 /// Launches split_gemv for a matrix that refuses_split accepts.

@@ -254,9 +254,8 @@ void out_any_bf16x2_gemv_cuda(const OutParams& p) {
 
 const char* out_mxfp4_bf16x2_split_cuda_refuses(const OutParams& p) {
   const char* why = out_any_bf16x2_gemv_cuda_refuses(p);
-  if (why != nullptr) return why;
-  return p.forms.router == RouterForm::kSums ? fragment::refuses_split(p.weight)
-                                             : fragment::refuses_plain_split(p.weight);
+  return why != nullptr ? why
+                        : fragment::refuses_split(p.weight, p.forms.router != RouterForm::kSums);
 }
 
 void out_mxfp4_bf16x2_split_cuda(const OutParams& p) {
