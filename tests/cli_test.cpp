@@ -10,6 +10,7 @@
 #include <set>
 #include <sstream>
 
+#include "core/testing/paths.h"
 #include "process.h"
 #include "weights/safetensors.h"
 
@@ -19,7 +20,7 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
 
-const std::string kNano = std::string(MOXIE_TEST_DATA) + "/goldens/nano-a";
+const std::string kNano = test_data() + "/goldens/nano-a";
 
 ProcessResult moxie(std::vector<std::string> arguments, const std::string& input = "",
                     const std::vector<std::string>& environment = {}) {
@@ -222,7 +223,7 @@ TEST_F(CliTest, TheRowsOfDotProductsAreChosenWhereTheCpuHasThem) {
 TEST_F(CliTest, KernelsDocumentIsTheTable) {
   const auto printed = moxie({"kernels", "--markdown"});
   EXPECT_EQ(printed.exit_code, 0);
-  const std::string committed = slurp(std::string(MOXIE_SOURCE_DIR) + "/docs/kernels.md");
+  const std::string committed = slurp(source_dir() + "/docs/kernels.md");
   // A build without CUDA prints no CUDA rows; every row that it prints must be in the document.
   std::istringstream lines(printed.out);
   for (std::string line; std::getline(lines, line);) {
@@ -301,7 +302,7 @@ TEST_F(CliTest, SwitchesAreComparedWithTheModelAsItIs) {
 
 TEST_F(CliTest, TokenizersAgreeThroughTheCommands) {
   const std::string tiktoken = at("o200k.tiktoken");
-  ASSERT_EQ(std::system(("gunzip -c '" MOXIE_TEST_DATA "/tokenizer/o200k_base.tiktoken.gz' > '" +
+  ASSERT_EQ(std::system(("gunzip -c '" + test_data() + "/tokenizer/o200k_base.tiktoken.gz' > '" +
                          tiktoken + "'")
                             .c_str()),
             0);
@@ -528,7 +529,7 @@ TEST_F(CliTest, PlanIsWithinFivePercentOfThePeakSeen) {
 
 TEST_F(CliTest, PlanOfTheEmbeddedModelIsWithinFivePercentOfThePeakSeen) {
   // The cache is taken as it is written, so that all of the context must be.
-  for (const int context : {8192, 16384}) {
+  for (const int context : {4096, 12288}) {
     const std::string len = std::to_string(context);
     const Json plan = json_of(moxie({"plan", "--json", "--max-model-len", len}));
     Json ids = Json::array();
@@ -578,7 +579,7 @@ TEST_F(CliTest, TheSameSeedGivesTheSameText) {
 
 TEST_F(CliTest, ToolsAreCalled) {
   const Json reply = json_of(moxie({"run", "What is the weather in Oslo?", "--json", "--tools",
-                                    std::string(MOXIE_SOURCE_DIR) + "/tools/demo_tools.json"}));
+                                    source_dir() + "/tools/demo_tools.json"}));
   EXPECT_EQ(reply["finish_reason"], "tool_calls");
   ASSERT_EQ(reply["tool_calls"].size(), 1u);
   EXPECT_EQ(reply["tool_calls"][0]["function"]["name"], "get_weather");

@@ -12,6 +12,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/formats.h"
+#include "core/testing/paths.h"
 #include "process.h"
 #include "weights/safetensors.h"
 #include "weights/safetensors_write.h"
@@ -22,7 +23,7 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
 
-const std::string kVectors = std::string(MOXIE_TEST_DATA) + "/moe_fp8/";
+const std::string kVectors = test_data() + "/moe_fp8/";
 
 ProcessResult op(std::vector<std::string> arguments) {
   arguments.insert(arguments.begin(), {MOXIE_BINARY, "op"});

@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "core/testing/paths.h"
 #include "process.h"
 
 namespace moxie {
@@ -124,8 +125,8 @@ TEST(SpeculationCliTest, AHeadWhoseDraftsAreHardlyAcceptedIsWarnedOfOnce) {
                      "--spec-adaptive",
                      "off",
                      "--speculative-config",
-                     R"({"method": "dflash", "layer_id_offset": 0, "model": ")" MOXIE_SOURCE_DIR
-                     R"(/models/tiny/dflash"})"};
+                     R"({"method": "dflash", "layer_id_offset": 0, "model": ")" + source_dir() +
+                         R"(/models/tiny/dflash"})"};
   const auto result = moxie(bench);
   const Json counts = json_of(result)["tests"][0]["speculation"];
   ASSERT_GE(counts["drafts"], 200);
@@ -187,7 +188,7 @@ TEST(SpeculationCliTest, PlansCountTheHead) {
 }
 
 TEST(SpeculationCliTest, InspectShowsWhatIsTakenOfAHeadAndWhyOneIsRefused) {
-  const std::string head = std::string(MOXIE_SOURCE_DIR) + "/models/tiny/dflash";
+  const std::string head = source_dir() + "/models/tiny/dflash";
   const Json shown = json_of(moxie({"inspect", head, "--target", "embedded", "--json"}));
   EXPECT_EQ(shown["kind"], "DFlash");
   EXPECT_EQ(shown["format"], "z-lab");

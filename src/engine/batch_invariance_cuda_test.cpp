@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "core/testing/paths.h"
 #include "engine/testing/batch_invariance.h"
 #include "kernels/testing/row_runs.h"
 
@@ -99,8 +100,7 @@ TEST_F(BatchInvarianceCuda, EveryRowThatSaysSoIs) {
 
 // A model whose heads and sizes other rows serve.
 TEST_F(BatchInvarianceCuda, ANarrowModelToo) {
-  const std::string data =
-      std::filesystem::exists(MOXIE_TEST_DATA) ? MOXIE_TEST_DATA : "tests/data";
+  const std::string data = std::filesystem::exists(test_data()) ? test_data() : "tests/data";
   const BatchInvarianceCase c;
   auto engine = load({.model = data + "/goldens/nano-a", .batch_invariant = "on"}, c);
   ASSERT_TRUE(engine.has_value()) << engine.error().message();

@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <thread>
 
+#include "core/testing/paths.h"
 #include "engine/engine.h"
 #include "engine/service.h"
 #include "engine/testing/loop_session.h"
@@ -22,7 +23,7 @@ namespace {
 
 // Where the tests were built, or the tree that they run in.
 std::string test_data() {
-  return std::filesystem::exists(MOXIE_TEST_DATA) ? MOXIE_TEST_DATA : "tests/data";
+  return std::filesystem::exists(test_data()) ? test_data() : "tests/data";
 }
 
 std::unique_ptr<Engine> open(EngineOptions options) {

@@ -10,6 +10,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "core/testing/paths.h"
 #include "engine/testing/loop_session.h"
 #include "engine/testing/stand_in_drafter.h"
 #include "engine/testing/tokens.h"
@@ -18,7 +19,7 @@
 namespace moxie {
 namespace {
 
-const std::string kNano = std::string(MOXIE_TEST_DATA) + "/goldens/nano-a";
+const std::string kNano = test_data() + "/goldens/nano-a";
 
 std::unique_ptr<Engine> open(EngineOptions options) {
   options.model = options.model == "embedded" ? kNano : options.model;

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "core/testing/paths.h"
 #include "engine/testing/golden_heads.h"
 #include "model/testing/files.h"
 #include "model/testing/gguf_heads.h"
@@ -14,7 +15,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-const std::string kGoldens = std::string(MOXIE_TEST_DATA) + "/goldens/";
+const std::string kGoldens = test_data() + "/goldens/";
 // P-EAGLE has no form in GGUF.
 constexpr GoldenHead kHeads[] = {kGoldenHeads[0], kGoldenHeads[1], kGoldenHeads[3]};
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "core/testing/paths.h"
 #include "engine/testing/golden_heads.h"
 #include "engine/testing/tokens.h"
 
@@ -13,7 +14,7 @@ namespace {
 
 // Where the tests were built, or the tree that they run in.
 std::string goldens() {
-  const std::string built = std::string(MOXIE_TEST_DATA) + "/goldens/";
+  const std::string built = test_data() + "/goldens/";
   return std::filesystem::exists(built) ? built : "tests/data/goldens/";
 }
 

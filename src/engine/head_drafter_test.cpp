@@ -13,6 +13,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "core/testing/paths.h"
 #include "engine/service.h"
 #include "engine/testing/golden_heads.h"
 #include "engine/testing/tokens.h"
@@ -22,7 +23,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-const std::string kGoldens = std::string(MOXIE_TEST_DATA) + "/goldens/";
+const std::string kGoldens = test_data() + "/goldens/";
 
 EngineOptions options_for(const GoldenHead& head) {
   EngineOptions options = golden_head_options(kGoldens, head);

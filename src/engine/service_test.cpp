@@ -11,6 +11,7 @@
 #include <random>
 #include <thread>
 
+#include "core/testing/paths.h"
 #include "engine/step_runner.h"
 #include "engine/testing/fake_runner.h"
 #include "engine/testing/stand_in_drafter.h"
@@ -19,7 +20,7 @@
 namespace moxie {
 namespace {
 
-const std::string kNano = std::string(MOXIE_TEST_DATA) + "/goldens/nano-a";
+const std::string kNano = test_data() + "/goldens/nano-a";
 
 // Collects what comes for one request; waits for its end.
 class Answer {
@@ -71,8 +72,7 @@ class Answer {
 };
 
 std::unique_ptr<Engine> open(EngineOptions options, int32_t max_num_seqs) {
-  options.model =
-      options.model == "embedded" ? kNano : std::string(MOXIE_SOURCE_DIR) + "/" + options.model;
+  options.model = options.model == "embedded" ? kNano : source_dir() + "/" + options.model;
   options.show_progress = false;
   options.device = "cpu";
   fit_service(max_num_seqs, &options);

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "core/testing/paths.h"
 #include "kernels/registry.h"
 
 namespace moxie {
@@ -23,7 +24,7 @@ struct Source {
 };
 
 std::vector<Source> sources() {
-  const fs::path root = MOXIE_SOURCE_DIR "/src";
+  const fs::path root = source_dir() + "/src";
   std::vector<Source> found;
   for (const auto& entry : fs::recursive_directory_iterator(root)) {
     const std::string extension = entry.path().extension();
@@ -59,7 +60,7 @@ bool is_folder_of(const std::string& folder, const std::string& op) {
   return op == folder || op.starts_with(folder + "_");
 }
 std::string folder_of(const std::string& op) {
-  for (const auto& entry : fs::directory_iterator(MOXIE_SOURCE_DIR "/src/kernels")) {
+  for (const auto& entry : fs::directory_iterator(source_dir() + "/src/kernels")) {
     const std::string folder = entry.path().filename();
     if (entry.is_directory() && is_folder_of(folder, op)) return folder;
   }

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "core/testing/paths.h"
 #include "kernels/registry.h"
 #include "lab/machine_gpu.h"
 #include "lab/profile.h"
@@ -20,7 +21,7 @@ using Json = nlohmann::json;
 
 // gpt-oss-20b with two layers, one of each kind of attention.
 std::string two_layers() {
-  const std::string data = fs::exists(MOXIE_TEST_DATA) ? MOXIE_TEST_DATA : "tests/data";
+  const std::string data = fs::exists(test_data()) ? test_data() : "tests/data";
   std::ifstream file(data + "/goldens/nano-a/config.json");
   Json config = Json::parse(file);
   config["hidden_size"] = config["intermediate_size"] = 2880;

@@ -15,6 +15,7 @@
 #include <set>
 #include <sstream>
 
+#include "core/testing/paths.h"
 #include "kernels/attend/attend.h"
 #include "kernels/experts/experts.h"
 #include "kernels/out/out.h"
@@ -245,7 +246,7 @@ std::string slurp(const fs::path& path) {
 // Whether code outside of kernels/ can launch what the file defines: the file is there, or its
 // header is included there.
 std::set<fs::path> outside_of_operations() {
-  const fs::path src = MOXIE_SOURCE_DIR "/src";
+  const fs::path src = source_dir() + "/src";
   const std::regex include(R"(#include "(kernels/[^"]*)\.\w+")");
   std::set<fs::path> found;
   for (const auto& file : fs::recursive_directory_iterator(src)) {
@@ -267,10 +268,10 @@ TEST(KernelTable, HoldsEveryKernelThatRunsOutsideOfOperations) {
   const std::regex global(R"(__global__[^;{]*?(\w+)\(const __grid_constant__)");
   const std::set<fs::path> outside = outside_of_operations();
   std::map<std::string, bool> found;  // and whether it may run outside
-  for (const auto& file : fs::recursive_directory_iterator(MOXIE_SOURCE_DIR "/src")) {
+  for (const auto& file : fs::recursive_directory_iterator(source_dir() + "/src")) {
     const std::string extension = file.path().extension().string();
     if (extension != ".cu" && extension != ".cuh") continue;
-    const bool is_outside = outside.contains(fs::relative(file.path(), MOXIE_SOURCE_DIR "/src"));
+    const bool is_outside = outside.contains(fs::relative(file.path(), source_dir() + "/src"));
     const std::string text = slurp(file.path());
     size_t num_global = 0, num_read = 0;
     for (size_t at = text.find("__global__"); at != text.npos; at = text.find("__global__", at + 1))
@@ -308,7 +309,7 @@ class ProfileTest : public ::testing::Test {
  protected:
   void SetUp() override {
     tests_ = bench_tests({24}, {6}, {8}, {1, 2});
-    EngineOptions options{.model = MOXIE_TEST_DATA "/goldens/nano-a",
+    EngineOptions options{.model = test_data() + "/goldens/nano-a",
                           .device = "cpu",
                           .threads = 2,
                           .show_progress = false};

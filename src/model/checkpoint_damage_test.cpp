@@ -7,6 +7,7 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 
+#include "core/testing/paths.h"
 #include "model/checkpoint.h"
 #include "model/testing/files.h"
 #include "model/testing/memory_checkpoint.h"
@@ -16,7 +17,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-const std::string kGoldens = std::string(MOXIE_TEST_DATA) + "/goldens/";
+const std::string kGoldens = test_data() + "/goldens/";
 
 std::string messages_of(const Checkpoint& checkpoint) {
   std::string out;

@@ -12,6 +12,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/packing.h"
+#include "core/testing/paths.h"
 #include "model/embedded.h"
 #include "model/testing/files.h"
 #include "model/testing/memory_checkpoint.h"
@@ -22,7 +23,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-const std::string kGoldens = std::string(MOXIE_TEST_DATA) + "/goldens/";
+const std::string kGoldens = test_data() + "/goldens/";
 
 // A fresh folder for one test.
 struct Loaded {
@@ -404,7 +405,7 @@ TEST(Embedded, OpensOrSaysThatThereIsNone) {
   EXPECT_TRUE((*checkpoint)->faults().empty());
   EXPECT_FALSE((*checkpoint)->tokenizer()->json.empty());
   EXPECT_EQ(reinterpret_cast<uintptr_t>(embedded_model().weights.data()) % 64, 0u);
-  EXPECT_EQ(load("embedded").bytes(), load(std::string(MOXIE_SOURCE_DIR) + "/models/tiny").bytes());
+  EXPECT_EQ(load("embedded").bytes(), load(source_dir() + "/models/tiny").bytes());
 }
 
 TEST(Gguf, HandsOutTheTokenizersTables) {

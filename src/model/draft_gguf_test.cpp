@@ -7,6 +7,7 @@
 #include <limits>
 #include <numbers>
 
+#include "core/testing/paths.h"
 #include "model/draft_checkpoint.h"
 #include "model/testing/files.h"
 #include "model/testing/gguf_heads.h"
@@ -16,7 +17,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-const std::string kGoldens = std::string(MOXIE_TEST_DATA) + "/goldens/";
+const std::string kGoldens = test_data() + "/goldens/";
 
 class GgufHead : public testing::Test {
  protected:

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "core/testing/paths.h"
 #include "model/testing/harness.h"
 #include "model/testing/mean_kl.h"
 #include "weights/safetensors.h"
@@ -22,7 +23,7 @@ constexpr size_t kReferenceTokens = 150;
 constexpr size_t kReferenceTokens = 4096;
 #endif
 
-const std::string kGoldens = std::string(MOXIE_TEST_DATA) + "/goldens/";
+const std::string kGoldens = test_data() + "/goldens/";
 
 struct Golden {
   SafetensorsFile file;
@@ -183,8 +184,7 @@ TEST_P(GoldenTest, WithoutSinksTheLogitsAreVisiblyWrong) {
 // logits and the sum of all at every position, the whole row after the prompt, and the answer.
 class EmbeddedGoldenTest : public ::testing::Test {
  protected:
-  EmbeddedGoldenTest()
-      : golden_(std::string(MOXIE_TEST_DATA) + "/tiny_goldens/goldens.safetensors") {}
+  EmbeddedGoldenTest() : golden_(test_data() + "/tiny_goldens/goldens.safetensors") {}
 
   static std::unique_ptr<ModelHarness> open(ModelHarness::Options options) {
     options.max_tokens = 2048;

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "core/testing/paths.h"
 #include "model/loader_cuda.h"
 #include "model/testing/files.h"
 #include "model/testing/host_cuda_device.h"
@@ -18,7 +19,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-const std::string kGoldens = std::string(MOXIE_TEST_DATA) + "/goldens/";
+const std::string kGoldens = test_data() + "/goldens/";
 
 // Packed row `row_of(r)` of `ours` against row cpu_row_of(r) of `cpu`, and zeros elsewhere.
 template <typename RowOf, typename CpuRowOf>

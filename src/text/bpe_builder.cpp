@@ -29,7 +29,7 @@ constexpr std::array<int16_t, kAlphabetEnd> make_byte_of_char() {
 constexpr std::array<int16_t, kAlphabetEnd> kByteOfChar = make_byte_of_char();
 
 // For error messages: short and printable, whatever the bytes.
-std::string quoted(std::string_view bytes) {
+std::string in_quotes(std::string_view bytes) {
   std::string text = "\"";
   for (const char c : bytes.substr(0, 40)) {
     const uint8_t byte = static_cast<uint8_t>(c);
@@ -76,12 +76,12 @@ Status BpeBuilder::extend_vocab(size_t num_ids) {
 Status BpeBuilder::set_bytes(int64_t id, std::string_view bytes, Source source) {
   if (id < 0 || id >= static_cast<int64_t>(kMaxTokens)) {
     return error(
-        fmt::format("token {} has id {}, expected 0..{}", quoted(bytes), id, kMaxTokens - 1));
+        fmt::format("token {} has id {}, expected 0..{}", in_quotes(bytes), id, kMaxTokens - 1));
   }
   const int32_t id32 = static_cast<int32_t>(id);
   if (tables_->tokens.has(id32)) {
     return error(fmt::format("id {} belongs to two tokens, {} and {}", id,
-                             quoted(tables_->tokens.at(id32)), quoted(bytes)));
+                             in_quotes(tables_->tokens.at(id32)), in_quotes(bytes)));
   }
   if (auto ok = extend_vocab(static_cast<size_t>(id) + 1); !ok) return ok;
   tables_->tokens.set(id32, bytes);
@@ -134,7 +134,7 @@ Status BpeBuilder::index_tokens() {
     const int32_t other = t.index.insert(id, t.tokens);
     if (other != kNoToken) {
       return error(fmt::format("tokens {} and {} have the same bytes {}", other, id,
-                               quoted(t.tokens.at(id))));
+                               in_quotes(t.tokens.at(id))));
     }
   }
   for (size_t i = 0; i < t.added.size(); ++i) {
@@ -143,7 +143,7 @@ Status BpeBuilder::index_tokens() {
     if (i > 0 && t.added[i - 1].name == token.name) other = t.added[i - 1].id;
     if (other != kNoToken && other != token.id) {
       return error(
-          fmt::format("token {} has two ids, {} and {}", quoted(token.name), other, token.id));
+          fmt::format("token {} has two ids, {} and {}", in_quotes(token.name), other, token.id));
     }
   }
   return {};
@@ -163,7 +163,7 @@ Status BpeBuilder::add_merge(std::string_view both, size_t left_bytes) {
                                      : right_id == kNoToken ? right
                                                             : both;
     return error(fmt::format("merge {} of {} and {}: {} is not in the vocabulary", merge_idx,
-                             quoted(left), quoted(right), quoted(missing)));
+                             in_quotes(left), in_quotes(right), in_quotes(missing)));
   }
   if (is_special(left_id) || is_special(right_id) || is_special(both_id)) return {};
   if (!same_as_last) {

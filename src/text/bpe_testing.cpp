@@ -1,4 +1,4 @@
-// Vectors are read from MOXIE_TEST_DATA; a missing one ends the test program.
+// Vectors are read from tests/data; a missing one ends the test program.
 #include "text/bpe_testing.h"
 
 #include <zlib.h>
@@ -10,12 +10,13 @@
 #include <unordered_map>
 
 #include "core/base.h"
+#include "core/testing/paths.h"
 #include "text/utf8.h"
 
 namespace moxie::testing {
 
 std::string read_gz(const std::string& name) {
-  const std::string path = std::string(MOXIE_TEST_DATA) + "/" + name;
+  const std::string path = test_data() + "/" + name;
   gzFile file = gzopen(path.c_str(), "rb");
   CHECK(file != nullptr, path);
   std::string bytes;
@@ -42,7 +43,7 @@ const Tokenizer& o200k() {
 }
 
 std::vector<TextCase> read_cases(const std::string& name) {
-  std::ifstream file(std::string(MOXIE_TEST_DATA) + "/" + name);
+  std::ifstream file(test_data() + "/" + name);
   const auto json = nlohmann::json::parse(file);
   std::vector<TextCase> cases;
   for (const auto& item : json.at("cases")) {

@@ -13,6 +13,7 @@
 #include <sstream>
 #include <thread>
 
+#include "core/testing/paths.h"
 #include "text/bpe_testing.h"
 #include "text/grammar_engine.h"
 #include "text/grammar_regex.h"
@@ -40,8 +41,7 @@ std::string read_file(const std::filesystem::path& path) {
 
 std::vector<std::filesystem::path> schema_files() {
   std::vector<std::filesystem::path> files;
-  for (const auto& entry :
-       std::filesystem::directory_iterator(std::string(MOXIE_TEST_DATA) + "/schemas")) {
+  for (const auto& entry : std::filesystem::directory_iterator(test_data() + "/schemas")) {
     files.push_back(entry.path());
   }
   std::sort(files.begin(), files.end());
@@ -94,7 +94,7 @@ TEST(Grammar, MasksAreExactlyTheTokensThatAreAccepted) {
   const grammar::Vocabulary& vocabulary = *byte_compiler().vocabulary();
   for (const char* name : {"any_of_overlapping", "string_unicode", "object_key_prefixes",
                            "any_of_objects", "number_negative", "string_escapes", "nullable"}) {
-    const std::string text = read_file(std::string(MOXIE_TEST_DATA) + "/schemas/" + name + ".json");
+    const std::string text = read_file(test_data() + "/schemas/" + name + ".json");
     const GrammarPtr grammar = compiled(byte_compiler(), {.text = text});
     const auto walk = moxie::testing::random_text(vocabulary, grammar, 11, 40);
     ASSERT_EQ(walk.fault, "") << name;
@@ -114,8 +114,8 @@ TEST(Grammar, MasksAreExactlyTheTokensThatAreAccepted) {
 }
 
 TEST(Grammar, RefusesWhatCannotBeEnforcedAndSaysWhy) {
-  const auto cases = nlohmann::ordered_json::parse(
-      read_file(std::string(MOXIE_TEST_DATA) + "/schemas_refused.json"));
+  const auto cases =
+      nlohmann::ordered_json::parse(read_file(test_data() + "/schemas_refused.json"));
   ASSERT_GE(cases.size(), 40u);
   for (const auto& entry : cases) {
     const auto grammar = tiny_compiler().compile({.text = entry["schema"].dump()}, "field");
@@ -486,7 +486,7 @@ TEST(Grammar, TheFullVocabularyIsBoundToo) {
   ASSERT_TRUE(compiler.has_value());
   for (const char* name :
        {"object_nested", "ref_recursive_tree", "any_of_objects", "string_unicode"}) {
-    const std::string text = read_file(std::string(MOXIE_TEST_DATA) + "/schemas/" + name + ".json");
+    const std::string text = read_file(test_data() + "/schemas/" + name + ".json");
     const auto schema = nlohmann::ordered_json::parse(text);
     const GrammarPtr grammar = compiled(**compiler, {.text = text});
     grammar::SchemaReader reader(schema, "");

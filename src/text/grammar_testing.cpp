@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/testing/paths.h"
 #include "text/harmony_testing.h"
 
 namespace moxie::testing {
@@ -32,7 +33,7 @@ std::vector<uint32_t> empty_mask(const grammar::Vocabulary& vocabulary) {
 
 const Tokenizer& tiny_tokenizer() {
   static const auto kTokenizer = [] {
-    auto loaded = Tokenizer::load(std::string(MOXIE_SOURCE_DIR) + "/models/tiny/tokenizer.json");
+    auto loaded = Tokenizer::load(source_dir() + "/models/tiny/tokenizer.json");
     CHECK(loaded.has_value(), loaded.error().message());
     return std::move(*loaded);
   }();

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "core/testing/paths.h"
 #include "text/bpe_testing.h"
 #include "text/harmony_json.h"
 #include "text/harmony_testing.h"
@@ -24,7 +25,7 @@ const Json& cases_of(const std::string& file) {
   static std::map<std::string, Json> files;
   Json& document = files[file];
   if (document.is_null()) {
-    std::ifstream stream(std::string(MOXIE_TEST_DATA) + "/harmony/" + file);
+    std::ifstream stream(test_data() + "/harmony/" + file);
     document = Json::parse(stream);
   }
   return document.at("cases");

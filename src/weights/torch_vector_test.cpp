@@ -8,13 +8,15 @@
 #include <fstream>
 #include <sstream>
 
+#include "core/testing/paths.h"
+
 namespace moxie {
 namespace {
 
 using namespace std::string_literals;
 
 std::string bytes_of(const std::string& name) {
-  std::ifstream file(std::string(MOXIE_TEST_DATA) + "/torch/" + name + ".pt", std::ios::binary);
+  std::ifstream file(test_data() + "/torch/" + name + ".pt", std::ios::binary);
   CHECK(file.good(), name);
   std::stringstream text;
   text << file.rdbuf();

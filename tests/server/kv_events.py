@@ -187,6 +187,14 @@ class Reader:
             self.held.apply(batch)
             self.next = number + 1
 
+    def heal_until_it_agrees(self, server, within=HANG_S):
+        """The last batches are published behind the answer that made them."""
+        end = time.monotonic() + within
+        self.heal()
+        while not self.agrees(server):
+            assert time.monotonic() < end, (self.next, len(self.held.pages))
+            self.heal()
+
     def agrees(self, server):
         """Whether it holds what the server has cached; no request may run."""
         assert server.idle(HANG_S)

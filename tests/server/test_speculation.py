@@ -117,8 +117,12 @@ def test_metrics_are_the_sum_of_usage(drafting):
             read = again
 
     before = settled()
-    asked = [drafting.post(CHAT, chat(temperature=0.5, seed=seed)).json()["usage"]["speculation"]
-             for seed in range(4)]
+    asked = []
+    # Whether a launch drafts depends on what launches cost here, so that a text may have none.
+    while len(asked) < 4 or not any(one["accepted_tokens"] for one in asked):
+        assert len(asked) < 100, "no draft was accepted in 100 texts"
+        body = chat(temperature=0.5, seed=len(asked)) if len(asked) % 2 else chat()
+        asked.append(drafting.post(CHAT, body).json()["usage"]["speculation"])
     sums = {name: sum(one[name] for one in asked) for name in names}
     end = time.monotonic() + 10
     while True:  # the service tells its counters behind the answers of a step
@@ -130,7 +134,6 @@ def test_metrics_are_the_sum_of_usage(drafting):
     for place in range(TOKENS):
         assert (after["accepted_per_position"][place] - before["accepted_per_position"][place] ==
                 sum(one["accepted_per_position"][place] for one in asked))
-    assert sum(one["accepted_tokens"] for one in asked) > 0
 
 
 def test_streams_have_the_counts_in_their_usage(server, drafting):
