@@ -51,7 +51,7 @@ void SchemaFaults::report(const Json* at, const std::string& what) {
   if (faults_.size() >= kMaxFaults) return;
   std::string path;
   if (at != nullptr && find_path(*root_, at, &path) && !path.empty()) {
-    if (path.size() > 200) path = "..." + path.substr(path.size() - 200);
+    if (path.size() > 200) path.replace(0, path.size() - 200, "...");
     path = " (at #" + path + ")";
   } else {
     path.clear();
