@@ -10,8 +10,8 @@
 #include <set>
 #include <sstream>
 
+#include "core/child_process.h"
 #include "core/testing/paths.h"
-#include "process.h"
 #include "weights/safetensors.h"
 
 namespace moxie {

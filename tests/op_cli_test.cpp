@@ -11,9 +11,9 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "core/child_process.h"
 #include "core/formats.h"
 #include "core/testing/paths.h"
-#include "process.h"
 #include "weights/safetensors.h"
 #include "weights/safetensors_write.h"
 

@@ -4,8 +4,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "core/child_process.h"
 #include "core/testing/paths.h"
-#include "process.h"
 
 namespace moxie {
 namespace {

@@ -1,5 +1,5 @@
 // fork, exec, poll.
-#include "process.h"
+#include "core/child_process.h"
 
 #include <fcntl.h>
 #include <poll.h>
