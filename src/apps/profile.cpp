@@ -67,6 +67,26 @@ void print_kernels(const PhaseProfile& phase, int32_t num_top) {
   }
 }
 
+void print_gates(const std::vector<Gate>& gates) {
+  fmt::print(
+      "\n| gate         | of time |    bar | passed "
+      "|\n|--------------|--------:|-------:|--------|\n");
+  for (const Gate& gate : gates) {
+    fmt::print("| {:<12} | {:>7} | {:>5.0f}% | {:<6} |\n", gate.name,
+               gate.share ? fmt::format("{:.1f}%", 100 * *gate.share) : "unseen",
+               100 * gate.threshold,
+               !gate.share     ? "-"
+               : gate.passed() ? "yes"
+                               : "no");
+  }
+  for (const Gate& gate : gates) {
+    const char* answer = !gate.share ? "not seen here" : gate.is_over() ? "yes" : "no";
+    fmt::print("{} {}{}{}\n", gate.question, answer,
+               gate.next.empty() ? "" : "; next: ", gate.next);
+  }
+  fmt::print("\n");
+}
+
 void print_phase(const PhaseProfile& phase, int32_t num_top) {
   print_header(phase);
   print_parts("category", phase.unit(), phase.categories);
@@ -87,15 +107,7 @@ void print_phase(const PhaseProfile& phase, int32_t num_top) {
   print_rows(phase.rows);
   fmt::print("\ngaps: {:.1f} a {}, the longest {:.1f} us; kernels overlap for {:.2f} us a {}\n",
              phase.gaps, phase.unit(), phase.longest_gap_us, phase.overlap_us, phase.unit());
-  for (const Gate& gate : phase.gates) {
-    if (gate.share) {
-      fmt::print("{} {}, {:.1f}%\n", gate.question, gate.is_over() ? "yes" : "no",
-                 100 * *gate.share);
-    } else {
-      fmt::print("{} not seen here: a step is timed as a whole\n", gate.question);
-    }
-  }
-  fmt::print("\n");
+  print_gates(phase.gates);
 }
 
 void print_distinct(const std::string& name, const SharedExperts::ByTokens& distinct) {

@@ -65,17 +65,6 @@ void longest_first(std::vector<Part>& parts) {
   });
 }
 
-std::vector<Gate> gates_of(const PhaseProfile& phase, bool sees_kernels) {
-  double staging = 0;
-  for (const KernelPart& kernel : phase.kernels) {
-    if (kernel.name.starts_with("stage_")) staging += kernel.share_of_time;
-  }
-  return {{"experts over 50% of the time?", 0.5, phase.category(Category::kExperts).share_of_time},
-          {"attention over 40%?", 0.4, phase.category(Category::kAttention).share_of_time},
-          {"quantisation (staging of activations) over 10%?", 0.1,
-           sees_kernels ? std::optional(staging) : std::nullopt}};
-}
-
 // `num_units`: in all windows of the sums.
 void add_up(const Sums& sums, const std::vector<ActivityLog::Symbol>& symbols, double num_units,
             const WorkByOp& works, PhaseProfile* phase) {
@@ -208,9 +197,9 @@ Status measure_profiled(Engine& engine, int32_t repetitions, const MachineLimits
   if (!marks.empty()) add_drafts(by_drafts, sums.window_ns, units_a_window * repetitions, phase);
   phase->gates = gates_of(*phase, recorder.sees_kernels());
   phase->last_begin_ns = clock_ns(windows.back().start);
-  const int64_t last_end = clock_ns(windows.back().end);
+  phase->last_end_ns = clock_ns(windows.back().end);
   std::erase_if(log->activities, [&](const Activity& a) {
-    return a.start_ns < phase->last_begin_ns || a.start_ns >= last_end;
+    return a.start_ns < phase->last_begin_ns || a.start_ns >= phase->last_end_ns;
   });
   phase->last = std::move(*log);
   return {};

@@ -54,10 +54,13 @@ struct KernelPart : TimePart {
 
 /// A question whose answer decides what to work on, and the share of time that answers it.
 struct Gate {
+  const char* name;  ///< "experts", "attention", "quantisation", "gaps"
   const char* question;
   double threshold = 0;
   std::optional<double> share;  ///< empty: it cannot be measured here
+  std::string next = {};        ///< what to do; empty if the gate passed
   bool is_over() const { return share.value_or(0) > threshold; }
+  bool passed() const { return share && !is_over(); }
 };
 
 /// One test of bench, profiled: prefill or decode.
@@ -83,10 +86,14 @@ struct PhaseProfile {
   std::vector<KernelChooser::Count> rows;
   /// What ran in the last repetition, for the trace.
   ActivityLog last;
-  int64_t last_begin_ns = 0;
+  int64_t last_begin_ns = 0, last_end_ns = 0;
 
   const LimitedPart& category(Category c) const { return categories[static_cast<size_t>(c)]; }
 };
+
+/// The four gates of a phase whose categories, kernels and rows are known. `sees_kernels`: single
+/// kernels were recorded, not whole rows; without them quantisation cannot be told from products.
+std::vector<Gate> gates_of(const PhaseProfile& phase, bool sees_kernels);
 
 /// Runs every test `repetitions` times without the recorder, then as often with it, each time after
 /// a warm-up. The engine must fit the tests (fit_engine). Times are compared with `limits`; on a

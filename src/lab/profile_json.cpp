@@ -39,10 +39,13 @@ Json to_json(const KernelPart& part) {
 }
 
 Json to_json(const Gate& gate) {
-  return {{"question", gate.question},
+  return {{"name", gate.name},
+          {"question", gate.question},
           {"threshold", gate.threshold},
           {"share_of_time", gate.share ? Json(*gate.share) : Json()},
-          {"answer", !gate.share ? Json() : Json(gate.is_over() ? "yes" : "no")}};
+          {"answer", !gate.share ? Json() : Json(gate.is_over() ? "yes" : "no")},
+          {"passed", gate.share ? Json(gate.passed()) : Json()},
+          {"next", gate.next}};
 }
 
 template <typename Part>

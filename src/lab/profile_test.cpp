@@ -354,8 +354,10 @@ TEST_F(ProfileTest, PartsAddUpToTheWindowAndNothingIsUnknown) {
     EXPECT_EQ(phase.plain_tok_s.size(), 2u);
     EXPECT_EQ(phase.profiled_tok_s.size(), 2u);
     EXPECT_GT(phase.slow_down(), 0);
-    EXPECT_EQ(phase.gates.size(), 3u);
+    ASSERT_EQ(phase.gates.size(), 4u);
     EXPECT_FALSE(phase.gates[2].share.has_value()) << "the CPU's rows are timed as a whole";
+    EXPECT_DOUBLE_EQ(*phase.gates[3].share, phase.category(Category::kGap).share_of_time);
+    EXPECT_LT(phase.last_begin_ns, phase.last_end_ns);
   }
   EXPECT_STREQ((*phases)[0].unit(), "prompt");
   EXPECT_STREQ((*phases)[1].unit(), "token");
