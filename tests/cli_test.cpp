@@ -12,6 +12,7 @@
 
 #include "core/child_process.h"
 #include "core/testing/paths.h"
+#include "lab/testing/xml_check.h"
 #include "weights/safetensors.h"
 
 namespace moxie {
@@ -384,8 +385,9 @@ TEST_F(CliTest, AModelLargerThanMemoryIsRefusedBeforeLoading) {
 }
 
 TEST_F(CliTest, BenchPrintsTheContractsFields) {
-  const Json bench = json_of(moxie({"bench", "--model", kNano, "-p", "8,16", "-n", "4", "-d",
-                                    "0,20", "-b", "1,2", "-r", "2", "--json"}));
+  const Json bench =
+      json_of(moxie({"bench", "--model", kNano, "-p", "8,16", "-n", "4", "-d", "0,20", "-b", "1,2",
+                     "-r", "2", "--json", "--report", at("bench.html")}));
   EXPECT_GT(bench["machine"]["read_gb_s"].get<double>(), 0);
   EXPECT_TRUE(bench["machine"]["peak"].is_object());
   ASSERT_EQ(bench["tests"].size(), 12u);
@@ -402,6 +404,7 @@ TEST_F(CliTest, BenchPrintsTheContractsFields) {
   }
   EXPECT_TRUE(names.contains("pp16@d20@b2") && names.contains("tg4")) << bench["tests"];
   EXPECT_TRUE(bench["record"].is_object());
+  EXPECT_EQ(fault_of_xml(slurp(at("bench.html"))), "");
 }
 
 TEST_F(CliTest, BenchSaysWhatBatchInvarianceCosts) {
@@ -442,8 +445,15 @@ TEST_F(CliTest, ProfilePrintsWhereTheTimeGoes) {
   const std::vector<std::string> base = {"profile", "--model", kNano, "--device", "cpu", "-p", "24",
                                          "-n",      "5",       "-d",  "8",        "-r",  "2"};
   auto with_json = base;
-  with_json.insert(with_json.end(), {"--json", "--trace", at("trace.json")});
+  with_json.insert(with_json.end(),
+                   {"--json", "--trace", at("trace.json"), "--report", at("profile.html")});
   const Json profile = json_of(moxie(with_json));
+  const std::string page = slurp(at("profile.html"));
+  EXPECT_EQ(fault_of_xml(page), "");
+  for (const char* text :
+       {"pp24@d8 (prefill)", "tg5@d8 (decode)", "One token: from one embed to"}) {
+    EXPECT_NE(page.find(text), std::string::npos) << text;
+  }
   EXPECT_GT(profile["machine"]["read_gb_s"].get<double>(), 0);
   EXPECT_TRUE(profile["record"]["environment"].is_object());
   EXPECT_GT(profile["startup"]["ready_s"].get<double>(), 0) << "load stands apart";

@@ -13,6 +13,7 @@
 #include "engine/drafts_json.h"
 #include "lab/machine_gpu.h"
 #include "lab/record.h"
+#include "lab/report.h"
 #include "lab/stats.h"
 
 namespace moxie {
@@ -134,10 +135,8 @@ int run(BenchFlags& o, const Flags& flags) {
     if (!result) return report(result.error());
     const BenchResult* const without = off.empty() ? nullptr : &off[results.size()];
     results.push_back(*result);
-    if (o.json) {
-      tests_json.push_back(to_json(*result, without, is_simulated));
-      continue;
-    }
+    tests_json.push_back(to_json(*result, without, is_simulated));
+    if (o.json) continue;
     const Summary s = summarize(result->tok_s);
     fmt::print("| {:<24} | {:<14} | {:>20} | {:>12} | {:>7.1f}% |\n", o.engine.model, test.name(),
                fmt::format("{:.2f} ± {:.2f}", s.median, s.stdev),
@@ -165,15 +164,17 @@ int run(BenchFlags& o, const Flags& flags) {
       gpu.joules = *joules - *gpu.joules_before;
     }
   }
-  if (o.json) {
-    fmt::print("{}\n",
-               Json{{"machine", moxie::to_json(*limits)},
-                    {"model", model_json(**engine)},
-                    {"startup", startup_json((*engine)->timeline())},
-                    {"tests", tests_json},
-                    {"record", moxie::to_json(make_record(**engine, *limits, flags, results, gpu))}}
-                   .dump(2));
+  const Json document = {
+      {"machine", moxie::to_json(*limits)},
+      {"model", model_json(**engine)},
+      {"startup", startup_json((*engine)->timeline())},
+      {"tests", tests_json},
+      {"record", moxie::to_json(make_record(**engine, *limits, flags, results, gpu))}};
+  if (!o.report.empty()) {
+    const Page page = bench_page(results, *limits, document);
+    if (auto status = write_page(page, o.report); !status) return report(status.error());
   }
+  if (o.json) fmt::print("{}\n", document.dump(2));
   return kExitDone;
 }
 

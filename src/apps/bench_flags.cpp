@@ -57,6 +57,7 @@ void declare_bench_flags(Flags& flags, BenchFlags* o) {
              "drafts are accepted at these rates by position, such as 0.8,0.6,0.4 (the share of "
              "launches accepted so far), instead of by comparing tokens");
   flags.toggle("--json", &o->json, "print one JSON document");
+  flags.text("--report", &o->report, "HTML file for charts, tables and conditions of the run");
   flags.toggle("-v,--verbose", &o->verbose, "print how long the start took");
 }
 

@@ -15,7 +15,7 @@ namespace moxie {
 struct BenchFlags {
   EngineOptions engine;
   SpeculationFlags speculation;
-  std::string acceptance;
+  std::string acceptance, report;
   std::vector<int32_t> n_prompt{512}, n_gen{128}, depth{0}, streams{1};
   int32_t repetitions = 5;
   bool json = false, verbose = false;

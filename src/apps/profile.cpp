@@ -12,6 +12,7 @@
 #include "apps/kernels_json.h"
 #include "apps/startup.h"
 #include "lab/machine_gpu.h"
+#include "lab/report.h"
 #include "lab/shared_experts.h"
 #include "lab/stats.h"
 
@@ -245,14 +246,18 @@ int run(ProfileFlags& o, const Flags& flags) {
   if (!o.trace.empty()) {
     if (auto status = write_trace(*phases, o.trace); !status) return report(status.error());
   }
+  const Json document = {
+      {"machine", moxie::to_json(*limits)},
+      {"model", model_json(**engine)},
+      {"startup", startup_json((*engine)->timeline())},
+      {"phases", phases_json(*phases)},
+      {"shared_experts", *shared ? moxie::to_json(**shared) : Json()},
+      {"record", moxie::to_json(make_record(**engine, *limits, flags, *phases, gpu))}};
+  if (!o.bench.report.empty()) {
+    const Page page = profile_page(*phases, *limits, document);
+    if (auto status = write_page(page, o.bench.report); !status) return report(status.error());
+  }
   if (o.bench.json) {
-    Json document = {
-        {"machine", moxie::to_json(*limits)},
-        {"model", model_json(**engine)},
-        {"startup", startup_json((*engine)->timeline())},
-        {"phases", phases_json(*phases)},
-        {"shared_experts", *shared ? moxie::to_json(**shared) : Json()},
-        {"record", moxie::to_json(make_record(**engine, *limits, flags, *phases, gpu))}};
     fmt::print("{}\n", document.dump(2));
     return kExitDone;
   }

@@ -1,12 +1,9 @@
 // A record as JSON. The names are public: more may be added, none renamed.
-#include <unistd.h>
-
-#include <cstdio>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "lab/record.h"
 #include "lab/stats.h"
+#include "lab/whole_file.h"
 
 namespace moxie {
 namespace {
@@ -125,16 +122,9 @@ Json to_json(const Record& record) {
 }
 
 Status write_record(const Record& record, const std::string& path) {
-  const std::string partial = path + "." + std::to_string(::getpid()) + ".partial";
-  std::ofstream file(partial);
   // Names from files may hold broken UTF-8: replaced, instead of an exception.
-  file << to_json(record).dump(2, ' ', false, Json::error_handler_t::replace) << '\n';
-  file.close();
-  if (!file || std::rename(partial.c_str(), path.c_str()) != 0) {
-    std::remove(partial.c_str());
-    return fail("cannot write the record", path, "does the folder exist, and is there room?");
-  }
-  return {};
+  return write_whole_file(
+      path, to_json(record).dump(2, ' ', false, Json::error_handler_t::replace) + '\n', "record");
 }
 
 }  // namespace moxie
