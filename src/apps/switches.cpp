@@ -18,7 +18,9 @@ struct Meaning {
 const std::vector<Meaning>& meanings() {
   static const std::vector<Meaning> kMeanings = {
       {"--activation", Takes::kText, {"auto", "bf16", "int8", "mxfp8"}},
+      {"--against-records", Takes::kFolder},
       {"--api-key-file", Takes::kFile},
+      {"--check-markdown", Takes::kFile},
       {"--config", Takes::kFile},
       {"--cupti", Takes::kFile},
       {"--dataset", Takes::kFile},
@@ -28,10 +30,13 @@ const std::vector<Meaning>& meanings() {
       {"--inputs", Takes::kFile},
       {"--kv-dtype", Takes::kText, {"auto", "bf16", "fp8_e4m3", "f32"}},
       {"--logits", Takes::kFile},
+      {"--markdown", Takes::kFile},
       {"--model", Takes::kModel},
       {"--mxfp4-layers", Takes::kText, {"moe", "qkv", "o", "lm_head", "all"}},
       {"--mxfp8-layers", Takes::kText, {"qkv", "o", "lm_head", "all"}},
       {"--output", Takes::kFile},
+      {"--record", Takes::kFile},
+      {"--records", Takes::kFolder},
       {"--report", Takes::kFile},
       {"--spec-model", Takes::kModel},
       {"--ssl-cert", Takes::kFile},

@@ -41,8 +41,10 @@ struct CommandSwitches {
 /// All commands, parents before their subcommands, in the order of `--help`.
 std::vector<CommandSwitches> switches_of(const std::vector<Command>& commands);
 
-/// The commands that write the texts; `commands` must outlive them, and may hold them.
+/// The commands that walk the table; `commands` must outlive them, and may hold them.
 Command completions_command(const std::vector<Command>* commands);
 Command man_command(const std::vector<Command>* commands);
+/// `moxie matrix`, which takes the names and values of switches from the table.
+Command matrix_command(const std::vector<Command>* commands);
 
 }  // namespace moxie
