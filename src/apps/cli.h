@@ -106,5 +106,6 @@ Command bench_command();
 Command profile_command();
 Command serve_command();
 Command pull_command();
+Command validate_command();
 
 }  // namespace moxie
