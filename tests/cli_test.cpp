@@ -69,8 +69,9 @@ TEST_F(CliTest, UsageFaultsExitWithTwo) {
 }
 
 TEST_F(CliTest, EveryCommandHasHelpWithAnExample) {
-  for (const std::string command : {"run", "chat", "score", "tokenize", "detokenize", "inspect",
-                                    "kernels", "plan", "doctor", "bench", "profile", "pull"}) {
+  for (const std::string command :
+       {"run", "chat", "score", "tokenize", "detokenize", "inspect", "kernels", "plan", "doctor",
+        "bench", "profile", "pull", "validate"}) {
     const auto help = moxie({command, "--help"});
     EXPECT_EQ(help.exit_code, 0) << command;
     EXPECT_NE(help.out.find("Example:"), std::string::npos) << command;
@@ -112,6 +113,40 @@ TEST_F(CliTest, VariablesOfOthersAreWarningsAndDoNotStopIt) {
   EXPECT_NE(pod.err.find("none.pem"), std::string::npos) << pod.err;
   const auto wrong = moxie(serve, "", {"MOXIE_PORT=http"});
   EXPECT_EQ(wrong.exit_code, 2) << wrong.err;
+}
+
+TEST_F(CliTest, ValidateRunsItsLevelsInOrder) {
+  const std::vector<std::string> base = {"validate", "--model",         kNano, "--device", "cpu",
+                                         "--json",   "--max-model-len", "128", "--level",  "1.5"};
+  const Json report = json_of(moxie(base));
+  EXPECT_EQ(report["valid"], true);
+  ASSERT_EQ(report["levels"].size(), 2u);
+  EXPECT_EQ(report["levels"][0]["level"], 1);
+  EXPECT_EQ(report["levels"][1]["level"], 1.5);
+  EXPECT_FALSE(report["kernels"].empty());
+
+  auto with = base;
+  with.insert(with.end(), {"--kernel", "out=reference", "--expect", "out=reference"});
+  EXPECT_EQ(json_of(moxie(with))["valid"], true);
+  with.insert(with.end(), {"--forbid", "out=out_reference"});
+  const auto forbidden = moxie(with);
+  EXPECT_EQ(forbidden.exit_code, 1);
+  const Json refused = Json::parse(forbidden.out);
+  EXPECT_EQ(refused["valid"], false);
+  EXPECT_EQ(refused["levels"][0]["passed"], true);
+  EXPECT_EQ(refused["levels"][1]["passed"], false);
+  EXPECT_FALSE(refused["invalid_because"].empty());
+
+  auto unknown = base;
+  unknown.insert(unknown.end(), {"--expect", "out=out_referenze"});
+  const auto error = moxie(unknown);
+  EXPECT_EQ(error.exit_code, 1);
+  EXPECT_NE(error.err.find("did you mean 'out_reference'"), std::string::npos) << error.err;
+  EXPECT_EQ(moxie({"validate", "--level", "6"}).exit_code, 2);
+  EXPECT_EQ(moxie({"validate", "--level", "2.5"}).exit_code, 2);
+  EXPECT_EQ(moxie({"validate", "--level", "1", "--against", "x.json"}).exit_code, 2);
+  EXPECT_EQ(moxie({"validate", "--level", "1", "--record", at("no/such/folder.json")}).exit_code,
+            1);
 }
 
 // Every option whose help says that it takes a number refuses what lies outside its bounds.

@@ -17,6 +17,7 @@
 #include "core/child_process.h"
 #include "lab/matrix_output.h"
 #include "lab/record.h"
+#include "lab/record_read.h"
 #include "lab/stats.h"
 #include "lab/whole_file.h"
 
@@ -148,10 +149,19 @@ void end_progress() {
 }
 
 // The matrix as a record: its series are the cells' figures.
-Json record_json(const Matrix& matrix, const Flags& flags) {
-  Record record{.environment = collect_environment()};
+Record record_of(const Matrix& matrix, const Flags& flags) {
+  Record record{.kind = "matrix",
+                .command = {.name = "matrix", .arguments = {}},
+                .environment = collect_environment(),
+                .memory_peak_bytes = peak_memory_bytes()};
   for (const auto& setting : flags.settings())
     record.configuration.push_back({setting.name, setting.value, setting.source});
+  std::vector<std::string>& arguments = record.command.arguments;
+  arguments = matrix.key.common;
+  arguments.push_back("--level=" + matrix.key.level);
+  if (matrix.key.quick) arguments.emplace_back("--quick");
+  for (const MatrixSwitch& one : matrix.switches)
+    arguments.push_back(fmt::format("--switch={}={};", one.name, fmt::join(one.values, ";")));
   record.weights.model = matrix.key.model;
   for (const CellResult& cell : matrix.cells) {
     for (const CellFigure& one : cell.figures)
@@ -159,28 +169,19 @@ Json record_json(const Matrix& matrix, const Flags& flags) {
                                 .unit = one.unit,
                                 .samples = one.samples});
   }
-  Json json = to_json(record);
-  json["kind"] = "matrix";
-  json["details"] = to_json(matrix);
-  return json;
-}
-
-Status write_matrix(const Matrix& matrix, const Flags& flags, const std::string& path) {
-  const Json json = record_json(matrix, flags);
-  return write_whole_file(path, json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n",
-                          "record");
+  record.details = to_json(matrix).dump(-1, ' ', false, Json::error_handler_t::replace);
+  return record;
 }
 
 // Cells of an earlier run with the same key. A key that differs is a fault: results of other
 // sources or devices beside these would be a table of two things.
 Result<std::vector<CellResult>> cells_done(const MatrixFlags& o, const MatrixKey& key) {
   if (!o.resume || !fs::exists(o.record)) return std::vector<CellResult>{};
-  auto text = read_text(o.record);
-  if (!text) return fail(std::move(text.error()));
-  const Json json = Json::parse(*text, nullptr, false);
-  if (!json.is_object() || !json.contains("details"))
+  auto record = read_record(o.record);
+  if (!record) return fail(std::move(record.error()));
+  if (record->kind != "matrix" || record->details.empty())
     return fail("is no record of a matrix", o.record, "leave out --resume to begin anew");
-  auto earlier = parse_matrix(json["details"], o.record);
+  auto earlier = parse_matrix(nlohmann::json::parse(record->details, nullptr, false), o.record);
   if (!earlier) return fail(std::move(earlier.error()));
   if (!(earlier->key == key)) {
     return fail("is of another commit, device, model, level or switches", o.record,
@@ -232,7 +233,7 @@ int write_outputs(const MatrixFlags& o, const Flags& flags, const Table& table,
                   const Matrix& matrix) {
   const Json document = {{"model", {{"name", matrix.key.model}}},
                          {"matrix", to_json(matrix)},
-                         {"record", record_json(matrix, flags)}};
+                         {"record", to_json(record_of(matrix, flags))}};
   if (!o.markdown.empty()) {
     const std::string text = matrix_markdown(matrix, table.features());
     if (auto status = write_whole_file(o.markdown, text, "table"); !status)
@@ -290,14 +291,15 @@ int run(MatrixFlags& o, const Flags& flags, const std::vector<Command>& commands
       .on_result = [&](const std::vector<CellResult>& results) -> Status {
         if (o.record.empty()) return {};
         matrix.cells = results;
-        return write_matrix(matrix, flags, o.record);
+        return write_record(record_of(matrix, flags), o.record);
       }};
   auto results = run_matrix(options);
   end_progress();
   if (!results) return report(results.error());
   matrix.cells = std::move(*results);
   if (!o.record.empty()) {
-    if (auto status = write_matrix(matrix, flags, o.record); !status) return report(status.error());
+    if (auto status = write_record(record_of(matrix, flags), o.record); !status)
+      return report(status.error());
   }
   return write_outputs(o, flags, table, matrix);
 }

@@ -10,6 +10,7 @@
 #include "apps/cli.h"
 #include "apps/kernels_json.h"
 #include "apps/speculation_flags.h"
+#include "lab/logit_distance.h"
 #include "weights/safetensors_write.h"
 
 namespace moxie {
@@ -133,14 +134,6 @@ int run(ScoreFlags& o, const Flags& flags) {
 }
 
 }  // namespace
-
-double log_sum_exp(const float* row, int32_t n) {
-  float top = row[0];
-  for (int32_t i = 1; i < n; ++i) top = std::max(top, row[i]);
-  double sum = 0;
-  for (int32_t i = 0; i < n; ++i) sum += std::exp(static_cast<double>(row[i]) - top);
-  return top + std::log(sum);
-}
 
 Result<std::vector<double>> score_ids(Engine& engine, const std::vector<int32_t>& ids,
                                       std::vector<float>* logits) {

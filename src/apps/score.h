@@ -23,9 +23,6 @@ Result<std::vector<double>> score_ids(Engine& engine, SeqId seq, const std::vect
 Status write_draft_logits(Engine& engine, const std::vector<std::vector<int32_t>>& lists,
                           const std::string& path);
 
-/// log(sum(exp(row))).
-double log_sum_exp(const float* row, int32_t n);
-
 /// `moxie score --compare-switches`: the cost in perplexity of each switch that saves bytes, and
 /// how far it moves the model's predictions. Without `lists` the model answers a few questions and
 /// is scored on its answers. Returns the exit code.

@@ -7,6 +7,7 @@
 
 #include "apps/cli.h"
 #include "apps/score.h"
+#include "lab/logit_distance.h"
 #include "text/harmony.h"
 
 namespace moxie {
@@ -114,14 +115,6 @@ struct Loss {
   double mean_kl() const { return kl / static_cast<double>(count); }
   double agreement() const { return static_cast<double>(same) / static_cast<double>(count); }
 };
-
-// KL(p || q) of two rows of logits.
-double row_kl(const float* p, const float* q, int32_t vocab) {
-  const double zp = log_sum_exp(p, vocab), zq = log_sum_exp(q, vocab);
-  double sum = 0;
-  for (int32_t i = 0; i < vocab; ++i) sum += std::exp(p[i] - zp) * ((p[i] - zp) - (q[i] - zq));
-  return sum;
-}
 
 // Scores all texts. An empty `base` is filled; otherwise predictions are compared with its logits.
 Result<Loss> measure(Engine& engine, const std::vector<Text>& texts,

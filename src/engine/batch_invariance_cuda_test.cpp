@@ -100,9 +100,8 @@ TEST_F(BatchInvarianceCuda, EveryRowThatSaysSoIs) {
 
 // A model whose heads and sizes other rows serve.
 TEST_F(BatchInvarianceCuda, ANarrowModelToo) {
-  const std::string data = std::filesystem::exists(test_data()) ? test_data() : "tests/data";
   const BatchInvarianceCase c;
-  auto engine = load({.model = data + "/goldens/nano-a", .batch_invariant = "on"}, c);
+  auto engine = load({.model = test_data() + "/goldens/nano-a", .batch_invariant = "on"}, c);
   ASSERT_TRUE(engine.has_value()) << engine.error().message();
   const auto found = compare_with_alone(**engine, c);
   EXPECT_EQ(found.num_differ, 0) << found.first;

@@ -21,11 +21,6 @@
 namespace moxie {
 namespace {
 
-// Where the tests were built, or the tree that they run in.
-std::string test_data() {
-  return std::filesystem::exists(test_data()) ? test_data() : "tests/data";
-}
-
 std::unique_ptr<Engine> open(EngineOptions options) {
   if (options.device == "auto") options.device = "cuda";
   options.show_progress = false;

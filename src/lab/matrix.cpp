@@ -122,8 +122,10 @@ Result<MatrixSwitch> parse_matrix_switch(const std::string& text) {
   one.name = text.substr(0, equals);
   if (!one.name.starts_with("--")) one.name = "--" + one.name;
   if (one.name == "--") return wrong("no name");
-  const std::string values = text.substr(equals + 1);
-  one.values = split(values, values.find(';') == std::string::npos ? ',' : ';');
+  std::string values = text.substr(equals + 1);
+  const char between = values.find(';') == std::string::npos ? ',' : ';';
+  if (values.ends_with(';')) values.pop_back();  // "a,b;" is one value
+  one.values = split(values, between);
   std::set<std::string> seen;
   for (const std::string& value : one.values) {
     if (value.empty()) return wrong("an empty value");

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "lab/json_fields.h"
 #include "lab/matrix_output.h"
 
 namespace moxie {
@@ -33,99 +34,38 @@ Json to_json(const CellResult& result) {
           {"seconds", result.seconds}};
 }
 
-// Reads members of one document; keeps the first fault.
-class Reader {
- public:
-  explicit Reader(std::string where) : where_(std::move(where)) {}
-
-  const Json& member(const Json& object, const char* key) {
-    static const Json kNothing;
-    const auto found = object.is_object() ? object.find(key) : object.end();
-    if (found != object.end()) return *found;
-    wrong(fmt::format("no '{}'", key));
-    return kNothing;
-  }
-  std::string text(const Json& object, const char* key) {
-    const Json& value = member(object, key);
-    if (value.is_string()) return value.get<std::string>();
-    wrong(fmt::format("'{}' is no string", key));
-    return "";
-  }
-  bool flag(const Json& object, const char* key) {
-    const Json& value = member(object, key);
-    if (value.is_boolean()) return value.get<bool>();
-    wrong(fmt::format("'{}' is neither true nor false", key));
-    return false;
-  }
-  double number(const Json& object, const char* key) {
-    const Json& value = member(object, key);
-    if (value.is_number()) return value.get<double>();
-    wrong(fmt::format("'{}' is no number", key));
-    return 0;
-  }
-  const Json& list(const Json& object, const char* key) {
-    static const Json kEmpty = Json::array();
-    const Json& value = member(object, key);
-    if (value.is_array()) return value;
-    wrong(fmt::format("'{}' is no list", key));
-    return kEmpty;
-  }
-  std::vector<std::string> texts(const Json& object, const char* key) {
-    std::vector<std::string> all;
-    for (const Json& one : list(object, key)) {
-      if (one.is_string())
-        all.push_back(one.get<std::string>());
-      else
-        wrong(fmt::format("'{}' holds something that is no string", key));
-    }
-    return all;
-  }
-  void wrong(const std::string& what) {
-    if (what_.empty()) what_ = what;
-  }
-  Status status() const {
-    return what_.empty() ? Status{}
-                         : Status(fail(what_, where_, "leave out --resume to begin anew"));
-  }
-
- private:
-  std::string where_, what_;
-};
-
-CellResult read_cell(Reader& reader, const Json& json) {
+void read_cell(JsonFields& json, const std::vector<MatrixSwitch>& switches, Matrix* matrix) {
   CellResult result;
-  const Json& settings = reader.member(json, "settings");
-  if (!settings.is_object()) reader.wrong("'settings' is no object");
-  if (settings.is_object()) {
-    for (const auto& [name, value] : settings.items()) {
-      if (!value.is_string()) reader.wrong("a setting is no string");
-      if (value.is_string()) result.cell.settings.emplace_back(name, value.get<std::string>());
+  const nlohmann::json settings = json.any("settings");
+  for (const MatrixSwitch& one : switches) {
+    const auto found = settings.is_object() ? settings.find(one.name) : settings.end();
+    if (found == settings.end() || !found->is_string()) {
+      json.refuse("settings", "has no value of " + one.name);
+      return;
     }
+    result.cell.settings.emplace_back(one.name, found->get<std::string>());
   }
-  const auto verdict = verdict_of_name(reader.text(json, "verdict"));
-  if (!verdict) reader.wrong("an unknown verdict");
+  if (settings.size() != switches.size()) json.refuse("settings", "has more than the switches");
+  const auto verdict = verdict_of_name(json.text("verdict"));
+  if (!verdict) json.refuse("verdict", "is no verdict");
   result.verdict = verdict.value_or(CellVerdict::kFailed);
-  result.why = reader.text(json, "why");
-  for (const Json& level : reader.list(json, "levels")) {
-    result.levels.push_back(
-        {reader.text(level, "level"), reader.flag(level, "passed"), reader.text(level, "why")});
-  }
-  for (const Json& check : reader.list(json, "orthogonality")) {
-    CellCheck one{.name = reader.text(check, "name"), .passed = {}, .value = {}};
-    if (!reader.member(check, "passed").is_null()) one.passed = reader.flag(check, "passed");
-    one.value = reader.text(check, "value");
-    result.orthogonality.push_back(std::move(one));
-  }
-  for (const Json& figure : reader.list(json, "figures")) {
-    CellFigure one{reader.text(figure, "name"), reader.text(figure, "unit"), {}};
-    for (const Json& sample : reader.list(figure, "samples")) {
-      if (!sample.is_number()) reader.wrong("a sample is no number");
-      if (sample.is_number()) one.samples.push_back(sample.get<double>());
-    }
-    result.figures.push_back(std::move(one));
-  }
-  result.seconds = reader.number(json, "seconds");
-  return result;
+  result.why = json.text("why");
+  json.objects("levels", [&](JsonFields& level) {
+    result.levels.push_back({level.text("level"), level.boolean("passed"), level.text("why")});
+    level.done();
+  });
+  json.objects("orthogonality", [&](JsonFields& check) {
+    result.orthogonality.push_back(
+        {check.text("name"), check.boolean_or_null("passed"), check.text("value")});
+    check.done();
+  });
+  json.objects("figures", [&](JsonFields& figure) {
+    result.figures.push_back({figure.text("name"), figure.text("unit"), figure.numbers("samples")});
+    figure.done();
+  });
+  result.seconds = json.number("seconds");
+  json.done();
+  matrix->cells.push_back(std::move(result));
 }
 
 }  // namespace
@@ -167,28 +107,33 @@ nlohmann::ordered_json to_json(const Matrix& matrix) {
           {"cells", std::move(cells)}};
 }
 
-Result<Matrix> parse_matrix(const Json& json, const std::string& where) {
-  Reader reader(where);
+Result<Matrix> parse_matrix(const nlohmann::json& json, const std::string& where) {
+  JsonFields::Fault fault;
+  JsonFields fields(json, "/details", where, &fault);
   Matrix matrix;
-  const Json& key = reader.member(json, "key");
-  matrix.key = {.commit = reader.text(key, "commit"),
-                .device = reader.text(key, "device"),
-                .model = reader.text(key, "model"),
-                .level = reader.text(key, "level"),
-                .dirty = reader.flag(key, "dirty"),
-                .quick = reader.flag(key, "quick"),
-                .common = reader.texts(key, "common")};
-  for (const Json& one : reader.list(json, "switches")) {
-    matrix.switches.push_back(
-        {reader.text(one, "name"), reader.texts(one, "values"), reader.text(one, "default")});
+  JsonFields key = fields.object("key");
+  matrix.key = {.commit = key.text("commit"),
+                .device = key.text("device"),
+                .model = key.text("model"),
+                .level = key.text("level"),
+                .dirty = key.boolean("dirty"),
+                .quick = key.boolean("quick"),
+                .common = key.texts("common")};
+  key.done();
+  fields.objects("switches", [&](JsonFields& one) {
+    matrix.switches.push_back({one.text("name"), one.texts("values"), one.text("default")});
+    one.done();
+  });
+  fields.objects("cells", [&](JsonFields& cell) { read_cell(cell, matrix.switches, &matrix); });
+  matrix.num_cells = fields.count("num_cells");
+  if (matrix.num_cells < matrix.cells.size())
+    fields.refuse("num_cells", "is less than the number of cells");
+  for (const char* derived : {"complete", "passed", "counts"}) fields.any(derived);
+  fields.done();
+  if (fault) {
+    fault->hint = "leave out --resume to begin anew";
+    return fail(std::move(*fault));
   }
-  for (const Json& cell : reader.list(json, "cells"))
-    matrix.cells.push_back(read_cell(reader, cell));
-  const double num_cells = reader.number(json, "num_cells");
-  if (!(num_cells >= static_cast<double>(matrix.cells.size()) && num_cells < 1e9))
-    reader.wrong("'num_cells' is not the number of cells");
-  matrix.num_cells = num_cells >= 0 && num_cells < 1e9 ? static_cast<size_t>(num_cells) : 0;
-  if (auto status = reader.status(); !status) return fail(std::move(status.error()));
   return matrix;
 }
 

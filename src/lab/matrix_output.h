@@ -38,8 +38,9 @@ struct Matrix {
 /// "samples"}], "seconds"}]}.
 nlohmann::ordered_json to_json(const Matrix& matrix);
 
-/// Reads the same; `where` is for the message of a fault. Every field is checked.
-Result<Matrix> parse_matrix(const nlohmann::ordered_json& json, const std::string& where);
+/// Reads the same, which is the `details` of a record; `where` is for the message of a fault. Every
+/// field is checked.
+Result<Matrix> parse_matrix(const nlohmann::json& json, const std::string& where);
 
 /// docs/feature-matrix.md: the switches with all values that the program knows, the cells, and the
 /// reasons. `known`: for each switch the values of the program's table of switches.

@@ -21,8 +21,7 @@ using Json = nlohmann::json;
 
 // gpt-oss-20b with two layers, one of each kind of attention.
 std::string two_layers() {
-  const std::string data = fs::exists(test_data()) ? test_data() : "tests/data";
-  std::ifstream file(data + "/goldens/nano-a/config.json");
+  std::ifstream file(test_data() + "/goldens/nano-a/config.json");
   Json config = Json::parse(file);
   config["hidden_size"] = config["intermediate_size"] = 2880;
   config["num_attention_heads"] = 64;

@@ -8,7 +8,8 @@ namespace moxie {
 
 /// Absolute; the folder above `src`.
 std::string source_dir();
-/// The test vectors: `tests/data` in it.
+/// The test vectors: `tests/data` in it; where the tests run on another machine, in the folder that
+/// they run in.
 std::string test_data();
 
 }  // namespace moxie

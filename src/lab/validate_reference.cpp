@@ -1,0 +1,163 @@
+// The reference engine, the tolerance by formats, and sums over rows of logits.
+#include "lab/validate_reference.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/clock.h"
+#include "lab/logit_distance.h"
+#include "lab/validate_requests.h"
+
+namespace moxie {
+namespace {
+
+constexpr int32_t kReferenceChunk = 16;
+
+Status add_logits(Engine& engine, SeqId seq, size_t from, ReferenceText* text) {
+  const size_t count = std::min<size_t>(kReferenceChunk, text->ids.size() - from);
+  const Chunk chunk{seq, std::span(text->ids).subspan(from, count), Logits::kAll};
+  const auto rows = engine.step({&chunk, 1});
+  if (!rows) return fail(rows.error());
+  const size_t values = count * static_cast<size_t>(engine.config().vocab);
+  text->logits.insert(text->logits.end(), *rows, *rows + values);
+  return {};
+}
+
+// Half of the relative distance of two neighbouring values, by the name of a format in a row's
+// name.
+double rounding_of_row(const std::string& name) {
+  const auto has = [&](const char* word) { return name.find(word) != std::string::npos; };
+  if (has("_e4m3_gemm")) return std::ldexp(1, -4);
+  if (has("_i8_")) return std::ldexp(1, -7);  // of the greatest in a block, not of each value
+  if (has("_bf16_prefill") || has("_bf16_ordered") || has("_bf16_gemm") || has("_bf16_flash"))
+    return std::ldexp(1, -9);
+  if (has("_i16_") || has("bf16x2")) return std::ldexp(1, -15);
+  return 0;
+}
+
+double rounding_of_cache(DType dtype) {
+  if (dtype == DType::kF8E4M3) return std::ldexp(1, -4);
+  return dtype == DType::kBF16 ? std::ldexp(1, -9) : 0;
+}
+
+double variance(std::span<const float> row) {
+  double sum = 0, squares = 0;
+  for (const float value : row) sum += value;
+  const double mean = sum / static_cast<double>(row.size());
+  for (const float value : row) squares += (value - mean) * (value - mean);
+  return squares / static_cast<double>(row.size());
+}
+
+}  // namespace
+
+Result<std::vector<ReferenceText>> reference_texts(const EngineOptions& options,
+                                                   const ReferenceLimits& limits) {
+  EngineOptions reference{.model = options.model,
+                          .device = "cpu",
+                          .threads = options.threads,
+                          .kernels = {"all=reference"},
+                          .mxfp4_layers = options.mxfp4_layers,
+                          .kv_dtype = "f32",
+                          .max_model_len = limits.most_tokens,
+                          .max_batch_tokens = kReferenceChunk,
+                          .max_logit_rows = kReferenceChunk,
+                          .seed = options.seed,
+                          .show_progress = options.show_progress};
+  auto engine = Engine::load(reference);
+  if (!engine) return fail(std::move(engine.error()));
+  std::vector<ReferenceText> texts(static_cast<size_t>(limits.num_texts));
+  const auto start = Clock::now();
+  for (size_t t = 0; t < texts.size(); ++t) {
+    ReferenceText& text = texts[t];
+    text.ids = random_ids(limits.most_tokens, (*engine)->config().vocab, 100 + t);
+    const SeqId seq = (*engine)->kv().add_sequence();
+    const double most_s = limits.most_s * static_cast<double>(t + 1) / limits.num_texts;
+    size_t at = 0;
+    Status status;
+    for (; status && at < text.ids.size(); at += kReferenceChunk) {
+      if (at >= 2 * kReferenceChunk && seconds_since(start) > most_s) break;
+      status = add_logits(**engine, seq, at, &text);
+    }
+    (*engine)->kv().free_sequence(seq);
+    if (!status) return fail(std::move(status.error()));
+    text.ids.resize(std::min(at, text.ids.size()));
+  }
+  return texts;
+}
+
+Tolerance tolerance_of(const Engine& subject, const std::vector<std::string>& rows,
+                       const std::vector<ReferenceText>& texts) {
+  const GptOssConfig& config = subject.config();
+  const auto vocab = static_cast<size_t>(config.vocab);
+  Tolerance tolerance;
+  // Sums of so many F32 products, whose errors are independent.
+  const int32_t longest_sum = std::max({config.hidden, config.intermediate, config.q_width()});
+  double squares = std::ldexp(1, -48) * longest_sum;
+  tolerance.because = fmt::format("F32 sums of {}", longest_sum);
+  const auto add = [&](double rounding, const std::string& of) {
+    if (rounding == 0) return;
+    squares += rounding * rounding;
+    tolerance.because += ", " + of;
+  };
+  double of_rows = 0;
+  std::string coarsest;
+  for (const std::string& name : rows)
+    if (const double u = rounding_of_row(name); u > of_rows) of_rows = u, coarsest = name;
+  add(of_rows, coarsest);
+  add(rounding_of_cache(subject.kv_dtype()),
+      fmt::format("{} cache", dtype_name(subject.kv_dtype())));
+  if (!subject.options().mxfp8_layers.empty()) add(std::ldexp(1, -4), "MXFP8 layers");
+  tolerance.eta = std::sqrt(squares);
+
+  double sum = 0;
+  int64_t count = 0;
+  for (const ReferenceText& text : texts) {
+    for (size_t at = 0; at < text.logits.size(); at += vocab, ++count)
+      sum += variance(std::span(text.logits).subspan(at, vocab));
+  }
+  const double of_logits = count > 0 ? sum / static_cast<double>(count) : 0;
+  constexpr double kSafety = 8;
+  const double relative = kSafety * tolerance.eta * std::sqrt(2.0 * config.num_layers);
+  tolerance.mean_kl = relative * relative * of_logits / 2;
+  tolerance.nll = std::sqrt(2 * tolerance.mean_kl);
+  tolerance.logprob = 4 * tolerance.nll;
+  return tolerance;
+}
+
+double LogitsDistance::mean_kl() const {
+  return num_rows > 0 ? sum_kl / static_cast<double>(num_rows) : 0;
+}
+double LogitsDistance::nll_difference() const {
+  return num_targets > 0 ? std::fabs(nll - reference_nll) / static_cast<double>(num_targets) : 0;
+}
+double LogitsDistance::perplexity() const {
+  return num_targets > 0 ? std::exp(nll / static_cast<double>(num_targets)) : 0;
+}
+double LogitsDistance::reference_perplexity() const {
+  return num_targets > 0 ? std::exp(reference_nll / static_cast<double>(num_targets)) : 0;
+}
+
+void add_rows(const ReferenceText& text, size_t first, std::span<const float> rows, int32_t vocab,
+              LogitsDistance* distance) {
+  const auto width = static_cast<size_t>(vocab);
+  for (size_t i = 0; i * width < rows.size() && first + i < text.ids.size(); ++i) {
+    const float* const row = rows.data() + i * width;
+    const float* const reference = text.logits.data() + (first + i) * width;
+    const auto not_finite =
+        std::count_if(row, row + width, [](float value) { return !std::isfinite(value); });
+    distance->num_not_finite += not_finite;
+    const double kl = row_kl(reference, row, vocab);
+    distance->sum_kl += kl;
+    distance->greatest_kl = std::max(distance->greatest_kl, kl);
+    ++distance->num_rows;
+    if (first + i + 1 == text.ids.size()) continue;
+    const int32_t next = text.ids[first + i + 1];
+    distance->nll += log_sum_exp(row, vocab) - row[next];
+    distance->reference_nll += log_sum_exp(reference, vocab) - reference[next];
+    ++distance->num_targets;
+  }
+}
+
+}  // namespace moxie

@@ -1,0 +1,57 @@
+// The double precision reference of a model, and how far a subject may be from it.
+//
+// The bars follow from the formats, not from measured runs (docs/validate.md derives them): each of
+// the two updates of a layer is made with the relative error eta of the values that its rows round,
+// independent errors add by squares over the layers, and a change delta of the logits has
+// KL = Var(delta) / 2, so that mean KL <= (safety eta)^2 layers Var(logits).
+#pragma once
+
+#include <vector>
+
+#include "engine/engine.h"
+
+namespace moxie {
+
+/// Token ids, and the reference's logits behind each: [ids, vocab].
+struct ReferenceText {
+  std::vector<int32_t> ids;
+  std::vector<float> logits;
+};
+
+struct ReferenceLimits {
+  int32_t num_texts = 2, most_tokens = 320;
+  double most_s = 60;  ///< texts are cut where the reference would take longer
+};
+
+/// Loads `options`' model on the CPU with reference rows alone and an F32 cache, and computes the
+/// logits of random texts. The weights are quantised as the options ask where the CPU can.
+Result<std::vector<ReferenceText>> reference_texts(const EngineOptions& options,
+                                                   const ReferenceLimits& limits);
+
+/// How a subject may differ from the reference.
+struct Tolerance {
+  double eta = 0;       ///< relative error of one update
+  double mean_kl = 0;   ///< nats
+  double nll = 0;       ///< of the mean negative log-likelihood, nats
+  double logprob = 0;   ///< of one log-probability
+  std::string because;  ///< the formats that decide eta
+};
+/// `rows`: names of the rows that ran.
+Tolerance tolerance_of(const Engine& subject, const std::vector<std::string>& rows,
+                       const std::vector<ReferenceText>& texts);
+
+/// The distance of some rows of logits from a text's.
+struct LogitsDistance {
+  double sum_kl = 0, greatest_kl = 0, nll = 0, reference_nll = 0;
+  int64_t num_rows = 0, num_targets = 0, num_not_finite = 0;
+
+  double mean_kl() const;
+  double nll_difference() const;  ///< of the means
+  double perplexity() const;
+  double reference_perplexity() const;
+};
+/// Adds rows of logits behind the tokens from `first` on.
+void add_rows(const ReferenceText& text, size_t first, std::span<const float> rows, int32_t vocab,
+              LogitsDistance* distance);
+
+}  // namespace moxie
