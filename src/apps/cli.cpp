@@ -186,7 +186,7 @@ void add_command(CLI::App& parent, const Command& command,
     flags->add_config();
   }
   for (const Command& sub : command.subcommands) add_command(*app, sub, arguments, entries);
-  if (!command.subcommands.empty()) app->require_subcommand(1);
+  if (!command.subcommands.empty()) app->require_subcommand(command.runs_alone ? 0 : 1, 1);
   entries.push_back({&command, app, std::move(flags)});
 }
 

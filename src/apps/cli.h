@@ -66,6 +66,8 @@ struct Command {
   std::function<void(Flags&)> declare;
   std::function<int(const Flags&)> run;
   std::vector<Command> subcommands;
+  /// Of a command with subcommands: it also runs without one.
+  bool runs_alone = false;
 };
 
 /// The help of `--config`, which parsing adds to every command with switches.
