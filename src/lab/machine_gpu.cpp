@@ -23,6 +23,7 @@ struct Nvml {
   int (*temperature)(Handle, int, unsigned*) = nullptr;
   int (*throttle_reasons)(Handle, unsigned long long*) = nullptr;
   int (*energy_millijoules)(Handle, unsigned long long*) = nullptr;
+  int (*memory)(Handle, Memory*) = nullptr;
   bool usable = false;
 
   static const Nvml& get() {
@@ -46,6 +47,7 @@ struct Nvml {
     find(n.power_milliwatts, "nvmlDeviceGetPowerUsage");
     find(n.temperature, "nvmlDeviceGetTemperature");
     find(n.throttle_reasons, "nvmlDeviceGetCurrentClocksThrottleReasons");
+    find(n.memory, "nvmlDeviceGetMemoryInfo");
     find(n.energy_millijoules, "nvmlDeviceGetTotalEnergyConsumption");
     n.usable = n.init != nullptr && n.by_pci != nullptr && n.init() == 0;
     return n;
@@ -84,6 +86,35 @@ std::string throttle_text(unsigned long long reasons) {
   return text.empty() ? "none" : text;
 }
 
+// What moves while a GPU works; zeros and an empty text where it is not told.
+struct Moving {
+  double power_watts = 0, temperature_celsius = 0;
+  std::string throttle_reasons;
+  uint64_t memory_used_bytes = 0;
+};
+
+Moving read_moving(Nvml::Handle handle) {
+  const Nvml& nvml = Nvml::get();
+  Moving now;
+  if (handle == nullptr) return now;
+  unsigned value = 0;
+  unsigned long long reasons = 0;
+  Nvml::Memory memory{};
+  if (nvml.power_milliwatts != nullptr && nvml.power_milliwatts(handle, &value) == 0) {
+    now.power_watts = value * 1e-3;
+  }
+  if (nvml.temperature != nullptr && nvml.temperature(handle, 0, &value) == 0) {
+    now.temperature_celsius = value;
+  }
+  if (nvml.throttle_reasons != nullptr && nvml.throttle_reasons(handle, &reasons) == 0) {
+    now.throttle_reasons = throttle_text(reasons);
+  }
+  if (nvml.memory != nullptr && nvml.memory(handle, &memory) == 0) {
+    now.memory_used_bytes = memory.used;
+  }
+  return now;
+}
+
 }  // namespace
 
 GpuState read_gpu_state(Device& device) {
@@ -93,6 +124,10 @@ GpuState read_gpu_state(Device& device) {
   const Nvml::Handle handle = handle_of(device);
   state.sm_clock_mhz_before = clock_mhz(handle, kSmClock);
   state.memory_clock_mhz_before = clock_mhz(handle, kMemoryClock);
+  const Moving now = read_moving(handle);
+  state.power_watts_before = now.power_watts;
+  state.temperature_celsius_before = now.temperature_celsius;
+  state.throttle_reasons_before = now.throttle_reasons;
   char text[96] = {};
   if (nvml.usable && nvml.driver_version != nullptr &&
       nvml.driver_version(text, sizeof text) == 0) {
@@ -102,22 +137,14 @@ GpuState read_gpu_state(Device& device) {
 }
 
 void finish_gpu_state(Device& device, GpuState* state) {
-  const Nvml& nvml = Nvml::get();
   const Nvml::Handle handle = handle_of(device);
   state->sm_clock_mhz_after = clock_mhz(handle, kSmClock);
   state->memory_clock_mhz_after = clock_mhz(handle, kMemoryClock);
-  if (handle == nullptr) return;
-  unsigned value = 0;
-  unsigned long long reasons = 0;
-  if (nvml.power_milliwatts != nullptr && nvml.power_milliwatts(handle, &value) == 0) {
-    state->power_watts = value * 1e-3;
-  }
-  if (nvml.temperature != nullptr && nvml.temperature(handle, 0, &value) == 0) {
-    state->temperature_celsius = value;
-  }
-  if (nvml.throttle_reasons != nullptr && nvml.throttle_reasons(handle, &reasons) == 0) {
-    state->throttle_reasons = throttle_text(reasons);
-  }
+  const Moving now = read_moving(handle);
+  state->power_watts = now.power_watts;
+  state->temperature_celsius = now.temperature_celsius;
+  state->throttle_reasons = now.throttle_reasons;
+  state->memory_used_bytes = now.memory_used_bytes;
 }
 
 std::optional<double> gpu_energy_joules(Device& device) {

@@ -21,7 +21,7 @@ Result<MachineLimits> measure_gpu(Device& device, const GpuReadOptions& options 
 /// Asks the driver's management library (NVML, loaded at run time). Without NVML, only the fields
 /// that CUDA knows are set.
 GpuState read_gpu_state(Device& device);
-/// Adds the second reading: the clocks after the work.
+/// Adds the second reading, after the work.
 void finish_gpu_state(Device& device, GpuState* state);
 
 /// Joules used since the driver was loaded; none if the driver does not say.

@@ -13,12 +13,17 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr int kSchemaVersion = 1;
+// null where a text is empty or a number is zero: it was not told.
+template <typename T>
+Json known(const T& value) {
+  return value == T{} ? Json() : Json(value);
+}
+template <typename T>
+Json or_null(const std::optional<T>& value) {
+  return value ? Json(*value) : Json();
+}
 
 Json to_json(const GpuState& gpu) {
-  const auto known = [](const auto& value) {
-    return value == std::decay_t<decltype(value)>{} ? Json() : Json(value);
-  };
   return Json{{"name", gpu.name},
               {"driver", known(gpu.driver)},
               {"memory_bytes", gpu.memory_bytes},
@@ -26,9 +31,13 @@ Json to_json(const GpuState& gpu) {
                Json::array({known(gpu.sm_clock_mhz_before), known(gpu.sm_clock_mhz_after)})},
               {"memory_clock_mhz", Json::array({known(gpu.memory_clock_mhz_before),
                                                 known(gpu.memory_clock_mhz_after)})},
+              {"power_watts_before", known(gpu.power_watts_before)},
               {"power_watts", known(gpu.power_watts)},
+              {"temperature_celsius_before", known(gpu.temperature_celsius_before)},
               {"temperature_celsius", known(gpu.temperature_celsius)},
-              {"throttle_reasons", known(gpu.throttle_reasons)}};
+              {"throttle_reasons_before", known(gpu.throttle_reasons_before)},
+              {"throttle_reasons", known(gpu.throttle_reasons)},
+              {"memory_used_bytes", known(gpu.memory_used_bytes)}};
 }
 
 Json to_json(const Workload& workload) {
@@ -47,6 +56,9 @@ Json to_json(const Series& series) {
   const Summary summary = summarize(series.samples);
   return Json{{"name", series.name},
               {"unit", series.unit},
+              {"better", series.better == Better::kHigher ? "higher" : "lower"},
+              {"exact", series.is_exact},
+              {"workload", series.workload ? to_json(*series.workload) : Json()},
               {"mean", summary.mean},
               {"stdev", summary.stdev},
               {"median", summary.median},
@@ -60,7 +72,8 @@ Json to_json(const Series& series) {
               {"samples", series.samples},
               {"bytes", series.bytes},
               {"operations", series.operations},
-              {"share_of_limit", series.share_of_limit}};
+              {"share_of_limit", series.share_of_limit},
+              {"limit_gb_s", series.limit_gb_s}};
 }
 
 }  // namespace
@@ -68,16 +81,13 @@ Json to_json(const Series& series) {
 Json to_json(const Environment& environment) {
   Json gpus = Json::array();
   for (const GpuState& gpu : environment.gpus) gpus.push_back(to_json(gpu));
-  const auto or_null = [](const std::string& text) {
-    return text.empty() ? Json(nullptr) : Json(text);
-  };
   return Json{{"version", environment.version},
               {"commit", environment.commit},
               {"dirty", environment.dirty},
               {"build_type", environment.build_type},
               {"build_flags", environment.build_flags},
               {"compiler", environment.compiler},
-              {"cuda_version", or_null(environment.cuda_version)},
+              {"cuda_version", known(environment.cuda_version)},
               {"time_utc", environment.time_utc},
               {"hostname_hash", environment.hostname_hash},
               {"system", environment.system},
@@ -90,6 +100,10 @@ Json to_json(const Environment& environment) {
               {"memory_bytes", environment.memory_bytes},
               {"memory_available_bytes", environment.memory_available_bytes},
               {"load_average", environment.load_average},
+              {"cpu_clock_mhz", Json::array({known(environment.cpu_clock_mhz_before),
+                                             known(environment.cpu_clock_mhz_after)})},
+              {"cpu_temperature_celsius", or_null(environment.cpu_temperature_celsius)},
+              {"cpu_throttle_events", or_null(environment.cpu_throttle_events)},
               {"gpus", gpus}};
 }
 
@@ -100,27 +114,35 @@ Json to_json(const Record& record) {
   }
   Json kernel_path = Json::array();
   for (const KernelLaunches& kernel : record.kernel_path) {
-    kernel_path.push_back(
-        {{"step", kernel.step}, {"name", kernel.name}, {"launches", kernel.launches}});
+    kernel_path.push_back({{"step", kernel.step},
+                           {"name", kernel.name},
+                           {"launches", kernel.launches},
+                           {"of", known(kernel.of)}});
   }
   Json results = Json::array();
   for (const Series& series : record.results) results.push_back(to_json(series));
 
   Json json;
-  json["schema_version"] = kSchemaVersion;
+  json["schema_version"] = kRecordVersion;
+  json["kind"] = record.kind;
+  json["command"] = Json{{"name", record.command.name}, {"arguments", record.command.arguments}};
+  json["valid"] = or_null(record.valid);
+  json["invalid_because"] = record.invalid_because;
   json["environment"] = to_json(record.environment);
   json["machine"] = to_json(record.machine);
   json["configuration"] = std::move(configuration);
-  json["weights"] =
-      Json{{"model", record.weights.model},
-           {"hash", record.weights.hash.empty() ? Json(nullptr) : Json(record.weights.hash)},
-           {"formats", record.weights.formats},
-           {"bytes", record.weights.bytes}};
+  json["weights"] = Json{{"model", record.weights.model},
+                         {"hash", known(record.weights.hash)},
+                         {"formats", record.weights.formats},
+                         {"bytes", record.weights.bytes}};
   json["workload"] = to_json(record.workload);
   json["kernel_path"] = std::move(kernel_path);
   json["results"] = std::move(results);
   json["memory_peak_bytes"] = record.memory_peak_bytes;
-  json["energy_joules"] = record.energy_joules ? Json(*record.energy_joules) : Json(nullptr);
+  json["energy_joules"] = or_null(record.energy_joules);
+  json["energy_source"] = known(record.energy_source);
+  json["details"] = record.details.empty() ? Json() : Json::parse(record.details, nullptr, false);
+  CHECK(json["details"].is_null() || json["details"].is_object(), record.details);
   return json;
 }
 

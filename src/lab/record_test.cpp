@@ -60,6 +60,24 @@ TEST(Record, JsonKeepsSamplesAndSummary) {
   EXPECT_TRUE(json["weights"]["hash"].is_null());
 }
 
+TEST(Record, SaysWhatIsBetterAndWhatMadeIt) {
+  Record record = sample_record();
+  record.kind = "op bench";
+  record.command = {"op bench", {"moe_fp8_block_scale", "--tokens=7"}};
+  record.results[0].better = Better::kLower;
+  record.results[0].workload = Workload{.num_output_tokens = 7};
+  record.valid = false;
+  record.invalid_because = {"another row ran"};
+  record.details = R"({"noise": [1, 2]})";
+  const auto json = to_json(record);
+  EXPECT_EQ(json["schema_version"], kRecordVersion);
+  EXPECT_EQ(json["command"]["arguments"][1], "--tokens=7");
+  EXPECT_EQ(json["results"][0]["better"], "lower");
+  EXPECT_EQ(json["results"][0]["workload"]["n_gen"], 7);
+  EXPECT_EQ(json["valid"], false);
+  EXPECT_EQ(json["details"]["noise"][1], 2);
+}
+
 TEST(Record, IsWrittenWholeAndReadBack) {
   const std::string path = testing::TempDir() + "moxie_record.json";
   Record record = sample_record();
