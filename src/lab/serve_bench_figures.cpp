@@ -57,11 +57,15 @@ RequestFigures figures_of(const StreamResult& r, int64_t num_prompt_asked,
   const int64_t num_later = f.num_output - std::max<int64_t>(1, r.num_first_token_ids);
   const double decode_ms = 1e3 * (r.content_s.back() - r.content_s.front());
   if (num_later > 0 && decode_ms > 0) f.tpot_ms = decode_ms / static_cast<double>(num_later);
-  const double prompt_s = r.first_response_s - r.start_s - latency_s;
-  if (prompt_s > 0) {
-    const int64_t counted = num_prompt_counted > 0 ? num_prompt_counted : f.num_prompt;
-    f.pp_tok_s = static_cast<double>(counted) / prompt_s;
-  }
+  f.ttfr_ms = 1e3 * (r.first_response_s - r.start_s);
+  const auto counted =
+      static_cast<double>(num_prompt_counted > 0 ? num_prompt_counted : f.num_prompt);
+  const auto rate_within = [&](double ms) -> std::optional<double> {
+    const double prompt_s = ms / 1e3 - latency_s;
+    return prompt_s > 0 ? std::optional(counted / prompt_s) : std::nullopt;
+  };
+  f.pp_tok_s = rate_within(f.ttfr_ms);
+  f.pp_ttft_tok_s = rate_within(f.ttft_ms);
   return f;
 }
 
@@ -141,19 +145,21 @@ std::vector<ServeFigures> ServeFigures::by_block() const {
 
 std::vector<ServeSeries> ServeFigures::series() const {
   ServeSeries ttft{"ttft", "ms"}, tpot{"tpot", "ms"}, itl{"itl", "ms"}, e2e{"e2e", "ms"};
-  ServeSeries pp{"pp", "tok/s", false}, tg{"tg", "tok/s", false};
+  ServeSeries pp{"pp", "tok/s", false}, pp_ttft{"pp_ttft", "tok/s", false};
+  ServeSeries tg{"tg", "tok/s", false};
   for (const RequestFigures& r : requests) {
     ttft.samples.push_back(r.ttft_ms);
     e2e.samples.push_back(r.e2e_ms);
     itl.samples.insert(itl.samples.end(), r.itl_ms.begin(), r.itl_ms.end());
     if (r.pp_tok_s) pp.samples.push_back(*r.pp_tok_s);
+    if (r.pp_ttft_tok_s) pp_ttft.samples.push_back(*r.pp_ttft_tok_s);
     if (!r.tpot_ms) continue;
     tpot.samples.push_back(*r.tpot_ms);
     tg.samples.push_back(1e3 / *r.tpot_ms);
   }
   ServeSeries output{"output", "tok/s", false, block_tok_s};
-  return {std::move(ttft), std::move(tpot), std::move(itl),   std::move(e2e),
-          std::move(pp),   std::move(tg),   std::move(output)};
+  return {std::move(ttft), std::move(tpot),    std::move(itl), std::move(e2e),
+          std::move(pp),   std::move(pp_ttft), std::move(tg),  std::move(output)};
 }
 
 }  // namespace moxie

@@ -6,6 +6,9 @@
 //   TTFT = t1 - t0        TPOT = (tn - t1) / (n - f)        ITL = each gap between content events
 //   E2E = end of the stream - t0                            tg = 1 / TPOT
 //   pp = prompt tokens / (first event with a choice - t0 - latency of the endpoint)
+//   pp_ttft = prompt tokens / (TTFT - latency)
+// pp is llama-benchy's figure. It says nothing of an endpoint that sends the role of its answer
+// before it reads the prompt; pp_ttft does, with the time of one token in it.
 #pragma once
 
 #include <cstdint>
@@ -19,11 +22,12 @@
 namespace moxie {
 
 struct RequestFigures {
-  double start_s = 0, end_s = 0;  ///< of the client's clock
-  double ttft_ms = 0, e2e_ms = 0;
-  std::optional<double> tpot_ms;   ///< none: all tokens came at once
-  std::vector<double> itl_ms;      ///< between events: a gap may stand for several tokens
-  std::optional<double> pp_tok_s;  ///< none: the answer came within the latency
+  double start_s = 0, end_s = 0;                ///< of the client's clock
+  double ttft_ms = 0, ttfr_ms = 0, e2e_ms = 0;  ///< first content, first response, end
+  std::optional<double> tpot_ms;                ///< none: all tokens came at once
+  std::vector<double> itl_ms;  ///< between events: a gap may stand for several tokens
+  /// None: the answer came within the latency.
+  std::optional<double> pp_tok_s, pp_ttft_tok_s;
   int64_t num_prompt = 0, num_output = 0, num_cached = 0, num_events = 0;
 };
 
@@ -76,7 +80,7 @@ struct ServeFigures {
   int64_t num_good(const Goodput& goodput) const;
   /// The requests of each block alone, in the order of time; without errors.
   std::vector<ServeFigures> by_block() const;
-  /// ttft, tpot, itl, e2e, pp, tg, output.
+  /// ttft, tpot, itl, e2e, pp, pp_ttft, tg, output.
   std::vector<ServeSeries> series() const;
 };
 

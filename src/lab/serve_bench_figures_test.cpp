@@ -31,6 +31,8 @@ TEST(RequestFigures, AreComputedFromTheTimesOfEvents) {
   EXPECT_NEAR(f.itl_ms[2], 400, 1e-9);
   ASSERT_TRUE(f.pp_tok_s);
   EXPECT_NEAR(*f.pp_tok_s, 250, 1e-9);  // 100 tokens in 0.5 s - 0.1 s
+  EXPECT_NEAR(f.ttfr_ms, 500, 1e-9);
+  EXPECT_NEAR(*f.pp_ttft_tok_s, 1000.0 / 9, 1e-9);  // 100 tokens in 1 s - 0.1 s
   EXPECT_EQ(f.num_output, 5);
   EXPECT_EQ(f.num_events, 4);
   EXPECT_EQ(f.num_cached, 16);

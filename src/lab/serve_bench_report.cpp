@@ -14,6 +14,8 @@ using Json = nlohmann::ordered_json;
 
 // Above this share of a core the client may hold the streams up.
 constexpr double kBusyClient = 0.5;
+// A first response in less than this share of the time to the first content holds a role alone.
+constexpr double kEarlyRole = 0.5;
 
 Json to_json(const ServeSeries& series) {
   const Summary s = summarize(series.samples);
@@ -37,6 +39,12 @@ Json to_json(const EndpointFacts& facts) {
             {"ttft_s", t.ttft_s},
             {"gaps_s", t.gaps_s},
             {"first_response_s", t.first_response_s}}}};
+}
+
+// "ttft_ms", "pp_tok_s"; "output_tok_s" is the number over the whole test.
+std::string key_of(const ServeSeries& series) {
+  if (series.unit == "ms") return series.name + "_ms";
+  return series.name + (series.name == "output" ? "_block_tok_s" : "_tok_s");
 }
 
 Json errors_json(const ServeFigures& figures) {
@@ -87,8 +95,7 @@ Json test_json(const ServeRun& run, const ServeRun::Cell& cell, size_t index) {
                  {"output", f.num_output()},
                  {"events", num_events},
                  {"prompts_of_other_length", f.num_disagreements}}}};
-  for (const ServeSeries& series : f.series())
-    json[series.name + (series.unit == "ms" ? "_ms" : "_tok_s_samples")] = to_json(series);
+  for (const ServeSeries& series : f.series()) json[key_of(series)] = to_json(series);
   json["goodput"] = run.goodput.is_asked() ? goodput_json(f, run.goodput) : Json();
   json["client"] = {{"cpu_s", cell.outcome.client_cpu_s}, {"wall_s", cell.outcome.wall_s}};
   json["stopped"] = cell.outcome.stopped.empty() ? Json() : Json(cell.outcome.stopped);
@@ -138,6 +145,40 @@ Workload workload_of(const ServeTest& test) {
           .concurrency = test.concurrency};
 }
 
+std::vector<std::string> notes_of_requests(const ServeTest& test, const ServeFigures& f) {
+  std::vector<std::string> notes;
+  int64_t num_events = 0, num_short = 0, num_early = 0;
+  for (const RequestFigures& r : f.requests) {
+    num_events += r.num_events;
+    num_short += r.num_output < test.n_gen ? 1 : 0;
+    num_early += r.ttfr_ms < kEarlyRole * r.ttft_ms ? 1 : 0;
+  }
+  if (num_early > static_cast<int64_t>(f.requests.size()) / 2) {
+    notes.emplace_back(
+        "the role of an answer comes long before its text, so that pp (the time to the first "
+        "response) is not the speed of the prompt; pp_ttft is");
+  }
+  if (f.num_cached() > 0) {
+    notes.push_back(fmt::format("{} of {} prompt tokens came from the prefix cache", f.num_cached(),
+                                f.num_prompt()));
+  }
+  if (f.num_disagreements > 0) {
+    notes.push_back(
+        fmt::format("{} prompts have another length by usage than asked for", f.num_disagreements));
+  }
+  if (num_short > 0) {
+    notes.push_back(
+        fmt::format("{} answers are shorter than {} tokens (--ignore-eos, where the "
+                    "endpoint knows it, makes them full)",
+                    num_short, test.n_gen));
+  }
+  if (num_events < f.num_output()) {
+    notes.push_back(fmt::format("{} tokens came in {} events: some held several, or had no text",
+                                f.num_output(), num_events));
+  }
+  return notes;
+}
+
 std::string with_deviation(const ServeSeries& series) {
   if (series.samples.empty()) return "-";
   const Summary s = summarize(series.samples);
@@ -182,7 +223,7 @@ std::string table_of(const ServeRun& run, const ServeRun::Cell& cell) {
                                 one.name, s.p50, s.p90, s.p99);
     }
     for (const ServeSeries& one : all) {
-      if (one.name == "pp" || one.name == "tg")
+      if (one.name == "pp" || one.name == "pp_ttft" || one.name == "tg")
         text += fmt::format("  {:<7} {} tok/s a request\n", one.name, with_deviation(one));
     }
     text += fmt::format("  all     {:.2f} tok/s out, {:.3f} requests/s, {} requests in {:.2f} s\n",
@@ -212,35 +253,12 @@ std::vector<std::string> notes_of(const ServeRun& run) {
   }
   for (const ServeRun::Cell& cell : run.cells) {
     for (size_t i = 0; i < run.endpoints.size(); ++i) {
-      const ServeFigures& f = cell.outcome.figures[i];
       const std::string where = fmt::format("{} at {}: ", cell.test.name(), run.endpoints[i].url);
-      int64_t num_events = 0, num_short = 0;
-      for (const RequestFigures& r : f.requests) {
-        num_events += r.num_events;
-        num_short += r.num_output < cell.test.n_gen ? 1 : 0;
-      }
-      if (f.num_cached() > 0) {
-        notes.push_back(where + fmt::format("{} of {} prompt tokens came from the prefix cache",
-                                            f.num_cached(), f.num_prompt()));
-      }
-      if (f.num_disagreements > 0) {
-        notes.push_back(where +
-                        fmt::format("{} prompts have another length by usage than asked for",
-                                    f.num_disagreements));
-      }
-      if (num_short > 0) {
-        notes.push_back(where + fmt::format("{} answers are shorter than {} tokens (--ignore-eos, "
-                                            "where the endpoint knows it, makes them full)",
-                                            num_short, cell.test.n_gen));
-      }
-      if (num_events < f.num_output()) {
-        notes.push_back(where + fmt::format("{} tokens came in {} events: some held several, or "
-                                            "had no text",
-                                            f.num_output(), num_events));
-      }
+      for (const std::string& note : notes_of_requests(cell.test, cell.outcome.figures[i]))
+        notes.push_back(where + note);
     }
-    const double share =
-        cell.outcome.wall_s > 0 ? cell.outcome.client_cpu_s / cell.outcome.wall_s : 0;
+    const double wall_s = cell.outcome.wall_s;
+    const double share = wall_s > 0 ? cell.outcome.client_cpu_s / wall_s : 0;
     if (share > kBusyClient) {
       notes.push_back(
           fmt::format("{}: this client took {:.0f}% of a core; its own work may be in "
