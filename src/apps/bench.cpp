@@ -186,7 +186,9 @@ Command bench_command() {
           .summary = "Speed by prompt, generation, depth and streams, as shares of the limit",
           .example = "moxie bench --model synthetic:gpt-oss-20b -p 256 -n 32 -d 0,2048 -r 5",
           .declare = [o](Flags& flags) { declare_bench_flags(flags, o.get()); },
-          .run = [o](const Flags& flags) { return run(*o, flags); }};
+          .run = [o](const Flags& flags) { return run(*o, flags); },
+          .subcommands = {bench_serve_command()},
+          .runs_alone = true};
 }
 
 }  // namespace moxie

@@ -103,6 +103,7 @@ Command kernels_command();
 Command plan_command();
 Command doctor_command();
 Command bench_command();
+Command bench_serve_command();
 Command profile_command();
 Command serve_command();
 Command pull_command();

@@ -6,7 +6,7 @@ namespace {
 Result<CurlApi> start() {
   Result<CurlApi> api = find_curl();
   if (api && api->global_init(CURL_GLOBAL_DEFAULT) != CURLE_OK)
-    return fail("libcurl does not start", "pull");
+    return fail("it does not start", "libcurl");
   return api;
 }
 

@@ -1,4 +1,5 @@
-// The functions of libcurl that we call, found in the system's libcurl.so.4 when first needed. The
+// The functions of libcurl that we call, found in the system's libcurl.so.4 when first needed: by
+// the hub, which asks one thing at a time, and by the HTTP benchmark, which asks many. The
 // interface of that library is stable since 2006. Debian's static archive would need Kerberos and
 // LDAP, which have no static archives there.
 #pragma once
@@ -19,6 +20,13 @@ struct CurlApi {
   decltype(&::curl_easy_perform) easy_perform = nullptr;
   decltype(&::curl_easy_getinfo) easy_getinfo = nullptr;
   decltype(&::curl_easy_strerror) easy_strerror = nullptr;
+  decltype(&::curl_multi_init) multi_init = nullptr;
+  decltype(&::curl_multi_cleanup) multi_cleanup = nullptr;
+  decltype(&::curl_multi_setopt) multi_setopt = nullptr;
+  decltype(&::curl_multi_add_handle) multi_add_handle = nullptr;
+  decltype(&::curl_multi_remove_handle) multi_remove_handle = nullptr;
+  decltype(&::curl_multi_socket_action) multi_socket_action = nullptr;
+  decltype(&::curl_multi_info_read) multi_info_read = nullptr;
   decltype(&::curl_slist_append) slist_append = nullptr;
   decltype(&::curl_slist_free_all) slist_free_all = nullptr;
   decltype(&::curl_url) url = nullptr;

@@ -1,4 +1,4 @@
-// libcurl of the system, opened when a pull begins.
+// libcurl of the system, opened when it is first needed.
 #include <dlfcn.h>
 
 #include <type_traits>
@@ -21,7 +21,7 @@ Result<CurlApi> find_curl() {
     if (const char* text = ::dlerror(); text != nullptr && why.empty()) why = text;
   }
   if (library == nullptr)
-    return fail("libcurl, which fetches from the hub, was not found: " + why, "pull", kHint);
+    return fail("libcurl, which speaks HTTP, was not found: " + why, "libcurl", kHint);
   CurlApi api;
   why.clear();
   const auto find = [&](auto& function, const char* name) {
@@ -37,6 +37,13 @@ Result<CurlApi> find_curl() {
   find(api.easy_perform, "curl_easy_perform");
   find(api.easy_getinfo, "curl_easy_getinfo");
   find(api.easy_strerror, "curl_easy_strerror");
+  find(api.multi_init, "curl_multi_init");
+  find(api.multi_cleanup, "curl_multi_cleanup");
+  find(api.multi_setopt, "curl_multi_setopt");
+  find(api.multi_add_handle, "curl_multi_add_handle");
+  find(api.multi_remove_handle, "curl_multi_remove_handle");
+  find(api.multi_socket_action, "curl_multi_socket_action");
+  find(api.multi_info_read, "curl_multi_info_read");
   find(api.slist_append, "curl_slist_append");
   find(api.slist_free_all, "curl_slist_free_all");
   find(api.url, "curl_url");
@@ -45,8 +52,7 @@ Result<CurlApi> find_curl() {
   find(api.url_get, "curl_url_get");
   find(api.free, "curl_free");
   if (!why.empty()) {
-    return fail("libcurl is too old: it lacks " + why, "pull",
-                "install a libcurl of 7.66 or newer");
+    return fail("it is too old: it lacks " + why, "libcurl", "install a libcurl of 7.66 or newer");
   }
   return api;
 }
