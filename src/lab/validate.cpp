@@ -29,11 +29,12 @@ constexpr LevelEntry kLevels[kNumValidateLevels] = {{"1", "smoke", run_smoke},
 
 const LevelEntry& entry_of(ValidateLevel level) { return kLevels[static_cast<size_t>(level)]; }
 
-// The sizes that the levels need, where the options leave them open.
-EngineOptions fitted(const EngineOptions& given, bool wants_long_context) {
+// The sizes that the levels need, where the options leave them open. They are the same for every
+// level, since the format of the cache depends on them.
+EngineOptions fitted(const EngineOptions& given, bool has_long_context) {
   EngineOptions options = given;
   fit_service(2 * kValidateStreams, &options);
-  if (wants_long_context && options.max_model_len == 0) options.max_model_len = kLongContext + 256;
+  if (has_long_context && options.max_model_len == 0) options.max_model_len = kLongContext + 256;
   return options;
 }
 
@@ -96,7 +97,7 @@ MemoryInUse memory_in_use() {
 
 Status Validation::open() {
   if (engine_ != nullptr) return {};
-  EngineOptions wanted = fitted(options_.engine, options_.last >= ValidateLevel::kStress);
+  EngineOptions wanted = fitted(options_.engine, true);
   auto engine = seams().load(wanted);
   if (!engine && options_.engine.max_model_len == 0 && wanted.max_model_len != 0) {
     wanted = fitted(options_.engine, false);  // the long context does not fit

@@ -5,6 +5,7 @@
 
 #include <string>
 
+#include "core/testing/paths.h"
 #include "lab/testing/planted_rows.h"
 #include "lab/validate.h"
 
@@ -16,7 +17,7 @@ class ValidateTest : public ::testing::Test {
 
   /// nano-a with a short context, on two threads.
   static ValidateOptions options(ValidateLevel last) {
-    return {.engine = {.model = std::string(MOXIE_TEST_DATA) + "/goldens/nano-a",
+    return {.engine = {.model = test_data() + "/goldens/nano-a",
                        .device = "cpu",
                        .threads = 2,
                        .kv_dtype = "f32",
@@ -59,8 +60,9 @@ class ValidateTest : public ::testing::Test {
       for (const ValidateCheck& check : one.checks) {
         const bool is_it = !check.passed && check.name.find(part) != std::string::npos;
         is_caught = is_caught || (one.level == level && is_it);
-        if (one.level < level)
+        if (one.level < level) {
           EXPECT_TRUE(check.passed) << number << ", " << check.name << ": " << check.value;
+        }
       }
       if (one.level == level) {
         EXPECT_TRUE(is_caught) << "no check '" << part << "' failed in level " << number;
