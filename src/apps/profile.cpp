@@ -11,7 +11,7 @@
 #include "apps/bench_flags.h"
 #include "apps/kernels_json.h"
 #include "apps/startup.h"
-#include "lab/machine_gpu.h"
+#include "lab/run_watch.h"
 #include "lab/shared_experts.h"
 #include "lab/stats.h"
 
@@ -160,21 +160,16 @@ Result<std::optional<SharedExperts>> shared_experts(Engine& engine, std::vector<
   return std::optional(std::move(*shared));
 }
 
-Record make_record(Engine& engine, const MachineLimits& limits, const Flags& flags,
-                   const std::vector<PhaseProfile>& phases, const std::optional<GpuState>& gpu) {
-  Record record = record_of(engine, limits, flags);
-  for (const PhaseProfile& phase : phases) {
-    record.results.push_back(
-        {.name = phase.test.name(), .unit = "tok/s", .samples = phase.plain_tok_s});
-    record.results.push_back({.name = phase.test.name() + " profiled",
-                              .unit = "tok/s",
-                              .samples = phase.profiled_tok_s});
-    for (const auto& count : phase.rows) {
-      record.kernel_path.push_back({count.op->name, count.name, count.launches});
-    }
+void add_phase(const PhaseProfile& phase, Record* record) {
+  const std::string name = phase.test.name();
+  for (const auto& [of, samples] : {std::pair(name, &phase.plain_tok_s),
+                                    std::pair(name + " profiled", &phase.profiled_tok_s)}) {
+    record->results.push_back({.name = of,
+                               .unit = "tok/s",
+                               .samples = *samples,
+                               .workload = workload_of(phase.test, *record)});
   }
-  if (gpu) record.environment.gpus.push_back(*gpu);
-  return record;
+  add_rows(phase.rows, name, record);
 }
 
 Json phases_json(const std::vector<PhaseProfile>& phases) {
@@ -194,6 +189,8 @@ bool may_use_gpu(const std::string& device) {
 int run(ProfileFlags& o, const Flags& flags) {
   const auto tests = tests_of(&o.bench, flags);
   if (!tests) return usage("profile: " + tests.error().message());
+  auto keeper = RecordKeeper::open(o.bench.record);
+  if (!keeper) return report(keeper.error());
   std::string texts_json;
   if (!o.texts.empty()) {
     auto json = read_text(o.texts);
@@ -222,11 +219,14 @@ int run(ProfileFlags& o, const Flags& flags) {
   if (!on_gpu) recorder = make_step_recorder((*engine)->kernels());
   auto limits = measure_limits(device);
   if (!limits) return report(limits.error());
-  std::optional<GpuState> gpu;
-  if (on_gpu) gpu = read_gpu_state(device);
+  const RunWatch watch(device);
+  Record record = record_of("profile", **engine, *limits, flags);
   auto phases = run_profile(**engine, *tests, o.bench.repetitions, *limits, *recorder);
   if (!phases) return report(phases.error());
-  if (on_gpu) finish_gpu_state(device, &*gpu);
+  for (const PhaseProfile& phase : *phases) add_phase(phase, &record);
+  record.details = Json{{"phases", phases_json(*phases)}}.dump();
+  watch.finish(&record);
+  keeper->keep_so_far(record);
   std::string why_not;
   auto shared = shared_experts(**engine, std::move(texts), *tests, &why_not);
   if (!shared) return report(shared.error());
@@ -234,15 +234,14 @@ int run(ProfileFlags& o, const Flags& flags) {
     if (auto status = write_trace(*phases, o.trace); !status) return report(status.error());
   }
   if (o.bench.json) {
-    Json document = {
-        {"machine", moxie::to_json(*limits)},
-        {"model", model_json(**engine)},
-        {"startup", startup_json((*engine)->timeline())},
-        {"phases", phases_json(*phases)},
-        {"shared_experts", *shared ? moxie::to_json(**shared) : Json()},
-        {"record", moxie::to_json(make_record(**engine, *limits, flags, *phases, gpu))}};
+    Json document = {{"machine", moxie::to_json(*limits)},
+                     {"model", model_json(**engine)},
+                     {"startup", startup_json((*engine)->timeline())},
+                     {"phases", phases_json(*phases)},
+                     {"shared_experts", *shared ? moxie::to_json(**shared) : Json()},
+                     {"record", moxie::to_json(record)}};
     fmt::print("{}\n", document.dump(2));
-    return kExitDone;
+    return keep_and_exit(*keeper, record, kExitDone);
   }
   print_limits(*limits);
   if (o.bench.verbose) print_startup((*engine)->timeline());
@@ -252,7 +251,7 @@ int run(ProfileFlags& o, const Flags& flags) {
   } else {
     fmt::print("experts that neighbouring tokens read: {}\n", why_not);
   }
-  return kExitDone;
+  return keep_and_exit(*keeper, record, kExitDone);
 }
 
 }  // namespace
