@@ -11,7 +11,8 @@ packages_of() {
       echo make g++ cmake ninja-build ccache pkg-config \
         python3 python3-pip \
         libfmt-dev libcli11-dev nlohmann-json3-dev libxxhash-dev libexpected-dev zlib1g-dev \
-        'libboost1.81-dev|libboost1.83-dev' libssl-dev libcurl4-openssl-dev libzmq3-dev ;;
+        'libboost1.81-dev|libboost1.83-dev' libssl-dev libcurl4-openssl-dev libzmq3-dev \
+        libsqlite3-dev ;;
     test) # What only tests and micro-benchmarks use.
       echo libgtest-dev libgmock-dev libbenchmark-dev librapidcheck-dev libpcre2-dev \
         python3 python3-venv openssl ;;
@@ -20,7 +21,7 @@ packages_of() {
         'clang-tidy-19|clang-tidy-18' ;;
     arm) # The cross compiler, the emulator, and what the aarch64 build links.
       echo g++-aarch64-linux-gnu qemu-user-static {libfmt,libgtest,libpcre2,librapidcheck}-dev:arm64 \
-        {libssl,libcurl4-openssl,libzmq3,zlib1g}-dev:arm64 ;;
+        {libssl,libcurl4-openssl,libzmq3,libsqlite3,zlib1g}-dev:arm64 ;;
     deploy) # Checks of deploy/: Prometheus with promtool, systemd-analyze, images without a daemon.
       echo prometheus systemd strace buildah mmdebstrap util-linux ca-certificates ;;
     page) # The browser of tests/page.

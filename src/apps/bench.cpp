@@ -7,25 +7,18 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
-#include "apps/bench_flags.h"
+#include "apps/bench_commands.h"
 #include "apps/kernels_json.h"
 #include "apps/startup.h"
 #include "engine/drafts_json.h"
-#include "lab/machine_gpu.h"
-#include "lab/record.h"
 #include "lab/report.h"
+#include "lab/run_watch.h"
 #include "lab/stats.h"
 
 namespace moxie {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-// The machine's state around the tests; empty without a GPU.
-struct GpuWatch {
-  std::optional<GpuState> state;
-  std::optional<double> joules_before, joules;
-};
 
 Json to_json(const Summary& s, const std::vector<double>& samples) {
   return {{"median", s.median}, {"mean", s.mean}, {"stdev", s.stdev}, {"samples", samples}};
@@ -80,25 +73,115 @@ Result<std::vector<BenchResult>> run_without_batch_invariance(const BenchFlags& 
   return results;
 }
 
-// The record of the whole run: conditions beside the samples.
-Record make_record(Engine& engine, const MachineLimits& limits, const Flags& flags,
-                   const std::vector<BenchResult>& results, const GpuWatch& gpu) {
-  Record record = record_of(engine, limits, flags);
-  for (const BenchResult& result : results) {
-    record.results.push_back({result.test.name(), "tok/s", result.tok_s, result.bytes_per_token,
-                              result.flops_per_token, result.share_of_limit});
-    for (const auto& count : result.kernels) {
-      record.kernel_path.push_back({count.op->name, count.name, count.launches});
-    }
+// A run on one engine: prints each test as it is done, and adds it to the record.
+class Run {
+ public:
+  Run(const BenchFlags& o, Engine& engine, const MachineLimits& limits, const Flags& flags)
+      : o_(o),
+        engine_(engine),
+        limits_(limits),
+        watch_(engine.device()),
+        record_(record_of("bench", engine, limits, flags)) {}
+
+  void print_head() const {
+    if (o_.json) return;
+    print_limits(limits_);
+    if (o_.verbose) print_startup(engine_.timeline());
+    fmt::print(
+        "| {:<24} | {:<14} | {:>20} | {:>12} | {:>8} "
+        "|\n|{:-<26}|{:-<16}|{:->22}|{:->14}|{:->10}|\n",
+        "model", "test", "tok/s", "bytes/token", "of limit", "", "", ":", ":", ":");
   }
-  if (gpu.state) record.environment.gpus.push_back(*gpu.state);
-  record.energy_joules = gpu.joules;
-  return record;
-}
+
+  // `off`: the same test without --batch-invariant; null: it is not on.
+  Status run(const BenchTest& test, const BenchResult* off) {
+    auto result = run_bench(engine_, test, o_.repetitions, limits_);
+    if (!result) return fail(std::move(result.error()));
+    add_to_record(*result);
+    tests_.push_back(to_json(*result, off, is_simulated()));
+    if (!o_.json) print(*result, off);
+    results_.push_back(std::move(*result));
+    return {};
+  }
+
+  void print_end() const {
+    if (o_.json) {
+      fmt::print("{}\n", document().dump(2));
+      return;
+    }
+    const BenchResult& last = results_.back();
+    fmt::print("\nkernels of {}:\n", last.test.name());
+    print_rows(last.kernels);
+    if (!last.tile.empty()) fmt::print("  tile     {}\n", last.tile);
+  }
+  Status write_report() const {
+    if (o_.report.empty()) return {};
+    return write_page(bench_page(results_, limits_, document()), o_.report);
+  }
+
+  const Record& record() const { return record_; }
+  // The record says so where a test failed behind others that did not.
+  void set_incomplete(const Error& error) {
+    record_.details = Json{{"incomplete", error.message()}}.dump();
+  }
+
+ private:
+  Json document() const {
+    return {{"machine", moxie::to_json(limits_)},
+            {"model", model_json(engine_)},
+            {"startup", startup_json(engine_.timeline())},
+            {"tests", tests_},
+            {"record", moxie::to_json(record_)}};
+  }
+  bool is_simulated() const { return !o_.engine.speculation.acceptance.empty(); }
+
+  void add_to_record(const BenchResult& result) {
+    const std::string name = result.test.name();
+    record_.results.push_back({.name = name,
+                               .unit = "tok/s",
+                               .samples = result.tok_s,
+                               .bytes = result.bytes_per_token,
+                               .operations = result.flops_per_token,
+                               .share_of_limit = result.share_of_limit,
+                               .workload = workload_of(result.test, record_),
+                               .limit_gb_s = result.read_gb_s});
+    add_rows(result.kernels, name, &record_);
+    watch_.finish(&record_);
+  }
+
+  void print(const BenchResult& result, const BenchResult* off) const {
+    const Summary s = summarize(result.tok_s);
+    fmt::print("| {:<24} | {:<14} | {:>20} | {:>12} | {:>7.1f}% |\n", o_.engine.model,
+               result.test.name(), fmt::format("{:.2f} ± {:.2f}", s.median, s.stdev),
+               format_bytes(static_cast<uint64_t>(result.bytes_per_token)),
+               100 * result.share_of_limit);
+    if (result.drafts.num_positions > 0) {
+      fmt::print("  speculation: {}{}\n", drafts_text(result.drafts),
+                 is_simulated() ? " (acceptance simulated)" : "");
+    }
+    if (off != nullptr) {
+      const double median = summarize(off->tok_s).median;
+      fmt::print("  --batch-invariant on: {:.3f} of the {:.2f} tok/s without it\n",
+                 s.median / median, median);
+    }
+    std::fflush(stdout);
+  }
+
+  const BenchFlags& o_;
+  Engine& engine_;
+  const MachineLimits& limits_;
+  RunWatch watch_;
+  Record record_;
+  Json tests_ = Json::array();
+  std::vector<BenchResult> results_;
+};
 
 int run(BenchFlags& o, const Flags& flags) {
   const auto tests = tests_of(&o, flags);
   if (!tests) return usage("bench: " + tests.error().message());
+  if (!o.vs.empty()) return bench_against(o, *tests, flags);
+  auto keeper = RecordKeeper::open(o.record);
+  if (!keeper) return report(keeper.error());
   // The cost of batch invariance: first the same tests without it.
   std::vector<BenchResult> off;
   if (o.engine.batch_invariant == "on") {
@@ -109,73 +192,24 @@ int run(BenchFlags& o, const Flags& flags) {
   }
   auto engine = Engine::load(o.engine);
   if (!engine) return report(engine.error());
-  Device& device = (*engine)->device();
-  const bool on_gpu = device.kind() == DeviceKind::kCuda;
-  auto limits = measure_limits(device);
+  auto limits = measure_limits((*engine)->device());
   if (!limits) return report(limits.error());
-  GpuWatch gpu;
-  if (on_gpu) {
-    gpu.state = read_gpu_state(device);
-    gpu.joules_before = gpu_energy_joules(device);
-  }
-
-  const bool is_simulated = !o.engine.speculation.acceptance.empty();
-  Json tests_json = Json::array();
-  std::vector<BenchResult> results;
-  if (!o.json) {
-    print_limits(*limits);
-    if (o.verbose) print_startup((*engine)->timeline());
-    fmt::print(
-        "| {:<24} | {:<14} | {:>20} | {:>12} | {:>8} "
-        "|\n|{:-<26}|{:-<16}|{:->22}|{:->14}|{:->10}|\n",
-        "model", "test", "tok/s", "bytes/token", "of limit", "", "", ":", ":", ":");
-  }
-  for (const BenchTest& test : *tests) {
-    auto result = run_bench(**engine, test, o.repetitions, *limits);
-    if (!result) return report(result.error());
-    const BenchResult* const without = off.empty() ? nullptr : &off[results.size()];
-    results.push_back(*result);
-    tests_json.push_back(to_json(*result, without, is_simulated));
-    if (o.json) continue;
-    const Summary s = summarize(result->tok_s);
-    fmt::print("| {:<24} | {:<14} | {:>20} | {:>12} | {:>7.1f}% |\n", o.engine.model, test.name(),
-               fmt::format("{:.2f} ± {:.2f}", s.median, s.stdev),
-               format_bytes(static_cast<uint64_t>(result->bytes_per_token)),
-               100 * result->share_of_limit);
-    if (result->drafts.num_positions > 0) {
-      fmt::print("  speculation: {}{}\n", drafts_text(result->drafts),
-                 is_simulated ? " (acceptance simulated)" : "");
+  Run run(o, **engine, *limits, flags);
+  run.print_head();
+  for (size_t i = 0; i < tests->size(); ++i) {
+    if (auto status = run.run((*tests)[i], off.empty() ? nullptr : &off[i]); !status) {
+      run.set_incomplete(status.error());
+      report(status.error());
+      return keep_and_exit(*keeper, run.record(), kExitFailed);
     }
-    if (without != nullptr) {
-      const double median = summarize(without->tok_s).median;
-      fmt::print("  --batch-invariant on: {:.3f} of the {:.2f} tok/s without it\n",
-                 s.median / median, median);
-    }
-    std::fflush(stdout);
-    if (&test == &tests->back()) {
-      fmt::print("\nkernels of {}:\n", test.name());
-      print_rows(result->kernels);
-      if (!result->tile.empty()) fmt::print("  tile     {}\n", result->tile);
-    }
+    keeper->keep_so_far(run.record());
   }
-  if (on_gpu) {
-    finish_gpu_state(device, &*gpu.state);
-    if (const auto joules = gpu_energy_joules(device); joules && gpu.joules_before) {
-      gpu.joules = *joules - *gpu.joules_before;
-    }
+  run.print_end();
+  if (auto status = run.write_report(); !status) {
+    report(status.error());
+    return keep_and_exit(*keeper, run.record(), kExitFailed);
   }
-  const Json document = {
-      {"machine", moxie::to_json(*limits)},
-      {"model", model_json(**engine)},
-      {"startup", startup_json((*engine)->timeline())},
-      {"tests", tests_json},
-      {"record", moxie::to_json(make_record(**engine, *limits, flags, results, gpu))}};
-  if (!o.report.empty()) {
-    const Page page = bench_page(results, *limits, document);
-    if (auto status = write_page(page, o.report); !status) return report(status.error());
-  }
-  if (o.json) fmt::print("{}\n", document.dump(2));
-  return kExitDone;
+  return keep_and_exit(*keeper, run.record(), kExitDone);
 }
 
 }  // namespace
@@ -185,9 +219,16 @@ Command bench_command() {
   return {.name = "bench",
           .summary = "Speed by prompt, generation, depth and streams, as shares of the limit",
           .example = "moxie bench --model synthetic:gpt-oss-20b -p 256 -n 32 -d 0,2048 -r 5",
-          .declare = [o](Flags& flags) { declare_bench_flags(flags, o.get()); },
+          .declare =
+              [o](Flags& flags) {
+                declare_bench_flags(flags, o.get());
+                flags.text("--vs", &o->vs,
+                           "switches of the engine, as one word: measures with and without them, "
+                           "sample by sample in turn, with a verdict");
+              },
           .run = [o](const Flags& flags) { return run(*o, flags); },
-          .subcommands = {bench_serve_command()},
+          .subcommands = {bench_compare_command(), bench_replay_command(), bench_history_command(),
+                          bench_serve_command()},
           .runs_alone = true};
 }
 

@@ -8,6 +8,7 @@
 
 #include "engine/draft_counts.h"
 #include "lab/machine_gpu.h"
+#include "lab/weights_origin.h"
 
 namespace moxie {
 namespace {
@@ -42,13 +43,8 @@ Status read_acceptance(const BenchFlags& o, const Flags& flags, std::vector<floa
 
 }  // namespace
 
-void declare_bench_flags(Flags& flags, BenchFlags* o) {
+void declare_engine_flags(Flags& flags, BenchFlags* o) {
   declare_model_flags(flags, &o->engine);
-  flags.integers("-p,--n-prompt", &o->n_prompt, {0, kMostBenchTokens}, "prompt lengths; 0: none");
-  flags.integers("-n,--n-gen", &o->n_gen, {0, kMostBenchTokens}, "tokens to generate; 0: none");
-  flags.integers("-d,--n-depth", &o->depth, {0, kMostBenchTokens}, "tokens already in the context");
-  flags.integers("-b,--streams", &o->streams, {1, kMostBenchTokens}, "streams at once");
-  flags.integer("-r,--repetitions", &o->repetitions, {1, kMostBenchTokens}, "samples a test");
   flags.integer("--chunk", &o->engine.max_batch_tokens, {0, kMostBatchTokens},
                 "tokens a prefill launch; 0: what suits");
   flags.unsigned64("--seed", &o->engine.seed, {0, UINT64_MAX}, "of synthetic weights");
@@ -56,22 +52,38 @@ void declare_bench_flags(Flags& flags, BenchFlags* o) {
   flags.text("--spec-acceptance", &o->acceptance,
              "drafts are accepted at these rates by position, such as 0.8,0.6,0.4 (the share of "
              "launches accepted so far), instead of by comparing tokens");
+}
+
+void declare_bench_flags(Flags& flags, BenchFlags* o) {
+  declare_engine_flags(flags, o);
+  flags.integers("-p,--n-prompt", &o->n_prompt, {0, kMostBenchTokens}, "prompt lengths; 0: none");
+  flags.integers("-n,--n-gen", &o->n_gen, {0, kMostBenchTokens}, "tokens to generate; 0: none");
+  flags.integers("-d,--n-depth", &o->depth, {0, kMostBenchTokens}, "tokens already in the context");
+  flags.integers("-b,--streams", &o->streams, {1, kMostBenchTokens}, "streams at once");
+  flags.integer("-r,--repetitions", &o->repetitions, {1, kMostBenchTokens}, "samples a test");
   flags.toggle("--json", &o->json, "print one JSON document");
   flags.text("--report", &o->report, "HTML file for charts, tables and conditions of the run");
+  declare_record_flags(flags, &o->record);
   flags.toggle("-v,--verbose", &o->verbose, "print how long the start took");
 }
 
-Result<std::vector<BenchTest>> tests_of(BenchFlags* o, const Flags& flags) {
+Status complete_engine_flags(BenchFlags* o, const Flags& flags) {
   if (auto status = read_acceptance(*o, flags, &o->speculation.options.acceptance); !status) {
-    return fail(std::move(status.error()));
+    return status;
   }
-  if (auto status = o->speculation.complete(flags); !status) return fail(std::move(status.error()));
+  if (auto status = o->speculation.complete(flags); !status) return status;
   o->engine.speculation = o->speculation.options;
   o->engine.speculation.seed = o->engine.seed;
+  o->engine.show_progress = o->engine.show_progress && !o->json;
+  return {};
+}
+
+Result<std::vector<BenchTest>> tests_of(BenchFlags* o, const Flags& flags) {
+  if (auto status = complete_engine_flags(o, flags); !status)
+    return fail(std::move(status.error()));
   auto tests = bench_tests(o->n_prompt, o->n_gen, o->depth, o->streams);
   if (tests.empty()) return fail("nothing to do; give -p or -n");
   fit_engine(tests, &o->engine);
-  o->engine.show_progress = o->engine.show_progress && !o->json;
   return tests;
 }
 
@@ -113,17 +125,30 @@ nlohmann::ordered_json model_json(Engine& engine) {
           {"kv_dtype", dtype_name(engine.kv_dtype())}};
 }
 
-Record record_of(Engine& engine, const MachineLimits& limits, const Flags& flags) {
+Record record_of(const std::string& kind, Engine& engine, const MachineLimits& limits,
+                 const Flags& flags) {
   Record record{.environment = collect_environment(), .machine = limits};
-  for (const auto& setting : flags.settings()) {
-    record.configuration.push_back({setting.name, setting.value, setting.source});
-  }
-  record.weights.model = engine.checkpoint().path();
-  record.weights.bytes = engine.weights_bytes();
+  describe_command(kind, kind, flags, &record);
+  record.weights = weights_origin(engine.checkpoint(), engine.weights_bytes());
   record.workload.num_warm_ups = 1;
   record.workload.seed = engine.options().seed;
   record.memory_peak_bytes = peak_memory_bytes();
   return record;
+}
+
+Workload workload_of(const BenchTest& test, const Record& record) {
+  Workload workload = record.workload;
+  workload.num_prompt_tokens = test.n_prompt;
+  workload.num_output_tokens = test.n_gen;
+  workload.depth = test.depth;
+  workload.batch = workload.concurrency = test.streams;
+  return workload;
+}
+
+void add_rows(const std::vector<KernelChooser::Count>& counts, const std::string& of,
+              Record* record) {
+  for (const auto& count : counts)
+    record->kernel_path.push_back({count.op->name, count.name, count.launches, of});
 }
 
 }  // namespace moxie

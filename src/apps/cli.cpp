@@ -36,8 +36,8 @@ std::string did_you_mean(const std::string& word, const std::set<std::string>& k
 
 class AppFlags final : public Flags {
  public:
-  AppFlags(CLI::App* app, std::vector<std::string> arguments)
-      : app_(app), arguments_(std::move(arguments)) {}
+  AppFlags(CLI::App* app, std::vector<std::string> arguments, bool takes_variables = true)
+      : app_(app), arguments_(std::move(arguments)), takes_variables_(takes_variables) {}
 
   void text(const std::string& flag, std::string* value, const std::string& help) override {
     record(flag, app_->add_option(flag, *value, help)->capture_default_str());
@@ -73,8 +73,8 @@ class AppFlags final : public Flags {
   }
   void positional(const std::string& name, std::vector<std::string>* values,
                   const std::string& help, bool required) override {
-    auto* option = app_->add_option(name, *values, help);
-    if (required) option->required();
+    positional_ = app_->add_option(name, *values, help);
+    if (required) positional_->required();
   }
   bool given(const std::string& flag) const override {
     const auto* option = app_->get_option_no_throw(flag);
@@ -97,6 +97,30 @@ class AppFlags final : public Flags {
       list.push_back(std::move(setting));
     }
     return list;
+  }
+
+  std::vector<std::string> arguments() const override {
+    std::vector<std::string> words;
+    for (const auto& [flag, option] : options_) {
+      const std::string name = (flag.starts_with("-") ? "" : "--") + flag;
+      for (const std::string& value : option->results()) words.push_back(name + "=" + value);
+    }
+    if (positional_ != nullptr) {
+      for (const std::string& value : positional_->results()) words.push_back(value);
+    }
+    return words;
+  }
+  /// A switch that the command line has before `word`; empty: none.
+  std::string given_before(const std::string& word) const {
+    const auto end = std::find(arguments_.begin(), arguments_.end(), word);
+    for (const auto& [flag, option] : options_) {
+      const auto is_it = [&, known = option](const std::string& argument) {
+        return argument.starts_with("-") &&
+               known->check_name(argument.substr(0, argument.find('=')));
+      };
+      if (option->count() > 0 && std::any_of(arguments_.begin(), end, is_it)) return flag;
+    }
+    return "";
   }
 
   void add_config() { app_->add_option("--config", config_path_, kConfigHelp); }
@@ -160,13 +184,15 @@ class AppFlags final : public Flags {
   }
   void record(const std::string& flag, CLI::Option* option) {
     const std::string name = flag.substr(flag.rfind(',') + 1);  // "-p,--prompt" is --prompt
-    if (name.starts_with("--")) option->envname(variable_of(name));
+    if (takes_variables_ && name.starts_with("--")) option->envname(variable_of(name));
     options_[name] = option;
   }
   CLI::App* app_;
   std::map<std::string, CLI::Option*> options_;
   std::set<std::string> from_config_;
+  CLI::Option* positional_ = nullptr;
   std::vector<std::string> arguments_;
+  bool takes_variables_;
   std::string config_path_;
 };
 
@@ -242,6 +268,18 @@ int handle_parse_error(CLI::App& app, const CLI::ParseError& error,
   return kExitUsage;
 }
 
+// A switch before the name of a subcommand belongs to the command, which does not run then.
+Status check_place_of_switches(const Entry& entry, const std::vector<Entry>& entries) {
+  for (const Entry& parent : entries) {
+    if (parent.app != entry.app->get_parent()) continue;
+    const std::string flag = parent.flags->given_before(entry.command->name);
+    if (flag.empty()) continue;
+    return fail("is no switch of " + entry.command->name + ", or stands before its name", flag,
+                "moxie " + parent.command->name + " " + entry.command->name + " --help");
+  }
+  return {};
+}
+
 }  // namespace
 
 int run_commands(int argc, char** argv, const std::vector<Command>& commands) {
@@ -279,6 +317,8 @@ int run_commands(int argc, char** argv, const std::vector<Command>& commands) {
   warn_of_variables(entries);
   for (Entry& entry : entries) {  // children are before their parents
     if (!entry.app->parsed() || !entry.command->run) continue;
+    if (auto placed = check_place_of_switches(entry, entries); !placed)
+      return usage(placed.error().message());
     try {
       if (auto status = entry.flags->apply_config(); !status) {
         return usage(status.error().message());
@@ -289,6 +329,19 @@ int run_commands(int argc, char** argv, const std::vector<Command>& commands) {
     return entry.command->run(*entry.flags);
   }
   return kExitUsage;
+}
+
+Status parse_switches(const std::string& text, const std::function<void(Flags&)>& declare,
+                      const std::function<Status(const Flags&)>& then) {
+  CLI::App app;
+  AppFlags flags(&app, {}, false);
+  declare(flags);
+  try {
+    app.parse(text, false);
+  } catch (const CLI::ParseError& error) {
+    return fail(error.get_exit_code() == 0 ? "only switches can stand here" : error.what(), text);
+  }
+  return then(flags);
 }
 
 void declare_model_flags(Flags& flags, EngineOptions* o) {

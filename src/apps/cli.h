@@ -59,6 +59,9 @@ class Flags {
     std::string name, value, source;
   };
   virtual std::vector<Setting> settings() const = 0;
+  /// The words that give a command all values that some source set: "--n-gen=32" for each switch,
+  /// then those without a switch.
+  virtual std::vector<std::string> arguments() const = 0;
 };
 
 struct Command {
@@ -75,6 +78,11 @@ inline constexpr const char* kConfigHelp = "JSON file with switches: {\"kv-dtype
 
 /// Parses, runs, and returns the exit code.
 int run_commands(int argc, char** argv, const std::vector<Command>& commands);
+
+/// Reads switches from one text, split into words as a shell would; variables and files are not
+/// looked at. `then` is called with what was read. Fails with the usage fault's text.
+Status parse_switches(const std::string& text, const std::function<void(Flags&)>& declare,
+                      const std::function<Status(const Flags&)>& then);
 
 /// The switches that every command with a model takes.
 void declare_model_flags(Flags& flags, EngineOptions* options);

@@ -14,6 +14,7 @@
 #include "lab/machine.h"
 #include "lab/moe_fp8_inputs.h"
 #include "lab/peer_figures.h"
+#include "lab/run_watch.h"
 #include "lab/stats.h"
 
 namespace moxie {
@@ -29,6 +30,7 @@ struct OpBenchFlags {
   OpDevice on;
   uint64_t seed = 1;
   std::string kernel = "auto", peers;
+  RecordFlags record;
   bool json = false;
 };
 
@@ -179,12 +181,45 @@ Result<Beside> measure_beside(const OpBenchFlags& o, MoeFp8Runner& runner) {
   return beside;
 }
 
-int bench(const OpBenchFlags& o) {
+// One series a number of tokens, of what bench_tokens() gave.
+void add_result(const OpBenchFlags& o, const Json& r, Record* record) {
+  const std::string name =
+      fmt::format("{} T={}", Op<MoeFp8Params>::info.name, r["tokens"].get<int32_t>());
+  Workload workload = record->workload;
+  workload.num_prompt_tokens = r["tokens"].get<int64_t>();
+  record->results.push_back({.name = name,
+                             .unit = "us",
+                             .samples = r["samples_us"].get<std::vector<double>>(),
+                             .bytes = r["bytes"].get<double>(),
+                             .operations = r["flops"].get<double>(),
+                             .share_of_limit = r["share_of_bound"].get<double>(),
+                             .better = Better::kLower,
+                             .workload = workload});
+  const auto num_runs = static_cast<uint64_t>(r["samples_us"].size());
+  record->kernel_path.push_back(
+      {Op<MoeFp8Params>::info.name, r["kernel"].get<std::string>(), num_runs, name});
+  record->weights.bytes = static_cast<uint64_t>(3.0 * o.local_experts * o.hidden * o.intermediate);
+}
+
+Record make_record(const OpBenchFlags& o, const MachineLimits& limits, const Flags& flags) {
+  Record record{.environment = collect_environment(), .machine = limits};
+  describe_command("op bench", "op bench", flags, &record);
+  record.weights.model =
+      fmt::format("random: {} of {} experts, hidden {}, intermediate {}, seed {}", o.local_experts,
+                  o.experts, o.hidden, o.intermediate, o.seed);
+  record.weights.formats = {"fp8_e4m3 by blocks"};
+  record.workload.seed = o.seed;
+  return record;
+}
+
+int bench(const OpBenchFlags& o, const Flags& flags) {
   if (auto known = check_op_name(o.names); !known) return usage(known.error().message());
   if (o.tokens.empty()) return usage("op bench: -T needs a number of tokens");
   for (const int32_t tokens : o.tokens)
     if (const char* why = moe_fp8_shape_fault(sizes_of(o, tokens)))
       return usage(std::string("op bench: ") + why);
+  auto keeper = RecordKeeper::open(o.record);
+  if (!keeper) return report(keeper.error());
   auto runner = open_runner(o.on);
   if (!runner) return report(runner.error());
   if (auto fits = check_memory(o, *runner); !fits) return report(fits.error());
@@ -192,15 +227,24 @@ int bench(const OpBenchFlags& o) {
   if (!beside) return report(beside.error());
   const RandomMoeFp8 weights = random_moe_fp8(sizes_of(o, 1), o.seed, runner->pool());
   Json results = Json::array();
+  const RunWatch watch(runner->device());
+  Record record = make_record(o, beside->limits, flags);
   if (!o.json) print_head(o, *beside, *runner);
   for (const int32_t tokens : o.tokens) {
     auto result = bench_tokens(o, weights, tokens, *beside, *runner);
-    if (!result) return report(result.error());
+    if (!result) {
+      report(result.error());
+      record.details = Json{{"incomplete", result.error().message()}}.dump();
+      return keep_and_exit(*keeper, record, kExitFailed);
+    }
+    add_result(o, *result, &record);
+    watch.finish(&record);
+    keeper->keep_so_far(record);
     if (!o.json) print_result(*result);
     std::fflush(stdout);
     results.push_back(std::move(*result));
   }
-  if (!o.json) return kExitDone;
+  if (!o.json) return keep_and_exit(*keeper, record, kExitDone);
   Json all{{"op", Op<MoeFp8Params>::info.name},
            {"machine", to_json(beside->limits)},
            {"device", runner->device().properties().name},
@@ -213,8 +257,9 @@ int bench(const OpBenchFlags& o) {
            {"repetitions", repetitions_of(o, *runner)},
            {"results", results}};
   if (beside->peers) all["peers"] = {{"file", o.peers}, {"device", beside->peers->device}};
+  all["record"] = moxie::to_json(record);
   fmt::print("{}\n", all.dump(2));
-  return kExitDone;
+  return keep_and_exit(*keeper, record, kExitDone);
 }
 
 }  // namespace
@@ -245,8 +290,9 @@ Command op_bench_command() {
                        "\"results\": [{\"name\": \"...\", \"tokens\": 7, \"median_us\": 1.5}]}");
             flags.unsigned64("--seed", &o->seed, {0, UINT32_MAX}, "of the inputs");
             flags.toggle("--json", &o->json, "print JSON");
+            declare_record_flags(flags, &o->record);
           },
-      .run = [o](const Flags&) { return bench(*o); }};
+      .run = [o](const Flags& flags) { return bench(*o, flags); }};
 }
 
 }  // namespace moxie

@@ -11,8 +11,8 @@
 #include "apps/bench_flags.h"
 #include "apps/kernels_json.h"
 #include "apps/startup.h"
-#include "lab/machine_gpu.h"
 #include "lab/report.h"
+#include "lab/run_watch.h"
 #include "lab/shared_experts.h"
 #include "lab/stats.h"
 
@@ -173,21 +173,16 @@ Result<std::optional<SharedExperts>> shared_experts(Engine& engine, std::vector<
   return std::optional(std::move(*shared));
 }
 
-Record make_record(Engine& engine, const MachineLimits& limits, const Flags& flags,
-                   const std::vector<PhaseProfile>& phases, const std::optional<GpuState>& gpu) {
-  Record record = record_of(engine, limits, flags);
-  for (const PhaseProfile& phase : phases) {
-    record.results.push_back(
-        {.name = phase.test.name(), .unit = "tok/s", .samples = phase.plain_tok_s});
-    record.results.push_back({.name = phase.test.name() + " profiled",
-                              .unit = "tok/s",
-                              .samples = phase.profiled_tok_s});
-    for (const auto& count : phase.rows) {
-      record.kernel_path.push_back({count.op->name, count.name, count.launches});
-    }
+void add_phase(const PhaseProfile& phase, Record* record) {
+  const std::string name = phase.test.name();
+  for (const auto& [of, samples] : {std::pair(name, &phase.plain_tok_s),
+                                    std::pair(name + " profiled", &phase.profiled_tok_s)}) {
+    record->results.push_back({.name = of,
+                               .unit = "tok/s",
+                               .samples = *samples,
+                               .workload = workload_of(phase.test, *record)});
   }
-  if (gpu) record.environment.gpus.push_back(*gpu);
-  return record;
+  add_rows(phase.rows, name, record);
 }
 
 Json phases_json(const std::vector<PhaseProfile>& phases) {
@@ -207,6 +202,8 @@ bool may_use_gpu(const std::string& device) {
 int run(ProfileFlags& o, const Flags& flags) {
   const auto tests = tests_of(&o.bench, flags);
   if (!tests) return usage("profile: " + tests.error().message());
+  auto keeper = RecordKeeper::open(o.bench.record);
+  if (!keeper) return report(keeper.error());
   std::string texts_json;
   if (!o.texts.empty()) {
     auto json = read_text(o.texts);
@@ -235,11 +232,14 @@ int run(ProfileFlags& o, const Flags& flags) {
   if (!on_gpu) recorder = make_step_recorder((*engine)->kernels());
   auto limits = measure_limits(device);
   if (!limits) return report(limits.error());
-  std::optional<GpuState> gpu;
-  if (on_gpu) gpu = read_gpu_state(device);
+  const RunWatch watch(device);
+  Record record = record_of("profile", **engine, *limits, flags);
   auto phases = run_profile(**engine, *tests, o.bench.repetitions, *limits, *recorder);
   if (!phases) return report(phases.error());
-  if (on_gpu) finish_gpu_state(device, &*gpu);
+  for (const PhaseProfile& phase : *phases) add_phase(phase, &record);
+  record.details = Json{{"phases", phases_json(*phases)}}.dump();
+  watch.finish(&record);
+  keeper->keep_so_far(record);
   std::string why_not;
   auto shared = shared_experts(**engine, std::move(texts), *tests, &why_not);
   if (!shared) return report(shared.error());
@@ -252,14 +252,14 @@ int run(ProfileFlags& o, const Flags& flags) {
       {"startup", startup_json((*engine)->timeline())},
       {"phases", phases_json(*phases)},
       {"shared_experts", *shared ? moxie::to_json(**shared) : Json()},
-      {"record", moxie::to_json(make_record(**engine, *limits, flags, *phases, gpu))}};
+      {"record", moxie::to_json(record)}};
   if (!o.bench.report.empty()) {
     const Page page = profile_page(*phases, *limits, document);
     if (auto status = write_page(page, o.bench.report); !status) return report(status.error());
   }
   if (o.bench.json) {
     fmt::print("{}\n", document.dump(2));
-    return kExitDone;
+    return keep_and_exit(*keeper, record, kExitDone);
   }
   print_limits(*limits);
   if (o.bench.verbose) print_startup((*engine)->timeline());
@@ -269,7 +269,7 @@ int run(ProfileFlags& o, const Flags& flags) {
   } else {
     fmt::print("experts that neighbouring tokens read: {}\n", why_not);
   }
-  return kExitDone;
+  return keep_and_exit(*keeper, record, kExitDone);
 }
 
 }  // namespace

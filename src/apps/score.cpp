@@ -2,15 +2,19 @@
 #include "apps/score.h"
 
 #include <fmt/format.h>
+#define XXH_INLINE_ALL
+#include <xxhash.h>
 
 #include <cmath>
 #include <memory>
 #include <nlohmann/json.hpp>
 
-#include "apps/cli.h"
+#include "apps/bench_flags.h"
 #include "apps/kernels_json.h"
 #include "apps/speculation_flags.h"
 #include "lab/logit_distance.h"
+#include "lab/run_watch.h"
+#include "lab/stats.h"
 #include "weights/safetensors_write.h"
 
 namespace moxie {
@@ -24,6 +28,7 @@ struct ScoreFlags {
   SpeculationFlags speculation;
   std::string ids_file, logits, draft_logits, sinks = "on";
   int32_t chunk = 128;
+  RecordFlags record;
   bool json = true, compare_switches = false;
 };
 
@@ -49,6 +54,35 @@ Result<std::vector<std::vector<int32_t>>> read_lists(const std::string& path) {
   return lists;
 }
 
+// Tells the ids of one run from those of another.
+std::string name_of(const std::vector<std::vector<int32_t>>& lists) {
+  uint64_t hash = lists.size();
+  for (const auto& ids : lists)
+    hash = XXH3_64bits_withSeed(ids.data(), ids.size() * sizeof ids[0], hash);
+  return fmt::format("given ids, XXH3 {:016x}", hash);
+}
+
+// The record of a run: values that are computed, not timed.
+Record make_record(Engine& engine, const Flags& flags, std::vector<double> nll, double perplexity) {
+  // Nothing is timed, so nothing is measured of the machine.
+  const MachineLimits limits{.cpu = make_cpu_device(1)->properties().name};
+  Record record = record_of("score", engine, limits, flags);
+  record.workload.num_warm_ups = 0;
+  record.workload.num_prompt_tokens = static_cast<int64_t>(nll.size());
+  record.results.push_back({.name = "nll",
+                            .unit = "nats",
+                            .samples = std::move(nll),
+                            .better = Better::kLower,
+                            .is_exact = true});
+  record.results.push_back({.name = "perplexity",
+                            .unit = "",
+                            .samples = {perplexity},
+                            .better = Better::kLower,
+                            .is_exact = true});
+  add_rows(engine.kernels().counts(), "", &record);
+  return record;
+}
+
 int run(ScoreFlags& o, const Flags& flags) {
   std::vector<std::vector<int32_t>> lists;
   const bool single = flags.given("--ids");
@@ -59,6 +93,9 @@ int run(ScoreFlags& o, const Flags& flags) {
   }
   if (o.compare_switches && !o.logits.empty()) {
     return usage("score: --compare-switches writes no --logits");
+  }
+  if (o.compare_switches && !(o.record.record.empty() && o.record.history.empty())) {
+    return usage("score: --compare-switches keeps no record");
   }
   if (auto status = o.speculation.complete(flags); !status) return usage(status.error().message());
   SpeculationOptions& speculation = o.speculation.options;
@@ -92,6 +129,8 @@ int run(ScoreFlags& o, const Flags& flags) {
     o.engine.speculation = speculation;
     ++o.engine.max_model_len;
   }
+  auto keeper = RecordKeeper::open(o.record);
+  if (!keeper) return report(keeper.error());
   auto engine = Engine::load(o.engine);
   if (!engine) return report(engine.error());
   if (has_head) {
@@ -99,16 +138,15 @@ int run(ScoreFlags& o, const Flags& flags) {
       return report(status.error());
   }
 
+  const RunWatch watch((*engine)->device());
   Json nll = Json::array();
-  double sum = 0;
-  size_t count = 0;
+  std::vector<double> all_nll;
   std::vector<std::vector<float>> all_logits(lists.size());
   std::vector<TensorToWrite> tensors;
   for (size_t i = 0; i < lists.size(); ++i) {
     auto values = score_ids(**engine, lists[i], o.logits.empty() ? nullptr : &all_logits[i]);
     if (!values) return report(values.error());
-    for (const double value : *values) sum += value;
-    count += values->size();
+    all_nll.insert(all_nll.end(), values->begin(), values->end());
     if (single)
       nll = *values;
     else
@@ -123,14 +161,18 @@ int run(ScoreFlags& o, const Flags& flags) {
   if (!o.logits.empty()) {
     if (auto status = write_safetensors(o.logits, tensors); !status) return report(status.error());
   }
-  const double mean = count > 0 ? sum / static_cast<double>(count) : 0;
+  const double mean_nll = mean(all_nll);
   fmt::print("{}\n", Json{{"nll", nll},
-                          {"mean_nll", mean},
-                          {"perplexity", std::exp(mean)},
-                          {"num_scored", count},
+                          {"mean_nll", mean_nll},
+                          {"perplexity", std::exp(mean_nll)},
+                          {"num_scored", all_nll.size()},
                           {"kernels", kernels_json((*engine)->kernels().counts())}}
                          .dump());
-  return kExitDone;
+  if (!keeper->is_asked()) return kExitDone;
+  Record record = make_record(**engine, flags, std::move(all_nll), std::exp(mean_nll));
+  record.workload.sampling = name_of(lists);
+  watch.finish(&record);
+  return keep_and_exit(*keeper, record, kExitDone);
 }
 
 }  // namespace
@@ -200,6 +242,7 @@ Command score_command() {
             flags.toggle("--compare-switches", &o->compare_switches,
                          "print what each switch that saves bytes costs: change of perplexity, "
                          "mean KL; without ids on what the model answers to a few questions");
+            declare_record_flags(flags, &o->record);
             flags.toggle("--json", &o->json,
                          "JSON is the only form of output but for --compare-switches");
           },

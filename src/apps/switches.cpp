@@ -26,6 +26,7 @@ const std::vector<Meaning>& meanings() {
       {"--dataset", Takes::kFile},
       {"--device", Takes::kText, {"auto", "cpu", "cuda"}},
       {"--eval-config", Takes::kFile},
+      {"--history", Takes::kFile},
       {"--ids-file", Takes::kFile},
       {"--inputs", Takes::kFile},
       {"--kv-dtype", Takes::kText, {"auto", "bf16", "fp8_e4m3", "f32"}},
@@ -93,6 +94,7 @@ class Collector final : public Flags {
   }
   bool given(const std::string&) const override { return false; }
   std::vector<Setting> settings() const override { return {}; }
+  std::vector<std::string> arguments() const override { return {}; }
 
  private:
   Switch& add(const std::string& flag, const char* type, std::string preset,
@@ -129,6 +131,13 @@ void collect(const Command& command, const std::string& parent, std::vector<Comm
 }
 
 }  // namespace
+
+Takes takes_of(const std::string& name) {
+  for (const Meaning& meaning : meanings()) {
+    if (name == meaning.name) return meaning.takes;
+  }
+  return Takes::kText;
+}
 
 const Switch* CommandSwitches::find(const std::string& name) const {
   const auto found = std::find_if(switches.begin(), switches.end(),

@@ -13,6 +13,9 @@ namespace moxie {
 /// What a switch's value is, for completions.
 enum class Takes { kNothing, kText, kFile, kFolder, kModel };
 
+/// What the text switch of this name takes, "--model"; kText if nothing is known of it.
+Takes takes_of(const std::string& name);
+
 struct Switch {
   std::string name;        ///< "--prompt"
   std::string short_name;  ///< "-p"; empty: none

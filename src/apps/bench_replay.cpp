@@ -1,0 +1,138 @@
+// moxie bench replay: runs a record's command again, with its switches, and compares.
+//
+// The command runs as a child process of this program, without a shell. Variables of switches are
+// not passed on, since the record has the value of every switch that was set.
+#include <fmt/format.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <iterator>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "apps/bench_commands.h"
+#include "lab/record_read.h"
+
+extern char** environ;
+
+namespace moxie {
+namespace {
+
+struct ReplayFlags {
+  std::vector<std::string> files;
+  std::string record;
+  bool json = false;
+};
+
+std::vector<char*> pointers_to(std::vector<std::string>& texts) {
+  std::vector<char*> pointers;
+  for (std::string& text : texts) pointers.push_back(text.data());
+  pointers.push_back(nullptr);
+  return pointers;
+}
+
+// Waits for the program with these words. What it prints goes to stderr.
+Result<int> run_again(std::vector<std::string> words) {
+  std::vector<std::string> variables;
+  for (char** at = environ; *at != nullptr; ++at) {
+    const std::string variable = *at;
+    if (!variable.starts_with("MOXIE_") || variable.starts_with("MOXIE_LOG=")) {
+      variables.push_back(variable);
+    }
+  }
+  words.insert(words.begin(), "moxie");
+  auto arguments = pointers_to(words), environment = pointers_to(variables);
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_adddup2(&actions, STDERR_FILENO, STDOUT_FILENO);
+  pid_t child = 0;
+  const int error = posix_spawn(&child, "/proc/self/exe", &actions, nullptr, arguments.data(),
+                                environment.data());
+  posix_spawn_file_actions_destroy(&actions);
+  if (error != 0) return fail(std::strerror(error), "starting the program again");
+  int status = 0;
+  while (::waitpid(child, &status, 0) < 0) {
+    if (errno != EINTR) return fail(std::strerror(errno), "waiting for the program");
+  }
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+// The words of the record's command, without its output.
+Result<std::vector<std::string>> words_of(const Record& record, const std::string& file) {
+  static constexpr const char* kCommands[] = {"bench", "score",    "profile", "op bench",
+                                              "eval",  "validate", "tune",    "bench serve"};
+  const RecordedCommand& command = record.command;
+  if (std::find(std::begin(kCommands), std::end(kCommands), command.name) == std::end(kCommands))
+    return fail("/command/name: '" + command.name + "' cannot be run again", file);
+  std::istringstream names(command.name);
+  std::vector<std::string> words{std::istream_iterator<std::string>(names), {}};
+  for (const std::string& argument : command.arguments) {
+    // A record may come from others: it must not write files here.
+    const std::string flag = argument.substr(0, argument.find('='));
+    if (is_switch_of_output(flag))
+      return fail("/command/arguments: '" + flag + "' writes a file or changes the output", file);
+    words.push_back(argument);
+  }
+  return words;
+}
+
+int run(const ReplayFlags& o) {
+  if (o.files.size() != 1) return usage("bench replay takes one record");
+  auto before = read_record(o.files[0]);
+  if (!before) return report(before.error());
+  auto words = words_of(*before, o.files[0]);
+  if (!words) return report(words.error());
+  auto keeper = RecordKeeper::open({.record = o.record});
+  if (!keeper) return report(keeper.error());
+  std::error_code error;
+  const std::string path = !o.record.empty()
+                               ? o.record
+                               : (std::filesystem::temp_directory_path(error) /
+                                  ("moxie-replay-" + std::to_string(::getpid()) + ".json"))
+                                     .string();
+  words->push_back("--record=" + path);
+  log_info(fmt::format("running again: moxie {}", fmt::join(*words, " ")));
+  const auto exit_code = run_again(std::move(*words));
+  if (!exit_code) return report(exit_code.error());
+  if (*exit_code != kExitDone) {
+    return report({fmt::format("the command ended with {}", *exit_code), o.files[0],
+                   "its message stands above"});
+  }
+  auto after = read_record(path);
+  if (o.record.empty()) std::filesystem::remove(path, error);
+  if (!after) return report(after.error());
+  const auto comparison = compare_records(*before, *after, o.files[0], "the run now");
+  if (!comparison) return report(comparison.error());
+  if (o.json) {
+    nlohmann::ordered_json document = to_json(*comparison);
+    document["record"] = to_json(*after);
+    fmt::print("{}\n", document.dump(2));
+  } else {
+    print_comparison(*comparison, o.files[0], "the run now");
+  }
+  return comparison->has_regression() ? kExitFailed : kExitDone;
+}
+
+}  // namespace
+
+Command bench_replay_command() {
+  auto o = std::make_shared<ReplayFlags>();
+  return {.name = "replay",
+          .summary = "Run a record's command again with its switches, and compare",
+          .example = "moxie bench replay before.json --record after.json",
+          .declare =
+              [o](Flags& flags) {
+                flags.positional("record", &o->files, "a file of --record", true);
+                flags.text("--record", &o->record, "keep the record of the new run in this file");
+                flags.toggle("--json", &o->json, "print one JSON document");
+              },
+          .run = [o](const Flags&) { return run(*o); }};
+}
+
+}  // namespace moxie

@@ -1,0 +1,122 @@
+// moxie bench --vs: two engines of one process, sampled in turn, so that what moves the machine
+// moves both.
+#include <fmt/format.h>
+
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "apps/bench_commands.h"
+#include "lab/bench_pair.h"
+#include "lab/run_watch.h"
+#include "lab/stats.h"
+
+namespace moxie {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// So many samples of each side without --repetitions: enough for a verdict on a busy machine.
+constexpr int32_t kSamples = 40;
+
+// The options of the second engine.
+Result<EngineOptions> second_options(const BenchFlags& o, const std::vector<BenchTest>& tests) {
+  BenchFlags second = o;
+  auto status = parse_switches(
+      o.vs, [&](Flags& flags) { declare_engine_flags(flags, &second); },
+      [&](const Flags& flags) { return complete_engine_flags(&second, flags); });
+  if (!status) return fail(std::move(status.error()));
+  fit_engine(tests, &second.engine);
+  return second.engine;
+}
+
+Series series_of(const BenchResult& result, const std::string& name, const Record& record) {
+  return {.name = name,
+          .unit = "tok/s",
+          .samples = result.tok_s,
+          .bytes = result.bytes_per_token,
+          .operations = result.flops_per_token,
+          .share_of_limit = result.share_of_limit,
+          .workload = workload_of(result.test, record)};
+}
+
+class Versus {
+ public:
+  Versus(const BenchFlags& o, Engine& a, Engine& b, const MachineLimits& limits, const Flags& flags)
+      : o_(o),
+        a_(a),
+        b_(b),
+        limits_(limits),
+        watch_(a.device()),
+        record_(record_of("bench", a, limits, flags)) {}
+
+  Status run(const BenchTest& test) {
+    auto pair = run_bench_pair(a_, b_, test, o_.repetitions, limits_);
+    if (!pair) return fail(std::move(pair.error()));
+    const std::string name = test.name(), name_b = name + " with " + o_.vs;
+    record_.results.push_back(series_of(pair->a, name, record_));
+    record_.results.push_back(series_of(pair->b, name_b, record_));
+    add_rows(pair->a.kernels, name, &record_);
+    add_rows(pair->b.kernels, name_b, &record_);
+    watch_.finish(&record_);
+    comparison_.series.push_back({.name = name,
+                                  .unit = "tok/s",
+                                  .median_a = median(pair->a.tok_s),
+                                  .median_b = median(pair->b.tok_s),
+                                  .difference = pair->difference});
+    record_.details = Json{{"vs", o_.vs}, {"comparison", to_json(comparison_)}}.dump();
+    return {};
+  }
+
+  void set_incomplete(const Error& error) {
+    record_.details =
+        Json{{"vs", o_.vs}, {"comparison", to_json(comparison_)}, {"incomplete", error.message()}}
+            .dump();
+  }
+  const Record& record() const { return record_; }
+  const Comparison& comparison() const { return comparison_; }
+
+ private:
+  const BenchFlags& o_;
+  Engine &a_, &b_;
+  const MachineLimits& limits_;
+  RunWatch watch_;
+  Record record_;
+  Comparison comparison_;
+};
+
+}  // namespace
+
+int bench_against(BenchFlags& o, const std::vector<BenchTest>& tests, const Flags& flags) {
+  if (!flags.given("--repetitions")) o.repetitions = kSamples;
+  const auto second = second_options(o, tests);
+  if (!second) return usage("bench: --vs: " + second.error().message());
+  auto keeper = RecordKeeper::open(o.record);
+  if (!keeper) return report(keeper.error());
+  auto a = Engine::load(o.engine);
+  if (!a) return report(a.error());
+  auto b = Engine::load(*second);
+  if (!b) return report(b.error());
+  auto limits = measure_limits((*a)->device());
+  if (!limits) return report(limits.error());
+  Versus versus(o, **a, **b, *limits, flags);
+  for (const BenchTest& test : tests) {
+    if (auto status = versus.run(test); !status) {
+      versus.set_incomplete(status.error());
+      report(status.error());
+      return keep_and_exit(*keeper, versus.record(), kExitFailed);
+    }
+    keeper->keep_so_far(versus.record());
+  }
+  if (o.json) {
+    Json document = to_json(versus.comparison());
+    document["vs"] = o.vs;
+    document["record"] = moxie::to_json(versus.record());
+    fmt::print("{}\n", document.dump(2));
+  } else {
+    print_limits(*limits);
+    print_comparison(versus.comparison(), "as given", "with " + o.vs);
+  }
+  return keep_and_exit(*keeper, versus.record(), kExitDone);
+}
+
+}  // namespace moxie

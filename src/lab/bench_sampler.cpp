@@ -1,0 +1,103 @@
+// Samples of a test, and the figures of all of them together.
+#include "lab/bench_sampler.h"
+
+#include <algorithm>
+
+#include "kernels/experts/experts.h"
+#include "kernels/gemm/tile_model.h"
+#include "lab/stats.h"
+
+namespace moxie {
+namespace {
+
+bool takes_tile(const std::string& name) {
+  static const std::vector<RowInfo> rows = all_rows();
+  return std::any_of(rows.begin(), rows.end(),
+                     [&](const RowInfo& row) { return row.takes_tile && row.name == name; });
+}
+
+// The tile of the experts' products in the test's largest launch.
+std::string tile_of(Engine& engine, const BenchTest& test) {
+  const auto counts = engine.kernels().counts();
+  if (std::none_of(counts.begin(), counts.end(),
+                   [](const auto& count) { return takes_tile(count.name); })) {
+    return {};
+  }
+  const int32_t forced = engine.kernels().tile_columns();
+  if (forced != 0) return gemm::tile_name(forced) + ", forced";
+  const GptOssConfig& c = engine.config();
+  const int32_t tokens =
+      test.n_prompt > 0 ? std::min(test.n_prompt, engine.options().max_batch_tokens) : test.streams;
+  const auto choice = gemm::choose_tile(gemm::mean_pairs(tokens, c.top_k, c.num_experts),
+                                        engine.kernels().choice().batch_invariant());
+  return gemm::tile_name(choice.columns) + ", " + choice.reason;
+}
+
+}  // namespace
+
+BenchSampler::BenchSampler(Engine& engine, const BenchTest& test, const MachineLimits& limits,
+                           Speculation speculation)
+    : engine_(engine),
+      limits_(limits),
+      speculation_(std::move(speculation)),
+      runner_(engine, test, speculation_.drafting),
+      beside_(engine.device(), limits),
+      result_{.test = test} {}
+
+Result<std::unique_ptr<BenchSampler>> BenchSampler::start(Engine& engine, const BenchTest& test,
+                                                          const MachineLimits& limits) {
+  auto speculation = make_speculation(engine);
+  if (!speculation) return fail(std::move(speculation.error()));
+  std::unique_ptr<BenchSampler> sampler(
+      new BenchSampler(engine, test, limits, std::move(*speculation)));
+  if (auto status = sampler->warm_up(); !status) return fail(std::move(status.error()));
+  return sampler;
+}
+
+Status BenchSampler::warm_up() {
+  if (auto status = runner_.fill_depth(); !status) return status;
+  auto warm = runner_.repeat();
+  if (!warm) return fail(std::move(warm.error()));
+  if (auto first = beside_.of(warm->seconds()); !first) return fail(std::move(first.error()));
+  engine_.kernels().reset_counts();
+  return {};
+}
+
+Status BenchSampler::sample(bool with_limits) {
+  auto window = runner_.repeat();
+  if (!window) return fail(std::move(window.error()));
+  result_.tok_s.push_back(tokens_of(result_.test) / window->seconds());
+  auto limits_now = with_limits ? beside_.of(window->seconds()) : Result<MachineLimits>(limits_);
+  if (!limits_now) return fail(std::move(limits_now.error()));
+  if (with_limits) result_.read_gb_s.push_back(limits_now->read_gb_s);
+  of_samples_.push_back(std::move(*limits_now));
+  return {};
+}
+
+BenchResult BenchSampler::result() {
+  BenchResult result = result_;
+  const double tokens = tokens_of(result.test);
+  result.kernels = engine_.kernels().counts();
+  result.drafts = runner_.drafts();
+  result.tile = tile_of(engine_, result.test);
+  const WorkByOp works = least_work(engine_, result.test);
+  const Peak& peak = best_peak(limits_);
+  Work work;
+  double flops_at_peak = 0;  // converted to operations at the best peak that take as long
+  for (const auto& [op, of_op] : works) {
+    work += of_op;
+    const double rate = peak_of_row(limits_, row_of(result.kernels, *op)).rate;
+    flops_at_peak += rate > 0 ? of_op.flops * peak.rate / rate : of_op.flops;
+  }
+  result.bytes_per_token = work.bytes / tokens;
+  result.flops_per_token = work.flops / tokens;
+  std::vector<double> shares;
+  for (size_t i = 0; i < of_samples_.size(); ++i) {
+    shares.push_back(share_of_limit(of_samples_[i], best_peak(of_samples_[i]), work.bytes,
+                                    flops_at_peak, tokens / result.tok_s[i]));
+  }
+  result.share_of_limit = median(shares);
+  return result;
+}
+
+}  // namespace moxie

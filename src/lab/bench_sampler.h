@@ -1,0 +1,39 @@
+// One test of `moxie bench` on one engine, sample by sample, so that two engines can be sampled in
+// turn.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "engine/speculation.h"
+#include "lab/bench_runner.h"
+#include "lab/limits_beside.h"
+
+namespace moxie {
+
+class BenchSampler {
+ public:
+  /// Fills the depth and does the warm-up. Both are borrowed.
+  static Result<std::unique_ptr<BenchSampler>> start(Engine& engine, const BenchTest& test,
+                                                     const MachineLimits& limits);
+  /// Takes one sample. On a CPU the limits are measured beside it, unless `with_limits` is false:
+  /// then those of the run stand for them.
+  Status sample(bool with_limits = true);
+  /// Of all samples so far.
+  BenchResult result();
+
+ private:
+  BenchSampler(Engine& engine, const BenchTest& test, const MachineLimits& limits,
+               Speculation speculation);
+  Status warm_up();
+
+  Engine& engine_;
+  const MachineLimits& limits_;
+  Speculation speculation_;
+  BenchRunner runner_;
+  LimitsBeside beside_;
+  BenchResult result_;
+  std::vector<MachineLimits> of_samples_;
+};
+
+}  // namespace moxie

@@ -1,0 +1,50 @@
+// Two records side by side: the difference of every series that both have, with a verdict, and
+// what was not alike when they were made.
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <vector>
+
+#include "lab/record.h"
+#include "lab/verdict.h"
+
+namespace moxie {
+
+struct SeriesDifference {
+  std::string name, unit;
+  Better better = Better::kHigher;
+  bool is_exact = false;
+  double median_a = 0, median_b = 0;  ///< means, if exact
+  Difference difference;
+  /// verdict_name(); of an exact series "better" and "worse" instead of "faster" and "slower".
+  std::string verdict() const;
+};
+
+/// A condition that was not the same.
+struct ChangedCondition {
+  std::string what, a, b;
+};
+
+struct Comparison {
+  std::vector<SeriesDifference> series;     ///< in the order of the first record
+  std::vector<std::string> only_a, only_b;  ///< names that one record lacks
+  std::vector<ChangedCondition> changed;
+  bool has_regression() const;
+};
+
+/// Fails if the records cannot be compared: other kinds, units, directions or workloads under one
+/// name, no series in both, or one that says of itself that it is invalid. The names stand in
+/// faults.
+Result<Comparison> compare_records(const Record& a, const Record& b, const std::string& name_a,
+                                   const std::string& name_b);
+
+/// What differs of machine, build, model, switches and kernels.
+std::vector<ChangedCondition> changed_conditions(const Record& a, const Record& b);
+
+/// {"difference", "low", "high", "p", "units", "verdict", "because", "regression"}.
+nlohmann::ordered_json to_json(const Difference& difference);
+/// {"series": [...], "only_a", "only_b", "changed", "regression"}.
+nlohmann::ordered_json to_json(const Comparison& comparison);
+
+}  // namespace moxie

@@ -1,0 +1,31 @@
+// What the system tells of the CPU while it works: clocks, temperature, throttling, energy.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+
+namespace moxie {
+
+/// One reading. What the system does not tell stays zero or empty.
+struct CpuState {
+  double clock_mhz = 0;  ///< mean over the cores
+  std::optional<double> temperature_celsius;
+  std::optional<int64_t> throttle_events;  ///< of all cores since the start of the system
+  /// A package's energy counter (RAPL), which begins again at zero behind `range_uj`. Most systems
+  /// let only root read it.
+  struct Energy {
+    uint64_t uj = 0, range_uj = 0;
+  };
+  std::map<std::string, Energy> packages;
+};
+
+/// `root` is where "sys" and "proc" lie; another one is for tests.
+CpuState read_cpu_state(const std::string& root = "/");
+
+/// Joules of all packages between two readings less than one round of a counter apart; none if no
+/// package is in both.
+std::optional<double> joules_between(const CpuState& before, const CpuState& after);
+
+}  // namespace moxie

@@ -1,0 +1,74 @@
+// Readings of the CPU from a folder that looks like the system's.
+#include "lab/cpu_state.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+
+namespace moxie {
+namespace {
+
+namespace fs = std::filesystem;
+
+class CpuStateTest : public testing::Test {
+ protected:
+  CpuStateTest() : root_(fs::path(testing::TempDir()) / "moxie_cpu_state") {
+    fs::remove_all(root_);
+  }
+  ~CpuStateTest() override { fs::remove_all(root_); }
+  void write(const std::string& path, const std::string& text) {
+    fs::create_directories((root_ / path).parent_path());
+    std::ofstream(root_ / path) << text << "\n";
+  }
+  CpuState read() const { return read_cpu_state(root_.string()); }
+  fs::path root_;
+};
+
+TEST_F(CpuStateTest, ReadsWhatIsThere) {
+  for (const auto& [core, khz] : {std::pair{"cpu0", "2000000"}, std::pair{"cpu1", "3000000"}}) {
+    const std::string folder = std::string("sys/devices/system/cpu/") + core;
+    write(folder + "/cpufreq/scaling_cur_freq", khz);
+    write(folder + "/thermal_throttle/core_throttle_count", "4");
+  }
+  write("sys/class/thermal/thermal_zone3/type", "x86_pkg_temp");
+  write("sys/class/thermal/thermal_zone3/temp", "51500");
+  const CpuState state = read();
+  EXPECT_DOUBLE_EQ(state.clock_mhz, 2500);
+  EXPECT_EQ(state.throttle_events, 8);
+  EXPECT_DOUBLE_EQ(state.temperature_celsius.value_or(0), 51.5);
+  EXPECT_TRUE(state.packages.empty());
+}
+
+TEST_F(CpuStateTest, IsEmptyWhereNothingIsTold) {
+  const CpuState state = read();
+  EXPECT_EQ(state.clock_mhz, 0);
+  EXPECT_FALSE(state.throttle_events.has_value());
+  EXPECT_FALSE(joules_between(state, state).has_value());
+}
+
+TEST_F(CpuStateTest, TakesTheClockOfCpuinfoInstead) {
+  write("proc/cpuinfo", "model name : x\ncpu MHz\t\t: 2100.5\ncpu MHz\t\t: 2300.5");
+  EXPECT_DOUBLE_EQ(read().clock_mhz, 2200.5);
+}
+
+TEST_F(CpuStateTest, CountsEnergyOverTheEndOfACounter) {
+  const auto write_package = [&](const std::string& number, const std::string& uj) {
+    const std::string zone = "sys/class/powercap/intel-rapl:" + number;
+    write(zone + "/name", "package-" + number);
+    write(zone + "/max_energy_range_uj", "10000000");
+    write(zone + "/energy_uj", uj);
+  };
+  write("sys/class/powercap/intel-rapl:0:0/name", "core");  // a part of the package
+  write("sys/class/powercap/intel-rapl:0:0/max_energy_range_uj", "10000000");
+  write("sys/class/powercap/intel-rapl:0:0/energy_uj", "1");
+  write_package("0", "9000000");
+  write_package("1", "1000000");
+  const CpuState before = read();
+  write_package("0", "500000");
+  write_package("1", "1250000");
+  EXPECT_DOUBLE_EQ(joules_between(before, read()).value_or(0), 1.5 + 0.25);
+}
+
+}  // namespace
+}  // namespace moxie

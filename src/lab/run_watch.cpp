@@ -1,0 +1,38 @@
+// Readings before and after; those of the CPU come from lab/cpu_state.h, of a GPU from NVML.
+#include "lab/run_watch.h"
+
+#include "lab/machine_gpu.h"
+
+namespace moxie {
+
+RunWatch::RunWatch(Device& device)
+    : device_(device), environment_(collect_environment()), cpu_(read_cpu_state()) {
+  environment_.cpu_clock_mhz_before = cpu_.clock_mhz;
+  if (device.kind() != DeviceKind::kCuda) return;
+  gpu_ = read_gpu_state(device);
+  gpu_joules_ = gpu_energy_joules(device);
+}
+
+void RunWatch::finish(Record* record) const {
+  record->environment = environment_;
+  Environment& environment = record->environment;
+  const CpuState after = read_cpu_state();
+  environment.cpu_clock_mhz_after = after.clock_mhz;
+  environment.cpu_temperature_celsius = after.temperature_celsius;
+  if (cpu_.throttle_events && after.throttle_events)
+    environment.cpu_throttle_events = *after.throttle_events - *cpu_.throttle_events;
+  record->memory_peak_bytes = peak_memory_bytes();
+  if (!gpu_) {
+    record->energy_joules = joules_between(cpu_, after);
+    record->energy_source = record->energy_joules ? "rapl" : "";
+    return;
+  }
+  environment.gpus = {*gpu_};
+  finish_gpu_state(device_, &environment.gpus[0]);
+  const auto joules = gpu_energy_joules(device_);
+  if (!joules || !gpu_joules_) return;
+  record->energy_joules = *joules - *gpu_joules_;
+  record->energy_source = "nvml";
+}
+
+}  // namespace moxie
