@@ -100,6 +100,7 @@ Command inspect_command();
 Command kernels_command();
 Command plan_command();
 Command doctor_command();
+Command eval_command();
 Command bench_command();
 Command profile_command();
 Command serve_command();

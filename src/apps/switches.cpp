@@ -32,6 +32,8 @@ const std::vector<Meaning>& meanings() {
       {"--mxfp4-layers", Takes::kText, {"moe", "qkv", "o", "lm_head", "all"}},
       {"--mxfp8-layers", Takes::kText, {"qkv", "o", "lm_head", "all"}},
       {"--output", Takes::kFile},
+      {"--record", Takes::kFile},
+      {"--samples", Takes::kFile},
       {"--spec-model", Takes::kModel},
       {"--ssl-cert", Takes::kFile},
       {"--ssl-certfile", Takes::kFile},
