@@ -110,6 +110,7 @@ Command inspect_command();
 Command kernels_command();
 Command plan_command();
 Command doctor_command();
+Command eval_command();
 Command bench_command();
 Command bench_serve_command();
 Command profile_command();

@@ -246,13 +246,12 @@ int run(ProfileFlags& o, const Flags& flags) {
   if (!o.trace.empty()) {
     if (auto status = write_trace(*phases, o.trace); !status) return report(status.error());
   }
-  const Json document = {
-      {"machine", moxie::to_json(*limits)},
-      {"model", model_json(**engine)},
-      {"startup", startup_json((*engine)->timeline())},
-      {"phases", phases_json(*phases)},
-      {"shared_experts", *shared ? moxie::to_json(**shared) : Json()},
-      {"record", moxie::to_json(record)}};
+  const Json document = {{"machine", moxie::to_json(*limits)},
+                         {"model", model_json(**engine)},
+                         {"startup", startup_json((*engine)->timeline())},
+                         {"phases", phases_json(*phases)},
+                         {"shared_experts", *shared ? moxie::to_json(**shared) : Json()},
+                         {"record", moxie::to_json(record)}};
   if (!o.bench.report.empty()) {
     const Page page = profile_page(*phases, *limits, document);
     if (auto status = write_page(page, o.bench.report); !status) return report(status.error());

@@ -223,26 +223,8 @@ Result<ServedModel> load(const ServeFlags& o, App& app, KvEventPublisher* events
     running->tokenizer = std::move(*tokenizer);
     e.stop_at_ends_of(*running->tokenizer);
   }
-  ServedModel model{.engine = &e, .tokenizer = running->tokenizer.get()};
-  if (model.tokenizer == nullptr) model.tokenizer = e.tokenizer();
-  if (model.tokenizer == nullptr) {
-    return fail("this model carries no tokenizer", o.engine.model,
-                "name one with --tokenizer, such as --tokenizer embedded");
-  }
-  auto control = harmony::ControlTokens::find(*model.tokenizer);
-  if (!control) return fail(std::move(control.error()));
-  model.control = *control;
-  model.max_model_len = e.plan().max_model_len;
-  for (int32_t id = 0; id < model.tokenizer->vocab_size(); ++id) {
-    model.longest_token_bytes =
-        std::max(model.longest_token_bytes, model.tokenizer->token_bytes(id).size());
-  }
-  if (grammar::is_available()) {
-    auto compiler = grammar::Compiler::create(*model.tokenizer, e.config().vocab);
-    if (!compiler) return fail(std::move(compiler.error()));
-    running->compiler = std::move(*compiler);
-    model.compiler = running->compiler.get();
-  }
+  auto model = served_model(e, running->tokenizer.get(), &running->compiler);
+  if (!model) return fail(std::move(model.error()));
   if (events != nullptr && e.kv().shape().num_full_layers == 0) {
     return fail("the model has no layers with full attention, whose pages the events are of",
                 o.engine.model, "leave out --kv-events-config");
@@ -265,8 +247,7 @@ Result<ServedModel> load(const ServeFlags& o, App& app, KvEventPublisher* events
   };
   // The first launch comes with the first request, when all of this is set.
   running->service = Service::create(e, options);
-  model.service = running->service.get();
-  model.loaded_at = unix_time();
+  model->service = running->service.get();
   return model;
 }
 

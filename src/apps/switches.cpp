@@ -39,6 +39,7 @@ const std::vector<Meaning>& meanings() {
       {"--record", Takes::kFile},
       {"--records", Takes::kFolder},
       {"--report", Takes::kFile},
+      {"--samples", Takes::kFile},
       {"--spec-model", Takes::kModel},
       {"--ssl-cert", Takes::kFile},
       {"--ssl-certfile", Takes::kFile},

@@ -51,6 +51,11 @@ struct ServedModel {
   int64_t loaded_at = 0;                  ///< seconds since 1970
 };
 
+/// A loaded engine as endpoints see it, without its service. `tokenizer`: null is the engine's own.
+/// `compiler` receives the compiler of structured output, if the build has it.
+Result<ServedModel> served_model(Engine& engine, const Tokenizer* tokenizer,
+                                 std::unique_ptr<grammar::Compiler>* compiler);
+
 class App final : public HttpHandler {
  public:
   explicit App(AppOptions options);

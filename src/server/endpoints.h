@@ -106,13 +106,16 @@ ApiStatus check_text_bytes(const ServedModel& model, size_t num_bytes, const cha
 ApiStatus check_ids(const ServedModel& model, const GenerationFields& request);
 
 /// 400 if the request has more choices than the queue could ever hold.
-ApiStatus check_choices(const App& app, const GenerationInput& input);
+ApiStatus check_choices(const ServedModel& model, const GenerationInput& input);
 
 /// The generation's input that `request` asks for, without prompts.
 GenerationInput generation_input(const App& app, const GenerationFields& request);
+GenerationInput generation_input(const GenerationFields& request, float default_temperature);
 /// The same for a chat, with its prompt, harmony's options and the constraints of tools and schema.
 /// Fails if a constraint cannot be enforced. Slow: for workers.
 Api<GenerationInput> chat_input(const App& app, const ChatRequest& request);
+Api<GenerationInput> chat_input(const ServedModel& model, const ChatRequest& request,
+                                float default_temperature);
 /// Constraints for `count` choices of a chat or (`chat` null) of a raw completion; empty if nothing
 /// binds the answer.
 Api<std::vector<std::shared_ptr<TokenConstraint>>> make_constraints(

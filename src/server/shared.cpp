@@ -10,6 +10,32 @@
 
 namespace moxie {
 
+Result<ServedModel> served_model(Engine& engine, const Tokenizer* tokenizer,
+                                 std::unique_ptr<grammar::Compiler>* compiler) {
+  ServedModel model{.engine = &engine,
+                    .tokenizer = tokenizer != nullptr ? tokenizer : engine.tokenizer()};
+  if (model.tokenizer == nullptr) {
+    return fail("this model carries no tokenizer", engine.options().model,
+                "name one with --tokenizer, such as --tokenizer embedded");
+  }
+  auto control = harmony::ControlTokens::find(*model.tokenizer);
+  if (!control) return fail(std::move(control.error()));
+  model.control = *control;
+  model.max_model_len = engine.plan().max_model_len;
+  for (int32_t id = 0; id < model.tokenizer->vocab_size(); ++id) {
+    model.longest_token_bytes =
+        std::max(model.longest_token_bytes, model.tokenizer->token_bytes(id).size());
+  }
+  if (grammar::is_available()) {
+    auto made = grammar::Compiler::create(*model.tokenizer, engine.config().vocab);
+    if (!made) return fail(std::move(made.error()));
+    *compiler = std::move(*made);
+    model.compiler = compiler->get();
+  }
+  model.loaded_at = unix_time();
+  return model;
+}
+
 App::Continuation answer_with(const ExchangePtr& exchange, const Json& document) {
   return [exchange, response = std::make_shared<HttpResponse>(json_response(document))] {
     exchange->respond(std::move(*response));
@@ -137,8 +163,8 @@ Api<std::vector<int32_t>> chat_prompt(const ServedModel& model, const ChatReques
   return prompt_from(model, request, least);
 }
 
-ApiStatus check_choices(const App& app, const GenerationInput& input) {
-  const ServiceOptions& limits = app.model().service->options();
+ApiStatus check_choices(const ServedModel& model, const GenerationInput& input) {
+  const ServiceOptions& limits = model.service->options();
   const auto n = static_cast<int64_t>(input.n);
   const int64_t count = n * static_cast<int64_t>(input.prompts.size());
   int64_t num_tokens = 0;
@@ -153,7 +179,7 @@ ApiStatus check_choices(const App& app, const GenerationInput& input) {
                  "invalid_value");
 }
 
-GenerationInput generation_input(const App& app, const GenerationFields& request) {
+GenerationInput generation_input(const GenerationFields& request, float default_temperature) {
   GenerationInput input{.n = request.n,
                         .sampling = request.sampling,
                         .max_tokens = request.max_tokens.value_or(0),
@@ -161,7 +187,7 @@ GenerationInput generation_input(const App& app, const GenerationFields& request
                         .cache_salt = request.cache_salt,
                         .use_cache = request.use_cache,
                         .prompt_logprobs = request.prompt_logprobs};
-  input.sampling.temperature = request.temperature.value_or(app.options().default_temperature);
+  input.sampling.temperature = request.temperature.value_or(default_temperature);
   // The smallest share still keeps the best token.
   input.sampling.top_p = std::max(request.top_p.value_or(1.0f), 1e-6f);
   input.sampling.top_k = std::max(request.sampling.top_k, 0);
@@ -177,15 +203,19 @@ GenerationInput generation_input(const App& app, const GenerationFields& request
   return input;
 }
 
-Api<GenerationInput> chat_input(const App& app, const ChatRequest& request) {
-  const ServedModel& model = app.model();
+GenerationInput generation_input(const App& app, const GenerationFields& request) {
+  return generation_input(request, app.options().default_temperature);
+}
+
+Api<GenerationInput> chat_input(const ServedModel& model, const ChatRequest& request,
+                                float default_temperature) {
   if (auto status = check_ids(model, request); !status) return tl::unexpected(status.error());
-  GenerationInput input = generation_input(app, request);
+  GenerationInput input = generation_input(request, default_temperature);
   size_t num_left_out = 0;
   auto prompt = chat_prompt(model, request, &num_left_out);
   if (!prompt) return tl::unexpected(prompt.error());
   input.prompts.push_back(std::move(*prompt));
-  if (auto status = check_choices(app, input); !status) return tl::unexpected(status.error());
+  if (auto status = check_choices(model, input); !status) return tl::unexpected(status.error());
   auto constraints =
       make_constraints(model, request, &request, static_cast<size_t>(request.n), &input.warnings);
   if (!constraints) return tl::unexpected(constraints.error());
@@ -199,6 +229,10 @@ Api<GenerationInput> chat_input(const App& app, const ChatRequest& request) {
     input.reply.known_functions.push_back(tool.description.name);
   }
   return input;
+}
+
+Api<GenerationInput> chat_input(const App& app, const ChatRequest& request) {
+  return chat_input(app.model(), request, app.options().default_temperature);
 }
 
 Api<std::shared_ptr<Generation>> start_generation(App& app, Exchange& exchange,
