@@ -92,7 +92,7 @@ Result<EvalReply> EvalEngine::ask(const std::string& request) {
   if (!body) return fail(error_of(body.error()));
   const auto chat = read_chat_request(*body);
   if (!chat) return fail(error_of(chat.error()));
-  auto input = chat_input(model_, *chat, 0);
+  auto input = chat_input_of(model_, *chat, 0);
   if (!input) return fail(error_of(input.error()));
   auto pending =
       std::make_shared<PendingReply>(ReplyReader(*model_.tokenizer, model_.control, input->reply));

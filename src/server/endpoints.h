@@ -114,8 +114,8 @@ GenerationInput generation_input(const GenerationFields& request, float default_
 /// The same for a chat, with its prompt, harmony's options and the constraints of tools and schema.
 /// Fails if a constraint cannot be enforced. Slow: for workers.
 Api<GenerationInput> chat_input(const App& app, const ChatRequest& request);
-Api<GenerationInput> chat_input(const ServedModel& model, const ChatRequest& request,
-                                float default_temperature);
+Api<GenerationInput> chat_input_of(const ServedModel& model, const ChatRequest& request,
+                                   float default_temperature);
 /// Constraints for `count` choices of a chat or (`chat` null) of a raw completion; empty if nothing
 /// binds the answer.
 Api<std::vector<std::shared_ptr<TokenConstraint>>> make_constraints(

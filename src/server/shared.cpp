@@ -207,8 +207,8 @@ GenerationInput generation_input(const App& app, const GenerationFields& request
   return generation_input(request, app.options().default_temperature);
 }
 
-Api<GenerationInput> chat_input(const ServedModel& model, const ChatRequest& request,
-                                float default_temperature) {
+Api<GenerationInput> chat_input_of(const ServedModel& model, const ChatRequest& request,
+                                   float default_temperature) {
   if (auto status = check_ids(model, request); !status) return tl::unexpected(status.error());
   GenerationInput input = generation_input(request, default_temperature);
   size_t num_left_out = 0;
@@ -232,7 +232,7 @@ Api<GenerationInput> chat_input(const ServedModel& model, const ChatRequest& req
 }
 
 Api<GenerationInput> chat_input(const App& app, const ChatRequest& request) {
-  return chat_input(app.model(), request, app.options().default_temperature);
+  return chat_input_of(app.model(), request, app.options().default_temperature);
 }
 
 Api<std::shared_ptr<Generation>> start_generation(App& app, Exchange& exchange,
