@@ -89,7 +89,7 @@ LowBitVerdict judge(const MoeFp8Inputs& inputs, const TraceReference& reference,
     const auto begin = output.begin() + static_cast<ptrdiff_t>(token * hidden);
     compared.insert(compared.end(), begin, begin + static_cast<ptrdiff_t>(hidden));
   }
-  LowBitSpeedVerdict verdict = judge_low_bit(compared, reference.output, tolerance);
+  LowBitVerdict verdict = judge_low_bit(compared, reference.output, tolerance);
   const bool is_finite = std::all_of(output.begin(), output.end(), [](uint16_t value) {
     return std::isfinite(bf16_to_f32(value));
   });
@@ -116,7 +116,7 @@ Result<Json> trace_row(const TraceFlags& o, const Row<MoeFp8Params>& row,
   const int iterations = o.iterations > 0 ? o.iterations : runner.on_gpu() ? 50 : 5;
   auto seconds = runner.time(row, inputs.params(), iterations);
   if (!seconds) return fail(seconds.error());
-  const LowBitSpeedVerdict verdict = judge(inputs, reference, tolerance);
+  const LowBitVerdict verdict = judge(inputs, reference, tolerance);
   const double latency = median(*seconds);
   const int32_t num_tokens = inputs.params().num_tokens;
   Json evaluation{{"status", verdict.passes ? "PASSED" : "INCORRECT_NUMERICAL"},
