@@ -11,6 +11,7 @@
 #include <random>
 
 #include "apps/cli.h"
+#include "apps/record_flags.h"
 #include "lab/serve_bench_report.h"
 
 namespace moxie {
@@ -22,12 +23,13 @@ constexpr int32_t kMostServeTokens = 1 << 20, kMostStreams = 4096;
 
 struct ServeFlags {
   std::vector<std::string> urls;
-  std::string model, api_key, endpoint = "chat", rates, goodput, record, latency = "api";
+  std::string model, api_key, endpoint = "chat", rates, goodput, latency = "api";
   std::vector<int32_t> n_prompt{512}, n_gen{128}, depth{0}, concurrency{1};
   int32_t num_requests = 32, block = 0, num_warm_ups = 1, max_errors = 10;
   float duration_s = 0, connect_s = 10, stall_s = 120, timeout_s = 600;
   uint64_t seed = 0;
   bool keeps_prefix_cache = false, ignores_eos = false, json = false;
+  RecordFlags record;
 };
 
 // Once: the measured is kept and printed. Twice: the process ends at once.
@@ -78,7 +80,7 @@ void declare(Flags& flags, ServeFlags* o) {
   flags.number("--stall-timeout", &o->stall_s, {0.001F, 86400}, "seconds without a byte");
   flags.number("--timeout", &o->timeout_s, {0.001F, 86400}, "seconds for one request");
   flags.integer("--max-errors", &o->max_errors, kFromOne, "failed requests that end the run");
-  flags.text("--record", &o->record, "write the record of the run to this file");
+  declare_record_flags(flags, &o->record);
   flags.toggle("--json", &o->json, "print one JSON document");
 }
 
@@ -151,12 +153,8 @@ Result<ServeOptions> options_of(const ServeFlags& o, const Flags& flags) {
 }
 
 Record make_record(const ServeFlags& o, const Flags& flags, const ServeRun& run) {
-  Record record{.kind = "serve", .environment = collect_environment()};
-  for (const auto& setting : flags.settings()) {
-    const bool is_secret = setting.name == "--api-key" && !setting.value.empty();
-    record.configuration.push_back(
-        {setting.name, is_secret ? "(hidden)" : setting.value, setting.source});
-  }
+  Record record{.environment = collect_environment()};
+  describe_command("serve", "bench serve", flags, &record);
   if (!run.endpoints.empty()) record.weights.model = run.endpoints.front().model;
   record.workload = {.num_prompt_tokens = o.n_prompt.front(),
                      .num_output_tokens = o.n_gen.front(),
@@ -172,8 +170,7 @@ Record make_record(const ServeFlags& o, const Flags& flags, const ServeRun& run)
 }
 
 // Prints what was found, also where the run ended early; returns the exit code.
-int finish(const ServeFlags& o, const Flags& flags, const ServeRun& run) {
-  const Record record = make_record(o, flags, run);
+int finish(const ServeFlags& o, const ServeRun& run, const Record& record, RecordKeeper* keeper) {
   if (o.json) {
     Json document = to_json(run);
     document["seed"] = o.seed;
@@ -185,16 +182,40 @@ int finish(const ServeFlags& o, const Flags& flags, const ServeRun& run) {
   std::fflush(stdout);
   std::fputs(errors_of(run).c_str(), stderr);
   int code = kExitDone;
-  if (!o.record.empty()) {
-    if (auto status = write_record(record, o.record); !status) code = report(status.error());
-  }
-  if (!run.stopped.empty())
-    return report({"stopped: " + run.stopped, "bench serve", "what was measured is above"});
-  if (run.num_errors() > 0) {
-    return report({fmt::format("{} requests failed", run.num_errors()), "bench serve",
+  if (!run.stopped.empty()) {
+    code = report({"stopped: " + run.stopped, "bench serve", "what was measured is above"});
+  } else if (run.num_errors() > 0) {
+    code = report({fmt::format("{} requests failed", run.num_errors()), "bench serve",
                    "the figures are of the others"});
   }
-  return code;
+  return keep_and_exit(*keeper, record, code);
+}
+
+// Measures test by test; what was measured is kept after each.
+int measure(const ServeFlags& o, const Flags& flags, const std::vector<ServeTest>& tests,
+            const Goodput& goodput, ServeBench& bench, RecordKeeper* keeper) {
+  ServeRun found{.endpoints = bench.endpoints(), .goodput = goodput};
+  if (!o.json) {
+    for (const EndpointFacts& facts : found.endpoints) {
+      fmt::print("{}: model {}, latency {:.2f} ms\n", facts.url, facts.model,
+                 1e3 * facts.latency_s);
+    }
+  }
+  for (const ServeTest& test : tests) {
+    auto outcome = bench.run(test);
+    found.endpoints = bench.endpoints();
+    if (!outcome) {
+      found.stopped = outcome.error().message();
+      break;
+    }
+    found.stopped = outcome->stopped;
+    found.cells.push_back({test, std::move(*outcome)});
+    if (!o.json) fmt::print("{}", table_of(found, found.cells.back()));
+    std::fflush(stdout);
+    if (!found.stopped.empty()) break;
+    if (&test != &tests.back()) keeper->keep_so_far(make_record(o, flags, found));
+  }
+  return finish(o, found, make_record(o, flags, found), keeper);
 }
 
 int run(ServeFlags& o, const Flags& flags) {
@@ -204,33 +225,14 @@ int run(ServeFlags& o, const Flags& flags) {
   if (!options) return usage(options.error().message());
   const auto tests = tests_of(o, flags);
   if (!tests) return usage(tests.error().message());
-  ServeRun found;
-  auto goodput = parse_goodput(o.goodput);
+  const auto goodput = parse_goodput(o.goodput);
   if (!goodput) return usage(goodput.error().message());
-  found.goodput = *goodput;
+  auto keeper = RecordKeeper::open(o.record);
+  if (!keeper) return report(keeper.error());
   catch_signals();
   auto bench = ServeBench::prepare(*options, g_stop);
   if (!bench) return report(bench.error());
-  if (!o.json) {
-    for (const EndpointFacts& facts : (*bench)->endpoints())
-      fmt::print("{}: model {}, latency {:.2f} ms\n", facts.url, facts.model,
-                 1e3 * facts.latency_s);
-  }
-  for (const ServeTest& test : *tests) {
-    auto outcome = (*bench)->run(test);
-    if (!outcome) {
-      found.stopped = outcome.error().message();
-      break;
-    }
-    found.stopped = outcome->stopped;
-    found.cells.push_back({test, std::move(*outcome)});
-    found.endpoints = (*bench)->endpoints();
-    if (!o.json) fmt::print("{}", table_of(found, found.cells.back()));
-    std::fflush(stdout);
-    if (!found.stopped.empty()) break;
-  }
-  found.endpoints = (*bench)->endpoints();
-  return finish(o, flags, found);
+  return measure(o, flags, *tests, *goodput, **bench, &*keeper);
 }
 
 }  // namespace

@@ -22,6 +22,14 @@ constexpr const char* kSwitchesOfOutput[] = {"--record",       "--history", "--j
                                              "--report",       "--trace",   "--logits",
                                              "--draft-logits", "--samples", "--markdown"};
 
+// Not to be kept anywhere.
+constexpr const char* kSecretSwitches[] = {"--api-key"};
+
+bool is_secret(const std::string& name) {
+  return std::find(std::begin(kSecretSwitches), std::end(kSecretSwitches), name) !=
+         std::end(kSecretSwitches);
+}
+
 std::string absolute_if_there(const std::string& path) {
   std::error_code error;
   if (path.empty() || !fs::exists(path, error)) return path;
@@ -87,13 +95,15 @@ void describe_command(const std::string& kind, const std::string& name, const Fl
   for (const std::string& word : flags.arguments()) {
     const size_t equals = word.starts_with("-") ? word.find('=') : std::string::npos;
     const std::string flag = word.substr(0, equals);
-    if (is_switch_of_output(flag)) continue;
+    if (is_switch_of_output(flag) || is_secret(flag)) continue;
     record->command.arguments.push_back(
         equals == std::string::npos ? word : flag + "=" + anywhere(flag, word.substr(equals + 1)));
   }
   record->configuration.clear();
   for (const auto& setting : flags.settings()) {
-    record->configuration.push_back({setting.name, setting.value, setting.source});
+    const bool is_hidden = is_secret(setting.name) && !setting.value.empty();
+    record->configuration.push_back(
+        {setting.name, is_hidden ? "(hidden)" : setting.value, setting.source});
   }
 }
 

@@ -23,7 +23,8 @@ void declare_record_flags(Flags& flags, RecordFlags* o);
 bool is_switch_of_output(const std::string& name);
 
 /// Sets kind, command and configuration. `name` is the command's, "op bench". Paths of files that
-/// exist are made absolute, so that the command can be run from any folder.
+/// exist are made absolute, so that the command can be run from any folder. Keys (--api-key) are
+/// left out.
 void describe_command(const std::string& kind, const std::string& name, const Flags& flags,
                       Record* record);
 

@@ -2,10 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include <cmath>
-
 #include "lab/serve_bench.h"
-#include "lab/serve_bench_verdict.h"
 
 namespace moxie {
 namespace {
@@ -142,27 +139,6 @@ TEST(ParseEndpoint, FindsTheBaseAndTheRoot) {
   for (const char* url : {"", "h:8000", "ftp://h", "http://", "http://h/ v1", "http://h?a=b"})
     EXPECT_FALSE(parse_endpoint(url, "")) << url;
   EXPECT_FALSE(parse_endpoint("http://h", "a\nb"));
-}
-
-// Both sides drift by the same factor over time; the second takes `ratio` times as long.
-TurnVerdict verdict_with(double ratio, size_t count, bool lower_is_better) {
-  std::vector<double> a, b;
-  for (size_t i = 0; i < count; ++i) {
-    const double drift = 1 + 0.05 * static_cast<double>(i), noise = i % 3 == 0 ? 1.004 : 0.997;
-    a.push_back(100 * drift * noise);
-    b.push_back(100 * drift * ratio);
-  }
-  return verdict_of(a, b, lower_is_better);
-}
-
-TEST(TurnVerdict, SeesADifferenceThroughADriftAndNoneWhereNoneIs) {
-  EXPECT_EQ(verdict_with(1.2, 32, true).verdict, "slower");
-  EXPECT_EQ(verdict_with(1.2, 32, false).verdict, "faster");
-  EXPECT_EQ(verdict_with(0.8, 32, true).verdict, "faster");
-  EXPECT_EQ(verdict_with(1, 32, true).verdict, "same");
-  const TurnVerdict few = verdict_with(1.2, 4, true);
-  EXPECT_EQ(few.verdict, "unclear");
-  EXPECT_NE(few.because, "");
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "lab/stats.h"
+#include "lab/verdict.h"
 
 namespace moxie {
 namespace {
@@ -102,13 +103,18 @@ Json test_json(const ServeRun& run, const ServeRun::Cell& cell, size_t index) {
   return json;
 }
 
-// The median of each block, in the order of time.
-std::vector<double> block_medians(const ServeFigures& figures, const std::string& name) {
-  std::vector<double> medians;
-  for (const ServeFigures& block : figures.by_block()) {
-    for (const ServeSeries& one : block.series()) {
-      if (one.name == name) medians.push_back(median(one.samples));
-    }
+// The median of each block that two endpoints have in turn, where both have one.
+struct BlockMedians {
+  std::vector<double> a, b;
+};
+BlockMedians block_medians(const ServeFigures& first, const ServeFigures& second, size_t figure) {
+  const auto blocks_a = first.by_block(), blocks_b = second.by_block();
+  BlockMedians medians;
+  for (size_t i = 0; i < std::min(blocks_a.size(), blocks_b.size()); ++i) {
+    const ServeSeries a = blocks_a[i].series()[figure], b = blocks_b[i].series()[figure];
+    if (a.samples.empty() || b.samples.empty()) continue;
+    medians.a.push_back(median(a.samples));
+    medians.b.push_back(median(b.samples));
   }
   return medians;
 }
@@ -116,17 +122,20 @@ std::vector<double> block_medians(const ServeFigures& figures, const std::string
 void append_verdicts(const ServeRun& run, const ServeRun::Cell& cell, Json* verdicts) {
   const auto& figures = cell.outcome.figures;
   for (size_t i = 1; i < figures.size(); ++i) {
-    for (const ServeSeries& one : figures.front().series()) {
-      const TurnVerdict found =
-          verdict_of(block_medians(figures.front(), one.name), block_medians(figures[i], one.name),
-                     one.lower_is_better);
+    const auto all = figures.front().series();
+    for (size_t k = 0; k < all.size(); ++k) {
+      const BlockMedians medians = block_medians(figures.front(), figures[i], k);
+      const Difference found = judge_paired(
+          medians.a, medians.b, all[k].lower_is_better ? Better::kLower : Better::kHigher);
       verdicts->push_back({{"test", cell.test.name()},
-                           {"figure", one.name},
+                           {"figure", all[k].name},
                            {"a", run.endpoints.front().url},
                            {"b", run.endpoints[i].url},
-                           {"change", found.change},
+                           {"change", found.relative},
                            {"interval", {found.low, found.high}},
-                           {"verdict", found.verdict},
+                           {"p", found.p},
+                           {"pairs", found.units},
+                           {"verdict", verdict_name(found.verdict)},
                            {"because", found.because}});
     }
   }

@@ -7,7 +7,6 @@
 
 #include "lab/record.h"
 #include "lab/serve_bench.h"
-#include "lab/serve_bench_verdict.h"
 
 namespace moxie {
 
