@@ -210,8 +210,7 @@ Status run_latencies(Validation& run, int32_t concurrency, const Pace& pace) {
 Status run_benchmark(Validation& run) {
   run.start_path();
   Device& device = run.engine().device();
-  const auto limits =
-      device.kind() == DeviceKind::kCuda ? measure_gpu(device) : measure_machine(device);
+  const auto limits = run.seams().limits(device);
   if (!limits) return fail(limits.error());
   run.report().machine = *limits;
   if (auto status = run_speeds(run, *limits); !status) return status;

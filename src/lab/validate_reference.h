@@ -24,7 +24,8 @@ struct ReferenceLimits {
 };
 
 /// Loads `options`' model on the CPU with reference rows alone and an F32 cache, and computes the
-/// logits of random texts. The weights are quantised as the options ask where the CPU can.
+/// logits of texts: random ids, and a text that the reference draws itself. The weights are
+/// quantised as the options ask where the CPU can.
 Result<std::vector<ReferenceText>> reference_texts(const EngineOptions& options,
                                                    const ReferenceLimits& limits);
 
