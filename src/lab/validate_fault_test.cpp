@@ -1,5 +1,6 @@
 // Faults around the rows (choice, runner, service, samples, record): each is found by the level
 // that should.
+#include <atomic>
 #include <cstring>
 #include <fstream>
 #include <memory>
@@ -172,6 +173,23 @@ TEST_F(ValidateTest, LevelThreeFindsResidentMemoryThatGrows) {
     return use;
   };
   expect_caught(run(o), Level::kStress, "growth of resident memory");
+}
+
+TEST_F(ValidateTest, LevelThreeFindsARequestThatIsLostAmongOthers) {
+  ValidateOptions o = options(Level::kBenchmark);
+  std::atomic<bool> is_stress = false;
+  o.on_progress = [&](const std::string& line) {
+    if (line.starts_with("level 3,")) is_stress = true;
+  };
+  o.seams.make_service = [&](std::unique_ptr<StepRunner> runner, ServiceOptions service) {
+    // Every launch of so many: the scheduler starts its requests anew a few times, then ends them.
+    service.fault = [&](int64_t, std::span<const int32_t> ids) -> Status {
+      if (is_stress && ids.size() == 4) return fail("planted");
+      return {};
+    };
+    return Service::create(std::move(runner), service);
+  };
+  expect_caught(run(o), Level::kStress, "at once");
 }
 
 TEST_F(ValidateTest, LevelFourFindsAPrefixCacheThatIsOn) {

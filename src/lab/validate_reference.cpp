@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "core/clock.h"
 #include "lab/logit_distance.h"
@@ -149,17 +150,25 @@ Tolerance tolerance_of(const Engine& subject, const std::vector<std::string>& ro
       sum += variance(std::span(text.logits).subspan(at, vocab));
   }
   const double of_logits = count > 0 ? sum / static_cast<double>(count) : 0;
-  constexpr double kSafety = 8;
-  const double relative = kSafety * tolerance.eta * std::sqrt(2.0 * config.num_layers);
-  tolerance.mean_kl = relative * relative * of_logits / 2;
+  constexpr double kSafety = 8, kOfSwap = 0.5;
+  const double updates = 2.0 * config.num_layers;
+  const double relative = kSafety * tolerance.eta * std::sqrt(updates);
+  const double of_rounding = relative * relative * of_logits / 2;
+  // The logits of experts around the last one chosen lie 1 / (k sqrt(2 ln(E / k))) deviations
+  // apart.
+  const double experts_per_choice =
+      static_cast<double>(config.num_experts) / std::max(config.top_k, 1);
+  const double density = config.top_k * std::sqrt(2 * std::log(std::max(experts_per_choice, 1.0)));
+  const double share_swapped = std::min(1.0, config.num_layers * relative * density);
+  const double of_swaps = share_swapped * of_logits / 2 * kOfSwap * kOfSwap / updates;
+  const auto num_ids = static_cast<double>(texts.front().ids.size());
+  tolerance.mean_kl = of_rounding + of_swaps;
+  tolerance.median_kl = of_rounding + 2 * of_swaps / num_ids;
   tolerance.nll = std::sqrt(2 * tolerance.mean_kl);
-  tolerance.logprob = 4 * tolerance.nll;
+  tolerance.logprob = 4 * std::sqrt(2 * tolerance.median_kl);
   return tolerance;
 }
 
-double LogitsDistance::mean_kl() const {
-  return num_rows > 0 ? sum_kl / static_cast<double>(num_rows) : 0;
-}
 double LogitsDistance::nll_difference() const {
   return num_targets > 0 ? std::fabs(nll - reference_nll) / static_cast<double>(num_targets) : 0;
 }
@@ -180,9 +189,7 @@ void add_rows(const ReferenceText& text, size_t first, std::span<const float> ro
         std::count_if(row, row + width, [](float value) { return !std::isfinite(value); });
     distance->num_not_finite += not_finite;
     const double kl = row_kl(reference, row, vocab);
-    distance->sum_kl += kl;
-    distance->greatest_kl = std::max(distance->greatest_kl, kl);
-    ++distance->num_rows;
+    distance->kl.push_back(std::isfinite(kl) ? kl : std::numeric_limits<double>::infinity());
     if (first + i + 1 == text.ids.size()) continue;
     const int32_t next = text.ids[first + i + 1];
     distance->nll += log_sum_exp(row, vocab) - row[next];

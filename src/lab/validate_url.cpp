@@ -265,7 +265,7 @@ Status run_benchmark_by_url(Validation& run) {
         num_cached += figures->num_cached();
         for (const ServeSeries& series : figures->series()) {
           if (series.samples.empty()) continue;
-          run.figure({.name = test.name() + " " + series.name,
+          run.figure({.name = fmt::format("{} {}", test.name(), series.name),
                       .unit = series.unit,
                       .samples = series.samples,
                       .better = series.lower_is_better ? Better::kLower : Better::kHigher});
