@@ -23,8 +23,13 @@ struct ValidateFlags {
 
 void print_report(const ValidateReport& report) {
   const ValidateConditions& c = report.conditions;
-  fmt::print("{} on {}: {} cache, context {}, {} tokens a launch{}\n\n", c.model, c.device,
-             c.kv_dtype, c.max_model_len, c.max_batch_tokens, c.is_quick ? ", quick" : "");
+  if (c.url.empty()) {
+    fmt::print("{} on {}: {} cache, context {}, {} tokens a launch", c.model, c.device, c.kv_dtype,
+               c.max_model_len, c.max_batch_tokens);
+  } else {
+    fmt::print("{} at {}: context {}", c.model, c.url, c.max_model_len);
+  }
+  fmt::print("{}\n\n", c.is_quick ? ", quick" : "");
   for (const ValidateLevelReport& level : report.levels) {
     const char* const verdict = level.passed()           ? "passed"
                                 : !level.not_run.empty() ? "not run"
@@ -62,6 +67,8 @@ int run(ValidateFlags& o, const Flags& flags) {
   if (!level) return usage("validate: " + level.error().message());
   if (!o.options.against.empty() && *level != ValidateLevel::kRegression)
     return usage("validate: --against is for --level 5");
+  if (!o.options.url.empty() && flags.given("--model"))
+    return usage("validate: give --model or --url, not both");
   if (auto status = o.speculation.complete(flags); !status)
     return usage("validate: " + status.error().message());
   if (!o.record.empty())
@@ -80,8 +87,10 @@ int run(ValidateFlags& o, const Flags& flags) {
     print_report(*found);
   if (!o.record.empty()) {
     std::vector<Setting> settings;
-    for (const auto& setting : flags.settings())
-      settings.push_back({setting.name, setting.value, setting.source});
+    for (const auto& setting : flags.settings()) {
+      const bool is_secret = setting.name == "--api-key" && !setting.value.empty();
+      settings.push_back({setting.name, is_secret ? "(hidden)" : setting.value, setting.source});
+    }
     if (auto status = write_record(record_of(*found, std::move(settings)), o.record); !status)
       return report(status.error());
   }
@@ -111,6 +120,11 @@ Command validate_command() {
                         "STEP=NAME: level 1.5 fails if it runs; repeatable");
             flags.text("--against", &o->options.against,
                        "a record that --record wrote: level 5 compares with it");
+            flags.text("--url", &o->options.url,
+                       "a running server, checked over HTTP as far as that can be, instead of a "
+                       "model");
+            flags.text("--api-key", &o->options.api_key,
+                       "with --url: sent as Authorization: Bearer");
             flags.choice("--prefix-cache", &o->prefix_cache, {"on", "off"},
                          "of the requests of level 3");
             flags.toggle("--quick", &o->options.quick,

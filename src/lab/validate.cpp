@@ -19,13 +19,15 @@ namespace {
 struct LevelEntry {
   const char *number, *title;
   Status (*run)(Validation&);
+  Status (*run_by_url)(Validation&);
 };
-constexpr LevelEntry kLevels[kNumValidateLevels] = {{"1", "smoke", run_smoke},
-                                                    {"1.5", "kernel path", run_path},
-                                                    {"2", "correctness", run_correctness},
-                                                    {"3", "stress", run_stress},
-                                                    {"4", "benchmark", run_benchmark},
-                                                    {"5", "regression", run_regression}};
+constexpr LevelEntry kLevels[kNumValidateLevels] = {
+    {"1", "smoke", run_smoke, run_smoke_by_url},
+    {"1.5", "kernel path", run_path, run_path_by_url},
+    {"2", "correctness", run_correctness, run_correctness_by_url},
+    {"3", "stress", run_stress, run_stress_by_url},
+    {"4", "benchmark", run_benchmark, run_benchmark_by_url},
+    {"5", "regression", run_regression, run_regression}};
 
 const LevelEntry& entry_of(ValidateLevel level) { return kLevels[static_cast<size_t>(level)]; }
 
@@ -42,7 +44,9 @@ void run_level(ValidateLevel level, Validation* run) {
   run->begin(level);
   run->say(fmt::format("level {}, {}", level_number(level), level_title(level)));
   const auto start = Clock::now();
-  if (const Status status = entry_of(level).run(*run); !status) {
+  const LevelEntry& entry = entry_of(level);
+  const auto run_it = run->options().url.empty() ? entry.run : entry.run_by_url;
+  if (const Status status = run_it(*run); !status) {
     run->check({.name = "the level ran to its end",
                 .passed = false,
                 .value = status.error().message(),

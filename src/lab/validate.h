@@ -18,6 +18,7 @@
 #include "engine/service.h"
 #include "engine/step_runner.h"
 #include "lab/bench.h"
+#include "lab/machine_gpu.h"
 #include "lab/record.h"
 
 namespace moxie {
@@ -106,6 +107,9 @@ struct ValidateSeams {
   std::function<Result<BenchResult>(Engine&, const BenchTest&, int32_t repetitions,
                                     const MachineLimits&)>
       run_bench = moxie::run_bench;
+  std::function<Result<MachineLimits>(Device&)> limits = [](Device& device) {
+    return device.kind() == DeviceKind::kCuda ? measure_gpu(device) : measure_machine(device);
+  };
   std::function<MemoryInUse()> memory = memory_in_use;
   std::function<uint64_t()> peak_memory_bytes = moxie::peak_memory_bytes;
   /// A request that has had no news for so long is lost.
@@ -120,8 +124,12 @@ struct ValidateOptions {
   ValidateLevel last = ValidateLevel::kRegression;
   std::vector<std::string> expect, forbid;  ///< STEP=NAME that must and must not run (level 1.5)
   std::string against;                      ///< a record's path, of level 5; empty: none
-  bool quick = false;                       ///< shorter stress and benchmark; the report says so
-  bool prefix_cache = true;                 ///< of the requests of level 3
+  /// A running server, which is checked over HTTP as far as it can be; the engine's options then
+  /// mean nothing. Empty: none.
+  std::string url;
+  std::string api_key;       ///< of the server; empty: none
+  bool quick = false;        ///< shorter stress and benchmark; the report says so
+  bool prefix_cache = true;  ///< of the requests of level 3
   std::function<void(const std::string&)> on_progress;  ///< one line each; null: none
   ValidateSeams seams;
 };

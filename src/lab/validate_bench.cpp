@@ -94,7 +94,8 @@ Status run_test(Validation& run, const BenchTest& test, const MachineLimits& lim
 Status run_speeds(Validation& run, const MachineLimits& limits) {
   const bool is_quick = run.options().quick;
   const int32_t repetitions = is_quick ? 3 : 5;
-  const double most_s = run.limit_s(60, 10);
+  const double most_s = run.limit_s(60, 10), most_in_all_s = run.limit_s(240, 60);
+  const auto start = Clock::now();
   const int32_t context = run.engine().plan().max_model_len;
   auto pace = probe(run, limits);
   if (!pace) return fail(std::move(pace.error()));
@@ -104,6 +105,9 @@ Status run_speeds(Validation& run, const MachineLimits& limits) {
       run.omit(test.name(), fmt::format("the context has {} tokens", context));
     } else if (const double s = pace->seconds_of(test, repetitions); s > most_s) {
       run.omit(test.name(), fmt::format("it would take {:.0f} s, of {:.0f}", s, most_s));
+    } else if (const double all_s = s + seconds_since(start); all_s > most_in_all_s) {
+      run.omit(test.name(), fmt::format("with it the tests would take {:.0f} s, of {:.0f}", all_s,
+                                        most_in_all_s));
     } else if (auto status = run_test(run, test, limits, repetitions, &*pace, &speeds); !status) {
       return status;
     }
@@ -161,7 +165,7 @@ Status run_latencies(Validation& run, int32_t concurrency, const Pace& pace) {
   const bool is_quick = run.options().quick;
   constexpr int32_t kTokens = 32, kWantedPrompt = 512;
   const size_t count = is_quick ? 8 : 24;
-  const double most_s = run.limit_s(90, 20);
+  const double most_s = run.limit_s(60, 20);
   const int32_t context = run.engine().plan().max_model_len;
   const auto affordable = static_cast<int32_t>(std::min(
       1e6, pace.prompt *
@@ -210,8 +214,7 @@ Status run_latencies(Validation& run, int32_t concurrency, const Pace& pace) {
 Status run_benchmark(Validation& run) {
   run.start_path();
   Device& device = run.engine().device();
-  const auto limits =
-      device.kind() == DeviceKind::kCuda ? measure_gpu(device) : measure_machine(device);
+  const auto limits = run.seams().limits(device);
   if (!limits) return fail(limits.error());
   run.report().machine = *limits;
   if (auto status = run_speeds(run, *limits); !status) return status;

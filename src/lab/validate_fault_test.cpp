@@ -54,16 +54,16 @@ TEST_F(ValidateTest, LevelOneAndAHalfFindsALaunchThatRanTwice) {
 
 TEST_F(ValidateTest, LevelOneAndAHalfLooksForExpectedAndForbiddenRows) {
   ValidateOptions o = options(Level::kPath);
-  o.engine.kernels = {"experts=reference"};
-  o.expect = {"experts=reference"};
-  o.forbid = {"out=reference"};
-  expect_sound(run(o));
+  o.engine.kernels = {"out=reference"};
   o.expect = {"out=reference"};
-  expect_caught(run(o), Level::kPath, "--expect out=reference");
+  o.forbid = {"qkv=reference"};
+  expect_sound(run(o));
+  o.expect = {"qkv=reference"};
+  expect_caught(run(o), Level::kPath, "--expect qkv=reference");
   o.expect = {};
-  o.forbid = {"experts=experts_reference"};
+  o.forbid = {"out=out_reference"};
   const ValidateReport report = run(o);
-  expect_caught(report, Level::kPath, "--forbid experts=experts_reference");
+  expect_caught(report, Level::kPath, "--forbid out=out_reference");
   EXPECT_EQ(report.invalid_because.size(), 1u);
 }
 
@@ -177,15 +177,15 @@ TEST_F(ValidateTest, LevelThreeFindsResidentMemoryThatGrows) {
 
 TEST_F(ValidateTest, LevelThreeFindsARequestThatIsLostAmongOthers) {
   ValidateOptions o = options(Level::kBenchmark);
-  std::atomic<bool> is_stress = false, has_failed = false;
+  std::atomic<bool> is_stress = false;
   o.on_progress = [&](const std::string& line) {
     if (line.starts_with("level 3,")) is_stress = true;
   };
   o.seams.make_service = [&](std::unique_ptr<StepRunner> runner, ServiceOptions service) {
+    // Every launch of so many: the scheduler starts its requests anew a few times, then ends them.
     service.fault = [&](int64_t, std::span<const int32_t> ids) -> Status {
-      if (!is_stress || has_failed || ids.size() < 2 || ids.size() > 4) return {};
-      has_failed = true;
-      return fail("planted");
+      if (is_stress && ids.size() == 4) return fail("planted");
+      return {};
     };
     return Service::create(std::move(runner), service);
   };
@@ -253,6 +253,12 @@ class RegressionTest : public ValidateTest {
   }
   // The record of a run before.
   static std::string record_of_before() {
+    static const std::string path = make_record();
+    return path;
+  }
+
+ private:
+  static std::string make_record() {
     ValidateOptions o = measured({});
     o.last = Level::kBenchmark;
     const std::string path = ::testing::TempDir() + "moxie-validate-record.json";
@@ -276,7 +282,7 @@ TEST_F(RegressionTest, LevelFiveFindsTwoGigabytesMore) {
 
 TEST_F(RegressionTest, LevelFivePassesWhatIsTheSameOrOnePercentSlower) {
   const std::string before = record_of_before();
-  for (const double factor : {1.0, 0.99, 1.2}) {
+  for (const double factor : {1.0, 0.99}) {
     ValidateOptions o = measured({.factor = factor});
     o.against = before;
     expect_sound(run(o));

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "core/clock.h"
 #include "lab/logit_distance.h"
@@ -15,14 +16,52 @@ namespace {
 
 constexpr int32_t kReferenceChunk = 16;
 
-Status add_logits(Engine& engine, SeqId seq, size_t from, ReferenceText* text) {
-  const size_t count = std::min<size_t>(kReferenceChunk, text->ids.size() - from);
+// Appends the logits of `count` ids from `from` on.
+Status add_logits(Engine& engine, SeqId seq, size_t from, size_t count, ReferenceText* text) {
   const Chunk chunk{seq, std::span(text->ids).subspan(from, count), Logits::kAll};
   const auto rows = engine.step({&chunk, 1});
   if (!rows) return fail(rows.error());
   const size_t values = count * static_cast<size_t>(engine.config().vocab);
   text->logits.insert(text->logits.end(), *rows, *rows + values);
   return {};
+}
+
+// The token behind the last launch of `num_rows` rows, drawn at temperature 1.
+Result<int32_t> draw(Engine& engine, size_t num_rows, uint64_t seed, size_t step) {
+  const std::vector<SampleRequest> requests(
+      num_rows, SampleRequest{.temperature = 1, .seed = seed, .step = step});
+  std::vector<SampleAnswer> answers(num_rows);
+  if (auto status = engine.sample(requests, answers); !status)
+    return fail(std::move(status.error()));
+  return answers.back().token;
+}
+
+// One text of up to `num_ids` ids, cut when `is_late` says so: random ids, of which a text that is
+// the model's own has the first few alone; the others are drawn.
+Result<ReferenceText> make_text(Engine& engine, size_t num_ids, uint64_t seed, bool is_own,
+                                const std::function<bool()>& is_late) {
+  constexpr size_t kLeast = 2 * kReferenceChunk;
+  ReferenceText text;
+  text.ids = random_ids(static_cast<int32_t>(num_ids), engine.config().vocab, seed);
+  const SeqId seq = engine.kv().add_sequence();
+  Status status;
+  size_t at = 0, last_rows = 0;
+  while (status && at < num_ids && (at < kLeast || !is_late())) {
+    const bool draws = is_own && at > 0;
+    const size_t count = draws ? 1 : std::min<size_t>(kReferenceChunk, num_ids - at);
+    if (draws) {
+      const auto token = draw(engine, last_rows, seed, at);
+      if (token) text.ids[at] = *token;
+      if (!token) status = fail(token.error());
+    }
+    if (status) status = add_logits(engine, seq, at, count, &text);
+    at += count;
+    last_rows = count;
+  }
+  engine.kv().free_sequence(seq);
+  if (!status) return fail(std::move(status.error()));
+  text.ids.resize(at);
+  return text;
 }
 
 // Half of the relative distance of two neighbouring values, by the name of a format in a row's
@@ -67,22 +106,15 @@ Result<std::vector<ReferenceText>> reference_texts(const EngineOptions& options,
                           .show_progress = options.show_progress};
   auto engine = Engine::load(reference);
   if (!engine) return fail(std::move(engine.error()));
-  std::vector<ReferenceText> texts(static_cast<size_t>(limits.num_texts));
+  std::vector<ReferenceText> texts;
   const auto start = Clock::now();
-  for (size_t t = 0; t < texts.size(); ++t) {
-    ReferenceText& text = texts[t];
-    text.ids = random_ids(limits.most_tokens, (*engine)->config().vocab, 100 + t);
-    const SeqId seq = (*engine)->kv().add_sequence();
-    const double most_s = limits.most_s * static_cast<double>(t + 1) / limits.num_texts;
-    size_t at = 0;
-    Status status;
-    for (; status && at < text.ids.size(); at += kReferenceChunk) {
-      if (at >= 2 * kReferenceChunk && seconds_since(start) > most_s) break;
-      status = add_logits(**engine, seq, at, &text);
-    }
-    (*engine)->kv().free_sequence(seq);
-    if (!status) return fail(std::move(status.error()));
-    text.ids.resize(std::min(at, text.ids.size()));
+  for (int32_t t = 0; t < limits.num_texts; ++t) {
+    const double most_s = limits.most_s * (t + 1) / limits.num_texts;
+    auto text =
+        make_text(**engine, static_cast<size_t>(limits.most_tokens), 100 + static_cast<uint64_t>(t),
+                  t % 2 == 1, [&] { return seconds_since(start) > most_s; });
+    if (!text) return fail(std::move(text.error()));
+    texts.push_back(std::move(*text));
   }
   return texts;
 }
@@ -118,17 +150,25 @@ Tolerance tolerance_of(const Engine& subject, const std::vector<std::string>& ro
       sum += variance(std::span(text.logits).subspan(at, vocab));
   }
   const double of_logits = count > 0 ? sum / static_cast<double>(count) : 0;
-  constexpr double kSafety = 8;
-  const double relative = kSafety * tolerance.eta * std::sqrt(2.0 * config.num_layers);
-  tolerance.mean_kl = relative * relative * of_logits / 2;
+  constexpr double kSafety = 8, kOfSwap = 0.5;
+  const double updates = 2.0 * config.num_layers;
+  const double relative = kSafety * tolerance.eta * std::sqrt(updates);
+  const double of_rounding = relative * relative * of_logits / 2;
+  // The logits of experts around the last one chosen lie 1 / (k sqrt(2 ln(E / k))) deviations
+  // apart.
+  const double experts_per_choice =
+      static_cast<double>(config.num_experts) / std::max(config.top_k, 1);
+  const double density = config.top_k * std::sqrt(2 * std::log(std::max(experts_per_choice, 1.0)));
+  const double share_swapped = std::min(1.0, config.num_layers * relative * density);
+  const double of_swaps = share_swapped * of_logits / 2 * kOfSwap * kOfSwap / updates;
+  const auto num_ids = static_cast<double>(texts.front().ids.size());
+  tolerance.mean_kl = of_rounding + of_swaps;
+  tolerance.median_kl = of_rounding + 2 * of_swaps / num_ids;
   tolerance.nll = std::sqrt(2 * tolerance.mean_kl);
-  tolerance.logprob = 4 * tolerance.nll;
+  tolerance.logprob = 4 * std::sqrt(2 * tolerance.median_kl);
   return tolerance;
 }
 
-double LogitsDistance::mean_kl() const {
-  return num_rows > 0 ? sum_kl / static_cast<double>(num_rows) : 0;
-}
 double LogitsDistance::nll_difference() const {
   return num_targets > 0 ? std::fabs(nll - reference_nll) / static_cast<double>(num_targets) : 0;
 }
@@ -149,9 +189,7 @@ void add_rows(const ReferenceText& text, size_t first, std::span<const float> ro
         std::count_if(row, row + width, [](float value) { return !std::isfinite(value); });
     distance->num_not_finite += not_finite;
     const double kl = row_kl(reference, row, vocab);
-    distance->sum_kl += kl;
-    distance->greatest_kl = std::max(distance->greatest_kl, kl);
-    ++distance->num_rows;
+    distance->kl.push_back(std::isfinite(kl) ? kl : std::numeric_limits<double>::infinity());
     if (first + i + 1 == text.ids.size()) continue;
     const int32_t next = text.ids[first + i + 1];
     distance->nll += log_sum_exp(row, vocab) - row[next];

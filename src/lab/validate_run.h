@@ -74,6 +74,12 @@ Status run_correctness(Validation& run);
 Status run_stress(Validation& run);
 Status run_benchmark(Validation& run);
 Status run_regression(Validation& run);
+/// The same by a server's URL (validate_url.cpp).
+Status run_smoke_by_url(Validation& run);
+Status run_path_by_url(Validation& run);
+Status run_correctness_by_url(Validation& run);
+Status run_stress_by_url(Validation& run);
+Status run_benchmark_by_url(Validation& run);
 
 /// A row ran for every step.
 void check_steps(Validation& run, const RowLaunches& ran);
