@@ -57,7 +57,8 @@ TEST(ServeReport, ABlockWithoutSamplesLeavesItsPairOut) {
   second.requests.erase(second.requests.begin());  // the first block failed
   for (size_t i = 1; i < 16; ++i) --second.block_begins[i];
   for (const auto& one : to_json(run_of({drifting(16, 1), second}))["verdicts"]) {
-    if (one["figure"] != "output") EXPECT_EQ(one["pairs"], 15) << one["figure"];
+    if (one["figure"] == "output") continue;
+    EXPECT_EQ(one["pairs"], 15) << one["figure"];
   }
 }
 
