@@ -278,7 +278,8 @@ Api<GenerationInput> completion_input(const App& app, const CompletionRequest& r
   if (request.echo && request.logprobs >= 0) {
     input.prompt_logprobs = std::max(request.prompt_logprobs, request.logprobs);
   }
-  if (auto status = check_choices(app.model(), input); !status) return tl::unexpected(status.error());
+  if (auto status = check_choices(app.model(), input); !status)
+    return tl::unexpected(status.error());
   input.sampling.max_tokens = std::max(*request.max_tokens, 1);
   auto constraints =
       make_constraints(model, request, nullptr,
