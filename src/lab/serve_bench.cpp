@@ -42,6 +42,7 @@ struct ServeBench::Block {
   int32_t num_begun = 0;
   double begin_s = 0, hold_until_s = 0, next_arrival_s = 0;
   int32_t num_running = 0;
+  bool is_measured = true;  // else its answers may be without text
 
   bool is_begun(double now) const {
     return num_requests > 0 ? num_begun >= num_requests : now - begin_s >= duration_s;
@@ -105,8 +106,11 @@ Status ServeBench::start(const ServeTest& test, Block* block) {
 
 void ServeBench::absorb(const Block& block, const StreamResult& result, ServeFigures* figures) {
   RequestError error = result.error;
-  if (error.kind.empty() && result.content_s.empty())
+  if (error.kind.empty() && result.content_s.empty()) {
+    // One token of an unmeasured request may have no text.
+    if (!block.is_measured) return;
     error = {"no_content", "the answer has no text"};
+  }
   if (error.kind.empty()) {
     if (std::string fault = usage_fault(result, block.num_asked); !fault.empty())
       error = {"usage", std::move(fault)};
@@ -176,6 +180,7 @@ void ServeBench::finish_block(const Block& block, size_t num_before, bool has_er
 // Requests that are not measured. Their errors count: what comes after them would fail too.
 Status ServeBench::run_unmeasured(const ServeTest& test, Block* block, Outcome* outcome) {
   if (block->num_requests == 0) return {};
+  block->is_measured = false;
   Outcome unmeasured{.figures = std::vector<ServeFigures>(facts_.size())};
   ServeTest closed = test;
   closed.concurrency = std::max(1, test.concurrency);

@@ -258,7 +258,7 @@ FAULTS = {
     "half_a_character": (sends(b"data: {\"choices\":[{\"text\":\"\xe2\x82\"}]}\n\n", fake.DONE), "bad_stream", "no JSON"),
     "too_few_in_usage": (sends(fake.token() * 5, fake.last(), fake.usage(64, 1), fake.DONE), "usage", "5 events"),
     "too_many_in_usage": (sends(fake.token() * 5, fake.last(), fake.usage(64, 999), fake.DONE), "usage", "at most 5"),
-    "usage_below_0": (sends(fake.token(), fake.usage(64, -1), fake.DONE), "bad_stream", "no number of tokens"),
+    "usage_below_0": (sends(fake.token(), fake.usage(64, -1), fake.DONE), "bad_stream", "not a number of tokens"),
     "no_text": (sends(fake.role(), fake.last(), fake.usage(64, 0), fake.DONE), "no_content", "no text"),
     "no_stream": (lambda h, _: h.document({"choices": []}), "no_content", "no event"),
     "error_event": (sends(fake.role(), fake.event({"error": {"message": "it broke"}})), "error_event", "it broke"),
