@@ -56,13 +56,15 @@ Interval bootstrap(const std::function<double(std::mt19937_64&)>& statistic) {
 // neighbours; 1 or more.
 double variance_inflation(const std::vector<double>& values) {
   constexpr double kMostCorrelation = 0.9;
+  constexpr double kRounding =
+      1e-12;  // deviations below it are the arithmetic's, not the machine's
   const double middle = mean(values);
   double products = 0, squares = 0;
   for (size_t i = 0; i < values.size(); ++i) {
     squares += (values[i] - middle) * (values[i] - middle);
     if (i > 0) products += (values[i] - middle) * (values[i - 1] - middle);
   }
-  if (!(squares > 0)) return 1;
+  if (!(squares > kRounding * kRounding * static_cast<double>(values.size()))) return 1;
   const double correlation = std::clamp(products / squares, 0.0, kMostCorrelation);
   return (1 + correlation) / (1 - correlation);
 }
