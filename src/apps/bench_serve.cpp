@@ -1,7 +1,6 @@
 // moxie bench serve: measures OpenAI-compatible endpoints over HTTP.
 #include <fmt/format.h>
 
-#include <atomic>
 #include <charconv>
 #include <cmath>
 #include <csignal>
@@ -12,6 +11,7 @@
 
 #include "apps/cli.h"
 #include "apps/record_flags.h"
+#include "apps/stop_signal.h"
 #include "lab/serve_bench_report.h"
 
 namespace moxie {
@@ -31,17 +31,6 @@ struct ServeFlags {
   bool keeps_prefix_cache = false, ignores_eos = false, json = false;
   RecordFlags record;
 };
-
-// Once: the measured is kept and printed. Twice: the process ends at once.
-std::atomic<bool> g_stop{false};
-void on_signal(int) { g_stop = true; }
-void catch_signals() {
-  struct sigaction action = {};
-  action.sa_handler = on_signal;
-  action.sa_flags = static_cast<int>(SA_RESETHAND);
-  sigaction(SIGINT, &action, nullptr);
-  sigaction(SIGTERM, &action, nullptr);
-}
 
 void declare(Flags& flags, ServeFlags* o) {
   flags.texts("--url", &o->urls,
@@ -229,8 +218,8 @@ int run(ServeFlags& o, const Flags& flags) {
   if (!goodput) return usage(goodput.error().message());
   auto keeper = RecordKeeper::open(o.record);
   if (!keeper) return report(keeper.error());
-  catch_signals();
-  auto bench = ServeBench::prepare(*options, g_stop);
+  stop_at({SIGINT, SIGTERM});  // what was measured is kept and printed
+  auto bench = ServeBench::prepare(*options, stop_asked());
   if (!bench) return report(bench.error());
   return measure(o, flags, *tests, *goodput, **bench, &*keeper);
 }

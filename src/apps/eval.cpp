@@ -17,6 +17,8 @@
 #include "apps/eval_engine.h"
 #include "apps/eval_print.h"
 #include "apps/prediction_loss.h"
+#include "apps/record_flags.h"
+#include "apps/stop_signal.h"
 #include "core/clock.h"
 #include "lab/record.h"
 
@@ -38,23 +40,13 @@ struct EvalFlags {
   bool json = false;
 };
 
-// Ctrl-C ends the run at once, with the answers so far kept in --samples. Twice: ends the process.
-std::atomic<bool> g_stop{false};
-void on_interrupt(int) { g_stop = true; }
-void catch_interrupt() {
-  struct sigaction action = {};
-  action.sa_handler = on_interrupt;
-  action.sa_flags = static_cast<int>(SA_RESETHAND);
-  sigaction(SIGINT, &action, nullptr);
-}
-
 // Ends an engine's requests when the run is interrupted, so that nobody waits for them.
 class StopWatch {
  public:
   explicit StopWatch(EvalEngine& engine)
       : thread_([this, &engine] {
           while (!done_.load()) {
-            if (g_stop.load()) return engine.stop();
+            if (stop_asked().load()) return engine.stop();
             std::this_thread::sleep_for(std::chrono::milliseconds(50));
           }
         }) {}
@@ -150,7 +142,7 @@ Result<std::vector<EvalSample>> run_engine(EvalEngine& engine,
   const StopWatch watch(engine);
   return run_eval(
       questions, options, [&](const std::string& request) { return engine.ask(request); }, samples,
-      g_stop, progress_line(options.variant));
+      stop_asked(), progress_line(options.variant));
 }
 
 // The unchanged engine and each with its switches, one after another.
@@ -186,11 +178,7 @@ Status compare(const EvalFlags& o, const std::vector<EvalQuestion>& questions, E
 
 Record record_of(const EvalReport& report, const Flags& flags) {
   Record record{.environment = collect_environment()};
-  for (const auto& setting : flags.settings()) {
-    const bool is_secret = setting.name == "--api-key" && !setting.value.empty();
-    record.configuration.push_back(
-        {setting.name, is_secret ? "(set)" : setting.value, setting.source});
-  }
+  describe_command("eval", "eval", flags, &record);
   record.weights.model = report.model;
   record.kernel_path = report.kernel_path;
   record.workload.sampling = report.sampling;
@@ -224,7 +212,7 @@ Status evaluate(EvalFlags& o, const Flags& flags, EvalReport* out) {
     out->device = engine->engine().device().kind() == DeviceKind::kCuda ? "cuda" : "cpu";
   } else {
     auto opened = EvalEndpoint::open(o.url, flags.given("--model") ? o.engine.model : "", o.api_key,
-                                     o.timeout_s, g_stop);
+                                     o.timeout_s, stop_asked());
     if (!opened) return fail(std::move(opened.error()));
     endpoint = std::move(*opened);
     out->model = endpoint->model();
@@ -243,7 +231,7 @@ Status evaluate(EvalFlags& o, const Flags& flags, EvalReport* out) {
                       : run_eval(
                             *questions, o.options,
                             [&](const std::string& request) { return endpoint->ask(request); },
-                            samples.get(), g_stop, progress_line(""));
+                            samples.get(), stop_asked(), progress_line(""));
   if (!found) return fail(std::move(found.error()));
   out->seconds = seconds_since(start);
   out->samples = std::move(*found);
@@ -258,14 +246,10 @@ Status evaluate(EvalFlags& o, const Flags& flags, EvalReport* out) {
 
 int run(EvalFlags& o, const Flags& flags) {
   if (auto status = complete(&o); !status) return usage("eval: " + status.error().message());
-  if (!o.record.empty()) {
-    std::FILE* probe = std::fopen(o.record.c_str(), "ab");  // before an hour of work
-    if (probe == nullptr)
-      return moxie::report({"cannot be written", o.record, "does the folder exist?"});
-    std::fclose(probe);
-  }
+  auto keeper = RecordKeeper::open({.record = o.record, .history = {}});
+  if (!keeper) return moxie::report(keeper.error());
   o.engine.show_progress = o.engine.show_progress && !o.json;
-  catch_interrupt();
+  stop_at({SIGINT});  // ends the run at once, with the answers so far kept in --samples
   EvalReport found;
   found.efforts = o.options.efforts;
   found.sampling = o.options.temperature > 0
@@ -283,11 +267,8 @@ int run(EvalFlags& o, const Flags& flags) {
   } else {
     print(found);
   }
-  if (!o.record.empty()) {
-    if (auto status = write_record(record_of(found, flags), o.record); !status)
-      return moxie::report(status.error());
-  }
-  return kExitDone;
+  return keeper->is_asked() ? keep_and_exit(*keeper, record_of(found, flags), kExitDone)
+                            : kExitDone;
 }
 
 void declare(Flags& flags, EvalFlags* o) {

@@ -3,7 +3,6 @@
 
 #include <fmt/format.h>
 
-#include <atomic>
 #include <csignal>
 #include <cstdio>
 #include <memory>
@@ -11,6 +10,7 @@
 
 #include "apps/cli.h"
 #include "apps/pull_progress.h"
+#include "apps/stop_signal.h"
 #include "core/bytes.h"
 
 namespace moxie {
@@ -24,17 +24,6 @@ struct PullFlags {
   hub::PullOptions options;
   bool is_json = false, is_quiet = false;
 };
-
-// Once: what has come is kept, and the pull ends. Twice: the process ends at once.
-std::atomic<bool> g_stop{false};
-void on_signal(int) { g_stop = true; }
-void catch_signals() {
-  struct sigaction action = {};
-  action.sa_handler = on_signal;
-  action.sa_flags = static_cast<int>(SA_RESETHAND);
-  sigaction(SIGINT, &action, nullptr);
-  sigaction(SIGTERM, &action, nullptr);
-}
 
 std::string printable(const Json& document) {
   return document.dump(2, ' ', false, Json::error_handler_t::replace);
@@ -94,10 +83,10 @@ int run_pull(const Flags& flags, PullFlags* o) {
   if (const int code = read_repo(flags, o); code != kExitDone) return code;
   Result<hub::Settings> settings = hub::read_settings();
   if (!settings) return report(settings.error());
-  catch_signals();
+  stop_at({SIGINT, SIGTERM});  // what has come is kept
   const Result<hub::PullReport> pulled = [&] {
     PullProgress progress(o->is_quiet || o->options.is_dry_run);  // its bar goes before the results
-    return hub::pull(*settings, o->options, g_stop, progress);
+    return hub::pull(*settings, o->options, stop_asked(), progress);
   }();
   if (!pulled) return report(pulled.error());
   if (o->is_json)

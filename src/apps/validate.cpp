@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "apps/cli.h"
+#include "apps/record_flags.h"
 #include "apps/speculation_flags.h"
 #include "lab/stats.h"
 
@@ -53,14 +54,6 @@ void print_report(const ValidateReport& report) {
   fmt::print("\n{}\n", report.passed() ? "valid" : "not valid");
 }
 
-// Whether the file can be written, before anything is measured.
-Status check_writable(const std::string& path) {
-  std::FILE* const file = std::fopen(path.c_str(), "ab");
-  if (file == nullptr) return fail("cannot be written", path, "--record takes a file's path");
-  std::fclose(file);
-  return {};
-}
-
 int run(ValidateFlags& o, const Flags& flags) {
   if (o.level == "6") return usage("validate: level 6 is `moxie matrix`");
   const auto level = parse_validate_level(o.level);
@@ -71,8 +64,8 @@ int run(ValidateFlags& o, const Flags& flags) {
     return usage("validate: give --model or --url, not both");
   if (auto status = o.speculation.complete(flags); !status)
     return usage("validate: " + status.error().message());
-  if (!o.record.empty())
-    if (auto status = check_writable(o.record); !status) return report(status.error());
+  auto keeper = RecordKeeper::open({.record = o.record, .history = {}});
+  if (!keeper) return report(keeper.error());
   o.options.last = *level;
   o.options.engine.speculation = o.speculation.options;
   o.options.engine.show_progress = false;
@@ -85,16 +78,9 @@ int run(ValidateFlags& o, const Flags& flags) {
                to_json(*found).dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
   else
     print_report(*found);
-  if (!o.record.empty()) {
-    std::vector<Setting> settings;
-    for (const auto& setting : flags.settings()) {
-      const bool is_secret = setting.name == "--api-key" && !setting.value.empty();
-      settings.push_back({setting.name, is_secret ? "(hidden)" : setting.value, setting.source});
-    }
-    if (auto status = write_record(record_of(*found, std::move(settings)), o.record); !status)
-      return report(status.error());
-  }
-  return found->passed() ? kExitDone : kExitFailed;
+  Record record = record_of(*found, {});
+  describe_command("validate", "validate", flags, &record);
+  return keep_and_exit(*keeper, record, found->passed() ? kExitDone : kExitFailed);
 }
 
 }  // namespace

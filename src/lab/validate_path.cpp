@@ -6,42 +6,31 @@
 #include <algorithm>
 #include <set>
 
+#include "lab/passing_runner.h"
 #include "model/pass.h"
 
 namespace moxie {
 namespace {
 
-class NotingRunner : public StepRunner {
+class NotingRunner : public PassingRunner {
  public:
   NotingRunner(std::unique_ptr<StepRunner> runner, LaunchList* list)
-      : runner_(std::move(runner)), list_(list) {}
+      : PassingRunner(std::move(runner)), list_(list) {}
 
-  const Limits& limits() const override { return runner_->limits(); }
-  KvCache& kv() override { return runner_->kv(); }
-  void build(std::span<const Chunk> chunks, InLoop in_loop, HostArrays* arrays) override {
-    runner_->build(chunks, in_loop, arrays);
-  }
   Status run(const HostArrays& arrays) override {
     note_launch(static_cast<int32_t>(arrays.token_ids.size()),
                 static_cast<int32_t>(arrays.row_offsets.size()) - 1,
                 static_cast<int32_t>(arrays.logit_rows.size()), list_);
-    return runner_->run(arrays);
-  }
-  Status sample(std::span<const SampleRequest> requests, std::span<SampleAnswer> answers) override {
-    return runner_->sample(requests, answers);
+    return PassingRunner::run(arrays);
   }
   Status launch(const HostArrays& arrays, InLoop in_loop,
                 std::span<const SampleRequest> requests) override {
     const auto streams = static_cast<int32_t>(arrays.positions.size());
     note_launch(streams, streams, streams, list_);
-    return runner_->launch(arrays, in_loop, requests);
+    return PassingRunner::launch(arrays, in_loop, requests);
   }
-  Result<bool> take(std::span<SampleAnswer> answers) override { return runner_->take(answers); }
-  void leave_loop() override { runner_->leave_loop(); }
-  Status synchronize() override { return runner_->synchronize(); }
 
  private:
-  std::unique_ptr<StepRunner> runner_;
   LaunchList* list_;
 };
 

@@ -1,0 +1,14 @@
+// How a long command ends early: the first signal asks it to keep what it has and stop, the second
+// ends the process.
+#pragma once
+
+#include <atomic>
+#include <initializer_list>
+
+namespace moxie {
+
+/// From now on each of these signals (SIGINT, SIGTERM), the first time, sets stop_asked().
+void stop_at(std::initializer_list<int> signals);
+const std::atomic<bool>& stop_asked();
+
+}  // namespace moxie
