@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "core/clock.h"
+#include "lab/serve_bench_stream.h"
 #include "text/harmony_json.h"
 
 namespace moxie {
@@ -51,25 +52,6 @@ int on_progress(void* stop, curl_off_t, curl_off_t, curl_off_t, curl_off_t) {
   return static_cast<const std::atomic<bool>*>(stop)->load() ? 1 : 0;
 }
 
-// The beginning of a body for a message, on one line.
-std::string shown(const std::string& body) {
-  std::string text = body.substr(0, 300);
-  std::replace_if(
-      text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) < 32; }, ' ');
-  return text;
-}
-
-// The text of {"error": {"message"}}, or the body's beginning.
-std::string error_text(const std::string& body) {
-  const auto document = harmony::parse_json_bounded(body, "error");
-  if (document && (*document)->is_object() && (*document)->contains("error")) {
-    const Json& error = (**document)["error"];
-    if (error.is_object() && error.contains("message") && error["message"].is_string())
-      return error["message"].get<std::string>();
-  }
-  return shown(body);
-}
-
 std::string text_of(const Json& object, const char* key) {
   const auto found = object.find(key);
   return found != object.end() && found->is_string() ? found->get<std::string>() : "";
@@ -84,7 +66,8 @@ int64_t count_of(const Json& object, const char* key) {
 
 Result<EvalReply> parse_completion(const std::string& body, const std::string& where) {
   const auto bad = [&](const char* what) {
-    return fail(fmt::format("the answer is no chat completion: {}: {}", what, shown(body)), where);
+    return fail(fmt::format("the answer is no chat completion: {}: {}", what, error_text(body)),
+                where);
   };
   const auto parsed = harmony::parse_json_bounded(body, where);
   if (!parsed || !(*parsed)->is_object()) return bad("no JSON object");
