@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "core/base.h"
+#include "lab/rank_tests.h"
 
 namespace moxie {
 
@@ -19,18 +20,7 @@ Interval wilson_interval(int64_t count, int64_t total, double z) {
           count == total ? 1 : std::min(1.0, centre + half)};
 }
 
-double mcnemar_p(const PairedCounts& counts) {
-  const int64_t differing = counts.only_a + counts.only_b;
-  if (differing == 0) return 1;
-  const auto n = static_cast<double>(differing);
-  double tail = 0;  // of the binomial distribution with a share of one half
-  for (int64_t i = 0; i <= std::min(counts.only_a, counts.only_b); ++i) {
-    const auto k = static_cast<double>(i);
-    tail += std::exp(std::lgamma(n + 1) - std::lgamma(k + 1) - std::lgamma(n - k + 1) -
-                     n * std::log(2.0));
-  }
-  return std::min(1.0, 2 * tail);
-}
+double mcnemar_p(const PairedCounts& counts) { return sign_p(counts.only_a, counts.only_b); }
 
 double paired_difference(const PairedCounts& counts) {
   if (counts.total == 0) return 0;

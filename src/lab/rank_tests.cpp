@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstddef>
 #include <cstdlib>
 #include <numeric>
 #include <vector>
@@ -59,12 +58,14 @@ double sign_p(std::span<const double> differences) {
   const auto count = [&](auto&& is_counted) {
     return std::count_if(differences.begin(), differences.end(), is_counted);
   };
-  const auto positive = count([](double d) { return d > 0; });
-  const auto negative = count([](double d) { return d < 0; });
+  return sign_p(count([](double d) { return d > 0; }), count([](double d) { return d < 0; }));
+}
+
+double sign_p(int64_t positive, int64_t negative) {
   const auto n = static_cast<double>(positive + negative);
   // Sums the smaller tail of the binomial distribution of n signs.
   double tail = 0, log_ways = 0;
-  for (std::ptrdiff_t i = 0; i <= std::min(positive, negative); ++i) {
+  for (int64_t i = 0; i <= std::min(positive, negative); ++i) {
     tail += std::exp(log_ways - n * std::log(2.0));
     const auto next = static_cast<double>(i + 1);
     log_ways += std::log((n - next + 1) / next);

@@ -2,6 +2,7 @@
 // and an outlier counts no more than any other sample.
 #pragma once
 
+#include <cstdint>
 #include <span>
 
 namespace moxie {
@@ -10,6 +11,7 @@ namespace moxie {
 /// likely. Zeros are left out. Exact. 1 where nothing is left. (Wilcoxon's test weighs differences
 /// by their size: where every third pair holds an outlier, these outweigh the rest.)
 double sign_p(std::span<const double> differences);
+double sign_p(int64_t positive, int64_t negative);
 
 /// Mann and Whitney's rank-sum test, two-sided: how probable ranks at least so apart are where both
 /// sets are from one distribution. Exact up to 40 samples together, then by the normal

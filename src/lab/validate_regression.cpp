@@ -82,7 +82,7 @@ Status run_regression(Validation& run) {
          .passed = !c.is_regression(),
          .value = fmt::format("{:+.1f}% ({:+.1f}% to {:+.1f}%): {:.4g} {} against {:.4g}",
                               100 * c.change, 100 * c.low, 100 * c.high, c.now, c.unit, c.before),
-         .bar = fmt::format("not {:.0f}% slower, with an interval below 0", 100 * kMostSlower)});
+         .bar = fmt::format("not {:.0f}% slower, with an interval below 0", 100 * kRegression)});
   }
   if (!run.options().url.empty()) {
     run.omit("peak of memory", "a server's is not told");

@@ -5,11 +5,11 @@
 #include <vector>
 
 #include "lab/record.h"
+#include "lab/verdict.h"
 
 namespace moxie {
 
-/// The most speed that may be lost, as a share, and the most memory that may be added, bytes.
-inline constexpr double kMostSlower = 0.03;
+/// The most memory that may be added.
 inline constexpr uint64_t kMostMoreBytes = 1'000'000'000;
 
 /// A figure before and now.
@@ -20,8 +20,8 @@ struct FigureChange {
   /// (bootstrap over both lists of samples, from a fixed seed).
   double change = 0, low = 0, high = 0;
 
-  /// Slower by more than kMostSlower, and the interval excludes that nothing changed.
-  bool is_regression() const { return change < -kMostSlower && high < 0; }
+  /// Slower by more than kRegression, and the interval excludes that nothing changed.
+  bool is_regression() const { return change < -kRegression && high < 0; }
 };
 
 /// The speeds (tok/s) that both have under the same name. Latencies are not judged: they follow
