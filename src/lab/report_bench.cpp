@@ -1,8 +1,9 @@
 // The report of a benchmark: its tests as a table, on the roofline, and sample by sample.
 #include <fmt/format.h>
 
-#include <algorithm>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "lab/report.h"
 #include "lab/report_parts.h"
@@ -18,7 +19,7 @@ Page bench_page(std::span<const BenchResult> results, const MachineLimits& limit
   if (results.empty()) page.paragraph("No test was run.");
   Page::Table tests{.head = {"test", "#tok/s, median", "#stdev", "#bytes a token",
                              "#operations a token", "#of limit", "#memory beside, GB/s"}};
-  Page::Table rows{.head = {"test", "step", "row", "#launches"}};
+  std::map<std::pair<std::string, std::string>, std::string> launches;  // of step and row, by test
   Roofline roofline = roofline_of(limits);
   roofline.groups = {"prefill", "decode"};
   std::vector<Strip> strips;
@@ -35,8 +36,8 @@ Page bench_page(std::span<const BenchResult> results, const MachineLimits& limit
     }
     strips.push_back({name, "tok/s", result.tok_s});
     for (const auto& count : result.kernels) {
-      rows.rows.push_back(
-          {name, count.op->name, count.name, figure(static_cast<double>(count.launches))});
+      std::string& text = launches[{count.op->name, count.name}];
+      text += fmt::format("{}{}: {}", text.empty() ? "" : "; ", name, count.launches);
     }
   }
   page.table(tests);
@@ -45,6 +46,8 @@ Page bench_page(std::span<const BenchResult> results, const MachineLimits& limit
                "that this machine reached in this run: a point on a line is at the limit.");
   add_samples(&page, strips);
   page.heading("Rows that ran");
+  Page::Table rows{.head = {"step", "row", "launches by test"}};
+  for (const auto& [place, text] : launches) rows.rows.push_back({place.first, place.second, text});
   page.table(rows);
   end_page(&page, document);
   return page;

@@ -115,19 +115,20 @@ void draw_roofs(Svg* svg, const Roofline& roofline, const RoofAxes& axes, LabelP
   std::erase_if(peaks, [](const Roofline::Peak& peak) { return peak.rate <= 0; });
   std::sort(peaks.begin(), peaks.end(),
             [](const auto& a, const auto& b) { return a.rate > b.rate; });
-  double last_label_y = -100;
+  double label_y = -100, label_x = axes.right - 4;
   for (const Roofline::Peak& peak : peaks) {
     highest = std::max(highest, peak.rate);
     const double corner = roofline.read_gb_s > 0 ? peak.rate / roofline.read_gb_s : axes.x.from();
     const double y = axes.y.at(peak.rate);
     const std::string text = fmt::format("{} {}", peak.name, figure(peak.rate));
-    svg->line(axes.x.at(corner), y, axes.right, y, "roof", text + "e9 operations/s, measured");
-    // Peaks that nearly coincide have one line of text above the other.
-    const double label_y = std::max(y - 4, last_label_y + 13);
     const double width = text_width(text);
-    svg->text(axes.right - 4, label_y, Anchor::kEnd, "s", text);
-    places->take({axes.right - 4 - width, label_y - 11, width, 14});
-    last_label_y = label_y;
+    svg->line(axes.x.at(corner), y, axes.right, y, "roof", text + "e9 operations/s, measured");
+    // The name of a peak just below another one stands to the left of that one's name.
+    if (y - 4 - label_y > 14) label_x = axes.right - 4;
+    label_y = y - 4;
+    svg->text(label_x, label_y, Anchor::kEnd, "s", text);
+    places->take({label_x - width, label_y - 11, width, 14});
+    label_x -= width + 6;
   }
   if (roofline.read_gb_s <= 0) return;
   const double top = highest > 0 ? highest : axes.y.to();

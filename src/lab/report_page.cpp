@@ -44,8 +44,8 @@ figcaption { color: var(--soft); font-size: 13px; overflow-wrap: anywhere; }
 .scroll { overflow-x: auto; margin: 8px 0; }
 table { border-collapse: collapse; font-size: 13px; width: 100%; }
 th { text-align: left; border-bottom: 1px solid var(--soft); padding: 3px 8px; vertical-align: bottom; }
-td { border-bottom: 1px solid var(--line); padding: 3px 8px; vertical-align: top; overflow-wrap: anywhere;
-  min-width: 3em; }
+td { border-bottom: 1px solid var(--line); padding: 3px 8px; vertical-align: top; }
+.w { overflow-wrap: anywhere; min-width: 9em; }
 tr:nth-child(even) td { background: var(--band); }
 .n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 .swatch { display: inline-block; width: 10px; height: 10px; margin-right: 6px; }
@@ -116,13 +116,18 @@ void Page::picture(const std::string& svg, std::string_view caption) {
 }
 
 void Page::table(const Table& table) {
-  const auto cell = [&](const char* tag, size_t column, const std::string& inner) {
-    body_ += fmt::format("<{0}{1}>{2}</{0}>", tag,
-                         is_figure(table.head[column]) ? " class=\"n\"" : "", inner);
+  // Long texts may break anywhere, so that a page keeps its width.
+  constexpr size_t kLongText = 24;
+  const auto cell = [&](const char* tag, size_t column, const std::string& inner,
+                        size_t num_bytes) {
+    const char* css = is_figure(table.head[column]) ? " class=\"n\""
+                      : num_bytes > kLongText       ? " class=\"w\""
+                                                    : "";
+    body_ += fmt::format("<{0}{1}>{2}</{0}>", tag, css, inner);
   };
   body_ += "<div class=\"scroll\"><table>\n<thead><tr>";
   for (size_t c = 0; c < table.head.size(); ++c) {
-    cell("th", c, escape_xml(table.head[c].substr(is_figure(table.head[c]) ? 1 : 0)));
+    cell("th", c, escape_xml(table.head[c].substr(is_figure(table.head[c]) ? 1 : 0)), 0);
   }
   body_ += "</tr></thead>\n<tbody>\n";
   for (size_t r = 0; r < table.rows.size(); ++r) {
@@ -132,7 +137,8 @@ void Page::table(const Table& table) {
       const bool has_colour = c == 0 && r < table.colours.size();
       cell("td", c,
            (has_colour ? fmt::format("<span class=\"swatch k{}\"></span>", table.colours[r]) : "") +
-               escape_xml(table.rows[r][c]));
+               escape_xml(table.rows[r][c]),
+           table.rows[r][c].size());
     }
     body_ += "</tr>\n";
   }

@@ -60,7 +60,7 @@ void add_samples(Page* page, const std::vector<Strip>& strips) {
     const Summary summary = summarize(strip.samples);
     std::string samples;
     for (const double sample : strip.samples)
-      samples += (samples.empty() ? "" : "  ") + figure(sample);
+      samples += (samples.empty() ? "" : "; ") + figure(sample);
     table.rows.push_back({strip.name, strip.unit, figure(summary.median), figure(summary.mean),
                           figure(summary.stdev), samples});
   }

@@ -106,7 +106,16 @@ std::vector<double> Scale::ticks(int count) const {
     const int first = static_cast<int>(std::ceil(std::log10(from_) - 1e-9));
     const int last = static_cast<int>(std::floor(std::log10(to_) + 1e-9));
     const int step = std::max(1, (last - first + count) / std::max(count, 1));
-    for (int power = first; power <= last; power += step) ticks.push_back(std::pow(10.0, power));
+    if (last - first >= 2) {
+      for (int power = first; power <= last; power += step) ticks.push_back(std::pow(10.0, power));
+      return ticks;
+    }
+    for (int power = first - 1; power <= last; ++power) {
+      for (const double digit : {1.0, 2.0, 5.0}) {
+        const double tick = digit * std::pow(10.0, power);
+        if (tick >= from_ && tick <= to_) ticks.push_back(tick);
+      }
+    }
     return ticks;
   }
   const double rough = (to_ - from_) / std::max(count, 1);
@@ -201,7 +210,7 @@ double text_width(std::string_view text, double size) {
     return (static_cast<unsigned char>(c) & 0xC0) != 0x80;
   };
   const auto count = std::count_if(text.begin(), text.end(), starts_character);
-  return 0.6 * size * static_cast<double>(count);
+  return 0.66 * size * static_cast<double>(count);
 }
 
 bool LabelPlaces::Box::meets(const Box& other) const {

@@ -29,7 +29,7 @@ class Scale {
   /// Values outside the range are moved to its nearer end.
   double at(double value) const;
   /// Round values inside the range: 1, 2 or 5 times a power of ten, about `count` of them; of a
-  /// logarithmic scale the powers of ten.
+  /// logarithmic scale the powers of ten, with fewer than three of them 2 and 5 times these too.
   std::vector<double> ticks(int count) const;
   double from() const { return from_; }
   double to() const { return to_; }
