@@ -58,6 +58,10 @@ text { font-family: system-ui, "Segoe UI", "Noto Sans", sans-serif; paint-order:
 .roof { stroke: var(--roof); stroke-width: 1.5; fill: none; }
 .bar { stroke: var(--ink); stroke-width: 2; } .good { fill: var(--good); } .bad { fill: var(--bad); }
 .gap { fill: var(--k10); } .none { fill: var(--line); } .dot { fill: var(--k0); fill-opacity: 0.55; }
+@page { margin: 12mm; }
+@media print { body { font-size: 12px; padding: 0; max-width: none; } .scroll { overflow: visible; }
+  table { font-size: 9px; } th, td { padding: 1px 4px; } .n { white-space: normal; }
+  .w { min-width: 5em; } }
 )";
 
 std::string style() {
