@@ -25,6 +25,17 @@ std::vector<std::string> columns_of(const Matrix& matrix) {
   return columns;
 }
 
+// "3: auto, moe, int8", cut to a width; the table has all of it.
+std::string row_text(size_t number, const MatrixCell& cell, double width) {
+  std::string text = fmt::format("{}:", number);
+  for (size_t i = 0; i < cell.settings.size(); ++i) {
+    const std::string more = fmt::format("{} {}", i == 0 ? "" : ",", cell.settings[i].second);
+    if (text_width(text + more + ", ...") > width) return text + ", ...";
+    text += more;
+  }
+  return text;
+}
+
 std::string grid_svg(const Matrix& matrix) {
   constexpr double kWidth = 920, kRow = 20, kTop = 24, kColumn = 46, kResult = 90;
   const std::vector<std::string> columns = columns_of(matrix);
@@ -46,7 +57,7 @@ std::string grid_svg(const Matrix& matrix) {
                          : "bad",
                tooltip);
     };
-    svg.text(left - 8, y + 15, Anchor::kEnd, "t", fmt::format("{}", r + 1));
+    svg.text(0, y + 15, Anchor::kStart, "t", row_text(r + 1, cell.cell, left - 8));
     for (size_t c = 0; c < columns.size(); ++c) {
       const auto found =
           std::find_if(cell.levels.begin(), cell.levels.end(),
