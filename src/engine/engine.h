@@ -19,6 +19,7 @@
 #include "engine/launch_arrays.h"
 #include "engine/plan.h"
 #include "engine/speculation.h"
+#include "engine/tuning.h"
 #include "kernels/sample/sample.h"
 #include "model/checkpoint.h"
 #include "model/draft_head.h"
@@ -50,6 +51,7 @@ struct EngineOptions {
   bool sinks = true;
   std::vector<int32_t> taps;       ///< layers before which x is copied out (GptOss): read_tap()
   SpeculationOptions speculation;  ///< for make_drafter()
+  TuningOptions tuning;            ///< off: plans by predicted times
   uint64_t seed = 0;               ///< of synthetic weights
   bool show_progress = true;
 };
@@ -181,6 +183,8 @@ class Engine {
   double load_seconds() const { return timeline_.ready_s; }
   /// How long each stage of the start took.
   const StartupTimeline& timeline() const { return timeline_; }
+  /// What became of EngineOptions::tuning.
+  const TuningUse& tuning() const { return tuning_; }
   /// Tokens that end an answer: harmony's stop tokens and the configuration's eos.
   const std::vector<int32_t>& stop_ids() const { return stop_ids_; }
   /// Stops at the stop tokens of `tokenizer`, which replaces the model's own. To be called before
@@ -217,6 +221,7 @@ class Engine {
   MemoryPlan plan_;
   DType kv_dtype_ = DType::kBF16;
   StartupTimeline timeline_;
+  TuningUse tuning_;
   std::vector<int32_t> stop_ids_;
   Buffer rotary_buffer_, activation_buffer_;
   Activations activations_;

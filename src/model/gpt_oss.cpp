@@ -111,7 +111,7 @@ Result<const PassPlan*> GptOss::plan_for(const Bracket& bracket, DType kv_dtype)
   if (kept == nullptr) {
     const Shadow shadow(config_, weights_, kv_dtype, batch_of(bracket), &kernels_);
     auto plan = kernels_.choice().batch_invariant() ? batch_invariant_plan(shadow.pass, kv_dtype)
-                                                    : make_plan(shadow.pass, kernels_, taps_);
+                                                    : tuned_plan(shadow.pass, bracket);
     if (!plan) {
       plans_.erase({bracket, kv_dtype});
       return fail(std::move(plan.error()));
@@ -119,6 +119,46 @@ Result<const PassPlan*> GptOss::plan_for(const Bracket& bracket, DType kv_dtype)
     kept = std::make_unique<const PassPlan>(std::move(*plan));
   }
   return kept.get();
+}
+
+// By predicted times where nothing else decides.
+Result<PassPlan> GptOss::tuned_plan(const Pass& pass, const Bracket& bracket) const {
+  const auto cost = row_costs_ ? row_costs_(bracket) : nullptr;
+  if (cost) {
+    if (auto plan = make_plan(pass, kernels_, taps_, {.cost = cost})) {
+      plan->is_tuned = true;
+      return plan;
+    }
+    log_warn(
+        fmt::format("the tuning has no chain of rows for launches of {} tokens of {} sequences: "
+                    "their plan is made by predicted times",
+                    bracket.num_tokens, bracket.num_seqs));
+  }
+  return make_plan(pass, kernels_, taps_);
+}
+
+void GptOss::set_row_costs(RowCosts costs) const {
+  const std::lock_guard lock(mutex_);
+  row_costs_ = std::move(costs);
+  plans_.clear();
+}
+
+Result<PassPlan> GptOss::plan_by(const Bracket& bracket, DType kv_dtype,
+                                 const PlanChoice& choice) const {
+  const Shadow shadow(config_, weights_, kv_dtype, batch_of(bracket), &kernels_);
+  return make_plan(shadow.pass, kernels_, taps_, choice);
+}
+
+std::vector<PlannedRow> GptOss::candidates(const Bracket& bracket, DType kv_dtype, size_t l) const {
+  const Shadow shadow(config_, weights_, kv_dtype, batch_of(bracket), &kernels_);
+  auto rows = rows_for_plan(shadow.pass, kernels_, l);
+  for (PlannedRow& row : rows) row.layer = l;
+  return rows;
+}
+
+void GptOss::keep_plan(const Bracket& bracket, DType kv_dtype, PassPlan plan) const {
+  const std::lock_guard lock(mutex_);
+  plans_[{bracket, kv_dtype}] = std::make_unique<const PassPlan>(std::move(plan));
 }
 
 Status GptOss::check_rows(DType kv_dtype, int32_t max_tokens) const {

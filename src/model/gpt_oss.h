@@ -3,6 +3,7 @@
 // several sequences are one ragged batch, and the rows of each step do the rest.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -67,6 +68,21 @@ class GptOss {
   /// The plan of such launches; made at first use and kept.
   Result<const PassPlan*> plan_for(const Bracket& bracket, DType kv_dtype) const;
 
+  /// Instead of predicted times: for a launch the cost of each row in its place, infinity for rows
+  /// that may not be in the plan; or no function, where predicted times decide.
+  using RowCosts = std::function<std::function<double(const PlannedRow&)>(const Bracket&)>;
+  /// Costs that decide all plans from now on; null: none do. Plans that were made are forgotten.
+  /// Where no chain of rows has finite costs, predicted times decide, with a warning. Only while
+  /// nothing runs. Without effect with --batch-invariant.
+  void set_row_costs(RowCosts costs) const;
+  /// A plan by other costs, which is not kept.
+  Result<PassPlan> plan_by(const Bracket& bracket, DType kv_dtype, const PlanChoice& choice) const;
+  /// Every row that may run in layer `l` of such launches, before the layers or behind them.
+  std::vector<PlannedRow> candidates(const Bracket& bracket, DType kv_dtype, size_t l) const;
+  /// Replaces the plan of such launches, for measuring; until set_row_costs(). Only while nothing
+  /// runs.
+  void keep_plan(const Bracket& bracket, DType kv_dtype, PassPlan plan) const;
+
   /// least_work() of a batch in the forms of its plan.
   WorkByOp work_by_op(const Batch& batch, DType kv_dtype, int32_t num_distinct_experts) const;
 
@@ -82,6 +98,7 @@ class GptOss {
   template <typename P>
   Verdict verdict_of(const Pass& pass, const Row<P>& row, const PassPlan* plan) const;
   Result<PassPlan> batch_invariant_plan(const Pass& pass, DType kv_dtype) const;
+  Result<PassPlan> tuned_plan(const Pass& pass, const Bracket& bracket) const;
 
   const GptOssConfig& config_;
   const ModelWeights& weights_;
@@ -91,6 +108,7 @@ class GptOss {
   std::vector<int32_t> taps_;
   mutable std::mutex mutex_;
   mutable std::map<std::pair<Bracket, DType>, std::unique_ptr<const PassPlan>> plans_;
+  mutable RowCosts row_costs_;
 };
 
 /// The least bytes and operations of one forward pass (roofline), by step; sample, which is not

@@ -220,7 +220,8 @@ class Planner {
             .predicted_us = predicted_us_of(pass_, layer_, row, forms).value_or(kRefusedUs),
             .limit_us = limit_us(work, rates.read_gb_s, rates.bf16_gflops),
             .run = run_planned<P>,
-            .entry = &row};
+            .entry = &row,
+            .layer = layer_};
   }
 
   template <typename P>

@@ -33,6 +33,7 @@ struct PlannedRow {
   void (*run)(KernelChooser& kernels, const Pass& pass, const PlannedRow& planned, size_t l);
   const void* entry = nullptr;  ///< in its table: Row<P>
   size_t tap = 0;               ///< for tap: the tap's number
+  size_t layer = 0;             ///< that it was planned for: the first of its kind
 };
 
 /// What a planned row reads or leaves: the names of values and of their forms.
@@ -45,6 +46,7 @@ struct PassPlan {
   std::vector<std::vector<PlannedRow>> chains;
   std::vector<uint16_t> chain_of_layer;  // [layers]
   double predicted_us = 0;               ///< of the whole pass
+  bool is_tuned = false;                 ///< chosen by GptOss::set_row_costs()
 
   std::span<const PlannedRow> layer(size_t l) const { return chains[chain_of_layer[l]]; }
 };
@@ -73,8 +75,8 @@ struct PlanChoice {
   /// If not empty: the chain is the cheapest of those that can run in all these passes. It then
   /// does not depend on the plan's own pass, which only gives the plan's times.
   std::span<const WeighedPass> weighed = {};
-  /// If not null: the cost of a row; infinity excludes it. For tests of certain rows in certain
-  /// forms.
+  /// If not null: the cost of a row; infinity excludes it. For measured times, and for tests of
+  /// certain rows in certain forms.
   std::function<double(const PlannedRow&)> cost = {};
 };
 
