@@ -17,6 +17,10 @@ Result<std::vector<double>> time_on_gpu(int, Stream&, const std::function<Status
   return fail("this build has no CUDA code", "timing on a GPU");
 }
 
+Result<std::unique_ptr<GpuMarks>> GpuMarks::create(size_t) {
+  return fail("this build has no CUDA code", "timing on a GPU");
+}
+
 std::string gpu_pci_bus_id(Device&) { return ""; }
 
 }  // namespace moxie
