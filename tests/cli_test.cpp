@@ -71,7 +71,7 @@ TEST_F(CliTest, UsageFaultsExitWithTwo) {
 TEST_F(CliTest, EveryCommandHasHelpWithAnExample) {
   for (const std::string command :
        {"run", "chat", "score", "tokenize", "detokenize", "inspect", "kernels", "plan", "doctor",
-        "bench", "profile", "pull", "eval", "validate"}) {
+        "bench", "profile", "pull", "eval", "validate", "tune"}) {
     const auto help = moxie({command, "--help"});
     EXPECT_EQ(help.exit_code, 0) << command;
     EXPECT_NE(help.out.find("Example:"), std::string::npos) << command;

@@ -130,6 +130,7 @@ Record record_of(const std::string& kind, Engine& engine, const MachineLimits& l
   Record record{.environment = collect_environment(), .machine = limits};
   describe_command(kind, kind, flags, &record);
   record.weights = weights_origin(engine.checkpoint(), engine.weights_bytes());
+  record.details = nlohmann::ordered_json{{"tuning", engine.tuning().text()}}.dump();
   record.workload.num_warm_ups = 1;
   record.workload.seed = engine.options().seed;
   record.memory_peak_bytes = peak_memory_bytes();

@@ -121,6 +121,8 @@ void print_kernels(Engine& engine) {
     line += entry;
   }
   std::fprintf(stderr, "%s\n", line.c_str());
+  if (engine.tuning().tuning != nullptr)
+    std::fprintf(stderr, "tuning:  %s\n", engine.tuning().text().c_str());
 }
 
 void print_statistics(const Reply& reply) {

@@ -15,6 +15,7 @@
 
 #include "apps/version.h"
 #include "core/nearest.h"
+#include "lab/commit.h"
 
 extern char** environ;
 
@@ -344,6 +345,13 @@ Status parse_switches(const std::string& text, const std::function<void(Flags&)>
   return then(flags);
 }
 
+namespace {
+
+// A tuning is of the sources that it was measured with.
+std::string tuning_commit() { return std::string(kCommit) + (kCommitDirty ? "+changes" : ""); }
+
+}  // namespace
+
 void declare_model_flags(Flags& flags, EngineOptions* o) {
   flags.text("--model", &o->model,
              "embedded, a Hugging Face directory, a .gguf file, a repo id in the local cache, "
@@ -373,6 +381,11 @@ void declare_model_flags(Flags& flags, EngineOptions* o) {
   flags.choice("--batch-invariant", &o->batch_invariant, {"on", "off"},
                "on: a token's logits are the same bits alone and among any others, in any chunks");
   flags.integer("--max-model-len", &o->max_model_len, kFromZero, "tokens of context; 0: what fits");
+  // Options that were read before keep theirs.
+  if (o->tuning.commit.empty()) o->tuning = {.file = "auto", .commit = tuning_commit()};
+  flags.text("--tuning", &o->tuning.file,
+             "off: plans by predicted times; a file: by the times that `moxie tune` wrote there; "
+             "auto: by those in the user's cache, if there are any for this machine");
 }
 
 void declare_sampling_flags(Flags& flags, SamplingOptions* o, uint64_t* seed) {

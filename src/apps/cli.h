@@ -115,6 +115,7 @@ Command bench_command();
 Command bench_serve_command();
 Command profile_command();
 Command serve_command();
+Command tune_command();
 Command pull_command();
 Command validate_command();
 

@@ -9,6 +9,7 @@
 
 #include "apps/cli.h"
 #include "apps/shown_device.h"
+#include "apps/shown_tuning.h"
 #include "core/numa.h"
 #include "engine/plan.h"
 #include "lab/machine.h"
@@ -83,14 +84,28 @@ int run(DoctorFlags& o) {
   auto shown = shown_device(o.engine.device);
   if (!shown) return report(shown.error());
   if (!shown->why_not.empty()) cuda_reason = shown->why_not;
-  const auto problems = findings(*device, cuda_reason);
+  auto problems = findings(*device, cuda_reason);
 
-  KernelChooser kernels(shown->kind, shown->features, {});
+  KernelChooser kernels(shown->kind, shown->features, {}, rates_of(shown->kind, shown->properties));
+  TuningUse tuning;
   std::vector<Verdict> verdicts;
   std::string model_error;
   if (auto checkpoint = open_checkpoint(o.engine.model)) {
     const ModelWeights layout = (*checkpoint)->layout({.device = shown->kind});
-    verdicts = GptOss((*checkpoint)->config(), layout, {}, kernels).explain(DType::kBF16, 1);
+    const GptOssConfig& config = (*checkpoint)->config();
+    auto kv_dtype = choose_kv_dtype(o.engine.kv_dtype, config, kernels, o.engine.max_model_len,
+                                    o.engine.max_num_seqs);
+    if (!kv_dtype) return report(kv_dtype.error());
+    auto found = shown_tuning(o.engine, *shown, kernels, config, layout, *kv_dtype);
+    if (!found) return report(found.error());
+    tuning = std::move(*found);
+    const GptOss model(config, layout, {}, kernels);
+    if (tuning.tuning != nullptr) model.set_row_costs(row_costs(tuning.tuning));
+    verdicts = model.explain(*kv_dtype, 1);
+    using State = TuningUse::State;
+    if (tuning.state == State::kUnfit || tuning.state == State::kBroken)
+      problems.push_back({"the tuning is not used: " + tuning.file + ": " + tuning.why,
+                          "`moxie tune --model " + o.engine.model + "` makes another"});
     if (!(*checkpoint)->faults().empty()) model_error = (*checkpoint)->faults().front().message();
   } else {
     model_error = checkpoint.error().message();
@@ -110,6 +125,7 @@ int run(DoctorFlags& o) {
                             {"cuda_devices", num_gpus},
                             {"device", shown->name.empty() ? "cpu" : shown->name},
                             {"model", o.engine.model},
+                            {"tuning", tuning.text()},
                             {"kernels", chosen},
                             {"findings", list}}
                            .dump(2));
@@ -128,6 +144,7 @@ int run(DoctorFlags& o) {
              limits->fp32.rate, limits->fp32.instruction, limits->bf16.rate,
              limits->bf16.instruction, limits->int8.rate, limits->int8.instruction);
   fmt::print("gpus      {}\n", num_gpus > 0 ? std::to_string(num_gpus) : "none: " + cuda_reason);
+  fmt::print("tuning    {}\n", tuning.text());
   fmt::print("\nchosen for {} on {}:\n", o.engine.model,
              shown->name.empty() ? "the CPU" : shown->name);
   for (const Verdict& v : verdicts) {

@@ -7,6 +7,7 @@
 
 #include "apps/cli.h"
 #include "apps/shown_device.h"
+#include "apps/shown_tuning.h"
 #include "core/clock.h"
 #include "engine/plan.h"
 #include "model/gpt_oss.h"
@@ -96,8 +97,9 @@ std::optional<double> us_without(const PlannedRow& row, int32_t tokens, const Gp
 
 // The chains of rows for launches of one sequence, and the cost of each chain without each row.
 int print_plans(const KernelsFlags& o, const GptOss& model, const KernelChooser& kernels,
-                DType kv_dtype) {
+                DType kv_dtype, const TuningUse& tuning) {
   Json plans = Json::array();
+  if (!o.json) fmt::print("tuning: {}\n\n", tuning.text());
   for (const int32_t tokens : o.of_plans) {
     const auto start = Clock::now();
     const auto plan = model.plan_for(bracket_of(tokens, 1, 1), kv_dtype);
@@ -105,8 +107,9 @@ int print_plans(const KernelsFlags& o, const GptOss& model, const KernelChooser&
     if (!plan) return report(plan.error());
     Json rows = Json::array();
     if (!o.json)
-      fmt::print("{} token{}: {:.0f} us predicted, planned in {:.2f} ms\n", tokens,
-                 tokens == 1 ? "" : "s", (*plan)->predicted_us, plan_ms);
+      fmt::print("{} token{}: {:.0f} us predicted, planned in {:.2f} ms{}\n", tokens,
+                 tokens == 1 ? "" : "s", (*plan)->predicted_us, plan_ms,
+                 (*plan)->is_tuned ? ", by measured times" : "");
     std::string shown_layers;
     for (const ShownRow& shown : shown_rows(**plan, model.config())) {
       const PlannedRow& row = *shown.row;
@@ -137,9 +140,13 @@ int print_plans(const KernelsFlags& o, const GptOss& model, const KernelChooser&
     plans.push_back({{"tokens", tokens},
                      {"predicted_us", (*plan)->predicted_us},
                      {"plan_ms", plan_ms},
+                     {"tuned", (*plan)->is_tuned},
                      {"rows", rows}});
   }
-  if (o.json) fmt::print("{}\n", Json{{"model", o.engine.model}, {"plans", plans}}.dump(2));
+  if (o.json)
+    fmt::print(
+        "{}\n",
+        Json{{"model", o.engine.model}, {"tuning", tuning.text()}, {"plans", plans}}.dump(2));
   return kExitDone;
 }
 
@@ -168,7 +175,11 @@ int run(KernelsFlags& o) {
   if (auto fine = check_load_options(load, device->kind); !fine) return report(fine.error());
   const ModelWeights layout = (*checkpoint)->layout(load);
   const GptOss model((*checkpoint)->config(), layout, {}, kernels);
-  if (o.plan) return print_plans(o, model, kernels, *kv_dtype);
+  auto tuning =
+      shown_tuning(o.engine, *device, kernels, (*checkpoint)->config(), layout, *kv_dtype);
+  if (!tuning) return report(tuning.error());
+  if (tuning->tuning != nullptr) model.set_row_costs(row_costs(tuning->tuning));
+  if (o.plan) return print_plans(o, model, kernels, *kv_dtype, *tuning);
   const auto verdicts = model.explain(*kv_dtype, std::max(1, o.tokens));
   if (o.json) {
     Json rows = Json::array();

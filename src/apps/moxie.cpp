@@ -10,7 +10,7 @@ int main(int argc, char** argv) {
                                    inspect_command(),  kernels_command(),    plan_command(),
                                    doctor_command(),   bench_command(),      profile_command(),
                                    eval_command(),     serve_command(),      pull_command(),
-                                   op_command(),       validate_command()};
+                                   op_command(),       validate_command(),   tune_command()};
   commands.push_back(matrix_command(&commands));
   commands.push_back(completions_command(&commands));
   commands.push_back(man_command(&commands));

@@ -95,6 +95,7 @@ void ServeStatus::print_banner(const App& app, const HttpOptions& http, int32_t 
                                  app.model_name(), seconds_since_process_start());
   line += fmt::format("  device   {}\n", app.model().engine->device().properties().name);
   line += fmt::format("  kernels  {}\n", chosen_rows(engine));
+  line += fmt::format("  tuning   {}\n", engine.tuning().text());
   line += fmt::format("  memory   {} of {} free: {}\n", format_bytes(engine.plan().total_bytes),
                       format_bytes(engine.plan().available_bytes), memory);
   line += fmt::format("  context  {} tokens, {} requests at once, {} pages of {} tokens\n",

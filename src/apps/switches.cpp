@@ -49,6 +49,7 @@ const std::vector<Meaning>& meanings() {
       {"--tokenizer", Takes::kFile},
       {"--tools", Takes::kFile},
       {"--trace", Takes::kFile},
+      {"--tuning", Takes::kFile},
   };
   return kMeanings;
 }

@@ -114,6 +114,7 @@ void handle_debug_kernels(App& app, const ExchangePtr& exchange) {
   }
   exchange->respond(json_response({{"model", engine.options().model},
                                    {"device", app.model().engine->device().properties().name},
+                                   {"tuning", engine.tuning().text()},
                                    {"kernels", std::move(launches)}}));
 }
 
