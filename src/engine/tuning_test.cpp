@@ -181,7 +181,8 @@ TEST_F(TuningTest, FaultsNameTheMember) {
   }
   // Every member is needed, and there are no others.
   const Json whole = Json::parse(tunings_text({some_tuning()}));
-  for (const auto& [pointer, ignored] : whole.flatten().items()) {
+  const Json members = whole.flatten();
+  for (const auto& [pointer, ignored] : members.items()) {
     Json document = whole;
     const Json::json_pointer at(pointer);
     document[at.parent_pointer()].erase(at.back());

@@ -83,14 +83,10 @@ class ChatStream final : public ReplyWriter {
 
   void begin() {
     exchange_->begin_stream({});
-    for (size_t i = 0; i < answer_.n; ++i) {
-      chunk(i, "{\"role\":\"assistant\",\"content\":\"\"}", "null", "null", true);
-    }
-    exchange_->send(std::exchange(out_, {}));
   }
 
   void on_token(size_t choice, int32_t id) override {
-    ++num_tokens_[choice];
+    if (num_tokens_[choice]++ == 0) send_role(choice);
     if (answer_.return_token_ids) token_ids_[choice].push_back(id);
   }
 
@@ -142,6 +138,7 @@ class ChatStream final : public ReplyWriter {
     if (end.finish_reason == "error") {
       out_ += sse(error_json(end.error, ErrorForm::kOpenAi));
     } else {
+      if (num_tokens_[choice] == 0) send_role(choice);
       chunk(choice, "{}", "null", "\"" + end.finish_reason + "\"", false,
             ",\"stop_reason\":" + to_text(stop_reason_of(end)) +
                 (end.warnings.empty() ? "" : ",\"warnings\":" + to_text(Json(end.warnings))));
@@ -159,6 +156,11 @@ class ChatStream final : public ReplyWriter {
   }
 
  private:
+  // With the first token, not before: clients that take the first chunk for the end of the prompt's
+  // pass then measure that.
+  void send_role(size_t choice) {
+    chunk(choice, R"({"role":"assistant","content":""})", "null", "null", true);
+  }
   // Sends the reasoning that is held.
   void send_reasoning(size_t choice) {
     const std::string reasoning = std::exchange(held_[choice], {});
