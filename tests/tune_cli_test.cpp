@@ -6,7 +6,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "process.h"
+#include "core/child_process.h"
 
 namespace moxie {
 namespace {

@@ -10,6 +10,7 @@
 #include "apps/shown_tuning.h"
 #include "core/clock.h"
 #include "engine/plan.h"
+#include "kernels/gemm/tile_model.h"
 #include "model/gpt_oss.h"
 #include "model/loader.h"
 
@@ -123,16 +124,20 @@ int print_plans(const KernelsFlags& o, const GptOss& model, const KernelChooser&
                     {"predicted_us", row.predicted_us},
                     {"limit_us", row.limit_us},
                     {"plan_us_without", without ? Json(*without) : Json()}};
+      const std::string tile =
+          row.tile_columns != 0 ? gemm::tile_name(row.tile_columns) : std::string();
+      if (!tile.empty()) entry["tile"] = tile;
       if (shown.num_layers > 0)
         entry["layers"] = shown.num_layers, entry["attention"] = shown.of_layers;
       if (!o.json) {
         if (shown.of_layers != shown_layers && shown.num_layers > 0)
           fmt::print("  {} layers, {} attention\n", shown.num_layers, shown.of_layers);
         shown_layers = shown.of_layers;
-        fmt::print("    {:<44} {:>8.1f} us, limit {:>7.1f}; reads {} writes {}; without it {}\n",
+        fmt::print("    {:<44} {:>8.1f} us, limit {:>7.1f}; reads {} writes {}; without it {}{}\n",
                    row.row.name, row.predicted_us, row.limit_us, entry["reads"].dump(),
                    entry["writes"].dump(),
-                   without ? fmt::format("{:.0f} us", *without) : std::string("no chain"));
+                   without ? fmt::format("{:.0f} us", *without) : std::string("no chain"),
+                   tile.empty() ? tile : "; tile " + tile + " as tuned");
       }
       rows.push_back(std::move(entry));
     }

@@ -11,6 +11,7 @@
 #include "apps/cli.h"
 #include "apps/record_flags.h"
 #include "engine/tuning.h"
+#include "kernels/gemm/tile_model.h"
 
 namespace moxie {
 namespace {
@@ -34,6 +35,12 @@ bool is_poor(const TimedRow& timed) {
          kPoorPrediction * timed.summary.median;
 }
 
+std::string name_of(const TimedRow& timed) {
+  std::string name = timed.row.row.name;
+  if (timed.row.tile_columns != 0) name += " " + gemm::tile_name(timed.row.tile_columns);
+  return name;
+}
+
 Json to_json(const TunedPlans& plans) {
   Json rows = Json::array();
   for (const TimedRow& timed : plans.rows) {
@@ -43,6 +50,7 @@ Json to_json(const TunedPlans& plans) {
                     {"covers", std::move(covers)},
                     {"layer", timed.row.layer},
                     {"forms", forms_text(timed.row.forms)},
+                    {"tile", timed.row.tile_columns},
                     {"predicted_us", timed.row.predicted_us},
                     {"measured_us", timed.summary.median},
                     {"noise_us", timed.noise_us},
@@ -72,7 +80,7 @@ void print(const TunedPlans& plans, const GptOssConfig& config) {
     const bool is_layer = timed.row.row.op().name != std::string_view("embed") &&
                           timed.row.row.op().name != std::string_view("unembed");
     fmt::print("  {} {:<44} {:<6} {:>9.1f} us, predicted {:>9.1f} ({:+.0f}%){}{}\n",
-               timed.is_chosen ? "*" : " ", timed.row.row.name,
+               timed.is_chosen ? "*" : " ", name_of(timed),
                !is_layer                           ? ""
                : config.is_window[timed.row.layer] ? "window"
                                                    : "full",
@@ -126,8 +134,8 @@ Record make_record(Engine& engine, const Flags& flags, const std::vector<TunedPl
   for (const TunedPlans& plans : all) {
     for (const TimedRow& timed : plans.rows) {
       record.results.push_back(
-          {.name = fmt::format("{} {}@{} {}", plans.launch.name(), timed.row.row.name,
-                               timed.row.layer, forms_text(timed.row.forms)),
+          {.name = fmt::format("{} {}@{} {}", plans.launch.name(), name_of(timed), timed.row.layer,
+                               forms_text(timed.row.forms)),
            .unit = "us",
            .samples = timed.us});
     }

@@ -13,7 +13,18 @@
 namespace moxie {
 namespace {
 
-using Costs = std::map<std::tuple<int32_t, std::string, std::string>, double>;
+// The best tile of a row in its place, and the cost with it.
+struct BestTile {
+  double cost = std::numeric_limits<double>::infinity();
+  int32_t columns = 0;
+};
+using Costs = std::map<std::tuple<int32_t, std::string, std::string>, BestTile>;
+
+BestTile best_in(const Costs& costs, const PlannedRow& row) {
+  const auto found =
+      costs.find({static_cast<int32_t>(row.layer), row.row.name, forms_text(row.forms)});
+  return found != costs.end() ? found->second : BestTile{};
+}
 
 // The version that the kernel module states: "NVRM version: NVIDIA UNIX ...  580.95.05  ...".
 std::string gpu_driver() {
@@ -142,25 +153,26 @@ const TunedLaunch* find_launch(const Tuning& tuning, const Bracket& bracket) {
 }
 
 GptOss::RowCosts row_costs(std::shared_ptr<const Tuning> tuning) {
-  return [tuning](const Bracket& bracket) -> std::function<double(const PlannedRow&)> {
+  return [tuning](const Bracket& bracket) -> GptOss::MeasuredRows {
     const TunedLaunch* launch = find_launch(*tuning, bracket);
     if (launch == nullptr) return {};
     auto costs = std::make_shared<Costs>();
     for (const TunedRow& row : launch->rows) {
-      (*costs)[{row.layer, row.name, row.forms}] =
-          row.measured_us + (row.is_planned ? 0 : row.noise_us);
+      const double cost = row.measured_us + (row.is_planned ? 0 : row.noise_us);
+      BestTile& best = (*costs)[{row.layer, row.name, row.forms}];
+      if (cost < best.cost) best = {cost, row.tile_columns};
     }
     const bool predicts_unembed = launch->num_logit_rows != bracket.num_logit_rows;
-    return [costs, predicts_unembed](const PlannedRow& row) {
+    const auto cost = [costs, predicts_unembed](const PlannedRow& row) {
       const OpInfo& op = row.row.op();
       // Taps are in no tuned launch.
       const bool is_predicted =
           &op == &Op<TapParams>::info || (predicts_unembed && &op == &Op<UnembedParams>::info);
-      if (is_predicted) return row.predicted_us;
-      const auto found =
-          costs->find({static_cast<int32_t>(row.layer), row.row.name, forms_text(row.forms)});
-      return found != costs->end() ? found->second : std::numeric_limits<double>::infinity();
+      return is_predicted ? row.predicted_us : best_in(*costs, row).cost;
     };
+    return {.cost = cost, .tile_columns = [costs](const PlannedRow& row) {
+              return best_in(*costs, row).columns;
+            }};
   };
 }
 

@@ -133,6 +133,7 @@ std::string read_row(const Json& object, const std::string& at, TunedRow* row) {
   row->layer = reader.integer("layer", 0, kMostLayers);
   row->name = reader.text("name");
   row->forms = reader.text("forms");
+  row->tile_columns = reader.integer("tile", 0, kMostTokens);
   row->predicted_us = reader.microseconds("predicted_us");
   row->measured_us = reader.microseconds("measured_us");
   row->noise_us = reader.microseconds("noise_us");
@@ -150,7 +151,8 @@ std::string read_launch(const Json& object, const std::string& at, TunedLaunch* 
   });
   for (const TunedRow& row : launch->rows) {
     const auto is_same = [&](const TunedRow& other) {
-      return other.layer == row.layer && other.name == row.name && other.forms == row.forms;
+      return other.layer == row.layer && other.name == row.name && other.forms == row.forms &&
+             other.tile_columns == row.tile_columns;
     };
     if (std::count_if(launch->rows.begin(), launch->rows.end(), is_same) > 1)
       reader.say("rows", "has a row twice");
@@ -177,6 +179,7 @@ Json to_json(const Tuning& tuning) {
       rows.push_back({{"layer", row.layer},
                       {"name", row.name},
                       {"forms", row.forms},
+                      {"tile", row.tile_columns},
                       {"predicted_us", row.predicted_us},
                       {"measured_us", row.measured_us},
                       {"noise_us", row.noise_us},

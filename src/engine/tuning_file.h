@@ -40,6 +40,7 @@ std::string why_unfit(const TuningKey& found, const TuningKey& key);
 struct TunedRow {
   int32_t layer = 0;  ///< the first of its kind; 0 before the layers and behind them
   std::string name, forms;
+  int32_t tile_columns = 0;  ///< 0: as the tile model says, or the row takes none
   double predicted_us = 0, measured_us = 0;
   double noise_us = 0;      ///< a difference within it says nothing
   bool is_planned = false;  ///< in the plan by predicted times

@@ -8,6 +8,7 @@
 #include <random>
 
 #include "engine/tuning.h"
+#include "kernels/gemm/tile_model.h"
 #include "lab/row_times.h"
 
 namespace moxie {
@@ -19,7 +20,8 @@ constexpr double kPull = 1e-6;
 constexpr int kMostPlans = 32;
 
 bool is_same(const PlannedRow& a, const PlannedRow& b) {
-  return a.layer == b.layer && a.entry == b.entry && a.forms == b.forms;
+  return a.layer == b.layer && a.entry == b.entry && a.forms == b.forms &&
+         a.tile_columns == b.tile_columns;
 }
 
 bool does(const PlannedRow& row, const std::string& step) {
@@ -167,9 +169,9 @@ class Tuner {
   // Plans that together hold every candidate that a chain can have. The first is the plan itself.
   Status make_plans() {
     plans_.push_back(planned_);
-    std::vector<const TimedRow*> left;
+    std::vector<const TimedRow*> left, tiles;
     for (const TimedRow& timed : found_.rows)
-      if (!timed.is_planned) left.push_back(&timed);
+      if (!timed.is_planned) (timed.row.tile_columns == 0 ? left : tiles).push_back(&timed);
     const auto is_left = [&](const PlannedRow& row) {
       return std::find_if(left.begin(), left.end(), [&](const TimedRow* timed) {
                return is_same(timed->row, row);
@@ -187,8 +189,33 @@ class Tuner {
       if (left.size() == before) break;  // the others fit into no chain of candidates
       plans_.push_back(std::move(*plan));
     }
-    found_.num_unreached = static_cast<int>(left.size());
+    // A row with a tile stands where it stands without.
+    for (size_t i = 0; i < plans_.size() && !tiles.empty(); ++i) {
+      for (const gemm::GroupedTile& tile : gemm::kGroupedTiles) {
+        PassPlan plan = plans_[i];
+        if (plans_.size() < kMostPlans && set_tile(tile.columns, &tiles, &plan))
+          plans_.push_back(std::move(plan));
+      }
+    }
+    found_.num_unreached = static_cast<int>(left.size() + tiles.size());
     return {};
+  }
+
+  // Sets the tile of the plan's rows that are among `left` with it, and takes them from there;
+  // whether there was one.
+  static bool set_tile(int32_t columns, std::vector<const TimedRow*>* left, PassPlan* plan) {
+    const size_t before = left->size();
+    for (auto& chain : plan->chains) {
+      for (PlannedRow& row : chain) {
+        PlannedRow with_tile = row;
+        with_tile.tile_columns = columns;
+        if (row.tile_columns == 0 && std::erase_if(*left, [&](const TimedRow* timed) {
+                                       return is_same(timed->row, with_tile);
+                                     }) > 0)
+          row.tile_columns = columns;
+      }
+    }
+    return left->size() < before;
   }
 
   Status measure() {
@@ -252,10 +279,13 @@ class Tuner {
   }
 
   Status choose() {
-    const auto costs = row_costs(std::make_shared<const Tuning>(
+    const auto measured_rows = row_costs(std::make_shared<const Tuning>(
         Tuning{.key = {}, .launches = {to_tuned(found_)}}))(found_.bracket);
-    auto chosen = plan_by({.cost = costs});
+    auto chosen = plan_by({.cost = measured_rows.cost});
     if (!chosen) return fail(std::move(chosen.error()));
+    for (auto& chain : chosen->chains)
+      for (PlannedRow& row : chain)
+        if (row.row.takes_tile) row.tile_columns = measured_rows.tile_columns(row);
     for (const PlannedRow* row : rows_of(*chosen))
       if (TimedRow* timed = find(*row)) timed->is_chosen = true;
     found_.differs = !same_rows(*chosen, planned_);
@@ -311,6 +341,7 @@ TunedLaunch to_tuned(const TunedPlans& plans) {
     tuned.rows.push_back({.layer = static_cast<int32_t>(timed.row.layer),
                           .name = timed.row.row.name,
                           .forms = forms_text(timed.row.forms),
+                          .tile_columns = timed.row.tile_columns,
                           .predicted_us = timed.row.predicted_us,
                           .measured_us = timed.summary.median,
                           .noise_us = timed.noise_us,

@@ -9,6 +9,7 @@
 
 #include "core/clock.h"
 #include "lab/logit_distance.h"
+#include "lab/stats.h"
 #include "lab/validate_requests.h"
 
 namespace moxie {
@@ -89,22 +90,26 @@ double variance(std::span<const float> row) {
   return squares / static_cast<double>(row.size());
 }
 
+EngineOptions of_reference(const EngineOptions& options, const char* kv_dtype,
+                           int32_t most_tokens) {
+  return {.model = options.model,
+          .device = "cpu",
+          .threads = options.threads,
+          .kernels = {"all=reference"},
+          .mxfp4_layers = options.mxfp4_layers,
+          .kv_dtype = kv_dtype,
+          .max_model_len = most_tokens,
+          .max_batch_tokens = kReferenceChunk,
+          .max_logit_rows = kReferenceChunk,
+          .seed = options.seed,
+          .show_progress = options.show_progress};
+}
+
 }  // namespace
 
 Result<std::vector<ReferenceText>> reference_texts(const EngineOptions& options,
                                                    const ReferenceLimits& limits) {
-  EngineOptions reference{.model = options.model,
-                          .device = "cpu",
-                          .threads = options.threads,
-                          .kernels = {"all=reference"},
-                          .mxfp4_layers = options.mxfp4_layers,
-                          .kv_dtype = "f32",
-                          .max_model_len = limits.most_tokens,
-                          .max_batch_tokens = kReferenceChunk,
-                          .max_logit_rows = kReferenceChunk,
-                          .seed = options.seed,
-                          .show_progress = options.show_progress};
-  auto engine = Engine::load(reference);
+  auto engine = Engine::load(of_reference(options, "f32", limits.most_tokens));
   if (!engine) return fail(std::move(engine.error()));
   std::vector<ReferenceText> texts;
   const auto start = Clock::now();
@@ -117,6 +122,45 @@ Result<std::vector<ReferenceText>> reference_texts(const EngineOptions& options,
     texts.push_back(std::move(*text));
   }
   return texts;
+}
+
+Result<RoundingResponse> rounding_response(const EngineOptions& options,
+                                           const std::vector<ReferenceText>& texts) {
+  size_t most_tokens = 0;
+  for (const ReferenceText& text : texts) most_tokens = std::max(most_tokens, text.ids.size());
+  auto engine = Engine::load(of_reference(options, "bf16", static_cast<int32_t>(most_tokens)));
+  if (!engine) return fail(std::move(engine.error()));
+  LogitsDistance distance;
+  for (const ReferenceText& text : texts) {
+    ReferenceText rounded{.ids = text.ids, .logits = {}};
+    const SeqId seq = (*engine)->kv().add_sequence();
+    Status status;
+    for (size_t at = 0; status && at < text.ids.size(); at += kReferenceChunk)
+      status = add_logits(**engine, seq, at,
+                          std::min<size_t>(kReferenceChunk, text.ids.size() - at), &rounded);
+    (*engine)->kv().free_sequence(seq);
+    if (!status) return fail(std::move(status.error()));
+    add_rows(text, 0, rounded.logits, (*engine)->config().vocab, &distance);
+  }
+  return RoundingResponse{.eta = rounding_of_cache(DType::kBF16),
+                          .median_kl = median(distance.kl),
+                          .mean_kl = mean(distance.kl)};
+}
+
+void Tolerance::derive() {
+  nll = std::sqrt(2 * mean_kl);
+  logprob = 4 * std::sqrt(2 * median_kl);
+}
+
+void Tolerance::allow_for(const RoundingResponse& response) {
+  constexpr double kSafety = 4;  // twice the distance
+  const double scale = kSafety * (eta / response.eta) * (eta / response.eta);
+  median_kl = std::max(median_kl, std::min(scale * response.median_kl, unrelated_kl / 4));
+  mean_kl = std::max(mean_kl, std::min(scale * response.mean_kl, unrelated_kl / 4));
+  because += fmt::format(
+      "; the reference itself moves by {:.3g} (mean {:.3g}) when its cache alone is BF16",
+      response.median_kl, response.mean_kl);
+  derive();
 }
 
 Tolerance tolerance_of(const Engine& subject, const std::vector<std::string>& rows,
@@ -164,9 +208,14 @@ Tolerance tolerance_of(const Engine& subject, const std::vector<std::string>& ro
   const auto num_ids = static_cast<double>(texts.front().ids.size());
   tolerance.mean_kl = of_rounding + of_swaps;
   tolerance.median_kl = of_rounding + 2 * of_swaps / num_ids;
-  tolerance.nll = std::sqrt(2 * tolerance.mean_kl);
-  tolerance.logprob = 4 * std::sqrt(2 * tolerance.median_kl);
+  tolerance.unrelated_kl = of_logits;
+  tolerance.derive();
   return tolerance;
+}
+
+bool LogitsDistance::is_within(const Tolerance& tolerance) const {
+  return num_not_finite == 0 && median(kl) <= tolerance.median_kl &&
+         mean(kl) <= tolerance.mean_kl && nll_difference() <= tolerance.nll;
 }
 
 double LogitsDistance::nll_difference() const {

@@ -31,14 +31,35 @@ struct ReferenceLimits {
 Result<std::vector<ReferenceText>> reference_texts(const EngineOptions& options,
                                                    const ReferenceLimits& limits);
 
+/// How far the reference's logits move when nothing but its cache is rounded, to BF16: what this
+/// model makes of a rounding whose size is known. Depth and weights that were never trained make
+/// more of it than the formats tell.
+struct RoundingResponse {
+  double eta = 0;  ///< of the rounding
+  double median_kl = 0, mean_kl = 0;
+};
+/// Takes as long as reference_texts() at most.
+Result<RoundingResponse> rounding_response(const EngineOptions& options,
+                                           const std::vector<ReferenceText>& texts);
+
 /// How a subject may differ from the reference.
 struct Tolerance {
-  double eta = 0;        ///< relative error of one update
-  double median_kl = 0;  ///< of the rows, nats
-  double mean_kl = 0;    ///< nats
-  double nll = 0;        ///< of the mean negative log-likelihood, nats
-  double logprob = 0;    ///< of one log-probability
-  std::string because;   ///< the formats that decide eta
+  double eta = 0;           ///< relative error of one update
+  double median_kl = 0;     ///< of the rows, nats
+  double mean_kl = 0;       ///< nats
+  double nll = 0;           ///< of the mean negative log-likelihood, nats
+  double logprob = 0;       ///< of one log-probability
+  double unrelated_kl = 0;  ///< of rows that have nothing in common but their variance
+  std::string because;      ///< the formats that decide eta
+
+  /// Raises the bars to what the model was measured to make of a rounding, scaled to this eta, but
+  /// to no more than a quarter of unrelated_kl.
+  void allow_for(const RoundingResponse& response);
+
+ private:
+  void derive();
+  friend Tolerance tolerance_of(const Engine&, const std::vector<std::string>&,
+                                const std::vector<ReferenceText>&);
 };
 /// `rows`: names of the rows that ran.
 Tolerance tolerance_of(const Engine& subject, const std::vector<std::string>& rows,
@@ -50,6 +71,7 @@ struct LogitsDistance {
   double nll = 0, reference_nll = 0;
   int64_t num_targets = 0, num_not_finite = 0;
 
+  bool is_within(const Tolerance& tolerance) const;
   double nll_difference() const;  ///< of the means
   double perplexity() const;
   double reference_perplexity() const;

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "core/threads.h"
+#include "kernels/gemm/tile_model.h"
 #include "kernels/sample/sample.h"
 #include "model/pass.h"
 
@@ -123,10 +124,11 @@ Result<const PassPlan*> GptOss::plan_for(const Bracket& bracket, DType kv_dtype)
 
 // By predicted times where nothing else decides.
 Result<PassPlan> GptOss::tuned_plan(const Pass& pass, const Bracket& bracket) const {
-  const auto cost = row_costs_ ? row_costs_(bracket) : nullptr;
-  if (cost) {
-    if (auto plan = make_plan(pass, kernels_, taps_, {.cost = cost})) {
+  const MeasuredRows measured = row_costs_ ? row_costs_(bracket) : MeasuredRows{};
+  if (measured.cost) {
+    if (auto plan = make_plan(pass, kernels_, taps_, {.cost = measured.cost})) {
       plan->is_tuned = true;
+      set_tiles(bracket, pass.kv.front().dtype, measured, &*plan);
       return plan;
     }
     log_warn(
@@ -135,6 +137,26 @@ Result<PassPlan> GptOss::tuned_plan(const Pass& pass, const Bracket& bracket) co
                     bracket.num_tokens, bracket.num_seqs));
   }
   return make_plan(pass, kernels_, taps_);
+}
+
+// A tile that the row does not have, which only a file that was changed by hand can name, is left
+// out.
+void GptOss::set_tiles(const Bracket& bracket, DType kv_dtype, const MeasuredRows& measured,
+                       PassPlan* plan) const {
+  for (auto& chain : plan->chains) {
+    for (PlannedRow& row : chain) {
+      const int32_t columns = row.row.takes_tile ? measured.tile_columns(row) : 0;
+      if (columns == 0) continue;
+      const auto has_it = [&](const PlannedRow& other) {
+        return other.entry == row.entry && other.tile_columns == columns;
+      };
+      if (std::ranges::any_of(candidates(bracket, kv_dtype, row.layer), has_it))
+        row.tile_columns = columns;
+      else
+        log_warn(fmt::format("the tuning names a tile of {} columns, which {} does not have",
+                             columns, row.row.name));
+    }
+  }
 }
 
 void GptOss::set_row_costs(RowCosts costs) const {
@@ -150,8 +172,18 @@ Result<PassPlan> GptOss::plan_by(const Bracket& bracket, DType kv_dtype,
 }
 
 std::vector<PlannedRow> GptOss::candidates(const Bracket& bracket, DType kv_dtype, size_t l) const {
-  const Shadow shadow(config_, weights_, kv_dtype, batch_of(bracket), &kernels_);
+  Shadow shadow(config_, weights_, kv_dtype, batch_of(bracket), &kernels_);
   auto rows = rows_for_plan(shadow.pass, kernels_, l);
+  if (kernels_.tile_columns() == 0) {
+    for (const gemm::GroupedTile& tile : gemm::kGroupedTiles) {
+      shadow.pass.tile_columns = tile.columns;
+      for (PlannedRow& row : rows_for_plan(shadow.pass, kernels_, l)) {
+        if (!row.row.takes_tile) continue;
+        row.tile_columns = tile.columns;
+        rows.push_back(row);
+      }
+    }
+  }
   for (PlannedRow& row : rows) row.layer = l;
   return rows;
 }

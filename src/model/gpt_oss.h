@@ -68,16 +68,22 @@ class GptOss {
   /// The plan of such launches; made at first use and kept.
   Result<const PassPlan*> plan_for(const Bracket& bracket, DType kv_dtype) const;
 
-  /// Instead of predicted times: for a launch the cost of each row in its place, infinity for rows
-  /// that may not be in the plan; or no function, where predicted times decide.
-  using RowCosts = std::function<std::function<double(const PlannedRow&)>(const Bracket&)>;
+  /// What decides a launch's plan instead of predicted times; `cost` is null where they do.
+  struct MeasuredRows {
+    /// Of a row in its place; infinity for a row that may not be in the plan.
+    std::function<double(const PlannedRow&)> cost;
+    /// Of a row that takes a tile; 0: by the tile model.
+    std::function<int32_t(const PlannedRow&)> tile_columns;
+  };
+  using RowCosts = std::function<MeasuredRows(const Bracket&)>;
   /// Costs that decide all plans from now on; null: none do. Plans that were made are forgotten.
   /// Where no chain of rows has finite costs, predicted times decide, with a warning. Only while
   /// nothing runs. Without effect with --batch-invariant.
   void set_row_costs(RowCosts costs) const;
   /// A plan by other costs, which is not kept.
   Result<PassPlan> plan_by(const Bracket& bracket, DType kv_dtype, const PlanChoice& choice) const;
-  /// Every row that may run in layer `l` of such launches, before the layers or behind them.
+  /// Every row that may run in layer `l` of such launches, before the layers or behind them; last
+  /// those that take a tile, with each tile that they have, unless --tile forces one.
   std::vector<PlannedRow> candidates(const Bracket& bracket, DType kv_dtype, size_t l) const;
   /// Replaces the plan of such launches, for measuring; until set_row_costs(). Only while nothing
   /// runs.
@@ -99,6 +105,8 @@ class GptOss {
   Verdict verdict_of(const Pass& pass, const Row<P>& row, const PassPlan* plan) const;
   Result<PassPlan> batch_invariant_plan(const Pass& pass, DType kv_dtype) const;
   Result<PassPlan> tuned_plan(const Pass& pass, const Bracket& bracket) const;
+  void set_tiles(const Bracket& bracket, DType kv_dtype, const MeasuredRows& measured,
+                 PassPlan* plan) const;
 
   const GptOssConfig& config_;
   const ModelWeights& weights_;

@@ -107,7 +107,10 @@ double more_bytes(const Pass& pass, const Forms& forms) {
 
 template <typename P>
 void run_planned(KernelChooser& kernels, const Pass& pass, const PlannedRow& planned, size_t l) {
-  kernels.run(*static_cast<const Row<P>*>(planned.entry), pass.params<P>(l, planned.forms));
+  P params = pass.params<P>(l, planned.forms);
+  if constexpr (requires { params.tile_columns; })
+    if (planned.tile_columns != 0) params.tile_columns = planned.tile_columns;
+  kernels.run(*static_cast<const Row<P>*>(planned.entry), params);
 }
 template <>
 void run_planned<TapParams>(KernelChooser& kernels, const Pass& pass, const PlannedRow& planned,
@@ -431,7 +434,7 @@ Result<PassPlan> make_plan(const Pass& pass, const KernelChooser& kernels,
 
 bool same_rows(const PassPlan& a, const PassPlan& b) {
   const auto same = [](const PlannedRow& x, const PlannedRow& y) {
-    return x.entry == y.entry && x.forms == y.forms;
+    return x.entry == y.entry && x.forms == y.forms && x.tile_columns == y.tile_columns;
   };
   return same(a.embed, b.embed) && same(a.unembed, b.unembed) &&
          a.chain_of_layer == b.chain_of_layer &&

@@ -34,6 +34,7 @@ struct PlannedRow {
   const void* entry = nullptr;  ///< in its table: Row<P>
   size_t tap = 0;               ///< for tap: the tap's number
   size_t layer = 0;             ///< that it was planned for: the first of its kind
+  int32_t tile_columns = 0;     ///< of a row that takes a tile, as tuned; 0: as the pass says
 };
 
 /// What a planned row reads or leaves: the names of values and of their forms.
@@ -86,7 +87,7 @@ struct PlanChoice {
 Result<PassPlan> make_plan(const Pass& pass, const KernelChooser& kernels,
                            std::span<const int32_t> taps = {}, const PlanChoice& choice = {});
 
-/// Whether two plans run the same rows in the same forms.
+/// Whether two plans run the same rows in the same forms with the same tiles.
 bool same_rows(const PassPlan& a, const PassPlan& b);
 
 }  // namespace moxie

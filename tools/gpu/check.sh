@@ -1,28 +1,31 @@
 #!/usr/bin/env bash
-# Runs every test that needs a GPU, again under compute-sanitizer where it is installed, then the
-# benchmarks, and writes one JSON record. Needs nothing but the built binaries, a driver, a shell and
-# the repository's tests/data; `serve` also tests/server and Python 3.11 or later:
+# Runs every test that needs a GPU, again under compute-sanitizer where it is installed, then
+# `moxie validate`, `moxie bench` and other commands that measure, and servers under load. Needs
+# nothing but the built binaries, a driver, a shell and the repository's tests/data; `serve` also
+# tests/server and Python 3.11 or later:
 #
 #   make gpu
-#   MOXIE_COMMIT=$(git rev-parse HEAD) tools/gpu/check.sh build/gpu OUT_FOLDER [PART...]
+#   tools/gpu/check.sh build/gpu OUT_FOLDER [PART...]
 #
-# PART: tests, memcheck, racecheck, steps, bench, speculation, profile, switches, load, serve; all of
-# them if none is named.
-# `serve` runs every command once, soaks servers (tests/server/soak.py) and runs the server's own
-# tests, those that tests/server/requirements.txt lets this Python run; what does not run says why.
-# MOXIE_PYTHON names the interpreter. Where there is no GPU, MOXIE_SERVE_DEVICE=cpu tries it with the
-# embedded model alone.
-# OUT_FOLDER gets gpu_check.json (a record for docs/records/) and the logs. Ends with 0 only if
-# everything that ran passed. Leaves the device's settings alone.
+# PART: tests, memcheck, racecheck, validate, bench, tune, speculation, profile, switches, load,
+# serve, matrix; all of them but matrix if none is named.
+# `validate` runs levels 1 to 5 of the embedded model and of gpt-oss-120b on random weights: level 4
+# against MOXIE_BEFORE/validate_NAME.json, a record of an earlier run; where there is none, it is made
+# first, by the same binary. `serve` runs every command once, soaks servers (tests/server/soak.py) and
+# runs the server's own tests, those that tests/server/requirements.txt lets this Python run; what
+# does not run says why. MOXIE_PYTHON names the interpreter. Where there is no GPU,
+# MOXIE_SERVE_DEVICE=cpu tries it with the embedded model alone.
+# OUT_FOLDER gets records/NAME.json, each a record as docs/measuring.md describes them;
+# gpu_check.json, the verdict of each piece; and the logs. Ends with 0 only if everything that ran
+# passed. Leaves the device's settings alone.
 set -uo pipefail
 
 bin=${1:-build/gpu}
 out=${2:-build/gpu/check}
 shift $(($# < 2 ? $# : 2))
-parts=${*:-tests memcheck racecheck steps bench speculation profile switches load serve}
+parts=${*:-tests memcheck racecheck validate bench tune speculation profile switches load serve}
 tests=$bin/moxie_gpu_tests
 wants() { [[ " $parts " == *" $1 "* ]]; }
-commit=${MOXIE_COMMIT:-unknown}
 # The sanitizers slow kernels down, racecheck manyfold: the large cases are left to the plain run, as
 # are tests of speed and of the profiler, which needs the place that a sanitizer takes; racecheck
 # takes a few that together pass every barrier and use every ring's memory again.
@@ -30,14 +33,16 @@ memcheck_filter="-*Large*:*BatchInvariance*:*FourGigabytes*:*120*:*TextIsTheCpu*
 racecheck_filter="LinearSteps*:AttendCuda*EveryGroup*:Embed*Narrow*:Norm*Digits*:Sample*Ties*Lower*:Sample*Strange*:Sample*MaskOfOne*:Sample*Ids*-LinearSteps*ExpertsAgree*"
 sanitizer_limit_s=${MOXIE_SANITIZER_LIMIT_S:-300}
 sanitizer_processes=4
-# A kernel that waits for itself ends here.
-step_limit_s=${MOXIE_STEP_LIMIT_S:-60}
 python=${MOXIE_PYTHON:-python3}
 serve_device=${MOXIE_SERVE_DEVICE:-cuda}
+records_before=${MOXIE_BEFORE:-}
 # What this script sets is not for the programs that it runs.
-unset MOXIE_COMMIT MOXIE_SANITIZER_LIMIT_S MOXIE_STEP_LIMIT_S MOXIE_PYTHON MOXIE_SERVE_DEVICE
+unset MOXIE_SANITIZER_LIMIT_S MOXIE_PYTHON MOXIE_SERVE_DEVICE MOXIE_BEFORE
 
-mkdir -p "$out"
+pieces=$out/pieces
+records=$out/records
+rm -rf "$pieces"
+mkdir -p "$pieces" "$records"
 export PATH="$PATH:/usr/local/cuda/bin"
 export PYTHONDONTWRITEBYTECODE=1
 
@@ -49,125 +54,80 @@ quoted() {
   printf '"%s"' "${text//[[:cntrl:]]/ }"
 }
 smi() { nvidia-smi --id=0 --query-gpu="$1" --format=csv,noheader,nounits 2>/dev/null | head -n 1; }
-# The number after a key in the head of a report of gtest; null if there is none.
-reported() {
-  local found
-  found=$(grep -m 1 -oE "\"$2\": \"?[0-9.]+" "$1" 2>/dev/null | grep -oE '[0-9.]+$')
-  printf '%s' "${found:-null}"
-}
+# Seconds with three decimals.
+now() { date +%s.%3N; }
+since() { awk -v from="$1" -v to="$(now)" 'BEGIN { printf "%.2f", to - from }'; }
 
-clocks() {
-  printf '{"sm": %s, "sm_max": %s, "memory": %s, "memory_max": %s}' \
-    "$(number "$(smi clocks.sm)")" "$(number "$(smi clocks.max.sm)")" \
-    "$(number "$(smi clocks.mem)")" "$(number "$(smi clocks.max.mem)")"
+# A piece has passed if it ends with 0: NAME LIMIT_S COMMAND... What it says is in $pieces/NAME.out
+# (JSON), or the last line of its output; `left_out` names what was left out of it.
+left_out=()
+piece() {
+  local name=$1 limit=$2 begin code said
+  shift 2
+  begin=$(now)
+  rm -f "$pieces/$name.out"
+  timeout -k 5 "$limit" "$@" >"$pieces/$name.log" 2>&1
+  code=$?
+  said=$(tail -n 1 "$pieces/$name.log")
+  said=$(quoted "${said:0:300}")
+  [[ -s $pieces/$name.out ]] && said=$(cat "$pieces/$name.out")
+  printf '{"ran": true, "exit_code": %d, "seconds": %s, "limit_s": %d, "left_out": %s, "said": %s}' \
+    "$code" "$(since "$begin")" "$limit" "$(quoted "${left_out[*]}")" "$said" >"$pieces/$name.json"
 }
-number() { [[ $1 =~ ^[0-9.]+$ ]] && printf '%s' "$1" || printf null; }
+not_run() { printf '{"ran": false, "reason": %s}' "$(quoted "$2")" >"$pieces/$1.json"; }
+
+# One moxie command with a record: NAME LIMIT_S COMMAND ARGUMENTS...
+measure() {
+  local name=$1 limit=$2
+  shift 2
+  rm -f "$records/$name.json"
+  piece "$name" "$limit" "$bin/moxie" "$@" --device cuda --record "$records/$name.json"
+}
 
 # How many tests a filter names.
 num_tests() { "$tests" --gtest_filter="$1" --gtest_list_tests 2>/dev/null | grep -c '^  '; }
 
 # One tool of compute-sanitizer over a part of the tests, cut into shards, some of them side by side
-# (twice as many hold each other up on the device): its verdict as JSON to $out/TOOL.json. Without a
-# number of shards there is one a test.
+# (twice as many hold each other up on the device). Without a number of shards there is one a test.
 sanitize() {
-  local tool=$1 filter=$2 shards=${3:-} codes=() pids=() shard pid one code=0
-  if ! wants "$tool"; then
-    printf '{"ran": false, "reason": "not asked for"}' >"$out/$tool.json"
-    return 0
-  fi
-  if ! command -v compute-sanitizer >/dev/null; then
-    printf '{"ran": false, "reason": "compute-sanitizer is not installed"}' >"$out/$tool.json"
-    return 0
-  fi
-  if [[ -z $(smi name) ]]; then
-    printf '{"ran": false, "reason": "no device"}' >"$out/$tool.json"
-    return 0
-  fi
-  rm -f "$out/$tool".*.log
+  local tool=$1 filter=$2 shards=${3:-} shard
+  wants "$tool" || return 0
+  command -v compute-sanitizer >/dev/null || { not_run "$tool" "compute-sanitizer is not installed"; return; }
+  [[ -n $(smi name) ]] || { not_run "$tool" "no device"; return; }
   [[ -n $shards ]] || shards=$(num_tests "$filter")
   ((shards > 0)) || shards=1 # it says what is wrong
   for ((shard = 0; shard < shards; ++shard)); do
     while (($(jobs -rp | wc -l) >= sanitizer_processes)); do wait -n; done
-    GTEST_TOTAL_SHARDS=$shards GTEST_SHARD_INDEX=$shard timeout "$sanitizer_limit_s" \
-      compute-sanitizer --tool "$tool" --error-exitcode 9 \
-      "$tests" --gtest_filter="$filter" >"$out/$tool.$shard.log" 2>&1 &
-    pids+=($!)
+    GTEST_TOTAL_SHARDS=$shards GTEST_SHARD_INDEX=$shard piece "$tool.$shard" "$sanitizer_limit_s" \
+      compute-sanitizer --tool "$tool" --error-exitcode 9 "$tests" --gtest_filter="$filter" &
   done
-  for pid in "${pids[@]}"; do
-    wait "$pid"
-    codes+=($?)
-  done
-  for one in "${codes[@]}"; do ((one > code)) && code=$one; done
-  local summary version
-  version=$(compute-sanitizer --version | grep -oE 'Version [0-9.]+' | cut -d' ' -f2)
-  summary=$(grep -hE '^=+ .*(SUMMARY|not supported|Error)|^\[  (PASSED|FAILED)' \
-    "$out/$tool".*.log | sort | uniq -c)
-  printf '{"ran": true, "version": %s, "exit_code": %d, "exit_codes": [%s], "filter": %s, "summary": %s}' \
-    "$(quoted "$version")" "$code" "$(IFS=,; printf '%s' "${codes[*]}")" "$(quoted "$filter")" \
-    "$(quoted "$summary")" >"$out/$tool.json"
-  return "$code"
+  wait
 }
 
-status=0
-clocks_before=$(clocks)
-report=$out/gpu_tests.json
-rm -f "$report"
-tests_exit=null
 if wants tests; then
-  "$tests" --gtest_output="json:$report" --gtest_brief=1 2>&1 | tee "$out/gpu_tests.log"
-  tests_exit=${PIPESTATUS[0]}
-  [[ $tests_exit -eq 0 ]] || status=1
+  piece gpu_tests 900 "$tests" --gtest_output="json:$out/gpu_tests.json" --gtest_brief=1
 fi
-clocks_after=$(clocks)
-num_skipped=null
-[[ -f $report ]] && num_skipped=$(grep -c '"result": "SKIPPED"' "$report")
+sanitize memcheck "$memcheck_filter" $sanitizer_processes
+sanitize racecheck "$racecheck_filter" # few tests, of very different length
 
-sanitize memcheck "$memcheck_filter" $sanitizer_processes || status=1
-sanitize racecheck "$racecheck_filter" || status=1 # few tests, of very different length
-memcheck=$(cat "$out/memcheck.json") racecheck=$(cat "$out/racecheck.json")
-
-# Each step alone and the chain of all, at the shapes of gpt-oss-120b: its lines as JSON.
-step_lines() {
-  awk 'BEGIN { printf "[" }
-    /^NVIDIA|read [0-9]+ GB/ { match($0, /read [0-9]+/); read_gb_s = substr($0, RSTART + 5, RLENGTH - 5) }
-    NF == 6 && $3 ~ /^[0-9.]+$/ && $1 != "step" {
-      printf "%s{\"step\": \"%s\", \"mb\": %s, \"us\": %s, \"limit_us\": %s, \"tflops\": %s}", sep, $1, $2, $3, $4, $6
-      sep = ", " }
-    END { printf "], \"read_gb_s\": %s", read_gb_s == "" ? "null" : read_gb_s }' "$1"
+# Levels 1 to 5, of the level 4 that an earlier run recorded.
+validate() {
+  local name=validate_$1 model=$2 before
+  before=$records_before/$name.json
+  shift 2
+  if [[ -z $records_before || ! -s $before ]]; then
+    measure "${name}_before" 600 validate --model "$model" --level 4 "$@"
+    before=$records/${name}_before.json
+  fi
+  measure "$name" 600 validate --model "$model" --level 5 --against "$before" "$@"
 }
-steps=""
-# Dense layers' format, and how many tokens: --tokens N (streams) or --prompt N.
-steps_of() {
-  local dense=$1 kind=$2 tokens=$3 log=$out/steps_$1$2_$3.log
-  shift 3
-  timeout "$step_limit_s" "$bin/moxie_gpu_step_bench" --dense "$dense" "$kind" "$tokens" "$@" \
-    >"$log" 2>&1 || status=1
-  cat "$log"
-  steps+=${steps:+, }$(printf '{"dense": "%s", "%s": %d, "steps": %s}' \
-    "$dense" "${kind#--}" "$tokens" "$(step_lines "$log")")
-}
-if wants steps; then
-  for tokens in 1 2 4 8 9 12 16; do steps_of mxfp4 --tokens $tokens; done
-  for dense in bf16 mxfp8; do steps_of $dense --tokens 1; done
-  for tokens in 64 256; do steps_of bf16 --tokens $tokens --depth 1024 --layers 6; done
-  for tokens in 128 2048; do steps_of bf16 --prompt $tokens --depth 0 --layers 4 --repeat 7; done
-  for activation in bf16 mxfp8; do
-    steps_of bf16 --prompt 8192 --depth 0 --layers 4 --repeat 7 --activation $activation --x single
-  done
+if wants validate; then
+  validate embedded embedded --quick
+  validate 120b synthetic:gpt-oss-120b --quick
 fi
 
-# Whole models on random weights; each is one JSON document of `moxie bench`.
-benches=""
-bench() {
-  local name=$1
-  shift
-  "$bin/moxie" bench --device cuda --json "$@" >"$out/bench_$name.json" 2>"$out/bench_$name.log" || {
-    status=1
-    cat "$out/bench_$name.log"
-    return
-  }
-  benches+=${benches:+, }"\"$name\": $(cat "$out/bench_$name.json")"
-}
+# Whole models on random weights.
+bench() { measure "bench_$1" 600 bench "${@:2}"; }
 if wants bench; then
   # Long prompts are at the power cap, where a card that others have warmed clocks lower: first, and
   # the longest of them before all.
@@ -188,78 +148,55 @@ if wants bench; then
   bench 120b_mxfp4_depth --model synthetic:gpt-oss-120b --mxfp4-layers all --kv-dtype bf16 \
     -p 0 -n 64 -d 8192,32768 -b 1 -r 5
 fi
+# Every row that a plan may have, in launches of the model, beside its prediction.
+if wants tune; then
+  measure tune_120b 300 tune --model synthetic:gpt-oss-120b -b 1,8,64 -p 128,2048,8192 --dry-run
+  measure tune_20b 300 tune --model synthetic:gpt-oss-20b -b 1,8,64 -p 128,2048,8192 --dry-run
+fi
 if wants speculation; then
   # Drafts, accepted at the rates that z-lab publishes for GSM8K, and at rates that drafts do not pay.
   gsm8k=0.90,0.77,0.63,0.54,0.46,0.35,0.28,0.22,0.16
-  one="--model synthetic:gpt-oss-120b --kv-dtype bf16 -p 0 -n 256 -d 0 -r 3"
-  bench 120b_dflash_mxfp4 $one --mxfp4-layers all -b 1,8,64 --spec dflash --spec-acceptance $gsm8k
-  bench 120b_dflash_checkpoint $one -b 1 --spec dflash --spec-acceptance $gsm8k
-  bench 120b_eagle3_mxfp4 $one --mxfp4-layers all -b 1 --spec eagle3 --spec-acceptance 0.78,0.54,0.36
-  bench 120b_eagle3_checkpoint $one -b 1 --spec eagle3 --spec-acceptance 0.78,0.54,0.36
-  bench 120b_ngram_all $one --mxfp4-layers all -b 1 --spec ngram --spec-acceptance 1,1,1,1,1,1,1
-  bench 120b_ngram_none $one --mxfp4-layers all -b 1,8,64 --spec ngram --spec-acceptance 0.1,0.05
-  bench 120b_dflash_none $one --mxfp4-layers all -b 1,8,64 --spec dflash --spec-acceptance 0.1,0.05
-  bench 120b_off $one --mxfp4-layers all -b 1,8,64
-  bench 120b_off_checkpoint $one -b 1
+  one=(--model synthetic:gpt-oss-120b --kv-dtype bf16 -p 0 -n 256 -d 0 -r 3)
+  bench 120b_dflash_mxfp4 "${one[@]}" --mxfp4-layers all -b 1,8,64 --spec dflash --spec-acceptance $gsm8k
+  bench 120b_dflash_checkpoint "${one[@]}" -b 1 --spec dflash --spec-acceptance $gsm8k
+  bench 120b_eagle3_mxfp4 "${one[@]}" --mxfp4-layers all -b 1 --spec eagle3 --spec-acceptance 0.78,0.54,0.36
+  bench 120b_eagle3_checkpoint "${one[@]}" -b 1 --spec eagle3 --spec-acceptance 0.78,0.54,0.36
+  bench 120b_ngram_all "${one[@]}" --mxfp4-layers all -b 1 --spec ngram --spec-acceptance 1,1,1,1,1,1,1
+  bench 120b_ngram_none "${one[@]}" --mxfp4-layers all -b 1,8,64 --spec ngram --spec-acceptance 0.1,0.05
+  bench 120b_dflash_none "${one[@]}" --mxfp4-layers all -b 1,8,64 --spec dflash --spec-acceptance 0.1,0.05
+  bench 120b_off "${one[@]}" --mxfp4-layers all -b 1,8,64
+  bench 120b_off_checkpoint "${one[@]}" -b 1
 fi
 # Where the time of decode and of prompts goes. Needs libcupti.so.13: see `moxie profile --help`.
-profile='{"ran": false, "reason": "not asked for"}'
 if wants profile; then
-  if "$bin/moxie" profile --device cuda --json --model synthetic:gpt-oss-120b --mxfp4-layers all \
-    --kv-dtype bf16 -p 2048,8192 -n 128 -d 0 -b 1 >"$out/profile.json" 2>"$out/profile.log"; then
-    profile=$(cat "$out/profile.json")
-  elif grep -q 'libcupti was not found' "$out/profile.log"; then
-    profile='{"ran": false, "reason": "libcupti was not found"}'
-  else
-    status=1
-    cat "$out/profile.log"
-    profile=$(printf '{"ran": false, "reason": %s}' "$(quoted "$(tail -n 1 "$out/profile.log")")")
+  measure profile 300 profile --model synthetic:gpt-oss-120b --mxfp4-layers all --kv-dtype bf16 \
+    -p 2048,8192 -n 128 -d 0 -b 1
+  if grep -q 'libcupti was not found' "$pieces/profile.log"; then
+    not_run profile "libcupti was not found"
   fi
 fi
-switches=null
 if wants switches; then
-  "$bin/moxie" score --compare-switches --device cuda --json >"$out/switches.json" &&
-    switches=$(cat "$out/switches.json") || status=1
+  measure switches 300 score --compare-switches
+  measure eval 300 eval "$(dirname "$0")/../../models/tiny/eval.jsonl" \
+    --compare-switches "--kv-dtype fp8_e4m3" --compare-switches "--mxfp4-layers all"
 fi
 # 20b from files that the page cache holds: written first, so that reading finds them warm.
-load=null
 if wants load; then
   folder=$out/checkpoint_20b
-  if "$bin/moxie-write-checkpoint" --config synthetic:gpt-oss-20b --out "$folder" >"$out/write.log" 2>&1; then
-    bench 20b_files --model "$folder" --kv-dtype bf16 -p 0 -n 16 -d 0 -b 1 -r 1
-    load='"see benches.20b_files"'
-  else
-    status=1
-  fi
+  piece write_checkpoint 300 "$bin/moxie-write-checkpoint" --config synthetic:gpt-oss-20b --out "$folder"
+  bench 20b_files --model "$folder" --kv-dtype bf16 -p 0 -n 16 -d 0 -b 1 -r 1
   rm -rf "$folder"
+fi
+# Switches that decide which kernels run, in every combination: docs/feature-matrix-h200.md.
+if wants matrix; then
+  measure matrix 3600 matrix --model embedded --level 2 --quick --timeout 300 \
+    --switch kv-dtype=bf16,fp8_e4m3 --switch "mxfp4-layers=moe;qkv,o;all" \
+    --switch activation=auto,mxfp8 --switch graphs=on,off --markdown "$out/feature-matrix-h200.md"
 fi
 
 # Servers and clients. Pieces run in lanes beside each other on the one card; each has its limit, so
-# that one that hangs has failed. A piece writes $serve/NAME.json, its verdict, and NAME.log.
-serve=$out/serve
+# that one that hangs has failed. A piece writes $pieces/NAME.json, its verdict, and NAME.log.
 server_tests=$(dirname "$0")/../../tests/server
-
-# Seconds with three decimals.
-now() { date +%s.%3N; }
-since() { awk -v from="$1" -v to="$(now)" 'BEGIN { printf "%.2f", to - from }'; }
-
-# A piece has passed if it ends with 0: NAME LIMIT_S COMMAND... What it says is in $serve/NAME.out
-# (JSON), or the last line of its output; `left_out` names what was left out of it.
-left_out=()
-piece() {
-  local name=$1 limit=$2 begin code said
-  shift 2
-  begin=$(now)
-  rm -f "$serve/$name.out"
-  timeout -k 5 "$limit" "$@" >"$serve/$name.log" 2>&1
-  code=$?
-  said=$(tail -n 1 "$serve/$name.log")
-  said=$(quoted "${said:0:300}")
-  [[ -s $serve/$name.out ]] && said=$(cat "$serve/$name.out")
-  printf '{"ran": true, "exit_code": %d, "seconds": %s, "limit_s": %d, "left_out": %s, "said": %s}' \
-    "$code" "$(since "$begin")" "$limit" "$(quoted "${left_out[*]}")" "$said" >"$serve/$name.json"
-}
-not_run() { printf '{"ran": false, "reason": %s}' "$(quoted "$2")" >"$serve/$1.json"; }
 
 # A command whose output is one JSON document: NAME ARGUMENTS...
 document_of() {
@@ -294,9 +231,9 @@ commands_of_embedded() {
   document_of run_json run --json "${device[@]}" "What is 17 + 25?"
   text_of run 42 "" run "${device[@]}" "What is 17 + 25?"
   text_of chat 42 "What is 17 + 25?" chat "${device[@]}"
-  document_of profile profile --json "${device[@]}" -p 128 -n 16 -b 1 -r 1
-  if grep -q 'libcupti was not found' "$serve/profile.log"; then
-    not_run profile "libcupti was not found"
+  document_of profile_embedded profile --json "${device[@]}" -p 128 -n 16 -b 1 -r 1
+  if grep -q 'libcupti was not found' "$pieces/profile_embedded.log"; then
+    not_run profile_embedded "libcupti was not found"
   fi
 }
 
@@ -311,8 +248,8 @@ soak() {
   local name=$1 limit=$2 model=$3 flags=$4
   shift 4
   piece "$name" "$limit" "$python" "$server_tests/soak.py" "$bin/moxie" --model "$model" \
-    --device "$serve_device" --flags "$flags" --json "$serve/$name.out" \
-    --log "$serve/$name.server.log" --seed 1 "${soak_lengths[@]}" "$@"
+    --device "$serve_device" --flags "$flags" --json "$pieces/$name.out" \
+    --log "$pieces/$name.server.log" --seed 1 "${soak_lengths[@]}" "$@"
 }
 soak_120b() {
   local model=synthetic:gpt-oss-120b flags="--kv-dtype bf16 --tokenizer embedded"
@@ -333,7 +270,7 @@ soak_embedded() {
 # Greedy answers with and without drafts.
 lossless() {
   piece lossless 150 "$python" "$server_tests/lossless.py" "$bin/moxie" --device "$serve_device" \
-    --json "$serve/lossless.out"
+    --json "$pieces/lossless.out"
 }
 soak_embedded_more() {
   soak soak_embedded_small_cache 90 embedded "--kv-cache-memory 16MiB --max-model-len 2048" \
@@ -372,14 +309,9 @@ server_test() {
     piece "test_$name" 150 "$python" -m pytest -q -p no:cacheprovider ${chosen:+-k "$chosen"} "$server_tests/test_$name.py"
 }
 
-serve_summary='{"ran": false, "reason": "not asked for"}'
 if wants serve && ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
-  serve_summary='{"ran": false, "reason": "no Python 3.11 or later"}'
+  not_run serve "no Python 3.11 or later"
 elif wants serve; then
-  serve_begin=$(now)
-  rm -rf "$serve"
-  mkdir -p "$serve"
-  memory_before=$(number "$(smi memory.used)")
   lanes=()
   if [[ $serve_device == cuda* ]]; then
     (commands_of 120b synthetic:gpt-oss-120b; soak_120b) & lanes+=($!)
@@ -395,53 +327,30 @@ elif wants serve; then
   ) & lanes+=($!)
   wait "${lanes[@]}"
   server_test load pytest # it wants the machine to itself
-  memory_after=$(number "$(smi memory.used)")
-  pieces=""
-  serve_failed=""
-  for file in "$serve"/*.json; do
-    name=$(basename "$file" .json)
-    pieces+=${pieces:+,$'\n    '}"\"$name\": $(cat "$file")"
-    if ! grep -qE '^\{"ran": (false|true, "exit_code": 0,)' "$file"; then
-      serve_failed+=${serve_failed:+, }"\"$name\""
-      status=1
-      echo "FAILED: $name"
-      tail -n 25 "$serve/$name.log"
-    fi
-  done
-  serve_summary=$(printf '{"ran": true, "device": %s, "seconds": %s, "failed": [%s], "memory_used_mib": {"before": %s, "after": %s}, "pieces": {\n    %s\n  }}' \
-    "$(quoted "$serve_device")" "$(since "$serve_begin")" "$serve_failed" \
-    "$memory_before" "$memory_after" "$pieces")
 fi
 
+status=0
+list=""
+for file in "$pieces"/*.json; do
+  [[ -s $file ]] || continue
+  name=$(basename "$file" .json)
+  list+=${list:+,$'\n    '}"\"$name\": $(cat "$file")"
+  if ! grep -qE '^\{"ran": (false|true, "exit_code": 0,)' "$file"; then
+    status=1
+    echo "FAILED: $name"
+    tail -n 25 "$pieces/$name.log"
+  fi
+done
 cat >"$out/gpu_check.json" <<JSON
 {
-  "record": "gpu_check",
-  "commit": $(quoted "$commit"),
   "date": $(quoted "$(date -u +%Y-%m-%dT%H:%M:%SZ)"),
-  "command": $(quoted "tools/gpu/check.sh"),
-  "machine": {
-    "gpu": $(quoted "$(smi name)"),
-    "driver": $(quoted "$(smi driver_version)"),
-    "memory_mib": $(number "$(smi memory.total)"),
-    "power_limit_w": $(number "$(smi power.limit)"),
-    "clocks_mhz_before": $clocks_before,
-    "clocks_mhz_after": $clocks_after
+  "version": $(quoted "$("$bin/moxie" --version)"),
+  "gpu": $(quoted "$(smi name)"),
+  "driver": $(quoted "$(smi driver_version)"),
+  "parts": $(quoted "$parts"),
+  "pieces": {
+    $list
   },
-  "tests": {
-    "exit_code": $tests_exit,
-    "num_tests": $(reported "$report" tests),
-    "num_failed": $(reported "$report" failures),
-    "num_skipped": $num_skipped,
-    "seconds": $(reported "$report" time)
-  },
-  "memcheck": $memcheck,
-  "racecheck": $racecheck,
-  "steps": [$steps],
-  "benches": {$benches},
-  "profile": $profile,
-  "switches": $switches,
-  "load": $load,
-  "serve": $serve_summary,
   "passed": $([[ $status -eq 0 ]] && echo true || echo false)
 }
 JSON
