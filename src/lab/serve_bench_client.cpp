@@ -115,6 +115,7 @@ bool ServeClient::Transfer::take_chunk(const StreamChunk& chunk, double now_s) {
   misses_token_ids |= chunk.num_token_ids < 0;
   result.content_s.push_back(now_s);
   if (result.content_s.size() == 1) result.num_first_token_ids = num_token_ids;
+  result.num_last_token_ids = num_token_ids;
   const auto num_events = static_cast<int64_t>(result.content_s.size());
   if (num_events > kRunawayFactor * num_tokens + kRunawayEvents) {
     return refuse("runaway", fmt::format("{} events with text, and no end, for {} tokens asked for",
@@ -400,7 +401,7 @@ void ServeClient::end(Transfer* t, int code) {
                   std::string(result->finish_reason.empty() ? " and without a finish_reason" : "")};
   }
   if (t->misses_token_ids || result->content_s.empty())
-    result->num_first_token_ids = 0;
+    result->num_first_token_ids = result->num_last_token_ids = 0;
   else if (t->num_token_ids > 0)
     result->num_token_ids = t->num_token_ids;
   curl.multi_remove_handle(loop_->multi, t->handle);

@@ -48,6 +48,7 @@ struct StreamResult {
   double end_s = -1;                ///< the end of the stream, or of the request
   int64_t num_token_ids = -1;       ///< -1: not every event with content told its tokens
   int64_t num_first_token_ids = 0;  ///< of the first event with content, and those before it
+  int64_t num_last_token_ids = 0;   ///< of the last event with content, and all before it
   TokenUsage usage;
   std::string finish_reason;
   RequestError error;

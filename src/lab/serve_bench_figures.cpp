@@ -54,7 +54,8 @@ RequestFigures figures_of(const StreamResult& r, int64_t num_prompt_asked,
   f.e2e_ms = 1e3 * (r.end_s - r.start_s);
   for (size_t i = 1; i < r.content_s.size(); ++i)
     f.itl_ms.push_back(1e3 * (r.content_s[i] - r.content_s[i - 1]));
-  const int64_t num_later = f.num_output - std::max<int64_t>(1, r.num_first_token_ids);
+  const int64_t num_until_last = r.num_last_token_ids > 0 ? r.num_last_token_ids : f.num_output;
+  const int64_t num_later = num_until_last - std::max<int64_t>(1, r.num_first_token_ids);
   const double decode_ms = 1e3 * (r.content_s.back() - r.content_s.front());
   if (num_later > 0 && decode_ms > 0) f.tpot_ms = decode_ms / static_cast<double>(num_later);
   f.ttfr_ms = 1e3 * (r.first_response_s - r.start_s);

@@ -1,8 +1,8 @@
 // What the times of streamed requests say: figures of one request, and of all requests of a test.
 //
 // With t0 the moment the request is sent, t1 and tn the events with the first and the last content
-// (text, reasoning, or a part of a call; an event with a role alone is none), n tokens in all, of
-// which f came with the first event (1 where the endpoint does not tell):
+// (text, reasoning, or a part of a call; an event with a role alone is none), n tokens up to tn, of
+// which f came up to t1 (where the endpoint does not tell: all tokens, and 1):
 //   TTFT = t1 - t0        TPOT = (tn - t1) / (n - f)        ITL = each gap between content events
 //   E2E = end of the stream - t0                            tg = 1 / TPOT
 //   pp = prompt tokens / (first event with a choice - t0 - latency of the endpoint)

@@ -42,6 +42,16 @@ TEST(RequestFigures, TokensOfTheFirstEventAreNotDecoded) {
   EXPECT_NEAR(*figures_of(r, 90, 0, 0).tpot_ms, 500, 1e-9);
 }
 
+TEST(RequestFigures, TokensBehindTheLastTextAreNotDecodedUntilIt) {
+  StreamResult r = stream();
+  r.num_token_ids = 5;
+  r.num_first_token_ids = 1;
+  r.num_last_token_ids = 3;
+  const RequestFigures f = figures_of(r, 90, 0, 0);
+  EXPECT_NEAR(*f.tpot_ms, 500, 1e-9);
+  EXPECT_EQ(f.num_output, 5);
+}
+
 TEST(RequestFigures, WithoutUsageEventsAreTokensAndTheAskedLengthCounts) {
   StreamResult r = stream();
   r.usage = {};

@@ -171,6 +171,23 @@ def test_times_are_those_of_the_events():
     assert len(test["itl_ms"]["samples"]) == 16
 
 
+def test_tokens_behind_the_last_text_are_no_part_of_its_time():
+    def event(text, count):
+        return fake.event({"choices": [{"index": 0, "delta": {"content": text}, "token_ids": [7] * count}]})
+
+    def answer(handler, body):
+        handler.begin_stream()
+        for _ in range(3):
+            handler.piece(event("a ", 1))
+            time.sleep(0.05)
+        handler.piece(event("", 2) + fake.last() + fake.usage(64, 5) + fake.DONE)
+
+    with FakeEndpoint(answer) as endpoint:
+        test = measured(*small(endpoint, "--requests", 4))["tests"][0]
+    assert test["tokens"]["output"] == 4 * 5
+    assert min(test["tpot_ms"]["samples"]) >= 49  # two gaps for two tokens, not for four
+
+
 def test_an_endpoint_without_tokenizer_is_measured_by_usage():
     with FakeEndpoint(has_tokenizer=False) as endpoint:
         document = measured(*small(endpoint, "--requests", 3))
