@@ -52,7 +52,7 @@ class Versus {
   Status run(const BenchTest& test) {
     auto pair = run_bench_pair(a_, b_, test, o_.repetitions, limits_);
     if (!pair) return fail(std::move(pair.error()));
-    const std::string name = test.name(), name_b = name + " with " + o_.vs;
+    const std::string name = test.name(), name_b = name_of_second(name, o_.vs);
     record_.results.push_back(series_of(pair->a, name, record_));
     record_.results.push_back(series_of(pair->b, name_b, record_));
     add_rows(pair->a.kernels, name, &record_);
