@@ -15,8 +15,8 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// So many samples of each side without --repetitions: enough for a verdict on a busy machine.
-constexpr int32_t kSamples = 40;
+// So many samples of each side at least without --repetitions.
+constexpr int32_t kSamplesAtLeast = 40;
 
 // The options of the second engine.
 Result<EngineOptions> second_options(const BenchFlags& o, const std::vector<BenchTest>& tests) {
@@ -45,12 +45,14 @@ class Versus {
       : o_(o),
         a_(a),
         b_(b),
+        effort_(flags.given("--repetitions") ? PairEffort{.least = o.repetitions}
+                                             : PairEffort{kSamplesAtLeast, o.vs_seconds}),
         limits_(limits),
         watch_(a.device()),
         record_(record_of("bench", a, limits, flags)) {}
 
   Status run(const BenchTest& test) {
-    auto pair = run_bench_pair(a_, b_, test, o_.repetitions, limits_);
+    auto pair = run_bench_pair(a_, b_, test, effort_, limits_);
     if (!pair) return fail(std::move(pair.error()));
     const std::string name = test.name(), name_b = name_of_second(name, o_.vs);
     record_.results.push_back(series_of(pair->a, name, record_));
@@ -78,6 +80,7 @@ class Versus {
  private:
   const BenchFlags& o_;
   Engine &a_, &b_;
+  const PairEffort effort_;
   const MachineLimits& limits_;
   RunWatch watch_;
   Record record_;
@@ -87,7 +90,6 @@ class Versus {
 }  // namespace
 
 int bench_against(BenchFlags& o, const std::vector<BenchTest>& tests, const Flags& flags) {
-  if (!flags.given("--repetitions")) o.repetitions = kSamples;
   const auto second = second_options(o, tests);
   if (!second) return usage("bench: --vs: " + second.error().message());
   auto keeper = RecordKeeper::open(o.record);
