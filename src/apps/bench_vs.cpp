@@ -39,6 +39,16 @@ Series series_of(const BenchResult& result, const std::string& name, const Recor
           .workload = workload_of(result.test, record)};
 }
 
+// Both engines on the same threads, if as many are asked for: beside other load the kernel places
+// the workers of two pools unlike, and slows one engine by that for as long as the load lasts.
+Status share_threads(const BenchFlags& o, Engine& a, EngineOptions* second) {
+  if (second->threads != o.engine.threads) return {};
+  auto stream = a.device().make_stream();
+  if (!stream) return fail(std::move(stream.error()));
+  second->shared_threads = (*stream)->pool;  // null on a GPU
+  return {};
+}
+
 class Versus {
  public:
   Versus(const BenchFlags& o, Engine& a, Engine& b, const MachineLimits& limits, const Flags& flags)
@@ -90,12 +100,13 @@ class Versus {
 }  // namespace
 
 int bench_against(BenchFlags& o, const std::vector<BenchTest>& tests, const Flags& flags) {
-  const auto second = second_options(o, tests);
+  auto second = second_options(o, tests);
   if (!second) return usage("bench: --vs: " + second.error().message());
   auto keeper = RecordKeeper::open(o.record);
   if (!keeper) return report(keeper.error());
   auto a = Engine::load(o.engine);
   if (!a) return report(a.error());
+  if (auto status = share_threads(o, **a, &*second); !status) return report(status.error());
   auto b = Engine::load(*second);
   if (!b) return report(b.error());
   auto limits = measure_limits((*a)->device());
