@@ -224,7 +224,10 @@ Command bench_command() {
                 declare_bench_flags(flags, o.get());
                 flags.text("--vs", &o->vs,
                            "switches of the engine, as one word: measures with and without them, "
-                           "sample by sample in turn, with a verdict");
+                           "sample by sample in turn, with a verdict; without --repetitions as "
+                           "many as show a difference of 2.5%");
+                flags.number("--vs-seconds", &o->vs_seconds, {0, 86400},
+                             "so long --vs samples a test at most without --repetitions");
               },
           .run = [o](const Flags& flags) { return run(*o, flags); },
           .subcommands = {bench_compare_command(), bench_replay_command(), bench_history_command(),

@@ -1,4 +1,5 @@
-// moxie bench compare: two records side by side, with a verdict for each series.
+// moxie bench compare: two records side by side, or the two sides of one, with a verdict for each
+// series.
 #include <fmt/format.h>
 
 #include <memory>
@@ -21,19 +22,30 @@ std::string shortened(const std::string& text) {
   return text.size() <= kMost ? text : "..." + text.substr(text.size() - kMost);
 }
 
+int show(const CompareFlags& o, const Comparison& comparison, const std::string& name_a,
+         const std::string& name_b) {
+  if (o.json)
+    fmt::print("{}\n", to_json(comparison).dump(2));
+  else
+    print_comparison(comparison, name_a, name_b);
+  return comparison.has_regression() ? kExitFailed : kExitDone;
+}
+
 int run(const CompareFlags& o) {
-  if (o.files.size() != 2) return usage("bench compare takes two records: A.json B.json");
+  if (o.files.empty() || o.files.size() > 2)
+    return usage("bench compare takes two records, A.json B.json, or one of bench --vs");
   auto a = read_record(o.files[0]);
   if (!a) return report(a.error());
+  if (o.files.size() == 1) {
+    const auto comparison = compare_sides(*a, o.files[0]);
+    if (!comparison) return report(comparison.error());
+    return show(o, *comparison, "as given", "with " + switches_of_second(*a));
+  }
   auto b = read_record(o.files[1]);
   if (!b) return report(b.error());
   const auto comparison = compare_records(*a, *b, o.files[0], o.files[1]);
   if (!comparison) return report(comparison.error());
-  if (o.json)
-    fmt::print("{}\n", to_json(*comparison).dump(2));
-  else
-    print_comparison(*comparison, o.files[0], o.files[1]);
-  return comparison->has_regression() ? kExitFailed : kExitDone;
+  return show(o, *comparison, o.files[0], o.files[1]);
 }
 
 }  // namespace
@@ -69,12 +81,14 @@ void print_comparison(const Comparison& comparison, const std::string& name_a,
 Command bench_compare_command() {
   auto o = std::make_shared<CompareFlags>();
   return {.name = "compare",
-          .summary = "The difference of two records, with an interval and a verdict",
+          .summary = "The difference of two records, or of one's two sides, with a verdict",
           .example = "moxie bench compare before.json after.json",
           .declare =
               [o](Flags& flags) {
-                flags.positional("records", &o->files,
-                                 "two files of --record, or of bench --json: before, after", true);
+                flags.positional(
+                    "records", &o->files,
+                    "two files of --record, or of bench --json: before, after; or one of --vs",
+                    true);
                 flags.toggle("--json", &o->json, "print one JSON document");
               },
           .run = [o](const Flags&) { return run(*o); }};

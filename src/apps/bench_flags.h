@@ -21,7 +21,8 @@ struct BenchFlags {
   int32_t repetitions = 5;
   bool json = false, verbose = false;
   RecordFlags record;
-  std::string vs;  ///< of bench alone
+  std::string vs;          ///< of bench alone
+  float vs_seconds = 300;  ///< of bench alone: a test of --vs may take so long
 };
 void declare_bench_flags(Flags& flags, BenchFlags* options);
 /// Of these, the switches of the engine, which `moxie bench --vs` may set for a second one.

@@ -15,8 +15,8 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// So many samples of each side without --repetitions: enough for a verdict on a busy machine.
-constexpr int32_t kSamples = 40;
+// So many samples of each side at least without --repetitions.
+constexpr int32_t kSamplesAtLeast = 40;
 
 // The options of the second engine.
 Result<EngineOptions> second_options(const BenchFlags& o, const std::vector<BenchTest>& tests) {
@@ -39,20 +39,32 @@ Series series_of(const BenchResult& result, const std::string& name, const Recor
           .workload = workload_of(result.test, record)};
 }
 
+// Both engines on the same threads, if as many are asked for: beside other load the kernel places
+// the workers of two pools unlike, and slows one engine by that for as long as the load lasts.
+Status share_threads(const BenchFlags& o, Engine& a, EngineOptions* second) {
+  if (second->threads != o.engine.threads) return {};
+  auto stream = a.device().make_stream();
+  if (!stream) return fail(std::move(stream.error()));
+  second->shared_threads = (*stream)->pool;  // null on a GPU
+  return {};
+}
+
 class Versus {
  public:
   Versus(const BenchFlags& o, Engine& a, Engine& b, const MachineLimits& limits, const Flags& flags)
       : o_(o),
         a_(a),
         b_(b),
+        effort_(flags.given("--repetitions") ? PairEffort{.least = o.repetitions}
+                                             : PairEffort{kSamplesAtLeast, o.vs_seconds}),
         limits_(limits),
         watch_(a.device()),
         record_(record_of("bench", a, limits, flags)) {}
 
   Status run(const BenchTest& test) {
-    auto pair = run_bench_pair(a_, b_, test, o_.repetitions, limits_);
+    auto pair = run_bench_pair(a_, b_, test, effort_, limits_);
     if (!pair) return fail(std::move(pair.error()));
-    const std::string name = test.name(), name_b = name + " with " + o_.vs;
+    const std::string name = test.name(), name_b = name_of_second(name, o_.vs);
     record_.results.push_back(series_of(pair->a, name, record_));
     record_.results.push_back(series_of(pair->b, name_b, record_));
     add_rows(pair->a.kernels, name, &record_);
@@ -78,6 +90,7 @@ class Versus {
  private:
   const BenchFlags& o_;
   Engine &a_, &b_;
+  const PairEffort effort_;
   const MachineLimits& limits_;
   RunWatch watch_;
   Record record_;
@@ -87,13 +100,13 @@ class Versus {
 }  // namespace
 
 int bench_against(BenchFlags& o, const std::vector<BenchTest>& tests, const Flags& flags) {
-  if (!flags.given("--repetitions")) o.repetitions = kSamples;
-  const auto second = second_options(o, tests);
+  auto second = second_options(o, tests);
   if (!second) return usage("bench: --vs: " + second.error().message());
   auto keeper = RecordKeeper::open(o.record);
   if (!keeper) return report(keeper.error());
   auto a = Engine::load(o.engine);
   if (!a) return report(a.error());
+  if (auto status = share_threads(o, **a, &*second); !status) return report(status.error());
   auto b = Engine::load(*second);
   if (!b) return report(b.error());
   auto limits = measure_limits((*a)->device());

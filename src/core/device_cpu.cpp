@@ -1,10 +1,12 @@
-// The CPU device: anonymous pages (huge where granted), one thread pool per device.
+// The CPU device: anonymous pages (huge where granted), a thread pool of its own or another's.
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <cstring>
 #include <fstream>
+#include <memory>
 #include <string>
+#include <utility>
 
 #include "core/cpu_name.h"
 #include "core/device.h"
@@ -41,7 +43,11 @@ class CpuStream final : public Stream {
 
 class CpuDevice final : public Device {
  public:
-  explicit CpuDevice(int num_threads) : pool_(num_threads) {
+  explicit CpuDevice(int num_threads)
+      : CpuDevice(std::make_unique<ThreadPool>(num_threads), nullptr) {}
+  explicit CpuDevice(ThreadPool& threads) : CpuDevice(nullptr, &threads) {}
+  CpuDevice(std::unique_ptr<ThreadPool> own, ThreadPool* shared)
+      : own_(std::move(own)), pool_(shared != nullptr ? *shared : *own_) {
     std::ifstream cpuinfo("/proc/cpuinfo");
     properties_.name = cpu_name_of(cpuinfo);
     properties_.num_units = pool_.num_threads();
@@ -89,7 +95,8 @@ class CpuDevice final : public Device {
   void release(std::byte* data, uint64_t bytes) override {
     if (data != nullptr) ::munmap(data, bytes);
   }
-  ThreadPool pool_;
+  const std::unique_ptr<ThreadPool> own_;  // null: another device's
+  ThreadPool& pool_;
   DeviceProperties properties_;
 };
 
@@ -120,6 +127,10 @@ Result<std::unique_ptr<Graph>> Device::capture(Stream&, const std::function<void
 
 std::unique_ptr<Device> make_cpu_device(int num_threads) {
   return std::make_unique<CpuDevice>(num_threads);
+}
+
+std::unique_ptr<Device> make_cpu_device(ThreadPool& threads) {
+  return std::make_unique<CpuDevice>(threads);
 }
 
 }  // namespace moxie

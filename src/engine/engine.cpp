@@ -95,7 +95,8 @@ Status Engine::open_device() {
     if (auto status = open_gpu(name); !status) return status;
   } else if (name == "cpu" || name == "auto") {
     if (name == "cpu" || !open_usable_gpu()) {
-      device_ = make_cpu_device(options_.threads);
+      device_ = options_.shared_threads != nullptr ? make_cpu_device(*options_.shared_threads)
+                                                   : make_cpu_device(options_.threads);
       load_options_.device = DeviceKind::kCpu;
       if (auto status = make_kernels(); !status) return status;
     }

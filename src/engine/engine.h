@@ -28,6 +28,8 @@
 
 namespace moxie {
 
+class ThreadPool;
+
 /// How a model is loaded and run; strings have the form of the flags' values.
 struct EngineOptions {
   std::string model = "embedded";
@@ -54,6 +56,8 @@ struct EngineOptions {
   TuningOptions tuning;            ///< off: plans by predicted times
   uint64_t seed = 0;               ///< of synthetic weights
   bool show_progress = true;
+  /// CPU: those of another engine, which outlives this one and is idle meanwhile; null: its own.
+  ThreadPool* shared_threads = nullptr;
 };
 
 /// What the switches say of rows, on a device with these features. Fails if no row of the device

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "engine/speculation.h"
@@ -21,6 +22,8 @@ class BenchSampler {
   Status sample(bool with_limits = true);
   /// Of all samples so far.
   BenchResult result();
+  /// All so far, in tokens a second.
+  std::span<const double> samples() const { return result_.tok_s; }
 
  private:
   BenchSampler(Engine& engine, const BenchTest& test, const MachineLimits& limits,

@@ -216,6 +216,41 @@ Result<Comparison> compare_records(const Record& a, const Record& b, const std::
   return comparison;
 }
 
+std::string switches_of_second(const Record& record) {
+  const auto details = Json::parse(record.details, nullptr, false);
+  const auto found = details.is_object() ? details.find("vs") : details.end();
+  return found != details.end() && found->is_string() ? found->get<std::string>() : std::string();
+}
+
+std::string name_of_second(const std::string& name, const std::string& switches) {
+  return name + " with " + switches;
+}
+
+Result<Comparison> compare_sides(const Record& record, const std::string& name) {
+  if (auto status = check_valid(record, name); !status) return fail(std::move(status.error()));
+  const std::string switches = switches_of_second(record);
+  Comparison comparison;
+  for (const Series& a : record.results) {
+    const Series* b =
+        switches.empty() ? nullptr : find_series(record, name_of_second(a.name, switches));
+    if (b == nullptr) continue;
+    if (a.samples.size() != b->samples.size())
+      return fail(fmt::format("the sides of '{}' have {} and {} samples", a.name, a.samples.size(),
+                              b->samples.size()),
+                  name, "samples that were taken in turn are as many on both sides");
+    comparison.series.push_back({.name = a.name,
+                                 .unit = a.unit,
+                                 .better = a.better,
+                                 .median_a = median(a.samples),
+                                 .median_b = median(b->samples),
+                                 .difference = judge_paired(a.samples, b->samples, a.better)});
+  }
+  if (comparison.series.empty())
+    return fail("one record is compared with itself only if `bench --vs` made it", name,
+                "give two: A.json B.json");
+  return comparison;
+}
+
 Json to_json(const Difference& d) {
   return {{"difference", d.relative},
           {"low", d.low},

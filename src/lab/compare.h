@@ -39,6 +39,15 @@ struct Comparison {
 Result<Comparison> compare_records(const Record& a, const Record& b, const std::string& name_a,
                                    const std::string& name_b);
 
+/// The two sides of a record of `bench --vs`, whose samples were taken in turn, judged in pairs.
+/// Fails if the record says of itself that it is invalid, or has no sides. The name stands in
+/// faults.
+Result<Comparison> compare_sides(const Record& record, const std::string& name);
+/// The switches of the second side of a record of `bench --vs`; empty: another record.
+std::string switches_of_second(const Record& record);
+/// The series that holds the second side's samples of `name`.
+std::string name_of_second(const std::string& name, const std::string& switches);
+
 /// What differs of machine, build, model, switches and kernels.
 std::vector<ChangedCondition> changed_conditions(const Record& a, const Record& b);
 

@@ -104,6 +104,48 @@ TEST(CompareRecords, ListsWhatOneLacks) {
             std::vector<std::string>{"itl"});
 }
 
+// A record of two sides, the second `factor` times as fast.
+Record of_sides(double factor) {
+  Record record = sample_record();
+  record.details = R"({"vs": "--x 1"})";
+  record.results = {{.name = "tg32", .unit = "tok/s"},
+                    {.name = "tg32 with --x 1", .unit = "tok/s"}};
+  for (int i = 0; i < 20; ++i) {
+    record.results[0].samples.push_back(100 + i % 3);
+    record.results[1].samples.push_back(factor * (100 + i % 3));
+  }
+  return record;
+}
+
+TEST(CompareSides, JudgesPairs) {
+  const auto comparison = compare_sides(of_sides(0.9), "a.json");
+  ASSERT_TRUE(comparison.has_value());
+  ASSERT_EQ(comparison->series.size(), 1u);
+  EXPECT_EQ(comparison->series[0].name, "tg32");
+  EXPECT_EQ(comparison->series[0].verdict(), "slower");
+  EXPECT_NEAR(comparison->series[0].difference.relative, -0.1, 1e-12);
+  EXPECT_TRUE(comparison->has_regression());
+  EXPECT_EQ(compare_sides(of_sides(1), "a.json")->series[0].verdict(), "same");
+  EXPECT_EQ(switches_of_second(of_sides(1)), "--x 1");
+}
+
+TEST(CompareSides, RefusesWhatHasNoSides) {
+  const auto fault = [](const Record& record) {
+    const auto comparison = compare_sides(record, "a.json");
+    return comparison ? "none" : comparison.error().message();
+  };
+  EXPECT_NE(fault(sample_record()).find("only if `bench --vs` made it"), std::string::npos);
+  Record record = of_sides(1);
+  record.results[1].samples.pop_back();
+  EXPECT_NE(fault(record).find("have 20 and 19 samples"), std::string::npos);
+  record = of_sides(1);
+  record.valid = false;
+  EXPECT_NE(fault(record).find("a.json: the record is invalid"), std::string::npos);
+  record = of_sides(1);
+  record.details = R"({"vs": 3})";
+  EXPECT_NE(fault(record).find("only if"), std::string::npos);
+}
+
 TEST(CompareRecords, CallsExactValuesBetterOrWorse) {
   Record a = sample_record();
   a.results = {{.name = "nll",

@@ -158,6 +158,20 @@ Difference judge_paired(std::span<const double> a, std::span<const double> b, Be
   return d;
 }
 
+bool could_show(std::span<const double> a, std::span<const double> b, double relative) {
+  CHECK(a.size() == b.size());
+  if (a.size() < kLeastPairs || !all_positive(a) || !all_positive(b)) return false;
+  std::vector<double> pairs;
+  for (size_t i = 0; i < a.size(); ++i) pairs.push_back(std::log(b[i] / a[i]));
+  const double middle = median(pairs), inflation = variance_inflation(pairs);
+  for (const double shift : {std::log1p(relative), -std::log1p(relative)}) {
+    std::vector<double> moved;
+    for (const double pair : pairs) moved.push_back(pair - middle + shift);
+    if (!(deflated(sign_p(moved), inflation) < kGreatestP)) return false;
+  }
+  return true;
+}
+
 Difference judge_runs(std::span<const double> a, std::span<const double> b, Better better,
                       double limit_shift) {
   Difference d{.units = static_cast<int64_t>(std::min(a.size(), b.size()))};

@@ -44,6 +44,11 @@ struct Difference {
 /// Both sides have the same number of samples.
 Difference judge_paired(std::span<const double> a, std::span<const double> b, Better better);
 
+/// Whether so many pairs could show a difference of `relative` (0.02 for 2%) in either direction:
+/// by how far they lie from their own median, not by what they show, so that sampling may go on
+/// until this holds and calls the same different no more often for it.
+bool could_show(std::span<const double> a, std::span<const double> b, double relative);
+
 /// Samples of two runs, one after the other; the test is Mann and Whitney's. The interval is
 /// widened by twice the greater drift within a run (second half against first), since a drift
 /// between the runs cannot be told from a difference, and by `limit_shift`: how far the machine's

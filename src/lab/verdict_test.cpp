@@ -147,6 +147,47 @@ TEST(JudgePaired, KnowsWhatIsBetter) {
   EXPECT_EQ(paired(kKinds[0], 1.1, 20, Better::kLower).slower, kTrials);
 }
 
+constexpr int kLongTrials = 40;  // they take a thousand pairs each
+
+// Pairs until 2.5% could be shown, as --vs takes them.
+Called until_shown(const Noise& noise, double ratio) {
+  Called called;
+  for (uint64_t seed = 1; seed <= kLongTrials; ++seed) {
+    Machine machine(noise, seed);
+    std::vector<double> a, b;
+    while (a.size() < 4000 &&
+           (a.size() < kPairs || a.size() % 40 != 0 || !could_show(a, b, 0.025))) {
+      a.push_back(machine.sample(100)), b.push_back(machine.sample(100 * ratio));
+      b.push_back(machine.sample(100 * ratio)), a.push_back(machine.sample(100));
+    }
+    called.add(judge_paired(a, b, Better::kHigher));
+  }
+  return called;
+}
+
+TEST(CouldShow, DependsOnTheNoiseAlone) {
+  std::vector<double> a, b, still;
+  for (int i = 0; i < 40; ++i) {
+    a.push_back(100), still.push_back(100 + 0.01 * (i % 5)), b.push_back(100 + 4.0 * (i * 7 % 11));
+  }
+  EXPECT_TRUE(could_show(a, still, 0.025));
+  EXPECT_FALSE(could_show(a, b, 0.025));
+  for (double& x : still) x *= 0.5;
+  for (double& x : b) x *= 0.5;
+  EXPECT_TRUE(could_show(a, still, 0.025));
+  EXPECT_FALSE(could_show(a, b, 0.025));
+  EXPECT_FALSE(could_show({}, {}, 0.025));
+}
+
+TEST(CouldShow, EndsWhereFivePercentIsFound) {
+  const Noise heavy = {.white = 0.15, .wander = 0.02, .outliers = 0.1, .bursts = 0.05};
+  EXPECT_LE(paired(heavy, 0.95, kPairs).slower, kTrials / 2);
+  EXPECT_GE(until_shown(heavy, 0.95).slower, kLongTrials * 19 / 20);
+  const Called same = until_shown(heavy, 1);
+  EXPECT_LE(same.faster + same.slower, kLongTrials / 10);
+  EXPECT_EQ(until_shown(heavy, 1.01).slower, 0);
+}
+
 TEST(JudgeRuns, DoesNotCallTheSameDifferent) {
   for (const int samples : {5, 10, 20}) {
     for (const Noise& noise : kKinds) {
