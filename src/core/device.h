@@ -117,8 +117,6 @@ class Device {
 
 /// A CPU device with `num_threads` workers (0: one a usable core).
 std::unique_ptr<Device> make_cpu_device(int num_threads = 0);
-/// One that works with the threads of another device, which outlives it and is idle meanwhile.
-std::unique_ptr<Device> make_cpu_device(ThreadPool& threads);
 
 /// CUDA device `index`. Fails where the build has no CUDA, no driver answers, or no such device
 /// exists, saying which. Defined by the CUDA build or by a stand-in that always fails.

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "core/cpu_name.h"
-#include "core/device.h"
+#include "core/device_cpu.h"
 #include "core/threads.h"
 
 namespace moxie {

@@ -7,6 +7,7 @@
 #include <charconv>
 
 #include "core/clock.h"
+#include "core/device_cpu.h"
 #include "engine/tokenizer_source.h"
 #include "model/fold_scales_cuda.h"
 #include "model/rotary_table.h"
