@@ -43,10 +43,14 @@ Result<BenchPair> run_bench_pair(Engine& a, Engine& b, const BenchTest& test,
   if (!of_b) return fail(std::move(of_b.error()));
   Effort sampling(effort);
   const auto samples = [&] { return std::pair((*of_a)->samples(), (*of_b)->samples()); };
+  const BenchSampler* last = nullptr;
   for (int32_t r = 0; !sampling.is_enough(r, samples); ++r) {
     const bool a_is_first = r % 2 == 0;
     for (BenchSampler* sampler :
          {a_is_first ? of_a->get() : of_b->get(), a_is_first ? of_b->get() : of_a->get()}) {
+      if (sampler != last)
+        if (auto status = sampler->settle(); !status) return fail(std::move(status.error()));
+      last = sampler;
       if (auto status = sampler->sample(false); !status) return fail(std::move(status.error()));
     }
   }

@@ -63,9 +63,17 @@ Status BenchSampler::warm_up() {
   return {};
 }
 
+Status BenchSampler::settle() {
+  constexpr double kColdShowsBelowS = 0.2;
+  if (last_s_ >= kColdShowsBelowS) return {};
+  auto window = runner_.repeat();
+  return window ? Status() : fail(std::move(window.error()));
+}
+
 Status BenchSampler::sample(bool with_limits) {
   auto window = runner_.repeat();
   if (!window) return fail(std::move(window.error()));
+  last_s_ = window->seconds();
   result_.tok_s.push_back(tokens_of(result_.test) / window->seconds());
   auto limits_now = with_limits ? beside_.of(window->seconds()) : Result<MachineLimits>(limits_);
   if (!limits_now) return fail(std::move(limits_now.error()));

@@ -20,6 +20,9 @@ class BenchSampler {
   /// Takes one sample. On a CPU the limits are measured beside it, unless `with_limits` is false:
   /// then those of the run stand for them.
   Status sample(bool with_limits = true);
+  /// After another engine ran: an untimed sample where samples are so short that cold caches would
+  /// show in them.
+  Status settle();
   /// Of all samples so far.
   BenchResult result();
   /// All so far, in tokens a second.
@@ -36,6 +39,7 @@ class BenchSampler {
   BenchRunner runner_;
   LimitsBeside beside_;
   BenchResult result_;
+  double last_s_ = 0;  // of the last sample
   std::vector<MachineLimits> of_samples_;
 };
 

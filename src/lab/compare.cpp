@@ -138,6 +138,24 @@ Status check_valid(const Record& record, const std::string& name) {
               name, "its figures are not those of the configuration that it names");
 }
 
+// Of cores beside a run on the CPU. What others use changes by steps from run to run, each steady
+// within: a difference that is none, and that no test on the samples tells.
+constexpr double kMostUsedByOthers = 0.1;
+
+void doubt_beside_load(const Record& a, const Record& b, Difference* difference) {
+  const auto others = [](const Record& record) {
+    const Environment& e = record.environment;
+    return e.gpus.empty() ? e.cpu_used_by_others.value_or(0) : 0;
+  };
+  const bool is_called =
+      difference->verdict == SpeedVerdict::kFaster || difference->verdict == SpeedVerdict::kSlower;
+  if (!is_called || std::max(others(a), others(b)) <= kMostUsedByOthers) return;
+  difference->verdict = SpeedVerdict::kUnclear;
+  difference->because =
+      fmt::format("other processes used {:.0f}% and {:.0f}% of the cores; bench --vs takes turns",
+                  100 * others(a), 100 * others(b));
+}
+
 SeriesDifference difference_of(const Record& a, const Record& b, const Series& of_a,
                                const Series& of_b) {
   SeriesDifference one{
@@ -150,6 +168,7 @@ SeriesDifference difference_of(const Record& a, const Record& b, const Series& o
   one.difference = one.is_exact ? judge_exact(of_a.samples, of_b.samples, one.better)
                                 : judge_runs(of_a.samples, of_b.samples, one.better,
                                              limit_shift(a, b, of_a, of_b));
+  if (!one.is_exact) doubt_beside_load(a, b, &one.difference);
   return one;
 }
 

@@ -104,6 +104,18 @@ TEST(CompareRecords, ListsWhatOneLacks) {
             std::vector<std::string>{"itl"});
 }
 
+TEST(CompareRecords, CallsNoDifferenceBesideOtherLoad) {
+  Record slow = scaled(0.5);
+  slow.environment.cpu_used_by_others = 0.4;
+  const auto comparison = compare_records(sample_record(), slow, "a", "b");
+  EXPECT_EQ(comparison->series[0].verdict(), "unclear");
+  EXPECT_EQ(comparison->series[0].difference.because,
+            "other processes used 6% and 40% of the cores; bench --vs takes turns");
+  EXPECT_FALSE(comparison->has_regression());
+  slow.environment.gpus.emplace_back();  // its cores hardly matter
+  EXPECT_EQ(compare_records(sample_record(), slow, "a", "b")->series[0].verdict(), "slower");
+}
+
 // A record of two sides, the second `factor` times as fast.
 Record of_sides(double factor) {
   Record record = sample_record();

@@ -1,6 +1,10 @@
 // Reads sysfs; every file may be missing, and on virtual machines most are.
 #include "lab/cpu_state.h"
 
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -63,12 +67,37 @@ void read_cores(const fs::path& root, CpuState* state) {
   state->clock_mhz = num_clocks > 0 ? khz * 1e-3 / num_clocks : clock_of_cpuinfo(root);
 }
 
+// "cpu  user nice system idle iowait irq softirq steal ...", in ticks of all cores.
+std::optional<CpuState::Times> read_times(const fs::path& root) {
+  std::ifstream file(root / "proc/stat");
+  std::string name;
+  double ticks[8] = {};
+  file >> name;
+  for (double& value : ticks) file >> value;
+  const auto ticks_a_second = static_cast<double>(::sysconf(_SC_CLK_TCK));
+  if (!file || name != "cpu" || ticks_a_second <= 0) return {};
+  constexpr size_t kIdle = 3, kWaiting = 4;
+  CpuState::Times times;
+  for (size_t i = 0; i < std::size(ticks); ++i) {
+    times.total_s += ticks[i] / ticks_a_second;
+    if (i != kIdle && i != kWaiting) times.busy_s += ticks[i] / ticks_a_second;
+  }
+  rusage own{};
+  if (::getrusage(RUSAGE_SELF, &own) != 0) return {};
+  const auto seconds = [](const timeval& t) {
+    return static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_usec);
+  };
+  times.own_s = seconds(own.ru_utime) + seconds(own.ru_stime);
+  return times;
+}
+
 }  // namespace
 
 CpuState read_cpu_state(const std::string& root_path) {
   const fs::path root = root_path;
   CpuState state;
   read_cores(root, &state);
+  state.times = read_times(root);
   for_each_entry(root / "sys/class/thermal", "thermal_zone", [&](const fs::path& zone) {
     const auto millidegrees = value_of<double>(zone / "temp");
     if (millidegrees && first_line(zone / "type") == "x86_pkg_temp")
@@ -81,6 +110,15 @@ CpuState read_cpu_state(const std::string& root_path) {
     if (name.starts_with("package") && uj && range) state.packages[name] = {*uj, *range};
   });
   return state;
+}
+
+std::optional<double> used_by_others(const CpuState& before, const CpuState& after) {
+  if (!before.times || !after.times) return {};
+  const double total_s = after.times->total_s - before.times->total_s;
+  const double others_s =
+      after.times->busy_s - before.times->busy_s - (after.times->own_s - before.times->own_s);
+  if (!(total_s > 0)) return {};
+  return std::clamp(others_s / total_s, 0.0, 1.0);
 }
 
 std::optional<double> joules_between(const CpuState& before, const CpuState& after) {

@@ -19,6 +19,12 @@ struct CpuState {
     uint64_t uj = 0, range_uj = 0;
   };
   std::map<std::string, Energy> packages;
+  /// CPU seconds since the start of the system: of all processes, and with idle ones; and of this
+  /// process. On a virtual machine time that the host takes counts as busy.
+  struct Times {
+    double busy_s = 0, total_s = 0, own_s = 0;
+  };
+  std::optional<Times> times;
 };
 
 /// `root` is where "sys" and "proc" lie; another one is for tests.
@@ -27,5 +33,8 @@ CpuState read_cpu_state(const std::string& root = "/");
 /// Joules of all packages between two readings less than one round of a counter apart; none if no
 /// package is in both.
 std::optional<double> joules_between(const CpuState& before, const CpuState& after);
+
+/// Between two readings: the share of the cores' time that other processes used, 0 to 1.
+std::optional<double> used_by_others(const CpuState& before, const CpuState& after);
 
 }  // namespace moxie

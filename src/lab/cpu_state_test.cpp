@@ -52,6 +52,23 @@ TEST_F(CpuStateTest, TakesTheClockOfCpuinfoInstead) {
   EXPECT_DOUBLE_EQ(read().clock_mhz, 2200.5);
 }
 
+TEST_F(CpuStateTest, TellsWhatOthersUsed) {
+  write("proc/stat", "cpu  100 0 50 800 50 0 0 0 0 0\ncpu0 1 2 3");
+  CpuState before = read();
+  ASSERT_TRUE(before.times.has_value());
+  // 10 s of two cores: 4 s busy, of which this process had 1 s.
+  write("proc/stat", "cpu  300 0 150 2200 250 50 25 25 0 0");
+  CpuState after = read();
+  before.times->own_s = 2;
+  after.times->own_s = 3;
+  EXPECT_NEAR(used_by_others(before, after).value_or(-1), 0.15, 1e-9);
+  after.times->own_s = 9;
+  EXPECT_EQ(used_by_others(before, after), 0.0);
+  EXPECT_FALSE(used_by_others(before, before).has_value());
+  write("proc/stat", "intr 5");
+  EXPECT_FALSE(read().times.has_value());
+}
+
 TEST_F(CpuStateTest, CountsEnergyOverTheEndOfACounter) {
   const auto write_package = [&](const std::string& number, const std::string& uj) {
     const std::string zone = "sys/class/powercap/intel-rapl:" + number;

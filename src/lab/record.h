@@ -40,7 +40,8 @@ struct Environment {
   std::string huge_pages;  ///< of anonymous memory: "always", "madvise", "never"
   int num_cores = 0;       ///< cores that this process may use
   uint64_t memory_bytes = 0, memory_available_bytes = 0;
-  std::array<double, 3> load_average{};  ///< over 1, 5 and 15 minutes, before the run
+  std::array<double, 3> load_average{};      ///< over 1, 5 and 15 minutes, before the run
+  std::optional<double> cpu_used_by_others;  ///< during the run, a share of all cores' time
   /// Mean over the cores; 0: not told. Virtual machines often tell a constant, or nothing.
   double cpu_clock_mhz_before = 0, cpu_clock_mhz_after = 0;
   std::optional<double> cpu_temperature_celsius;  ///< of the package, after

@@ -97,6 +97,7 @@ Json to_json(const Environment& environment) {
               {"memory_bytes", environment.memory_bytes},
               {"memory_available_bytes", environment.memory_available_bytes},
               {"load_average", environment.load_average},
+              {"cpu_used_by_others", or_null(environment.cpu_used_by_others)},
               {"cpu_clock_mhz", Json::array({known(environment.cpu_clock_mhz_before),
                                              known(environment.cpu_clock_mhz_after)})},
               {"cpu_temperature_celsius", or_null(environment.cpu_temperature_celsius)},

@@ -84,6 +84,7 @@ Environment read_environment(JsonFields fields) {
     std::copy(load.begin(), load.end(), e.load_average.begin());
   else
     fields.refuse("load_average", "expected three numbers");
+  e.cpu_used_by_others = fields.number_or_null("cpu_used_by_others");
   std::tie(e.cpu_clock_mhz_before, e.cpu_clock_mhz_after) =
       before_and_after(fields, "cpu_clock_mhz");
   e.cpu_temperature_celsius = fields.number_or_null("cpu_temperature_celsius");

@@ -19,6 +19,7 @@ void RunWatch::finish(Record* record) const {
   const CpuState after = read_cpu_state();
   environment.cpu_clock_mhz_after = after.clock_mhz;
   environment.cpu_temperature_celsius = after.temperature_celsius;
+  environment.cpu_used_by_others = used_by_others(cpu_, after);
   if (cpu_.throttle_events && after.throttle_events)
     environment.cpu_throttle_events = *after.throttle_events - *cpu_.throttle_events;
   record->memory_peak_bytes = peak_memory_bytes();

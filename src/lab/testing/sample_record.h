@@ -16,6 +16,7 @@ inline Record sample_record() {
   e.cpu = "a CPU";
   e.num_cores = 2;
   e.load_average = {0.5, 0.25, 0.125};
+  e.cpu_used_by_others = 0.0625;
   e.cpu_clock_mhz_before = 2500;
   e.cpu_temperature_celsius = 51;
   e.cpu_throttle_events = 0;
