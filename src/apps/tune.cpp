@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -68,6 +69,16 @@ Json to_json(const TunedPlans& plans) {
           {"rows", std::move(rows)}};
 }
 
+// Whether the same row hands its values over in other forms in less time: of those that no plan has
+// the best is shown.
+bool is_beaten(const TimedRow& timed, const std::vector<TimedRow>& rows) {
+  return std::any_of(rows.begin(), rows.end(), [&](const TimedRow& other) {
+    return other.row.layer == timed.row.layer && other.row.entry == timed.row.entry &&
+           other.row.tile_columns == timed.row.tile_columns &&
+           (other.is_chosen || other.is_planned || other.summary.median < timed.summary.median);
+  });
+}
+
 void print(const TunedPlans& plans, const GptOssConfig& config) {
   fmt::print("{}: {:.0f} us a pass by the plan of predicted times", plans.launch.name(),
              plans.planned_us);
@@ -77,6 +88,7 @@ void print(const TunedPlans& plans, const GptOssConfig& config) {
   else
     fmt::print("; measured times choose the same rows\n");
   for (const TimedRow& timed : plans.rows) {
+    if (!timed.is_chosen && !timed.is_planned && is_beaten(timed, plans.rows)) continue;
     const bool is_layer = timed.row.row.op().name != std::string_view("embed") &&
                           timed.row.row.op().name != std::string_view("unembed");
     fmt::print("  {} {:<44} {:<6} {:>9.1f} us, predicted {:>9.1f} ({:+.0f}%){}{}\n",

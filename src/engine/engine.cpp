@@ -246,17 +246,17 @@ Status Engine::make_memory() {
   rotary_buffer_ = std::move(*rotary);
   model_ = std::make_unique<GptOss>(config, weights_, Rotary{rotary_buffer_.as<float>(), max_len},
                                     *kernels_, options_.sinks, options_.taps);
+  const auto bytes =
+      activation_bytes(config, weights_, kv_dtype_, *kernels_, options_.max_batch_tokens,
+                       options_.max_logit_rows, options_.taps.size());
   auto tuning = find_tuning(options_, tuning_key(options_, device_->properties(), *kernels_, config,
                                                  weights_, kv_dtype_));
   if (!tuning) return fail(std::move(tuning.error()));
   tuning_ = std::move(*tuning);
-  if (tuning_.tuning != nullptr) model_->set_row_costs(row_costs(tuning_.tuning));
+  if (tuning_.tuning != nullptr) model_->set_row_costs(row_costs(tuning_.tuning), bytes.workspace);
   if (auto status = model_->check_rows(kv_dtype_, options_.max_batch_tokens); !status)
     return status;
 
-  const auto bytes =
-      activation_bytes(config, weights_, kv_dtype_, *kernels_, options_.max_batch_tokens,
-                       options_.max_logit_rows, options_.taps.size());
   auto activations = device_->allocate(bytes.total() + 16 * 256);
   if (!activations) return fail(std::move(activations.error()));
   Arena arena(std::move(*activations));

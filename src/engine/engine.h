@@ -182,6 +182,8 @@ class Engine {
   const MemoryPlan& plan() const { return plan_; }
   const EngineOptions& options() const { return options_; }
   DType kv_dtype() const { return kv_dtype_; }
+  /// That rows of a launch may use.
+  uint64_t workspace_bytes() const { return activations_.workspace_bytes; }
   const ModelWeights& weights() const { return weights_; }
   uint64_t weights_bytes() const { return weights_.packed_bytes; }
   double load_seconds() const { return timeline_.ready_s; }

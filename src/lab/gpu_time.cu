@@ -5,7 +5,8 @@
 namespace moxie {
 namespace {
 
-__global__ void hold(int64_t nanoseconds) {
+// Keeps the device busy for so long; with 0 it is a kernel that does nothing.
+__global__ void hold_device(const __grid_constant__ int64_t nanoseconds) {
   const auto now = [] {
     int64_t time = 0;
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(time));
@@ -32,10 +33,10 @@ class Marks final : public GpuMarks {
 
   Status begin(Stream& stream, double hold_us) override {
     num_marks_ = 0;
-    hold<<<1, 1, 0, launch_stream(&stream)>>>(static_cast<int64_t>(1e3 * hold_us));
-    if (auto status = cuda_check(cudaGetLastError(), "hold"); !status) return status;
+    if (auto status = run_for(stream, hold_us); !status) return status;
     return mark(stream);
   }
+  Status nothing(Stream& stream) override { return run_for(stream, 0); }
   Status mark(Stream& stream) override {
     if (num_marks_ == events_.size()) return fail("more rows than marks", "measuring the device");
     return cuda_check(cudaEventRecord(events_[num_marks_++], launch_stream(&stream)), "event");
@@ -56,6 +57,11 @@ class Marks final : public GpuMarks {
   }
 
  private:
+  static Status run_for(Stream& stream, double us) {
+    hold_device<<<1, 1, 0, launch_stream(&stream)>>>(static_cast<int64_t>(1e3 * us));
+    return cuda_check(cudaGetLastError(), "hold_device");
+  }
+
   std::vector<cudaEvent_t> events_;
   size_t num_marks_ = 0;
 };

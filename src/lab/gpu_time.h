@@ -26,6 +26,8 @@ class GpuMarks {
   /// Keeps the device busy for `hold_us`, so that it finds queued what the host gives meanwhile,
   /// and sets the first mark.
   virtual Status begin(Stream& stream, double hold_us) = 0;
+  /// Gives the device a kernel that does nothing.
+  virtual Status nothing(Stream& stream) = 0;
   /// A mark behind all work given so far.
   virtual Status mark(Stream& stream) = 0;
   /// Waits for the last mark. Microseconds from each mark to the next.

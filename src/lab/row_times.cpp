@@ -1,6 +1,9 @@
 #include "lab/row_times.h"
 
+#include <algorithm>
+
 #include "lab/gpu_time.h"
+#include "lab/stats.h"
 
 namespace moxie {
 namespace {
@@ -47,6 +50,22 @@ class GpuRowTimer final : public RowTimer {
   GpuRowTimer(Engine& engine, std::unique_ptr<GpuMarks> marks)
       : engine_(engine), marks_(std::move(marks)) {}
 
+  // What a kernel that does nothing takes between two marks is no part of a row's time: in a graph
+  // rows follow each other without it.
+  Status find_empty_us() {
+    constexpr int kEmpty = 64;
+    Stream& stream = engine_.stream();
+    if (auto status = marks_->begin(stream, kHoldUs); !status) return status;
+    for (int i = 0; i < kEmpty; ++i) {
+      if (auto status = marks_->nothing(stream); !status) return status;
+      if (auto status = marks_->mark(stream); !status) return status;
+    }
+    const auto us = marks_->between_us(stream);
+    if (!us) return fail(us.error());
+    empty_us_ = median(*us);
+    return {};
+  }
+
   Result<std::vector<RowTime>> time(const std::function<Status()>& launch) override {
     std::vector<RowTime> times;
     Status status = marks_->begin(engine_.stream(), kHoldUs);
@@ -63,13 +82,14 @@ class GpuRowTimer final : public RowTimer {
     const auto us = marks_->between_us(engine_.stream());
     if (!us) return fail(us.error());
     CHECK(us->size() == times.size());
-    for (size_t i = 0; i < times.size(); ++i) times[i].us = (*us)[i];
+    for (size_t i = 0; i < times.size(); ++i) times[i].us = std::max(0.0, (*us)[i] - empty_us_);
     return times;
   }
 
  private:
   Engine& engine_;
   std::unique_ptr<GpuMarks> marks_;
+  double empty_us_ = 0;
 };
 
 }  // namespace
@@ -78,7 +98,9 @@ Result<std::unique_ptr<RowTimer>> RowTimer::make(Engine& engine) {
   if (engine.device().kind() == DeviceKind::kCpu) return std::make_unique<CpuRowTimer>(engine);
   auto marks = GpuMarks::create(kMostRows);
   if (!marks) return fail(std::move(marks.error()));
-  return std::make_unique<GpuRowTimer>(engine, std::move(*marks));
+  auto timer = std::make_unique<GpuRowTimer>(engine, std::move(*marks));
+  if (auto status = timer->find_empty_us(); !status) return fail(std::move(status.error()));
+  return timer;
 }
 
 }  // namespace moxie

@@ -326,9 +326,10 @@ double noise_of(const std::vector<double>& us, const std::vector<double>& planne
 Result<TunedPlans> tune_launch(Engine& engine, const TuneLaunch& launch, const TuneOptions& options,
                                const OnTuneProgress& progress) {
   CHECK(engine.model().taps().empty());
-  engine.model().set_row_costs({});
+  engine.model().set_row_costs({}, engine.workspace_bytes());
   auto found = Tuner(engine, launch, options, progress).run();
-  engine.model().set_row_costs({});  // forgets the plans that were measured
+  engine.model().set_row_costs({},
+                               engine.workspace_bytes());  // forgets the plans that were measured
   return found;
 }
 

@@ -71,7 +71,8 @@ TEST(Tune, TimesThePlansRowsAndTheirRivals) {
     // The file's launch gives the plan that was chosen.
     const auto costs = row_costs(std::make_shared<const Tuning>(
         Tuning{.key = {}, .launches = {to_tuned(*found)}}))(found->bracket);
-    const auto plan = engine->model().plan_by(found->bracket, engine->kv_dtype(), {.cost = costs.cost});
+    const auto plan =
+        engine->model().plan_by(found->bracket, engine->kv_dtype(), {.cost = costs.cost});
     ASSERT_TRUE(plan.has_value());
     for (const auto& chain : plan->chains) {
       for (const PlannedRow& row : chain) {

@@ -125,23 +125,19 @@ Result<std::vector<ReferenceText>> reference_texts(const EngineOptions& options,
 }
 
 Result<RoundingResponse> rounding_response(const EngineOptions& options,
-                                           const std::vector<ReferenceText>& texts) {
-  size_t most_tokens = 0;
-  for (const ReferenceText& text : texts) most_tokens = std::max(most_tokens, text.ids.size());
-  auto engine = Engine::load(of_reference(options, "bf16", static_cast<int32_t>(most_tokens)));
+                                           const ReferenceText& text) {
+  const size_t num_ids = text.ids.size();
+  auto engine = Engine::load(of_reference(options, "bf16", static_cast<int32_t>(num_ids)));
   if (!engine) return fail(std::move(engine.error()));
-  LogitsDistance distance;
-  for (const ReferenceText& text : texts) {
-    ReferenceText rounded{.ids = text.ids, .logits = {}};
-    const SeqId seq = (*engine)->kv().add_sequence();
-    Status status;
-    for (size_t at = 0; status && at < text.ids.size(); at += kReferenceChunk)
-      status = add_logits(**engine, seq, at,
-                          std::min<size_t>(kReferenceChunk, text.ids.size() - at), &rounded);
-    (*engine)->kv().free_sequence(seq);
-    if (!status) return fail(std::move(status.error()));
-    add_rows(text, 0, rounded.logits, (*engine)->config().vocab, &distance);
+  ReferenceText rounded{.ids = text.ids, .logits = {}};
+  const SeqId seq = (*engine)->kv().add_sequence();
+  for (size_t at = 0; at < num_ids; at += kReferenceChunk) {
+    const size_t count = std::min<size_t>(kReferenceChunk, num_ids - at);
+    if (auto status = add_logits(**engine, seq, at, count, &rounded); !status)
+      return fail(std::move(status.error()));
   }
+  LogitsDistance distance;
+  add_rows(text, 0, rounded.logits, (*engine)->config().vocab, &distance);
   return RoundingResponse{.eta = rounding_of_cache(DType::kBF16),
                           .median_kl = median(distance.kl),
                           .mean_kl = mean(distance.kl)};

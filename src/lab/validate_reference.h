@@ -38,9 +38,8 @@ struct RoundingResponse {
   double eta = 0;  ///< of the rounding
   double median_kl = 0, mean_kl = 0;
 };
-/// Takes as long as reference_texts() at most.
 Result<RoundingResponse> rounding_response(const EngineOptions& options,
-                                           const std::vector<ReferenceText>& texts);
+                                           const ReferenceText& text);
 
 /// How a subject may differ from the reference.
 struct Tolerance {

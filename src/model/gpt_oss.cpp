@@ -159,8 +159,9 @@ void GptOss::set_tiles(const Bracket& bracket, DType kv_dtype, const MeasuredRow
   }
 }
 
-void GptOss::set_row_costs(RowCosts costs) const {
+void GptOss::set_row_costs(RowCosts costs, uint64_t workspace_bytes) const {
   const std::lock_guard lock(mutex_);
+  workspace_bytes_ = workspace_bytes;
   row_costs_ = std::move(costs);
   plans_.clear();
 }
@@ -178,7 +179,10 @@ std::vector<PlannedRow> GptOss::candidates(const Bracket& bracket, DType kv_dtyp
     for (const gemm::GroupedTile& tile : gemm::kGroupedTiles) {
       shadow.pass.tile_columns = tile.columns;
       for (PlannedRow& row : rows_for_plan(shadow.pass, kernels_, l)) {
-        if (!row.row.takes_tile) continue;
+        if (!row.row.takes_tile || &row.row.op() != &Op<ExpertsParams>::info) continue;
+        const auto& experts = *static_cast<const Row<ExpertsParams>*>(row.entry);
+        const uint64_t need = experts.workspace(shadow.pass.params<ExpertsParams>(l, row.forms));
+        if (need > workspace_bytes_) continue;
         row.tile_columns = tile.columns;
         rows.push_back(row);
       }

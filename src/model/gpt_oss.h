@@ -79,7 +79,9 @@ class GptOss {
   /// Costs that decide all plans from now on; null: none do. Plans that were made are forgotten.
   /// Where no chain of rows has finite costs, predicted times decide, with a warning. Only while
   /// nothing runs. Without effect with --batch-invariant.
-  void set_row_costs(RowCosts costs) const;
+  /// `workspace_bytes`: of the activations that launches will have; tiles that need more are left
+  /// out.
+  void set_row_costs(RowCosts costs, uint64_t workspace_bytes = UINT64_MAX) const;
   /// A plan by other costs, which is not kept.
   Result<PassPlan> plan_by(const Bracket& bracket, DType kv_dtype, const PlanChoice& choice) const;
   /// Every row that may run in layer `l` of such launches, before the layers or behind them; last
@@ -117,6 +119,7 @@ class GptOss {
   mutable std::mutex mutex_;
   mutable std::map<std::pair<Bracket, DType>, std::unique_ptr<const PassPlan>> plans_;
   mutable RowCosts row_costs_;
+  mutable uint64_t workspace_bytes_ = UINT64_MAX;
 };
 
 /// The least bytes and operations of one forward pass (roofline), by step; sample, which is not
