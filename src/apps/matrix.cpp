@@ -268,6 +268,8 @@ int run(MatrixFlags& o, const Flags& flags, const std::vector<Command>& commands
   const std::string self = fs::read_symlink("/proc/self/exe", error).string();
   if (error)
     return report({"this program's path cannot be read", "/proc/self/exe", error.message()});
+  if (!o.records.empty()) fs::create_directories(o.records, error);
+  if (error) return report({"the folder cannot be made", o.records, error.message()});
   forget_variables();
   MatrixOptions options{
       .switches = *switches,
@@ -326,7 +328,7 @@ Command matrix_command(const std::vector<Command>* commands) {
             flags.toggle("--resume", &o->resume,
                          "take over the cells that --record FILE has, if commit, device, model and "
                          "switches are the same");
-            flags.text("--records", &o->records, "folder for a record of each cell");
+            flags.text("--records", &o->records, "folder for a record of each cell; made if it is not there");
             flags.text("--against-records", &o->against,
                        "folder that --records wrote: level 5 compares each cell with its record");
             flags.integer("--timeout", &o->timeout_s, {1, 1 << 20}, "seconds a cell may take");

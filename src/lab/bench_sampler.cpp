@@ -28,6 +28,13 @@ std::string tile_of(Engine& engine, const BenchTest& test) {
   const GptOssConfig& c = engine.config();
   const int32_t tokens =
       test.n_prompt > 0 ? std::min(test.n_prompt, engine.options().max_batch_tokens) : test.streams;
+  const int32_t seqs = test.n_prompt > 0 ? 1 : test.streams;
+  if (const auto plan =
+          engine.model().plan_for(bracket_of(tokens, seqs, seqs), engine.kv_dtype())) {
+    for (const auto& chain : (*plan)->chains)
+      for (const PlannedRow& row : chain)
+        if (row.tile_columns != 0) return gemm::tile_name(row.tile_columns) + ", as tuned";
+  }
   const auto choice = gemm::choose_tile(gemm::mean_pairs(tokens, c.top_k, c.num_experts),
                                         engine.kernels().choice().batch_invariant());
   return gemm::tile_name(choice.columns) + ", " + choice.reason;
