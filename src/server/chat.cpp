@@ -81,9 +81,7 @@ class ChatStream final : public ReplyWriter {
     num_tokens_.resize(answer_.n);
   }
 
-  void begin() {
-    exchange_->begin_stream({});
-  }
+  void begin() { exchange_->begin_stream({}); }
 
   void on_token(size_t choice, int32_t id) override {
     if (num_tokens_[choice]++ == 0) send_role(choice);
