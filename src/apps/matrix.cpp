@@ -328,7 +328,8 @@ Command matrix_command(const std::vector<Command>* commands) {
             flags.toggle("--resume", &o->resume,
                          "take over the cells that --record FILE has, if commit, device, model and "
                          "switches are the same");
-            flags.text("--records", &o->records, "folder for a record of each cell; made if it is not there");
+            flags.text("--records", &o->records,
+                       "folder for a record of each cell; made if it is not there");
             flags.text("--against-records", &o->against,
                        "folder that --records wrote: level 5 compares each cell with its record");
             flags.integer("--timeout", &o->timeout_s, {1, 1 << 20}, "seconds a cell may take");

@@ -1,4 +1,6 @@
 // The CPU device: anonymous pages (huge where granted), a thread pool of its own or another's.
+#include "core/device_cpu.h"
+
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -9,7 +11,6 @@
 #include <utility>
 
 #include "core/cpu_name.h"
-#include "core/device_cpu.h"
 #include "core/threads.h"
 
 namespace moxie {

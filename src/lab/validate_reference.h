@@ -38,8 +38,7 @@ struct RoundingResponse {
   double eta = 0;  ///< of the rounding
   double median_kl = 0, mean_kl = 0;
 };
-Result<RoundingResponse> rounding_response(const EngineOptions& options,
-                                           const ReferenceText& text);
+Result<RoundingResponse> rounding_response(const EngineOptions& options, const ReferenceText& text);
 
 /// How a subject may differ from the reference.
 struct Tolerance {
