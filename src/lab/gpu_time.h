@@ -27,7 +27,7 @@ class GpuMarks {
   /// and sets the first mark.
   virtual Status begin(Stream& stream, double hold_us) = 0;
   /// Gives the device a kernel that does nothing.
-  virtual Status nothing(Stream& stream) = 0;
+  virtual void nothing(Stream& stream) = 0;
   /// A mark behind all work given so far.
   virtual Status mark(Stream& stream) = 0;
   /// Waits for the last mark. Microseconds from each mark to the next.
