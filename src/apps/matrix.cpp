@@ -15,11 +15,11 @@
 #include "apps/shown_device.h"
 #include "apps/switches.h"
 #include "core/child_process.h"
+#include "core/whole_file.h"
 #include "lab/matrix_output.h"
 #include "lab/record.h"
 #include "lab/record_read.h"
 #include "lab/stats.h"
-#include "lab/whole_file.h"
 
 extern char** environ;
 

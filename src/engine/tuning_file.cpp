@@ -1,16 +1,15 @@
 #include "engine/tuning_file.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "core/whole_file.h"
 #include "text/harmony_json.h"
 
 namespace moxie {
@@ -253,15 +252,7 @@ Status write_tunings(const std::string& path, const std::vector<Tuning>& tunings
   std::error_code error;
   const std::filesystem::path folder = std::filesystem::path(path).parent_path();
   if (!folder.empty()) std::filesystem::create_directories(folder, error);
-  const std::string partial = path + "." + std::to_string(::getpid()) + ".partial";
-  std::ofstream file(partial, std::ios::binary);
-  file << tunings_text(tunings);
-  file.close();
-  if (!file || std::rename(partial.c_str(), path.c_str()) != 0) {
-    std::remove(partial.c_str());
-    return fail("cannot be written", path, "may this user write there, and is there room?");
-  }
-  return {};
+  return write_whole_file(path, tunings_text(tunings), "tuning");
 }
 
 void replace_tuning(std::vector<Tuning>* tunings, Tuning tuning) {

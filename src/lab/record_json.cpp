@@ -1,9 +1,9 @@
 // A record as JSON. The names are public: more may be added, none renamed.
 #include <nlohmann/json.hpp>
 
+#include "core/whole_file.h"
 #include "lab/record.h"
 #include "lab/stats.h"
-#include "lab/whole_file.h"
 
 namespace moxie {
 namespace {

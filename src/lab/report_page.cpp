@@ -8,8 +8,8 @@
 #include <nlohmann/json.hpp>
 
 #include "core/base.h"
+#include "core/whole_file.h"
 #include "lab/report_svg.h"
-#include "lab/whole_file.h"
 
 namespace moxie {
 namespace {
@@ -172,7 +172,7 @@ void add_conditions(Page* page, const Json& record) {
     for (const auto& [key, value] : found->items()) {
       if (value.is_object()) {
         for (const auto& [inner, one] : value.items()) {
-          facts.rows.push_back({part, key + " " + inner, value_text(one)});
+          facts.rows.push_back({part, fmt::format("{} {}", key, inner), value_text(one)});
         }
         continue;
       }
@@ -184,16 +184,16 @@ void add_conditions(Page* page, const Json& record) {
   }
   page->table(facts);
   page->subheading("Switches");
-  Page::Table switches{.head = {"switch", "value", "source"}};
+  Page::Table switches{.head = {"switch", "value", "source"}}, defaults;
   const auto configuration = record.find("configuration");
   if (configuration != record.end() && configuration->is_object()) {
     for (const auto& [name, setting] : configuration->items()) {
-      switches.rows.push_back({name, value_text(setting.value("value", Json())),
-                               value_text(setting.value("source", Json()))});
+      const std::string source = value_text(setting.value("source", Json()));
+      (source != "default" ? switches : defaults)
+          .rows.push_back({name, value_text(setting.value("value", Json())), source});
     }
   }
-  std::stable_partition(switches.rows.begin(), switches.rows.end(),
-                        [](const auto& row) { return row[2] != "default"; });
+  switches.rows.insert(switches.rows.end(), defaults.rows.begin(), defaults.rows.end());
   page->table(switches);
 }
 

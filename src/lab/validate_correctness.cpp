@@ -120,10 +120,10 @@ void check_distance(Validation& run, const std::string& name, const LogitsDistan
                  "nats; with experts that rounding may swap");
   const double difference = distance.nll_difference();
   run.check({.name = "perplexity, " + name,
-             .passed = difference <= tolerance.nll,
+             .passed = difference <= tolerance.nll(),
              .value = fmt::format("{:.6g} against {:.6g}", distance.perplexity(),
                                   distance.reference_perplexity()),
-             .bar = fmt::format("logarithms differ by at most {:.3g}", tolerance.nll)});
+             .bar = fmt::format("logarithms differ by at most {:.3g}", tolerance.nll())});
 }
 
 struct NamedDistance {
@@ -263,7 +263,7 @@ Status run_correctness(Validation& run) {
   const auto tolerance = check_logits(run, *texts);
   if (!tolerance) return fail(tolerance.error());
   if (auto status = check_draws(run, texts->front()); !status) return status;
-  return check_tokens(run, tolerance->logprob);
+  return check_tokens(run, tolerance->logprob());
 }
 
 }  // namespace moxie

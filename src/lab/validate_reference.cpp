@@ -143,10 +143,8 @@ Result<RoundingResponse> rounding_response(const EngineOptions& options,
                           .mean_kl = mean(distance.kl)};
 }
 
-void Tolerance::derive() {
-  nll = std::sqrt(2 * mean_kl);
-  logprob = 4 * std::sqrt(2 * median_kl);
-}
+double Tolerance::nll() const { return std::sqrt(2 * mean_kl); }
+double Tolerance::logprob() const { return 4 * std::sqrt(2 * median_kl); }
 
 void Tolerance::allow_for(const RoundingResponse& response) {
   constexpr double kSafety = 4;  // twice the distance
@@ -156,7 +154,6 @@ void Tolerance::allow_for(const RoundingResponse& response) {
   because += fmt::format(
       "; the reference itself moves by {:.3g} (mean {:.3g}) when its cache alone is BF16",
       response.median_kl, response.mean_kl);
-  derive();
 }
 
 Tolerance tolerance_of(const Engine& subject, const std::vector<std::string>& rows,
@@ -205,13 +202,12 @@ Tolerance tolerance_of(const Engine& subject, const std::vector<std::string>& ro
   tolerance.mean_kl = of_rounding + of_swaps;
   tolerance.median_kl = of_rounding + 2 * of_swaps / num_ids;
   tolerance.unrelated_kl = of_logits;
-  tolerance.derive();
   return tolerance;
 }
 
 bool LogitsDistance::is_within(const Tolerance& tolerance) const {
   return num_not_finite == 0 && median(kl) <= tolerance.median_kl &&
-         mean(kl) <= tolerance.mean_kl && nll_difference() <= tolerance.nll;
+         mean(kl) <= tolerance.mean_kl && nll_difference() <= tolerance.nll();
 }
 
 double LogitsDistance::nll_difference() const {

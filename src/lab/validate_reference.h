@@ -45,19 +45,14 @@ struct Tolerance {
   double eta = 0;           ///< relative error of one update
   double median_kl = 0;     ///< of the rows, nats
   double mean_kl = 0;       ///< nats
-  double nll = 0;           ///< of the mean negative log-likelihood, nats
-  double logprob = 0;       ///< of one log-probability
   double unrelated_kl = 0;  ///< of rows that have nothing in common but their variance
   std::string because;      ///< the formats that decide eta
 
+  double nll() const;      ///< of the mean negative log-likelihood, nats
+  double logprob() const;  ///< of one log-probability
   /// Raises the bars to what the model was measured to make of a rounding, scaled to this eta, but
   /// to no more than a quarter of unrelated_kl.
   void allow_for(const RoundingResponse& response);
-
- private:
-  void derive();
-  friend Tolerance tolerance_of(const Engine&, const std::vector<std::string>&,
-                                const std::vector<ReferenceText>&);
 };
 /// `rows`: names of the rows that ran.
 Tolerance tolerance_of(const Engine& subject, const std::vector<std::string>& rows,

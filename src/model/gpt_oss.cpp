@@ -188,7 +188,6 @@ std::vector<PlannedRow> GptOss::candidates(const Bracket& bracket, DType kv_dtyp
       }
     }
   }
-  for (PlannedRow& row : rows) row.layer = l;
   return rows;
 }
 

@@ -1,5 +1,5 @@
 // Writes beside the path and renames, which is one act for those who look.
-#include "lab/whole_file.h"
+#include "core/whole_file.h"
 
 #include <unistd.h>
 
