@@ -156,6 +156,19 @@ void doubt_beside_load(const Record& a, const Record& b, Difference* difference)
                   100 * others(a), 100 * others(b));
 }
 
+}  // namespace
+
+std::string SeriesDifference::verdict() const {
+  if (is_exact && difference.verdict == SpeedVerdict::kFaster) return "better";
+  if (is_exact && difference.verdict == SpeedVerdict::kSlower) return "worse";
+  return verdict_name(difference.verdict);
+}
+
+bool Comparison::has_regression() const {
+  return std::any_of(series.begin(), series.end(),
+                     [](const SeriesDifference& one) { return one.difference.is_regression(); });
+}
+
 SeriesDifference difference_of(const Record& a, const Record& b, const Series& of_a,
                                const Series& of_b) {
   SeriesDifference one{
@@ -170,19 +183,6 @@ SeriesDifference difference_of(const Record& a, const Record& b, const Series& o
                                              limit_shift(a, b, of_a, of_b));
   if (!one.is_exact) doubt_beside_load(a, b, &one.difference);
   return one;
-}
-
-}  // namespace
-
-std::string SeriesDifference::verdict() const {
-  if (is_exact && difference.verdict == SpeedVerdict::kFaster) return "better";
-  if (is_exact && difference.verdict == SpeedVerdict::kSlower) return "worse";
-  return verdict_name(difference.verdict);
-}
-
-bool Comparison::has_regression() const {
-  return std::any_of(series.begin(), series.end(),
-                     [](const SeriesDifference& one) { return one.difference.is_regression(); });
 }
 
 std::vector<ChangedCondition> changed_conditions(const Record& a, const Record& b) {

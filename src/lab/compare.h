@@ -39,6 +39,10 @@ struct Comparison {
 Result<Comparison> compare_records(const Record& a, const Record& b, const std::string& name_a,
                                    const std::string& name_b);
 
+/// One series of two records: `of_a` is of `a`, and `of_b` of `b`, with one unit and workload.
+SeriesDifference difference_of(const Record& a, const Record& b, const Series& of_a,
+                               const Series& of_b);
+
 /// The two sides of a record of `bench --vs`, whose samples were taken in turn, judged in pairs.
 /// Fails if the record says of itself that it is invalid, or has no sides. The name stands in
 /// faults.

@@ -18,6 +18,7 @@
 #include "engine/service.h"
 #include "engine/step_runner.h"
 #include "lab/bench.h"
+#include "lab/cpu_state.h"
 #include "lab/machine_gpu.h"
 #include "lab/record.h"
 
@@ -110,6 +111,7 @@ struct ValidateSeams {
   std::function<Result<MachineLimits>(Device&)> limits = [](Device& device) {
     return device.kind() == DeviceKind::kCuda ? measure_gpu(device) : measure_machine(device);
   };
+  std::function<CpuState()> cpu_state = [] { return read_cpu_state(); };
   std::function<MemoryInUse()> memory = memory_in_use;
   std::function<uint64_t()> peak_memory_bytes = moxie::peak_memory_bytes;
   /// A request that has had no news for so long is lost.

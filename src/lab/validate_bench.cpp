@@ -9,6 +9,7 @@
 #include "lab/stats.h"
 #include "lab/validate_requests.h"
 #include "lab/validate_run.h"
+#include "lab/verdict.h"
 
 namespace moxie {
 namespace {
@@ -17,9 +18,11 @@ namespace {
 struct Pace {
   double prompt = 0, generate = 0;
 
+  double repetition_s(const BenchTest& test) const {
+    return test.n_prompt / prompt + test.n_gen / generate;
+  }
   double seconds_of(const BenchTest& test, int32_t repetitions) const {
-    const double runs = repetitions + 1;  // and the warm-up
-    return test.depth / prompt + runs * test.n_prompt / prompt + runs * test.n_gen / generate;
+    return test.depth / prompt + (repetitions + 1) * repetition_s(test);  // and the warm-up
   }
 };
 
@@ -46,6 +49,12 @@ LaunchList launches_of(const BenchTest& test, int32_t repetitions, int32_t batch
     for (int32_t n = 0; n < test.n_gen; ++n) note_launch(1, 1, 1, &list);
   }
   return list;
+}
+
+// As many as let level 5 give a verdict; more of short tests, whose noise is greater.
+int32_t num_repetitions(double repetition_s, double wanted_s) {
+  constexpr double kLeast = kLeastSamples, kMost = 20;
+  return static_cast<int32_t>(std::clamp(wanted_s / repetition_s, kLeast, kMost));
 }
 
 struct Speeds {
@@ -86,21 +95,26 @@ Status run_test(Validation& run, const BenchTest& test, const MachineLimits& lim
   }
   run.say(fmt::format("    {:<16} {:>10.2f} tok/s, MAD {:.1f}%", test.name(), summary.median,
                       100 * summary.mad / summary.median));
-  run.figure({test.name(), "tok/s", samples, result->bytes_per_token, result->flops_per_token,
-              result->share_of_limit});
+  run.figure({.name = test.name(),
+              .unit = "tok/s",
+              .samples = samples,
+              .bytes = result->bytes_per_token,
+              .operations = result->flops_per_token,
+              .share_of_limit = result->share_of_limit,
+              .limit_gb_s = result->read_gb_s});
   return {};
 }
 
 Status run_speeds(Validation& run, const MachineLimits& limits) {
-  const bool is_quick = run.options().quick;
-  const int32_t repetitions = is_quick ? 3 : 5;
   const double most_s = run.limit_s(60, 10), most_in_all_s = run.limit_s(240, 60);
+  const double wanted_s = run.limit_s(4, 1);
   const auto start = Clock::now();
   const int32_t context = run.engine().plan().max_model_len;
   auto pace = probe(run, limits);
   if (!pace) return fail(std::move(pace.error()));
   Speeds speeds;
   for (const BenchTest& test : bench_tests({512, 2048, 8192}, {32, 128}, {0, 2048, 8192}, {1})) {
+    const int32_t repetitions = num_repetitions(pace->repetition_s(test), wanted_s);
     if (test.context() + 1 > context) {
       run.omit(test.name(), fmt::format("the context has {} tokens", context));
     } else if (const double s = pace->seconds_of(test, repetitions); s > most_s) {
@@ -117,7 +131,7 @@ Status run_speeds(Validation& run, const MachineLimits& limits) {
                 ? fmt::format("{} without a speed: {}", speeds.num_bad, speeds.bad_name)
                 : fmt::format("{} tests; noisiest {}: MAD {:.1f}% of the median", speeds.num_tests,
                               speeds.noisiest_name, 100 * speeds.noisiest),
-            fmt::format("each with {} speeds above 0", repetitions));
+            "every repetition has a speed above 0");
   run.check("rows of these launches", speeds.path_fault.empty(),
             speeds.path_fault.empty() ? "as planned" : speeds.path_fault,
             "for every row as many launches as its plans have");
@@ -214,10 +228,12 @@ Status run_latencies(Validation& run, int32_t concurrency, const Pace& pace) {
 Status run_benchmark(Validation& run) {
   run.start_path();
   Device& device = run.engine().device();
+  const CpuState before = run.seams().cpu_state();
   const auto limits = run.seams().limits(device);
   if (!limits) return fail(limits.error());
   run.report().machine = *limits;
   if (auto status = run_speeds(run, *limits); !status) return status;
+  run.report().environment.cpu_used_by_others = used_by_others(before, run.seams().cpu_state());
   auto pace = probe(run, *limits);
   if (!pace) return fail(std::move(pace.error()));
   for (const int32_t concurrency : {1, kValidateStreams})

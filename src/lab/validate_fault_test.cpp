@@ -240,10 +240,13 @@ class RegressionTest : public ValidateTest {
   static ValidateOptions measured(const Measured& m) {
     ValidateOptions o = options(Level::kRegression);
     o.seams.peak_memory_bytes = [m] { return m.memory_bytes; };
+    o.seams.cpu_state = [] { return CpuState(); };
+    o.seams.limits = [](Device&) { return MachineLimits{.num_threads = 2, .read_gb_s = 20}; };
     o.seams.run_bench = [m](Engine& engine, const BenchTest& test, int32_t repetitions,
                             const MachineLimits& limits) {
       auto result = run_bench(engine, test, repetitions, limits);
       if (!result) return result;
+      result->read_gb_s.clear();
       const double noise[] = {0.996, 1.004, 1, 0.998, 1.001};
       for (size_t i = 0; i < result->tok_s.size(); ++i)
         result->tok_s[i] = 1000 * m.factor * noise[i % std::size(noise)];

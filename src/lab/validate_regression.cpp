@@ -1,62 +1,42 @@
-// Level 5: medians are drawn again and again for their interval.
+// Level 5: what two runs cannot tell is omitted, and said.
 #include "lab/validate_regression.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
-#include <random>
 
 #include "core/bytes.h"
 #include "lab/record_read.h"
-#include "lab/stats.h"
 #include "lab/validate_run.h"
 
 namespace moxie {
 namespace {
 
-constexpr int kNumDraws = 2000;
-
-// The median of as many samples, drawn with replacement.
-double drawn_median(const std::vector<double>& samples, std::mt19937_64* random,
-                    std::vector<double>* scratch) {
-  scratch->clear();
-  for (size_t i = 0; i < samples.size(); ++i)
-    scratch->push_back(samples[(*random)() % samples.size()]);
-  return median(*scratch);
-}
-
-double change_of(double before, double now) { return now / before - 1; }
-
-bool is_usable(const Series& series) {
-  return !series.samples.empty() && std::ranges::all_of(series.samples, [](double sample) {
-    return std::isfinite(sample) && sample > 0;
-  });
+void check_speed(Validation& run, const SeriesDifference& one) {
+  const Difference& d = one.difference;
+  const std::string value = fmt::format(
+      "{}: {:+.1f}% ({:+.1f}% to {:+.1f}%), {:.4g} {} against {:.4g}", one.verdict(),
+      100 * d.relative, 100 * d.low, 100 * d.high, one.median_b, one.unit, one.median_a);
+  if (d.verdict == SpeedVerdict::kUnclear)
+    return run.omit(one.name, fmt::format("{}; {}", value, d.because));
+  run.check({.name = one.name,
+             .passed = !d.is_regression(),
+             .value = value,
+             .bar = fmt::format("not {:.0f}% slower", 100 * kRegression)});
 }
 
 }  // namespace
 
-std::vector<FigureChange> figure_changes(const std::vector<Series>& before,
-                                         const std::vector<Series>& now) {
-  std::vector<FigureChange> changes;
-  for (const Series& b : before) {
-    const auto n = std::ranges::find_if(
-        now, [&](const Series& series) { return series.name == b.name && series.unit == b.unit; });
-    if (n == now.end() || b.unit != "tok/s" || !is_usable(b) || !is_usable(*n)) continue;
-    FigureChange change{
-        .name = b.name, .unit = b.unit, .before = median(b.samples), .now = median(n->samples)};
-    change.change = change_of(change.before, change.now);
-    std::mt19937_64 random(1);
-    std::vector<double> scratch, drawn;
-    for (int i = 0; i < kNumDraws; ++i) {
-      const double drawn_before = drawn_median(b.samples, &random, &scratch);
-      drawn.push_back(change_of(drawn_before, drawn_median(n->samples, &random, &scratch)));
-    }
-    change.low = percentile(drawn, 0.025);
-    change.high = percentile(drawn, 0.975);
-    changes.push_back(std::move(change));
+std::vector<SeriesDifference> speed_differences(const Record& before, const Record& now) {
+  std::vector<SeriesDifference> differences;
+  for (const Series& b : before.results) {
+    const auto n = std::ranges::find_if(now.results, [&](const Series& series) {
+      return series.name == b.name && series.unit == b.unit;
+    });
+    if (n == now.results.end() || b.unit != "tok/s") continue;
+    differences.push_back(difference_of(before, now, b, *n));
   }
-  return changes;
+  return differences;
 }
 
 Status run_regression(Validation& run) {
@@ -71,19 +51,15 @@ Status run_regression(Validation& run) {
   run.check("the record is valid", before->valid != false,
             before->valid == false ? before->invalid_because.front() : "not invalid",
             "its kernels were proven");
-  const ValidateLevelReport* const bench = report.find(ValidateLevel::kBenchmark);
-  CHECK(bench != nullptr);
-  const auto changes = figure_changes(before->results, bench->figures);
-  run.check("figures in common", !changes.empty(), fmt::format("{}", changes.size()),
+  const auto differences = speed_differences(*before, record_of(report, {}));
+  const auto num_unclear = std::ranges::count(
+      differences, SpeedVerdict::kUnclear,
+      [](const SeriesDifference& one) { return one.difference.verdict; });
+  run.check("figures in common", !differences.empty(),
+            fmt::format("{}, of which {} cannot be told apart from noise", differences.size(),
+                        num_unclear),
             "at least one with the same name and unit");
-  for (const FigureChange& c : changes) {
-    run.check(
-        {.name = c.name,
-         .passed = !c.is_regression(),
-         .value = fmt::format("{:+.1f}% ({:+.1f}% to {:+.1f}%): {:.4g} {} against {:.4g}",
-                              100 * c.change, 100 * c.low, 100 * c.high, c.now, c.unit, c.before),
-         .bar = fmt::format("not {:.0f}% slower, with an interval below 0", 100 * kRegression)});
-  }
+  for (const SeriesDifference& one : differences) check_speed(run, one);
   if (!run.options().url.empty()) {
     run.omit("peak of memory", "a server's is not told");
     return {};

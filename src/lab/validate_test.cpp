@@ -112,29 +112,27 @@ TEST(Difference, NamesRowsThatAreMissingAddedOrCountedOtherwise) {
   EXPECT_EQ(difference(planned, more, true), "");
 }
 
-TEST(FigureChanges, ComparesSpeedsOfTheSameName) {
-  const std::vector<Series> before = {{"tg32", "tok/s", {100, 101, 99, 100, 100}},
-                                      {"ttft", "ms", {1, 1, 1}},
-                                      {"pp512", "tok/s", {10, 10, 10}}};
-  const std::vector<Series> now = {{"tg32", "tok/s", {95, 95.5, 94.5, 95, 95}},
-                                   {"ttft", "ms", {2, 2, 2}},
-                                   {"pp2048", "tok/s", {10, 10, 10}}};
-  const auto changes = figure_changes(before, now);
-  ASSERT_EQ(changes.size(), 1u);
-  EXPECT_EQ(changes[0].name, "tg32");
-  EXPECT_NEAR(changes[0].change, -0.05, 1e-12);
-  EXPECT_LE(changes[0].low, changes[0].change);
-  EXPECT_GE(changes[0].high, changes[0].change);
-  EXPECT_TRUE(changes[0].is_regression());
+TEST(SpeedDifferences, AreOfSpeedsOfTheSameName) {
+  const Record before{.results = {{"tg32", "tok/s", {100, 101, 99, 100, 100}},
+                                  {"ttft", "ms", {1, 1, 1}},
+                                  {"pp512", "tok/s", {10, 10, 10}}}};
+  const Record now{.results = {{"tg32", "tok/s", {95, 95.5, 94.5, 95, 95}},
+                               {"ttft", "ms", {2, 2, 2}},
+                               {"pp2048", "tok/s", {10, 10, 10}}}};
+  const auto differences = speed_differences(before, now);
+  ASSERT_EQ(differences.size(), 1u);
+  EXPECT_EQ(differences[0].name, "tg32");
+  EXPECT_NEAR(differences[0].difference.relative, -0.05, 1e-12);
+  EXPECT_TRUE(differences[0].difference.is_regression());
 }
 
-TEST(FigureChanges, DoNotTakeNoiseForARegression) {
-  const std::vector<Series> before = {{"tg32", "tok/s", {100, 120, 80, 105, 92}}};
-  const std::vector<Series> now = {{"tg32", "tok/s", {95, 118, 78, 101, 90}}};
-  const auto changes = figure_changes(before, now);
-  ASSERT_EQ(changes.size(), 1u);
-  EXPECT_LT(changes[0].change, -0.03);
-  EXPECT_FALSE(changes[0].is_regression());
+TEST(SpeedDifferences, DoNotTakeNoiseForARegression) {
+  const Record before{.results = {{"tg32", "tok/s", {100, 120, 80, 105, 92}}}};
+  const Record now{.results = {{"tg32", "tok/s", {95, 118, 78, 101, 90}}}};
+  const auto differences = speed_differences(before, now);
+  ASSERT_EQ(differences.size(), 1u);
+  EXPECT_LT(differences[0].difference.relative, -0.03);
+  EXPECT_EQ(differences[0].difference.verdict, SpeedVerdict::kUnclear);
 }
 
 TEST(MemoryInUse, SeesWhatIsHeld) {
