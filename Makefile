@@ -7,6 +7,11 @@ SHELL := /bin/bash
 JOBS ?= $(shell nproc)
 PROMPT ?=
 PRESET ?= package-static
+# GPU code: for this machine's GPUs, or else one portable and one of Hopper's; a release has all.
+ARCHS ?= $(shell tools/gpu/archs.sh)
+ALL_ARCHS := 80,90a,100a,120f
+comma := ,
+cmake_archs = -DMOXIE_CUDA_ARCHS="$(subst $(comma),;,$(1))"
 # As typed: dollar signs and quotes reach the program untouched by make and by the shell.
 export DEMO_PROMPT = $(value PROMPT)
 
@@ -38,9 +43,10 @@ format: ## rewrite the sources in the house format
 	@tools/setup.sh check
 	@tools/check.sh --fix-format
 
-gpu: ## the static build with CUDA: build/gpu/moxie and build/gpu/moxie_gpu_tests
+gpu: ARCHS = $(ALL_ARCHS)
+gpu: ## the static build with CUDA: build/gpu/moxie and build/gpu/moxie_gpu_tests; ARCHS=80,90a
 	@tools/setup.sh build test gpu
-	@PATH="$$PATH:/usr/local/cuda/bin" cmake --preset gpu --log-level=NOTICE >/dev/null
+	@PATH="$$PATH:/usr/local/cuda/bin" cmake --preset gpu $(call cmake_archs,$(ARCHS)) --log-level=NOTICE >/dev/null
 	@PATH="$$PATH:/usr/local/cuda/bin" cmake --build build/gpu -j $(JOBS) --target moxie moxie_gpu_tests
 
 package: ## a .deb and a Python wheel in build/package; PRESET=gpu: with CUDA
@@ -53,6 +59,6 @@ clean: ## remove everything built
 # The release folder serves run, build, test and serve, so that nothing is built twice.
 configure-release:
 	@tools/setup.sh build test
-	@PATH="$$PATH:/usr/local/cuda/bin" cmake --preset release --log-level=NOTICE >/dev/null
+	@PATH="$$PATH:/usr/local/cuda/bin" cmake --preset release $(call cmake_archs,$(ARCHS)) --log-level=NOTICE >/dev/null
 
 .PHONY: help run build test serve check arm format gpu package clean configure-release

@@ -2,17 +2,23 @@
 #
 # CMake 3.25 knows neither CUDA C++20 nor architectures with a letter, so that both are given as
 # flags: MOXIE_CUDA_FLAGS holds the standard, MOXIE_CUDA_CODE one -gencode an architecture, and
-# CMAKE_CUDA_ARCHITECTURES is off. Real code only: a device outside the list is refused at run
-# time with the reason, never served by code compiled at start.
+# CMAKE_CUDA_ARCHITECTURES is off. Real code only, unless N-virtual asks for intermediate code: a
+# device outside the list is refused at run time with the reason, never served by code compiled at
+# start.
 
-# sm_90a: H100, H200, GH200. sm_100a: B200, GB200. sm_120f: RTX Blackwell and GB10.
-# Kept in step with kCodeFor in src/core/device_cuda.cpp.
-set(MOXIE_CUDA_ARCHS 90a 100a 120f CACHE STRING "Architectures to compile for; one is quicker")
+# sm_80: A100, and RTX 30 and 40, A10, L4, L40S. sm_90a: H100, H200, GH200. sm_100a: B200, GB200.
+# sm_120f: RTX Blackwell and GB10.
+set(MOXIE_CUDA_ARCHS 80 90a 100a 120f CACHE STRING "Architectures to compile for; one is quicker")
 set(MOXIE_CUDA_FLAGS -std=c++20 --threads=2 -Werror=all-warnings
     -Xcompiler=-Wall -Xcompiler=-Wextra -Xcompiler=-Werror)
 set(MOXIE_CUDA_CODE "")
 foreach(arch IN LISTS MOXIE_CUDA_ARCHS)
-  list(APPEND MOXIE_CUDA_CODE "SHELL:-gencode arch=compute_${arch},code=sm_${arch}")
+  if(arch MATCHES "^([0-9]+)-virtual$")
+    list(APPEND MOXIE_CUDA_CODE
+         "SHELL:-gencode arch=compute_${CMAKE_MATCH_1},code=compute_${CMAKE_MATCH_1}")
+  else()
+    list(APPEND MOXIE_CUDA_CODE "SHELL:-gencode arch=compute_${arch},code=sm_${arch}")
+  endif()
 endforeach()
 
 set(MOXIE_HAS_CUDA 0)

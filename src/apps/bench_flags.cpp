@@ -95,6 +95,8 @@ void print_limits(const MachineLimits& limits) {
   if (!limits.gpu.empty()) {
     fmt::print("{}: read {:.1f} GB/s", limits.gpu, limits.read_gb_s);
     if (limits.bf16.rate > 0) fmt::print(", bf16 {:.0f} GFLOP/s", limits.bf16.rate);
+    if (limits.bf16_mma_gflops > 0 && limits.bf16_mma_gflops < limits.bf16.rate)
+      fmt::print(" ({:.0f} by mma.sync)", limits.bf16_mma_gflops);
     if (limits.fp8.rate > 0) fmt::print(", fp8 {:.0f}", limits.fp8.rate);
     fmt::print("\n\n");
     return;

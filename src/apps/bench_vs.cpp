@@ -2,7 +2,6 @@
 // moves both.
 #include <fmt/format.h>
 
-#include <memory>
 #include <nlohmann/json.hpp>
 
 #include "apps/bench_commands.h"
@@ -39,30 +38,19 @@ Series series_of(const BenchResult& result, const std::string& name, const Recor
           .workload = workload_of(result.test, record)};
 }
 
-// Both engines on the same threads, if as many are asked for: beside other load the kernel places
-// the workers of two pools unlike, and slows one engine by that for as long as the load lasts.
-Status share_threads(const BenchFlags& o, Engine& a, EngineOptions* second) {
-  if (second->threads != o.engine.threads) return {};
-  auto stream = a.device().make_stream();
-  if (!stream) return fail(std::move(stream.error()));
-  second->shared_threads = (*stream)->pool;  // null on a GPU
-  return {};
-}
-
 class Versus {
  public:
-  Versus(const BenchFlags& o, Engine& a, Engine& b, const MachineLimits& limits, const Flags& flags)
+  Versus(const BenchFlags& o, EnginePair& engines, const MachineLimits& limits, const Flags& flags)
       : o_(o),
-        a_(a),
-        b_(b),
+        engines_(engines),
         effort_(flags.given("--repetitions") ? PairEffort{.least = o.repetitions}
                                              : PairEffort{kSamplesAtLeast, o.vs_seconds}),
         limits_(limits),
-        watch_(a.device()),
-        record_(record_of("bench", a, limits, flags)) {}
+        watch_(engines.a().device()),
+        record_(record_of("bench", engines.a(), limits, flags)) {}
 
   Status run(const BenchTest& test) {
-    auto pair = run_bench_pair(a_, b_, test, effort_, limits_);
+    auto pair = run_bench_pair(engines_, test, effort_, limits_);
     if (!pair) return fail(std::move(pair.error()));
     const std::string name = test.name(), name_b = name_of_second(name, o_.vs);
     record_.results.push_back(series_of(pair->a, name, record_));
@@ -75,26 +63,32 @@ class Versus {
                                   .median_a = median(pair->a.tok_s),
                                   .median_b = median(pair->b.tok_s),
                                   .difference = pair->difference});
-    record_.details = Json{{"vs", o_.vs}, {"comparison", to_json(comparison_)}}.dump();
+    num_loads_ += pair->num_loads - 1;
+    record_.details = details().dump();
     return {};
   }
 
   void set_incomplete(const Error& error) {
-    record_.details =
-        Json{{"vs", o_.vs}, {"comparison", to_json(comparison_)}, {"incomplete", error.message()}}
-            .dump();
+    Json json = details();
+    json["incomplete"] = error.message();
+    record_.details = json.dump();
   }
   const Record& record() const { return record_; }
   const Comparison& comparison() const { return comparison_; }
 
  private:
+  Json details() const {
+    return {{"vs", o_.vs}, {"loads", num_loads_}, {"comparison", to_json(comparison_)}};
+  }
+
   const BenchFlags& o_;
-  Engine &a_, &b_;
+  EnginePair& engines_;
   const PairEffort effort_;
   const MachineLimits& limits_;
   RunWatch watch_;
   Record record_;
   Comparison comparison_;
+  int32_t num_loads_ = 1;
 };
 
 }  // namespace
@@ -104,14 +98,11 @@ int bench_against(BenchFlags& o, const std::vector<BenchTest>& tests, const Flag
   if (!second) return usage("bench: --vs: " + second.error().message());
   auto keeper = RecordKeeper::open(o.record);
   if (!keeper) return report(keeper.error());
-  auto a = Engine::load(o.engine);
-  if (!a) return report(a.error());
-  if (auto status = share_threads(o, **a, &*second); !status) return report(status.error());
-  auto b = Engine::load(*second);
-  if (!b) return report(b.error());
-  auto limits = measure_limits((*a)->device());
+  auto engines = EnginePair::load(o.engine, *second);
+  if (!engines) return report(engines.error());
+  auto limits = measure_limits(engines->a().device());
   if (!limits) return report(limits.error());
-  Versus versus(o, **a, **b, *limits, flags);
+  Versus versus(o, *engines, *limits, flags);
   for (const BenchTest& test : tests) {
     if (auto status = versus.run(test); !status) {
       versus.set_incomplete(status.error());

@@ -378,6 +378,8 @@ void declare_model_flags(Flags& flags, EngineOptions* o) {
       "activations: auto, bf16 (or wider), int8 (CPU, MXFP4 layers: by blocks of 32; auto does so "
       "from 8 tokens on in models 2048 wide or wider), or mxfp8 (Hopper, experts of many tokens: "
       "E4M3 with a scale a token)");
+  flags.choice("--arch-limit", &o->arch_limit, {"none", "sm_80"},
+               "CUDA: use only rows that GPUs of this architecture can run");
   flags.choice("--batch-invariant", &o->batch_invariant, {"on", "off"},
                "on: a token's logits are the same bits alone and among any others, in any chunks");
   flags.integer("--max-model-len", &o->max_model_len, kFromZero, "tokens of context; 0: what fits");

@@ -23,4 +23,9 @@ std::unique_ptr<Stream> borrow_cuda_stream(int index, void* native);
 /// kernel is left for Stream::synchronize to report.
 void check_launched(cudaError_t error, const char* row);
 
+/// Whether this build's code for the current device has clusters, bulk copies and programmatic
+/// launch: not if it is for sm_8x. Without them a cluster is a block, and kernels wait for each
+/// other.
+bool code_has_clusters();
+
 }  // namespace moxie

@@ -76,7 +76,7 @@ void launch_kernel(const char* row, void (*kernel)(P), const P& params, const La
   }
   cudaLaunchAttribute attributes[2];
   unsigned num_attributes = 0;
-  if (shape.programmatic) {
+  if (shape.programmatic && code_has_clusters()) {
     attributes[num_attributes].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[num_attributes++].val.programmaticStreamSerializationAllowed = 1;
   }

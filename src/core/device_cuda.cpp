@@ -4,18 +4,18 @@
 // Only devices that this build has code for can be made. Every call first sets its device, because
 // the current device is a property of the thread, and any thread may use any Device.
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "core/cuda.h"
+#include "core/cuda_archs.h"
 #include "core/launch_log.h"
 
 namespace moxie {
 namespace {
-
-// Compute capabilities with real code in this build; MOXIE_CUDA_ARCHS in cmake/moxie_cuda.cmake.
-constexpr int kCodeFor[] = {90, 100, 120, 121};
 
 std::string version_text(int version) {
   return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
@@ -72,15 +72,9 @@ int compute_capability(int index) {
   return major * 10 + minor;
 }
 
-bool has_code_for(int capability) {
-  return std::find(std::begin(kCodeFor), std::end(kCodeFor), capability) != std::end(kCodeFor);
-}
-
 std::string no_code_text(int capability) {
-  std::string text = "device of compute capability " + version_text(capability * 100) +
-                     ", but this build has code for";
-  for (const int known : kCodeFor) text.append(1, ' ').append(version_text(known * 100));
-  return text;
+  return "device of compute capability " + version_text(capability * 100) +
+         ", but this build has code for " + cuda_archs();
 }
 
 class CudaStream final : public Stream {
@@ -238,6 +232,17 @@ Status cuda_check(cudaError_t error, const std::string& where) {
               hint_for(error));
 }
 
+bool code_has_clusters() {
+  constexpr size_t kMostDevices = 64;
+  static std::array<std::atomic<int32_t>, kMostDevices> known{};  // code_for, or 0: not asked yet
+  int device = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) return false;
+  std::atomic<int32_t>& code = known[static_cast<size_t>(device) % kMostDevices];
+  if (code.load(std::memory_order_relaxed) == 0)
+    code.store(code_for(compute_capability(device)), std::memory_order_relaxed);
+  return code.load(std::memory_order_relaxed) >= 90;
+}
+
 cudaStream_t launch_stream(Stream* stream) {
   // Every stream with a native handle is a CudaStream.
   CHECK(stream != nullptr && stream->native != nullptr, "not a CUDA stream");
@@ -278,7 +283,7 @@ int num_cuda_devices(std::string* why) {
   int num_usable = 0;
   std::string reason;
   for (int i = 0; i < num_devices; ++i) {
-    if (const int capability = compute_capability(i); has_code_for(capability))
+    if (const int capability = compute_capability(i); code_for(capability) != 0)
       ++num_usable;
     else
       reason = "cuda:" + std::to_string(i) + ": " + no_code_text(capability);
@@ -300,7 +305,7 @@ Result<std::unique_ptr<Device>> make_cuda_device(int index) {
     return fail(status.error());
   }
   const int capability = found.major * 10 + found.minor;
-  if (!has_code_for(capability)) {
+  if (code_for(capability) == 0) {
     return fail(found.name + (": " + no_code_text(capability)), where, "use --device cpu");
   }
   // The first use of a device makes its context, which can fail if others hold the device.

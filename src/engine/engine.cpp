@@ -191,13 +191,21 @@ Result<KernelChoice> kernel_choice(const EngineOptions& options, Features featur
 }
 
 Status Engine::make_kernels() {
-  const Features features = device_->kind() == DeviceKind::kCpu
-                                ? cpu_features()
-                                : cuda_features(device_->properties().compute_capability);
+  const bool is_cpu = device_->kind() == DeviceKind::kCpu;
+  if (options_.arch_limit != "none" && options_.arch_limit != "sm_80")
+    return fail("unknown value '" + options_.arch_limit + "'", "--arch-limit", "none, sm_80");
+  if (options_.arch_limit != "none" && is_cpu)
+    return fail("it limits the rows of GPUs; this is a CPU", "--arch-limit");
+  DeviceRates rates = rates_of(device_->kind(), device_->properties());
+  Features features =
+      is_cpu ? cpu_features() : cuda_features(device_->properties().compute_capability);
+  if (options_.arch_limit == "sm_80") {
+    features &= kCudaAny;
+    rates.bf16_gflops = rates.mma_gflops;
+  }
   auto choice = kernel_choice(options_, features);
   if (!choice) return fail(std::move(choice.error()));
-  kernels_ = std::make_unique<KernelChooser>(device_->kind(), features, std::move(*choice),
-                                             rates_of(device_->kind(), device_->properties()));
+  kernels_ = std::make_unique<KernelChooser>(device_->kind(), features, std::move(*choice), rates);
   return {};
 }
 

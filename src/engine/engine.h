@@ -42,6 +42,7 @@ struct EngineOptions {
   std::string mxfp8_layers;       ///< CUDA only
   std::string kv_dtype = "auto";  ///< see choose_kv_dtype
   std::string activation = "auto";
+  std::string arch_limit = "none";      ///< CUDA: sm_80: rows that any GPU since sm_80 can run
   std::string batch_invariant = "off";  ///< on: a token's logits do not depend on the batch
   int32_t max_model_len = 0;  ///< tokens of context; 0: as many as fit, at most kDefaultContext
   int32_t max_num_seqs = 1;

@@ -63,6 +63,18 @@ TEST(EngineTest, ATileThatNoRowTakesIsAnError) {
   }
 }
 
+TEST(EngineTest, ALimitOfTheArchitectureIsForGpus) {
+  const std::pair<const char*, const char*> cases[] = {{"sm_80", "GPU"}, {"sm_75", "sm_80"}};
+  for (const auto& [limit, said] : cases) {
+    EngineOptions options{.model = kNano, .device = "cpu", .show_progress = false};
+    options.arch_limit = limit;
+    const auto engine = Engine::load(options);
+    ASSERT_FALSE(engine.has_value()) << limit;
+    EXPECT_NE(engine.error().message().find("--arch-limit"), std::string::npos);
+    EXPECT_NE(engine.error().message().find(said), std::string::npos) << engine.error().message();
+  }
+}
+
 TEST(EngineTest, ActivationsAreThoseAskedForOrAnError) {
   const auto load = [](const char* activation) {
     return Engine::load({.model = kNano,

@@ -76,7 +76,8 @@ int32_t least_batch_tokens(const PlanRequest& request) {
 
 int32_t default_batch_tokens(const KernelChooser& kernels, const PlanRequest& request,
                              int32_t hidden, int32_t max_len) {
-  const bool has_gemm = kernels.device() == DeviceKind::kCuda && (kernels.features() & kSm90a) != 0;
+  const bool has_gemm =
+      kernels.device() == DeviceKind::kCuda && (kernels.features() & kCudaAny) != 0;
   if (!has_gemm || hidden < kLeastGemmHidden) return least_batch_tokens(request);
   const int64_t all = int64_t{max_len} * request.max_num_seqs;
   const auto most = static_cast<int32_t>(std::min<int64_t>(kDefaultGemmBatchTokens, all));

@@ -2,6 +2,8 @@
 // features.
 #include "kernels/features.h"
 
+#include "core/cuda_archs.h"
+
 #if defined(__x86_64__)
 #include <cpuid.h>
 #include <sys/syscall.h>
@@ -81,12 +83,14 @@ bool reads_in_order() {
 }
 
 Features cuda_features(int compute_capability) {
-  // Only devices for which this build has machine code (MOXIE_CUDA_ARCHS): others have no feature.
-  Features found = kFeatureNone;
-  if (compute_capability == 90) found |= kSm90a;
-  if (compute_capability == 100) found |= kSm100a;
-  if (compute_capability == 120 || compute_capability == 121) found |= kSm120f;
-  return found == kFeatureNone ? found : found | kCudaAny;
+  const int32_t code = code_for(compute_capability);
+  if (code == 0) return kFeatureNone;
+  Features found = kCudaAny;
+  if (code >= 90) found |= kClusters;
+  if (code == 90) found |= kSm90a;
+  if (code == 100) found |= kSm100a;
+  if (code == 120) found |= kSm120f;
+  return found;
 }
 
 std::string feature_names(Features features) {
@@ -105,6 +109,7 @@ std::string feature_names(Features features) {
                 {kNeonI8mm, "neon_i8mm"},
                 {kNeonBf16, "neon_bf16"},
                 {kCudaAny, "cuda"},
+                {kClusters, "clusters"},
                 {kSm90a, "sm_90a"},
                 {kSm100a, "sm_100a"},
                 {kSm120f, "sm_120f"}};

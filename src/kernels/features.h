@@ -29,6 +29,7 @@ enum Feature : Features {
   kSm90a = 1u << 21,
   kSm100a = 1u << 22,
   kSm120f = 1u << 23,
+  kClusters = 1u << 24,  ///< and bulk copies: sm_90 and later
 };
 
 /// Features of this CPU, asked once.

@@ -166,6 +166,16 @@ TEST_F(LinearStepsCuda, ManyTokensAgreeWithTheReference) {
       expect_rows_agree(QkvCase{.tokens = tokens, .hidden = 96, .weights = weights});
       expect_rows_agree(OutCase{.tokens = tokens, .rows = 300, .cols = 160, .weights = weights});
     }
+    // So many blocks that those with many rows and columns fill the device.
+    expect_rows_agree(OutCase{.tokens = 1411, .rows = 2880, .cols = 160, .weights = weights});
+    expect_rows_agree(UnembedCase{.rows = 300, .hidden = 96, .vocab = 12003, .weights = weights});
+    expect_rows_agree(QkvCase{.tokens = 2003,
+                              .hidden = 96,
+                              .heads = 64,
+                              .kv_heads = 8,
+                              .head_dim = 64,
+                              .weights = weights,
+                              .cache = DType::kBF16});
   }
 }
 

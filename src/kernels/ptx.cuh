@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "core/formats.h"
+
 namespace moxie {
 
 __device__ __forceinline__ uint32_t shared_address(const void* at) {
@@ -50,6 +52,10 @@ __device__ __forceinline__ void barrier_arrive(int barrier, int num_threads) {
 __device__ __forceinline__ void barrier_wait(int barrier, int num_threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(num_threads) : "memory");
 }
+
+// Clusters, bulk copies and their barriers. Code for older architectures has them by name alone:
+// the host asks code_has_clusters() before it launches a kernel that would call them.
+#if __CUDA_ARCH__ >= 900
 
 /// This block's number in its cluster.
 __device__ __forceinline__ uint32_t cluster_rank() {
@@ -188,27 +194,6 @@ __device__ __forceinline__ void send(const void* at, const uint64_t* barrier, in
       : "memory");
 }
 
-/// Two floats to a BF16 pair, nearest even; `low` in the low half.
-__device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
-  uint32_t pair;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  return pair;
-}
-/// Two floats as two E4M3; greater values become the greatest (448).
-__device__ __forceinline__ uint16_t pack_e4m3(float low, float high) {
-  uint16_t pair;
-  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
-  return pair;
-}
-
-/// Four E4M3 to two FP16 pairs, exactly; NaN stays NaN.
-__device__ __forceinline__ void widen_e4m3(uint32_t codes, uint32_t& low, uint32_t& high) {
-  asm("{.reg .b16 l, h; mov.b32 {l, h}, %2; "
-      "cvt.rn.f16x2.e4m3x2 %0, l; cvt.rn.f16x2.e4m3x2 %1, h;}"
-      : "=r"(low), "=r"(high)
-      : "r"(codes));
-}
-
 /// Stores four 8 x 8 matrices of 16-bit elements transposed. Each lane has a pair of a row's
 /// elements, as mma leaves them. Column r of matrix i becomes the 16 bytes at the address of lane 8
 /// i + r.
@@ -217,6 +202,74 @@ __device__ __forceinline__ void store_transposed(uint32_t address, const uint32_
       "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
       "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])
       : "memory");
+}
+
+#else
+
+__device__ __forceinline__ uint32_t cluster_rank() { return 0; }
+__device__ __forceinline__ void cluster_arrive() {}
+__device__ __forceinline__ void cluster_wait() {}
+__device__ __forceinline__ void init_barrier(uint64_t*, uint32_t = 1) { __trap(); }
+__device__ __forceinline__ void expect_bytes(uint64_t*, uint32_t) { __trap(); }
+__device__ __forceinline__ void arrive_barrier(uint64_t*) { __trap(); }
+__device__ __forceinline__ void arrive_barrier(const uint64_t*, uint32_t) { __trap(); }
+__device__ __forceinline__ void wait_barrier(uint64_t*, uint32_t) { __trap(); }
+__device__ __forceinline__ void wait_cluster_barrier(uint64_t*, uint32_t) { __trap(); }
+__device__ __forceinline__ void copy_bulk(void*, const void*, uint32_t, uint64_t*) { __trap(); }
+__device__ __forceinline__ void copy_box(void*, const void*, int32_t, int32_t, uint64_t*) {
+  __trap();
+}
+__device__ __forceinline__ void copy_box_to(uint32_t, void*, const void*, int32_t, int32_t,
+                                            uint64_t*) {
+  __trap();
+}
+__device__ __forceinline__ void store_bulk(void*, const void*, uint32_t) { __trap(); }
+__device__ __forceinline__ void wait_for_bulk_reads() { __trap(); }
+__device__ __forceinline__ void wait_for_bulk_stores() { __trap(); }
+__device__ __forceinline__ void fence_bulk_copies() { __trap(); }
+__device__ __forceinline__ void send(const void*, const uint64_t*, int, uint32_t) { __trap(); }
+__device__ __forceinline__ void send(const void*, const uint64_t*, int, float, float) { __trap(); }
+__device__ __forceinline__ void store_transposed(uint32_t, const uint32_t (&)[4]) { __trap(); }
+
+#endif
+
+/// Two floats to a BF16 pair, nearest even; `low` in the low half.
+__device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
+  uint32_t pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+/// Two floats as two E4M3; greater values become the greatest (448).
+__device__ __forceinline__ uint16_t pack_e4m3(float low, float high) {
+#if __CUDA_ARCH__ >= 890
+  uint16_t pair;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+  return pair;
+#else
+  return static_cast<uint16_t>(f32_to_e4m3(low) | f32_to_e4m3(high) << 8);
+#endif
+}
+
+/// Four E4M3 to two FP16 pairs, exactly; NaN stays NaN.
+__device__ __forceinline__ void widen_e4m3(uint32_t codes, uint32_t& low, uint32_t& high) {
+#if __CUDA_ARCH__ >= 890
+  asm("{.reg .b16 l, h; mov.b32 {l, h}, %2; "
+      "cvt.rn.f16x2.e4m3x2 %0, l; cvt.rn.f16x2.e4m3x2 %1, h;}"
+      : "=r"(low), "=r"(high)
+      : "r"(codes));
+#else
+  // The bits of E4M3 are those of an FP16 that is 2^-8 of it, subnormals too.
+  const auto widened = [](uint32_t pair) {  // the codes in the high bytes of both halves
+    constexpr uint32_t kAll = 0x7F007F00u, kFactor = 0x5C005C00u;  // 2^8
+    const uint32_t bits = (pair & 0x80008000u) | ((pair & kAll) >> 1);
+    uint32_t value;
+    asm("mul.f16x2 %0, %1, %2;" : "=r"(value) : "r"(bits), "r"(kFactor));
+    const uint32_t is_nan = __vcmpeq2(pair & kAll, kAll);
+    return value | (is_nan & 0x7FFF7FFFu);
+  };
+  low = widened(__byte_perm(codes, 0, 0x1404));
+  high = widened(__byte_perm(codes, 0, 0x3424));
+#endif
 }
 
 /// c += a b: a 16 x 16 (row-major fragment), b 16 x 8, BF16; c F32.

@@ -12,6 +12,7 @@ namespace moxie {
 struct DeviceRates {
   double read_gb_s = 4600;     ///< 1e9 bytes a second
   double bf16_gflops = 790e3;  ///< BF16 products, F32 sums; 1e9 operations a second
+  double mma_gflops = 480e3;   ///< BF16 products by mma.sync, the same on older and smaller GPUs
   double fp8_gflops = 1500e3;  ///< 8-bit products
   int32_t num_threads = 1;     ///< CPU: that share a step
 };
@@ -38,6 +39,10 @@ inline DeviceRates rates_of(DeviceKind kind, const DeviceProperties& device) {
   if (device.clock_ghz > 0 && device.num_units > 0)
     rates.bf16_gflops = 0.8 * of_sm * device.num_units * device.clock_ghz;
   rates.fp8_gflops = 1.9 * rates.bf16_gflops;
+  // On a B200 it is taken to be a Hopper's an SM, which nobody has measured.
+  rates.mma_gflops = cc >= 100 && cc < 120  ? 0.3 * rates.bf16_gflops
+                     : cc >= 90 && cc < 120 ? 0.6 * rates.bf16_gflops
+                                            : rates.bf16_gflops;
   return rates;
 }
 

@@ -78,7 +78,13 @@ __device__ __forceinline__ void store_residual(float* x, int64_t at, float2 valu
 
 /// x += value, from any block.
 __device__ __forceinline__ void add_to_residual(float2* x, float value) {
-  atomicAdd(x, split_residual(value));
+  const float2 split = split_residual(value);
+#if __CUDA_ARCH__ >= 900
+  atomicAdd(x, split);
+#else
+  atomicAdd(&x->x, split.x);
+  atomicAdd(&x->y, split.y);
+#endif
 }
 
 }  // namespace moxie

@@ -36,6 +36,8 @@ struct MachineLimits {
   Peak bf16;  ///< BF16 products, F32 sums; the F32 peak if there is no such instruction
   Peak int8;  ///< INT8 products, INT32 sums; giga-operations/s
   Peak fp8;   ///< E5M2 x E4M3 products, F32 sums; GPUs only
+  /// GPUs: BF16 products by mma.sync, which portable rows use; not in records.
+  double bf16_mma_gflops = 0;
 };
 
 struct MachineOptions {

@@ -195,9 +195,11 @@ Result<MachineLimits> measure_gpu(Device& device, const GpuReadOptions& options)
   if (!options.products) return limits;
   auto products = time_gpu_products(GpuProducts::kBF16, device, options.passes, **stream);
   if (!products) return fail(std::move(products.error()));
-  if (!products->empty()) {
-    limits.bf16 = {median(*products) * 1e-9, "wgmma m64n128k16 f32.bf16"};
-  }
+  auto by_mma = time_gpu_products(GpuProducts::kBF16Mma, device, options.passes, **stream);
+  if (!by_mma) return fail(std::move(by_mma.error()));
+  limits.bf16_mma_gflops = median(*by_mma) * 1e-9;
+  limits.bf16 = {limits.bf16_mma_gflops, "mma.sync m16n8k16 f32.bf16"};
+  if (!products->empty()) limits.bf16 = {median(*products) * 1e-9, "wgmma m64n128k16 f32.bf16"};
   auto products_fp8 = time_gpu_products(GpuProducts::kFP8, device, options.passes, **stream);
   if (!products_fp8) return fail(std::move(products_fp8.error()));
   if (!products_fp8->empty()) {

@@ -1,8 +1,10 @@
 // BF16 and 8-bit products at a GPU's full rate: wgmma with one operand in registers and one in
 // shared memory, nothing read or written between. Values are random from 1 to 2 with either sign:
 // the fewer bits change, the less power is drawn, and zeros run at clocks that no model sees.
+#include "core/cuda_archs.h"
 #include "core/cuda_launch.cuh"
 #include "kernels/gemm/wgmma_sm90.cuh"
+#include "kernels/ptx.cuh"
 #include "lab/machine_gpu_read.h"
 #include "lab/machine_gpu_time.cuh"
 
@@ -22,9 +24,16 @@ template <>
 struct Shape<GpuProducts::kFP8> {
   static constexpr int kColumns = 256, kDepth = 32, kWarpgroups = 2;
 };
+constexpr int kMmaThreads = 256, kMmaChains = 16, kMmaRepeats = 8;
 template <GpuProducts kKind>
-constexpr double kFlopsAnIteration =
-    2.0 * 64 * Shape<kKind>::kColumns* Shape<kKind>::kDepth* kProducts* Shape<kKind>::kWarpgroups;
+constexpr double flops_an_iteration() {
+  if constexpr (kKind == GpuProducts::kBF16Mma) {
+    return 2.0 * 16 * 8 * 16 * kMmaChains * kMmaRepeats * (kMmaThreads / 32);
+  } else {
+    using S = Shape<kKind>;
+    return 2.0 * 64 * S::kColumns * S::kDepth * kProducts * S::kWarpgroups;
+  }
+}
 
 struct MultiplyParams {
   int num_iterations;
@@ -69,20 +78,50 @@ __global__ void __launch_bounds__(128 * Shape<kKind>::kWarpgroups, 1)
 #endif
 }
 
+// The same by mma.sync, which every GPU since sm_80 has: eight warps, operands in registers.
+__global__ void __launch_bounds__(kMmaThreads, 1)
+    multiply_all_mma(const __grid_constant__ MultiplyParams p) {
+  const auto random_word = [](uint32_t seed) {
+    const uint32_t bits = seed * 2654435761u, word = bits ^ bits >> 15;
+    return 0x3F803F80u | (word & 0x807F807Fu);
+  };
+  uint32_t a[4], b[2];
+  for (int i = 0; i < 4; ++i) a[i] = random_word(6 * threadIdx.x + i + 77);
+  for (int i = 0; i < 2; ++i) b[i] = random_word(6 * threadIdx.x + i + 81);
+  float d[kMmaChains][4] = {};
+  for (int n = 0; n < p.num_iterations; ++n) {
+#pragma unroll
+    for (int r = 0; r < kMmaRepeats; ++r) {
+#pragma unroll
+      for (int i = 0; i < kMmaChains; ++i) mma_in_order(d[i], a[0], a[1], a[2], a[3], b[0], b[1]);
+    }
+  }
+  float all = 0;
+  for (const auto& sums : d)
+    for (const float value : sums) all += value;
+  if (all == 0.123f) *p.sink = all;
+}
+
 template <GpuProducts kKind>
 Result<std::vector<double>> time_products(Device& device, int passes, Stream& stream) {
   constexpr int kIterations = 40000;  // some 25 ms: long enough for the clocks to settle
   const int num_blocks = device.properties().num_units;
   std::vector<double> rates;
+  constexpr int kTimes = kKind == GpuProducts::kBF16Mma ? kIterations / 4 : kIterations;
+  const auto grid = dim3(static_cast<unsigned>(num_blocks));
   const auto launch = [&](cudaStream_t native) {
-    launch_kernel("multiply_all", multiply_all<kKind>, MultiplyParams{kIterations, nullptr},
-                  dim3(static_cast<unsigned>(num_blocks)), 128 * Shape<kKind>::kWarpgroups, 0,
-                  native);
+    const MultiplyParams params{kTimes, nullptr};
+    if constexpr (kKind == GpuProducts::kBF16Mma) {
+      launch_kernel("multiply_all", multiply_all_mma, params, grid, kMmaThreads, 0, native);
+    } else {
+      launch_kernel("multiply_all", multiply_all<kKind>, params, grid,
+                    128 * Shape<kKind>::kWarpgroups, 0, native);
+    }
   };
   auto seconds = time_gpu_launches(passes, stream, launch);
   if (!seconds) return fail(std::move(seconds.error()));
   for (const double s : *seconds)
-    rates.push_back(kIterations * kFlopsAnIteration<kKind> * num_blocks / s);
+    rates.push_back(kTimes * flops_an_iteration<kKind>() * num_blocks / s);
   return rates;
 }
 
@@ -90,7 +129,9 @@ Result<std::vector<double>> time_products(Device& device, int passes, Stream& st
 
 Result<std::vector<double>> time_gpu_products(GpuProducts kind, Device& device, int passes,
                                               Stream& stream) {
-  if (device.properties().compute_capability != 90) return std::vector<double>{};
+  if (kind == GpuProducts::kBF16Mma)
+    return time_products<GpuProducts::kBF16Mma>(device, passes, stream);
+  if (code_for(device.properties().compute_capability) != 90) return std::vector<double>{};
   return kind == GpuProducts::kBF16 ? time_products<GpuProducts::kBF16>(device, passes, stream)
                                     : time_products<GpuProducts::kFP8>(device, passes, stream);
 }

@@ -15,7 +15,7 @@ inline constexpr uint64_t kGpuReadGrain = uint64_t{512} * 16 * 16;
 Result<std::vector<double>> time_gpu_reads(const Buffer& buffer, int passes, Stream& stream);
 
 /// The operands: BF16 by BF16, or E5M2 by E4M3; sums in F32.
-enum class GpuProducts : uint8_t { kBF16, kFP8 };
+enum class GpuProducts : uint8_t { kBF16, kFP8, kBF16Mma };
 /// Operations a second (a multiply-add counts as two) of each of `passes` passes, after one that is
 /// not counted. Empty if this build has no loop for the device: there are two, for Hopper.
 Result<std::vector<double>> time_gpu_products(GpuProducts kind, Device& device, int passes,

@@ -6,9 +6,11 @@
 namespace moxie {
 
 RunWatch::RunWatch(Device& device)
-    : device_(device), environment_(collect_environment()), cpu_(read_cpu_state()) {
+    : gpu_device_(device.kind() == DeviceKind::kCuda ? &device : nullptr),
+      environment_(collect_environment()),
+      cpu_(read_cpu_state()) {
   environment_.cpu_clock_mhz_before = cpu_.clock_mhz;
-  if (device.kind() != DeviceKind::kCuda) return;
+  if (gpu_device_ == nullptr) return;
   gpu_ = read_gpu_state(device);
   gpu_joules_ = gpu_energy_joules(device);
 }
@@ -23,14 +25,14 @@ void RunWatch::finish(Record* record) const {
   if (cpu_.throttle_events && after.throttle_events)
     environment.cpu_throttle_events = *after.throttle_events - *cpu_.throttle_events;
   record->memory_peak_bytes = peak_memory_bytes();
-  if (!gpu_) {
+  if (gpu_device_ == nullptr) {
     record->energy_joules = joules_between(cpu_, after);
     record->energy_source = record->energy_joules ? "rapl" : "";
     return;
   }
   environment.gpus = {*gpu_};
-  finish_gpu_state(device_, &environment.gpus[0]);
-  const auto joules = gpu_energy_joules(device_);
+  finish_gpu_state(*gpu_device_, &environment.gpus[0]);
+  const auto joules = gpu_energy_joules(*gpu_device_);
   if (!joules || !gpu_joules_) return;
   record->energy_joules = *joules - *gpu_joules_;
   record->energy_source = "nvml";

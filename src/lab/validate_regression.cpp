@@ -52,9 +52,9 @@ Status run_regression(Validation& run) {
             before->valid == false ? before->invalid_because.front() : "not invalid",
             "its kernels were proven");
   const auto differences = speed_differences(*before, record_of(report, {}));
-  const auto num_unclear = std::ranges::count(
-      differences, SpeedVerdict::kUnclear,
-      [](const SeriesDifference& one) { return one.difference.verdict; });
+  const auto num_unclear =
+      std::ranges::count(differences, SpeedVerdict::kUnclear,
+                         [](const SeriesDifference& one) { return one.difference.verdict; });
   run.check("figures in common", !differences.empty(),
             fmt::format("{}, of which {} cannot be told apart from noise", differences.size(),
                         num_unclear),

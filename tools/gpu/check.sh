@@ -176,7 +176,7 @@ if wants profile; then
   fi
 fi
 if wants switches; then
-  measure switches 300 score --compare-switches
+  piece switches 300 "$bin/moxie" score --compare-switches --device cuda
   measure eval 300 eval "$(dirname "$0")/../../models/tiny/eval.jsonl" \
     --compare-switches "--kv-dtype fp8_e4m3" --compare-switches "--mxfp4-layers all"
 fi
@@ -315,6 +315,8 @@ elif wants serve; then
   lanes=()
   if [[ $serve_device == cuda* ]]; then
     (commands_of 120b synthetic:gpt-oss-120b; soak_120b) & lanes+=($!)
+    # Where all do not fit, the largest is alone.
+    [[ $(smi memory.total) -ge 120000 ]] || wait "${lanes[@]}"
     (soak_20b) & lanes+=($!)
   fi
   (commands_of_embedded; lossless; soak_embedded) & lanes+=($!)

@@ -266,8 +266,9 @@ void launch_split(const AttendParams& params, SplitParams split, int32_t num_til
   const int64_t num_clusters = int64_t{num_tiles} * split.num_kv_heads;
 
   // As many blocks as there are SMs, but no block without keys.
-  int64_t splits = std::min({int64_t{kMaxSplits}, limits.num_sms / num_clusters,
-                             ceil_div<int64_t>(most_keys, kKeysOfWarp * kWarps)});
+  int64_t splits =
+      std::min({int64_t{code_has_clusters() ? kMaxSplits : 1}, limits.num_sms / num_clusters,
+                ceil_div<int64_t>(most_keys, kKeysOfWarp * kWarps)});
   while (splits > 1 && !fits_one_a_sm(kernel, num_clusters, static_cast<int>(splits), limits))
     --splits;
   splits = std::max<int64_t>(splits, 1);

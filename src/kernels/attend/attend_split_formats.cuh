@@ -146,20 +146,13 @@ struct Format<DType::kF8E4M3> {
   static __device__ __forceinline__ int3 q_place(int column) {
     return make_int3(column / 4 % 4, column / 16, column / 2 % 2);
   }
-  // Bytes 0, 1 and bytes 2, 3 as two FP16 each.
-  static __device__ __forceinline__ void widen(uint32_t x, uint32_t& low, uint32_t& high) {
-    asm("{.reg .b16 l, h; mov.b32 {l, h}, %2; cvt.rn.f16x2.e4m3x2 %0, l; "
-        "cvt.rn.f16x2.e4m3x2 %1, h;}"
-        : "=r"(low), "=r"(high)
-        : "r"(x));
-  }
   static __device__ __forceinline__ void load_k(uint32_t k, const LaneOffsets& at, int n,
                                                 uint32_t (&b)[4][2]) {
     const uint4 x = load_shared_16(k + at.k0 + static_cast<uint32_t>(n * 512));
-    widen(x.x, b[0][0], b[0][1]);
-    widen(x.y, b[1][0], b[1][1]);
-    widen(x.z, b[2][0], b[2][1]);
-    widen(x.w, b[3][0], b[3][1]);
+    widen_e4m3(x.x, b[0][0], b[0][1]);
+    widen_e4m3(x.y, b[1][0], b[1][1]);
+    widen_e4m3(x.z, b[2][0], b[2][1]);
+    widen_e4m3(x.w, b[3][0], b[3][1]);
   }
   static __device__ __forceinline__ void load_v(uint32_t v, const LaneOffsets& at, int n,
                                                 uint32_t (&b)[8][2]) {
@@ -167,10 +160,10 @@ struct Format<DType::kF8E4M3> {
     for (int half = 0; half < 2; ++half) {
       const auto row = static_cast<uint32_t>(n * 1024 + half * 512);
       const uint2 x = load_shared_8(v + at.v0 + row), y = load_shared_8(v + at.v1 + row);
-      widen(__byte_perm(x.x, y.x, 0x5140), b[0][half], b[1][half]);
-      widen(__byte_perm(x.x, y.x, 0x7362), b[2][half], b[3][half]);
-      widen(__byte_perm(x.y, y.y, 0x5140), b[4][half], b[5][half]);
-      widen(__byte_perm(x.y, y.y, 0x7362), b[6][half], b[7][half]);
+      widen_e4m3(__byte_perm(x.x, y.x, 0x5140), b[0][half], b[1][half]);
+      widen_e4m3(__byte_perm(x.x, y.x, 0x7362), b[2][half], b[3][half]);
+      widen_e4m3(__byte_perm(x.y, y.y, 0x5140), b[4][half], b[5][half]);
+      widen_e4m3(__byte_perm(x.y, y.y, 0x7362), b[6][half], b[7][half]);
     }
   }
 };

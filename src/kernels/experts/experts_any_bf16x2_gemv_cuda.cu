@@ -9,10 +9,10 @@
 // of 64] [block of 32][part][32], where a pair is token * top_k + choice. down: a cluster makes one
 // tile of 16 outputs; its blocks share the experts, the warps of a block share the columns. Sums
 // are added in distributed shared memory, in a fixed order.
-#include <cooperative_groups.h>
 
 #include <utility>
 
+#include "kernels/cluster.cuh"
 #include "kernels/experts/experts_rows.h"
 #include "kernels/experts/experts_slices.cuh"
 #include "kernels/experts/experts_tiles.cuh"
@@ -22,7 +22,6 @@ namespace moxie {
 namespace {
 
 using namespace few_experts;
-namespace cg = cooperative_groups;
 
 constexpr int kMaxGateUpTeams = 12, kMaxGateUpWarps = 2 * kMaxGateUpTeams;
 constexpr int kDownCluster = 4, kDownWarps = 5;
@@ -184,9 +183,9 @@ __global__ void __launch_bounds__(32 * kDownWarps) down_gemv(const __grid_consta
   extern __shared__ __align__(128) std::byte shared[];
   __shared__ float sums_of_warps[kDownWarps][16][kWidth];
   __shared__ float sums_of_blocks[kDownCluster][16][kWidth];  // the first block's are read
-  const cg::cluster_group cluster = cg::this_cluster();
-  auto started = cluster.barrier_arrive();
-  const int rank = static_cast<int>(cluster.block_rank()), tile = blockIdx.x / kDownCluster;
+  ClusterOfBlocks cluster;
+  cluster.arrive();
+  const int rank = cluster.rank(), tile = blockIdx.x / kDownCluster;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
   const int num_tokens = kTokens == 1 ? 1 : p.num_tokens;
   constexpr int kStageBytes = kDownStageBytes<F, kTokens>;
@@ -333,18 +332,18 @@ __global__ void __launch_bounds__(32 * kDownWarps) down_gemv(const __grid_consta
     const Term term = bias_of(rank + round * kDownCluster);
     added += term.weight * term.bias;
   }
-  cluster.barrier_wait(std::move(started));  // no block writes to a block that has not begun
+  cluster.wait();  // no block writes to a block that has not begun
   __syncthreads();
   if (is_output) {
     float sum = 0;
 #pragma unroll
     for (int w = 0; w < kDownWarps; ++w) sum += sums_of_warps[w][my_row][my_token];
-    cluster.map_shared_rank(&sums_of_blocks[0][0][0], 0)[(rank * 16 + my_row) * kWidth + my_token] =
+    cluster.in_block(&sums_of_blocks[0][0][0], 0)[(rank * 16 + my_row) * kWidth + my_token] =
         sum * kSumScale<F> + added;
   }
-  auto arrived = cluster.barrier_arrive();
+  cluster.arrive();
   if (rank != 0) return;  // the rest reads only the first block's own memory
-  cluster.barrier_wait(std::move(arrived));
+  cluster.wait();
   if (is_output) {
     float sum = 0;
 #pragma unroll

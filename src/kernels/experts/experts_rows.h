@@ -56,4 +56,9 @@ const char* experts_mxfp4_e4m3_gemm_sm90_refuses(const ExpertsParams& params);
 uint64_t experts_mxfp4_e4m3_gemm_sm90_workspace(const ExpertsParams& params);
 void experts_mxfp4_e4m3_gemm_sm90(const ExpertsParams& params);
 
+// experts_mxfp4_bf16_gemm_cuda: BF16 activations, F32 sums, mma.sync; for many tokens.
+const char* experts_mxfp4_bf16_gemm_cuda_refuses(const ExpertsParams& params);
+uint64_t experts_mxfp4_bf16_gemm_cuda_workspace(const ExpertsParams& params);
+void experts_mxfp4_bf16_gemm_cuda(const ExpertsParams& params);
+
 }  // namespace moxie

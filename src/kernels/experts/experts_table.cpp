@@ -65,14 +65,19 @@ double experts_gemm_us(const ExpertsParams& p, const DeviceRates& rates) {
 double experts_ordered_us(const ExpertsParams& p, const DeviceRates& rates) {
   return experts_gemm_us(p, rates) + 3 * kOrderedUs;
 }
+double experts_mma_us(const ExpertsParams& p, const DeviceRates& rates) {
+  if (p.hidden < kLeastGemmHidden) return kNeverUs;
+  return predicted_us(Op<ExpertsParams>::work(p), rates, rates.mma_gflops,
+                      {.read = 0.6, .products = 0.55, .fixed_us = 8.0});
+}
 // From 96 tokens an expert on, products are the limit, and 8-bit products win.
 double experts_e4m3_us(const ExpertsParams& p, const DeviceRates& rates) {
   const bool is_many = p.num_tokens * p.top_k >= 96 * p.gate_up.num_experts;
   return (is_many ? 0.5 : 40.0) * experts_gemm_us(p, rates);
 }
 
-constexpr Row<ExpertsParams> few_row(const char* name, const char* supports, const char* limits,
-                                     RouterForm router, FormSet<L1Form> l1,
+constexpr Row<ExpertsParams> few_row(const char* name, Features needs, const char* supports,
+                                     const char* limits, RouterForm router, FormSet<L1Form> l1,
                                      const char* (*refuses)(const ExpertsParams&),
                                      double (*predict_us)(const ExpertsParams&, const DeviceRates&),
                                      uint64_t (*workspace)(const ExpertsParams&),
@@ -83,10 +88,11 @@ constexpr Row<ExpertsParams> few_row(const char* name, const char* supports, con
       .covers = routes ? std::span<const OpInfo* const>(kRoute) : std::span<const OpInfo* const>(),
       .kind = "gemv",
       .device = DeviceKind::kCuda,
-      .needs = kCudaAny,
+      .needs = needs,
       .supports = supports,
       .limits = limits,
-      .ran_on = "H200; sm_100a and sm_120f compiled only",
+      .ran_on = needs == kClusters ? "H200; sm_100a and sm_120f compiled only"
+                                   : "H200; sm_80, sm_100a and sm_120f compiled only",
       .layout = PackedLayout::kFragment16x32,
       .forms = {.x = {XForm::kF32Pair}, .router = {router}, .l1 = l1},
       .refuses = refuses,
@@ -185,20 +191,21 @@ const Row<ExpertsParams> kRows[] = {
     gemv_row<ExpertsParams, kLanesNeonDotI8>("experts_mxfp4_i8_gemv_neondot", kNeonDot, kI8,
                                              kMxfp4Only, kRanEmulated),
 #if MOXIE_HAS_CUDA
-    few_row("experts_any_bf16x2_gemv_cuda", kFewFormats, kFewLimits, RouterForm::kNothing, kAnyL1,
-            experts_any_bf16x2_gemv_cuda_refuses, experts_ring_us,
+    few_row("experts_any_bf16x2_gemv_cuda", kClusters, kFewFormats, kFewLimits,
+            RouterForm::kNothing, kAnyL1, experts_any_bf16x2_gemv_cuda_refuses, experts_ring_us,
             experts_any_bf16x2_gemv_cuda_workspace, experts_any_bf16x2_gemv_cuda),
-    few_row("experts_any_bf16x2_slices_cuda", kFewFormats, kSlicesLimits, RouterForm::kNothing,
-            kAnyL1, experts_any_bf16x2_slices_cuda_refuses, experts_slices_us,
+    few_row("experts_any_bf16x2_slices_cuda", kClusters, kFewFormats, kSlicesLimits,
+            RouterForm::kNothing, kAnyL1, experts_any_bf16x2_slices_cuda_refuses, experts_slices_us,
             experts_any_bf16x2_gemv_cuda_workspace, experts_any_bf16x2_slices_cuda),
-    few_row("route_experts_any_bf16x2_slices_cuda", kFewFormats, kSlicesLimits, RouterForm::kSums,
-            kAnyL1, experts_any_bf16x2_slices_cuda_refuses, experts_slices_us,
+    few_row("route_experts_any_bf16x2_slices_cuda", kClusters, kFewFormats, kSlicesLimits,
+            RouterForm::kSums, kAnyL1, experts_any_bf16x2_slices_cuda_refuses, experts_slices_us,
             experts_any_bf16x2_gemv_cuda_workspace, experts_any_bf16x2_slices_cuda),
-    few_row("experts_mxfp4_bf16x2_tiles_cuda", kTilesFormats, kTilesLimits, RouterForm::kNothing,
-            kL1Alone, experts_mxfp4_bf16x2_tiles_cuda_refuses, experts_tiles_us,
-            experts_mxfp4_bf16x2_tiles_cuda_workspace, experts_mxfp4_bf16x2_tiles_cuda),
-    few_row("route_experts_mxfp4_bf16x2_tiles_cuda", kTilesFormats, kTilesLimits, RouterForm::kSums,
-            kL1Alone, experts_mxfp4_bf16x2_tiles_cuda_refuses, experts_tiles_us,
+    few_row("experts_mxfp4_bf16x2_tiles_cuda", kCudaAny, kTilesFormats, kTilesLimits,
+            RouterForm::kNothing, kL1Alone, experts_mxfp4_bf16x2_tiles_cuda_refuses,
+            experts_tiles_us, experts_mxfp4_bf16x2_tiles_cuda_workspace,
+            experts_mxfp4_bf16x2_tiles_cuda),
+    few_row("route_experts_mxfp4_bf16x2_tiles_cuda", kCudaAny, kTilesFormats, kTilesLimits,
+            RouterForm::kSums, kL1Alone, experts_mxfp4_bf16x2_tiles_cuda_refuses, experts_tiles_us,
             experts_mxfp4_bf16x2_tiles_cuda_workspace, experts_mxfp4_bf16x2_tiles_cuda),
     gemm_sm90_row<false>("experts_mxfp4_bf16_gemm_sm90",
                          "any number of tokens; chosen from 17 on; activations rounded to bf16",
@@ -223,6 +230,20 @@ const Row<ExpertsParams> kRows[] = {
      .predict_us = experts_e4m3_us,
      .workspace = experts_mxfp4_e4m3_gemm_sm90_workspace,
      .run = experts_mxfp4_e4m3_gemm_sm90},
+    {.name = "experts_mxfp4_bf16_gemm_cuda",
+     .kind = "w4a16",
+     .device = DeviceKind::kCuda,
+     .needs = kCudaAny,
+     .supports = "mxfp4; at most 256 experts, 16 a token",
+     .limits = kMmaLimits,
+     .ran_on = kMmaRanOn,
+     .layout = PackedLayout::kFragment16x32,
+     .forms = {.x = kAnyX, .t = {TForm::kF32, TForm::kAbsent}},
+     .is_batch_invariant = true,
+     .refuses = experts_mxfp4_bf16_gemm_cuda_refuses,
+     .predict_us = experts_mma_us,
+     .workspace = experts_mxfp4_bf16_gemm_cuda_workspace,
+     .run = experts_mxfp4_bf16_gemm_cuda},
 #endif
 };
 

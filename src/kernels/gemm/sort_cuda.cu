@@ -5,16 +5,13 @@
 //
 // 20 bytes in and out a pair: limited by latency, and by the scattered stores of a slot's values,
 // one a clock and SM. With many pairs a second kernel on all SMs does these stores.
-#include <cooperative_groups.h>
-
 #include "core/cuda_launch.cuh"
+#include "kernels/cluster.cuh"
 #include "kernels/gemm/sort_cuda.h"
 #include "kernels/ptx.cuh"
 
 namespace moxie::gemm {
 namespace {
-
-namespace cg = cooperative_groups;
 
 constexpr int kThreads = 1024, kWarps = kThreads / 32;
 constexpr int kMaxBlocks = 8;             // of a cluster, on every device
@@ -87,7 +84,7 @@ __global__ void __launch_bounds__(kFillThreads) fill_slots(const __grid_constant
 
 __global__ void __launch_bounds__(kThreads) sort_by_expert(const __grid_constant__ SortTask p) {
   __shared__ SortShared shared;
-  const cg::cluster_group cluster = cg::this_cluster();
+  ClusterOfBlocks cluster;
   const int rank = static_cast<int>(blockIdx.x), num_blocks = static_cast<int>(gridDim.x);
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
   int32_t* counts = shared.counts[warp];
@@ -141,12 +138,12 @@ __global__ void __launch_bounds__(kThreads) sort_by_expert(const __grid_constant
 #pragma unroll
       for (int b = 0; b < kMaxBlocks; ++b) {
         if (b >= num_blocks) break;
-        const int32_t count = *cluster.map_shared_rank(&shared.totals[expert], b);
+        const int32_t count = *cluster.in_block(&shared.totals[expert], b);
         before += b < rank ? count : 0;
         total += count;
       }
     }
-    cluster.barrier_arrive();  // the totals have been read
+    cluster.arrive();  // the totals have been read
   }
   const int32_t num_tiles = (total + p.shape.tile_slots - 1) / p.shape.tile_slots;
   const int32_t first_slot = sum_before(aligned(total), shared.slots_of_warps);
@@ -187,7 +184,7 @@ __global__ void __launch_bounds__(kThreads) sort_by_expert(const __grid_constant
           is_pair && p.scatters ? p.expert_weights[pair] : 0.0f);
   }
 
-  if (num_blocks > 1) cluster.barrier_wait();
+  if (num_blocks > 1) cluster.wait();
 }
 
 }  // namespace
@@ -209,7 +206,8 @@ void sort_pairs(const SortShape& shape, const int32_t* expert_ids, const float* 
   CHECK(shape.num_experts <= kMaxSortedExperts, std::to_string(shape.num_experts) + " experts");
   CHECK(shape.tile_slots > 0 && shape.tile_slots % kSlotsAlign == 0,
         "tiles of " + std::to_string(shape.tile_slots));
-  const int blocks = std::clamp(ceil_div(shape.num_pairs(), kPairsOfABlock), 1, kMaxBlocks);
+  const int most_blocks = code_has_clusters() ? kMaxBlocks : 1;
+  const int blocks = std::clamp(ceil_div(shape.num_pairs(), kPairsOfABlock), 1, most_blocks);
   const SortTask task{shape, sorted, expert_ids, expert_weights,
                       shape.num_pairs() <= kMostScattered};
   launch_kernel("sort_pairs", sort_by_expert, task,

@@ -37,6 +37,19 @@ inline double dense_gemm_us(const Work& work, int32_t hidden, const DeviceRates&
                       {.read = 0.6, .products = 0.65, .fixed_us = 3.0});
 }
 
+/// The rows by mma.sync (gemm/product_mma.cuh). Where rows by wgmma can run, those are faster.
+inline double dense_mma_us(const Work& work, int32_t hidden, const DeviceRates& rates) {
+  if (hidden < kLeastGemmHidden) return kNeverUs;
+  return predicted_us(work, rates, rates.mma_gflops,
+                      {.read = 0.6, .products = 0.6, .fixed_us = 5.0});
+}
+
+/// What rows by mma.sync say of themselves.
+inline constexpr const char* kMmaLimits =
+    "any number of tokens; for many where no row by wgmma can run; activations rounded to bf16; "
+    "same result for any batch and chunks";
+inline constexpr const char* kMmaRanOn = "H100; sm_80, sm_100a and sm_120f compiled only";
+
 /// The least extra time of the ordered rows, which give a token the same result in any batch. With
 /// it the planner takes these rows only where they are asked for.
 inline constexpr double kOrderedUs = 1.0;

@@ -3,17 +3,14 @@
 // The choices are those of moe_fp8_routing.cpp; expf() differs from the host's exp() by an ulp or
 // two, so that experts whose scores are as near as that may change places. 1 KB of logits a token:
 // limited by latency, so that tokens are spread over many warps.
-#include <cooperative_groups.h>
-
 #include "core/cuda_launch.cuh"
+#include "kernels/cluster.cuh"
 #include "kernels/moe_fp8/moe_fp8_pairs_cuda.h"
 #include "kernels/moe_fp8/moe_fp8_rows.h"
 #include "kernels/ptx.cuh"
 
 namespace moxie::moe_fp8 {
 namespace {
-
-namespace cg = cooperative_groups;
 
 constexpr int kFewThreads = 512, kTokensOfBlock = kFewThreads / 32;
 constexpr int kRouteThreads = 1024, kPlaceThreads = 256, kSortThreads = 1024, kAddThreads = 256;
@@ -222,7 +219,7 @@ __global__ void __launch_bounds__(kFewThreads)
   if (token < p.num_tokens) route_token(piece, token, keys + warp * num_keys(p));
   __threadfence();
   if (gridDim.x > 1)
-    cg::this_cluster().sync();
+    ClusterOfBlocks().sync();
   else
     __syncthreads();
   if (blockIdx.x != 0) return;

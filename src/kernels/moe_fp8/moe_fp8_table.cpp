@@ -95,7 +95,7 @@ const Row<MoeFp8Params> kRows[] = {
     {.name = "moe_fp8_block_scale_e4m3_f16_gemv_cuda",
      .kind = "gemv",
      .device = DeviceKind::kCuda,
-     .needs = kCudaAny,
+     .needs = kClusters,
      .supports = kCudaSupports,
      .limits = "any number of tokens in pieces of 128, best up to about 100; exact FP16 products, "
                "F32 sums; intermediate in FP16 with a power of two for 16 columns",

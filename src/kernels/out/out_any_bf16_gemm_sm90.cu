@@ -2,63 +2,14 @@
 // then one product (gemm/product_sm90.cuh), which is added with its bias to the residual stream.
 #include "kernels/gemm/dense_sm90.cuh"
 #include "kernels/gemm/stage_cuda.h"
+#include "kernels/out/out_end.cuh"
 #include "kernels/out/out_rows.h"
 
 namespace moxie {
-// Not in an unnamed namespace: other architectures leave these functions unused.
-namespace gemm {
-
-/// kIsSingle: x is single (residual.cuh). A template parameter, since a kernel with both forms
-/// spills registers. kAdds: false stores the sums alone.
-template <bool kIsSingle, bool kAdds = true>
-struct AddToResidual {
-  const float* bias;
-  float* x;
-
-  template <typename Cut>
-  __device__ __forceinline__ void store(const SumsTile& sums, int tile, int rows, int first_column,
-                                        int num_columns) const {
-    // Eight lanes store a column, two rows each.
-    const int lane = threadIdx.x % 32, in_tile = lane % 8 * 2, row = 16 * tile + in_tile;
-    if (row >= rows) return;
-    const float2 row_bias = *reinterpret_cast<const float2*>(bias + row);
-    constexpr bool kIsTight =
-        Cut::kWarpgroups > 2 || (Cut::kMostColumns > WideCut::kMostColumns && !kIsSingle);
-    constexpr int kBatch = kIsTight ? 4 : 8;  // as registers allow
-#pragma unroll 1
-    for (int first = lane / 8; first < num_columns; first += 4 * kBatch) {
-      const int64_t at = int64_t{first_column + first} * rows + row;
-      const int64_t stride = int64_t{4} * rows;  // of four columns
-      // All loads come before the first store: the compiler must assume that a store may change
-      // what a later load reads.
-      float4 old[kBatch];
-#pragma unroll
-      for (int c = 0; c < kBatch; ++c) {
-        old[c] = {};
-        if (kAdds && first + 4 * c < num_columns)
-          old[c] = load_residual<kIsSingle>(x, at + c * stride);
-      }
-#pragma unroll
-      for (int c = 0; c < kBatch; ++c) {
-        const int column = first + 4 * c;
-        if (column >= num_columns) continue;
-        const float2 before = whole(old[c]);
-        store_residual<kIsSingle>(
-            x, at + c * stride,
-            make_float2(before.x + sums.at(column, in_tile) + row_bias.x,
-                        before.y + sums.at(column, in_tile + 1) + row_bias.y));
-      }
-    }
-  }
-};
-
-}  // namespace gemm
-
 using namespace gemm;
 
 const char* out_any_bf16_gemm_sm90_refuses(const OutParams& p) {
-  if (p.weight.rows % 2 != 0) return "rows are odd";
-  if (p.overwrites && p.forms.x != XForm::kF32) return "x of two floats is not overwritten";
+  if (const char* why = refuses_out(p)) return why;
   return refuses_product(p.weight, kMaxStagedFloatsWidth);
 }
 
@@ -71,22 +22,10 @@ namespace {
 template <bool kInOrder>
 void run_out(const char* row, const OutParams& p) {
   if (p.num_tokens == 0) return;
-  StagedView staged = dense_columns(p.weight, p.num_tokens, p.launch);
-  if (p.forms.a == AForm::kBf16Staged) {
-    staged.data = reinterpret_cast<std::byte*>(const_cast<float*>(p.a));
-  } else {
-    stage_floats({.num_rows = p.num_tokens, .values = p.a, .to = staged}, p.launch.stream);
-  }
-  const auto multiply = [&](const auto& end) {
+  const StagedView staged = stage_out(p);
+  with_out_end(p, [&](const auto& end) {
     multiply_dense<kInOrder>(row, p.weight, staged, p.num_tokens, end, p.launch);
-  };
-  if (p.overwrites) {
-    multiply(AddToResidual<true, false>{.bias = p.bias, .x = p.x});
-  } else if (p.forms.x == XForm::kF32) {
-    multiply(AddToResidual<true>{.bias = p.bias, .x = p.x});
-  } else {
-    multiply(AddToResidual<false>{.bias = p.bias, .x = p.x});
-  }
+  });
 }
 
 }  // namespace

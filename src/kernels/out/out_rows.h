@@ -40,4 +40,8 @@ void out_any_bf16_gemm_sm90(const OutParams& params);
 // out_any_bf16_ordered_sm90: the same; sums in one order for any number of tokens.
 void out_any_bf16_ordered_sm90(const OutParams& params);
 
+// out_any_bf16_gemm_cuda: BF16 activations, F32 sums, mma.sync; for many tokens.
+const char* out_any_bf16_gemm_cuda_refuses(const OutParams& params);
+void out_any_bf16_gemm_cuda(const OutParams& params);
+
 }  // namespace moxie

@@ -30,7 +30,7 @@ constexpr Row<OutParams> few_row(const char* name, const char* supports, const c
           .needs = kCudaAny,
           .supports = supports,
           .limits = limits,
-          .ran_on = "H200; sm_100a and sm_120f compiled only",
+          .ran_on = "H200; sm_80, sm_100a and sm_120f compiled only",
           .layout = PackedLayout::kFragment16x32,
           .forms = {.x = kAnyX, .router = {RouterForm::kNothing, RouterForm::kSums}, .l1 = kAnyL1},
           .refuses = refuses,
@@ -141,6 +141,22 @@ const Row<OutParams> kRows[] = {
         "out_any_bf16_ordered_sm90",
         "any number of tokens; activations rounded to bf16; same result for any batch and chunks",
         out_any_bf16_ordered_sm90),
+    {.name = "out_any_bf16_gemm_cuda",
+     .device = DeviceKind::kCuda,
+     .needs = kCudaAny,
+     .supports = "bf16, mxfp4",
+     .limits = kMmaLimits,
+     .ran_on = kMmaRanOn,
+     .layout = PackedLayout::kFragment16x32,
+     .forms = {.x = kAnyX, .a = {AForm::kF32, AForm::kBf16Staged}},
+     .is_batch_invariant = true,
+     .refuses = out_any_bf16_gemm_cuda_refuses,
+     .predict_us =
+         [](const OutParams& p, const DeviceRates& rates) {
+           return dense_mma_us(Op<OutParams>::work(p), p.weight.rows, rates);
+         },
+     .workspace = out_any_bf16_gemm_sm90_workspace,
+     .run = out_any_bf16_gemm_cuda},
 #endif
 };
 

@@ -41,4 +41,8 @@ void qkv_any_bf16_gemm_sm90(const QkvParams& params);
 // qkv_any_bf16_ordered_sm90: the same; sums in one order for any number of tokens.
 void qkv_any_bf16_ordered_sm90(const QkvParams& params);
 
+// qkv_any_bf16_gemm_cuda: BF16 activations, F32 sums, mma.sync; for many tokens.
+const char* qkv_any_bf16_gemm_cuda_refuses(const QkvParams& params);
+void qkv_any_bf16_gemm_cuda(const QkvParams& params);
+
 }  // namespace moxie

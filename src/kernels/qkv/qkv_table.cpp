@@ -29,7 +29,7 @@ constexpr Row<QkvParams> few_row(const char* name, const char* supports, const c
           .needs = kCudaAny,
           .supports = supports,
           .limits = limits,
-          .ran_on = "H200; sm_100a and sm_120f compiled only",
+          .ran_on = "H200; sm_80, sm_100a and sm_120f compiled only",
           .layout = PackedLayout::kFragment16x32,
           .forms = {.x = {XForm::kF32Pair}, .l1 = kAnyL1},
           .refuses = refuses,
@@ -152,6 +152,22 @@ const Row<QkvParams> kRows[] = {
         "qkv_any_bf16_ordered_sm90",
         "any number of tokens; activations rounded to bf16; same result for any batch and chunks",
         qkv_any_bf16_ordered_sm90),
+    {.name = "qkv_any_bf16_gemm_cuda",
+     .device = DeviceKind::kCuda,
+     .needs = kCudaAny,
+     .supports = "bf16, mxfp4; cache f32, bf16, fp8_e4m3; head_dim a multiple of 16",
+     .limits = kMmaLimits,
+     .ran_on = kMmaRanOn,
+     .layout = PackedLayout::kFragment16x32,
+     .forms = {.x = kAnyX, .q = {QForm::kF32, QForm::kBf16Staged}},
+     .is_batch_invariant = true,
+     .refuses = qkv_any_bf16_gemm_cuda_refuses,
+     .predict_us =
+         [](const QkvParams& p, const DeviceRates& rates) {
+           return dense_mma_us(Op<QkvParams>::work(p), p.hidden, rates);
+         },
+     .workspace = qkv_any_bf16_gemm_sm90_workspace,
+     .run = qkv_any_bf16_gemm_cuda},
 #endif
 };
 

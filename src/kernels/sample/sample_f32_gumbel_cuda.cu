@@ -8,21 +8,18 @@
 // for the key at which a prefix ends, four ways a pass; a pass is a loop over the slice and one sum
 // over the cluster. Probabilities are summed as integers, 2^43 for the greatest, so that the order
 // of summation cannot change a token. Rows beyond kMaxClusters are done later in the same launch.
-#include <cooperative_groups.h>
-
 #include <algorithm>
 #include <cfloat>
 
 #include "core/cuda_launch.cuh"
+#include "kernels/cluster.cuh"
 #include "kernels/sample/philox.h"
 #include "kernels/sample/sample_rows.h"
 
 namespace moxie {
 namespace {
 
-namespace cg = cooperative_groups;
-
-constexpr int kCluster = 8;  // the greatest size that every device supports
+constexpr int kCluster = 8;  // the greatest size that every device with clusters supports
 constexpr int kThreads = 512;
 constexpr int kWarps = kThreads / 32;
 constexpr int kMaxClusters = 32;
@@ -42,7 +39,7 @@ struct SampleLaunch {
   const float* logits;            // [rows, vocab]
   const SampleRequest* requests;  // [rows]
   SampleAnswer* answers;          // [rows]
-  float* scratch;                 // [clusters, kCluster, slice]; null: slices in shared memory
+  float* scratch;                 // [clusters, blocks, slice]; null: slices in shared memory
   int32_t num_rows;
   int32_t vocab;
   int32_t slice;  // ids a block; the last blocks may have fewer
@@ -97,7 +94,7 @@ struct Slice {
 
 class Cluster {
  public:
-  __device__ explicit Cluster(Shared& shared) : shared_(shared), group_(cg::this_cluster()) {}
+  __device__ explicit Cluster(Shared& shared) : shared_(shared) {}
 
   // Combines values[] of all threads of the cluster; all get the result. Called by the whole
   // cluster.
@@ -118,9 +115,11 @@ class Cluster {
       }
     }
     group_.sync();
+    // Zero changes neither a sum nor a maximum.
+    const int block = lane % kCluster;
     for (int n = 0; n < N; ++n) {
       values[n] = over_lanes<4>(
-          *group_.map_shared_rank(&shared_.by_block[turn_][n], lane % kCluster), combine);
+          block < num_blocks() ? *group_.in_block(&shared_.by_block[turn_][n], block) : 0, combine);
     }
     turn_ ^= 1;
   }
@@ -131,8 +130,9 @@ class Cluster {
     return values[0];
   }
 
-  __device__ int block_idx() const { return static_cast<int>(group_.block_rank()); }
-  __device__ Shared& leader() { return *group_.map_shared_rank(&shared_, 0); }
+  __device__ int block_idx() const { return group_.rank(); }
+  __device__ int num_blocks() const { return group_.num_blocks(); }
+  __device__ Shared& leader() { return *group_.in_block(&shared_, 0); }
   __device__ void sync() { group_.sync(); }
 
  private:
@@ -147,7 +147,7 @@ class Cluster {
   }
 
   Shared& shared_;
-  cg::cluster_group group_;
+  ClusterOfBlocks group_;
   int turn_ = 0;
 };
 
@@ -472,8 +472,7 @@ __device__ void sample_row(Cluster& cluster, Shared& shared, const SampleRequest
   __syncthreads();
 }
 
-__global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 2)
-    sample_rows(const __grid_constant__ SampleLaunch p) {
+__global__ void __launch_bounds__(kThreads, 2) sample_rows(const __grid_constant__ SampleLaunch p) {
   extern __shared__ float shared_slice[];
   __shared__ Shared shared;
   Cluster cluster(shared);
@@ -482,8 +481,9 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 2)
       p.scratch == nullptr ? shared_slice : p.scratch + static_cast<int64_t>(blockIdx.x) * p.slice;
   slice.begin = min(cluster.block_idx() * p.slice, p.vocab);
   slice.end = min(slice.begin + p.slice, p.vocab);
-  const int32_t num_clusters = static_cast<int32_t>(gridDim.x / kCluster);
-  for (int32_t row = static_cast<int32_t>(blockIdx.x / kCluster); row < p.num_rows;
+  const int32_t num_blocks = cluster.num_blocks();
+  const auto num_clusters = static_cast<int32_t>(gridDim.x) / num_blocks;
+  for (int32_t row = static_cast<int32_t>(blockIdx.x) / num_blocks; row < p.num_rows;
        row += num_clusters) {
     sample_row(cluster, shared, p.requests[row], p.logits + static_cast<int64_t>(row) * p.vocab,
                slice, p.vocab, p.answers[row]);
@@ -671,7 +671,9 @@ void sample_plain(const SampleParams& params, cudaStream_t stream) {
                 {.grid = dim3(rows), .num_threads = kMergeThreads, .programmatic = true}, stream);
 }
 
-int32_t slice_of(int32_t vocab) { return round_up(ceil_div(vocab, kCluster), 4); }
+int32_t slice_of(int32_t vocab, int32_t num_blocks) {
+  return round_up(ceil_div(vocab, num_blocks), 4);
+}
 int32_t num_clusters(int32_t num_rows) { return num_rows < kMaxClusters ? num_rows : kMaxClusters; }
 
 }  // namespace
@@ -683,7 +685,7 @@ const char* sample_f32_gumbel_cuda_refuses(const SampleParams& params) {
 uint64_t sample_f32_gumbel_cuda_workspace(const SampleParams& params) {
   const uint64_t slices = uint64_t{4} * kCluster *
                           static_cast<uint64_t>(num_clusters(params.num_rows)) *
-                          static_cast<uint64_t>(slice_of(params.vocab));
+                          static_cast<uint64_t>(slice_of(params.vocab, kCluster));
   return std::max(slices, parts_bytes(params));
 }
 
@@ -694,7 +696,8 @@ void sample_f32_gumbel_cuda(const SampleParams& params) {
   int device = 0, shared_limit = 0;
   cudaGetDevice(&device);
   cudaDeviceGetAttribute(&shared_limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-  const int32_t slice = slice_of(params.vocab);
+  const int32_t num_blocks = code_has_clusters() ? kCluster : 1;  // of a row
+  const int32_t slice = slice_of(params.vocab, num_blocks);
   const uint64_t slice_bytes = uint64_t{4} * static_cast<uint64_t>(slice);
   const bool in_shared = slice_bytes + sizeof(Shared) <= static_cast<uint64_t>(shared_limit);
   const SampleLaunch launch{
@@ -706,8 +709,11 @@ void sample_f32_gumbel_cuda(const SampleParams& params) {
       .vocab = params.vocab,
       .slice = slice};
   launch_kernel("sample_f32_gumbel_cuda", sample_rows, launch,
-                dim3(static_cast<unsigned>(kCluster * num_clusters(params.num_rows))), kThreads,
-                in_shared ? slice_bytes : 0, stream);
+                {.grid = dim3(static_cast<unsigned>(num_blocks * num_clusters(params.num_rows))),
+                 .num_threads = kThreads,
+                 .shared_bytes = in_shared ? slice_bytes : 0,
+                 .cluster = num_blocks},
+                stream);
 }
 
 }  // namespace moxie

@@ -108,6 +108,8 @@ inline constexpr RowRounding kRowRoundings[] = {
     {"mxfp4_i8_gemv_neondot", kI8Rounding},
     {"any_bf16_gemm_amx", kBf16Rounding},
     {"any_bf16_gemm_avx512bf16", kBf16Rounding},
+    {"any_bf16_gemm_cuda", kBf16Rounding},
+    {"mxfp4_bf16_gemm_cuda", kBf16Rounding},
     {"any_bf16_gemm_sm90", kBf16Rounding},
     {"mxfp4_bf16_gemm_sm90", kBf16Rounding},
     {"any_bf16_ordered_sm90", kBf16Rounding},

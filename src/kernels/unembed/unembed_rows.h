@@ -37,4 +37,8 @@ void unembed_any_bf16_gemm_sm90(const UnembedParams& params);
 // unembed_any_bf16_ordered_sm90: the same; sums in one order for any number of tokens.
 void unembed_any_bf16_ordered_sm90(const UnembedParams& params);
 
+// unembed_any_bf16_gemm_cuda: BF16 activations, F32 sums, mma.sync; for many tokens.
+const char* unembed_any_bf16_gemm_cuda_refuses(const UnembedParams& params);
+void unembed_any_bf16_gemm_cuda(const UnembedParams& params);
+
 }  // namespace moxie

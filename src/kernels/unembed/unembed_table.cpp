@@ -110,7 +110,7 @@ const Row<UnembedParams> kRows[] = {
      .needs = kCudaAny,
      .supports = "f32, bf16, q8_0, mxfp4, mxfp8; up to 18432 columns",
      .limits = kFewLimits,
-     .ran_on = "H200; sm_100a and sm_120f compiled only",
+     .ran_on = "H200; sm_80, sm_100a and sm_120f compiled only",
      .layout = PackedLayout::kFragment16x32,
      .forms = {.x = kAnyX, .l1 = kAnyL1},
      .refuses = unembed_any_bf16x2_gemv_cuda_refuses,
@@ -129,6 +129,22 @@ const Row<UnembedParams> kRows[] = {
         "unembed_any_bf16_ordered_sm90",
         "any number of rows; activations rounded to bf16; same result for any batch and chunks",
         unembed_any_bf16_ordered_sm90),
+    {.name = "unembed_any_bf16_gemm_cuda",
+     .device = DeviceKind::kCuda,
+     .needs = kCudaAny,
+     .supports = "bf16, mxfp4",
+     .limits = kMmaLimits,
+     .ran_on = kMmaRanOn,
+     .layout = PackedLayout::kFragment16x32,
+     .forms = {.x = kAnyX},
+     .is_batch_invariant = true,
+     .refuses = unembed_any_bf16_gemm_cuda_refuses,
+     .predict_us =
+         [](const UnembedParams& p, const DeviceRates& rates) {
+           return dense_mma_us(Op<UnembedParams>::work(p), p.hidden, rates);
+         },
+     .workspace = unembed_any_bf16_gemm_sm90_workspace,
+     .run = unembed_any_bf16_gemm_cuda},
 #endif
 };
 

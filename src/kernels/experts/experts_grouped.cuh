@@ -1,0 +1,203 @@
+// What the rows of experts for many tokens share on GPUs: pairs of token and expert sorted by
+// expert, their activations gathered, two grouped products, and the sums of each token's pairs.
+#pragma once
+
+#include "kernels/experts/experts.h"
+#include "kernels/gemm/add_pairs_cuda.h"
+#include "kernels/gemm/dense.cuh"
+#include "kernels/gemm/sort_cuda.h"
+#include "kernels/gemm/stage_cuda.h"
+#include "kernels/scratch.h"
+
+namespace moxie::gemm {
+
+/// Items of the sorted pairs: each tile of the list, times each block of rows.
+struct SortedItems {
+  const SlotTile* tiles;
+  const int32_t* num_tiles;
+  int32_t row_blocks, tiles_a_block;
+
+  __device__ __forceinline__ bool item(int i, Item& item) const {
+    const int tile = i / row_blocks;
+    if (tile >= *num_tiles) return false;
+    const SlotTile t = tiles[tile];
+    item = {.expert = t.expert,
+            .first_tile = (i - tile * row_blocks) * tiles_a_block,
+            .first_column = t.first_slot,
+            .num_columns = t.num_slots};
+    return true;
+  }
+};
+
+/// Factors of the sums of rows g and g + 8 of a tile: the task's factor, and the rows' greatest
+/// scales if scales are folded.
+template <typename Cut, typename Task>
+__device__ __forceinline__ float2 product_scales_of(const Task& task, int expert, int tile) {
+  if constexpr (Cut::kActivation != DType::kF8E4M3)
+    return make_float2(task.product_scale, task.product_scale);
+  const int2 greatest = greatest_scales_of(task.weight, expert, tile);
+  const auto scale = [&](int code) {
+    return task.product_scale * exp2f(static_cast<float>(code - 127 - kFoldedTop));
+  };
+  return make_float2(scale(greatest.x), scale(greatest.y));
+}
+
+/// act = SwiGLU(W1 t + b1), staged for the second product; without its end.
+struct GateUpProduct {
+  SortedItems items;
+  PackedMatrix weight;
+  StagedView staged;
+  StagedView made;
+  const float* bias;  // packed order
+  float alpha, limit, product_scale;
+  const float* slot_scale;  // E4M3 only, like made_scale: factors of the outputs
+  float made_scale;
+  int32_t intermediate;
+
+  __device__ __forceinline__ bool item(int i, Item& item) const { return items.item(i, item); }
+
+  template <typename Cut>
+  __device__ __forceinline__ float activation(float gate, float up) const {
+    const float g = fminf(gate, limit), u = fminf(fmaxf(up, -limit), limit);
+    if constexpr (Cut::kActivation == DType::kF8E4M3) {
+      // tanh.approx is one special-function operation where exp and division are two. Its error is
+      // 2^-12 of 1; E4M3 keeps 2^-4.
+      float tangent;
+      asm("tanh.approx.f32 %0, %1;" : "=f"(tangent) : "f"(0.5f * alpha * g));
+      return g * (0.5f * tangent + 0.5f) * (u * made_scale + made_scale);
+    }
+    return __fdividef(g, 1.0f + __expf(-alpha * g)) * (u + 1.0f);
+  }
+  /// Calls store(m, column, first, second) with two neighbouring outputs of a column: 8 (tile + 4
+  /// m) + g / 2 * 2 and the next. scales(i): factors of columns 8 i + 2 q and the next, on top of
+  /// the rows' factors.
+  template <typename Cut, int kColumns, typename Scales, typename Store>
+  __device__ __forceinline__ void make(const Item& item, int tile, const Sums<Cut, kColumns>& sums,
+                                       Scales&& scales, Store&& store) const {
+    const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
+    const int in_pair = 2 * q + g % 2;  // column whose two outputs this lane stores
+#pragma unroll
+    for (int m = 0; m < Cut::kRowTiles; ++m) {
+      const int output = 8 * (tile + 4 * m) + g;
+      const bool is_real = output < intermediate;
+      const float* at = bias + int64_t{item.expert} * weight.rows + 16 * (tile + 4 * m) + g;
+      const float gate_bias = is_real ? at[0] : 0, up_bias = is_real ? at[8] : 0;
+      const float2 rows = product_scales_of<Cut>(*this, item.expert, tile + 4 * m);
+#pragma unroll
+      for (int i = 0; i < kColumns / 8; ++i) {
+        const float* d = &sums[m][4 * i];
+        const float2 scale = scales(i);
+        float first = activation<Cut>(d[0] * (rows.x * scale.x) + gate_bias,
+                                      d[2] * (rows.y * scale.x) + up_bias);
+        float second = activation<Cut>(d[1] * (rows.x * scale.y) + gate_bias,
+                                       d[3] * (rows.y * scale.y) + up_bias);
+        if (!is_real) first = second = 0;
+        // Lanes g and g + 1 (even and odd) exchange outputs: then each has both outputs of one
+        // column.
+        const float theirs = __shfl_xor_sync(~0u, g % 2 == 0 ? second : first, 4);
+        if (g % 2 == 0) {
+          store(m, 8 * i + in_pair, first, theirs);
+        } else {
+          store(m, 8 * i + in_pair, theirs, second);
+        }
+      }
+    }
+  }
+};
+
+/// The second product, without its end.
+struct DownProduct {
+  SortedItems items;
+  PackedMatrix weight;
+  StagedView staged;
+  const float* bias;  // [experts, hidden]
+  float product_scale;
+
+  __device__ __forceinline__ bool item(int i, Item& item) const { return items.item(i, item); }
+  /// The biases of rows g and g + 8 of a tile.
+  __device__ __forceinline__ float2 row_bias(int expert, int tile) const {
+    const int row = 16 * tile + static_cast<int>(threadIdx.x) % 32 / 4;
+    const float* at = bias + int64_t{expert} * weight.rows + row;
+    return make_float2(row < weight.rows ? at[0] : 0.0f, row + 8 < weight.rows ? at[8] : 0.0f);
+  }
+};
+
+/// Scratch of a launch: the sorted pairs, their activations and the outputs of both products. The
+/// outputs of the second product overwrite the activations, which only the first reads.
+struct GroupedMemory {
+  SortShape shape;
+  SortedPairs pairs;
+  StagedView staged, made;
+  uint16_t* pair_outputs = nullptr;  // [slots, hidden]
+  float* slot_scale = nullptr;       ///< E4M3: factor of a slot's staged values
+  uint64_t bytes;
+
+  GroupedMemory(const ExpertsParams& p, int32_t tile_slots, DType activation, std::byte* base)
+      : shape{.num_tokens = p.num_tokens,
+              .top_k = p.top_k,
+              .num_experts = p.gate_up.num_experts,
+              .tile_slots = tile_slots} {
+    Scratch scratch(base);
+    pairs = take_sorted_pairs(shape, scratch);
+    const auto rows = shape.capacity();
+    // Sized for BF16, since the pairs' outputs take the same memory.
+    staged.data = scratch.take<std::byte>(static_cast<int64_t>(staged_bytes(rows, p.hidden)));
+    made.data = scratch.take<std::byte>(
+        static_cast<int64_t>(staged_bytes(rows, p.intermediate, activation)));
+    staged.capacity = made.capacity = pairs.capacity;
+    staged.width = p.hidden, made.width = p.intermediate;
+    pair_outputs = reinterpret_cast<uint16_t*>(staged.data);
+    if (activation == DType::kF8E4M3) slot_scale = scratch.take<float>(rows);
+    bytes = scratch.bytes();
+  }
+};
+
+/// The first task, without its items.
+inline GateUpProduct gate_up_task(const ExpertsParams& p, const GroupedMemory& memory,
+                                  float product_scale, float made_scale = 1.0f) {
+  return {.items = {},
+          .weight = p.gate_up,
+          .staged = memory.staged,
+          .made = memory.made,
+          .bias = p.gate_up_bias,
+          .alpha = p.swiglu_alpha,
+          .limit = p.swiglu_limit,
+          .product_scale = product_scale,
+          .slot_scale = memory.slot_scale,
+          .made_scale = made_scale,
+          .intermediate = p.intermediate};
+}
+/// How the slots' activations are staged, from t or from x.
+inline StageSlots stage_slots_of(const ExpertsParams& p, const GroupedMemory& memory) {
+  return {.num_tokens = p.num_tokens,
+          .top_k = p.top_k,
+          .values = p.forms.t == TForm::kAbsent ? p.x : p.t,
+          .norm_weight = p.forms.t == TForm::kAbsent ? p.norm_weight : nullptr,
+          .rms_eps = p.rms_eps,
+          .x_is_single = p.forms.x == XForm::kF32,
+          .slot_of_pair = memory.pairs.slot_of_pair,
+          .to = memory.staged};
+}
+
+/// Why grouped products cannot do these experts; null if they can.
+inline const char* refuses_grouped(const ExpertsParams& p) {
+  if (p.gate_up.format != DType::kMXFP4 || p.down.format != DType::kMXFP4)
+    return "weights are not MXFP4";
+  if (p.gate_up.num_experts > kMaxSortedExperts) return "more than 256 experts";
+  if (p.top_k > kMaxTopK) return "more than 16 experts a token";
+  if (p.hidden % 8 != 0) return "the hidden size is not a multiple of 8";
+  return refuses_product(p.gate_up);
+}
+/// How each token's pairs are added up, after a second product that wrote them.
+inline AddPairs added_pairs_of(const ExpertsParams& p, const GroupedMemory& memory) {
+  return {.num_tokens = p.num_tokens,
+          .width = p.hidden,
+          .top_k = p.top_k,
+          .slot_of_pair = memory.pairs.slot_of_pair,
+          .weights = p.expert_weights,
+          .pairs = memory.pair_outputs,
+          .x = p.x,
+          .x_is_single = p.forms.x == XForm::kF32};
+}
+
+}  // namespace moxie::gemm

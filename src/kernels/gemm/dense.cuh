@@ -1,0 +1,130 @@
+// What the products of dense layers share: items over all tokens, and how sums reach a step's end.
+#pragma once
+
+#include <algorithm>
+
+#include "kernels/gemm/operand.cuh"
+#include "kernels/gemm/stage_cuda.h"
+#include "kernels/gemv/slice_gemv.cuh"
+
+namespace moxie::gemm {
+
+/// The work of one matrix times `num_columns` staged rows. Neighbouring items are the row blocks of
+/// one tile of columns, so that items that run at the same time share activations, and the weights
+/// stay in L2.
+struct DenseItems {
+  int32_t num_columns = 0, tile_columns = 0, row_blocks = 0, tiles_a_block = 0;
+  bool has_few_rows = false;  ///< on Hopper: blocks of 64 rows
+
+  int64_t num_items() const { return int64_t{row_blocks} * ceil_div(num_columns, tile_columns); }
+
+#ifdef __CUDACC__
+  __device__ __forceinline__ bool item(int i, Item& item) const {
+    const int tile = i / row_blocks, first = tile * tile_columns;
+    if (first >= num_columns) return false;
+    item = {.expert = 0,
+            .first_tile = (i - tile * row_blocks) * tiles_a_block,
+            .first_column = first,
+            .num_columns = min(tile_columns, num_columns - first)};
+    return true;
+  }
+#endif
+};
+
+/// Why a matrix cannot be multiplied here; null if it can. `most_columns`: that the staging takes.
+inline const char* refuses_product(const PackedMatrix& weight,
+                                   int32_t most_columns = kMaxStagedWidth) {
+  if (weight.layout != PackedLayout::kFragment16x32) return "weights are not packed for CUDA";
+  if (weight.format != DType::kMXFP4 && weight.format != DType::kMXFP8 &&
+      weight.format != DType::kBF16) {
+    return "weights are not MXFP4, MXFP8 or BF16";
+  }
+  if (weight.cols % 4 != 0) return "columns are not a multiple of 4";
+  if (weight.cols > most_columns) return "more columns than are staged";
+  return nullptr;
+}
+
+#ifdef __CUDACC__
+/// A warp's sums of 16 rows and some columns, in shared memory: an end reads them from there column
+/// by column, in the order in which it writes memory. An end that read registers would be a program
+/// so long that its instructions would arrive too late.
+struct SumsTile {
+  static constexpr int kMostColumns = 64;
+  static constexpr int kBytes = 16 * kMostColumns * sizeof(float);
+  const float* sums;
+
+  MOXIE_HOST_DEVICE static constexpr int place(int column_pair, int row) {
+    return column_pair * 32 + 2 * (row ^ column_pair % 4 * 4);
+  }
+  __device__ __forceinline__ float at(int column, int row) const {
+    return sums[place(column / 2, row) + column % 2];
+  }
+};
+
+/// The task of a dense product, without its end. End's
+///   template <Cut> void store(const SumsTile&, int tile, int rows, int first_column, int
+///   num_columns)
+/// uses the sums of tile `tile` of a matrix with `rows` rows.
+template <typename End>
+struct DenseProduct {
+  template <typename Cut>
+  static constexpr int kSharedBytes = SumsTile::kBytes * 4 * (Cut::kSplitsK ? 1 : Cut::kWarpgroups);
+  DenseItems items;
+  PackedMatrix weight;
+  StagedView staged;
+  float scale;
+  End end;
+
+  __device__ __forceinline__ bool item(int i, Item& item) const { return items.item(i, item); }
+  template <typename Cut, int kColumns>
+  __device__ __forceinline__ void finish(const Item& item, int tile,
+                                         const Sums<Cut, kColumns>& sums, std::byte* shared) const {
+    constexpr int kStep = kColumns < SumsTile::kMostColumns ? kColumns : SumsTile::kMostColumns;
+    constexpr int kSteps = kColumns / kStep;
+    const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
+    float* mine =
+        reinterpret_cast<float*>(shared + (threadIdx.x / 32 - Cut::kFirstWarp) * SumsTile::kBytes);
+    // The outer loop holds the end's code once; the inner one makes register numbers constants.
+#pragma unroll 1
+    for (int part = 0; part < Cut::kRowTiles * kSteps; ++part) {
+#pragma unroll
+      for (int known = 0; known < Cut::kRowTiles * kSteps; ++known) {
+        if (part != known) continue;
+#pragma unroll
+        for (int i = 0; i < kStep / 8; ++i) {
+          const float* d = &sums[known / kSteps][known % kSteps * (kStep / 2) + 4 * i];
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            *reinterpret_cast<float2*>(mine + SumsTile::place(4 * i + q, g + 8 * half)) =
+                make_float2(d[2 * half] * scale, d[2 * half + 1] * scale);
+          }
+        }
+      }
+      __syncwarp();
+      const int this_tile = tile + part / kSteps * 4, first = part % kSteps * kStep;
+      if (16 * this_tile < weight.rows && first < item.num_columns) {
+        end.template store<Cut>(SumsTile{mine}, this_tile, weight.rows, item.first_column + first,
+                                min(kStep, item.num_columns - first));
+      }
+      __syncwarp();
+    }
+  }
+  __device__ __forceinline__ void drain() const {}
+};
+
+/// Calls launch<F>() for a format that refuses_product lets through.
+template <typename Launch>
+void dispatch_product(DType format, Launch&& launch) {
+  if (format == DType::kMXFP4) return launch.template operator()<DType::kMXFP4>();
+  if (format == DType::kMXFP8) return launch.template operator()<DType::kMXFP8>();
+  CHECK(format == DType::kBF16, "not a format of products");
+  launch.template operator()<DType::kBF16>();
+}
+
+/// Where a row that stages its own columns has them: at the beginning of its workspace.
+inline StagedView dense_columns(const PackedMatrix& weight, int32_t num_columns, const Launch& at) {
+  return {at.workspace, round_up(num_columns, kStagedRows), weight.cols};
+}
+#endif
+
+}  // namespace moxie::gemm
