@@ -36,6 +36,7 @@ constexpr KernelEntry kEntries[] = {
     {"greatest_scales", kLoad, "load"},
     {"read_all", kLoad, "machine"},
     {"multiply_all", kLoad, "machine"},
+    {"multiply_all_mma", kLoad, "machine"},
     {"hold_device", kLoad, "machine"},
 };
 
