@@ -11,7 +11,7 @@ PRESET ?= package-static
 ARCHS ?= $(shell tools/gpu/archs.sh)
 ALL_ARCHS := 80,90a,100a,120f
 comma := ,
-cmake_archs = -DMOXIE_CUDA_ARCHS="$(subst $(comma),;,$(1))"
+cmake_archs = -DMOXIE_CUDA_ARCHS="$(subst $(comma),;,$(ARCHS))"
 # As typed: dollar signs and quotes reach the program untouched by make and by the shell.
 export DEMO_PROMPT = $(value PROMPT)
 
@@ -46,7 +46,7 @@ format: ## rewrite the sources in the house format
 gpu: ARCHS = $(ALL_ARCHS)
 gpu: ## the static build with CUDA: build/gpu/moxie and build/gpu/moxie_gpu_tests; ARCHS=80,90a
 	@tools/setup.sh build test gpu
-	@PATH="$$PATH:/usr/local/cuda/bin" cmake --preset gpu $(call cmake_archs,$(ARCHS)) --log-level=NOTICE >/dev/null
+	@PATH="$$PATH:/usr/local/cuda/bin" cmake --preset gpu $(cmake_archs) --log-level=NOTICE >/dev/null
 	@PATH="$$PATH:/usr/local/cuda/bin" cmake --build build/gpu -j $(JOBS) --target moxie moxie_gpu_tests
 
 package: ## a .deb and a Python wheel in build/package; PRESET=gpu: with CUDA
@@ -59,6 +59,6 @@ clean: ## remove everything built
 # The release folder serves run, build, test and serve, so that nothing is built twice.
 configure-release:
 	@tools/setup.sh build test
-	@PATH="$$PATH:/usr/local/cuda/bin" cmake --preset release $(call cmake_archs,$(ARCHS)) --log-level=NOTICE >/dev/null
+	@PATH="$$PATH:/usr/local/cuda/bin" cmake --preset release $(cmake_archs) --log-level=NOTICE >/dev/null
 
 .PHONY: help run build test serve check arm format gpu package clean configure-release

@@ -6,7 +6,10 @@
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <sstream>
+#include <string>
+#include <vector>
 
+#include "core/cuda_archs.h"
 #include "kernels/registry.h"
 #include "lab/record.h"
 
@@ -34,6 +37,18 @@ std::string cpu_rows() {
   return feature_names(features & ~kOfOtherCpus);
 }
 
+std::vector<std::string> words(const std::string& text) {
+  std::istringstream stream(text);
+  return std::vector<std::string>(std::istream_iterator<std::string>(stream), {});
+}
+
+// "sm_80", "sm_90a", ...
+std::vector<std::string> cuda_architectures() {
+  std::vector<std::string> names = words(cuda_archs());
+  for (std::string& name : names) name.insert(0, "sm_");
+  return names;
+}
+
 }  // namespace
 
 std::string version_text() {
@@ -42,21 +57,17 @@ std::string version_text() {
   text += fmt::format("commit    {}{}\n", build.commit, build.dirty ? " with local changes" : "");
   text += fmt::format("build     {}, {}, {}\n", build.build_type, build.compiler, kArchitecture);
   text += fmt::format("CPU rows  portable {}\n", cpu_rows());
-  text += build.cuda_version.empty()
-              ? "CUDA      without CUDA"
-              : fmt::format("CUDA      {}, for {}", build.cuda_version, MOXIE_CUDA_ARCHITECTURES);
+  text += build.cuda_version.empty() ? "CUDA      without CUDA"
+                                     : fmt::format("CUDA      {}, for {}", build.cuda_version,
+                                                   fmt::join(cuda_architectures(), " "));
   return text;
 }
 
 std::string version_json() {
-  const auto words = [](const std::string& text) {
-    std::istringstream stream(text);
-    return std::vector<std::string>(std::istream_iterator<std::string>(stream), {});
-  };
   const Environment build = build_environment();
   nlohmann::ordered_json cuda;
   if (!build.cuda_version.empty()) {
-    cuda = {{"version", build.cuda_version}, {"architectures", words(MOXIE_CUDA_ARCHITECTURES)}};
+    cuda = {{"version", build.cuda_version}, {"architectures", cuda_architectures()}};
   }
   const nlohmann::ordered_json document = {
       {"version", build.version},          {"commit", build.commit},

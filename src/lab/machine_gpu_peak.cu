@@ -40,6 +40,16 @@ struct MultiplyParams {
   float* sink;  // written only if a sum agrees with a value that the loop never makes
 };
 
+/// Bits of an operand from its number.
+__device__ __forceinline__ uint32_t scrambled(uint32_t seed) {
+  const uint32_t bits = seed * 2654435761u;
+  return bits ^ bits >> 15;
+}
+/// Two BF16 values with random signs and mantissas.
+__device__ __forceinline__ uint32_t random_bf16(uint32_t seed) {
+  return 0x3F803F80u | (scrambled(seed) & 0x807F807Fu);
+}
+
 template <GpuProducts kKind>
 __global__ void __launch_bounds__(128 * Shape<kKind>::kWarpgroups, 1)
     multiply_all(const __grid_constant__ MultiplyParams p) {
@@ -47,8 +57,8 @@ __global__ void __launch_bounds__(128 * Shape<kKind>::kWarpgroups, 1)
   constexpr int kColumns = Shape<kKind>::kColumns;
   // A word of values with random signs and mantissas; four are E5M2 in registers, E4M3 elsewhere.
   const auto random_word = [](uint32_t seed, bool is_e5m2) {
-    const uint32_t bits = seed * 2654435761u, word = bits ^ bits >> 15;
-    if (kKind == GpuProducts::kBF16) return 0x3F803F80u | (word & 0x807F807Fu);
+    if (kKind == GpuProducts::kBF16) return random_bf16(seed);
+    const uint32_t word = scrambled(seed);
     return is_e5m2 ? 0x3C3C3C3Cu | (word & 0x83838383u) : 0x38383838u | (word & 0x87878787u);
   };
   __shared__ __align__(1024) uint32_t tile[kColumns * 32];
@@ -81,13 +91,9 @@ __global__ void __launch_bounds__(128 * Shape<kKind>::kWarpgroups, 1)
 // The same by mma.sync, which every GPU since sm_80 has: eight warps, operands in registers.
 __global__ void __launch_bounds__(kMmaThreads, 1)
     multiply_all_mma(const __grid_constant__ MultiplyParams p) {
-  const auto random_word = [](uint32_t seed) {
-    const uint32_t bits = seed * 2654435761u, word = bits ^ bits >> 15;
-    return 0x3F803F80u | (word & 0x807F807Fu);
-  };
   uint32_t a[4], b[2];
-  for (int i = 0; i < 4; ++i) a[i] = random_word(6 * threadIdx.x + i + 77);
-  for (int i = 0; i < 2; ++i) b[i] = random_word(6 * threadIdx.x + i + 81);
+  for (int i = 0; i < 4; ++i) a[i] = random_bf16(6 * threadIdx.x + i + 77);
+  for (int i = 0; i < 2; ++i) b[i] = random_bf16(6 * threadIdx.x + i + 81);
   float d[kMmaChains][4] = {};
   for (int n = 0; n < p.num_iterations; ++n) {
 #pragma unroll

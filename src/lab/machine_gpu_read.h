@@ -14,10 +14,10 @@ inline constexpr uint64_t kGpuReadGrain = uint64_t{512} * 16 * 16;
 /// Seconds of each of `passes` reads of the whole buffer, after one that is not counted.
 Result<std::vector<double>> time_gpu_reads(const Buffer& buffer, int passes, Stream& stream);
 
-/// The operands: BF16 by BF16, or E5M2 by E4M3; sums in F32.
+/// The operands: BF16 by BF16, or E5M2 by E4M3; sums in F32. kBF16Mma: BF16 by mma.sync.
 enum class GpuProducts : uint8_t { kBF16, kFP8, kBF16Mma };
 /// Operations a second (a multiply-add counts as two) of each of `passes` passes, after one that is
-/// not counted. Empty if this build has no loop for the device: there are two, for Hopper.
+/// not counted. Empty if this build has no loop for the device: all but kBF16Mma are for Hopper.
 Result<std::vector<double>> time_gpu_products(GpuProducts kind, Device& device, int passes,
                                               Stream& stream);
 

@@ -59,7 +59,7 @@ const Row<EmbedParams> kRows[] = {
      .needs = kCudaAny,
      .supports = "F32, BF16, Q8_0 tables; columns a multiple of 4",
      .limits = "exact; any number of tokens",
-     .ran_on = "H200; sm_80, sm_100a and sm_120f compiled only",
+     .ran_on = kRanAnyCuda,
      .layout = PackedLayout::kFragment16x32,
      .forms = {.x = kAnyX, .l1 = kAnyL1},
      .is_batch_invariant = true,

@@ -9,9 +9,6 @@
 // of 64] [block of 32][part][32], where a pair is token * top_k + choice. down: a cluster makes one
 // tile of 16 outputs; its blocks share the experts, the warps of a block share the columns. Sums
 // are added in distributed shared memory, in a fixed order.
-
-#include <utility>
-
 #include "kernels/cluster.cuh"
 #include "kernels/experts/experts_rows.h"
 #include "kernels/experts/experts_slices.cuh"

@@ -25,10 +25,9 @@ struct GateUpMma : GateUpProduct {
         item, tile, sums, [](int) { return make_float2(1.0f, 1.0f); },
         [&](int m, uint32_t row, float first, float second) {
           const int of = tile + 4 * m;
-          const uint32_t chunk = of / 4 % 2 * 4 + g / 2;
-          *reinterpret_cast<uint32_t*>(shared + (of / 8 - first_unit) * kRegionBytes +
-                                       Cut::kRowBytes * row + 16 * (chunk ^ row % 8) +
-                                       4 * (of % 4)) = pack_bf16(first, second);
+          *reinterpret_cast<uint32_t*>(
+              shared + (of / 8 - first_unit) * kRegionBytes + Cut::kRowBytes * row +
+              staged_pair_offset(row, of % 8 * 4 + g / 2)) = pack_bf16(first, second);
         });
     __syncthreads();
     const int bytes = (item.num_columns + 7) / 8 * 8 * Cut::kRowBytes;

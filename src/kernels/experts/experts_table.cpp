@@ -91,8 +91,7 @@ constexpr Row<ExpertsParams> few_row(const char* name, Features needs, const cha
       .needs = needs,
       .supports = supports,
       .limits = limits,
-      .ran_on = needs == kClusters ? "H200; sm_100a and sm_120f compiled only"
-                                   : "H200; sm_80, sm_100a and sm_120f compiled only",
+      .ran_on = needs == kClusters ? kRanWithClusters : kRanAnyCuda,
       .layout = PackedLayout::kFragment16x32,
       .forms = {.x = {XForm::kF32Pair}, .router = {router}, .l1 = l1},
       .refuses = refuses,

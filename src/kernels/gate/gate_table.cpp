@@ -43,7 +43,7 @@ const Row<GateParams> kRows[] = {
      .needs = kCudaAny,
      .supports = "gate and up of one float a value; a multiple of 4 columns",
      .limits = "any number of tokens",
-     .ran_on = "H200; sm_80, sm_100a and sm_120f compiled only",
+     .ran_on = kRanAnyCuda,
      .layout = PackedLayout::kFragment16x32,
      .forms = {.l1 = kAnyL1},
      .is_batch_invariant = true,

@@ -53,6 +53,16 @@ __device__ __forceinline__ const std::byte* tile_of(const PackedMatrix& weight, 
          int64_t{min(tile, num_tiles - 1)} * num_units * kBytes;
 }
 
+/// A warp copies a unit to shared memory, without waiting; both addresses are the lane's first 16
+/// bytes.
+template <DType F>
+__device__ __forceinline__ void copy_unit(uint32_t to, const std::byte* from) {
+  constexpr int kBytes = fragment::kUnitBytes<F>, kWhole = kBytes / 512 * 512;
+#pragma unroll
+  for (int i = 0; i < kBytes / 512; ++i) copy_async_16(to + 512 * i, from + 512 * i);
+  if (kWhole < kBytes && 16 * (threadIdx.x % 32) < kBytes - kWhole)
+    copy_async_16(to + kWhole, from + kWhole);
+}
 /// A lane's share of a unit.
 template <DType F>
 __device__ __forceinline__ fragment::Unit<F> read_operand(const std::byte* unit_at) {

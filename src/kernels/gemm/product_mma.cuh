@@ -81,18 +81,10 @@ struct MmaCopies {
       for (int at = 16 * threadIdx.x; at < num_column_bytes; at += 16 * Cut::kThreads)
         copy_async_16(to + at, columns + at - 16 * threadIdx.x);
       columns += columns_step;
-      const uint32_t lane_bytes = 16 * (threadIdx.x % 32);
+      const uint32_t tiles = to + S::kColumnBytes + 16 * (threadIdx.x % 32);
 #pragma unroll
-      for (int m = 0; m < Cut::kRowTiles; ++m) {
-        const uint32_t tile =
-            to + S::kColumnBytes + (tile_in_block + 4 * m) * S::kTileBytes + lane_bytes;
-        const std::byte* from = weights + m * other_tile;
-#pragma unroll
-        for (int i = 0; i < S::kTileBytes / 512; ++i) copy_async_16(tile + 512 * i, from + 512 * i);
-        constexpr int kWhole = S::kTileBytes / 512 * 512;
-        if (kWhole < S::kTileBytes && lane_bytes < S::kTileBytes - kWhole)
-          copy_async_16(tile + kWhole, from + kWhole);
-      }
+      for (int m = 0; m < Cut::kRowTiles; ++m)
+        copy_unit<F>(tiles + (tile_in_block + 4 * m) * S::kTileBytes, weights + m * other_tile);
       weights += S::kTileBytes;
     }
     commit_copies();
@@ -118,7 +110,7 @@ __device__ __forceinline__ void multiply_unit(const std::byte* stage, int tile_i
     units[m] = read_operand<F>(stage + S::kColumnBytes + (tile_in_block + 4 * m) * S::kTileBytes);
 #pragma unroll
   for (int block = 0; block < 2; ++block) {
-    const uint32_t at = first + 16 * ((4 * block + lane / 8) ^ row);
+    const uint32_t at = first + staged_pair_offset(row, 16 * block + lane / 8);
     uint32_t b[2][4];
     load_matrices(at, b[0]);
     uint32_t a[kTiles][8];

@@ -107,16 +107,10 @@ struct WeightRing {
 
   __device__ __forceinline__ void fill() {
     if (next_unit < num_units) {
-      const uint32_t lane_bytes = 16 * (threadIdx.x % 32);
-      const uint32_t to = address + fill_stage * kStageBytes + lane_bytes;
+      const uint32_t to = address + fill_stage * kStageBytes + 16 * (threadIdx.x % 32);
 #pragma unroll
       for (int m = 0; m < Cut::kRowTiles; ++m) {
-#pragma unroll
-        for (int i = 0; i < kBytes / 512; ++i)
-          copy_async_16(to + m * kBytes + 512 * i, from[m] + 512 * i);
-        constexpr int kWhole = kBytes / 512 * 512;
-        if (kWhole < kBytes && lane_bytes < kBytes - kWhole)
-          copy_async_16(to + m * kBytes + kWhole, from[m] + kWhole);
+        copy_unit<F>(to + m * kBytes, from[m]);
         from[m] += kStep * kBytes;
       }
     }

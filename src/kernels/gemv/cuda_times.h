@@ -11,6 +11,10 @@ namespace moxie {
 inline constexpr FormSet<XForm> kAnyX{XForm::kF32, XForm::kF32Pair};
 inline constexpr FormSet<L1Form> kAnyL1{L1Form::kShared, L1Form::kL1};
 
+/// `ran_on` of CUDA rows that any device can run, and of those that need clusters.
+inline constexpr const char* kRanAnyCuda = "H200; sm_80, sm_100a and sm_120f compiled only";
+inline constexpr const char* kRanWithClusters = "H200; sm_100a and sm_120f compiled only";
+
 /// Rows for a few tokens run larger batches in groups of this many tokens.
 inline constexpr int32_t kGroupOfGemv = 8;
 /// The same of rows that are made for MXFP4 and sizes like gpt-oss'.

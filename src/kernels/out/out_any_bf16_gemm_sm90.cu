@@ -1,7 +1,6 @@
 // out on Hopper for many tokens: the attention's output staged in BF16 (here, or by attend itself),
 // then one product (gemm/product_sm90.cuh), which is added with its bias to the residual stream.
 #include "kernels/gemm/dense_sm90.cuh"
-#include "kernels/gemm/stage_cuda.h"
 #include "kernels/out/out_end.cuh"
 #include "kernels/out/out_rows.h"
 

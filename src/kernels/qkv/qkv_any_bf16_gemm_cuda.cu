@@ -9,7 +9,7 @@ namespace moxie {
 using namespace gemm;
 
 const char* qkv_any_bf16_gemm_cuda_refuses(const QkvParams& p) {
-  if (p.head_dim % 16 != 0) return "head_dim is not a multiple of 16";
+  if (const char* why = refuses_qkv(p)) return why;
   return refuses_product_mma(p.weight);
 }
 

@@ -1,7 +1,6 @@
 // qkv on Hopper for many tokens: the norm stages its output in BF16; then one product
 // (gemm/product_sm90.cuh) ends in bias, rotary and the append to the cache.
 #include "kernels/gemm/dense_sm90.cuh"
-#include "kernels/gemm/stage_cuda.h"
 #include "kernels/qkv/qkv_end.cuh"
 #include "kernels/qkv/qkv_rows.h"
 
@@ -9,7 +8,7 @@ namespace moxie {
 using namespace gemm;
 
 const char* qkv_any_bf16_gemm_sm90_refuses(const QkvParams& p) {
-  if (p.head_dim % 16 != 0) return "head_dim is not a multiple of 16";
+  if (const char* why = refuses_qkv(p)) return why;
   return refuses_product(p.weight);
 }
 

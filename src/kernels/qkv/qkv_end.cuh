@@ -152,6 +152,10 @@ struct TurnAndAppend {
   }
 };
 
+/// What no product over many tokens takes.
+inline const char* refuses_qkv(const QkvParams& p) {
+  return p.head_dim % 16 != 0 ? "head_dim is not a multiple of 16" : nullptr;
+}
 /// Stages the normed tokens in the workspace.
 inline StagedView stage_qkv(const QkvParams& p) {
   const StagedView staged = dense_columns(p.weight, p.batch.num_tokens, p.launch);

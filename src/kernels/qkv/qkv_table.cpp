@@ -29,8 +29,7 @@ constexpr Row<QkvParams> few_row(const char* name, const char* supports, const c
           .needs = kGroup == kGroupOfMxfp4 ? kClusters : kCudaAny,
           .supports = supports,
           .limits = limits,
-          .ran_on = kGroup == kGroupOfMxfp4 ? "H200; sm_100a and sm_120f compiled only"
-                                            : "H200; sm_80, sm_100a and sm_120f compiled only",
+          .ran_on = kGroup == kGroupOfMxfp4 ? kRanWithClusters : kRanAnyCuda,
           .layout = PackedLayout::kFragment16x32,
           .forms = {.x = {XForm::kF32Pair}, .l1 = kAnyL1},
           .refuses = refuses,

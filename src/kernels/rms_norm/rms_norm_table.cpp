@@ -45,7 +45,7 @@ const Row<RmsNormParams> kRows[] = {
      .needs = kCudaAny,
      .supports = "x and y of one float or two a value; a multiple of 4 columns, up to 16384",
      .limits = "any number of tokens",
-     .ran_on = "H200; sm_80, sm_100a and sm_120f compiled only",
+     .ran_on = kRanAnyCuda,
      .layout = PackedLayout::kFragment16x32,
      .forms = {.x = kAnyX, .l1 = kAnyL1},
      .is_batch_invariant = true,

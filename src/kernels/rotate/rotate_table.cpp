@@ -43,7 +43,7 @@ const Row<RotateParams> kRows[] = {
      .needs = kCudaAny,
      .supports = "cache in f32, bf16 or fp8_e4m3",
      .limits = "any number of tokens; head_dim a multiple of 32 up to 256",
-     .ran_on = "H200; sm_80, sm_100a and sm_120f compiled only",
+     .ran_on = kRanAnyCuda,
      .layout = PackedLayout::kFragment16x32,
      .forms = {.l1 = kAnyL1},
      .is_batch_invariant = true,

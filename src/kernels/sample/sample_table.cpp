@@ -1,4 +1,5 @@
 // The table of sample, and its least work.
+#include "kernels/gemv/cuda_times.h"
 #include "kernels/sample/sample_rows.h"
 
 namespace moxie {
@@ -71,7 +72,7 @@ const Row<SampleParams> kRows[] = {
      .needs = kCudaAny,
      .supports = "every request; vocabularies up to 1048576",
      .limits = "any number of rows; F32 scores: tokens differ only at ties closer than 1e-5",
-     .ran_on = "H200; sm_80, sm_100a and sm_120f compiled only",
+     .ran_on = kRanAnyCuda,
      .layout = PackedLayout::kFragment16x32,
      .is_batch_invariant = true,
      .refuses = sample_f32_gumbel_cuda_refuses,

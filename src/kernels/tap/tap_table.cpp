@@ -48,7 +48,7 @@ const Row<TapParams> kRows[] = {
      .needs = kCudaAny,
      .supports = "x of one float or two a value; columns a multiple of 4",
      .limits = "exact but for the rounding of two floats' sum; any number of tokens",
-     .ran_on = "H200; sm_80, sm_100a and sm_120f compiled only",
+     .ran_on = kRanAnyCuda,
      .layout = PackedLayout::kFragment16x32,
      .forms = {.x = kAnyX, .l1 = kAnyL1},
      .is_batch_invariant = true,

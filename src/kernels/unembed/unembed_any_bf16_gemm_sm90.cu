@@ -1,7 +1,6 @@
 // unembed on Hopper for many rows of logits: the final norm of the requested tokens, staged in
 // BF16, then one product (gemm/product_sm90.cuh).
 #include "kernels/gemm/dense_sm90.cuh"
-#include "kernels/gemm/stage_cuda.h"
 #include "kernels/unembed/unembed_end.cuh"
 #include "kernels/unembed/unembed_rows.h"
 

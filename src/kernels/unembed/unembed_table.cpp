@@ -110,7 +110,7 @@ const Row<UnembedParams> kRows[] = {
      .needs = kCudaAny,
      .supports = "f32, bf16, q8_0, mxfp4, mxfp8; up to 18432 columns",
      .limits = kFewLimits,
-     .ran_on = "H200; sm_80, sm_100a and sm_120f compiled only",
+     .ran_on = kRanAnyCuda,
      .layout = PackedLayout::kFragment16x32,
      .forms = {.x = kAnyX, .l1 = kAnyL1},
      .refuses = unembed_any_bf16x2_gemv_cuda_refuses,
