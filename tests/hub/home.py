@@ -1,5 +1,6 @@
 """A Hugging Face home for each test, and `moxie pull` run with it. MOXIE_BINARY names the program."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -75,7 +76,12 @@ class Home:
         return self.repo / "snapshots" / hub.commit
 
     def incomplete(self):
-        return {path.name: path.stat().st_size for path in self.repo.glob("blobs/*.incomplete")}
+        """Sizes by name. A file that a running pull renames meanwhile is left out."""
+        sizes = {}
+        for path in self.repo.glob("blobs/*.incomplete"):
+            with contextlib.suppress(FileNotFoundError):
+                sizes[path.name] = path.stat().st_size
+        return sizes
 
     def holds(self, hub, paths):
         """Whether exactly these files are there and whole, each a relative link to its blob."""
