@@ -11,6 +11,7 @@
 #include "apps/kernels_json.h"
 #include "apps/startup.h"
 #include "engine/drafts_json.h"
+#include "lab/bench_rounds.h"
 #include "lab/report.h"
 #include "lab/run_watch.h"
 #include "lab/stats.h"
@@ -39,6 +40,7 @@ Json to_json(const BenchResult& result, const BenchResult* off, bool is_simulate
                {"flops_per_token", result.flops_per_token},
                {"share_of_limit", result.share_of_limit},
                {"read_gb_s", result.read_gb_s},
+               {"loads", result.num_loads},
                {"kernels", kernels_json(result.kernels)},
                {"tile", result.tile},
                {"launches", std::move(launches)}};
@@ -60,13 +62,13 @@ Result<std::vector<BenchResult>> run_without_batch_invariance(const BenchFlags& 
                                                               std::span<const BenchTest> tests) {
   EngineOptions options = o.engine;
   options.batch_invariant = "off";
-  auto engine = Engine::load(options);
+  auto engine = BenchEngine::load(options);
   if (!engine) return fail(std::move(engine.error()));
   auto limits = measure_limits((*engine)->device());
   if (!limits) return fail(std::move(limits.error()));
   std::vector<BenchResult> results;
   for (const BenchTest& test : tests) {
-    auto result = run_bench(**engine, test, o.repetitions, *limits);
+    auto result = run_bench_in_rounds(*engine, test, o.repetitions, *limits);
     if (!result) return fail(std::move(result.error()));
     results.push_back(std::move(*result));
   }
@@ -76,17 +78,18 @@ Result<std::vector<BenchResult>> run_without_batch_invariance(const BenchFlags& 
 // A run on one engine: prints each test as it is done, and adds it to the record.
 class Run {
  public:
-  Run(const BenchFlags& o, Engine& engine, const MachineLimits& limits, const Flags& flags)
+  Run(const BenchFlags& o, BenchEngine& engine, const MachineLimits& limits, const Flags& flags)
       : o_(o),
         engine_(engine),
         limits_(limits),
-        watch_(engine.device()),
-        record_(record_of("bench", engine, limits, flags)) {}
+        watch_(engine->device()),
+        record_(record_of("bench", *engine, limits, flags)),
+        startup_(startup_json(engine->timeline())) {}
 
   void print_head() const {
     if (o_.json) return;
     print_limits(limits_);
-    if (o_.verbose) print_startup(engine_.timeline());
+    if (o_.verbose) print_startup(engine_->timeline());
     fmt::print(
         "| {:<24} | {:<14} | {:>20} | {:>12} | {:>8} "
         "|\n|{:-<26}|{:-<16}|{:->22}|{:->14}|{:->10}|\n",
@@ -95,7 +98,7 @@ class Run {
 
   // `off`: the same test without --batch-invariant; null: it is not on.
   Status run(const BenchTest& test, const BenchResult* off) {
-    auto result = run_bench(engine_, test, o_.repetitions, limits_);
+    auto result = run_bench_in_rounds(engine_, test, o_.repetitions, limits_);
     if (!result) return fail(std::move(result.error()));
     add_to_record(*result);
     tests_.push_back(to_json(*result, off, is_simulated()));
@@ -128,8 +131,8 @@ class Run {
  private:
   Json document() const {
     return {{"machine", moxie::to_json(limits_)},
-            {"model", model_json(engine_)},
-            {"startup", startup_json(engine_.timeline())},
+            {"model", model_json(*engine_)},
+            {"startup", startup_},
             {"tests", tests_},
             {"record", moxie::to_json(record_)}};
   }
@@ -168,10 +171,11 @@ class Run {
   }
 
   const BenchFlags& o_;
-  Engine& engine_;
+  BenchEngine& engine_;
   const MachineLimits& limits_;
   RunWatch watch_;
   Record record_;
+  const Json startup_;  // of the first loading
   Json tests_ = Json::array();
   std::vector<BenchResult> results_;
 };
@@ -190,11 +194,11 @@ int run(BenchFlags& o, const Flags& flags) {
     if (!results) return report(results.error());
     off = std::move(*results);
   }
-  auto engine = Engine::load(o.engine);
+  auto engine = BenchEngine::load(o.engine);
   if (!engine) return report(engine.error());
   auto limits = measure_limits((*engine)->device());
   if (!limits) return report(limits.error());
-  Run run(o, **engine, *limits, flags);
+  Run run(o, *engine, *limits, flags);
   run.print_head();
   for (size_t i = 0; i < tests->size(); ++i) {
     if (auto status = run.run((*tests)[i], off.empty() ? nullptr : &off[i]); !status) {

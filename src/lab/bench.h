@@ -24,7 +24,9 @@ struct BenchResult {
   double bytes_per_token = 0, flops_per_token = 0;
   /// The machine's read rate measured beside each sample, 1e9 bytes a second.
   std::vector<double> read_gb_s;
-  double share_of_limit = 0;  ///< median over samples, each against the limits beside it
+  std::vector<double> shares;  ///< of the limit: one a sample, each against the limits beside it
+  double share_of_limit = 0;   ///< their median
+  int32_t num_loads = 0;       ///< of the engine: samples of one loading stand together
   std::vector<KernelChooser::Count> kernels;
   DraftCounts drafts;  ///< of all repetitions, the warm-up included
   std::string tile;    ///< tile of the experts' products and its reason; empty if the row has none

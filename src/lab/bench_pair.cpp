@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/clock.h"
+#include "lab/bench_rounds.h"
 #include "lab/bench_sampler.h"
 #include "lab/stats.h"
 
@@ -36,43 +37,8 @@ class Effort {
   int32_t next_look_;
 };
 
-// Results of one engine's rounds as one.
-class Rounds {
- public:
-  void add(const BenchResult& round) {
-    if (all_.tok_s.empty()) {
-      all_ = round;
-    } else {
-      all_.tok_s.insert(all_.tok_s.end(), round.tok_s.begin(), round.tok_s.end());
-      all_.drafts.add(round.drafts);
-      for (const auto& count : round.kernels) add(count);
-    }
-    share_at_one_ = round.share_of_limit / median(round.tok_s);
-  }
-  const std::vector<double>& samples() const { return all_.tok_s; }
-  BenchResult result() const {
-    BenchResult result = all_;
-    result.share_of_limit = share_at_one_ * median(all_.tok_s);
-    return result;
-  }
-
- private:
-  void add(const KernelChooser::Count& count) {
-    const auto known = std::ranges::find_if(all_.kernels, [&](const auto& one) {
-      return one.op == count.op && one.name == count.name;
-    });
-    if (known == all_.kernels.end())
-      all_.kernels.push_back(count);
-    else
-      known->launches += count.launches;
-  }
-
-  BenchResult all_;
-  double share_at_one_ = 0;  // of the limit, at one token a second
-};
-
 struct PairOfRounds {
-  Rounds a, b;
+  BenchRounds a, b;
 };
 
 std::vector<double> joined(const std::vector<double>& before, std::span<const double> now) {

@@ -106,12 +106,12 @@ BenchResult BenchSampler::result() {
   }
   result.bytes_per_token = work.bytes / tokens;
   result.flops_per_token = work.flops / tokens;
-  std::vector<double> shares;
   for (size_t i = 0; i < of_samples_.size(); ++i) {
-    shares.push_back(share_of_limit(of_samples_[i], best_peak(of_samples_[i]), work.bytes,
-                                    flops_at_peak, tokens / result.tok_s[i]));
+    result.shares.push_back(share_of_limit(of_samples_[i], best_peak(of_samples_[i]), work.bytes,
+                                           flops_at_peak, tokens / result.tok_s[i]));
   }
-  result.share_of_limit = median(shares);
+  result.share_of_limit = median(result.shares);
+  result.num_loads = 1;
   return result;
 }
 
