@@ -358,6 +358,10 @@ void declare_model_flags(Flags& flags, EngineOptions* o) {
              "synthetic:gpt-oss-120b, synthetic:gpt-oss-20b or synthetic:PATH/config.json");
   flags.text("--device", &o->device, "cpu, cuda, cuda:N or auto");
   flags.integer("--threads", &o->threads, {0, 4096}, "CPU threads; 0: one a usable core");
+  flags.integer("--tensor-parallel-size", &o->tensor_parallel, {1, 64},
+                "ranks that divide the model among them; with --device cpu, ranks of threads");
+  flags.toggle("--enable-expert-parallel", &o->expert_parallel,
+               "ranks have whole experts, instead of columns of each");
   flags.texts(
       "--kernel", &o->kernels,
       "STEP=NAME forces a row, all=reference every reference row; experts= takes gemv, w4a16 "

@@ -81,6 +81,7 @@ std::vector<ShownRow> shown_rows(const PassPlan& plan, const GptOssConfig& confi
     for (const PlannedRow& row : plan.chains[c]) shown.push_back({&row, kind, count});
   }
   shown.push_back({&plan.unembed, "", 0});
+  for (const PlannedRow& row : plan.behind) shown.push_back({&row, "", 0});
   return shown;
 }
 

@@ -46,6 +46,8 @@ class CpuDevice final : public Device {
  public:
   explicit CpuDevice(int num_threads)
       : CpuDevice(std::make_unique<ThreadPool>(num_threads), nullptr) {}
+  CpuDevice(int num_threads, std::vector<UsableCore> cores)
+      : CpuDevice(std::make_unique<ThreadPool>(num_threads, std::move(cores)), nullptr) {}
   explicit CpuDevice(ThreadPool& threads) : CpuDevice(nullptr, &threads) {}
   CpuDevice(std::unique_ptr<ThreadPool> own, ThreadPool* shared)
       : own_(std::move(own)), pool_(shared != nullptr ? *shared : *own_) {
@@ -128,6 +130,10 @@ Result<std::unique_ptr<Graph>> Device::capture(Stream&, const std::function<void
 
 std::unique_ptr<Device> make_cpu_device(int num_threads) {
   return std::make_unique<CpuDevice>(num_threads);
+}
+
+std::unique_ptr<Device> make_cpu_device(int num_threads, std::vector<UsableCore> cores) {
+  return std::make_unique<CpuDevice>(num_threads, std::move(cores));
 }
 
 std::unique_ptr<Device> make_cpu_device(ThreadPool& threads) {

@@ -8,9 +8,11 @@
 
 #include "core/clock.h"
 #include "core/device_cpu.h"
+#include "engine/parallel.h"
 #include "engine/tokenizer_source.h"
 #include "model/fold_scales_cuda.h"
 #include "model/rotary_table.h"
+#include "model/shard.h"
 
 namespace moxie {
 namespace {
@@ -32,6 +34,9 @@ PlanRequest plan_request(const EngineOptions& options, const LoadOptions& load, 
           .kv_cache_bytes = options.kv_cache_bytes};
 }
 
+Engine::Engine() = default;
+Engine::~Engine() = default;
+
 Result<std::unique_ptr<Engine>> Engine::load(const EngineOptions& options) {
   std::unique_ptr<Engine> engine(new Engine);
   engine->options_ = options;
@@ -45,6 +50,7 @@ Result<std::unique_ptr<Engine>> Engine::load(const EngineOptions& options) {
   StartupTimeline& t = engine->timeline_;
   double weights_s = 0, memory_s = 0;
   Status status = timed(&t.open_s, [&] { return engine->open_model(); });
+  if (status) status = engine->divide();
   if (status) status = engine->open_head();
   if (status) status = timed(&t.plan_s, [&] { return engine->open_device(); });
   if (status) status = timed(&weights_s, [&] { return engine->load_model(); });
@@ -76,6 +82,21 @@ Status Engine::open_model() {
   return {};
 }
 
+// Among ranks.
+Status Engine::divide() {
+  const int n = options_.tensor_parallel;
+  if (options_.expert_parallel && n == 1)
+    return fail("there is one rank", "--enable-expert-parallel", "--tensor-parallel-size 2");
+  if (n > 1 && options_.speculation.method != SpecMethod::kOff &&
+      options_.speculation.method != SpecMethod::kNgram)
+    return fail("draft heads run on one rank only", "--tensor-parallel-size", "--spec ngram, off");
+  load_options_.ranks = {.size = n, .splits_experts = options_.expert_parallel};
+  auto config = config_of_rank(checkpoint_->config(), load_options_.ranks, 0);
+  if (!config) return fail(std::move(config.error()));
+  rank_config_ = std::move(*config);
+  return {};
+}
+
 // The taps and the memory plan depend on the head.
 Status Engine::open_head() {
   auto head = open_draft_head(options_.speculation, options_.model, *checkpoint_);
@@ -92,10 +113,18 @@ Status Engine::open_device() {
   if (options_.graphs != "on" && options_.graphs != "off") {
     return fail("unknown value '" + options_.graphs + "'", "--graphs", "on or off");
   }
+  const int n = options_.tensor_parallel;
+  if (n > 1 && name != "cpu")
+    return fail("several ranks run on the CPU only", "--tensor-parallel-size", "--device cpu");
   if (name == "cuda" || name.starts_with("cuda:")) {
     if (auto status = open_gpu(name); !status) return status;
   } else if (name == "cpu" || name == "auto") {
-    if (name == "cpu" || !open_usable_gpu()) {
+    if (n > 1) {
+      const auto cores = usable_cores();
+      device_ = make_cpu_device(options_.threads > 0 ? std::max(1, options_.threads / n) : 0,
+                                cores_of_rank(cores, 0, n));
+      if (auto status = make_kernels(); !status) return status;
+    } else if (name == "cpu" || !open_usable_gpu()) {
       device_ = options_.shared_threads != nullptr ? make_cpu_device(*options_.shared_threads)
                                                    : make_cpu_device(options_.threads);
       load_options_.device = DeviceKind::kCpu;
@@ -212,13 +241,14 @@ Status Engine::make_kernels() {
 Status Engine::load_model() {
   const auto start = std::chrono::steady_clock::now();
   const ModelWeights layout = checkpoint_->layout(load_options_);
-  const GptOss shape(config(), layout, {}, *kernels_);
+  const GptOss shape(rank_config_, layout, {}, *kernels_);
   // Before loading: the formats alone tell whether a step has no row.
   if (auto status = shape.check_rows(kv_dtype_); !status) return status;
   PlanRequest request = plan_request(options_, load_options_, kv_dtype_);
   request.draft = draft_checkpoint_.get();
   request.speculation = options_.speculation;
-  plan_ = plan_memory(*checkpoint_, request, device_->properties().available_bytes, *kernels_);
+  const auto n = static_cast<uint64_t>(options_.tensor_parallel);  // ranks share the memory
+  plan_ = plan_memory(*checkpoint_, request, device_->properties().available_bytes / n, *kernels_);
   if (!plan_.fits) {
     return fail(fmt::format("needs {}, {} is free", format_bytes(plan_.total_bytes),
                             format_bytes(plan_.available_bytes)),
@@ -231,12 +261,15 @@ Status Engine::load_model() {
                            kv_shape(config(), kv_dtype_), plan_.pages.full, plan_.max_model_len,
                            plan_.max_batch_tokens, options_.max_num_seqs, device_->kind());
   timeline_.plan_s += seconds_since(start);
+  if (options_.tensor_parallel > 1) ranks_ = RankGroup::start(rank_setup());
   auto weights = checkpoint_->load(*device_, load_options_);
   if (!weights) return fail(std::move(weights.error()));
   weights_ = std::move(*weights);
   if (kernels_->activation() == DType::kF8E4M3) {
     if (auto status = fold_scales_cuda(*device_, *stream_, weights_); !status) return status;
   }
+  if (ranks_ != nullptr)
+    if (auto status = ranks_->loaded(); !status) return status;
   const StartupTimeline& loaded = weights_.timeline;
   timeline_.read_s = loaded.read_s;
   timeline_.copy_s = loaded.copy_s;
@@ -246,14 +279,33 @@ Status Engine::load_model() {
   return {};
 }
 
+RankSetup Engine::rank_setup() const {
+  return {.checkpoint = checkpoint_.get(),
+          .load = load_options_,
+          .threads = options_.threads,
+          .choice = kernels_->choice(),
+          .features = kernels_->features(),
+          .rates = kernels_->rates(),
+          .kv_dtype = kv_dtype_,
+          .use_sinks = options_.sinks,
+          .max_model_len = plan_.max_model_len,
+          .max_num_seqs = options_.max_num_seqs,
+          .max_batch_tokens = plan_.max_batch_tokens,
+          .max_logit_rows = options_.max_logit_rows,
+          .num_full_pages = static_cast<int32_t>(plan_.pages.full),
+          .num_window_pages = static_cast<int32_t>(plan_.pages.window),
+          .table_stride = table_stride()};
+}
+
 Status Engine::make_memory() {
-  const GptOssConfig& config = checkpoint_->config();
+  const GptOssConfig& config = rank_config_;
   const int32_t max_len = plan_.max_model_len;
   auto rotary = make_rotary_table(*device_, *stream_, yarn_frequencies(config), max_len);
   if (!rotary) return fail(std::move(rotary.error()));
   rotary_buffer_ = std::move(*rotary);
   model_ = std::make_unique<GptOss>(config, weights_, Rotary{rotary_buffer_.as<float>(), max_len},
-                                    *kernels_, options_.sinks, options_.taps);
+                                    *kernels_, options_.sinks, options_.taps,
+                                    ranks_ == nullptr ? nullptr : &ranks_->link());
   const auto bytes =
       activation_bytes(config, weights_, kv_dtype_, *kernels_, options_.max_batch_tokens,
                        options_.max_logit_rows, options_.taps.size());
@@ -278,6 +330,10 @@ Status Engine::make_memory() {
                             static_cast<int32_t>(plan_.pages.window));
   if (!kv) return fail(std::move(kv.error()));
   kv_ = std::move(*kv);
+  if (ranks_ != nullptr) {
+    kv_->set_on_copy(
+        [this](PageKind kind, int32_t from, int32_t to) { ranks_->copy_page(kind, from, to); });
+  }
 
   auto arrays = LaunchArrays::create(*device_, {.num_tokens = options_.max_batch_tokens,
                                                 .num_seqs = options_.max_num_seqs,
@@ -312,7 +368,7 @@ Status Engine::make_decode_loop() {
 
 // The most entries of a sequence's block table in a launch.
 int32_t Engine::table_stride() const {
-  return ceil_div(plan_.max_model_len, kv_->shape().page_tokens);
+  return ceil_div(plan_.max_model_len, KvShape{}.page_tokens);
 }
 
 Status Engine::load_tokenizer() {
@@ -414,11 +470,34 @@ Result<const float*> Engine::run(const HostArrays& arrays) {
       if (follows_in_graph) static_cast<void>(follow(arrays, batch.ragged));
     });
   } else {
-    model_->forward(batch, layers_, activations_, *stream_);
+    status = forward(arrays, batch);
   }
   if (status && follower_ != nullptr && !follows_in_graph) status = follow(arrays, batch.ragged);
   if (!status) return fail(std::move(status.error()));
   return activations_.logits;
+}
+
+// On all ranks.
+Status Engine::forward(const HostArrays& arrays, const Batch& batch) {
+  if (ranks_ == nullptr) {
+    model_->forward(batch, layers_, activations_, *stream_);
+    return {};
+  }
+  ranks_->launch(arrays);
+  auto status =
+      clear_parts(activations_, rank_config_, batch.ragged.num_tokens, *device_, *stream_);
+  model_->forward(batch, layers_, activations_, *stream_);
+  if (auto others = ranks_->finish(); status) status = std::move(others);
+  return status;
+}
+
+uint64_t Engine::weights_bytes() const {
+  return weights_.packed_bytes + (ranks_ == nullptr ? 0 : ranks_->weights_bytes());
+}
+
+Status Engine::synchronize() {
+  auto status = stream_->synchronize();
+  return status && ranks_ != nullptr ? ranks_->link().status() : status;
 }
 
 // A follower's pages are the full layers'.

@@ -28,6 +28,8 @@
 
 namespace moxie {
 
+class RankGroup;
+struct RankSetup;
 class ThreadPool;
 
 /// How a model is loaded and run; strings have the form of the flags' values.
@@ -51,6 +53,8 @@ struct EngineOptions {
   /// Bytes of both pools of the cache. 0: as many pages as max_num_seqs sequences of max_model_len
   /// need. kAutoKvBytes: the size that a server takes (plan.h).
   uint64_t kv_cache_bytes = 0;
+  int tensor_parallel = 1;       ///< ranks that share the model; CPU: of threads
+  bool expert_parallel = false;  ///< ranks have whole experts, instead of columns of each
   bool sinks = true;
   std::vector<int32_t> taps;       ///< layers before which x is copied out (GptOss): read_tap()
   SpeculationOptions speculation;  ///< for make_drafter()
@@ -119,6 +123,9 @@ class LaunchFollower {
 
 class Engine {
  public:
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
   /// Plans the memory, fails if the model does not fit, then loads.
   static Result<std::unique_ptr<Engine>> load(const EngineOptions& options);
 
@@ -156,7 +163,7 @@ class Engine {
   /// The sizes that the head's memory was planned with.
   const DraftHead::Options& draft_options() const { return draft_options_; }
   /// Waits for everything given to the device.
-  Status synchronize() { return stream_->synchronize(); }
+  Status synchronize();
 
   /// Answers one prompt, with the launches of a service that has this request alone (step_loop.h):
   /// prefill in chunks of max_batch_tokens, then one token a launch, or several with a drafter.
@@ -186,7 +193,10 @@ class Engine {
   /// That rows of a launch may use.
   uint64_t workspace_bytes() const { return activations_.workspace_bytes; }
   const ModelWeights& weights() const { return weights_; }
-  uint64_t weights_bytes() const { return weights_.packed_bytes; }
+  /// Of all ranks.
+  uint64_t weights_bytes() const;
+  int num_ranks() const { return options_.tensor_parallel; }
+  RankGroup* ranks() { return ranks_.get(); }  ///< the others; null: one rank
   double load_seconds() const { return timeline_.ready_s; }
   /// How long each stage of the start took.
   const StartupTimeline& timeline() const { return timeline_; }
@@ -199,8 +209,9 @@ class Engine {
   void stop_at_ends_of(const Tokenizer& tokenizer);
 
  private:
-  Engine() = default;
+  Engine();
   Status open_model();
+  Status divide();
   Status open_head();
   Status open_device();
   Status open_gpu(const std::string& name);
@@ -209,6 +220,8 @@ class Engine {
   Status load_model();
   Status make_memory();
   Status make_decode_loop();
+  RankSetup rank_setup() const;
+  Status forward(const HostArrays& arrays, const Batch& batch);
   Status follow(const HostArrays& arrays, const Ragged& placed);
   int32_t table_stride() const;
   Status load_tokenizer();
@@ -222,6 +235,7 @@ class Engine {
   DraftHead::Options draft_options_;
   LaunchFollower* follower_ = nullptr;
   LoadOptions load_options_;
+  GptOssConfig rank_config_;  // of the first rank; of all, if it is alone
   std::unique_ptr<KernelChooser> kernels_;
   std::unique_ptr<const Tokenizer> tokenizer_;
   ModelWeights weights_;
@@ -234,6 +248,7 @@ class Engine {
   Activations activations_;
   std::unique_ptr<GptOss> model_;
   std::unique_ptr<KvCache> kv_;
+  std::unique_ptr<RankGroup> ranks_;  // null: one rank
 
   std::unique_ptr<DecodeLoop> decode_loop_;
   std::unique_ptr<GraphCache> graphs_;

@@ -139,6 +139,7 @@ struct KvCache::Impl {
   std::vector<Sequence> sequences;
   std::vector<SeqId> free_ids;
   uint64_t num_made = 0;
+  std::function<void(PageKind, int32_t, int32_t)> on_copy;  // may be empty
 
   Sequence& at(SeqId seq) {
     CHECK(seq >= 0 && seq < static_cast<SeqId>(sequences.size()) &&
@@ -185,6 +186,7 @@ struct KvCache::Impl {
       int32_t& last = table.pages[static_cast<size_t>(num_tokens / shape.page_tokens)];
       const int32_t copy = pool.take();
       copy_page(pool, page_bytes_of_layer(shape), last, copy);
+      if (on_copy) on_copy(&pool == &full ? PageKind::kFull : PageKind::kWindow, last, copy);
       pool.drop(last);
       last = copy;
     }
@@ -508,6 +510,14 @@ void KvCache::check_integrity() const {
   CHECK(num_live + impl_->free_ids.size() == impl_->sequences.size());
   Impl::check_pool(impl_->full, full);
   Impl::check_pool(impl_->window, window);
+}
+
+void KvCache::copy_page(PageKind kind, int32_t from, int32_t to) {
+  impl_->copy_page(impl_->pool(kind), page_bytes_of_layer(shape_), from, to);
+}
+
+void KvCache::set_on_copy(std::function<void(PageKind, int32_t, int32_t)> on_copy) {
+  impl_->on_copy = std::move(on_copy);
 }
 
 }  // namespace moxie

@@ -94,6 +94,11 @@ class KvCache {
   void forget(PageKind kind, int32_t page);
   void set_on_evict(const std::function<void(PageKind kind, int32_t page)>& on_evict);
 
+  /// Copies a page. Its sequences are not told: for caches with the pages of another one.
+  void copy_page(PageKind kind, int32_t from, int32_t to);
+  /// Is told of each page that the cache copies.
+  void set_on_copy(std::function<void(PageKind kind, int32_t from, int32_t to)> on_copy);
+
   const KvShape& shape() const { return shape_; }
   int32_t num_full_pages() const;
   int32_t num_window_pages() const;

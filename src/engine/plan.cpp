@@ -8,6 +8,7 @@
 #include "engine/launch_arrays.h"
 #include "kernels/attend/attend.h"
 #include "model/gpt_oss.h"
+#include "model/shard.h"
 
 namespace moxie {
 namespace {
@@ -183,7 +184,9 @@ DraftHead::Options draft_head_options(const DraftConfig& config, const Speculati
 MemoryPlan plan_memory(const Checkpoint& checkpoint, const PlanRequest& asked,
                        uint64_t available_bytes, const KernelChooser& kernels) {
   PlanRequest request = asked;
-  const GptOssConfig& config = checkpoint.config();
+  const auto of_rank = config_of_rank(checkpoint.config(), asked.load.ranks, asked.load.rank);
+  CHECK(of_rank.has_value(), of_rank ? "" : of_rank.error().message());
+  const GptOssConfig& config = *of_rank;
   const bool on_cpu = kernels.device() == DeviceKind::kCpu;
   LoadOptions load = request.load;
   load.device = kernels.device();

@@ -59,7 +59,8 @@ class EngineRunner : public StepRunner {
 }  // namespace
 
 std::unique_ptr<StepRunner> make_step_runner(Engine& engine, bool loops_on_cpu) {
-  const bool loops = loops_on_cpu || engine.device().kind() != DeviceKind::kCpu;
+  const bool is_alone = engine.num_ranks() == 1;
+  const bool loops = is_alone && (loops_on_cpu || engine.device().kind() != DeviceKind::kCpu);
   return std::make_unique<EngineRunner>(engine, loops);
 }
 

@@ -4,9 +4,11 @@
 #include "kernels/embed/embed.h"
 #include "kernels/experts/experts.h"
 #include "kernels/gate/gate.h"
+#include "kernels/gather/gather.h"
 #include "kernels/moe_fp8/moe_fp8.h"
 #include "kernels/out/out.h"
 #include "kernels/qkv/qkv.h"
+#include "kernels/reduce/reduce.h"
 #include "kernels/registry.h"
 #include "kernels/rms_norm/rms_norm.h"
 #include "kernels/rotate/rotate.h"
@@ -31,8 +33,8 @@ constexpr OpTable kOps[] = {
     table_of<EmbedParams>(),   table_of<QkvParams>(),    table_of<AttendParams>(),
     table_of<OutParams>(),     table_of<RouteParams>(),  table_of<ExpertsParams>(),
     table_of<UnembedParams>(), table_of<SampleParams>(), table_of<TapParams>(),
-    table_of<RmsNormParams>(), table_of<GateParams>(),   table_of<RotateParams>(),
-    table_of<MoeFp8Params>()};
+    table_of<ReduceParams>(),  table_of<GatherParams>(), table_of<RmsNormParams>(),
+    table_of<GateParams>(),    table_of<RotateParams>(), table_of<MoeFp8Params>()};
 
 }  // namespace
 

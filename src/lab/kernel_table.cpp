@@ -41,9 +41,9 @@ constexpr KernelEntry kEntries[] = {
 };
 
 constexpr const char* kNames[kNumCategories] = {
-    "experts",  "dense",    "attention",       "routing", "norm and activation",
-    "kv cache", "sampling", "memory movement", "load",    "other",
-    "gap"};
+    "experts",  "dense",    "attention",       "routing",       "norm and activation",
+    "kv cache", "sampling", "memory movement", "between ranks", "load",
+    "other",    "gap"};
 
 constexpr std::pair<std::string_view, Category> kOfOps[] = {
     {"embed", kMemory},     {"qkv", kDense},
@@ -52,7 +52,8 @@ constexpr std::pair<std::string_view, Category> kOfOps[] = {
     {"unembed", kDense},    {"sample", kSampling},
     {"tap", kMemory},       {"moe_fp8_block_scale", kExperts},
     {"rms_norm", kNorm},    {"gate", kNorm},
-    {"rotate", kDense}};
+    {"rotate", kDense},     {"reduce", kRanks},
+    {"gather", kRanks}};
 
 bool is_word(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_'; }
 

@@ -26,13 +26,14 @@ enum class Category : uint8_t {
   kKv,
   kSampling,
   kMemory,
+  kRanks,
   kLoad,
   kOther,
   kGap
 };
-inline constexpr int kNumCategories = 11;
+inline constexpr int kNumCategories = 12;
 /// "experts", "dense", "attention", "routing", "norm and activation", "kv cache", "sampling",
-/// "memory movement", "load", "other", "gap".
+/// "memory movement", "between ranks", "load", "other", "gap".
 const char* category_name(Category category);
 
 /// The category of an operation's work; kOther if it has none.

@@ -41,6 +41,7 @@ std::vector<const PlannedRow*> rows_of(const PassPlan& plan) {
   for (const auto& chain : plan.chains)
     for (const PlannedRow& row : chain) rows.push_back(&row);
   rows.push_back(&plan.unembed);
+  for (const PlannedRow& row : plan.behind) rows.push_back(&row);
   return rows;
 }
 
@@ -50,6 +51,7 @@ std::vector<const PlannedRow*> rows_in_order(const PassPlan& plan) {
   for (size_t l = 0; l < plan.chain_of_layer.size(); ++l)
     for (const PlannedRow& row : plan.layer(l)) rows.push_back(&row);
   rows.push_back(&plan.unembed);
+  for (const PlannedRow& row : plan.behind) rows.push_back(&row);
   return rows;
 }
 

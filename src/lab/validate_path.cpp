@@ -37,9 +37,10 @@ class NotingRunner : public PassingRunner {
 // The steps of a pass: draws and the operations of draft heads are no part of its plan.
 bool is_of_pass(const OpInfo& op) {
   const OpInfo* const of_pass[] = {
-      &Op<EmbedParams>::info, &Op<QkvParams>::info,     &Op<AttendParams>::info,
-      &Op<OutParams>::info,   &Op<RouteParams>::info,   &Op<ExpertsParams>::info,
-      &Op<TapParams>::info,   &Op<UnembedParams>::info,
+      &Op<EmbedParams>::info,  &Op<QkvParams>::info,     &Op<AttendParams>::info,
+      &Op<OutParams>::info,    &Op<RouteParams>::info,   &Op<ExpertsParams>::info,
+      &Op<TapParams>::info,    &Op<UnembedParams>::info, &Op<ReduceParams>::info,
+      &Op<GatherParams>::info,
   };
   return std::ranges::find(of_pass, &op) != std::end(of_pass);
 }
@@ -65,7 +66,7 @@ Result<RowLaunches> planned_launches(const EngineOptions& options, Engine& engin
   if (!choice) return fail(std::move(choice.error()));
   KernelChooser kernels(loaded.device(), loaded.features(), std::move(*choice), loaded.rates());
   const std::span<const int32_t> taps = engine.model().taps();
-  const GptOss model(engine.config(), engine.weights(), {}, kernels, true,
+  const GptOss model(engine.model().config(), engine.weights(), {}, kernels, true,
                      {taps.begin(), taps.end()});
   RowLaunches rows;
   for (const auto& [bracket, times] : launches) {
@@ -74,7 +75,9 @@ Result<RowLaunches> planned_launches(const EngineOptions& options, Engine& engin
     add_row((*plan)->embed, times, &rows);
     for (size_t l = 0; l < (*plan)->chain_of_layer.size(); ++l)
       for (const PlannedRow& row : (*plan)->layer(l)) add_row(row, times, &rows);
-    if (bracket.num_logit_rows > 0) add_row((*plan)->unembed, times, &rows);
+    if (bracket.num_logit_rows == 0) continue;
+    add_row((*plan)->unembed, times, &rows);
+    for (const PlannedRow& row : (*plan)->behind) add_row(row, times, &rows);
   }
   return rows;
 }

@@ -29,6 +29,8 @@ struct LoadOptions {
   DenseLayers mxfp8_layers;   ///< CUDA only: kept as MXFP8; must not overlap mxfp4_layers
   bool show_progress = true;  ///< a bar with ETA on stderr when it takes over a second and is a tty
   uint64_t seed = 0;          ///< synthetic only
+  Ranks ranks;                ///< a share of the model: config_of_rank() has accepted them
+  int32_t rank = 0;
   /// The device whose layout layout() and packed_bytes() give; load() uses its own device's.
   DeviceKind device = DeviceKind::kCpu;
 };

@@ -9,6 +9,7 @@
 #include "model/checkpoint_open.h"
 #include "model/load_progress.h"
 #include "model/loader.h"
+#include "model/shard.h"
 #include "model/synthetic_cuda.h"
 #include "weights/synthetic.h"
 
@@ -123,8 +124,8 @@ class SyntheticCheckpoint final : public Checkpoint {
   ModelWeights layout(const LoadOptions& options) const override {
     ModelWeights weights;
     if (faults_.empty()) {
-      lay_out_weights(config_, packed_formats(config_, {}, options), options.device, nullptr,
-                      &weights);
+      lay_out_weights(config_of(options), packed_formats(config_, {}, options), options.device,
+                      nullptr, &weights);
     }
     return weights;
   }
@@ -132,13 +133,13 @@ class SyntheticCheckpoint final : public Checkpoint {
     if (!faults_.empty()) return fail(faults_.all()[0].message());
     if (Status fine = check_load_options(options, device.kind()); !fine) return fail(fine.error());
     const auto start = std::chrono::steady_clock::now();
-    Result<WeightsPlace> place =
-        make_weights(config_, packed_formats(config_, {}, options), device);
+    const GptOssConfig config = config_of(options);
+    Result<WeightsPlace> place = make_weights(config, packed_formats(config_, {}, options), device);
     if (!place) return fail(place.error());
     if (place->stream->pool == nullptr && place->stream->native == nullptr)
       return fail("synthetic weights are made by the GPU itself", device.properties().name);
     LoadProgress progress(options.show_progress, "making weights", place->weights.packed_bytes);
-    Filler filler(config_, options.seed, device, *place->stream, progress);
+    Filler filler(config, options.seed, device, *place->stream, progress);
     if (Status filled = filler.fill(place->weights); !filled) return fail(filled.error());
     StartupTimeline& timeline = place->weights.timeline;
     timeline.weights_s = seconds_since(start);
@@ -147,6 +148,13 @@ class SyntheticCheckpoint final : public Checkpoint {
   }
 
  private:
+  // Of a rank. Its weights are random too, but not parts of those of the whole model.
+  GptOssConfig config_of(const LoadOptions& options) const {
+    auto config = config_of_rank(config_, options.ranks, options.rank);
+    CHECK(config.has_value(), config ? "" : config.error().message());
+    return std::move(*config);
+  }
+
   std::string path_;
   GptOssConfig config_;
   FaultList faults_;

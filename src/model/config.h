@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/base.h"
+#include "core/rank_link.h"
 
 namespace moxie {
 
@@ -14,6 +15,27 @@ namespace moxie {
 enum class Activation : uint8_t {
   kClampedSwiglu,  ///< g' sigmoid(swiglu_alpha g') (u' + 1), g' and u' clamped at swiglu_limit
   kSwiglu          ///< g sigmoid(g) u: plain Llama layers; no row computes it yet
+};
+
+/// How many ranks hold a model together, and whether they divide its experts or each expert's
+/// columns.
+struct Ranks {
+  int32_t size = 1;
+  bool splits_experts = false;
+  LinkKind link = LinkKind::kThreads;
+};
+
+/// What one rank of several holds of a model; model/shard.h divides it. The configuration of a rank
+/// has the rank's numbers of heads and its columns of each expert, and here where they begin.
+struct Share {
+  int32_t rank = 0, num_ranks = 1;
+  LinkKind link = LinkKind::kNone;
+  int32_t first_head = 0, first_kv_head = 0;
+  int32_t first_column = 0;               ///< of each expert's intermediate values
+  int32_t first_expert = 0, experts = 0;  ///< 0 experts: all
+  int32_t first_logit = 0, logits = 0;    ///< rows of the head; 0: all
+  /// Experts are divided, and not the columns of each.
+  bool splits_experts() const { return experts > 0; }
 };
 
 struct GptOssConfig {
@@ -48,10 +70,13 @@ struct GptOssConfig {
   bool rope_truncate = false;
   int32_t eos_id = -1;  ///< as stated; generation also stops at harmony's stop tokens
   int32_t pad_id = -1;
+  Share share;  ///< of a rank; a whole model: all
 
   int32_t q_width() const { return num_heads * head_dim; }
   int32_t kv_width() const { return num_kv_heads * head_dim; }
   int32_t qkv_width() const { return q_width() + 2 * kv_width(); }
+  int32_t experts_held() const { return share.experts > 0 ? share.experts : num_experts; }
+  int32_t logits_held() const { return share.logits > 0 ? share.logits : vocab; }
   int32_t num_window_layers() const;
   int32_t num_full_layers() const { return num_layers - num_window_layers(); }
 

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include "model/loader.h"
+#include "model/shard.h"
 
 namespace moxie {
 
@@ -60,7 +61,9 @@ ModelWeights FileCheckpoint::layout(const LoadOptions& options) const {
   ModelWeights weights;
   // Products of the sizes of an absurd configuration may overflow.
   if (!config_.faults().empty()) return weights;
-  lay_out_weights(config_, packed_formats(config_, stored_, options), options.device, nullptr,
+  const auto config = config_of_rank(config_, options.ranks, options.rank);
+  CHECK(config.has_value(), config ? "" : config.error().message());
+  lay_out_weights(*config, packed_formats(config_, stored_, options), options.device, nullptr,
                   &weights);
   return weights;
 }
@@ -72,7 +75,11 @@ Result<ModelWeights> FileCheckpoint::load(Device& device, const LoadOptions& opt
     if (num_faults > 1) what += fmt::format(" (and {} more faults)", num_faults - 1);
     return fail(what, "", fmt::format("`moxie inspect {}` lists all faults", path_));
   }
-  return load_weights(config_, stored_, packed_formats(config_, stored_, options), device, options);
+  const WeightFormats formats = packed_formats(config_, stored_, options);
+  if (options.ranks.size == 1) return load_weights(config_, stored_, formats, device, options);
+  const auto config = config_of_rank(config_, options.ranks, options.rank);
+  if (!config) return fail(config.error());
+  return load_weights(*config, stored_of_rank(stored_, *config), formats, device, options);
 }
 
 }  // namespace moxie

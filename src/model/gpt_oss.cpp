@@ -82,7 +82,8 @@ void GptOss::forward(const Batch& batch, std::span<const KvLayer> kv, const Acti
                              .workspace_bytes = act.workspace_bytes},
                   .activation = kernels_.activation(),
                   .tile_columns = kernels_.tile_columns(),
-                  .use_sinks = use_sinks_};
+                  .use_sinks = use_sinks_,
+                  .link = link_};
   plan.embed.run(kernels_, pass, plan.embed, 0);
   for (size_t l = 0; l < weights_.layers.size(); ++l) {
     for (const PlannedRow& row : plan.layer(l)) {
@@ -92,7 +93,9 @@ void GptOss::forward(const Batch& batch, std::span<const KvLayer> kv, const Acti
     }
   }
   read_ahead(pass, nullptr);
-  if (batch.num_logit_rows > 0) plan.unembed.run(kernels_, pass, plan.unembed, 0);
+  if (batch.num_logit_rows == 0) return;
+  plan.unembed.run(kernels_, pass, plan.unembed, 0);
+  for (const PlannedRow& row : plan.behind) row.run(kernels_, pass, row, 0);
 }
 
 // On the CPU, in launches of few tokens: threads that wait for the others at the end of a row
@@ -232,8 +235,13 @@ WorkByOp work_of_pass(const Pass& pass, const PassPlan* plan, int32_t num_distin
     add.template operator()<RouteParams>(l, of_route);
     works[Op<ExpertsParams>::info] +=
         experts_work(pass.params<ExpertsParams>(l, {}), num_distinct_experts);
+    if (!pass.has_ranks()) continue;
+    add.template operator()<ReduceParams>(kBehindOut, {});
+    add.template operator()<ReduceParams>(kBehindExperts, {});
   }
-  if (pass.batch.num_logit_rows > 0) add.template operator()<UnembedParams>(0, {});
+  if (pass.batch.num_logit_rows == 0) return works;
+  add.template operator()<UnembedParams>(0, {});
+  if (pass.has_ranks()) add.template operator()<GatherParams>(0, {});
   return works;
 }
 
@@ -287,6 +295,10 @@ std::vector<Verdict> GptOss::explain(DType kv_dtype, int32_t num_tokens) const {
   explain_step.template operator()<EmbedParams>();
   for_each_layer_step(explain_step);
   explain_step.template operator()<UnembedParams>();
+  if (shadow.pass.has_ranks()) {
+    explain_step.template operator()<ReduceParams>();
+    explain_step.template operator()<GatherParams>();
+  }
   const SampleParams sample{.launch = shadow.pass.launch, .num_rows = 1, .vocab = config_.vocab};
   for (Verdict& verdict : kernels_.explain(sample)) verdicts.push_back(std::move(verdict));
   return verdicts;
@@ -298,7 +310,8 @@ Verdict GptOss::verdict_of(const Pass& pass, const Row<P>& row, const PassPlan* 
   const bool forced = kernels_.choice().forced(Op<P>::info) != nullptr;
   const auto runs = [&](const PlannedRow& planned) { return planned.row.name == row.name; };
   if (plan != nullptr) {
-    verdict.chosen = runs(plan->embed) || runs(plan->unembed);
+    verdict.chosen =
+        runs(plan->embed) || runs(plan->unembed) || std::ranges::any_of(plan->behind, runs);
     for (const auto& chain : plan->chains)
       for (const PlannedRow& planned : chain) verdict.chosen |= runs(planned);
   }
@@ -337,9 +350,13 @@ ActivationBytes activation_bytes(const GptOssConfig& config, const ModelWeights&
       bytes.floats_of_x > 1
           ? 4ull * (4 * words_of_token(config.num_experts, config.top_k) + config.hidden / 16)
           : 0;
-  bytes.arrays = static_cast<uint64_t>(max_tokens) * (token_bytes + fold_bytes) + 12 * 256;
+  const bool has_ranks = config.share.num_ranks > 1;
+  const uint64_t part_bytes = has_ranks ? 2ull * 4 * bytes.floats_of_x * config.hidden : 0;
+  bytes.arrays =
+      static_cast<uint64_t>(max_tokens) * (token_bytes + fold_bytes + part_bytes) + 14 * 256;
   bytes.taps = num_taps * 4ull * static_cast<uint64_t>(max_tokens) * config.hidden;
-  bytes.logits = 4ull * static_cast<uint64_t>(max_logit_rows) * config.vocab + 256;
+  const int32_t logits = config.vocab + (has_ranks ? config.logits_held() : 0);
+  bytes.logits = 4ull * static_cast<uint64_t>(max_logit_rows) * logits + 2 * 256;
   // One layer of each kind of attention.
   std::vector<size_t> layers = {0};
   for (size_t l = 1; l < formats.layers.size(); ++l)
@@ -390,6 +407,12 @@ Activations make_activations(const GptOssConfig& config, const ActivationBytes& 
   }
   if (bytes.taps > 0) act.taps = arena.take_array<float>(bytes.taps / 4);
   act.logits = arena.take_array<float>(static_cast<uint64_t>(max_logit_rows) * config.vocab);
+  if (config.share.num_ranks > 1) {
+    for (float*& part : act.parts)
+      part = arena.take_array<float>(tokens * config.hidden * bytes.floats_of_x);
+    act.logits_part =
+        arena.take_array<float>(static_cast<uint64_t>(max_logit_rows) * config.logits_held());
+  }
   act.workspace = arena.take(bytes.workspace);
   act.workspace_bytes = bytes.workspace;
   return act;

@@ -37,6 +37,9 @@ struct Activations {
   float* route_sums[2] = {};       // CUDA: [tokens, experts] of two floats (RouteFold), alternating
   float* route_squares = nullptr;  // CUDA: [tokens, hidden / 16]
   float* logits = nullptr;         // [logit rows, vocab]
+  // Of a rank, otherwise null: what out and experts add to x, zeros before a pass, and its logits.
+  float* parts[2] = {};          // [tokens, hidden]
+  float* logits_part = nullptr;  // [logit rows, GptOssConfig::logits_held()]
   std::byte* workspace = nullptr;
   uint64_t workspace_bytes = 0;
   float* taps = nullptr;  // [GptOss::taps(), max_tokens, hidden], a float a value
@@ -46,15 +49,18 @@ class GptOss {
  public:
   /// `config`, `weights` and `kernels` must outlive the model; `rotary` is in the device's memory.
   /// Every pass writes x at the `taps`: before the layers of these numbers; the number of layers
-  /// means behind the last.
+  /// means behind the last. `link` joins the ranks whose shares the weights are (Share): all of
+  /// them run each pass together.
   GptOss(const GptOssConfig& config, const ModelWeights& weights, Rotary rotary,
-         KernelChooser& kernels, bool use_sinks = true, std::vector<int32_t> taps = {})
+         KernelChooser& kernels, bool use_sinks = true, std::vector<int32_t> taps = {},
+         RankLink* link = nullptr)
       : config_(config),
         weights_(weights),
         rotary_(rotary),
         kernels_(kernels),
         use_sinks_(use_sinks),
-        taps_(std::move(taps)) {}
+        taps_(std::move(taps)),
+        link_(link) {}
 
   /// Runs the batch: writes K and V into `kv` (one view a layer) and the requested logits.
   void forward(const Batch& batch, std::span<const KvLayer> kv, const Activations& activations,
@@ -116,6 +122,7 @@ class GptOss {
   KernelChooser& kernels_;
   bool use_sinks_;
   std::vector<int32_t> taps_;
+  RankLink* link_;
   mutable std::mutex mutex_;
   mutable std::map<std::pair<Bracket, DType>, std::unique_ptr<const PassPlan>> plans_;
   mutable RowCosts row_costs_;
@@ -131,8 +138,8 @@ WorkByOp least_work(const GptOssConfig& config, const ModelWeights& formats, DTy
 /// Bytes of the arrays of Activations for these sizes, and the most scratch of the rows that may be
 /// chosen on this device. Needs no memory: `plan` calls it too.
 struct ActivationBytes {
-  uint64_t arrays = 0, logits = 0, workspace = 0, taps = 0;
-  int32_t floats_of_x = 1;  ///< of one value
+  uint64_t arrays = 0, logits = 0, workspace = 0, taps = 0;  ///< parts of x are in `arrays`
+  int32_t floats_of_x = 1;                                   ///< of one value
   uint64_t total() const { return arrays + logits + workspace + taps; }
 };
 ActivationBytes activation_bytes(const GptOssConfig& config, const ModelWeights& formats,

@@ -72,7 +72,7 @@ OutParams Pass::params<OutParams>(size_t l, const Forms& forms) const {
           .a = act.a,
           .weight = layer.out,
           .bias = layer.out_bias,
-          .x = act.x,
+          .x = act.parts[kBehindOut] == nullptr ? act.x : act.parts[kBehindOut],
           .fold = fold(l),
           .forms = forms};
 }
@@ -125,11 +125,12 @@ ExpertsParams Pass::params<ExpertsParams>(size_t l, const Forms& forms) const {
           .norm_weight = layer.post_norm,
           .expert_ids = act.expert_ids,
           .expert_weights = act.expert_weights,
+          .first_expert = config.share.first_expert,
           .gate_up = layer.gate_up,
           .gate_up_bias = layer.gate_up_bias,
           .down = layer.down,
           .down_bias = layer.down_bias,
-          .x = act.x,
+          .x = act.parts[kBehindExperts] == nullptr ? act.x : act.parts[kBehindExperts],
           .fold = fold(l),
           .forms = forms,
           .activation = activation,
@@ -146,7 +147,7 @@ UnembedParams Pass::params<UnembedParams>(size_t, const Forms& forms) const {
           .x = act.x,
           .norm_weight = weights.final_norm,
           .weight = weights.head,
-          .logits = act.logits,
+          .logits = act.logits_part == nullptr ? act.logits : act.logits_part,
           .forms = forms};
 }
 
@@ -159,6 +160,31 @@ TapParams Pass::params<TapParams>(size_t l, const Forms& forms) const {
           .x = act.x,
           .to = act.taps + static_cast<int64_t>(l) * of_tap,
           .forms = forms};
+}
+
+template <>
+ReduceParams Pass::params<ReduceParams>(size_t l, const Forms& forms) const {
+  return {.launch = launch_with(forms),
+          .num_tokens = batch.ragged.num_tokens,
+          .hidden = config.hidden,
+          .kind = config.share.link,
+          .link = link,
+          .part = act.parts[l],
+          .next_part = act.parts[1 - l],
+          .x = act.x,
+          .forms = forms};
+}
+
+template <>
+GatherParams Pass::params<GatherParams>(size_t, const Forms& forms) const {
+  return {.launch = launch_with(forms),
+          .num_rows = batch.num_logit_rows,
+          .part_width = config.logits_held(),
+          .vocab = config.vocab,
+          .kind = config.share.link,
+          .link = link,
+          .part = act.logits_part,
+          .logits = act.logits};
 }
 
 }  // namespace moxie

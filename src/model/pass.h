@@ -6,8 +6,10 @@
 #include "kernels/attend/attend.h"
 #include "kernels/embed/embed.h"
 #include "kernels/experts/experts.h"
+#include "kernels/gather/gather.h"
 #include "kernels/out/out.h"
 #include "kernels/qkv/qkv.h"
+#include "kernels/reduce/reduce.h"
 #include "kernels/route/route.h"
 #include "kernels/tap/tap.h"
 #include "kernels/unembed/unembed.h"
@@ -18,6 +20,9 @@ namespace moxie {
 
 struct Batch;
 struct Activations;
+
+/// Where reduce is in a layer: the `l` of Pass::params<ReduceParams>().
+inline constexpr size_t kBehindOut = 0, kBehindExperts = 1;
 
 /// What the steps of a pass share. It refers to all of this, which must outlive it.
 struct Pass {
@@ -31,9 +36,11 @@ struct Pass {
   DType activation = DType::kBF16;  ///< KernelChooser::activation()
   int32_t tile_columns = 0;
   bool use_sinks = true;
+  RankLink* link = nullptr;  ///< null: a whole model, or a pass that only counts
 
-  /// The step's Params in layer `l`, with these forms. Embed and unembed ignore `l`; for tap it is
-  /// the number of the tap.
+  bool has_ranks() const { return config.share.num_ranks > 1; }
+  /// The step's Params in layer `l`, with these forms. Embed, unembed and gather ignore `l`; for
+  /// tap it is the number of the tap, for reduce kBehindOut or kBehindExperts.
   template <typename P>
   P params(size_t l, const Forms& forms) const;
 
@@ -59,6 +66,10 @@ template <>
 UnembedParams Pass::params<UnembedParams>(size_t l, const Forms& forms) const;
 template <>
 TapParams Pass::params<TapParams>(size_t l, const Forms& forms) const;
+template <>
+ReduceParams Pass::params<ReduceParams>(size_t l, const Forms& forms) const;
+template <>
+GatherParams Pass::params<GatherParams>(size_t l, const Forms& forms) const;
 
 /// Calls visit.operator()<P>() for the Params of each step of a layer, in order.
 template <typename Visit>

@@ -112,11 +112,19 @@ void run_planned(KernelChooser& kernels, const Pass& pass, const PlannedRow& pla
     if (planned.tile_columns != 0) params.tile_columns = planned.tile_columns;
   kernels.run(*static_cast<const Row<P>*>(planned.entry), params);
 }
-template <>
-void run_planned<TapParams>(KernelChooser& kernels, const Pass& pass, const PlannedRow& planned,
-                            size_t) {
-  kernels.run(*static_cast<const Row<TapParams>*>(planned.entry),
-              pass.params<TapParams>(planned.tap, planned.forms));
+// Of steps that are beside the layers' own.
+template <typename P>
+void run_numbered(KernelChooser& kernels, const Pass& pass, const PlannedRow& planned, size_t) {
+  kernels.run(*static_cast<const Row<P>*>(planned.entry),
+              pass.params<P>(planned.number, planned.forms));
+}
+template <typename P>
+constexpr auto run_of() {
+  constexpr bool is_numbered = std::is_same_v<P, TapParams> || std::is_same_v<P, ReduceParams>;
+  if constexpr (is_numbered)
+    return &run_numbered<P>;
+  else
+    return &run_planned<P>;
 }
 
 /// The time of a row that the other launches of its chain can run and this launch cannot.
@@ -171,7 +179,19 @@ class Planner {
  private:
   template <typename P>
   bool may_run(const Row<P>& row) const {
-    return row.device == kernels_.device() && (row.needs & kernels_.features()) == row.needs;
+    return row.device == kernels_.device() && (row.needs & kernels_.features()) == row.needs &&
+           !(pass_.has_ranks() && adds_before_its_end(row));
+  }
+  // With ranks x is not whole behind out until reduce has run: no row covers both sides of it.
+  template <typename P>
+  static bool adds_before_its_end(const Row<P>& row) {
+    return std::ranges::find(row.covers, &Op<OutParams>::info) != row.covers.end();
+  }
+  // Nor do experts, who add to their part of x, read x itself.
+  template <typename P>
+  bool suits_ranks(const Forms& forms) const {
+    return !pass_.has_ranks() || (forms.router == RouterForm::kNothing &&
+                                  !(std::is_same_v<P, ExpertsParams> && forms.t == TForm::kAbsent));
   }
 
   // The time of one launch; nothing if the row cannot run.
@@ -205,6 +225,7 @@ class Planner {
     for (const Row<P>& row : Op<P>::rows()) {
       if (!may_run(row)) continue;
       for_each_forms(row, shared_, [&](const Forms& forms) {
+        if (!suits_ranks<P>(forms)) return;
         if (const auto cost = cost_of(l, row, forms)) visit(row, forms, *cost);
       });
     }
@@ -222,7 +243,7 @@ class Planner {
             .forms = forms,
             .predicted_us = predicted_us_of(pass_, layer_, row, forms).value_or(kRefusedUs),
             .limit_us = limit_us(work, rates.read_gb_s, rates.bf16_gflops),
-            .run = run_planned<P>,
+            .run = run_of<P>(),
             .entry = &row,
             .layer = layer_};
   }
@@ -295,6 +316,10 @@ tl::unexpected<Error> no_plan(const Pass& pass, const KernelChooser& kernels) {
     for_each_layer_step([&]<typename P>() { look.template operator()<P>(l); });
   look.template operator()<UnembedParams>(0);
   look.template operator()<TapParams>(0);
+  if (pass.has_ranks()) {
+    look.template operator()<ReduceParams>(kBehindOut);
+    look.template operator()<GatherParams>(0);
+  }
   if (!error) {
     error = Error{"no rows of neighbouring steps hand values over in the same form", "--kernel",
                   "force fewer rows; `moxie kernels` shows them"};
@@ -334,6 +359,19 @@ NamedForms forms_at(const PlannedRow& row, bool reads) {
 
 namespace {
 
+// Makes x whole behind out and behind experts.
+void add_reduces(const PlannedRow& reduce, PassPlan* plan) {
+  for (auto& chain : plan->chains) {
+    for (size_t i = 0; i < chain.size(); ++i) {
+      const OpInfo& op = chain[i].row.op();
+      if (&op != &Op<OutParams>::info && &op != &Op<ExpertsParams>::info) continue;
+      PlannedRow whole = reduce;
+      whole.number = &op == &Op<OutParams>::info ? kBehindOut : kBehindExperts;
+      chain.insert(chain.begin() + static_cast<std::ptrdiff_t>(++i), std::move(whole));
+    }
+  }
+}
+
 // Inserts the rows of tap before and behind layers, into a plan with the same form of x.
 void add_taps(std::span<const int32_t> taps, const PlannedRow& tap, PassPlan* plan) {
   const auto num_layers = static_cast<int32_t>(plan->chain_of_layer.size());
@@ -343,7 +381,7 @@ void add_taps(std::span<const int32_t> taps, const PlannedRow& tap, PassPlan* pl
     for (size_t i = 0; i < taps.size(); ++i) {
       const bool is_behind = taps[i] == num_layers && l + 1 == num_layers;
       if (taps[i] != l && !is_behind) continue;
-      (is_behind ? behind : before).emplace_back(tap).tap = i;
+      (is_behind ? behind : before).emplace_back(tap).number = i;
     }
     if (before.empty() && behind.empty()) continue;
     before.insert(before.end(), plain.begin(), plain.end());
@@ -391,6 +429,10 @@ std::optional<std::pair<PassPlan, double>> plan_with(const Pass& pass, const Ker
   const auto unembed = planner.alone<UnembedParams>();
   const auto tap = taps.empty() ? embed : planner.alone<TapParams>();
   if (!embed || !unembed || !tap) return std::nullopt;
+  const bool has_ranks = pass.has_ranks();
+  const auto reduce = has_ranks ? planner.alone<ReduceParams>() : embed;
+  const auto gather = has_ranks ? planner.alone<GatherParams>() : embed;
+  if (!reduce || !gather) return std::nullopt;
   PassPlan plan{.embed = embed->rows.front(), .unembed = unembed->rows.front()};
   double cost = embed->cost + unembed->cost;
   std::vector<size_t> first_of_kind;
@@ -408,8 +450,13 @@ std::optional<std::pair<PassPlan, double>> plan_with(const Pass& pass, const Ker
     plan.chain_of_layer.push_back(static_cast<uint16_t>(kind));
     cost += cost_of_kind[kind];
   }
+  if (has_ranks) {
+    add_reduces(reduce->rows.front(), &plan);
+    plan.behind = gather->rows;
+  }
   if (!taps.empty()) add_taps(taps, tap->rows.front(), &plan);
   plan.predicted_us = plan.embed.predicted_us + plan.unembed.predicted_us;
+  for (const PlannedRow& row : plan.behind) plan.predicted_us += row.predicted_us;
   for (size_t l = 0; l < plan.chain_of_layer.size(); ++l)
     for (const PlannedRow& row : plan.layer(l)) plan.predicted_us += row.predicted_us;
   return std::pair(std::move(plan), cost);

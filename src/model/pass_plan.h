@@ -32,9 +32,10 @@ struct PlannedRow {
   /// Runs it in layer `l`.
   void (*run)(KernelChooser& kernels, const Pass& pass, const PlannedRow& planned, size_t l);
   const void* entry = nullptr;  ///< in its table: Row<P>
-  size_t tap = 0;               ///< for tap: the tap's number
-  size_t layer = 0;             ///< that it was planned for: the first of its kind
-  int32_t tile_columns = 0;     ///< of a row that takes a tile, as tuned; 0: as the pass says
+  /// For tap: the tap's number; for reduce: kBehindOut or kBehindExperts.
+  size_t number = 0;
+  size_t layer = 0;          ///< that it was planned for: the first of its kind
+  int32_t tile_columns = 0;  ///< of a row that takes a tile, as tuned; 0: as the pass says
 };
 
 /// What a planned row reads or leaves: the names of values and of their forms.
@@ -43,6 +44,7 @@ NamedForms forms_at(const PlannedRow& row, bool reads);
 
 struct PassPlan {
   PlannedRow embed, unembed;
+  std::vector<PlannedRow> behind;  ///< of unembed: with ranks, gather
   /// Layers of a kind (window or not, formats) have the same chain, apart from taps.
   std::vector<std::vector<PlannedRow>> chains;
   std::vector<uint16_t> chain_of_layer;  // [layers]

@@ -27,18 +27,23 @@ using Config = GptOssConfig;
 using Quantised = DenseLayers;
 constexpr PackedRowOrder kQkvOrder = PackedRowOrder::kQkv, kGateUpOrder = PackedRowOrder::kGateUp;
 constexpr StoredTypes kDense = StoredTypes::kDense, kBlocks = StoredTypes::kExperts;
-constexpr Dim kHidden = [](const Config& c) { return c.hidden; };
-constexpr Dim kInter = [](const Config& c) { return c.intermediate; };
-constexpr Dim kHeads = [](const Config& c) { return c.num_heads; };
-constexpr Dim kQ = [](const Config& c) { return c.q_width(); };
-constexpr Dim kKv = [](const Config& c) { return c.kv_width(); };
-constexpr Dim kExperts = [](const Config& c) { return c.num_experts; };
-constexpr Dim kVocab = [](const Config& c) { return c.vocab; };
+constexpr Dim kHidden = [](const Config& c) { return Range{0, c.hidden}; };
+constexpr Dim kInter = [](const Config& c) { return Range{c.share.first_column, c.intermediate}; };
+constexpr Dim kHeads = [](const Config& c) { return Range{c.share.first_head, c.num_heads}; };
+constexpr Dim kQ = [](const Config& c) {
+  return Range{c.share.first_head * c.head_dim, c.q_width()};
+};
+constexpr Dim kKv = [](const Config& c) {
+  return Range{c.share.first_kv_head * c.head_dim, c.kv_width()};
+};
+constexpr Dim kExperts = [](const Config& c) { return Range{0, c.num_experts}; };
+constexpr Dim kVocab = [](const Config& c) { return Range{0, c.vocab}; };
+constexpr Dim kLogits = [](const Config& c) { return Range{c.share.first_logit, c.logits_held()}; };
 
 // clang-format off
 constexpr WeightEntry kTable[] = {
     {.name = "embedding", .place = &Model::embedding, .parts = {kVocab}, .cols = kHidden,
-     .types = kDense, .shard = ShardAxis::kVocabulary, .made = 1.0,
+     .types = kDense, .made = 1.0,
      .stored = named("model.embed_tokens.weight", "embedding.weight", "token_embd.weight")},
     {.name = "input_norm", .place = &Layer::input_norm, .parts = {kHidden}, .made = 1.0,
      .stored = named("input_layernorm.weight", "attn.norm.scale", "attn_norm.weight")},
@@ -66,7 +71,7 @@ constexpr WeightEntry kTable[] = {
      .stored = named("self_attn.o_proj.weight", "attn.out.weight",
                      "attn_output.weight", "attn_out.weight")},
     {.name = "out_bias", .place = &Layer::out_bias, .parts = {kHidden},
-     .has = &Config::attention_bias,
+     .shard = ShardAxis::kFirstRank, .has = &Config::attention_bias,
      .stored = named("self_attn.o_proj.bias", "attn.out.bias",
                      "attn_output.bias", "attn_out.bias")},
     {.name = "post_norm", .place = &Layer::post_norm, .parts = {kHidden}, .made = 1.0,
@@ -98,11 +103,11 @@ constexpr WeightEntry kTable[] = {
      .is_per_expert = true, .types = kBlocks, .shard = ShardAxis::kExperts, .made = 0.5,
      .stored = named("mlp.experts.down_proj", "mlp.mlp2_weight", "ffn_down_exps.weight")},
     {.name = "down_bias", .place = &Layer::down_bias, .parts = {kHidden},
-     .is_per_expert = true, .shard = ShardAxis::kExperts, .has = &Config::mlp_bias,
+     .is_per_expert = true, .shard = ShardAxis::kFirstRank, .has = &Config::mlp_bias,
      .stored = named("mlp.experts.down_proj_bias", "mlp.mlp2_bias", "ffn_down_exps.bias")},
     {.name = "final_norm", .place = &Model::final_norm, .parts = {kHidden}, .made = 1.0,
      .stored = named("model.norm.weight", "norm.scale", "output_norm.weight")},
-    {.name = "head", .place = &Model::head, .parts = {kVocab}, .cols = kHidden,
+    {.name = "head", .place = &Model::head, .parts = {kLogits}, .cols = kHidden,
      .types = kDense, .shard = ShardAxis::kVocabulary, .quantised = &Quantised::lm_head,
      .made = 2.0, .stored = named("lm_head.weight", "unembedding.weight", "output.weight")},
 };
@@ -119,13 +124,21 @@ Weight make_weight(const WeightEntry& entry, const GptOssConfig& config, int32_t
   weight.is_present = entry.has == nullptr || config.*entry.has;
   for (const Dim dim : entry.parts) {
     if (dim == nullptr) break;
-    const int32_t rows = dim(config);
+    const auto [first, rows] = dim(config);
+    weight.part_first[weight.num_parts] = first;
     weight.part_rows[weight.num_parts++] = rows;
     weight.all_parts_rows += rows;
     weight.rows += weight.is_gate_up() ? round_up(rows, 16) : rows;
   }
-  weight.num_experts = entry.is_per_expert ? config.num_experts : 1;
-  weight.cols = entry.cols == nullptr ? 0 : entry.cols(config);
+  if (entry.is_per_expert) {
+    weight.first_expert = config.share.first_expert;
+    weight.num_experts = config.experts_held();
+  }
+  if (entry.cols != nullptr) {
+    const auto [first, cols] = entry.cols(config);
+    weight.first_col = first;
+    weight.cols = cols;
+  }
   return weight;
 }
 

@@ -17,8 +17,12 @@
 
 namespace moxie {
 
-/// A dimension in terms of the configuration; null: there is none.
-using Dim = int32_t (*)(const GptOssConfig& config);
+/// A dimension in terms of the configuration, and where a rank's share of it begins; null: there is
+/// none.
+struct Range {
+  int32_t first = 0, count = 0;
+};
+using Dim = Range (*)(const GptOssConfig& config);
 
 /// How files name and order tensors; bits, so that an entry can hold several formats.
 enum class FileFormat : uint8_t {
@@ -52,9 +56,11 @@ enum class StoredTypes : uint8_t {
   kExperts  ///< as kDense; in the other formats also MXFP4 as two U8 tensors, blocks and scales
 };
 
-/// What a rank of a tensor-parallel model holds. Rows and columns are the matrix's (of q, k and v
-/// whole heads); kNone: the whole weight.
-enum class ShardAxis : uint8_t { kNone, kRows, kColumns, kExperts, kVocabulary };
+/// What a rank of several holds. Rows and columns are the matrix's (of q, k and v whole heads).
+/// kExperts: experts, or columns of each expert's intermediate values. kFirstRank: what is added
+/// once: the first rank has it, the others have zeros, but a rank has its own experts'. kNone: the
+/// whole weight.
+enum class ShardAxis : uint8_t { kNone, kRows, kColumns, kExperts, kVocabulary, kFirstRank };
 
 /// What rows get for a weight that the model lacks.
 enum class Absent : uint8_t {
@@ -99,6 +105,7 @@ struct Weight {
   bool is_present = true;
   int32_t num_parts = 1;
   int32_t part_rows[kMaxParts] = {}, all_parts_rows = 0;
+  int32_t part_first[kMaxParts] = {}, first_col = 0, first_expert = 0;  ///< of a rank's share
   int32_t num_experts = 1;
   int32_t rows = 0;  ///< packed, of one expert: gate and up are padded to whole tiles
   int32_t cols = 0;  ///< 0: a vector

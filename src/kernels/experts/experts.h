@@ -23,6 +23,7 @@ struct ExpertsParams {
   const float* norm_weight = nullptr;   // [hidden], with TForm::kAbsent
   int32_t* expert_ids = nullptr;        // [tokens, top_k]
   float* expert_weights = nullptr;      // [tokens, top_k]
+  int32_t first_expert = 0;             // of gate_up and down: pairs with others add nothing
   PackedMatrix gate_up;                 // experts x [2 * round_up(intermediate, 16), hidden]
   const float* gate_up_bias = nullptr;  // [experts, gate_up.rows], packed order, 0 in padding
   PackedMatrix down;                    // experts x [hidden, intermediate]

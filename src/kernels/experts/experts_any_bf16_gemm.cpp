@@ -126,6 +126,7 @@ void run(const ExpertsParams& p, const GemmKernels& gemm) {
   const Parts parts = lay_out(p, p.launch.workspace);
   ThreadPool& pool = *p.launch.stream->pool;
   const int32_t num_active = sort_pairs(p, parts);
+  if (num_active == 0) return;
   const int32_t num_groups = make_groups(parts, num_active);
   const int32_t num_pairs = parts.offsets[num_active];
   pack_tokens(p, gemm, parts, num_groups);

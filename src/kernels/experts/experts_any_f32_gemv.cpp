@@ -134,6 +134,7 @@ void gemv_run(const ExpertsParams& p, const LaneKernels& lanes) {
   const Parts parts = lay_out(p, lanes, p.launch.workspace);
   ThreadPool& pool = *p.launch.stream->pool;
   const int32_t num_active = sort_pairs(p, parts);
+  if (num_active == 0) return;
   const double weights = static_cast<double>(p.hidden) * p.intermediate * num_active;
   const double pairs_per_expert = static_cast<double>(p.num_tokens) * p.top_k / num_active;
 

@@ -17,11 +17,13 @@ int32_t sort_pairs(const ExpertsParams& p, const SortedPairs& sorted) {
   const int32_t num_experts = p.gate_up.num_experts, num_pairs = p.num_tokens * p.top_k;
   int32_t* next = sorted.offsets;  // counts, then the next free place of each expert
   std::memset(next, 0, static_cast<size_t>(num_experts) * 4);
-  for (int32_t pair = 0; pair < num_pairs; ++pair) {
-    const int32_t e = p.expert_ids[pair];
-    CHECK(e >= 0 && e < num_experts, "expert " + std::to_string(e));
-    ++next[e];
-  }
+  const auto held = [&](int32_t pair) {  // its expert among those held, or -1
+    const int32_t e = p.expert_ids[pair] - p.first_expert;
+    CHECK(e + p.first_expert >= 0, "expert " + std::to_string(e + p.first_expert));
+    return e >= 0 && e < num_experts ? e : -1;
+  };
+  for (int32_t pair = 0; pair < num_pairs; ++pair)
+    if (const int32_t e = held(pair); e >= 0) ++next[e];
   int32_t num_active = 0, total = 0;
   for (int32_t e = 0; e < num_experts; ++e) {
     const int32_t count = next[e];
@@ -30,7 +32,7 @@ int32_t sort_pairs(const ExpertsParams& p, const SortedPairs& sorted) {
     total += count;
   }
   for (int32_t pair = 0; pair < num_pairs; ++pair) {
-    sorted.pairs[next[p.expert_ids[pair]]++] = pair;
+    if (const int32_t e = held(pair); e >= 0) sorted.pairs[next[e]++] = pair;
   }
   // next[e] is now the end of e's pairs; keep the borders of active experts. i <= active[i], so
   // that no border is overwritten before it is read.
@@ -41,7 +43,8 @@ int32_t sort_pairs(const ExpertsParams& p, const SortedPairs& sorted) {
     begin = end;
   }
   sorted.offsets[num_active] = begin;
-  for (int32_t i = 0; i < num_pairs; ++i) sorted.places[sorted.pairs[i]] = i;
+  std::fill_n(sorted.places, num_pairs, -1);
+  for (int32_t i = 0; i < begin; ++i) sorted.places[sorted.pairs[i]] = i;
   for (int32_t* of_token = sorted.places; of_token < sorted.places + num_pairs; of_token += p.top_k)
     std::sort(of_token, of_token + p.top_k);
   return num_active;
@@ -51,8 +54,10 @@ void add_outputs(const ExpertsParams& p, const SortedPairs& sorted, const float*
                  void (*add_scaled)(const float*, const float*, float, int32_t, float*),
                  int64_t begin, int64_t end) {
   for (int64_t i = begin * p.top_k; i < end * p.top_k; ++i) {
-    const int32_t place = sorted.places[i], pair = sorted.pairs[place];
-    add_scaled(y + int64_t{place} * p.hidden, p.down_bias + int64_t{p.expert_ids[pair]} * p.hidden,
+    const int32_t place = sorted.places[i];
+    if (place < 0) continue;
+    const int32_t pair = sorted.pairs[place], e = p.expert_ids[pair] - p.first_expert;
+    add_scaled(y + int64_t{place} * p.hidden, p.down_bias + int64_t{e} * p.hidden,
                p.expert_weights[pair], p.hidden, p.x + i / p.top_k * p.hidden);
   }
 }

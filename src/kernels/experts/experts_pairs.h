@@ -1,4 +1,5 @@
 // The (token, slot) pairs of a launch sorted by expert, so that an expert's weights are read once.
+// Of experts that the weights do not hold (ExpertsParams::first_expert) there are no pairs.
 #pragma once
 
 #include "kernels/experts/experts.h"
@@ -7,10 +8,10 @@
 namespace moxie {
 
 struct SortedPairs {
-  int32_t* active;   ///< [experts] experts with at least one pair, rising
+  int32_t* active;   ///< [experts] experts with at least one pair, rising; of those held
   int32_t* offsets;  ///< [experts + 1] first pair of active expert i
   int32_t* pairs;    ///< [tokens * top_k] token * top_k + slot, by expert
-  int32_t* places;   ///< [tokens * top_k] where a token's pairs are in `pairs`, rising
+  int32_t* places;   ///< [tokens * top_k] where a token's pairs are in `pairs`, rising; -1: none
 
   void take_from(const ExpertsParams& params, Scratch& scratch);
 };

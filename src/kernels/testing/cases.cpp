@@ -324,7 +324,7 @@ std::vector<Output> Built<RouteParams>::outputs() const {
 // ---- experts ------------------------------------------------------------------------------------
 
 std::string ExpertsCase::name() const {
-  return text("experts", weights, {tokens, hidden, intermediate, experts, top_k});
+  return text("experts", weights, {tokens, hidden, intermediate, experts, top_k, before, behind});
 }
 
 ExpertsParams ExpertsCase::sizes() const {
@@ -338,6 +338,7 @@ ExpertsParams ExpertsCase::sizes() const {
           .hidden = hidden,
           .intermediate = intermediate,
           .top_k = top_k,
+          .first_expert = before,
           .gate_up = gate_up,
           .down = down};
 }
@@ -351,13 +352,14 @@ Built<ExpertsParams> build(const ExpertsCase& c) {
   std::vector<int32_t> ids;
   std::vector<float> weights;
   for (int32_t token = 0; token < c.tokens; ++token) {
-    std::vector<int32_t> all(static_cast<size_t>(c.experts));
+    const int32_t num_experts = c.before + c.experts + c.behind;
+    std::vector<int32_t> all(static_cast<size_t>(num_experts));
     std::iota(all.begin(), all.end(), 0);
     float sum = 0;
     for (int32_t slot = 0; slot < c.top_k; ++slot) {
       // Uneven: groups of very different sizes.
       const bool is_any = token % 2 == 0 || !c.is_uneven;
-      const int32_t num_choices = is_any ? c.experts : std::min(c.experts, c.top_k + 1);
+      const int32_t num_choices = is_any ? num_experts : std::min(num_experts, c.top_k + 1);
       std::swap(all[slot], all[slot + random.below(num_choices - slot)]);
       ids.push_back(all[slot]);
       weights.push_back(1.05f + random.uniform());

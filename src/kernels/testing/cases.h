@@ -7,6 +7,7 @@
 // sees a row that takes more.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -14,9 +15,11 @@
 #include "kernels/embed/embed.h"
 #include "kernels/experts/experts.h"
 #include "kernels/gate/gate.h"
+#include "kernels/gather/gather.h"
 #include "kernels/moe_fp8/moe_fp8.h"
 #include "kernels/out/out.h"
 #include "kernels/qkv/qkv.h"
+#include "kernels/reduce/reduce.h"
 #include "kernels/rms_norm/rms_norm.h"
 #include "kernels/rotate/rotate.h"
 #include "kernels/route/route.h"
@@ -95,8 +98,9 @@ struct ExpertsCase {
   using Params = ExpertsParams;
   int32_t tokens = 1, hidden = 64, intermediate = 64, experts = 8, top_k = 4;
   DType weights = DType::kMXFP4;
-  float input_scale = 1;  ///< large values reach the clamps of the SwiGLU
-  bool is_uneven = true;  ///< half of the tokens choose among the first top_k + 1 experts
+  float input_scale = 1;           ///< large values reach the clamps of the SwiGLU
+  bool is_uneven = true;           ///< half of the tokens choose among the first top_k + 1 experts
+  int32_t before = 0, behind = 0;  ///< experts that tokens choose among and the weights do not hold
   uint64_t seed = 1;
   std::string name() const;
   Params sizes() const;
@@ -122,6 +126,22 @@ struct SampleCase {
 struct TapCase {
   using Params = TapParams;
   int32_t tokens = 1, hidden = 96;
+  std::string name() const;
+  Params sizes() const;
+};
+
+/// The rank's part and those of the others, which stand still.
+struct ReduceCase {
+  using Params = ReduceParams;
+  int32_t tokens = 1, hidden = 96, ranks = 2, rank = 0;
+  std::string name() const;
+  Params sizes() const;
+};
+
+/// The last rank's logits are fewer by `missing`.
+struct GatherCase {
+  using Params = GatherParams;
+  int32_t rows = 1, width = 48, ranks = 2, missing = 16;
   std::string name() const;
   Params sizes() const;
 };
@@ -169,6 +189,7 @@ struct Built {
   std::vector<std::vector<int32_t>> ints;
   std::vector<std::vector<std::byte>> bytes;
   std::vector<float> initial_x;  ///< of steps that add to x
+  std::shared_ptr<RankLink> link;
 
   /// Puts outputs and in/out buffers back to what they are before a run.
   void reset();
@@ -184,6 +205,8 @@ Built<ExpertsParams> build(const ExpertsCase& c);
 Built<UnembedParams> build(const UnembedCase& c);
 Built<SampleParams> build(const SampleCase& c);
 Built<TapParams> build(const TapCase& c);
+Built<ReduceParams> build(const ReduceCase& c);
+Built<GatherParams> build(const GatherCase& c);
 Built<RmsNormParams> build(const RmsNormCase& c);
 Built<GateParams> build(const GateCase& c);
 Built<RotateParams> build(const RotateCase& c);

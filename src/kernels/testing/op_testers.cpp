@@ -165,6 +165,9 @@ std::vector<ExpertsCase> OpTester<ExpertsCase>::plain_cases() {
       cases.push_back(c);
     }
   }
+  // Experts of other ranks; tokens may have no pair here.
+  for (int32_t tokens : {1, 2, 30})
+    cases.push_back({.tokens = tokens, .experts = 3, .before = 4, .behind = 2});
   // Outputs that do not fill the last gate/up pair of tiles.
   for (int32_t tokens : {5, 77})
     cases.push_back({.tokens = tokens, .intermediate = 40, .weights = DType::kBF16});
@@ -218,6 +221,36 @@ std::vector<TapCase> OpTester<TapCase>::plain_cases() {
 template <>
 std::vector<TapCase> OpTester<TapCase>::timed_cases() {
   return timed(TapCase{.hidden = kHidden}, &TapCase::tokens);
+}
+
+template <>
+std::vector<ReduceCase> OpTester<ReduceCase>::plain_cases() {
+  std::vector<ReduceCase> cases;
+  for (int32_t tokens : kTokenCounts) {
+    cases.push_back({.tokens = tokens});
+    cases.push_back({.tokens = tokens, .hidden = 2880, .ranks = 4, .rank = 2});
+  }
+  return cases;
+}
+
+template <>
+std::vector<ReduceCase> OpTester<ReduceCase>::timed_cases() {
+  return timed(ReduceCase{.hidden = kHidden}, &ReduceCase::tokens);
+}
+
+template <>
+std::vector<GatherCase> OpTester<GatherCase>::plain_cases() {
+  std::vector<GatherCase> cases;
+  for (int32_t rows : kTokenCounts) {
+    cases.push_back({.rows = rows});
+    cases.push_back({.rows = rows, .width = 100, .ranks = 3, .missing = 7});
+  }
+  return cases;
+}
+
+template <>
+std::vector<GatherCase> OpTester<GatherCase>::timed_cases() {
+  return timed(GatherCase{.width = kVocab / 2, .missing = 0}, &GatherCase::rows);
 }
 
 template <>

@@ -31,6 +31,8 @@ constexpr auto all_op_testers() {
                     OpTester<UnembedCase>,  //
                     OpTester<SampleCase>,   //
                     OpTester<TapCase>,      //
+                    OpTester<ReduceCase>,   //
+                    OpTester<GatherCase>,   //
                     OpTester<RmsNormCase>,  //
                     OpTester<GateCase>,     //
                     OpTester<RotateCase>,   //

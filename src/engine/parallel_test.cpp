@@ -1,0 +1,315 @@
+// Several ranks against one: the same logits but for the order of sums, the same text, whatever
+// happens beside a request; and what is refused.
+#include "engine/parallel.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <condition_variable>
+#include <mutex>
+
+#include "core/testing/paths.h"
+#include "engine/engine.h"
+#include "engine/service.h"
+#include "engine/testing/tokens.h"
+
+namespace moxie {
+namespace {
+
+struct Case {
+  std::string model;
+  int ranks;
+  bool splits_experts;
+  const char* kernels;
+  double most_kl = 1e-9;
+};
+
+// In F32 throughout; rows of experts that a machine prefers may round activations to 16 bits.
+constexpr const char* kF32 = "experts=experts_any_f32_gemv_portable";
+constexpr double kRoundedKl = 1e-7;
+
+void PrintTo(const Case& c, std::ostream* out) {
+  *out << c.model << ", " << c.ranks << " ranks" << (c.splits_experts ? " of experts" : "") << ", "
+       << c.kernels;
+}
+
+EngineOptions options_of(const Case& c) {
+  EngineOptions options{
+      .model = c.model == "embedded" ? c.model : test_data() + "/goldens/" + c.model,
+      .device = "cpu",
+      .threads = 2,
+      .kv_dtype = "f32",
+      .max_model_len = 256,
+      .tensor_parallel = c.ranks,
+      .expert_parallel = c.splits_experts,
+      .show_progress = false};
+  if (std::string_view(c.kernels) != "auto") options.kernels = {c.kernels};
+  return options;
+}
+
+std::unique_ptr<Engine> open(const EngineOptions& options) {
+  auto engine = Engine::load(options);
+  CHECK(engine.has_value(), engine ? "" : engine.error().message());
+  return std::move(*engine);
+}
+
+// The logits of all tokens, in launches of `chunk` tokens.
+std::vector<float> logits_of(Engine& engine, std::span<const int32_t> ids, size_t chunk) {
+  std::vector<float> all;
+  const SeqId seq = engine.kv().add_sequence();
+  const auto vocab = static_cast<size_t>(engine.config().vocab);
+  for (size_t at = 0; at < ids.size(); at += chunk) {
+    const Chunk part{seq, ids.subspan(at, std::min(chunk, ids.size() - at)), Logits::kAll};
+    const auto logits = engine.step({&part, 1});
+    CHECK(logits.has_value(), logits ? "" : logits.error().message());
+    all.insert(all.end(), *logits, *logits + part.tokens.size() * vocab);
+  }
+  engine.kv().free_sequence(seq);
+  return all;
+}
+
+// The greatest KL divergence of a row of `b` from the row of `a`, in double.
+double greatest_kl(const std::vector<float>& a, const std::vector<float>& b, size_t vocab) {
+  CHECK(a.size() == b.size());
+  double greatest = 0;
+  for (size_t row = 0; row < a.size(); row += vocab) {
+    const auto log_sum = [&](const std::vector<float>& logits) {
+      double sum = 0;
+      for (size_t i = 0; i < vocab; ++i) sum += std::exp(double{logits[row + i]});
+      return std::log(sum);
+    };
+    const double of_a = log_sum(a), of_b = log_sum(b);
+    double kl = 0;
+    for (size_t i = 0; i < vocab; ++i) {
+      const double log_p = a[row + i] - of_a, log_q = b[row + i] - of_b;
+      kl += std::exp(log_p) * (log_p - log_q);
+    }
+    if (!(kl <= greatest)) greatest = kl;
+  }
+  return greatest;
+}
+
+class ParallelTest : public testing::TestWithParam<Case> {};
+
+TEST_P(ParallelTest, TheLogitsAreThoseOfOneRank) {
+  const Case& c = GetParam();
+  Case alone = c;
+  alone.ranks = 1, alone.splits_experts = false;
+  EngineOptions options = options_of(alone);
+  options.max_logit_rows = 64;
+  auto one = open(options);
+  options = options_of(c);
+  options.max_logit_rows = 64;
+  auto several = open(options);
+  EXPECT_EQ(several->num_ranks(), c.ranks);
+  auto ids = tokens(150, 7);
+  for (int32_t& id : ids) id %= one->config().vocab;
+  const auto vocab = static_cast<size_t>(one->config().vocab);
+  for (const size_t chunk : {64, 1, 9}) {
+    const auto expected = logits_of(*one, ids, chunk), found = logits_of(*several, ids, chunk);
+    EXPECT_LE(greatest_kl(expected, found, vocab), c.most_kl) << "chunks of " << chunk;
+  }
+  // Ranks ran their own rows.
+  bool reduces = false;
+  for (const auto& count : several->kernels().counts())
+    reduces |= std::string_view(count.op->name) == "reduce" && count.launches > 0;
+  EXPECT_TRUE(reduces);
+}
+
+TEST_P(ParallelTest, ASequenceThatIsForkedGoesOnAlike) {
+  const Case& c = GetParam();
+  Case alone = c;
+  alone.ranks = 1, alone.splits_experts = false;
+  std::vector<std::vector<float>> found;
+  for (const Case& now : {alone, c}) {
+    EngineOptions options = options_of(now);
+    options.max_num_seqs = 4;
+    auto engine = open(options);
+    const SeqId seq = engine->kv().add_sequence();
+    auto ids = tokens(21, 3);  // the last page is shared, and not full
+    for (int32_t& id : ids) id %= engine->config().vocab;
+    const Chunk first{seq, ids, Logits::kLast};
+    ASSERT_TRUE(engine->step({&first, 1}).has_value());
+    const auto fork = engine->kv().fork(seq);
+    ASSERT_TRUE(fork.has_value());
+    for (const SeqId next : {*fork, seq}) {
+      const std::vector<int32_t> more = {next == seq ? 5 : 6, 7};
+      const Chunk chunk{next, more, Logits::kLast};
+      const auto logits = engine->step({&chunk, 1});
+      ASSERT_TRUE(logits.has_value());
+      found.emplace_back(*logits, *logits + engine->config().vocab);
+    }
+  }
+  for (const size_t i : {0, 1}) {
+    EXPECT_LE(greatest_kl(found[i], found[i + 2], found[i].size()), c.most_kl);
+    EXPECT_GT(greatest_kl(found[i], found[1 - i], found[i].size()), 1e-6) << "they differ";
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Ranks, ParallelTest,
+    testing::Values(Case{"nano-a", 2, false, kF32}, Case{"nano-a", 4, false, kF32},
+                    Case{"nano-a", 2, true, kF32}, Case{"nano-a", 4, true, kF32},
+                    Case{"nano-a", 4, false, "all=reference"},
+                    Case{"nano-a", 4, true, "all=reference"}, Case{"nano-b", 4, false, kF32},
+                    Case{"nano-b", 2, true, "auto", kRoundedKl}, Case{"embedded", 2, false, kF32},
+                    Case{"embedded", 4, true, kF32},
+                    Case{"embedded", 8, false, "auto", kRoundedKl}));
+
+// Collects an answer and waits for its end.
+class Answer {
+ public:
+  RequestSink sink() {
+    return [this](const RequestUpdate& update) {
+      const std::lock_guard lock(mutex_);
+      for (const SampleAnswer& answer : update.tokens) ids_.push_back(answer.token);
+      if (update.finish != nullptr) finish_ = *update.finish;
+      changed_.notify_all();
+    };
+  }
+  Finish wait() {
+    std::unique_lock lock(mutex_);
+    CHECK(changed_.wait_for(lock, std::chrono::seconds(300), [&] { return finish_.has_value(); }));
+    return *finish_;
+  }
+  void wait_for_tokens(size_t count) {
+    std::unique_lock lock(mutex_);
+    CHECK(changed_.wait_for(lock, std::chrono::seconds(300),
+                            [&] { return ids_.size() >= count || finish_.has_value(); }));
+  }
+  const std::vector<int32_t>& ids() const { return ids_; }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<int32_t> ids_;
+  std::optional<Finish> finish_;
+};
+
+SamplingOptions sampling_of(size_t i) {
+  SamplingOptions sampling{.seed = i, .max_tokens = 24, .ignore_eos = true};
+  if (i % 3 == 0) sampling.temperature = 0;
+  if (i % 3 == 1) sampling.top_p = 0.9f;
+  return sampling;
+}
+
+// With prefixes in the cache, too few pages for all (so that requests give way and come again),
+// others that are cancelled, and drafts.
+TEST(ParallelServiceTest, WhateverHappensBesideItARequestDrawsWhatOneRankDraws) {
+  struct Setting {
+    int ranks;
+    bool splits_experts;
+    SpecMethod method;
+  };
+  for (const auto& [ranks, splits_experts, method] :
+       {Setting{2, false, SpecMethod::kOff}, Setting{2, true, SpecMethod::kNgram},
+        Setting{4, false, SpecMethod::kNgram}}) {
+    SCOPED_TRACE(testing::Message() << ranks << " ranks, experts " << splits_experts << ", drafts "
+                                    << spec_method_name(method));
+    EngineOptions options = options_of({"nano-a", 1, false, "all=reference"});
+    options.max_model_len = 96;
+    options.max_batch_tokens = 24;
+    std::vector<std::vector<int32_t>> prompts, expected;
+    {
+      auto one = open(options);
+      for (size_t i = 0; i < 9; ++i) {
+        prompts.push_back(tokens(static_cast<int32_t>(12 + 5 * i), static_cast<uint32_t>(i / 3)));
+        auto generated = one->generate(prompts[i], sampling_of(i));
+        ASSERT_TRUE(generated.has_value());
+        expected.push_back(generated->ids);
+      }
+    }
+    options.tensor_parallel = ranks;
+    options.expert_parallel = splits_experts;
+    options.speculation.method = method;
+    options.kv_cache_bytes = 1;  // of the longest request
+    fit_service(4, &options);
+    auto engine = open(options);
+    auto service = Service::create(*engine, {});
+    std::vector<Answer> answers(prompts.size()), cancelled(3);
+    std::vector<uint64_t> ids;
+    for (size_t i = 0; i < prompts.size(); ++i) {
+      if (i % 3 == 0) {
+        const auto id = service->submit({.prompt = prompts[i],
+                                         .sampling = {.max_tokens = 40, .ignore_eos = true},
+                                         .sink = cancelled[i / 3].sink()});
+        ASSERT_TRUE(id.has_value());
+        ids.push_back(*id);
+      }
+      ASSERT_TRUE(
+          service
+              ->submit(
+                  {.prompt = prompts[i], .sampling = sampling_of(i), .sink = answers[i].sink()})
+              .has_value());
+    }
+    cancelled[0].wait_for_tokens(3);
+    for (const uint64_t id : ids) service->cancel(id);
+    for (size_t i = 0; i < prompts.size(); ++i) {
+      EXPECT_EQ(answers[i].wait().reason, FinishReason::kLength);
+      EXPECT_EQ(answers[i].ids(), expected[i]) << "request " << i;
+    }
+    for (Answer& answer : cancelled) answer.wait();
+    service.reset();
+    engine->kv().check_integrity();
+    EXPECT_EQ(engine->kv().num_free_full_pages(), engine->kv().num_full_pages());
+  }
+}
+
+// 503 from then on: no request waits for a rank that is gone.
+TEST(ParallelServiceTest, AfterAFaultOfARankTheServiceSaysWhatItWas) {
+  EngineOptions options = options_of({"nano-a", 2, false, "auto"});
+  fit_service(4, &options);
+  auto engine = open(options);
+  auto service = Service::create(*engine, {});
+  std::vector<Answer> answers(6);
+  for (size_t i = 0; i < answers.size(); ++i) {
+    ASSERT_TRUE(service
+                    ->submit({.prompt = tokens(9, static_cast<uint32_t>(i)),
+                              .sampling = {.max_tokens = 200, .ignore_eos = true},
+                              .sink = answers[i].sink()})
+                    .has_value());
+  }
+  answers[0].wait_for_tokens(2);
+  engine->ranks()->link().set_fault("rank 1 has not answered for 10 s");
+  for (Answer& answer : answers) {
+    const Finish finish = answer.wait();
+    EXPECT_EQ(finish.reason, FinishReason::kError);
+    EXPECT_NE(finish.error.message().find("rank 1"), std::string::npos) << finish.error.message();
+  }
+  service->drain(10);
+  EXPECT_FALSE(service->stats().healthy);
+}
+
+TEST(ParallelRefusals, NameTheSwitchAndTheNumber) {
+  const auto refused = [](EngineOptions options) {
+    auto engine = Engine::load(options);
+    return engine ? std::string() : engine.error().message();
+  };
+  EngineOptions options = options_of({"nano-a", 3, false, "auto"});
+  EXPECT_NE(refused(options).find("8 heads do not divide among 3 ranks"), std::string::npos);
+  EXPECT_NE(refused(options).find("--tensor-parallel-size"), std::string::npos);
+  options = options_of({"nano-a", 8, false, "auto"});  // 160 columns: five blocks
+  EXPECT_NE(refused(options).find("160 columns of an expert do not divide among 8"),
+            std::string::npos);
+  options = options_of({"nano-a", 1, true, "auto"});
+  EXPECT_NE(refused(options).find("--enable-expert-parallel"), std::string::npos);
+  options = options_of({"embedded", 2, false, "auto"});
+  options.speculation.method = SpecMethod::kDflash;
+  EXPECT_NE(refused(options).find("draft heads run on one rank only"), std::string::npos);
+  options = options_of({"nano-a", 2, false, "auto"});
+  options.device = "auto";
+  EXPECT_NE(refused(options).find("--device cpu"), std::string::npos);
+}
+
+TEST(CoresOfRanks, ShareThemOrAreOneEach) {
+  const std::vector<UsableCore> four = {{0, 0}, {2, 0}, {1, 1}, {3, 1}};
+  EXPECT_EQ(cores_of_rank(four, 0, 2), (std::vector<UsableCore>{{0, 0}, {2, 0}}));
+  EXPECT_EQ(cores_of_rank(four, 1, 2), (std::vector<UsableCore>{{1, 1}, {3, 1}}));
+  EXPECT_EQ(cores_of_rank(four, 2, 3), (std::vector<UsableCore>{{1, 1}, {3, 1}}));
+  for (int32_t rank = 0; rank < 8; ++rank)
+    EXPECT_EQ(cores_of_rank(four, rank, 8),
+              (std::vector<UsableCore>{four[static_cast<size_t>(rank) / 2]}));
+}
+
+}  // namespace
+}  // namespace moxie

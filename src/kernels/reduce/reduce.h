@@ -1,0 +1,28 @@
+// reduce: x += the sum of all ranks' parts, in the order of ranks, so that every rank gets the same
+// bits. out and experts leave a rank's part of what they add to x; this makes x whole.
+#pragma once
+
+#include "core/rank_link.h"
+#include "kernels/registry.h"
+
+namespace moxie {
+
+struct ReduceParams {
+  Launch launch;
+  int32_t num_tokens = 0, hidden = 0;
+  LinkKind kind = LinkKind::kNone;
+  RankLink* link = nullptr;     // after a fault, which it keeps, x stays as it is
+  const float* part = nullptr;  // [tokens, hidden] of this rank
+  float* next_part = nullptr;   // [tokens, hidden], cleared: what the next reduce will read
+  float* x = nullptr;           // [tokens, hidden], read and written
+  Forms forms;                  // of x
+};
+
+template <>
+struct Op<ReduceParams> {
+  static constexpr OpInfo info{"reduce"};
+  static std::span<const Row<ReduceParams>> rows();
+  static Work work(const ReduceParams& params);
+};
+
+}  // namespace moxie
