@@ -268,6 +268,42 @@ TEST_F(CliTest, KernelsDocumentIsTheTable) {
   }
 }
 
+TEST_F(CliTest, GpusDocumentIsWhatIsPrinted) {
+  const auto printed = moxie({"plan", "--markdown"});
+  EXPECT_EQ(printed.exit_code, 0);
+  EXPECT_TRUE(printed.out == slurp(source_dir() + "/docs/gpus.md"))
+      << "docs/gpus.md is stale; write it anew: moxie plan --markdown";
+}
+
+TEST_F(CliTest, PlansForAGpuByName) {
+  const Json plan = json_of(moxie({"plan", "--gpu", "gb10", "--model", "synthetic:gpt-oss-120b",
+                                   "--mxfp4-layers", "all", "--json"}));
+  EXPECT_EQ(plan["device"], "GB10");
+  EXPECT_NEAR(plan["tok_s_limit"].get<double>(), 99, 1);  // 273 GB/s over the bytes of a token
+  const Json& speeds = plan["speeds"];
+  EXPECT_EQ(speeds["status"], "predicted, never run on this card");
+  EXPECT_EQ(speeds["card"]["sms"], 48);
+  ASSERT_EQ(speeds["decode"].size(), 15u);
+  ASSERT_EQ(speeds["prefill"].size(), 2u);
+  for (const Json& cell : speeds["decode"]) {
+    // 64 streams of 131,072 tokens need 300 GB of cache.
+    const bool fits = cell["streams"] < 64 || cell["depth"] < 32768;
+    EXPECT_EQ(cell["fits"], fits) << cell;
+    EXPECT_EQ(cell["tok_s"].is_null(), !fits) << cell;
+  }
+  EXPECT_LT(speeds["decode"][0]["tok_s"]["low"], speeds["decode"][0]["tok_s"]["high"]);
+  EXPECT_FALSE(speeds["tiles"].empty());
+  EXPECT_FALSE(speeds["published"].empty());
+  const auto table = moxie({"plan", "--gpu", "H200", "--model", "synthetic:gpt-oss-20b"});
+  EXPECT_NE(table.out.find("(measured "), std::string::npos) << table.out;
+  const auto narrow = moxie({"plan", "--gpu", "RTX3090"});
+  EXPECT_EQ(narrow.exit_code, 0);
+  EXPECT_NE(narrow.out.find("not predicted"), std::string::npos) << narrow.out;
+  const auto unknown = moxie({"plan", "--gpu", "H300"});
+  EXPECT_EQ(unknown.exit_code, 2);
+  EXPECT_NE(unknown.err.find("GB10, RTX5090"), std::string::npos) << unknown.err;
+}
+
 TEST_F(CliTest, DevicesThatAreNotThereAreClearErrors) {
   for (const std::string device : {"cuda:9999", "cuda:x", "gpu"}) {
     const auto result = moxie({"run", "hi", "--device", device});
