@@ -268,6 +268,42 @@ TEST_F(CliTest, KernelsDocumentIsTheTable) {
   }
 }
 
+TEST_F(CliTest, GpusDocumentIsWhatIsPrinted) {
+  const auto printed = moxie({"plan", "--markdown"});
+  EXPECT_EQ(printed.exit_code, 0);
+  EXPECT_TRUE(printed.out == slurp(source_dir() + "/docs/gpus.md"))
+      << "docs/gpus.md is stale; write it anew: moxie plan --markdown";
+}
+
+TEST_F(CliTest, PlansForAGpuByName) {
+  const Json plan = json_of(moxie({"plan", "--gpu", "gb10", "--model", "synthetic:gpt-oss-120b",
+                                   "--mxfp4-layers", "all", "--json"}));
+  EXPECT_EQ(plan["device"], "GB10");
+  EXPECT_NEAR(plan["tok_s_limit"].get<double>(), 99, 1);  // 273 GB/s over the bytes of a token
+  const Json& speeds = plan["speeds"];
+  EXPECT_EQ(speeds["status"], "predicted, never run on this card");
+  EXPECT_EQ(speeds["card"]["sms"], 48);
+  ASSERT_EQ(speeds["decode"].size(), 15u);
+  ASSERT_EQ(speeds["prefill"].size(), 2u);
+  for (const Json& cell : speeds["decode"]) {
+    // 64 streams of 131,072 tokens need 300 GB of cache.
+    const bool fits = cell["streams"] < 64 || cell["depth"] < 32768;
+    EXPECT_EQ(cell["fits"], fits) << cell;
+    EXPECT_EQ(cell["tok_s"].is_null(), !fits) << cell;
+  }
+  EXPECT_LT(speeds["decode"][0]["tok_s"]["low"], speeds["decode"][0]["tok_s"]["high"]);
+  EXPECT_FALSE(speeds["tiles"].empty());
+  EXPECT_FALSE(speeds["published"].empty());
+  const auto table = moxie({"plan", "--gpu", "H200", "--model", "synthetic:gpt-oss-20b"});
+  EXPECT_NE(table.out.find("(measured "), std::string::npos) << table.out;
+  const auto narrow = moxie({"plan", "--gpu", "RTX3090"});
+  EXPECT_EQ(narrow.exit_code, 0);
+  EXPECT_NE(narrow.out.find("not predicted"), std::string::npos) << narrow.out;
+  const auto unknown = moxie({"plan", "--gpu", "H300"});
+  EXPECT_EQ(unknown.exit_code, 2);
+  EXPECT_NE(unknown.err.find("GB10, RTX5090"), std::string::npos) << unknown.err;
+}
+
 TEST_F(CliTest, DevicesThatAreNotThereAreClearErrors) {
   for (const std::string device : {"cuda:9999", "cuda:x", "gpu"}) {
     const auto result = moxie({"run", "hi", "--device", device});
@@ -507,9 +543,10 @@ TEST_F(CliTest, ProfilePrintsWhereTheTimeGoes) {
       EXPECT_TRUE(part["name"] != "other" || part["us"] == 0) << part;
     }
     EXPECT_NEAR(us, phase["window_us"].get<double>(), 1e-3 * us);
-    EXPECT_EQ(names, (std::set<std::string>{"experts", "dense", "attention", "routing",
-                                            "norm and activation", "kv cache", "sampling",
-                                            "memory movement", "load", "other", "gap"}));
+    EXPECT_EQ(names,
+              (std::set<std::string>{"experts", "dense", "attention", "routing",
+                                     "norm and activation", "kv cache", "sampling",
+                                     "memory movement", "between ranks", "load", "other", "gap"}));
     EXPECT_EQ(phase["rows"].size(), is_decode ? 8u : 7u);
     EXPECT_EQ(phase["kernels"].size(), is_decode ? 8u : 7u) << "on the CPU a kernel is a row";
     EXPECT_EQ(phase["tok_s"]["without_profiling"]["samples"].size(), 2u);
@@ -628,6 +665,49 @@ TEST_F(CliTest, TheSameSeedGivesTheSameText) {
     texts.insert(reply["reasoning"].get<std::string>() + reply["content"].get<std::string>());
   }
   EXPECT_GT(texts.size(), 1u);
+}
+
+TEST_F(CliTest, SeveralRanksGiveTheSameText) {
+  const auto ask = [](const std::vector<std::string>& more) {
+    std::vector<std::string> command = {"run",
+                                        "Say something nice",
+                                        "--json",
+                                        "--temperature",
+                                        "1.2",
+                                        "--seed",
+                                        "7",
+                                        "--max-tokens",
+                                        "60",
+                                        "--device",
+                                        "cpu",
+                                        "--kv-dtype",
+                                        "f32",
+                                        "--kernel",
+                                        "experts=experts_any_f32_gemv_portable"};
+    command.insert(command.end(), more.begin(), more.end());
+    return json_of(moxie(command));
+  };
+  const Json alone = ask({});
+  for (const std::vector<std::string>& ranks :
+       {std::vector<std::string>{"--tensor-parallel-size", "2"},
+        {"--tensor-parallel-size", "4", "--enable-expert-parallel"}}) {
+    const Json reply = ask(ranks);
+    EXPECT_EQ(reply["content"], alone["content"]) << ranks[1];
+    EXPECT_EQ(reply["reasoning"], alone["reasoning"]) << ranks[1];
+    EXPECT_TRUE(reply["kernels"].contains("reduce")) << reply["kernels"];
+  }
+  const auto three = moxie({"run", "Hello", "--device", "cpu", "--tensor-parallel-size", "3"});
+  EXPECT_EQ(three.exit_code, 1);
+  EXPECT_NE(three.err.find("8 heads do not divide among 3 ranks"), std::string::npos) << three.err;
+  const Json plan = json_of(moxie({"kernels", "--plan", "--json", "-n", "1", "--device", "cpu",
+                                   "--tensor-parallel-size", "2"}));
+  int reduces = 0, gathers = 0;
+  for (const Json& row : plan["plans"][0]["rows"]) {
+    reduces += row["covers"] == Json::array({"reduce"});
+    gathers += row["covers"] == Json::array({"gather"});
+  }
+  EXPECT_EQ(reduces, 4) << "two in each of two kinds of layers";
+  EXPECT_EQ(gathers, 1);
 }
 
 TEST_F(CliTest, ToolsAreCalled) {

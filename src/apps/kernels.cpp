@@ -13,6 +13,7 @@
 #include "kernels/gemm/tile_model.h"
 #include "model/gpt_oss.h"
 #include "model/loader.h"
+#include "model/shard.h"
 
 namespace moxie {
 namespace {
@@ -177,12 +178,14 @@ int run(KernelsFlags& o) {
   auto kv_dtype = choose_kv_dtype(o.engine.kv_dtype, (*checkpoint)->config(), kernels,
                                   o.engine.max_model_len, o.engine.max_num_seqs);
   if (!kv_dtype) return report(kv_dtype.error());
-  const LoadOptions load{.mxfp4_layers = *mxfp4, .mxfp8_layers = *mxfp8, .device = device->kind};
+  LoadOptions load{.mxfp4_layers = *mxfp4, .mxfp8_layers = *mxfp8, .device = device->kind};
   if (auto fine = check_load_options(load, device->kind); !fine) return report(fine.error());
+  load.ranks = {.size = o.engine.tensor_parallel, .splits_experts = o.engine.expert_parallel};
+  const auto config = config_of_rank((*checkpoint)->config(), load.ranks, load.rank);
+  if (!config) return report(config.error());
   const ModelWeights layout = (*checkpoint)->layout(load);
-  const GptOss model((*checkpoint)->config(), layout, {}, kernels);
-  auto tuning =
-      shown_tuning(o.engine, *device, kernels, (*checkpoint)->config(), layout, *kv_dtype);
+  const GptOss model(*config, layout, {}, kernels);
+  auto tuning = shown_tuning(o.engine, *device, kernels, *config, layout, *kv_dtype);
   if (!tuning) return report(tuning.error());
   if (tuning->tuning != nullptr) model.set_row_costs(row_costs(tuning->tuning));
   if (o.plan) return print_plans(o, model, kernels, *kv_dtype, *tuning);

@@ -1,5 +1,6 @@
 // moxie plan: memory by purpose, whether it fits, and the speed that the bytes allow, for streams
-// of the whole context and for moxie serve's defaults. Loads nothing.
+// of the whole context and for moxie serve's defaults; for a GPU known by name also predicted
+// speeds. Loads nothing.
 #include "engine/plan.h"
 
 #include <fmt/format.h>
@@ -9,48 +10,25 @@
 #include <nlohmann/json.hpp>
 
 #include "apps/cli.h"
+#include "apps/gpu_speeds.h"
 #include "apps/speculation_flags.h"
 #include "engine/service.h"
 #include "lab/machine_gpu.h"
 #include "model/loader.h"
+#include "model/shard.h"
 
 namespace moxie {
 namespace {
 
 using Json = nlohmann::ordered_json;
 
-// Memory and read bandwidth by the makers' data sheets, or as measured.
-struct KnownGpu {
-  const char* name;
-  double memory_gb;       // 1e9 bytes
-  double bandwidth_gb_s;  // 1e9 bytes a second
-  int compute_capability;
-  const char* source;
-};
-constexpr KnownGpu kGpus[] = {
-    {"H100", 80, 3350, 90, "data sheet"},     {"H200", 141, 4620, 90, "measured read"},
-    {"B200", 180, 8000, 100, "data sheet"},   {"GB10", 128, 273, 121, "data sheet, unified memory"},
-    {"RTX5090", 32, 1792, 120, "data sheet"}, {"RTXPRO6000", 96, 1792, 120, "data sheet"},
-    {"RTX4090", 24, 1008, 89, "data sheet"},  {"A100", 80, 2039, 80, "data sheet"},
-};
-
 struct PlanFlags {
   EngineOptions engine;
   SpeculationFlags speculation;
   std::string gpu, kv_memory;
   int32_t depth = 0;
-  bool json = false;
+  bool json = false, markdown = false;
 };
-
-std::string squeezed(const std::string& text) {
-  std::string out;
-  for (const char c : text) {
-    if (std::isalnum(static_cast<unsigned char>(c))) {
-      out += static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
-    }
-  }
-  return out;
-}
 
 // The target of a plan: this machine's CPU or GPU, or a GPU known by name.
 struct Target {
@@ -59,24 +37,19 @@ struct Target {
   Features features = 0;
   uint64_t available_bytes = 0;  // see plan_memory
   double read_gb_s = 0;
+  const GpuCard* card = nullptr;  // known by name
 };
 
-Result<Target> known_gpu(const std::string& name) {
-  const auto* found = std::find_if(std::begin(kGpus), std::end(kGpus), [&](const KnownGpu& gpu) {
-    return squeezed(gpu.name) == squeezed(name);
-  });
-  if (found == std::end(kGpus)) {
-    std::string known;
-    for (const KnownGpu& gpu : kGpus) known += (known.empty() ? "" : ", ") + std::string(gpu.name);
-    return fail("unknown GPU '" + name + "'", "--gpu", known);
-  }
-  return Target{
-      .name = found->name,
-      .source = found->source,
-      .kind = DeviceKind::kCuda,
-      .features = cuda_features(found->compute_capability),
-      .available_bytes = static_cast<uint64_t>(found->memory_gb * 1e9) - kCudaContextBytes,
-      .read_gb_s = found->bandwidth_gb_s};
+Target known_gpu(const GpuCard& card) {
+  const bool is_measured = *card.measured_by != '\0';
+  return {.name = card.name,
+          .source = is_measured ? "measured read" : "data sheet",
+          .kind = DeviceKind::kCuda,
+          .features = features_of(card),
+          .available_bytes =
+              static_cast<uint64_t>((card.memory_gb - card.system_gb) * 1e9) - kCudaContextBytes,
+          .read_gb_s = card.memory_gb_s * (is_measured ? card.read_share.mid : 1.0),
+          .card = &card};
 }
 
 Result<Target> gpu_of_this_machine(const std::string& name) {
@@ -99,8 +72,8 @@ Result<Target> gpu_of_this_machine(const std::string& name) {
                 .read_gb_s = limits->read_gb_s};
 }
 
+// Without --gpu.
 Result<Target> target_of(const PlanFlags& o) {
-  if (!o.gpu.empty()) return known_gpu(o.gpu);
   const std::string& name = o.engine.device;
   if (name == "cuda" || name.starts_with("cuda:")) return gpu_of_this_machine(name);
   if (name == "auto" && num_cuda_devices() > 0) return gpu_of_this_machine("cuda");
@@ -133,8 +106,30 @@ Result<Planned> plan_for(const Checkpoint& checkpoint, const DraftCheckpoint* dr
   PlanRequest request = plan_request(options, load, *kv_dtype);
   request.draft = draft;
   request.speculation = options.speculation;
-  return Planned{.memory = plan_memory(checkpoint, request, available_bytes, kernels),
-                 .shape = kv_shape(checkpoint.config(), *kv_dtype)};
+  const auto of_rank = config_of_rank(checkpoint.config(), load.ranks, load.rank);
+  if (!of_rank) return fail(of_rank.error());
+  // Ranks of a CPU share its memory.
+  const auto sharers =
+      static_cast<uint64_t>(kernels.device() == DeviceKind::kCpu ? load.ranks.size : 1);
+  return Planned{.memory = plan_memory(checkpoint, request, available_bytes / sharers, kernels),
+                 .shape = kv_shape(*of_rank, *kv_dtype)};
+}
+
+// With several ranks all bytes are a rank's.
+uint64_t left_bytes(const MemoryPlan& plan) {
+  return plan.fits ? plan.available_bytes - plan.total_bytes : 0;
+}
+
+// Whether `streams` streams of `num_tokens` tokens fit beside all but the plan's own cache.
+bool fits(const Planned& planned, int32_t num_tokens, int32_t streams) {
+  const MemoryPlan& plan = planned.memory;
+  const auto bytes_of = [&](const KvPages& pages) {
+    return static_cast<uint64_t>(pages.full) * planned.shape.full_page_bytes() +
+           static_cast<uint64_t>(pages.window) * planned.shape.window_page_bytes();
+  };
+  const KvPages pages =
+      kv_pages(planned.shape, 0, num_tokens, streams, std::min(plan.max_batch_tokens, num_tokens));
+  return plan.total_bytes - bytes_of(plan.pages) + bytes_of(pages) <= plan.available_bytes;
 }
 
 Json parts_json(const MemoryPlan& plan) {
@@ -182,8 +177,9 @@ void print_parts(const MemoryPlan& plan) {
   for (const PlanPart& part : plan.parts) {
     fmt::print("  {:<28} {:>12}\n", part.name, format_bytes(part.bytes));
   }
-  fmt::print("  {:<28} {:>12}\n  {:<28} {:>12}\n\n", "total", format_bytes(plan.total_bytes),
-             "free", format_bytes(plan.available_bytes));
+  fmt::print("  {:<28} {:>12}\n  {:<28} {:>12}\n  {:<28} {:>12}\n\n", "total",
+             format_bytes(plan.total_bytes), "free", format_bytes(plan.available_bytes), "left",
+             format_bytes(left_bytes(plan)));
   fmt::print("{}{}\n", plan.fits ? "fits" : "does not fit: ", plan.advice);
 }
 
@@ -212,8 +208,10 @@ struct Outcome {
   const Target& target;
   const Planned& alone;
   const Planned& serve;
-  const DraftCheckpoint* draft;  // null: none
-  Work work;                     // of a step
+  const DraftCheckpoint* draft;     // null: none
+  Work work;                        // of a step
+  std::optional<GpuSpeeds> speeds;  // of a GPU known by name
+  int32_t billions;                 // of gpt-oss; 0: another model
   double tok_s() const { return target.read_gb_s * 1e9 / work.bytes * alone.memory.max_num_seqs; }
   const SpeculationOptions& speculation() const { return o.engine.speculation; }
   bool drafts() const { return speculation().method != SpecMethod::kOff; }
@@ -225,9 +223,11 @@ void print_json(const Outcome& found) {
                    {"device", found.target.name},
                    {"max_model_len", plan.max_model_len},
                    {"max_num_seqs", plan.max_num_seqs},
+                   {"ranks", found.o.engine.tensor_parallel},
                    {"parts", parts_json(plan)},
                    {"total_bytes", plan.total_bytes},
                    {"available_bytes", plan.available_bytes},
+                   {"left_bytes", left_bytes(plan)},
                    {"fits", plan.fits},
                    {"advice", plan.advice},
                    {"read_gb_s", found.target.read_gb_s},
@@ -240,22 +240,58 @@ void print_json(const Outcome& found) {
     document["serve"]["speculation"] =
         speculation_json(found.speculation(), found.draft, found.serve.memory);
   }
+  if (found.speeds) document["speeds"] = to_json(*found.speeds, found.billions);
   fmt::print("{}\n", document.dump(2));
 }
 
 void print_tables(const Outcome& found) {
   const MemoryPlan& plan = found.alone.memory;
-  fmt::print("{} on {}: context {}, {} stream{}\n\n", found.o.engine.model, found.target.name,
+  fmt::print("{} on {}: context {}, {} stream{}\n", found.o.engine.model, found.target.name,
              plan.max_model_len, plan.max_num_seqs, plan.max_num_seqs == 1 ? "" : "s");
+  const int ranks = found.o.engine.tensor_parallel;
+  if (ranks > 1) {
+    fmt::print("of each of {} ranks{}\n", ranks,
+               found.target.kind == DeviceKind::kCpu ? ", with an equal share of the memory" : "");
+  }
+  fmt::print("\n");
   print_parts(plan);
   fmt::print("decode limit at depth {}: {:.1f} tok/s ({:.3f} GB a step, {:.1f} GB/s: {})\n",
              found.o.depth, found.tok_s(), found.work.bytes / 1e9, found.target.read_gb_s,
              found.target.source);
   if (found.drafts()) print_speculation(found.speculation(), found.draft);
+  if (found.speeds) print_speeds(*found.speeds, found.billions);
   print_serve(found.serve);
 }
 
+// The speeds of the model on a known GPU; nothing for this machine's device.
+std::optional<GpuSpeeds> speeds_on(const Target& target, const Planned& planned,
+                                   const GptOssConfig& config, const ModelWeights& layout,
+                                   const DenseLayers& mxfp4) {
+  if (target.card == nullptr || config.share.num_ranks > 1) return std::nullopt;
+  const PredictedModel model{.config = config,
+                             .layout = layout,
+                             .kv_dtype = planned.shape.dtype,
+                             .all_mxfp4 = mxfp4.qkv && mxfp4.o && mxfp4.lm_head,
+                             .max_batch_tokens = planned.memory.max_batch_tokens};
+  return gpu_speeds(*target.card, model, [&](int32_t num_tokens, int32_t streams) {
+    return fits(planned, num_tokens, streams);
+  });
+}
+
+// gpt-oss-120b or 20b by its sizes.
+int32_t billions_of(const GptOssConfig& config) {
+  if (config.hidden != 2880 || config.vocab != 201088) return 0;
+  return config.num_experts == 128 ? 120 : config.num_experts == 32 ? 20 : 0;
+}
+
 int run(PlanFlags& o, const Flags& flags) {
+  if (o.markdown) return print_gpus_markdown();
+  const GpuCard* card = nullptr;
+  if (!o.gpu.empty()) {
+    auto known = gpu_card(o.gpu);
+    if (!known) return usage(known.error().message());
+    card = *known;
+  }
   if (auto status = o.speculation.complete(flags); !status) {
     return usage(status.error().message());
   }
@@ -269,9 +305,12 @@ int run(PlanFlags& o, const Flags& flags) {
   auto draft = open_draft_head(o.engine.speculation, o.engine.model, **checkpoint);
   if (!draft) return report(draft.error());
   if (*draft != nullptr) o.engine.taps = (*draft)->config().boundaries;
-  auto target = target_of(o);
+  auto target = card != nullptr ? Result<Target>(known_gpu(*card)) : target_of(o);
   if (!target) return report(target.error());
-  const LoadOptions load{.mxfp4_layers = *mxfp4, .mxfp8_layers = *mxfp8, .device = target->kind};
+  LoadOptions load{.mxfp4_layers = *mxfp4, .mxfp8_layers = *mxfp8, .device = target->kind};
+  load.ranks = {.size = o.engine.tensor_parallel, .splits_experts = o.engine.expert_parallel};
+  const auto of_rank = config_of_rank((*checkpoint)->config(), load.ranks, load.rank);
+  if (!of_rank) return report(of_rank.error());
   if (auto fine = check_load_options(load, target->kind); !fine) return report(fine.error());
   const KernelChooser kernels(target->kind, target->features, {});
   o.engine.max_logit_rows = o.engine.max_num_seqs * (1 + most_drafts(o.engine.speculation));
@@ -288,13 +327,20 @@ int run(PlanFlags& o, const Flags& flags) {
   auto serve =
       plan_for(**checkpoint, draft->get(), serve_options, load, kernels, target->available_bytes);
   if (!serve) return report(serve.error());
-  const Outcome found{.o = o,
-                      .target = *target,
-                      .alone = *alone,
-                      .serve = *serve,
-                      .draft = draft->get(),
-                      .work = decode_work((*checkpoint)->config(), (*checkpoint)->layout(load),
-                                          alone->shape.dtype, o.depth, alone->memory.max_num_seqs)};
+  const ModelWeights layout = (*checkpoint)->layout(load);
+  const GptOssConfig& config = *of_rank;
+  Work work = decode_work(config, layout, alone->shape.dtype, o.depth, alone->memory.max_num_seqs);
+  // Ranks of a CPU read through the same memory.
+  if (target->kind == DeviceKind::kCpu) work.bytes *= load.ranks.size;
+  const Outcome found{
+      .o = o,
+      .target = *target,
+      .alone = *alone,
+      .serve = *serve,
+      .draft = draft->get(),
+      .work = work,
+      .speeds = speeds_on(*target, *alone, config, layout, *mxfp4),
+      .billions = billions_of(config)};
   o.json ? print_json(found) : print_tables(found);
   return kExitDone;
 }
@@ -310,7 +356,8 @@ Command plan_command() {
               [o](Flags& flags) {
                 declare_model_flags(flags, &o->engine);
                 o->speculation.declare(flags);
-                flags.text("--gpu", &o->gpu, "plan for this GPU instead of this machine's memory");
+                flags.text("--gpu", &o->gpu,
+                           "plan for this GPU instead of this machine, and predict speeds on it");
                 flags.integer("--max-num-seqs", &o->engine.max_num_seqs, {1, kMostSeqs},
                               "streams at once");
                 flags.integer("--max-num-batched-tokens", &o->engine.max_batch_tokens,
@@ -320,6 +367,7 @@ Command plan_command() {
                 flags.integer("--depth", &o->depth, kFromZero,
                               "context at which the limit is computed");
                 flags.toggle("--json", &o->json, "print one JSON document");
+                flags.toggle("--markdown", &o->markdown, "print docs/gpus.md");
               },
           .run = [o](const Flags& flags) { return run(*o, flags); }};
 }

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "lab/gpu_cards.h"
+
 namespace moxie {
 namespace {
 
@@ -15,6 +17,11 @@ struct Meaning {
   Takes takes;
   std::vector<std::string> values = {};
 };
+std::vector<std::string> known_gpus() {
+  std::vector<std::string> names;
+  for (const GpuCard& card : gpu_cards()) names.emplace_back(card.name);
+  return names;
+}
 const std::vector<Meaning>& meanings() {
   static const std::vector<Meaning> kMeanings = {
       {"--activation", Takes::kText, {"auto", "bf16", "int8", "mxfp8"}},
@@ -26,6 +33,7 @@ const std::vector<Meaning>& meanings() {
       {"--dataset", Takes::kFile},
       {"--device", Takes::kText, {"auto", "cpu", "cuda"}},
       {"--eval-config", Takes::kFile},
+      {"--gpu", Takes::kText, known_gpus()},
       {"--history", Takes::kFile},
       {"--ids-file", Takes::kFile},
       {"--inputs", Takes::kFile},

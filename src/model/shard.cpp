@@ -7,7 +7,7 @@ namespace moxie {
 namespace {
 
 // Units of `size`, the last of which may be smaller.
-Range share_of(int32_t count, int32_t unit, int32_t rank, int32_t num_ranks) {
+DimRange share_of(int32_t count, int32_t unit, int32_t rank, int32_t num_ranks) {
   const int64_t units = ceil_div(count, unit);
   const auto border = [&](int64_t r) {
     return static_cast<int32_t>(std::min<int64_t>(count, units * r / num_ranks * unit));
@@ -76,18 +76,18 @@ Result<GptOssConfig> config_of_rank(const GptOssConfig& whole, const Ranks& rank
 
   if (ranks.splits_experts) {
     if (whole.num_experts < n) return fail(cannot_divide("experts", whole.num_experts, n));
-    const Range experts = share_of(whole.num_experts, 1, rank, n);
+    const DimRange experts = share_of(whole.num_experts, 1, rank, n);
     share.first_expert = experts.first;
     share.experts = experts.count;
   } else {
-    const Range columns = share_of(whole.intermediate, kMxBlock, rank, n);
+    const DimRange columns = share_of(whole.intermediate, kMxBlock, rank, n);
     if (ceil_div(whole.intermediate, kMxBlock) < n)
       return fail(cannot_divide("columns of an expert", whole.intermediate, n));
     share.first_column = columns.first;
     config.intermediate = columns.count;
   }
   if (ceil_div(whole.vocab, 16) < n) return fail(cannot_divide("logits", whole.vocab, n));
-  const Range logits = share_of(whole.vocab, 16, rank, n);
+  const DimRange logits = share_of(whole.vocab, 16, rank, n);
   share.first_logit = logits.first;
   share.logits = logits.count;
   return config;

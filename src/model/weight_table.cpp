@@ -27,18 +27,22 @@ using Config = GptOssConfig;
 using Quantised = DenseLayers;
 constexpr PackedRowOrder kQkvOrder = PackedRowOrder::kQkv, kGateUpOrder = PackedRowOrder::kGateUp;
 constexpr StoredTypes kDense = StoredTypes::kDense, kBlocks = StoredTypes::kExperts;
-constexpr Dim kHidden = [](const Config& c) { return Range{0, c.hidden}; };
-constexpr Dim kInter = [](const Config& c) { return Range{c.share.first_column, c.intermediate}; };
-constexpr Dim kHeads = [](const Config& c) { return Range{c.share.first_head, c.num_heads}; };
+constexpr Dim kHidden = [](const Config& c) { return DimRange{0, c.hidden}; };
+constexpr Dim kInter = [](const Config& c) {
+  return DimRange{c.share.first_column, c.intermediate};
+};
+constexpr Dim kHeads = [](const Config& c) { return DimRange{c.share.first_head, c.num_heads}; };
 constexpr Dim kQ = [](const Config& c) {
-  return Range{c.share.first_head * c.head_dim, c.q_width()};
+  return DimRange{c.share.first_head * c.head_dim, c.q_width()};
 };
 constexpr Dim kKv = [](const Config& c) {
-  return Range{c.share.first_kv_head * c.head_dim, c.kv_width()};
+  return DimRange{c.share.first_kv_head * c.head_dim, c.kv_width()};
 };
-constexpr Dim kExperts = [](const Config& c) { return Range{0, c.num_experts}; };
-constexpr Dim kVocab = [](const Config& c) { return Range{0, c.vocab}; };
-constexpr Dim kLogits = [](const Config& c) { return Range{c.share.first_logit, c.logits_held()}; };
+constexpr Dim kExperts = [](const Config& c) { return DimRange{0, c.num_experts}; };
+constexpr Dim kVocab = [](const Config& c) { return DimRange{0, c.vocab}; };
+constexpr Dim kLogits = [](const Config& c) {
+  return DimRange{c.share.first_logit, c.logits_held()};
+};
 
 // clang-format off
 constexpr WeightEntry kTable[] = {

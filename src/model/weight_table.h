@@ -19,10 +19,10 @@ namespace moxie {
 
 /// A dimension in terms of the configuration, and where a rank's share of it begins; null: there is
 /// none.
-struct Range {
+struct DimRange {
   int32_t first = 0, count = 0;
 };
-using Dim = Range (*)(const GptOssConfig& config);
+using Dim = DimRange (*)(const GptOssConfig& config);
 
 /// How files name and order tensors; bits, so that an entry can hold several formats.
 enum class FileFormat : uint8_t {

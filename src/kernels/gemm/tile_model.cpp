@@ -6,6 +6,8 @@
 #include <cmath>
 #include <vector>
 
+#include "kernels/gemm/mma_tiles.h"
+
 namespace moxie::gemm {
 namespace {
 
@@ -19,16 +21,33 @@ double time_of(const GroupedTile& tile, int32_t num) {
 }
 
 // The mean time for a random number of tokens: Poisson, ten deviations around the mean.
-double expected_time(const GroupedTile& tile, double mean) {
+template <typename TimeOf>
+double expected_time(double mean, TimeOf&& time_of_tokens) {
   const double reach = 10 * std::sqrt(mean) + 10;
   const auto first = static_cast<int32_t>(std::max(1.0, std::floor(mean - reach)));
   const auto last = static_cast<int32_t>(std::ceil(mean + reach));
   double time = 0;
   for (int32_t num = first; num <= last; ++num) {
     const double probability = std::exp(num * std::log(mean) - mean - std::lgamma(num + 1.0));
-    time += probability * time_of(tile, num);
+    time += probability * time_of_tokens(num);
   }
   return time;
+}
+
+// Of the packed weights of a tile: 2,880 columns of MXFP4 with their scales.
+constexpr double kMmaK = 2880, kMmaWeightBytes = kMmaTileRows * kMmaK * 17 / 32;
+// The products' share of mma.sync's rate, apart from making operands. With it the model gives the
+// 320 TFLOPS that experts reach on an H100 at 8,192 tokens
+// (docs/decisions/2026-11-26-products-on-any-gpu.md).
+constexpr double kMmaShare = 0.63;
+// Groups of so many columns past the last token are left out.
+constexpr int32_t kMmaGroup = 32;
+
+// The model tells no smaller differences than this.
+constexpr double kLeastMmaGain = 1.03;
+
+double expected_mma_us(int32_t columns, double mean, const TileDevice& device) {
+  return expected_time(mean, [&](int32_t num) { return mma_tile_us(columns, num, device); });
 }
 
 }  // namespace
@@ -48,7 +67,9 @@ TileChoice choose_tile(double mean, bool ordered) {
   if (last.first == std::pair(mean, ordered)) return last.second;
   std::vector<std::pair<double, int32_t>> times;
   for (const GroupedTile& tile : kGroupedTiles)
-    if (tile.is_ordered || !ordered) times.emplace_back(expected_time(tile, mean), tile.columns);
+    if (tile.is_ordered || !ordered)
+      times.emplace_back(expected_time(mean, [&](int32_t num) { return time_of(tile, num); }),
+                         tile.columns);
   std::partial_sort(times.begin(), times.begin() + 2, times.end());
   last = {
       {mean, ordered},
@@ -67,6 +88,38 @@ Result<int32_t> parse_tile(const std::string& text) {
     known += ", " + name;
   }
   return fail("unknown tile '" + text + "'", "--tile", "auto" + known);
+}
+
+std::string mma_tile_name(int32_t columns) { return fmt::format("{}x{}", kMmaTileRows, columns); }
+
+double mma_tile_us(int32_t columns, int32_t num_tokens, const TileDevice& device) {
+  const int32_t tiles = ceil_div(num_tokens, columns);
+  const int32_t each = round_up(ceil_div(num_tokens, tiles), std::min(columns, kMmaGroup));
+  const double read_us = 1e-3 * kMmaWeightBytes * device.num_sms / device.read_gb_s;
+  const double multiply_us =
+      1e-3 * kMmaWeightBytes / device.operand_gb_s_of_sm +
+      1e-3 * 2 * kMmaTileRows * kMmaK * each * device.num_sms / (kMmaShare * device.mma_gflops);
+  return std::max(read_us, multiply_us) + (tiles - 1) * multiply_us;
+}
+
+TileChoice choose_mma_tile(double mean, const TileDevice& device) {
+  mean = std::max(mean, 1e-3);
+  const auto us_of = [&](int32_t columns) { return expected_mma_us(columns, mean, device); };
+  const auto is_faster = [&](int32_t a, int32_t b) { return us_of(a) < us_of(b); };
+  const int32_t by_rule = mma_tile_by_rule(mean);
+  const int32_t best = *std::min_element(kMmaTileColumns.begin(), kMmaTileColumns.end(), is_faster);
+  const bool gains = us_of(by_rule) > kLeastMmaGain * us_of(best);
+  if (!gains)
+    return {by_rule, fmt::format("{:.1f} tokens an expert; no other would gain more than {:.0f}%",
+                                 mean, 100 * (kLeastMmaGain - 1))};
+  return {best, fmt::format("{:.1f} tokens an expert; {} would take {:.2f} times as long", mean,
+                            mma_tile_name(by_rule), us_of(by_rule) / us_of(best))};
+}
+
+int32_t mma_tile_by_rule(double mean) {
+  for (const int32_t columns : kMmaTileColumns)
+    if (1.5 * mean <= columns) return columns;
+  return kMmaTileColumns.back();
 }
 
 }  // namespace moxie::gemm
