@@ -483,7 +483,7 @@ Status Engine::forward(const HostArrays& arrays, const Batch& batch) {
     model_->forward(batch, layers_, activations_, *stream_);
     return {};
   }
-  ranks_->launch(arrays);
+  if (auto launched = ranks_->launch(arrays); !launched) return launched;
   auto status =
       clear_parts(activations_, rank_config_, batch.ragged.num_tokens, *device_, *stream_);
   model_->forward(batch, layers_, activations_, *stream_);

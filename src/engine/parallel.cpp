@@ -59,6 +59,7 @@ class RankGroup::Rank {
   Rank(const RankSetup& setup, int32_t rank, RankLink& link)
       : setup_(setup), rank_(rank), link_(link), thread_([this] { run(); }) {}
   ~Rank() {
+    wait_until(done_, number_);  // a launch reads what order() writes
     ends_.store(true);
     order({});
     thread_.join();
@@ -94,6 +95,7 @@ class RankGroup::Rank {
       if (ends_.load()) return;
       if (auto launched = launch(arrays_); !launched) link_.set_fault(launched.error().message());
       done_.store(number, std::memory_order_release);
+      done_.notify_one();
     }
   }
 
@@ -208,8 +210,10 @@ Status RankGroup::loaded() {
   return first;
 }
 
-void RankGroup::launch(const HostArrays& arrays) {
+Status RankGroup::launch(const HostArrays& arrays) {
+  if (auto status = link().status(); !status) return status;
   for (const auto& rank : ranks_) rank->order(arrays);
+  return {};
 }
 
 Status RankGroup::finish() {

@@ -54,8 +54,9 @@ class RankGroup {
   RankLink& link();
   /// Waits until all have loaded, and fails as the first that did not.
   Status loaded();
-  /// Has the other ranks run a launch, which needs the first rank to run it too.
-  void launch(const HostArrays& arrays);
+  /// Has the other ranks run a launch, which needs the first rank to run it too. Fails after a
+  /// fault: a rank may still be in the launch before.
+  Status launch(const HostArrays& arrays);
   /// Waits for the other ranks' launch. A fault of any rank is reported from now on.
   Status finish();
   /// Copies a page of all other ranks' caches, as the first rank's has been. Between launches, or
