@@ -86,6 +86,20 @@ function(moxie_test name)
   endif()
 endfunction()
 
+# plant_rows(TARGET): the linker puts the tables of kernels/testing/planted_rows.cpp, which is among
+# the target's sources, before the real ones, so that tests can plant faults in rows.
+function(plant_rows target)
+  if(NOT TARGET ${target})
+    return()
+  endif()
+  foreach(params EmbedParams QkvParams AttendParams OutParams RouteParams ExpertsParams
+      UnembedParams SampleParams)
+    string(LENGTH ${params} length)
+    target_link_options(${target} PRIVATE
+      "LINKER:--wrap=_ZN5moxie2OpINS_${length}${params}EE4rowsEv")
+  endforeach()
+endfunction()
+
 # moxie_fuzzer(NAME SOURCES x_fuzz.cpp DEPS ...): a libFuzzer binary; its corpus is fuzz/corpus/NAME.
 function(moxie_fuzzer name)
   if(NOT MOXIE_FUZZ)

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <future>
 
 #include "core/clock.h"
 #include "core/device_cpu.h"
@@ -260,7 +261,58 @@ Status Engine::load_model() {
         draft_head_options(draft_checkpoint_->config(), options_.speculation,
                            kv_shape(config(), kv_dtype_), plan_.pages.full, plan_.max_model_len,
                            plan_.max_batch_tokens, options_.max_num_seqs, device_->kind());
+  auto tuning = find_tuning(options_, tuning_key(options_, device_->properties(), *kernels_,
+                                                 rank_config_, layout, kv_dtype_));
+  if (!tuning) return fail(std::move(tuning.error()));
+  tuning_ = std::move(*tuning);
   timeline_.plan_s += seconds_since(start);
+  return options_.self_test.mode == "off" ? load_weights() : load_weights_and_test();
+}
+
+// The test runs beside the loading, so that rows that fail are known before the first launch.
+Status Engine::load_weights_and_test() {
+  LoadOptions whole = load_options_;
+  whole.ranks = {};
+  const ModelWeights layout = checkpoint_->layout(whole);
+  const auto bytes =
+      activation_bytes(config(), layout, kv_dtype_, *kernels_, options_.max_batch_tokens,
+                       options_.max_logit_rows, options_.taps.size());
+  const SelfTestRequest request{
+      .options = options_.self_test,
+      .device = device_.get(),
+      .properties = device_->properties(),
+      .kernels = *kernels_,
+      .config = config(),
+      .formats = layout,
+      .kv_dtype = kv_dtype_,
+      .use_sinks = options_.sinks,
+      .taps = options_.taps,
+      .max_tokens = options_.max_batch_tokens,
+      .costs = tuning_.tuning == nullptr ? GptOss::RowCosts() : row_costs(tuning_.tuning),
+      .workspace_bytes = bytes.workspace};
+  if (options_.tensor_parallel > 1) {  // the others take the choice that it leaves
+    if (auto status = follow_test(run_self_test(request)); !status) return status;
+    return load_weights();
+  }
+  auto test = std::async(std::launch::async, [&] { return run_self_test(request); });
+  const Status loaded = load_weights();
+  const auto waits = std::chrono::steady_clock::now();
+  auto tested = test.get();
+  timeline_.self_test_wait_s = seconds_since(waits);
+  if (!loaded) return loaded;
+  return follow_test(std::move(tested));
+}
+
+Status Engine::follow_test(Result<SelfTestResult> tested) {
+  if (!tested) return fail(std::move(tested.error()));
+  self_test_ = std::move(tested->use);
+  timeline_.self_test_s = self_test_.seconds;
+  kernels_ = std::make_unique<KernelChooser>(kernels_->device(), kernels_->features(),
+                                             std::move(tested->choice), kernels_->rates());
+  return {};
+}
+
+Status Engine::load_weights() {
   if (options_.tensor_parallel > 1) ranks_ = RankGroup::start(rank_setup());
   auto weights = checkpoint_->load(*device_, load_options_);
   if (!weights) return fail(std::move(weights.error()));
@@ -309,10 +361,6 @@ Status Engine::make_memory() {
   const auto bytes =
       activation_bytes(config, weights_, kv_dtype_, *kernels_, options_.max_batch_tokens,
                        options_.max_logit_rows, options_.taps.size());
-  auto tuning = find_tuning(options_, tuning_key(options_, device_->properties(), *kernels_, config,
-                                                 weights_, kv_dtype_));
-  if (!tuning) return fail(std::move(tuning.error()));
-  tuning_ = std::move(*tuning);
   if (tuning_.tuning != nullptr) model_->set_row_costs(row_costs(tuning_.tuning), bytes.workspace);
   if (auto status = model_->check_rows(kv_dtype_, options_.max_batch_tokens); !status)
     return status;

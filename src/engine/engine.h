@@ -18,6 +18,7 @@
 #include "engine/kv.h"
 #include "engine/launch_arrays.h"
 #include "engine/plan.h"
+#include "engine/self_test_use.h"
 #include "engine/speculation.h"
 #include "engine/tuning.h"
 #include "kernels/sample/sample.h"
@@ -59,6 +60,7 @@ struct EngineOptions {
   std::vector<int32_t> taps;       ///< layers before which x is copied out (GptOss): read_tap()
   SpeculationOptions speculation;  ///< for make_drafter()
   TuningOptions tuning;            ///< off: plans by predicted times
+  SelfTestOptions self_test;       ///< off: rows run unproven
   uint64_t seed = 0;               ///< of synthetic weights
   bool show_progress = true;
   /// CPU: those of another engine, which outlives this one and is idle meanwhile; null: its own.
@@ -202,6 +204,8 @@ class Engine {
   const StartupTimeline& timeline() const { return timeline_; }
   /// What became of EngineOptions::tuning.
   const TuningUse& tuning() const { return tuning_; }
+  /// What became of EngineOptions::self_test.
+  const SelfTestUse& self_test() const { return self_test_; }
   /// Tokens that end an answer: harmony's stop tokens and the configuration's eos.
   const std::vector<int32_t>& stop_ids() const { return stop_ids_; }
   /// Stops at the stop tokens of `tokenizer`, which replaces the model's own. To be called before
@@ -218,6 +222,9 @@ class Engine {
   bool open_usable_gpu();
   Status make_kernels();
   Status load_model();
+  Status load_weights();
+  Status load_weights_and_test();
+  Status follow_test(Result<SelfTestResult> tested);
   Status make_memory();
   Status make_decode_loop();
   RankSetup rank_setup() const;
@@ -243,6 +250,7 @@ class Engine {
   DType kv_dtype_ = DType::kBF16;
   StartupTimeline timeline_;
   TuningUse tuning_;
+  SelfTestUse self_test_;
   std::vector<int32_t> stop_ids_;
   Buffer rotary_buffer_, activation_buffer_;
   Activations activations_;

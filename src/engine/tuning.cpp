@@ -26,18 +26,6 @@ BestTile best_in(const Costs& costs, const PlannedRow& row) {
   return found != costs.end() ? found->second : BestTile{};
 }
 
-// The version that the kernel module states: "NVRM version: NVIDIA UNIX ...  580.95.05  ...".
-std::string gpu_driver() {
-  std::ifstream file("/proc/driver/nvidia/version");
-  std::string word;
-  while (file >> word) {
-    const bool is_version = word.find('.') != std::string::npos &&
-                            word.find_first_not_of("0123456789.") == std::string::npos;
-    if (is_version) return word;
-  }
-  return "unknown";
-}
-
 std::string shapes_of(const GptOssConfig& c, const ModelWeights& formats) {
   std::string text = fmt::format("{} {} {} {} {} {} {} {} {} {} {} {} {}", c.num_layers, c.hidden,
                                  c.intermediate, c.num_heads, c.num_kv_heads, c.head_dim,
@@ -71,6 +59,19 @@ const Tuning* best_of(const std::vector<Tuning>& tunings, const TuningKey& key, 
 
 }  // namespace
 
+// The version that the kernel module states: "NVRM version: NVIDIA UNIX ...  580.95.05  ...".
+std::string device_driver(DeviceKind kind) {
+  if (kind == DeviceKind::kCpu) return "none";
+  std::ifstream file("/proc/driver/nvidia/version");
+  std::string word;
+  while (file >> word) {
+    const bool is_version = word.find('.') != std::string::npos &&
+                            word.find_first_not_of("0123456789.") == std::string::npos;
+    if (is_version) return word;
+  }
+  return "unknown";
+}
+
 std::string TuningUse::text() const {
   switch (state) {
     case State::kOff:
@@ -93,7 +94,7 @@ TuningKey tuning_key(const EngineOptions& options, const DeviceProperties& devic
                   options.activation, options.tile, options.sinks ? "on" : "off");
   for (const std::string& kernel : options.kernels) switches += " kernel " + kernel;
   return {.device = device.name,
-          .driver = on_cpu ? "none" : gpu_driver(),
+          .driver = device_driver(kernels.device()),
           .features = feature_names(kernels.features()),
           .threads = on_cpu ? device.num_units : 0,
           .commit = options.tuning.commit,

@@ -30,6 +30,9 @@ struct TuningUse {
   std::string text() const;
 };
 
+/// The version of a GPU's driver, "unknown"; of a CPU "none".
+std::string device_driver(DeviceKind kind);
+
 /// The key of a tuning for this device and model.
 TuningKey tuning_key(const EngineOptions& options, const DeviceProperties& device,
                      const KernelChooser& kernels, const GptOssConfig& config,

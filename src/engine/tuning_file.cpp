@@ -3,24 +3,21 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "core/whole_file.h"
+#include "engine/kept_file.h"
+#include "engine/strict_json.h"
 #include "text/harmony_json.h"
 
 namespace moxie {
 namespace {
 
 using Json = nlohmann::ordered_json;
+using Reader = StrictReader;
 
 constexpr const char* kForm = "moxie tuning 1";
-constexpr size_t kMaxTunings = 64, kMaxLaunches = 256, kMaxRows = 4096, kMaxTextBytes = 4096;
+constexpr size_t kMaxTunings = 64, kMaxLaunches = 256, kMaxRows = 4096;
 constexpr int64_t kMostTokens = 1 << 22, kMostLayers = 1 << 16, kMostThreads = 1 << 16;
-constexpr double kMostUs = 1e12;
 
 struct Member {
   const char* name;
@@ -31,94 +28,6 @@ constexpr Member kMembers[] = {{"device", &TuningKey::device},      {"driver", &
                                {"features", &TuningKey::features},  {"commit", &TuningKey::commit},
                                {"model", &TuningKey::model, false}, {"shapes", &TuningKey::shapes},
                                {"switches", &TuningKey::switches}};
-
-// Reads members of one object; keeps the first fault. Every member must be read.
-class Reader {
- public:
-  Reader(const Json& object, std::string at) : object_(object), at_(std::move(at)) {
-    if (!object.is_object()) say("", "is no object");
-  }
-
-  std::string text(const char* name) {
-    const Json* value = find(name);
-    if (value == nullptr) return {};
-    if (!value->is_string() || value->get_ref<const std::string&>().size() > kMaxTextBytes)
-      return say(name, "is no short text"), std::string();
-    return value->get<std::string>();
-  }
-  int32_t integer(const char* name, int64_t least, int64_t most) {
-    const Json* value = find(name);
-    if (value == nullptr) return static_cast<int32_t>(least);
-    const bool is_one = value->is_number_integer() &&
-                        !(value->is_number_unsigned() && value->get<uint64_t>() > INT64_MAX);
-    if (!is_one || value->get<int64_t>() < least || value->get<int64_t>() > most)
-      return say(name, fmt::format("is no whole number from {} to {}", least, most)),
-             static_cast<int32_t>(least);
-    return static_cast<int32_t>(value->get<int64_t>());
-  }
-  double microseconds(const char* name) {
-    const Json* value = find(name);
-    if (value == nullptr) return 0;
-    const double us = value->is_number() ? value->get<double>() : -1;
-    if (!(us >= 0 && us <= kMostUs)) return say(name, "is no time in microseconds"), 0.0;
-    return us;
-  }
-  bool boolean(const char* name) {
-    const Json* value = find(name);
-    if (value == nullptr) return false;
-    if (!value->is_boolean()) return say(name, "is neither true nor false"), false;
-    return value->get<bool>();
-  }
-  /// Calls visit(entry, its place) for each of a list's entries, until there is a fault.
-  template <typename Visit>
-  void list(const char* name, size_t most, Visit&& visit) {
-    const Json* value = find(name);
-    if (value == nullptr) return;
-    if (!value->is_array() || value->size() > most)
-      return say(name, fmt::format("is no list of at most {} entries", most));
-    for (size_t i = 0; i < value->size() && fault_.empty(); ++i)
-      visit((*value)[i], fmt::format("{}/{}/{}", at_, name, i));
-  }
-  /// An object's place, and the object.
-  const Json& member(const char* name) {
-    const Json* value = find(name);
-    static const Json kNothing;
-    return value == nullptr ? kNothing : *value;
-  }
-  std::string place(const char* name) const { return at_ + "/" + name; }
-  void take(const std::string& fault) {
-    if (fault_.empty()) fault_ = fault;
-  }
-  void say(const char* name, const std::string& what) {
-    take(fmt::format("{} {}", *name == '\0' ? (at_.empty() ? "the document" : at_) : place(name),
-                     what));
-  }
-  /// The first fault, or a member that nobody has read; empty: none.
-  std::string end() {
-    if (fault_.empty() && object_.size() != num_read_) {
-      for (const auto& [name, value] : object_.items()) {
-        if (std::find(read_.begin(), read_.end(), name) == read_.end())
-          say("", "has an unknown member '" + name.substr(0, 100) + "'");
-      }
-    }
-    return fault_;
-  }
-
- private:
-  const Json* find(const char* name) {
-    if (!fault_.empty()) return nullptr;
-    const auto found = object_.find(name);
-    if (found == object_.end()) return say(name, "is missing"), nullptr;
-    read_.emplace_back(name);
-    ++num_read_;
-    return &*found;
-  }
-
-  const Json& object_;
-  std::string at_, fault_;
-  std::vector<std::string> read_;
-  size_t num_read_ = 0;
-};
 
 std::string read_key(const Json& object, const std::string& at, TuningKey* key) {
   Reader reader(object, at);
@@ -229,30 +138,16 @@ std::string tunings_text(const std::vector<Tuning>& tunings) {
 }
 
 Result<std::optional<std::vector<Tuning>>> read_tunings(const std::string& path) {
-  std::error_code error;
-  if (!std::filesystem::exists(path, error)) return std::nullopt;
-  if (!std::filesystem::is_regular_file(path, error))
-    return fail("is no regular file", path, "name a file");
-  std::ifstream file(path, std::ios::binary);
-  if (!file) return fail("cannot be opened", path, "check its permissions");
-  std::string text;
-  std::vector<char> block(1 << 16);
-  while (file.read(block.data(), static_cast<std::streamsize>(block.size())) || file.gcount() > 0) {
-    text.append(block.data(), static_cast<size_t>(file.gcount()));
-    if (text.size() > kMaxTuningFileBytes)
-      return fail(fmt::format("is longer than {} bytes", kMaxTuningFileBytes), path,
-                  "it is no file of tunings");
-  }
-  auto tunings = parse_tunings(text, path);
+  const auto text = read_kept_file(path, kMaxTuningFileBytes, "tunings");
+  if (!text) return fail(text.error());
+  if (!*text) return std::nullopt;
+  auto tunings = parse_tunings(**text, path);
   if (!tunings) return fail(std::move(tunings.error()));
   return std::optional(std::move(*tunings));
 }
 
 Status write_tunings(const std::string& path, const std::vector<Tuning>& tunings) {
-  std::error_code error;
-  const std::filesystem::path folder = std::filesystem::path(path).parent_path();
-  if (!folder.empty()) std::filesystem::create_directories(folder, error);
-  return write_whole_file(path, tunings_text(tunings), "tuning");
+  return write_kept_file(path, tunings_text(tunings), "tuning");
 }
 
 void replace_tuning(std::vector<Tuning>* tunings, Tuning tuning) {
@@ -264,18 +159,6 @@ void replace_tuning(std::vector<Tuning>* tunings, Tuning tuning) {
   if (tunings->size() > kMaxTunings) tunings->resize(kMaxTunings);
 }
 
-std::string default_tuning_path() {
-  const auto folder = [](const char* name) {
-    const char* value = std::getenv(name);
-    return value == nullptr ? std::string() : std::string(value);
-  };
-  std::string cache = folder("XDG_CACHE_HOME");
-  if (cache.empty() || cache.front() != '/') {
-    cache = folder("HOME");
-    if (cache.empty()) return {};
-    cache += "/.cache";
-  }
-  return cache + "/moxie/tuning.json";
-}
+std::string default_tuning_path() { return kept_file_path("tuning.json"); }
 
 }  // namespace moxie

@@ -16,10 +16,6 @@
 
 namespace moxie::testing {
 
-// Splitting into two BF16 parts loses 2^-17 of each activation, and of each F32 weight. Errors have
-// random signs; the greatest of thousands of outputs is several deviations off.
-inline constexpr double kSplitRounding = 0x1p-15;
-
 inline int32_t same_row(int32_t row) { return row; }
 
 class LinearStepsCuda : public CudaTest {

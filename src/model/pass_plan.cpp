@@ -106,25 +106,20 @@ double more_bytes(const Pass& pass, const Forms& forms) {
 }
 
 template <typename P>
-void run_planned(KernelChooser& kernels, const Pass& pass, const PlannedRow& planned, size_t l) {
-  P params = pass.params<P>(l, planned.forms);
+P planned_params(const Pass& pass, const PlannedRow& planned, size_t l) {
+  constexpr bool is_numbered = std::is_same_v<P, TapParams> || std::is_same_v<P, ReduceParams>;
+  P params = pass.params<P>(is_numbered ? planned.number : l, planned.forms);
   if constexpr (requires { params.tile_columns; })
     if (planned.tile_columns != 0) params.tile_columns = planned.tile_columns;
-  kernels.run(*static_cast<const Row<P>*>(planned.entry), params);
-}
-// Of steps that are beside the layers' own.
-template <typename P>
-void run_numbered(KernelChooser& kernels, const Pass& pass, const PlannedRow& planned, size_t) {
-  kernels.run(*static_cast<const Row<P>*>(planned.entry),
-              pass.params<P>(planned.number, planned.forms));
+  return params;
 }
 template <typename P>
-constexpr auto run_of() {
-  constexpr bool is_numbered = std::is_same_v<P, TapParams> || std::is_same_v<P, ReduceParams>;
-  if constexpr (is_numbered)
-    return &run_numbered<P>;
-  else
-    return &run_planned<P>;
+void run_planned(KernelChooser& kernels, const Pass& pass, const PlannedRow& planned, size_t l) {
+  kernels.run(*static_cast<const Row<P>*>(planned.entry), planned_params<P>(pass, planned, l));
+}
+template <typename P>
+const char* refuses_planned(const Pass& pass, const PlannedRow& planned, size_t l) {
+  return why_not(*static_cast<const Row<P>*>(planned.entry), planned_params<P>(pass, planned, l));
 }
 
 /// The time of a row that the other launches of its chain can run and this launch cannot.
@@ -243,7 +238,8 @@ class Planner {
             .forms = forms,
             .predicted_us = predicted_us_of(pass_, layer_, row, forms).value_or(kRefusedUs),
             .limit_us = limit_us(work, rates.read_gb_s, rates.bf16_gflops),
-            .run = run_of<P>(),
+            .run = run_planned<P>,
+            .refuses = refuses_planned<P>,
             .entry = &row,
             .layer = layer_};
   }
@@ -271,15 +267,14 @@ class Planner {
   std::vector<PlannedRow> rows_;
 };
 
-bool same_kind(const Pass& pass, size_t a, size_t b) {
+bool same_kind(const GptOssConfig& config, const ModelWeights& weights, size_t a, size_t b) {
   const auto alike = [](const PackedMatrix& x, const PackedMatrix& y) {
     return x.format == y.format && x.rows == y.rows && x.cols == y.cols &&
            x.num_experts == y.num_experts;
   };
-  const LayerWeights &x = pass.weights.layers[a], &y = pass.weights.layers[b];
-  return pass.config.is_window[a] == pass.config.is_window[b] && alike(x.qkv, y.qkv) &&
-         alike(x.out, y.out) && alike(x.router, y.router) && alike(x.gate_up, y.gate_up) &&
-         alike(x.down, y.down);
+  const LayerWeights &x = weights.layers[a], &y = weights.layers[b];
+  return config.is_window[a] == config.is_window[b] && alike(x.qkv, y.qkv) && alike(x.out, y.out) &&
+         alike(x.router, y.router) && alike(x.gate_up, y.gate_up) && alike(x.down, y.down);
 }
 
 // Why there is no plan: the first step that no row can run, or whose forms do not meet.
@@ -409,6 +404,15 @@ std::vector<PlannedRow> rows_for_plan(const Pass& pass, const KernelChooser& ker
   return rows;
 }
 
+std::vector<size_t> kinds_of_layers(const GptOssConfig& config, const ModelWeights& formats) {
+  std::vector<size_t> kinds;
+  for (size_t l = 0; l < formats.layers.size(); ++l) {
+    const auto is_like_l = [&](size_t kind) { return same_kind(config, formats, kind, l); };
+    if (std::ranges::none_of(kinds, is_like_l)) kinds.push_back(l);
+  }
+  return kinds;
+}
+
 bool can_meet(const PlannedRow& a, const PlannedRow& b) {
   const int32_t left = borders_of(a.row).to, right = borders_of(b.row).from;
   const bool is_same = left != kNoBorder && left == right;
@@ -439,7 +443,9 @@ std::optional<std::pair<PassPlan, double>> plan_with(const Pass& pass, const Ker
   std::vector<double> cost_of_kind;
   for (size_t l = 0; l < pass.weights.layers.size(); ++l) {
     size_t kind = 0;
-    while (kind < first_of_kind.size() && !same_kind(pass, first_of_kind[kind], l)) ++kind;
+    while (kind < first_of_kind.size() &&
+           !same_kind(pass.config, pass.weights, first_of_kind[kind], l))
+      ++kind;
     if (kind == first_of_kind.size()) {
       auto chain = planner.layer(l);
       if (!chain) return std::nullopt;

@@ -31,6 +31,8 @@ struct PlannedRow {
   double limit_us = 0;  ///< time of its steps' least work at the device's rates
   /// Runs it in layer `l`.
   void (*run)(KernelChooser& kernels, const Pass& pass, const PlannedRow& planned, size_t l);
+  /// Why it cannot run in layer `l` of another pass than it was planned for; null if it can.
+  const char* (*refuses)(const Pass& pass, const PlannedRow& planned, size_t l);
   const void* entry = nullptr;  ///< in its table: Row<P>
   /// For tap: the tap's number; for reduce: kBehindOut or kBehindExperts.
   size_t number = 0;
@@ -53,6 +55,10 @@ struct PassPlan {
 
   std::span<const PlannedRow> layer(size_t l) const { return chains[chain_of_layer[l]]; }
 };
+
+/// The layers that are the first of their kind: window or not, and formats. Layers of a kind have
+/// the same chain in every plan.
+std::vector<size_t> kinds_of_layers(const GptOssConfig& config, const ModelWeights& formats);
 
 /// Every row, in all forms that it takes and leaves, that may run in layer `l` of a plan for `pass`
 /// (pointers may be null), before the layers or behind them: the candidates of make_plan().

@@ -31,15 +31,17 @@ struct LayerWeights {
 /// Seconds of each stage of a start. Reading, copying and repacking overlap: their sum may exceed
 /// the elapsed time. The loader sets read, copy, repack and weights; the engine sets the others.
 struct StartupTimeline {
-  double open_s = 0;        ///< checkpoint found, headers checked
-  double plan_s = 0;        ///< memory planned
-  double read_s = 0;        ///< mean over the threads that read files
-  double copy_s = 0;        ///< CUDA: the copy engine busy, host to device
-  double repack_s = 0;      ///< CUDA: repack kernels; synthetic weights: making them
-  double weights_s = 0;     ///< elapsed from the first allocation to all weights in place
-  double graphs_s = 0;      ///< CUDA: graphs captured
-  double ready_s = 0;       ///< elapsed from the start to ready
-  uint64_t read_bytes = 0;  ///< read from files
+  double open_s = 0;            ///< checkpoint found, headers checked
+  double plan_s = 0;            ///< memory planned
+  double read_s = 0;            ///< mean over the threads that read files
+  double copy_s = 0;            ///< CUDA: the copy engine busy, host to device
+  double repack_s = 0;          ///< CUDA: repack kernels; synthetic weights: making them
+  double weights_s = 0;         ///< elapsed from the first allocation to all weights in place
+  double self_test_s = 0;       ///< beside the loading; 0: all was proven before
+  double self_test_wait_s = 0;  ///< of these, after all weights were in place
+  double graphs_s = 0;          ///< CUDA: graphs captured
+  double ready_s = 0;           ///< elapsed from the start to ready
+  uint64_t read_bytes = 0;      ///< read from files
 };
 
 struct ModelWeights {

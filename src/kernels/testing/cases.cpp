@@ -45,8 +45,6 @@ void store_cache_values(const KvLayer& kv, const std::vector<float>& values, std
 
 }  // namespace
 
-double f32_sum_error(int64_t k) { return (32.0 + static_cast<double>(k) / 32.0) * 0x1p-24; }
-
 // ---- embed --------------------------------------------------------------------------------------
 
 std::string EmbedCase::name() const { return text("embed", table, {tokens, hidden, vocab}); }

@@ -23,6 +23,7 @@
 #include "kernels/rms_norm/rms_norm.h"
 #include "kernels/rotate/rotate.h"
 #include "kernels/route/route.h"
+#include "kernels/row_rounding.h"
 #include "kernels/sample/sample.h"
 #include "kernels/tap/tap.h"
 #include "kernels/testing/packed.h"
@@ -42,10 +43,6 @@ struct Output {
   double relative = 0;
   double absolute = 0;
 };
-
-/// A sum of `k` products in F32: chains of 32 and k / 32 chains, each addition off by at most
-/// 2^-24 of a partial sum; random signs keep partial sums near the size of the result.
-double f32_sum_error(int64_t k);
 
 struct EmbedCase {
   using Params = EmbedParams;

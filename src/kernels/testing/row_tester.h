@@ -14,6 +14,7 @@
 #include <string_view>
 
 #include "core/device.h"
+#include "kernels/row_rounding.h"
 #include "kernels/testing/cases.h"
 #include "kernels/testing/row_runs.h"
 
@@ -82,54 +83,7 @@ const Row<P>& row_named(const std::string& name) {
   return Op<P>::rows()[0];
 }
 
-/// What rounding a row's activations may add to an output's error, as a share of the outputs'
-/// greatest, on top of the F32 sums. Rows in 16-bit fixed point round each activation to 2^-16 of
-/// its block's greatest, those in 8 bits to 2^-8, and the experts do so twice. Rows in BF16 round
-/// each to 2^-9 of itself: the errors of a sum have random signs and are spread as its terms are,
-/// 2^-9 / sqrt(3) of it in the mean, and the greatest of thousands of outputs, four to five
-/// deviations out, is compared with outputs of one to three. Rows in E4M3 round each to 2^-4.
-inline constexpr double kI16Rounding = 0x1p-14, kI8Rounding = 0x1p-6, kBf16Rounding = 0x1p-7,
-                        kE4m3Rounding = 0x1p-3;
-
-struct RowRounding {
-  std::string_view row;  ///< name behind "<step>_"
-  double activations;
-};
-/// Every row that rounds its activations, of attend queries and weights. A row that is not listed
-/// may not.
-inline constexpr RowRounding kRowRoundings[] = {
-    {"mxfp4_i16_gemv_avx2", kI16Rounding},
-    {"mxfp4_i16_gemv_avxvnni", kI16Rounding},
-    {"mxfp4_i16_gemv_avx512vnni", kI16Rounding},
-    {"mxfp4_i16_gemv_neondot", kI16Rounding},
-    {"mxfp4_i8_gemv_avx2", kI8Rounding},
-    {"mxfp4_i8_gemv_avxvnni", kI8Rounding},
-    {"mxfp4_i8_gemv_avx512vnni", kI8Rounding},
-    {"mxfp4_i8_gemv_neondot", kI8Rounding},
-    {"any_bf16_gemm_amx", kBf16Rounding},
-    {"any_bf16_gemm_avx512bf16", kBf16Rounding},
-    {"any_bf16_gemm_cuda", kBf16Rounding},
-    {"mxfp4_bf16_gemm_cuda", kBf16Rounding},
-    {"any_bf16_gemm_sm90", kBf16Rounding},
-    {"mxfp4_bf16_gemm_sm90", kBf16Rounding},
-    {"any_bf16_ordered_sm90", kBf16Rounding},
-    {"mxfp4_bf16_ordered_sm90", kBf16Rounding},
-    {"mxfp4_e4m3_gemm_sm90", kE4m3Rounding},
-    {"any_bf16_flash_amx", kBf16Rounding},
-    {"any_bf16_flash_avx512bf16", kBf16Rounding},
-    {"bf16_prefill_wgmma_sm90", kBf16Rounding},
-    {"bf16_ordered_wgmma_sm90", kBf16Rounding},
-    {"bf16_prefill_flashinfer_fa2_cuda", kBf16Rounding},
-    {"bf16_prefill_flashinfer_fa3_sm90", kBf16Rounding}};
-
-inline double activation_rounding(std::string_view row) {
-  for (const RowRounding& rounding : kRowRoundings) {
-    const std::string_view name = rounding.row;
-    if (row.ends_with(name) && row[row.size() - name.size() - 1] == '_')
-      return rounding.activations;
-  }
-  return 0;
-}
+using moxie::activation_rounding;
 template <typename P>
 double activation_rounding(const Row<P>& row) {
   return activation_rounding(std::string_view(row.name));

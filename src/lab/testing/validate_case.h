@@ -6,8 +6,8 @@
 #include <string>
 
 #include "core/testing/paths.h"
+#include "kernels/testing/planted_rows.h"
 #include "lab/passing_runner.h"
-#include "lab/testing/planted_rows.h"
 #include "lab/validate.h"
 
 namespace moxie::testing {
