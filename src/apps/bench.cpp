@@ -145,7 +145,7 @@ class Run {
                                .share_of_limit = result.share_of_limit,
                                .workload = workload_of(result.test, record_),
                                .limit_gb_s = result.read_gb_s});
-    add_rows(result.kernels, name, &record_);
+    add_rows(result.kernels, name, engine_.self_test(), &record_);
     watch_.finish(&record_);
   }
 

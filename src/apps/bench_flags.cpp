@@ -132,7 +132,9 @@ Record record_of(const std::string& kind, Engine& engine, const MachineLimits& l
   Record record{.environment = collect_environment(), .machine = limits};
   describe_command(kind, kind, flags, &record);
   record.weights = weights_origin(engine.checkpoint(), engine.weights_bytes());
-  record.details = nlohmann::ordered_json{{"tuning", engine.tuning().text()}}.dump();
+  nlohmann::ordered_json details = {{"tuning", engine.tuning().text()}};
+  if (engine.self_test().is_on) details["self_test"] = engine.self_test().text();
+  record.details = details.dump();
   record.workload.num_warm_ups = 1;
   record.workload.seed = engine.options().seed;
   record.memory_peak_bytes = peak_memory_bytes();
@@ -149,9 +151,10 @@ Workload workload_of(const BenchTest& test, const Record& record) {
 }
 
 void add_rows(const std::vector<KernelChooser::Count>& counts, const std::string& of,
-              Record* record) {
+              const SelfTestUse& test, Record* record) {
   for (const auto& count : counts)
-    record->kernel_path.push_back({count.op->name, count.name, count.launches, of});
+    record->kernel_path.push_back(
+        {count.op->name, count.name, count.launches, of, test.proven(count.name)});
 }
 
 }  // namespace moxie

@@ -50,8 +50,8 @@ Record record_of(const std::string& kind, Engine& engine, const MachineLimits& l
 
 /// What one test of bench asks for.
 Workload workload_of(const BenchTest& test, const Record& record);
-/// The rows that ran, as those of the series `of`.
+/// The rows that ran, as those of the series `of`, and whether `test` has proven them.
 void add_rows(const std::vector<KernelChooser::Count>& counts, const std::string& of,
-              Record* record);
+              const SelfTestUse& test, Record* record);
 
 }  // namespace moxie

@@ -55,8 +55,8 @@ class Versus {
     const std::string name = test.name(), name_b = name_of_second(name, o_.vs);
     record_.results.push_back(series_of(pair->a, name, record_));
     record_.results.push_back(series_of(pair->b, name_b, record_));
-    add_rows(pair->a.kernels, name, &record_);
-    add_rows(pair->b.kernels, name_b, &record_);
+    add_rows(pair->a.kernels, name, engines_.a().self_test(), &record_);
+    add_rows(pair->b.kernels, name_b, engines_.b().self_test(), &record_);
     watch_.finish(&record_);
     comparison_.series.push_back({.name = name,
                                   .unit = "tok/s",

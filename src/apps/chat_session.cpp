@@ -123,6 +123,8 @@ void print_kernels(Engine& engine) {
   std::fprintf(stderr, "%s\n", line.c_str());
   if (engine.tuning().tuning != nullptr)
     std::fprintf(stderr, "tuning:  %s\n", engine.tuning().text().c_str());
+  if (!engine.self_test().all_proven() || !engine.self_test().faults.empty())
+    std::fprintf(stderr, "proven:  %s\n", engine.self_test().text().c_str());
 }
 
 void print_statistics(const Reply& reply) {

@@ -347,12 +347,19 @@ Status parse_switches(const std::string& text, const std::function<void(Flags&)>
 
 namespace {
 
-// A tuning is of the sources that it was measured with.
-std::string tuning_commit() { return std::string(kCommit) + (kCommitDirty ? "+changes" : ""); }
+// A tuning is of the sources that it was measured with, a self-test of those that it proved.
+std::string commit_of_sources() { return std::string(kCommit) + (kCommitDirty ? "+changes" : ""); }
 
 }  // namespace
 
 void declare_model_flags(Flags& flags, EngineOptions* o) {
+  declare_untested_model_flags(flags, o);
+  flags.choice("--self-test", &o->self_test.mode, {"auto", "off", "strict"},
+               "kernels that this machine has never proven are compared with the reference while "
+               "the weights are loaded; auto: a kernel that fails is left out; strict: refuses");
+}
+
+void declare_untested_model_flags(Flags& flags, EngineOptions* o) {
   flags.text("--model", &o->model,
              "embedded, a Hugging Face directory, a .gguf file, a repo id in the local cache, "
              "synthetic:gpt-oss-120b, synthetic:gpt-oss-20b or synthetic:PATH/config.json");
@@ -384,7 +391,10 @@ void declare_model_flags(Flags& flags, EngineOptions* o) {
                "on: a token's logits are the same bits alone and among any others, in any chunks");
   flags.integer("--max-model-len", &o->max_model_len, kFromZero, "tokens of context; 0: what fits");
   // Options that were read before keep theirs.
-  if (o->tuning.commit.empty()) o->tuning = {.file = "auto", .commit = tuning_commit()};
+  if (o->tuning.commit.empty()) {
+    o->tuning = {.file = "auto", .commit = commit_of_sources()};
+    o->self_test = {.mode = "auto", .commit = commit_of_sources()};
+  }
   flags.text("--tuning", &o->tuning.file,
              "off: plans by predicted times; a file: by the times that `moxie tune` wrote there; "
              "auto: by those in the user's cache, if there are any for this machine");

@@ -86,6 +86,8 @@ Status parse_switches(const std::string& text, const std::function<void(Flags&)>
 
 /// The switches that every command with a model takes.
 void declare_model_flags(Flags& flags, EngineOptions* options);
+/// The same without --self-test, for the command that has another of this name.
+void declare_untested_model_flags(Flags& flags, EngineOptions* options);
 void declare_sampling_flags(Flags& flags, SamplingOptions* options, uint64_t* seed);
 
 /// Prints "moxie: error: ..." to stderr; returns kExitFailed.

@@ -10,8 +10,10 @@
 #include "apps/cli.h"
 #include "apps/shown_device.h"
 #include "apps/shown_tuning.h"
+#include "core/clock.h"
 #include "core/numa.h"
 #include "engine/plan.h"
+#include "engine/self_test_rows.h"
 #include "lab/machine.h"
 
 namespace moxie {
@@ -21,7 +23,7 @@ using Json = nlohmann::ordered_json;
 
 struct DoctorFlags {
   EngineOptions engine;
-  bool json = false;
+  bool json = false, self_test = false;
 };
 
 std::string first_line(const char* path) {
@@ -74,7 +76,78 @@ std::vector<Finding> findings(const Device& device, const std::string& cuda_reas
   return list;
 }
 
+// Every row on its own: a table, or JSON.
+int run_self_test_of_rows(const DoctorFlags& o) {
+  auto device = open_device(o.engine.device, o.engine.threads);
+  if (!device) return report(device.error());
+  auto checkpoint = open_checkpoint(o.engine.model);
+  if (!checkpoint) return report(checkpoint.error());
+  const DeviceKind kind = (*device)->kind();
+  const DeviceProperties& properties = (*device)->properties();
+  const Features features =
+      kind == DeviceKind::kCpu ? cpu_features() : cuda_features(properties.compute_capability);
+  auto choice = kernel_choice(o.engine, features);
+  if (!choice) return report(choice.error());
+  const KernelChooser kernels(kind, features, std::move(*choice), rates_of(kind, properties));
+  const GptOssConfig& config = (*checkpoint)->config();
+  auto kv_dtype = choose_kv_dtype(o.engine.kv_dtype, config, kernels, o.engine.max_model_len,
+                                  o.engine.max_num_seqs);
+  if (!kv_dtype) return report(kv_dtype.error());
+  const ModelWeights layout = (*checkpoint)->layout({.device = kind});
+  const auto start = Clock::now();
+  auto rows = test_all_rows({.device = device->get(),
+                             .properties = properties,
+                             .kernels = kernels,
+                             .config = config,
+                             .formats = layout,
+                             .kv_dtype = *kv_dtype,
+                             .use_sinks = o.engine.sinks});
+  if (!rows) return report(rows.error());
+  const double seconds = seconds_since(start);
+  bool all_sound = true;
+  Json list = Json::array();
+  if (!o.json)
+    fmt::print("{}\n\n{:<8} {:<44} {:<8} {:<10} {}\n", properties.name, "step", "row", "result",
+               "tolerance", "launches");
+  for (const RowTested& row : *rows) {
+    const bool ran = row.not_run.empty(), is_sound = row.fault.empty();
+    all_sound = all_sound && is_sound;
+    const char* const result = !is_sound ? "FAILED" : ran ? "proven" : "-";
+    if (o.json) {
+      list.push_back({{"step", row.row.op().name},
+                      {"name", row.row.name},
+                      {"result", !is_sound ? "failed"
+                                 : ran     ? "proven"
+                                           : "not run"},
+                      {"share_of_tolerance", ran ? Json(row.share) : Json()},
+                      {"launches", row.launches},
+                      {"why", !is_sound ? row.fault : row.not_run}});
+      continue;
+    }
+    fmt::print("{:<8} {:<44} {:<8} {:<10} {}\n", row.row.op().name, row.row.name, result,
+               ran ? fmt::format("{:.2f}", row.share) : "-",
+               ran && is_sound ? fmt::format("{}", fmt::join(row.launches, ", "))
+               : is_sound      ? row.not_run
+                               : row.fault);
+  }
+  if (o.json)
+    fmt::print("{}\n", Json{{"device", properties.name},
+                            {"driver", device_driver(kind)},
+                            {"features", feature_names(features)},
+                            {"version", MOXIE_VERSION},
+                            {"commit", o.engine.self_test.commit},
+                            {"model", o.engine.model},
+                            {"seconds", seconds},
+                            {"rows", list}}
+                           .dump(2, ' ', false, Json::error_handler_t::replace));
+  else
+    fmt::print("\n{} in {:.1f} s; tolerance: the worst share of it that a row took\n",
+               all_sound ? "nothing wrong" : "a row FAILED", seconds);
+  return all_sound ? kExitDone : kExitFailed;
+}
+
 int run(DoctorFlags& o) {
+  if (o.self_test) return run_self_test_of_rows(o);
   auto device = make_cpu_device(o.engine.threads);
   std::string cuda_reason;
   const int num_gpus = num_cuda_devices(&cuda_reason);
@@ -166,7 +239,9 @@ Command doctor_command() {
           .example = "moxie doctor",
           .declare =
               [o](Flags& flags) {
-                declare_model_flags(flags, &o->engine);
+                declare_untested_model_flags(flags, &o->engine);
+                flags.toggle("--self-test", &o->self_test,
+                             "compare every kernel that this machine can run with the reference");
                 flags.toggle("--json", &o->json, "print one JSON document");
               },
           .run = [o](const Flags&) { return run(*o); }};

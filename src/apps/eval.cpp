@@ -238,7 +238,8 @@ Status evaluate(EvalFlags& o, const Flags& flags, EvalReport* out) {
   out->counts = count_samples(out->samples);
   if (engine) {
     for (const auto& count : engine->engine().kernels().counts())
-      out->kernel_path.push_back({count.op->name, count.name, count.launches});
+      out->kernel_path.push_back({count.op->name, count.name, count.launches, "",
+                                  engine->engine().self_test().proven(count.name)});
   }
   if (o.compared.empty()) return {};
   return compare(o, *questions, samples.get(), std::move(engine), out);

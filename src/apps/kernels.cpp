@@ -98,9 +98,9 @@ std::optional<double> us_without(const PlannedRow& row, int32_t tokens, const Gp
 
 // The chains of rows for launches of one sequence, and the cost of each chain without each row.
 int print_plans(const KernelsFlags& o, const GptOss& model, const KernelChooser& kernels,
-                DType kv_dtype, const TuningUse& tuning) {
+                DType kv_dtype, const TuningUse& tuning, const SelfTestUse& self_test) {
   Json plans = Json::array();
-  if (!o.json) fmt::print("tuning: {}\n\n", tuning.text());
+  if (!o.json) fmt::print("tuning: {}\nself-test: {}\n\n", tuning.text(), self_test.text());
   for (const int32_t tokens : o.of_plans) {
     const auto start = Clock::now();
     const auto plan = model.plan_for(bracket_of(tokens, 1, 1), kv_dtype);
@@ -127,17 +127,23 @@ int print_plans(const KernelsFlags& o, const GptOss& model, const KernelChooser&
       const std::string tile =
           row.tile_columns != 0 ? gemm::tile_name(row.tile_columns) : std::string();
       if (!tile.empty()) entry["tile"] = tile;
+      const auto proven = self_test.proven(row.row.name);
+      if (proven) entry["proven"] = *proven;
       if (shown.num_layers > 0)
         entry["layers"] = shown.num_layers, entry["attention"] = shown.of_layers;
       if (!o.json) {
         if (shown.of_layers != shown_layers && shown.num_layers > 0)
           fmt::print("  {} layers, {} attention\n", shown.num_layers, shown.of_layers);
         shown_layers = shown.of_layers;
-        fmt::print("    {:<44} {:>8.1f} us, limit {:>7.1f}; reads {} writes {}; without it {}{}\n",
-                   row.row.name, row.predicted_us, row.limit_us, entry["reads"].dump(),
-                   entry["writes"].dump(),
-                   without ? fmt::format("{:.0f} us", *without) : std::string("no chain"),
-                   tile.empty() ? tile : "; tile " + tile + " as tuned");
+        fmt::print(
+            "    {:<44} {:>8.1f} us, limit {:>7.1f}; reads {} writes {}; without it {}{}{}\n",
+            row.row.name, row.predicted_us, row.limit_us, entry["reads"].dump(),
+            entry["writes"].dump(),
+            without ? fmt::format("{:.0f} us", *without) : std::string("no chain"),
+            tile.empty() ? tile : "; tile " + tile + " as tuned",
+            !proven.has_value() ? ""
+            : *proven           ? "; proven on this machine"
+                                : "; not proven on this machine");
       }
       rows.push_back(std::move(entry));
     }
@@ -149,9 +155,11 @@ int print_plans(const KernelsFlags& o, const GptOss& model, const KernelChooser&
                      {"rows", rows}});
   }
   if (o.json)
-    fmt::print(
-        "{}\n",
-        Json{{"model", o.engine.model}, {"tuning", tuning.text()}, {"plans", plans}}.dump(2));
+    fmt::print("{}\n", Json{{"model", o.engine.model},
+                            {"tuning", tuning.text()},
+                            {"self_test", self_test.text()},
+                            {"plans", plans}}
+                           .dump(2));
   return kExitDone;
 }
 
@@ -184,7 +192,17 @@ int run(KernelsFlags& o) {
       shown_tuning(o.engine, *device, kernels, (*checkpoint)->config(), layout, *kv_dtype);
   if (!tuning) return report(tuning.error());
   if (tuning->tuning != nullptr) model.set_row_costs(row_costs(tuning->tuning));
-  if (o.plan) return print_plans(o, model, kernels, *kv_dtype, *tuning);
+  if (o.plan) {
+    auto tested = shown_self_test(o.engine, *device, kernels, (*checkpoint)->config(), layout,
+                                  *kv_dtype, *tuning);
+    if (!tested) return report(tested.error());
+    // As an engine plans: without the rows that failed.
+    KernelChooser sound(device->kind, device->features, tested->choice,
+                        rates_of(device->kind, device->properties));
+    const GptOss planned((*checkpoint)->config(), layout, {}, sound);
+    if (tuning->tuning != nullptr) planned.set_row_costs(row_costs(tuning->tuning));
+    return print_plans(o, planned, sound, *kv_dtype, *tuning, tested->use);
+  }
   const auto verdicts = model.explain(*kv_dtype, std::max(1, o.tokens));
   if (o.json) {
     Json rows = Json::array();

@@ -173,7 +173,7 @@ Result<std::optional<SharedExperts>> shared_experts(Engine& engine, std::vector<
   return std::optional(std::move(*shared));
 }
 
-void add_phase(const PhaseProfile& phase, Record* record) {
+void add_phase(const PhaseProfile& phase, const SelfTestUse& test, Record* record) {
   const std::string name = phase.test.name();
   for (const auto& [of, samples] : {std::pair(name, &phase.plain_tok_s),
                                     std::pair(name + " profiled", &phase.profiled_tok_s)}) {
@@ -182,7 +182,7 @@ void add_phase(const PhaseProfile& phase, Record* record) {
                                .samples = *samples,
                                .workload = workload_of(phase.test, *record)});
   }
-  add_rows(phase.rows, name, record);
+  add_rows(phase.rows, name, test, record);
 }
 
 Json phases_json(const std::vector<PhaseProfile>& phases) {
@@ -236,7 +236,7 @@ int run(ProfileFlags& o, const Flags& flags) {
   Record record = record_of("profile", **engine, *limits, flags);
   auto phases = run_profile(**engine, *tests, o.bench.repetitions, *limits, *recorder);
   if (!phases) return report(phases.error());
-  for (const PhaseProfile& phase : *phases) add_phase(phase, &record);
+  for (const PhaseProfile& phase : *phases) add_phase(phase, (*engine)->self_test(), &record);
   record.details = Json{{"phases", phases_json(*phases)}}.dump();
   watch.finish(&record);
   keeper->keep_so_far(record);

@@ -68,6 +68,7 @@ Json to_json(Engine& engine, const Reply& reply) {
                      {"startup", startup_json(engine.timeline())}}},
                    {"kernels", kernels_json(engine.kernels().counts())},
                    {"tuning", engine.tuning().text()},
+                   {"self_test", engine.self_test().text()},
                    {"launches", std::move(launches)}};
   if (reply.drafts.num_positions > 0) document["speculation"] = drafts_json(reply.drafts);
   if (!calls.empty()) document["tool_calls"] = std::move(calls);

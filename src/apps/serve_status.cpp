@@ -96,6 +96,7 @@ void ServeStatus::print_banner(const App& app, const HttpOptions& http, int32_t 
   line += fmt::format("  device   {}\n", app.model().engine->device().properties().name);
   line += fmt::format("  kernels  {}\n", chosen_rows(engine));
   line += fmt::format("  tuning   {}\n", engine.tuning().text());
+  if (engine.self_test().is_on) line += fmt::format("  proven   {}\n", engine.self_test().text());
   line += fmt::format("  memory   {} of {} free: {}\n", format_bytes(engine.plan().total_bytes),
                       format_bytes(engine.plan().available_bytes), memory);
   line += fmt::format("  context  {} tokens, {} requests at once, {} pages of {} tokens\n",

@@ -20,7 +20,7 @@ class ServeStatus {
   ServeStatus() = default;
   ~ServeStatus() { stop(); }
 
-  /// At most 12 lines.
+  /// At most 13 lines.
   void print_banner(const App& app, const HttpOptions& http, int32_t port) const;
   /// Begins to report. `app` and `server` must outlive the server's run. Measures the memory's read
   /// rate on a separate thread, as soon as no request runs.

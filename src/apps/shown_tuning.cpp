@@ -1,14 +1,42 @@
 #include "apps/shown_tuning.h"
 
 namespace moxie {
+namespace {
+
+DeviceProperties properties_of(const EngineOptions& options, const ShownDevice& device) {
+  if (device.kind == DeviceKind::kCpu) return make_cpu_device(options.threads)->properties();
+  DeviceProperties properties = device.properties;
+  properties.name = device.name;
+  return properties;
+}
+
+}  // namespace
 
 Result<TuningUse> shown_tuning(const EngineOptions& options, const ShownDevice& device,
                                const KernelChooser& kernels, const GptOssConfig& config,
                                const ModelWeights& layout, DType kv_dtype) {
-  DeviceProperties properties = device.properties;
-  properties.name = device.name;
-  if (device.kind == DeviceKind::kCpu) properties = make_cpu_device(options.threads)->properties();
-  return find_tuning(options, tuning_key(options, properties, kernels, config, layout, kv_dtype));
+  return find_tuning(options, tuning_key(options, properties_of(options, device), kernels, config,
+                                         layout, kv_dtype));
+}
+
+Result<SelfTestResult> shown_self_test(const EngineOptions& options, const ShownDevice& device,
+                                       const KernelChooser& kernels, const GptOssConfig& config,
+                                       const ModelWeights& layout, DType kv_dtype,
+                                       const TuningUse& tuning) {
+  const DeviceProperties properties = properties_of(options, device);
+  return run_self_test(
+      {.options = options.self_test,
+       .properties = properties,
+       .kernels = kernels,
+       .config = config,
+       .formats = layout,
+       .kv_dtype = kv_dtype,
+       .use_sinks = options.sinks,
+       .taps = options.taps,
+       .max_tokens = options.max_batch_tokens > 0      ? options.max_batch_tokens
+                     : (device.features & kSm90a) != 0 ? kDefaultGemmBatchTokens
+                                                       : kDefaultBatchTokens,
+       .costs = tuning.tuning == nullptr ? GptOss::RowCosts() : row_costs(tuning.tuning)});
 }
 
 }  // namespace moxie

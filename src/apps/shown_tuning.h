@@ -11,4 +11,10 @@ Result<TuningUse> shown_tuning(const EngineOptions& options, const ShownDevice& 
                                const KernelChooser& kernels, const GptOssConfig& config,
                                const ModelWeights& layout, DType kv_dtype);
 
+/// What earlier starts have found out of the rows of this model's plans; runs nothing.
+Result<SelfTestResult> shown_self_test(const EngineOptions& options, const ShownDevice& device,
+                                       const KernelChooser& kernels, const GptOssConfig& config,
+                                       const ModelWeights& layout, DType kv_dtype,
+                                       const TuningUse& tuning);
+
 }  // namespace moxie

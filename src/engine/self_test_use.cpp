@@ -313,7 +313,8 @@ class Prover {
     found.stays = !is_out;
     if (is_out) kept_.faults.push_back(found);
     failed_.push_back(place.hash);
-    use_.faults.push_back(std::move(found));
+    const auto is_it = [&](const SelfTestUse::Fault& fault) { return fault.row == found.row; };
+    if (std::ranges::none_of(use_.faults, is_it)) use_.faults.push_back(std::move(found));
     if (auto sound = strict(); !sound) {
       write();
       say();

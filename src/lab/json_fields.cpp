@@ -196,6 +196,11 @@ std::optional<bool> JsonFields::boolean_or_null(const char* key) {
   return value == nullptr ? std::nullopt : std::optional(value->get<bool>());
 }
 
+std::optional<bool> JsonFields::boolean_if_there(const char* key) {
+  if (!json_->is_object() || !json_->contains(key)) return std::nullopt;
+  return boolean(key);
+}
+
 double JsonFields::number(const char* key) {
   const Json* value = typed(key, is_number, "a number");
   return value == nullptr ? 0 : value->get<double>();

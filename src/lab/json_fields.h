@@ -44,6 +44,7 @@ class JsonFields {
   std::string text_or_null(const char* key);  ///< null: empty
   bool boolean(const char* key);
   std::optional<bool> boolean_or_null(const char* key);
+  std::optional<bool> boolean_if_there(const char* key);  ///< a missing key: none
   double number(const char* key);
   std::optional<double> number_or_null(const char* key);
   int64_t integer(const char* key, int64_t least, int64_t most);

@@ -76,6 +76,8 @@ struct KernelLaunches {
   std::string step, name;
   uint64_t launches = 0;
   std::string of;  ///< name of the series that launched it; empty: the whole run
+  /// Whether the self-test has proven its chains on this machine; none: it was off.
+  std::optional<bool> proven = {};
 };
 
 enum class Better : uint8_t { kHigher, kLower };

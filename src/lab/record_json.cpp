@@ -112,10 +112,12 @@ Json to_json(const Record& record) {
   }
   Json kernel_path = Json::array();
   for (const KernelLaunches& kernel : record.kernel_path) {
-    kernel_path.push_back({{"step", kernel.step},
-                           {"name", kernel.name},
-                           {"launches", kernel.launches},
-                           {"of", known(kernel.of)}});
+    Json entry = {{"step", kernel.step},
+                  {"name", kernel.name},
+                  {"launches", kernel.launches},
+                  {"of", known(kernel.of)}};
+    if (kernel.proven) entry["proven"] = *kernel.proven;
+    kernel_path.push_back(std::move(entry));
   }
   Json results = Json::array();
   for (const Series& series : record.results) results.push_back(to_json(series));

@@ -211,7 +211,8 @@ void read_settings(JsonFields& fields, Record* record) {
 void read_results(JsonFields& fields, Record* record) {
   fields.objects("kernel_path", [&](JsonFields& kernel) {
     record->kernel_path.push_back({kernel.text("step"), kernel.text("name"),
-                                   kernel.count("launches"), kernel.text_or_null("of")});
+                                   kernel.count("launches"), kernel.text_or_null("of"),
+                                   kernel.boolean_if_there("proven")});
     kernel.done();
   });
   std::set<std::string> names;

@@ -141,7 +141,8 @@ void Validation::keep_counts() {
       return row.step == count.op->name && row.name == count.name;
     });
     if (known == report_.kernel_path.end())
-      report_.kernel_path.push_back({count.op->name, count.name, count.launches});
+      report_.kernel_path.push_back({count.op->name, count.name, count.launches, "",
+                                     engine_->self_test().proven(count.name)});
     else
       known->launches += count.launches;
   }

@@ -109,12 +109,14 @@ void handle_debug_kernels(App& app, const ExchangePtr& exchange) {
   const Engine& engine = *app.model().engine;
   Json launches = Json::array();
   for (const auto& count : app.model().engine->kernels().counts()) {
-    launches.push_back(
-        {{"step", count.op->name}, {"name", count.name}, {"launches", count.launches}});
+    Json row = {{"step", count.op->name}, {"name", count.name}, {"launches", count.launches}};
+    if (const auto proven = engine.self_test().proven(count.name)) row["proven"] = *proven;
+    launches.push_back(std::move(row));
   }
   exchange->respond(json_response({{"model", engine.options().model},
                                    {"device", app.model().engine->device().properties().name},
                                    {"tuning", engine.tuning().text()},
+                                   {"self_test", engine.self_test().text()},
                                    {"kernels", std::move(launches)}}));
 }
 

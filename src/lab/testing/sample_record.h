@@ -32,7 +32,7 @@ inline Record sample_record() {
   record.configuration = {{"--kv-dtype", "bf16", "default"}, {"--threads", "2", "flag"}};
   record.weights = {.model = "embedded", .hash = "ab", .formats = {"mxfp4", "bf16"}, .bytes = 77};
   record.workload = {.num_output_tokens = 32, .seed = 7, .num_warm_ups = 1};
-  record.kernel_path = {{"experts", "experts_reference", 24, "tg32"}};
+  record.kernel_path = {{"experts", "experts_reference", 24, "tg32", true}};
   record.results = {{.name = "tg32", .unit = "tok/s", .samples = {10, 12, 11, 10.5, 11.5, 11}},
                     {.name = "itl", .unit = "ms", .samples = {7.5, 8}, .better = Better::kLower}};
   record.results[1].workload = Workload{.num_output_tokens = 32};

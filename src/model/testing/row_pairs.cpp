@@ -56,8 +56,8 @@ std::vector<PassSetting> settings() {
   return all;
 }
 
-// A row's rounding: the share of its outputs' greatest by which they may be off (row_tester.h). For
-// rows that are not listed there: a chain of n sums in F32 is off by 2 sqrt(n) 2^-24, of the 32
+// A row's rounding: the share of its outputs' greatest by which they may be off (row_rounding.h).
+// For rows that are not listed there: a chain of n sums in F32 is off by 2 sqrt(n) 2^-24, of the 32
 // products of a block and of 16 blocks by less than 2^-20. On CUDA activations are two parts of
 // BF16, which leaves 2^-17 of each; the greatest of thousands of outputs is some deviations out.
 double rounding_of(const PlannedRow& row) {
