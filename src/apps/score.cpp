@@ -79,7 +79,7 @@ Record make_record(Engine& engine, const Flags& flags, std::vector<double> nll, 
                             .samples = {perplexity},
                             .better = Better::kLower,
                             .is_exact = true});
-  add_rows(engine.kernels().counts(), "", &record);
+  add_rows(engine.kernels().counts(), "", engine.self_test(), &record);
   return record;
 }
 
