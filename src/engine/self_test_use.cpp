@@ -11,6 +11,7 @@
 #include "core/clock.h"
 #include "core/device_cpu.h"
 #include "engine/tuning.h"
+#include "kernels/gemm/tile_model.h"
 
 namespace moxie {
 namespace {
@@ -228,8 +229,20 @@ class Prover {
     if (proven_.insert(hash).second) kept_.proven.push_back(hash);
   }
 
+  // The tiles of the real launch. The test's few tokens would have others, which rows may refuse.
+  PassPlan with_tiles(PassPlan plan, const Bracket& bracket) const {
+    const GptOssConfig& c = request_.config;
+    const double mean = gemm::mean_pairs(bracket.num_tokens, c.top_k, c.num_experts);
+    for (auto& chain : plan.chains)
+      for (PlannedRow& row : chain)
+        if (row.row.takes_tile && row.tile_columns == 0 && request_.kernels.tile_columns() == 0)
+          row.tile_columns = gemm::choose_tile(mean, row.row.is_batch_invariant).columns;
+    return plan;
+  }
+
   // In the first test model that its rows take.
-  Result<SelfTestOutcome> run_chain(const PassPlan& plan, const Place& place) {
+  Result<SelfTestOutcome> run_chain(const PassPlan& planned, const Place& place) {
+    const PassPlan plan = with_tiles(planned, place.bracket);
     const auto start = Clock::now();
     ++use_.num_tested;
     SelfTestOutcome outcome;

@@ -40,7 +40,7 @@ EXPECTED_LINES = [re.compile(text) for text in (
     r"moxie info: memory reads [\d.]+ GB/s$",
     r"moxie info: stopping: new requests get 503, running ones have [\d.]+ s$",
     r"moxie [\d.]+\S*  .+ ready in [\d.]+ s$",
-    r"  (device|kernels|tuning|memory|context|drafts|output|keys|url|page|try) +\S",
+    r"  (device|kernels|tuning|proven|memory|context|drafts|output|keys|url|page|try) +\S",
     r" +-d '\{\"messages\":",
     r"(making|loading) weights: ",
     # The texts asked for are unlike what a draft head was trained on.
