@@ -197,13 +197,15 @@ int run(KernelsFlags& o) {
   if (!tuning) return report(tuning.error());
   if (tuning->tuning != nullptr) model.set_row_costs(row_costs(tuning->tuning));
   if (o.plan) {
-    auto tested = shown_self_test(o.engine, *device, kernels, (*checkpoint)->config(), layout,
+    load.ranks = {};  // the test is of the whole model's rows
+    const ModelWeights whole = (*checkpoint)->layout(load);
+    auto tested = shown_self_test(o.engine, *device, kernels, (*checkpoint)->config(), whole,
                                   *kv_dtype, *tuning);
     if (!tested) return report(tested.error());
     // As an engine plans: without the rows that failed.
     KernelChooser sound(device->kind, device->features, tested->choice,
                         rates_of(device->kind, device->properties));
-    const GptOss planned((*checkpoint)->config(), layout, {}, sound);
+    const GptOss planned(*config, layout, {}, sound);
     if (tuning->tuning != nullptr) planned.set_row_costs(row_costs(tuning->tuning));
     return print_plans(o, planned, sound, *kv_dtype, *tuning, tested->use);
   }

@@ -2,6 +2,9 @@
 #include "engine/engine.h"
 
 #include <fmt/format.h>
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 
 #include <algorithm>
 #include <charconv>
@@ -12,6 +15,7 @@
 #include "engine/parallel.h"
 #include "engine/tokenizer_source.h"
 #include "model/fold_scales_cuda.h"
+#include "model/loader.h"
 #include "model/rotary_table.h"
 #include "model/shard.h"
 
@@ -240,6 +244,7 @@ Status Engine::make_kernels() {
 }
 
 Status Engine::load_model() {
+  if (auto fine = check_load_options(load_options_, device_->kind()); !fine) return fine;
   const auto start = std::chrono::steady_clock::now();
   const ModelWeights layout = checkpoint_->layout(load_options_);
   const GptOss shape(rank_config_, layout, {}, *kernels_);
@@ -269,7 +274,7 @@ Status Engine::load_model() {
   return options_.self_test.mode == "off" ? load_weights() : load_weights_and_test();
 }
 
-// The test runs beside the loading, so that rows that fail are known before the first launch.
+// On a GPU the test runs beside the loading. Rows that fail are known before the first launch.
 Status Engine::load_weights_and_test() {
   LoadOptions whole = load_options_;
   whole.ranks = {};
@@ -290,9 +295,13 @@ Status Engine::load_weights_and_test() {
       .max_tokens = options_.max_batch_tokens,
       .costs = tuning_.tuning == nullptr ? GptOss::RowCosts() : row_costs(tuning_.tuning),
       .workspace_bytes = bytes.workspace};
-  if (options_.tensor_parallel > 1) {  // the others take the choice that it leaves
-    if (auto status = follow_test(run_self_test(request)); !status) return status;
-    return load_weights();
+  // On a CPU before: beside the weights its memory would come on top of what was planned. Other
+  // ranks take the choice that it leaves.
+  if (device_->kind() == DeviceKind::kCpu) {
+    const auto start = std::chrono::steady_clock::now();
+    auto status = follow_test(run_self_test(request));
+    timeline_.self_test_wait_s = seconds_since(start);
+    return status ? load_weights() : status;
   }
   auto test = std::async(std::launch::async, [&] { return run_self_test(request); });
   const Status loaded = load_weights();
@@ -309,6 +318,9 @@ Status Engine::follow_test(Result<SelfTestResult> tested) {
   timeline_.self_test_s = self_test_.seconds;
   kernels_ = std::make_unique<KernelChooser>(kernels_->device(), kernels_->features(),
                                              std::move(tested->choice), kernels_->rates());
+#ifdef __GLIBC__
+  ::malloc_trim(0);  // the test's models, which the memory plan does not count
+#endif
   return {};
 }
 
