@@ -332,15 +332,14 @@ int run(PlanFlags& o, const Flags& flags) {
   Work work = decode_work(config, layout, alone->shape.dtype, o.depth, alone->memory.max_num_seqs);
   // Ranks of a CPU read through the same memory.
   if (target->kind == DeviceKind::kCpu) work.bytes *= load.ranks.size;
-  const Outcome found{
-      .o = o,
-      .target = *target,
-      .alone = *alone,
-      .serve = *serve,
-      .draft = draft->get(),
-      .work = work,
-      .speeds = speeds_on(*target, *alone, config, layout, *mxfp4),
-      .billions = billions_of(config)};
+  const Outcome found{.o = o,
+                      .target = *target,
+                      .alone = *alone,
+                      .serve = *serve,
+                      .draft = draft->get(),
+                      .work = work,
+                      .speeds = speeds_on(*target, *alone, config, layout, *mxfp4),
+                      .billions = billions_of(config)};
   o.json ? print_json(found) : print_tables(found);
   return kExitDone;
 }

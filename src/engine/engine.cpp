@@ -304,7 +304,7 @@ Status Engine::load_weights_and_test() {
     return status ? load_weights() : status;
   }
   auto test = std::async(std::launch::async, [&] { return run_self_test(request); });
-  const Status loaded = load_weights();
+  Status loaded = load_weights();
   const auto waits = std::chrono::steady_clock::now();
   auto tested = test.get();
   timeline_.self_test_wait_s = seconds_since(waits);
