@@ -1,29 +1,11 @@
 // The switches of speculation as people use them: values and contradictions, vLLM's JSON, and what
 // run and bench print of drafts.
-#include <gtest/gtest.h>
-
-#include <nlohmann/json.hpp>
-
-#include "core/child_process.h"
-#include "core/testing/paths.h"
+#include "cli.h"
 
 namespace moxie {
 namespace {
 
-using Json = nlohmann::json;
 using Arguments = std::vector<std::string>;
-
-ProcessResult moxie(Arguments arguments, const std::vector<std::string>& environment = {}) {
-  arguments.insert(arguments.begin(), MOXIE_BINARY);
-  return run_process(arguments, "", environment, 300);
-}
-
-Json json_of(const ProcessResult& result) {
-  EXPECT_EQ(result.exit_code, 0) << result.err;
-  Json document = Json::parse(result.out, nullptr, false);
-  EXPECT_FALSE(document.is_discarded()) << result.out;
-  return document;
-}
 
 // `speculation` adds up, and has `num_positions` places.
 void check_counts(const Json& speculation, size_t num_positions) {
@@ -57,7 +39,8 @@ TEST(SpeculationCliTest, DraftsAreCountedAndTheTextIsTheSame) {
 }
 
 TEST(SpeculationCliTest, VariablesAndVllmsFieldsSetTheSameSwitches) {
-  const Json by_variable = json_of(moxie(kRepeats, {"MOXIE_SPEC=ngram", "MOXIE_SPEC_TOKENS=3"}));
+  const Json by_variable =
+      json_of(moxie(kRepeats, "", {"MOXIE_SPEC=ngram", "MOXIE_SPEC_TOKENS=3"}));
   check_counts(by_variable["speculation"], 3);
   for (const char* config :
        {R"({"method": "ngram", "num_speculative_tokens": 6, "prompt_lookup_max": 4})",

@@ -1,5 +1,7 @@
 #include "apps/shown_tuning.h"
 
+#include <algorithm>
+
 namespace moxie {
 namespace {
 
@@ -24,6 +26,12 @@ Result<SelfTestResult> shown_self_test(const EngineOptions& options, const Shown
                                        const ModelWeights& layout, DType kv_dtype,
                                        const TuningUse& tuning) {
   const DeviceProperties properties = properties_of(options, device);
+  int32_t max_tokens = options.max_batch_tokens;
+  if (max_tokens == 0) {
+    const int32_t len = options.max_model_len > 0 ? options.max_model_len : kDefaultContext;
+    max_tokens = default_batch_tokens(kernels, plan_request(options, {}, kv_dtype), config.hidden,
+                                      std::min(len, config.max_positions));
+  }
   return run_self_test(
       {.options = options.self_test,
        .properties = properties,
@@ -33,9 +41,7 @@ Result<SelfTestResult> shown_self_test(const EngineOptions& options, const Shown
        .kv_dtype = kv_dtype,
        .use_sinks = options.sinks,
        .taps = options.taps,
-       .max_tokens = options.max_batch_tokens > 0      ? options.max_batch_tokens
-                     : (device.features & kSm90a) != 0 ? kDefaultGemmBatchTokens
-                                                       : kDefaultBatchTokens,
+       .max_tokens = max_tokens,
        .costs = tuning.tuning == nullptr ? GptOss::RowCosts() : row_costs(tuning.tuning)});
 }
 

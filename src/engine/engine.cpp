@@ -124,14 +124,10 @@ Status Engine::open_device() {
   if (name == "cuda" || name.starts_with("cuda:")) {
     if (auto status = open_gpu(name); !status) return status;
   } else if (name == "cpu" || name == "auto") {
-    if (n > 1) {
-      const auto cores = usable_cores();
-      device_ = make_cpu_device(options_.threads > 0 ? std::max(1, options_.threads / n) : 0,
-                                cores_of_rank(cores, 0, n));
-      if (auto status = make_kernels(); !status) return status;
-    } else if (name == "cpu" || !open_usable_gpu()) {
-      device_ = options_.shared_threads != nullptr ? make_cpu_device(*options_.shared_threads)
-                                                   : make_cpu_device(options_.threads);
+    if (name == "cpu" || !open_usable_gpu()) {
+      device_ = n > 1                                ? make_rank_device(options_.threads, 0, n)
+                : options_.shared_threads != nullptr ? make_cpu_device(*options_.shared_threads)
+                                                     : make_cpu_device(options_.threads);
       load_options_.device = DeviceKind::kCpu;
       if (auto status = make_kernels(); !status) return status;
     }
@@ -279,22 +275,23 @@ Status Engine::load_weights_and_test() {
   LoadOptions whole = load_options_;
   whole.ranks = {};
   const ModelWeights layout = checkpoint_->layout(whole);
-  const auto bytes =
-      activation_bytes(config(), layout, kv_dtype_, *kernels_, options_.max_batch_tokens,
-                       options_.max_logit_rows, options_.taps.size());
-  const SelfTestRequest request{
-      .options = options_.self_test,
-      .device = device_.get(),
-      .properties = device_->properties(),
-      .kernels = *kernels_,
-      .config = config(),
-      .formats = layout,
-      .kv_dtype = kv_dtype_,
-      .use_sinks = options_.sinks,
-      .taps = options_.taps,
-      .max_tokens = options_.max_batch_tokens,
-      .costs = tuning_.tuning == nullptr ? GptOss::RowCosts() : row_costs(tuning_.tuning),
-      .workspace_bytes = bytes.workspace};
+  SelfTestRequest request{.options = options_.self_test,
+                          .device = device_.get(),
+                          .properties = device_->properties(),
+                          .kernels = *kernels_,
+                          .config = config(),
+                          .formats = layout,
+                          .kv_dtype = kv_dtype_,
+                          .use_sinks = options_.sinks,
+                          .taps = options_.taps,
+                          .max_tokens = options_.max_batch_tokens};
+  if (tuning_.tuning != nullptr) {
+    request.costs = row_costs(tuning_.tuning);
+    request.workspace_bytes =
+        activation_bytes(config(), layout, kv_dtype_, *kernels_, options_.max_batch_tokens,
+                         options_.max_logit_rows, options_.taps.size())
+            .workspace;
+  }
   // On a CPU before: beside the weights its memory would come on top of what was planned. Other
   // ranks take the choice that it leaves.
   if (device_->kind() == DeviceKind::kCpu) {

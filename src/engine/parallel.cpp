@@ -45,6 +45,11 @@ std::vector<UsableCore> cores_of_rank(std::span<const UsableCore> cores, int32_t
           cores.begin() + static_cast<std::ptrdiff_t>(end)};
 }
 
+std::unique_ptr<Device> make_rank_device(int threads, int32_t rank, int32_t num_ranks) {
+  return make_cpu_device(threads > 0 ? std::max(1, threads / num_ranks) : 0,
+                         cores_of_rank(usable_cores(), rank, num_ranks));
+}
+
 Status clear_parts(const Activations& activations, const GptOssConfig& config, int32_t num_tokens,
                    Device& device, Stream& stream) {
   for (float* part : activations.parts) {
@@ -100,12 +105,7 @@ class RankGroup::Rank {
   }
 
   Status load() {
-    const int32_t num_ranks = setup_.load.ranks.size;
-    const std::vector<UsableCore> cores = usable_cores();
-    const auto own = cores_of_rank(cores, rank_, num_ranks);
-    const int threads =
-        setup_.threads > 0 ? std::max(1, setup_.threads / num_ranks) : static_cast<int>(own.size());
-    device_ = make_cpu_device(threads, own);
+    device_ = make_rank_device(setup_.threads, rank_, setup_.load.ranks.size);
     auto stream = device_->make_stream();
     if (!stream) return fail(std::move(stream.error()));
     stream_ = std::move(*stream);

@@ -23,6 +23,10 @@ namespace moxie {
 std::vector<UsableCore> cores_of_rank(std::span<const UsableCore> cores, int32_t rank,
                                       int32_t num_ranks);
 
+/// The device of one CPU rank: threads for its cores. `threads`: of all ranks together; 0: one a
+/// core.
+std::unique_ptr<Device> make_rank_device(int threads, int32_t rank, int32_t num_ranks);
+
 /// Clears the parts of x that a rank's pass adds to. Before each pass of a rank.
 Status clear_parts(const Activations& activations, const GptOssConfig& config, int32_t num_tokens,
                    Device& device, Stream& stream);

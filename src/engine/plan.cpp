@@ -75,16 +75,6 @@ int32_t least_batch_tokens(const PlanRequest& request) {
   return std::max(kDefaultBatchTokens, 2 * request.max_num_seqs);
 }
 
-int32_t default_batch_tokens(const KernelChooser& kernels, const PlanRequest& request,
-                             int32_t hidden, int32_t max_len) {
-  const bool has_gemm =
-      kernels.device() == DeviceKind::kCuda && (kernels.features() & kCudaAny) != 0;
-  if (!has_gemm || hidden < kLeastGemmHidden) return least_batch_tokens(request);
-  const int64_t all = int64_t{max_len} * request.max_num_seqs;
-  const auto most = static_cast<int32_t>(std::min<int64_t>(kDefaultGemmBatchTokens, all));
-  return std::max(least_batch_tokens(request), most);
-}
-
 std::string advice_for(const GptOssConfig& config, const PlanRequest& request, const Sizes& sizes,
                        uint64_t available) {
   const uint64_t fixed = sizes.weights + sizes.activations + sizes.process + sizes.draft;
@@ -102,6 +92,16 @@ std::string advice_for(const GptOssConfig& config, const PlanRequest& request, c
 }
 
 }  // namespace
+
+int32_t default_batch_tokens(const KernelChooser& kernels, const PlanRequest& request,
+                             int32_t hidden, int32_t max_len) {
+  const bool has_gemm =
+      kernels.device() == DeviceKind::kCuda && (kernels.features() & kCudaAny) != 0;
+  if (!has_gemm || hidden < kLeastGemmHidden) return least_batch_tokens(request);
+  const int64_t all = int64_t{max_len} * request.max_num_seqs;
+  const auto most = static_cast<int32_t>(std::min<int64_t>(kDefaultGemmBatchTokens, all));
+  return std::max(least_batch_tokens(request), most);
+}
 
 Result<DType> choose_kv_dtype(const std::string& text, const GptOssConfig& config,
                               const KernelChooser& kernels, int32_t max_model_len,

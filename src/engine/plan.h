@@ -64,6 +64,10 @@ inline constexpr int32_t kDefaultContext = 16384;
 /// of tokens, and for GEMM rows, which need many tokens to read each expert seldom.
 inline constexpr int32_t kDefaultBatchTokens = 512, kDefaultGemmBatchTokens = 8192;
 
+/// The tokens of a launch where none are asked for, before it is known whether they fit.
+int32_t default_batch_tokens(const KernelChooser& kernels, const PlanRequest& request,
+                             int32_t hidden, int32_t max_len);
+
 /// A cache that takes no more than this in F32 is kept in F32: exactness costs no time there.
 inline constexpr uint64_t kSmallCacheBytes = uint64_t{128} << 20;
 

@@ -20,7 +20,7 @@ class Rows {
                  request.kernels.rates()),
         model_(request.config, request.formats, {}, kernels_, request.use_sinks),
         is_cpu_(request.kernels.device() == DeviceKind::kCpu),
-        host_(make_cpu_device(is_cpu_ ? request.properties.num_units : 0)) {}
+        host_(is_cpu_ ? nullptr : make_cpu_device()) {}
 
   Result<std::vector<RowTested>> run() {
     for (const RowInfo& row : all_rows()) {
@@ -33,7 +33,7 @@ class Rows {
       rows_.push_back(std::move(tested));
     }
     for (const TestSizes sizes : {TestSizes::kNarrow, TestSizes::kWide}) {
-      auto test = SelfTest::create({.device = is_cpu_ ? *host_ : *request_.device,
+      auto test = SelfTest::create({.device = *request_.device,
                                     .features = kernels_.features(),
                                     .choice = choice_,
                                     .config = request_.config,
@@ -42,7 +42,7 @@ class Rows {
                                     .use_sinks = request_.use_sinks,
                                     .sizes = sizes,
                                     .max_tokens = kSelfTestGroupTokens},
-                                   *host_);
+                                   is_cpu_ ? *request_.device : *host_);
       if (!test) return fail(std::move(test.error()));
       const int32_t many = is_cpu_ ? kSelfTestTokens : kSelfTestCudaTokens;
       for (const SelfTestLaunch& launch :
@@ -160,7 +160,7 @@ class Rows {
   KernelChooser kernels_;
   GptOss model_;
   bool is_cpu_;
-  std::unique_ptr<Device> host_;
+  std::unique_ptr<Device> host_;  // of the reference rows, beside a GPU
   std::vector<RowTested> rows_;
 };
 

@@ -269,9 +269,9 @@ class Prover {
     auto& test = tests_[static_cast<size_t>(sizes)];
     if (test == nullptr) {
       const bool is_cpu = request_.kernels.device() == DeviceKind::kCpu;
-      // Threads of its own: those of the device are loading weights.
-      if (host_ == nullptr) host_ = make_cpu_device(is_cpu ? request_.properties.num_units : 0);
-      auto made = SelfTest::create({.device = is_cpu ? *host_ : *request_.device,
+      // The reference's. A CPU waits for the test, and runs both.
+      if (!is_cpu && host_ == nullptr) host_ = make_cpu_device();
+      auto made = SelfTest::create({.device = *request_.device,
                                     .features = request_.kernels.features(),
                                     .choice = request_.kernels.choice(),
                                     .config = request_.config,
@@ -280,7 +280,7 @@ class Prover {
                                     .use_sinks = request_.use_sinks,
                                     .sizes = sizes,
                                     .max_tokens = is_cpu ? kSelfTestTokens : kSelfTestGroupTokens},
-                                   *host_);
+                                   is_cpu ? *request_.device : *host_);
       if (!made) return fail(std::move(made.error()));
       test = std::move(*made);
     }
@@ -416,7 +416,7 @@ class Prover {
   KeptSelfTest kept_;
   std::set<std::string> proven_;
   std::vector<std::string> failed_;  // hashes of places whose row stays
-  std::unique_ptr<Device> host_;
+  std::unique_ptr<Device> host_;     // beside a GPU
   std::unique_ptr<SelfTest> tests_[2];
 };
 
