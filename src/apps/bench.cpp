@@ -9,6 +9,7 @@
 
 #include "apps/bench_commands.h"
 #include "apps/kernels_json.h"
+#include "apps/ranks.h"
 #include "apps/startup.h"
 #include "engine/drafts_json.h"
 #include "lab/bench_rounds.h"
@@ -183,6 +184,9 @@ class Run {
 int run(BenchFlags& o, const Flags& flags) {
   const auto tests = tests_of(&o, flags);
   if (!tests) return usage("bench: " + tests.error().message());
+  if (const auto exit_status = run_as_rank(&o.engine)) return *exit_status;
+  if (o.engine.world && (!o.vs.empty() || o.engine.batch_invariant == "on"))
+    return usage("bench: several processes load one engine, --vs and --batch-invariant on two");
   if (!o.vs.empty()) return bench_against(o, *tests, flags);
   auto keeper = RecordKeeper::open(o.record);
   if (!keeper) return report(keeper.error());

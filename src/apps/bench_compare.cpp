@@ -19,7 +19,7 @@ struct CompareFlags {
 // The end of a long text of a condition, where what differs mostly stands.
 std::string shortened(const std::string& text) {
   constexpr size_t kMost = 60;
-  return text.size() <= kMost ? text : "..." + text.substr(text.size() - kMost);
+  return text.size() <= kMost ? text : std::string("...").append(text, text.size() - kMost);
 }
 
 int show(const CompareFlags& o, const Comparison& comparison, const std::string& name_a,

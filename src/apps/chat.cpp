@@ -8,6 +8,7 @@
 #include <memory>
 
 #include "apps/chat_session.h"
+#include "apps/ranks.h"
 #include "apps/startup.h"
 
 namespace moxie {
@@ -156,6 +157,7 @@ Command chat_command() {
               [o](const Flags& flags) {
                 if (auto status = o->complete(flags); !status)
                   return usage(status.error().message());
+                if (const auto exit_status = run_as_rank(&o->engine)) return *exit_status;
                 auto engine = Engine::load(o->engine);
                 if (!engine) return report(engine.error());
                 auto speculation = make_speculation(**engine);

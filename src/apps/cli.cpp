@@ -363,10 +363,11 @@ void declare_untested_model_flags(Flags& flags, EngineOptions* o) {
   flags.text("--model", &o->model,
              "embedded, a Hugging Face directory, a .gguf file, a repo id in the local cache, "
              "synthetic:gpt-oss-120b, synthetic:gpt-oss-20b or synthetic:PATH/config.json");
-  flags.text("--device", &o->device, "cpu, cuda, cuda:N or auto");
+  flags.text("--device", &o->device, "cpu, cuda, cuda:N, cuda:N,M,... (a rank each) or auto");
   flags.integer("--threads", &o->threads, {0, 4096}, "CPU threads; 0: one a usable core");
-  flags.integer("--tensor-parallel-size", &o->tensor_parallel, {1, 64},
-                "ranks that divide the model among them; with --device cpu, ranks of threads");
+  flags.integer(
+      "--tensor-parallel-size", &o->tensor_parallel, {1, 64},
+      "ranks that divide the model among them: GPUs, or with --device cpu ranks of threads");
   flags.toggle("--enable-expert-parallel", &o->expert_parallel,
                "ranks have whole experts, instead of columns of each");
   flags.texts(

@@ -186,9 +186,12 @@ int run(KernelsFlags& o) {
   auto kv_dtype = choose_kv_dtype(o.engine.kv_dtype, (*checkpoint)->config(), kernels,
                                   o.engine.max_model_len, o.engine.max_num_seqs);
   if (!kv_dtype) return report(kv_dtype.error());
+  if (auto ranks = gpus_of_ranks(&o.engine); !ranks) return usage(ranks.error().message());
   LoadOptions load{.mxfp4_layers = *mxfp4, .mxfp8_layers = *mxfp8, .device = device->kind};
   if (auto fine = check_load_options(load, device->kind); !fine) return report(fine.error());
-  load.ranks = {.size = o.engine.tensor_parallel, .splits_experts = o.engine.expert_parallel};
+  load.ranks = {.size = o.engine.tensor_parallel,
+                .splits_experts = o.engine.expert_parallel,
+                .link = link_between(device->kind)};
   const auto config = config_of_rank((*checkpoint)->config(), load.ranks, load.rank);
   if (!config) return report(config.error());
   const ModelWeights layout = (*checkpoint)->layout(load);

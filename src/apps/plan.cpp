@@ -52,13 +52,7 @@ Target known_gpu(const GpuCard& card) {
           .card = &card};
 }
 
-Result<Target> gpu_of_this_machine(const std::string& name) {
-  int index = 0;
-  if (name.size() > 5) {
-    const auto [end, error] = std::from_chars(name.data() + 5, name.data() + name.size(), index);
-    if (error != std::errc{} || end != name.data() + name.size())
-      return fail("unknown device '" + name + "'", "--device", "cpu, cuda, cuda:N or auto");
-  }
+Result<Target> gpu_of_this_machine(int index) {
   auto device = make_cuda_device(index);
   if (!device) return fail(std::move(device.error()));
   const DeviceProperties properties = (*device)->properties();
@@ -74,11 +68,11 @@ Result<Target> gpu_of_this_machine(const std::string& name) {
 
 // Without --gpu.
 Result<Target> target_of(const PlanFlags& o) {
-  const std::string& name = o.engine.device;
-  if (name == "cuda" || name.starts_with("cuda:")) return gpu_of_this_machine(name);
-  if (name == "auto" && num_cuda_devices() > 0) return gpu_of_this_machine("cuda");
-  if (name != "auto" && name != "cpu")
-    return fail("unknown device '" + name + "'", "--device", "cpu, cuda, cuda:N or auto");
+  const auto gpus = named_gpus(o.engine.device);
+  if (!gpus) return fail(gpus.error());
+  if (!gpus->empty()) return gpu_of_this_machine(gpus->front());
+  const bool takes_a_gpu = o.engine.device == "auto" && num_cuda_devices() > 0;
+  if (takes_a_gpu || o.engine.device == "cuda") return gpu_of_this_machine(0);
   const auto device = make_cpu_device(o.engine.threads);
   auto limits = measure_machine(*device, {.seconds_per_loop = 0.001});
   if (!limits) return fail(std::move(limits.error()));
@@ -305,10 +299,13 @@ int run(PlanFlags& o, const Flags& flags) {
   auto draft = open_draft_head(o.engine.speculation, o.engine.model, **checkpoint);
   if (!draft) return report(draft.error());
   if (*draft != nullptr) o.engine.taps = (*draft)->config().boundaries;
+  if (auto ranks = gpus_of_ranks(&o.engine); !ranks) return usage(ranks.error().message());
   auto target = card != nullptr ? Result<Target>(known_gpu(*card)) : target_of(o);
   if (!target) return report(target.error());
   LoadOptions load{.mxfp4_layers = *mxfp4, .mxfp8_layers = *mxfp8, .device = target->kind};
-  load.ranks = {.size = o.engine.tensor_parallel, .splits_experts = o.engine.expert_parallel};
+  load.ranks = {.size = o.engine.tensor_parallel,
+                .splits_experts = o.engine.expert_parallel,
+                .link = link_between(target->kind)};
   const auto of_rank = config_of_rank((*checkpoint)->config(), load.ranks, load.rank);
   if (!of_rank) return report(of_rank.error());
   if (auto fine = check_load_options(load, target->kind); !fine) return report(fine.error());

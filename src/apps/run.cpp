@@ -8,6 +8,7 @@
 
 #include "apps/chat_session.h"
 #include "apps/kernels_json.h"
+#include "apps/ranks.h"
 #include "apps/startup.h"
 #include "engine/drafts_json.h"
 
@@ -79,6 +80,7 @@ Json to_json(Engine& engine, const Reply& reply) {
 int run(RunFlags& o, const Flags& flags) {
   if (o.prompt.empty()) return usage("run: no prompt; give one, or - to read stdin");
   if (auto status = o.complete(flags); !status) return usage(status.error().message());
+  if (const auto exit_status = run_as_rank(&o.engine)) return *exit_status;
   auto text = prompt_text(o.prompt);
   if (!text) return report(text.error());
   auto conversation = o.opening();

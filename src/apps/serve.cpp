@@ -6,13 +6,16 @@
 #include <atomic>
 #include <charconv>
 #include <cstdio>
+#include <functional>
 #include <memory>
 #include <thread>
 
 #include "apps/cli.h"
 #include "apps/kernels_json.h"
+#include "apps/ranks.h"
 #include "apps/serve_status.h"
 #include "apps/speculation_flags.h"
+#include "engine/parallel.h"
 #include "engine/service.h"
 #include "engine/tokenizer_source.h"
 #include "server/app.h"
@@ -266,12 +269,43 @@ void stop_on_signal(HttpServer& server, App& app) {
   });
 }
 
+// In a world of processes a lost rank ends all of them. Those who ask meanwhile learn of it.
+class RankWatch {
+ public:
+  ~RankWatch() { stop(); }
+  void stop() {
+    ends_ = true;
+    if (thread_.joinable()) thread_.join();
+  }
+  // `lost` is called once, on the watch's thread.
+  void start(Engine& engine, std::function<void(Error)> lost) {
+    thread_ = std::thread([this, &link = engine.ranks()->link(), lost = std::move(lost)] {
+      constexpr std::chrono::milliseconds kLook(100), kForAnswers(2000);
+      Status status;
+      while (!ends_ && status) {
+        std::this_thread::sleep_for(kLook);
+        status = link.status();
+      }
+      if (status) return;
+      log_error("all ranks end: " + status.error().message());
+      for (auto left = kForAnswers / kLook; left > 0 && !ends_; --left)
+        std::this_thread::sleep_for(kLook);
+      lost(status.error());
+    });
+  }
+
+ private:
+  std::atomic<bool> ends_{false};
+  std::thread thread_;
+};
+
 int serve(ServeFlags& o, const Flags& flags) {
   if (auto status = o.complete(flags); !status) {
     return status.error().where == o.key_file && !o.key_file.empty()
                ? report(status.error())
                : usage(status.error().message());
   }
+  if (const auto exit_status = run_as_rank(&o.engine)) return *exit_status;
   App app(o.app);
   auto listening = HttpServer::listen(o.http, app);
   if (!listening) return report(listening.error());
@@ -290,6 +324,7 @@ int serve(ServeFlags& o, const Flags& flags) {
   std::optional<Error> failure;
   std::atomic<bool> loaded{false};
   ServeStatus status;
+  RankWatch ranks;
   std::thread loader([&] {
     o.engine.show_progress = !o.app.log_json;
     auto model = load(o, app, events.get(), &running);
@@ -300,6 +335,14 @@ int serve(ServeFlags& o, const Flags& flags) {
         return server.shut_down(0);
       }
       app.set_model(*model);
+      if (o.engine.world) {
+        ranks.start(*running.engine, [&](Error error) {
+          server.post([&, error = std::move(error)]() mutable {
+            failure = std::move(error);
+            server.shut_down(2);
+          });
+        });
+      }
       if (!app.leaving()) {
         status.print_banner(app, o.http, server.port());
         status.start(app, server);
@@ -309,6 +352,7 @@ int serve(ServeFlags& o, const Flags& flags) {
   server.run();
   if (!loaded) std::_Exit(kExitDone);  // a load cannot be cancelled
   loader.join();
+  ranks.stop();
   status.stop();
   if (running.service) running.service->stop();
   app.stop();

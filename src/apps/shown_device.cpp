@@ -1,9 +1,8 @@
 // --device without an engine.
 #include "apps/shown_device.h"
 
-#include <charconv>
-
 #include "core/numa.h"
+#include "engine/engine.h"
 
 namespace moxie {
 namespace {
@@ -15,17 +14,11 @@ ShownDevice shown_cpu(const std::string& why_not) {
           .properties = {.num_units = static_cast<int>(num_usable_cores())}};
 }
 
-// The index of a GPU that --device names or lets be taken; -1: the CPU.
+// The first GPU that --device names or lets be taken; -1: the CPU.
 Result<int> gpu_index(const std::string& device) {
-  const bool is_cuda = device == "cuda" || device.starts_with("cuda:");
-  int index = 0;
-  const char* end = device.data() + device.size();
-  const bool bad_index =
-      is_cuda && device.size() > 5 && std::from_chars(device.data() + 5, end, index).ptr != end;
-  if (bad_index || (!is_cuda && device != "cpu" && device != "auto")) {
-    return fail("unknown device '" + device + "'", "--device", "cpu, cuda, cuda:N or auto");
-  }
-  return device == "cpu" ? -1 : index;
+  auto gpus = named_gpus(device);
+  if (!gpus) return fail(std::move(gpus.error()));
+  return device == "cpu" ? -1 : gpus->empty() ? 0 : gpus->front();
 }
 
 }  // namespace

@@ -23,6 +23,10 @@ std::unique_ptr<Stream> borrow_cuda_stream(int index, void* native);
 /// kernel is left for Stream::synchronize to report.
 void check_launched(cudaError_t error, const char* row);
 
+/// Lets launches of a kernel on the current device take so much dynamic shared memory. Another
+/// thread may launch it with less at the same time: what was allowed stays so.
+cudaError_t allow_shared_bytes(const void* kernel, uint64_t bytes);
+
 /// Whether this build's code for the current device has clusters, bulk copies and programmatic
 /// launch: not if it is for sm_8x. Without them a cluster is a block, and kernels wait for each
 /// other.

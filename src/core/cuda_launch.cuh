@@ -54,11 +54,9 @@ template <typename P>
 void launch_kernel(const char* row, void (*kernel)(P), const P& params, const LaunchShape& shape,
                    cudaStream_t stream) {
   // Without opting in the limit is 48 KiB, which includes static shared memory.
-  if (shape.shared_bytes > 16 * 1024) {
-    check_launched(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                        static_cast<int>(shape.shared_bytes)),
+  if (shape.shared_bytes > 16 * 1024)
+    check_launched(allow_shared_bytes(reinterpret_cast<const void*>(kernel), shape.shared_bytes),
                    row);
-  }
   // All kernels of a chain request the same split of L1 and shared memory: a kernel that needs
   // another split cannot start beside the previous kernel. Plain loads of weights need room in L1
   // for loads in flight: without it they lose a fifth of the bandwidth.

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <map>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -230,6 +232,28 @@ Status cuda_check(cudaError_t error, const std::string& where) {
   cudaGetLastError();  // reported here: the next launch must not find it
   return fail(std::string(cudaGetErrorString(error)) + " (" + cudaGetErrorName(error) + ")", where,
               hint_for(error));
+}
+
+cudaError_t allow_shared_bytes(const void* kernel, uint64_t bytes) {
+  // For each device by itself: a kernel's code may be loaded here, which waits for the device, and
+  // with it for the other devices whose ranks it exchanges values with.
+  struct OfDevice {
+    std::mutex mutex;
+    std::map<const void*, uint64_t> allowed;
+  };
+  constexpr int kMostDevices = 64;
+  static auto* const devices = new std::array<OfDevice, kMostDevices>;
+  int index = 0;
+  cudaError_t error = cudaGetDevice(&index);
+  if (error != cudaSuccess) return error;
+  OfDevice& device = (*devices)[static_cast<size_t>(index % kMostDevices)];
+  const std::lock_guard lock(device.mutex);
+  uint64_t& most = device.allowed[kernel];
+  if (bytes <= most) return cudaSuccess;
+  error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               static_cast<int>(bytes));
+  if (error == cudaSuccess) most = bytes;
+  return error;
 }
 
 bool code_has_clusters() {

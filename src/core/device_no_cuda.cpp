@@ -1,5 +1,6 @@
 // Stand-in of a build without CUDA: there is no device, and the error says why.
 #include "core/device.h"
+#include "core/rank_link.h"
 
 namespace moxie {
 
@@ -14,5 +15,10 @@ int num_cuda_devices(std::string* why) {
 }
 
 bool has_cuda_driver() { return false; }
+
+Result<std::vector<std::unique_ptr<RankLink>>> make_peer_links(std::span<Device* const>,
+                                                               std::chrono::milliseconds) {
+  return fail("this build has no CUDA code", "ranks on GPUs");
+}
 
 }  // namespace moxie

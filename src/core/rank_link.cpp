@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "core/clock.h"
+#include "core/rank_mail.h"
 
 namespace moxie {
 namespace {
@@ -120,6 +121,12 @@ std::vector<std::unique_ptr<RankLink>> make_thread_links(int32_t size,
   for (int32_t rank = 0; rank < size; ++rank)
     links.push_back(std::make_unique<ThreadLink>(board, rank));
   return links;
+}
+
+uint64_t rank_mail_bytes(int32_t size) {
+  RankMail mail;
+  mail.set_size(size);
+  return static_cast<uint64_t>(mail.bytes());
 }
 
 }  // namespace moxie

@@ -1,5 +1,6 @@
 // What the ranks of a model say to each other within a pass: each gives an array, and sees those of
-// all. Between threads of a process nothing is copied.
+// all. Between threads of a process nothing is copied; between GPUs kernels write to each other's
+// memory (RankMail).
 #pragma once
 
 #include <chrono>
@@ -9,18 +10,40 @@
 #include <string>
 #include <vector>
 
-#include "core/base.h"
+#include "core/device.h"
 
 namespace moxie {
 
-/// kThreads: ranks are threads of a process.
-enum class LinkKind : uint8_t { kNone, kThreads };
+/// kThreads: ranks are threads of a process, on the CPU. kPeers: ranks are GPUs of one process that
+/// can write to each other's memory. kSockets: ranks are processes, each on the CPU of its host.
+enum class LinkKind : uint8_t { kNone, kThreads, kPeers, kSockets };
+/// Between ranks of one process on devices of this kind.
+constexpr LinkKind link_between(DeviceKind kind) {
+  return kind == DeviceKind::kCuda ? LinkKind::kPeers : LinkKind::kThreads;
+}
+
+/// What a rank has of `count` things in units of `unit`, the last of which may be smaller.
+struct RankShare {
+  int32_t first = 0, count = 0;
+};
+constexpr RankShare share_of_rank(int32_t count, int32_t unit, int32_t rank, int32_t num_ranks) {
+  const int64_t units = (int64_t{count} + unit - 1) / unit;
+  const auto border = [&](int64_t r) {
+    const int64_t at = units * r / num_ranks * unit;
+    return static_cast<int32_t>(at < count ? at : count);
+  };
+  return {border(rank), border(rank + 1) - border(rank)};
+}
 
 /// An array of another rank, or one's own.
 struct RankArray {
   const float* data = nullptr;
   int64_t count = 0;
 };
+
+struct RankMail;
+/// Device memory in which each of so many ranks on GPUs receives from the others.
+uint64_t rank_mail_bytes(int32_t size);
 
 class RankLink {
  public:
@@ -32,6 +55,8 @@ class RankLink {
   /// are until the next exchange: a rank may write its own again only after that. Empty after a
   /// fault.
   virtual std::span<const RankArray> exchange(RankArray mine) = 0;
+  /// Of ranks on GPUs, instead of exchange(): core/rank_mail.h. Null: none.
+  virtual const RankMail* mail() const { return nullptr; }
   /// Ends all exchanges, those of other ranks too. The first fault stays.
   virtual void set_fault(const std::string& text) = 0;
   /// The fault, if there was one.
@@ -42,5 +67,11 @@ class RankLink {
 /// `patience` is a fault, which names it.
 std::vector<std::unique_ptr<RankLink>> make_thread_links(
     int32_t size, std::chrono::milliseconds patience = std::chrono::seconds(10));
+
+/// Links of ranks on these CUDA devices, in the order of ranks; a device may have several. Fails,
+/// naming both, if a device cannot write to another's memory. The devices must outlive the links.
+Result<std::vector<std::unique_ptr<RankLink>>> make_peer_links(
+    std::span<Device* const> devices,
+    std::chrono::milliseconds patience = std::chrono::seconds(10));
 
 }  // namespace moxie

@@ -1,10 +1,11 @@
 // Threads that exchange arrays, and ranks that do not come.
-#include "core/rank_link.h"
-
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <thread>
 #include <vector>
+
+#include "core/rank_socket.h"
 
 namespace moxie {
 namespace {
@@ -19,9 +20,43 @@ void on_ranks(const std::vector<std::unique_ptr<RankLink>>& links, Body&& body) 
   for (std::thread& thread : threads) thread.join();
 }
 
-TEST(RankLink, EveryRankSeesAllArraysInOrderOfRanks) {
+// Every two ranks have a connection, as processes do.
+std::vector<std::unique_ptr<RankLink>> socket_links(int32_t size, milliseconds patience) {
+  const auto deadline = Clock::now() + std::chrono::seconds(20);
+  const auto count = static_cast<size_t>(size);
+  std::vector<std::vector<RankSocket>> sockets(count);
+  for (auto& of_rank : sockets) of_rank.resize(count);
+  for (size_t a = 0; a < count; ++a) {
+    for (size_t b = a + 1; b < count; ++b) {
+      const auto listener = RankSocket::listen(0);
+      CHECK(listener.has_value());
+      auto left = RankSocket::connect("127.0.0.1", listener->port(), deadline);
+      auto right = listener->accept(deadline);
+      CHECK(left && right);
+      sockets[a][b] = std::move(*left);
+      sockets[b][a] = std::move(*right);
+    }
+  }
+  std::vector<std::unique_ptr<RankLink>> links;
+  for (int32_t rank = 0; rank < size; ++rank)
+    links.push_back(
+        make_socket_link(rank, std::move(sockets[static_cast<size_t>(rank)]), patience));
+  return links;
+}
+
+struct LinksOf {
+  const char* name;
+  std::vector<std::unique_ptr<RankLink>> (*make)(int32_t size, milliseconds patience);
+};
+void PrintTo(const LinksOf& links, std::ostream* out) { *out << links.name; }
+class RankLinkTest : public testing::TestWithParam<LinksOf> {};
+INSTANTIATE_TEST_SUITE_P(Kinds, RankLinkTest,
+                         testing::Values(LinksOf{"threads", make_thread_links},
+                                         LinksOf{"sockets", socket_links}));
+
+TEST_P(RankLinkTest, EveryRankSeesAllArraysInOrderOfRanks) {
   for (const int32_t size : {1, 2, 4, 7}) {
-    const auto links = make_thread_links(size);
+    const auto links = GetParam().make(size, std::chrono::seconds(10));
     // An array may be written again after the next exchange.
     struct Arrays {
       float values[2][3];
@@ -45,7 +80,46 @@ TEST(RankLink, EveryRankSeesAllArraysInOrderOfRanks) {
   }
 }
 
-TEST(RankLink, ARankThatDoesNotComeIsNamed) {
+// More than any buffer between two processes holds, both ways at once.
+TEST(SocketLinks, LargeArraysPassEachOther) {
+  const auto links = socket_links(3, std::chrono::seconds(10));
+  on_ranks(links, [&](RankLink& link) {
+    std::vector<float> mine(4'000'000, static_cast<float>(link.rank()));
+    for (int round = 0; round < 3; ++round) {
+      const auto all = link.exchange({mine.data(), static_cast<int64_t>(mine.size())});
+      ASSERT_EQ(all.size(), 3u);
+      for (size_t rank = 0; rank < 3; ++rank) {
+        ASSERT_EQ(all[rank].count, static_cast<int64_t>(mine.size()));
+        const auto* const end = all[rank].data + all[rank].count;
+        ASSERT_EQ(std::count(all[rank].data, end, static_cast<float>(rank)), all[rank].count);
+      }
+    }
+  });
+}
+
+TEST(SocketLinks, ARankThatEndsIsNamedAtOnce) {
+  auto links = socket_links(3, std::chrono::seconds(60));
+  links[1].reset();
+  const float value = 1;
+  EXPECT_TRUE(links[0]->exchange({&value, 1}).empty());
+  const auto status = links[0]->status();
+  ASSERT_FALSE(status.has_value());
+  EXPECT_NE(status.error().message().find("rank 1 has ended"), std::string::npos)
+      << status.error().message();
+  // Whoever has a fault ends its connections: the others do not wait for it.
+  EXPECT_TRUE(links[2]->exchange({&value, 1}).empty());
+  EXPECT_FALSE(links[2]->status().has_value());
+}
+
+TEST(SocketLinks, ARankThatDoesNotComeIsNamed) {
+  const auto links = socket_links(2, milliseconds(50));
+  const float value = 1;
+  EXPECT_TRUE(links[1]->exchange({&value, 1}).empty());
+  EXPECT_NE(links[1]->status().error().message().find("rank 0 has not answered"),
+            std::string::npos);
+}
+
+TEST(ThreadLinks, ARankThatDoesNotComeIsNamed) {
   const auto links = make_thread_links(3, milliseconds(50));
   on_ranks(links, [](RankLink& link) {
     const float value = 0;
@@ -60,7 +134,7 @@ TEST(RankLink, ARankThatDoesNotComeIsNamed) {
   }
 }
 
-TEST(RankLink, AFaultEndsTheWaitOfAllRanks) {
+TEST(ThreadLinks, AFaultEndsTheWaitOfAllRanks) {
   const auto links = make_thread_links(2, std::chrono::hours(1));
   on_ranks(links, [](RankLink& link) {
     if (link.rank() == 1) {

@@ -234,6 +234,7 @@ Status DecodeLoop::launch_round() {
     draw(num_rows, all_plain_);
   }
   ++number_;
+  if (!parts_.is_read) read_ = number_;
   return {};
 }
 

@@ -45,6 +45,7 @@ class DecodeLoop {
     int32_t max_streams = 1;  ///< in a session, kMostStreams at most
     bool use_graphs = true;
     bool skips_taps = false;  ///< its launches have no follower that reads them
+    bool is_read = true;      ///< false: of another rank than the first, whose answers are the same
   };
   static Result<std::unique_ptr<DecodeLoop>> create(const Parts& parts);
 
@@ -53,8 +54,8 @@ class DecodeLoop {
   /// later launches only.
   Status begin(const HostArrays& first, std::span<const SampleRequest> requests);
   /// Launches the session's next tokens. `next` is as build_next_arrays() makes it; only its
-  /// positions and tables are read. At most kRunAhead launches may be unread. If launch() or
-  /// begin() fails, the caller must call end().
+  /// positions and tables are read. At most kRunAhead launches may be unread, where they are read
+  /// at all. If launch() or begin() fails, the caller must call end().
   Status launch(const HostArrays& next);
 
   /// Waits for the oldest unread launch and returns its answers, one a sequence. Fails if the

@@ -23,6 +23,21 @@ void for_each_list(SampleRequest& r, int32_t vocab_words, Visit&& visit) {
 
 }  // namespace
 
+Status DeviceRequests::reserve(size_t num_requests) {
+  return grow(num_requests * (sizeof(SampleRequest) + sizeof(SampleAnswer)) + 2 * kAlign);
+}
+
+Status DeviceRequests::grow(uint64_t bytes) {
+  const uint64_t room = std::max(kFirstBytes, 2 * bytes);
+  auto memory = device_.allocate(room);
+  if (!memory) return fail(std::move(memory.error()));
+  auto staging = device_.allocate_host(room);
+  if (!staging) return fail(std::move(staging.error()));
+  memory_ = std::move(*memory);
+  staging_ = std::move(*staging);
+  return {};
+}
+
 Status DeviceRequests::place(std::span<const SampleRequest> requests, Stream& stream) {
   const uint64_t requests_bytes = round_up<uint64_t>(requests.size_bytes(), kAlign);
   answers_at_ = requests_bytes;
@@ -37,13 +52,7 @@ Status DeviceRequests::place(std::span<const SampleRequest> requests, Stream& st
   }
   if (bytes > memory_.bytes()) {
     if (auto status = stream.synchronize(); !status) return status;
-    const uint64_t room = std::max(kFirstBytes, 2 * bytes);
-    auto memory = device_.allocate(room);
-    if (!memory) return fail(std::move(memory.error()));
-    auto staging = device_.allocate_host(room);
-    if (!staging) return fail(std::move(staging.error()));
-    memory_ = std::move(*memory);
-    staging_ = std::move(*staging);
+    if (auto status = grow(bytes); !status) return status;
   }
   uint64_t at = lists_at;
   for (SampleRequest& request : placed_) {

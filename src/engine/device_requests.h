@@ -15,6 +15,9 @@ class DeviceRequests {
   DeviceRequests(Device& device, int32_t vocab)
       : device_(device), vocab_words_(ceil_div(vocab, 32)) {}
 
+  /// Makes room for so many requests without arrays. Later growth frees memory, which waits for all
+  /// work on the device, that of other ranks there included.
+  Status reserve(size_t num_requests);
   /// Copies the requests and their arrays, in stream order. Growing the memory waits for the
   /// stream. Copies and launches of an earlier place() must be done.
   Status place(std::span<const SampleRequest> requests, Stream& stream);
@@ -30,6 +33,7 @@ class DeviceRequests {
   Status read(std::span<SampleAnswer> answers, Stream& stream);
 
  private:
+  Status grow(uint64_t bytes);
   Device& device_;
   int32_t vocab_words_;  // words of an allowed mask
   Buffer memory_, staging_;

@@ -9,14 +9,15 @@
 #include <algorithm>
 #include <charconv>
 #include <future>
+#include <nlohmann/json.hpp>
 
 #include "core/clock.h"
 #include "core/device_cpu.h"
 #include "engine/parallel.h"
+#include "engine/rank_meeting.h"
 #include "engine/tokenizer_source.h"
 #include "model/fold_scales_cuda.h"
 #include "model/loader.h"
-#include "model/rotary_table.h"
 #include "model/shard.h"
 
 namespace moxie {
@@ -27,6 +28,36 @@ std::string exceeds(std::string_view what, int64_t found, int64_t limit) {
 }
 
 }  // namespace
+
+Result<std::vector<int>> named_gpus(const std::string& device) {
+  std::vector<int> gpus;
+  if (device == "cpu" || device == "auto" || device == "cuda") return gpus;
+  const char* at = device.data() + std::min<size_t>(device.size(), 5);
+  const char* const end = device.data() + device.size();
+  for (bool is_named = device.starts_with("cuda:"); is_named;) {
+    int index = 0;
+    const auto [next, error] = std::from_chars(at, end, index);
+    if (error != std::errc{} || index < 0 || (next != end && *next != ',')) break;
+    gpus.push_back(index);
+    if (next == end) return gpus;
+    at = next + 1;
+  }
+  return fail("unknown device '" + device + "'", "--device", "cpu, cuda, cuda:N, cuda:N,M or auto");
+}
+
+Result<std::vector<int>> gpus_of_ranks(EngineOptions* options) {
+  auto gpus = named_gpus(options->device);
+  if (!gpus) return gpus;
+  int& ranks = options->tensor_parallel;
+  if (ranks == 1 && gpus->size() > 1) ranks = static_cast<int>(gpus->size());
+  if (!gpus->empty() && std::cmp_not_equal(gpus->size(), ranks))
+    return fail(fmt::format("{} names {} GPU{}, there are {} ranks", options->device, gpus->size(),
+                            gpus->size() == 1 ? "" : "s", ranks),
+                "--tensor-parallel-size", "name one a rank, or leave it to --device cuda");
+  if (gpus->empty())
+    for (int rank = 0; rank < ranks; ++rank) gpus->push_back(rank);
+  return gpus;
+}
 
 PlanRequest plan_request(const EngineOptions& options, const LoadOptions& load, DType kv_dtype) {
   return {.load = load,
@@ -59,10 +90,18 @@ Result<std::unique_ptr<Engine>> Engine::load(const EngineOptions& options) {
   if (status) status = engine->open_head();
   if (status) status = timed(&t.plan_s, [&] { return engine->open_device(); });
   if (status) status = timed(&weights_s, [&] { return engine->load_model(); });
-  if (status) status = timed(&memory_s, [&] { return engine->make_memory(); });
-  if (status) status = timed(&t.graphs_s, [&] { return engine->make_decode_loop(); });
+  if (status) status = timed(&memory_s, [&] { return engine->make_runner(); });
+  if (status) status = timed(&t.graphs_s, [&] { return engine->decode_loop().prepare(1); });
+  if (status) status = engine->stream_->synchronize();
   if (status) status = engine->load_tokenizer();
-  if (!status) return fail(std::move(status.error()));
+  if (!status) {
+    const std::string why = status.error().message();
+    if (engine->meeting_ != nullptr)
+      engine->meeting_->end_with_fault(why);
+    else if (options.world)
+      RankMeeting::stay_away(*options.world, why);
+    return fail(std::move(status.error()));
+  }
   t.ready_s = seconds_since(start);
   return engine;
 }
@@ -87,8 +126,23 @@ Status Engine::open_model() {
   return {};
 }
 
-// Among ranks.
+// Among ranks: those of the GPUs that `--device` names, or as many as asked for.
 Status Engine::divide() {
+  if (options_.world) {
+    const int32_t size = options_.world->size;
+    const bool takes_a_gpu = options_.device == "auto" && num_cuda_devices() > 0;
+    if (options_.device != "cpu" && (options_.device != "auto" || takes_a_gpu))
+      return fail("ranks that are processes run on CPUs", "--device", "--device cpu");
+    options_.device = "cpu";
+    if (options_.tensor_parallel != 1 && options_.tensor_parallel != size)
+      return fail(fmt::format("{} processes were started", size), "--tensor-parallel-size",
+                  "leave it out, or start as many processes");
+    options_.tensor_parallel = size;
+    load_options_.rank = options_.world->rank;
+  }
+  auto gpus = gpus_of_ranks(&options_);
+  if (!gpus) return fail(std::move(gpus.error()));
+  gpus_ = std::move(*gpus);
   const int n = options_.tensor_parallel;
   if (options_.expert_parallel && n == 1)
     return fail("there is one rank", "--enable-expert-parallel", "--tensor-parallel-size 2");
@@ -96,7 +150,12 @@ Status Engine::divide() {
       options_.speculation.method != SpecMethod::kNgram)
     return fail("draft heads run on one rank only", "--tensor-parallel-size", "--spec ngram, off");
   load_options_.ranks = {.size = n, .splits_experts = options_.expert_parallel};
-  auto config = config_of_rank(checkpoint_->config(), load_options_.ranks, 0);
+  return set_rank_config();
+}
+
+Status Engine::set_rank_config() {
+  const int32_t rank = options_.world ? options_.world->rank : 0;
+  auto config = config_of_rank(checkpoint_->config(), load_options_.ranks, rank);
   if (!config) return fail(std::move(config.error()));
   rank_config_ = std::move(*config);
   return {};
@@ -114,25 +173,21 @@ Status Engine::open_head() {
 }
 
 Status Engine::open_device() {
-  const std::string& name = options_.device;
   if (options_.graphs != "on" && options_.graphs != "off") {
     return fail("unknown value '" + options_.graphs + "'", "--graphs", "on or off");
   }
-  const int n = options_.tensor_parallel;
-  if (n > 1 && name != "cpu")
-    return fail("several ranks run on the CPU only", "--tensor-parallel-size", "--device cpu");
-  if (name == "cuda" || name.starts_with("cuda:")) {
-    if (auto status = open_gpu(name); !status) return status;
-  } else if (name == "cpu" || name == "auto") {
-    if (name == "cpu" || !open_usable_gpu()) {
-      device_ = n > 1                                ? make_rank_device(options_.threads, 0, n)
-                : options_.shared_threads != nullptr ? make_cpu_device(*options_.shared_threads)
-                                                     : make_cpu_device(options_.threads);
-      load_options_.device = DeviceKind::kCpu;
-      if (auto status = make_kernels(); !status) return status;
-    }
-  } else {
-    return fail("unknown device '" + name + "'", "--device", "cpu, cuda, cuda:N or auto");
+  const bool is_auto = options_.device == "auto";
+  if (options_.device != "cpu" && !is_auto) {
+    if (auto status = open_gpus(); !status) return status;
+  } else if (!is_auto || !open_usable_gpu()) {
+    // Those of this host share its cores.
+    const int n = options_.world ? options_.world->local_size : options_.tensor_parallel;
+    const int local_rank = options_.world ? options_.world->local_rank : 0;
+    device_ = n > 1 ? make_rank_device(options_.threads, local_rank, n)
+              : options_.shared_threads != nullptr ? make_cpu_device(*options_.shared_threads)
+                                                   : make_cpu_device(options_.threads);
+    load_options_.device = DeviceKind::kCpu;
+    if (auto status = make_kernels(); !status) return status;
   }
   auto stream = device_->make_stream();
   if (!stream) return fail(std::move(stream.error()));
@@ -144,15 +199,15 @@ Status Engine::open_device() {
   return {};
 }
 
-Status Engine::open_gpu(const std::string& name) {
-  int index = 0;
-  if (name.size() > 5) {
-    const auto [end, error] = std::from_chars(name.data() + 5, name.data() + name.size(), index);
-    if (error != std::errc{} || end != name.data() + name.size()) {
-      return fail("unknown device '" + name + "'", "--device", "cpu, cuda, cuda:N or auto");
-    }
+// divide() has made the list.
+Status Engine::open_gpus() {
+  // Ranks that share a GPU await each other in kernels, beside which no code can be loaded, and
+  // behind which no other rank's may be queued.
+  if (std::ranges::count(gpus_, gpus_.front()) > 1) {
+    ::setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+    ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
   }
-  auto device = make_cuda_device(index);
+  auto device = make_cuda_device(gpus_.front());
   if (!device) return fail(std::move(device.error()));
   device_ = std::move(*device);
   load_options_.device = DeviceKind::kCuda;
@@ -169,11 +224,16 @@ bool Engine::open_usable_gpu() {
     if (has_cuda_driver()) log_warn("running on the CPU: " + why);
     return false;
   }
-  constexpr int kMaxDevices = 64;
-  for (int i = 0; i < kMaxDevices && device_ == nullptr; ++i) {
+  if (options_.tensor_parallel > num_usable) {
+    log_warn(fmt::format("running on the CPU: {} ranks, {} GPU{}", options_.tensor_parallel,
+                         num_usable, num_usable == 1 ? "" : "s"));
+    return false;
+  }
+  const int most_devices = options_.tensor_parallel > 1 ? 1 : 64;
+  for (int i = 0; i < most_devices && device_ == nullptr; ++i) {
     auto device = make_cuda_device(i);
     if (device)
-      device_ = std::move(*device);
+      device_ = std::move(*device), gpus_.front() = i;
     else if (why.empty())  // the last one says only that there are no more
       why = device.error().message();
   }
@@ -186,7 +246,7 @@ bool Engine::open_usable_gpu() {
       auto kv_dtype =
           choose_kv_dtype(options_.kv_dtype, config(), *kernels_, options_.max_model_len,
                           options_.max_num_seqs, options_.kv_cache_bytes);
-      status = kv_dtype ? GptOss(config(), layout, {}, *kernels_).check_rows(*kv_dtype)
+      status = kv_dtype ? GptOss(rank_config_, layout, {}, *kernels_).check_rows(*kv_dtype)
                         : Status(fail(kv_dtype.error()));
     }
     if (status) return true;
@@ -222,6 +282,11 @@ Result<KernelChoice> kernel_choice(const EngineOptions& options, Features featur
 
 Status Engine::make_kernels() {
   const bool is_cpu = device_->kind() == DeviceKind::kCpu;
+  load_options_.ranks.link = options_.world ? LinkKind::kSockets : link_between(device_->kind());
+  if (auto status = set_rank_config(); !status) return status;
+  if (!is_cpu && options_.expert_parallel)
+    return fail("ranks on GPUs divide each expert's columns; only those on a CPU divide experts",
+                "--enable-expert-parallel");
   if (options_.arch_limit != "none" && options_.arch_limit != "sm_80")
     return fail("unknown value '" + options_.arch_limit + "'", "--arch-limit", "none, sm_80");
   if (options_.arch_limit != "none" && is_cpu)
@@ -249,7 +314,11 @@ Status Engine::load_model() {
   PlanRequest request = plan_request(options_, load_options_, kv_dtype_);
   request.draft = draft_checkpoint_.get();
   request.speculation = options_.speculation;
-  const auto n = static_cast<uint64_t>(options_.tensor_parallel);  // ranks share the memory
+  // Ranks on a CPU share its memory, and so do those that share a GPU.
+  const auto n = static_cast<uint64_t>(options_.world ? options_.world->local_size
+                                       : device_->kind() == DeviceKind::kCpu
+                                           ? options_.tensor_parallel
+                                           : std::ranges::count(gpus_, gpus_.front()));
   plan_ = plan_memory(*checkpoint_, request, device_->properties().available_bytes / n, *kernels_);
   if (!plan_.fits) {
     return fail(fmt::format("needs {}, {} is free", format_bytes(plan_.total_bytes),
@@ -266,15 +335,23 @@ Status Engine::load_model() {
                                                  rank_config_, layout, kv_dtype_));
   if (!tuning) return fail(std::move(tuning.error()));
   tuning_ = std::move(*tuning);
+  sizes_ = rank_sizes();
+  if (options_.world)
+    if (auto status = meet_ranks(); !status) return status;
   timeline_.plan_s += seconds_since(start);
   return options_.self_test.mode == "off" ? load_weights() : load_weights_and_test();
 }
 
-// On a GPU the test runs beside the loading. Rows that fail are known before the first launch.
-Status Engine::load_weights_and_test() {
+LoadOptions Engine::whole_load_options() const {
   LoadOptions whole = load_options_;
   whole.ranks = {};
-  const ModelWeights layout = checkpoint_->layout(whole);
+  whole.rank = 0;
+  return whole;
+}
+
+// On a GPU the test runs beside the loading. Rows that fail are known before the first launch.
+Status Engine::load_weights_and_test() {
+  const ModelWeights layout = checkpoint_->layout(whole_load_options());
   SelfTestRequest request{.options = options_.self_test,
                           .device = device_.get(),
                           .properties = device_->properties(),
@@ -292,9 +369,9 @@ Status Engine::load_weights_and_test() {
                          options_.max_logit_rows, options_.taps.size())
             .workspace;
   }
-  // On a CPU before: beside the weights its memory would come on top of what was planned. Other
-  // ranks take the choice that it leaves.
-  if (device_->kind() == DeviceKind::kCpu) {
+  // On a CPU before: beside the weights its memory would come on top of what was planned. With
+  // ranks as well: the others take the choice that it leaves.
+  if (device_->kind() == DeviceKind::kCpu || num_ranks() > 1) {
     const auto start = std::chrono::steady_clock::now();
     auto status = follow_test(run_self_test(request));
     timeline_.self_test_wait_s = seconds_since(start);
@@ -322,7 +399,12 @@ Status Engine::follow_test(Result<SelfTestResult> tested) {
 }
 
 Status Engine::load_weights() {
-  if (options_.tensor_parallel > 1) ranks_ = RankGroup::start(rank_setup());
+  if (options_.world && options_.world->rank == 0) ranks_ = RankGroup::of_processes(*meeting_);
+  if (!options_.world && num_ranks() > 1) {
+    auto ranks = RankGroup::start(rank_setup());
+    if (!ranks) return fail(std::move(ranks.error()));
+    ranks_ = std::move(*ranks);
+  }
   auto weights = checkpoint_->load(*device_, load_options_);
   if (!weights) return fail(std::move(weights.error()));
   weights_ = std::move(*weights);
@@ -340,87 +422,113 @@ Status Engine::load_weights() {
   return {};
 }
 
-RankSetup Engine::rank_setup() const {
+RankSetup Engine::rank_setup() {
   return {.checkpoint = checkpoint_.get(),
           .load = load_options_,
           .threads = options_.threads,
+          .gpus = device_->kind() == DeviceKind::kCpu ? std::vector<int>{} : gpus_,
+          .first_device = device_.get(),
           .choice = kernels_->choice(),
           .features = kernels_->features(),
           .rates = kernels_->rates(),
-          .kv_dtype = kv_dtype_,
+          .sizes = sizes_};
+}
+
+RankSizes Engine::rank_sizes() const {
+  const bool is_cpu = device_->kind() == DeviceKind::kCpu;
+  return {.kv_dtype = kv_dtype_,
           .use_sinks = options_.sinks,
+          .taps = options_.taps,
           .max_model_len = plan_.max_model_len,
           .max_num_seqs = options_.max_num_seqs,
           .max_batch_tokens = plan_.max_batch_tokens,
           .max_logit_rows = options_.max_logit_rows,
           .num_full_pages = static_cast<int32_t>(plan_.pages.full),
           .num_window_pages = static_cast<int32_t>(plan_.pages.window),
-          .table_stride = table_stride()};
+          .table_stride = table_stride(),
+          .use_graphs = options_.graphs == "on",
+          .caches_graphs = options_.speculation.method != SpecMethod::kOff && !is_cpu,
+          .skips_taps = draft_checkpoint_ != nullptr,
+          .costs = tuning_.tuning == nullptr ? GptOss::RowCosts{} : row_costs(tuning_.tuning)};
 }
 
-Status Engine::make_memory() {
-  const GptOssConfig& config = rank_config_;
-  const int32_t max_len = plan_.max_model_len;
-  auto rotary = make_rotary_table(*device_, *stream_, yarn_frequencies(config), max_len);
-  if (!rotary) return fail(std::move(rotary.error()));
-  rotary_buffer_ = std::move(*rotary);
-  model_ = std::make_unique<GptOss>(config, weights_, Rotary{rotary_buffer_.as<float>(), max_len},
-                                    *kernels_, options_.sinks, options_.taps,
-                                    ranks_ == nullptr ? nullptr : &ranks_->link());
-  const auto bytes =
-      activation_bytes(config, weights_, kv_dtype_, *kernels_, options_.max_batch_tokens,
-                       options_.max_logit_rows, options_.taps.size());
-  if (tuning_.tuning != nullptr) model_->set_row_costs(row_costs(tuning_.tuning), bytes.workspace);
-  if (auto status = model_->check_rows(kv_dtype_, options_.max_batch_tokens); !status)
-    return status;
-
-  auto activations = device_->allocate(bytes.total() + 16 * 256);
-  if (!activations) return fail(std::move(activations.error()));
-  Arena arena(std::move(*activations));
-  activations_ =
-      make_activations(config, bytes, options_.max_batch_tokens, options_.max_logit_rows, arena);
-  activation_buffer_ = arena.release();
-
-  const KvShape shape = kv_shape(config, kv_dtype_);
-  auto kv = KvCache::create(*device_, *stream_, shape, config.is_window,
-                            static_cast<int32_t>(plan_.pages.full),
-                            static_cast<int32_t>(plan_.pages.window));
-  if (!kv) return fail(std::move(kv.error()));
-  kv_ = std::move(*kv);
-  if (ranks_ != nullptr) {
-    kv_->set_on_copy(
-        [this](PageKind kind, int32_t from, int32_t to) { ranks_->copy_page(kind, from, to); });
+// What ranks must have in common is theirs to say; how much each keeps is rank 0's.
+Status Engine::meet_ranks() {
+  using Json = nlohmann::ordered_json;
+  const Json terms = {{"the build", options_.tuning.commit},
+                      {"--mxfp4-layers", options_.mxfp4_layers},
+                      {"--enable-expert-parallel", options_.expert_parallel},
+                      {"--batch-invariant", options_.batch_invariant},
+                      {"--seed", options_.seed},
+                      {"the model's config", config_json(config())},
+                      {"the model's bytes", checkpoint_->packed_bytes(whole_load_options())}};
+  Json plan = {{"kv_dtype", static_cast<int>(sizes_.kv_dtype)},
+               {"use_sinks", sizes_.use_sinks},
+               {"max_model_len", sizes_.max_model_len},
+               {"max_num_seqs", sizes_.max_num_seqs},
+               {"max_batch_tokens", sizes_.max_batch_tokens},
+               {"max_logit_rows", sizes_.max_logit_rows},
+               {"num_full_pages", sizes_.num_full_pages},
+               {"num_window_pages", sizes_.num_window_pages},
+               {"table_stride", sizes_.table_stride}};
+  auto meeting = RankMeeting::meet(*options_.world, terms, &plan);
+  if (!meeting) return fail(std::move(meeting.error()));
+  meeting_ = std::move(*meeting);
+  if (options_.world->rank == 0) return {};
+  try {
+    sizes_.kv_dtype = static_cast<DType>(plan.at("kv_dtype").get<int>());
+    plan.at("use_sinks").get_to(sizes_.use_sinks);
+    plan.at("max_model_len").get_to(sizes_.max_model_len);
+    plan.at("max_num_seqs").get_to(sizes_.max_num_seqs);
+    plan.at("max_batch_tokens").get_to(sizes_.max_batch_tokens);
+    plan.at("max_logit_rows").get_to(sizes_.max_logit_rows);
+    plan.at("num_full_pages").get_to(sizes_.num_full_pages);
+    plan.at("num_window_pages").get_to(sizes_.num_window_pages);
+    plan.at("table_stride").get_to(sizes_.table_stride);
+  } catch (const nlohmann::json::exception& error) {
+    return fail(std::string("rank 0's plan: ") + error.what(), "ranks");
   }
-
-  auto arrays = LaunchArrays::create(*device_, {.num_tokens = options_.max_batch_tokens,
-                                                .num_seqs = options_.max_num_seqs,
-                                                .num_logit_rows = options_.max_logit_rows,
-                                                .table_stride = table_stride()});
-  if (!arrays) return fail(std::move(arrays.error()));
-  launch_arrays_ = std::move(*arrays);
-  if (device_->kind() != DeviceKind::kCpu) device_requests_.emplace(*device_, config.vocab);
-  return stream_->synchronize();
+  sizes_.taps.clear();
+  kv_dtype_ = sizes_.kv_dtype;
+  return {};
 }
 
-Status Engine::make_decode_loop() {
-  auto loop = DecodeLoop::create(
-      {.device = *device_,
-       .stream = *stream_,
-       .model = *model_,
-       .kv = *kv_,
-       .kernels = *kernels_,
-       .activations = activations_,
-       .max_model_len = plan_.max_model_len,
-       .max_streams =
-           std::min({options_.max_num_seqs, activations_.max_logit_rows, DecodeLoop::kMostStreams}),
-       .use_graphs = options_.graphs == "on",
-       .skips_taps = draft_checkpoint_ != nullptr});
-  if (!loop) return fail(std::move(loop.error()));
-  decode_loop_ = std::move(*loop);
-  if (options_.speculation.method != SpecMethod::kOff && device_->kind() != DeviceKind::kCpu)
-    graphs_ = std::make_unique<GraphCache>(*device_, *stream_, *kernels_, options_.graphs == "on");
-  if (auto status = decode_loop_->prepare(1); !status) return status;
-  return stream_->synchronize();
+Status Engine::follow_first_rank() {
+  CHECK(meeting_ != nullptr && options_.world->rank > 0);
+  meeting_->say_loaded();
+  for (;;) {
+    auto bytes = meeting_->next_order();
+    if (!bytes) return fail(std::move(bytes.error()));
+    if (!*bytes) return {};
+    auto order = rank_order(**bytes);
+    auto status = order ? follow_order(*order, *runner_) : Status(fail(order.error()));
+    if (status) status = link()->status();
+    if (status) continue;
+    meeting_->end_with_fault(status.error().message());
+    return status;
+  }
+}
+
+// Null: there is one rank.
+RankLink* Engine::link() {
+  if (meeting_ != nullptr) return &meeting_->link();
+  return ranks_ == nullptr ? nullptr : &ranks_->link();
+}
+
+Status Engine::make_runner() {
+  auto runner = RankRunner::create({.device = *device_,
+                                    .stream = *stream_,
+                                    .kernels = *kernels_,
+                                    .config = rank_config_,
+                                    .weights = weights_,
+                                    .link = link()},
+                                   sizes_);
+  if (!runner) return fail(std::move(runner.error()));
+  runner_ = std::move(*runner);
+  if (ranks_ == nullptr) return {};
+  kv().set_on_copy(
+      [this](PageKind kind, int32_t from, int32_t to) { ranks_->copy_page(kind, from, to); });
+  return {};
 }
 
 // The most entries of a sequence's block table in a launch.
@@ -451,7 +559,7 @@ Status Engine::check_limits(std::span<const Chunk> chunks) const {
     const auto count = static_cast<int64_t>(chunk.tokens.size());
     num_tokens += count;
     if (chunk.logits != Logits::kNone) num_rows += chunk.logits == Logits::kAll ? count : count > 0;
-    const int64_t end = kv_->num_tokens(chunk.seq) + count;
+    const int64_t end = kv().num_tokens(chunk.seq) + count;
     if (end > plan_.max_model_len) {
       return fail(exceeds("tokens in a sequence,", end, plan_.max_model_len), "context",
                   "a shorter prompt, or a greater --max-model-len");
@@ -480,17 +588,17 @@ Status Engine::check_limits(std::span<const Chunk> chunks) const {
 Result<const float*> Engine::step(std::span<const Chunk> chunks) {
   if (auto status = check_limits(chunks); !status) return fail(std::move(status.error()));
   for (size_t c = 0; c < chunks.size(); ++c) {
-    if (kv_->append(chunks[c].seq, static_cast<int32_t>(chunks[c].tokens.size()))) continue;
+    if (kv().append(chunks[c].seq, static_cast<int32_t>(chunks[c].tokens.size()))) continue;
     for (size_t d = 0; d < c; ++d) {  // all or nothing
       const auto count = static_cast<int32_t>(chunks[d].tokens.size());
-      const auto undo = kv_->truncate(chunks[d].seq, kv_->num_tokens(chunks[d].seq) - count);
+      const auto undo = kv().truncate(chunks[d].seq, kv().num_tokens(chunks[d].seq) - count);
       CHECK(undo.has_value());
     }
     return fail("no free pages in the KV cache", "step", "fewer streams or shorter contexts");
   }
   build(chunks, &host_arrays_);
   auto logits = run(host_arrays_);
-  for (const Chunk& chunk : chunks) kv_->release_window(chunk.seq);
+  for (const Chunk& chunk : chunks) kv().release_window(chunk.seq);
   return logits;
 }
 
@@ -498,54 +606,31 @@ Result<const float*> Engine::step(std::span<const Chunk> chunks) {
 // launch's arrays. Rows of attention divide keys among blocks by the stride, so that it is fixed
 // where logits must not depend on the batch.
 void Engine::build(std::span<const Chunk> chunks, HostArrays* arrays) const {
-  if (device_->kind() == DeviceKind::kCpu) return build_arrays(chunks, *kv_, 0, arrays);
+  if (device_->kind() == DeviceKind::kCpu) return build_arrays(chunks, kv(), 0, arrays);
   int32_t stride = table_stride();
   if (!kernels_->choice().batch_invariant()) {
     int32_t longest = 1;
-    for (const Chunk& chunk : chunks) longest = std::max(longest, kv_->num_tokens(chunk.seq));
-    stride = GraphCache::table_stride(ceil_div(longest, kv_->shape().page_tokens), stride);
+    for (const Chunk& chunk : chunks) longest = std::max(longest, kv().num_tokens(chunk.seq));
+    stride = GraphCache::table_stride(ceil_div(longest, kv().shape().page_tokens), stride);
   }
-  build_arrays(chunks, *kv_, stride, arrays);
+  build_arrays(chunks, kv(), stride, arrays);
 }
 
 Result<const float*> Engine::run(const HostArrays& arrays) {
-  auto placed = launch_arrays_->place(arrays, *kv_, *stream_, &layers_);
-  if (!placed) return fail(std::move(placed.error()));
-  Batch& batch = *placed;
-  last_rows_ = batch.num_logit_rows;
-  // Tokens with their drafts: few, and the same numbers of them again and again.
-  const bool in_graph = graphs_ != nullptr && batch.ragged.num_tokens <= GraphCache::kMostTokens;
-  const bool follows_in_graph = in_graph && follower_ != nullptr && !follower_->reads_host_arrays();
-  Status status;
-  if (in_graph) {
-    batch.ragged.num_visible_keys = 0;  // not part of the key
-    // A head's passes have drafts in the first place.
-    const GraphCache::Key key{0, batch.ragged.num_tokens, batch.ragged.num_seqs, last_rows_,
-                              arrays.table_stride};
-    status = graphs_->run(key, [&] {
-      model_->forward(batch, layers_, activations_, *stream_);
-      if (follows_in_graph) static_cast<void>(follow(arrays, batch.ragged));
-    });
-  } else {
-    status = forward(arrays, batch);
-  }
-  if (status && follower_ != nullptr && !follows_in_graph) status = follow(arrays, batch.ragged);
-  if (!status) return fail(std::move(status.error()));
-  return activations_.logits;
-}
-
-// On all ranks.
-Status Engine::forward(const HostArrays& arrays, const Batch& batch) {
-  if (ranks_ == nullptr) {
-    model_->forward(batch, layers_, activations_, *stream_);
-    return {};
-  }
-  if (auto launched = ranks_->launch(arrays); !launched) return launched;
+  last_rows_ = static_cast<int32_t>(arrays.logit_rows.size());
+  if (ranks_ != nullptr)
+    if (auto status = ranks_->launch(arrays); !status) return fail(std::move(status.error()));
+  RankRunner::Follow follow;
+  if (follower_ != nullptr)
+    follow = [this](const HostArrays& of, const Ragged& placed) {
+      return this->follow(of, placed);
+    };
   auto status =
-      clear_parts(activations_, rank_config_, batch.ragged.num_tokens, *device_, *stream_);
-  model_->forward(batch, layers_, activations_, *stream_);
-  if (auto others = ranks_->finish(); status) status = std::move(others);
-  return status;
+      runner_->run(arrays, follow, follower_ != nullptr && !follower_->reads_host_arrays());
+  if (ranks_ != nullptr)
+    if (auto others = ranks_->finish(); status) status = std::move(others);
+  if (!status) return fail(std::move(status.error()));
+  return activations().logits;
 }
 
 uint64_t Engine::weights_bytes() const {
@@ -554,7 +639,7 @@ uint64_t Engine::weights_bytes() const {
 
 Status Engine::synchronize() {
   auto status = stream_->synchronize();
-  return status && ranks_ != nullptr ? ranks_->link().status() : status;
+  return status ? ranks_status() : status;
 }
 
 // A follower's pages are the full layers'.
@@ -562,58 +647,84 @@ Status Engine::follow(const HostArrays& arrays, const Ragged& placed) {
   const auto full = std::find(config().is_window.begin(), config().is_window.end(), 0);
   CHECK(full != config().is_window.end());
   const auto layer = static_cast<size_t>(full - config().is_window.begin());
-  return follower_->follow(arrays, placed, layers_[layer]);
+  return follower_->follow(arrays, placed, runner_->layers()[layer]);
 }
 
 Status Engine::sample(std::span<const SampleRequest> requests, std::span<SampleAnswer> answers) {
   CHECK(static_cast<int32_t>(requests.size()) == last_rows_ && answers.size() == requests.size());
   SampleParams params{.launch = {.device = kernels_->device(),
                                  .stream = stream_.get(),
-                                 .workspace = activations_.workspace,
-                                 .workspace_bytes = activations_.workspace_bytes},
+                                 .workspace = activations().workspace,
+                                 .workspace_bytes = activations().workspace_bytes},
                       .num_rows = last_rows_,
                       .vocab = config().vocab,
-                      .logits = activations_.logits,
+                      .logits = activations().logits,
                       .requests = requests.data(),
                       .answers = answers.data(),
                       .all_plain = std::all_of(requests.begin(), requests.end(), is_plain)};
-  if (!device_requests_) {
+  DeviceRequests* const placed = runner_->device_requests();
+  if (placed == nullptr) {
     kernels_->run(params);
     return {};
   }
-  if (auto status = device_requests_->place(requests, *stream_); !status) return status;
-  params.requests = device_requests_->requests();
-  params.answers = device_requests_->answers();
+  if (auto status = placed->place(requests, *stream_); !status) return status;
+  params.requests = placed->requests();
+  params.answers = placed->answers();
   kernels_->run(params);
-  return device_requests_->read(answers, *stream_);
+  auto status = placed->read(answers, *stream_);
+  return status ? ranks_status() : status;
+}
+
+// On a fault of any rank the launches of all end without sound answers.
+Status Engine::ranks_status() const {
+  return ranks_ == nullptr ? Status{} : ranks_->link().status();
 }
 
 Status Engine::begin_decoding(const HostArrays& first, std::span<const SampleRequest> requests) {
-  if (auto status = decode_loop_->end(); !status) return status;
-  const auto has_lists = [](const SampleRequest& request) {
-    return request.num_bias > 0 || request.num_history > 0 || request.allowed_mask != nullptr;
-  };
-  if (device_requests_ && std::any_of(requests.begin(), requests.end(), has_lists)) {
-    if (auto status = device_requests_->place(requests, *stream_); !status) return status;
-    requests = device_requests_->placed();
-  }
-  return decode_loop_->begin(first, requests);
+  if (ranks_ != nullptr)
+    if (auto status = ranks_->begin_decoding(first, requests); !status) return status;
+  auto status = runner_->begin_decoding(first, requests);
+  if (ranks_ != nullptr)  // the requests' arrays are the caller's
+    if (auto others = ranks_->finish(); status) status = std::move(others);
+  return status;
+}
+
+Status Engine::decode_next(const HostArrays& next) {
+  if (ranks_ != nullptr)
+    if (auto status = ranks_->decode_next(next); !status) return status;
+  return decode_loop().launch(next);
+}
+
+Result<bool> Engine::decoded() {
+  auto ready = decode_loop().is_ready();
+  if (!ready || !*ready) return ready;
+  if (auto status = ranks_status(); !status) return fail(std::move(status.error()));
+  return true;
+}
+
+Status Engine::end_decoding() {
+  if (ranks_ != nullptr) ranks_->end_decoding();
+  auto status = decode_loop().end();
+  if (ranks_ != nullptr)
+    if (auto others = ranks_->finish(); status) status = std::move(others);
+  return status;
 }
 
 Status Engine::read_logits(std::span<float> logits) {
   CHECK(logits.size() <= static_cast<size_t>(last_rows_) * static_cast<size_t>(config().vocab));
   auto status =
-      device_->copy_to_host(logits.data(), activations_.logits, logits.size_bytes(), *stream_);
-  return status ? stream_->synchronize() : status;
+      device_->copy_to_host(logits.data(), activations().logits, logits.size_bytes(), *stream_);
+  return status ? synchronize() : status;
 }
 
 const float* Engine::tap(size_t tap) const {
   CHECK(tap < options_.taps.size());
-  return activations_.taps + static_cast<int64_t>(tap) * activations_.max_tokens * config().hidden;
+  const Activations& act = activations();
+  return act.taps + static_cast<int64_t>(tap) * act.max_tokens * config().hidden;
 }
 
 Status Engine::read_tap(size_t tap, std::span<float> x) {
-  CHECK(std::cmp_less_equal(x.size(), int64_t{activations_.max_tokens} * config().hidden));
+  CHECK(std::cmp_less_equal(x.size(), int64_t{activations().max_tokens} * config().hidden));
   auto status = device_->copy_to_host(x.data(), this->tap(tap), x.size_bytes(), *stream_);
   return status ? stream_->synchronize() : status;
 }

@@ -10,14 +10,11 @@
 #include <string>
 #include <vector>
 
-#include "engine/decode_loop.h"
-#include "engine/device_requests.h"
+#include "core/rank_world.h"
 #include "engine/draft_counts.h"
 #include "engine/drafter.h"
-#include "engine/graph_cache.h"
-#include "engine/kv.h"
-#include "engine/launch_arrays.h"
 #include "engine/plan.h"
+#include "engine/rank_runner.h"
 #include "engine/self_test_use.h"
 #include "engine/speculation.h"
 #include "engine/tuning.h"
@@ -30,13 +27,14 @@
 namespace moxie {
 
 class RankGroup;
+class RankMeeting;
 struct RankSetup;
 class ThreadPool;
 
 /// How a model is loaded and run; strings have the form of the flags' values.
 struct EngineOptions {
   std::string model = "embedded";
-  std::string device = "auto";       ///< cpu, cuda, cuda:N, auto
+  std::string device = "auto";       ///< cpu, cuda, cuda:N, cuda:N,M,... (a rank each), auto
   std::string graphs = "on";         ///< CUDA: decode by graphs; off: the same kernels one by one
   int threads = 0;                   ///< 0: one a usable core
   std::vector<std::string> kernels;  ///< STEP=NAME
@@ -54,7 +52,10 @@ struct EngineOptions {
   /// Bytes of both pools of the cache. 0: as many pages as max_num_seqs sequences of max_model_len
   /// need. kAutoKvBytes: the size that a server takes (plan.h).
   uint64_t kv_cache_bytes = 0;
-  int tensor_parallel = 1;       ///< ranks that share the model; CPU: of threads
+  /// Of a process that a launcher started with others, a rank each, on the CPU; nothing: it is
+  /// alone.
+  std::optional<RankWorld> world;
+  int tensor_parallel = 1;       ///< ranks that share the model: GPUs; on a CPU, of threads
   bool expert_parallel = false;  ///< ranks have whole experts, instead of columns of each
   bool sinks = true;
   std::vector<int32_t> taps;       ///< layers before which x is copied out (GptOss): read_tap()
@@ -66,6 +67,13 @@ struct EngineOptions {
   /// CPU: those of another engine, which outlives this one and is idle meanwhile; null: its own.
   ThreadPool* shared_threads = nullptr;
 };
+
+/// The GPUs that `device` names by number, "cuda:0,1"; none, if it names none so. Fails on what is
+/// no device.
+Result<std::vector<int>> named_gpus(const std::string& device);
+/// The GPU of each rank, should they run on GPUs: those that `device` names, whose number is then
+/// that of the ranks, or the first.
+Result<std::vector<int>> gpus_of_ranks(EngineOptions* options);
 
 /// What the switches say of rows, on a device with these features. Fails if no row of the device
 /// can follow a switch.
@@ -128,8 +136,12 @@ class Engine {
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
-  /// Plans the memory, fails if the model does not fit, then loads.
+  /// Plans the memory, fails if the model does not fit, then loads. In a world of processes it
+  /// waits for all of them.
   static Result<std::unique_ptr<Engine>> load(const EngineOptions& options);
+  /// For processes that are not rank 0, which use nothing else of an engine: runs what rank 0
+  /// orders until that ends. Fails if a rank is lost.
+  Status follow_first_rank();
 
   /// One launch: appends each chunk to its sequence. Returns the logits asked for, in order,
   /// [rows, vocab], in device memory; valid until the next launch. Fails, changing nothing, if
@@ -150,6 +162,12 @@ class Engine {
   /// owns the sequences' pages. No launch of an earlier session may be unread. The requests' arrays
   /// lie in host memory.
   Status begin_decoding(const HostArrays& first, std::span<const SampleRequest> requests);
+  /// The session's next launch, as DecodeLoop::launch(), on all ranks.
+  Status decode_next(const HostArrays& next);
+  /// Whether decode_loop().next() would return without waiting. Fails after a fault, of any rank.
+  Result<bool> decoded();
+  /// Ends the session, as DecodeLoop::end(), on all ranks.
+  Status end_decoding();
   /// Waits for the last launch and copies its logits from the first row on: rows * vocab values.
   Status read_logits(std::span<float> logits);
   /// Waits for the last launch and copies to the host what tap `tap` (an index into
@@ -179,23 +197,25 @@ class Engine {
   const Checkpoint& checkpoint() const { return *checkpoint_; }
   const Tokenizer* tokenizer() const { return tokenizer_.get(); }  ///< null if the model has none
   KernelChooser& kernels() { return *kernels_; }
-  const GptOss& model() const { return *model_; }
+  const GptOss& model() const { return runner_->model(); }
   /// What the last launch left between steps, in device memory.
-  const Activations& activations() const { return activations_; }
-  KvCache& kv() { return *kv_; }
-  /// Decodes several sequences at once without waiting for the host.
-  DecodeLoop& decode_loop() { return *decode_loop_; }
+  const Activations& activations() const { return runner_->activations(); }
+  KvCache& kv() { return runner_->kv(); }
+  const KvCache& kv() const { return runner_->kv(); }
+  /// Decodes several sequences at once without waiting for the host. Its sessions begin, go on and
+  /// end by this engine's functions.
+  DecodeLoop& decode_loop() { return runner_->decode_loop(); }
   /// Graphs of small launches outside the decode loop: null where nothing drafts.
-  GraphCache* graphs() { return graphs_.get(); }
+  GraphCache* graphs() { return runner_->graphs(); }
   Device& device() { return *device_; }
   Stream& stream() { return *stream_; }
   const MemoryPlan& plan() const { return plan_; }
   const EngineOptions& options() const { return options_; }
   DType kv_dtype() const { return kv_dtype_; }
   /// That rows of a launch may use.
-  uint64_t workspace_bytes() const { return activations_.workspace_bytes; }
+  uint64_t workspace_bytes() const { return activations().workspace_bytes; }
   const ModelWeights& weights() const { return weights_; }
-  /// Of all ranks.
+  /// Of all ranks of this process.
   uint64_t weights_bytes() const;
   int num_ranks() const { return options_.tensor_parallel; }
   RankGroup* ranks() { return ranks_.get(); }  ///< the others; null: one rank
@@ -216,19 +236,23 @@ class Engine {
   Engine();
   Status open_model();
   Status divide();
+  Status set_rank_config();
   Status open_head();
   Status open_device();
-  Status open_gpu(const std::string& name);
+  Status open_gpus();
   bool open_usable_gpu();
   Status make_kernels();
   Status load_model();
   Status load_weights();
   Status load_weights_and_test();
+  LoadOptions whole_load_options() const;
   Status follow_test(Result<SelfTestResult> tested);
-  Status make_memory();
-  Status make_decode_loop();
-  RankSetup rank_setup() const;
-  Status forward(const HostArrays& arrays, const Batch& batch);
+  Status meet_ranks();
+  Status make_runner();
+  RankSizes rank_sizes() const;
+  RankLink* link();
+  RankSetup rank_setup();
+  Status ranks_status() const;
   Status follow(const HostArrays& arrays, const Ragged& placed);
   int32_t table_stride() const;
   Status load_tokenizer();
@@ -252,19 +276,13 @@ class Engine {
   TuningUse tuning_;
   SelfTestUse self_test_;
   std::vector<int32_t> stop_ids_;
-  Buffer rotary_buffer_, activation_buffer_;
-  Activations activations_;
-  std::unique_ptr<GptOss> model_;
-  std::unique_ptr<KvCache> kv_;
-  std::unique_ptr<RankGroup> ranks_;  // null: one rank
-
-  std::unique_ptr<DecodeLoop> decode_loop_;
-  std::unique_ptr<GraphCache> graphs_;
+  RankSizes sizes_;
+  std::vector<int> gpus_;                 // by rank, should they run on GPUs
+  std::unique_ptr<RankMeeting> meeting_;  // of a world of processes
+  std::unique_ptr<RankGroup> ranks_;      // the others, for the first; null: one rank
+  std::unique_ptr<RankRunner> runner_;
 
   HostArrays host_arrays_;  // of one launch; reused
-  std::optional<LaunchArrays> launch_arrays_;
-  std::vector<KvLayer> layers_;
-  std::optional<DeviceRequests> device_requests_;  // CUDA only
   int32_t last_rows_ = 0;
 };
 

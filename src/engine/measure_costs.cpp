@@ -86,7 +86,7 @@ class Measurement {
         status = engine_.begin_decoding(arrays, requests);
       } else {
         build_next_arrays(chunks, engine_.kv(), &arrays);
-        status = loop.launch(arrays);
+        status = engine_.decode_next(arrays);
       }
       if (status) {
         const auto answers = loop.next();
@@ -95,7 +95,7 @@ class Measurement {
       const double seconds = seconds_since(start);
       if (run >= kLoopRuns / 2) best_s = best_s > 0 ? std::min(best_s, seconds) : seconds;
     }
-    auto ended = loop.end();
+    auto ended = engine_.end_decoding();
     if (status) status = std::move(ended);
     if (status) add(false, num_streams, best_s);
     return status;

@@ -5,13 +5,14 @@
 
 #include <atomic>
 #include <future>
+#include <mutex>
 #include <optional>
 #include <thread>
 
 #include "core/clock.h"
 #include "core/device_cpu.h"
-#include "engine/plan.h"
-#include "model/rotary_table.h"
+#include "engine/rank_meeting.h"
+#include "model/fold_scales_cuda.h"
 #include "model/shard.h"
 
 namespace moxie {
@@ -50,34 +51,79 @@ std::unique_ptr<Device> make_rank_device(int threads, int32_t rank, int32_t num_
                          cores_of_rank(usable_cores(), rank, num_ranks));
 }
 
-Status clear_parts(const Activations& activations, const GptOssConfig& config, int32_t num_tokens,
-                   Device& device, Stream& stream) {
-  for (float* part : activations.parts) {
-    const auto bytes = sizeof(float) * static_cast<uint64_t>(num_tokens) * config.hidden;
-    if (auto status = device.fill_zero(part, bytes, stream); !status) return status;
+Status follow_order(const RankOrder& order, RankRunner& runner) {
+  switch (order.kind) {
+    case RankOrder::Kind::kLaunch:
+      return runner.run(order.arrays);
+    case RankOrder::Kind::kBeginDecoding:
+      return runner.begin_decoding(order.arrays, order.requests);
+    case RankOrder::Kind::kDecodeNext:
+      return runner.decode_loop().launch(order.arrays);
+    case RankOrder::Kind::kEndDecoding:
+      return runner.decode_loop().end();
+    case RankOrder::Kind::kCopyPage:
+      runner.kv().copy_page(order.page_kind, order.from_page, order.to_page);
+      break;
+    case RankOrder::Kind::kQuit:
+      break;
   }
   return {};
 }
 
 class RankGroup::Rank {
  public:
-  Rank(const RankSetup& setup, int32_t rank, RankLink& link)
-      : setup_(setup), rank_(rank), link_(link), thread_([this] { run(); }) {}
-  ~Rank() {
-    wait_until(done_, number_);  // a launch reads what order() writes
-    ends_.store(true);
+  virtual ~Rank() = default;
+  virtual Status loaded() = 0;
+  virtual void order(const RankOrder& order) = 0;
+  // Waits until it has done what was ordered, for `patience` at most.
+  virtual void await(std::chrono::milliseconds patience) = 0;
+  // From any thread of the engine's. In the order of launches, so behind what was ordered.
+  virtual void copy_page(PageKind kind, int32_t from, int32_t to) = 0;
+  virtual uint64_t weights_bytes() const = 0;
+};
+
+// All other processes, which end a launch with the first rank: they meet in it.
+class RankGroup::ProcessRanks final : public Rank {
+ public:
+  explicit ProcessRanks(RankMeeting& meeting) : meeting_(meeting) {}
+  Status loaded() override { return meeting_.await_loaded(); }
+  void order(const RankOrder& order) override {
+    if (order.kind == RankOrder::Kind::kEndDecoding) return;  // on CPUs nothing decodes in a loop
+    const std::lock_guard lock(mutex_);
+    static_cast<void>(meeting_.order(to_bytes(order)));  // a fault is the link's
+  }
+  void await(std::chrono::milliseconds) override {}
+  void copy_page(PageKind kind, int32_t from, int32_t to) override {
+    order(
+        {.kind = RankOrder::Kind::kCopyPage, .page_kind = kind, .from_page = from, .to_page = to});
+  }
+  uint64_t weights_bytes() const override { return 0; }
+
+ private:
+  RankMeeting& meeting_;
+  std::mutex mutex_;
+};
+
+class RankGroup::ThreadRank final : public Rank {
+ public:
+  ThreadRank(const RankSetup& setup, int32_t rank, RankLink& link, std::unique_ptr<Device> device)
+      : setup_(setup), rank_(rank), link_(link), device_(std::move(device)), thread_([this] {
+          run();
+        }) {}
+  ~ThreadRank() override {
     order({});
     thread_.join();
   }
 
-  Status loaded() { return loaded_.get(); }
-  void order(const HostArrays& arrays) {
-    arrays_ = arrays;
+  Status loaded() override { return loaded_.get(); }
+  void order(const RankOrder& order) override {
+    wait_until(done_, number_);  // the rank reads what this writes
+    order_ = order;
     ordered_.store(++number_, std::memory_order_release);
     ordered_.notify_one();
   }
   // Ranks end a launch together, but for a fault.
-  void await(std::chrono::milliseconds patience) {
+  void await(std::chrono::milliseconds patience) override {
     if (comes_soon(done_, number_)) return;
     const auto start = Clock::now();
     while (done_.load(std::memory_order_acquire) < number_ && link_.status()) {
@@ -86,26 +132,32 @@ class RankGroup::Rank {
       std::this_thread::sleep_for(std::chrono::microseconds(50));
     }
   }
-  void copy_page(PageKind kind, int32_t from, int32_t to) { kv_->copy_page(kind, from, to); }
-  uint64_t weights_bytes() const { return weights_.packed_bytes; }
+  void copy_page(PageKind kind, int32_t from, int32_t to) override {
+    wait_until(done_, ordered_.load(std::memory_order_acquire));
+    runner_->kv().copy_page(kind, from, to);
+  }
+  uint64_t weights_bytes() const override { return weights_.packed_bytes; }
 
  private:
   void run() {
     Status status = load();
     const bool is_loaded = status.has_value();
     promise_.set_value(std::move(status));
-    if (!is_loaded) return;
     for (uint64_t number = 1;; ++number) {
       wait_until(ordered_, number);
-      if (ends_.load()) return;
-      if (auto launched = launch(arrays_); !launched) link_.set_fault(launched.error().message());
+      if (order_.kind == RankOrder::Kind::kQuit) return;
+      if (is_loaded) {
+        if (auto followed = follow_order(order_, *runner_); !followed)
+          link_.set_fault(fmt::format("rank {}: {}", rank_, followed.error().message()));
+      }
       done_.store(number, std::memory_order_release);
       done_.notify_one();
     }
   }
 
   Status load() {
-    device_ = make_rank_device(setup_.threads, rank_, setup_.load.ranks.size);
+    if (device_ == nullptr)
+      device_ = make_rank_device(setup_.threads, rank_, setup_.load.ranks.size);
     auto stream = device_->make_stream();
     if (!stream) return fail(std::move(stream.error()));
     stream_ = std::move(*stream);
@@ -120,49 +172,21 @@ class RankGroup::Rank {
     auto weights = setup_.checkpoint->load(*device_, load);
     if (!weights) return fail(std::move(weights.error()));
     weights_ = std::move(*weights);
-    return make_memory();
-  }
-
-  Status make_memory() {
-    auto rotary =
-        make_rotary_table(*device_, *stream_, yarn_frequencies(config_), setup_.max_model_len);
-    if (!rotary) return fail(std::move(rotary.error()));
-    rotary_ = std::move(*rotary);
-    model_ = std::make_unique<GptOss>(config_, weights_,
-                                      Rotary{rotary_.as<float>(), setup_.max_model_len}, *kernels_,
-                                      setup_.use_sinks, std::vector<int32_t>{}, &link_);
-    if (auto status = model_->check_rows(setup_.kv_dtype, setup_.max_batch_tokens); !status)
-      return status;
-    const auto bytes = activation_bytes(config_, weights_, setup_.kv_dtype, *kernels_,
-                                        setup_.max_batch_tokens, setup_.max_logit_rows);
-    auto memory = device_->allocate(bytes.total() + 20 * 256);
-    if (!memory) return fail(std::move(memory.error()));
-    Arena arena(std::move(*memory));
-    activations_ =
-        make_activations(config_, bytes, setup_.max_batch_tokens, setup_.max_logit_rows, arena);
-    activation_buffer_ = arena.release();
-    auto kv = KvCache::create(*device_, *stream_, kv_shape(config_, setup_.kv_dtype),
-                              config_.is_window, setup_.num_full_pages, setup_.num_window_pages);
-    if (!kv) return fail(std::move(kv.error()));
-    kv_ = std::move(*kv);
-    auto arrays = LaunchArrays::create(*device_, {.num_tokens = setup_.max_batch_tokens,
-                                                  .num_seqs = setup_.max_num_seqs,
-                                                  .num_logit_rows = setup_.max_logit_rows,
-                                                  .table_stride = setup_.table_stride});
-    if (!arrays) return fail(std::move(arrays.error()));
-    launch_arrays_ = std::move(*arrays);
-    return stream_->synchronize();
-  }
-
-  Status launch(const HostArrays& arrays) {
-    auto batch = launch_arrays_->place(arrays, *kv_, *stream_, &layers_);
-    if (!batch) return fail(std::move(batch.error()));
-    if (auto status =
-            clear_parts(activations_, config_, batch->ragged.num_tokens, *device_, *stream_);
-        !status)
-      return status;
-    model_->forward(*batch, layers_, activations_, *stream_);
-    return stream_->synchronize();
+    if (kernels_->activation() == DType::kF8E4M3)
+      if (auto status = fold_scales_cuda(*device_, *stream_, weights_); !status) return status;
+    RankSizes sizes = setup_.sizes;
+    sizes.taps.clear();  // the first rank's are enough
+    auto runner = RankRunner::create({.device = *device_,
+                                      .stream = *stream_,
+                                      .kernels = *kernels_,
+                                      .config = config_,
+                                      .weights = weights_,
+                                      .link = &link_},
+                                     sizes);
+    if (!runner) return fail(std::move(runner.error()));
+    runner_ = std::move(*runner);
+    auto status = runner_->decode_loop().prepare(1);
+    return status ? stream_->synchronize() : status;
   }
 
   const RankSetup setup_;
@@ -173,35 +197,54 @@ class RankGroup::Rank {
   std::unique_ptr<KernelChooser> kernels_;
   GptOssConfig config_;
   ModelWeights weights_;
-  Buffer rotary_, activation_buffer_;
-  Activations activations_;
-  std::unique_ptr<GptOss> model_;
-  std::unique_ptr<KvCache> kv_;
-  std::optional<LaunchArrays> launch_arrays_;
-  std::vector<KvLayer> layers_;
+  std::unique_ptr<RankRunner> runner_;
 
   std::promise<Status> promise_;
   std::future<Status> loaded_ = promise_.get_future();
-  HostArrays arrays_;  // its own: a rank that stalls may read them late
-  std::atomic<bool> ends_{false};
+  RankOrder order_;  // its own: a rank that stalls may read it late
   std::atomic<uint64_t> ordered_{0}, done_{0};
-  uint64_t number_ = 0;  // of launches; the first rank's thread
+  uint64_t number_ = 0;  // of orders; the first rank's thread
   std::thread thread_;   // last: it uses all of the above
 };
 
-std::unique_ptr<RankGroup> RankGroup::start(const RankSetup& setup) {
+Result<std::unique_ptr<RankGroup>> RankGroup::start(const RankSetup& setup) {
   std::unique_ptr<RankGroup> group(new RankGroup);
   group->patience_ = setup.patience;
-  group->links_ = make_thread_links(setup.load.ranks.size, setup.patience);
-  for (int32_t rank = 1; rank < setup.load.ranks.size; ++rank)
+  const int32_t size = setup.load.ranks.size;
+  std::vector<std::unique_ptr<Device>> devices(static_cast<size_t>(size));
+  if (setup.gpus.empty()) {  // each rank makes its own
+    group->links_ = make_thread_links(size, setup.patience);
+  } else {
+    std::vector<Device*> of_ranks = {setup.first_device};
+    for (size_t rank = 1; rank < devices.size(); ++rank) {
+      auto device = make_cuda_device(setup.gpus[rank]);
+      if (!device) return fail(std::move(device.error()));
+      devices[rank] = std::move(*device);
+      of_ranks.push_back(devices[rank].get());
+    }
+    auto links = make_peer_links(of_ranks, setup.patience);
+    if (!links) return fail(std::move(links.error()));
+    group->links_ = std::move(*links);
+  }
+  group->link_ = group->links_.front().get();
+  for (int32_t rank = 1; rank < size; ++rank) {
+    const auto r = static_cast<size_t>(rank);
     group->ranks_.push_back(
-        std::make_unique<Rank>(setup, rank, *group->links_[static_cast<size_t>(rank)]));
+        std::make_unique<ThreadRank>(setup, rank, *group->links_[r], std::move(devices[r])));
+  }
+  return group;
+}
+
+std::unique_ptr<RankGroup> RankGroup::of_processes(RankMeeting& meeting) {
+  std::unique_ptr<RankGroup> group(new RankGroup);
+  group->link_ = &meeting.link();
+  group->ranks_.push_back(std::make_unique<ProcessRanks>(meeting));
   return group;
 }
 
 RankGroup::~RankGroup() = default;
 
-RankLink& RankGroup::link() { return *links_.front(); }
+RankLink& RankGroup::link() { return *link_; }
 
 Status RankGroup::loaded() {
   Status first;
@@ -210,10 +253,29 @@ Status RankGroup::loaded() {
   return first;
 }
 
-Status RankGroup::launch(const HostArrays& arrays) {
+Status RankGroup::order(const RankOrder& order) {
   if (auto status = link().status(); !status) return status;
-  for (const auto& rank : ranks_) rank->order(arrays);
+  for (const auto& rank : ranks_) rank->order(order);
   return {};
+}
+
+Status RankGroup::launch(const HostArrays& arrays) {
+  return order({.kind = RankOrder::Kind::kLaunch, .arrays = arrays});
+}
+
+Status RankGroup::begin_decoding(const HostArrays& first, std::span<const SampleRequest> requests) {
+  return order({.kind = RankOrder::Kind::kBeginDecoding,
+                .arrays = first,
+                .requests = {requests.begin(), requests.end()}});
+}
+
+Status RankGroup::decode_next(const HostArrays& next) {
+  return order({.kind = RankOrder::Kind::kDecodeNext, .arrays = next});
+}
+
+// After a fault, too: it waits for kernels that have ended by then.
+void RankGroup::end_decoding() {
+  for (const auto& rank : ranks_) rank->order({.kind = RankOrder::Kind::kEndDecoding});
 }
 
 Status RankGroup::finish() {

@@ -1,7 +1,7 @@
-// The other ranks of a model that runs on several: each a thread with a device of its own, its
-// share of the weights, a cache with the pages of the first rank's, and the same plan. The first
-// rank is the engine. It schedules; the others run the launches that it builds, and know of
-// sequences only what the launch arrays say.
+// The other ranks of a model that runs on several: each a thread with a device, its share of the
+// weights, a cache with the pages of the first rank's, and the same plan. The first rank is the
+// engine. It schedules; the others run the launches that it builds, and know of sequences only what
+// the launch arrays say. On GPUs a launch is only given to the device: they meet in its kernels.
 #pragma once
 
 #include <chrono>
@@ -10,11 +10,9 @@
 #include <vector>
 
 #include "core/numa.h"
-#include "engine/kv.h"
-#include "engine/launch_arrays.h"
+#include "engine/rank_runner.h"
 #include "kernels/registry.h"
 #include "model/checkpoint.h"
-#include "model/gpt_oss.h"
 
 namespace moxie {
 
@@ -27,29 +25,51 @@ std::vector<UsableCore> cores_of_rank(std::span<const UsableCore> cores, int32_t
 /// core.
 std::unique_ptr<Device> make_rank_device(int threads, int32_t rank, int32_t num_ranks);
 
-/// Clears the parts of x that a rank's pass adds to. Before each pass of a rank.
-Status clear_parts(const Activations& activations, const GptOssConfig& config, int32_t num_tokens,
-                   Device& device, Stream& stream);
-
 /// What every rank has in common with the first.
 struct RankSetup {
   const Checkpoint* checkpoint = nullptr;  ///< borrowed while ranks load
   LoadOptions load;                        ///< with Ranks
   int threads = 0;                         ///< of all ranks together; 0: one a core
+  std::vector<int> gpus;                   ///< by rank; empty: on the CPU
+  Device* first_device = nullptr;          ///< of the first rank; outlives the group
   KernelChoice choice;
   Features features;
   DeviceRates rates;
-  DType kv_dtype = DType::kBF16;
-  bool use_sinks = true;
-  int32_t max_model_len = 0, max_num_seqs = 0, max_batch_tokens = 0, max_logit_rows = 0;
-  int32_t num_full_pages = 0, num_window_pages = 0, table_stride = 0;
+  RankSizes sizes;
   std::chrono::milliseconds patience = std::chrono::seconds(10);  ///< with a rank that is awaited
 };
 
+/// What the first rank has the others do.
+struct RankOrder {
+  enum class Kind : uint8_t {
+    kLaunch,
+    kBeginDecoding,
+    kDecodeNext,
+    kEndDecoding,
+    kCopyPage,
+    kQuit  ///< threads only
+  };
+  Kind kind = Kind::kQuit;
+  HostArrays arrays;
+  std::vector<SampleRequest> requests;  ///< whose arrays stay until finish()
+  PageKind page_kind = PageKind::kFull;
+  int32_t from_page = 0, to_page = 0;
+};
+/// Has a rank do it.
+Status follow_order(const RankOrder& order, RankRunner& runner);
+/// Between processes, which draw on rank 0 only: launches and copies of pages. Fails on bytes that
+/// no rank of this build has written.
+std::vector<std::byte> to_bytes(const RankOrder& order);
+Result<RankOrder> rank_order(std::span<const std::byte> bytes);
+
+class RankMeeting;
+
 class RankGroup {
  public:
+  /// The other processes of a world; this one is rank 0. `meeting` outlives the group.
+  static std::unique_ptr<RankGroup> of_processes(RankMeeting& meeting);
   /// Starts the other ranks, which load their shares meanwhile: see loaded().
-  static std::unique_ptr<RankGroup> start(const RankSetup& setup);
+  static Result<std::unique_ptr<RankGroup>> start(const RankSetup& setup);
   ~RankGroup();
   RankGroup(const RankGroup&) = delete;
   RankGroup& operator=(const RankGroup&) = delete;
@@ -61,18 +81,27 @@ class RankGroup {
   /// Has the other ranks run a launch, which needs the first rank to run it too. Fails after a
   /// fault: a rank may still be in the launch before.
   Status launch(const HostArrays& arrays);
-  /// Waits for the other ranks' launch. A fault of any rank is reported from now on.
+  /// The same for a decode loop: RankRunner::begin_decoding() and DecodeLoop::launch(), end().
+  Status begin_decoding(const HostArrays& first, std::span<const SampleRequest> requests);
+  Status decode_next(const HostArrays& next);
+  void end_decoding();
+  /// Waits until the other ranks have run the last of the above; on a GPU, until they have given it
+  /// to their device. A fault of any rank is reported from now on.
   Status finish();
   /// Copies a page of all other ranks' caches, as the first rank's has been. Between launches, or
   /// beside one that does not write the page.
   void copy_page(PageKind kind, int32_t from, int32_t to);
-  /// Bytes of the other ranks' weights together.
+  /// Bytes of the weights of this process's other ranks together.
   uint64_t weights_bytes() const;
 
  private:
   RankGroup() = default;
   class Rank;
+  class ThreadRank;
+  class ProcessRanks;
+  Status order(const RankOrder& order);
   std::vector<std::unique_ptr<RankLink>> links_;
+  RankLink* link_ = nullptr;  // of the first rank
   std::vector<std::unique_ptr<Rank>> ranks_;
   std::chrono::milliseconds patience_{};
 };

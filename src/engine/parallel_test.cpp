@@ -4,13 +4,10 @@
 
 #include <gtest/gtest.h>
 
-#include <cmath>
-#include <condition_variable>
-#include <mutex>
-
 #include "core/testing/paths.h"
 #include "engine/engine.h"
 #include "engine/service.h"
+#include "engine/testing/ranks.h"
 #include "engine/testing/tokens.h"
 
 namespace moxie {
@@ -66,27 +63,6 @@ std::vector<float> logits_of(Engine& engine, std::span<const int32_t> ids, size_
   }
   engine.kv().free_sequence(seq);
   return all;
-}
-
-// The greatest KL divergence of a row of `b` from the row of `a`, in double.
-double greatest_kl(const std::vector<float>& a, const std::vector<float>& b, size_t vocab) {
-  CHECK(a.size() == b.size());
-  double greatest = 0;
-  for (size_t row = 0; row < a.size(); row += vocab) {
-    const auto log_sum = [&](const std::vector<float>& logits) {
-      double sum = 0;
-      for (size_t i = 0; i < vocab; ++i) sum += std::exp(double{logits[row + i]});
-      return std::log(sum);
-    };
-    const double of_a = log_sum(a), of_b = log_sum(b);
-    double kl = 0;
-    for (size_t i = 0; i < vocab; ++i) {
-      const double log_p = a[row + i] - of_a, log_q = b[row + i] - of_b;
-      kl += std::exp(log_p) * (log_p - log_q);
-    }
-    if (!(kl <= greatest)) greatest = kl;
-  }
-  return greatest;
 }
 
 class ParallelTest : public testing::TestWithParam<Case> {};
@@ -156,43 +132,6 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{"embedded", 4, true, kF32},
                     Case{"embedded", 8, false, "auto", kRoundedKl}));
 
-// Collects an answer and waits for its end.
-class Answer {
- public:
-  RequestSink sink() {
-    return [this](const RequestUpdate& update) {
-      const std::lock_guard lock(mutex_);
-      for (const SampleAnswer& answer : update.tokens) ids_.push_back(answer.token);
-      if (update.finish != nullptr) finish_ = *update.finish;
-      changed_.notify_all();
-    };
-  }
-  Finish wait() {
-    std::unique_lock lock(mutex_);
-    CHECK(changed_.wait_for(lock, std::chrono::seconds(300), [&] { return finish_.has_value(); }));
-    return *finish_;
-  }
-  void wait_for_tokens(size_t count) {
-    std::unique_lock lock(mutex_);
-    CHECK(changed_.wait_for(lock, std::chrono::seconds(300),
-                            [&] { return ids_.size() >= count || finish_.has_value(); }));
-  }
-  const std::vector<int32_t>& ids() const { return ids_; }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::vector<int32_t> ids_;
-  std::optional<Finish> finish_;
-};
-
-SamplingOptions sampling_of(size_t i) {
-  SamplingOptions sampling{.seed = i, .max_tokens = 24, .ignore_eos = true};
-  if (i % 3 == 0) sampling.temperature = 0;
-  if (i % 3 == 1) sampling.top_p = 0.9f;
-  return sampling;
-}
-
 // With prefixes in the cache, too few pages for all (so that requests give way and come again),
 // others that are cancelled, and drafts.
 TEST(ParallelServiceTest, WhateverHappensBesideItARequestDrawsWhatOneRankDraws) {
@@ -209,49 +148,11 @@ TEST(ParallelServiceTest, WhateverHappensBesideItARequestDrawsWhatOneRankDraws) 
     EngineOptions options = options_of({"nano-a", 1, false, "all=reference"});
     options.max_model_len = 96;
     options.max_batch_tokens = 24;
-    std::vector<std::vector<int32_t>> prompts, expected;
-    {
-      auto one = open(options);
-      for (size_t i = 0; i < 9; ++i) {
-        prompts.push_back(tokens(static_cast<int32_t>(12 + 5 * i), static_cast<uint32_t>(i / 3)));
-        auto generated = one->generate(prompts[i], sampling_of(i));
-        ASSERT_TRUE(generated.has_value());
-        expected.push_back(generated->ids);
-      }
-    }
-    options.tensor_parallel = ranks;
-    options.expert_parallel = splits_experts;
-    options.speculation.method = method;
-    options.kv_cache_bytes = 1;  // of the longest request
-    fit_service(4, &options);
-    auto engine = open(options);
-    auto service = Service::create(*engine, {});
-    std::vector<Answer> answers(prompts.size()), cancelled(3);
-    std::vector<uint64_t> ids;
-    for (size_t i = 0; i < prompts.size(); ++i) {
-      if (i % 3 == 0) {
-        const auto id = service->submit({.prompt = prompts[i],
-                                         .sampling = {.max_tokens = 40, .ignore_eos = true},
-                                         .sink = cancelled[i / 3].sink()});
-        ASSERT_TRUE(id.has_value());
-        ids.push_back(*id);
-      }
-      ASSERT_TRUE(
-          service
-              ->submit(
-                  {.prompt = prompts[i], .sampling = sampling_of(i), .sink = answers[i].sink()})
-              .has_value());
-    }
-    cancelled[0].wait_for_tokens(3);
-    for (const uint64_t id : ids) service->cancel(id);
-    for (size_t i = 0; i < prompts.size(); ++i) {
-      EXPECT_EQ(answers[i].wait().reason, FinishReason::kLength);
-      EXPECT_EQ(answers[i].ids(), expected[i]) << "request " << i;
-    }
-    for (Answer& answer : cancelled) answer.wait();
-    service.reset();
-    engine->kv().check_integrity();
-    EXPECT_EQ(engine->kv().num_free_full_pages(), engine->kv().num_full_pages());
+    EngineOptions several = options;
+    several.tensor_parallel = ranks;
+    several.expert_parallel = splits_experts;
+    several.speculation.method = method;
+    expect_the_same_draws(options, several);
   }
 }
 
@@ -297,8 +198,12 @@ TEST(ParallelRefusals, NameTheSwitchAndTheNumber) {
   options.speculation.method = SpecMethod::kDflash;
   EXPECT_NE(refused(options).find("draft heads run on one rank only"), std::string::npos);
   options = options_of({"nano-a", 2, false, "auto"});
-  options.device = "auto";
-  EXPECT_NE(refused(options).find("--device cpu"), std::string::npos);
+  options.device = "cuda:0";
+  EXPECT_NE(refused(options).find("cuda:0 names 1 GPU, there are 2 ranks"), std::string::npos);
+  for (const char* device : {"gpu", "cuda:", "cuda:0,", "cuda:x", "cuda:0;1", "cuda:-1"}) {
+    options.device = device;
+    EXPECT_NE(refused(options).find("unknown device"), std::string::npos) << device;
+  }
 }
 
 TEST(CoresOfRanks, ShareThemOrAreOneEach) {

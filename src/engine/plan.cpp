@@ -20,9 +20,9 @@ constexpr uint64_t kProcessBytes = uint64_t{34} << 20;
 struct Sizes {
   KvPages pages;
   uint64_t weights = 0, rotary = 0, full = 0, window = 0, activations = 0, arrays = 0, process = 0,
-           draft = 0;
+           draft = 0, mail = 0;
   uint64_t total() const {
-    return weights + rotary + full + window + activations + arrays + process + draft;
+    return weights + rotary + full + window + activations + arrays + process + draft + mail;
   }
 };
 
@@ -57,6 +57,7 @@ Sizes sizes_for(const GptOssConfig& config, const ModelWeights& layout, uint64_t
                                     .table_stride = ceil_div(max_len, shape.page_tokens)};
   sizes.arrays = 2 * limits.bytes();
   sizes.process = kCudaContextBytes;
+  if (config.share.num_ranks > 1) sizes.mail = rank_mail_bytes(config.share.num_ranks);
   return sizes;
 }
 
@@ -229,6 +230,7 @@ MemoryPlan plan_memory(const Checkpoint& checkpoint, const PlanRequest& asked,
                 {"activations and scratch", sizes.activations},
                 {"rotary table", sizes.rotary}};
   if (!on_cpu) plan.parts.push_back({"launch arrays", sizes.arrays});
+  if (sizes.mail > 0) plan.parts.push_back({"between ranks", sizes.mail});
   if (sizes.draft > 0) plan.parts.push_back({kDraftHeadPart, sizes.draft});
   plan.parts.push_back({on_cpu ? "process" : "CUDA context and code", sizes.process});
   plan.total_bytes = sizes.total();

@@ -27,7 +27,7 @@ class EngineRunner : public StepRunner {
     build_arrays(chunks, kv(), 0, arrays);  // table_stride 0: the loop has its own tables
   }
   Status run(const HostArrays& arrays) override {
-    if (auto status = engine_.decode_loop().end(); !status) return status;
+    if (auto status = engine_.end_decoding(); !status) return status;
     auto logits = engine_.run(arrays);
     return logits ? Status{} : Status(fail(std::move(logits.error())));
   }
@@ -36,11 +36,11 @@ class EngineRunner : public StepRunner {
   }
   Status launch(const HostArrays& arrays, InLoop in_loop,
                 std::span<const SampleRequest> requests) override {
-    if (in_loop == InLoop::kNext) return engine_.decode_loop().launch(arrays);
+    if (in_loop == InLoop::kNext) return engine_.decode_next(arrays);
     return engine_.begin_decoding(arrays, requests);
   }
   Result<bool> take(std::span<SampleAnswer> answers) override {
-    auto ready = engine_.decode_loop().is_ready();
+    auto ready = engine_.decoded();
     if (!ready || !*ready) return ready;
     const auto drawn = engine_.decode_loop().next();
     if (!drawn) return fail(drawn.error());
@@ -48,7 +48,7 @@ class EngineRunner : public StepRunner {
     return true;
   }
   // A fault of the device shows in synchronize(), too.
-  void leave_loop() override { static_cast<void>(engine_.decode_loop().end()); }
+  void leave_loop() override { static_cast<void>(engine_.end_decoding()); }
   Status synchronize() override { return engine_.synchronize(); }
 
  private:
@@ -59,8 +59,9 @@ class EngineRunner : public StepRunner {
 }  // namespace
 
 std::unique_ptr<StepRunner> make_step_runner(Engine& engine, bool loops_on_cpu) {
-  const bool is_alone = engine.num_ranks() == 1;
-  const bool loops = is_alone && (loops_on_cpu || engine.device().kind() != DeviceKind::kCpu);
+  // Of several ranks on a CPU only the first draws.
+  const bool loops =
+      engine.device().kind() != DeviceKind::kCpu || (loops_on_cpu && engine.num_ranks() == 1);
   return std::make_unique<EngineRunner>(engine, loops);
 }
 

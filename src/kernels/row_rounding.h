@@ -32,6 +32,8 @@ struct RowRounding {
 /// Every row that rounds its activations, of attend queries and weights. A row that is not listed
 /// may not.
 inline constexpr RowRounding kRowRoundings[] = {
+    {"any_bf16_peers_cuda", kBf16Rounding},
+    {"any_bf16_units_peers_cuda", kBf16Rounding},
     {"mxfp4_i16_gemv_avx2", kI16Rounding},
     {"mxfp4_i16_gemv_avxvnni", kI16Rounding},
     {"mxfp4_i16_gemv_avx512vnni", kI16Rounding},

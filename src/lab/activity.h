@@ -58,6 +58,9 @@ Result<ActivityLog> match_launches(const std::vector<std::string>& names,
 class ActivityRecorder {
  public:
   virtual ~ActivityRecorder() = default;
+  /// Only what runs on this stream's device is recorded from now on: with several ranks, on that of
+  /// the first. To be called on the thread that gives it work.
+  virtual void watch_only(Stream& /*stream*/) {}
   /// No work may be running.
   virtual Status start() = 0;
   /// All records since start(). The work must have ended. Fails if records were lost.

@@ -18,8 +18,10 @@ class BenchEngine {
   Engine* operator->() { return engine_.get(); }
   /// Frees it and loads it again. It is gone after an error.
   Status reload();
-  /// Whether reload() is of use: it runs on a CPU.
-  bool may_reload() const { return engine_->device().kind() == DeviceKind::kCpu; }
+  /// Whether reload() is of use: it runs on a CPU, and not among other processes, which load once.
+  bool may_reload() const {
+    return engine_->device().kind() == DeviceKind::kCpu && !options_.world;
+  }
   /// Of the last loading.
   double load_seconds() const { return load_seconds_; }
 

@@ -265,6 +265,8 @@ Result<std::vector<PhaseProfile>> run_profile(Engine& engine, const std::vector<
   }
   // Only after the plain runs: once started, a recorder slows later runs too. It sees only graphs
   // recorded after its start.
+  if (engine.num_ranks() > 1 && engine.device().kind() == DeviceKind::kCuda)
+    recorder.watch_only(engine.stream());
   if (auto status = recorder.start(); !status) return fail(std::move(status.error()));
   engine.decode_loop().forget_graphs();
   if (engine.graphs() != nullptr) engine.graphs()->forget();

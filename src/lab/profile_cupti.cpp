@@ -12,6 +12,7 @@
 #include <map>
 #include <mutex>
 
+#include "core/cuda.h"
 #include "lab/activity.h"
 
 namespace moxie {
@@ -48,6 +49,7 @@ struct Sink {
   std::vector<DeviceRecord> records;
   uint64_t num_lost = 0;
   bool is_taken = false;
+  int device = -1;  // whose records are kept; -1: of any
 
   void reset() {
     names.clear();
@@ -57,6 +59,7 @@ struct Sink {
   }
   template <typename Record>
   void add(const char* name, const Record& record) {
+    if (device >= 0 && std::cmp_not_equal(record.deviceId, device)) return;
     if (record.start == 0 || record.end == 0) {  // CUPTI had no memory for the time stamps
       ++num_lost;
       return;
@@ -177,6 +180,14 @@ class CuptiRecorder final : public ActivityRecorder {
       sink().cupti.flush_all(CUPTI_ACTIVITY_FLAG_FLUSH_FORCED);
     }
     sink().is_taken = false;
+    sink().device = -1;
+  }
+
+  void watch_only(Stream& stream) override {
+    stream_ = stream.native;
+    launch_stream(&stream);  // its device becomes the thread's current one
+    const std::lock_guard lock(sink().mutex);
+    cudaGetDevice(&sink().device);
   }
 
   Status start() override {
@@ -201,7 +212,9 @@ class CuptiRecorder final : public ActivityRecorder {
   }
 
   Result<ActivityLog> stop() override {
-    const std::vector<NotedLaunch> launches = stop_launch_log();
+    std::vector<NotedLaunch> launches = stop_launch_log();
+    if (stream_ != nullptr)
+      std::erase_if(launches, [&](const NotedLaunch& one) { return one.stream != stream_; });
     if (auto status = flush(); !status) return fail(std::move(status.error()));
     Sink& from = sink();
     const std::lock_guard lock(from.mutex);
@@ -221,6 +234,7 @@ class CuptiRecorder final : public ActivityRecorder {
     return checked(sink().cupti.flush_all(CUPTI_ACTIVITY_FLAG_FLUSH_FORCED), "reading its records");
   }
   bool is_on_ = false;
+  const void* stream_ = nullptr;  // whose launches are kept; null: any
 };
 
 // Where to look besides the loader's own path.

@@ -11,16 +11,18 @@ namespace {
 
 // Zeros memory that no piece fills: weights that the model lacks, and the biases of padding rows of
 // gate_up.
-Status clear_unfilled(const GptOssConfig& config, const ModelWeights& weights, Device& device,
-                      Stream& stream) {
+Status clear_unfilled(const GptOssConfig& config, const StoredWeights& stored,
+                      const ModelWeights& weights, Device& device, Stream& stream) {
   Status status;
   const auto clear = [&](const void* place, int64_t bytes) {
     if (status)
       status = device.fill_zero(const_cast<void*>(place), static_cast<uint64_t>(bytes), stream);
   };
   for_each_weight(config, [&](const Weight& weight) {
-    if (weight.is_null() || (weight.is_present && !(weight.is_vector() && weight.has_padding())))
-      return;
+    // What is added once is another rank's.
+    const bool is_of_another = weight.is_present && stored.parts_of(weight).empty();
+    const bool is_filled = weight.is_present && !(weight.is_vector() && weight.has_padding());
+    if (weight.is_null() || (is_filled && !is_of_another)) return;
     visit_place(weight, weights,
                 Overloaded{[&](const float* vector) { clear(vector, 4 * weight.num_elements()); },
                            [&](const auto& place) { clear(place.data, place.bytes()); }});
@@ -67,7 +69,8 @@ Status load_weights_cuda(const GptOssConfig& config, const StoredWeights& stored
   const std::vector<LoadPiece> pieces = cut_into_pieces(config, stored, place.weights);
   std::vector<int32_t> nan_rows(pieces.size(), kNoNanRow);
   for (const LoadPiece& piece : pieces) place.weights.timeline.read_bytes += piece.bytes;
-  if (Status cleared = clear_unfilled(config, place.weights, device, *place.stream); !cleared)
+  if (Status cleared = clear_unfilled(config, stored, place.weights, device, *place.stream);
+      !cleared)
     return cleared;
   Status status;
   if (place.stream->native == nullptr) {

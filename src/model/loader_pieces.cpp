@@ -31,9 +31,11 @@ class PieceCutter {
                            int64_t bytes) {
     CHECK(piece.num_ranges < LoadPiece::kMaxRanges && bytes >= 0);
     PieceRange& range = piece.ranges[piece.num_ranges];
+    const auto offset = static_cast<uint64_t>(data - file->bytes().data());
+    // A rank's columns begin inside of a row: counted in whole rows, the last ends behind the file.
     range = {.file = file,
-             .offset = static_cast<uint64_t>(data - file->bytes().data()),
-             .bytes = static_cast<uint64_t>(bytes),
+             .offset = offset,
+             .bytes = std::min(static_cast<uint64_t>(bytes), file->bytes().size() - offset),
              .at = round_up(piece.bytes, kAlignment)};
     piece.bytes = range.at + range.bytes;
     return piece.num_ranges++;
@@ -139,7 +141,7 @@ class PieceCutter {
                                   .num_tiles = end - begin};
                 if (is_shared) {
                   StoredPart both = gate;  // both halves as one run of stored rows
-                  if (gate.step == 2) both.first = 0, both.step = 1;
+                  if (gate.step == 2) both.first = std::min(gate.first, up.first), both.step = 1;
                   work.sources[0] = add_source(piece, 0, both, expert, 2 * first, 2 * last);
                   work.sources[0].first = gate.first;
                   work.sources[0].step = gate.step;

@@ -9,6 +9,7 @@
 
 #include "core/testing/paths.h"
 #include "model/loader_cuda.h"
+#include "model/shard.h"
 #include "model/testing/files.h"
 #include "model/testing/host_cuda_device.h"
 #include "model/testing/memory_checkpoint.h"
@@ -39,6 +40,8 @@ void expect_matrix(const PackedMatrix& ours, const PackedMatrix& cpu, const std:
 }
 
 void expect_floats(const float* ours, const float* cpu, int64_t count, const std::string& what) {
+  ASSERT_EQ(ours == nullptr, cpu == nullptr) << what;  // a rank may lack a bias
+  if (cpu == nullptr) return;
   for (int64_t i = 0; i < count; ++i) ASSERT_EQ(ours[i], cpu[i]) << what << ' ' << i;
 }
 
@@ -66,8 +69,8 @@ void expect_same(const GptOssConfig& c, const ModelWeights& ours, const ModelWei
     expect_floats(a.out_bias, b.out_bias, c.hidden, "out_bias");
     expect_floats(a.post_norm, b.post_norm, c.hidden, "post_norm");
     expect_floats(a.router_bias, b.router_bias, c.num_experts, "router_bias");
-    expect_floats(a.down_bias, b.down_bias, int64_t{c.num_experts} * c.hidden, "down_bias");
-    for (int32_t e = 0; e < c.num_experts; ++e) {
+    expect_floats(a.down_bias, b.down_bias, int64_t{c.experts_held()} * c.hidden, "down_bias");
+    for (int32_t e = 0; e < c.experts_held(); ++e) {
       for (int32_t r = 0; r < a.gate_up.rows; ++r) {
         ASSERT_EQ(a.gate_up_bias[e * a.gate_up.rows + fragment_gate_up_row(r / 2, r % 2)],
                   b.gate_up_bias[e * a.gate_up.rows + gate_up_packed_row(r / 2, r % 2)]);
@@ -78,20 +81,35 @@ void expect_same(const GptOssConfig& c, const ModelWeights& ours, const ModelWei
   expect_matrix(ours.head, cpu.head, "head", same, same);
 }
 
-void expect_loads_alike(const std::string& model, const LoadOptions& options = {}) {
-  auto checkpoint = open_checkpoint(model);
-  ASSERT_TRUE(checkpoint.has_value()) << checkpoint.error().message();
+void expect_loads_alike(const Checkpoint& checkpoint, const LoadOptions& options) {
   const auto cpu_device = make_cpu_device(2);
   HostCudaDevice device;
-  auto cpu = (*checkpoint)->load(*cpu_device, options);
-  auto ours = (*checkpoint)->load(device, options);
+  auto cpu = checkpoint.load(*cpu_device, options);
+  auto ours = checkpoint.load(device, options);
   ASSERT_TRUE(cpu.has_value()) << cpu.error().message();
   ASSERT_TRUE(ours.has_value()) << ours.error().message();
   LoadOptions for_cuda = options;
   for_cuda.device = DeviceKind::kCuda;
-  EXPECT_EQ((*checkpoint)->packed_bytes(for_cuda), ours->packed_bytes);
+  EXPECT_EQ(checkpoint.packed_bytes(for_cuda), ours->packed_bytes);
   EXPECT_GT(ours->timeline.read_bytes, 0u);
-  expect_same((*checkpoint)->config(), *ours, *cpu);
+  const auto config = config_of_rank(checkpoint.config(), options.ranks, options.rank);
+  ASSERT_TRUE(config.has_value());
+  expect_same(*config, *ours, *cpu);
+}
+
+// As a whole, and every rank's share.
+void expect_loads_alike(const std::string& model, LoadOptions options = {}) {
+  auto checkpoint = open_checkpoint(model);
+  ASSERT_TRUE(checkpoint.has_value()) << checkpoint.error().message();
+  expect_loads_alike(**checkpoint, options);
+  for (const bool splits_experts : {false, true}) {
+    options.ranks = {.size = 4, .splits_experts = splits_experts};
+    for (options.rank = 0; options.rank < 4; ++options.rank) {
+      SCOPED_TRACE(testing::Message()
+                   << "rank " << options.rank << (splits_experts ? " of experts" : " of columns"));
+      expect_loads_alike(**checkpoint, options);
+    }
+  }
 }
 
 class PiecesOf : public testing::TestWithParam<const char*> {};

@@ -3,17 +3,10 @@
 
 #include <fmt/format.h>
 
+#include "kernels/gather/gather.h"
+
 namespace moxie {
 namespace {
-
-// Units of `size`, the last of which may be smaller.
-DimRange share_of(int32_t count, int32_t unit, int32_t rank, int32_t num_ranks) {
-  const int64_t units = ceil_div(count, unit);
-  const auto border = [&](int64_t r) {
-    return static_cast<int32_t>(std::min<int64_t>(count, units * r / num_ranks * unit));
-  };
-  return {border(rank), border(rank + 1) - border(rank)};
-}
 
 Error cannot_divide(const char* what, int32_t count, int32_t num_ranks) {
   return {fmt::format("{} {} do not divide among {} ranks", count, what, num_ranks),
@@ -76,18 +69,20 @@ Result<GptOssConfig> config_of_rank(const GptOssConfig& whole, const Ranks& rank
 
   if (ranks.splits_experts) {
     if (whole.num_experts < n) return fail(cannot_divide("experts", whole.num_experts, n));
-    const DimRange experts = share_of(whole.num_experts, 1, rank, n);
+    const RankShare experts = share_of_rank(whole.num_experts, 1, rank, n);
     share.first_expert = experts.first;
     share.experts = experts.count;
   } else {
-    const DimRange columns = share_of(whole.intermediate, kMxBlock, rank, n);
+    // Rows for GPUs take columns by 64, where there are as many.
+    const bool is_even = whole.intermediate % 64 == 0 && whole.intermediate / 64 >= n;
+    const RankShare columns = share_of_rank(whole.intermediate, is_even ? 64 : kMxBlock, rank, n);
     if (ceil_div(whole.intermediate, kMxBlock) < n)
       return fail(cannot_divide("columns of an expert", whole.intermediate, n));
     share.first_column = columns.first;
     config.intermediate = columns.count;
   }
-  if (ceil_div(whole.vocab, 16) < n) return fail(cannot_divide("logits", whole.vocab, n));
-  const DimRange logits = share_of(whole.vocab, 16, rank, n);
+  if (ceil_div(whole.vocab, kLogitUnit) < n) return fail(cannot_divide("logits", whole.vocab, n));
+  const RankShare logits = share_of_rank(whole.vocab, kLogitUnit, rank, n);
   share.first_logit = logits.first;
   share.logits = logits.count;
   return config;

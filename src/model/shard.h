@@ -9,8 +9,9 @@
 namespace moxie {
 
 /// The configuration of one rank, with its Share. Heads of keys and values are divided evenly, or
-/// each is on as many ranks as it takes; columns go by MX blocks of 32 and the head's rows by tiles
-/// of 16, so that ranks may differ by one. Fails, naming the number, where that cannot be done.
+/// each is on as many ranks as it takes; columns go by two MX blocks of 32 where they are even, and
+/// the head's rows by tiles of 16, so that ranks may differ by one. Fails, naming the number, where
+/// that cannot be done.
 Result<GptOssConfig> config_of_rank(const GptOssConfig& whole, const Ranks& ranks, int32_t rank);
 
 /// The parts of stored tensors that a rank's weights are: no others are read. They lie in the files

@@ -3,11 +3,16 @@
 #include <gtest/gtest.h>
 
 #include <cstdio>
+#include <cstdlib>
 
 #include "core/device.h"
 
 int main(int argc, char** argv) {
   ::testing::InitGoogleTest(&argc, argv);
+  // Ranks that share a GPU await each other in kernels, beside which no code can be loaded, and
+  // behind which no other rank's may be queued.
+  ::setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+  ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
   std::string why;
   if (moxie::num_cuda_devices(&why) > 0) return RUN_ALL_TESTS();
   const bool listing = GTEST_FLAG_GET(list_tests);

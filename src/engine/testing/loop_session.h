@@ -41,7 +41,7 @@ class LoopSession {
     const std::vector<Chunk> chunks = append();
     HostArrays arrays;
     build_next_arrays(chunks, engine_.kv(), &arrays);
-    return loop_.launch(arrays);
+    return engine_.decode_next(arrays);
   }
   /// Waits for the oldest launch.
   Result<std::span<const SampleAnswer>> next() {
@@ -74,7 +74,7 @@ class LoopSession {
   }
   Status end() {
     const int32_t num_dropped = loop_.num_in_flight();
-    const Status status = loop_.end();
+    const Status status = engine_.end_decoding();
     for (const Member& member : members_) {
       KvCache& kv = engine_.kv();
       CHECK(kv.truncate(member.seq, kv.num_tokens(member.seq) - num_dropped).has_value());

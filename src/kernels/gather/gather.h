@@ -1,10 +1,14 @@
-// gather: the ranks' logits, side by side on the first rank.
+// gather: the ranks' logits, side by side: on the first rank, which draws; between GPUs on all of
+// them, so that each draws the same tokens and none waits for the host.
 #pragma once
 
 #include "core/rank_link.h"
 #include "kernels/registry.h"
 
 namespace moxie {
+
+/// Rows of the head are divided among ranks in units of so many (share_of_rank()).
+inline constexpr int32_t kLogitUnit = 16;
 
 struct GatherParams {
   Launch launch;
@@ -13,7 +17,7 @@ struct GatherParams {
   LinkKind kind = LinkKind::kNone;
   RankLink* link = nullptr;     // after a fault, which it keeps, the logits are not written
   const float* part = nullptr;  // [rows, part_width]
-  float* logits = nullptr;      // [rows, vocab], written on the first rank
+  float* logits = nullptr;      // [rows, vocab], written where ranks draw
 };
 
 template <>

@@ -54,6 +54,19 @@ inline constexpr const char* kMmaLimits =
     "same result for any batch and chunks";
 inline constexpr const char* kMmaRanOn = "H100; sm_80, sm_100a and sm_120f compiled only";
 
+/// An exchange with every other rank over NVLink (kernels/rank_mail.cuh) of so many floats as
+/// words, and of so many bytes as units. Measured between two H200s; beyond a word a thread, words
+/// wait.
+inline double rank_mail_us(double num_floats) {
+  constexpr double kFixedUs = 2.5, kGbS = 300, kFloatsOfThreads = 528 * 256 * 3;
+  const double us = 1e-3 * 16.0 / 3.0 * num_floats / kGbS;
+  return kFixedUs + (num_floats > kFloatsOfThreads ? 2 : 1) * us;
+}
+inline double rank_units_us(double bytes) {
+  constexpr double kFixedUs = 7.0, kGbS = 290;
+  return kFixedUs + 1e-3 * bytes / kGbS;
+}
+
 /// The least extra time of the ordered rows, which give a token the same result in any batch. With
 /// it the planner takes these rows only where they are asked for.
 inline constexpr double kOrderedUs = 1.0;

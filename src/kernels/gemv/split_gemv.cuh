@@ -201,18 +201,21 @@ void launch_split(const char* row, const Step& step, const Launch& launch) {
 /// The most tokens of one launch.
 inline constexpr int kMaxSplitTokens = 16;
 
-/// Columns that clusters of 5 and of 8 share evenly. The wide ones are those of a draft head's MLP,
-/// for steps that neither norm nor go on.
-inline constexpr int kColumnsOf5 = 64 * 9 * 5, kColumnsOf8 = 64 * 8 * 8, kWideColumns = 64 * 15 * 8;
+/// Columns that clusters of 5 and of 8 share evenly. For steps that neither norm nor go on also the
+/// wide ones of a draft head's MLP, and those of one rank of two and of four.
+inline constexpr int kColumnsOf5 = 64 * 9 * 5, kColumnsOf8 = 64 * 8 * 8, kWideColumns = 64 * 15 * 8,
+                     kHalfColumns = kColumnsOf8 / 2, kQuarterColumns = kColumnsOf8 / 4;
 
-/// Null if split_gemv can multiply by a matrix, otherwise why not. `takes_wide`: for a step that
+/// Null if split_gemv can multiply by a matrix, otherwise why not. `is_plain`: for a step that
 /// neither norms nor goes on.
-inline const char* refuses_split(const PackedMatrix& weight, bool takes_wide = false) {
-  const bool has_columns = weight.cols == kColumnsOf5 || weight.cols == kColumnsOf8 ||
-                           (takes_wide && weight.cols == kWideColumns);
+inline const char* refuses_split(const PackedMatrix& weight, bool is_plain = false) {
+  const bool has_columns =
+      weight.cols == kColumnsOf5 || weight.cols == kColumnsOf8 ||
+      (is_plain && (weight.cols == kWideColumns || weight.cols == kHalfColumns ||
+                    weight.cols == kQuarterColumns));
   if (weight.format != DType::kMXFP4 || !has_columns)
-    return takes_wide ? "not MXFP4 of 2880, 4096 or 7680 columns"
-                      : "not MXFP4 of 2880 or 4096 columns";
+    return is_plain ? "not MXFP4 of 1024, 2048, 2880, 4096 or 7680 columns"
+                    : "not MXFP4 of 2880 or 4096 columns";
   return refuses_matrix(weight);
 }
 
@@ -223,6 +226,9 @@ void launch_split_gemv(const char* row, const Step& step, const Launch& launch) 
     if (step.weight.cols == kColumnsOf5) return launch_split<9, 5, kTokens>(row, step, launch);
     if constexpr (!Step::kNorm && !Step::kMore) {
       if (step.weight.cols == kWideColumns) return launch_split<15, 8, kTokens>(row, step, launch);
+      if (step.weight.cols == kHalfColumns) return launch_split<4, 8, kTokens>(row, step, launch);
+      if (step.weight.cols == kQuarterColumns)
+        return launch_split<2, 8, kTokens>(row, step, launch);
     }
     launch_split<8, 8, kTokens>(row, step, launch);
   });

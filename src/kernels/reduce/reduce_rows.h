@@ -11,4 +11,10 @@ void reduce_reference(const ReduceParams& params);
 /// Ranks that are threads of a process: each reads the others' parts where they are.
 void reduce_f32_one_shot_portable(const ReduceParams& params);
 
+/// CUDA: ranks on GPUs of a process: each stores its part into the others' memory.
+void reduce_any_one_shot_peers_cuda(const ReduceParams& params);
+/// The same with parts rounded to BF16, for some tokens; and for many.
+void reduce_any_bf16_peers_cuda(const ReduceParams& params);
+void reduce_any_bf16_units_peers_cuda(const ReduceParams& params);
+
 }  // namespace moxie

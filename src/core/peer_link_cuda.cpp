@@ -1,0 +1,165 @@
+// Ranks on GPUs of one process: each has memory that the others' kernels write to. The host only
+// makes it, and learns of faults.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+
+#include "core/cuda.h"
+#include "core/rank_link.h"
+#include "core/rank_mail.h"
+
+namespace moxie {
+namespace {
+
+// What the links of a process share.
+class Mailboxes {
+ public:
+  Mailboxes() = default;
+  Mailboxes(const Mailboxes&) = delete;
+  Mailboxes& operator=(const Mailboxes&) = delete;
+  ~Mailboxes() {
+    for (const RankMail& mail : mails_) {
+      const auto rank = static_cast<size_t>(mail.rank);
+      cudaSetDevice(indices_[rank]);
+      cudaFree(mail.boxes[rank]);
+      cudaFree(mail.state);
+    }
+    cudaFreeHost(fault_);
+  }
+
+  Status make(std::span<const int> indices, std::chrono::milliseconds patience) {
+    indices_.assign(indices.begin(), indices.end());
+    const auto size = static_cast<int32_t>(indices.size());
+    patience_s_ = std::chrono::duration<double>(patience).count();
+    // All blocks of the ranks that share a device must find room on it: they wait for each other.
+    int64_t most_ranks = 1;
+    for (const int index : indices)
+      most_ranks = std::max(most_ranks, int64_t{std::ranges::count(indices, index)});
+    for (const int from : indices)
+      for (const int to : indices)
+        if (auto status = enable(from, to); !status) return status;
+    auto status = cuda_check(cudaHostAlloc(reinterpret_cast<void**>(&fault_), sizeof(*fault_),
+                                           cudaHostAllocPortable | cudaHostAllocMapped),
+                             "a word of pinned memory");
+    if (!status) return status;
+    *fault_ = 0;
+    std::byte* boxes[RankMail::kMostRanks] = {};
+    for (int32_t rank = 0; rank < size; ++rank) {
+      RankMail mail{.rank = rank, .fault = fault_};
+      mail.set_size(size);
+      mail.num_blocks = static_cast<int32_t>(RankMail::kMostBlocks / most_ranks);
+      mail.patience_ns = static_cast<uint64_t>(std::chrono::nanoseconds(patience).count());
+      const auto r = static_cast<size_t>(rank);
+      cudaSetDevice(indices_[r]);
+      status = allocate(rank_mail_bytes(size), &mail.boxes[r], rank);
+      std::byte* state = nullptr;
+      if (status) status = allocate(3 * sizeof(uint32_t), &state, rank);
+      mail.state = reinterpret_cast<uint32_t*>(state);
+      boxes[r] = mail.boxes[r];
+      mails_.push_back(mail);
+      if (status) status = cuda_check(cudaDeviceSynchronize(), "mailboxes");  // filled with zeros
+      if (!status) return status;
+    }
+    for (RankMail& mail : mails_) std::copy(std::begin(boxes), std::end(boxes), mail.boxes);
+    return {};
+  }
+
+  const RankMail& mail(int32_t rank) const { return mails_[static_cast<size_t>(rank)]; }
+  void set_fault(const std::string& text) {
+    const std::lock_guard lock(mutex_);
+    if (text_.empty()) text_ = text;
+    uint32_t none = 0;  // kernels that wait end, too
+    word().compare_exchange_strong(none, kOfTheHost);
+  }
+  Status status() const {
+    const uint32_t found = word().load(std::memory_order_acquire);
+    if (found == 0) return {};
+    const std::lock_guard lock(mutex_);
+    if (!text_.empty()) return fail(text_, "ranks");
+    return fail(fmt::format("rank {} has not answered for {:.0f} s", found - 1, patience_s_),
+                "ranks");
+  }
+
+ private:
+  static constexpr uint32_t kOfTheHost = 1u << 31;
+
+  static Status enable(int from, int to) {
+    if (from == to) return {};
+    const std::string where = fmt::format("cuda:{} and cuda:{}", from, to);
+    int can = 0;
+    auto status = cuda_check(cudaDeviceCanAccessPeer(&can, from, to), where);
+    if (!status) return status;
+    if (can == 0)
+      return fail("these GPUs cannot write to each other's memory", where,
+                  "`nvidia-smi topo -p2p w` shows which can; one GPU works without");
+    cudaSetDevice(from);
+    const cudaError_t error = cudaDeviceEnablePeerAccess(to, 0);
+    if (error == cudaErrorPeerAccessAlreadyEnabled) {
+      cudaGetLastError();
+      return {};
+    }
+    return cuda_check(error, where);
+  }
+  Status allocate(uint64_t bytes, std::byte** data, int32_t rank) const {
+    const std::string where = fmt::format("{} bytes of rank {}'s mailbox", bytes, rank);
+    auto status = cuda_check(cudaMalloc(reinterpret_cast<void**>(data), bytes), where);
+    return status ? cuda_check(cudaMemset(*data, 0, bytes), where) : status;
+  }
+  std::atomic_ref<uint32_t> word() const { return std::atomic_ref(*fault_); }
+
+  std::vector<int> indices_;
+  std::vector<RankMail> mails_;
+  uint32_t* fault_ = nullptr;
+  double patience_s_ = 0;
+  mutable std::mutex mutex_;
+  std::string text_;
+};
+
+class PeerLink final : public RankLink {
+ public:
+  PeerLink(std::shared_ptr<Mailboxes> boxes, int32_t rank)
+      : boxes_(std::move(boxes)), rank_(rank) {}
+  LinkKind kind() const override { return LinkKind::kPeers; }
+  int32_t rank() const override { return rank_; }
+  int32_t size() const override { return mail()->size; }
+  std::span<const RankArray> exchange(RankArray) override {
+    set_fault("ranks on GPUs exchange arrays in kernels only");
+    return {};
+  }
+  const RankMail* mail() const override { return &boxes_->mail(rank_); }
+  void set_fault(const std::string& text) override { boxes_->set_fault(text); }
+  Status status() const override { return boxes_->status(); }
+
+ private:
+  const std::shared_ptr<Mailboxes> boxes_;
+  const int32_t rank_;
+};
+
+}  // namespace
+
+Result<std::vector<std::unique_ptr<RankLink>>> make_peer_links(std::span<Device* const> devices,
+                                                               std::chrono::milliseconds patience) {
+  if (std::cmp_greater(devices.size(), RankMail::kMostRanks))
+    return fail(fmt::format("{} ranks, {} at most on GPUs", devices.size(), RankMail::kMostRanks),
+                "--tensor-parallel-size");
+  std::vector<int> indices;
+  for (Device* device : devices) {
+    auto stream = device->make_stream();  // its device becomes the current one
+    if (!stream) return fail(std::move(stream.error()));
+    launch_stream(stream->get());
+    int index = 0;
+    if (auto status = cuda_check(cudaGetDevice(&index), "ranks on GPUs"); !status)
+      return fail(std::move(status.error()));
+    indices.push_back(index);
+  }
+  auto boxes = std::make_shared<Mailboxes>();
+  if (auto status = boxes->make(indices, patience); !status) return fail(std::move(status.error()));
+  std::vector<std::unique_ptr<RankLink>> links;
+  for (int32_t rank = 0; std::cmp_less(rank, devices.size()); ++rank)
+    links.push_back(std::make_unique<PeerLink>(boxes, rank));
+  return links;
+}
+
+}  // namespace moxie

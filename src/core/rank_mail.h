@@ -1,0 +1,39 @@
+// What kernels of ranks on GPUs share.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace moxie {
+
+/// Between GPUs: where kernels leave what other ranks read (kernels/rank_mail.cuh). Plain data for
+/// a kernel's parameters; all pointers are valid on the rank's device. A rank's memory holds
+///   words   [kSlots, size, kWords]                           of 16 bytes: values and a number
+///   units   [kUnitSlots, size, kMostBlocks, kUnitsOfBlock]   of 16 bytes: values
+///   flags   [size, kMostBlocks]                              of 4 bytes: the number of units'
+///   rounds
+struct RankMail {
+  static constexpr int32_t kMostRanks = 8;
+  static constexpr int64_t kWords = 1 << 17;  ///< from one rank in one chunk
+  static constexpr int32_t kSlots = 2;        ///< chunks alternate between them
+  static constexpr int32_t kMostBlocks = 528, kUnitsOfBlock = 512, kUnitSlots = 4;
+
+  int32_t rank = 0, size = 1;
+  int32_t num_blocks = kMostBlocks;  ///< of a kernel at most; fewer where ranks share a device
+  /// Of this rank: chunks of words and rounds of units so far, and blocks that have ended a kernel.
+  uint32_t* state = nullptr;
+  std::byte* boxes[kMostRanks] = {};  ///< by rank: its memory
+  uint32_t* fault = nullptr;  ///< in host memory, of all ranks: 1 + the rank awaited in vain
+  uint64_t patience_ns = 0;
+
+  int64_t units_at = 0, flags_at = 0;  ///< in boxes
+
+  constexpr void set_size(int32_t ranks) {
+    size = ranks;
+    units_at = int64_t{16} * kSlots * size * kWords;
+    flags_at = units_at + int64_t{16} * kUnitSlots * size * kMostBlocks * kUnitsOfBlock;
+  }
+  constexpr int64_t bytes() const { return flags_at + int64_t{4} * size * kMostBlocks; }
+};
+
+}  // namespace moxie

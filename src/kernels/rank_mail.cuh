@@ -1,0 +1,252 @@
+// Words between ranks on GPUs: a word is 16 bytes, 12 of values and the number of the chunk that
+// they belong to. A rank stores its words straight into the memory of the others and reads its own
+// until the chunk's number is there, so that neither a fence nor a second message is needed: a
+// store of 16 bytes is seen whole.
+//
+// A chunk is RankMail::kWords words at most, and chunks alternate between two places. A thread that
+// has read chunk n from all ranks knows that the same thread of each of them has read chunk n - 1,
+// so that it may overwrite it. For that every rank gives word w to the same thread, and a kernel of
+// several chunks fills each: send_and_receive() does both.
+//
+// For many values numbers beside them cost a quarter of the link, and a thread that waits for every
+// word leaves it idle: send_and_receive_units() stores 16 bytes of values at once, and a block's
+// number behind a block's round of them. Rounds alternate between four places, since a block sends
+// the next before it waits for the last.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "core/cuda_launch.cuh"
+#include "core/rank_link.h"
+#include "core/rank_mail.h"
+#include "kernels/op.h"
+
+namespace moxie::mail {
+
+inline constexpr int kThreads = 256, kBlocksOfSm = 4;  // that must find room side by side
+
+/// The chunks of `count` words, and the blocks of a kernel that exchanges them.
+struct Extent {
+  int64_t words_of_chunk = 0;
+  int32_t num_chunks = 0, num_blocks = 0;
+};
+inline Extent extent_of(const RankMail& mail, int64_t num_words) {
+  const int64_t chunks = ceil_div(num_words, RankMail::kWords);
+  const int64_t words = chunks > 1 ? RankMail::kWords : num_words;
+  return {
+      words, static_cast<int32_t>(chunks),
+      static_cast<int32_t>(std::min<int64_t>(mail.num_blocks, ceil_div<int64_t>(words, kThreads)))};
+}
+/// The rounds of a kernel that exchanges `count` units, and its blocks.
+struct Rounds {
+  int64_t num_units = 0;
+  int32_t num_rounds = 0, num_blocks = 0;
+};
+inline Rounds rounds_of(const RankMail& mail, int64_t num_units) {
+  const int64_t pieces = ceil_div<int64_t>(num_units, RankMail::kUnitsOfBlock);
+  const int64_t rounds = ceil_div<int64_t>(pieces, mail.num_blocks);
+  return {num_units, static_cast<int32_t>(rounds),
+          static_cast<int32_t>(ceil_div<int64_t>(pieces, rounds))};
+}
+
+#ifdef __CUDACC__
+
+struct Word {
+  uint32_t values[3];  // three floats, or six in BF16
+  uint32_t chunk;
+};
+
+__device__ __forceinline__ void store_word(std::byte* at, const Word& word) {
+  asm volatile(
+      "{\n .reg .b128 w;\n .reg .b64 lo, hi;\n"
+      " mov.b64 lo, {%1, %2};\n mov.b64 hi, {%3, %4};\n mov.b128 w, {lo, hi};\n"
+      " st.relaxed.sys.global.b128 [%0], w;\n}" ::"l"(at),
+      "r"(word.values[0]), "r"(word.values[1]), "r"(word.values[2]), "r"(word.chunk)
+      : "memory");
+}
+__device__ __forceinline__ Word load_word(const std::byte* at) {
+  uint32_t a, b, c, chunk;
+  asm volatile(
+      "{\n .reg .b128 w;\n .reg .b64 lo, hi;\n ld.relaxed.sys.global.b128 w, [%4];\n"
+      " mov.b128 {lo, hi}, w;\n mov.b64 {%0, %1}, lo;\n mov.b64 {%2, %3}, hi;\n}"
+      : "=r"(a), "=r"(b), "=r"(c), "=r"(chunk)
+      : "l"(at)
+      : "memory");
+  return {{a, b, c}, chunk};
+}
+
+/// Where rank `from`'s word lies in the memory of rank `to`.
+__device__ __forceinline__ std::byte* word_at(const RankMail& m, int32_t to, int32_t from,
+                                              uint32_t chunk, int64_t word) {
+  const int64_t slot = chunk % RankMail::kSlots;
+  return m.boxes[to] + 16 * ((slot * m.size + from) * RankMail::kWords + word);
+}
+
+/// Whether a thread that has looked in vain `looks` times shall look again; if not, all ranks end.
+__device__ __forceinline__ bool looks_again(const RankMail& m, int32_t awaited, uint32_t looks,
+                                            uint64_t* start) {
+  if (looks % 1024 != 0) return true;
+  if (*reinterpret_cast<volatile uint32_t*>(m.fault) != 0) return false;
+  uint64_t now;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+  if (*start == 0) *start = now;
+  if (now - *start < m.patience_ns) return true;
+  atomicCAS_system(m.fault, 0u, static_cast<uint32_t>(awaited) + 1);
+  return false;
+}
+
+/// The last block of a kernel that comes here sets the number; all have read it by then.
+__device__ __forceinline__ void end_kernel(uint32_t* number, uint32_t* ended, uint32_t value) {
+  __syncthreads();
+  if (threadIdx.x == 0 && atomicInc(ended, gridDim.x - 1) == gridDim.x - 1)
+    *reinterpret_cast<volatile uint32_t*>(number) = value;
+}
+
+/// Exchanges words with all ranks, from all threads of a kernel of extent.num_blocks blocks. For
+/// every word w of all chunks, padding of the last one included: `mine(w, values)` makes this
+/// rank's; `early(w)` loads what is needed besides, while words are on their way; `all(w, words,
+/// early)` gets those of every rank by its number, its own too. After a fault `all` is not called
+/// any more. `kMost`: ranks, of which there may be fewer.
+template <int kMost, typename Mine, typename Early, typename All>
+__device__ __forceinline__ void send_and_receive(const RankMail& m, const Extent& extent,
+                                                 Mine&& mine, Early&& early, All&& all) {
+  const uint32_t before = *reinterpret_cast<volatile uint32_t*>(m.state);
+  const int64_t first = blockIdx.x * int64_t{kThreads} + threadIdx.x;
+  const int64_t stride = gridDim.x * int64_t{kThreads};  // mostly, a thread has one word
+  bool is_sound = true;
+  for (int32_t c = 0; c < extent.num_chunks; ++c) {
+    const uint32_t chunk = before + static_cast<uint32_t>(c) + 1;
+    const int64_t base = c * extent.words_of_chunk;
+    for (int64_t w = first; w < extent.words_of_chunk && is_sound; w += stride) {
+      Word words[kMost], own{.chunk = chunk};
+      mine(base + w, own.values);
+      for (int32_t to = 0; to < m.size; ++to)
+        if (to != m.rank) store_word(word_at(m, to, m.rank, chunk, w), own);
+      const auto more = early(base + w);
+      uint32_t looks = 0;
+      uint64_t start = 0;
+      int32_t missing;
+      do {
+        missing = -1;
+#pragma unroll
+        for (int32_t from = 0; from < kMost; ++from) {
+          if (from >= m.size || from == m.rank) continue;
+          words[from] = load_word(word_at(m, m.rank, from, chunk, w));
+          if (words[from].chunk != chunk) missing = from;
+        }
+      } while (missing >= 0 && (is_sound = looks_again(m, missing, ++looks, &start)));
+      if (!is_sound) break;
+#pragma unroll
+      for (int32_t from = 0; from < kMost; ++from)
+        if (from == m.rank) words[from] = own;
+      all(base + w, words, more);
+    }
+  }
+  end_kernel(m.state, m.state + 2, before + static_cast<uint32_t>(extent.num_chunks));
+}
+
+__device__ __forceinline__ void store_flag(uint32_t* at, uint32_t value) {
+  asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
+}
+__device__ __forceinline__ uint32_t load_flag(const uint32_t* at) {
+  uint32_t value;
+  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
+  return value;
+}
+
+/// Exchanges units of 16 bytes with all ranks, from all threads of a kernel of rounds.num_blocks
+/// blocks. `mine(u)` makes this rank's unit u; `all(u, units)` gets those of every rank by its
+/// number. After a fault `all` is not called any more.
+template <int kMost, typename Mine, typename All>
+__device__ __forceinline__ void send_and_receive_units(const RankMail& m, const Rounds& rounds,
+                                                       Mine&& mine, All&& all) {
+  constexpr int kUnits = RankMail::kUnitsOfBlock / kThreads;  // of a thread in a round
+  const uint32_t before = *reinterpret_cast<volatile uint32_t*>(m.state + 1);
+  const auto place = [&](int32_t to, int32_t from, uint32_t round) {
+    const int64_t slot = round % RankMail::kUnitSlots;
+    return reinterpret_cast<uint4*>(m.boxes[to] + m.units_at) +
+           ((slot * m.size + from) * RankMail::kMostBlocks + blockIdx.x) * RankMail::kUnitsOfBlock;
+  };
+  const auto flag = [&](int32_t to, int32_t from) {
+    return reinterpret_cast<uint32_t*>(m.boxes[to] + m.flags_at) + from * RankMail::kMostBlocks +
+           blockIdx.x;
+  };
+  const auto unit_of = [&](int32_t r, int i) {
+    return (int64_t{r} * gridDim.x + blockIdx.x) * RankMail::kUnitsOfBlock + i * kThreads +
+           threadIdx.x;
+  };
+  const int other = static_cast<int>(threadIdx.x);  // the rank that the thread has the flags of
+  const bool has_flags = other < m.size && other != m.rank;
+  const auto send_round = [&](int32_t r, uint4(&own)[kUnits]) {
+    const uint32_t round = before + static_cast<uint32_t>(r) + 1;
+#pragma unroll
+    for (int i = 0; i < kUnits; ++i)
+      if (unit_of(r, i) < rounds.num_units) own[i] = mine(unit_of(r, i));
+#pragma unroll
+    for (int i = 0; i < kUnits; ++i) {
+      if (unit_of(r, i) >= rounds.num_units) continue;
+      for (int32_t to = 0; to < m.size; ++to)
+        if (to != m.rank) place(to, m.rank, round)[i * kThreads + threadIdx.x] = own[i];
+    }
+    __syncthreads();
+    if (has_flags) {
+      __threadfence_system();
+      store_flag(flag(other, m.rank), round);
+    }
+  };
+  __shared__ int is_sound;
+  if (threadIdx.x == 0) is_sound = 1;
+  uint4 own[kUnits], next[kUnits];
+  send_round(0, own);
+  for (int32_t r = 0; r < rounds.num_rounds; ++r) {
+    if (r + 1 < rounds.num_rounds) send_round(r + 1, next);
+    const uint32_t round = before + static_cast<uint32_t>(r) + 1;
+    if (has_flags) {
+      uint32_t looks = 0;
+      uint64_t start = 0;
+      while (static_cast<int32_t>(load_flag(flag(m.rank, other)) - round) < 0) {
+        if (looks_again(m, other, ++looks, &start)) continue;
+        is_sound = 0;
+        break;
+      }
+    }
+    __syncthreads();
+    if (is_sound == 0) break;
+#pragma unroll
+    for (int i = 0; i < kUnits; ++i) {
+      if (unit_of(r, i) >= rounds.num_units) continue;
+      uint4 units[kMost];
+#pragma unroll
+      for (int32_t from = 0; from < kMost; ++from) {
+        if (from >= m.size) continue;
+        units[from] = from == m.rank
+                          ? own[i]
+                          : __ldcg(place(m.rank, from, round) + i * kThreads + threadIdx.x);
+      }
+      all(unit_of(r, i), units);
+    }
+#pragma unroll
+    for (int i = 0; i < kUnits; ++i) own[i] = next[i];
+  }
+  end_kernel(m.state + 1, m.state + 2, before + static_cast<uint32_t>(rounds.num_rounds));
+}
+
+#endif
+
+/// Calls body<kMost>() for this many ranks.
+template <typename Body>
+void with_most_ranks(int32_t size, Body&& body) {
+  if (size <= 2) return body.template operator()<2>();
+  if (size <= 4) return body.template operator()<4>();
+  body.template operator()<RankMail::kMostRanks>();
+}
+
+/// How the kernel of an exchange is launched.
+inline LaunchShape shape_of(int32_t num_blocks, const Launch& launch) {
+  return {.grid = dim3(static_cast<unsigned>(num_blocks)),
+          .num_threads = kThreads,
+          .programmatic = true,
+          .leaves_l1 = launch.l1 == L1Form::kL1};
+}
+
+}  // namespace moxie::mail

@@ -1,0 +1,218 @@
+"""Ranks that are processes, over the loopback: the same text as of one, and whatever happens to one
+of them ends all with a message."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+
+import pytest
+
+from server import Server, clean_environment, free_port
+
+PROMPT = "Name the planets."
+COMMON = ["--device", "cpu", "--threads", "2"]
+
+
+def torchrun(rank, size, port):
+    return {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank),
+            "LOCAL_WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+
+
+def open_mpi(rank, size, port):
+    return {"OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": str(size),
+            "OMPI_COMM_WORLD_LOCAL_RANK": str(rank), "OMPI_COMM_WORLD_LOCAL_SIZE": str(size),
+            "MASTER_PORT": str(port)}
+
+
+def start(flags, environment, command="run"):
+    return subprocess.Popen([os.environ["MOXIE_BINARY"], command, *COMMON, *flags],
+                            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE, text=True,
+                            env={**clean_environment(), **environment})
+
+
+@contextlib.contextmanager
+def world(flags, size=2, variables=torchrun, command="run", differ=None, more=None):
+    """`differ`: rank -> its flags instead of `flags`; `more`: rank -> environment beside."""
+    port = free_port()
+    ranks = [start((differ or {}).get(rank, flags),
+                   {**variables(rank, size, port), **(more or {}).get(rank, {})}, command)
+             for rank in range(size)]
+    try:
+        yield ranks
+    finally:
+        for rank in ranks:
+            if rank.poll() is None:
+                rank.send_signal(signal.SIGCONT)
+                rank.kill()
+            rank.communicate()
+
+
+def end(process, seconds=60):
+    out, err = process.communicate(timeout=seconds)
+    return process.returncode, out, err
+
+
+def text_of(out):
+    return json.loads(out)["content"]
+
+
+def text_of_one(*flags):
+    status, out, err = end(start([PROMPT, "--max-tokens", "48", "--json", *flags], {}))
+    assert status == 0, err
+    return text_of(out)
+
+
+@pytest.mark.parametrize("size,variables,flags", [
+    (2, torchrun, []), (4, open_mpi, ["--seed", "7", "--temperature", "1"]),
+    (2, torchrun, ["--enable-expert-parallel", "--spec", "ngram"]),
+])
+def test_the_text_is_that_of_one_process(size, variables, flags):
+    expected = text_of_one(*(flag for flag in flags if flag != "--enable-expert-parallel"))
+    with world([PROMPT, "--max-tokens", "48", "--json", *flags], size, variables) as ranks:
+        for number, rank in enumerate(ranks):
+            status, out, err = end(rank)
+            assert status == 0, (number, err)
+            if number == 0:
+                assert text_of(out) == expected
+            else:
+                assert out == ""
+
+
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun on this machine")
+def test_mpirun_starts_it():
+    expected = text_of_one()
+    done = subprocess.run(
+        ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2",
+         "-x", f"MASTER_PORT={free_port()}", os.environ["MOXIE_BINARY"], "run", *COMMON,
+         PROMPT, "--max-tokens", "48", "--json"],
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120,
+        env=clean_environment())
+    assert done.returncode == 0, done.stderr
+    assert text_of(done.stdout) == expected
+
+
+@pytest.mark.parametrize("differ,expected", [
+    ({1: [PROMPT, "--mxfp4-layers", "all"]}, "--mxfp4-layers is all on rank 1, moe on rank 0"),
+    ({1: [PROMPT, "--model", "synthetic:models/tiny/config.json"]}, "the model's"),
+])
+def test_what_differs_is_refused_by_name(differ, expected):
+    with world([PROMPT], differ=differ) as ranks:
+        for rank in ranks:
+            status, out, err = end(rank)
+            assert status == 1 and out == "", err
+            assert expected in err
+
+
+def test_a_world_of_another_size_is_refused_by_name():
+    with world([PROMPT], more={1: {"WORLD_SIZE": "4"}}) as ranks:
+        for rank in ranks:
+            status, _, err = end(rank)
+            assert status == 1
+            assert "rank 1 is one of 4, rank 0 of 2" in err
+
+
+def test_a_rank_that_cannot_load_ends_all():
+    with world([PROMPT], differ={1: [PROMPT, "--model", "/nowhere"]}) as ranks:
+        for rank in ranks:
+            status, _, err = end(rank)
+            assert status == 1 and "/nowhere" in err
+
+
+@pytest.mark.parametrize("environment,expected", [
+    ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK"),
+    ({"RANK": "x", "WORLD_SIZE": "2"}, "RANK"),
+    ({"RANK": "0", "WORLD_SIZE": "999"}, "WORLD_SIZE"),
+    ({"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR"),
+    ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}, "MASTER_PORT"),
+])
+def test_an_environment_that_makes_no_sense_is_an_error(environment, expected):
+    status, _, err = end(start([PROMPT], environment))
+    assert status == 1 and expected in err
+
+
+def test_strangers_at_the_meeting_are_dropped():
+    import socket
+    port = free_port()
+    first = start([PROMPT, "--max-tokens", "4"], torchrun(0, 2, port))
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            stranger = socket.create_connection(("127.0.0.1", port), 1)
+            break
+        except OSError:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    stranger.sendall(b"GET / HTTP/1.1\r\nHost: moxie\r\n\r\n")
+    second = start([PROMPT, "--max-tokens", "4"], torchrun(1, 2, port))
+    for process in (first, second):
+        status, _, err = end(process)
+        assert status == 0, err
+    stranger.close()
+
+
+class RankServer(Server):
+    """Rank 0 of a server whose other rank is self.other."""
+
+    def __init__(self):
+        port = free_port()
+        flags = ["--max-model-len", "4096"]
+        self.other = start(flags, torchrun(1, 2, port), "serve")
+        super().__init__(*COMMON, *flags, env=torchrun(0, 2, port), start_s=20)
+
+    def __exit__(self, *_):  # the tests say how each ends
+        for process in (self.other, self.process):
+            if process.poll() is None:
+                process.send_signal(signal.SIGCONT)
+                process.kill()
+        self.process.wait()
+        self.other.communicate()
+
+
+def test_a_server_answers_and_ends_with_its_ranks():
+    with RankServer() as server:
+        assert server.chat(max_tokens=8).status == 200
+        assert server.stop() == 0
+        status, _, err = end(server.other)
+        assert status == 0, err
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("is_idle", [True, False])
+def test_a_rank_that_is_killed_ends_the_other_with_a_message(victim, is_idle):
+    with RankServer() as server:
+        assert server.chat(max_tokens=4).status == 200
+        with contextlib.ExitStack() as stack:
+            if not is_idle:
+                connection = stack.enter_context(server.connect())
+                connection.send_request("POST", "/v1/chat/completions", {
+                    "messages": [{"role": "user", "content": "Count."}], "stream": True,
+                    "max_tokens": 4000, "ignore_eos": True})
+                time.sleep(0.3)
+            began = time.monotonic()
+            (server.process if victim == 0 else server.other).kill()
+            if victim == 0:
+                status, _, err = end(server.other, 15)
+                assert status == 1
+                assert "rank 0" in err
+            else:
+                assert server.process.wait(15) == 1
+                assert "rank 1" in server.output()
+            assert time.monotonic() - began < 10
+
+
+def test_a_rank_that_stalls_ends_all():
+    with RankServer() as server:
+        assert server.chat(max_tokens=4).status == 200
+        began = time.monotonic()
+        server.other.send_signal(signal.SIGSTOP)
+        assert server.process.wait(30) == 1
+        assert time.monotonic() - began < 15
+        assert "rank 1" in server.output() and "has not answered for 10 s" in server.output()
+        server.other.send_signal(signal.SIGCONT)
+        status, _, err = end(server.other, 15)
+        assert status == 1 and "rank" in err
