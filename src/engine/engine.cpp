@@ -54,6 +54,11 @@ Result<std::vector<int>> gpus_of_ranks(EngineOptions* options) {
     return fail(fmt::format("{} names {} GPU{}, there are {} ranks", options->device, gpus->size(),
                             gpus->size() == 1 ? "" : "s", ranks),
                 "--tensor-parallel-size", "name one a rank, or leave it to --device cuda");
+  for (size_t rank = 1; rank < gpus->size(); ++rank)
+    if (std::find(gpus->begin(), gpus->begin() + static_cast<std::ptrdiff_t>(rank),
+                  (*gpus)[rank]) != gpus->begin() + static_cast<std::ptrdiff_t>(rank))
+      return fail(fmt::format("{} names GPU {} twice", options->device, (*gpus)[rank]), "--device",
+                  "a rank has a GPU of its own: its kernels await those of the others");
   if (gpus->empty())
     for (int rank = 0; rank < ranks; ++rank) gpus->push_back(rank);
   return gpus;
@@ -201,12 +206,6 @@ Status Engine::open_device() {
 
 // divide() has made the list.
 Status Engine::open_gpus() {
-  // Ranks that share a GPU await each other in kernels, beside which no code can be loaded, and
-  // behind which no other rank's may be queued.
-  if (std::ranges::count(gpus_, gpus_.front()) > 1) {
-    ::setenv("CUDA_MODULE_LOADING", "EAGER", 0);
-    ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
-  }
   auto device = make_cuda_device(gpus_.front());
   if (!device) return fail(std::move(device.error()));
   device_ = std::move(*device);
@@ -314,11 +313,11 @@ Status Engine::load_model() {
   PlanRequest request = plan_request(options_, load_options_, kv_dtype_);
   request.draft = draft_checkpoint_.get();
   request.speculation = options_.speculation;
-  // Ranks on a CPU share its memory, and so do those that share a GPU.
-  const auto n = static_cast<uint64_t>(options_.world ? options_.world->local_size
-                                       : device_->kind() == DeviceKind::kCpu
-                                           ? options_.tensor_parallel
-                                           : std::ranges::count(gpus_, gpus_.front()));
+  // Ranks on a CPU share its memory.
+  const auto n =
+      static_cast<uint64_t>(options_.world                        ? options_.world->local_size
+                            : device_->kind() == DeviceKind::kCpu ? options_.tensor_parallel
+                                                                  : 1);
   plan_ = plan_memory(*checkpoint_, request, device_->properties().available_bytes / n, *kernels_);
   if (!plan_.fits) {
     return fail(fmt::format("needs {}, {} is free", format_bytes(plan_.total_bytes),

@@ -200,6 +200,8 @@ TEST(ParallelRefusals, NameTheSwitchAndTheNumber) {
   options = options_of({"nano-a", 2, false, "auto"});
   options.device = "cuda:0";
   EXPECT_NE(refused(options).find("cuda:0 names 1 GPU, there are 2 ranks"), std::string::npos);
+  options.device = "cuda:1,1";
+  EXPECT_NE(refused(options).find("cuda:1,1 names GPU 1 twice"), std::string::npos);
   for (const char* device : {"gpu", "cuda:", "cuda:0,", "cuda:x", "cuda:0;1", "cuda:-1"}) {
     options.device = device;
     EXPECT_NE(refused(options).find("unknown device"), std::string::npos) << device;

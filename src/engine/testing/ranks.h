@@ -3,8 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <condition_variable>
+#include <limits>
 #include <mutex>
 
 #include "engine/service.h"
@@ -12,10 +14,11 @@
 
 namespace moxie {
 
-// The greatest KL divergence of a row of `b` from the row of `a`, in double.
-inline double greatest_kl(const std::vector<float>& a, const std::vector<float>& b, size_t vocab) {
+// The KL divergence of each row of `b` from the row of `a`, in double, in ascending order.
+inline std::vector<double> kl_of_rows(const std::vector<float>& a, const std::vector<float>& b,
+                                      size_t vocab) {
   CHECK(a.size() == b.size());
-  double greatest = 0;
+  std::vector<double> all;
   for (size_t row = 0; row < a.size(); row += vocab) {
     const auto log_sum = [&](const std::vector<float>& logits) {
       double sum = 0;
@@ -28,9 +31,13 @@ inline double greatest_kl(const std::vector<float>& a, const std::vector<float>&
       const double log_p = a[row + i] - of_a, log_q = b[row + i] - of_b;
       kl += std::exp(log_p) * (log_p - log_q);
     }
-    if (!(kl <= greatest)) greatest = kl;
+    all.push_back(std::isnan(kl) ? std::numeric_limits<double>::infinity() : kl);
   }
-  return greatest;
+  std::sort(all.begin(), all.end());
+  return all;
+}
+inline double greatest_kl(const std::vector<float>& a, const std::vector<float>& b, size_t vocab) {
+  return kl_of_rows(a, b, vocab).back();
 }
 
 // Collects an answer and waits for its end.

@@ -234,7 +234,7 @@ DeviceLimits device_limits() {
 bool fits_one_a_sm(void (*kernel)(SplitParams), int64_t num_clusters, int size,
                    const DeviceLimits& limits) {
   const int shared = limits.shared_of_sm / 2;
-  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
+  allow_shared_bytes(reinterpret_cast<const void*>(kernel), static_cast<uint64_t>(shared));
   if (size > 8) cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
   cudaLaunchAttribute attribute;
   attribute.id = cudaLaunchAttributeClusterDimension;

@@ -12,9 +12,7 @@ namespace moxie {
 template <typename... P>
 void launch_flashinfer(const char* row, void (*kernel)(P...), dim3 grid, dim3 block,
                        size_t shared_bytes, cudaStream_t stream, const P&... params) {
-  check_launched(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      static_cast<int>(shared_bytes)),
-                 row);
+  check_launched(allow_shared_bytes(reinterpret_cast<const void*>(kernel), shared_bytes), row);
   cudaLaunchConfig_t config = {};
   config.gridDim = grid;
   config.blockDim = block;
