@@ -159,26 +159,7 @@ TEST(ParallelServiceTest, WhateverHappensBesideItARequestDrawsWhatOneRankDraws) 
 // 503 from then on: no request waits for a rank that is gone.
 TEST(ParallelServiceTest, AfterAFaultOfARankTheServiceSaysWhatItWas) {
   EngineOptions options = options_of({"nano-a", 2, false, "auto"});
-  fit_service(4, &options);
-  auto engine = open(options);
-  auto service = Service::create(*engine, {});
-  std::vector<Answer> answers(6);
-  for (size_t i = 0; i < answers.size(); ++i) {
-    ASSERT_TRUE(service
-                    ->submit({.prompt = tokens(9, static_cast<uint32_t>(i)),
-                              .sampling = {.max_tokens = 200, .ignore_eos = true},
-                              .sink = answers[i].sink()})
-                    .has_value());
-  }
-  answers[0].wait_for_tokens(2);
-  engine->ranks()->link().set_fault("rank 1 has not answered for 10 s");
-  for (Answer& answer : answers) {
-    const Finish finish = answer.wait();
-    EXPECT_EQ(finish.reason, FinishReason::kError);
-    EXPECT_NE(finish.error.message().find("rank 1"), std::string::npos) << finish.error.message();
-  }
-  service->drain(10);
-  EXPECT_FALSE(service->stats().healthy);
+  expect_a_fault_ends_requests(options);
 }
 
 TEST(ParallelRefusals, NameTheSwitchAndTheNumber) {

@@ -9,6 +9,7 @@
 #include <limits>
 #include <mutex>
 
+#include "engine/parallel.h"
 #include "engine/service.h"
 #include "engine/testing/tokens.h"
 
@@ -122,6 +123,33 @@ inline void expect_the_same_draws(const EngineOptions& one, EngineOptions severa
   service.reset();
   engine->kv().check_integrity();
   EXPECT_EQ(engine->kv().num_free_full_pages(), engine->kv().num_full_pages());
+}
+
+// After a fault of a rank every request ends with an error that says what it was, and the service
+// is unhealthy.
+inline void expect_a_fault_ends_requests(EngineOptions options) {
+  fit_service(4, &options);
+  auto loaded = Engine::load(options);
+  ASSERT_TRUE(loaded.has_value()) << loaded.error().message();
+  Engine* const engine = loaded->get();
+  auto service = Service::create(*engine, {});
+  std::vector<Answer> answers(6);
+  for (size_t i = 0; i < answers.size(); ++i) {
+    ASSERT_TRUE(service
+                    ->submit({.prompt = tokens(9, static_cast<uint32_t>(i)),
+                              .sampling = {.max_tokens = 200, .ignore_eos = true},
+                              .sink = answers[i].sink()})
+                    .has_value());
+  }
+  answers[0].wait_for_tokens(2);
+  engine->ranks()->link().set_fault("rank 1 has not answered for 10 s");
+  for (Answer& answer : answers) {
+    const Finish finish = answer.wait();
+    EXPECT_EQ(finish.reason, FinishReason::kError);
+    EXPECT_NE(finish.error.message().find("rank 1"), std::string::npos) << finish.error.message();
+  }
+  service->drain(10);
+  EXPECT_FALSE(service->stats().healthy);
 }
 
 }  // namespace moxie
