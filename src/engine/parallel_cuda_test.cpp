@@ -235,7 +235,7 @@ void PrintTo(const Case& c, std::ostream* out) {
 EngineOptions options_of(const Case& c) {
   return {
       .model = std::string(c.model) == "embedded" ? c.model : test_data() + "/goldens/" + c.model,
-      .device = c.ranks == 1 ? "cuda" : gpus_of(c.ranks),
+      .device = "cuda",
       .graphs = c.graphs,
       .arch_limit = c.arch_limit,
       .max_model_len = 256,
