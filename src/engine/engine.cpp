@@ -459,6 +459,7 @@ Status Engine::meet_ranks() {
                       {"--enable-expert-parallel", options_.expert_parallel},
                       {"--batch-invariant", options_.batch_invariant},
                       {"--seed", options_.seed},
+                      {"the model's files", checkpoint_kind_name(checkpoint_->kind())},
                       {"the model's config", config_json(config())},
                       {"the model's bytes", checkpoint_->packed_bytes(whole_load_options())}};
   Json plan = {{"kv_dtype", static_cast<int>(sizes_.kv_dtype)},

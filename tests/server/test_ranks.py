@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from server import Server, clean_environment, free_port
+from server import Server, clean_environment, free_port, small_model_flags
 
 PROMPT = "Name the planets."
 COMMON = ["--device", "cpu", "--threads", "2"]
@@ -96,16 +96,20 @@ def test_mpirun_starts_it():
     assert text_of(done.stdout) == expected
 
 
-@pytest.mark.parametrize("differ,expected", [
-    ({1: [PROMPT, "--mxfp4-layers", "all"]}, "--mxfp4-layers is all on rank 1, moe on rank 0"),
-    ({1: [PROMPT, "--model", "synthetic:models/tiny/config.json"]}, "the model's"),
-])
-def test_what_differs_is_refused_by_name(differ, expected):
-    with world([PROMPT], differ=differ) as ranks:
+def expect_refused(flags_of_the_other, expected):
+    with world([PROMPT], differ={1: [PROMPT, *flags_of_the_other]}) as ranks:
         for rank in ranks:
             status, out, err = end(rank)
             assert status == 1 and out == "", err
             assert expected in err
+
+
+def test_what_differs_is_refused_by_name():
+    expect_refused(["--mxfp4-layers", "all"], "--mxfp4-layers is all on rank 1, moe on rank 0")
+
+
+def test_another_model_is_refused_by_name(tmp_path):
+    expect_refused(small_model_flags(tmp_path)[:2], "the model's files is synthetic on rank 1")
 
 
 def test_a_world_of_another_size_is_refused_by_name():
