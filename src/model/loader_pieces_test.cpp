@@ -102,6 +102,7 @@ void expect_loads_alike(const std::string& model, LoadOptions options = {}) {
   auto checkpoint = open_checkpoint(model);
   ASSERT_TRUE(checkpoint.has_value()) << checkpoint.error().message();
   expect_loads_alike(**checkpoint, options);
+  if ((*checkpoint)->config().num_experts > 8) return;  // the smaller of the models is enough
   options.ranks = {.size = 4};
   options.rank = 2;
   expect_loads_alike(**checkpoint, options);
