@@ -7,9 +7,7 @@
 #endif
 
 #include <algorithm>
-#include <charconv>
 #include <future>
-#include <nlohmann/json.hpp>
 
 #include "core/clock.h"
 #include "core/device_cpu.h"
@@ -18,7 +16,6 @@
 #include "engine/tokenizer_source.h"
 #include "model/fold_scales_cuda.h"
 #include "model/loader.h"
-#include "model/shard.h"
 
 namespace moxie {
 namespace {
@@ -28,41 +25,6 @@ std::string exceeds(std::string_view what, int64_t found, int64_t limit) {
 }
 
 }  // namespace
-
-Result<std::vector<int>> named_gpus(const std::string& device) {
-  std::vector<int> gpus;
-  if (device == "cpu" || device == "auto" || device == "cuda") return gpus;
-  const char* at = device.data() + std::min<size_t>(device.size(), 5);
-  const char* const end = device.data() + device.size();
-  for (bool is_named = device.starts_with("cuda:"); is_named;) {
-    int index = 0;
-    const auto [next, error] = std::from_chars(at, end, index);
-    if (error != std::errc{} || index < 0 || (next != end && *next != ',')) break;
-    gpus.push_back(index);
-    if (next == end) return gpus;
-    at = next + 1;
-  }
-  return fail("unknown device '" + device + "'", "--device", "cpu, cuda, cuda:N, cuda:N,M or auto");
-}
-
-Result<std::vector<int>> gpus_of_ranks(EngineOptions* options) {
-  auto gpus = named_gpus(options->device);
-  if (!gpus) return gpus;
-  int& ranks = options->tensor_parallel;
-  if (ranks == 1 && gpus->size() > 1) ranks = static_cast<int>(gpus->size());
-  if (!gpus->empty() && std::cmp_not_equal(gpus->size(), ranks))
-    return fail(fmt::format("{} names {} GPU{}, there are {} ranks", options->device, gpus->size(),
-                            gpus->size() == 1 ? "" : "s", ranks),
-                "--tensor-parallel-size", "name one a rank, or leave it to --device cuda");
-  for (size_t rank = 1; rank < gpus->size(); ++rank)
-    if (std::find(gpus->begin(), gpus->begin() + static_cast<std::ptrdiff_t>(rank),
-                  (*gpus)[rank]) != gpus->begin() + static_cast<std::ptrdiff_t>(rank))
-      return fail(fmt::format("{} names GPU {} twice", options->device, (*gpus)[rank]), "--device",
-                  "a rank has a GPU of its own: its kernels await those of the others");
-  if (gpus->empty())
-    for (int rank = 0; rank < ranks; ++rank) gpus->push_back(rank);
-  return gpus;
-}
 
 PlanRequest plan_request(const EngineOptions& options, const LoadOptions& load, DType kv_dtype) {
   return {.load = load,
@@ -128,41 +90,6 @@ Status Engine::open_model() {
                    .mxfp8_layers = *mxfp8,
                    .show_progress = options_.show_progress,
                    .seed = options_.seed};
-  return {};
-}
-
-// Among ranks: those of the GPUs that `--device` names, or as many as asked for.
-Status Engine::divide() {
-  if (options_.world) {
-    const int32_t size = options_.world->size;
-    const bool takes_a_gpu = options_.device == "auto" && num_cuda_devices() > 0;
-    if (options_.device != "cpu" && (options_.device != "auto" || takes_a_gpu))
-      return fail("ranks that are processes run on CPUs", "--device", "--device cpu");
-    options_.device = "cpu";
-    if (options_.tensor_parallel != 1 && options_.tensor_parallel != size)
-      return fail(fmt::format("{} processes were started", size), "--tensor-parallel-size",
-                  "leave it out, or start as many processes");
-    options_.tensor_parallel = size;
-    load_options_.rank = options_.world->rank;
-  }
-  auto gpus = gpus_of_ranks(&options_);
-  if (!gpus) return fail(std::move(gpus.error()));
-  gpus_ = std::move(*gpus);
-  const int n = options_.tensor_parallel;
-  if (options_.expert_parallel && n == 1)
-    return fail("there is one rank", "--enable-expert-parallel", "--tensor-parallel-size 2");
-  if (n > 1 && options_.speculation.method != SpecMethod::kOff &&
-      options_.speculation.method != SpecMethod::kNgram)
-    return fail("draft heads run on one rank only", "--tensor-parallel-size", "--spec ngram, off");
-  load_options_.ranks = {.size = n, .splits_experts = options_.expert_parallel};
-  return set_rank_config();
-}
-
-Status Engine::set_rank_config() {
-  const int32_t rank = options_.world ? options_.world->rank : 0;
-  auto config = config_of_rank(checkpoint_->config(), load_options_.ranks, rank);
-  if (!config) return fail(std::move(config.error()));
-  rank_config_ = std::move(*config);
   return {};
 }
 
@@ -421,100 +348,6 @@ Status Engine::load_weights() {
   return {};
 }
 
-RankSetup Engine::rank_setup() {
-  return {.checkpoint = checkpoint_.get(),
-          .load = load_options_,
-          .threads = options_.threads,
-          .gpus = device_->kind() == DeviceKind::kCpu ? std::vector<int>{} : gpus_,
-          .first_device = device_.get(),
-          .choice = kernels_->choice(),
-          .features = kernels_->features(),
-          .rates = kernels_->rates(),
-          .sizes = sizes_};
-}
-
-RankSizes Engine::rank_sizes() const {
-  const bool is_cpu = device_->kind() == DeviceKind::kCpu;
-  return {.kv_dtype = kv_dtype_,
-          .use_sinks = options_.sinks,
-          .taps = options_.taps,
-          .max_model_len = plan_.max_model_len,
-          .max_num_seqs = options_.max_num_seqs,
-          .max_batch_tokens = plan_.max_batch_tokens,
-          .max_logit_rows = options_.max_logit_rows,
-          .num_full_pages = static_cast<int32_t>(plan_.pages.full),
-          .num_window_pages = static_cast<int32_t>(plan_.pages.window),
-          .table_stride = table_stride(),
-          .use_graphs = options_.graphs == "on",
-          .caches_graphs = options_.speculation.method != SpecMethod::kOff && !is_cpu,
-          .skips_taps = draft_checkpoint_ != nullptr,
-          .costs = tuning_.tuning == nullptr ? GptOss::RowCosts{} : row_costs(tuning_.tuning)};
-}
-
-// What ranks must have in common is theirs to say; how much each keeps is rank 0's.
-Status Engine::meet_ranks() {
-  using Json = nlohmann::ordered_json;
-  const Json terms = {{"the build", options_.tuning.commit},
-                      {"--mxfp4-layers", options_.mxfp4_layers},
-                      {"--enable-expert-parallel", options_.expert_parallel},
-                      {"--batch-invariant", options_.batch_invariant},
-                      {"--seed", options_.seed},
-                      {"the model's files", checkpoint_kind_name(checkpoint_->kind())},
-                      {"the model's config", config_json(config())},
-                      {"the model's bytes", checkpoint_->packed_bytes(whole_load_options())}};
-  Json plan = {{"kv_dtype", static_cast<int>(sizes_.kv_dtype)},
-               {"use_sinks", sizes_.use_sinks},
-               {"max_model_len", sizes_.max_model_len},
-               {"max_num_seqs", sizes_.max_num_seqs},
-               {"max_batch_tokens", sizes_.max_batch_tokens},
-               {"max_logit_rows", sizes_.max_logit_rows},
-               {"num_full_pages", sizes_.num_full_pages},
-               {"num_window_pages", sizes_.num_window_pages},
-               {"table_stride", sizes_.table_stride}};
-  auto meeting = RankMeeting::meet(*options_.world, terms, &plan);
-  if (!meeting) return fail(std::move(meeting.error()));
-  meeting_ = std::move(*meeting);
-  if (options_.world->rank == 0) return {};
-  try {
-    sizes_.kv_dtype = static_cast<DType>(plan.at("kv_dtype").get<int>());
-    plan.at("use_sinks").get_to(sizes_.use_sinks);
-    plan.at("max_model_len").get_to(sizes_.max_model_len);
-    plan.at("max_num_seqs").get_to(sizes_.max_num_seqs);
-    plan.at("max_batch_tokens").get_to(sizes_.max_batch_tokens);
-    plan.at("max_logit_rows").get_to(sizes_.max_logit_rows);
-    plan.at("num_full_pages").get_to(sizes_.num_full_pages);
-    plan.at("num_window_pages").get_to(sizes_.num_window_pages);
-    plan.at("table_stride").get_to(sizes_.table_stride);
-  } catch (const nlohmann::json::exception& error) {
-    return fail(std::string("rank 0's plan: ") + error.what(), "ranks");
-  }
-  sizes_.taps.clear();
-  kv_dtype_ = sizes_.kv_dtype;
-  return {};
-}
-
-Status Engine::follow_first_rank() {
-  CHECK(meeting_ != nullptr && options_.world->rank > 0);
-  meeting_->say_loaded();
-  for (;;) {
-    auto bytes = meeting_->next_order();
-    if (!bytes) return fail(std::move(bytes.error()));
-    if (!*bytes) return {};
-    auto order = rank_order(**bytes);
-    auto status = order ? follow_order(*order, *runner_) : Status(fail(order.error()));
-    if (status) status = link()->status();
-    if (status) continue;
-    meeting_->end_with_fault(status.error().message());
-    return status;
-  }
-}
-
-// Null: there is one rank.
-RankLink* Engine::link() {
-  if (meeting_ != nullptr) return &meeting_->link();
-  return ranks_ == nullptr ? nullptr : &ranks_->link();
-}
-
 Status Engine::make_runner() {
   auto runner = RankRunner::create({.device = *device_,
                                     .stream = *stream_,
@@ -633,10 +466,6 @@ Result<const float*> Engine::run(const HostArrays& arrays) {
   return activations().logits;
 }
 
-uint64_t Engine::weights_bytes() const {
-  return weights_.packed_bytes + (ranks_ == nullptr ? 0 : ranks_->weights_bytes());
-}
-
 Status Engine::synchronize() {
   auto status = stream_->synchronize();
   return status ? ranks_status() : status;
@@ -673,11 +502,6 @@ Status Engine::sample(std::span<const SampleRequest> requests, std::span<SampleA
   kernels_->run(params);
   auto status = placed->read(answers, *stream_);
   return status ? ranks_status() : status;
-}
-
-// On a fault of any rank the launches of all end without sound answers.
-Status Engine::ranks_status() const {
-  return ranks_ == nullptr ? Status{} : ranks_->link().status();
 }
 
 Status Engine::begin_decoding(const HostArrays& first, std::span<const SampleRequest> requests) {

@@ -1,25 +1,14 @@
 // The table of gather, and its least work.
 #include "kernels/gather/gather_rows.h"
-#include "kernels/gemv/cuda_times.h"
+#include "kernels/rank_rows.h"
 
 namespace moxie {
 namespace {
 
-const char* refuses(const GatherParams& p) {
-  return p.kind == LinkKind::kThreads || p.kind == LinkKind::kSockets ? nullptr
-                                                                      : "ranks are not on CPUs";
-}
-double copy_us(const GatherParams& p, const DeviceRates& rates) {
-  constexpr double kMeetingUs = 1.0;
-  return kMeetingUs + 1e-3 * Op<GatherParams>::work(p).bytes / rates.read_gb_s;
-}
 #if MOXIE_HAS_CUDA
-const char* refuses_peers(const GatherParams& p) {
-  return p.kind == LinkKind::kPeers ? nullptr : "ranks are not GPUs of one process";
-}
 // Units of four lie at multiples of 16 bytes in every row.
 const char* refuses_units(const GatherParams& p) {
-  return p.vocab % kLogitUnit != 0 ? "the vocabulary is no multiple of 16" : refuses_peers(p);
+  return p.vocab % kLogitUnit != 0 ? "the vocabulary is no multiple of 16" : refuses_peer_link(p);
 }
 // About a rank's: all ranks must choose the same row, whose parts differ a little.
 double part_floats(const GatherParams& p) { return 0.5 * p.num_rows * p.vocab; }
@@ -28,7 +17,6 @@ double units_us(const GatherParams& p, const DeviceRates&) {
   return rank_units_us(4.0 * part_floats(p));
 }
 #endif
-uint64_t no_workspace(const GatherParams&) { return 0; }
 
 const Row<GatherParams> kRows[] = {
     {.name = "gather_reference",
@@ -39,9 +27,9 @@ const Row<GatherParams> kRows[] = {
      .ran_on = kRanAnyCpu,
      .layout = PackedLayout::kRows16,
      .is_batch_invariant = true,
-     .refuses = refuses,
+     .refuses = refuses_cpu_link<GatherParams>,
      .predict_us = reference_us<GatherParams>,
-     .workspace = no_workspace,
+     .workspace = no_link_workspace<GatherParams>,
      .run = gather_reference},
     {.name = "gather_f32_copy_portable",
      .device = DeviceKind::kCpu,
@@ -51,37 +39,18 @@ const Row<GatherParams> kRows[] = {
      .ran_on = kRanAnyCpu,
      .layout = PackedLayout::kRows16,
      .is_batch_invariant = true,
-     .refuses = refuses,
-     .predict_us = copy_us,
-     .workspace = no_workspace,
+     .refuses = refuses_cpu_link<GatherParams>,
+     .predict_us = link_read_us<GatherParams>,
+     .workspace = no_link_workspace<GatherParams>,
      .run = gather_f32_copy_portable},
 #if MOXIE_HAS_CUDA
-    {.name = "gather_f32_peers_cuda",
-     .device = DeviceKind::kCuda,
-     .needs = kCudaAny,
-     .supports = "GPUs of one process that write to each other's memory",
-     .limits = "exact; any number of rows",
-     .ran_on = kRanAnyCuda,
-     .layout = PackedLayout::kFragment16x32,
-     .forms = {.x = kAnyX, .l1 = kAnyL1},
-     .is_batch_invariant = true,
-     .refuses = refuses_peers,
-     .predict_us = peers_us,
-     .workspace = no_workspace,
-     .run = gather_f32_peers_cuda},
-    {.name = "gather_f32_units_peers_cuda",
-     .device = DeviceKind::kCuda,
-     .needs = kCudaAny,
-     .supports = "GPUs of one process that write to each other's memory; a vocabulary in 16s",
-     .limits = "exact; for many rows",
-     .ran_on = kRanAnyCuda,
-     .layout = PackedLayout::kFragment16x32,
-     .forms = {.x = kAnyX, .l1 = kAnyL1},
-     .is_batch_invariant = true,
-     .refuses = refuses_units,
-     .predict_us = units_us,
-     .workspace = no_workspace,
-     .run = gather_f32_units_peers_cuda},
+    peers_row<GatherParams>(
+        "gather_f32_peers_cuda", "GPUs of one process that write to each other's memory",
+        "exact; any number of rows", refuses_peer_link, peers_us, gather_f32_peers_cuda),
+    peers_row<GatherParams>(
+        "gather_f32_units_peers_cuda",
+        "GPUs of one process that write to each other's memory; a vocabulary in 16s",
+        "exact; for many rows", refuses_units, units_us, gather_f32_units_peers_cuda),
 #endif
 };
 

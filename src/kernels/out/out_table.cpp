@@ -128,9 +128,9 @@ const Row<OutParams> kRows[] = {
     gemv_row<OutParams, kLanesNeonDotI8>("out_mxfp4_i8_gemv_neondot", kNeonDot, kI8, kMxfp4Only,
                                          kRanEmulated),
 #if MOXIE_HAS_CUDA
-    few_row<kGroupOfMxfp4>("out_mxfp4_bf16x2_split_cuda", "mxfp4 of 2880, 4096 or 7680 columns",
-                           kSplitLimits, out_mxfp4_bf16x2_split_cuda_refuses,
-                           out_mxfp4_bf16x2_split_cuda),
+    few_row<kGroupOfMxfp4>("out_mxfp4_bf16x2_split_cuda",
+                           "mxfp4 of 1024, 2048, 2880, 4096 or 7680 columns", kSplitLimits,
+                           out_mxfp4_bf16x2_split_cuda_refuses, out_mxfp4_bf16x2_split_cuda),
     few_row<kGroupOfGemv>("out_any_bf16x2_gemv_cuda",
                           "f32, bf16, q8_0, mxfp4, mxfp8; up to 18432 columns", kFewLimits,
                           out_any_bf16x2_gemv_cuda_refuses, out_any_bf16x2_gemv_cuda),

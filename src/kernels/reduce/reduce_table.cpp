@@ -1,25 +1,16 @@
 // The table of reduce, and its least work.
-#include "kernels/gemv/cuda_times.h"
+#include "kernels/rank_rows.h"
 #include "kernels/reduce/reduce_rows.h"
 
 namespace moxie {
 namespace {
 
-const char* refuses(const ReduceParams& p) {
-  return p.kind == LinkKind::kThreads || p.kind == LinkKind::kSockets ? nullptr
-                                                                      : "ranks are not on CPUs";
-}
-double one_shot_us(const ReduceParams& p, const DeviceRates& rates) {
-  constexpr double kMeetingUs = 1.0;
-  return kMeetingUs + 1e-3 * Op<ReduceParams>::work(p).bytes / rates.read_gb_s;
-}
 #if MOXIE_HAS_CUDA
-const char* refuses_peers(const ReduceParams& p) {
-  return p.kind == LinkKind::kPeers ? nullptr : "ranks are not GPUs of one process";
-}
 const char* refuses_units(const ReduceParams& p) {
-  return p.hidden % 4 != 0 ? "the hidden size is no multiple of 4" : refuses_peers(p);
+  return p.hidden % 4 != 0 ? "the hidden size is no multiple of 4" : refuses_peer_link(p);
 }
+constexpr const char* kAnyXOfPeers =
+    "x of one float or two a value; GPUs of one process that write to each other's memory";
 double peers_us(const ReduceParams& p, const DeviceRates&) {
   return rank_mail_us(1.0 * p.num_tokens * p.hidden);
 }
@@ -35,7 +26,6 @@ double units_us(const ReduceParams& p, const DeviceRates&) {
   return rounded_us(p, rank_units_us(2.0 * p.num_tokens * p.hidden));
 }
 #endif
-uint64_t no_workspace(const ReduceParams&) { return 0; }
 
 const Row<ReduceParams> kRows[] = {
     {.name = "reduce_reference",
@@ -46,9 +36,9 @@ const Row<ReduceParams> kRows[] = {
      .ran_on = kRanAnyCpu,
      .layout = PackedLayout::kRows16,
      .is_batch_invariant = true,
-     .refuses = refuses,
+     .refuses = refuses_cpu_link<ReduceParams>,
      .predict_us = reference_us<ReduceParams>,
-     .workspace = no_workspace,
+     .workspace = no_link_workspace<ReduceParams>,
      .run = reduce_reference},
     {.name = "reduce_f32_one_shot_portable",
      .device = DeviceKind::kCpu,
@@ -58,53 +48,20 @@ const Row<ReduceParams> kRows[] = {
      .ran_on = kRanAnyCpu,
      .layout = PackedLayout::kRows16,
      .is_batch_invariant = true,
-     .refuses = refuses,
-     .predict_us = one_shot_us,
-     .workspace = no_workspace,
+     .refuses = refuses_cpu_link<ReduceParams>,
+     .predict_us = link_read_us<ReduceParams>,
+     .workspace = no_link_workspace<ReduceParams>,
      .run = reduce_f32_one_shot_portable},
 #if MOXIE_HAS_CUDA
-    {.name = "reduce_any_one_shot_peers_cuda",
-     .device = DeviceKind::kCuda,
-     .needs = kCudaAny,
-     .supports =
-         "x of one float or two a value; GPUs of one process that write to each other's memory",
-     .limits = "F32; any number of tokens",
-     .ran_on = kRanAnyCuda,
-     .layout = PackedLayout::kFragment16x32,
-     .forms = {.x = kAnyX, .l1 = kAnyL1},
-     .is_batch_invariant = true,
-     .refuses = refuses_peers,
-     .predict_us = peers_us,
-     .workspace = no_workspace,
-     .run = reduce_any_one_shot_peers_cuda},
-    {.name = "reduce_any_bf16_peers_cuda",
-     .device = DeviceKind::kCuda,
-     .needs = kCudaAny,
-     .supports =
-         "x of one float or two a value; GPUs of one process that write to each other's memory",
-     .limits = "parts rounded to bf16; for some tokens",
-     .ran_on = kRanAnyCuda,
-     .layout = PackedLayout::kFragment16x32,
-     .forms = {.x = kAnyX, .l1 = kAnyL1},
-     .is_batch_invariant = true,
-     .refuses = refuses_peers,
-     .predict_us = bf16_us,
-     .workspace = no_workspace,
-     .run = reduce_any_bf16_peers_cuda},
-    {.name = "reduce_any_bf16_units_peers_cuda",
-     .device = DeviceKind::kCuda,
-     .needs = kCudaAny,
-     .supports =
-         "x of one float or two a value; GPUs of one process that write to each other's memory",
-     .limits = "parts rounded to bf16; for many tokens",
-     .ran_on = kRanAnyCuda,
-     .layout = PackedLayout::kFragment16x32,
-     .forms = {.x = kAnyX, .l1 = kAnyL1},
-     .is_batch_invariant = true,
-     .refuses = refuses_units,
-     .predict_us = units_us,
-     .workspace = no_workspace,
-     .run = reduce_any_bf16_units_peers_cuda},
+    peers_row<ReduceParams>("reduce_any_one_shot_peers_cuda", kAnyXOfPeers,
+                            "F32; any number of tokens", refuses_peer_link, peers_us,
+                            reduce_any_one_shot_peers_cuda),
+    peers_row<ReduceParams>("reduce_any_bf16_peers_cuda", kAnyXOfPeers,
+                            "parts rounded to bf16; for some tokens", refuses_peer_link, bf16_us,
+                            reduce_any_bf16_peers_cuda),
+    peers_row<ReduceParams>("reduce_any_bf16_units_peers_cuda", kAnyXOfPeers,
+                            "parts rounded to bf16; for many tokens", refuses_units, units_us,
+                            reduce_any_bf16_units_peers_cuda),
 #endif
 };
 

@@ -1,0 +1,192 @@
+// Divides an engine's model among ranks: which devices they have, what the others are told, and an
+// engine that is itself another rank than the first.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+
+#include "engine/engine.h"
+#include "engine/parallel.h"
+#include "engine/rank_meeting.h"
+#include "engine/strict_json.h"
+#include "model/shard.h"
+
+namespace moxie {
+
+Result<std::vector<int>> named_gpus(const std::string& device) {
+  std::vector<int> gpus;
+  if (device == "cpu" || device == "auto" || device == "cuda") return gpus;
+  const char* at = device.data() + std::min<size_t>(device.size(), 5);
+  const char* const end = device.data() + device.size();
+  for (bool is_named = device.starts_with("cuda:"); is_named;) {
+    int index = 0;
+    const auto [next, error] = std::from_chars(at, end, index);
+    if (error != std::errc{} || index < 0 || (next != end && *next != ',')) break;
+    gpus.push_back(index);
+    if (next == end) return gpus;
+    at = next + 1;
+  }
+  return fail("unknown device '" + device + "'", "--device", "cpu, cuda, cuda:N, cuda:N,M or auto");
+}
+
+Result<std::vector<int>> gpus_of_ranks(EngineOptions* options) {
+  auto gpus = named_gpus(options->device);
+  if (!gpus) return gpus;
+  int& ranks = options->tensor_parallel;
+  if (ranks == 1 && gpus->size() > 1) ranks = static_cast<int>(gpus->size());
+  if (!gpus->empty() && std::cmp_not_equal(gpus->size(), ranks))
+    return fail(fmt::format("{} names {} GPU{}, there are {} ranks", options->device, gpus->size(),
+                            gpus->size() == 1 ? "" : "s", ranks),
+                "--tensor-parallel-size", "name one a rank, or leave it to --device cuda");
+  for (size_t rank = 1; rank < gpus->size(); ++rank)
+    if (std::find(gpus->begin(), gpus->begin() + static_cast<std::ptrdiff_t>(rank),
+                  (*gpus)[rank]) != gpus->begin() + static_cast<std::ptrdiff_t>(rank))
+      return fail(fmt::format("{} names GPU {} twice", options->device, (*gpus)[rank]), "--device",
+                  "a rank has a GPU of its own: its kernels await those of the others");
+  if (gpus->empty())
+    for (int rank = 0; rank < ranks; ++rank) gpus->push_back(rank);
+  return gpus;
+}
+
+// Among ranks: those of the GPUs that `--device` names, or as many as asked for.
+Status Engine::divide() {
+  if (options_.world) {
+    const int32_t size = options_.world->size;
+    const bool takes_a_gpu = options_.device == "auto" && num_cuda_devices() > 0;
+    if (options_.device != "cpu" && (options_.device != "auto" || takes_a_gpu))
+      return fail("ranks that are processes run on CPUs", "--device", "--device cpu");
+    options_.device = "cpu";
+    if (options_.tensor_parallel != 1 && options_.tensor_parallel != size)
+      return fail(fmt::format("{} processes were started", size), "--tensor-parallel-size",
+                  "leave it out, or start as many processes");
+    options_.tensor_parallel = size;
+    load_options_.rank = options_.world->rank;
+  }
+  auto gpus = gpus_of_ranks(&options_);
+  if (!gpus) return fail(std::move(gpus.error()));
+  gpus_ = std::move(*gpus);
+  const int n = options_.tensor_parallel;
+  if (options_.expert_parallel && n == 1)
+    return fail("there is one rank", "--enable-expert-parallel", "--tensor-parallel-size 2");
+  if (n > 1 && options_.speculation.method != SpecMethod::kOff &&
+      options_.speculation.method != SpecMethod::kNgram)
+    return fail("draft heads run on one rank only", "--tensor-parallel-size", "--spec ngram, off");
+  load_options_.ranks = {.size = n, .splits_experts = options_.expert_parallel};
+  return set_rank_config();
+}
+
+Status Engine::set_rank_config() {
+  const int32_t rank = options_.world ? options_.world->rank : 0;
+  auto config = config_of_rank(checkpoint_->config(), load_options_.ranks, rank);
+  if (!config) return fail(std::move(config.error()));
+  rank_config_ = std::move(*config);
+  return {};
+}
+
+RankSetup Engine::rank_setup() {
+  return {.checkpoint = checkpoint_.get(),
+          .load = load_options_,
+          .threads = options_.threads,
+          .gpus = device_->kind() == DeviceKind::kCpu ? std::vector<int>{} : gpus_,
+          .first_device = device_.get(),
+          .choice = kernels_->choice(),
+          .features = kernels_->features(),
+          .rates = kernels_->rates(),
+          .sizes = sizes_};
+}
+
+RankSizes Engine::rank_sizes() const {
+  const bool is_cpu = device_->kind() == DeviceKind::kCpu;
+  return {.kv_dtype = kv_dtype_,
+          .use_sinks = options_.sinks,
+          .taps = options_.taps,
+          .max_model_len = plan_.max_model_len,
+          .max_num_seqs = options_.max_num_seqs,
+          .max_batch_tokens = plan_.max_batch_tokens,
+          .max_logit_rows = options_.max_logit_rows,
+          .num_full_pages = static_cast<int32_t>(plan_.pages.full),
+          .num_window_pages = static_cast<int32_t>(plan_.pages.window),
+          .table_stride = table_stride(),
+          .use_graphs = options_.graphs == "on",
+          .caches_graphs = options_.speculation.method != SpecMethod::kOff && !is_cpu,
+          .skips_taps = draft_checkpoint_ != nullptr,
+          .costs = tuning_.tuning == nullptr ? GptOss::RowCosts{} : row_costs(tuning_.tuning)};
+}
+
+namespace {
+
+struct Size {
+  const char* name;
+  int32_t RankSizes::*member;
+};
+constexpr Size kSizes[] = {{"max_model_len", &RankSizes::max_model_len},
+                           {"max_num_seqs", &RankSizes::max_num_seqs},
+                           {"max_batch_tokens", &RankSizes::max_batch_tokens},
+                           {"max_logit_rows", &RankSizes::max_logit_rows},
+                           {"num_full_pages", &RankSizes::num_full_pages},
+                           {"num_window_pages", &RankSizes::num_window_pages},
+                           {"table_stride", &RankSizes::table_stride}};
+
+}  // namespace
+
+// What ranks must have in common is theirs to say; how much each keeps is rank 0's.
+Status Engine::meet_ranks() {
+  using Json = nlohmann::ordered_json;
+  const Json terms = {{"the build", options_.tuning.commit},
+                      {"--mxfp4-layers", options_.mxfp4_layers},
+                      {"--enable-expert-parallel", options_.expert_parallel},
+                      {"--batch-invariant", options_.batch_invariant},
+                      {"--seed", options_.seed},
+                      {"the model's files", checkpoint_kind_name(checkpoint_->kind())},
+                      {"the model's config", config_json(config())},
+                      {"the model's bytes", checkpoint_->packed_bytes(whole_load_options())}};
+  Json plan = {{"kv_dtype", static_cast<int>(sizes_.kv_dtype)}, {"use_sinks", sizes_.use_sinks}};
+  for (const auto& [name, size] : kSizes) plan[name] = sizes_.*size;
+  auto meeting = RankMeeting::meet(*options_.world, terms, &plan);
+  if (!meeting) return fail(std::move(meeting.error()));
+  meeting_ = std::move(*meeting);
+  if (options_.world->rank == 0) return {};
+  StrictReader reader(plan, "");
+  sizes_.kv_dtype =
+      static_cast<DType>(reader.integer("kv_dtype", 0, static_cast<int>(DType::kQ8_0)));
+  sizes_.use_sinks = reader.boolean("use_sinks");
+  for (const auto& [name, size] : kSizes) sizes_.*size = reader.integer(name, 0, INT32_MAX);
+  if (const std::string fault = reader.end(); !fault.empty())
+    return fail("rank 0's plan: " + fault, "ranks", "start all ranks with the same build");
+  sizes_.taps.clear();
+  kv_dtype_ = sizes_.kv_dtype;
+  return {};
+}
+
+Status Engine::follow_first_rank() {
+  CHECK(meeting_ != nullptr && options_.world->rank > 0);
+  meeting_->say_loaded();
+  for (;;) {
+    auto bytes = meeting_->next_order();
+    if (!bytes) return fail(std::move(bytes.error()));
+    if (!*bytes) return {};
+    auto order = rank_order(**bytes);
+    auto status = order ? follow_order(*order, *runner_) : Status(fail(order.error()));
+    if (status) status = link()->status();
+    if (status) continue;
+    meeting_->end_with_fault(status.error().message());
+    return status;
+  }
+}
+
+// Null: there is one rank.
+RankLink* Engine::link() {
+  if (meeting_ != nullptr) return &meeting_->link();
+  return ranks_ == nullptr ? nullptr : &ranks_->link();
+}
+
+uint64_t Engine::weights_bytes() const {
+  return weights_.packed_bytes + (ranks_ == nullptr ? 0 : ranks_->weights_bytes());
+}
+
+// On a fault of any rank the launches of all end without sound answers.
+Status Engine::ranks_status() const {
+  return ranks_ == nullptr ? Status{} : ranks_->link().status();
+}
+
+}  // namespace moxie
