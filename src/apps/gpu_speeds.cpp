@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "kernels/gemm/mma_tiles.h"
+#include "kernels/rates.h"
 
 namespace moxie {
 namespace {
@@ -106,10 +107,8 @@ std::vector<CardTile> tiles_of(const GpuCard& card) {
   for (const double mean : kTileTokens) {
     const gemm::TileChoice choice =
         is_hopper ? gemm::choose_tile(mean) : gemm::choose_mma_tile(mean, device);
-    const auto name =
-        is_hopper ? gemm::tile_name(choice.columns) : gemm::mma_tile_name(choice.columns);
-    tiles.push_back({mean, name, choice.reason,
-                     is_hopper ? name : gemm::mma_tile_name(gemm::mma_tile_by_rule(mean))});
+    const int32_t rows = is_hopper ? gemm::kGroupedTileRows : gemm::kMmaTileRows;
+    tiles.push_back({mean, gemm::tile_name({rows, choice.columns}), choice.reason});
   }
   return tiles;
 }
@@ -120,10 +119,8 @@ Json to_json(const GpuSpeeds& speeds, int32_t billions) {
                {"rows", rows_name(rows_of(*speeds.card))}};
   json["tiles"] = Json::array();
   for (const CardTile& tile : tiles_of(*speeds.card))
-    json["tiles"].push_back({{"tokens_an_expert", tile.mean},
-                             {"tile", tile.tile},
-                             {"reason", tile.reason},
-                             {"row_takes", tile.by_rule}});
+    json["tiles"].push_back(
+        {{"tokens_an_expert", tile.mean}, {"tile", tile.tile}, {"reason", tile.reason}});
   if (!speeds.why_not.empty()) {
     json["not_predicted"] = speeds.why_not;
     return json;
@@ -163,13 +160,8 @@ void print_speeds(const GpuSpeeds& speeds, int32_t billions) {
                speed.by);
   });
   fmt::print("  tiles by tokens an expert:");
-  std::string reasons;
-  for (const CardTile& tile : tiles_of(card)) {
-    fmt::print(" {:.0f}: {}", tile.mean, tile.tile);
-    if (tile.tile != tile.by_rule)
-      reasons += fmt::format("  {}: {}, and is what the row takes\n", tile.tile, tile.reason);
-  }
-  fmt::print("\n{}", reasons);
+  for (const CardTile& tile : tiles_of(card)) fmt::print(" {:.0f}: {}", tile.mean, tile.tile);
+  fmt::print("\n");
 }
 
 }  // namespace moxie

@@ -40,7 +40,6 @@ std::string cell_text(const SpeedCell& cell);
 struct CardTile {
   double mean;
   std::string tile, reason;
-  std::string by_rule;  ///< mma.sync: what the row takes on every device
 };
 std::vector<CardTile> tiles_of(const GpuCard& card);
 

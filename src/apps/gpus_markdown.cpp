@@ -133,19 +133,16 @@ void print_tiles() {
   fmt::print(
       "## Tiles\n\n"
       "Rows times tokens of an expert that the tile model takes for the grouped products, by the "
-      "mean tokens of an expert. On Hopper the row takes these, and `--tile` forces another. The "
-      "row by `mma.sync` follows one rule on all devices; where the model finds more than 3% in "
-      "another tile, the rule's tile stands in brackets. None of this ran on the cards.\n\n| card "
-      "|");
+      "mean tokens of an expert. The rows take these, and `--tile` forces another. Of the cards "
+      "only "
+      "H100 and H200 have been run.\n\n| card |");
   for (const CardTile& tile : tiles_of(gpu_cards().front())) fmt::print(" {:.0f} |", tile.mean);
   fmt::print("\n|---|");
   for (size_t i = 0; i < tiles_of(gpu_cards().front()).size(); ++i) fmt::print("---|");
   fmt::print("\n");
   for (const GpuCard& card : gpu_cards()) {
     fmt::print("| {} |", card.name);
-    for (const CardTile& tile : tiles_of(card))
-      fmt::print(" {}{} |", tile.tile,
-                 tile.by_rule == tile.tile ? "" : fmt::format(" ({})", tile.by_rule));
+    for (const CardTile& tile : tiles_of(card)) fmt::print(" {} |", tile.tile);
     fmt::print("\n");
   }
 }

@@ -126,8 +126,7 @@ int print_plans(const KernelsFlags& o, const GptOss& model, const KernelChooser&
                     {"predicted_us", row.predicted_us},
                     {"limit_us", row.limit_us},
                     {"plan_us_without", without ? Json(*without) : Json()}};
-      const std::string tile =
-          row.tile_columns != 0 ? gemm::tile_name(row.tile_columns) : std::string();
+      const std::string tile = row.tile_columns != 0 ? gemm::tile_name(row.tile()) : std::string();
       if (!tile.empty()) entry["tile"] = tile;
       const auto proven = self_test.proven(row.row.name);
       if (proven) entry["proven"] = *proven;

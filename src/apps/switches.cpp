@@ -24,7 +24,9 @@ std::vector<std::string> known_gpus() {
 }
 const std::vector<Meaning>& meanings() {
   static const std::vector<Meaning> kMeanings = {
-      {"--activation", Takes::kText, {"auto", "bf16", "int8", "mxfp8"}},
+      {"--activation",
+       Takes::kText,
+       {"auto", "bf16", "int8", "mxfp8", "mxfp6", "mxfp6_e3m2", "mxfp4"}},
       {"--against-records", Takes::kFolder},
       {"--api-key-file", Takes::kFile},
       {"--check-markdown", Takes::kFile},

@@ -38,7 +38,7 @@ bool is_poor(const TimedRow& timed) {
 
 std::string name_of(const TimedRow& timed) {
   std::string name = timed.row.row.name;
-  if (timed.row.tile_columns != 0) name += " " + gemm::tile_name(timed.row.tile_columns);
+  if (timed.row.tile_columns != 0) name += " " + gemm::tile_name(timed.row.tile());
   return name;
 }
 

@@ -1,8 +1,9 @@
-// Number formats bit by bit: BF16, FP16, E4M3, E2M1, E8M0, and the MX and Q8_0 blocks of 32.
+// Number formats bit by bit: BF16, FP16, E4M3, E3M2, E2M3, E2M1, E8M0, and the MX and Q8_0 blocks
+// of 32.
 //
 // These scalar codecs are the definition that every kernel is tested against. Sources: OCP
-// Microscaling Formats (MX) v1.0 for E2M1, E8M0 and block quantising; OCP FP8 for E4M3 (the "fn"
-// kind: no infinity, 0x7F and 0xFF are NaN). Header-only so that CUDA code shares it.
+// Microscaling Formats (MX) v1.0 for E3M2, E2M3, E2M1, E8M0 and block quantising; OCP FP8 for E4M3
+// (the "fn" kind: no infinity, 0x7F and 0xFF are NaN). Header-only so that CUDA code shares it.
 #pragma once
 
 #include <bit>
@@ -136,6 +137,50 @@ MOXIE_HOST_DEVICE inline uint8_t f32_to_e2m1(float value) {
   return static_cast<uint8_t>(sign | code);
 }
 
+// ---- E3M2 and E2M3 ----------------------------------------------------------------------------
+/// A code of six bits: sign, kExponentBits, kMantissaBits; every code is finite.
+template <int kExponentBits, int kMantissaBits>
+MOXIE_HOST_DEVICE inline float six_bits_to_f32(uint8_t code) {
+  static_assert(kExponentBits + kMantissaBits == 5);
+  constexpr uint32_t kBias = (1u << (kExponentBits - 1)) - 1;
+  const uint32_t exponent = (code & 0x1Fu) >> kMantissaBits;
+  const uint32_t mantissa = code & ((1u << kMantissaBits) - 1);
+  const uint32_t sign = static_cast<uint32_t>(code & 0x20u) << 26;
+  if (exponent == 0) {  // mantissa * 2^(1 - bias - kMantissaBits)
+    const float unit = bits_to_f32((128 - kBias - kMantissaBits) << 23);
+    const float magnitude = static_cast<float>(mantissa) * unit;
+    return sign ? -magnitude : magnitude;
+  }
+  return bits_to_f32(sign | (exponent + 127 - kBias) << 23 | mantissa << (23 - kMantissaBits));
+}
+/// Round to nearest even, saturating. NaN gives the greatest magnitude.
+template <int kExponentBits, int kMantissaBits>
+MOXIE_HOST_DEVICE inline uint8_t f32_to_six_bits(float value) {
+  static_assert(kExponentBits + kMantissaBits == 5);
+  constexpr uint32_t kBias = (1u << (kExponentBits - 1)) - 1;
+  const uint32_t bits = f32_to_bits(value);
+  const uint8_t sign = static_cast<uint8_t>((bits >> 26) & 0x20u);
+  const uint32_t magnitude = bits & 0x7FFFFFFFu;
+  if (magnitude < (128 - kBias) << 23) {  // below the least normal 2^(1 - bias)
+    // Adding 2^(24 - bias - kMantissaBits) puts the multiples of the subnormals' unit into the low
+    // mantissa bits, rounded to nearest even.
+    constexpr uint32_t kShift = (127 + 24 - kBias - kMantissaBits) << 23;
+    const float shifted = bits_to_f32(magnitude) + bits_to_f32(kShift);
+    return static_cast<uint8_t>(sign | (f32_to_bits(shifted) - kShift));
+  }
+  constexpr int kDropped = 23 - kMantissaBits;
+  if (magnitude >= (127 + 16u) << 23) return static_cast<uint8_t>(sign | 0x1Fu);
+  const uint32_t rounded = magnitude + ((1u << (kDropped - 1)) - 1) + ((magnitude >> kDropped) & 1);
+  const uint32_t code = (rounded >> kDropped) - ((127 - kBias) << kMantissaBits);
+  return static_cast<uint8_t>(sign | (code > 0x1Fu ? 0x1Fu : code));
+}
+/// Magnitudes up to 28, in steps of 2^-4 below 2^-2.
+MOXIE_HOST_DEVICE inline float e3m2_to_f32(uint8_t code) { return six_bits_to_f32<3, 2>(code); }
+MOXIE_HOST_DEVICE inline uint8_t f32_to_e3m2(float value) { return f32_to_six_bits<3, 2>(value); }
+/// Magnitudes up to 7.5, in steps of 2^-3 below 1.
+MOXIE_HOST_DEVICE inline float e2m3_to_f32(uint8_t code) { return six_bits_to_f32<2, 3>(code); }
+MOXIE_HOST_DEVICE inline uint8_t f32_to_e2m3(float value) { return f32_to_six_bits<2, 3>(value); }
+
 // ---- E8M0 -------------------------------------------------------------------------------------
 /// 2^(code - 127); code 0 is 2^-127 (an F32 subnormal), 255 is NaN.
 MOXIE_HOST_DEVICE inline float e8m0_to_f32(uint8_t code) {
@@ -155,7 +200,7 @@ MOXIE_HOST_DEVICE inline int floor_log2(float x) {
 }
 
 /// The E8M0 code of OCP MX v1.0 for a block: floor(log2(amax)) - emax, clamped to 0..254;
-/// 127 for amax = 0. `emax` is 2 for E2M1 and 8 for E4M3.
+/// 127 for amax = 0. `emax` is 2 for E2M1 and E2M3, 4 for E3M2 and 8 for E4M3.
 MOXIE_HOST_DEVICE inline uint8_t mx_scale_code(float amax, int emax) {
   if (!(amax > 0.0f)) return 127;
   const int code = floor_log2(amax) - emax + 127;
@@ -213,6 +258,66 @@ inline uint8_t quantize_mxfp8(const float* values, uint8_t* codes) {
   for (int i = 0; i < kMxBlock; ++i)
     codes[i] = f32_to_e4m3(static_cast<float>(values[i] * reciprocal));
   return scale;
+}
+
+// ---- Activations in MX formats ------------------------------------------------------------------
+/// Elements of activations' blocks of 32: MXFP8 (E4M3), MXFP6 (E2M3, or E3M2) and MXFP4 (E2M1).
+enum class MxElement : uint8_t { kE4M3, kE3M2, kE2M3, kE2M1 };
+
+/// Exponent of the element's greatest value.
+MOXIE_HOST_DEVICE constexpr int mx_emax(MxElement element) {
+  return element == MxElement::kE4M3 ? 8 : element == MxElement::kE3M2 ? 4 : 2;
+}
+MOXIE_HOST_DEVICE inline uint8_t f32_to_mx_element(MxElement element, float value) {
+  switch (element) {
+    case MxElement::kE4M3:
+      return f32_to_e4m3(value);
+    case MxElement::kE3M2:
+      return f32_to_e3m2(value);
+    case MxElement::kE2M3:
+      return f32_to_e2m3(value);
+    case MxElement::kE2M1:
+      break;
+  }
+  return f32_to_e2m1(value);
+}
+MOXIE_HOST_DEVICE inline float mx_element_to_f32(MxElement element, uint8_t code) {
+  switch (element) {
+    case MxElement::kE4M3:
+      return e4m3_to_f32(code);
+    case MxElement::kE3M2:
+      return e3m2_to_f32(code);
+    case MxElement::kE2M3:
+      return e2m3_to_f32(code);
+    case MxElement::kE2M1:
+      break;
+  }
+  return e2m1_to_f32(code);
+}
+/// The scale of a block of activations from the bits of its greatest magnitude: as
+/// mx_scale_code(), but NaN (255) if a value is no finite number, so that the products are NaN.
+MOXIE_HOST_DEVICE inline uint8_t mx_activation_scale(uint32_t amax_bits, int emax) {
+  return amax_bits >= 0x7F800000u ? uint8_t{255} : mx_scale_code(bits_to_f32(amax_bits), emax);
+}
+/// A value of a block with that scale as the element's code. Powers of two, so that one rounding
+/// is left; in two factors, since the reciprocal of 2^-127 times a value may pass F32's range.
+MOXIE_HOST_DEVICE inline uint8_t mx_activation_code(MxElement element, float value, uint8_t scale) {
+  const int up = 127 - scale, half = up / 2;  // -128..127
+  const float first = bits_to_f32(static_cast<uint32_t>(127 + half) << 23);
+  const float second = bits_to_f32(static_cast<uint32_t>(127 + up - half) << 23);
+  return f32_to_mx_element(element, value * first * second);
+}
+/// `count` values (32, or fewer at the end of a row) as what their block is in the format.
+inline void round_to_mx(MxElement element, float* values, int count) {
+  uint32_t amax_bits = 0;
+  for (int i = 0; i < count; ++i) {
+    const uint32_t bits = f32_to_bits(values[i]) & 0x7FFFFFFFu;
+    amax_bits = bits > amax_bits ? bits : amax_bits;
+  }
+  const uint8_t scale = mx_activation_scale(amax_bits, mx_emax(element));
+  const float factor = e8m0_to_f32(scale);
+  for (int i = 0; i < count; ++i)
+    values[i] = mx_element_to_f32(element, mx_activation_code(element, values[i], scale)) * factor;
 }
 
 // ---- FP8 with block scales ---------------------------------------------------------------------

@@ -194,6 +194,27 @@ TEST(E2m1, RoundsToNearestEvenAndSaturates) {
   for (const auto& border : kBorders) EXPECT_EQ(f32_to_e2m1(border.value), border.code);
 }
 
+template <int kExponentBits, int kMantissaBits>
+void expect_six_bits(float greatest) {
+  const auto encode = f32_to_six_bits<kExponentBits, kMantissaBits>;
+  const auto to_f32 = six_bits_to_f32<kExponentBits, kMantissaBits>;
+  std::vector<double> magnitudes;
+  for (uint8_t code = 0; code < 64; ++code) {
+    EXPECT_EQ(to_f32(code), decode(code, kExponentBits, kMantissaBits)) << int{code};
+    EXPECT_EQ(std::signbit(to_f32(code)), code >= 32);
+    EXPECT_EQ(encode(to_f32(code)), code);
+    if (code < 32) magnitudes.push_back(to_f32(code));
+  }
+  EXPECT_EQ(magnitudes.back(), greatest);
+  expect_nearest({magnitudes, true}, 0x20, encode);
+  EXPECT_EQ(encode(kInf), 0x1F);
+  EXPECT_EQ(encode(-kInf), 0x3F);
+  EXPECT_EQ(encode(kNan) & 0x1F, 0x1F);
+}
+
+TEST(E3m2, EveryCodeAndRounding) { expect_six_bits<3, 2>(28.0f); }
+TEST(E2m3, EveryCodeAndRounding) { expect_six_bits<2, 3>(7.5f); }
+
 TEST(E8m0, EveryCode) {
   for (int code = 0; code < 255; ++code) {
     const float value = e8m0_to_f32(static_cast<uint8_t>(code));
@@ -252,6 +273,52 @@ void expect_block_rule(const Magnitudes& magnitudes, int emax, uint32_t sign_bit
 TEST(Mxfp4, QuantisingObeysTheRule) { expect_block_rule(e2m1_magnitudes(), 2, 8, quantize_mxfp4); }
 TEST(Mxfp8, QuantisingObeysTheRule) {
   expect_block_rule(e4m3_magnitudes(), 8, 0x80, quantize_mxfp8);
+}
+
+// Activations are rounded as weights are, but for values that are no finite numbers.
+TEST(MxActivations, QuantisingObeysTheRule) {
+  const auto quantize = [](MxElement element) {
+    return [element](const float* values, uint8_t* codes) {
+      uint32_t amax_bits = 0;
+      for (int i = 0; i < kMxBlock; ++i)
+        amax_bits = std::max(amax_bits, f32_to_bits(values[i]) & 0x7FFFFFFFu);
+      const uint8_t scale = mx_activation_scale(amax_bits, mx_emax(element));
+      for (int i = 0; i < kMxBlock; ++i) codes[i] = mx_activation_code(element, values[i], scale);
+      return scale;
+    };
+  };
+  const auto six_bits = [](float (*to_f32)(uint8_t)) {
+    std::vector<double> values;
+    for (uint8_t code = 0; code < 32; ++code) values.push_back(to_f32(code));
+    return Magnitudes(values, true);
+  };
+  expect_block_rule(e4m3_magnitudes(), 8, 0x80, quantize(MxElement::kE4M3));
+  expect_block_rule(six_bits(e3m2_to_f32), 4, 0x20, quantize(MxElement::kE3M2));
+  expect_block_rule(six_bits(e2m3_to_f32), 2, 0x20, quantize(MxElement::kE2M3));
+  expect_block_rule(e2m1_magnitudes(), 2, 8, quantize(MxElement::kE2M1));
+}
+
+TEST(MxActivations, RoundedValuesAreTheirOwnAndNanReachesTheBlock) {
+  std::mt19937 random(9);
+  for (const MxElement element :
+       {MxElement::kE4M3, MxElement::kE3M2, MxElement::kE2M3, MxElement::kE2M1}) {
+    for (const int count : {32, 7}) {
+      float values[kMxBlock];
+      for (float& value : values) value = static_cast<float>(random() % 2000) / 64.0f - 15.0f;
+      round_to_mx(element, values, count);
+      float again[kMxBlock];
+      std::copy(values, values + kMxBlock, again);
+      round_to_mx(element, again, count);
+      EXPECT_TRUE(std::equal(values, values + kMxBlock, again));
+      for (const float odd : {kNan, kInf, -kInf}) {
+        values[3] = odd;
+        float block[kMxBlock];
+        std::copy(values, values + kMxBlock, block);
+        round_to_mx(element, block, count);
+        for (int i = 0; i < count; ++i) EXPECT_TRUE(std::isnan(block[i])) << i;
+      }
+    }
+  }
 }
 
 TEST(Mxfp4, BlockOfZerosHasScaleOneAndCodesZero) {

@@ -29,6 +29,10 @@ std::string_view dtype_name(DType dtype) {
       return "mxfp8";
     case DType::kQ8_0:
       return "q8_0";
+    case DType::kMXFP6:
+      return "mxfp6";
+    case DType::kMXFP6E3M2:
+      return "mxfp6_e3m2";
   }
   return "unknown";
 }
@@ -54,6 +58,9 @@ double dtype_bits(DType dtype) {
       return 8.25;
     case DType::kQ8_0:
       return 8.5;
+    case DType::kMXFP6:
+    case DType::kMXFP6E3M2:
+      return 6.25;
   }
   return 0;
 }
@@ -66,6 +73,9 @@ uint64_t dtype_bytes(DType dtype, uint64_t num_elements) {
       return num_elements / 32 * 33;
     case DType::kQ8_0:
       return num_elements / 32 * 34;
+    case DType::kMXFP6:
+    case DType::kMXFP6E3M2:
+      return num_elements / 32 * 25;
     default:
       return num_elements * static_cast<uint64_t>(dtype_bits(dtype)) / 8;
   }

@@ -8,11 +8,13 @@
 #include <string_view>
 
 #include "core/base.h"
+#include "core/formats.h"
 
 namespace moxie {
 
 /// Element types of tensors and of packed weights. kMXFP4, kMXFP8 (E4M3 elements) and kQ8_0 are
-/// block formats: 32 elements with one scale (E8M0, E8M0 and FP16).
+/// block formats: 32 elements with one scale (E8M0, E8M0 and FP16). kMXFP6 (E2M3) and kMXFP6E3M2
+/// are formats of activations only.
 enum class DType : uint8_t {
   kF32,
   kF16,
@@ -25,8 +27,18 @@ enum class DType : uint8_t {
   kF64,
   kMXFP4,
   kMXFP8,
-  kQ8_0
+  kQ8_0,
+  kMXFP6,
+  kMXFP6E3M2
 };
+
+/// The elements of a format of activations: kMXFP8, kMXFP6, kMXFP6E3M2 or kMXFP4.
+constexpr MxElement mx_element_of(DType format) {
+  return format == DType::kMXFP8       ? MxElement::kE4M3
+         : format == DType::kMXFP6     ? MxElement::kE2M3
+         : format == DType::kMXFP6E3M2 ? MxElement::kE3M2
+                                       : MxElement::kE2M1;
+}
 
 /// "f32", "bf16", "mxfp4", ... as printed and as taken by flags.
 std::string_view dtype_name(DType dtype);

@@ -190,12 +190,12 @@ Result<KernelChoice> kernel_choice(const EngineOptions& options, Features featur
   if (auto status = choice.set_tile(options.tile); !status) return fail(std::move(status.error()));
   if (auto status = choice.set_activation(options.activation); !status)
     return fail(std::move(status.error()));
-  if ((features & kSm90a) == 0) {
-    if (choice.tile_columns() != 0)
-      return fail("no row of this device takes a tile", "--tile", "auto leaves it to the rows");
-    if (options.activation == "mxfp8")
-      return fail("no row of this device takes activations in 8-bit floats", "--activation",
-                  "auto, or bf16");
+  const gemm::Tile tile = choice.tile();
+  const bool has_tiles =
+      tile.rows == gemm::kGroupedTileRows ? (features & kSm90a) != 0 : (features & kCudaAny) != 0;
+  if (tile.columns != 0 && !has_tiles) {
+    return fail("no row of this device has the tile " + gemm::tile_name(tile), "--tile",
+                "auto leaves it to the rows");
   }
   if (choice.int8() && (features & kInt8Features) == 0)
     return fail("no row of this device takes activations in 8-bit integers", "--activation",
@@ -221,7 +221,7 @@ Status Engine::make_kernels() {
   Features features =
       is_cpu ? cpu_features() : cuda_features(device_->properties().compute_capability);
   if (options_.arch_limit == "sm_80") {
-    features &= kCudaAny;
+    features &= kCudaAny | kNoMxProducts;
     rates.bf16_gflops = rates.mma_gflops;
   }
   auto choice = kernel_choice(options_, features);
@@ -334,7 +334,7 @@ Status Engine::load_weights() {
   auto weights = checkpoint_->load(*device_, load_options_);
   if (!weights) return fail(std::move(weights.error()));
   weights_ = std::move(*weights);
-  if (kernels_->activation() == DType::kF8E4M3) {
+  if (folds_scales(*kernels_)) {
     if (auto status = fold_scales_cuda(*device_, *stream_, weights_); !status) return status;
   }
   if (ranks_ != nullptr)

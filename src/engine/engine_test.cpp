@@ -50,8 +50,9 @@ double difference(const float* a, const std::vector<float>& b) {
 }
 
 TEST(EngineTest, ATileThatNoRowTakesIsAnError) {
-  for (const auto& [tile, why] : {std::pair{"256x64", "no row of this device takes a tile"},
-                                  {"256x63", "auto, 256x8, 256x16"}}) {
+  for (const auto& [tile, why] : {std::pair{"256x64", "no row of this device has the tile 256x64"},
+                                  {"128x64", "no row of this device has the tile 128x64"},
+                                  {"256x63", "auto, 128x16, 128x32"}}) {
     auto engine = Engine::load({.model = kNano,
                                 .device = "cpu",
                                 .tile = tile,
@@ -83,11 +84,17 @@ TEST(EngineTest, ActivationsAreThoseAskedForOrAnError) {
                          .max_model_len = 64,
                          .show_progress = false});
   };
-  for (const auto& [activation, why] : {std::pair{"mxfp8", "8-bit floats"}, {"int9", "int8"}}) {
-    const auto engine = load(activation);
-    ASSERT_FALSE(engine.has_value()) << activation;
-    EXPECT_NE(engine.error().message().find(why), std::string::npos) << engine.error().message();
-    EXPECT_NE(engine.error().message().find("--activation"), std::string::npos);
+  const auto unknown = load("int9");
+  ASSERT_FALSE(unknown.has_value());
+  EXPECT_NE(unknown.error().message().find("int8"), std::string::npos) << unknown.error().message();
+  EXPECT_NE(unknown.error().message().find("--activation"), std::string::npos);
+  for (const char* activation : {"mxfp8", "mxfp6", "mxfp6_e3m2", "mxfp4"}) {
+    auto engine = load(activation);
+    ASSERT_TRUE(engine.has_value()) << engine.error().message();
+    alone(**engine, {1, 2, 3});
+    for (const auto& count : (*engine)->kernels().counts())
+      EXPECT_EQ(count.name.find("_mx_") != std::string::npos, count.op == &Op<ExpertsParams>::info)
+          << count.name;
   }
   const bool can_int8 = (cpu_features() & kInt8Features) != 0;
   for (const bool is_int8 : {false, true}) {

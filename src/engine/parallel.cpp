@@ -172,7 +172,7 @@ class RankGroup::ThreadRank final : public Rank {
     auto weights = setup_.checkpoint->load(*device_, load);
     if (!weights) return fail(std::move(weights.error()));
     weights_ = std::move(*weights);
-    if (kernels_->activation() == DType::kF8E4M3)
+    if (folds_scales(*kernels_))
       if (auto status = fold_scales_cuda(*device_, *stream_, weights_); !status) return status;
     RankSizes sizes = setup_.sizes;
     sizes.taps.clear();  // the first rank's are enough

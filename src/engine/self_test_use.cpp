@@ -11,7 +11,7 @@
 #include "core/clock.h"
 #include "core/device_cpu.h"
 #include "engine/tuning.h"
-#include "kernels/gemm/tile_model.h"
+#include "kernels/gemm/mma_tiles.h"
 
 namespace moxie {
 namespace {
@@ -235,8 +235,11 @@ class Prover {
     const double mean = gemm::mean_pairs(bracket.num_tokens, c.top_k, c.num_experts);
     for (auto& chain : plan.chains)
       for (PlannedRow& row : chain)
-        if (row.row.takes_tile && row.tile_columns == 0 && request_.kernels.tile_columns() == 0)
-          row.tile_columns = gemm::choose_tile(mean, row.row.is_batch_invariant).columns;
+        if (row.row.tile_rows != 0 && row.tile_columns == 0 && request_.kernels.tile().columns == 0)
+          row.tile_columns =
+              gemm::choose_tile_of(row.row.tile_rows, mean, row.row.is_batch_invariant,
+                                   tile_device_of(request_.kernels.rates()))
+                  .columns;
     return plan;
   }
 

@@ -89,7 +89,7 @@ Features cuda_features(int compute_capability) {
   if (code >= 90) found |= kClusters;
   if (code == 90) found |= kSm90a;
   if (code == 100) found |= kSm100a;
-  if (code == 120) found |= kSm120f;
+  found |= code == 120 ? kSm120f : kNoMxProducts;
   return found;
 }
 

@@ -29,7 +29,8 @@ enum Feature : Features {
   kSm90a = 1u << 21,
   kSm100a = 1u << 22,
   kSm120f = 1u << 23,
-  kClusters = 1u << 24,  ///< and bulk copies: sm_90 and later
+  kClusters = 1u << 24,      ///< and bulk copies: sm_90 and later
+  kNoMxProducts = 1u << 25,  ///< CUDA without block-scaled mma.sync: fragments are emulated
 };
 
 /// Features of this CPU, asked once.

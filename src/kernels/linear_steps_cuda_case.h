@@ -5,10 +5,12 @@
 
 #include <fmt/format.h>
 
+#include <functional>
 #include <map>
 
 #include "core/formats.h"
 #include "kernels/gemm/greatest_scales_cuda.h"
+#include "kernels/gemm/mma_tiles.h"
 #include "kernels/gemm/staged.cuh"
 #include "kernels/testing/cuda_test.h"
 #include "kernels/testing/fragment_pack.h"
@@ -189,9 +191,9 @@ class LinearStepsCuda : public CudaTest {
       params.forms = forms_with(row, XForm::kF32Pair);
       if constexpr (std::is_same_v<P, ExpertsParams>) {
         // The case's tolerance is for the requested activations; E4M3 has a greater one.
-        if (activation_rounding(row) == kE4m3Rounding) {
-          EXPECT_NE(row.refuses(params), nullptr) << row.name << " without E4M3 asked for";
-          take_e4m3(params);
+        if (row.activation == DType::kMXFP8) {
+          EXPECT_NE(row.refuses(params), nullptr) << row.name << " without MXFP8 asked for";
+          take_mxfp8(params);
         }
       }
       if (const char* why = why_not(row, params)) {
@@ -221,7 +223,7 @@ class LinearStepsCuda : public CudaTest {
             params = to_device(built.params, format);
             params.forms = forms_with(row, XForm::kF32);
             if constexpr (std::is_same_v<P, ExpertsParams>) {
-              if (activation_rounding(row) == kE4m3Rounding) take_e4m3(params);
+              if (row.activation == DType::kMXFP8) take_mxfp8(params);
             }
             run_on_device(row, params);
             expect_near(allowed, built.outputs(),
@@ -325,7 +327,7 @@ class LinearStepsCuda : public CudaTest {
         ExpertsParams params = to_device(p, DType::kMXFP4);
         params.forms = {.x = is_single ? XForm::kF32 : XForm::kF32Pair, .t = TForm::kAbsent};
         params.norm_weight = upload(weight);
-        if (takes_e4m3(row)) take_e4m3(params);
+        if (row.activation == DType::kMXFP8) take_mxfp8(params);
         const std::string run = std::string(name) + " of x" + (is_single ? ", single" : "");
         if (const char* why = row.refuses(params)) {
           runs_->refused(run, why);
@@ -350,13 +352,9 @@ class LinearStepsCuda : public CudaTest {
     forms.x = x;
     return forms;
   }
-  static bool takes_e4m3(const Row<ExpertsParams>& row) {
-    return std::string(row.name).find("_e4m3_") != std::string::npos;
-  }
-
-  // Lets the row with activations in 8 bits run.
-  void take_e4m3(ExpertsParams& p) {
-    p.activation = DType::kF8E4M3;
+  // Lets the rows with activations in MXFP8 run.
+  void take_mxfp8(ExpertsParams& p) {
+    p.activation = DType::kMXFP8;
     for (PackedMatrix* matrix : {&p.gate_up, &p.down}) {
       if (matrix->format != DType::kMXFP4) continue;
       const auto num_experts = static_cast<size_t>(matrix->num_experts);
@@ -371,17 +369,13 @@ class LinearStepsCuda : public CudaTest {
     }
   }
 
-  // Activations that E4M3 can hold, and a reference whose SwiGLU outputs are rounded as the row
-  // rounds them: the remaining error is that of sums of 8-bit operands.
-  void expect_e4m3_is_exact(const ExpertsCase& c) {
-    SCOPED_TRACE(c.name());
-    Built<ExpertsParams> built = build(c);
+  // x behind experts whose inputs of both products are rounded as `round` does it, in place: those
+  // of a token, and those of a pair. With the same matrices in the device's packing.
+  using Rounding = std::function<void(std::vector<float>&)>;
+  std::vector<double> rounded_experts(const Built<ExpertsParams>& built, const Rounding& round_t,
+                                      const Rounding& round_act) {
     const ExpertsParams& p = built.params;
-    auto* t = const_cast<float*>(p.t);
-    for (int64_t i = 0; i < int64_t{p.num_tokens} * p.hidden; ++i)
-      t[i] = i % p.hidden == 0 ? 2.0f : e4m3_to_f32(f32_to_e4m3(t[i] * 128)) / 128;
     std::vector<double> expected(built.initial_x.begin(), built.initial_x.end());
-    // The same matrices in the device's packing.
     const ExpertsParams there = to_device(p, DType::kMXFP4);
     std::vector<float> bias(static_cast<size_t>(p.gate_up.num_experts) * p.gate_up.rows);
     in_back(bias, there.gate_up_bias);
@@ -400,47 +394,95 @@ class LinearStepsCuda : public CudaTest {
     };
     for (int32_t e = 0; e < p.gate_up.num_experts; ++e) {
       const std::vector<double> w1 = dense(gate_up, e), w2 = dense(down, e);
-      const auto row_of = [&](int32_t row, const float* token) {
-        double sum = bias[static_cast<size_t>(e) * gate_up.rows + row];
-        for (int32_t col = 0; col < p.hidden; ++col)
-          sum += w1[static_cast<size_t>(row) * p.hidden + col] * token[col];
-        return static_cast<float>(sum);
-      };
       for (int64_t pair = 0; pair < int64_t{p.num_tokens} * p.top_k; ++pair) {
         if (p.expert_ids[pair] != e) continue;
         const int64_t token = pair / p.top_k;
-        std::vector<double> made;
+        std::vector<float> t(p.t + token * p.hidden, p.t + (token + 1) * p.hidden), made;
+        round_t(t);
+        const auto row_of = [&](int32_t row) {
+          double sum = bias[static_cast<size_t>(e) * gate_up.rows + row];
+          for (int32_t col = 0; col < p.hidden; ++col)
+            sum += w1[static_cast<size_t>(row) * p.hidden + col] * t[static_cast<size_t>(col)];
+          return static_cast<float>(sum);
+        };
         for (int32_t i = 0; i < p.intermediate; ++i) {
-          const float* values = p.t + token * p.hidden;
-          const float act = clamped_swiglu(row_of(fragment_gate_up_row(i, 0), values),
-                                           row_of(fragment_gate_up_row(i, 1), values),
-                                           p.swiglu_alpha, p.swiglu_limit);
-          made.push_back(e4m3_to_f32(f32_to_e4m3(act * 8)) / 8);
+          made.push_back(clamped_swiglu(row_of(fragment_gate_up_row(i, 0)),
+                                        row_of(fragment_gate_up_row(i, 1)), p.swiglu_alpha,
+                                        p.swiglu_limit));
         }
+        round_act(made);
         for (int32_t row = 0; row < p.hidden; ++row) {
           double sum = p.down_bias[int64_t{e} * p.hidden + row];
           for (int32_t i = 0; i < p.intermediate; ++i)
-            sum += w2[static_cast<size_t>(row) * p.intermediate + i] * made[i];
+            sum += w2[static_cast<size_t>(row) * p.intermediate + i] * made[static_cast<size_t>(i)];
           expected[token * p.hidden + row] += p.expert_weights[pair] * sum;
         }
       }
     }
     back_.clear();
-    ExpertsParams params = to_device(p, DType::kMXFP4);
-    take_e4m3(params);
-    params.forms.x = XForm::kF32Pair;
-    run_on_device(row_named<ExpertsParams>("experts_mxfp4_e4m3_gemm_sm90"), params);
+    return expected;
+  }
+  // Runs a row on the case, and compares what it adds to x. `most`: a share of what is added.
+  void expect_adds(const Row<ExpertsParams>& row, Built<ExpertsParams>& built,
+                   const std::vector<double>& expected, ExpertsParams params, double most) {
+    params.forms = forms_with(row, XForm::kF32Pair);
+    ASSERT_EQ(why_not(row, params), nullptr) << why_not(row, params);
+    run_on_device(row, params);
     double added = 0, error = 0;
     for (size_t i = 0; i < expected.size(); ++i) {
       added += (expected[i] - built.initial_x[i]) * (expected[i] - built.initial_x[i]);
-      error += (expected[i] - p.x[i]) * (expected[i] - p.x[i]);
+      error += (expected[i] - built.params.x[i]) * (expected[i] - built.params.x[i]);
     }
     const double relative = std::sqrt(error / added);
-    std::printf("  %s: error %.2g of what is added\n", c.name().c_str(), relative);
+    std::printf("  %s: error %.2g of what is added\n", row.name, relative);
+    EXPECT_LE(relative, most);
+    free_case();
+  }
+
+  // Activations that E4M3 can hold, and a reference whose SwiGLU outputs are rounded as the row
+  // rounds them: the remaining error is that of sums of 8-bit operands.
+  void expect_e4m3_is_exact(const ExpertsCase& c) {
+    SCOPED_TRACE(c.name());
+    Built<ExpertsParams> built = build(c);
+    const ExpertsParams& p = built.params;
+    auto* t = const_cast<float*>(p.t);
+    for (int64_t i = 0; i < int64_t{p.num_tokens} * p.hidden; ++i)
+      t[i] = i % p.hidden == 0 ? 2.0f : e4m3_to_f32(f32_to_e4m3(t[i] * 128)) / 128;
+    const std::vector<double> expected = rounded_experts(
+        built, [](std::vector<float>&) {},
+        [](std::vector<float>& made) {
+          for (float& value : made) value = e4m3_to_f32(f32_to_e4m3(value * 8)) / 8;
+        });
+    ExpertsParams params = to_device(p, DType::kMXFP4);
+    take_mxfp8(params);
     // Values near the middle between two E4M3 values are sometimes rounded the other way: some
     // hundredths of 2^-4. Rounding all values would be 2.6% of what is added.
-    EXPECT_LE(relative, 0.01);
-    free_case();
+    expect_adds(row_named<ExpertsParams>("experts_mxfp4_e4m3_gemm_sm90"), built, expected, params,
+                0.01);
+  }
+
+  // A format of activations, in every tile: what remains is BF16's rounding of each pair's outputs,
+  // and values of the second product's inputs near the middle between two of the format's.
+  void expect_mx_is_exact(const ExpertsCase& c, DType format) {
+    SCOPED_TRACE(c.name() + ", " + std::string(dtype_name(format)));
+    const Row<ExpertsParams>& row =
+        row_named<ExpertsParams>((features() & kSm120f) != 0 ? "experts_mxfp4_mx_gemm_sm120"
+                                                             : "experts_mxfp4_mx_emulated_cuda");
+    const Rounding round = [format](std::vector<float>& values) {
+      for (size_t i = 0; i < values.size(); i += kMxBlock) {
+        round_to_mx(mx_element_of(format), values.data() + i,
+                    static_cast<int>(std::min<size_t>(kMxBlock, values.size() - i)));
+      }
+    };
+    Built<ExpertsParams> built = build(c);
+    const std::vector<double> expected = rounded_experts(built, round, round);
+    for (const int32_t columns : gemm::kMmaTileColumns) {
+      built.reset();
+      ExpertsParams params = to_device(built.params, DType::kMXFP4);
+      params.activation = format;
+      params.tile.columns = columns;
+      expect_adds(row, built, expected, params, format == DType::kMXFP4 ? 0.02 : 0.006);
+    }
   }
 
   struct FoldCase {

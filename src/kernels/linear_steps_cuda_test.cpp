@@ -266,6 +266,30 @@ TEST_F(LinearStepsCuda, EightBitExpertsRoundNothingButActivations) {
       {.tokens = 33, .hidden = 1024, .intermediate = 96, .experts = 2, .top_k = 1});
 }
 
+TEST_F(LinearStepsCuda, ExpertsInMxFormatsRoundNothingButActivations) {
+  for (const DType format : {DType::kMXFP8, DType::kMXFP6, DType::kMXFP6E3M2, DType::kMXFP4}) {
+    for (const int32_t tokens : {1, 20, 150, 300}) {
+      expect_mx_is_exact({.tokens = tokens,
+                          .hidden = 160,
+                          .intermediate = 224,
+                          .experts = tokens == 300 ? 4 : 3,
+                          .top_k = tokens == 300 ? 4 : 2},
+                         format);
+    }
+    // Units cut by the end of a row, and many experts.
+    expect_mx_is_exact({.tokens = 33, .hidden = 992, .intermediate = 96, .experts = 32, .top_k = 4},
+                       format);
+    expect_mx_is_exact({.tokens = 21, .hidden = 96, .intermediate = 32, .experts = 128, .top_k = 4},
+                       format);
+    // As wide as gpt-oss, and wider: the reference takes seconds.
+    if (format != DType::kMXFP8 && format != DType::kMXFP4) continue;
+    expect_mx_is_exact(
+        {.tokens = 40, .hidden = 2880, .intermediate = 2880, .experts = 2, .top_k = 1}, format);
+    expect_mx_is_exact(
+        {.tokens = 5, .hidden = 4096, .intermediate = 4096, .experts = 1, .top_k = 1}, format);
+  }
+}
+
 TEST_F(LinearStepsCuda, UnembedAgreesWithTheReference) {
   for (const DType weights : kFormats) {
     for (const int32_t rows : kTokenCounts) {

@@ -4,18 +4,26 @@
 #include <algorithm>
 
 #include "core/base.h"
+#include "kernels/gemm/tile_model.h"
 #include "kernels/step.h"
 
 namespace moxie {
 
 /// The defaults are an H200's, as measured (docs/records).
 struct DeviceRates {
-  double read_gb_s = 4600;     ///< 1e9 bytes a second
-  double bf16_gflops = 790e3;  ///< BF16 products, F32 sums; 1e9 operations a second
-  double mma_gflops = 480e3;   ///< BF16 products by mma.sync, the same on older and smaller GPUs
-  double fp8_gflops = 1500e3;  ///< 8-bit products
-  int32_t num_threads = 1;     ///< CPU: that share a step
+  double read_gb_s = 4600;        ///< 1e9 bytes a second
+  double bf16_gflops = 790e3;     ///< BF16 products, F32 sums; 1e9 operations a second
+  double mma_gflops = 480e3;      ///< BF16 products by mma.sync, the same on older and smaller GPUs
+  double fp8_gflops = 1500e3;     ///< 8-bit products
+  int32_t num_sms = 0;            ///< CUDA
+  double operand_gb_s_of_sm = 0;  ///< CUDA: packed weights of which an SM makes operands
+  int32_t num_threads = 1;        ///< CPU: that share a step
 };
+
+/// Bytes of packed MXFP4 weights of which an SM's rows for a few tokens make operands in a clock.
+/// 12,240 bytes take 0.32 us on an H200 at 1.98 GHz
+/// (docs/decisions/2026-11-21-decode-chain-on-cuda.md).
+inline constexpr double kOperandBytesAClock = 19.3;
 
 /// A GPU's rates, from the driver's properties; a missing property is that of an H200. A CPU's: the
 /// number of threads, for rows that know the time of one thread, and 25 GB/s a thread, up to what
@@ -39,11 +47,21 @@ inline DeviceRates rates_of(DeviceKind kind, const DeviceProperties& device) {
   if (device.clock_ghz > 0 && device.num_units > 0)
     rates.bf16_gflops = 0.8 * of_sm * device.num_units * device.clock_ghz;
   rates.fp8_gflops = 1.9 * rates.bf16_gflops;
+  rates.num_sms = device.num_units;
+  rates.operand_gb_s_of_sm = kOperandBytesAClock * (device.clock_ghz > 0 ? device.clock_ghz : 1.98);
   // On a B200 it is taken to be a Hopper's an SM, which nobody has measured.
   rates.mma_gflops = cc >= 100 && cc < 120  ? 0.3 * rates.bf16_gflops
                      : cc >= 90 && cc < 120 ? 0.6 * rates.bf16_gflops
                                             : rates.bf16_gflops;
   return rates;
+}
+
+/// What the tile models know of a device of these rates.
+inline gemm::TileDevice tile_device_of(const DeviceRates& rates) {
+  return {.num_sms = rates.num_sms,
+          .read_gb_s = rates.read_gb_s,
+          .mma_gflops = rates.mma_gflops,
+          .operand_gb_s_of_sm = rates.operand_gb_s_of_sm};
 }
 
 /// The shares of the rates that a row reaches, and its time without any work.

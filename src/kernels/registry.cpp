@@ -2,6 +2,7 @@
 #include "kernels/registry.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "core/nearest.h"
 #include "kernels/gemm/tile_model.h"
@@ -75,25 +76,33 @@ const std::string* KernelChoice::forced(const OpInfo& op) const {
 }
 
 Status KernelChoice::set_tile(const std::string& tile) {
-  auto columns = gemm::parse_tile(tile);
-  if (!columns) return fail(std::move(columns.error()));
-  tile_columns_ = *columns;
+  auto parsed = gemm::parse_tile(tile);
+  if (!parsed) return fail(std::move(parsed.error()));
+  tile_ = *parsed;
   return {};
 }
 
+namespace {
+
+std::optional<DType> mx_format(const std::string& name) {
+  for (const DType format : {DType::kMXFP8, DType::kMXFP6, DType::kMXFP6E3M2, DType::kMXFP4})
+    if (name == dtype_name(format)) return format;
+  return std::nullopt;
+}
+
+}  // namespace
+
 Status KernelChoice::set_activation(const std::string& activation) {
-  if (activation == "mxfp6" || activation == "mxfp4") {
-    return fail("no row takes " + activation + " activations", "--activation",
-                "auto, bf16 (or wider), int8 or mxfp8");
-  }
-  if (activation != "auto" && activation != "bf16" && activation != "int8" && activation != "mxfp8")
-    return fail("unknown value '" + activation + "'", "--activation", "auto, bf16, int8 or mxfp8");
+  const bool is_known = activation == "auto" || activation == "bf16" || activation == "int8";
+  if (!is_known && !mx_format(activation))
+    return fail("unknown value '" + activation + "'", "--activation",
+                "auto, bf16 (or wider), int8, mxfp8, mxfp6 (E2M3), mxfp6_e3m2 or mxfp4");
   activation_ = activation;
   return {};
 }
 
 DType KernelChoice::activation() const {
-  if (activation_ == "mxfp8") return DType::kF8E4M3;
+  if (const auto format = mx_format(activation_)) return *format;
   if (activation_ == "auto") {
     for (const auto& [op, forced] : forced_)
       if (forced.activation != DType::kBF16) return forced.activation;

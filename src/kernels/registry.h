@@ -41,9 +41,11 @@ struct Row {
   PackedLayout layout;
   /// The forms that it takes for its inputs, and leaves for its outputs.
   RowForms forms = {};
-  /// The activations that it multiplies: a row with kF8E4M3 runs only if they are asked for.
+  /// The activations that it multiplies: other rows than those in kBF16 (or wider) run only if
+  /// theirs are asked for.
   DType activation = DType::kBF16;
-  bool takes_tile = false;  ///< `--tile` sets how it cuts an expert's tokens
+  /// Rows of its tiles, if `--tile` sets how it cuts an expert's tokens; otherwise 0.
+  int32_t tile_rows = 0;
   /// A token's result is the same to the bit whatever tokens share its launch, however many they
   /// are, and however its sequence is cut into launches.
   bool is_batch_invariant = false;
@@ -98,7 +100,8 @@ struct RowInfo {
   DeviceKind device;
   Features needs;
   DType activation;
-  bool takes_tile, is_batch_invariant;
+  int32_t tile_rows;
+  bool is_batch_invariant;
 
   const OpInfo& op() const { return *ops.back(); }
 };
@@ -175,12 +178,13 @@ class KernelChoice {
   bool all_reference() const;
   /// `--tile`: "auto" or a tile of gemm/tile_model.h.
   Status set_tile(const std::string& tile);
-  int32_t tile_columns() const { return tile_columns_; }
-  /// `--activation`: "auto", "bf16" (or wider), "int8" or "mxfp8". "int8" lets rows that round
-  /// activations to 8-bit integers run wherever they can; "auto" lets them run where it gains much.
-  /// "mxfp8" lets rows run that round the experts' activations to 8-bit floats.
+  gemm::Tile tile() const { return tile_; }
+  /// `--activation`: "auto", "bf16" (or wider), "int8", "mxfp8", "mxfp6", "mxfp6_e3m2" or "mxfp4".
+  /// "int8" lets rows that round activations to 8-bit integers run wherever they can; "auto" lets
+  /// them run where it gains much. The MX formats let rows run that round the experts' activations
+  /// to them (experts.h).
   Status set_activation(const std::string& activation);
-  /// kF8E4M3 with "mxfp8", or with "auto" if a forced row needs it; otherwise kBF16.
+  /// The MX format asked for, or with "auto" what a forced row needs; otherwise kBF16.
   DType activation() const;
   bool int8() const { return activation_ == "int8"; }
   /// `--batch-invariant`: only batch-invariant rows may run.
@@ -211,7 +215,7 @@ class KernelChoice {
     DType activation = DType::kBF16;  // of the forced row, or of the rows of the kind
   };
   std::map<const OpInfo*, Forced> forced_;
-  int32_t tile_columns_ = 0;
+  gemm::Tile tile_;
   std::string activation_ = "auto";
   bool batch_invariant_ = false;
   std::set<std::string, std::less<>> excluded_;
@@ -326,7 +330,7 @@ class KernelChooser {
 
   DeviceKind device() const { return device_; }
   Features features() const { return features_; }
-  int32_t tile_columns() const { return choice_.tile_columns(); }
+  gemm::Tile tile() const { return choice_.tile(); }
   DType activation() const { return choice_.activation(); }
   const KernelChoice& choice() const { return choice_; }
   const DeviceRates& rates() const { return rates_; }
@@ -361,7 +365,7 @@ RowInfo row_info(const Row<P>& row) {
                .device = row.device,
                .needs = row.needs,
                .activation = row.activation,
-               .takes_tile = row.takes_tile,
+               .tile_rows = row.tile_rows,
                .is_batch_invariant = row.is_batch_invariant};
   for_each_op(row, [&](const OpInfo& op) { info.ops.push_back(&op); });
   return info;

@@ -319,13 +319,17 @@ TEST(KernelChoice, ActivationsAreIn8BitsWhereAskedForAndWhereAForcedRowWantsThem
   KernelChoice choice;
   EXPECT_EQ(choice.activation(), DType::kBF16);
   ASSERT_TRUE(choice.set_activation("mxfp8").has_value());
-  EXPECT_EQ(choice.activation(), DType::kF8E4M3);
+  EXPECT_EQ(choice.activation(), DType::kMXFP8);
   ASSERT_TRUE(choice.set_activation("bf16").has_value());
   ASSERT_TRUE(choice.add("experts=w4a8").has_value());
   EXPECT_EQ(choice.activation(), DType::kBF16) << "said, so that the row refuses";
   ASSERT_TRUE(choice.set_activation("auto").has_value());
-  EXPECT_EQ(choice.activation(), DType::kF8E4M3);
-  for (const char* value : {"mxfp4", "mxfp6", "int4", ""})
+  EXPECT_EQ(choice.activation(), DType::kMXFP8);
+  for (const DType format : {DType::kMXFP6, DType::kMXFP6E3M2, DType::kMXFP4}) {
+    ASSERT_TRUE(choice.set_activation(std::string(dtype_name(format))).has_value());
+    EXPECT_EQ(choice.activation(), format) << "whatever the forced row wants";
+  }
+  for (const char* value : {"mxfp5", "int4", ""})
     EXPECT_FALSE(choice.set_activation(value).has_value()) << value;
 }
 

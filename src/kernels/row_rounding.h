@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <string_view>
 
+#include "core/tensor.h"
+
 namespace moxie {
 
 /// A sum of `k` products in F32: chains of 32 and k / 32 chains, each addition off by at most
@@ -21,7 +23,8 @@ inline constexpr double kSplitRounding = 0x1p-15;
 /// its block's greatest, those in 8 bits to 2^-8, and the experts do so twice. Rows in BF16 round
 /// each to 2^-9 of itself: the errors of a sum have random signs and are spread as its terms are,
 /// 2^-9 / sqrt(3) of it in the mean, and the greatest of thousands of outputs, four to five
-/// deviations out, is compared with outputs of one to three. Rows in E4M3 round each to 2^-4.
+/// deviations out, is compared with outputs of one to three. Rows in E4M3 round each to 2^-4; rows
+/// in MX formats by MXFP8.
 inline constexpr double kI16Rounding = 0x1p-14, kI8Rounding = 0x1p-6, kBf16Rounding = 0x1p-7,
                         kE4m3Rounding = 0x1p-3;
 
@@ -51,6 +54,11 @@ inline constexpr RowRounding kRowRoundings[] = {
     {"any_bf16_ordered_sm90", kBf16Rounding},
     {"mxfp4_bf16_ordered_sm90", kBf16Rounding},
     {"mxfp4_e4m3_gemm_sm90", kE4m3Rounding},
+    {"mxfp4_mx_gemm_sm120", kE4m3Rounding},
+    {"mxfp4_mx_emulated_cuda", kE4m3Rounding},
+    {"any_mx_gemv_portable", kE4m3Rounding},
+    {"any_mx_gemv_avx2", kE4m3Rounding},
+    {"any_mx_gemv_avx512", kE4m3Rounding},
     {"any_bf16_flash_amx", kBf16Rounding},
     {"any_bf16_flash_avx512bf16", kBf16Rounding},
     {"bf16_prefill_wgmma_sm90", kBf16Rounding},
@@ -66,4 +74,14 @@ inline double activation_rounding(std::string_view row) {
   }
   return 0;
 }
+/// With `activation` asked for. Of an MX format other than MXFP8 more: E2M1 keeps one bit behind
+/// the first, E3M2 two, E2M3 and E4M3 three.
+inline double activation_rounding(std::string_view row, DType activation) {
+  if (row.find("_mx_") == std::string_view::npos) return activation_rounding(row);
+  const double coarser = activation == DType::kMXFP4       ? 4.0
+                         : activation == DType::kMXFP6E3M2 ? 2.0
+                                                           : 1.0;
+  return coarser * activation_rounding(row);
+}
+
 }  // namespace moxie

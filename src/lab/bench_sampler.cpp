@@ -4,27 +4,27 @@
 #include <algorithm>
 
 #include "kernels/experts/experts.h"
-#include "kernels/gemm/tile_model.h"
+#include "kernels/gemm/mma_tiles.h"
 #include "lab/stats.h"
 
 namespace moxie {
 namespace {
 
-bool takes_tile(const std::string& name) {
+// Rows of a row's tiles; 0: it takes none.
+int32_t tile_rows_of(const std::string& name) {
   static const std::vector<RowInfo> rows = all_rows();
-  return std::any_of(rows.begin(), rows.end(),
-                     [&](const RowInfo& row) { return row.takes_tile && row.name == name; });
+  const auto at = std::ranges::find(rows, name, &RowInfo::name);
+  return at == rows.end() ? 0 : at->tile_rows;
 }
 
 // The tile of the experts' products in the test's largest launch.
 std::string tile_of(Engine& engine, const BenchTest& test) {
   const auto counts = engine.kernels().counts();
-  if (std::none_of(counts.begin(), counts.end(),
-                   [](const auto& count) { return takes_tile(count.name); })) {
-    return {};
-  }
-  const int32_t forced = engine.kernels().tile_columns();
-  if (forced != 0) return gemm::tile_name(forced) + ", forced";
+  int32_t tile_rows = 0;
+  for (const auto& count : counts) tile_rows = std::max(tile_rows, tile_rows_of(count.name));
+  if (tile_rows == 0) return {};
+  const gemm::Tile forced = engine.kernels().tile();
+  if (forced.columns != 0) return gemm::tile_name(forced) + ", forced";
   const GptOssConfig& c = engine.config();
   const int32_t tokens =
       test.n_prompt > 0 ? std::min(test.n_prompt, engine.options().max_batch_tokens) : test.streams;
@@ -33,11 +33,12 @@ std::string tile_of(Engine& engine, const BenchTest& test) {
           engine.model().plan_for(bracket_of(tokens, seqs, seqs), engine.kv_dtype())) {
     for (const auto& chain : (*plan)->chains)
       for (const PlannedRow& row : chain)
-        if (row.tile_columns != 0) return gemm::tile_name(row.tile_columns) + ", as tuned";
+        if (row.tile_columns != 0) return gemm::tile_name(row.tile()) + ", as tuned";
   }
-  const auto choice = gemm::choose_tile(gemm::mean_pairs(tokens, c.top_k, c.num_experts),
-                                        engine.kernels().choice().batch_invariant());
-  return gemm::tile_name(choice.columns) + ", " + choice.reason;
+  const auto choice = gemm::choose_tile_of(
+      tile_rows, gemm::mean_pairs(tokens, c.top_k, c.num_experts),
+      engine.kernels().choice().batch_invariant(), tile_device_of(engine.kernels().rates()));
+  return gemm::tile_name({tile_rows, choice.columns}) + ", " + choice.reason;
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <cctype>
 
 #include "core/cuda_archs.h"
+#include "kernels/rates.h"
 
 namespace moxie {
 namespace {
@@ -100,7 +101,7 @@ Features features_of(const GpuCard& card) {
   if (code >= 90) found |= kClusters;
   if (code == 90) found |= kSm90a;
   if (code == 100) found |= kSm100a;
-  if (code == 120) found |= kSm120f;
+  found |= code == 120 ? kSm120f : kNoMxProducts;
   return found;
 }
 

@@ -40,11 +40,6 @@ Result<const GpuCard*> gpu_card(const std::string& name);
 /// was compiled for.
 Features features_of(const GpuCard& card);
 
-/// Bytes a second, in 1e9, at which an SM's rows for a few tokens make operands of MXFP4 weights.
-/// 12,240 bytes take 0.32 us on an H200 at 1.98 GHz
-/// (docs/decisions/2026-11-21-decode-chain-on-cuda.md): 19.3 bytes a clock.
-inline constexpr double kOperandBytesAClock = 19.3;
-
 /// What the rows for a few tokens read at most: memory's rate, or that of making operands.
 double read_gb_s_of(const GpuCard& card, double share);
 

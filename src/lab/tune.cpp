@@ -193,7 +193,7 @@ class Tuner {
     }
     // A row with a tile stands where it stands without.
     for (size_t i = 0; i < plans_.size() && !tiles.empty(); ++i) {
-      for (const gemm::GroupedTile& tile : gemm::kGroupedTiles) {
+      for (const gemm::Tile& tile : gemm::all_tiles()) {
         PassPlan plan = plans_[i];
         if (plans_.size() < kMostPlans && set_tile(tile.columns, &tiles, &plan))
           plans_.push_back(std::move(plan));
@@ -287,7 +287,7 @@ class Tuner {
     if (!chosen) return fail(std::move(chosen.error()));
     for (auto& chain : chosen->chains)
       for (PlannedRow& row : chain)
-        if (row.row.takes_tile) row.tile_columns = measured_rows.tile_columns(row);
+        if (row.row.tile_rows != 0) row.tile_columns = measured_rows.tile_columns(row);
     for (const PlannedRow* row : rows_of(*chosen))
       if (TimedRow* timed = find(*row)) timed->is_chosen = true;
     found_.differs = !same_rows(*chosen, planned_);

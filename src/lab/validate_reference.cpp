@@ -67,8 +67,11 @@ Result<ReferenceText> make_text(Engine& engine, size_t num_ids, uint64_t seed, b
 
 // Half of the relative distance of two neighbouring values, by the name of a format in a row's
 // name.
-double rounding_of_row(const std::string& name) {
+// `activation`: as the switch has it.
+double rounding_of_row(const std::string& name, const std::string& activation) {
   const auto has = [&](const char* word) { return name.find(word) != std::string::npos; };
+  if (has("_mx_"))
+    return std::ldexp(1, activation == "mxfp4" ? -2 : activation == "mxfp6_e3m2" ? -3 : -4);
   if (has("_e4m3_gemm")) return std::ldexp(1, -4);
   if (has("_i8_")) return std::ldexp(1, -7);  // of the greatest in a block, not of each value
   if (has("_bf16_prefill") || has("_bf16_ordered") || has("_bf16_gemm") || has("_bf16_flash"))
@@ -173,7 +176,8 @@ Tolerance tolerance_of(const Engine& subject, const std::vector<std::string>& ro
   double of_rows = 0;
   std::string coarsest;
   for (const std::string& name : rows)
-    if (const double u = rounding_of_row(name); u > of_rows) of_rows = u, coarsest = name;
+    if (const double u = rounding_of_row(name, subject.options().activation); u > of_rows)
+      of_rows = u, coarsest = name;
   add(of_rows, coarsest);
   add(rounding_of_cache(subject.kv_dtype()),
       fmt::format("{} cache", dtype_name(subject.kv_dtype())));

@@ -38,7 +38,9 @@ struct Shadow {
              .rotary = {.max_positions = config.max_positions},
              .launch = kernels == nullptr ? Launch{} : Launch{.device = kernels->device()},
              .activation = kernels == nullptr ? DType::kBF16 : kernels->activation(),
-             .tile_columns = kernels == nullptr ? 0 : kernels->tile_columns()} {}
+             .tile = kernels == nullptr ? gemm::Tile() : kernels->tile(),
+             .tile_device =
+                 kernels == nullptr ? gemm::TileDevice() : tile_device_of(kernels->rates())} {}
   Shadow(const Shadow&) = delete;
 };
 
@@ -81,7 +83,8 @@ void GptOss::forward(const Batch& batch, std::span<const KvLayer> kv, const Acti
                              .workspace = act.workspace,
                              .workspace_bytes = act.workspace_bytes},
                   .activation = kernels_.activation(),
-                  .tile_columns = kernels_.tile_columns(),
+                  .tile = kernels_.tile(),
+                  .tile_device = tile_device_of(kernels_.rates()),
                   .use_sinks = use_sinks_,
                   .link = link_};
   plan.embed.run(kernels_, pass, plan.embed, 0);
@@ -148,7 +151,7 @@ void GptOss::set_tiles(const Bracket& bracket, DType kv_dtype, const MeasuredRow
                        PassPlan* plan) const {
   for (auto& chain : plan->chains) {
     for (PlannedRow& row : chain) {
-      const int32_t columns = row.row.takes_tile ? measured.tile_columns(row) : 0;
+      const int32_t columns = row.row.tile_rows != 0 ? measured.tile_columns(row) : 0;
       if (columns == 0) continue;
       const auto has_it = [&](const PlannedRow& other) {
         return other.entry == row.entry && other.tile_columns == columns;
@@ -178,11 +181,11 @@ Result<PassPlan> GptOss::plan_by(const Bracket& bracket, DType kv_dtype,
 std::vector<PlannedRow> GptOss::candidates(const Bracket& bracket, DType kv_dtype, size_t l) const {
   Shadow shadow(config_, weights_, kv_dtype, batch_of(bracket), &kernels_);
   auto rows = rows_for_plan(shadow.pass, kernels_, l);
-  if (kernels_.tile_columns() == 0) {
-    for (const gemm::GroupedTile& tile : gemm::kGroupedTiles) {
-      shadow.pass.tile_columns = tile.columns;
+  if (kernels_.tile().columns == 0) {
+    for (const gemm::Tile& tile : gemm::all_tiles()) {
+      shadow.pass.tile = tile;
       for (PlannedRow& row : rows_for_plan(shadow.pass, kernels_, l)) {
-        if (!row.row.takes_tile || &row.row.op() != &Op<ExpertsParams>::info) continue;
+        if (row.row.tile_rows == 0 || &row.row.op() != &Op<ExpertsParams>::info) continue;
         const auto& experts = *static_cast<const Row<ExpertsParams>*>(row.entry);
         const uint64_t need = experts.workspace(shadow.pass.params<ExpertsParams>(l, row.forms));
         if (need > workspace_bytes_) continue;

@@ -73,8 +73,14 @@ OutParams Pass::params<OutParams>(size_t l, const Forms& forms) const {
           .weight = layer.out,
           .bias = layer.out_bias,
           .x = act.parts[kBehindOut] == nullptr ? act.x : act.parts[kBehindOut],
+          .overwrites = overwrites_parts(forms),
           .fold = fold(l),
           .forms = forms};
+}
+
+bool Pass::overwrites_parts(const Forms& forms) const {
+  return act.parts[kBehindOut] != nullptr && config.share.link == LinkKind::kPeers &&
+         forms.x == XForm::kF32;
 }
 
 // The route step as part of out and experts, for RouterForm::kSums.
@@ -131,10 +137,12 @@ ExpertsParams Pass::params<ExpertsParams>(size_t l, const Forms& forms) const {
           .down = layer.down,
           .down_bias = layer.down_bias,
           .x = act.parts[kBehindExperts] == nullptr ? act.x : act.parts[kBehindExperts],
+          .overwrites = overwrites_parts(forms),
           .fold = fold(l),
           .forms = forms,
           .activation = activation,
-          .tile_columns = tile_columns};
+          .tile = tile,
+          .tile_device = tile_device};
 }
 
 template <>

@@ -34,11 +34,15 @@ struct Pass {
   Rotary rotary;
   Launch launch;
   DType activation = DType::kBF16;  ///< KernelChooser::activation()
-  int32_t tile_columns = 0;
+  gemm::Tile tile;                  ///< KernelChooser::tile()
+  gemm::TileDevice tile_device{};   ///< of the device's rates
   bool use_sinks = true;
   RankLink* link = nullptr;  ///< null: a whole model, or a pass that only counts
 
   bool has_ranks() const { return config.share.num_ranks > 1; }
+  /// Whether out and experts overwrite this rank's part instead of adding to a cleared one: on
+  /// GPUs, by rows in which each value of x has one owner.
+  bool overwrites_parts(const Forms& forms) const;
   /// The step's Params in layer `l`, with these forms. Embed, unembed and gather ignore `l`; for
   /// tap it is the number of the tap, for reduce kBehindOut or kBehindExperts.
   template <typename P>

@@ -109,8 +109,13 @@ template <typename P>
 P planned_params(const Pass& pass, const PlannedRow& planned, size_t l) {
   constexpr bool is_numbered = std::is_same_v<P, TapParams> || std::is_same_v<P, ReduceParams>;
   P params = pass.params<P>(is_numbered ? planned.number : l, planned.forms);
-  if constexpr (requires { params.tile_columns; })
-    if (planned.tile_columns != 0) params.tile_columns = planned.tile_columns;
+  if constexpr (std::is_same_v<P, ReduceParams>) {
+    // The next launch may add to the part that it begins with.
+    const bool is_last = l + 1 == pass.weights.layers.size() && planned.number == kBehindExperts;
+    if (pass.overwrites_parts(planned.forms) && !is_last) params.next_part = nullptr;
+  }
+  if constexpr (requires { params.tile; })
+    if (planned.tile_columns != 0) params.tile = planned.tile();
   return params;
 }
 template <typename P>

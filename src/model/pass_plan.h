@@ -38,6 +38,8 @@ struct PlannedRow {
   size_t number = 0;
   size_t layer = 0;          ///< that it was planned for: the first of its kind
   int32_t tile_columns = 0;  ///< of a row that takes a tile, as tuned; 0: as the pass says
+
+  gemm::Tile tile() const { return {row.tile_rows, tile_columns}; }
 };
 
 /// What a planned row reads or leaves: the names of values and of their forms.

@@ -151,7 +151,8 @@ struct SelfTest::Side {
   const ModelWeights& weights;
   bool use_sinks;
   DType activation;
-  int32_t tile_columns;
+  gemm::Tile tile;
+  gemm::TileDevice tile_device;
   int32_t floats_of_x = 1;
   Activations act;
   Buffer act_memory, kv_memory, input_memory, rotary_memory;
@@ -225,7 +226,8 @@ struct SelfTest::Side {
                                  .workspace = act.workspace,
                                  .workspace_bytes = act.workspace_bytes},
                       .activation = activation,
-                      .tile_columns = tile_columns,
+                      .tile = tile,
+                      .tile_device = tile_device,
                       .use_sinks = use_sinks});
     return write(act_memory.data(), std::vector<std::byte>(act_memory.bytes(), std::byte{0xFF}));
   }
@@ -310,7 +312,7 @@ class SelfTest::Comparison {
   double roundings() const {
     double sum = 0;
     for (const PlannedRow* row : rows_) {
-      sum += activation_rounding(row->row.name);
+      sum += activation_rounding(row->row.name, device_.activation);
       if (row->row.device == DeviceKind::kCuda) sum += kSplitRounding;
     }
     return sum;
@@ -507,7 +509,7 @@ Status SelfTest::make() {
                                     *stream_, *host_stream_->pool);
   if (!model) return fail(std::move(model.error()));
   model_ = std::move(*model);
-  if (kernels_.activation() == DType::kF8E4M3) {
+  if (folds_scales(kernels_)) {
     if (auto done = fold_scales_cuda(setup_.device, *stream_, model_.weights); !done) return done;
   }
   const auto side = [&](Device& device, Stream& on, const ModelWeights& weights) {
@@ -517,10 +519,13 @@ Status SelfTest::make() {
                                           .weights = weights,
                                           .use_sinks = setup_.use_sinks,
                                           .activation = kernels_.activation(),
-                                          .tile_columns = kernels_.tile_columns()});
+                                          .tile = kernels_.tile(),
+                                          .tile_device = tile_device_of(kernels_.rates())});
   };
   device_side_ = side(setup_.device, *stream_, model_.weights);
   host_side_ = side(host_, *host_stream_, model_.reference);
+  // A row's rounding is in what it may differ by.
+  host_side_->activation = DType::kBF16;
   const int32_t most_positions = model_.config.sliding_window + 3 * 8 + setup_.max_tokens;
   if (auto done = device_side_->make(setup_.kv_dtype, kernels_, setup_.max_tokens, most_positions);
       !done)

@@ -456,7 +456,7 @@ class Bench {
             .fold = {},
             .forms = forms_of(&Forms::x, &Forms::t),
             .activation = o_.choice.activation(),
-            .tile_columns = o_.choice.tile_columns()};
+            .tile = o_.choice.tile()};
   }
   bool can_fold() {
     ExpertsParams params = experts(layers_[0], layers_[0].ids);

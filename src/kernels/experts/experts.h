@@ -29,10 +29,15 @@ struct ExpertsParams {
   PackedMatrix down;                    // experts x [hidden, intermediate]
   const float* down_bias = nullptr;     // [experts, hidden]
   float* x = nullptr;                   // [tokens, hidden], read and written
+  bool overwrites = false;              // CUDA, x of one float a value: x = the experts' sum
   RouteFold fold;  // with RouterForm::kSums: t is not read, expert_ids, expert_weights are written
   Forms forms;     // of the router's products, t and x
-  DType activation = DType::kBF16;  // kF8E4M3: rows with 8-bit activations may run
-  int32_t tile_columns = 0;  // of rows that cut an expert's tokens into tiles; 0: by the tile model
+  /// kBF16 (or wider), or an MX format, to whose blocks of 32 rows round the inputs of both
+  /// products (OCP MX v1.0): kMXFP8, kMXFP6 (E2M3), kMXFP6E3M2 or kMXFP4. On CUDA launches of few
+  /// tokens keep 16 bits, and Hopper's row for MXFP8 has a scale a token.
+  DType activation = DType::kBF16;
+  gemm::Tile tile;                 // of rows that cut an expert's tokens into tiles
+  gemm::TileDevice tile_device{};  // for the tile model
 };
 
 template <>

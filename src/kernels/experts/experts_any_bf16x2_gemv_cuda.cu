@@ -13,6 +13,7 @@
 #include "kernels/experts/experts_rows.h"
 #include "kernels/experts/experts_slices.cuh"
 #include "kernels/experts/experts_tiles.cuh"
+#include "kernels/gemv/cuda_times.h"
 #include "kernels/gemv/slice_gemv.cuh"
 
 namespace moxie {
@@ -443,6 +444,12 @@ void launch_experts(const Step& step, const BlockLimits& limits, cudaStream_t st
 }  // namespace
 
 const char* experts_any_bf16x2_gemv_cuda_refuses(const ExpertsParams& p) {
+  // Up to so many tokens a format of fewer bits would gain nothing. In narrow models MXFP8 gains
+  // nothing for any number.
+  const bool is_rounded = p.activation != DType::kBF16 &&
+                          (p.activation != DType::kMXFP8 || p.hidden >= kLeastGemmHidden);
+  if (is_rounded && p.num_tokens > kGroupOfMxfp4)
+    return "activations in an MX format are asked for: not from 17 tokens on";
   if (p.top_k > 16) return "more than 16 experts a token";
   if (p.gate_up.format != p.down.format) return "gate/up and down differ in format";
   if (p.forms.router == RouterForm::kSums && p.fold.weight.rows > kMaxExperts)

@@ -2,7 +2,9 @@
 // weights are read once a launch; then gate/up tiles in pairs -> clamped SwiGLU -> h, down tiles ->
 // y, a row a pair, and each token's rows of y added into x. Every thread has the same slice of each
 // expert's tiles, however much work the experts have. Both products are one run of the pool: down's
-// parts wait for their own expert's h only. One row for each set of LaneKernels.
+// parts wait for their own expert's h only. One row for each set of LaneKernels, and for those in
+// F32 one more, whose inputs of both products are rounded to blocks of an MX format.
+#include <algorithm>
 #include <cstring>
 #include <latch>
 #include <new>
@@ -17,6 +19,7 @@ namespace {
 struct Parts : SortedPairs {
   float* h;  // [tokens * top_k, h_stride] in the order of `pairs`
   int32_t h_stride;
+  float* rounded_t;   // [tokens, hidden], with an MX format
   float* prepared_t;  // rows of t and of h in the lanes' form
   float* prepared_h;
   float* y;  // [tokens * top_k, hidden] in the order of `pairs`
@@ -28,6 +31,8 @@ struct Parts : SortedPairs {
   uint64_t bytes;
 };
 
+bool is_mx(const ExpertsParams& p) { return p.activation != DType::kBF16; }
+
 Parts lay_out(const ExpertsParams& p, const LaneKernels& lanes, std::byte* base) {
   const int64_t num_pairs = int64_t{p.num_tokens} * p.top_k;
   Scratch scratch(base);
@@ -35,6 +40,7 @@ Parts lay_out(const ExpertsParams& p, const LaneKernels& lanes, std::byte* base)
   parts.take_from(p, scratch);
   parts.h_stride = round_up(p.intermediate, 16);
   parts.h = scratch.take<float>(num_pairs * parts.h_stride);
+  parts.rounded_t = scratch.take<float>(is_mx(p) ? int64_t{p.num_tokens} * p.hidden : 0);
   parts.prepared_t = scratch.take<float>(prepared_floats(lanes, p.num_tokens, p.hidden));
   parts.prepared_h = scratch.take<float>(prepared_floats(lanes, num_pairs, p.intermediate));
   parts.y = scratch.take<float>(num_pairs * p.hidden);
@@ -99,7 +105,11 @@ void gate_up(const ExpertsParams& p, const LaneKernels& lanes, const Parts& part
           if (tile % 2 == 0) continue;
           float* h = parts.h + int64_t{at + n} * parts.h_stride + tile / 2 * 16;
           lanes.swiglu(gate, up, p.swiglu_alpha, p.swiglu_limit, h);
-          if (lanes.prepare != nullptr && tile % 4 == 3) {  // 32 columns are complete
+          // Pairs of tiles make 16 columns: 32 are complete, or the 16 that are left at the end.
+          const bool is_block = tile % 4 == 3;
+          if (is_mx(p) && (is_block || tile + 1 == p.gate_up.num_tiles()))
+            round_to_mx(mx_element_of(p.activation), h - (is_block ? 16 : 0), is_block ? 32 : 16);
+          if (lanes.prepare != nullptr && is_block) {
             lanes.prepare(h - 16, 32,
                           parts.prepared_h + (at + n) * prepared_floats(lanes, 1, p.intermediate) +
                               tile / 4 * lanes.prepared_floats);
@@ -138,8 +148,19 @@ void gemv_run(const ExpertsParams& p, const LaneKernels& lanes) {
   const double weights = static_cast<double>(p.hidden) * p.intermediate * num_active;
   const double pairs_per_expert = static_cast<double>(p.num_tokens) * p.top_k / num_active;
 
-  const Activations t =
-      prepare_rows(pool, lanes, p.t, p.hidden, p.num_tokens, p.hidden, parts.prepared_t);
+  if (is_mx(p)) {
+    const MxElement element = mx_element_of(p.activation);
+    split_work(pool, p.num_tokens, 10.0 * p.num_tokens * p.hidden, [&](int64_t begin, int64_t end) {
+      std::copy(p.t + begin * p.hidden, p.t + end * p.hidden, parts.rounded_t + begin * p.hidden);
+      for (int64_t token = begin; token < end; ++token) {
+        float* row = parts.rounded_t + token * p.hidden;
+        for (int32_t i = 0; i < p.hidden; i += kMxBlock)
+          round_to_mx(element, row + i, std::min(kMxBlock, p.hidden - i));
+      }
+    });
+  }
+  const Activations t = prepare_rows(pool, lanes, is_mx(p) ? parts.rounded_t : p.t, p.hidden,
+                                     p.num_tokens, p.hidden, parts.prepared_t);
   // Tiles that are read side by side stay together; they also make 32 columns of h.
   constexpr int32_t kPairs = kTileStreams / 2;
   static_assert(kTileStreams % 4 == 0);
@@ -187,10 +208,25 @@ double gemv_cost(const ExpertsParams& p, const LaneKernels& lanes) {
   return product_ns(lanes, 3.0 * p.hidden * p.intermediate * num_active, num_pairs / num_active);
 }
 
-const char* gemv_refuses(const ExpertsParams& p, const LaneKernels& lanes) {
+namespace {
+
+const char* refuses_shape(const ExpertsParams& p, const LaneKernels& lanes) {
   if (p.gate_up.rows % 32 != 0) return "gate and up rows are not in pairs of tiles";
   if (const char* why = product_refuses(lanes, p.gate_up)) return why;
   return product_refuses(lanes, p.down);
+}
+
+}  // namespace
+
+const char* gemv_refuses(const ExpertsParams& p, const LaneKernels& lanes) {
+  if (is_mx(p)) return "activations in an MX format are asked for";
+  return refuses_shape(p, lanes);
+}
+
+const char* mx_gemv_refuses(const ExpertsParams& p, const LaneKernels& lanes) {
+  if (!is_mx(p))
+    return "activations in an MX format: --activation mxfp8, mxfp6 or mxfp4 asks for them";
+  return refuses_shape(p, lanes);
 }
 
 }  // namespace moxie

@@ -146,6 +146,11 @@ struct GroupedMemory {
         static_cast<int64_t>(staged_bytes(rows, p.intermediate, activation)));
     staged.capacity = made.capacity = pairs.capacity;
     staged.width = p.hidden, made.width = p.intermediate;
+    if (is_staged_mx(activation)) {
+      for (StagedView* view : {&staged, &made})
+        view->scales = scratch.take<std::byte>(int64_t{staged_units(view->width)} * view->capacity *
+                                               kStagedScaleBytes);
+    }
     pair_outputs = reinterpret_cast<uint16_t*>(staged.data);
     if (activation == DType::kF8E4M3) slot_scale = scratch.take<float>(rows);
     bytes = scratch.bytes();
@@ -166,6 +171,15 @@ inline GateUpProduct gate_up_task(const ExpertsParams& p, const GroupedMemory& m
           .slot_scale = memory.slot_scale,
           .made_scale = made_scale,
           .intermediate = p.intermediate};
+}
+/// The second task, without its items.
+inline DownProduct down_task(const ExpertsParams& p, const GroupedMemory& memory,
+                             float product_scale) {
+  return {.items = {},
+          .weight = p.down,
+          .staged = memory.made,
+          .bias = p.down_bias,
+          .product_scale = product_scale};
 }
 /// How the slots' activations are staged, from t or from x.
 inline StageSlots stage_slots_of(const ExpertsParams& p, const GroupedMemory& memory) {
@@ -197,7 +211,8 @@ inline AddPairs added_pairs_of(const ExpertsParams& p, const GroupedMemory& memo
           .weights = p.expert_weights,
           .pairs = memory.pair_outputs,
           .x = p.x,
-          .x_is_single = p.forms.x == XForm::kF32};
+          .x_is_single = p.forms.x == XForm::kF32,
+          .overwrites = p.overwrites};
 }
 
 }  // namespace moxie::gemm

@@ -203,11 +203,7 @@ void launch_grouped(const char* name, const ExpertsParams& p, const GroupedMemor
                                                    launch_stream(p.launch.stream));
   };
   launch.template operator()<GateUpCut>(GateUp{gate_up});
-  const DownProduct down{.items = {},
-                         .weight = p.down,
-                         .staged = memory.made,
-                         .bias = p.down_bias,
-                         .product_scale = down_scale};
+  const DownProduct down = down_task(p, memory, down_scale);
   if constexpr (kAdds) {
     launch.template operator()<DownCut>(
         DownAdds{{down}, pairs.slot_token, pairs.slot_weight, reinterpret_cast<float2*>(p.x)});

@@ -41,7 +41,7 @@ void dispatch_tile(int32_t columns, Launch&& launch) {
 
 template <bool kInOrder>
 int32_t experts_tile(const ExpertsParams& p) {
-  if (p.tile_columns != 0) return p.tile_columns;
+  if (p.tile.columns != 0) return p.tile.columns;
   return choose_tile(mean_pairs(p.num_tokens, p.top_k, p.gate_up.num_experts), kInOrder).columns;
 }
 
@@ -70,10 +70,23 @@ void run_experts(const char* row, const ExpertsParams& p) {
   });
 }
 
+bool has_tile(const ExpertsParams& p, bool ordered) {
+  return (p.tile.rows == 0 || p.tile.rows == kGroupedTileRows) &&
+         (p.tile.columns == 0 || is_grouped_tile(p.tile.columns, ordered));
+}
+
+// MXFP8 lets other rows run, which only gain in launches of many tokens.
+const char* refuses_activation(const ExpertsParams& p) {
+  return p.activation == DType::kBF16 || p.activation == DType::kMXFP8
+             ? nullptr
+             : "activations in six or four bits are asked for";
+}
+
 }  // namespace
 
 const char* experts_mxfp4_bf16_gemm_sm90_refuses(const ExpertsParams& p) {
-  if (p.tile_columns != 0 && !is_grouped_tile(p.tile_columns)) return "no such tile";
+  if (const char* why = refuses_activation(p)) return why;
+  if (!has_tile(p, false)) return "it has no such tile";
   if (p.forms.x == XForm::kF32 && experts_tile<false>(p) <= FewColumnsCut::kMostColumns)
     return "tiles of few columns add to x from many blocks: two floats a value";
   return refuses_grouped(p);
@@ -88,7 +101,8 @@ void experts_mxfp4_bf16_gemm_sm90(const ExpertsParams& p) {
 }
 
 const char* experts_mxfp4_bf16_ordered_sm90_refuses(const ExpertsParams& p) {
-  if (p.tile_columns != 0 && !is_grouped_tile(p.tile_columns, true)) return "it has no such tile";
+  if (const char* why = refuses_activation(p)) return why;
+  if (!has_tile(p, true)) return "it has no such tile";
   return refuses_grouped(p);
 }
 

@@ -33,8 +33,9 @@ float made_scale(const ExpertsParams& p) {
 }  // namespace
 
 const char* experts_mxfp4_e4m3_gemm_sm90_refuses(const ExpertsParams& p) {
-  if (p.activation != kActivation) return "activations in 8 bits: --activation mxfp8 asks for them";
-  if (p.tile_columns != 0) return "it has one tile, 128x288";
+  if (p.activation != DType::kMXFP8)
+    return "activations in 8 bits: --activation mxfp8 asks for them";
+  if (p.tile.columns != 0) return "it has one tile, 128x288";
   if (!(p.swiglu_limit > 0 && p.swiglu_limit < 1e6f)) return "SwiGLU is not clamped";
   return refuses_grouped(p);
 }

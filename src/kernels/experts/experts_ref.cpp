@@ -1,7 +1,9 @@
 // The reference row of experts: double precision. (token, slot) pairs are sorted by expert, so
-// that every weight is decoded once; a token's sum runs in order of the expert's index.
+// that every weight is decoded once; a token's sum runs in order of the expert's index. With an MX
+// format of activations, the inputs of both products are rounded to it, from F32.
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "kernels/experts/experts_rows.h"
 #include "kernels/gemv/reference_product.h"
@@ -14,6 +16,7 @@ struct Parts {
   int32_t* offsets;  // [experts + 1] pairs of expert e
   int32_t* pairs;    // [tokens * top_k] token * top_k + slot, by expert
   double* h;         // [tokens * top_k, intermediate], in the order of `pairs`
+  float* t;          // [tokens, hidden], rounded; with an MX format
   double* sum;       // [tokens, hidden]
   uint64_t bytes;
 };
@@ -25,6 +28,8 @@ Parts lay_out(const ExpertsParams& p, std::byte* base) {
   parts.offsets = scratch.take<int32_t>(p.gate_up.num_experts + 1);
   parts.pairs = scratch.take<int32_t>(num_pairs);
   parts.h = scratch.take<double>(num_pairs * p.intermediate);
+  const bool is_rounded = p.activation != DType::kBF16;
+  parts.t = scratch.take<float>(is_rounded ? int64_t{p.num_tokens} * p.hidden : 0);
   parts.sum = scratch.take<double>(int64_t{p.num_tokens} * p.hidden);
   parts.bytes = scratch.bytes();
   return parts;
@@ -40,6 +45,11 @@ void sort_pairs(const ExpertsParams& p, const Parts& parts) {
     }
   }
   parts.offsets[p.gate_up.num_experts] = num_sorted;
+}
+
+void round_row(DType format, float* values, int32_t width) {
+  for (int32_t i = 0; i < width; i += kMxBlock)
+    round_to_mx(mx_element_of(format), values + i, std::min(kMxBlock, width - i));
 }
 
 double activate(double gate, double up, double alpha, double limit) {
@@ -62,6 +72,14 @@ void experts_reference(const ExpertsParams& p) {
   const Parts parts = lay_out(p, p.launch.workspace);
   ThreadPool& pool = *p.launch.stream->pool;
   sort_pairs(p, parts);
+  const bool is_rounded = p.activation != DType::kBF16;
+  const float* all_t = p.t;
+  if (is_rounded) {
+    std::copy(p.t, p.t + int64_t{p.num_tokens} * p.hidden, parts.t);
+    for (int32_t token = 0; token < p.num_tokens; ++token)
+      round_row(p.activation, parts.t + int64_t{token} * p.hidden, p.hidden);
+    all_t = parts.t;
+  }
 
   auto gate_up_of = [&](int64_t task, int) {
     static thread_local double gate_row[kMaxReferenceCols], up_row[kMaxReferenceCols];
@@ -73,7 +91,7 @@ void experts_reference(const ExpertsParams& p) {
     read_packed_row(p.gate_up.expert(e), gate_idx, gate_row);
     read_packed_row(p.gate_up.expert(e), up_idx, up_row);
     for (int32_t at = parts.offsets[e]; at < parts.offsets[e + 1]; ++at) {
-      const float* t = p.t + int64_t{parts.pairs[at] / p.top_k} * p.hidden;
+      const float* t = all_t + int64_t{parts.pairs[at] / p.top_k} * p.hidden;
       const double gate = reference_dot(gate_row, t, p.hidden) + bias[gate_idx];
       const double up = reference_dot(up_row, t, p.hidden) + bias[up_idx];
       parts.h[int64_t{at} * p.intermediate + i] =
@@ -81,6 +99,16 @@ void experts_reference(const ExpertsParams& p) {
     }
   };
   pool.run(int64_t{p.gate_up.num_experts} * p.intermediate, gate_up_of);
+  if (is_rounded) {
+    std::vector<float> row(static_cast<size_t>(p.intermediate));
+    for (int32_t at = 0; at < parts.offsets[p.gate_up.num_experts]; ++at) {
+      double* h = parts.h + int64_t{at} * p.intermediate;
+      std::transform(h, h + p.intermediate, row.begin(),
+                     [](double value) { return static_cast<float>(value); });
+      round_row(p.activation, row.data(), p.intermediate);
+      std::copy(row.begin(), row.end(), h);
+    }
+  }
 
   auto down_of = [&](int64_t task, int) {
     static thread_local double row[kMaxReferenceCols];

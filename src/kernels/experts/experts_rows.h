@@ -14,6 +14,8 @@ void experts_reference(const ExpertsParams& params);
 // experts_any_f32_gemv_*, experts_mxfp4_i16_gemv_* and experts_mxfp4_i8_gemv_*: a row for each set
 // of LaneKernels.
 const char* gemv_refuses(const ExpertsParams& params, const LaneKernels& lanes);
+/// The same rows with activations in MX formats.
+const char* mx_gemv_refuses(const ExpertsParams& params, const LaneKernels& lanes);
 double gemv_cost(const ExpertsParams& params, const LaneKernels& lanes);
 uint64_t gemv_workspace(const ExpertsParams& params, const LaneKernels& lanes);
 void gemv_run(const ExpertsParams& params, const LaneKernels& lanes);
@@ -60,5 +62,12 @@ void experts_mxfp4_e4m3_gemm_sm90(const ExpertsParams& params);
 const char* experts_mxfp4_bf16_gemm_cuda_refuses(const ExpertsParams& params);
 uint64_t experts_mxfp4_bf16_gemm_cuda_workspace(const ExpertsParams& params);
 void experts_mxfp4_bf16_gemm_cuda(const ExpertsParams& params);
+
+// experts_mxfp4_mx_*: activations in MX formats by atoms of block-scaled products, F32 sums; for
+// many tokens.
+const char* experts_mxfp4_mx_gemm_refuses(const ExpertsParams& params);
+uint64_t experts_mxfp4_mx_gemm_workspace(const ExpertsParams& params);
+void experts_mxfp4_mx_gemm_sm120(const ExpertsParams& params);
+void experts_mxfp4_mx_emulated_cuda(const ExpertsParams& params);
 
 }  // namespace moxie

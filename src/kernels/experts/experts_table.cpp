@@ -1,5 +1,6 @@
 // The table of experts, and its least work.
 #include "kernels/experts/experts_rows.h"
+#include "kernels/gemm/mma_tiles.h"
 #include "kernels/gemv/cuda_times.h"
 #include "kernels/gemv/gemv_row.h"
 
@@ -76,6 +77,43 @@ double experts_e4m3_us(const ExpertsParams& p, const DeviceRates& rates) {
   return (is_many ? 0.5 : 40.0) * experts_gemm_us(p, rates);
 }
 
+// Products by SM120's instruction have twice BF16's rate, of nibbles four times; the rate is
+// NVIDIA's, not measured. Emulated products were measured on an H100.
+double experts_mx_us(const ExpertsParams& p, const DeviceRates& rates) {
+  // As for BF16: in narrow models rounding shows and gains nothing.
+  if (p.hidden < kLeastGemmHidden && p.activation == DType::kMXFP8) return kNeverUs;
+  const double times = p.activation == DType::kMXFP4 ? 4.0 : 2.0;
+  return predicted_us(Op<ExpertsParams>::work(p), rates, times * rates.mma_gflops,
+                      {.read = 0.6, .products = 0.5, .fixed_us = 8.0});
+}
+double experts_mx_emulated_us(const ExpertsParams& p, const DeviceRates& rates) {
+  if (p.hidden < kLeastGemmHidden && p.activation == DType::kMXFP8) return kNeverUs;
+  return predicted_us(Op<ExpertsParams>::work(p), rates, rates.mma_gflops,
+                      {.read = 0.6, .products = 0.02, .fixed_us = 8.0});
+}
+
+constexpr Row<ExpertsParams> mx_row(const char* name, Features needs, const char* limits,
+                                    const char* ran_on,
+                                    double (*predict_us)(const ExpertsParams&, const DeviceRates&),
+                                    void (*run)(const ExpertsParams&)) {
+  return {.name = name,
+          .kind = "w4a8",
+          .device = DeviceKind::kCuda,
+          .needs = needs,
+          .supports = "mxfp4; at most 256 experts, 16 a token",
+          .limits = limits,
+          .ran_on = ran_on,
+          .layout = PackedLayout::kFragment16x32,
+          .forms = {.x = kAnyX, .t = {TForm::kF32, TForm::kAbsent}},
+          .activation = DType::kMXFP8,
+          .tile_rows = gemm::kMmaTileRows,
+          .is_batch_invariant = true,
+          .refuses = experts_mxfp4_mx_gemm_refuses,
+          .predict_us = predict_us,
+          .workspace = experts_mxfp4_mx_gemm_workspace,
+          .run = run};
+}
+
 constexpr Row<ExpertsParams> few_row(const char* name, Features needs, const char* supports,
                                      const char* limits, RouterForm router, FormSet<L1Form> l1,
                                      const char* (*refuses)(const ExpertsParams&),
@@ -115,7 +153,7 @@ constexpr Row<ExpertsParams> gemm_sm90_row(const char* name, const char* limits,
           .ran_on = "H200",
           .layout = PackedLayout::kFragment16x32,
           .forms = {.x = kAnyX, .t = {TForm::kF32, TForm::kAbsent}},
-          .takes_tile = true,
+          .tile_rows = gemm::kGroupedTileRows,
           .is_batch_invariant = kInOrder,
           .refuses = kInOrder ? experts_mxfp4_bf16_ordered_sm90_refuses
                               : experts_mxfp4_bf16_gemm_sm90_refuses,
@@ -125,6 +163,19 @@ constexpr Row<ExpertsParams> gemm_sm90_row(const char* name, const char* limits,
           .run = run};
 }
 #endif
+
+// A row in F32 whose inputs of both products are rounded to an MX format.
+template <const LaneKernels& kLanes>
+constexpr Row<ExpertsParams> mx_gemv_row(const char* name, Features needs,
+                                         const char* ran_on = "x86-64") {
+  Row<ExpertsParams> row = gemv_row<ExpertsParams, kLanes>(name, needs, kF32, kAnyFormat, ran_on);
+  row.limits =
+      "any number of tokens; with --activation mxfp8, mxfp6 or mxfp4; activations rounded to the "
+      "format's blocks: shows what it loses, gains no time";
+  row.activation = DType::kMXFP8;
+  row.refuses = [](const ExpertsParams& p) { return mx_gemv_refuses(p, kLanes); };
+  return row;
+}
 
 const Row<ExpertsParams> kRows[] = {
     {.name = "experts_reference",
@@ -141,7 +192,10 @@ const Row<ExpertsParams> kRows[] = {
      .run = experts_reference},
     gemv_row<ExpertsParams, kLanesPortable>("experts_any_f32_gemv_portable", kFeatureNone, kF32,
                                             kAnyFormat, kRanAnyCpu),
+    mx_gemv_row<kLanesPortable>("experts_any_mx_gemv_portable", kFeatureNone, kRanAnyCpu),
 #if defined(__x86_64__)
+    mx_gemv_row<kLanesAvx2>("experts_any_mx_gemv_avx2", kAvx2),
+    mx_gemv_row<kLanesAvx512>("experts_any_mx_gemv_avx512", kAvx512),
     gemv_row<ExpertsParams, kLanesAvx2>("experts_any_f32_gemv_avx2", kAvx2, kF32, kAnyFormat),
     gemv_row<ExpertsParams, kLanesAvx512>("experts_any_f32_gemv_avx512", kAvx512, kF32, kAnyFormat),
     gemv_row<ExpertsParams, kLanesAvx2I16>("experts_mxfp4_i16_gemv_avx2", kAvx2, kI16, kMxfp4Only),
@@ -224,7 +278,7 @@ const Row<ExpertsParams> kRows[] = {
      .ran_on = "H200",
      .layout = PackedLayout::kFragment16x32,
      .forms = {.x = kAnyX, .t = {TForm::kF32, TForm::kAbsent}},
-     .activation = DType::kF8E4M3,
+     .activation = DType::kMXFP8,
      .refuses = experts_mxfp4_e4m3_gemm_sm90_refuses,
      .predict_us = experts_e4m3_us,
      .workspace = experts_mxfp4_e4m3_gemm_sm90_workspace,
@@ -238,11 +292,22 @@ const Row<ExpertsParams> kRows[] = {
      .ran_on = kMmaRanOn,
      .layout = PackedLayout::kFragment16x32,
      .forms = {.x = kAnyX, .t = {TForm::kF32, TForm::kAbsent}},
+     .tile_rows = gemm::kMmaTileRows,
      .is_batch_invariant = true,
      .refuses = experts_mxfp4_bf16_gemm_cuda_refuses,
      .predict_us = experts_mma_us,
      .workspace = experts_mxfp4_bf16_gemm_cuda_workspace,
      .run = experts_mxfp4_bf16_gemm_cuda},
+    mx_row(
+        "experts_mxfp4_mx_gemm_sm120", kSm120f,
+        "any number of tokens; with --activation mxfp8, mxfp6 or mxfp4; activations rounded to the "
+        "format's blocks",
+        "compiled only", experts_mx_us, experts_mxfp4_mx_gemm_sm120),
+    mx_row(
+        "experts_mxfp4_mx_emulated_cuda", kNoMxProducts,
+        "as experts_mxfp4_mx_gemm_sm120, with the instruction's fragments in BF16 products: shows "
+        "what a format loses, gains no time",
+        "H100", experts_mx_emulated_us, experts_mxfp4_mx_emulated_cuda),
 #endif
 };
 

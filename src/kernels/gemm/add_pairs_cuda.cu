@@ -38,7 +38,9 @@ __global__ void __launch_bounds__(32 * kMaxWarps)
 #pragma unroll
       for (int i = 0; i < kHeld; ++i) {
         sums[i] = make_float2(0.0f, 0.0f);
-        if (column(i) < width) old[i] = load_residual<kIsSingle>(p.x, x_at + column(i));
+        old[i] = {};
+        if (!p.overwrites && column(i) < width)
+          old[i] = load_residual<kIsSingle>(p.x, x_at + column(i));
       }
     });
     for (int k = 0; k < p.top_k; k += kRows) {
@@ -82,6 +84,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps)
 
 void add_pairs(const AddPairs& step, Stream* stream) {
   CHECK(step.width % 2 == 0, "width " + std::to_string(step.width));
+  CHECK(step.x_is_single || !step.overwrites, "two floats a value are added to");
   if (step.num_tokens == 0) return;
   const int num_warps = std::min(kMaxWarps, ceil_div(step.width, kColumns * kHeld));
   launch_kernel("add_pairs", add_pair_rows, step,

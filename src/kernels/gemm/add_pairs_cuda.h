@@ -16,6 +16,7 @@ struct AddPairs {
   const uint16_t* pairs = nullptr;        ///< [rows, width], BF16
   float* x = nullptr;        ///< [tokens, width] of two floats (residual.cuh), added to
   bool x_is_single = false;  ///< one float
+  bool overwrites = false;   ///< x = the sum, with x_is_single
 };
 void add_pairs(const AddPairs& step, Stream* stream);
 

@@ -42,9 +42,9 @@ void multiply_dense_mma(const char* row, const PackedMatrix& weight, const Stage
   };
   const auto launch_cut = [&]<DType F>() {
     // Wide blocks once they give each SM one.
-    const int64_t wide = dense_items_mma<MmaWideCut>(weight, num_columns).num_items();
+    const int64_t wide = dense_items_mma<MmaWideCut<>>(weight, num_columns).num_items();
     if (wide >= fragment::block_limits().num_units)
-      return launch.template operator()<F, MmaWideCut>();
+      return launch.template operator()<F, MmaWideCut<>>();
     launch.template operator()<F, MmaFewCut>();
   };
   if (weight.format == DType::kMXFP4) return launch_cut.template operator()<DType::kMXFP4>();

@@ -6,6 +6,7 @@
 // As in tile_model.h the number of tokens of an expert is random around the mean.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <string>
@@ -16,25 +17,24 @@ namespace moxie::gemm {
 
 inline constexpr int32_t kMmaTileRows = 128;
 inline constexpr std::array<int32_t, 4> kMmaTileColumns = {16, 32, 64, 128};
-/// "128x64"
-std::string mma_tile_name(int32_t columns);
-
-struct TileDevice {
-  int32_t num_sms;
-  double read_gb_s;           ///< 1e9 bytes a second
-  double mma_gflops;          ///< BF16 products by mma.sync
-  double operand_gb_s_of_sm;  ///< packed weights of which an SM makes operands
-};
+inline constexpr bool is_mma_tile(int32_t columns) {
+  return std::ranges::find(kMmaTileColumns, columns) != kMmaTileColumns.end();
+}
 
 /// Microseconds of the weights of a tile's rows times `num_tokens` of one expert, in tiles of up to
 /// `columns`.
 double mma_tile_us(int32_t columns, int32_t num_tokens, const TileDevice& device);
 
-/// What the row of experts by mma.sync takes on every device: the least columns that hold the mean
-/// number of tokens of an expert and a half.
+/// The least columns that hold the mean number of tokens of an expert and a half.
 int32_t mma_tile_by_rule(double mean);
 /// For experts with `mean` tokens on average: the rule's tile, unless another gains more than the
 /// model can be wrong by. The reason names the rule's tile where it is left.
+/// On a device that is not known, the rule's.
 TileChoice choose_mma_tile(double mean, const TileDevice& device);
+/// For a row whose tiles have `tile_rows` rows: the choice of its model.
+inline TileChoice choose_tile_of(int32_t tile_rows, double mean, bool ordered,
+                                 const TileDevice& device) {
+  return tile_rows == kMmaTileRows ? choose_mma_tile(mean, device) : choose_tile(mean, ordered);
+}
 
 }  // namespace moxie::gemm

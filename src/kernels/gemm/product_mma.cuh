@@ -1,42 +1,69 @@
-// Products of packed weights with many tokens on any GPU since sm_80: mma.m16n8k16 in BF16, copies
-// by cp.async, at most 99 KiB of shared memory. Operands and staged activations are those of
-// product_sm90.cuh (operand.cuh, staged.cuh).
+// Products of packed weights with many tokens on any GPU since sm_80, written over an atom: by
+// mma.m16n8k16 in BF16, or by block-scaled products of MXFP4 weights with activations in MX formats
+// (mx_atom.cuh). Copies by cp.async, at most 99 KiB of shared memory. Operands and staged
+// activations are those of product_sm90.cuh (operand.cuh, staged.cuh).
 //
 // A block takes one work item: its rows times up to 128 staged rows. Each warp multiplies its own
 // tiles of 16 rows by all columns. The ring holds, for each unit of 64 columns of K, the block's
 // weights and activations; copies of later units run while one is multiplied. A column's sums are
 // added in the order of K, by one warp, whatever the cut: the same bits in any batch.
 //
-// Per unit, SM and 256 rows x 128 columns: 1,024 mma of 2,048 multiply-adds, 2,048 clocks at the
-// A100's rate; 256 ldmatrix.x4 (128 KiB, 1,024 clocks of shared memory); some 300 issue slots of
-// each scheduler for operands; 24.5 KiB from L2.
+// Per unit, SM and 256 rows x 128 columns in BF16: 1,024 mma of 2,048 multiply-adds, 2,048 clocks
+// at the A100's rate; 256 ldmatrix.x4 (128 KiB, 1,024 clocks of shared memory); some 300 issue
+// slots of each scheduler for operands; 24.5 KiB from L2.
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 
 #include "core/cuda_launch.cuh"
+#include "kernels/gemm/mx_atom.cuh"
 #include "kernels/gemm/operand.cuh"
 #include "kernels/gemm/staged.cuh"
 
 namespace moxie::gemm {
 
+/// What a warp's tiles of a unit are multiplied by: how a column's 64 activations are staged, and
+/// the bytes of its scales.
+struct Bf16Atom {
+  static constexpr DType kActivation = DType::kBF16;
+  static constexpr int kScaleBytes = 0;
+};
+/// Two products of 32 columns; any element (the task's).
+struct MxAtom32 {
+  static constexpr DType kActivation = DType::kMXFP8;
+  static constexpr int kScaleBytes = kStagedScaleBytes;
+};
+/// One product of 64 columns: E2M1.
+struct MxAtom64 {
+  static constexpr DType kActivation = DType::kMXFP4;
+  static constexpr int kScaleBytes = kStagedScaleBytes;
+};
+
 /// How a block is cut: warps in groups of four, kRowTiles tiles of 16 rows of each warp.
-template <int kWarpgroups_, int kRowTiles_, int kMostColumns_,
+template <int kWarpgroups_, int kRowTiles_, int kMostColumns_, typename Atom_ = Bf16Atom,
           int kBlocks_ = (kRowTiles_ * kMostColumns_ * kWarpgroups_ > 256 ? 1 : 2)>
 struct MmaCut {
+  using Atom = Atom_;
   static constexpr int kWarpgroups = kWarpgroups_, kRowTiles = kRowTiles_;
   static constexpr int kMostColumns = kMostColumns_;
   static constexpr int kRows = 64 * kRowTiles * kWarpgroups, kThreads = 128 * kWarpgroups;
   static constexpr int kFirstWarp = 0;
   static constexpr bool kSplitsK = false;
-  static constexpr DType kActivation = DType::kBF16;
-  static constexpr int kRowBytes = kStagedRowBytes;
+  static constexpr DType kActivation = Atom::kActivation;
+  static constexpr int kRowBytes = staged_row_bytes(kActivation);
   static constexpr int kBlocks = kBlocks_;  ///< on an SM at a time, as registers allow
 };
 
 /// Many columns: a load of activations serves two tiles of a warp, and two blocks share an SM, so
 /// that one multiplies while the other makes operands or ends.
-using MmaWideCut = MmaCut<1, 2, 128, 2>;
+template <typename Atom = Bf16Atom>
+using MmaWideCut = MmaCut<1, 2, 128, Atom, 2>;
+/// Tiles of kColumns of 128 rows. Those of few tokens are limited by the weights' bytes: many
+/// copies of them are in flight.
+template <int kColumns, typename Atom = Bf16Atom>
+using MmaTileCut =
+    std::conditional_t<kColumns == 128, MmaWideCut<Atom>, MmaCut<2, 1, kColumns, Atom>>;
 
 /// The most shared memory of a block that all devices have, and of the blocks of an SM.
 inline constexpr uint64_t kPortableSharedBytes = 99 * 1024;
@@ -45,8 +72,11 @@ template <DType F, typename Cut>
 struct MmaShared {
   static constexpr int kTileBytes = fragment::kUnitBytes<F>;
   static constexpr int kColumnBytes = Cut::kRowBytes * Cut::kMostColumns;
+  static constexpr int kScaleBytes = Cut::Atom::kScaleBytes * Cut::kMostColumns;
   static constexpr int kWeightBytes = Cut::kRows / 16 * kTileBytes;
-  static constexpr int kStageBytes = round_up(kColumnBytes + kWeightBytes, 1024);
+  /// In a stage: activations, their scales, weights.
+  static constexpr int kScalesAt = kColumnBytes, kWeightsAt = kColumnBytes + kScaleBytes;
+  static constexpr int kStageBytes = round_up(kWeightsAt + kWeightBytes, 1024);
   static constexpr int kStages =
       std::clamp(static_cast<int>(kPortableSharedBytes) / Cut::kBlocks / kStageBytes, 2, 8);
   static constexpr uint64_t kBytes = uint64_t{kStages} * kStageBytes;
@@ -70,6 +100,9 @@ struct MmaCopies {
   const std::byte* columns;  // this thread's first 16 bytes of the next unit
   int64_t columns_step;
   int num_column_bytes;
+  const std::byte* scales;  // of the columns, if the atom has scales
+  int64_t scales_step;
+  int num_scale_bytes;
   const std::byte* weights;  // of this warp's first tile, this lane's first 16 bytes
   int32_t other_tile;        // from there to the warp's second tile
   int tile_in_block;         // this warp's first
@@ -81,7 +114,12 @@ struct MmaCopies {
       for (int at = 16 * threadIdx.x; at < num_column_bytes; at += 16 * Cut::kThreads)
         copy_async_16(to + at, columns + at - 16 * threadIdx.x);
       columns += columns_step;
-      const uint32_t tiles = to + S::kColumnBytes + 16 * (threadIdx.x % 32);
+      if constexpr (Cut::Atom::kScaleBytes > 0) {
+        if (16 * static_cast<int>(threadIdx.x) < num_scale_bytes)
+          copy_async_16(to + S::kScalesAt + 16 * threadIdx.x, scales + 16 * threadIdx.x);
+        scales += scales_step;
+      }
+      const uint32_t tiles = to + S::kWeightsAt + 16 * (threadIdx.x % 32);
 #pragma unroll
       for (int m = 0; m < Cut::kRowTiles; ++m)
         copy_unit<F>(tiles + (tile_in_block + 4 * m) * S::kTileBytes, weights + m * other_tile);
@@ -93,21 +131,23 @@ struct MmaCopies {
   }
 };
 
-/// sums += this warp's tiles of a unit times its columns, in groups of kGroup up to num_columns.
-/// Activations are loaded one step of eight columns ahead of the products that use them.
+/// Columns past the last token that are left out come in groups of so many steps of eight.
+inline constexpr int kStepsOfGroup = 4;
+
+/// sums += this warp's tiles of a unit times its columns, in groups up to the last token's, in
+/// BF16. Activations are loaded one step of eight columns ahead of the products that use them.
 template <DType F, typename Cut>
-__device__ __forceinline__ void multiply_unit(const std::byte* stage, int tile_in_block,
+__device__ __forceinline__ void multiply_unit(Bf16Atom, const std::byte* stage, int tile_in_block,
                                               int num_columns, Sums<Cut, Cut::kMostColumns>& sums) {
   using S = MmaShared<F, Cut>;
   constexpr int kTiles = Cut::kRowTiles, kSteps = Cut::kMostColumns / 8;
-  constexpr int kGroup = 32, kStepsOfGroup = kGroup / 8;
   // Matrix i of a load is chunk i of a block of 32 columns of K: the operands of two products.
   const uint32_t lane = threadIdx.x % 32, row = lane % 8;
   const uint32_t first = shared_address(stage) + row * Cut::kRowBytes;
   fragment::Unit<F> units[kTiles];
 #pragma unroll
   for (int m = 0; m < kTiles; ++m)
-    units[m] = read_operand<F>(stage + S::kColumnBytes + (tile_in_block + 4 * m) * S::kTileBytes);
+    units[m] = read_operand<F>(stage + S::kWeightsAt + (tile_in_block + 4 * m) * S::kTileBytes);
 #pragma unroll
   for (int block = 0; block < 2; ++block) {
     const uint32_t at = first + staged_pair_offset(row, 16 * block + lane / 8);
@@ -133,7 +173,132 @@ __device__ __forceinline__ void multiply_unit(const std::byte* stage, int tile_i
   }
 }
 
-/// The kernel: block i takes item i. Task: as of product_kernel, with
+/// The lane's eight codes of a row of a block: four a register, in bits 5:2 of each byte.
+__device__ __forceinline__ void make_bytes(uint32_t word, uint32_t& first, uint32_t& second) {
+  uint32_t pairs[4];
+  fragment_mxfp4_pairs(word, pairs);
+#pragma unroll
+  for (uint32_t& pair : pairs) pair = (pair >> 10 & 0x00200020u) | (pair >> 4 & 0x001C001Cu);
+  first = __byte_perm(pairs[0], pairs[1], 0x6420);
+  second = __byte_perm(pairs[2], pairs[3], 0x6420);
+}
+/// The same as nibbles: columns 0, 2, 4, 6, then 1, 3, 5, 7, as they are staged.
+__device__ __forceinline__ uint32_t make_nibbles(uint32_t word) {
+  uint32_t pairs[4], nibbles = 0;
+  fragment_mxfp4_pairs(word, pairs);
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    nibbles |= ((pairs[i] >> 12 & 0x00080008u) | (pairs[i] >> 6 & 0x00070007u)) << (4 * i);
+  return nibbles;
+}
+
+/// The same in an MX format, two products of a block of 32 columns.
+template <DType F, typename Cut>
+__device__ __forceinline__ void multiply_mx_unit(MxElement element, const std::byte* stage,
+                                                 int tile_in_block, int num_columns,
+                                                 Sums<Cut, Cut::kMostColumns>& sums) {
+  static_assert(F == DType::kMXFP4);
+  using S = MmaShared<F, Cut>;
+  constexpr int kTiles = Cut::kRowTiles, kSteps = Cut::kMostColumns / 8;
+  const uint32_t lane = threadIdx.x % 32, g = lane / 4, row = lane % 8;
+  // Matrix i of a load is chunk i of the unit: both operands of both blocks.
+  const uint32_t at =
+      shared_address(stage) + row * Cut::kRowBytes + staged_quad_chunk(row, lane / 8);
+  const auto* scales = reinterpret_cast<const uint16_t*>(stage + S::kScalesAt) + g;
+  uint32_t a[kTiles][2][4], scale_a[kTiles];
+#pragma unroll
+  for (int m = 0; m < kTiles; ++m) {
+    const fragment::Unit<F> unit =
+        read_operand<F>(stage + S::kWeightsAt + (tile_in_block + 4 * m) * S::kTileBytes);
+    make_bytes(unit.codes[0].x, a[m][0][0], a[m][0][2]);
+    make_bytes(unit.codes[0].y, a[m][0][1], a[m][0][3]);
+    make_bytes(unit.codes[0].z, a[m][1][0], a[m][1][2]);
+    make_bytes(unit.codes[0].w, a[m][1][1], a[m][1][3]);
+    scale_a[m] = unit.scales[0] >> (8 * (lane % 2));
+  }
+  uint32_t b[2][4], scale_b[2];
+  load_matrices(at, b[0]);
+  scale_b[0] = scales[0];
+#pragma unroll
+  for (int i = 0; i < kSteps; ++i) {
+    if (i > 0 && i % kStepsOfGroup == 0 && 8 * i >= num_columns) break;
+    if (i + 1 < kSteps) {
+      load_matrices(at + 8 * (i + 1) * Cut::kRowBytes, b[(i + 1) % 2]);
+      scale_b[(i + 1) % 2] = scales[8 * (i + 1)];
+    }
+#pragma unroll
+    for (int m = 0; m < kTiles; ++m) {
+      auto& of = reinterpret_cast<float(&)[4]>(sums[m][4 * i]);
+      const uint32_t(&words)[4] = b[i % 2];
+      mx::multiply_k32<0, 0>(element, of, a[m][0], {words[0], words[1]}, scale_a[m],
+                             scale_b[i % 2]);
+      mx::multiply_k32<2, 1>(element, of, a[m][1], {words[2], words[3]}, scale_a[m],
+                             scale_b[i % 2]);
+    }
+  }
+}
+template <DType F, typename Cut>
+__device__ __forceinline__ void multiply_unit(MxElement element, MxAtom32, const std::byte* stage,
+                                              int tile_in_block, int num_columns,
+                                              Sums<Cut, Cut::kMostColumns>& sums) {
+#if MOXIE_HAS_MX_MMA
+  // The instruction names its element.
+  switch (element) {
+    case MxElement::kE4M3:
+      return multiply_mx_unit<F, Cut>(MxElement::kE4M3, stage, tile_in_block, num_columns, sums);
+    case MxElement::kE3M2:
+      return multiply_mx_unit<F, Cut>(MxElement::kE3M2, stage, tile_in_block, num_columns, sums);
+    case MxElement::kE2M3:
+      return multiply_mx_unit<F, Cut>(MxElement::kE2M3, stage, tile_in_block, num_columns, sums);
+    case MxElement::kE2M1:
+      return multiply_mx_unit<F, Cut>(MxElement::kE2M1, stage, tile_in_block, num_columns, sums);
+  }
+#else
+  multiply_mx_unit<F, Cut>(element, stage, tile_in_block, num_columns, sums);
+#endif
+}
+/// The same in MXFP4, one product of the unit.
+template <DType F, typename Cut>
+__device__ __forceinline__ void multiply_unit(MxElement, MxAtom64, const std::byte* stage,
+                                              int tile_in_block, int num_columns,
+                                              Sums<Cut, Cut::kMostColumns>& sums) {
+  static_assert(F == DType::kMXFP4);
+  using S = MmaShared<F, Cut>;
+  constexpr int kTiles = Cut::kRowTiles, kSteps = Cut::kMostColumns / 8;
+  const uint32_t lane = threadIdx.x % 32, g = lane / 4, row = lane % 8;
+  // Matrices 0 and 1 of a load are the chunks of a step's columns, 2 and 3 those of the next
+  // step's.
+  const uint32_t of_lane = row + lane / 16 * 8;
+  const uint32_t at =
+      shared_address(stage) + of_lane * Cut::kRowBytes + staged_nibble_chunk(row, lane / 8 % 2);
+  const auto* scales = reinterpret_cast<const uint16_t*>(stage + S::kScalesAt) + g;
+  uint32_t a[kTiles][4], scale_a[kTiles];
+#pragma unroll
+  for (int m = 0; m < kTiles; ++m) {
+    const fragment::Unit<F> unit =
+        read_operand<F>(stage + S::kWeightsAt + (tile_in_block + 4 * m) * S::kTileBytes);
+    a[m][0] = make_nibbles(unit.codes[0].x), a[m][1] = make_nibbles(unit.codes[0].y);
+    a[m][2] = make_nibbles(unit.codes[0].z), a[m][3] = make_nibbles(unit.codes[0].w);
+    scale_a[m] = __byte_perm(unit.scales[0], 0, lane % 2 == 0 ? 0x4420 : 0x4431);
+  }
+#pragma unroll
+  for (int i = 0; i < kSteps; i += 2) {
+    if (i > 0 && i % kStepsOfGroup == 0 && 8 * i >= num_columns) break;
+    uint32_t b[4];
+    load_matrices(at + 8 * i * Cut::kRowBytes, b);
+#pragma unroll
+    for (int next = 0; next < 2; ++next) {
+      const uint32_t scale_b = scales[8 * (i + next)];
+#pragma unroll
+      for (int m = 0; m < kTiles; ++m) {
+        mx::multiply_k64(reinterpret_cast<float(&)[4]>(sums[m][4 * (i + next)]), a[m],
+                         {b[2 * next], b[2 * next + 1]}, scale_a[m], scale_b);
+      }
+    }
+  }
+}
+
+/// The kernel: block i takes item i. Task: as of product_kernel, with `element` for MX atoms, and
 ///   template <Cut, int kColumns> void finish(const Item&, int tile, sums, void* shared)
 /// which all warps call at once, and whose kSharedBytes<Cut> lie where the ring was.
 template <DType F, typename Cut, typename Task>
@@ -149,12 +314,14 @@ __global__ void __launch_bounds__(Cut::kThreads, Cut::kBlocks)
   const int tile_in_block = 4 * Cut::kRowTiles * (warp / 4) + warp % 4;
   const int tile = item.first_tile + tile_in_block;
   const int num_units = (task.weight.cols + kStagedColumns - 1) / kStagedColumns;
-  static_assert(Cut::kRowTiles <= 2);
   MmaCopies<F, Cut> copies{
       .base = shared_address(shared_bytes),
       .columns = task.staged.data + Cut::kRowBytes * int64_t{item.first_column} + 16 * threadIdx.x,
       .columns_step = Cut::kRowBytes * int64_t{task.staged.capacity},
       .num_column_bytes = Cut::kRowBytes * ((item.num_columns + 7) / 8 * 8),
+      .scales = task.staged.scales + Cut::Atom::kScaleBytes * int64_t{item.first_column},
+      .scales_step = Cut::Atom::kScaleBytes * int64_t{task.staged.capacity},
+      .num_scale_bytes = Cut::Atom::kScaleBytes * ((item.num_columns + 7) / 8 * 8),
       .weights = tile_of<F>(task.weight, num_units, item.expert, tile) + 16 * (threadIdx.x % 32),
       .other_tile =
           Cut::kRowTiles == 1
@@ -177,8 +344,13 @@ __global__ void __launch_bounds__(Cut::kThreads, Cut::kBlocks)
     wait_for_copies<S::kStages - 2>();
     __syncthreads();  // all copies of this unit are there, and all have read the unit before
     copies.fill();
-    multiply_unit<F, Cut>(shared_bytes + stage * S::kStageBytes, tile_in_block, item.num_columns,
-                          sums);
+    const std::byte* unit = shared_bytes + stage * S::kStageBytes;
+    if constexpr (std::is_same_v<typename Cut::Atom, Bf16Atom>) {
+      multiply_unit<F, Cut>(Bf16Atom(), unit, tile_in_block, item.num_columns, sums);
+    } else {
+      multiply_unit<F, Cut>(task.element, typename Cut::Atom(), unit, tile_in_block,
+                            item.num_columns, sums);
+    }
     if (++stage == S::kStages) stage = 0;
   }
   wait_for_copies<0>();

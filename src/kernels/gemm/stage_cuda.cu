@@ -5,7 +5,9 @@
 // Bytes at 8,192 tokens of 2,880 columns: normed, 94 MB of single x read, 47 MB written; slots of
 // four pairs, 94 MB read, 189 MB written.
 #include "core/cuda_launch.cuh"
+#include "kernels/gemm/mx_atom.cuh"
 #include "kernels/gemm/stage_cuda.h"
+#include "kernels/gemm/stage_mx.cuh"
 #include "kernels/ptx.cuh"
 #include "kernels/residual.cuh"
 
@@ -230,6 +232,88 @@ __global__ void stage_slot_rows_e4m3(const __grid_constant__ StageSlotsE4m3 para
   }
 }
 
+struct StageSlotsMx {
+  StageSlots slots;
+  MxElement element;
+};
+
+// A thread has every blockDim.x-th group of eight columns, so that four neighbouring lanes have a
+// block of 32.
+template <int kCount, bool kIsNormed, DType kActivation>
+__global__ void stage_slot_rows_mx(const __grid_constant__ StageSlotsMx params) {
+  __shared__ float squares[kMaxWarps];
+  const StageSlots& p = params.slots;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, num_warps = blockDim.x / 32;
+  const int num_groups = kStagedColumns / 8 * staged_units(p.to.width);
+  const auto group = [](int i) { return static_cast<int>(threadIdx.x + i * blockDim.x); };
+  const auto load_weight = [&](int column) {
+    return column < p.to.width ? *reinterpret_cast<const float4*>(p.norm_weight + column)
+                               : float4{};
+  };
+  wait_for_previous();
+  launch_next();
+  const int64_t token = blockIdx.x;
+  float4 values[kCount][2];
+  const auto load = [&]<bool kIsSingle>() {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        ResidualFour<kIsSingle> four = {};
+        const int column = 8 * group(i) + 4 * half;
+        if (column < p.to.width) four.load(p.values, token * p.to.width + column);
+        values[i][half] = four.values();
+      }
+    }
+  };
+  if constexpr (kIsNormed) {
+    with_single(p.x_is_single, load);
+    float square = 0;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i)
+      for (const float4& v : values[i]) square += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+    square = warp_sum(square);
+    if (lane == 0) squares[warp] = square;
+    __syncthreads();
+    square = warp_sum(lane < num_warps ? squares[lane] : 0.0f);
+    const float factor = 1.0f / sqrtf(square / static_cast<float>(p.to.width) + p.rms_eps);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float4& v = values[i][half];
+        const float4 w = load_weight(8 * group(i) + 4 * half);
+        v = {v.x * factor * w.x, v.y * factor * w.y, v.z * factor * w.z, v.w * factor * w.w};
+      }
+    }
+  } else {
+    load.template operator()<true>();
+  }
+  const int32_t* slots = p.slot_of_pair + token * p.top_k;
+  const int32_t slot = lane < p.top_k ? slots[lane] : 0;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    uint32_t amax_bits = 0;
+    for (const float4& v : values[i]) {
+      for (const float value : {v.x, v.y, v.z, v.w})
+        amax_bits = max(amax_bits, __float_as_uint(value) & 0x7FFFFFFFu);
+    }
+    amax_bits = max(amax_bits, __shfl_xor_sync(~0u, amax_bits, 1));
+    amax_bits = max(amax_bits, __shfl_xor_sync(~0u, amax_bits, 2));
+    const uint8_t scale = mx_activation_scale(amax_bits, mx_emax(params.element));
+    const int unit = group(i) / 8;
+    const auto block = static_cast<uint32_t>(group(i) / 4 % 2), q = static_cast<uint32_t>(lane % 4);
+    for (int k = 0; k < p.top_k; ++k) {
+      const auto to = static_cast<uint32_t>(__shfl_sync(~0u, slot, k));
+      if (group(i) >= num_groups) continue;
+      const int64_t at = int64_t{unit} * p.to.capacity + to;
+      store_eight<kActivation>(p.to.data + at * staged_row_bytes(kActivation), to, block, q,
+                               params.element, scale, values[i][0], values[i][1]);
+      if (q == 0) reinterpret_cast<uint8_t*>(p.to.scales)[kStagedScaleBytes * at + block] = scale;
+    }
+  }
+}
+
 // `most` holds `most_held` units a warp.
 template <typename P>
 void launch_rows(const char* name, void (*some)(P), void (*most)(P), const P& params,
@@ -273,11 +357,47 @@ void stage_slots(const StageSlots& step, Stream* stream) {
   }
 }
 
-void stage_slots_e4m3(const StageSlots& step, float* slot_scale, Stream* stream) {
+namespace {
+
+void check_slots(const StageSlots& step) {
   const StagedView& to = step.to;
   CHECK(step.top_k <= 32, "top_k " + std::to_string(step.top_k));
   CHECK(to.width % 4 == 0 && to.width <= kMaxStagedWidth, "width " + std::to_string(to.width));
   CHECK(to.capacity % kStagedRows == 0, "capacity " + std::to_string(to.capacity));
+}
+
+}  // namespace
+
+void stage_slots_mx(const StageSlots& step, DType format, Stream* stream) {
+  check_slots(step);
+  if (step.num_tokens == 0) return;
+  constexpr int kSome = 1, kMost = kMaxStagedWidth / 8 / (32 * kMaxWarps);
+  const int num_groups = kStagedColumns / 8 * staged_units(step.to.width);
+  const bool is_wide = num_groups > 32 * kMaxWarps * kSome;
+  const int held = is_wide ? kMost : kSome;
+  const auto launch = [&]<bool kIsNormed, DType kActivation>() {
+    launch_kernel("stage_slots_mx",
+                  is_wide ? stage_slot_rows_mx<kMost, kIsNormed, kActivation>
+                          : stage_slot_rows_mx<kSome, kIsNormed, kActivation>,
+                  StageSlotsMx{step, mx_element_of(format)},
+                  {.grid = dim3(static_cast<unsigned>(step.num_tokens)),
+                   .num_threads = 32 * ceil_div(num_groups, 32 * held),
+                   .programmatic = true},
+                  launch_stream(stream));
+  };
+  const bool is_normed = step.norm_weight != nullptr;
+  if (format == DType::kMXFP4) {
+    is_normed ? launch.template operator()<true, DType::kMXFP4>()
+              : launch.template operator()<false, DType::kMXFP4>();
+  } else {
+    is_normed ? launch.template operator()<true, DType::kMXFP8>()
+              : launch.template operator()<false, DType::kMXFP8>();
+  }
+}
+
+void stage_slots_e4m3(const StageSlots& step, float* slot_scale, Stream* stream) {
+  const StagedView& to = step.to;
+  check_slots(step);
   if (step.num_tokens == 0) return;
   constexpr int kSome = 2, kMost = kMaxStagedWidth / 4 / (32 * kMaxWarps);
   const int num_groups = kStagedColumns / 4 * staged_units(to.width);

@@ -50,4 +50,8 @@ void stage_slots(const StageSlots& step, Stream* stream);
 /// 224 .. 448. That power is slot_scale[slot] of each of the token's slots.
 void stage_slots_e4m3(const StageSlots& step, float* slot_scale, Stream* stream);
 
+/// StageSlots in an MX format of activations (kMXFP8, kMXFP6, kMXFP6E3M2 or kMXFP4): OCP MX v1.0, a
+/// scale for each block of 32 columns; NaN for a block with a value that is no finite number.
+void stage_slots_mx(const StageSlots& step, DType format, Stream* stream);
+
 }  // namespace moxie::gemm

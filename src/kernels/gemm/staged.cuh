@@ -11,6 +11,12 @@
 // In E4M3 a unit of a row is 64 bytes: of each block of 32 columns, chunk i (16 bytes, i < 2) holds
 // columns 8q + 4i .. 8q + 4i + 3 for q = 0..3; chunk c of the unit is stored at place
 // c ^ (r / 2 % 4), the 64-byte swizzle.
+//
+// In MX formats each block of 32 columns has a scale (E8M0), in memory of its own: byte block of
+// the two at (u * capacity + r) * 2. Elements of MXFP8 and MXFP6 lie as in E4M3, six bits in bits
+// 5:0 of a byte. In MXFP4 a unit of a row is 32 bytes: chunk c, block c of 32 columns, is stored at
+// place c ^ (r / 4 % 2); its word q holds columns 8q .. 8q + 7 as nibbles: 0, 2, 4, 6, then 1, 3,
+// 5, 7.
 #pragma once
 
 #include <cstddef>
@@ -26,15 +32,23 @@ inline constexpr int32_t kStagedColumns = 64;    ///< of a unit
 inline constexpr int32_t kStagedRowBytes = 128;  ///< of a unit of one row in BF16
 inline constexpr int32_t kStagedRows = 8;  ///< tiles and capacities are multiples of kStagedRows
 
-/// Bytes of a unit of one row in BF16 or E4M3.
+inline constexpr int32_t kStagedScaleBytes = 2;  ///< of a unit of one row in MX formats
+
+/// Bytes of a unit of one row in BF16, E4M3 or an MX format, without scales.
 MOXIE_HOST_DEVICE constexpr int32_t staged_row_bytes(DType format) {
-  return format == DType::kF8E4M3 ? kStagedColumns : kStagedRowBytes;
+  return format == DType::kBF16    ? kStagedRowBytes
+         : format == DType::kMXFP4 ? kStagedColumns / 2
+                                   : kStagedColumns;
+}
+constexpr bool is_staged_mx(DType format) {
+  return format != DType::kBF16 && format != DType::kF8E4M3;
 }
 
 /// Where staged rows are. `capacity`: rows of the memory, a multiple of kStagedRows.
 struct StagedView {
   std::byte* data = nullptr;  ///< [units, capacity] of staged_row_bytes, aligned to 1,024
   int32_t capacity = 0, width = 0;
+  std::byte* scales = nullptr;  ///< MX formats: [units, capacity] of kStagedScaleBytes
 };
 
 MOXIE_HOST_DEVICE constexpr int32_t staged_units(int32_t width) {
@@ -59,6 +73,16 @@ MOXIE_HOST_DEVICE constexpr uint32_t staged_quad_offset(uint32_t row, uint32_t q
   const uint32_t block = quad / 8, q = quad / 2 % 4, i = quad % 2;
   return 16 * ((2 * block + i) ^ (row / 2 % 4)) + 4 * q;
 }
+/// Where chunk c (16 bytes, c < 4) of a row's 64 bytes is.
+MOXIE_HOST_DEVICE constexpr uint32_t staged_quad_chunk(uint32_t row, uint32_t c) {
+  return 16 * (c ^ (row / 2 % 4));
+}
+/// In MXFP4, where chunk c (16 bytes, c < 2) of a row's 32 bytes is.
+MOXIE_HOST_DEVICE constexpr uint32_t staged_nibble_chunk(uint32_t row, uint32_t c) {
+  return 16 * (c ^ (row / 4 % 2));
+}
+/// In MXFP4, the place of column j (< 8) among a word's nibbles.
+MOXIE_HOST_DEVICE constexpr uint32_t staged_nibble(uint32_t j) { return j / 2 + j % 2 * 4; }
 /// The byte of an even column of a row in the whole memory, in BF16.
 MOXIE_HOST_DEVICE constexpr int64_t staged_offset(int32_t capacity, int32_t row, int32_t column) {
   return (static_cast<int64_t>(column / kStagedColumns) * capacity + row) * kStagedRowBytes +

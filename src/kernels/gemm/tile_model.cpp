@@ -11,8 +11,6 @@
 namespace moxie::gemm {
 namespace {
 
-constexpr int32_t kRows = 256;
-
 // The time of an expert with `num` tokens.
 double time_of(const GroupedTile& tile, int32_t num) {
   const int32_t tiles = ceil_div(num, tile.columns);
@@ -52,7 +50,7 @@ double expected_mma_us(int32_t columns, double mean, const TileDevice& device) {
 
 }  // namespace
 
-std::string tile_name(int32_t columns) { return fmt::format("{}x{}", kRows, columns); }
+std::string tile_name(const Tile& tile) { return fmt::format("{}x{}", tile.rows, tile.columns); }
 
 bool is_grouped_tile(int32_t columns, bool ordered) {
   return std::any_of(kGroupedTiles.begin(), kGroupedTiles.end(), [&](const GroupedTile& tile) {
@@ -71,26 +69,31 @@ TileChoice choose_tile(double mean, bool ordered) {
       times.emplace_back(expected_time(mean, [&](int32_t num) { return time_of(tile, num); }),
                          tile.columns);
   std::partial_sort(times.begin(), times.begin() + 2, times.end());
-  last = {
-      {mean, ordered},
-      {.columns = times[0].second,
-       .reason = fmt::format("{:.1f} tokens an expert; {} would take {:.2f} times as long", mean,
-                             tile_name(times[1].second), times[1].first / times[0].first)}};
+  last = {{mean, ordered},
+          {.columns = times[0].second,
+           .reason = fmt::format("{:.1f} tokens an expert; {} would take {:.2f} times as long",
+                                 mean, tile_name({kGroupedTileRows, times[1].second}),
+                                 times[1].first / times[0].first)}};
   return last.second;
 }
 
-Result<int32_t> parse_tile(const std::string& text) {
-  if (text == "auto") return 0;
+std::vector<Tile> all_tiles() {
+  std::vector<Tile> tiles;
+  for (const int32_t columns : kMmaTileColumns) tiles.push_back({kMmaTileRows, columns});
+  for (const GroupedTile& tile : kGroupedTiles) tiles.push_back({kGroupedTileRows, tile.columns});
+  return tiles;
+}
+
+Result<Tile> parse_tile(const std::string& text) {
+  if (text == "auto") return Tile{};
   std::string known;
-  for (const GroupedTile& tile : kGroupedTiles) {
-    const std::string name = tile_name(tile.columns);
-    if (text == name) return tile.columns;
+  for (const Tile& tile : all_tiles()) {
+    const std::string name = tile_name(tile);
+    if (text == name) return tile;
     known += ", " + name;
   }
   return fail("unknown tile '" + text + "'", "--tile", "auto" + known);
 }
-
-std::string mma_tile_name(int32_t columns) { return fmt::format("{}x{}", kMmaTileRows, columns); }
 
 double mma_tile_us(int32_t columns, int32_t num_tokens, const TileDevice& device) {
   const int32_t tiles = ceil_div(num_tokens, columns);
@@ -104,16 +107,24 @@ double mma_tile_us(int32_t columns, int32_t num_tokens, const TileDevice& device
 
 TileChoice choose_mma_tile(double mean, const TileDevice& device) {
   mean = std::max(mean, 1e-3);
+  if (device.num_sms == 0) return {mma_tile_by_rule(mean), "by the rule: the device is not known"};
+  // Every layer of a launch asks for the same.
+  thread_local std::pair<std::pair<double, TileDevice>, TileChoice> last;
+  if (last.first.first == mean && last.first.second == device) return last.second;
   const auto us_of = [&](int32_t columns) { return expected_mma_us(columns, mean, device); };
   const auto is_faster = [&](int32_t a, int32_t b) { return us_of(a) < us_of(b); };
   const int32_t by_rule = mma_tile_by_rule(mean);
   const int32_t best = *std::min_element(kMmaTileColumns.begin(), kMmaTileColumns.end(), is_faster);
   const bool gains = us_of(by_rule) > kLeastMmaGain * us_of(best);
-  if (!gains)
-    return {by_rule, fmt::format("{:.1f} tokens an expert; no other would gain more than {:.0f}%",
-                                 mean, 100 * (kLeastMmaGain - 1))};
-  return {best, fmt::format("{:.1f} tokens an expert; {} would take {:.2f} times as long", mean,
-                            mma_tile_name(by_rule), us_of(by_rule) / us_of(best))};
+  TileChoice choice{
+      by_rule, fmt::format("{:.1f} tokens an expert; no other would gain more than {:.0f}%", mean,
+                           100 * (kLeastMmaGain - 1))};
+  if (gains) {
+    choice = {best, fmt::format("{:.1f} tokens an expert; {} would take {:.2f} times as long", mean,
+                                tile_name({kMmaTileRows, by_rule}), us_of(by_rule) / us_of(best))};
+  }
+  last = {{mean, device}, choice};
+  return choice;
 }
 
 int32_t mma_tile_by_rule(double mean) {

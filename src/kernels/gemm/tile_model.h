@@ -9,11 +9,32 @@
 #include <array>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "core/base.h"
 
 namespace moxie::gemm {
 
+/// A tile: rows of weights times tokens of an expert.
+struct Tile {
+  int32_t rows = 0, columns = 0;  ///< 0: any rows; as the row's tile model says
+
+  bool operator==(const Tile&) const = default;
+};
+/// "256x64"
+std::string tile_name(const Tile& tile);
+
+/// What the tile models know of a device.
+struct TileDevice {
+  int32_t num_sms = 0;        ///< 0: not known
+  double read_gb_s;           ///< 1e9 bytes a second
+  double mma_gflops;          ///< BF16 products by mma.sync
+  double operand_gb_s_of_sm;  ///< packed weights of which an SM makes operands
+
+  bool operator==(const TileDevice&) const = default;
+};
+
+inline constexpr int32_t kGroupedTileRows = 256;
 /// A kernel for tiles of up to `columns` tokens; tiles of up to `few` tokens take few_time. Times
 /// are of 64 columns of weights, in nanoseconds, as measured on an H200; the model needs only their
 /// ratios.
@@ -33,8 +54,6 @@ inline constexpr std::array<GroupedTile, 7> kGroupedTiles = {{{8, 8, 319, 319, f
                                                               {144, 128, 870, 800, true}}};
 /// Whether there is such a tile; `ordered`: whether the ordered row has it.
 bool is_grouped_tile(int32_t columns, bool ordered = false);
-/// "256x64"
-std::string tile_name(int32_t columns);
 
 struct TileChoice {
   int32_t columns = 0;
@@ -46,7 +65,10 @@ inline double mean_pairs(int32_t num_tokens, int32_t top_k, int32_t num_experts)
   return static_cast<double>(num_tokens) * top_k / num_experts;
 }
 
-/// "auto" (0) or "256xN" of kGroupedTiles; else an error that names them.
-Result<int32_t> parse_tile(const std::string& text);
+/// Every tile that a row has.
+std::vector<Tile> all_tiles();
+/// "auto" (zeros), "256xN" of kGroupedTiles or "128xN" of kMmaTileColumns; else an error that names
+/// them.
+Result<Tile> parse_tile(const std::string& text);
 
 }  // namespace moxie::gemm

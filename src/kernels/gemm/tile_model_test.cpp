@@ -30,9 +30,10 @@ TEST(TileModel, TakesWhatWastesLeast) {
 }
 
 TEST(TileModel, ReadsTheSwitch) {
-  EXPECT_EQ(parse_tile("auto").value(), 0);
-  EXPECT_EQ(parse_tile("256x64").value(), 64);
-  for (const char* text : {"", "256", "256x", "256x7", "128x64", "256x64 ", "64"}) {
+  EXPECT_EQ(parse_tile("auto").value(), Tile());
+  EXPECT_EQ(parse_tile("256x64").value(), (Tile{256, 64}));
+  EXPECT_EQ(parse_tile("128x64").value(), (Tile{128, 64}));
+  for (const char* text : {"", "256", "256x", "256x7", "128x8", "256x64 ", "64"}) {
     const auto parsed = parse_tile(text);
     ASSERT_FALSE(parsed.has_value()) << text;
     EXPECT_NE(parsed.error().message().find("256x144"), std::string::npos)

@@ -13,9 +13,9 @@ struct ReduceParams {
   LinkKind kind = LinkKind::kNone;
   RankLink* link = nullptr;     // after a fault, which it keeps, x stays as it is
   const float* part = nullptr;  // [tokens, hidden] of this rank
-  float* next_part = nullptr;   // [tokens, hidden], cleared: what the next reduce will read
-  float* x = nullptr;           // [tokens, hidden], read and written
-  Forms forms;                  // of x
+  float* next_part = nullptr;  // [tokens, hidden], cleared: what the next reduce will read; or null
+  float* x = nullptr;          // [tokens, hidden], read and written
+  Forms forms;                 // of x
 };
 
 template <>

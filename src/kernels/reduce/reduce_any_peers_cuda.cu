@@ -89,10 +89,10 @@ __global__ void __launch_bounds__(mail::kThreads, mail::kBlocksOfSm)
       const float value = early.x[i] + sum;
       if constexpr (kIsSingle) {
         p.x[at] = value;
-        p.next_part[at] = 0;
+        if (p.next_part != nullptr) p.next_part[at] = 0;
       } else {
         reinterpret_cast<float2*>(p.x)[at] = split_residual(value);
-        reinterpret_cast<float2*>(p.next_part)[at] = make_float2(0, 0);
+        if (p.next_part != nullptr) reinterpret_cast<float2*>(p.next_part)[at] = make_float2(0, 0);
       }
     }
   };
@@ -147,7 +147,7 @@ __global__ void __launch_bounds__(mail::kThreads, mail::kBlocksOfSm)
       }
       v.x += sum.x, v.y += sum.y, v.z += sum.z, v.w += sum.w;
       store_four<kIsSingle>(p.x, at, v);
-      store_four<kIsSingle>(p.next_part, at, make_float4(0, 0, 0, 0));
+      if (p.next_part != nullptr) store_four<kIsSingle>(p.next_part, at, make_float4(0, 0, 0, 0));
     }
   };
   mail::send_and_receive_units<kMost>(p.mail, p.rounds, mine, all);

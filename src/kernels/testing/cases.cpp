@@ -322,7 +322,11 @@ std::vector<Output> Built<RouteParams>::outputs() const {
 // ---- experts ------------------------------------------------------------------------------------
 
 std::string ExpertsCase::name() const {
-  return text("experts", weights, {tokens, hidden, intermediate, experts, top_k, before, behind});
+  const std::string name =
+      text("experts", weights, {tokens, hidden, intermediate, experts, top_k, before, behind});
+  return activation == DType::kBF16
+             ? name
+             : name + ", activations in " + std::string(dtype_name(activation));
 }
 
 ExpertsParams ExpertsCase::sizes() const {
@@ -338,7 +342,8 @@ ExpertsParams ExpertsCase::sizes() const {
           .top_k = top_k,
           .first_expert = before,
           .gate_up = gate_up,
-          .down = down};
+          .down = down,
+          .activation = activation};
 }
 
 Built<ExpertsParams> build(const ExpertsCase& c) {

@@ -168,6 +168,8 @@ std::vector<ExpertsCase> OpTester<ExpertsCase>::plain_cases() {
   // Experts of other ranks; tokens may have no pair here.
   for (int32_t tokens : {1, 2, 30})
     cases.push_back({.tokens = tokens, .experts = 3, .before = 4, .behind = 2});
+  for (const DType activation : {DType::kMXFP8, DType::kMXFP6, DType::kMXFP6E3M2, DType::kMXFP4})
+    cases.push_back({.tokens = 9, .hidden = 96, .intermediate = 160, .activation = activation});
   // Outputs that do not fill the last gate/up pair of tiles.
   for (int32_t tokens : {5, 77})
     cases.push_back({.tokens = tokens, .intermediate = 40, .weights = DType::kBF16});
@@ -176,10 +178,12 @@ std::vector<ExpertsCase> OpTester<ExpertsCase>::plain_cases() {
 
 template <>
 std::vector<ExpertsCase> OpTester<ExpertsCase>::timed_cases() {
-  return timed(
-      ExpertsCase{
-          .hidden = kHidden, .intermediate = kHidden, .experts = kExperts, .is_uneven = false},
-      &ExpertsCase::tokens);
+  const ExpertsCase even{
+      .hidden = kHidden, .intermediate = kHidden, .experts = kExperts, .is_uneven = false};
+  std::vector<ExpertsCase> cases = timed(even, &ExpertsCase::tokens);
+  cases.push_back(even);
+  cases.back().tokens = 64, cases.back().activation = DType::kMXFP8;
+  return cases;
 }
 
 template <>

@@ -1,0 +1,173 @@
+#!/usr/bin/env python3
+"""Assembles every CUDA source for every architecture, and writes what each kernel takes of an SM:
+docs/kernel-resources.md.
+
+    tools/gpu/kernel_resources.py BUILD_FOLDER [--archs 80,86,89,90a,100a,120f] [--jobs N] [--json FILE]
+                                  [--markdown docs/kernel-resources.md] [--only PART_OF_A_PATH]
+
+BUILD_FOLDER was configured with CUDA: its compile_commands.json has the sources and their flags. Code
+for one architecture alone is assembled for that one. --json keeps what was found, so that a later
+run goes on where this one ended. Ends with 1 if a source does not assemble.
+"""
+
+import argparse
+import concurrent.futures
+import json
+import os
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+ENTRY = re.compile(r"Compiling entry function '(\w+)'")
+FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+USED = re.compile(r"Used (\d+) registers")
+SHARED = re.compile(r"(\d+) bytes smem")
+
+
+def sources(build):
+    """(path, command without architectures and output, the only architectures or None)"""
+    found = []
+    for entry in json.loads((build / "compile_commands.json").read_text()):
+        path = pathlib.Path(entry["file"])
+        if path.suffix != ".cu" or ROOT not in path.parents:
+            continue
+        words = shlex.split(entry["command"])
+        kept, only, i = [], set(), 0
+        while i < len(words):
+            if words[i] == "-gencode":
+                only.add(re.sub(r".*code=(sm|compute)_", "", words[i + 1]))
+                i += 2
+            elif words[i] in ("-o", "-MF", "-MT"):
+                i += 2
+            elif words[i] in ("-MD", "--threads=2") or words[i].endswith("ccache"):
+                i += 1
+            else:
+                kept.append(words[i])
+                i += 1
+        name = str(path.relative_to(ROOT))
+        found.append((name, kept, {"90a"} if "_sm90" in name or "fa3" in name else None))
+    return sorted(found)
+
+
+def assemble(command, arch, folder):
+    gencode = ["-gencode", f"arch=compute_{arch},code=sm_{arch}", "-Xptxas", "-v", "-o", os.devnull]
+    done = subprocess.run(command + gencode, cwd=folder, capture_output=True, text=True)
+    if done.returncode != 0:
+        return None, done.stderr[-2000:]
+    kernels, name = {}, None
+    for line in done.stderr.splitlines():
+        if match := ENTRY.search(line):
+            name = match[1]
+            kernels[name] = {"registers": 0, "stack": 0, "spills": 0, "shared": 0}
+        elif name and (match := FRAME.search(line)):
+            kernels[name]["stack"] = int(match[1])
+            kernels[name]["spills"] = int(match[2]) + int(match[3])
+        elif name and (match := USED.search(line)):
+            kernels[name]["registers"] = int(match[1])
+            if shared := SHARED.search(line):
+                kernels[name]["shared"] = int(shared[1])
+            name = None
+    return kernels, ""
+
+
+def demangle(names):
+    text = subprocess.run(["c++filt"], input="\n".join(names), capture_output=True, text=True, check=True)
+    return dict(zip(names, text.stdout.splitlines()))
+
+
+def short(name):
+    """The function's own name, without its type, namespaces and arguments."""
+    name = name.removeprefix("void ").replace("(anonymous namespace)", "")
+    depth, end = 0, len(name)
+    for i, letter in enumerate(name):
+        if letter in "<(" and depth == 0:
+            end = i
+            break
+    return name[:end].split("::")[-1]
+
+
+def table(found, archs):
+    """{(source, kernel): {arch: greatest of all instances}}"""
+    names = demangle(sorted({name for by_arch in found.values() for kernels in by_arch.values() for name in kernels}))
+    rows = {}
+    for source, by_arch in found.items():
+        for arch in archs:
+            for name, used in by_arch.get(arch, {}).items():
+                if used["registers"] <= 10 and used["shared"] == 0:
+                    continue  # compiled for other architectures: an empty body
+                cell = rows.setdefault((source, short(names[name])), {}).setdefault(
+                    arch, {"instances": 0, "registers": 0, "stack": 0, "spills": 0, "shared": 0})
+                cell["instances"] += 1
+                for key in ("registers", "stack", "spills", "shared"):
+                    cell[key] = max(cell[key], used[key])
+    return rows
+
+
+def cell_text(cell):
+    if cell is None:
+        return "-"
+    text = str(cell["registers"])
+    if cell["shared"]:
+        text += f", {cell['shared']:,} B"
+    if cell["spills"]:
+        text += f", spills {cell['spills']:,} B"
+    elif cell["stack"]:
+        text += f", stack {cell['stack']:,} B"
+    return text
+
+
+def markdown(rows, archs):
+    lines = ["# What each kernel takes of an SM", "",
+             "`tools/gpu/kernel_resources.py` wrote this page: it assembles every CUDA source for each architecture. A line is a kernel, with the greatest figures of its template instances: registers of a thread, static shared memory of a block, and bytes that spill, or of the stack where nothing spills (arrays with an index that is known at run time only). Shared memory that is chosen at launch is not in it: the rows for any GPU take at most 99 KiB a block, which `static_assert`s and the launches hold. A `-` is not compiled for that architecture. Code for sm_80 serves sm_86 and sm_89 too, so that their columns differ only in what the assembler makes of them.",
+             "", "| kernel | source | instances | " + " | ".join(f"sm_{arch}" for arch in archs) + " |",
+             "|---|---|---:|" + "---|" * len(archs)]
+    spills = 0
+    for (source, kernel), by_arch in sorted(rows.items(), key=lambda row: (row[0][0], row[0][1])):
+        spills += any(cell["spills"] for cell in by_arch.values())
+        instances = max(cell["instances"] for cell in by_arch.values())
+        cells = " | ".join(cell_text(by_arch.get(arch)) for arch in archs)
+        lines.append(f"| `{kernel}` | {source.removeprefix('src/')} | {instances} | {cells} |")
+    lines += ["", f"{len(rows)} kernels; {spills} spill on some architecture.", ""]
+    return "\n".join(lines)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("build", type=pathlib.Path)
+    parser.add_argument("--archs", default="80,86,89,90a,100a,120f")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("--json", type=pathlib.Path)
+    parser.add_argument("--markdown", type=pathlib.Path)
+    parser.add_argument("--only", default="")
+    args = parser.parse_args()
+    archs = args.archs.split(",")
+    found = json.loads(args.json.read_text()) if args.json and args.json.exists() else {}
+    work = [(name, command, arch) for name, command, only in sources(args.build) if args.only in name
+            for arch in archs if (only is None or arch in only) and arch not in found.get(name, {})]
+    failed = 0
+    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+        futures = {pool.submit(assemble, command, arch, args.build): (name, arch) for name, command, arch in work}
+        for number, future in enumerate(concurrent.futures.as_completed(futures), 1):
+            name, arch = futures[future]
+            kernels, error = future.result()
+            print(f"[{number}/{len(futures)}] {name} sm_{arch}", file=sys.stderr)
+            if kernels is None:
+                failed += 1
+                print(error, file=sys.stderr)
+                continue
+            found.setdefault(name, {})[arch] = kernels
+            if args.json:
+                args.json.write_text(json.dumps(found, indent=1, sort_keys=True))
+    text = markdown(table(found, archs), archs)
+    if args.markdown:
+        args.markdown.write_text(text)
+    else:
+        print(text)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
