@@ -113,7 +113,7 @@ Status run_speeds(Validation& run, const MachineLimits& limits) {
   auto pace = probe(run, limits);
   if (!pace) return fail(std::move(pace.error()));
   Speeds speeds;
-  for (const BenchTest& test : bench_tests({512, 2048, 8192}, {32, 128}, {0, 2048, 8192}, {1})) {
+  for (const BenchTest& test : speed_tests()) {
     const int32_t repetitions = num_repetitions(pace->repetition_s(test), wanted_s);
     if (test.context() + 1 > context) {
       run.omit(test.name(), fmt::format("the context has {} tokens", context));
@@ -224,6 +224,10 @@ Status run_latencies(Validation& run, int32_t concurrency, const Pace& pace) {
 }
 
 }  // namespace
+
+std::vector<BenchTest> speed_tests() {
+  return bench_tests({512, 2048, 8192}, {32, 128}, {0, 2048, 8192}, {1});
+}
 
 Status run_benchmark(Validation& run) {
   run.start_path();

@@ -277,6 +277,29 @@ TEST_F(RegressionTest, LevelFiveFindsAKernelThatIsFivePercentSlower) {
   expect_caught(run(o), Level::kRegression, "tg32");
 }
 
+// A machine that is slow while one test runs is no slower kernel.
+TEST_F(RegressionTest, LevelFiveMeasuresAgainWhatIsSlower) {
+  for (const int slow_runs : {1, 2, 3}) {
+    ValidateOptions o = measured({});
+    o.against = record_of_before();
+    const auto steady = o.seams.run_bench;
+    int num_runs = 0;
+    o.seams.run_bench = [&](Engine& engine, const BenchTest& test, int32_t repetitions,
+                            const MachineLimits& limits) {
+      auto result = steady(engine, test, repetitions, limits);
+      if (result && test.name() == "tg32" && num_runs++ < slow_runs)
+        for (double& speed : result->tok_s) speed *= 0.9;
+      return result;
+    };
+    const ValidateReport report = run(o);
+    EXPECT_EQ(num_runs, std::min(slow_runs, 2) + 1);
+    if (slow_runs == 3)
+      expect_caught(report, Level::kRegression, "tg32");
+    else
+      expect_sound(report);
+  }
+}
+
 TEST_F(RegressionTest, LevelFiveFindsTwoGigabytesMore) {
   ValidateOptions o = measured({.memory_bytes = 5'000'000'000});
   o.against = record_of_before();

@@ -81,6 +81,9 @@ Status run_correctness_by_url(Validation& run);
 Status run_stress_by_url(Validation& run);
 Status run_benchmark_by_url(Validation& run);
 
+/// The speeds that level 4 measures, of one stream.
+std::vector<BenchTest> speed_tests();
+
 /// A row ran for every step.
 void check_steps(Validation& run, const RowLaunches& ran);
 /// The rows that --expect and --forbid name.
