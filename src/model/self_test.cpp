@@ -513,14 +513,14 @@ Status SelfTest::make() {
     if (auto done = fold_scales_cuda(setup_.device, *stream_, model_.weights); !done) return done;
   }
   const auto side = [&](Device& device, Stream& on, const ModelWeights& weights) {
-    return std::unique_ptr<Side>(new Side{.device = device,
-                                          .stream = on,
-                                          .config = model_.config,
-                                          .weights = weights,
-                                          .use_sinks = setup_.use_sinks,
-                                          .activation = kernels_.activation(),
-                                          .tile = kernels_.tile(),
-                                          .tile_device = tile_device_of(kernels_.rates())});
+    return std::make_unique<Side>(Side{.device = device,
+                                       .stream = on,
+                                       .config = model_.config,
+                                       .weights = weights,
+                                       .use_sinks = setup_.use_sinks,
+                                       .activation = kernels_.activation(),
+                                       .tile = kernels_.tile(),
+                                       .tile_device = tile_device_of(kernels_.rates())});
   };
   device_side_ = side(setup_.device, *stream_, model_.weights);
   host_side_ = side(host_, *host_stream_, model_.reference);

@@ -145,8 +145,8 @@ def main():
     args = parser.parse_args()
     archs = args.archs.split(",")
     found = json.loads(args.json.read_text()) if args.json and args.json.exists() else {}
-    work = [(name, command, arch) for name, command, only in sources(args.build) if args.only in name
-            for arch in archs if (only is None or arch in only) and arch not in found.get(name, {})]
+    work = [(name, command, arch) for arch in archs for name, command, only in sources(args.build)
+            if args.only in name and (only is None or arch in only) and arch not in found.get(name, {})]
     failed = 0
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
         futures = {pool.submit(assemble, command, arch, args.build): (name, arch) for name, command, arch in work}
