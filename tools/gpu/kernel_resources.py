@@ -121,7 +121,7 @@ def cell_text(cell):
 
 def markdown(rows, archs):
     lines = ["# What each kernel takes of an SM", "",
-             "`tools/gpu/kernel_resources.py` wrote this page: it assembles every CUDA source for each architecture. A line is a kernel, with the greatest figures of its template instances: registers of a thread, static shared memory of a block, and bytes that spill, or of the stack where nothing spills (arrays with an index that is known at run time only). Shared memory that is chosen at launch is not in it: the rows for any GPU take at most 99 KiB a block, which `static_assert`s and the launches hold. A `-` is not compiled for that architecture. Code for sm_80 serves sm_86 and sm_89 too, so that their columns differ only in what the assembler makes of them.",
+             "`tools/gpu/kernel_resources.py` wrote this page: it assembles every CUDA source for each architecture. A line is a kernel, with the greatest figures of its template instances: registers of a thread, static shared memory of a block, and bytes that spill, or of the stack where nothing spills (arrays with an index that is known at run time only). Shared memory that is chosen at launch is not in it: products by `mma.sync` take at most 99 KiB a block (a `static_assert`), rows for a few tokens what the device says it has. A `-` is not compiled for that architecture. Code for sm_80 serves sm_86 and sm_89 too, so that their columns differ only in what the assembler makes of them.",
              "", "| kernel | source | instances | " + " | ".join(f"sm_{arch}" for arch in archs) + " |",
              "|---|---|---:|" + "---|" * len(archs)]
     spills = 0
