@@ -103,11 +103,10 @@ std::vector<CardTile> tiles_of(const GpuCard& card) {
                                 .mma_gflops = 1e3 * card.product_share.mid * card.bf16_tflops,
                                 .operand_gb_s_of_sm = kOperandBytesAClock * card.clock_ghz};
   std::vector<CardTile> tiles;
-  const bool is_hopper = rows_of(card) == GpuRows::kHopper;
+  const int32_t rows =
+      rows_of(card) == GpuRows::kHopper ? gemm::kGroupedTileRows : gemm::kMmaTileRows;
   for (const double mean : kTileTokens) {
-    const gemm::TileChoice choice =
-        is_hopper ? gemm::choose_tile(mean) : gemm::choose_mma_tile(mean, device);
-    const int32_t rows = is_hopper ? gemm::kGroupedTileRows : gemm::kMmaTileRows;
+    const gemm::TileChoice choice = gemm::choose_tile_of(rows, mean, false, device);
     tiles.push_back({mean, gemm::tile_name({rows, choice.columns}), choice.reason});
   }
   return tiles;

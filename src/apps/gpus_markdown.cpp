@@ -134,8 +134,7 @@ void print_tiles() {
       "## Tiles\n\n"
       "Rows times tokens of an expert that the tile model takes for the grouped products, by the "
       "mean tokens of an expert. The rows take these, and `--tile` forces another. Of the cards "
-      "only "
-      "H100 and H200 have been run.\n\n| card |");
+      "only H100 and H200 have been run.\n\n| card |");
   for (const CardTile& tile : tiles_of(gpu_cards().front())) fmt::print(" {:.0f} |", tile.mean);
   fmt::print("\n|---|");
   for (size_t i = 0; i < tiles_of(gpu_cards().front()).size(); ++i) fmt::print("---|");

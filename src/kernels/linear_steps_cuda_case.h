@@ -9,6 +9,7 @@
 #include <map>
 
 #include "core/formats.h"
+#include "kernels/experts/experts_mx.h"
 #include "kernels/gemm/greatest_scales_cuda.h"
 #include "kernels/gemm/mma_tiles.h"
 #include "kernels/gemm/staged.cuh"
@@ -469,10 +470,7 @@ class LinearStepsCuda : public CudaTest {
         row_named<ExpertsParams>((features() & kSm120f) != 0 ? "experts_mxfp4_mx_gemm_sm120"
                                                              : "experts_mxfp4_mx_emulated_cuda");
     const Rounding round = [format](std::vector<float>& values) {
-      for (size_t i = 0; i < values.size(); i += kMxBlock) {
-        round_to_mx(mx_element_of(format), values.data() + i,
-                    static_cast<int>(std::min<size_t>(kMxBlock, values.size() - i)));
-      }
+      round_row_to_mx(format, values.data(), static_cast<int32_t>(values.size()));
     };
     Built<ExpertsParams> built = build(c);
     const std::vector<double> expected = rounded_experts(built, round, round);

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "kernels/experts/experts_mx.h"
 #include "kernels/experts/experts_pairs.h"
 #include "kernels/experts/experts_rows.h"
 #include "kernels/gemv/gemm_product.h"
@@ -154,7 +155,7 @@ double cost(const ExpertsParams& p, const GemmKernels& gemm) {
 }  // namespace
 
 const char* experts_any_bf16_gemm_refuses(const ExpertsParams& p) {
-  if (p.activation != DType::kBF16) return "activations in an MX format are asked for";
+  if (const char* why = refuses_mx(p)) return why;
   if (p.gate_up.rows % 32 != 0) return "gate and up rows are not in pairs of tiles";
   if (const char* why = gemm_refuses(p.gate_up)) return why;
   return gemm_refuses(p.down);

@@ -9,6 +9,7 @@
 #include <latch>
 #include <new>
 
+#include "kernels/experts/experts_mx.h"
 #include "kernels/experts/experts_pairs.h"
 #include "kernels/experts/experts_rows.h"
 #include "kernels/gemv/product.h"
@@ -31,8 +32,6 @@ struct Parts : SortedPairs {
   uint64_t bytes;
 };
 
-bool is_mx(const ExpertsParams& p) { return p.activation != DType::kBF16; }
-
 Parts lay_out(const ExpertsParams& p, const LaneKernels& lanes, std::byte* base) {
   const int64_t num_pairs = int64_t{p.num_tokens} * p.top_k;
   Scratch scratch(base);
@@ -40,7 +39,8 @@ Parts lay_out(const ExpertsParams& p, const LaneKernels& lanes, std::byte* base)
   parts.take_from(p, scratch);
   parts.h_stride = round_up(p.intermediate, 16);
   parts.h = scratch.take<float>(num_pairs * parts.h_stride);
-  parts.rounded_t = scratch.take<float>(is_mx(p) ? int64_t{p.num_tokens} * p.hidden : 0);
+  parts.rounded_t =
+      scratch.take<float>(has_mx_activations(p) ? int64_t{p.num_tokens} * p.hidden : 0);
   parts.prepared_t = scratch.take<float>(prepared_floats(lanes, p.num_tokens, p.hidden));
   parts.prepared_h = scratch.take<float>(prepared_floats(lanes, num_pairs, p.intermediate));
   parts.y = scratch.take<float>(num_pairs * p.hidden);
@@ -107,7 +107,7 @@ void gate_up(const ExpertsParams& p, const LaneKernels& lanes, const Parts& part
           lanes.swiglu(gate, up, p.swiglu_alpha, p.swiglu_limit, h);
           // Pairs of tiles make 16 columns: 32 are complete, or the 16 that are left at the end.
           const bool is_block = tile % 4 == 3;
-          if (is_mx(p) && (is_block || tile + 1 == p.gate_up.num_tiles()))
+          if (has_mx_activations(p) && (is_block || tile + 1 == p.gate_up.num_tiles()))
             round_to_mx(mx_element_of(p.activation), h - (is_block ? 16 : 0), is_block ? 32 : 16);
           if (lanes.prepare != nullptr && is_block) {
             lanes.prepare(h - 16, 32,
@@ -148,19 +148,15 @@ void gemv_run(const ExpertsParams& p, const LaneKernels& lanes) {
   const double weights = static_cast<double>(p.hidden) * p.intermediate * num_active;
   const double pairs_per_expert = static_cast<double>(p.num_tokens) * p.top_k / num_active;
 
-  if (is_mx(p)) {
-    const MxElement element = mx_element_of(p.activation);
+  if (has_mx_activations(p)) {
     split_work(pool, p.num_tokens, 10.0 * p.num_tokens * p.hidden, [&](int64_t begin, int64_t end) {
       std::copy(p.t + begin * p.hidden, p.t + end * p.hidden, parts.rounded_t + begin * p.hidden);
-      for (int64_t token = begin; token < end; ++token) {
-        float* row = parts.rounded_t + token * p.hidden;
-        for (int32_t i = 0; i < p.hidden; i += kMxBlock)
-          round_to_mx(element, row + i, std::min(kMxBlock, p.hidden - i));
-      }
+      for (int64_t token = begin; token < end; ++token)
+        round_row_to_mx(p.activation, parts.rounded_t + token * p.hidden, p.hidden);
     });
   }
-  const Activations t = prepare_rows(pool, lanes, is_mx(p) ? parts.rounded_t : p.t, p.hidden,
-                                     p.num_tokens, p.hidden, parts.prepared_t);
+  const Activations t = prepare_rows(pool, lanes, has_mx_activations(p) ? parts.rounded_t : p.t,
+                                     p.hidden, p.num_tokens, p.hidden, parts.prepared_t);
   // Tiles that are read side by side stay together; they also make 32 columns of h.
   constexpr int32_t kPairs = kTileStreams / 2;
   static_assert(kTileStreams % 4 == 0);
@@ -219,13 +215,12 @@ const char* refuses_shape(const ExpertsParams& p, const LaneKernels& lanes) {
 }  // namespace
 
 const char* gemv_refuses(const ExpertsParams& p, const LaneKernels& lanes) {
-  if (is_mx(p)) return "activations in an MX format are asked for";
+  if (const char* why = refuses_mx(p)) return why;
   return refuses_shape(p, lanes);
 }
 
 const char* mx_gemv_refuses(const ExpertsParams& p, const LaneKernels& lanes) {
-  if (!is_mx(p))
-    return "activations in an MX format: --activation mxfp8, mxfp6 or mxfp4 asks for them";
+  if (const char* why = refuses_without_mx(p)) return why;
   return refuses_shape(p, lanes);
 }
 

@@ -1,6 +1,7 @@
 // experts on any GPU for many tokens in BF16: pairs sorted by expert, then two grouped products
 // (gemm/product_mma.cuh) with tiles of 16 to 128 tokens, and the sums of each token's pairs.
 #include "kernels/experts/experts_mma.cuh"
+#include "kernels/experts/experts_mx.h"
 #include "kernels/experts/experts_rows.h"
 
 namespace moxie {
@@ -47,7 +48,7 @@ struct GateUpMma : GateUpProduct {
 using namespace gemm;
 
 const char* experts_mxfp4_bf16_gemm_cuda_refuses(const ExpertsParams& p) {
-  if (p.activation != DType::kBF16) return "activations in an MX format are asked for";
+  if (const char* why = refuses_mx(p)) return why;
   if (!has_mma_tile(p)) return "it has no such tile";
   return refuses_grouped(p);
 }

@@ -7,6 +7,7 @@
 // KiB of activations (4.25 KiB), 4.25 KiB of weights; making operands takes some 25 issue slots for
 // 8 weights of a lane.
 #include "kernels/experts/experts_mma.cuh"
+#include "kernels/experts/experts_mx.h"
 #include "kernels/experts/experts_rows.h"
 #include "kernels/gemm/stage_mx.cuh"
 
@@ -95,8 +96,7 @@ void run_as(const char* row, const ExpertsParams& p) {
 }  // namespace
 
 const char* experts_mxfp4_mx_gemm_refuses(const ExpertsParams& p) {
-  if (p.activation == DType::kBF16)
-    return "activations in an MX format: --activation mxfp8, mxfp6 or mxfp4 asks for them";
+  if (const char* why = refuses_without_mx(p)) return why;
   if (!has_mma_tile(p)) return "it has no such tile";
   return refuses_grouped(p);
 }

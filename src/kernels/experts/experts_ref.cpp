@@ -5,6 +5,7 @@
 #include <cmath>
 #include <vector>
 
+#include "kernels/experts/experts_mx.h"
 #include "kernels/experts/experts_rows.h"
 #include "kernels/gemv/reference_product.h"
 #include "kernels/scratch.h"
@@ -28,8 +29,7 @@ Parts lay_out(const ExpertsParams& p, std::byte* base) {
   parts.offsets = scratch.take<int32_t>(p.gate_up.num_experts + 1);
   parts.pairs = scratch.take<int32_t>(num_pairs);
   parts.h = scratch.take<double>(num_pairs * p.intermediate);
-  const bool is_rounded = p.activation != DType::kBF16;
-  parts.t = scratch.take<float>(is_rounded ? int64_t{p.num_tokens} * p.hidden : 0);
+  parts.t = scratch.take<float>(has_mx_activations(p) ? int64_t{p.num_tokens} * p.hidden : 0);
   parts.sum = scratch.take<double>(int64_t{p.num_tokens} * p.hidden);
   parts.bytes = scratch.bytes();
   return parts;
@@ -45,11 +45,6 @@ void sort_pairs(const ExpertsParams& p, const Parts& parts) {
     }
   }
   parts.offsets[p.gate_up.num_experts] = num_sorted;
-}
-
-void round_row(DType format, float* values, int32_t width) {
-  for (int32_t i = 0; i < width; i += kMxBlock)
-    round_to_mx(mx_element_of(format), values + i, std::min(kMxBlock, width - i));
 }
 
 double activate(double gate, double up, double alpha, double limit) {
@@ -72,12 +67,11 @@ void experts_reference(const ExpertsParams& p) {
   const Parts parts = lay_out(p, p.launch.workspace);
   ThreadPool& pool = *p.launch.stream->pool;
   sort_pairs(p, parts);
-  const bool is_rounded = p.activation != DType::kBF16;
   const float* all_t = p.t;
-  if (is_rounded) {
+  if (has_mx_activations(p)) {
     std::copy(p.t, p.t + int64_t{p.num_tokens} * p.hidden, parts.t);
     for (int32_t token = 0; token < p.num_tokens; ++token)
-      round_row(p.activation, parts.t + int64_t{token} * p.hidden, p.hidden);
+      round_row_to_mx(p.activation, parts.t + int64_t{token} * p.hidden, p.hidden);
     all_t = parts.t;
   }
 
@@ -99,13 +93,13 @@ void experts_reference(const ExpertsParams& p) {
     }
   };
   pool.run(int64_t{p.gate_up.num_experts} * p.intermediate, gate_up_of);
-  if (is_rounded) {
+  if (has_mx_activations(p)) {
     std::vector<float> row(static_cast<size_t>(p.intermediate));
     for (int32_t at = 0; at < parts.offsets[p.gate_up.num_experts]; ++at) {
       double* h = parts.h + int64_t{at} * p.intermediate;
       std::transform(h, h + p.intermediate, row.begin(),
                      [](double value) { return static_cast<float>(value); });
-      round_row(p.activation, row.data(), p.intermediate);
+      round_row_to_mx(p.activation, row.data(), p.intermediate);
       std::copy(row.begin(), row.end(), h);
     }
   }

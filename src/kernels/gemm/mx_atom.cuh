@@ -6,17 +6,15 @@
 // that hold them.
 //
 // Fragments, of lane l (g = l / 4, q = l % 4):
-//   k32: a register is four bytes. a[0], a[2]: row g, K 4q .. 4q + 3 and 16 more; a[1], a[3]: row g
-//   +
-//        8. b[0], b[1]: column g, the same K. An E2M1 code takes bits 5:2 of its byte, E2M3 and
-//        E3M2 bits 5:0.
+//   k32: a register is four bytes. a[0], a[2]: row g, K 4q .. 4q + 3 and 16 more; a[1], a[3]: row
+//     g + 8. b[0], b[1]: column g, the same K. An E2M1 code takes bits 5:2 of its byte, E2M3 and
+//     E3M2 bits 5:0.
 //   k64: a register is eight nibbles. a[0], a[2]: row g, K 8q .. 8q + 7 and 32 more; a[1], a[3]:
-//   row
-//        g + 8. b[0], b[1]: column g, the same K.
+//     row g + 8. b[0], b[1]: column g, the same K.
 //   sums: rows g, g + 8, columns 2q, 2q + 1.
 //   scales: E8M0. Of A in the lanes q = 0 (row g) and q = 1 (row g + 8), of B in the lanes q = 0
-//        (column g). k32 reads byte kByte of the register; k64 bytes 0 and 1, of K below and
-//        from 32. The other lanes' registers are not read.
+//     (column g). k32 reads byte kByte of the register; k64 bytes 0 and 1, of K below and from 32.
+//     The other lanes' registers are not read.
 // Source: PTX ISA, warp-level matrix fragments of mma with block scaling. The instruction itself
 // has run on no hardware here; the emulated atom has.
 #pragma once
