@@ -82,8 +82,7 @@ bool reads_in_order() {
 #endif
 }
 
-Features cuda_features(int compute_capability) {
-  const int32_t code = code_for(compute_capability);
+Features features_of_code(int32_t code) {
   if (code == 0) return kFeatureNone;
   Features found = kCudaAny;
   if (code >= 90) found |= kClusters;
@@ -91,6 +90,10 @@ Features cuda_features(int compute_capability) {
   if (code == 100) found |= kSm100a;
   found |= code == 120 ? kSm120f : kNoMxProducts;
   return found;
+}
+
+Features cuda_features(int compute_capability) {
+  return features_of_code(code_for(compute_capability));
 }
 
 std::string feature_names(Features features) {
@@ -110,6 +113,7 @@ std::string feature_names(Features features) {
                 {kNeonBf16, "neon_bf16"},
                 {kCudaAny, "cuda"},
                 {kClusters, "clusters"},
+                {kNoMxProducts, "no_mx_products"},
                 {kSm90a, "sm_90a"},
                 {kSm100a, "sm_100a"},
                 {kSm120f, "sm_120f"}};

@@ -41,6 +41,8 @@ Features cpu_features();
 /// several streams side by side.
 bool reads_in_order();
 
+/// Features of a CUDA device that runs this code (core/cuda_archs.h: 80, 90, 100, 120); none for 0.
+Features features_of_code(int32_t code);
 /// Features of a CUDA device of this compute capability (90, 100, 103, 120, 121).
 Features cuda_features(int compute_capability);
 

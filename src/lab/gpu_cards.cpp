@@ -96,13 +96,7 @@ Result<const GpuCard*> gpu_card(const std::string& name) {
 }
 
 Features features_of(const GpuCard& card) {
-  const int32_t code = code_for(card.compute_capability, "80 90a 100a 120f");
-  Features found = kCudaAny;
-  if (code >= 90) found |= kClusters;
-  if (code == 90) found |= kSm90a;
-  if (code == 100) found |= kSm100a;
-  found |= code == 120 ? kSm120f : kNoMxProducts;
-  return found;
+  return features_of_code(code_for(card.compute_capability, "80 90a 100a 120f"));
 }
 
 double read_gb_s_of(const GpuCard& card, double share) {
