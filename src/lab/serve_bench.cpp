@@ -110,6 +110,8 @@ void ServeBench::absorb(const Block& block, const StreamResult& result, ServeFig
     // One token of an unmeasured request may have no text.
     if (!block.is_measured) return;
     error = {"no_content", "the answer has no text"};
+    if (result.finish_reason == "stop" && !options_.ignores_eos)
+      error.message += ": the model ended it at once (--ignore-eos asks for full length)";
   }
   if (error.kind.empty()) {
     if (std::string fault = usage_fault(result, block.num_asked); !fault.empty())

@@ -98,8 +98,8 @@ def test_chat_prompts_have_the_asked_length(server):
 
 
 def test_a_loaded_context_is_found_in_the_cache_and_prompts_otherwise_are_not(server):
-    flags = ("--url", f"http://127.0.0.1:{server.port}", "--endpoint", "completions", "-p", 64, "-d", 192,
-             "-n", 4, "--requests", 4)
+    flags = ("--url", f"http://127.0.0.1:{server.port}", "--endpoint", "completions", "--ignore-eos", "-p", 64,
+             "-d", 192, "-n", 4, "--requests", 4)
     alone = measured(*flags)["tests"][0]
     assert alone["tokens"]["cached"] == 0
     loaded = measured(*flags, "--prefix-cache")["tests"][0]
@@ -288,6 +288,7 @@ FAULTS = {
     "too_many_in_usage": (sends(fake.token() * 5, fake.last(), fake.usage(64, 999), fake.DONE), "usage", "at most 5"),
     "usage_below_0": (sends(fake.token(), fake.usage(64, -1), fake.DONE), "bad_stream", "not a number of tokens"),
     "no_text": (sends(fake.role(), fake.last(), fake.usage(64, 0), fake.DONE), "no_content", "no text"),
+    "ends_at_once": (sends(fake.role(), fake.last("stop"), fake.usage(64, 1), fake.DONE), "no_content", "--ignore-eos"),
     "no_stream": (lambda h, _: h.document({"choices": []}), "no_content", "no event"),
     "error_event": (sends(fake.role(), fake.event({"error": {"message": "it broke"}})), "error_event", "it broke"),
     "http_400": (status(400), "http_400", "what is wrong"),
