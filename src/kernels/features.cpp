@@ -43,6 +43,7 @@ Features detect() {
   const uint32_t avx512 = (1u << 16) | (1u << 17) | (1u << 30) | (1u << 31);  // F DQ BW VL
   if (zmm && (found & kAvx2) && (b7 & avx512) == avx512) {
     found |= kAvx512;
+    if (c7 & (1u << 1)) found |= kAvx512Vbmi;
     if (c7 & (1u << 11)) found |= kAvx512Vnni;
     if (a71 & (1u << 5)) found |= kAvx512Bf16;
     if (tiles && (d7 & (1u << 24)) && request_amx()) {
@@ -105,6 +106,7 @@ std::string feature_names(Features features) {
                 {kAvx512, "avx512"},
                 {kAvx512Vnni, "avx512_vnni"},
                 {kAvx512Bf16, "avx512_bf16"},
+                {kAvx512Vbmi, "avx512_vbmi"},
                 {kAmxInt8, "amx_int8"},
                 {kAmxBf16, "amx_bf16"},
                 {kNeon, "neon"},

@@ -18,6 +18,7 @@ enum Feature : Features {
   kAvx512Bf16 = 1u << 4,
   kAmxInt8 = 1u << 5,  ///< granted by arch_prctl as well
   kAmxBf16 = 1u << 6,
+  kAvx512Vbmi = 1u << 7,  ///< permutes of bytes: all that have BF16 or AMX but Cooper Lake
   // aarch64
   kNeon = 1u << 12,
   kNeonDot = 1u << 13,  ///< products of four bytes (sdot, udot)

@@ -84,11 +84,12 @@ void multiply(const MoeFp8Strip& strip, const MoeFp8Groups& groups, float* sums)
 
 const MoeFp8Kernels kMoeFp8Amx = {.name = "amx",
                                   .is_bf16 = true,
+                                  .most_few = kMoeFp8MostFew,
                                   .multiply = multiply,
-                                  .multiply_few = multiply_few,
+                                  .multiply_few = multiply_few_bf16,
                                   .swiglu = swiglu_bf16x2,
                                   .add_outputs = add_outputs,
-                                  .decode_ns = 0.08,
+                                  .decode_ns = 0.045,
                                   .apply_ns = 0.002};
 
 }  // namespace moxie

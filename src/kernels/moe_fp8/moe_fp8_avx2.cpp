@@ -5,7 +5,7 @@ namespace moxie {
 
 const MoeFp8Kernels kMoeFp8Avx2 = {.name = "avx2",
                                    .multiply = multiply_f32,
-                                   .multiply_few = multiply_few,
+                                   .multiply_few = multiply_few_f32,
                                    .swiglu = swiglu_f32,
                                    .add_outputs = add_outputs,
                                    .decode_ns = 0.15,

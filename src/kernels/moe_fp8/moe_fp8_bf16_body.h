@@ -1,6 +1,6 @@
 // What the variants of MoeFp8Kernels with BF16 products share: decoding E4M3 to BF16, which is
-// exact, and the activation in two BF16 parts. Needs AVX-512 F, BW, DQ, VL and BF16. Include this
-// file only in files compiled for one instruction set (gemv/lanes.h says why).
+// exact, a few tokens, and the activation in two BF16 parts. Needs AVX-512 F, BW, DQ, VL, VBMI and
+// BF16. Include this file only in files compiled for one instruction set (gemv/lanes.h says why).
 #pragma once
 
 #include "kernels/moe_fp8/moe_fp8_body.h"
@@ -8,55 +8,139 @@
 namespace moxie {
 namespace {
 
-// The BF16 of the 128 codes without a sign.
+// The two bytes of the BF16 of the 128 codes without a sign.
 struct alignas(64) Bf16OfCodes {
-  uint16_t of[128] = {};
+  uint8_t low[128] = {}, high[128] = {};
   constexpr Bf16OfCodes() {
     for (int32_t code = 0; code < 128; ++code) {
       const int32_t exponent = code >> 3, mantissa = code & 7;
+      int32_t bits = 0;
       if (code == 127)
-        of[code] = 0x7FC0;
+        bits = 0x7FC0;
       else if (exponent > 0)
-        of[code] = static_cast<uint16_t>(((exponent + 120) << 7) | (mantissa << 4));
+        bits = ((exponent + 120) << 7) | (mantissa << 4);
       else if (mantissa > 0)  // mantissa * 2^-9: 2^-9, 2^-8 and 2^-7 times 1 to 1.75
-        of[code] = static_cast<uint16_t>(mantissa == 1  ? 118 << 7
-                                         : mantissa < 4 ? (119 << 7) | ((mantissa - 2) << 6)
-                                                        : (120 << 7) | ((mantissa - 4) << 5));
+        bits = mantissa == 1  ? 118 << 7
+               : mantissa < 4 ? (119 << 7) | ((mantissa - 2) << 6)
+                              : (120 << 7) | ((mantissa - 4) << 5);
+      low[code] = static_cast<uint8_t>(bits);
+      high[code] = static_cast<uint8_t>(bits >> 8);
     }
   }
 };
 constexpr Bf16OfCodes kBf16OfCodes;
 
+// The tables in registers.
+struct Decoder {
+  __m512i low[2], high[2], order, sign;
+};
+MOXIE_INLINE void load_tables(Decoder& d) {
+  for (int32_t i = 0; i < 2; ++i) {
+    d.low[i] = _mm512_load_si512(kBf16OfCodes.low + 64 * i);
+    d.high[i] = _mm512_load_si512(kBf16OfCodes.high + 64 * i);
+  }
+  // Unpacking takes the lower eight bytes of each 16, then the upper ones.
+  d.order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
+  d.sign = _mm512_set1_epi8(static_cast<char>(0x80));
+}
+// 64 codes: columns 0..31 into out[0], 32..63 into out[1]. A permute of bytes takes the low seven
+// bits of an index.
+MOXIE_INLINE void decode(const Decoder& d, const uint8_t* codes, __m512i* out) {
+  const __m512i index = _mm512_permutexvar_epi64(d.order, _mm512_loadu_si512(codes));
+  const __m512i lows = _mm512_permutex2var_epi8(d.low[0], index, d.low[1]);
+  const __m512i highs = _mm512_or_si512(_mm512_permutex2var_epi8(d.high[0], index, d.high[1]),
+                                        _mm512_and_si512(index, d.sign));
+  out[0] = _mm512_unpacklo_epi8(lows, highs);
+  out[1] = _mm512_unpackhi_epi8(lows, highs);
+}
+
 // Decodes one block of the 32 rows of a strip to [row][128] BF16.
 void decode_strip(const MoeFp8Strip& strip, int32_t block, uint16_t* weights) {
-  const __m512i t0 = _mm512_load_si512(kBf16OfCodes.of),
-                t1 = _mm512_load_si512(kBf16OfCodes.of + 32);
-  const __m512i t2 = _mm512_load_si512(kBf16OfCodes.of + 64),
-                t3 = _mm512_load_si512(kBf16OfCodes.of + 96);
-  const __m512i bit6 = _mm512_set1_epi16(0x40),
-                sign = _mm512_set1_epi16(static_cast<int16_t>(0x8000));
-#pragma GCC unroll 2
+  Decoder decoder;
+  load_tables(decoder);
   for (int32_t half = 0; half < 2; ++half) {
     for (int32_t row = 0; row < 16; ++row) {
       const uint8_t* codes = strip.half[half] + int64_t{row} * strip.cols + block * kBlock;
       const uint8_t* ahead = codes + int64_t{strip.rows_ahead} * strip.cols;
-      __builtin_prefetch(ahead, 0, 2);
-      __builtin_prefetch(ahead + 64, 0, 2);
-#pragma GCC unroll 4
-      for (int32_t k = 0; k < kBlock; k += 32) {
-        const __m512i index =
-            _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + k)));
-        // The permutes use the low six bits of an index alone.
-        const __m512i magnitude = _mm512_mask_blend_epi16(_mm512_test_epi16_mask(index, bit6),
-                                                          _mm512_permutex2var_epi16(t0, index, t1),
-                                                          _mm512_permutex2var_epi16(t2, index, t3));
-        const __m512i value =
-            _mm512_or_si512(magnitude, _mm512_and_si512(_mm512_slli_epi16(index, 8), sign));
-        _mm512_store_si512(weights + (half * 16 + row) * kBlock + k, value);
+      uint16_t* to = weights + (half * 16 + row) * kBlock;
+      for (int32_t k = 0; k < kBlock; k += 64) {
+        __m512i values[2];
+        __builtin_prefetch(ahead + k, 0, 2);
+        decode(decoder, codes + k, values);
+        _mm512_store_si512(to + k, values[0]);
+        _mm512_store_si512(to + k + 32, values[1]);
       }
     }
   }
 }
+
+// ---- A few tokens -------------------------------------------------------------------------------
+
+// N tokens in P parts each.
+template <int N, int P>
+void multiply_few_of(const uint8_t* rows, const float* scales, int32_t cols, const MoeFp8Few& few,
+                     const uint8_t* next, float* y) {
+  constexpr int32_t kRows = kMoeFp8FewRows;
+  Decoder decoder;
+  load_tables(decoder);
+  const auto* x = reinterpret_cast<const uint16_t*>(few.packed);
+  Vec total[kRows][N] = {};
+  for (int32_t block = 0; block < cols / kBlock; ++block) {
+    __m512 sum[kRows][N];
+    for (auto& of_row : sum)
+      for (__m512& s : of_row) s = _mm512_setzero_ps();
+    for (int32_t k = block * kBlock; k < (block + 1) * kBlock; k += 64) {
+#pragma GCC unroll 4
+      for (int32_t r = 0; r < kRows; ++r) {
+        __m512i w[2];
+        __builtin_prefetch(next + int64_t{r} * cols + k, 0, 2);
+        decode(decoder, rows + int64_t{r} * cols + k, w);
+#pragma GCC unroll 4
+        for (int32_t n = 0; n < N; ++n) {
+#pragma GCC unroll 2
+          for (int32_t part = 0; part < P; ++part) {
+            const uint16_t* v = x + int64_t{n * P + part} * cols + k;
+#pragma GCC unroll 2
+            for (int32_t i = 0; i < 2; ++i)
+              sum[r][n] =
+                  _mm512_dpbf16_ps(sum[r][n], reinterpret_cast<__m512bh>(w[i]),
+                                   reinterpret_cast<__m512bh>(_mm512_loadu_si512(v + 32 * i)));
+          }
+        }
+      }
+    }
+    for (int32_t n = 0; n < N; ++n) {
+      const float of_token = few.scales == nullptr ? 1.0f : few.scales[n * (cols / kBlock) + block];
+      for (int32_t r = 0; r < kRows; ++r)
+        total[r][n] += reinterpret_cast<Vec>(sum[r][n]) * of_token * scales[block];
+    }
+  }
+  store_few(total, y);
+}
+
+template <int P>
+void multiply_few_parts(const uint8_t* rows, const float* scales, int32_t cols,
+                        const MoeFp8Few& few, const uint8_t* next, float* y) {
+  switch (few.num_tokens) {
+    case 1:
+      return multiply_few_of<1, P>(rows, scales, cols, few, next, y);
+    case 2:
+      return multiply_few_of<2, P>(rows, scales, cols, few, next, y);
+    case 3:
+      return multiply_few_of<3, P>(rows, scales, cols, few, next, y);
+    default:
+      return multiply_few_of<4, P>(rows, scales, cols, few, next, y);
+  }
+}
+void multiply_few_bf16(const uint8_t* rows, const float* scales, int32_t cols, const MoeFp8Few& few,
+                       const uint8_t* next, float* y) {
+  if (few.num_parts == 1)
+    multiply_few_parts<1>(rows, scales, cols, few, next, y);
+  else
+    multiply_few_parts<2>(rows, scales, cols, few, next, y);
+}
+
+// ---- Groups of tokens ---------------------------------------------------------------------------
 
 // Adds products of a block, which have all scales but these, to the sums of one row.
 MOXIE_INLINE void add_scaled_row(const Vec& products, const Vec& of_tokens, float of_weights,

@@ -1,8 +1,8 @@
 // moe_fp8_block_scale on the CPU: expert after expert, up and gate, then down, each shared among
 // the threads by rows of weights.
 //
-// For one or two tokens an expert, weights are decoded in registers and used at once. For more, a
-// strip of 32 rows is decoded block by block and used for up to 256 tokens. A thread owns the
+// For a few tokens an expert, weights are decoded in registers and used at once. For more, a strip
+// of 32 rows is decoded block by block and used for up to 256 tokens. A thread owns the
 // outputs of its strips and experts come in rising order, so that a sum's order depends neither on
 // the threads nor on their number.
 #include <algorithm>
@@ -24,9 +24,10 @@ constexpr int32_t kMostTokens = 8192;
 
 struct Parts {
   MoeFp8Pairs pairs;
-  std::byte* a;   // packed groups of an expert's tokens, or rows of F32 of a few tokens
+  std::byte* a;   // packed groups of an expert's tokens, or a few tokens
   std::byte* h;   // the same of the intermediate
-  float* scales;  // BF16: [groups, hidden / 128, 16]
+  float* scales;  // BF16: [groups, hidden / 128, 16] or, of a few tokens, [tokens, hidden / 128]
+  float* few;     // [most_few, intermediate]: h of a few tokens
   float* y;       // [tokens, hidden]
   float* codes;   // [256] values of E4M3 codes
   uint64_t bytes;
@@ -48,10 +49,11 @@ Parts lay_out(const MoeFp8Params& p, const MoeFp8Kernels& kernels, std::byte* ba
   Parts parts;
   parts.pairs.take_from(p, num_tokens, scratch);
   parts.a = scratch.take<std::byte>(
-      std::max(num_groups * a_bytes(p, kernels), int64_t{kMoeFp8Few} * p.hidden * 4));
+      std::max(num_groups * a_bytes(p, kernels), int64_t{kernels.most_few} * p.hidden * 4));
   parts.h = scratch.take<std::byte>(num_groups * h_bytes(p));
   parts.scales =
       scratch.take<float>(kernels.is_bf16 ? num_groups * (p.hidden / kFp8Block) * kMoeFp8Group : 0);
+  parts.few = scratch.take<float>(int64_t{kernels.most_few} * p.intermediate);
   parts.y = scratch.take<float>(int64_t{num_tokens} * p.hidden);
   parts.codes = scratch.take<float>(256);
   parts.bytes = scratch.bytes();
@@ -90,42 +92,79 @@ float* y_of(const MoeFp8Params& p, const Parts& parts, const Expert& expert, int
 
 // ---- A few tokens -------------------------------------------------------------------------------
 
+// The bits of values that are E4M3's: exact.
+uint16_t exact_bf16(float value) { return static_cast<uint16_t>(f32_to_bits(value) >> 16); }
+
+// Packs an expert's tokens; returns what lies there.
+MoeFp8Few pack_few(const MoeFp8Params& p, const MoeFp8Kernels& kernels, const Parts& parts,
+                   const Expert& expert) {
+  const int32_t num_blocks = p.hidden / kFp8Block;
+  for (int32_t i = 0; i < expert.count; ++i) {
+    const int32_t token = expert.tokens[i];
+    const uint8_t* codes = p.hidden_states + int64_t{token} * p.hidden;
+    for (int32_t block = 0; block < num_blocks; ++block) {
+      const float scale = p.hidden_states_scale[int64_t{block} * p.num_tokens + token];
+      const int64_t at = int64_t{i} * p.hidden + block * kFp8Block;
+      const uint8_t* from = codes + block * kFp8Block;
+      if (kernels.is_bf16) {
+        parts.scales[i * num_blocks + block] = scale;
+        auto* to = reinterpret_cast<uint16_t*>(parts.a) + at;
+        for (int32_t k = 0; k < kFp8Block; ++k) to[k] = exact_bf16(parts.codes[from[k]]);
+      } else {
+        auto* to = reinterpret_cast<float*>(parts.a) + at;
+        for (int32_t k = 0; k < kFp8Block; ++k) to[k] = parts.codes[from[k]] * scale;
+      }
+    }
+  }
+  return {.packed = parts.a,
+          .scales = kernels.is_bf16 ? parts.scales : nullptr,
+          .num_tokens = expert.count};
+}
+
+// h of a few tokens for the second product: F32 as it is, BF16 in two parts.
+MoeFp8Few pack_intermediate(const MoeFp8Params& p, const MoeFp8Kernels& kernels, const Parts& parts,
+                            int32_t num_tokens) {
+  if (!kernels.is_bf16)
+    return {.packed = reinterpret_cast<const std::byte*>(parts.few), .num_tokens = num_tokens};
+  auto* to = reinterpret_cast<uint16_t*>(parts.h);
+  for (int32_t i = 0; i < num_tokens; ++i, to += 2 * p.intermediate) {
+    const float* h = parts.few + int64_t{i} * p.intermediate;
+    for (int32_t k = 0; k < p.intermediate; ++k) {
+      to[k] = f32_to_bf16(h[k]);
+      to[p.intermediate + k] = f32_to_bf16(h[k] - bf16_to_f32(to[k]));
+    }
+  }
+  return {.packed = parts.h, .num_parts = 2, .num_tokens = num_tokens};
+}
+
 void run_few(const MoeFp8Params& p, const MoeFp8Kernels& kernels, const Parts& parts,
              const Expert& expert) {
   constexpr int32_t kRows = kMoeFp8FewRows, kRowsOfTask = 16;
   const int32_t n = expert.count, in_blocks = p.hidden / kFp8Block,
                 mid_blocks = p.intermediate / kFp8Block;
-  const float* a[kMoeFp8Few];
-  float* h[kMoeFp8Few];
-  for (int32_t i = 0; i < n; ++i) {
-    float* row = reinterpret_cast<float*>(parts.a) + int64_t{i} * p.hidden;
-    const uint8_t* codes = p.hidden_states + int64_t{expert.tokens[i]} * p.hidden;
-    for (int32_t k = 0; k < p.hidden; ++k)
-      row[k] = parts.codes[codes[k]] *
-               p.hidden_states_scale[int64_t{k / kFp8Block} * p.num_tokens + expert.tokens[i]];
-    a[i] = row;
-    h[i] = reinterpret_cast<float*>(parts.h) + int64_t{i} * p.intermediate;
-  }
+  const MoeFp8Few a = pack_few(p, kernels, parts, expert);
   ThreadPool& pool = *p.launch.stream->pool;
   pool.share(p.intermediate, kRowsOfTask, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; row += kRows) {
       const int64_t at = row * p.hidden, scale = row / kFp8Block * in_blocks;
       const int64_t ahead = at + int64_t{kRows} * p.hidden;
-      float up[kRows * kMoeFp8Few], gate[kRows * kMoeFp8Few];
-      kernels.multiply_few(expert.up + at, expert.up_scales + scale, p.hidden, a, n,
-                           expert.up + ahead, up);
-      kernels.multiply_few(expert.gate + at, expert.gate_scales + scale, p.hidden, a, n,
+      float up[kRows * kMoeFp8MostFew], gate[kRows * kMoeFp8MostFew];
+      kernels.multiply_few(expert.up + at, expert.up_scales + scale, p.hidden, a, expert.up + ahead,
+                           up);
+      kernels.multiply_few(expert.gate + at, expert.gate_scales + scale, p.hidden, a,
                            expert.gate + ahead, gate);
       for (int32_t i = 0; i < kRows * n; ++i)
-        h[i % n][row + i / n] = gate[i] / (1.0f + std::exp(-gate[i])) * up[i];
+        parts.few[int64_t{i % n} * p.intermediate + row + i / n] =
+            gate[i] / (1.0f + std::exp(-gate[i])) * up[i];
     }
   });
+  const MoeFp8Few h = pack_intermediate(p, kernels, parts, n);
   pool.share(p.hidden, kRowsOfTask, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; row += kRows) {
       const int64_t at = row * p.intermediate;
-      float y[kRows * kMoeFp8Few];
+      float y[kRows * kMoeFp8MostFew];
       kernels.multiply_few(expert.down + at, expert.down_scales + row / kFp8Block * mid_blocks,
-                           p.intermediate, h, n, expert.down + at + int64_t{kRows} * p.intermediate,
+                           p.intermediate, h, expert.down + at + int64_t{kRows} * p.intermediate,
                            y);
       for (int32_t i = 0; i < kRows * n; ++i)
         y_of(p, parts, expert, i % n)[row + i / n] += expert.weights[i % n] * y[i];
@@ -154,8 +193,7 @@ void pack_group(const MoeFp8Params& p, const MoeFp8Kernels& kernels, const Parts
         uint16_t* at = reinterpret_cast<uint16_t*>(to) + column * kMoeFp8Group + 2 * i;
         to_scales[i] = scales[token];
         for (int32_t k = 0; k < kFp8Block; ++k)
-          at[k / 2 * 2 * kMoeFp8Group + k % 2] =
-              static_cast<uint16_t>(f32_to_bits(parts.codes[codes[k]]) >> 16);
+          at[k / 2 * 2 * kMoeFp8Group + k % 2] = exact_bf16(parts.codes[codes[k]]);
       } else {
         float* at = reinterpret_cast<float*>(to) + column * kMoeFp8Group + i;
         for (int32_t k = 0; k < kFp8Block; ++k)
@@ -238,7 +276,7 @@ void run_piece(const MoeFp8Params& p, const MoeFp8Kernels& kernels, const Parts&
              [&](int64_t begin, int64_t end) { std::fill(parts.y + begin, parts.y + end, 0.0f); });
   for (int32_t e = 0; e < p.num_local_experts; ++e) {
     const Expert expert = expert_of(p, parts, first, e);
-    if (expert.count > kMoeFp8Few)
+    if (expert.count > kernels.most_few)
       run_groups(p, kernels, parts, expert);
     else if (expert.count > 0)
       run_few(p, kernels, parts, expert);

@@ -85,11 +85,12 @@ const Row<MoeFp8Params> kRows[] = {
 #if defined(__x86_64__)
     gemm_row<kMoeFp8Avx2>("moe_fp8_block_scale_e4m3_f32_gemm_avx2", kAvx2, kF32Limits, "x86-64"),
     gemm_row<kMoeFp8Avx512>("moe_fp8_block_scale_e4m3_f32_gemm_avx512", kAvx512, kF32Limits,
-                            "compiled only"),
+                            "x86-64"),
     gemm_row<kMoeFp8Avx512Bf16>("moe_fp8_block_scale_e4m3_bf16x2_gemm_avx512bf16",
-                                kAvx512 | kAvx512Bf16, kBf16x2Limits, "compiled only"),
+                                kAvx512 | kAvx512Vbmi | kAvx512Bf16, kBf16x2Limits, "x86-64"),
     gemm_row<kMoeFp8Amx>("moe_fp8_block_scale_e4m3_bf16x2_gemm_amx",
-                         kAvx512 | kAvx512Bf16 | kAmxBf16, kBf16x2Limits, "compiled only"),
+                         kAvx512 | kAvx512Vbmi | kAvx512Bf16 | kAmxBf16, kBf16x2Limits,
+                         "compiled only"),
 #endif
 #if MOXIE_HAS_CUDA
     {.name = "moe_fp8_block_scale_e4m3_f16_gemv_cuda",

@@ -173,7 +173,7 @@ TEST_F(MoeFp8Rows, MatchAsTheDefinitionAsks) {
 }
 
 TEST_F(MoeFp8Rows, ANanCodeReachesItsOwnTokenOnly) {
-  for (int32_t tokens : {2, 40}) {  // alone, and in groups
+  for (int32_t tokens : {2, 3, 4, 40}) {  // a few, and in groups
     MoeFp8Case c{.tokens = tokens};
     for_each_row(
         c,
@@ -189,7 +189,7 @@ TEST_F(MoeFp8Rows, ANanCodeReachesItsOwnTokenOnly) {
 }
 
 TEST_F(MoeFp8Rows, ANanWeightReachesItsOutputOnly) {
-  for (int32_t tokens : {1, 2, 40}) {
+  for (int32_t tokens : {1, 2, 3, 4, 40}) {
     MoeFp8Case c{.tokens = tokens};
     for_each_row(
         c,
@@ -218,10 +218,12 @@ TEST_F(MoeFp8Rows, AllTokensMayChooseOneLocalExpert) {
     p.local_expert_offset += p.num_local_experts - 1;
     p.num_local_experts = 1;
   };
-  for_each_row({.tokens = 300}, last_only, [](const auto& output, const auto& reference) {
-    EXPECT_GE(matched_share(output, reference), 0.98);
-    for (size_t i = 0; i < output.size(); i += 97) EXPECT_NE(output[i], 0.0) << i;
-  });
+  for (int32_t tokens : {1, 2, 3, 4, 5, 300}) {
+    for_each_row({.tokens = tokens}, last_only, [](const auto& output, const auto& reference) {
+      EXPECT_GE(matched_share(output, reference), 0.98);
+      for (size_t i = 0; i < output.size(); i += 97) EXPECT_NE(output[i], 0.0) << i;
+    });
+  }
 }
 
 TEST_F(MoeFp8Rows, LocalExpertsMayBeTheFirstTheLastOrAll) {
