@@ -1,8 +1,9 @@
 # FlashInfer 0.6.0 (Apache 2.0): templates of attention kernels, and the CUTLASS headers (BSD 3) that
-# they include, from the wheel of PyPI's flashinfer-python. Headers alone, in the build folder; only
-# the files that moxie_flashinfer_options is given see them.
+# they include and that a row of experts is made of, from the wheel of PyPI's flashinfer-python.
+# Headers alone, in the build folder; only the files that moxie_flashinfer_options is given see them.
 #
-# Without them rows of attend are missing: that is an error unless MOXIE_FLASHINFER is OFF.
+# Without them rows of attend and of experts are missing: that is an error unless MOXIE_FLASHINFER is
+# OFF.
 include(moxie_pypi)
 
 set(MOXIE_HAS_FLASHINFER 0)
@@ -15,7 +16,8 @@ if(MOXIE_HAS_CUDA AND MOXIE_FLASHINFER)
     message(FATAL_ERROR
       "FlashInfer's headers are not to be had: ${moxie_flashinfer_error}\n"
       "Put flashinfer_python-0.6.0-py3-none-any.whl (PyPI's wheel) into build/downloads, or "
-      "configure with -DMOXIE_FLASHINFER=OFF: then the rows attend_*_flashinfer_* are left out.")
+      "configure with -DMOXIE_FLASHINFER=OFF: then the rows attend_*_flashinfer_* and "
+      "experts_*_cutlass_sm100 are left out.")
   endif()
   set(MOXIE_HAS_FLASHINFER 1)
   # The templates call functions of the host that are constexpr.

@@ -27,6 +27,17 @@ void check_launched(cudaError_t error, const char* row);
 /// thread may launch it with less at the same time: what was allowed stays so.
 cudaError_t allow_shared_bytes(const void* kernel, uint64_t bytes);
 
+/// Shared memory of the current device, in bytes.
+struct SharedMemory {
+  uint64_t of_block = 0;  ///< static and dynamic, with allow_shared_bytes
+  uint64_t of_sm = 0;     ///< 1 KiB of it goes to each block that runs there
+};
+SharedMemory shared_memory();
+
+/// For tests: every device has this much for a block from now on; launches that take more fail. 0:
+/// what it has.
+void bound_shared_bytes(uint64_t bytes);
+
 /// Whether this build's code for the current device has clusters, bulk copies and programmatic
 /// launch: not if it is for sm_8x. Without them a cluster is a block, and kernels wait for each
 /// other.

@@ -225,6 +225,8 @@ class CudaDevice final : public Device {
   DeviceProperties properties_;
 };
 
+std::atomic<uint64_t> shared_bound{0};  // 0: none
+
 }  // namespace
 
 Status cuda_check(cudaError_t error, const std::string& where) {
@@ -234,7 +236,28 @@ Status cuda_check(cudaError_t error, const std::string& where) {
               hint_for(error));
 }
 
+void bound_shared_bytes(uint64_t bytes) { shared_bound = bytes; }
+
+SharedMemory shared_memory() {
+  int device = 0, of_block = 0, of_sm = 0;
+  check_launched(cudaGetDevice(&device), "shared_memory");
+  cudaDeviceGetAttribute(&of_block, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  cudaDeviceGetAttribute(&of_sm, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
+  SharedMemory found{static_cast<uint64_t>(of_block), static_cast<uint64_t>(of_sm)};
+  if (const uint64_t bound = shared_bound.load(std::memory_order_relaxed); bound > 0) {
+    found.of_block = std::min(found.of_block, bound);
+    found.of_sm = std::min(found.of_sm, bound + 1024);
+  }
+  return found;
+}
+
 cudaError_t allow_shared_bytes(const void* kernel, uint64_t bytes) {
+  if (const uint64_t bound = shared_bound.load(std::memory_order_relaxed); bound > 0) {
+    cudaFuncAttributes of_kernel{};
+    if (const auto error = cudaFuncGetAttributes(&of_kernel, kernel); error != cudaSuccess)
+      return error;
+    if (of_kernel.sharedSizeBytes + bytes > bound) return cudaErrorInvalidValue;
+  }
   // For each device by itself: a kernel's code may be loaded here, which waits for the device, and
   // with it for the other devices whose ranks it exchanges values with.
   struct OfDevice {

@@ -124,7 +124,7 @@ class PeerLink final : public RankLink {
   LinkKind kind() const override { return LinkKind::kPeers; }
   int32_t rank() const override { return rank_; }
   int32_t size() const override { return mail()->size; }
-  std::span<const RankArray> exchange(RankArray) override {
+  std::span<const RankArray> meet(RankArray) override {
     set_fault("ranks on GPUs exchange arrays in kernels only");
     return {};
   }

@@ -96,7 +96,7 @@ class ThreadLink final : public RankLink {
   LinkKind kind() const override { return LinkKind::kThreads; }
   int32_t rank() const override { return rank_; }
   int32_t size() const override { return board_->size(); }
-  std::span<const RankArray> exchange(RankArray mine) override {
+  std::span<const RankArray> meet(RankArray mine) override {
     board_->put(rank_, ++number_, mine);
     for (int32_t rank = 0; rank < size(); ++rank)
       if (!board_->await(rank, number_, &arrays_[static_cast<size_t>(rank)])) return {};
@@ -113,6 +113,22 @@ class ThreadLink final : public RankLink {
 };
 
 }  // namespace
+
+std::span<const RankArray> RankLink::exchange(RankArray mine) {
+  const auto start = Clock::now();
+  const auto all = meet(mine);
+  const auto ns = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start);
+  exchange_ns_.fetch_add(static_cast<uint64_t>(ns.count()), std::memory_order_relaxed);
+  num_exchanges_.fetch_add(1, std::memory_order_relaxed);
+  return all;
+}
+
+RankFacts RankLink::facts() const {
+  return {.rank = rank(),
+          .weights_bytes = weights_bytes_.load(),
+          .num_exchanges = num_exchanges_.load(),
+          .exchange_s = 1e-9 * static_cast<double>(exchange_ns_.load())};
+}
 
 std::vector<std::unique_ptr<RankLink>> make_thread_links(int32_t size,
                                                          std::chrono::milliseconds patience) {

@@ -3,6 +3,7 @@
 // memory (RankMail).
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -45,6 +46,14 @@ struct RankMail;
 /// Device memory in which each of so many ranks on GPUs receives from the others.
 uint64_t rank_mail_bytes(int32_t size);
 
+/// What a rank says of itself to those who watch it.
+struct RankFacts {
+  int32_t rank = 0;
+  uint64_t weights_bytes = 0;
+  uint64_t num_exchanges = 0;  ///< by the host: none between GPUs
+  double exchange_s = 0;       ///< in these: sending, and awaiting the others
+};
+
 class RankLink {
  public:
   virtual ~RankLink() = default;
@@ -54,13 +63,21 @@ class RankLink {
   /// Gives `mine`, waits for the others and returns all ranks' arrays by rank. They stay as they
   /// are until the next exchange: a rank may write its own again only after that. Empty after a
   /// fault.
-  virtual std::span<const RankArray> exchange(RankArray mine) = 0;
+  std::span<const RankArray> exchange(RankArray mine);
   /// Of ranks on GPUs, instead of exchange(): core/rank_mail.h. Null: none.
   virtual const RankMail* mail() const { return nullptr; }
   /// Ends all exchanges, those of other ranks too. The first fault stays.
   virtual void set_fault(const std::string& text) = 0;
   /// The fault, if there was one.
   virtual Status status() const = 0;
+
+  void set_weights_bytes(uint64_t bytes) { weights_bytes_.store(bytes); }
+  /// From any thread.
+  RankFacts facts() const;
+
+ private:
+  virtual std::span<const RankArray> meet(RankArray mine) = 0;
+  std::atomic<uint64_t> weights_bytes_{0}, num_exchanges_{0}, exchange_ns_{0};
 };
 
 /// Links of `size` ranks that are threads of this process. A rank that the others have awaited for

@@ -34,7 +34,7 @@ class SocketLink final : public RankLink {
   int32_t rank() const override { return rank_; }
   int32_t size() const override { return static_cast<int32_t>(sockets_.size()); }
 
-  std::span<const RankArray> exchange(RankArray mine) override {
+  std::span<const RankArray> meet(RankArray mine) override {
     if (has_fault_.load(std::memory_order_acquire)) return {};
     const Header header{++number_, mine.count};
     for (Peer& peer : peers_) peer.sent = peer.received = 0;

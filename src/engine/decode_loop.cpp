@@ -88,10 +88,8 @@ void DecodeLoop::forward(int32_t num_streams) {
 }
 
 void DecodeLoop::draw(int32_t num_streams, bool all_plain) {
-  const Launch launch{.device = parts_.device.kind(),
-                      .stream = &parts_.stream,
-                      .workspace = parts_.activations.workspace,
-                      .workspace_bytes = parts_.activations.workspace_bytes};
+  const Launch launch = parts_.kernels.launch(&parts_.stream, parts_.activations.workspace,
+                                              parts_.activations.workspace_bytes);
   parts_.kernels.run(SampleParams{.launch = launch,
                                   .num_rows = num_streams,
                                   .vocab = parts_.model.config().vocab,

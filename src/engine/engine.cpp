@@ -334,6 +334,7 @@ Status Engine::load_weights() {
   auto weights = checkpoint_->load(*device_, load_options_);
   if (!weights) return fail(std::move(weights.error()));
   weights_ = std::move(*weights);
+  if (link() != nullptr) link()->set_weights_bytes(weights_.packed_bytes);
   if (folds_scales(*kernels_)) {
     if (auto status = fold_scales_cuda(*device_, *stream_, weights_); !status) return status;
   }
@@ -481,10 +482,8 @@ Status Engine::follow(const HostArrays& arrays, const Ragged& placed) {
 
 Status Engine::sample(std::span<const SampleRequest> requests, std::span<SampleAnswer> answers) {
   CHECK(static_cast<int32_t>(requests.size()) == last_rows_ && answers.size() == requests.size());
-  SampleParams params{.launch = {.device = kernels_->device(),
-                                 .stream = stream_.get(),
-                                 .workspace = activations().workspace,
-                                 .workspace_bytes = activations().workspace_bytes},
+  SampleParams params{.launch = kernels_->launch(stream_.get(), activations().workspace,
+                                                 activations().workspace_bytes),
                       .num_rows = last_rows_,
                       .vocab = config().vocab,
                       .logits = activations().logits,

@@ -172,6 +172,7 @@ class RankGroup::ThreadRank final : public Rank {
     auto weights = setup_.checkpoint->load(*device_, load);
     if (!weights) return fail(std::move(weights.error()));
     weights_ = std::move(*weights);
+    link_.set_weights_bytes(weights_.packed_bytes);
     if (folds_scales(*kernels_))
       if (auto status = fold_scales_cuda(*device_, *stream_, weights_); !status) return status;
     RankSizes sizes = setup_.sizes;
@@ -238,6 +239,7 @@ Result<std::unique_ptr<RankGroup>> RankGroup::start(const RankSetup& setup) {
 std::unique_ptr<RankGroup> RankGroup::of_processes(RankMeeting& meeting) {
   std::unique_ptr<RankGroup> group(new RankGroup);
   group->link_ = &meeting.link();
+  group->meeting_ = &meeting;
   group->ranks_.push_back(std::make_unique<ProcessRanks>(meeting));
   return group;
 }
@@ -285,6 +287,13 @@ Status RankGroup::finish() {
 
 void RankGroup::copy_page(PageKind kind, int32_t from, int32_t to) {
   for (const auto& rank : ranks_) rank->copy_page(kind, from, to);
+}
+
+std::vector<RankFacts> RankGroup::facts() const {
+  if (meeting_ != nullptr) return meeting_->facts();
+  std::vector<RankFacts> all;
+  for (const auto& link : links_) all.push_back(link->facts());
+  return all;
 }
 
 uint64_t RankGroup::weights_bytes() const {

@@ -91,6 +91,8 @@ class RankGroup {
   /// Copies a page of all other ranks' caches, as the first rank's has been. Between launches, or
   /// beside one that does not write the page.
   void copy_page(PageKind kind, int32_t from, int32_t to);
+  /// Of each rank, by rank; those of other processes as they said it last. From any thread.
+  std::vector<RankFacts> facts() const;
   /// Bytes of the weights of this process's other ranks together.
   uint64_t weights_bytes() const;
 
@@ -101,7 +103,8 @@ class RankGroup {
   class ProcessRanks;
   Status order(const RankOrder& order);
   std::vector<std::unique_ptr<RankLink>> links_;
-  RankLink* link_ = nullptr;  // of the first rank
+  RankLink* link_ = nullptr;              // of the first rank
+  const RankMeeting* meeting_ = nullptr;  // of_processes
   std::vector<std::unique_ptr<Rank>> ranks_;
   std::chrono::milliseconds patience_{};
 };

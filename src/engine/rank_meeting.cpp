@@ -7,6 +7,7 @@
 #include <poll.h>
 
 #include <algorithm>
+#include <cstring>
 #include <nlohmann/json.hpp>
 #include <random>
 
@@ -56,6 +57,12 @@ std::string difference(const Json& terms, const Json& theirs, int32_t rank) {
 
 constexpr const char* kSameHint = "start all ranks with the same command and the same build";
 
+// RankFacts in a message.
+struct FactWords {
+  uint64_t weights_bytes, num_exchanges;
+  double exchange_s;
+};
+
 }  // namespace
 
 Status RankTalk::send(Kind kind, std::span<const std::byte> bytes) {
@@ -91,6 +98,7 @@ Result<std::unique_ptr<RankMeeting>> RankMeeting::meet(const RankWorld& world, c
   if (!status) return fail(std::move(status.error()));
   meeting->link_ = make_socket_link(world.rank, std::move(meeting->peers_), patience);
   meeting->heard_.assign(meeting->talks_.size(), Clock::now());
+  for (const auto& talk : meeting->talks_) meeting->facts_.push_back({.rank = talk->rank()});
   meeting->watch_ = std::thread([m = meeting.get()] { m->watch(); });
   return meeting;
 }
@@ -257,7 +265,7 @@ void RankMeeting::watch() {
   while (!ends_.load()) {
     if (Clock::now() - said >= kBetweenSigns) {
       said = Clock::now();
-      for (const auto& talk : talks_) static_cast<void>(talk->send(RankTalk::Kind::kAlive));
+      for (const auto& talk : talks_) static_cast<void>(send_facts(*talk, RankTalk::Kind::kAlive));
     }
     if (world_.rank != 0) {
       std::this_thread::sleep_for(std::chrono::milliseconds(kLookMs));
@@ -291,9 +299,37 @@ void RankMeeting::hear(RankTalk& talk) {
     if (!ends_.load()) link_->set_fault(name_of(talk) + ": " + message.error().message());
   } else if (message->kind == RankTalk::Kind::kFault) {
     link_->set_fault(name_of(talk) + ": " + message->text());
-  } else if (message->kind == RankTalk::Kind::kLoaded) {
-    num_loaded_.fetch_add(1);
+  } else if (message->kind == RankTalk::Kind::kAlive || message->kind == RankTalk::Kind::kLoaded) {
+    keep_facts(talk, message->bytes);
+    if (message->kind == RankTalk::Kind::kLoaded) num_loaded_.fetch_add(1);
   }
+}
+
+Status RankMeeting::send_facts(RankTalk& talk, RankTalk::Kind kind) {
+  const RankFacts facts = link_->facts();
+  const FactWords words{facts.weights_bytes, facts.num_exchanges, facts.exchange_s};
+  return talk.send(kind, std::as_bytes(std::span(&words, 1)));
+}
+
+void RankMeeting::keep_facts(const RankTalk& talk, std::span<const std::byte> bytes) {
+  FactWords words{};
+  if (bytes.size() != sizeof(words)) {
+    link_->set_fault(name_of(talk) + ": not what a rank of this build says of itself");
+    return;
+  }
+  std::memcpy(&words, bytes.data(), sizeof(words));
+  const std::lock_guard lock(mutex_);
+  for (size_t i = 0; i < talks_.size(); ++i)
+    if (talks_[i].get() == &talk)
+      facts_[i] = {talk.rank(), words.weights_bytes, words.num_exchanges, words.exchange_s};
+}
+
+std::vector<RankFacts> RankMeeting::facts() const {
+  std::vector<RankFacts> all = {link_->facts()};
+  const std::lock_guard lock(mutex_);
+  all.insert(all.end(), facts_.begin(), facts_.end());
+  std::ranges::sort(all, {}, &RankFacts::rank);
+  return all;
 }
 
 Status RankMeeting::await_loaded() {
@@ -304,7 +340,9 @@ Status RankMeeting::await_loaded() {
   return link_->status();
 }
 
-void RankMeeting::say_loaded() { static_cast<void>(talks_.front()->send(RankTalk::Kind::kLoaded)); }
+void RankMeeting::say_loaded() {
+  static_cast<void>(send_facts(*talks_.front(), RankTalk::Kind::kLoaded));
+}
 
 Status RankMeeting::order(std::span<const std::byte> bytes) {
   if (auto status = link_->status(); !status) return status;

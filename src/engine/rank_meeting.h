@@ -20,6 +20,7 @@ namespace moxie {
 /// thread; receives from one.
 class RankTalk {
  public:
+  /// kAlive and kLoaded hold what the sender says of itself.
   enum class Kind : uint8_t { kAlive, kLoaded, kFault, kOrder, kQuit };
   struct Message {
     Kind kind = Kind::kAlive;
@@ -64,6 +65,8 @@ class RankMeeting {
   /// Rank 0: waits until all others have called say_loaded().
   Status await_loaded();
   void say_loaded();
+  /// Rank 0: what each rank has said of itself last, by rank; the others each second.
+  std::vector<RankFacts> facts() const;
   /// Rank 0: sends an order to all others.
   Status order(std::span<const std::byte> bytes);
   /// Others: the next order; nothing once rank 0 has ended well. Fails with the link's fault.
@@ -83,6 +86,8 @@ class RankMeeting {
   void watch();
   void hear(RankTalk& talk);
   std::string name_of(const RankTalk& talk) const;
+  Status send_facts(RankTalk& talk, RankTalk::Kind kind);
+  void keep_facts(const RankTalk& talk, std::span<const std::byte> bytes);
 
   RankWorld world_;
   std::chrono::milliseconds patience_{};
@@ -90,6 +95,8 @@ class RankMeeting {
   std::unique_ptr<RankLink> link_;
   std::vector<std::unique_ptr<RankTalk>> talks_;  // rank 0: with all others; others: with rank 0
   std::vector<Clock::time_point> heard_;          // by talk; rank 0's watch
+  mutable std::mutex mutex_;
+  std::vector<RankFacts> facts_;  // of the other ranks, in the order of talks_
   std::atomic<int32_t> num_loaded_{0};
   std::atomic<bool> ends_{false};
   std::thread watch_;

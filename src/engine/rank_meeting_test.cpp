@@ -57,6 +57,7 @@ TEST(RankMeeting, RanksMeetLearnThePlanAndFollowOrdersUntilTheFirstEnds) {
   for (size_t i = 1; i < 4; ++i) {
     threads.emplace_back([&, i] {
       RankMeeting& rank = **met.ranks[i];
+      rank.link().set_weights_bytes(100 + i);
       rank.say_loaded();
       for (int32_t number = 0;; ++number) {
         const auto order = rank.next_order();
@@ -72,6 +73,9 @@ TEST(RankMeeting, RanksMeetLearnThePlanAndFollowOrdersUntilTheFirstEnds) {
     });
   }
   EXPECT_TRUE((*met.ranks[0])->await_loaded().has_value());
+  const auto facts = (*met.ranks[0])->facts();
+  ASSERT_EQ(facts.size(), 4u);
+  for (size_t rank = 1; rank < 4; ++rank) EXPECT_EQ(facts[rank].weights_bytes, 100 + rank);
   for (size_t number = 0; number < 3; ++number) {
     EXPECT_TRUE((*met.ranks[0])->order(std::vector<std::byte>(number)).has_value());
     const float mine = 0;

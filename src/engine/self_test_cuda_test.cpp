@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "core/cuda.h"
+#include "engine/self_test_rows.h"
 #include "engine/self_test_use.h"
 #include "kernels/rates.h"
 #include "kernels/testing/cuda_test.h"
@@ -21,26 +23,33 @@ class SelfTestCuda : public CudaTest {
  protected:
   ~SelfTestCuda() override { clear_planted(); }
 
-  SelfTestUse run(const std::string& mxfp4_layers = "all") {
+  // Calls test(request) for gpt-oss-120b and the rows of these features.
+  template <typename Test>
+  auto with_request(Features features, const std::string& mxfp4_layers, Test test) {
     const auto checkpoint = std::move(open_checkpoint("synthetic:gpt-oss-120b").value());
     const ModelWeights layout = checkpoint->layout(
         {.mxfp4_layers = DenseLayers::parse(mxfp4_layers).value(), .device = DeviceKind::kCuda});
-    const KernelChooser kernels(DeviceKind::kCuda, features(), {},
+    const KernelChooser kernels(DeviceKind::kCuda, features, {},
                                 rates_of(DeviceKind::kCuda, device().properties()));
     const std::string file = std::filesystem::temp_directory_path() / "moxie_self_test_cuda.json";
     std::filesystem::remove(file);
-    auto result = run_self_test({.options = {.mode = "auto", .file = file, .commit = "abc"},
-                                 .device = &device(),
-                                 .properties = device().properties(),
-                                 .kernels = kernels,
-                                 .config = checkpoint->config(),
-                                 .formats = layout,
-                                 .kv_dtype = DType::kBF16,
-                                 .max_tokens = 8192});
+    auto result = test(SelfTestRequest{.options = {.mode = "auto", .file = file, .commit = "abc"},
+                                       .device = &device(),
+                                       .properties = device().properties(),
+                                       .kernels = kernels,
+                                       .config = checkpoint->config(),
+                                       .formats = layout,
+                                       .kv_dtype = DType::kBF16,
+                                       .max_tokens = 8192});
     std::filesystem::remove(file);
     CHECK(result.has_value(), result ? "" : result.error().message());
-    std::printf("  %s\n", result->use.text().c_str());
-    return std::move(result->use);
+    return std::move(*result);
+  }
+
+  SelfTestUse run(const std::string& mxfp4_layers = "all") {
+    SelfTestUse use = with_request(features(), mxfp4_layers, run_self_test).use;
+    std::printf("  %s\n", use.text().c_str());
+    return use;
   }
 
   // All rows of a step are at fault, so that every chain is found, until none is left.
@@ -68,6 +77,24 @@ TEST_F(SelfTestCuda, ProvesASoundDevice) {
     EXPECT_TRUE(use.all_proven()) << use.text();
     for (const std::string& what : use.untested) ADD_FAILURE() << what;
   }
+}
+
+// On a device that has no more of it for a block: sm_86, 89 and 120. Rows that any GPU can run, and
+// those with clusters.
+TEST_F(SelfTestCuda, RowsOfOtherGpusFitIntoTheLeastSharedMemory) {
+  const Features any = kCudaAny | kNoMxProducts;
+  bound_shared_bytes(kPortableSharedBytes);
+  for (const Features of : {any, any | (features() & kClusters)}) {
+    for (const char* layers : {"moe", "all"}) {
+      int num_run = 0;
+      for (const RowTested& tested : with_request(of, layers, test_all_rows)) {
+        EXPECT_TRUE(tested.fault.empty()) << tested.row.name << ": " << tested.fault;
+        num_run += tested.launches.empty() ? 0 : 1;
+      }
+      EXPECT_GT(num_run, 8);
+    }
+  }
+  bound_shared_bytes(0);
 }
 
 TEST_F(SelfTestCuda, FindsAWindowThatIsOneTooLong) {

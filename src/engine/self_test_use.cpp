@@ -342,7 +342,7 @@ class Prover {
   // The row that draws, in both kinds of launches.
   Result<bool> prove_draw(const KernelChooser& kernels) {
     for (const bool all_plain : {false, true}) {
-      const SampleParams params{.launch = {.device = kernels.device()},
+      const SampleParams params{.launch = kernels.launch(),
                                 .num_rows = 8,
                                 .vocab = request_.config.vocab,
                                 .all_plain = all_plain};

@@ -97,6 +97,10 @@ Features cuda_features(int compute_capability) {
   return features_of_code(code_for(compute_capability));
 }
 
+uint64_t most_shared_bytes(Features features) {
+  return (features & (kCudaAny | kClusters)) == kCudaAny ? kPortableSharedBytes : 0;
+}
+
 std::string feature_names(Features features) {
   static constexpr struct {
     Features bit;

@@ -47,6 +47,12 @@ Features features_of_code(int32_t code);
 /// Features of a CUDA device of this compute capability (90, 100, 103, 120, 121).
 Features cuda_features(int compute_capability);
 
+/// Shared memory of a block, in bytes, that rows for CUDA devices of these features may plan with;
+/// 0: as much as the device has. Code for any GPU keeps to what the least of them has.
+uint64_t most_shared_bytes(Features features);
+/// What each GPU since sm_80 has: sm_86, 89 and 120 no more.
+inline constexpr uint64_t kPortableSharedBytes = 99 * 1024;
+
 /// "avx2 avx512 avx512_vnni"; "none" for no bits.
 std::string feature_names(Features features);
 

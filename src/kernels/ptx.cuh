@@ -44,6 +44,24 @@ __device__ __forceinline__ void wait_for_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
+/// 32 neighbouring bytes, aligned to 32, of data that no kernel writes: one load of 256 bits from
+/// sm_100 on (compiled only), of which no line stays in L1; otherwise two loads of 128 bits.
+__device__ __forceinline__ void load_constant_32(const void* at, uint4 (&v)[2]) {
+#if __CUDA_ARCH__ >= 1000
+  asm volatile("ld.global.nc.L1::no_allocate.v8.b32 {%0, %1, %2, %3, %4, %5, %6, %7}, [%8];"
+               : "=r"(v[0].x), "=r"(v[0].y), "=r"(v[0].z), "=r"(v[0].w), "=r"(v[1].x), "=r"(v[1].y),
+                 "=r"(v[1].z), "=r"(v[1].w)
+               : "l"(at));
+#else
+  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v[0].x), "=r"(v[0].y), "=r"(v[0].z), "=r"(v[0].w)
+               : "l"(at));
+  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v[1].x), "=r"(v[1].y), "=r"(v[1].z), "=r"(v[1].w)
+               : "l"(static_cast<const std::byte*>(at) + 16));
+#endif
+}
+
 /// A barrier of some of the block's warps, numbered 1 to 15: reports that this warp has arrived, or
 /// waits for all `num_threads`.
 __device__ __forceinline__ void barrier_arrive(int barrier, int num_threads) {

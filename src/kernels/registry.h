@@ -328,6 +328,15 @@ class KernelChooser {
   Launches end_recording();
   void count(const Launches& launches);
 
+  /// How the rows that this chooser permits are launched.
+  Launch launch(Stream* stream = nullptr, std::byte* workspace = nullptr,
+                uint64_t workspace_bytes = 0) const {
+    return {.device = device_,
+            .stream = stream,
+            .workspace = workspace,
+            .workspace_bytes = workspace_bytes,
+            .most_shared = most_shared_bytes(features_)};
+  }
   DeviceKind device() const { return device_; }
   Features features() const { return features_; }
   gemm::Tile tile() const { return choice_.tile(); }

@@ -56,6 +56,7 @@ inline constexpr RowRounding kRowRoundings[] = {
     {"mxfp4_e4m3_gemm_sm90", kE4m3Rounding},
     {"mxfp4_mx_gemm_sm120", kE4m3Rounding},
     {"mxfp4_mx_emulated_cuda", kE4m3Rounding},
+    {"mxfp4_mxfp8_cutlass_sm100", kE4m3Rounding},
     {"any_mx_gemv_portable", kE4m3Rounding},
     {"any_mx_gemv_avx2", kE4m3Rounding},
     {"any_mx_gemv_avx512", kE4m3Rounding},

@@ -23,6 +23,7 @@ struct Launch {
   std::byte* workspace = nullptr;
   uint64_t workspace_bytes = 0;
   L1Form l1 = L1Form::kShared;  // CUDA
+  uint64_t most_shared = 0;     // CUDA: bytes of a block that rows may plan with; 0: the device's
 };
 
 /// Floats of one value of the residual stream on CUDA.

@@ -191,7 +191,8 @@ Status DraftHead::check_rows() {
 
 template <typename P>
 Status DraftHead::reserve(P params) {
-  params.launch = {.device = kernels_.device(), .stream = &stream_, .l1 = l1_form()};
+  params.launch = kernels_.launch(&stream_);
+  params.launch.l1 = l1_form();
   const auto row = kernels_.select(params);
   if (!row) return fail("the head: " + row.error().message(), "--spec-model");
   const uint64_t need = (*row)->workspace(params);
@@ -206,7 +207,8 @@ Status DraftHead::reserve(P params) {
 // Runs an operation with the row that suits it.
 template <typename P>
 void DraftHead::run(P params) {
-  params.launch = {.device = kernels_.device(), .stream = &stream_, .l1 = l1_form()};
+  params.launch = kernels_.launch(&stream_);
+  params.launch.l1 = l1_form();
   const Row<P>& row = kernels_.row_for(params);
   const uint64_t need = row.workspace(params);
   if (need > workspace_.bytes()) {  // sizes that check_rows() has not tried

@@ -36,7 +36,7 @@ struct Shadow {
              .act = act,
              .kv = {&kv, 1},
              .rotary = {.max_positions = config.max_positions},
-             .launch = kernels == nullptr ? Launch{} : Launch{.device = kernels->device()},
+             .launch = kernels == nullptr ? Launch{} : kernels->launch(),
              .activation = kernels == nullptr ? DType::kBF16 : kernels->activation(),
              .tile = kernels == nullptr ? gemm::Tile() : kernels->tile(),
              .tile_device =
@@ -78,10 +78,7 @@ void GptOss::forward(const Batch& batch, std::span<const KvLayer> kv, const Acti
                   .act = act,
                   .kv = kv,
                   .rotary = rotary_,
-                  .launch = {.device = kernels_.device(),
-                             .stream = &stream,
-                             .workspace = act.workspace,
-                             .workspace_bytes = act.workspace_bytes},
+                  .launch = kernels_.launch(&stream, act.workspace, act.workspace_bytes),
                   .activation = kernels_.activation(),
                   .tile = kernels_.tile(),
                   .tile_device = tile_device_of(kernels_.rates()),
@@ -204,8 +201,7 @@ void GptOss::keep_plan(const Bracket& bracket, DType kv_dtype, PassPlan plan) co
 
 Status GptOss::check_rows(DType kv_dtype, int32_t max_tokens) const {
   // The draw, which is not part of a pass.
-  const SampleParams draw{
-      .launch = {.device = kernels_.device()}, .num_rows = 1, .vocab = config_.vocab};
+  const SampleParams draw{.launch = kernels_.launch(), .num_rows = 1, .vocab = config_.vocab};
   if (auto row = kernels_.select(draw); !row) return fail(std::move(row.error()));
   for (int32_t n = 1; n <= max_tokens; ++n) {
     if (n != bracket_floor(n)) continue;

@@ -153,6 +153,7 @@ struct SelfTest::Side {
   DType activation;
   gemm::Tile tile;
   gemm::TileDevice tile_device;
+  uint64_t most_shared = 0;
   int32_t floats_of_x = 1;
   Activations act;
   Buffer act_memory, kv_memory, input_memory, rotary_memory;
@@ -224,7 +225,8 @@ struct SelfTest::Side {
                       .launch = {.device = device.kind(),
                                  .stream = &stream,
                                  .workspace = act.workspace,
-                                 .workspace_bytes = act.workspace_bytes},
+                                 .workspace_bytes = act.workspace_bytes,
+                                 .most_shared = most_shared},
                       .activation = activation,
                       .tile = tile,
                       .tile_device = tile_device,
@@ -520,7 +522,8 @@ Status SelfTest::make() {
                                        .use_sinks = setup_.use_sinks,
                                        .activation = kernels_.activation(),
                                        .tile = kernels_.tile(),
-                                       .tile_device = tile_device_of(kernels_.rates())});
+                                       .tile_device = tile_device_of(kernels_.rates()),
+                                       .most_shared = kernels_.launch().most_shared});
   };
   device_side_ = side(setup_.device, *stream_, model_.weights);
   host_side_ = side(host_, *host_stream_, model_.reference);
@@ -657,7 +660,7 @@ Result<SelfTestOutcome> SelfTest::draw(const Row<SampleParams>& row, int32_t voc
                       .all_plain = all_plain};
   reference_row<SampleParams>().run(params);
   SelfTestOutcome outcome;
-  params.launch = {.device = setup_.device.kind(), .stream = stream_.get()};
+  params.launch = kernels_.launch(stream_.get());
   params.logits = there_logits, params.requests = there_requests, params.answers = there_answers;
   if (const char* why = why_not(row, params)) {
     outcome.refusal = fmt::format("{}: {}", row.name, why);

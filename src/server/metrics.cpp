@@ -164,6 +164,23 @@ void append_events(const std::string& labels, const KvEventCounters& events, std
         "Times that all cached pages were encoded for such requests.", events.snapshots);
 }
 
+void append_ranks(const std::string& labels, std::span<const RankFacts> ranks, std::string* out) {
+  const auto family = [&](std::string_view name, std::string_view type, std::string_view help,
+                          auto value) {
+    append_head(name, type, help, out);
+    for (const RankFacts& facts : ranks)
+      *out += fmt::format("{}{{{},rank=\"{}\"}} {}\n", name, labels, facts.rank, value(facts));
+  };
+  family("moxie:rank_weights_bytes", "gauge", "Weights that a rank holds.",
+         [](const RankFacts& facts) { return facts.weights_bytes; });
+  family("moxie:rank_exchanges_total", "counter",
+         "Exchanges of a rank with the others by its host; GPUs exchange in kernels.",
+         [](const RankFacts& facts) { return facts.num_exchanges; });
+  family("moxie:rank_exchange_seconds_total", "counter",
+         "Time in them: sending, and awaiting the others.",
+         [](const RankFacts& facts) { return facts.exchange_s; });
+}
+
 void append_process(std::string* out) {
   long pages = 0, resident = 0;
   if (std::FILE* file = std::fopen("/proc/self/statm", "r")) {
@@ -356,7 +373,7 @@ void Metrics::append_histograms(const std::string& labels, std::string* out) con
 }
 
 std::string Metrics::text(const std::string& model_name, const ServiceStats* stats,
-                          const KvEventCounters* events) const {
+                          const KvEventCounters* events, std::span<const RankFacts> ranks) const {
   const std::string labels = fmt::format("model_name=\"{}\",engine=\"0\"", escaped(model_name));
   std::string out;
   append_service(labels, stats != nullptr ? *stats : ServiceStats(), &out);
@@ -364,6 +381,7 @@ std::string Metrics::text(const std::string& model_name, const ServiceStats* sta
     append_drafts(labels, stats->drafts, &out);
   }
   if (events != nullptr) append_events(labels, *events, &out);
+  if (!ranks.empty()) append_ranks(labels, ranks, &out);
   append_tokens(labels, &out);
   append_histograms(labels, &out);
   append_head("http_requests_total", "counter", "HTTP requests.", &out);

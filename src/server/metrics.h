@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/rank_link.h"
 #include "engine/service.h"
 #include "server/kv_event_publisher.h"
 
@@ -80,9 +81,10 @@ class Metrics {
   double generation_tokens_per_s() const { return recent_tokens_.per_s(Clock::now()); }
 
   /// The whole page. `stats` null: the model is not loaded yet, and has no load. `events` null: no
-  /// events are published.
+  /// events are published. `ranks` empty: there is one.
   std::string text(const std::string& model_name, const ServiceStats* stats,
-                   const KvEventCounters* events = nullptr) const;
+                   const KvEventCounters* events = nullptr,
+                   std::span<const RankFacts> ranks = {}) const;
 
  private:
   void append_tokens(const std::string& labels, std::string* out) const;

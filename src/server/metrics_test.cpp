@@ -56,6 +56,21 @@ TEST(MetricsTest, FamiliesStandTogetherAndAreThereFromTheStart) {
   }
 }
 
+TEST(MetricsTest, EachRankHasItsOwn) {
+  const Metrics metrics;
+  const ServiceStats stats;
+  EXPECT_EQ(metrics.text("m", &stats).find("moxie:rank_"), std::string::npos);
+  const std::vector<RankFacts> ranks = {
+      {.rank = 0, .weights_bytes = 7, .num_exchanges = 2, .exchange_s = 0.5},
+      {.rank = 1, .weights_bytes = 9}};
+  const std::string text = metrics.text("m", &stats, nullptr, ranks);
+  const std::string labels = R"({model_name="m",engine="0",rank=)";
+  for (const std::string& line : {"moxie:rank_weights_bytes" + labels + R"("1"} 9)",
+                                  "moxie:rank_exchanges_total" + labels + R"("0"} 2)",
+                                  "moxie:rank_exchange_seconds_total" + labels + R"("0"} 0.5)"})
+    EXPECT_NE(text.find(line + "\n"), std::string::npos) << line;
+}
+
 TEST(MetricsTest, DraftsAreThereWithSpeculationAndCountedByPlace) {
   Metrics metrics;
   ServiceStats stats;

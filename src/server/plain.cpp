@@ -1,6 +1,7 @@
 // The endpoints that generate nothing: probes, models, tokens, rendering, metrics.
 #include <fmt/format.h>
 
+#include "engine/parallel.h"
 #include "server/endpoints.h"
 #include "text/utf8.h"
 
@@ -60,9 +61,12 @@ void handle_metrics(App& app, const ExchangePtr& exchange) {
   if (app.has_model()) stats = app.stats();
   std::optional<KvEventCounters> events;
   if (app.events() != nullptr) events = app.events()->counters();
+  std::vector<RankFacts> ranks;
+  if (app.has_model() && app.model().engine->ranks() != nullptr)
+    ranks = app.model().engine->ranks()->facts();
   exchange->respond({.content_type = "text/plain; version=0.0.4; charset=utf-8",
                      .body = app.metrics().text(app.model_name(), stats ? &*stats : nullptr,
-                                                events ? &*events : nullptr)});
+                                                events ? &*events : nullptr, ranks)});
 }
 
 void handle_tokenize(App& app, const ExchangePtr& exchange) {

@@ -180,6 +180,12 @@ class RankServer(Server):
 def test_a_server_answers_and_ends_with_its_ranks():
     with RankServer() as server:
         assert server.chat(max_tokens=8).status == 200
+        of_rank = {name: [server.metric(name, f'rank="{rank}"') for rank in (0, 1)]
+                   for name in ("moxie:rank_weights_bytes", "moxie:rank_exchanges_total",
+                                "moxie:rank_exchange_seconds_total")}
+        assert all(value > 0 for value in of_rank["moxie:rank_weights_bytes"])
+        assert of_rank["moxie:rank_exchanges_total"][0] >= 8  # the other says so each second
+        assert of_rank["moxie:rank_exchange_seconds_total"][0] > 0
         assert server.stop() == 0
         status, _, err = end(server.other)
         assert status == 0, err

@@ -6,7 +6,8 @@ docs/kernel-resources.md.
                                   [--markdown docs/kernel-resources.md] [--only PART_OF_A_PATH]
 
 BUILD_FOLDER was configured with CUDA: its compile_commands.json has the sources and their flags. Code
-for one architecture alone is assembled for that one. --json keeps what was found, so that a later
+for one architecture alone is assembled for that one. `cuobjdump` and `nvdisasm` must be in PATH (PyPI:
+nvidia-cuda-cuobjdump, nvidia-cuda-nvdisasm). --json keeps what was found, so that a later
 run goes on where this one ended. Ends with 1 if a source does not assemble.
 """
 
@@ -19,12 +20,15 @@ import re
 import shlex
 import subprocess
 import sys
+import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 ENTRY = re.compile(r"Compiling entry function '(\w+)'")
 FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 USED = re.compile(r"Used (\d+) registers")
 SHARED = re.compile(r"(\d+) bytes smem")
+INSTRUCTION = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?(\S+?)[\s;](.*)$")
+WAIT_INSTRUCTIONS = 16  # a shorter loop waits for something
 
 
 def sources(build):
@@ -48,17 +52,47 @@ def sources(build):
                 kept.append(words[i])
                 i += 1
         name = str(path.relative_to(ROOT))
-        found.append((name, kept, {"90a"} if "_sm90" in name or "fa3" in name else None))
+        own = {"90a": "_sm90" in name or "fa3" in name, "100a": "_sm100" in name}
+        found.append((name, kept, {arch for arch, is_own in own.items() if is_own} or None))
     return sorted(found)
 
 
+def spills_in_inner_loops(cubin, kernel):
+    """Loads and stores of spilled registers in loops that hold no other loop but waits."""
+    text = subprocess.run(["cuobjdump", "-sass", "-fun", kernel, cubin], capture_output=True, text=True, check=True)
+    spills, loops = [], set()
+    for line in text.stdout.splitlines():
+        if not (match := INSTRUCTION.match(line)):
+            continue
+        at, name, operands = int(match[1], 16), match[2], match[3]
+        if name.split(".")[0] in ("LDL", "STL"):
+            spills.append(at)
+        elif name.startswith("BRA") and (target := re.search(r"0x([0-9a-f]+)", operands)):
+            if int(target[1], 16) <= at - 16 * WAIT_INSTRUCTIONS:
+                loops.add((int(target[1], 16), at))
+    inner = [(begin, end) for begin, end in loops
+             if not any(begin <= b and e <= end and (b, e) != (begin, end) for b, e in loops)]
+    return sum(any(begin <= at <= end for begin, end in inner) for at in spills)
+
+
 def assemble(command, arch, folder):
-    gencode = ["-gencode", f"arch=compute_{arch},code=sm_{arch}", "-Xptxas", "-v", "-o", os.devnull]
-    done = subprocess.run(command + gencode, cwd=folder, capture_output=True, text=True)
-    if done.returncode != 0:
-        return None, done.stderr[-2000:]
+    with tempfile.TemporaryDirectory() as scratch:
+        cubin = str(pathlib.Path(scratch) / "kernels.cubin")
+        flags = ["-cubin", "-gencode", f"arch=compute_{arch},code=sm_{arch}", "-Xptxas", "-v", "-o", cubin]
+        done = subprocess.run([word for word in command if word != "-c"] + flags, cwd=folder, capture_output=True,
+                              text=True)
+        if done.returncode != 0:
+            return None, done.stderr[-2000:]
+        kernels = resources(done.stderr)
+        for name, used in kernels.items():
+            used["in_loops"] = spills_in_inner_loops(cubin, name) if used["spills"] else 0
+    return kernels, ""
+
+
+def resources(text):
+    """What ptxas said of each kernel."""
     kernels, name = {}, None
-    for line in done.stderr.splitlines():
+    for line in text.splitlines():
         if match := ENTRY.search(line):
             name = match[1]
             kernels[name] = {"registers": 0, "stack": 0, "spills": 0, "shared": 0}
@@ -70,7 +104,7 @@ def assemble(command, arch, folder):
             if shared := SHARED.search(line):
                 kernels[name]["shared"] = int(shared[1])
             name = None
-    return kernels, ""
+    return kernels
 
 
 def demangle(names):
@@ -99,9 +133,9 @@ def table(found, archs):
                 if used["registers"] <= 10 and used["shared"] == 0:
                     continue  # compiled for other architectures: an empty body
                 cell = rows.setdefault((source, short(names[name])), {}).setdefault(
-                    arch, {"instances": 0, "registers": 0, "stack": 0, "spills": 0, "shared": 0})
+                    arch, {"instances": 0, "registers": 0, "stack": 0, "spills": 0, "shared": 0, "in_loops": 0})
                 cell["instances"] += 1
-                for key in ("registers", "stack", "spills", "shared"):
+                for key in ("registers", "stack", "spills", "shared", "in_loops"):
                     cell[key] = max(cell[key], used[key])
     return rows
 
@@ -114,6 +148,8 @@ def cell_text(cell):
         text += f", {cell['shared']:,} B"
     if cell["spills"]:
         text += f", spills {cell['spills']:,} B"
+        if cell["in_loops"]:
+            text += f" (**{cell['in_loops']} in an inner loop**)"
     elif cell["stack"]:
         text += f", stack {cell['stack']:,} B"
     return text
@@ -121,16 +157,17 @@ def cell_text(cell):
 
 def markdown(rows, archs):
     lines = ["# What each kernel takes of an SM", "",
-             "`tools/gpu/kernel_resources.py` wrote this page: it assembles every CUDA source for each architecture. A line is a kernel, with the greatest figures of its template instances: registers of a thread, static shared memory of a block, and bytes that spill, or of the stack where nothing spills (arrays with an index that is known at run time only). Shared memory that is chosen at launch is not in it: products by `mma.sync` take at most 99 KiB a block (a `static_assert`), rows for a few tokens what the device says it has. A `-` is not compiled for that architecture. Code for sm_80 serves sm_86 and sm_89 too, so that their columns differ only in what the assembler makes of them.",
+             "`tools/gpu/kernel_resources.py` wrote this page: it assembles every CUDA source for each architecture. A line is a kernel, with the greatest figures of its template instances: registers of a thread, static shared memory of a block, and bytes that spill, or of the stack where nothing spills (arrays with an index that is known at run time only). Bold: loads and stores of spilled registers in a loop that holds no other loop but waits. Shared memory that is chosen at launch is not in it: products by `mma.sync` take at most 99 KiB a block (a `static_assert`), rows for a few tokens what the device has, or 99 KiB where they are held to what any GPU has. A `-` is not compiled for that architecture. Code for sm_80 serves sm_86 and sm_89 too, so that their columns differ only in what the assembler makes of them.",
              "", "| kernel | source | instances | " + " | ".join(f"sm_{arch}" for arch in archs) + " |",
              "|---|---|---:|" + "---|" * len(archs)]
-    spills = 0
+    spills = in_loops = 0
     for (source, kernel), by_arch in sorted(rows.items(), key=lambda row: (row[0][0], row[0][1])):
         spills += any(cell["spills"] for cell in by_arch.values())
+        in_loops += any(cell["in_loops"] for cell in by_arch.values())
         instances = max(cell["instances"] for cell in by_arch.values())
         cells = " | ".join(cell_text(by_arch.get(arch)) for arch in archs)
         lines.append(f"| `{kernel}` | {source.removeprefix('src/')} | {instances} | {cells} |")
-    lines += ["", f"{len(rows)} kernels; {spills} spill on some architecture.", ""]
+    lines += ["", f"{len(rows)} kernels; {spills} spill on some architecture, {in_loops} of them in an inner loop.", ""]
     return "\n".join(lines)
 
 

@@ -219,13 +219,18 @@ constexpr const char* kRowName = "attend_any_f32_split_cuda";
 struct DeviceLimits {
   int num_sms = 0, shared_of_sm = 0, shared_of_block = 0;
 };
-DeviceLimits device_limits() {
+DeviceLimits device_limits(const Launch& launch) {
   int device = 0;
   DeviceLimits limits;
   cudaGetDevice(&device);
   cudaDeviceGetAttribute(&limits.num_sms, cudaDevAttrMultiProcessorCount, device);
-  cudaDeviceGetAttribute(&limits.shared_of_sm, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
-  cudaDeviceGetAttribute(&limits.shared_of_block, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  SharedMemory shared = shared_memory();
+  if (const uint64_t most = launch.most_shared; most > 0) {
+    shared.of_block = std::min(shared.of_block, most);
+    shared.of_sm = std::min(shared.of_sm, most + 1024);
+  }
+  limits.shared_of_block = static_cast<int>(shared.of_block);
+  limits.shared_of_sm = static_cast<int>(shared.of_sm);
   return limits;
 }
 
@@ -258,6 +263,9 @@ void launch_split(const AttendParams& params, SplitParams split, int32_t num_til
                   const DeviceLimits& limits, cudaStream_t stream) {
   using F = Format<kFormat>;
   constexpr int64_t kFewestSlots = ceil_div(kRows * kDim * 4, F::kStageBytes);
+  static_assert(kSlots > 2 || kWarps * kSlots * F::kStageBytes + sizeof(Shared<kRows>) <=
+                                  kPortableSharedBytes,
+                "any device has a form with two slots");
   auto* kernel = attend_split<kFormat, kRows, kSlots>;
   const KvLayer& kv = params.kv;
   int64_t most_keys = int64_t{kv.table_stride} * kv.page_tokens;
@@ -315,7 +323,7 @@ void attend_any_f32_split_cuda(const AttendParams& params) {
   const int32_t group = params.num_heads / params.num_kv_heads;
   // Tokens of one sequence share the keys of a block, as far as its rows suffice. A window has few
   // keys: there tokens share only if there are more blocks than the device runs at a time.
-  const DeviceLimits limits = device_limits();
+  const DeviceLimits limits = device_limits(params.launch);
   const int32_t tokens_of_seq = ceil_div(batch.num_tokens, std::max(1, batch.num_seqs));
   const int64_t wanted_rows = int64_t{group} * tokens_of_seq;
   const bool few = params.window > 0 && params.window <= kFewKeys &&

@@ -462,7 +462,7 @@ uint64_t experts_any_bf16x2_gemv_cuda_workspace(const ExpertsParams& p) { return
 
 void experts_any_bf16x2_gemv_cuda(const ExpertsParams& p) {
   const cudaStream_t stream = launch_stream(p.launch.stream);
-  const BlockLimits limits = block_limits();
+  const BlockLimits limits = block_limits(p.launch);
   clear_padding(p, stream, "experts_any_bf16x2_gemv_cuda");
   dispatch_format(p.gate_up.format, [&]<DType F>() {
     const int group =
@@ -482,7 +482,7 @@ const char* experts_any_bf16x2_slices_cuda_refuses(const ExpertsParams& p) {
   const Step step = step_of(p, 0, 1);
   bool suits = false;
   dispatch_format(p.gate_up.format,
-                  [&]<DType F>() { suits = slices::suits<F>(step, block_limits()); });
+                  [&]<DType F>() { suits = slices::suits<F>(step, block_limits(p.launch)); });
   return suits ? nullptr
                : "the hidden size is no multiple of 192, the intermediate of 64, or a slice does "
                  "not fit shared memory";
@@ -492,7 +492,7 @@ void experts_any_bf16x2_slices_cuda(const ExpertsParams& p) {
   constexpr const char* kRow = "experts_any_bf16x2_slices_cuda";
   clear_padding(p, launch_stream(p.launch.stream), kRow);
   dispatch_format(p.gate_up.format, [&]<DType F>() {
-    slices::launch_slices<F>(step_of(p, 0, 1), block_limits(), p.launch, kRow);
+    slices::launch_slices<F>(step_of(p, 0, 1), block_limits(p.launch), p.launch, kRow);
   });
 }
 
@@ -514,7 +514,7 @@ void experts_mxfp4_bf16x2_tiles_cuda(const ExpertsParams& p) {
   const int group = tiles::tokens_of_launch(step_of(p, 0, p.num_tokens));
   for (int32_t first = 0; first < p.num_tokens; first += group) {
     const Step step = step_of(p, first, std::min(group, p.num_tokens - first));
-    tiles::launch_tiles(step, block_limits(), stream, kRow);
+    tiles::launch_tiles(step, block_limits(p.launch), stream, kRow);
   }
 }
 

@@ -70,4 +70,10 @@ uint64_t experts_mxfp4_mx_gemm_workspace(const ExpertsParams& params);
 void experts_mxfp4_mx_gemm_sm120(const ExpertsParams& params);
 void experts_mxfp4_mx_emulated_cuda(const ExpertsParams& params);
 
+// experts_mxfp4_mxfp8_cutlass_sm100: MXFP8 activations, unpacked weights, F32 sums, tcgen05 by
+// CUTLASS; for many tokens.
+const char* experts_mxfp4_mxfp8_cutlass_sm100_refuses(const ExpertsParams& params);
+uint64_t experts_mxfp4_mxfp8_cutlass_sm100_workspace(const ExpertsParams& params);
+void experts_mxfp4_mxfp8_cutlass_sm100(const ExpertsParams& params);
+
 }  // namespace moxie

@@ -92,6 +92,21 @@ double experts_mx_emulated_us(const ExpertsParams& p, const DeviceRates& rates) 
                       {.read = 0.6, .products = 0.02, .fixed_us = 8.0});
 }
 
+#ifdef MOXIE_HAS_FLASHINFER
+// Predicted, not measured. Weights are read, written unpacked and read again, whatever the number
+// of tokens; a pair's operands and sums pass through memory twice; eleven kernels of a few
+// microseconds at least.
+double experts_cutlass_us(const ExpertsParams& p, const DeviceRates& rates) {
+  if (p.hidden < kLeastGemmHidden) return kNeverUs;
+  const Work work = Op<ExpertsParams>::work(p);
+  const double of_pair = 2.0 * (p.hidden + p.intermediate) + 4.0 * (p.gate_up.rows + p.hidden);
+  const Work memory{.bytes = 3.0 * work.bytes + of_pair * p.num_tokens * p.top_k, .flops = 0};
+  const Work products{.bytes = 0, .flops = work.flops};
+  return predicted_us(memory, rates, rates.fp8_gflops, {.read = 0.7, .fixed_us = 30.0}) +
+         predicted_us(products, rates, rates.fp8_gflops, {.products = 0.4});
+}
+#endif
+
 constexpr Row<ExpertsParams> mx_row(const char* name, Features needs, const char* limits,
                                     const char* ran_on,
                                     double (*predict_us)(const ExpertsParams&, const DeviceRates&),
@@ -308,6 +323,23 @@ const Row<ExpertsParams> kRows[] = {
         "as experts_mxfp4_mx_gemm_sm120, with the instruction's fragments in BF16 products: shows "
         "what a format loses, gains no time",
         "H100", experts_mx_emulated_us, experts_mxfp4_mx_emulated_cuda),
+#ifdef MOXIE_HAS_FLASHINFER
+    {.name = "experts_mxfp4_mxfp8_cutlass_sm100",
+     .kind = "w4a8",
+     .device = DeviceKind::kCuda,
+     .needs = kSm100a,
+     .supports = "mxfp4; at most 256 experts, 16 a token; flashinfer 0.6.0",
+     .limits = "any number of tokens, best from thousands on; with --activation mxfp8; activations "
+               "rounded to the format's blocks; each launch unpacks the weights of its experts",
+     .ran_on = "compiled only",
+     .layout = PackedLayout::kFragment16x32,
+     .forms = {.x = kAnyX, .t = {TForm::kF32, TForm::kAbsent}},
+     .activation = DType::kMXFP8,
+     .refuses = experts_mxfp4_mxfp8_cutlass_sm100_refuses,
+     .predict_us = experts_cutlass_us,
+     .workspace = experts_mxfp4_mxfp8_cutlass_sm100_workspace,
+     .run = experts_mxfp4_mxfp8_cutlass_sm100},
+#endif
 #endif
 };
 

@@ -20,6 +20,7 @@ __device__ __forceinline__ float2 unpack_bf16(uint32_t pair) {
   return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xFFFF0000u));
 }
 
+template <bool kHasBias>
 __global__ void __launch_bounds__(32 * kMaxWarps)
     add_pair_rows(const __grid_constant__ AddPairs p) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, num_warps = blockDim.x / 32;
@@ -45,6 +46,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps)
     });
     for (int k = 0; k < p.top_k; k += kRows) {
       uint32_t words[kHeld][kRows];
+      [[maybe_unused]] float2 biases[kHeld][kRows];
       float weight[kRows];
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
@@ -57,12 +59,23 @@ __global__ void __launch_bounds__(32 * kMaxWarps)
           words[i][r] =
               is_row && column(i) < width ? *reinterpret_cast<const uint32_t*>(row + column(i)) : 0;
         }
+        if constexpr (kHasBias) {
+          const int64_t expert = is_row ? __ldg(p.expert_ids + token * p.top_k + k + r) : 0;
+          const float* bias = p.bias + expert * width;
+#pragma unroll
+          for (int i = 0; i < kHeld; ++i) {
+            biases[i][r] = column(i) < width
+                               ? __ldg(reinterpret_cast<const float2*>(bias + column(i)))
+                               : make_float2(0.0f, 0.0f);
+          }
+        }
       }
 #pragma unroll
       for (int i = 0; i < kHeld; ++i) {
 #pragma unroll
         for (int r = 0; r < kRows; ++r) {
-          const float2 output = unpack_bf16(words[i][r]);
+          float2 output = unpack_bf16(words[i][r]);
+          if constexpr (kHasBias) output.x += biases[i][r].x, output.y += biases[i][r].y;
           sums[i].x += weight[r] * output.x;
           sums[i].y += weight[r] * output.y;
         }
@@ -85,9 +98,11 @@ __global__ void __launch_bounds__(32 * kMaxWarps)
 void add_pairs(const AddPairs& step, Stream* stream) {
   CHECK(step.width % 2 == 0, "width " + std::to_string(step.width));
   CHECK(step.x_is_single || !step.overwrites, "two floats a value are added to");
+  CHECK(step.bias == nullptr || step.expert_ids != nullptr, "a bias of each expert");
   if (step.num_tokens == 0) return;
   const int num_warps = std::min(kMaxWarps, ceil_div(step.width, kColumns * kHeld));
-  launch_kernel("add_pairs", add_pair_rows, step,
+  launch_kernel("add_pairs", step.bias != nullptr ? add_pair_rows<true> : add_pair_rows<false>,
+                step,
                 {.grid = dim3(static_cast<unsigned>(step.num_tokens)),
                  .num_threads = 32 * num_warps,
                  .programmatic = true},

@@ -14,9 +14,11 @@ struct AddPairs {
   const int32_t* slot_of_pair = nullptr;  ///< [tokens, top_k]
   const float* weights = nullptr;         ///< [tokens, top_k]
   const uint16_t* pairs = nullptr;        ///< [rows, width], BF16
-  float* x = nullptr;        ///< [tokens, width] of two floats (residual.cuh), added to
-  bool x_is_single = false;  ///< one float
-  bool overwrites = false;   ///< x = the sum, with x_is_single
+  float* x = nullptr;                   ///< [tokens, width] of two floats (residual.cuh), added to
+  bool x_is_single = false;             ///< one float
+  bool overwrites = false;              ///< x = the sum, with x_is_single
+  const float* bias = nullptr;          ///< [experts, width], added to a pair's row, or null
+  const int32_t* expert_ids = nullptr;  ///< [tokens, top_k], with bias
 };
 void add_pairs(const AddPairs& step, Stream* stream);
 

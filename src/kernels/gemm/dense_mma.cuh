@@ -43,8 +43,7 @@ void multiply_dense_mma(const char* row, const PackedMatrix& weight, const Stage
   const auto launch_cut = [&]<DType F>() {
     // Wide blocks once they give each SM one.
     const int64_t wide = dense_items_mma<MmaWideCut<>>(weight, num_columns).num_items();
-    if (wide >= fragment::block_limits().num_units)
-      return launch.template operator()<F, MmaWideCut<>>();
+    if (wide >= fragment::num_sms()) return launch.template operator()<F, MmaWideCut<>>();
     launch.template operator()<F, MmaFewCut>();
   };
   if (weight.format == DType::kMXFP4) return launch_cut.template operator()<DType::kMXFP4>();

@@ -56,8 +56,7 @@ void launch_product(const char* row, const Task& task, int64_t most_items, cudaS
       Task::template kSharedBytes<Cut> +
       (kIsStreamed ? sizeof(StreamedShared<F, kMost>) : sizeof(Shared<F, Cut>));
   static_assert(Cut::kBlocks * (kShared + 1024) <= 228 * 1024, "an SM has this much shared memory");
-  const auto blocks =
-      std::min(most_items, int64_t{Cut::kBlocks} * fragment::block_limits().num_units);
+  const auto blocks = std::min(most_items, int64_t{Cut::kBlocks} * fragment::num_sms());
   const LaunchShape shape{.grid = dim3(static_cast<unsigned>(blocks)),
                           .num_threads = Cut::kThreads,
                           .shared_bytes = kShared,
@@ -73,7 +72,7 @@ void launch_product(const char* row, const Task& task, int64_t most_items, cudaS
 template <bool kInOrder, typename End>
 void multiply_dense(const char* row, const PackedMatrix& weight, const StagedView& staged,
                     int32_t num_columns, const End& end, const Launch& at) {
-  const auto items = dense_items<kInOrder>(weight, num_columns, fragment::block_limits().num_units);
+  const auto items = dense_items<kInOrder>(weight, num_columns, fragment::num_sms());
   dispatch_product(weight.format, [&]<DType F>() {
     const DenseProduct<End> product{
         .items = items, .weight = weight, .staged = staged, .scale = kProductScale<F>, .end = end};

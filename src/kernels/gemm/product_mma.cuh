@@ -17,6 +17,7 @@
 #include <type_traits>
 
 #include "core/cuda_launch.cuh"
+#include "kernels/features.h"
 #include "kernels/gemm/mx_atom.cuh"
 #include "kernels/gemm/operand.cuh"
 #include "kernels/gemm/staged.cuh"
@@ -66,7 +67,6 @@ using MmaTileCut =
     std::conditional_t<kColumns == 128, MmaWideCut<Atom>, MmaCut<2, 1, kColumns, Atom>>;
 
 /// The most shared memory of a block that all devices have, and of the blocks of an SM.
-inline constexpr uint64_t kPortableSharedBytes = 99 * 1024;
 
 template <DType F, typename Cut>
 struct MmaShared {

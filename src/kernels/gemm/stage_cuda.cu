@@ -14,7 +14,7 @@
 namespace moxie::gemm {
 namespace {
 
-constexpr int kMaxWarps = 16;
+constexpr int kMaxWarps = kMaxMxWarps;
 // Units that a warp holds: for the models' widths, and for the greatest widths.
 constexpr int kHeld = 5, kMostHeld = 12, kMostFloatsHeld = 18;
 static_assert(kMaxStagedWidth == kStagedColumns * kMaxWarps * kMostHeld);
@@ -237,75 +237,26 @@ struct StageSlotsMx {
   MxElement element;
 };
 
-// A thread has every blockDim.x-th group of eight columns, so that four neighbouring lanes have a
-// block of 32.
 template <int kCount, bool kIsNormed, DType kActivation>
 __global__ void stage_slot_rows_mx(const __grid_constant__ StageSlotsMx params) {
-  __shared__ float squares[kMaxWarps];
   const StageSlots& p = params.slots;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, num_warps = blockDim.x / 32;
-  const int num_groups = kStagedColumns / 8 * staged_units(p.to.width);
-  const auto group = [](int i) { return static_cast<int>(threadIdx.x + i * blockDim.x); };
-  const auto load_weight = [&](int column) {
-    return column < p.to.width ? *reinterpret_cast<const float4*>(p.norm_weight + column)
-                               : float4{};
-  };
+  const int lane = threadIdx.x % 32, num_groups = kStagedColumns / 8 * staged_units(p.to.width);
   wait_for_previous();
   launch_next();
   const int64_t token = blockIdx.x;
   float4 values[kCount][2];
-  const auto load = [&]<bool kIsSingle>() {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        ResidualFour<kIsSingle> four = {};
-        const int column = 8 * group(i) + 4 * half;
-        if (column < p.to.width) four.load(p.values, token * p.to.width + column);
-        values[i][half] = four.values();
-      }
-    }
-  };
-  if constexpr (kIsNormed) {
-    with_single(p.x_is_single, load);
-    float square = 0;
-#pragma unroll
-    for (int i = 0; i < kCount; ++i)
-      for (const float4& v : values[i]) square += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
-    square = warp_sum(square);
-    if (lane == 0) squares[warp] = square;
-    __syncthreads();
-    square = warp_sum(lane < num_warps ? squares[lane] : 0.0f);
-    const float factor = 1.0f / sqrtf(square / static_cast<float>(p.to.width) + p.rms_eps);
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        float4& v = values[i][half];
-        const float4 w = load_weight(8 * group(i) + 4 * half);
-        v = {v.x * factor * w.x, v.y * factor * w.y, v.z * factor * w.z, v.w * factor * w.w};
-      }
-    }
-  } else {
-    load.template operator()<true>();
-  }
+  load_eights<kCount, kIsNormed>(p, values);
   const int32_t* slots = p.slot_of_pair + token * p.top_k;
   const int32_t slot = lane < p.top_k ? slots[lane] : 0;
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
-    uint32_t amax_bits = 0;
-    for (const float4& v : values[i]) {
-      for (const float value : {v.x, v.y, v.z, v.w})
-        amax_bits = max(amax_bits, __float_as_uint(value) & 0x7FFFFFFFu);
-    }
-    amax_bits = max(amax_bits, __shfl_xor_sync(~0u, amax_bits, 1));
-    amax_bits = max(amax_bits, __shfl_xor_sync(~0u, amax_bits, 2));
-    const uint8_t scale = mx_activation_scale(amax_bits, mx_emax(params.element));
-    const int unit = group(i) / 8;
-    const auto block = static_cast<uint32_t>(group(i) / 4 % 2), q = static_cast<uint32_t>(lane % 4);
+    const int group = threadIdx.x + i * blockDim.x;
+    const uint8_t scale = scale_of_eights(values[i], params.element);
+    const int unit = group / 8;
+    const auto block = static_cast<uint32_t>(group / 4 % 2), q = static_cast<uint32_t>(lane % 4);
     for (int k = 0; k < p.top_k; ++k) {
       const auto to = static_cast<uint32_t>(__shfl_sync(~0u, slot, k));
-      if (group(i) >= num_groups) continue;
+      if (group >= num_groups) continue;
       const int64_t at = int64_t{unit} * p.to.capacity + to;
       store_eight<kActivation>(p.to.data + at * staged_row_bytes(kActivation), to, block, q,
                                params.element, scale, values[i][0], values[i][1]);

@@ -187,17 +187,22 @@ __global__ void __launch_bounds__(32 * kMaxSliceWarps)
   }
 }
 
-/// What the current device offers a block.
+/// SMs of the current device.
+inline int num_sms() {
+  int device = 0, units = 0;
+  check_launched(cudaGetDevice(&device), "device");
+  cudaDeviceGetAttribute(&units, cudaDevAttrMultiProcessorCount, device);
+  return units;
+}
+
+/// What a block of a launch on the current device may take, static shared memory included.
 struct BlockLimits {
   uint64_t shared_bytes;
   int num_units;
 };
-inline BlockLimits block_limits() {
-  int device = 0, shared = 0, units = 0;
-  check_launched(cudaGetDevice(&device), "device");
-  cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-  cudaDeviceGetAttribute(&units, cudaDevAttrMultiProcessorCount, device);
-  return {static_cast<uint64_t>(shared), units};
+inline BlockLimits block_limits(const Launch& launch) {
+  const uint64_t of_device = shared_memory().of_block;
+  return {launch.most_shared == 0 ? of_device : std::min(of_device, launch.most_shared), num_sms()};
 }
 
 /// Warps of a block and its dynamic shared memory: as many warps as share the columns in runs of
@@ -266,10 +271,10 @@ void dispatch_format(DType format, Launch&& launch) {
 }
 
 /// Tokens of one launch of a slice kernel over this matrix on the current device.
-inline int slice_tokens(const PackedMatrix& weight) {
+inline int slice_tokens(const PackedMatrix& weight, const Launch& launch) {
   int tokens = 1;
   dispatch_format(weight.format, [&]<DType F>() {
-    tokens = tokens_that_fit(block_limits(), weight.num_units(), 4 * kSliceRingBytes<F>);
+    tokens = tokens_that_fit(block_limits(launch), weight.num_units(), 4 * kSliceRingBytes<F>);
   });
   return tokens;
 }
@@ -278,7 +283,7 @@ template <typename Step>
 void launch_slice_gemv(const char* row, Step step, const Launch& launch) {
   dispatch_format(step.weight.format, [&]<DType F>() {
     dispatch_tokens(step.num_tokens, [&]<int kTokens>() {
-      BlockLimits limits = block_limits();
+      BlockLimits limits = block_limits(launch);
       if constexpr (Step::kMore) limits.shared_bytes -= sizeof(typename Step::Made);
       const int num_units = step.weight.num_units(), num_tiles = step.weight.num_tiles();
       step.tiles_a_block =

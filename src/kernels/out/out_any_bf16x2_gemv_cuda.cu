@@ -80,12 +80,7 @@ struct OutStep {
     const int i = 2 * block + expert % 16 / 8, lane = expert % 8 * 4 + q;
     const std::byte* at = router.data + (int64_t{expert / 16} * (router.cols / 64) + unit) * 2048 +
                           512 * i + 16 * lane;
-    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(weights[0].x), "=r"(weights[0].y), "=r"(weights[0].z), "=r"(weights[0].w)
-                 : "l"(at));
-    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(weights[1].x), "=r"(weights[1].y), "=r"(weights[1].z), "=r"(weights[1].w)
-                 : "l"(at + 16));
+    load_constant_32(at, weights);
   }
   __device__ MoreEarly more_early(int first_tile) const {
     MoreEarly e{};
@@ -247,7 +242,7 @@ const char* out_any_bf16x2_gemv_cuda_refuses(const OutParams& p) {
 }
 
 void out_any_bf16x2_gemv_cuda(const OutParams& p) {
-  for_each_group(p, fragment::slice_tokens(p.weight), [&](const auto& step) {
+  for_each_group(p, fragment::slice_tokens(p.weight, p.launch), [&](const auto& step) {
     fragment::launch_slice_gemv("out_any_bf16x2_gemv_cuda", step, p.launch);
   });
 }

@@ -109,7 +109,7 @@ const char* qkv_any_bf16x2_gemv_cuda_refuses(const QkvParams& p) {
 }
 
 void qkv_any_bf16x2_gemv_cuda(const QkvParams& p) {
-  for_each_group(p, fragment::slice_tokens(p.weight), [&](const QkvStep& step) {
+  for_each_group(p, fragment::slice_tokens(p.weight, p.launch), [&](const QkvStep& step) {
     fragment::launch_slice_gemv("qkv_any_bf16x2_gemv_cuda", step, p.launch);
   });
 }

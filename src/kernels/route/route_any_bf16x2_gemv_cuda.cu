@@ -135,8 +135,8 @@ __global__ void __launch_bounds__(32 * kMaxSliceWarps)
 }
 
 template <DType F, int kTokens>
-void launch_route(const RouteStep& step, cudaStream_t stream) {
-  BlockLimits limits = block_limits();
+void launch_route(const RouteStep& step, const Launch& launch) {
+  BlockLimits limits = block_limits(launch);
   limits.shared_bytes -= sizeof(float) * kMaxExperts * 4 * kGroupsOf<kTokens>;  // the logits
   const auto num_units = static_cast<uint64_t>(step.weight.num_units());
   const BlockPlan plan =
@@ -149,7 +149,7 @@ void launch_route(const RouteStep& step, cudaStream_t stream) {
                  .shared_bytes = plan.shared_bytes,
                  .cluster = cluster,
                  .programmatic = true},
-                stream);
+                launch_stream(launch.stream));
 }
 
 }  // namespace
@@ -160,7 +160,7 @@ const char* route_any_bf16x2_gemv_cuda_refuses(const RouteParams& p) {
 }
 
 void route_any_bf16x2_gemv_cuda(const RouteParams& p) {
-  const int32_t group = slice_tokens(p.weight);
+  const int32_t group = slice_tokens(p.weight, p.launch);
   for (int32_t first = 0; first < p.num_tokens; first += group) {
     const int64_t row = int64_t{first} * p.hidden, pair = int64_t{first} * p.top_k;
     const RouteStep step{.weight = p.weight,
@@ -175,9 +175,8 @@ void route_any_bf16x2_gemv_cuda(const RouteParams& p) {
                          .hidden = p.hidden,
                          .top_k = p.top_k};
     dispatch_format(p.weight.format, [&]<DType F>() {
-      dispatch_tokens(step.num_tokens, [&]<int kTokens>() {
-        launch_route<F, kTokens>(step, launch_stream(p.launch.stream));
-      });
+      dispatch_tokens(step.num_tokens,
+                      [&]<int kTokens>() { launch_route<F, kTokens>(step, p.launch); });
     });
   }
 }

@@ -334,7 +334,7 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
 /// Clusters that the device runs side by side. They may be fewer than its number of multiprocessors
 /// allows, because groups of multiprocessors differ in size.
 int clusters_at_once(const LaunchShape& shape) {
-  if (shape.cluster == 1) return block_limits().num_units;
+  if (shape.cluster == 1) return num_sms();
   check_launched(allow_shared_bytes(reinterpret_cast<const void*>(route_tiles), shape.shared_bytes),
                  "route_bf16_bf16x2_gemm_cuda");
   cudaLaunchAttribute attribute;

@@ -693,13 +693,10 @@ void sample_f32_gumbel_cuda(const SampleParams& params) {
   if (params.num_rows == 0) return;
   cudaStream_t stream = launch_stream(params.launch.stream);
   if (params.all_plain) return sample_plain(params, stream);
-  int device = 0, shared_limit = 0;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&shared_limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
   const int32_t num_blocks = code_has_clusters() ? kCluster : 1;  // of a row
   const int32_t slice = slice_of(params.vocab, num_blocks);
   const uint64_t slice_bytes = uint64_t{4} * static_cast<uint64_t>(slice);
-  const bool in_shared = slice_bytes + sizeof(Shared) <= static_cast<uint64_t>(shared_limit);
+  const bool in_shared = slice_bytes + sizeof(Shared) <= shared_memory().of_block;
   const SampleLaunch launch{
       .logits = params.logits,
       .requests = params.requests,

@@ -14,7 +14,7 @@ class StillLink final : public RankLink {
   LinkKind kind() const override { return LinkKind::kThreads; }
   int32_t rank() const override { return rank_; }
   int32_t size() const override { return static_cast<int32_t>(arrays_.size()); }
-  std::span<const RankArray> exchange(RankArray mine) override {
+  std::span<const RankArray> meet(RankArray mine) override {
     arrays_[static_cast<size_t>(rank_)] = mine;
     return arrays_;
   }

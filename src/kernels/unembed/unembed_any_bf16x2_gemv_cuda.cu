@@ -119,8 +119,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps<kRows>, 1)
 }
 
 template <DType F, int kRows>
-void launch_head(const UnembedStep& step, cudaStream_t stream) {
-  const BlockLimits limits = block_limits();
+void launch_head(const UnembedStep& step, const BlockLimits& limits, cudaStream_t stream) {
   const uint64_t staged = static_cast<uint64_t>(kUnitActivationBytes<kRows>) *
                           static_cast<uint64_t>(step.weight.num_units());
   const auto ring = static_cast<uint64_t>(kRingBytes<F>);
@@ -149,9 +148,9 @@ const char* unembed_any_bf16x2_gemv_cuda_refuses(const UnembedParams& p) {
 }
 
 void unembed_any_bf16x2_gemv_cuda(const UnembedParams& p) {
+  const BlockLimits limits = block_limits(p.launch);
   int32_t group = 1;
   dispatch_format(p.weight.format, [&]<DType F>() {
-    const BlockLimits limits = block_limits();
     group = tokens_that_fit(limits, p.weight.num_units(), 4 * kRingBytes<F>);
     const uint64_t staged = static_cast<uint64_t>(kUnitActivationBytes<kMostRows>) *
                             static_cast<uint64_t>(p.weight.num_units());
@@ -171,7 +170,7 @@ void unembed_any_bf16x2_gemv_cuda(const UnembedParams& p) {
                            .hidden = p.hidden};
     dispatch_format(p.weight.format, [&]<DType F>() {
       const auto launch = [&]<int kRows>() {
-        launch_head<F, kRows>(step, launch_stream(p.launch.stream));
+        launch_head<F, kRows>(step, limits, launch_stream(p.launch.stream));
       };
       if constexpr (F == DType::kMXFP4) {
         dispatch_up_to<1, 4, kMaxTokens, kMostRows>(step.num_rows, launch);

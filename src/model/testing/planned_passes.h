@@ -84,10 +84,7 @@ class PlannedPasses {
             .act = act_,
             .kv = kv_,
             .rotary = rotary_,
-            .launch = {.device = device_.kind(),
-                       .stream = stream_.get(),
-                       .workspace = act_.workspace,
-                       .workspace_bytes = act_.workspace_bytes},
+            .launch = kernels_.launch(stream_.get(), act_.workspace, act_.workspace_bytes),
             .activation = kernels_.activation()};
   }
 
