@@ -84,6 +84,15 @@ double deflated(double p, double inflation) {
   return inflation <= 1 ? p : std::erfc(inverse_erfc(p) / std::sqrt(inflation));
 }
 
+// Whether pairs differ so much that no correlation among them can be the reason: their median is
+// far from zero beside their spread, and farther than where a model lies in memory can put it.
+bool is_far_apart(const std::vector<double>& pairs) {
+  constexpr double kLarge = 0.2, kSpreads = 3;
+  const double spread = percentile(pairs, 0.9) - percentile(pairs, 0.1);
+  const double middle = std::fabs(median(pairs));
+  return middle > kLarge && middle > kSpreads * spread;
+}
+
 double drift_within(const std::vector<double>& logs) {
   const auto half = static_cast<std::ptrdiff_t>(logs.size() / 2);
   const double first = median({logs.data(), static_cast<size_t>(half)});
@@ -153,7 +162,7 @@ Difference judge_paired(std::span<const double> a, std::span<const double> b, Be
     return median(drawn);
   });
   set_interval(median(pairs), interval, 0, &d);
-  d.p = deflated(sign_p(pairs), variance_inflation(pairs));
+  d.p = deflated(sign_p(pairs), is_far_apart(pairs) ? 1 : variance_inflation(pairs));
   decide(better, &d);
   return d;
 }

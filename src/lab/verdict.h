@@ -40,7 +40,8 @@ struct Difference {
 
 /// Samples taken in turn, in the order A B B A A B B A ...: a[i] and b[i] are neighbours in time,
 /// so that a drift of the machine falls on both, and on either side in turn. The difference is the
-/// median over pairs, the test the sign test. Pairs that resemble their neighbours count for less.
+/// median over pairs, the test the sign test. Pairs that resemble their neighbours count for less,
+/// unless the difference is far beyond the spread of pairs.
 /// Both sides have the same number of samples.
 Difference judge_paired(std::span<const double> a, std::span<const double> b, Better better);
 

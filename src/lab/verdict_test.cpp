@@ -143,6 +143,20 @@ TEST(JudgePaired, NeverCallsOnePercentTheWrongWay) {
   }
 }
 
+// A machine whose speed changes in the middle of a run: neighbours resemble each other.
+TEST(JudgePaired, FindsWhatIsManyTimesSlowerWhereSpeedsComeInPhases) {
+  std::vector<double> a, b, near;
+  for (int i = 0; i < 16; ++i) {
+    const double speed = i < 8 ? 100 : 60;
+    a.push_back(speed);
+    b.push_back((i < 8 ? 2.0 : 1.6) + 0.001 * i);
+    near.push_back(speed * (i < 8 ? 0.9 : 0.97));
+  }
+  EXPECT_EQ(judge_paired(a, b, Better::kHigher).verdict, SpeedVerdict::kSlower);
+  EXPECT_EQ(judge_paired(b, a, Better::kHigher).verdict, SpeedVerdict::kFaster);
+  EXPECT_EQ(judge_paired(a, near, Better::kHigher).verdict, SpeedVerdict::kUnclear);
+}
+
 TEST(JudgePaired, KnowsWhatIsBetter) {
   EXPECT_EQ(paired(kKinds[0], 1.1, 20, Better::kLower).slower, kTrials);
 }
