@@ -79,7 +79,6 @@ class RankGroup::Rank {
   virtual void await(std::chrono::milliseconds patience) = 0;
   // From any thread of the engine's. In the order of launches, so behind what was ordered.
   virtual void copy_page(PageKind kind, int32_t from, int32_t to) = 0;
-  virtual uint64_t weights_bytes() const = 0;
 };
 
 // All other processes, which end a launch with the first rank: they meet in it.
@@ -97,7 +96,6 @@ class RankGroup::ProcessRanks final : public Rank {
     order(
         {.kind = RankOrder::Kind::kCopyPage, .page_kind = kind, .from_page = from, .to_page = to});
   }
-  uint64_t weights_bytes() const override { return 0; }
 
  private:
   RankMeeting& meeting_;
@@ -136,7 +134,6 @@ class RankGroup::ThreadRank final : public Rank {
     wait_until(done_, ordered_.load(std::memory_order_acquire));
     runner_->kv().copy_page(kind, from, to);
   }
-  uint64_t weights_bytes() const override { return weights_.packed_bytes; }
 
  private:
   void run() {
@@ -298,7 +295,8 @@ std::vector<RankFacts> RankGroup::facts() const {
 
 uint64_t RankGroup::weights_bytes() const {
   uint64_t bytes = 0;
-  for (const auto& rank : ranks_) bytes += rank->weights_bytes();
+  for (const auto& link : links_)
+    if (link.get() != link_) bytes += link->facts().weights_bytes;
   return bytes;
 }
 

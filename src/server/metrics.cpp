@@ -165,11 +165,14 @@ void append_events(const std::string& labels, const KvEventCounters& events, std
 }
 
 void append_ranks(const std::string& labels, std::span<const RankFacts> ranks, std::string* out) {
+  std::vector<std::string> names;
+  for (const RankFacts& facts : ranks) names.push_back(std::to_string(facts.rank));
   const auto family = [&](std::string_view name, std::string_view type, std::string_view help,
                           auto value) {
-    append_head(name, type, help, out);
-    for (const RankFacts& facts : ranks)
-      *out += fmt::format("{}{{{},rank=\"{}\"}} {}\n", name, labels, facts.rank, value(facts));
+    std::vector<std::pair<std::string_view, double>> values;
+    for (size_t i = 0; i < ranks.size(); ++i)
+      values.emplace_back(names[i], static_cast<double>(value(ranks[i])));
+    append_family(name, type, help, labels, "rank", values, out);
   };
   family("moxie:rank_weights_bytes", "gauge", "Weights that a rank holds.",
          [](const RankFacts& facts) { return facts.weights_bytes; });
