@@ -41,6 +41,7 @@ Json to_json(const BenchResult& result, const BenchResult* off, bool is_simulate
                {"flops_per_token", result.flops_per_token},
                {"share_of_limit", result.share_of_limit},
                {"read_gb_s", result.read_gb_s},
+               {"launches_s", result.launches_s},
                {"loads", result.num_loads},
                {"kernels", kernels_json(result.kernels)},
                {"tile", result.tile},
@@ -148,7 +149,8 @@ class Run {
                                .operations = result.flops_per_token,
                                .share_of_limit = result.share_of_limit,
                                .workload = workload_of(result.test, record_),
-                               .limit_gb_s = result.read_gb_s});
+                               .limit_gb_s = result.read_gb_s,
+                               .limit_launches_s = result.launches_s});
     add_rows(result.kernels, name, engine_->self_test(), &record_);
     watch_.finish(&record_);
   }

@@ -24,6 +24,9 @@ struct BenchResult {
   double bytes_per_token = 0, flops_per_token = 0;
   /// The machine's read rate measured beside each sample, 1e9 bytes a second.
   std::vector<double> read_gb_s;
+  /// Kernels that the host started in a second, beside each sample: on a GPU where tokens are
+  /// generated without graphs. Else empty.
+  std::vector<double> launches_s;
   std::vector<double> shares;  ///< of the limit: one a sample, each against the limits beside it
   double share_of_limit = 0;   ///< their median
   int32_t num_loads = 0;       ///< of the engine: samples of one loading stand together
@@ -47,7 +50,9 @@ void fit_engine(const std::vector<BenchTest>& tests, EngineOptions* options);
 /// that streams do not converge on the same experts. Tokens are generated through the scheduler,
 /// like an answer's, on CUDA in the decode loop; for prompts nothing is drawn. With speculation the
 /// drawn tokens are fed, since given ones would never be what was drafted. On a CPU the limits
-/// are measured again around each repetition that is not very short, since shared machines change.
+/// are measured again around each repetition that is not very short, since shared machines change;
+/// on a GPU without graphs the rate at which the host starts kernels is, where tokens are
+/// generated.
 Result<BenchResult> run_bench(Engine& engine, const BenchTest& test, int32_t repetitions,
                               const MachineLimits& limits);
 

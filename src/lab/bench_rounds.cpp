@@ -59,6 +59,7 @@ void BenchRounds::add(const BenchResult& round) {
   };
   append(round.tok_s, &all_.tok_s);
   append(round.read_gb_s, &all_.read_gb_s);
+  append(round.launches_s, &all_.launches_s);
   append(round.shares, &all_.shares);
   all_.share_of_limit = median(all_.shares);
   all_.drafts.add(round.drafts);

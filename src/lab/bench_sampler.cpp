@@ -17,6 +17,11 @@ int32_t tile_rows_of(const std::string& name) {
   return at == rows.end() ? 0 : at->tile_rows;
 }
 
+// Whether the host starts each kernel of each token: then it may bound the test.
+bool starts_each_kernel(Engine& engine, const BenchTest& test) {
+  return test.n_prompt == 0 && !engine.decode_loop().uses_graphs();
+}
+
 // The tile of the experts' products in the test's largest launch.
 std::string tile_of(Engine& engine, const BenchTest& test) {
   const auto counts = engine.kernels().counts();
@@ -49,7 +54,7 @@ BenchSampler::BenchSampler(Engine& engine, const BenchTest& test, const MachineL
       limits_(limits),
       speculation_(std::move(speculation)),
       runner_(engine, test, speculation_.drafting),
-      beside_(engine.device(), limits),
+      beside_(engine.device(), limits, starts_each_kernel(engine, test)),
       result_{.test = test} {}
 
 Result<std::unique_ptr<BenchSampler>> BenchSampler::start(Engine& engine, const BenchTest& test,
@@ -85,7 +90,10 @@ Status BenchSampler::sample(bool with_limits) {
   result_.tok_s.push_back(tokens_of(result_.test) / window->seconds());
   auto limits_now = with_limits ? beside_.of(window->seconds()) : Result<MachineLimits>(limits_);
   if (!limits_now) return fail(std::move(limits_now.error()));
-  if (with_limits) result_.read_gb_s.push_back(limits_now->read_gb_s);
+  if (with_limits) {
+    result_.read_gb_s.push_back(limits_now->read_gb_s);
+    if (limits_now->launches_s > 0) result_.launches_s.push_back(limits_now->launches_s);
+  }
   of_samples_.push_back(std::move(*limits_now));
   return {};
 }

@@ -17,8 +17,8 @@ class BenchSampler {
   /// Fills the depth and does the warm-up. Both are borrowed.
   static Result<std::unique_ptr<BenchSampler>> start(Engine& engine, const BenchTest& test,
                                                      const MachineLimits& limits);
-  /// Takes one sample. On a CPU the limits are measured beside it, unless `with_limits` is false:
-  /// then those of the run stand for them.
+  /// Takes one sample. The limits that other load moves are measured beside it
+  /// (lab/limits_beside.h), unless `with_limits` is false: then those of the run stand for them.
   Status sample(bool with_limits = true);
   /// After another engine ran: an untimed sample where samples are so short that cold caches would
   /// show in them.

@@ -98,14 +98,18 @@ double log_ratio(double a, double b) { return a > 0 && b > 0 ? std::fabs(std::lo
 
 // How far the machine's own limits moved between two runs on it. Other machines are a condition,
 // not a movement.
-double limit_shift(const Record& a, const Record& b, const Series& of_a, const Series& of_b) {
+LimitShift limit_shift(const Record& a, const Record& b, const Series& of_a, const Series& of_b) {
   if (a.environment.hostname_hash != b.environment.hostname_hash || hardware(a) != hardware(b))
-    return 0;
+    return {};
   const double arithmetic = log_ratio(peak_rate(a.machine), peak_rate(b.machine));
   const double reads = of_a.limit_gb_s.empty() || of_b.limit_gb_s.empty()
                            ? log_ratio(a.machine.read_gb_s, b.machine.read_gb_s)
                            : log_ratio(median(of_a.limit_gb_s), median(of_b.limit_gb_s));
-  return std::max(arithmetic, reads);
+  const LimitShift shift{std::max(arithmetic, reads)};
+  if (of_a.limit_launches_s.empty() || of_b.limit_launches_s.empty()) return shift;
+  const double launches = log_ratio(median(of_a.limit_launches_s), median(of_b.limit_launches_s));
+  if (launches <= shift.size) return shift;
+  return {launches, "the rate at which the host starts kernels"};
 }
 
 const Series* find_series(const Record& record, const std::string& name) {

@@ -57,6 +57,27 @@ TEST(CompareRecords, HoldsTheMachinesOwnLimitAgainstADifference) {
   EXPECT_EQ(compare_records(sample_record(), slow, "a", "b")->series[0].verdict(), "slower");
 }
 
+TEST(CompareRecords, HoldsTheRateOfLaunchesAgainstADifference) {
+  Record fast = sample_record(), slow = scaled(0.76);
+  const std::vector<double> samples = fast.results[0].samples;
+  std::vector<double>& launches = slow.results[0].limit_launches_s;
+  fast.results[0].limit_launches_s = launches = std::vector<double>(samples.size(), 5e5);
+  const auto difference = [&] {
+    return compare_records(fast, slow, "a", "b")->series[0].difference;
+  };
+  EXPECT_EQ(difference().verdict, SpeedVerdict::kSlower);  // the host started kernels as before
+  EXPECT_TRUE(difference().is_regression());
+  for (double& rate : launches) rate *= 0.755;
+  EXPECT_EQ(difference().verdict, SpeedVerdict::kUnclear);
+  EXPECT_EQ(difference().because,
+            "the rate at which the host starts kernels moved as much between the runs");
+  EXPECT_FALSE(difference().is_regression());
+  launches.clear();  // an older record
+  EXPECT_EQ(difference().verdict, SpeedVerdict::kSlower);
+  slow.machine.read_gb_s *= 0.7;
+  EXPECT_EQ(difference().because, "the machine's limit moved as much between the runs");
+}
+
 TEST(CompareRecords, TellsChangedConditions) {
   Record other = sample_record();
   other.environment.commit = std::string(40, 'b');

@@ -259,6 +259,11 @@ std::vector<double> JsonFields::numbers(const char* key) {
   return list;
 }
 
+std::vector<double> JsonFields::numbers_if_there(const char* key) {
+  if (!json_->is_object() || !json_->contains(key)) return {};
+  return numbers(key);
+}
+
 JsonFields JsonFields::object(const char* key) {
   static const Json kNothing = Json::object();
   const Json* value = typed(key, is_object, "an object");

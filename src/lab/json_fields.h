@@ -52,6 +52,7 @@ class JsonFields {
   std::optional<uint64_t> count_or_null(const char* key);  ///< null: none
   std::vector<std::string> texts(const char* key);
   std::vector<double> numbers(const char* key);
+  std::vector<double> numbers_if_there(const char* key);  ///< a missing key: empty
   /// The reader of an object inside; `null` is told by has_value() where it is allowed.
   JsonFields object(const char* key);
   std::optional<JsonFields> object_or_null(const char* key);

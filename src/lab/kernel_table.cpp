@@ -40,6 +40,7 @@ constexpr KernelEntry kEntries[] = {
     {"multiply_all", kLoad, "machine"},
     {"multiply_all_mma", kLoad, "machine"},
     {"hold_device", kLoad, "machine"},
+    {"do_nothing", kLoad, "machine"},
 };
 
 constexpr const char* kNames[kNumCategories] = {

@@ -259,6 +259,7 @@ MachineLimits mean_of(std::span<const MachineLimits> measured) {
     return sum / static_cast<double>(measured.size());
   };
   mean.read_gb_s = average([](const MachineLimits& one) { return one.read_gb_s; });
+  mean.launches_s = average([](const MachineLimits& one) { return one.launches_s; });
   for (const MachineLimits& one : measured)
     mean.read_gb_s_best = std::max(mean.read_gb_s_best, one.read_gb_s_best);
   for (Peak MachineLimits::*peak :

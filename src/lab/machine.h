@@ -38,6 +38,9 @@ struct MachineLimits {
   Peak fp8;   ///< E5M2 x E4M3 products, F32 sums; GPUs only
   /// GPUs: BF16 products by mma.sync, which portable rows use; not in records.
   double bf16_mma_gflops = 0;
+  /// GPUs: kernels that the host starts in a second, measured beside samples that it bounds; 0: not
+  /// measured. Not in a record's machine, but in its series.
+  double launches_s = 0;
 };
 
 struct MachineOptions {

@@ -1,4 +1,5 @@
-// Copies from pinned memory, one large copy a pass, timed by the host: a pass takes milliseconds.
+// Copies from pinned memory, one large copy a pass, and launches of kernels that do nothing. Both
+// are timed by the host.
 #include "lab/machine_cuda.h"
 
 #include <chrono>
@@ -6,6 +7,7 @@
 #include <vector>
 
 #include "core/clock.h"
+#include "lab/machine_gpu_read.h"
 #include "lab/stats.h"
 
 namespace moxie {
@@ -33,6 +35,20 @@ Result<double> measure_h2d_gb_s(Device& device) {
     if (pass > 0) rates.push_back(1e-9 * static_cast<double>(kBytes) / seconds);  // first: warm-up
   }
   return summarize(rates).median;
+}
+
+Result<double> measure_launches_s(Device& device) {
+  // The median over rounds, since an interrupt lengthens one. With the first one 576 launches.
+  constexpr int kRounds = 8, kLaunches = 64;
+  if (device.kind() != DeviceKind::kCuda)
+    return fail("only a CUDA device has launches to measure", device.properties().name);
+  auto stream = device.make_stream();
+  if (!stream) return fail(std::move(stream.error()));
+  auto seconds = time_launches(kRounds, kLaunches, **stream);
+  if (!seconds) return fail(std::move(seconds.error()));
+  const double of_one = median(*seconds);
+  if (!(of_one > 0)) return fail("launches took no time", device.properties().name);
+  return 1 / of_one;
 }
 
 }  // namespace moxie

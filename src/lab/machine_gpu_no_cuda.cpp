@@ -12,6 +12,10 @@ Result<std::vector<double>> time_gpu_products(GpuProducts, Device&, int, Stream&
   return fail("this build has no CUDA code", "measuring a GPU");
 }
 
+Result<std::vector<double>> time_launches(int, int, Stream&) {
+  return fail("this build has no CUDA code", "measuring a GPU");
+}
+
 Result<std::vector<double>> time_on_gpu(int, Stream&, const std::function<Status()>&,
                                         const std::function<Status()>&) {
   return fail("this build has no CUDA code", "timing on a GPU");

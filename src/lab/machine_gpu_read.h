@@ -1,4 +1,4 @@
-// The loops of measure_gpu, and the PCI bus id that NVML needs from CUDA.
+// The loops of measure_gpu and measure_launches_s, and the PCI bus id that NVML needs from CUDA.
 #pragma once
 
 #include <string>
@@ -20,6 +20,11 @@ enum class GpuProducts : uint8_t { kBF16, kFP8, kBF16Mma };
 /// not counted. Empty if this build has no loop for the device: all but kBF16Mma are for Hopper.
 Result<std::vector<double>> time_gpu_products(GpuProducts kind, Device& device, int passes,
                                               Stream& stream);
+
+/// Seconds of the host for one launch of a kernel that does nothing: of each of `rounds` rounds of
+/// `launches`, after one that is not counted. The host does not wait for the device between them,
+/// so that all rounds together should be fewer launches than a stream holds (1,024).
+Result<std::vector<double>> time_launches(int rounds, int launches, Stream& stream);
 
 /// "00000000:18:00.0"; empty if it cannot be read.
 std::string gpu_pci_bus_id(Device& device);

@@ -95,6 +95,9 @@ struct Series {
   std::optional<Workload> workload;  ///< none: the record's
   /// The machine's read rate beside each sample, 1e9 bytes a second; empty: not measured.
   std::vector<double> limit_gb_s;
+  /// Kernels that the host started in a second, beside each sample; empty: the host bounds nothing
+  /// here, or it was not measured.
+  std::vector<double> limit_launches_s;
 };
 
 /// What runs it again: the words behind `moxie`.

@@ -51,26 +51,28 @@ Json to_json(const Workload& workload) {
 
 Json to_json(const Series& series) {
   const Summary summary = summarize(series.samples);
-  return Json{{"name", series.name},
-              {"unit", series.unit},
-              {"better", series.better == Better::kHigher ? "higher" : "lower"},
-              {"exact", series.is_exact},
-              {"workload", series.workload ? to_json(*series.workload) : Json()},
-              {"mean", summary.mean},
-              {"stdev", summary.stdev},
-              {"median", summary.median},
-              {"mad", summary.mad},
-              {"min", summary.min},
-              {"max", summary.max},
-              {"p50", summary.p50},
-              {"p90", summary.p90},
-              {"p95", summary.p95},
-              {"p99", summary.p99},
-              {"samples", series.samples},
-              {"bytes", series.bytes},
-              {"operations", series.operations},
-              {"share_of_limit", series.share_of_limit},
-              {"limit_gb_s", series.limit_gb_s}};
+  Json json{{"name", series.name},
+            {"unit", series.unit},
+            {"better", series.better == Better::kHigher ? "higher" : "lower"},
+            {"exact", series.is_exact},
+            {"workload", series.workload ? to_json(*series.workload) : Json()},
+            {"mean", summary.mean},
+            {"stdev", summary.stdev},
+            {"median", summary.median},
+            {"mad", summary.mad},
+            {"min", summary.min},
+            {"max", summary.max},
+            {"p50", summary.p50},
+            {"p90", summary.p90},
+            {"p95", summary.p95},
+            {"p99", summary.p99},
+            {"samples", series.samples},
+            {"bytes", series.bytes},
+            {"operations", series.operations},
+            {"share_of_limit", series.share_of_limit},
+            {"limit_gb_s", series.limit_gb_s}};
+  if (!series.limit_launches_s.empty()) json["limit_launches_s"] = series.limit_launches_s;
+  return json;
 }
 
 }  // namespace

@@ -167,6 +167,7 @@ Series read_series(JsonFields& fields) {
   series.operations = fields.number("operations");
   series.share_of_limit = fields.number("share_of_limit");
   series.limit_gb_s = fields.numbers("limit_gb_s");
+  series.limit_launches_s = fields.numbers_if_there("limit_launches_s");
   fields.done();
   return series;
 }

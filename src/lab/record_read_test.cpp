@@ -41,6 +41,15 @@ TEST(ReadRecord, GivesBackWhatWasWritten) {
   std::filesystem::remove(path);
 }
 
+TEST(ReadRecord, KnowsTheRateOfLaunchesOnlyWhereItIsWritten) {
+  const auto json = to_json(sample_record());
+  EXPECT_FALSE(json["results"][0].contains("limit_launches_s"));
+  const auto record = parse_record(json.dump(), "r.json");
+  ASSERT_TRUE(record.has_value()) << record.error().message();
+  EXPECT_TRUE(record->results[0].limit_launches_s.empty());
+  EXPECT_EQ(record->results[1].limit_launches_s, (std::vector<double>{5e5, 4.5e5}));
+}
+
 TEST(ReadRecord, FindsItInACommandsDocument) {
   const Json document = {{"tests", {1, 2}},
                          {"record", Json::parse(to_json(sample_record()).dump())}};
@@ -71,6 +80,8 @@ TEST(ReadRecord, TellsThePlaceOfAFault) {
        [](Json& j) { j["results"][0]["samples"][2] = nullptr; }},
       {"/results/0/median: is not that of the samples",
        [](Json& j) { j["results"][0]["median"] = 12; }},
+      {"/results/1/limit_launches_s/1: expected a number",
+       [](Json& j) { j["results"][1]["limit_launches_s"][1] = nullptr; }},
       {"/results/1/better: must be", [](Json& j) { j["results"][1]["better"] = "more"; }},
       {"/results/1/name: is that of another",
        [](Json& j) { j["results"][1]["name"] = j["results"][0]["name"]; }},

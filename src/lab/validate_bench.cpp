@@ -101,7 +101,8 @@ Status run_test(Validation& run, const BenchTest& test, const MachineLimits& lim
               .bytes = result->bytes_per_token,
               .operations = result->flops_per_token,
               .share_of_limit = result->share_of_limit,
-              .limit_gb_s = result->read_gb_s});
+              .limit_gb_s = result->read_gb_s,
+              .limit_launches_s = result->launches_s});
   return {};
 }
 

@@ -1,5 +1,6 @@
 // Faults around the rows (choice, runner, service, samples, record): each is found by the level
 // that should.
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <fstream>
@@ -233,6 +234,7 @@ TEST_F(ValidateTest, LevelFourFindsATestWithoutASpeed) {
 struct Measured {
   double factor = 1;
   uint64_t memory_bytes = 3'000'000'000;
+  double launches_s = 5e5;
 };
 
 class RegressionTest : public ValidateTest {
@@ -250,6 +252,7 @@ class RegressionTest : public ValidateTest {
       const double noise[] = {0.996, 1.004, 1, 0.998, 1.001};
       for (size_t i = 0; i < result->tok_s.size(); ++i)
         result->tok_s[i] = 1000 * m.factor * noise[i % std::size(noise)];
+      result->launches_s.assign(result->tok_s.size(), m.launches_s);
       return result;
     };
     return o;
@@ -275,6 +278,18 @@ TEST_F(RegressionTest, LevelFiveFindsAKernelThatIsFivePercentSlower) {
   ValidateOptions o = measured({.factor = 0.95});
   o.against = record_of_before();
   expect_caught(run(o), Level::kRegression, "tg32");
+}
+
+// A host that starts kernels more slowly is no slower kernel either.
+TEST_F(RegressionTest, LevelFiveOmitsWhatTheHostsRateOfLaunchesExplains) {
+  ValidateOptions o = measured({.factor = 0.76, .launches_s = 3.75e5});
+  o.against = record_of_before();
+  const ValidateReport report = run(o);
+  expect_sound(report);
+  const auto& omitted = report.levels.back().omissions;
+  EXPECT_TRUE(std::ranges::any_of(omitted, [](const auto& one) {
+    return one.name == "tg32" && one.reason.find("the host starts kernels") != std::string::npos;
+  }));
 }
 
 // A machine that is slow while one test runs is no slower kernel.

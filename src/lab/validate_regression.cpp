@@ -27,6 +27,8 @@ Result<std::optional<Series>> measured_again(Validation& run, const Series& firs
   if (!result) return fail(std::move(result.error()));
   Series again = first;
   again.samples = std::move(result->tok_s);
+  again.limit_gb_s = std::move(result->read_gb_s);
+  again.limit_launches_s = std::move(result->launches_s);
   return again;
 }
 

@@ -182,7 +182,7 @@ bool could_show(std::span<const double> a, std::span<const double> b, double rel
 }
 
 Difference judge_runs(std::span<const double> a, std::span<const double> b, Better better,
-                      double limit_shift) {
+                      const LimitShift& moved) {
   Difference d{.units = static_cast<int64_t>(std::min(a.size(), b.size()))};
   if (!all_positive(a) || !all_positive(b)) {
     d.because = "a sample is not above zero";
@@ -203,14 +203,13 @@ Difference judge_runs(std::span<const double> a, std::span<const double> b, Bett
     return of_b - median(drawn);
   });
   const double drift = 2 * std::max(drift_within(log_a), drift_within(log_b));
-  set_interval(difference, interval, drift + std::fabs(limit_shift), &d);
+  set_interval(difference, interval, drift + moved.size, &d);
   d.p = deflated(rank_sum_p(a, b), std::max(variance_inflation(log_a), variance_inflation(log_b)));
   decide(better, &d);
   if (d.verdict == SpeedVerdict::kUnclear && d.p < kGreatestP &&
-      std::fabs(difference) < drift + std::fabs(limit_shift)) {
-    d.because = std::fabs(limit_shift) > drift
-                    ? "the machine's limit moved as much between the runs"
-                    : "the speed moved as much within a run";
+      std::fabs(difference) < drift + moved.size) {
+    d.because = moved.size > drift ? std::string(moved.limit) + " moved as much between the runs"
+                                   : "the speed moved as much within a run";
   }
   return d;
 }

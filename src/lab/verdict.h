@@ -50,12 +50,18 @@ Difference judge_paired(std::span<const double> a, std::span<const double> b, Be
 /// until this holds and calls the same different no more often for it.
 bool could_show(std::span<const double> a, std::span<const double> b, double relative);
 
+/// How far a limit of the machine moved between two runs.
+struct LimitShift {
+  double size = 0;  ///< of the logarithm, without sign: about 0.1 for 10%
+  const char* limit = "the machine's limit";
+};
+
 /// Samples of two runs, one after the other; the test is Mann and Whitney's. The interval is
 /// widened by twice the greater drift within a run (second half against first), since a drift
-/// between the runs cannot be told from a difference, and by `limit_shift`: how far the machine's
-/// own limit moved between the runs, 0.1 for 10%.
+/// between the runs cannot be told from a difference, and by how far the machine's own limit moved
+/// between the runs.
 Difference judge_runs(std::span<const double> a, std::span<const double> b, Better better,
-                      double limit_shift = 0);
+                      const LimitShift& moved = {});
 
 /// Values without noise: any difference of the means is one.
 Difference judge_exact(std::span<const double> a, std::span<const double> b, Better better);

@@ -221,7 +221,7 @@ TEST(JudgeRuns, HoldsAMovedLimitAgainstADifference) {
   const std::vector<double> a = {100, 101, 99, 100, 100.5, 99.5}, b = {90, 91, 89, 90, 90.5, 89.5};
   EXPECT_EQ(judge_runs(a, b, Better::kHigher).verdict, SpeedVerdict::kSlower);
   EXPECT_TRUE(judge_runs(a, b, Better::kHigher).is_regression());
-  const Difference moved = judge_runs(a, b, Better::kHigher, 0.12);
+  const Difference moved = judge_runs(a, b, Better::kHigher, {.size = 0.12});
   EXPECT_EQ(moved.verdict, SpeedVerdict::kUnclear);
   EXPECT_NE(moved.because.find("limit"), std::string::npos);
 }

@@ -191,6 +191,26 @@ def test_compares_with_a_verdict(records, tmp_path):
     assert {s["verdict"] for s in compare(slow, same, 0)["series"]} == {"faster"}
 
 
+def test_holds_the_rate_of_launches_against_a_difference(records, validator, tmp_path):
+    """20% slower: by itself, and where the host started kernels as much slower."""
+    record = read(records["bench"])
+    record["environment"]["cpu_used_by_others"] = 0
+    samples = [100 + i % 5 for i in range(20)]
+    for series in record["results"]:
+        series.update({"samples": samples, "limit_gb_s": [], "limit_launches_s": [5e5] * 20, "mean": 102,
+                       "stdev": statistics.stdev(samples), "median": 102, "mad": 1, "min": 100, "max": 104,
+                       "p50": 102, "p90": 104, "p95": 104, "p99": 104})
+    slow, slow_host = scaled(record, 0.8), scaled(record, 0.8)
+    for series in slow_host["results"]:
+        series["limit_launches_s"] = [3.95e5] * 20
+    before = write(tmp_path / "before.json", record)
+    for other, check, verdict in [(slow, 1, "slower"), (slow_host, 0, "unclear")]:
+        validator.validate(other)
+        done = moxie("bench", "compare", before, write(tmp_path / "other.json", other), "--json", check=check)
+        assert {s["verdict"] for s in json.loads(done.stdout)["series"]} == {verdict}
+    assert "the host starts kernels" in json.loads(done.stdout)["series"][0]["because"]
+
+
 def test_warns_of_conditions_and_refuses_other_units(records, tmp_path):
     record = read(records["bench"])
     other = copy.deepcopy(record)

@@ -77,7 +77,8 @@ def changed(record, factor, of, most):
     for series in record["results"]:
         scale = factor if of(series["name"]) else 1.0
         series["samples"] = [scale * one for one in series["samples"][:most]]
-        series["limit_gb_s"] = series["limit_gb_s"][:most]
+        for limit in {"limit_gb_s", "limit_launches_s"} & series.keys():
+            series[limit] = series[limit][:most]
         series.update(summary(series["samples"]))
     return record
 

@@ -36,6 +36,7 @@ inline Record sample_record() {
   record.results = {{.name = "tg32", .unit = "tok/s", .samples = {10, 12, 11, 10.5, 11.5, 11}},
                     {.name = "itl", .unit = "ms", .samples = {7.5, 8}, .better = Better::kLower}};
   record.results[1].workload = Workload{.num_output_tokens = 32};
+  record.results[1].limit_launches_s = {5e5, 4.5e5};
   record.energy_joules = 12.5;
   record.energy_source = "rapl";
   record.details = R"({"drafts":[1,2]})";
