@@ -187,11 +187,15 @@ if wants load; then
   bench 20b_files --model "$folder" --kv-dtype bf16 -p 0 -n 16 -d 0 -b 1 -r 1
   rm -rf "$folder"
 fi
-# Switches that decide which kernels run, in every combination: docs/feature-matrix-h200.md.
+# Switches that decide which kernels run, in every combination, through all levels:
+# docs/feature-matrix-h100.md.
 if wants matrix; then
-  measure matrix 3600 matrix --model embedded --level 2 --quick --timeout 300 \
-    --switch kv-dtype=bf16,fp8_e4m3 --switch "mxfp4-layers=moe;qkv,o;all" \
-    --switch activation=auto,mxfp8 --switch graphs=on,off --markdown "$out/feature-matrix-h200.md"
+  of_matrix=(--model embedded --quick --timeout 300 --switch "kv-dtype=bf16,fp8_e4m3"
+    --switch "mxfp4-layers=moe,all" --switch "activation=auto,mxfp8" --switch "graphs=on,off"
+    --switch "kernel=attend=auto,attend=attend_any_f32_split_cuda")
+  measure matrix_before 3600 matrix --level 4 "${of_matrix[@]}" --records "$out/cells"
+  measure matrix 3600 matrix --level 5 "${of_matrix[@]}" --against-records "$out/cells" \
+    --markdown "$out/feature-matrix-h100.md"
 fi
 
 # Servers and clients. Pieces run in lanes beside each other on the one card; each has its limit, so

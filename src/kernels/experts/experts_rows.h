@@ -42,6 +42,12 @@ const char* experts_mxfp4_bf16x2_tiles_cuda_refuses(const ExpertsParams& params)
 uint64_t experts_mxfp4_bf16x2_tiles_cuda_workspace(const ExpertsParams& params);
 void experts_mxfp4_bf16x2_tiles_cuda(const ExpertsParams& params);
 
+// experts_mxfp4_bf16_teams_cuda: BF16 activations, F32 sums, weights straight to registers; for few
+// tokens an expert.
+const char* experts_mxfp4_bf16_teams_cuda_refuses(const ExpertsParams& params);
+uint64_t experts_mxfp4_bf16_teams_cuda_workspace(const ExpertsParams& params);
+void experts_mxfp4_bf16_teams_cuda(const ExpertsParams& params);
+
 // experts_mxfp4_bf16_gemm_sm90: BF16 activations, F32 sums, wgmma; for many tokens.
 const char* experts_mxfp4_bf16_gemm_sm90_refuses(const ExpertsParams& params);
 uint64_t experts_mxfp4_bf16_gemm_sm90_workspace(const ExpertsParams& params);

@@ -57,6 +57,16 @@ double experts_tiles_us(const ExpertsParams& p, const DeviceRates& rates) {
   return in_groups_us(p, rates, {.read = is_one_large ? 0.8 : 0.75, .fixed_us = 2.0},
                       kGroupOfMxfp4);
 }
+// Fitted on an H200 for 32 to 256 tokens of gpt-oss-120b. More columns cost instructions; and an
+// expert is read once for 16 of its tokens, whose number is random around the mean.
+double experts_teams_us(const ExpertsParams& p, const DeviceRates& rates) {
+  if (p.hidden < kLeastGemmHidden) return kNeverUs;
+  Work work = Op<ExpertsParams>::work(p);
+  const double mean = gemm::mean_pairs(p.num_tokens, p.top_k, p.gate_up.num_experts);
+  work.bytes *= 1 + 0.06 * std::max(0.0, mean - 4) + std::max(0.0, (mean - 10) / 14);
+  return predicted_us(work, rates, rates.mma_gflops,
+                      {.read = 0.84, .products = 0.25, .fixed_us = 12.0});
+}
 double experts_gemm_us(const ExpertsParams& p, const DeviceRates& rates) {
   if (p.hidden < kLeastGemmHidden) return kNeverUs;
   return predicted_us(Op<ExpertsParams>::work(p), rates, rates.bf16_gflops,
@@ -275,6 +285,23 @@ const Row<ExpertsParams> kRows[] = {
     few_row("route_experts_mxfp4_bf16x2_tiles_cuda", kCudaAny, kTilesFormats, kTilesLimits,
             RouterForm::kSums, kL1Alone, experts_mxfp4_bf16x2_tiles_cuda_refuses, experts_tiles_us,
             experts_mxfp4_bf16x2_tiles_cuda_workspace, experts_mxfp4_bf16x2_tiles_cuda),
+    {.name = "experts_mxfp4_bf16_teams_cuda",
+     .kind = "w4a16",
+     .device = DeviceKind::kCuda,
+     .needs = kCudaAny,
+     .supports =
+         "mxfp4; hidden and intermediate multiples of 576, up to 2,880, or of 64, up to 320; at "
+         "most 256 experts, 16 a token",
+     .limits = "any number of tokens, best for up to 5 an expert; activations rounded to bf16; an "
+               "expert is read once for every 16 of its tokens (8 where a block has less than 140 "
+               "KiB)",
+     .ran_on = kRanAnyCuda,
+     .layout = PackedLayout::kFragment16x32,
+     .forms = {.x = {XForm::kF32Pair}, .t = {TForm::kF32, TForm::kAbsent}, .l1 = kAnyL1},
+     .refuses = experts_mxfp4_bf16_teams_cuda_refuses,
+     .predict_us = experts_teams_us,
+     .workspace = experts_mxfp4_bf16_teams_cuda_workspace,
+     .run = experts_mxfp4_bf16_teams_cuda},
     gemm_sm90_row<false>("experts_mxfp4_bf16_gemm_sm90",
                          "any number of tokens; chosen from 17 on; activations rounded to bf16",
                          experts_mxfp4_bf16_gemm_sm90),

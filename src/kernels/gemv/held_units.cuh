@@ -19,6 +19,11 @@ __device__ __forceinline__ uint4 load_streamed_16(const std::byte* at) {
                : "l"(at));
   return v;
 }
+__device__ __forceinline__ uint32_t load_streamed_4(const std::byte* at) {
+  uint32_t v;
+  asm volatile("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(v) : "l"(at));
+  return v;
+}
 __device__ __forceinline__ uint32_t load_streamed_2(const std::byte* at) {
   uint16_t v;
   asm volatile("ld.global.nc.L1::no_allocate.u16 %0, [%1];" : "=h"(v) : "l"(at));
