@@ -44,8 +44,10 @@ inline DeviceRates rates_of(DeviceKind kind, const DeviceProperties& device) {
                        : cc >= 90  ? 4096
                        : cc == 80  ? 2048
                                    : 1024;
+  // A GeForce has half of its chip's rate where sums are F32 (NVIDIA's data sheets).
+  const double share = device.name.find("GeForce") != std::string::npos ? 0.5 : 1.0;
   if (device.clock_ghz > 0 && device.num_units > 0)
-    rates.bf16_gflops = 0.8 * of_sm * device.num_units * device.clock_ghz;
+    rates.bf16_gflops = 0.8 * share * of_sm * device.num_units * device.clock_ghz;
   rates.fp8_gflops = 1.9 * rates.bf16_gflops;
   rates.num_sms = device.num_units;
   rates.operand_gb_s_of_sm = kOperandBytesAClock * (device.clock_ghz > 0 ? device.clock_ghz : 1.98);

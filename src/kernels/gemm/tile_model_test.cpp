@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "kernels/gemm/mma_tiles.h"
+#include "kernels/rates.h"
 
 namespace moxie::gemm {
 namespace {
@@ -27,6 +28,17 @@ TEST(TileModel, TakesWhatWastesLeast) {
   EXPECT_NE(choose_tile(256).reason.find("256.0 tokens an expert"), std::string::npos)
       << choose_tile(256).reason;
   EXPECT_TRUE(is_grouped_tile(choose_tile(100000).columns));
+}
+
+// 0.8 of what data sheets say of products with F32 sums: 165.2 TFLOPS, and 362 (366 by its clock).
+TEST(Rates, OfAGeForceAreThoseOfF32Sums) {
+  DeviceProperties device{
+      .name = "NVIDIA GeForce RTX 4090", .num_units = 128, .compute_capability = 89};
+  device.clock_ghz = 2.52;
+  EXPECT_NEAR(rates_of(DeviceKind::kCuda, device).mma_gflops, 0.8 * 165.2e3, 1e3);
+  device.name = "NVIDIA L40S";
+  device.num_units = 142;
+  EXPECT_NEAR(rates_of(DeviceKind::kCuda, device).mma_gflops, 0.8 * 366e3, 2e3);
 }
 
 TEST(TileModel, ReadsTheSwitch) {
