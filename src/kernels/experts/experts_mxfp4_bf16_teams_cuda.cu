@@ -16,6 +16,7 @@ struct TeamItems {
   const SlotTile* tiles;
   const int32_t* num_tiles;
 
+  __device__ __forceinline__ int count() const { return *num_tiles; }
   __device__ __forceinline__ Item item(int i) const {
     const SlotTile t = tiles[i];
     return {.expert = t.expert,
@@ -44,9 +45,6 @@ struct GateUpTeam {
   StagedView staged, made;
   const float* bias;  // packed order
   float alpha, limit;
-
-  __device__ __forceinline__ int num_items() const { return *items.num_tiles; }
-  __device__ __forceinline__ Item item(int i) const { return items.item(i); }
 
   template <int kColumns, int kMost>
   __device__ __forceinline__ void finish(const Item& item, int tile, const TeamSums<kMost>& sums,
@@ -81,9 +79,6 @@ struct DownTeam {
   const int32_t* slot_token;  // -1: none
   const float* slot_weight;
   float2* x;
-
-  __device__ __forceinline__ int num_items() const { return *items.num_tiles; }
-  __device__ __forceinline__ Item item(int i) const { return items.item(i); }
 
   template <int kColumns, int kMost>
   __device__ __forceinline__ void finish(const Item& item, int tile, const TeamSums<kMost>& sums,

@@ -6,7 +6,7 @@
 // team's next tile. The team's sums meet in shared memory. An SM has one block of four teams, which
 // take turns at neighbouring tiles: while one waits for its loads, others multiply. All of an
 // item's activations lie in shared memory, so that a block reads them once for a run of some
-// hundred tiles. Blocks have shares of equal numbers of tiles, whatever the number of experts:
+// hundred tiles. Blocks have shares of equal cost, to the tile, whatever the number of experts:
 // rounds of whole items would leave SMs idle at the end.
 //
 // Codes of MXFP4 enter as BF16 of 2^-126 of their values, the activations times 2^96; the sums of
@@ -126,14 +126,14 @@ struct TeamUnits {
 template <typename Task>
 __device__ __forceinline__ void find_share(const Task& task, int num_tiles, TeamShare& share) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, num_warps = blockDim.x / 32;
-  const int num_items = task.num_items();
+  const int num_items = task.items.count();
   // Each thread has neighbouring items.
   const int num_threads = static_cast<int>(blockDim.x),
             each = (num_items + num_threads - 1) / num_threads;
   const int first = min(num_items, static_cast<int>(threadIdx.x) * each);
   const int last = min(num_items, first + each);
   int own = 0;
-  for (int i = first; i < last; ++i) own += team_tile_cost(task.item(i).num_columns);
+  for (int i = first; i < last; ++i) own += team_tile_cost(task.items.item(i).num_columns);
   int up_to = own;
 #pragma unroll
   for (int step = 1; step < 32; step *= 2) {
@@ -153,7 +153,7 @@ __device__ __forceinline__ void find_share(const Task& task, int num_tiles, Team
   const int from = block * of_block + min(block, rest);
   const int to = from + of_block + (block < rest ? 1 : 0);
   for (int i = first; i < last; ++i) {
-    const int cost = team_tile_cost(task.item(i).num_columns);
+    const int cost = team_tile_cost(task.items.item(i).num_columns);
     const int begins = before * num_tiles, ends = begins + cost * num_tiles, tiles = i * num_tiles;
     if (begins <= from && from < ends) share.begin = tiles + (from - begins) / cost;
     if (begins <= to && to < ends) share.end = tiles + (to - begins) / cost;
@@ -163,9 +163,9 @@ __device__ __forceinline__ void find_share(const Task& task, int num_tiles, Team
 }
 
 /// The kernel. Task: `weight` (PackedMatrix), `staged` (StagedView), `bias` (a float a row of each
-/// expert, aligned to 16 bytes), and on the device
-///   int num_items()    of the launch
-///   Item item(int i)   number i; its first_tile is not used
+/// expert, aligned to 16 bytes), `items`, and on the device
+///   int items.count()        of the launch
+///   Item items.item(int i)   number i; its first_tile is not used
 ///   template <int kColumns> void finish(const Item&, int tile, const TeamSums&, int part,
 ///                                       int warps)
 ///     stores the tile's outputs, of the sums that `warps` warps left; `part`: the calling warp
@@ -193,7 +193,7 @@ __global__ void __launch_bounds__(32 * kMostTeamWarps * kTeams, 1)
     const int i = at / num_tiles, first = at - i * num_tiles;
     const int last = min(end - i * num_tiles, num_tiles);
     at += last - first;
-    const Item item = task.item(i);
+    const Item item = task.items.item(i);
     int tile = first + team;
     const std::byte* from = tile_of<F>(task.weight, num_units, item.expert, tile) +
                             part * kUnits * fragment::kUnitBytes<F>;
