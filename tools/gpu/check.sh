@@ -193,9 +193,15 @@ if wants matrix; then
   of_matrix=(--model embedded --quick --timeout 300 --switch "kv-dtype=bf16,fp8_e4m3"
     --switch "mxfp4-layers=moe,all" --switch "activation=auto,mxfp8" --switch "graphs=on,off"
     --switch "kernel=attend=auto,attend=attend_any_f32_split_cuda")
-  measure matrix_before 3600 matrix --level 4 "${of_matrix[@]}" --records "$out/cells"
-  measure matrix 3600 matrix --level 5 "${of_matrix[@]}" --against-records "$out/cells" \
-    --markdown "$out/feature-matrix-h100.md"
+  # A pass takes some ten minutes: one that was cut off goes on where it ended.
+  matrix_pass() {
+    local record=$records/$1.json resume=()
+    [[ -s $record ]] && resume=(--resume)
+    piece "$1" 3600 "$bin/moxie" matrix "${of_matrix[@]}" --device cuda --record "$record" \
+      "${resume[@]}" "${@:2}"
+  }
+  matrix_pass matrix_before --level 4 --records "$out/cells"
+  matrix_pass matrix --level 5 --against-records "$out/cells" --markdown "$out/feature-matrix-h100.md"
 fi
 
 # Servers and clients. Pieces run in lanes beside each other on the one card; each has its limit, so
