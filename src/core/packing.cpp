@@ -1,6 +1,7 @@
 // Packs and reads kRows16 tiles.
 #include "core/packing.h"
 
+#include <array>
 #include <vector>
 
 namespace moxie {
@@ -293,6 +294,11 @@ double packed_value(const PackedMatrix& matrix, int32_t row, int32_t col) {
 }
 
 void read_packed_row(const PackedMatrix& matrix, int32_t row, double* out) {
+  static const auto values = [] {
+    std::array<double, 16> all;
+    for (size_t code = 0; code < 16; ++code) all[code] = e2m1_to_f32(static_cast<uint8_t>(code));
+    return all;
+  }();
   const std::byte* tile = matrix.tile(0, row / 16);
   const int lane = row % 16;
   const int32_t cols = matrix.cols;
@@ -313,11 +319,9 @@ void read_packed_row(const PackedMatrix& matrix, int32_t row, double* out) {
         const double scale = e8m0_to_f32(static_cast<uint8_t>(at[lane]));
         for (int j = 0; j < 4; ++j) {
           double* eight = out + 32 * block + 8 * j;
-          for (int b = 0; b < 4; ++b) {
-            const auto byte = static_cast<uint8_t>(at[16 + 64 * j + 4 * lane + b]);
-            eight[b] = scale * e2m1_to_f32(byte & 15);
-            eight[4 + b] = scale * e2m1_to_f32(byte >> 4);
-          }
+          const auto codes = load<uint32_t>(at + 16 + 64 * j + 4 * lane);
+          for (int k = 0; k < 8; ++k)
+            eight[k] = scale * values[codes >> (8 * (k % 4) + k / 4 * 4) & 15];
         }
       }
       return;

@@ -55,6 +55,8 @@ struct SelfTestSetup {
   int32_t max_tokens = 37;  ///< of a launch
 };
 
+struct SelfTestSide;
+
 class SelfTest {
  public:
   /// `host` is a CPU device for the reference rows; all that `setup` refers to must outlive it.
@@ -69,9 +71,6 @@ class SelfTest {
   Result<SelfTestOutcome> draw(const Row<SampleParams>& row, int32_t vocab, bool all_plain);
 
  private:
-  struct Side;
-  struct Arrays;
-  class Comparison;
   explicit SelfTest(const SelfTestSetup& setup, Device& host);
   Status make();
 
@@ -80,7 +79,7 @@ class SelfTest {
   std::unique_ptr<Stream> stream_, host_stream_;
   KernelChooser kernels_;
   SelfTestModel model_;
-  std::unique_ptr<Side> device_side_, host_side_;
+  std::unique_ptr<SelfTestSide> device_side_, host_side_;
 };
 
 }  // namespace moxie

@@ -37,6 +37,12 @@ class Random {
     z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
     return z ^ (z >> 31);
   }
+  /// Where this one is after so many draws.
+  Random after(int64_t draws) const {
+    Random one = *this;
+    one.state_ += static_cast<uint64_t>(draws) * 0x9E3779B97F4A7C15ull;
+    return one;
+  }
   /// In -1..1.
   float uniform() { return static_cast<float>(static_cast<int32_t>(bits() >> 32)) * 0x1p-31f; }
 
@@ -44,21 +50,23 @@ class Random {
   uint64_t state_;
 };
 
-// Rows of one expert's matrix, or of a table, whose values the format can hold.
+// Rows of one expert's matrix, or of a table, whose values the format can hold. They are the same
+// with a pool and without.
 struct TestRows {
   std::vector<float> values;
   std::vector<uint8_t> blocks, scales;
   StoredRows rows;
 
-  TestRows(DType format, int32_t num_rows, int32_t cols, double deviation, Random random) {
+  TestRows(DType format, int32_t num_rows, int32_t cols, double deviation, Random random,
+           ThreadPool* pool = nullptr) {
     rows.cols = cols;
     if (format == DType::kMXFP4) {
-      make_mxfp4(num_rows, cols, deviation, random);
+      make_mxfp4(num_rows, cols, deviation, random, pool);
       return;
     }
     values.resize(static_cast<size_t>(num_rows) * static_cast<size_t>(cols));
     const auto most = static_cast<float>(std::sqrt(3.0) * deviation);
-    for (float& value : values) value = most * random.uniform();
+    draw(values, random, pool, [most](Random& one) { return most * one.uniform(); });
     if (format == DType::kMXFP8) round_to_mxfp8();
     if (format == DType::kBF16)
       for (float& value : values) value = bf16_to_f32(f32_to_bf16(value));
@@ -79,13 +87,27 @@ struct TestRows {
   }
 
  private:
-  void make_mxfp4(int32_t num_rows, int32_t cols, double deviation, Random& random) {
+  // A draw of `random` for each value.
+  template <typename T, typename Value>
+  static void draw(std::vector<T>& list, const Random& random, ThreadPool* pool, Value&& value) {
+    const auto fill = [&](int64_t begin, int64_t end) {
+      Random one = random.after(begin);
+      for (int64_t i = begin; i < end; ++i) list[static_cast<size_t>(i)] = value(one);
+    };
+    const auto count = static_cast<int64_t>(list.size());
+    if (pool == nullptr) return fill(0, count);
+    pool->share(count, int64_t{1} << 16, fill);
+  }
+  void make_mxfp4(int32_t num_rows, int32_t cols, double deviation, const Random& random,
+                  ThreadPool* pool) {
     // E2M1 codes taken evenly have an RMS of about 2.9.
     const int middle = 127 + static_cast<int>(std::lround(std::log2(deviation / 2.9)));
     blocks.resize(static_cast<size_t>(num_rows) * static_cast<size_t>(cols / 2));
     scales.resize(static_cast<size_t>(num_rows) * static_cast<size_t>(cols / kMxBlock));
-    for (uint8_t& byte : blocks) byte = static_cast<uint8_t>(random.bits() >> 56);
-    for (uint8_t& code : scales) code = static_cast<uint8_t>(middle - 2 + (random.bits() >> 62));
+    draw(blocks, random, pool, [](Random& one) { return static_cast<uint8_t>(one.bits() >> 56); });
+    draw(scales, random.after(static_cast<int64_t>(blocks.size())), pool, [middle](Random& one) {
+      return static_cast<uint8_t>(middle - 2 + static_cast<int>(one.bits() >> 62));
+    });
     rows.kind = StoredRows::Kind::kMxfp4Split;
     rows.data = reinterpret_cast<const std::byte*>(blocks.data());
     rows.scales = reinterpret_cast<const std::byte*>(scales.data());
@@ -167,7 +189,7 @@ class Filler {
   Filler(const GptOssConfig& config, ThreadPool& pool) : config_(config), pool_(pool) {}
 
   void fill(const Weight& weight, const RowTable& table, const RowTable& reference) {
-    const TestRows rows(table.format, weight.rows, weight.cols, weight.entry->made, next());
+    const TestRows rows(table.format, weight.rows, weight.cols, weight.entry->made, next(), &pool_);
     for (int32_t r = 0; r < weight.rows; ++r) {
       const float* values = rows.values.data() + int64_t{r} * weight.cols;
       for (const RowTable& one : {table, reference})
@@ -178,9 +200,9 @@ class Filler {
   void fill(const Weight& weight, const PackedMatrix& matrix, const PackedMatrix& reference) {
     const double deviation = weight.entry->made / std::sqrt(static_cast<double>(weight.cols));
     const uint64_t seed = ++num_filled_;
-    const auto draw = [&](int32_t expert) {
+    const auto draw = [&](int32_t expert, ThreadPool* pool) {
       return TestRows(matrix.format, weight.all_parts_rows, weight.cols, deviation,
-                      Random(seed << 16 | static_cast<uint64_t>(expert)));
+                      Random(seed << 16 | static_cast<uint64_t>(expert)), pool);
     };
     const auto pack = [&](const StoredRows& rows, int32_t expert, int32_t begin, int32_t end) {
       for (int32_t tile = begin; tile < std::min(end, reference.num_tiles()); ++tile)
@@ -193,12 +215,12 @@ class Filler {
     if (weight.num_experts > 1) {
       auto of_expert = [&](int64_t task, int) {
         const auto e = static_cast<int32_t>(task);
-        pack(draw(e).rows, e, 0, matrix.num_tiles());
+        pack(draw(e, nullptr).rows, e, 0, matrix.num_tiles());
       };
       pool_.run(weight.num_experts, of_expert);
       return;
     }
-    TestRows rows = draw(0);
+    TestRows rows = draw(0, &pool_);
     if (weight.entry->name == "router")
       for (int32_t r = 1; r < std::min(8, weight.rows); r += 2) rows.repeat(r - 1, r);
     pool_.share(matrix.num_tiles(), 4, [&](int64_t begin, int64_t end) {
@@ -291,8 +313,7 @@ Result<SelfTestModel> make_self_test_model(const GptOssConfig& config, const Mod
   WeightFormats own, exact;
   for_each_weight(model.config, [&](const Weight& weight) {
     own.push_back(format_of(weight, model.kinds, formats));
-    const bool keeps =
-        own.back() == DType::kQ8_0 || (own.back() == DType::kMXFP4 && sizes == TestSizes::kWide);
+    const bool keeps = own.back() == DType::kQ8_0 || own.back() == DType::kMXFP4;
     exact.push_back(keeps ? own.back() : DType::kF32);
   });
   const auto lay_out = [&](const WeightFormats& of, DeviceKind kind, std::byte* base,

@@ -1,11 +1,12 @@
-// The definition of attend in double precision: the formula of attend.h, one token and one query
-// head at a time, keys one by one through the page table. Slow on purpose.
+// The definition of attend in double precision: the formula of attend.h, keys one by one through
+// the page table; a token and a query head is a task of the pool. Slow on purpose.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <vector>
 
 #include "core/formats.h"
+#include "core/threads.h"
 #include "kernels/attend/attend_rows.h"
 
 namespace moxie {
@@ -68,11 +69,12 @@ void attend_one(const AttendParams& params, int32_t token, int32_t head,
 }  // namespace
 
 void attend_reference(const AttendParams& params) {
-  std::vector<double> weights, sum;
-  for (int32_t token = 0; token < params.batch.num_tokens; ++token) {
-    for (int32_t head = 0; head < params.num_heads; ++head)
-      attend_one(params, token, head, weights, sum);
-  }
+  auto one_head = [&](int64_t task, int) {
+    static thread_local std::vector<double> weights, sum;
+    attend_one(params, static_cast<int32_t>(task / params.num_heads),
+               static_cast<int32_t>(task % params.num_heads), weights, sum);
+  };
+  params.launch.stream->pool->run(int64_t{params.batch.num_tokens} * params.num_heads, one_head);
 }
 
 }  // namespace moxie

@@ -16,16 +16,16 @@ inline bool is_reference_layout(const PackedMatrix& matrix) {
   return matrix.layout == PackedLayout::kRows16 && matrix.cols <= kMaxReferenceCols;
 }
 
+/// In eight sums, added up in a fixed order.
 template <typename X>  // float or double
 double reference_dot(const double* w, const X* x, int32_t n) {
-  double even = 0, odd = 0;
+  constexpr int32_t kSums = 8;
+  double sums[kSums] = {};
   int32_t k = 0;
-  for (; k + 1 < n; k += 2) {
-    even += w[k] * static_cast<double>(x[k]);
-    odd += w[k + 1] * static_cast<double>(x[k + 1]);
-  }
-  if (k < n) even += w[k] * static_cast<double>(x[k]);
-  return even + odd;
+  for (; k + kSums <= n; k += kSums)
+    for (int32_t i = 0; i < kSums; ++i) sums[i] += w[k + i] * static_cast<double>(x[k + i]);
+  for (int32_t i = 0; k < n; ++i, ++k) sums[i] += w[k] * static_cast<double>(x[k]);
+  return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
 }
 
 /// Calls store(token, row, value) for every token of x [num_tokens, cols] and row of `matrix`, from
