@@ -98,7 +98,8 @@ Features cuda_features(int compute_capability) {
 }
 
 uint64_t most_shared_bytes(Features features) {
-  return (features & (kCudaAny | kClusters)) == kCudaAny ? kPortableSharedBytes : 0;
+  const bool has_least = (features & kClusters) == 0 || (features & kSm120f) != 0;
+  return (features & kCudaAny) != 0 && has_least ? kPortableSharedBytes : 0;
 }
 
 std::string feature_names(Features features) {

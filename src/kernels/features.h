@@ -48,7 +48,8 @@ Features features_of_code(int32_t code);
 Features cuda_features(int compute_capability);
 
 /// Shared memory of a block, in bytes, that rows for CUDA devices of these features may plan with;
-/// 0: as much as the device has. Code for any GPU keeps to what the least of them has.
+/// 0: as much as the device has. Code for any GPU keeps to what the least of them has, and so does
+/// a device that has no more.
 uint64_t most_shared_bytes(Features features);
 /// What each GPU since sm_80 has: sm_86, 89 and 120 no more.
 inline constexpr uint64_t kPortableSharedBytes = 99 * 1024;

@@ -48,6 +48,7 @@ inline constexpr RowRounding kRowRoundings[] = {
     {"any_bf16_gemm_amx", kBf16Rounding},
     {"any_bf16_gemm_avx512bf16", kBf16Rounding},
     {"any_bf16_gemm_cuda", kBf16Rounding},
+    {"any_bf16_teams_cuda", kBf16Rounding},
     {"mxfp4_bf16_gemm_cuda", kBf16Rounding},
     {"mxfp4_bf16_teams_cuda", kBf16Rounding},
     {"any_bf16_gemm_sm90", kBf16Rounding},

@@ -54,6 +54,7 @@ __global__ void __launch_bounds__(32 * kWarps) attend_plain(const __grid_constan
   const int32_t token = block / p.num_heads, head = block % p.num_heads;
   const KvLayer& kv = p.kv;
   const int64_t row = static_cast<int64_t>(block) * p.head_dim;
+#pragma unroll 4
   for (int32_t i = thread; i < p.head_dim; i += 32 * kWarps) q[i] = __ldcg(p.q + row + i) * p.scale;
   __syncthreads();
 

@@ -466,7 +466,7 @@ void experts_any_bf16x2_gemv_cuda(const ExpertsParams& p) {
   clear_padding(p, stream, "experts_any_bf16x2_gemv_cuda");
   dispatch_format(p.gate_up.format, [&]<DType F>() {
     const int group =
-        std::min(tokens_that_fit(limits, p.gate_up.num_units(), 4 * kGateUpRingBytes<F>),
+        std::min(tokens_that_fit(limits.shared_bytes, p.gate_up.num_units(), kGateUpRingBytes<F>),
                  kMaxPicks / p.top_k);
     for (int32_t first = 0; first < p.num_tokens; first += group) {
       const Step step = step_of(p, first, std::min(group, p.num_tokens - first));

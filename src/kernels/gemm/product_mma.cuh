@@ -49,6 +49,7 @@ struct MmaCut {
   static constexpr int kWarpgroups = kWarpgroups_, kRowTiles = kRowTiles_;
   static constexpr int kMostColumns = kMostColumns_;
   static constexpr int kRows = 64 * kRowTiles * kWarpgroups, kThreads = 128 * kWarpgroups;
+  static constexpr int kTileStep = 4;  ///< from a warp's tile to its next in a stage
   static constexpr int kFirstWarp = 0;
   static constexpr bool kSplitsK = false;
   static constexpr DType kActivation = Atom::kActivation;
@@ -122,7 +123,7 @@ struct MmaCopies {
       const uint32_t tiles = to + S::kWeightsAt + 16 * (threadIdx.x % 32);
 #pragma unroll
       for (int m = 0; m < Cut::kRowTiles; ++m)
-        copy_unit<F>(tiles + (tile_in_block + 4 * m) * S::kTileBytes, weights + m * other_tile);
+        copy_unit<F>(tiles + (tile_in_block + Cut::kTileStep * m) * S::kTileBytes, weights + m * other_tile);
       weights += S::kTileBytes;
     }
     commit_copies();
@@ -147,7 +148,7 @@ __device__ __forceinline__ void multiply_unit(Bf16Atom, const std::byte* stage, 
   fragment::Unit<F> units[kTiles];
 #pragma unroll
   for (int m = 0; m < kTiles; ++m)
-    units[m] = read_operand<F>(stage + S::kWeightsAt + (tile_in_block + 4 * m) * S::kTileBytes);
+    units[m] = read_operand<F>(stage + S::kWeightsAt + (tile_in_block + Cut::kTileStep * m) * S::kTileBytes);
 #pragma unroll
   for (int block = 0; block < 2; ++block) {
     const uint32_t at = first + staged_pair_offset(row, 16 * block + lane / 8);
@@ -209,7 +210,7 @@ __device__ __forceinline__ void multiply_mx_unit(MxElement element, const std::b
 #pragma unroll
   for (int m = 0; m < kTiles; ++m) {
     const fragment::Unit<F> unit =
-        read_operand<F>(stage + S::kWeightsAt + (tile_in_block + 4 * m) * S::kTileBytes);
+        read_operand<F>(stage + S::kWeightsAt + (tile_in_block + Cut::kTileStep * m) * S::kTileBytes);
     make_bytes(unit.codes[0].x, a[m][0][0], a[m][0][2]);
     make_bytes(unit.codes[0].y, a[m][0][1], a[m][0][3]);
     make_bytes(unit.codes[0].z, a[m][1][0], a[m][1][2]);
@@ -276,7 +277,7 @@ __device__ __forceinline__ void multiply_unit(MxElement, MxAtom64, const std::by
 #pragma unroll
   for (int m = 0; m < kTiles; ++m) {
     const fragment::Unit<F> unit =
-        read_operand<F>(stage + S::kWeightsAt + (tile_in_block + 4 * m) * S::kTileBytes);
+        read_operand<F>(stage + S::kWeightsAt + (tile_in_block + Cut::kTileStep * m) * S::kTileBytes);
     a[m][0] = make_nibbles(unit.codes[0].x), a[m][1] = make_nibbles(unit.codes[0].y);
     a[m][2] = make_nibbles(unit.codes[0].z), a[m][3] = make_nibbles(unit.codes[0].w);
     scale_a[m] = __byte_perm(unit.scales[0], 0, lane % 2 == 0 ? 0x4420 : 0x4431);

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "core/packing.h"
+#include "kernels/gemv/few_tokens.h"
 #include "kernels/registry.h"
 
 namespace moxie {
@@ -19,6 +20,10 @@ inline constexpr const char* kRanWithClusters = "H200; sm_100a and sm_120f compi
 inline constexpr int32_t kGroupOfGemv = 8;
 /// The same of rows that are made for MXFP4 and sizes like gpt-oss'.
 inline constexpr int32_t kGroupOfMxfp4 = 16;
+/// Tokens of a group of the rows in slices (gemv/slice_gemv.cuh).
+inline int32_t slice_group(const PackedMatrix& weight, const Launch& launch) {
+  return fragment::few_tokens(weight, fragment::slice_stages(weight.format), kGroupOfGemv, launch);
+}
 /// The rows for a few tokens, in groups of `group`. Weights of MXFP4 are loaded straight to
 /// registers (gemv/split_gemv.cuh), with L1 holding the loads in flight; other formats use rings in
 /// shared memory.
@@ -42,10 +47,33 @@ inline double dense_gemm_us(const Work& work, int32_t hidden, const DeviceRates&
 }
 
 /// The rows by mma.sync (gemm/product_mma.cuh). Where rows by wgmma can run, those are faster.
-inline double dense_mma_us(const Work& work, int32_t hidden, const DeviceRates& rates) {
-  if (hidden < kLeastGemmHidden) return kNeverUs;
-  return predicted_us(work, rates, rates.mma_gflops,
-                      {.read = 0.6, .products = 0.6, .fixed_us = 5.0});
+/// Blocks of 128 rows read K unit after unit: a layer of few rows waits for those of one block
+/// (measured on an H100: 0.75 us a unit of BF16 weights, of which two are in flight).
+inline double dense_mma_us(const Work& work, const PackedMatrix& weight, int32_t num_tokens,
+                           const DeviceRates& rates) {
+  if (std::min(weight.rows, weight.cols) < kLeastGemmHidden) return kNeverUs;
+  constexpr double kFixedUs = 5.0;
+  const double us = predicted_us(work, rates, rates.mma_gflops,
+                                 {.read = 0.6, .products = 0.6, .fixed_us = kFixedUs});
+  const int64_t row_blocks = ceil_div(weight.rows, 128);
+  const int32_t num_sms = rates.num_sms > 0 ? rates.num_sms : 132;
+  if (row_blocks * ceil_div(num_tokens, 128) >= num_sms) return us;
+  const double a_unit = weight.format == DType::kBF16 ? 0.75 : 0.3;
+  const double waves = ceil_div<int64_t>(row_blocks * ceil_div(num_tokens, 32), 2 * num_sms);
+  return std::max(us, kFixedUs + waves * weight.num_units() * a_unit);
+}
+
+/// The rows by mma.sync in teams (gemm/dense_teams.cuh): weights come from memory once, then from
+/// L2 for each 32 tokens, with as much of activations. Measured on an H100 (`out` of 4,096 columns,
+/// BF16): 11.0 us with 8 tokens, 12.6 with 64. Where rows by wgmma can run, whose times beside
+/// their neighbours are known, those stay planned.
+inline double dense_teams_us(const Work& work, const PackedMatrix& weight, int32_t num_tokens,
+                             const DeviceRates& rates) {
+  if (std::min(weight.rows, weight.cols) < kLeastGemmHidden) return kNeverUs;
+  constexpr double kFixedUs = 3.1, kRead = 0.59, kL2OfMemory = 1.5;
+  const double bytes_of_l2 = 2.0 * static_cast<double>(weight.bytes()) * ceil_div(num_tokens, 32);
+  return kFixedUs +
+         1e-3 / rates.read_gb_s * std::max(work.bytes / kRead, bytes_of_l2 / kL2OfMemory);
 }
 
 /// What rows by mma.sync say of themselves.
@@ -53,6 +81,12 @@ inline constexpr const char* kMmaLimits =
     "any number of tokens; for many where no row by wgmma can run; activations rounded to bf16; "
     "same result for any batch and chunks";
 inline constexpr const char* kMmaRanOn = "H100; sm_80, sm_100a and sm_120f compiled only";
+
+/// The same of the rows in teams.
+inline constexpr const char* kTeamsLimits =
+    "any number of tokens; for 2 to some 64 where no row by wgmma can run; activations rounded to "
+    "bf16";
+inline constexpr const char* kTeamsRanOn = "H100; sm_80, sm_100a and sm_120f compiled only";
 
 /// An exchange with every other rank over NVLink (kernels/rank_mail.cuh) of so many floats as
 /// words, and of so many bytes as units. Measured between two H200s; beyond a word a thread, words

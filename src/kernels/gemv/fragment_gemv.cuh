@@ -21,6 +21,7 @@
 
 #include "core/fragment.h"
 #include "core/tensor.h"
+#include "kernels/gemv/few_tokens.h"
 #include "kernels/ptx.cuh"
 #include "kernels/residual.cuh"
 
@@ -430,10 +431,7 @@ __device__ __forceinline__ void touch_params(const P& params) {
 /// overlap. 2880 columns are 15 stages of MXFP4.
 template <DType F>
 struct Pipeline {
-  static constexpr int kUnroll = F == DType::kMXFP4 ? 3 : F == DType::kMXFP8 ? 2 : 1;
-  static constexpr int kStages = F == DType::kF32                         ? 2
-                                 : F == DType::kBF16 || F == DType::kQ8_0 ? 4
-                                                                          : 3;
+  static constexpr int kUnroll = ring_shape(F).units_a_stage, kStages = ring_shape(F).num_stages;
   static constexpr int kStageBytes = kUnroll * kUnitBytes<F>;
 };
 

@@ -37,10 +37,8 @@ namespace moxie::fragment {
 
 inline constexpr int kMaxSliceWarps = 16, kMaxTilesABlock = 4;
 
-/// Stages of a warp's ring in a slice kernel: all of 2880 columns over 8 warps are two stages of
-/// MXFP4.
 template <DType F>
-inline constexpr int kSliceStages = F == DType::kMXFP4 ? 2 : Pipeline<F>::kStages;
+inline constexpr int kSliceStages = slice_stages(F);
 template <DType F>
 inline constexpr int kSliceRingBytes = kSliceStages<F>* Pipeline<F>::kStageBytes;
 /// Stages of a tile for each warp, if there are enough warps: fewer shorten the chain after the
@@ -107,8 +105,14 @@ struct WarpSlice {
   }
 };
 
+/// Blocks of an SM that registers must leave room for; 0: as the assembler chooses, which spills
+/// rather than take more than 64 registers. Several tokens of MXFP8 with more() need some 100, and
+/// shared memory bounds such blocks before registers do.
 template <DType F, int kTokens, typename Step>
-__global__ void __launch_bounds__(32 * kMaxSliceWarps)
+inline constexpr int kLeastSliceBlocks = F == DType::kMXFP8&& kTokens > 1 && Step::kMore ? 1 : 0;
+
+template <DType F, int kTokens, typename Step>
+__global__ void __launch_bounds__(32 * kMaxSliceWarps, kLeastSliceBlocks<F, kTokens, Step>)
     slice_gemv(const __grid_constant__ Step step) {
   constexpr int kWidth = 4 * kGroupsOf<kTokens>;  // tokens of the product
   touch_params(step);
@@ -226,15 +230,6 @@ BlockPlan plan_slices(const BlockLimits& limits, int num_units, int stages_a_war
   return {num_warps, fixed + each * static_cast<uint64_t>(num_warps), each};
 }
 
-/// The most tokens of one launch whose activations leave room for rings.
-inline int tokens_that_fit(const BlockLimits& limits, int num_units, uint64_t ring_bytes) {
-  const uint64_t a_token = 256ull * static_cast<uint64_t>(num_units);
-  for (const int tokens : {8, 4}) {
-    if (a_token * tokens + ring_bytes + 8192 <= limits.shared_bytes) return tokens;
-  }
-  return 1;
-}
-
 /// Calls launch<k>() with the first of the ascending numbers k that is not less than n, or with the
 /// last one. Kernels are compiled for these k.
 template <int kFirst, int... kOthers, typename Launch>
@@ -274,7 +269,8 @@ void dispatch_format(DType format, Launch&& launch) {
 inline int slice_tokens(const PackedMatrix& weight, const Launch& launch) {
   int tokens = 1;
   dispatch_format(weight.format, [&]<DType F>() {
-    tokens = tokens_that_fit(block_limits(launch), weight.num_units(), 4 * kSliceRingBytes<F>);
+    tokens =
+        tokens_that_fit(block_limits(launch).shared_bytes, weight.num_units(), kSliceRingBytes<F>);
   });
   return tokens;
 }

@@ -44,4 +44,7 @@ void out_any_bf16_ordered_sm90(const OutParams& params);
 const char* out_any_bf16_gemm_cuda_refuses(const OutParams& params);
 void out_any_bf16_gemm_cuda(const OutParams& params);
 
+// out_any_bf16_teams_cuda: the same, warps that share the columns; for some tokens.
+void out_any_bf16_teams_cuda(const OutParams& params);
+
 }  // namespace moxie

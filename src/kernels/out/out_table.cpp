@@ -36,7 +36,9 @@ constexpr Row<OutParams> few_row(const char* name, const char* supports, const c
           .refuses = refuses,
           .predict_us =
               [](const OutParams& p, const DeviceRates& rates) {
-                return dense_gemv_us(Op<OutParams>::work(p), p.weight, p.num_tokens, kGroup,
+                const int32_t group =
+                    kGroup == kGroupOfGemv ? slice_group(p.weight, p.launch) : kGroup;
+                return dense_gemv_us(Op<OutParams>::work(p), p.weight, p.num_tokens, group,
                                      p.launch.l1, rates);
               },
           .workspace = [](const OutParams&) { return uint64_t{0}; },
@@ -153,10 +155,25 @@ const Row<OutParams> kRows[] = {
      .refuses = out_any_bf16_gemm_cuda_refuses,
      .predict_us =
          [](const OutParams& p, const DeviceRates& rates) {
-           return dense_mma_us(Op<OutParams>::work(p), p.weight.rows, rates);
+           return dense_mma_us(Op<OutParams>::work(p), p.weight, p.num_tokens, rates);
          },
      .workspace = out_any_bf16_gemm_sm90_workspace,
      .run = out_any_bf16_gemm_cuda},
+    {.name = "out_any_bf16_teams_cuda",
+     .device = DeviceKind::kCuda,
+     .needs = kCudaAny,
+     .supports = "bf16, mxfp4",
+     .limits = kTeamsLimits,
+     .ran_on = kTeamsRanOn,
+     .layout = PackedLayout::kFragment16x32,
+     .forms = {.x = kAnyX, .a = {AForm::kF32, AForm::kBf16Staged}},
+     .refuses = out_any_bf16_gemm_cuda_refuses,
+     .predict_us =
+         [](const OutParams& p, const DeviceRates& rates) {
+           return dense_teams_us(Op<OutParams>::work(p), p.weight, p.num_tokens, rates);
+         },
+     .workspace = out_any_bf16_gemm_sm90_workspace,
+     .run = out_any_bf16_teams_cuda},
 #endif
 };
 

@@ -45,4 +45,7 @@ void qkv_any_bf16_ordered_sm90(const QkvParams& params);
 const char* qkv_any_bf16_gemm_cuda_refuses(const QkvParams& params);
 void qkv_any_bf16_gemm_cuda(const QkvParams& params);
 
+// qkv_any_bf16_teams_cuda: the same, warps that share the columns; for some tokens.
+void qkv_any_bf16_teams_cuda(const QkvParams& params);
+
 }  // namespace moxie

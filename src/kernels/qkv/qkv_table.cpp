@@ -35,7 +35,9 @@ constexpr Row<QkvParams> few_row(const char* name, const char* supports, const c
           .refuses = refuses,
           .predict_us =
               [](const QkvParams& p, const DeviceRates& rates) {
-                return dense_gemv_us(Op<QkvParams>::work(p), p.weight, p.batch.num_tokens, kGroup,
+                const int32_t group =
+                    kGroup == kGroupOfGemv ? slice_group(p.weight, p.launch) : kGroup;
+                return dense_gemv_us(Op<QkvParams>::work(p), p.weight, p.batch.num_tokens, group,
                                      p.launch.l1, rates);
               },
           .workspace = [](const QkvParams&) { return uint64_t{0}; },
@@ -164,10 +166,25 @@ const Row<QkvParams> kRows[] = {
      .refuses = qkv_any_bf16_gemm_cuda_refuses,
      .predict_us =
          [](const QkvParams& p, const DeviceRates& rates) {
-           return dense_mma_us(Op<QkvParams>::work(p), p.hidden, rates);
+           return dense_mma_us(Op<QkvParams>::work(p), p.weight, p.batch.num_tokens, rates);
          },
      .workspace = qkv_any_bf16_gemm_sm90_workspace,
      .run = qkv_any_bf16_gemm_cuda},
+    {.name = "qkv_any_bf16_teams_cuda",
+     .device = DeviceKind::kCuda,
+     .needs = kCudaAny,
+     .supports = "bf16, mxfp4; cache f32, bf16, fp8_e4m3; head_dim a multiple of 16",
+     .limits = kTeamsLimits,
+     .ran_on = kTeamsRanOn,
+     .layout = PackedLayout::kFragment16x32,
+     .forms = {.x = kAnyX, .q = {QForm::kF32, QForm::kBf16Staged}},
+     .refuses = qkv_any_bf16_gemm_cuda_refuses,
+     .predict_us =
+         [](const QkvParams& p, const DeviceRates& rates) {
+           return dense_teams_us(Op<QkvParams>::work(p), p.weight, p.batch.num_tokens, rates);
+         },
+     .workspace = qkv_any_bf16_gemm_sm90_workspace,
+     .run = qkv_any_bf16_teams_cuda},
 #endif
 };
 

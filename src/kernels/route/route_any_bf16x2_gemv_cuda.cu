@@ -26,8 +26,14 @@ struct RouteStep {
   int32_t num_tokens, hidden, top_k;
 };
 
+// As the assembler chooses there are 64 registers, into which eight tokens' sums of squares and a
+// format with scales do not fit. A bound of 24 warps, more than there are, gives 80.
 template <DType F, int kTokens>
-__global__ void __launch_bounds__(32 * kMaxSliceWarps)
+inline constexpr bool kNeedsRegisters = kTokens == kMaxTokens&& Format<F>::kScaleWords > 0;
+
+template <DType F, int kTokens>
+__global__ void __launch_bounds__(32 * (kNeedsRegisters<F, kTokens> ? 24 : kMaxSliceWarps),
+                                  kNeedsRegisters<F, kTokens> ? 1 : 0)
     route_gemv(const __grid_constant__ RouteStep p) {
   constexpr int kWidth = 4 * kGroupsOf<kTokens>;
   touch_params(p);

@@ -151,7 +151,7 @@ void unembed_any_bf16x2_gemv_cuda(const UnembedParams& p) {
   const BlockLimits limits = block_limits(p.launch);
   int32_t group = 1;
   dispatch_format(p.weight.format, [&]<DType F>() {
-    group = tokens_that_fit(limits, p.weight.num_units(), 4 * kRingBytes<F>);
+    group = tokens_that_fit(limits.shared_bytes, p.weight.num_units(), kRingBytes<F>);
     const uint64_t staged = static_cast<uint64_t>(kUnitActivationBytes<kMostRows>) *
                             static_cast<uint64_t>(p.weight.num_units());
     if (F == DType::kMXFP4 && p.num_rows > kMaxTokens &&

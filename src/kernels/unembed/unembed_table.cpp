@@ -17,8 +17,10 @@ constexpr const char* kFewLimits =
     "activations to 2^-17";
 // Rows of one launch: 16 where their activations leave room for the rings of 8 warps, in the 227 KB
 // of shared memory that a block of a Hopper can have.
-int32_t group_of(const PackedMatrix& weight) {
-  return weight.format == DType::kMXFP4 && weight.cols <= 2944 ? kGroupOfMxfp4 : kGroupOfGemv;
+int32_t group_of(const PackedMatrix& weight, const Launch& launch) {
+  const bool is_large = weight.format == DType::kMXFP4 && weight.cols <= 2944;
+  return fragment::few_tokens(weight, fragment::ring_shape(weight.format).num_stages,
+                              is_large ? kGroupOfMxfp4 : kGroupOfGemv, launch);
 }
 // The rows by wgmma for many tokens.
 template <bool kInOrder>
@@ -117,7 +119,7 @@ const Row<UnembedParams> kRows[] = {
      .predict_us =
          [](const UnembedParams& p, const DeviceRates& rates) {
            return dense_gemv_us(Op<UnembedParams>::work(p), p.weight, p.num_rows,
-                                group_of(p.weight), p.launch.l1, rates);
+                                group_of(p.weight, p.launch), p.launch.l1, rates);
          },
      .workspace = [](const UnembedParams&) { return uint64_t{0}; },
      .run = unembed_any_bf16x2_gemv_cuda},
@@ -141,7 +143,7 @@ const Row<UnembedParams> kRows[] = {
      .refuses = unembed_any_bf16_gemm_cuda_refuses,
      .predict_us =
          [](const UnembedParams& p, const DeviceRates& rates) {
-           return dense_mma_us(Op<UnembedParams>::work(p), p.hidden, rates);
+           return dense_mma_us(Op<UnembedParams>::work(p), p.weight, p.num_rows, rates);
          },
      .workspace = unembed_any_bf16_gemm_sm90_workspace,
      .run = unembed_any_bf16_gemm_cuda},
