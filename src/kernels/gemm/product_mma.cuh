@@ -123,7 +123,8 @@ struct MmaCopies {
       const uint32_t tiles = to + S::kWeightsAt + 16 * (threadIdx.x % 32);
 #pragma unroll
       for (int m = 0; m < Cut::kRowTiles; ++m)
-        copy_unit<F>(tiles + (tile_in_block + Cut::kTileStep * m) * S::kTileBytes, weights + m * other_tile);
+        copy_unit<F>(tiles + (tile_in_block + Cut::kTileStep * m) * S::kTileBytes,
+                     weights + m * other_tile);
       weights += S::kTileBytes;
     }
     commit_copies();
@@ -148,7 +149,8 @@ __device__ __forceinline__ void multiply_unit(Bf16Atom, const std::byte* stage, 
   fragment::Unit<F> units[kTiles];
 #pragma unroll
   for (int m = 0; m < kTiles; ++m)
-    units[m] = read_operand<F>(stage + S::kWeightsAt + (tile_in_block + Cut::kTileStep * m) * S::kTileBytes);
+    units[m] = read_operand<F>(stage + S::kWeightsAt +
+                               (tile_in_block + Cut::kTileStep * m) * S::kTileBytes);
 #pragma unroll
   for (int block = 0; block < 2; ++block) {
     const uint32_t at = first + staged_pair_offset(row, 16 * block + lane / 8);
@@ -209,8 +211,8 @@ __device__ __forceinline__ void multiply_mx_unit(MxElement element, const std::b
   uint32_t a[kTiles][2][4], scale_a[kTiles];
 #pragma unroll
   for (int m = 0; m < kTiles; ++m) {
-    const fragment::Unit<F> unit =
-        read_operand<F>(stage + S::kWeightsAt + (tile_in_block + Cut::kTileStep * m) * S::kTileBytes);
+    const fragment::Unit<F> unit = read_operand<F>(
+        stage + S::kWeightsAt + (tile_in_block + Cut::kTileStep * m) * S::kTileBytes);
     make_bytes(unit.codes[0].x, a[m][0][0], a[m][0][2]);
     make_bytes(unit.codes[0].y, a[m][0][1], a[m][0][3]);
     make_bytes(unit.codes[0].z, a[m][1][0], a[m][1][2]);
@@ -276,8 +278,8 @@ __device__ __forceinline__ void multiply_unit(MxElement, MxAtom64, const std::by
   uint32_t a[kTiles][4], scale_a[kTiles];
 #pragma unroll
   for (int m = 0; m < kTiles; ++m) {
-    const fragment::Unit<F> unit =
-        read_operand<F>(stage + S::kWeightsAt + (tile_in_block + Cut::kTileStep * m) * S::kTileBytes);
+    const fragment::Unit<F> unit = read_operand<F>(
+        stage + S::kWeightsAt + (tile_in_block + Cut::kTileStep * m) * S::kTileBytes);
     a[m][0] = make_nibbles(unit.codes[0].x), a[m][1] = make_nibbles(unit.codes[0].y);
     a[m][2] = make_nibbles(unit.codes[0].z), a[m][3] = make_nibbles(unit.codes[0].w);
     scale_a[m] = __byte_perm(unit.scales[0], 0, lane % 2 == 0 ? 0x4420 : 0x4431);
