@@ -8,8 +8,8 @@
 #include "engine/engine.h"
 #include "engine/parallel.h"
 #include "engine/rank_meeting.h"
-#include "engine/strict_json.h"
 #include "model/shard.h"
+#include "text/json_fields.h"
 
 namespace moxie {
 
@@ -146,13 +146,18 @@ Status Engine::meet_ranks() {
   if (!meeting) return fail(std::move(meeting.error()));
   meeting_ = std::move(*meeting);
   if (options_.world->rank == 0) return {};
-  StrictReader reader(plan, "");
-  sizes_.kv_dtype =
-      static_cast<DType>(reader.integer("kv_dtype", 0, static_cast<int>(DType::kQ8_0)));
-  sizes_.use_sinks = reader.boolean("use_sinks");
-  for (const auto& [name, size] : kSizes) sizes_.*size = reader.integer(name, 0, INT32_MAX);
-  if (const std::string fault = reader.end(); !fault.empty())
-    return fail("rank 0's plan: " + fault, "ranks", "start all ranks with the same build");
+  const nlohmann::json theirs = plan;
+  JsonFields::Fault fault;
+  JsonFields fields(theirs, "", "rank 0's plan", &fault);
+  const auto integer = [&](const char* name, int32_t most) {
+    return static_cast<int32_t>(fields.integer(name, 0, most));
+  };
+  sizes_.kv_dtype = static_cast<DType>(integer("kv_dtype", static_cast<int32_t>(DType::kQ8_0)));
+  sizes_.use_sinks = fields.boolean("use_sinks");
+  for (const auto& [name, size] : kSizes) sizes_.*size = integer(name, INT32_MAX);
+  fields.done();
+  if (fault)
+    return fail("rank 0's plan: " + fault->what, "ranks", "start all ranks with the same build");
   sizes_.taps.clear();
   kv_dtype_ = sizes_.kv_dtype;
   return {};

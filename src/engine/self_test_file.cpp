@@ -7,8 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "engine/kept_file.h"
-#include "engine/strict_json.h"
-#include "text/harmony_json.h"
+#include "text/json_fields.h"
 
 namespace moxie {
 namespace {
@@ -17,6 +16,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr const char* kForm = "moxie self-test 1";
 constexpr size_t kMaxTests = 64, kMaxProven = 1024, kMaxFaults = 256, kMaxBeside = 16;
+constexpr size_t kMaxTextBytes = 4096;
 constexpr uint64_t kMaxFileBytes = uint64_t{16} << 20;
 
 struct Member {
@@ -28,14 +28,14 @@ constexpr Member kMembers[] = {{"device", &SelfTestKey::device},
                                {"features", &SelfTestKey::features},
                                {"binary", &SelfTestKey::binary}};
 
-// A list of texts, as objects of one member: the reader knows no bare texts.
-std::vector<std::string> read_names(StrictReader& reader, const char* list, size_t most) {
+// A list of texts, as objects of one member.
+std::vector<std::string> read_names(JsonFields& fields, const char* list, size_t most) {
   std::vector<std::string> names;
-  reader.list(list, most, [&](const Json& entry, const std::string& place) {
-    StrictReader of_entry(entry, place);
-    names.push_back(of_entry.text("name"));
-    reader.take(of_entry.end());
-  });
+  const auto read = [&](JsonFields& entry) {
+    names.push_back(entry.text("name", kMaxTextBytes));
+    entry.done();
+  };
+  fields.objects(list, read, most);
   return names;
 }
 Json names_json(const std::vector<std::string>& names) {
@@ -44,30 +44,32 @@ Json names_json(const std::vector<std::string>& names) {
   return list;
 }
 
-std::string read_key(const Json& object, const std::string& at, SelfTestKey* key) {
-  StrictReader reader(object, at);
-  for (const Member& member : kMembers) key->*member.field = reader.text(member.name);
-  return reader.end();
+SelfTestKey read_key(JsonFields fields) {
+  SelfTestKey key;
+  for (const Member& member : kMembers) key.*member.field = fields.text(member.name, kMaxTextBytes);
+  fields.done();
+  return key;
 }
 
-std::string read_fault(const Json& object, const std::string& at, KeptFault* fault) {
-  StrictReader reader(object, at);
-  fault->row = reader.text("row");
-  fault->beside = read_names(reader, "beside", kMaxBeside);
-  fault->launch = reader.text("launch");
-  fault->what = reader.text("what");
-  fault->shapes = reader.text("shapes");
-  return reader.end();
+KeptFault read_fault(JsonFields& fields) {
+  KeptFault fault;
+  fault.row = fields.text("row", kMaxTextBytes);
+  fault.beside = read_names(fields, "beside", kMaxBeside);
+  fault.launch = fields.text("launch", kMaxTextBytes);
+  fault.what = fields.text("what", kMaxTextBytes);
+  fault.shapes = fields.text("shapes", kMaxTextBytes);
+  fields.done();
+  return fault;
 }
 
-std::string read_test(const Json& object, const std::string& at, KeptSelfTest* test) {
-  StrictReader reader(object, at);
-  reader.take(read_key(reader.member("key"), reader.place("key"), &test->key));
-  test->proven = read_names(reader, "proven", kMaxProven);
-  reader.list("faults", kMaxFaults, [&](const Json& entry, const std::string& place) {
-    reader.take(read_fault(entry, place, &test->faults.emplace_back()));
-  });
-  return reader.end();
+KeptSelfTest read_test(JsonFields& fields) {
+  KeptSelfTest test;
+  test.key = read_key(fields.object("key"));
+  test.proven = read_names(fields, "proven", kMaxProven);
+  fields.objects(
+      "faults", [&](JsonFields& entry) { test.faults.push_back(read_fault(entry)); }, kMaxFaults);
+  fields.done();
+  return test;
 }
 
 Json to_json(const KeptSelfTest& test) {
@@ -88,16 +90,17 @@ Json to_json(const KeptSelfTest& test) {
 Result<std::vector<KeptSelfTest>> parse_self_tests(std::string_view text,
                                                    const std::string& where) {
   constexpr const char* kMend = "remove the file; the next start writes another";
-  const auto parsed = harmony::parse_json_bounded(text, where);
-  if (!parsed) return fail("is no JSON: " + parsed.error().what, where, kMend);
-  StrictReader reader(**parsed, "");
-  const std::string form = reader.text("form");
-  if (form != kForm) reader.take(fmt::format("/form is not \"{}\"", kForm));
+  const auto parsed = parse_json(text, where);
+  if (!parsed) return fail(parsed.error().what, where, kMend);
+  JsonFields::Fault fault;
+  JsonFields fields(*parsed, "", where, &fault);
+  if (fields.text("form", kMaxTextBytes) != kForm)
+    fields.refuse("form", fmt::format("is not \"{}\"", kForm));
   std::vector<KeptSelfTest> tests;
-  reader.list("tests", kMaxTests, [&](const Json& entry, const std::string& place) {
-    reader.take(read_test(entry, place, &tests.emplace_back()));
-  });
-  if (std::string fault = reader.end(); !fault.empty()) return fail(std::move(fault), where, kMend);
+  fields.objects(
+      "tests", [&](JsonFields& entry) { tests.push_back(read_test(entry)); }, kMaxTests);
+  fields.done();
+  if (fault) return fail(fault->what, where, kMend);
   return tests;
 }
 

@@ -6,17 +6,16 @@
 #include <nlohmann/json.hpp>
 
 #include "engine/kept_file.h"
-#include "engine/strict_json.h"
-#include "text/harmony_json.h"
+#include "text/json_fields.h"
 
 namespace moxie {
 namespace {
 
 using Json = nlohmann::ordered_json;
-using Reader = StrictReader;
 
 constexpr const char* kForm = "moxie tuning 1";
-constexpr size_t kMaxTunings = 64, kMaxLaunches = 256, kMaxRows = 4096;
+constexpr size_t kMaxTunings = 64, kMaxLaunches = 256, kMaxRows = 4096, kMaxTextBytes = 4096;
+constexpr double kMostUs = 1e12;
 constexpr int64_t kMostTokens = 1 << 22, kMostLayers = 1 << 16, kMostThreads = 1 << 16;
 
 struct Member {
@@ -29,52 +28,60 @@ constexpr Member kMembers[] = {{"device", &TuningKey::device},      {"driver", &
                                {"model", &TuningKey::model, false}, {"shapes", &TuningKey::shapes},
                                {"switches", &TuningKey::switches}};
 
-std::string read_key(const Json& object, const std::string& at, TuningKey* key) {
-  Reader reader(object, at);
-  for (const Member& member : kMembers) key->*member.field = reader.text(member.name);
-  key->threads = reader.integer("threads", 0, kMostThreads);
-  return reader.end();
+TuningKey read_key(JsonFields fields) {
+  TuningKey key;
+  for (const Member& member : kMembers) key.*member.field = fields.text(member.name, kMaxTextBytes);
+  key.threads = static_cast<int32_t>(fields.integer("threads", 0, kMostThreads));
+  fields.done();
+  return key;
 }
 
-std::string read_row(const Json& object, const std::string& at, TunedRow* row) {
-  Reader reader(object, at);
-  row->layer = reader.integer("layer", 0, kMostLayers);
-  row->name = reader.text("name");
-  row->forms = reader.text("forms");
-  row->tile_columns = reader.integer("tile", 0, kMostTokens);
-  row->predicted_us = reader.microseconds("predicted_us");
-  row->measured_us = reader.microseconds("measured_us");
-  row->noise_us = reader.microseconds("noise_us");
-  row->is_planned = reader.boolean("planned");
-  return reader.end();
+double read_us(JsonFields& fields, const char* name) {
+  const double us = fields.number(name);
+  if (!(us >= 0 && us <= kMostUs)) fields.refuse(name, "is no time in microseconds");
+  return us;
 }
 
-std::string read_launch(const Json& object, const std::string& at, TunedLaunch* launch) {
-  Reader reader(object, at);
-  launch->num_tokens = reader.integer("tokens", 1, kMostTokens);
-  launch->num_seqs = reader.integer("sequences", 1, kMostTokens);
-  launch->num_logit_rows = reader.integer("logit_rows", 0, kMostTokens);
-  reader.list("rows", kMaxRows, [&](const Json& entry, const std::string& place) {
-    reader.take(read_row(entry, place, &launch->rows.emplace_back()));
-  });
-  for (const TunedRow& row : launch->rows) {
+TunedRow read_row(JsonFields& fields) {
+  TunedRow row;
+  row.layer = static_cast<int32_t>(fields.integer("layer", 0, kMostLayers));
+  row.name = fields.text("name", kMaxTextBytes);
+  row.forms = fields.text("forms", kMaxTextBytes);
+  row.tile_columns = static_cast<int32_t>(fields.integer("tile", 0, kMostTokens));
+  row.predicted_us = read_us(fields, "predicted_us");
+  row.measured_us = read_us(fields, "measured_us");
+  row.noise_us = read_us(fields, "noise_us");
+  row.is_planned = fields.boolean("planned");
+  fields.done();
+  return row;
+}
+
+TunedLaunch read_launch(JsonFields& fields) {
+  TunedLaunch launch;
+  launch.num_tokens = static_cast<int32_t>(fields.integer("tokens", 1, kMostTokens));
+  launch.num_seqs = static_cast<int32_t>(fields.integer("sequences", 1, kMostTokens));
+  launch.num_logit_rows = static_cast<int32_t>(fields.integer("logit_rows", 0, kMostTokens));
+  fields.objects(
+      "rows", [&](JsonFields& entry) { launch.rows.push_back(read_row(entry)); }, kMaxRows);
+  for (const TunedRow& row : launch.rows) {
     const auto is_same = [&](const TunedRow& other) {
       return other.layer == row.layer && other.name == row.name && other.forms == row.forms &&
              other.tile_columns == row.tile_columns;
     };
-    if (std::count_if(launch->rows.begin(), launch->rows.end(), is_same) > 1)
-      reader.say("rows", "has a row twice");
+    if (std::count_if(launch.rows.begin(), launch.rows.end(), is_same) > 1)
+      fields.refuse("rows", "has a row twice");
   }
-  return reader.end();
+  fields.done();
+  return launch;
 }
 
-std::string read_tuning(const Json& object, const std::string& at, Tuning* tuning) {
-  Reader reader(object, at);
-  reader.take(read_key(reader.member("key"), reader.place("key"), &tuning->key));
-  reader.list("launches", kMaxLaunches, [&](const Json& entry, const std::string& place) {
-    reader.take(read_launch(entry, place, &tuning->launches.emplace_back()));
-  });
-  return reader.end();
+Tuning read_tuning(JsonFields& fields) {
+  Tuning tuning{.key = read_key(fields.object("key"))};
+  fields.objects(
+      "launches", [&](JsonFields& entry) { tuning.launches.push_back(read_launch(entry)); },
+      kMaxLaunches);
+  fields.done();
+  return tuning;
 }
 
 Json to_json(const Tuning& tuning) {
@@ -116,16 +123,17 @@ std::string why_unfit(const TuningKey& found, const TuningKey& key) {
 
 Result<std::vector<Tuning>> parse_tunings(std::string_view text, const std::string& where) {
   constexpr const char* kMend = "remove the file; `moxie tune` writes another";
-  const auto parsed = harmony::parse_json_bounded(text, where);
-  if (!parsed) return fail("is no JSON: " + parsed.error().what, where, kMend);
-  Reader reader(**parsed, "");
-  const std::string form = reader.text("form");
-  if (form != kForm) reader.take(fmt::format("/form is not \"{}\"", kForm));
+  const auto parsed = parse_json(text, where);
+  if (!parsed) return fail(parsed.error().what, where, kMend);
+  JsonFields::Fault fault;
+  JsonFields fields(*parsed, "", where, &fault);
+  if (fields.text("form", kMaxTextBytes) != kForm)
+    fields.refuse("form", fmt::format("is not \"{}\"", kForm));
   std::vector<Tuning> tunings;
-  reader.list("tunings", kMaxTunings, [&](const Json& entry, const std::string& place) {
-    reader.take(read_tuning(entry, place, &tunings.emplace_back()));
-  });
-  if (std::string fault = reader.end(); !fault.empty()) return fail(std::move(fault), where, kMend);
+  fields.objects(
+      "tunings", [&](JsonFields& entry) { tunings.push_back(read_tuning(entry)); }, kMaxTunings);
+  fields.done();
+  if (fault) return fail(fault->what, where, kMend);
   return tunings;
 }
 

@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "lab/json_fields.h"
 #include "lab/matrix_output.h"
+#include "text/json_fields.h"
 
 namespace moxie {
 namespace {

@@ -8,8 +8,8 @@
 #include <limits>
 #include <set>
 
-#include "lab/json_fields.h"
 #include "lab/stats.h"
+#include "text/json_fields.h"
 
 namespace moxie {
 namespace {

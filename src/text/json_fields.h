@@ -40,7 +40,7 @@ class JsonFields {
   /// `json` and `fault` are borrowed. `where` names the file.
   JsonFields(const Json& json, std::string pointer, std::string where, Fault* fault);
 
-  std::string text(const char* key);
+  std::string text(const char* key, size_t most_bytes = SIZE_MAX);
   std::string text_or_null(const char* key);  ///< null: empty
   bool boolean(const char* key);
   std::optional<bool> boolean_or_null(const char* key);
@@ -56,8 +56,9 @@ class JsonFields {
   /// The reader of an object inside; `null` is told by has_value() where it is allowed.
   JsonFields object(const char* key);
   std::optional<JsonFields> object_or_null(const char* key);
-  /// Calls `read` with a reader of each object of a list.
-  void objects(const char* key, const std::function<void(JsonFields&)>& read);
+  /// Calls `read` with a reader of each object of a list of at most `most`.
+  void objects(const char* key, const std::function<void(JsonFields&)>& read,
+               size_t most = SIZE_MAX);
   /// Calls `read` with the name and a reader of each object that is a value of the object `key`.
   void objects_by_name(const char* key,
                        const std::function<void(const std::string&, JsonFields&)>& read);

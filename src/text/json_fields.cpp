@@ -1,6 +1,6 @@
 // The depth is counted before the parser sees the text, since what is parsed is freed and walked
 // level by level.
-#include "lab/json_fields.h"
+#include "text/json_fields.h"
 
 #include <filesystem>
 #include <fstream>
@@ -176,9 +176,13 @@ bool is_object(const Json& json) { return json.is_object(); }
 
 }  // namespace
 
-std::string JsonFields::text(const char* key) {
+std::string JsonFields::text(const char* key, size_t most_bytes) {
   const Json* value = typed(key, is_text, "a text");
-  return value == nullptr ? "" : value->get<std::string>();
+  if (value == nullptr) return "";
+  const auto& text = value->get_ref<const std::string&>();
+  if (text.size() <= most_bytes) return text;
+  refuse(key, "is longer than " + std::to_string(most_bytes) + " bytes");
+  return "";
 }
 
 std::string JsonFields::text_or_null(const char* key) {
@@ -276,8 +280,11 @@ std::optional<JsonFields> JsonFields::object_or_null(const char* key) {
   return JsonFields(*value, at(key), where_, fault_);
 }
 
-void JsonFields::objects(const char* key, const std::function<void(JsonFields&)>& read) {
+void JsonFields::objects(const char* key, const std::function<void(JsonFields&)>& read,
+                         size_t most) {
   const Json* values = typed(key, is_list, "a list of objects");
+  if (values != nullptr && values->size() > most)
+    return refuse(key, "has more than " + std::to_string(most) + " entries");
   for (size_t i = 0; values != nullptr && i < values->size() && is_sound(); ++i) {
     JsonFields one((*values)[i], at(key) + "/" + std::to_string(i), where_, fault_);
     if (is_sound()) read(one);
