@@ -27,7 +27,7 @@ ENTRY = re.compile(r"Compiling entry function '(\w+)'")
 FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 USED = re.compile(r"Used (\d+) registers")
 SHARED = re.compile(r"(\d+) bytes smem")
-INSTRUCTION = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?(\S+?)[\s;](.*)$")
+INSTRUCTION = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(@!?U?P\w+\s+)?(\S+?)[\s;](.*)$")
 WAIT_INSTRUCTIONS = 16  # a shorter loop waits for something
 
 
@@ -57,22 +57,84 @@ def sources(build):
     return sorted(found)
 
 
+def successors(code):
+    """For each instruction (address, has a condition, name, operands) the indices of those after it."""
+    index = {at: i for i, (at, *_) in enumerate(code)}
+    after, waits, todo = {}, {0: {}}, [0]  # waits: where threads go on after a BSYNC, by its register
+    while todo:
+        i = todo.pop()
+        _, has_condition, name, operands = code[i]
+        name, *kinds = name.split(".")
+        goals = [int(goal, 16) for goal in re.findall(r"0x([0-9a-f]+)", operands)]
+        here, to = dict(waits[i]), [i + 1]
+        if name == "BSSY":
+            here[operands.split(",")[0].strip()] = frozenset(goals)
+        elif name == "BSYNC":
+            to = [index[at] for at in here.get(operands.split()[0], ())] or to
+        elif name == "BRA":
+            is_certain = not (has_condition or "DIV" in kinds or "CONV" in kinds or re.search(r"\bU?P\d", operands))
+            to = [index[goals[-1]]] + ([] if is_certain else to)
+        elif name in ("CALL", "JMP"):
+            to = [index[at] for at in goals if at in index] + to
+        elif name in ("EXIT", "RET"):
+            to = to if has_condition else []
+        after[i] = [k for k in to if k < len(code)]
+        for k in after[i]:
+            merged = {key: waits.get(k, {}).get(key, frozenset()) | here.get(key, frozenset())
+                      for key in {*waits.get(k, {}), *here}}
+            if k not in waits or merged != waits[k]:
+                waits[k] = merged
+                todo.append(k)
+    return after
+
+
+def natural_loops(after):
+    """Sets of instructions, a set for each that loops go back to."""
+    before = {0: []}
+    for i, ks in after.items():
+        for k in ks:
+            before.setdefault(k, []).append(i)
+    starts = sorted(i for i in before if i == 0 or before[i] != [i - 1] or after[i - 1] != [i])
+    block_of, ends = {}, {}
+    for i in sorted(before):
+        block_of[i] = len(ends) - (i not in starts)
+        ends[block_of[i]] = i
+    preceding = [[block_of[i] for i in before[start]] for start in starts]
+    dominators = [1] + [-1] * (len(starts) - 1)
+    is_changed = True
+    while is_changed:
+        is_changed = False
+        for b in range(1, len(starts)):
+            common = -1
+            for p in preceding[b]:
+                common &= dominators[p]
+            if common | 1 << b != dominators[b]:
+                dominators[b], is_changed = common | 1 << b, True
+    loops = {}
+    for b, end in ends.items():
+        for head in (block_of[k] for k in after[end]):
+            if dominators[b] >> head & 1:
+                body, todo = loops.setdefault(head, {head}), [b]
+                while todo:
+                    if (block := todo.pop()) not in body:
+                        body.add(block)
+                        todo += preceding[block]
+    return [{i for block in body for i in range(starts[block], ends[block] + 1)} for body in loops.values()]
+
+
 def spills_in_inner_loops(cubin, kernel):
-    """Loads and stores of spilled registers in loops that hold no other loop but waits."""
+    """Loads and stores of spilled registers in loops that hold no other loop but waits.
+
+    Loops are found by what follows what: a block of instructions that lies behind the kernel's end, and jumps
+    back, is none.
+    """
     text = subprocess.run(["cuobjdump", "-sass", "-fun", kernel, cubin], capture_output=True, text=True, check=True)
-    spills, loops = [], set()
-    for line in text.stdout.splitlines():
-        if not (match := INSTRUCTION.match(line)):
-            continue
-        at, name, operands = int(match[1], 16), match[2], match[3]
-        if name.split(".")[0] in ("LDL", "STL"):
-            spills.append(at)
-        elif name.startswith("BRA") and (target := re.search(r"0x([0-9a-f]+)", operands)):
-            if int(target[1], 16) <= at - 16 * WAIT_INSTRUCTIONS:
-                loops.add((int(target[1], 16), at))
-    inner = [(begin, end) for begin, end in loops
-             if not any(begin <= b and e <= end and (b, e) != (begin, end) for b, e in loops)]
-    return sum(any(begin <= at <= end for begin, end in inner) for at in spills)
+    code = [(int(match[1], 16), match[2] is not None, match[3], match[4].split("/*")[0])
+            for match in map(INSTRUCTION.match, text.stdout.splitlines()) if match]
+    loops = [loop for loop in natural_loops(successors(code)) if len(loop) > WAIT_INSTRUCTIONS]
+    inner = [loop for loop in loops if not any(other < loop for other in loops)]
+    return sum(name.split(".")[0] in ("LDL", "STL") and any(i in loop for loop in inner)
+               for i, (_, _, name, _) in enumerate(code))
 
 
 def assemble(command, arch, folder):
