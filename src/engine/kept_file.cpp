@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <utility>
 #include <vector>
 
 #include "core/whole_file.h"
@@ -49,6 +50,26 @@ Status write_kept_file(const std::string& path, std::string_view text, const std
   const std::filesystem::path folder = std::filesystem::path(path).parent_path();
   if (!folder.empty()) std::filesystem::create_directories(folder, error);
   return write_whole_file(path, text, what);
+}
+
+Status parse_kept(std::string_view text, const std::string& where, const KeptForm& form,
+                  const std::function<void(JsonFields&)>& read) {
+  const auto parsed = parse_json(text, where);
+  if (!parsed) return fail(parsed.error().what, where, form.mend);
+  JsonFields::Fault fault;
+  JsonFields fields(*parsed, "", where, &fault);
+  if (fields.text("form", kMostKeptText) != form.form)
+    fields.refuse("form", fmt::format("is not \"{}\"", form.form));
+  fields.objects(form.list, read, form.most_entries);
+  fields.done();
+  if (fault) return fail(fault->what, where, form.mend);
+  return {};
+}
+
+std::string kept_text(const KeptForm& form, nlohmann::ordered_json list) {
+  using Json = nlohmann::ordered_json;
+  const Json document{{"form", form.form}, {form.list, std::move(list)}};
+  return document.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
 }  // namespace moxie

@@ -7,17 +7,17 @@
 #include <nlohmann/json.hpp>
 
 #include "engine/kept_file.h"
-#include "text/json_fields.h"
 
 namespace moxie {
 namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr const char* kForm = "moxie self-test 1";
 constexpr size_t kMaxTests = 64, kMaxProven = 1024, kMaxFaults = 256, kMaxBeside = 16;
-constexpr size_t kMaxTextBytes = 4096;
 constexpr uint64_t kMaxFileBytes = uint64_t{16} << 20;
+
+constexpr KeptForm kForm{"moxie self-test 1", "tests", kMaxTests,
+                         "remove the file; the next start writes another"};
 
 struct Member {
   const char* name;
@@ -32,7 +32,7 @@ constexpr Member kMembers[] = {{"device", &SelfTestKey::device},
 std::vector<std::string> read_names(JsonFields& fields, const char* list, size_t most) {
   std::vector<std::string> names;
   const auto read = [&](JsonFields& entry) {
-    names.push_back(entry.text("name", kMaxTextBytes));
+    names.push_back(entry.text("name", kMostKeptText));
     entry.done();
   };
   fields.objects(list, read, most);
@@ -46,18 +46,18 @@ Json names_json(const std::vector<std::string>& names) {
 
 SelfTestKey read_key(JsonFields fields) {
   SelfTestKey key;
-  for (const Member& member : kMembers) key.*member.field = fields.text(member.name, kMaxTextBytes);
+  for (const Member& member : kMembers) key.*member.field = fields.text(member.name, kMostKeptText);
   fields.done();
   return key;
 }
 
 KeptFault read_fault(JsonFields& fields) {
   KeptFault fault;
-  fault.row = fields.text("row", kMaxTextBytes);
+  fault.row = fields.text("row", kMostKeptText);
   fault.beside = read_names(fields, "beside", kMaxBeside);
-  fault.launch = fields.text("launch", kMaxTextBytes);
-  fault.what = fields.text("what", kMaxTextBytes);
-  fault.shapes = fields.text("shapes", kMaxTextBytes);
+  fault.launch = fields.text("launch", kMostKeptText);
+  fault.what = fields.text("what", kMostKeptText);
+  fault.shapes = fields.text("shapes", kMostKeptText);
   fields.done();
   return fault;
 }
@@ -89,27 +89,17 @@ Json to_json(const KeptSelfTest& test) {
 
 Result<std::vector<KeptSelfTest>> parse_self_tests(std::string_view text,
                                                    const std::string& where) {
-  constexpr const char* kMend = "remove the file; the next start writes another";
-  const auto parsed = parse_json(text, where);
-  if (!parsed) return fail(parsed.error().what, where, kMend);
-  JsonFields::Fault fault;
-  JsonFields fields(*parsed, "", where, &fault);
-  if (fields.text("form", kMaxTextBytes) != kForm)
-    fields.refuse("form", fmt::format("is not \"{}\"", kForm));
   std::vector<KeptSelfTest> tests;
-  fields.objects(
-      "tests", [&](JsonFields& entry) { tests.push_back(read_test(entry)); }, kMaxTests);
-  fields.done();
-  if (fault) return fail(fault->what, where, kMend);
+  auto parsed =
+      parse_kept(text, where, kForm, [&](JsonFields& entry) { tests.push_back(read_test(entry)); });
+  if (!parsed) return fail(std::move(parsed.error()));
   return tests;
 }
 
 std::string self_tests_text(const std::vector<KeptSelfTest>& tests) {
   Json list = Json::array();
   for (const KeptSelfTest& test : tests) list.push_back(to_json(test));
-  return Json{{"form", kForm}, {"tests", std::move(list)}}.dump(1, ' ', false,
-                                                                Json::error_handler_t::replace) +
-         "\n";
+  return kept_text(kForm, std::move(list));
 }
 
 Result<std::optional<std::vector<KeptSelfTest>>> read_self_tests(const std::string& path) {

@@ -6,17 +6,18 @@
 #include <nlohmann/json.hpp>
 
 #include "engine/kept_file.h"
-#include "text/json_fields.h"
 
 namespace moxie {
 namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr const char* kForm = "moxie tuning 1";
-constexpr size_t kMaxTunings = 64, kMaxLaunches = 256, kMaxRows = 4096, kMaxTextBytes = 4096;
+constexpr size_t kMaxTunings = 64, kMaxLaunches = 256, kMaxRows = 4096;
 constexpr double kMostUs = 1e12;
 constexpr int64_t kMostTokens = 1 << 22, kMostLayers = 1 << 16, kMostThreads = 1 << 16;
+
+constexpr KeptForm kForm{"moxie tuning 1", "tunings", kMaxTunings,
+                         "remove the file; `moxie tune` writes another"};
 
 struct Member {
   const char* name;
@@ -30,7 +31,7 @@ constexpr Member kMembers[] = {{"device", &TuningKey::device},      {"driver", &
 
 TuningKey read_key(JsonFields fields) {
   TuningKey key;
-  for (const Member& member : kMembers) key.*member.field = fields.text(member.name, kMaxTextBytes);
+  for (const Member& member : kMembers) key.*member.field = fields.text(member.name, kMostKeptText);
   key.threads = static_cast<int32_t>(fields.integer("threads", 0, kMostThreads));
   fields.done();
   return key;
@@ -45,8 +46,8 @@ double read_us(JsonFields& fields, const char* name) {
 TunedRow read_row(JsonFields& fields) {
   TunedRow row;
   row.layer = static_cast<int32_t>(fields.integer("layer", 0, kMostLayers));
-  row.name = fields.text("name", kMaxTextBytes);
-  row.forms = fields.text("forms", kMaxTextBytes);
+  row.name = fields.text("name", kMostKeptText);
+  row.forms = fields.text("forms", kMostKeptText);
   row.tile_columns = static_cast<int32_t>(fields.integer("tile", 0, kMostTokens));
   row.predicted_us = read_us(fields, "predicted_us");
   row.measured_us = read_us(fields, "measured_us");
@@ -122,27 +123,17 @@ std::string why_unfit(const TuningKey& found, const TuningKey& key) {
 }
 
 Result<std::vector<Tuning>> parse_tunings(std::string_view text, const std::string& where) {
-  constexpr const char* kMend = "remove the file; `moxie tune` writes another";
-  const auto parsed = parse_json(text, where);
-  if (!parsed) return fail(parsed.error().what, where, kMend);
-  JsonFields::Fault fault;
-  JsonFields fields(*parsed, "", where, &fault);
-  if (fields.text("form", kMaxTextBytes) != kForm)
-    fields.refuse("form", fmt::format("is not \"{}\"", kForm));
   std::vector<Tuning> tunings;
-  fields.objects(
-      "tunings", [&](JsonFields& entry) { tunings.push_back(read_tuning(entry)); }, kMaxTunings);
-  fields.done();
-  if (fault) return fail(fault->what, where, kMend);
+  auto parsed = parse_kept(text, where, kForm,
+                           [&](JsonFields& entry) { tunings.push_back(read_tuning(entry)); });
+  if (!parsed) return fail(std::move(parsed.error()));
   return tunings;
 }
 
 std::string tunings_text(const std::vector<Tuning>& tunings) {
   Json list = Json::array();
   for (const Tuning& tuning : tunings) list.push_back(to_json(tuning));
-  return Json{{"form", kForm}, {"tunings", std::move(list)}}.dump(1, ' ', false,
-                                                                  Json::error_handler_t::replace) +
-         "\n";
+  return kept_text(kForm, std::move(list));
 }
 
 Result<std::optional<std::vector<Tuning>>> read_tunings(const std::string& path) {

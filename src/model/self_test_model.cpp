@@ -309,7 +309,7 @@ Result<SelfTestModel> make_self_test_model(const GptOssConfig& config, const Mod
   SelfTestModel model;
   model.kinds = kinds_of_layers(config, formats);
   model.config = self_test_config(config, model.kinds, sizes);
-  // The reference rows read F32 faster than what it holds exactly, but it takes memory.
+  // The reference rows read blocks as they are, and BF16 and others as F32, which holds them.
   WeightFormats own, exact;
   for_each_weight(model.config, [&](const Weight& weight) {
     own.push_back(format_of(weight, model.kinds, formats));

@@ -76,17 +76,15 @@ inline double dense_teams_us(const Work& work, const PackedMatrix& weight, int32
          1e-3 / rates.read_gb_s * std::max(work.bytes / kRead, bytes_of_l2 / kL2OfMemory);
 }
 
-/// What rows by mma.sync say of themselves.
+/// What rows by mma.sync say of themselves; kMmaRanOn: those in teams, too.
 inline constexpr const char* kMmaLimits =
     "any number of tokens; for many where no row by wgmma can run; activations rounded to bf16; "
     "same result for any batch and chunks";
 inline constexpr const char* kMmaRanOn = "H100; sm_80, sm_100a and sm_120f compiled only";
 
-/// The same of the rows in teams.
 inline constexpr const char* kTeamsLimits =
     "any number of tokens; for 2 to some 64 where no row by wgmma can run; activations rounded to "
     "bf16";
-inline constexpr const char* kTeamsRanOn = "H100; sm_80, sm_100a and sm_120f compiled only";
 
 /// An exchange with every other rank over NVLink (kernels/rank_mail.cuh) of so many floats as
 /// words, and of so many bytes as units. Measured between two H200s; beyond a word a thread, words

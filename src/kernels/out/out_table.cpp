@@ -164,7 +164,7 @@ const Row<OutParams> kRows[] = {
      .needs = kCudaAny,
      .supports = "bf16, mxfp4",
      .limits = kTeamsLimits,
-     .ran_on = kTeamsRanOn,
+     .ran_on = kMmaRanOn,
      .layout = PackedLayout::kFragment16x32,
      .forms = {.x = kAnyX, .a = {AForm::kF32, AForm::kBf16Staged}},
      .refuses = out_any_bf16_gemm_cuda_refuses,

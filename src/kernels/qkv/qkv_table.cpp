@@ -175,7 +175,7 @@ const Row<QkvParams> kRows[] = {
      .needs = kCudaAny,
      .supports = "bf16, mxfp4; cache f32, bf16, fp8_e4m3; head_dim a multiple of 16",
      .limits = kTeamsLimits,
-     .ran_on = kTeamsRanOn,
+     .ran_on = kMmaRanOn,
      .layout = PackedLayout::kFragment16x32,
      .forms = {.x = kAnyX, .q = {QForm::kF32, QForm::kBf16Staged}},
      .refuses = qkv_any_bf16_gemm_cuda_refuses,
