@@ -7,6 +7,7 @@
 
 #include <functional>
 #include <map>
+#include <set>
 
 #include "core/formats.h"
 #include "kernels/experts/experts_mx.h"
@@ -294,8 +295,8 @@ class LinearStepsCuda : public CudaTest {
     expect_near(expected, built.outputs(), std::string(row.name) + " without t");
   }
 
-  // Rows of experts that compute their input from x.
-  void expect_normed_experts_agree(const ExpertsCase& c) {
+  // Rows of experts that compute their input from x. Adds the names of those that take the case.
+  void expect_normed_experts_agree(const ExpertsCase& c, std::set<std::string>* ran) {
     SCOPED_TRACE(c.name());
     Built<ExpertsParams> built = build(c);
     ExpertsParams& p = built.params;
@@ -318,7 +319,6 @@ class LinearStepsCuda : public CudaTest {
       const char* const name = row.name;
       if (row.device != DeviceKind::kCuda || !row.forms.t.has(TForm::kAbsent)) continue;
       if ((row.needs & ~features()) != 0) continue;
-      int num_runs = 0;
       std::vector<Output> allowed = expected;
       for (Output& output : allowed) output.rounding += kSplitRounding + activation_rounding(row);
       for (const bool is_single : {false, true}) {
@@ -336,12 +336,11 @@ class LinearStepsCuda : public CudaTest {
           continue;
         }
         runs_->ran(run);
-        ++num_runs;
+        ran->insert(name);
         run_on_device(row, params);
         expect_near(allowed, built.outputs(), std::string(name) + " of x, " + c.name());
       }
       x_is_single_ = false;
-      EXPECT_GT(num_runs, 0) << name << " refuses " << c.name();
     }
     free_case();
   }

@@ -64,6 +64,9 @@ TEST_F(LinearStepsCuda, RouteAgreesWithTheReference) {
                                 .weights = kWeights,
                                 .seed = 7});
   }
+  // Blocks that take several groups of tokens; again a seed whose logits are far apart.
+  expect_rows_agree(RouteCase{
+      .tokens = 600, .hidden = 2880, .experts = 128, .weights = DType::kBF16, .seed = 10});
   expect_rows_agree(
       RouteCase{.tokens = 1100, .hidden = 2880, .experts = 8, .top_k = 2, .weights = DType::kBF16});
   for (const int32_t experts : {100, 150}) {
@@ -201,12 +204,22 @@ TEST_F(LinearStepsCuda, ManyTokensOfWideMatricesAgreeWithTheReference) {
 }
 
 TEST_F(LinearStepsCuda, ExpertsThatNormAgreeWithTheReference) {
+  std::set<std::string> ran;
   for (const int32_t tokens : {5, 33, 121, 300}) {
+    const int32_t experts = tokens == 300 ? 4 : 9;
     expect_normed_experts_agree(
-        {.tokens = tokens, .hidden = 160, .intermediate = 224, .experts = tokens == 300 ? 4 : 9});
+        {.tokens = tokens, .hidden = 160, .intermediate = 224, .experts = experts}, &ran);
+    // Rows that take no such sizes.
+    expect_normed_experts_agree(
+        {.tokens = tokens, .hidden = 192, .intermediate = 256, .experts = experts}, &ran);
   }
   expect_normed_experts_agree(
-      {.tokens = 40, .hidden = 2880, .intermediate = 96, .experts = 3, .top_k = 2});
+      {.tokens = 40, .hidden = 2880, .intermediate = 96, .experts = 3, .top_k = 2}, &ran);
+  for (const Row<ExpertsParams>& row : Op<ExpertsParams>::rows()) {
+    if (row.device != DeviceKind::kCuda || !row.forms.t.has(TForm::kAbsent)) continue;
+    if ((row.needs & ~features()) != 0) continue;
+    EXPECT_TRUE(ran.contains(row.name)) << row.name;
+  }
 }
 
 // Columns that a cluster shares.

@@ -20,7 +20,7 @@ struct TeamsCut {
   using Atom = Bf16Atom;
   static constexpr int kWarps = kWarps_, kRowTiles = kRowTiles_, kMostColumns = kMostColumns_;
   static constexpr int kRows = 16 * kRowTiles, kThreads = 32 * kWarps, kBlocks = 2;
-  static constexpr int kTileStep = 1, kWarpgroups = 1;
+  static constexpr int kTileStep = 1, kWarpgroups = 1, kStepsOfGroup = 4;
   static constexpr int kRowBytes = kStagedRowBytes;
   /// Warps that write the sums of a tile, each some of its columns.
   static constexpr int kWriters = std::max(1, std::min(kWarps / kRowTiles, kMostColumns / 8));
@@ -62,8 +62,7 @@ __global__ void __launch_bounds__(Cut::kThreads, Cut::kBlocks)
   const int num_columns = min(task.tile_columns, task.num_columns - first_column);
   const int num_units = (task.weight.cols + kStagedColumns - 1) / kStagedColumns;
   const int num_mine = (num_units - warp + Cut::kWarps - 1) / Cut::kWarps;
-  std::byte* const ring = shared_bytes + warp * (S::kStages * S::kStageBytes);
-  const uint32_t ring_at = shared_address(ring);
+  const uint32_t ring_at = shared_address(shared_bytes + warp * (S::kStages * S::kStageBytes));
   const std::byte* weights[Cut::kRowTiles];
 #pragma unroll
   for (int m = 0; m < Cut::kRowTiles; ++m)
@@ -112,7 +111,8 @@ __global__ void __launch_bounds__(Cut::kThreads, Cut::kBlocks)
       copy_columns(ahead);
     }
     commit_copies();
-    multiply_unit<F, Cut>(Bf16Atom(), ring + i % S::kStages * S::kStageBytes, 0, num_columns, sums);
+    multiply_unit<F, Cut>(Bf16Atom(), ring_at + i % S::kStages * S::kStageBytes, 0, num_columns,
+                          sums, [] {});
   }
   wait_for_copies<0>();
   __syncthreads();  // the rings' memory is the sums' now: [warp][tile][SumsTile]

@@ -1,5 +1,5 @@
 // Chooses the tile of the grouped products by mma.sync (product_mma.cuh) from a device's size and
-// rates: blocks of 128 rows times a number of tokens of an expert.
+// rates: 128 rows times a number of tokens of an expert (a block of 64 tokens has two of them).
 //
 // A tile's time is the longer of reading its weights, at an SM's share of memory's rate, and of
 // making operands of them and multiplying. Further tiles of the same expert find the weights in L2.

@@ -50,6 +50,8 @@ struct MmaCut {
   static constexpr int kMostColumns = kMostColumns_;
   static constexpr int kRows = 64 * kRowTiles * kWarpgroups, kThreads = 128 * kWarpgroups;
   static constexpr int kTileStep = 4;  ///< from a warp's tile to its next in a stage
+  /// Steps of eight columns between two looks at whether columns are left.
+  static constexpr int kStepsOfGroup = kMostColumns > 64 ? 4 : 2;
   static constexpr int kFirstWarp = 0;
   static constexpr bool kSplitsK = false;
   static constexpr DType kActivation = Atom::kActivation;
@@ -61,13 +63,15 @@ struct MmaCut {
 /// that one multiplies while the other makes operands or ends.
 template <typename Atom = Bf16Atom>
 using MmaWideCut = MmaCut<1, 2, 128, Atom, 2>;
-/// Tiles of kColumns of 128 rows. Those of few tokens are limited by the weights' bytes: many
-/// copies of them are in flight.
+/// Some columns: a load of activations serves four tiles of a warp.
+using MmaTallCut = MmaCut<1, 4, 64, Bf16Atom, 2>;
+/// Tiles of kColumns. Those of few tokens are limited by the weights' bytes: many copies of them
+/// are in flight.
 template <int kColumns, typename Atom = Bf16Atom>
 using MmaTileCut =
-    std::conditional_t<kColumns == 128, MmaWideCut<Atom>, MmaCut<2, 1, kColumns, Atom>>;
-
-/// The most shared memory of a block that all devices have, and of the blocks of an SM.
+    std::conditional_t<kColumns == 128, MmaWideCut<Atom>,
+                       std::conditional_t<kColumns == 64 && std::is_same_v<Atom, Bf16Atom>,
+                                          MmaTallCut, MmaCut<2, 1, kColumns, Atom>>>;
 
 template <DType F, typename Cut>
 struct MmaShared {
@@ -93,75 +97,115 @@ __device__ __forceinline__ void load_matrices(uint32_t at, uint32_t (&words)[4])
                : "r"(at));
 }
 
-/// The copies of one item's units into the ring.
+/// Copies 16 bytes to shared memory if wanted, without a branch.
+__device__ __forceinline__ void copy_async_16_if(bool is_wanted, uint32_t to, const void* from) {
+  asm volatile(
+      "{.reg .pred wanted; setp.ne.u32 wanted, %2, 0; "
+      "@wanted cp.async.cg.shared.global [%0], [%1], 16;}" ::"r"(to),
+      "l"(from), "r"(static_cast<uint32_t>(is_wanted))
+      : "memory");
+}
+__device__ __forceinline__ uint32_t load_shared_4(uint32_t at) {
+  uint32_t v;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(at));
+  return v;
+}
+
+/// The copies of one item's units into the ring. fill() has no branch, so that it can lie between
+/// products.
 template <DType F, typename Cut>
 struct MmaCopies {
   using S = MmaShared<F, Cut>;
+  static constexpr int kAtOnce = 16 * Cut::kThreads;  // bytes
   uint32_t base;
   const std::byte* columns;  // this thread's first 16 bytes of the next unit
   int64_t columns_step;
-  int num_column_bytes;
+  int num_column_bytes;     // from this thread's first on
   const std::byte* scales;  // of the columns, if the atom has scales
   int64_t scales_step;
-  int num_scale_bytes;
-  const std::byte* weights;  // of this warp's first tile, this lane's first 16 bytes
-  int32_t other_tile;        // from there to the warp's second tile
-  int tile_in_block;         // this warp's first
-  int num_units, next_unit = 0, stage = 0;
+  int num_scale_bytes;            // as of the columns
+  const std::byte* weights;       // of this warp's first tile, this lane's first 16 bytes
+  int32_t tiles[Cut::kRowTiles];  // from there to the warp's tiles
+  int tile_in_block;              // this warp's first
+  int num_units, next_unit = 0;
+  uint32_t stage_at = 0;
 
   __device__ __forceinline__ void fill() {
-    if (next_unit < num_units) {
-      const uint32_t to = base + stage * S::kStageBytes;
-      for (int at = 16 * threadIdx.x; at < num_column_bytes; at += 16 * Cut::kThreads)
-        copy_async_16(to + at, columns + at - 16 * threadIdx.x);
-      columns += columns_step;
-      if constexpr (Cut::Atom::kScaleBytes > 0) {
-        if (16 * static_cast<int>(threadIdx.x) < num_scale_bytes)
-          copy_async_16(to + S::kScalesAt + 16 * threadIdx.x, scales + 16 * threadIdx.x);
-        scales += scales_step;
-      }
-      const uint32_t tiles = to + S::kWeightsAt + 16 * (threadIdx.x % 32);
+    const bool is_more = next_unit < num_units;
+    const uint32_t to = base + stage_at + 16 * threadIdx.x;
+    const int num_bytes = is_more ? num_column_bytes : 0;
 #pragma unroll
-      for (int m = 0; m < Cut::kRowTiles; ++m)
-        copy_unit<F>(tiles + (tile_in_block + Cut::kTileStep * m) * S::kTileBytes,
-                     weights + m * other_tile);
-      weights += S::kTileBytes;
+    for (int at = 0; at < S::kColumnBytes; at += kAtOnce)
+      copy_async_16_if(at < num_bytes, to + at, columns + at);
+    columns += columns_step;
+    if constexpr (Cut::Atom::kScaleBytes > 0) {
+      copy_async_16_if(is_more && num_scale_bytes > 0, to + S::kScalesAt, scales);
+      scales += scales_step;
     }
+    const uint32_t lane = threadIdx.x % 32;
+    const uint32_t tile_at =
+        base + stage_at + S::kWeightsAt + tile_in_block * S::kTileBytes + 16 * lane;
+    constexpr int kWhole = S::kTileBytes / 512 * 512;
+#pragma unroll
+    for (int m = 0; m < Cut::kRowTiles; ++m) {
+      const uint32_t to_tile = tile_at + Cut::kTileStep * m * S::kTileBytes;
+      const std::byte* from = weights + tiles[m];
+#pragma unroll
+      for (int at = 0; at < kWhole; at += 512) copy_async_16_if(is_more, to_tile + at, from + at);
+      if constexpr (kWhole < S::kTileBytes)
+        copy_async_16_if(is_more && 16 * lane < S::kTileBytes - kWhole, to_tile + kWhole,
+                         from + kWhole);
+    }
+    weights += S::kTileBytes;
     commit_copies();
     ++next_unit;
-    if (++stage == S::kStages) stage = 0;
+    stage_at += S::kStageBytes;
+    if (stage_at == S::kBytes) stage_at = 0;
   }
 };
 
-/// Columns past the last token that are left out come in groups of so many steps of eight.
-inline constexpr int kStepsOfGroup = 4;
+/// A lane's share of a unit at an address of shared memory.
+template <DType F>
+__device__ __forceinline__ fragment::Unit<F> load_operand(uint32_t unit_at) {
+  const uint32_t lane = threadIdx.x % 32;
+  fragment::Unit<F> unit;
+#pragma unroll
+  for (int i = 0; i < fragment::Format<F>::kVectors; ++i)
+    unit.codes[i] = fragment::load_shared_16(unit_at + 512 * i + 16 * lane);
+  if constexpr (fragment::Format<F>::kScaleWords == 1)
+    unit.scales[0] = load_shared_4(unit_at + fragment::kCodeBytes<F> + lane / 4 * 4);
+  return unit;
+}
 
 /// sums += this warp's tiles of a unit times its columns, in groups up to the last token's, in
 /// BF16. Activations are loaded one step of eight columns ahead of the products that use them.
-template <DType F, typename Cut>
-__device__ __forceinline__ void multiply_unit(Bf16Atom, const std::byte* stage, int tile_in_block,
-                                              int num_columns, Sums<Cut, Cut::kMostColumns>& sums) {
+/// Calls between() once the unit's weights are being loaded.
+template <DType F, typename Cut, typename Between>
+__device__ __forceinline__ void multiply_unit(Bf16Atom, uint32_t stage, int tile_in_block,
+                                              int num_columns, Sums<Cut, Cut::kMostColumns>& sums,
+                                              Between&& between) {
   using S = MmaShared<F, Cut>;
   constexpr int kTiles = Cut::kRowTiles, kSteps = Cut::kMostColumns / 8;
   // Matrix i of a load is chunk i of a block of 32 columns of K: the operands of two products.
   const uint32_t lane = threadIdx.x % 32, row = lane % 8;
-  const uint32_t first = shared_address(stage) + row * Cut::kRowBytes;
+  const uint32_t first = stage + row * Cut::kRowBytes;
   fragment::Unit<F> units[kTiles];
 #pragma unroll
   for (int m = 0; m < kTiles; ++m)
-    units[m] = read_operand<F>(stage + S::kWeightsAt +
+    units[m] = load_operand<F>(stage + S::kWeightsAt +
                                (tile_in_block + Cut::kTileStep * m) * S::kTileBytes);
 #pragma unroll
   for (int block = 0; block < 2; ++block) {
     const uint32_t at = first + staged_pair_offset(row, 16 * block + lane / 8);
     uint32_t b[2][4];
     load_matrices(at, b[0]);
+    if (block == 0) between();
     uint32_t a[kTiles][8];
 #pragma unroll
     for (int m = 0; m < kTiles; ++m) make_operand<F>(units[m], block, a[m]);
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
-      if (i > 0 && i % kStepsOfGroup == 0 && 8 * i >= num_columns) break;
+      if (i > 0 && i % Cut::kStepsOfGroup == 0 && 8 * i >= num_columns) break;
       if (i + 1 < kSteps) load_matrices(at + 8 * (i + 1) * Cut::kRowBytes, b[(i + 1) % 2]);
 #pragma unroll
       for (int k = 0; k < 2; ++k) {
@@ -224,7 +268,7 @@ __device__ __forceinline__ void multiply_mx_unit(MxElement element, const std::b
   scale_b[0] = scales[0];
 #pragma unroll
   for (int i = 0; i < kSteps; ++i) {
-    if (i > 0 && i % kStepsOfGroup == 0 && 8 * i >= num_columns) break;
+    if (i > 0 && i % Cut::kStepsOfGroup == 0 && 8 * i >= num_columns) break;
     if (i + 1 < kSteps) {
       load_matrices(at + 8 * (i + 1) * Cut::kRowBytes, b[(i + 1) % 2]);
       scale_b[(i + 1) % 2] = scales[8 * (i + 1)];
@@ -286,7 +330,7 @@ __device__ __forceinline__ void multiply_unit(MxElement, MxAtom64, const std::by
   }
 #pragma unroll
   for (int i = 0; i < kSteps; i += 2) {
-    if (i > 0 && i % kStepsOfGroup == 0 && 8 * i >= num_columns) break;
+    if (i > 0 && i % Cut::kStepsOfGroup == 0 && 8 * i >= num_columns) break;
     uint32_t b[4];
     load_matrices(at + 8 * i * Cut::kRowBytes, b);
 #pragma unroll
@@ -317,22 +361,28 @@ __global__ void __launch_bounds__(Cut::kThreads, Cut::kBlocks)
   const int tile_in_block = 4 * Cut::kRowTiles * (warp / 4) + warp % 4;
   const int tile = item.first_tile + tile_in_block;
   const int num_units = (task.weight.cols + kStagedColumns - 1) / kStagedColumns;
+  // Kept in a register: the compiler would compute it anew for each unit.
+  uint32_t ring = shared_address(shared_bytes);
+  asm volatile("" : "+r"(ring));
+  const int first_byte = 16 * threadIdx.x, num_columns = (item.num_columns + 7) / 8 * 8;
   MmaCopies<F, Cut> copies{
-      .base = shared_address(shared_bytes),
-      .columns = task.staged.data + Cut::kRowBytes * int64_t{item.first_column} + 16 * threadIdx.x,
+      .base = ring,
+      .columns = task.staged.data + Cut::kRowBytes * int64_t{item.first_column} + first_byte,
       .columns_step = Cut::kRowBytes * int64_t{task.staged.capacity},
-      .num_column_bytes = Cut::kRowBytes * ((item.num_columns + 7) / 8 * 8),
-      .scales = task.staged.scales + Cut::Atom::kScaleBytes * int64_t{item.first_column},
+      .num_column_bytes = Cut::kRowBytes * num_columns - first_byte,
+      .scales =
+          task.staged.scales + Cut::Atom::kScaleBytes * int64_t{item.first_column} + first_byte,
       .scales_step = Cut::Atom::kScaleBytes * int64_t{task.staged.capacity},
-      .num_scale_bytes = Cut::Atom::kScaleBytes * ((item.num_columns + 7) / 8 * 8),
+      .num_scale_bytes = Cut::Atom::kScaleBytes * num_columns - first_byte,
       .weights = tile_of<F>(task.weight, num_units, item.expert, tile) + 16 * (threadIdx.x % 32),
-      .other_tile =
-          Cut::kRowTiles == 1
-              ? 0
-              : static_cast<int32_t>(tile_of<F>(task.weight, num_units, item.expert, tile + 4) -
-                                     tile_of<F>(task.weight, num_units, item.expert, tile)),
+      .tiles = {},
       .tile_in_block = tile_in_block,
       .num_units = num_units};
+#pragma unroll
+  for (int m = 1; m < Cut::kRowTiles; ++m)
+    copies.tiles[m] = static_cast<int32_t>(
+        tile_of<F>(task.weight, num_units, item.expert, tile + Cut::kTileStep * m) -
+        tile_of<F>(task.weight, num_units, item.expert, tile));
   Sums<Cut, Cut::kMostColumns> sums;
 #pragma unroll
   for (int m = 0; m < Cut::kRowTiles; ++m) {
@@ -341,20 +391,21 @@ __global__ void __launch_bounds__(Cut::kThreads, Cut::kBlocks)
   }
 #pragma unroll 1
   for (int u = 0; u < S::kStages - 1; ++u) copies.fill();
-  int stage = 0;
+  uint32_t stage = 0;
 #pragma unroll 1
   for (int u = 0; u < num_units; ++u) {
     wait_for_copies<S::kStages - 2>();
     __syncthreads();  // all copies of this unit are there, and all have read the unit before
-    copies.fill();
-    const std::byte* unit = shared_bytes + stage * S::kStageBytes;
     if constexpr (std::is_same_v<typename Cut::Atom, Bf16Atom>) {
-      multiply_unit<F, Cut>(Bf16Atom(), unit, tile_in_block, item.num_columns, sums);
+      multiply_unit<F, Cut>(Bf16Atom(), ring + stage, tile_in_block, item.num_columns, sums,
+                            [&] { copies.fill(); });
     } else {
-      multiply_unit<F, Cut>(task.element, typename Cut::Atom(), unit, tile_in_block,
+      copies.fill();
+      multiply_unit<F, Cut>(task.element, typename Cut::Atom(), shared_bytes + stage, tile_in_block,
                             item.num_columns, sums);
     }
-    if (++stage == S::kStages) stage = 0;
+    stage += S::kStageBytes;
+    if (stage == S::kBytes) stage = 0;
   }
   wait_for_copies<0>();
   __syncthreads();  // the ring's memory is the end's now

@@ -35,11 +35,16 @@ double expected_time(double mean, TimeOf&& time_of_tokens) {
 // Of the packed weights of a tile: 2,880 columns of MXFP4 with their scales.
 constexpr double kMmaK = 2880, kMmaWeightBytes = kMmaTileRows * kMmaK * 17 / 32;
 // The products' share of mma.sync's rate, apart from making operands. With it the model gives the
-// 320 TFLOPS that experts reach on an H100 at 8,192 tokens
-// (docs/decisions/2026-11-26-products-on-any-gpu.md).
-constexpr double kMmaShare = 0.63;
+// 362 TFLOPS that experts reach on an H100 with 256 tokens each
+// (docs/decisions/2026-11-27-products-without-branches.md).
+constexpr double kMmaShare = 0.73;
 // Groups of so many columns past the last token are left out.
-constexpr int32_t kMmaGroup = 32;
+constexpr int32_t mma_group(int32_t columns) { return columns > 64 ? 32 : 16; }
+// In tiles of 64 with many tokens operands take half as long, since a warp makes them for four
+// tiles at once: fitted to which tile is the faster one with 32 to 1,024 tokens an expert.
+constexpr double mma_operands_share(int32_t columns, int32_t num_tokens) {
+  return columns == 64 && num_tokens > 32 ? 0.5 : 1.0;
+}
 
 // The model tells no smaller differences than this.
 constexpr double kLeastMmaGain = 1.03;
@@ -97,10 +102,10 @@ Result<Tile> parse_tile(const std::string& text) {
 
 double mma_tile_us(int32_t columns, int32_t num_tokens, const TileDevice& device) {
   const int32_t tiles = ceil_div(num_tokens, columns);
-  const int32_t each = round_up(ceil_div(num_tokens, tiles), std::min(columns, kMmaGroup));
+  const int32_t each = round_up(ceil_div(num_tokens, tiles), mma_group(columns));
   const double read_us = 1e-3 * kMmaWeightBytes * device.num_sms / device.read_gb_s;
   const double multiply_us =
-      1e-3 * kMmaWeightBytes / device.operand_gb_s_of_sm +
+      1e-3 * mma_operands_share(columns, each) * kMmaWeightBytes / device.operand_gb_s_of_sm +
       1e-3 * 2 * kMmaTileRows * kMmaK * each * device.num_sms / (kMmaShare * device.mma_gflops);
   return std::max(read_us, multiply_us) + (tiles - 1) * multiply_us;
 }
