@@ -79,6 +79,13 @@ int32_t least_batch_tokens(const PlanRequest& request) {
 std::string advice_for(const GptOssConfig& config, const PlanRequest& request, const Sizes& sizes,
                        uint64_t available) {
   const uint64_t fixed = sizes.weights + sizes.activations + sizes.process + sizes.draft;
+  const bool launches_help = request.max_batch_tokens > least_batch_tokens(request) &&
+                             sizes.total() - sizes.activations < available;
+  const std::string launches =
+      fmt::format("launches of fewer than {} tokens, whose scratch takes {}",
+                  request.max_batch_tokens, format_bytes(sizes.activations));
+  const std::string free = format_bytes(available) + " is free";
+  if (fixed > available && launches_help) return launches + "; " + free;
   if (fixed > available) {
     std::string text = fmt::format("the weights alone take {} of {} free",
                                    format_bytes(sizes.weights), format_bytes(available));
@@ -88,8 +95,8 @@ std::string advice_for(const GptOssConfig& config, const PlanRequest& request, c
     if (config.num_experts > 32) text += "; gpt-oss-20b takes about 13 GiB";
     return text;
   }
-  return fmt::format("--max-model-len or --max-num-seqs lower, or --kv-dtype fp8_e4m3; {} is free",
-                     format_bytes(available));
+  return fmt::format("--max-model-len or --max-num-seqs lower, or --kv-dtype fp8_e4m3{}; {}",
+                     launches_help ? ", or " + launches : "", free);
 }
 
 }  // namespace

@@ -50,6 +50,14 @@ TEST(GpuPlan, RefusesWhatDoesNotFitAndSaysWhatWould) {
   const MemoryPlan fixed = plan_memory(**checkpoint, request, enough - 1, kGpuKernels);
   EXPECT_FALSE(fixed.fits);
   EXPECT_NE(fixed.advice.find("--max-model-len"), std::string::npos) << fixed.advice;
+  EXPECT_EQ(fixed.advice.find("launches"), std::string::npos) << fixed.advice;
+  // Where it is the scratch of launches that the caller asks for, the advice says so.
+  request.max_batch_tokens = 16384;
+  const MemoryPlan large =
+      plan_memory(**checkpoint, request, enough + (uint64_t{1} << 30), kGpuKernels);
+  EXPECT_FALSE(large.fits);
+  EXPECT_NE(large.advice.find("launches of fewer than 16384 tokens"), std::string::npos)
+      << large.advice;
 }
 
 TEST(GpuPlan, TheBatchShrinksBeforeTheContext) {

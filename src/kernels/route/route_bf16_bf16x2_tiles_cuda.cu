@@ -9,7 +9,6 @@
 // for 64 blocks 5.9 MB of router and 11.8 MB of x from L2; 0.1 GFLOP.
 #include "core/cuda_launch.cuh"
 #include "kernels/gemv/slice_gemv.cuh"
-#include "kernels/norm/norm_cuda.h"
 #include "kernels/residual.cuh"
 #include "kernels/route/route_choose.cuh"
 #include "kernels/route/route_rows.h"
@@ -219,18 +218,7 @@ uint64_t route_bf16_bf16x2_tiles_cuda_workspace(const RouteParams& p) {
 
 void route_bf16_bf16x2_tiles_cuda(const RouteParams& p) {
   if (p.num_tokens == 0) return;
-  if (p.forms.t == TForm::kF32) {
-    rms_norm_f32_cuda({.num_tokens = p.num_tokens,
-                       .width = p.hidden,
-                       .eps = p.rms_eps,
-                       .x = p.x,
-                       .weight = p.norm_weight,
-                       .y = p.t,
-                       .x_stride = p.hidden,
-                       .y_stride = p.hidden,
-                       .x_form = p.forms.x},
-                      p.launch);
-  }
+  write_route_input(p);
   cudaStream_t stream = launch_stream(p.launch.stream);
   const bool leaves_l1 = p.launch.l1 == L1Form::kL1;
   const TiledRoute step{.weight = p.weight,

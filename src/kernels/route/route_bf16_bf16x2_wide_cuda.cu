@@ -219,20 +219,23 @@ const char* route_bf16_bf16x2_wide_cuda_refuses(const RouteParams& p) {
   return refuses_matrix(p.weight);
 }
 
+void write_route_input(const RouteParams& p) {
+  if (p.forms.t != TForm::kF32) return;
+  rms_norm_f32_cuda({.num_tokens = p.num_tokens,
+                     .width = p.hidden,
+                     .eps = p.rms_eps,
+                     .x = p.x,
+                     .weight = p.norm_weight,
+                     .y = p.t,
+                     .x_stride = p.hidden,
+                     .y_stride = p.hidden,
+                     .x_form = p.forms.x},
+                    p.launch);
+}
+
 void route_bf16_bf16x2_wide_cuda(const RouteParams& p) {
   if (p.num_tokens == 0) return;
-  if (p.forms.t == TForm::kF32) {
-    rms_norm_f32_cuda({.num_tokens = p.num_tokens,
-                       .width = p.hidden,
-                       .eps = p.rms_eps,
-                       .x = p.x,
-                       .weight = p.norm_weight,
-                       .y = p.t,
-                       .x_stride = p.hidden,
-                       .y_stride = p.hidden,
-                       .x_form = p.forms.x},
-                      p.launch);
-  }
+  write_route_input(p);
   const WideRoute step{.weight = p.weight,
                        .x = p.x,
                        .norm_weight = p.norm_weight,

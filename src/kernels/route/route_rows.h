@@ -29,6 +29,9 @@ void route_bf16_bf16x2_gemm_cuda(const RouteParams& params);
 const char* route_bf16_bf16x2_wide_cuda_refuses(const RouteParams& params);
 void route_bf16_bf16x2_wide_cuda(const RouteParams& params);
 
+// On CUDA, t by a kernel of its own, if a row reads it.
+void write_route_input(const RouteParams& params);
+
 // route_bf16_bf16x2_tiles_cuda: the same precision, for some tokens on any GPU.
 const char* route_bf16_bf16x2_tiles_cuda_refuses(const RouteParams& params);
 uint64_t route_bf16_bf16x2_tiles_cuda_workspace(const RouteParams& params);
