@@ -185,7 +185,8 @@ def test_tokens_behind_the_last_text_are_no_part_of_its_time():
     with FakeEndpoint(answer) as endpoint:
         test = measured(*small(endpoint, "--requests", 4))["tests"][0]
     assert test["tokens"]["output"] == 4 * 5
-    assert min(test["tpot_ms"]["samples"]) >= 49  # two gaps for two tokens, not for four
+    # Two gaps for two tokens, 50 ms each, not for four; the first piece may be read late.
+    assert min(test["tpot_ms"]["samples"]) >= 40
 
 
 def test_an_endpoint_without_tokenizer_is_measured_by_usage():
