@@ -163,8 +163,8 @@ def test_times_are_those_of_the_events():
 
     with FakeEndpoint(answer) as endpoint:
         test = measured(*small(endpoint, "--requests", 4, "--latency-mode", "none"))["tests"][0]
-    # No less than was slept, since a sleep is never shorter.
-    assert min(test["ttft_ms"]["samples"]) >= 200 and min(test["tpot_ms"]["samples"]) >= 49
+    # No less than was slept, since a sleep is never shorter; but the first token may be read late.
+    assert min(test["ttft_ms"]["samples"]) >= 200 and min(test["tpot_ms"]["samples"]) >= 40
     assert min(test["e2e_ms"]["samples"]) >= 400
     assert max(test["pp_tok_s"]["samples"]) <= 640
     assert max(test["pp_ttft_tok_s"]["samples"]) <= 320
