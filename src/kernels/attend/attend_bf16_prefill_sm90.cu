@@ -16,77 +16,11 @@
 #include "core/cuda_launch.cuh"
 #include "kernels/attend/attend_prefill_sm90.cuh"
 #include "kernels/attend/attend_rows.h"
-#include "kernels/gemm/staged.cuh"
-#include "kernels/scratch.h"
 
 namespace moxie {
 namespace {
 
 using namespace attend_wgmma;
-
-// ---- The plan -----------------------------------------------------------------------------------
-constexpr int kPlanThreads = 1024;
-constexpr int kBuckets = kPlanThreads;  // of tiles that see about the same number of keys
-
-// Calls visit(tile) for the tiles of all sequences, each on one lane.
-template <typename Visit>
-__device__ __forceinline__ void for_each_tile(const PrefillParams& p, int warp, int lane,
-                                              const Visit& visit) {
-  for (int32_t base = warp * 32; base < p.num_seqs; base += kPlanThreads) {
-    const int32_t seq = base + lane;
-    const int32_t begin = seq < p.num_seqs ? __ldcg(p.row_offsets + seq) : 0;
-    const int32_t count = seq < p.num_seqs ? __ldcg(p.row_offsets + seq + 1) - begin : 0;
-    const int32_t position = count > 0 ? __ldcg(p.positions + begin) : 0;
-    for (uint32_t left = __ballot_sync(~0u, count > 0); left != 0; left &= left - 1) {
-      const int from = __ffs(static_cast<int>(left)) - 1;
-      const int32_t tokens = __shfl_sync(~0u, count, from);
-      const int32_t first = __shfl_sync(~0u, begin, from);
-      const int32_t start = __shfl_sync(~0u, position, from);
-      for (int32_t t = lane * kTileTokens; t < tokens; t += 32 * kTileTokens)
-        visit(TokenTile{first + t, min(kTileTokens, tokens - t), base + from, start + t});
-    }
-  }
-}
-
-// Lists the tiles, those with the most keys first.
-__global__ void __launch_bounds__(kPlanThreads)
-    attend_prefill_plan(const __grid_constant__ PrefillParams p) {
-  __shared__ int32_t counts[kBuckets], warp_sums[kPlanThreads / 32], most_keys;
-  const auto thread = static_cast<int>(threadIdx.x);
-  const int lane = thread % 32, warp = thread / 32;
-  counts[thread] = 0;
-  if (thread == 0) most_keys = 1;
-  __syncthreads();
-  const auto keys_of = [&](const TokenTile& tile) {
-    return last_key_of(tile) + 1 - first_seen(p, tile.first_position);
-  };
-  for_each_tile(p, warp, lane,
-                [&](const TokenTile& tile) { atomicMax(&most_keys, keys_of(tile)); });
-  __syncthreads();
-  const float buckets_per_key = static_cast<float>(kBuckets - 1) / static_cast<float>(most_keys);
-  const auto bucket_of = [&](const TokenTile& tile) {
-    const auto keys = static_cast<float>(keys_of(tile));
-    return kBuckets - 1 - min(kBuckets - 1, static_cast<int>(keys * buckets_per_key));
-  };
-  for_each_tile(p, warp, lane,
-                [&](const TokenTile& tile) { atomicAdd(&counts[bucket_of(tile)], 1); });
-  __syncthreads();
-
-  // The beginning of each bucket.
-  const int32_t count = counts[thread];
-  int32_t sum = warp_sum_up_to(count);
-  if (lane == 31) warp_sums[warp] = sum;
-  __syncthreads();
-  for (int w = 0; w < warp; ++w) sum += warp_sums[w];
-  counts[thread] = sum - count;
-  __syncthreads();
-  wait_for_previous();
-  launch_next();
-  if (thread == kPlanThreads - 1) *p.plan = {.num_tiles = sum, .next_item = 0};
-  for_each_tile(p, warp, lane, [&](const TokenTile& tile) {
-    p.tiles[atomicAdd(&counts[bucket_of(tile)], 1)] = tile;
-  });
-}
 
 // ---- The warpgroups -----------------------------------------------------------------------------
 // Each has 64 rows: a lane has rows lane / 4 and lane / 4 + 8 of its warp's 16. These are one query
@@ -197,9 +131,9 @@ struct Warpgroup {
     if (first_key + kKeys - 1 > first)
       Soft::hide_after(s, first_key, first + 2 * warp, last_key_of(work.tile), lane);
     const bool is_partly_before =
-        kInOrder ? first_key <= first + kTokens - 1 - p.window : block == 0;
-    if (p.window > 0 && is_partly_before)
-      Soft::hide_before(s, first_key, first + 2 * warp, p.window, lane);
+        kInOrder ? first_key <= first + kTokens - 1 - p.tiles.window : block == 0;
+    if (p.tiles.window > 0 && is_partly_before)
+      Soft::hide_before(s, first_key, first + 2 * warp, p.tiles.window, lane);
   }
   __device__ __forceinline__ void soften(const WorkItem& work, int32_t block, const uint16_t* q,
                                          int stage) {
@@ -263,29 +197,6 @@ struct Warpgroup {
   __device__ __forceinline__ int32_t head_of(const WorkItem& work) const {
     return work.kv_head * kGroup + lane / 4;
   }
-  // A head is a unit of a token's staged row; in each 32 dimensions this lane has the values of one
-  // chunk (gemm/staged.cuh).
-  __device__ __forceinline__ void write_staged(int32_t token, int32_t head, int r,
-                                               float factor) const {
-    std::byte* unit =
-        reinterpret_cast<std::byte*>(p.a) +
-        (static_cast<int64_t>(head) * p.staged_tokens + token) * gemm::kStagedRowBytes;
-#pragma unroll
-    for (int block = 0; block < 2; ++block) {
-      uint32_t words[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float* pair = o + 4 * (4 * block + i) + 2 * r;
-        words[i] = pack_bf16(pair[0] * factor, pair[1] * factor);
-      }
-      const int first_pair = 16 * block + lane % 4;
-      *reinterpret_cast<uint4*>(unit +
-                                gemm::staged_pair_offset(static_cast<uint32_t>(token),
-                                                         static_cast<uint32_t>(first_pair))) =
-          make_uint4(words[0], words[1], words[2], words[3]);
-    }
-  }
-
   __device__ __forceinline__ void write(const WorkItem& work) const {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -295,18 +206,7 @@ struct Warpgroup {
       const float factor = page_missing ? __int_as_float(0x7FC00000) : __fdividef(1.0f, l);
       const int32_t token = idx * kTokens + 2 * warp + r;
       if (token >= work.tile.num_tokens) continue;
-      const int32_t in_batch = work.tile.first_token + token, head = head_of(work);
-      if (p.staged_tokens > 0) {
-        write_staged(in_batch, head, r, factor);
-        continue;
-      }
-      const int64_t row = static_cast<int64_t>(in_batch) * p.num_heads + head;
-      float* to = p.a + row * kDim + lane % 4 * 2;
-#pragma unroll
-      for (int j = 0; j < kDim / 8; ++j) {
-        *reinterpret_cast<float2*>(to + 8 * j) =
-            make_float2(o[4 * j + 2 * r] * factor, o[4 * j + 2 * r + 1] * factor);
-      }
+      write_answer(p.to, work.tile.first_token + token, head_of(work), o, r, factor, lane);
     }
   }
 };
@@ -413,70 +313,36 @@ CUtensorMap map_queries(const AttendParams& params) {
       CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_L2_PROMOTION_L2_256B);
 }
 
-struct Parts {
-  Plan* plan;
-  TokenTile* tiles;
-};
-Parts lay_out(const AttendParams& params, Scratch& scratch) {
-  Parts parts;
-  parts.plan = scratch.take<Plan>(1);
-  parts.tiles = scratch.take<TokenTile>(params.batch.num_tokens);  // of at least one token each
-  return parts;
-}
-
-bool aligned(const void* at) { return reinterpret_cast<uintptr_t>(at) % 16 == 0; }
-
 template <bool kInOrder>
 void run_prefill(const AttendParams& params, const char* row) {
-  const Ragged& batch = params.batch;
   const KvLayer& kv = params.kv;
-  if (batch.num_tokens == 0) return;
-  CHECK(aligned(params.q) && aligned(params.a) && aligned(kv.k) && aligned(kv.v),
-        "attend wants q, a and the pages aligned to 16 bytes");
+  if (params.batch.num_tokens == 0) return;
+  check_aligned(params);
   Scratch scratch(params.launch.workspace);
-  const Parts parts = lay_out(params, scratch);
-  const PrefillParams prefill{
-      .k_runs = map_runs(kv.k),
-      .v_runs = map_runs(kv.v),
-      .q_tokens =
-          params.forms.q == QForm::kBf16Staged ? map_staged_queries(params) : map_queries(params),
-      .sinks = params.sinks,
-      .a = params.a,
-      .positions = batch.positions,
-      .row_offsets = batch.row_offsets,
-      .page_table = kv.page_table,
-      .plan = parts.plan,
-      .tiles = parts.tiles,
-      .scale_log2 = params.q_factor(),
-      .page_rows = static_cast<int32_t>(kv.page_stride_bytes / kRowBytes),
-      .num_seqs = batch.num_seqs,
-      .table_stride = kv.table_stride,
-      .page_tokens = kv.page_tokens,
-      .num_heads = params.num_heads,
-      .num_kv_heads = params.num_kv_heads,
-      .window = params.window,
-      .staged_tokens =
-          params.forms.a == AForm::kBf16Staged ? round_up(batch.num_tokens, gemm::kStagedRows) : 0,
-      .is_q_staged = params.forms.q == QForm::kBf16Staged};
-  cudaStream_t stream = launch_stream(params.launch.stream);
-  launch_kernel(row, attend_prefill_plan, prefill,
-                {.grid = dim3(1), .num_threads = kPlanThreads, .programmatic = true}, stream);
-  int device = 0, num_sms = 0;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device);
+  const PrefillParams prefill{.k_runs = map_runs(kv.k),
+                              .v_runs = map_runs(kv.v),
+                              .q_tokens = params.forms.q == QForm::kBf16Staged
+                                              ? map_staged_queries(params)
+                                              : map_queries(params),
+                              .sinks = params.sinks,
+                              .page_table = kv.page_table,
+                              .tiles = place_tiles(params, scratch),
+                              .to = place_answers(params),
+                              .scale_log2 = params.q_factor(),
+                              .page_rows = static_cast<int32_t>(kv.page_stride_bytes / kRowBytes),
+                              .table_stride = kv.table_stride,
+                              .page_tokens = kv.page_tokens,
+                              .num_kv_heads = params.num_kv_heads,
+                              .is_q_staged = params.forms.q == QForm::kBf16Staged};
+  const unsigned num_blocks = launch_plan<kTileTokens>(row, params, prefill.tiles, 1);
   // If two of the smaller blocks hold all keys of a window that a tile sees.
   const bool few_keys = params.window > 0 && params.window + kTileTokens + kRun <= 2 * 96;
-  // A sequence may end anywhere in a tile: whatever the lengths, there are at most this many tiles.
-  const int64_t most_tiles =
-      (int64_t{batch.num_tokens} + int64_t{batch.num_seqs} * (kTileTokens - 1)) / kTileTokens;
-  const int64_t num_items = most_tiles * params.num_kv_heads;
-  const LaunchShape shape{
-      .grid = dim3(static_cast<unsigned>(std::min<int64_t>(num_sms, num_items))),
-      .num_threads = kThreads,
-      .shared_bytes = few_keys ? sizeof(Shared<96>) : sizeof(Shared<128>),
-      .programmatic = true};
+  const LaunchShape shape{.grid = dim3(num_blocks),
+                          .num_threads = kThreads,
+                          .shared_bytes = few_keys ? sizeof(Shared<96>) : sizeof(Shared<128>),
+                          .programmatic = true};
   launch_kernel(row, few_keys ? attend_prefill<96, kInOrder> : attend_prefill<128, kInOrder>,
-                prefill, shape, stream);
+                prefill, shape, launch_stream(params.launch.stream));
 }
 
 }  // namespace
@@ -491,23 +357,6 @@ double attend_prefill_sm90_cost(const AttendParams& params) {
       static_cast<double>(seqs) * ceil_div(ceil_div(params.batch.num_tokens, seqs), kTileTokens);
   const double waves = std::max(1.0, tiles * params.num_kv_heads / kSms);
   return waves * kTokensOfWave / (tokens * params.num_kv_heads);
-}
-
-const char* attend_prefill_sm90_refuses(const AttendParams& params) {
-  if (params.is_block) return "the tokens are a block";
-  const KvLayer& kv = params.kv;
-  if (params.head_dim != kDim) return "head size is not 64";
-  if (params.num_heads != kGroup * params.num_kv_heads) return "not 8 query heads for a KV head";
-  if (kv.dtype != DType::kBF16) return "the cache is not BF16";
-  if (kv.page_tokens % kRun != 0) return "pages do not hold a multiple of 16 tokens";
-  if (kv.page_stride_bytes % kRowBytes != 0) return "pages are not a multiple of 128 bytes apart";
-  return nullptr;
-}
-
-uint64_t attend_prefill_sm90_workspace(const AttendParams& params) {
-  Scratch scratch(nullptr);
-  lay_out(params, scratch);
-  return scratch.bytes();
 }
 
 void attend_bf16_prefill_wgmma_sm90(const AttendParams& params) {

@@ -192,6 +192,8 @@ class AttendCudaTest : public CudaTest {
     std::vector<float> expected(test.q.size());
     AttendParams params = test.params();
     params.a = expected.data();
+    static TestMachine machine(0);
+    params.launch.stream = machine.stream.get();
     const Row<AttendParams>& row = Op<AttendParams>::rows()[0];
     CHECK(std::string(row.name) == "attend_reference");
     row.run(params);

@@ -227,7 +227,7 @@ double flashinfer_cost(const AttendParams& params, int32_t tile_tokens,
 }
 
 double behind_prefill_sm90(const AttendParams& params, double cost) {
-  if (attend_prefill_sm90_refuses(params) != nullptr) return cost;
+  if (attend_prefill_refuses(params) != nullptr) return cost;
   return std::max(cost, 1.01 * attend_prefill_sm90_cost(params));
 }
 

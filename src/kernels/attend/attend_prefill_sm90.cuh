@@ -3,18 +3,18 @@
 #pragma once
 
 #include "kernels/attend/attend.h"
+#include "kernels/attend/attend_tiles.cuh"
 #include "kernels/attend/attend_wgmma_sm90.cuh"
 #include "kernels/step.h"
 
 namespace moxie::attend_wgmma {
 
-constexpr int kDim = 64;
-constexpr int kGroup = 8;       // query heads of a KV head
+using namespace attend_tiles;
+
 constexpr int kWarpgroups = 3;  // warpgroups that multiply
 constexpr int kRows = 64;       // of a warpgroup; a row is one query head of a token
 constexpr int kTokens = kRows / kGroup;
 constexpr int kTileTokens = kWarpgroups * kTokens;
-constexpr int kRun = 16;   // keys that are contiguous: pages hold a multiple of kRun
 constexpr int kItems = 2;  // items being copied or in use
 constexpr int kThreads = 128 * (kWarpgroups + 1);
 constexpr int kOwnBarrier = 1;    // + warpgroup: barrier of its own warps; 0 is __syncthreads
@@ -32,32 +32,17 @@ constexpr float kSlack = 8.0f;
 constexpr float kPlainLeast = -32.0f, kPlainMost = 64.0f, kPlainSum = 0x1p100f;
 static_assert(kRowBytes == 128, "a row of a tile is one row of the swizzle");
 
-// Up to kTileTokens tokens of one sequence.
-struct TokenTile {
-  int32_t first_token, num_tokens, seq, first_position;
-};
-// The head of the workspace; the tiles follow.
-struct Plan {
-  int32_t num_tiles;
-  int32_t next_item;  // first item that no block has taken, less the number of blocks
-};
-
 struct PrefillParams {
   CUtensorMap k_runs, v_runs;  // boxes of kRun keys, over the whole pool from page 0 on
   CUtensorMap q_tokens;        // boxes of kTileTokens tokens and a KV head; BF16 in tiles' order
   const float* sinks;
-  float* a;
-  const int32_t* positions;
-  const int32_t* row_offsets;
   const int32_t* page_table;
-  Plan* plan;
-  TokenTile* tiles;
+  TileParams tiles;  // of kTileTokens
+  AnswerPlace to;
   float scale_log2;   // logits in powers of two
   int32_t page_rows;  // rows of kRowBytes from a page to the next
-  int32_t num_seqs, table_stride, page_tokens;
-  int32_t num_heads, num_kv_heads, window;
-  int32_t staged_tokens;  // capacity of `a` in rows of staged BF16; 0: F32
-  bool is_q_staged;       // BF16, scaled as the logits
+  int32_t table_stride, page_tokens, num_kv_heads;
+  bool is_q_staged;  // BF16, scaled as the logits
 };
 
 // The work of a block at a time: a tile of tokens and a KV head. Block i of keys begins at key
@@ -98,13 +83,6 @@ struct Shared {
 static_assert(sizeof(Shared<128>) <= 227 * 1024 && sizeof(Shared<96>) <= 227 * 1024,
               "a block has this much shared memory");
 
-__device__ __forceinline__ int32_t first_seen(const PrefillParams& p, int32_t position) {
-  return p.window > 0 ? max(0, position - p.window + 1) : 0;
-}
-__device__ __forceinline__ int32_t last_key_of(const TokenTile& tile) {
-  return tile.first_position + tile.num_tokens - 1;
-}
-
 // ---- The producer -------------------------------------------------------------------------------
 // One warp. It takes items in the order of the plan, one head after another, so that blocks that
 // work at the same time read the same keys. kInOrder: blocks of keys begin at multiples of kKeys;
@@ -118,19 +96,20 @@ struct Producer {
   int32_t num_filled = 0;  // stages, over all items
 
   __device__ __forceinline__ void run() {
-    const int32_t num_tiles = __ldcg(&p.plan->num_tiles);
+    const int32_t num_tiles = __ldcg(&p.tiles.plan->num_tiles);
     const int32_t num_items = num_tiles * p.num_kv_heads;
     auto item = static_cast<int32_t>(blockIdx.x);
     for (uint32_t turn = 0;; ++turn) {
       int32_t next = 0;
-      if (lane == 0) next = atomicAdd(&p.plan->next_item, 1) + static_cast<int32_t>(gridDim.x);
+      if (lane == 0)
+        next = atomicAdd(&p.tiles.plan->next_item, 1) + static_cast<int32_t>(gridDim.x);
       WorkItem work = {};
       if (item < num_items) {
         work.kv_head = item / num_tiles;
-        const int4 tile =
-            __ldcg(reinterpret_cast<const int4*>(p.tiles + (item - work.kv_head * num_tiles)));
+        const int4 tile = __ldcg(
+            reinterpret_cast<const int4*>(p.tiles.tiles + (item - work.kv_head * num_tiles)));
         work.tile = {tile.x, tile.y, tile.z, tile.w};
-        work.seen_from = first_seen(p, work.tile.first_position);
+        work.seen_from = p.tiles.first_seen(work.tile.first_position);
         constexpr int32_t kAligned = kInOrder ? kKeys : kRun;
         work.first_key = work.seen_from / kAligned * kAligned;
         work.num_blocks = (last_key_of(work.tile) - work.first_key) / kKeys + 1;

@@ -37,9 +37,13 @@ const char* attend_plain_cuda_refuses(const AttendParams& params);
 void attend_bf16_prefill_wgmma_sm90(const AttendParams& params);
 /// The same shapes. A token's result is the same for any batch and any chunks.
 void attend_bf16_ordered_wgmma_sm90(const AttendParams& params);
-const char* attend_prefill_sm90_refuses(const AttendParams& params);
-uint64_t attend_prefill_sm90_workspace(const AttendParams& params);
 double attend_prefill_sm90_cost(const AttendParams& params);
+/// The same shapes and the same promise, with mma.sync, on every device.
+void attend_bf16_ordered_mma_cuda(const AttendParams& params);
+double attend_ordered_mma_cost(const AttendParams& params);
+/// Shapes that these rows for many tokens cannot run, and their scratch.
+const char* attend_prefill_refuses(const AttendParams& params);
+uint64_t attend_prefill_workspace(const AttendParams& params);
 /// FlashInfer's templates, for many tokens of a sequence and mixes with decode tokens: head size
 /// 64, BF16 cache, 8 query heads a KV head, pages of any size. FA2 is for every device, FA3 for
 /// Hopper. Only in builds with FlashInfer.

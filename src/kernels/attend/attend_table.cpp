@@ -51,7 +51,7 @@ const char* prefill_refuses(const AttendParams& params) {
   if (params.forms.a == AForm::kBf16Staged && params.batch.num_tokens < kLeastStagedTokens)
     return "staged outputs of fewer than 8 tokens take more memory";
   const char* why = refuses_shape(params);
-  return why != nullptr ? why : attend_prefill_sm90_refuses(params);
+  return why != nullptr ? why : attend_prefill_refuses(params);
 }
 const char* plain_refuses(const AttendParams& params) {
   const char* why = refuses_shape(params);
@@ -136,27 +136,36 @@ constexpr Row<AttendParams> flash_row(const char* name, Features needs, const Fl
 }
 
 #if MOXIE_HAS_CUDA
-// The rows by wgmma for many tokens.
-template <bool kInOrder>
-constexpr Row<AttendParams> wgmma_row(const char* name, const char* limits,
-                                      void (*run)(const AttendParams&)) {
+// What our rows for many tokens share.
+constexpr Row<AttendParams> prefill_row(const char* name, Features needs, const char* limits,
+                                        double (*predict_us)(const AttendParams&,
+                                                             const DeviceRates&),
+                                        void (*run)(const AttendParams&)) {
   return {
       .name = name,
       .device = DeviceKind::kCuda,
-      .needs = kSm90a,
+      .needs = needs,
       .supports = "BF16 cache; head size 64, 8 heads a KV head, pages of a multiple of 16 tokens",
       .limits = limits,
-      .ran_on = "H200",
+      .ran_on = needs == kSm90a ? "H200" : kRanAnyCuda,
       .layout = PackedLayout::kFragment16x32,
       .forms = {.x = kAnyX,
                 .q = {QForm::kF32, QForm::kBf16Staged},
                 .a = {AForm::kF32, AForm::kBf16Staged}},
-      .is_batch_invariant = kInOrder,
       .refuses = prefill_refuses,
-      .predict_us =
-          beside_split_us < kInOrder ? attend_ordered_sm90_cost : attend_prefill_sm90_cost >
-      , .workspace = attend_prefill_sm90_workspace, .run = run};
+      .predict_us = predict_us,
+      .workspace = attend_prefill_workspace,
+      .run = run};
 }
+constexpr Row<AttendParams> in_order(Row<AttendParams> row) {
+  row.is_batch_invariant = true;
+  return row;
+}
+constexpr const char* kPrefillLimits =
+    "queries and weights to 2^-9, F32 sums; best for 100 tokens or more";
+constexpr const char* kOrderedLimits =
+    "queries and weights to 2^-9, F32 sums; best for 100 tokens or more; same result for any batch "
+    "and chunks";
 #endif
 
 const Row<AttendParams> kRows[] = {
@@ -196,14 +205,13 @@ const Row<AttendParams> kRows[] = {
      .predict_us = split_us,
      .workspace = no_workspace,
      .run = attend_any_f32_split_cuda},
-    wgmma_row<false>("attend_bf16_prefill_wgmma_sm90",
-                     "queries and weights to 2^-9, F32 sums; best for 100 tokens or more",
-                     attend_bf16_prefill_wgmma_sm90),
-    wgmma_row<true>(
-        "attend_bf16_ordered_wgmma_sm90",
-        "queries and weights to 2^-9, F32 sums; best for 100 tokens or more; same result for "
-        "any batch and chunks",
-        attend_bf16_ordered_wgmma_sm90),
+    prefill_row("attend_bf16_prefill_wgmma_sm90", kSm90a, kPrefillLimits,
+                beside_split_us<attend_prefill_sm90_cost>, attend_bf16_prefill_wgmma_sm90),
+    in_order(prefill_row("attend_bf16_ordered_wgmma_sm90", kSm90a, kOrderedLimits,
+                         beside_split_us<attend_ordered_sm90_cost>,
+                         attend_bf16_ordered_wgmma_sm90)),
+    in_order(prefill_row("attend_bf16_ordered_mma_cuda", kCudaAny, kOrderedLimits,
+                         beside_split_us<attend_ordered_mma_cost>, attend_bf16_ordered_mma_cuda)),
 #ifdef MOXIE_HAS_FLASHINFER
     {.name = "attend_bf16_prefill_flashinfer_fa2_cuda",
      .device = DeviceKind::kCuda,
