@@ -22,6 +22,10 @@
 #include "kernels/gemm/operand.cuh"
 #include "kernels/gemm/staged.cuh"
 
+#ifndef MOXIE_MMA_VARIANT
+#define MOXIE_MMA_VARIANT 0
+#endif
+
 namespace moxie::gemm {
 
 /// What a warp's tiles of a unit are multiplied by: how a column's 64 activations are staged, and
@@ -72,6 +76,12 @@ using MmaTileCut =
     std::conditional_t<kColumns == 128, MmaWideCut<Atom>,
                        std::conditional_t<kColumns == 64 && std::is_same_v<Atom, Bf16Atom>,
                                           MmaTallCut, MmaCut<2, 1, kColumns, Atom>>>;
+
+/// Whether products run over the ends of units (multiply_units).
+template <DType F, typename Cut>
+inline constexpr bool kRunsAhead =
+    MOXIE_MMA_VARIANT >= 1 &&
+    F == DType::kMXFP4&& std::is_same_v<typename Cut::Atom, Bf16Atom>&& Cut::kRowTiles == 2;
 
 template <DType F, typename Cut>
 struct MmaShared {
@@ -164,6 +174,68 @@ struct MmaCopies {
   }
 };
 
+/// The copies of MmaCopies in parts, for items of up to 16 kPairs columns and more than 16 kLess:
+/// a warp copies kPairs neighbouring runs of 512 bytes of the activations, so that one address
+/// serves them all, and few need to be asked whether there are so many.
+template <DType F, typename Cut, int kPairs, int kLess>
+struct MmaCopyParts {
+  using S = MmaShared<F, Cut>;
+  static constexpr int kWarps = Cut::kThreads / 32, kRunBytes = 512;
+  static constexpr int kRuns = ceil_div(16 * kPairs * Cut::kRowBytes / 512, kWarps);
+  static constexpr int kBefore = 2048;  // an instruction's offsets are signed
+  const std::byte *columns, *weights;
+  int64_t columns_step;
+  int32_t tiles[Cut::kRowTiles];
+  uint32_t columns_to, weights_to;  // in the stage that is filled
+  uint32_t stage_at;
+  int num_runs;  // of this warp
+  int units_left;
+
+  __device__ __forceinline__ explicit MmaCopyParts(const MmaCopies<F, Cut>& of, int num_columns) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int first = warp * kRuns * kRunBytes;
+    columns = of.columns - 16 * threadIdx.x + first + 16 * lane + kBefore;
+    weights = of.weights;
+    columns_step = of.columns_step;
+#pragma unroll
+    for (int m = 0; m < Cut::kRowTiles; ++m) tiles[m] = of.tiles[m];
+    stage_at = of.stage_at;
+    columns_to = of.base + stage_at + first + 16 * lane;
+    weights_to = of.base + stage_at + S::kWeightsAt + of.tile_in_block * S::kTileBytes + 16 * lane;
+    asm volatile("" : "+r"(columns_to), "+r"(weights_to));
+    num_runs = ((num_columns + 7) / 8 * 8 * Cut::kRowBytes - first) / 512;
+    units_left = of.num_units - of.next_unit;
+  }
+  static constexpr int kParts = 2 * Cut::kRowTiles + kRuns;
+  /// Part i of kParts, the weights first.
+  __device__ __forceinline__ void copy(int i) const {
+    const bool is_more = units_left > 0;
+    if (i < 2 * Cut::kRowTiles) {
+      const int m = i / 2, at = i % 2 * 512;
+      static_assert(S::kTileBytes == 544);
+      const bool has = i % 2 == 0 || threadIdx.x % 32 < 2;
+      copy_async_16_if(is_more && has, weights_to + Cut::kTileStep * m * S::kTileBytes + at,
+                       weights + tiles[m] + at);
+      return;
+    }
+    const int run = i - 2 * Cut::kRowTiles;
+    // All warps' runs but those of the last columns are there.
+    constexpr int kMissing = (16 * (kPairs - kLess) - 8) * Cut::kRowBytes / 512 +
+                             (kWarps * kRuns - 16 * kPairs * Cut::kRowBytes / 512);
+    const bool is_sure = run < kRuns - kMissing;
+    copy_async_16_if(is_more && (is_sure || run < num_runs), columns_to + 512 * run,
+                     columns + (512 * run - kBefore));
+  }
+  __device__ __forceinline__ void finish_unit() {
+    commit_copies();
+    columns += columns_step, weights += S::kTileBytes;
+    const uint32_t by =
+        stage_at + S::kStageBytes == S::kBytes ? 0u - stage_at : uint32_t{S::kStageBytes};
+    stage_at += by, columns_to += by, weights_to += by;
+    --units_left;
+  }
+};
+
 /// A lane's share of a unit at an address of shared memory.
 template <DType F>
 __device__ __forceinline__ fragment::Unit<F> load_operand(uint32_t unit_at) {
@@ -218,6 +290,95 @@ __device__ __forceinline__ void multiply_unit(Bf16Atom, uint32_t stage, int tile
       }
     }
   }
+}
+
+/// All units of an item, in BF16, for kPairs groups of 16 columns: no branch but the loop's. Loads
+/// of activations run kAhead groups before their products. So the last groups of a unit are
+/// multiplied behind the barrier, while the next unit's weights are decoded and the copies of a
+/// later one start.
+template <DType F, typename Cut, int kPairs, int kLess>
+__device__ __forceinline__ void multiply_units(int num_columns, uint32_t ring, int num_units,
+                                               const MmaCopies<F, Cut>& of,
+                                               Sums<Cut, Cut::kMostColumns>& sums) {
+  using S = MmaShared<F, Cut>;
+  constexpr int kTiles = Cut::kRowTiles, kAhead = 2, kGroups = 2 * kPairs;
+  const uint32_t lane = threadIdx.x % 32, row = lane % 8;
+  uint32_t at = ring + row * Cut::kRowBytes + staged_pair_offset(row, lane / 8);
+  uint32_t unit_at = ring + S::kWeightsAt + of.tile_in_block * S::kTileBytes;
+  MmaCopyParts<F, Cut, kPairs, kLess> copies(of, num_columns);
+  constexpr int kParts = copies.kParts, kPartsAtOnce = 3;
+  uint32_t stage = 0;
+  // Zeros times zeros before the first unit.
+  uint32_t a[2][kTiles][8] = {}, b[kAhead + 1][2][4] = {};
+  // The products of group i of a unit, whose activations are b[0].
+  const auto multiply_group = [&](int i) {
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+#pragma unroll
+      for (int m = 0; m < kTiles; ++m) {
+        const uint32_t* of = &a[i / kPairs][m][4 * k];
+#pragma unroll
+        for (int s = 0; s < 2; ++s) {
+          mma_m16n8k16(reinterpret_cast<float(&)[4]>(sums[m][8 * (i % kPairs) + 4 * s]), of[0],
+                       of[1], of[2], of[3], b[0][s][2 * k], b[0][s][2 * k + 1]);
+        }
+      }
+    }
+#pragma unroll
+    for (int slot = 0; slot < kAhead; ++slot) {
+#pragma unroll
+      for (int w = 0; w < 8; ++w) b[slot][w / 4][w % 4] = b[slot + 1][w / 4][w % 4];
+    }
+  };
+#pragma unroll 1
+  for (int u = 0; u < num_units; ++u) {
+    wait_for_copies<S::kStages - 2>();
+    __syncthreads();  // all copies of this unit are there, and all have read the unit before
+    fragment::Unit<F> units[kTiles];
+#pragma unroll
+    for (int m = 0; m < kTiles; ++m)
+      units[m] = load_operand<F>(unit_at + Cut::kTileStep * m * S::kTileBytes);
+#pragma unroll
+    for (int i = 0; i < kGroups; ++i) {
+      // Block 1's chunk of a row is block 0's with bit 2 flipped.
+      const uint32_t from = (i < kPairs ? at : at ^ 64) + 16 * (i % kPairs) * Cut::kRowBytes;
+#pragma unroll
+      for (int s = 0; s < 2; ++s) load_matrices(from + 8 * s * Cut::kRowBytes, b[kAhead][s]);
+      // Copies between loads, which so are not all moved to the front.
+      const bool is_last = i + 1 == kGroups || kPartsAtOnce * (i + 1) >= kParts;
+      if (kPartsAtOnce * i < kParts) {
+#pragma unroll
+        for (int part = kPartsAtOnce * i; part < (is_last ? kParts : kPartsAtOnce * (i + 1));
+             ++part)
+          copies.copy(part);
+        if (is_last) copies.finish_unit();
+      }
+      multiply_group((i + kGroups - kAhead) % kGroups);
+      if (i + 1 == kAhead) {
+#pragma unroll
+        for (int block = 0; block < 2; ++block) {
+#pragma unroll
+          for (int m = 0; m < kTiles; ++m) make_operand<F>(units[m], block, a[block][m]);
+        }
+      }
+    }
+    const uint32_t by = stage + S::kStageBytes == S::kBytes ? 0u - stage : S::kStageBytes;
+    stage += by, at += by, unit_at += by;
+  }
+#pragma unroll
+  for (int i = kGroups - kAhead; i < kGroups; ++i) multiply_group(i);
+}
+/// The same for an item's columns, by the least loop for more than kLess groups that holds them.
+template <DType F, typename Cut, int kLess = 0>
+__device__ __forceinline__ void multiply_units_of(int num_columns, uint32_t ring, int num_units,
+                                                  const MmaCopies<F, Cut>& copies,
+                                                  Sums<Cut, Cut::kMostColumns>& sums) {
+  constexpr int kMost = Cut::kMostColumns / 16, kPairs = kLess + (kLess < 4 ? 2 : 1);
+  if constexpr (kPairs < kMost) {
+    if (num_columns > 16 * kPairs)
+      return multiply_units_of<F, Cut, kPairs>(num_columns, ring, num_units, copies, sums);
+  }
+  multiply_units<F, Cut, kPairs, kLess>(num_columns, ring, num_units, copies, sums);
 }
 
 /// The lane's eight codes of a row of a block: four a register, in bits 5:2 of each byte.
@@ -391,21 +552,25 @@ __global__ void __launch_bounds__(Cut::kThreads, Cut::kBlocks)
   }
 #pragma unroll 1
   for (int u = 0; u < S::kStages - 1; ++u) copies.fill();
-  uint32_t stage = 0;
+  if constexpr (kRunsAhead<F, Cut>) {
+    multiply_units_of<F, Cut>(item.num_columns, ring, num_units, copies, sums);
+  } else {
+    uint32_t stage = 0;
 #pragma unroll 1
-  for (int u = 0; u < num_units; ++u) {
-    wait_for_copies<S::kStages - 2>();
-    __syncthreads();  // all copies of this unit are there, and all have read the unit before
-    if constexpr (std::is_same_v<typename Cut::Atom, Bf16Atom>) {
-      multiply_unit<F, Cut>(Bf16Atom(), ring + stage, tile_in_block, item.num_columns, sums,
-                            [&] { copies.fill(); });
-    } else {
-      copies.fill();
-      multiply_unit<F, Cut>(task.element, typename Cut::Atom(), shared_bytes + stage, tile_in_block,
-                            item.num_columns, sums);
+    for (int u = 0; u < num_units; ++u) {
+      wait_for_copies<S::kStages - 2>();
+      __syncthreads();  // all copies of this unit are there, and all have read the unit before
+      if constexpr (std::is_same_v<typename Cut::Atom, Bf16Atom>) {
+        multiply_unit<F, Cut>(Bf16Atom(), ring + stage, tile_in_block, item.num_columns, sums,
+                              [&] { copies.fill(); });
+      } else {
+        copies.fill();
+        multiply_unit<F, Cut>(task.element, typename Cut::Atom(), shared_bytes + stage,
+                              tile_in_block, item.num_columns, sums);
+      }
+      stage += S::kStageBytes;
+      if (stage == S::kBytes) stage = 0;
     }
-    stage += S::kStageBytes;
-    if (stage == S::kBytes) stage = 0;
   }
   wait_for_copies<0>();
   __syncthreads();  // the ring's memory is the end's now
