@@ -174,14 +174,16 @@ struct MmaCopies {
   }
 };
 
-/// The copies of MmaCopies in parts, for items of up to 16 kPairs columns and more than 16 kLess:
-/// a warp copies kPairs neighbouring runs of 512 bytes of the activations, so that one address
+/// The copies of MmaCopies in parts, for items of up to kSteps steps of 8 columns and more than
+/// kLess: a warp copies neighbouring runs of 512 bytes of the activations, so that one address
 /// serves them all, and few need to be asked whether there are so many.
-template <DType F, typename Cut, int kPairs, int kLess>
+template <DType F, typename Cut, int kSteps, int kLess>
 struct MmaCopyParts {
   using S = MmaShared<F, Cut>;
   static constexpr int kWarps = Cut::kThreads / 32, kRunBytes = 512;
-  static constexpr int kRuns = ceil_div(16 * kPairs * Cut::kRowBytes / 512, kWarps);
+  static constexpr int kRuns = ceil_div(8 * kSteps * Cut::kRowBytes / kRunBytes, kWarps);
+  static constexpr int kMissing =
+      kWarps * kRuns - 8 * (kLess + 1) * Cut::kRowBytes / kRunBytes;  ///< at most
   static constexpr int kBefore = 2048;  // an instruction's offsets are signed
   const std::byte *columns, *weights;
   int64_t columns_step;
@@ -203,7 +205,7 @@ struct MmaCopyParts {
     columns_to = of.base + stage_at + first + 16 * lane;
     weights_to = of.base + stage_at + S::kWeightsAt + of.tile_in_block * S::kTileBytes + 16 * lane;
     asm volatile("" : "+r"(columns_to), "+r"(weights_to));
-    num_runs = ((num_columns + 7) / 8 * 8 * Cut::kRowBytes - first) / 512;
+    num_runs = ((num_columns + 7) / 8 * 8 * Cut::kRowBytes - first) / kRunBytes;
     units_left = of.num_units - of.next_unit;
   }
   static constexpr int kParts = 2 * Cut::kRowTiles + kRuns;
@@ -219,12 +221,9 @@ struct MmaCopyParts {
       return;
     }
     const int run = i - 2 * Cut::kRowTiles;
-    // All warps' runs but those of the last columns are there.
-    constexpr int kMissing = (16 * (kPairs - kLess) - 8) * Cut::kRowBytes / 512 +
-                             (kWarps * kRuns - 16 * kPairs * Cut::kRowBytes / 512);
     const bool is_sure = run < kRuns - kMissing;
-    copy_async_16_if(is_more && (is_sure || run < num_runs), columns_to + 512 * run,
-                     columns + (512 * run - kBefore));
+    copy_async_16_if(is_more && (is_sure || run < num_runs), columns_to + kRunBytes * run,
+                     columns + (kRunBytes * run - kBefore));
   }
   __device__ __forceinline__ void finish_unit() {
     commit_copies();
@@ -292,35 +291,37 @@ __device__ __forceinline__ void multiply_unit(Bf16Atom, uint32_t stage, int tile
   }
 }
 
-/// All units of an item, in BF16, for kPairs groups of 16 columns: no branch but the loop's. Loads
-/// of activations run kAhead groups before their products. So the last groups of a unit are
+/// All units of an item, in BF16, for kSteps steps of 8 columns: no branch but the loop's. Loads
+/// of activations run two pairs of steps ahead of their products. So a unit's last pairs are
 /// multiplied behind the barrier, while the next unit's weights are decoded and the copies of a
 /// later one start.
-template <DType F, typename Cut, int kPairs, int kLess>
+template <DType F, typename Cut, int kSteps, int kLess>
 __device__ __forceinline__ void multiply_units(int num_columns, uint32_t ring, int num_units,
                                                const MmaCopies<F, Cut>& of,
                                                Sums<Cut, Cut::kMostColumns>& sums) {
   using S = MmaShared<F, Cut>;
-  constexpr int kTiles = Cut::kRowTiles, kAhead = 2, kGroups = 2 * kPairs;
+  constexpr int kTiles = Cut::kRowTiles, kAhead = 2;
+  constexpr int kPairs = (kSteps + 1) / 2, kGroups = 2 * kPairs;  // of a block of 32 of K, of both
   const uint32_t lane = threadIdx.x % 32, row = lane % 8;
   uint32_t at = ring + row * Cut::kRowBytes + staged_pair_offset(row, lane / 8);
   uint32_t unit_at = ring + S::kWeightsAt + of.tile_in_block * S::kTileBytes;
-  MmaCopyParts<F, Cut, kPairs, kLess> copies(of, num_columns);
+  MmaCopyParts<F, Cut, kSteps, kLess> copies(of, num_columns);
   constexpr int kParts = copies.kParts, kPartsAtOnce = 3;
   uint32_t stage = 0;
   // Zeros times zeros before the first unit.
   uint32_t a[2][kTiles][8] = {}, b[kAhead + 1][2][4] = {};
   // The products of group i of a unit, whose activations are b[0].
   const auto multiply_group = [&](int i) {
+    const int first = 2 * (i % kPairs);
 #pragma unroll
     for (int k = 0; k < 2; ++k) {
 #pragma unroll
       for (int m = 0; m < kTiles; ++m) {
-        const uint32_t* of = &a[i / kPairs][m][4 * k];
+        const uint32_t* of_tile = &a[i / kPairs][m][4 * k];
 #pragma unroll
-        for (int s = 0; s < 2; ++s) {
-          mma_m16n8k16(reinterpret_cast<float(&)[4]>(sums[m][8 * (i % kPairs) + 4 * s]), of[0],
-                       of[1], of[2], of[3], b[0][s][2 * k], b[0][s][2 * k + 1]);
+        for (int s = 0; s < 2 && first + s < kSteps; ++s) {
+          mma_m16n8k16(reinterpret_cast<float(&)[4]>(sums[m][4 * (first + s)]), of_tile[0],
+                       of_tile[1], of_tile[2], of_tile[3], b[0][s][2 * k], b[0][s][2 * k + 1]);
         }
       }
     }
@@ -341,9 +342,11 @@ __device__ __forceinline__ void multiply_units(int num_columns, uint32_t ring, i
 #pragma unroll
     for (int i = 0; i < kGroups; ++i) {
       // Block 1's chunk of a row is block 0's with bit 2 flipped.
-      const uint32_t from = (i < kPairs ? at : at ^ 64) + 16 * (i % kPairs) * Cut::kRowBytes;
+      const int first = 2 * (i % kPairs);
+      const uint32_t from = (i < kPairs ? at : at ^ 64) + 8 * first * Cut::kRowBytes;
 #pragma unroll
-      for (int s = 0; s < 2; ++s) load_matrices(from + 8 * s * Cut::kRowBytes, b[kAhead][s]);
+      for (int s = 0; s < 2 && first + s < kSteps; ++s)
+        load_matrices(from + 8 * s * Cut::kRowBytes, b[kAhead][s]);
       // Copies between loads, which so are not all moved to the front.
       const bool is_last = i + 1 == kGroups || kPartsAtOnce * (i + 1) >= kParts;
       if (kPartsAtOnce * i < kParts) {
@@ -368,17 +371,18 @@ __device__ __forceinline__ void multiply_units(int num_columns, uint32_t ring, i
 #pragma unroll
   for (int i = kGroups - kAhead; i < kGroups; ++i) multiply_group(i);
 }
-/// The same for an item's columns, by the least loop for more than kLess groups that holds them.
+/// The same for an item's columns, by the least loop for more than kLess steps that holds them.
 template <DType F, typename Cut, int kLess = 0>
 __device__ __forceinline__ void multiply_units_of(int num_columns, uint32_t ring, int num_units,
                                                   const MmaCopies<F, Cut>& copies,
                                                   Sums<Cut, Cut::kMostColumns>& sums) {
-  constexpr int kMost = Cut::kMostColumns / 16, kPairs = kLess + (kLess < 4 ? 2 : 1);
-  if constexpr (kPairs < kMost) {
-    if (num_columns > 16 * kPairs)
-      return multiply_units_of<F, Cut, kPairs>(num_columns, ring, num_units, copies, sums);
+  constexpr int kMost = Cut::kMostColumns / 8;
+  constexpr int kSteps = kLess == 0 ? 4 : kLess < 8 ? kLess + 2 : kLess + 1;
+  if constexpr (kSteps < kMost) {
+    if (num_columns > 8 * kSteps)
+      return multiply_units_of<F, Cut, kSteps>(num_columns, ring, num_units, copies, sums);
   }
-  multiply_units<F, Cut, kPairs, kLess>(num_columns, ring, num_units, copies, sums);
+  multiply_units<F, Cut, kSteps, kLess>(num_columns, ring, num_units, copies, sums);
 }
 
 /// The lane's eight codes of a row of a block: four a register, in bits 5:2 of each byte.
