@@ -82,7 +82,10 @@ void run_experts_mma(const char* row, const ExpertsParams& p, const GroupedMemor
                      const GateUpTask& gate_up, const DownMma& down) {
   const auto run = [&]<int kColumns>() {
     using Cut = MmaTileCut<kColumns, Atom>;
-    launch_sorted_mma<Cut>(row, gate_up, memory.pairs, p.launch.stream);
+    constexpr bool kIsLarge =
+        MOXIE_MMA_VARIANT == 2 && kColumns == 128 && std::is_same_v<Atom, Bf16Atom>;
+    using GateUpCut = std::conditional_t<kIsLarge, MmaLargeCut<Atom>, Cut>;
+    launch_sorted_mma<GateUpCut>(row, gate_up, memory.pairs, p.launch.stream);
     launch_sorted_mma<Cut>(row, down, memory.pairs, p.launch.stream);
   };
   switch (memory.shape.tile_slots) {
