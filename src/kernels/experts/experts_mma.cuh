@@ -68,10 +68,14 @@ inline bool has_mma_tile(const ExpertsParams& p) {
          (p.tile.columns == 0 || is_mma_tile(p.tile.columns));
 }
 
+/// The most tokens of a tile of the given columns.
+inline int32_t mma_tile_slots(int32_t columns) {
+  return columns == 128 && MOXIE_MMA_VARIANT == 5 ? 144 : columns;
+}
 /// How pairs are cut into tiles: where warps halve a tile's columns, by whole halves.
 inline SortShape mma_sort_shape(SortShape shape) {
-  if (MOXIE_MMA_VARIANT >= 3 && shape.tile_slots == MmaSquareCut::kMostColumns)
-    shape.tile_align = 8 * MmaSquareCut::kColumnGroups;
+  constexpr bool kIsSquare = MOXIE_MMA_VARIANT >= 3;
+  if (kIsSquare && shape.tile_slots >= 128) shape.tile_align = 16;
   return shape;
 }
 
@@ -95,7 +99,8 @@ void run_experts_mma(const char* row, const ExpertsParams& p, const GroupedMemor
     using Cut = MmaTileCut<kColumns, Atom>;
     constexpr int kVariant =
         kColumns == 128 && std::is_same_v<Atom, Bf16Atom> ? MOXIE_MMA_VARIANT : 0;
-    using DownCut = std::conditional_t<kVariant >= 3, MmaSquareCut, Cut>;
+    using DownCut = std::conditional_t<kVariant == 3 || kVariant == 4, MmaSquareCut<128>,
+                                       std::conditional_t<kVariant == 5, MmaSquareCut<144>, Cut>>;
     using GateUpCut =
         std::conditional_t<kVariant == 2, MmaLargeCut<Atom>,
                            std::conditional_t<kVariant == 4, MmaLargeSquareCut, DownCut>>;

@@ -61,12 +61,13 @@ const char* experts_mxfp4_bf16_gemm_cuda_refuses(const ExpertsParams& p) {
 }
 
 uint64_t experts_mxfp4_bf16_gemm_cuda_workspace(const ExpertsParams& p) {
-  return GroupedMemory(p, mma_tile_columns(p), DType::kBF16, nullptr).bytes;
+  return GroupedMemory(p, mma_tile_slots(mma_tile_columns(p)), DType::kBF16, nullptr).bytes;
 }
 
 void experts_mxfp4_bf16_gemm_cuda(const ExpertsParams& p) {
   if (p.num_tokens == 0) return;
-  const GroupedMemory memory(p, mma_tile_columns(p), DType::kBF16, p.launch.workspace);
+  const GroupedMemory memory(p, mma_tile_slots(mma_tile_columns(p)), DType::kBF16,
+                             p.launch.workspace);
   sort_pairs(mma_sort_shape(memory.shape), p.expert_ids, p.expert_weights, memory.pairs,
              p.launch.stream);
   stage_slots(stage_slots_of(p, memory), p.launch.stream);

@@ -79,7 +79,8 @@ struct MmaCut {
 
 /// Two warps share the rows, two the columns: a load of activations serves four tiles of a warp.
 /// An item's columns are halved evenly.
-struct MmaSquareCut : MmaCut<1, 2, 128, Bf16Atom, 2> {
+template <int kMostColumns>
+struct MmaSquareCut : MmaCut<1, 2, kMostColumns, Bf16Atom, 2> {
   static constexpr int kRowTiles = 4, kTileStep = 2, kColumnGroups = 2;
   static constexpr int kWarpColumns = kMostColumns / kColumnGroups;
 
@@ -139,11 +140,13 @@ struct MmaShared {
   static constexpr int kScalesAt = kColumnBytes, kWeightsAt = kColumnBytes + kScaleBytes;
   static constexpr int kStageBytes =
       round_up(kWeightsAt + kWeightBytes, kRunsAhead<F, Cut> ? 128 : 1024);
+  /// An SM keeps 1 KiB back for each block.
+  static constexpr int kMostBytes = kRunsAhead<F, Cut>
+                                        ? (int{kPortableSharedBytes} + 1024) / Cut::kBlocks - 1024
+                                        : int{kPortableSharedBytes} / Cut::kBlocks;
   static constexpr int kStages = kRunsAhead<F, Cut> && MOXIE_MMA_STAGES > 0
                                      ? MOXIE_MMA_STAGES
-                                     : std::clamp(static_cast<int>(kPortableSharedBytes) /
-                                                      Cut::kBlocks / kStageBytes,
-                                                  2, 8);
+                                     : std::clamp(kMostBytes / kStageBytes, 2, 8);
   static constexpr uint64_t kBytes = uint64_t{kStages} * kStageBytes;
   static_assert(kBytes <= kPortableSharedBytes);
 };
@@ -430,10 +433,8 @@ __device__ __forceinline__ void multiply_units_of(int num_columns, uint32_t ring
                                                   const MmaCopies<F, Cut>& copies,
                                                   Sums<Cut, Cut::kWarpColumns>& sums) {
   constexpr int kMost = Cut::kWarpColumns / 8;
-  constexpr int kStepsOfFew = kMost > 8 ? 4 : 2;
-  constexpr int kSteps = kLess == 0                    ? kStepsOfFew
-                         : kLess < (kMost > 8 ? 8 : 4) ? kLess + 2
-                                                       : kLess + 1;
+  constexpr int kFew = kMost > 9 ? 4 : 2;  // up to 2 kFew in steps of two
+  constexpr int kSteps = kLess == 0 ? kFew : kLess < 2 * kFew ? kLess + 2 : kLess + 1;
   if constexpr (kSteps < kMost) {
     if (num_columns > 8 * kSteps * Cut::kColumnGroups)
       return multiply_units_of<F, Cut, kSteps>(num_columns, ring, num_units, copies, sums);
