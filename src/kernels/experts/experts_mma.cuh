@@ -70,7 +70,7 @@ inline bool has_mma_tile(const ExpertsParams& p) {
 
 /// The most tokens of a tile of the given columns.
 inline int32_t mma_tile_slots(int32_t columns) {
-  return columns == 128 && MOXIE_MMA_VARIANT == 5 ? 144 : columns;
+  return columns == 128 && MOXIE_MMA_VARIANT >= 5 ? 144 : columns;
 }
 /// How pairs are cut into tiles: where warps halve a tile's columns, by whole halves.
 inline SortShape mma_sort_shape(SortShape shape) {
@@ -99,11 +99,11 @@ void run_experts_mma(const char* row, const ExpertsParams& p, const GroupedMemor
     using Cut = MmaTileCut<kColumns, Atom>;
     constexpr int kVariant =
         kColumns == 128 && std::is_same_v<Atom, Bf16Atom> ? MOXIE_MMA_VARIANT : 0;
-    using DownCut = std::conditional_t<kVariant == 3 || kVariant == 4, MmaSquareCut<128>,
-                                       std::conditional_t<kVariant == 5, MmaSquareCut<144>, Cut>>;
-    using GateUpCut =
-        std::conditional_t<kVariant == 2, MmaLargeCut<Atom>,
-                           std::conditional_t<kVariant == 4, MmaLargeSquareCut, DownCut>>;
+    constexpr int kMost = kVariant >= 5 ? 144 : 128;
+    using DownCut = std::conditional_t<kVariant >= 3, MmaSquareCut<kMost>, Cut>;
+    using GateUpCut = std::conditional_t<
+        kVariant == 2, MmaLargeCut<Atom>,
+        std::conditional_t<kVariant == 4 || kVariant == 6, MmaLargeSquareCut<kMost>, DownCut>>;
     launch_sorted_mma<GateUpCut>(row, gate_up, memory.pairs, p.launch.stream);
     launch_sorted_mma<DownCut>(row, down, memory.pairs, p.launch.stream);
   };

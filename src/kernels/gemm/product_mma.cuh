@@ -22,9 +22,15 @@
 #include "kernels/gemm/operand.cuh"
 #include "kernels/gemm/staged.cuh"
 
+// Forms of the products of MXFP4 weights in BF16 with tiles of 128 tokens, to be compared: 0, as
+// they were; 1, products run over the ends of units (multiply_units); 2, gate and up in blocks of
+// 256 rows; 3, two warps share a tile's columns, and tiles of 64 tokens run over the ends of units
+// as well; 4, that with gate and up in blocks of 256 rows; 5 and 6, as 3 and 4 with up to 144
+// tokens.
 #ifndef MOXIE_MMA_VARIANT
 #define MOXIE_MMA_VARIANT 0
 #endif
+// Units in the ring of those products; 0: as many as fit.
 #ifndef MOXIE_MMA_STAGES
 #define MOXIE_MMA_STAGES 0
 #endif
@@ -88,7 +94,8 @@ struct MmaSquareCut : MmaCut<1, 2, kMostColumns, Bf16Atom, 2> {
 };
 
 /// The same with one block of twice the rows on an SM: fewer bytes copied for a product.
-struct MmaLargeSquareCut : MmaCut<2, 2, 128, Bf16Atom, 1> {
+template <int kMostColumns>
+struct MmaLargeSquareCut : MmaCut<2, 2, kMostColumns, Bf16Atom, 1> {
   static constexpr int kRowTiles = 4, kColumnGroups = 2;
   static constexpr int kWarpColumns = kMostColumns / kColumnGroups;
 
