@@ -353,7 +353,7 @@ __device__ __forceinline__ void multiply_unit(Bf16Atom, uint32_t stage, int tile
 }
 
 /// All units of an item, in BF16, for kSteps steps of 8 columns: no branch but the loop's. Loads
-/// of activations run two pairs of steps ahead of their products. So a unit's last pairs are
+/// of activations run one or two pairs of steps ahead of their products. So a unit's last pairs are
 /// multiplied behind the barrier, while the next unit's weights are decoded and the copies of a
 /// later one start.
 template <DType F, typename Cut, int kSteps, int kLess>
