@@ -22,6 +22,19 @@
 #include "kernels/gemm/operand.cuh"
 #include "kernels/gemm/staged.cuh"
 
+// Forms of the products of MXFP4 weights in BF16 with tiles of 128 tokens, to be compared: 0, as
+// they were; 1, products run over the ends of units (multiply_units); 2, gate and up in blocks of
+// 256 rows; 3, two warps share a tile's columns, and tiles of 64 tokens run over the ends of units
+// as well; 4, that with gate and up in blocks of 256 rows; 5 and 6, as 3 and 4 with up to 144
+// tokens.
+#ifndef MOXIE_MMA_VARIANT
+#define MOXIE_MMA_VARIANT 0
+#endif
+// Units in the ring of those products; 0: as many as fit.
+#ifndef MOXIE_MMA_STAGES
+#define MOXIE_MMA_STAGES 0
+#endif
+
 namespace moxie::gemm {
 
 /// What a warp's tiles of a unit are multiplied by: how a column's 64 activations are staged, and
@@ -52,17 +65,62 @@ struct MmaCut {
   static constexpr int kTileStep = 4;  ///< from a warp's tile to its next in a stage
   /// Steps of eight columns between two looks at whether columns are left.
   static constexpr int kStepsOfGroup = kMostColumns > 64 ? 4 : 2;
+  /// Warps share a block's rows only.
+  static constexpr int kColumnGroups = 1, kWarpColumns = kMostColumns;
+  static constexpr int kCopyTiles = kRowTiles;  ///< tiles of a warp's copies
   static constexpr int kFirstWarp = 0;
   static constexpr bool kSplitsK = false;
   static constexpr DType kActivation = Atom::kActivation;
   static constexpr int kRowBytes = staged_row_bytes(kActivation);
   static constexpr int kBlocks = kBlocks_;  ///< on an SM at a time, as registers allow
+
+  /// A warp's first tile in the block, and the first that it copies, kTileStep and 4 apart.
+  MOXIE_HOST_DEVICE static constexpr int tile_of_warp(int warp) {
+    return 4 * kRowTiles * (warp / 4) + warp % 4;
+  }
+  MOXIE_HOST_DEVICE static constexpr int copied_tile_of_warp(int warp) {
+    return tile_of_warp(warp);
+  }
 };
+
+/// Two warps share the rows, two the columns: a load of activations serves four tiles of a warp.
+/// An item's columns are halved evenly.
+template <int kMostColumns>
+struct MmaSquareCut : MmaCut<1, 2, kMostColumns, Bf16Atom, 2> {
+  static constexpr int kRowTiles = 4, kTileStep = 2, kColumnGroups = 2;
+  static constexpr int kWarpColumns = kMostColumns / kColumnGroups;
+
+  MOXIE_HOST_DEVICE static constexpr int tile_of_warp(int warp) { return warp % 2; }
+};
+
+/// The same with one block of twice the rows on an SM: fewer bytes copied for a product.
+template <int kMostColumns>
+struct MmaLargeSquareCut : MmaCut<2, 2, kMostColumns, Bf16Atom, 1> {
+  static constexpr int kRowTiles = 4, kColumnGroups = 2;
+  static constexpr int kWarpColumns = kMostColumns / kColumnGroups;
+
+  MOXIE_HOST_DEVICE static constexpr int tile_of_warp(int warp) { return warp % 4; }
+};
+
+/// The columns of an item's column group, and a warp's first.
+template <typename Cut>
+MOXIE_HOST_DEVICE constexpr int columns_of_group(int num_columns) {
+  constexpr int kGroups = Cut::kColumnGroups;
+  return kGroups == 1 ? num_columns : (num_columns + 8 * kGroups - 1) / (8 * kGroups) * 8;
+}
+template <typename Cut>
+MOXIE_HOST_DEVICE constexpr int first_column_of_warp(int warp, int num_columns) {
+  constexpr int kWarpsOfGroup = Cut::kThreads / 32 / Cut::kColumnGroups;
+  return Cut::kColumnGroups == 1 ? 0 : warp / kWarpsOfGroup * columns_of_group<Cut>(num_columns);
+}
 
 /// Many columns: a load of activations serves two tiles of a warp, and two blocks share an SM, so
 /// that one multiplies while the other makes operands or ends.
 template <typename Atom = Bf16Atom>
 using MmaWideCut = MmaCut<1, 2, 128, Atom, 2>;
+/// The same with one block of twice the rows on an SM: fewer bytes copied for a product.
+template <typename Atom = Bf16Atom>
+using MmaLargeCut = MmaCut<2, 2, 128, Atom, 1>;
 /// Some columns: a load of activations serves four tiles of a warp.
 using MmaTallCut = MmaCut<1, 4, 64, Bf16Atom, 2>;
 /// Tiles of kColumns. Those of few tokens are limited by the weights' bytes: many copies of them
@@ -73,6 +131,12 @@ using MmaTileCut =
                        std::conditional_t<kColumns == 64 && std::is_same_v<Atom, Bf16Atom>,
                                           MmaTallCut, MmaCut<2, 1, kColumns, Atom>>>;
 
+/// Whether products run over the ends of units (multiply_units).
+template <DType F, typename Cut>
+inline constexpr bool kRunsAhead =
+    MOXIE_MMA_VARIANT >= 1 && F == DType::kMXFP4&& std::is_same_v<typename Cut::Atom, Bf16Atom> &&
+    (Cut::kRowTiles == 2 || (Cut::kRowTiles == 4 && MOXIE_MMA_VARIANT >= 3));
+
 template <DType F, typename Cut>
 struct MmaShared {
   static constexpr int kTileBytes = fragment::kUnitBytes<F>;
@@ -81,9 +145,15 @@ struct MmaShared {
   static constexpr int kWeightBytes = Cut::kRows / 16 * kTileBytes;
   /// In a stage: activations, their scales, weights.
   static constexpr int kScalesAt = kColumnBytes, kWeightsAt = kColumnBytes + kScaleBytes;
-  static constexpr int kStageBytes = round_up(kWeightsAt + kWeightBytes, 1024);
-  static constexpr int kStages =
-      std::clamp(static_cast<int>(kPortableSharedBytes) / Cut::kBlocks / kStageBytes, 2, 8);
+  static constexpr int kStageBytes =
+      round_up(kWeightsAt + kWeightBytes, kRunsAhead<F, Cut> ? 128 : 1024);
+  /// An SM keeps 1 KiB back for each block.
+  static constexpr int kMostBytes = kRunsAhead<F, Cut>
+                                        ? (int{kPortableSharedBytes} + 1024) / Cut::kBlocks - 1024
+                                        : int{kPortableSharedBytes} / Cut::kBlocks;
+  static constexpr int kStages = kRunsAhead<F, Cut> && MOXIE_MMA_STAGES > 0
+                                     ? MOXIE_MMA_STAGES
+                                     : std::clamp(kMostBytes / kStageBytes, 2, 8);
   static constexpr uint64_t kBytes = uint64_t{kStages} * kStageBytes;
   static_assert(kBytes <= kPortableSharedBytes);
 };
@@ -123,10 +193,10 @@ struct MmaCopies {
   int num_column_bytes;     // from this thread's first on
   const std::byte* scales;  // of the columns, if the atom has scales
   int64_t scales_step;
-  int num_scale_bytes;            // as of the columns
-  const std::byte* weights;       // of this warp's first tile, this lane's first 16 bytes
-  int32_t tiles[Cut::kRowTiles];  // from there to the warp's tiles
-  int tile_in_block;              // this warp's first
+  int num_scale_bytes;             // as of the columns
+  const std::byte* weights;        // of this warp's first tile, this lane's first 16 bytes
+  int32_t tiles[Cut::kCopyTiles];  // from there to the warp's tiles
+  int tile_in_block;               // this warp's first
   int num_units, next_unit = 0;
   uint32_t stage_at = 0;
 
@@ -147,8 +217,8 @@ struct MmaCopies {
         base + stage_at + S::kWeightsAt + tile_in_block * S::kTileBytes + 16 * lane;
     constexpr int kWhole = S::kTileBytes / 512 * 512;
 #pragma unroll
-    for (int m = 0; m < Cut::kRowTiles; ++m) {
-      const uint32_t to_tile = tile_at + Cut::kTileStep * m * S::kTileBytes;
+    for (int m = 0; m < Cut::kCopyTiles; ++m) {
+      const uint32_t to_tile = tile_at + 4 * m * S::kTileBytes;
       const std::byte* from = weights + tiles[m];
 #pragma unroll
       for (int at = 0; at < kWhole; at += 512) copy_async_16_if(is_more, to_tile + at, from + at);
@@ -161,6 +231,68 @@ struct MmaCopies {
     ++next_unit;
     stage_at += S::kStageBytes;
     if (stage_at == S::kBytes) stage_at = 0;
+  }
+};
+
+/// The copies of MmaCopies in parts, for column groups of up to kSteps steps of 8 columns and more
+/// than kLess: a warp copies neighbouring runs of 512 bytes of the activations, so that one address
+/// serves them all, and few need to be asked whether there are so many.
+template <DType F, typename Cut, int kSteps, int kLess>
+struct MmaCopyParts {
+  using S = MmaShared<F, Cut>;
+  static constexpr int kWarps = Cut::kThreads / 32, kRunBytes = 512;
+  static constexpr int kRuns =
+      ceil_div(8 * kSteps * Cut::kColumnGroups * Cut::kRowBytes / kRunBytes, kWarps);
+  static constexpr int kMissing = kWarps * kRuns - 8 * (kLess * Cut::kColumnGroups + 1) *
+                                                       Cut::kRowBytes / kRunBytes;  ///< at most
+  static constexpr int kBefore = 2048;  // an instruction's offsets are signed
+  const std::byte *columns, *weights;
+  int64_t columns_step;
+  int32_t tiles[Cut::kCopyTiles];
+  uint32_t columns_to, weights_to;  // in the stage that is filled
+  uint32_t stage_at;
+  int num_runs;  // of this warp
+  int units_left;
+
+  __device__ __forceinline__ explicit MmaCopyParts(const MmaCopies<F, Cut>& of, int num_columns) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int first = warp * kRuns * kRunBytes;
+    columns = of.columns - 16 * threadIdx.x + first + 16 * lane + kBefore;
+    weights = of.weights;
+    columns_step = of.columns_step;
+#pragma unroll
+    for (int m = 0; m < Cut::kCopyTiles; ++m) tiles[m] = of.tiles[m];
+    stage_at = of.stage_at;
+    columns_to = of.base + stage_at + first + 16 * lane;
+    weights_to = of.base + stage_at + S::kWeightsAt + of.tile_in_block * S::kTileBytes + 16 * lane;
+    asm volatile("" : "+r"(columns_to), "+r"(weights_to));
+    num_runs = ((num_columns + 7) / 8 * 8 * Cut::kRowBytes - first) / kRunBytes;
+    units_left = of.num_units - of.next_unit;
+  }
+  static constexpr int kParts = 2 * Cut::kCopyTiles + kRuns;
+  /// Part i of kParts, the weights first.
+  __device__ __forceinline__ void copy(int i) const {
+    const bool is_more = units_left > 0;
+    if (i < 2 * Cut::kCopyTiles) {
+      const int m = i / 2, at = i % 2 * 512;
+      static_assert(S::kTileBytes == 544);
+      const bool has = i % 2 == 0 || threadIdx.x % 32 < 2;
+      copy_async_16_if(is_more && has, weights_to + 4 * m * S::kTileBytes + at,
+                       weights + tiles[m] + at);
+      return;
+    }
+    const int run = i - 2 * Cut::kCopyTiles;
+    const bool is_sure = run < kRuns - kMissing;
+    copy_async_16_if(is_more && (is_sure || run < num_runs), columns_to + kRunBytes * run,
+                     columns + (kRunBytes * run - kBefore));
+  }
+  __device__ __forceinline__ void finish_unit() {
+    commit_copies();
+    columns += columns_step, weights += S::kTileBytes;
+    const uint32_t by =
+        stage_at + S::kStageBytes == S::kBytes ? 0u - stage_at : uint32_t{S::kStageBytes};
+    stage_at += by, columns_to += by, weights_to += by;
+    --units_left;
   }
 };
 
@@ -218,6 +350,103 @@ __device__ __forceinline__ void multiply_unit(Bf16Atom, uint32_t stage, int tile
       }
     }
   }
+}
+
+/// All units of an item, in BF16, for kSteps steps of 8 columns: no branch but the loop's. Loads
+/// of activations run one or two pairs of steps ahead of their products. So a unit's last pairs are
+/// multiplied behind the barrier, while the next unit's weights are decoded and the copies of a
+/// later one start.
+template <DType F, typename Cut, int kSteps, int kLess>
+__device__ __forceinline__ void multiply_units(int num_columns, uint32_t ring, int num_units,
+                                               const MmaCopies<F, Cut>& of,
+                                               Sums<Cut, Cut::kWarpColumns>& sums) {
+  using S = MmaShared<F, Cut>;
+  constexpr int kTiles = Cut::kRowTiles, kAhead = kTiles > 2 ? 1 : 2;
+  constexpr int kPairs = (kSteps + 1) / 2, kGroups = 2 * kPairs;  // of a block of 32 of K, of both
+  const uint32_t lane = threadIdx.x % 32, row = lane % 8;
+  const int warp = threadIdx.x / 32;
+  uint32_t at = ring + first_column_of_warp<Cut>(warp, num_columns) * Cut::kRowBytes +
+                row * Cut::kRowBytes + staged_pair_offset(row, lane / 8);
+  uint32_t unit_at = ring + S::kWeightsAt + Cut::tile_of_warp(warp) * S::kTileBytes;
+  MmaCopyParts<F, Cut, kSteps, kLess> copies(of, num_columns);
+  constexpr int kParts = copies.kParts, kPartsAtOnce = kTiles > 2 ? 6 : 3;
+  uint32_t stage = 0;
+  // Zeros times zeros before the first unit.
+  uint32_t a[2][kTiles][8] = {}, b[kAhead + 1][2][4] = {};
+  // The products of group i of a unit, whose activations are b[0].
+  const auto multiply_group = [&](int i) {
+    const int first = 2 * (i % kPairs);
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+#pragma unroll
+      for (int m = 0; m < kTiles; ++m) {
+        const uint32_t* of_tile = &a[i / kPairs][m][4 * k];
+#pragma unroll
+        for (int s = 0; s < 2 && first + s < kSteps; ++s) {
+          mma_m16n8k16(reinterpret_cast<float(&)[4]>(sums[m][4 * (first + s)]), of_tile[0],
+                       of_tile[1], of_tile[2], of_tile[3], b[0][s][2 * k], b[0][s][2 * k + 1]);
+        }
+      }
+    }
+#pragma unroll
+    for (int slot = 0; slot < kAhead; ++slot) {
+#pragma unroll
+      for (int w = 0; w < 8; ++w) b[slot][w / 4][w % 4] = b[slot + 1][w / 4][w % 4];
+    }
+  };
+#pragma unroll 1
+  for (int u = 0; u < num_units; ++u) {
+    wait_for_copies<S::kStages - 2>();
+    __syncthreads();  // all copies of this unit are there, and all have read the unit before
+    fragment::Unit<F> units[kTiles];
+#pragma unroll
+    for (int m = 0; m < kTiles; ++m)
+      units[m] = load_operand<F>(unit_at + Cut::kTileStep * m * S::kTileBytes);
+#pragma unroll
+    for (int i = 0; i < kGroups; ++i) {
+      // Block 1's chunk of a row is block 0's with bit 2 flipped.
+      const int first = 2 * (i % kPairs);
+      const uint32_t from = (i < kPairs ? at : at ^ 64) + 8 * first * Cut::kRowBytes;
+#pragma unroll
+      for (int s = 0; s < 2 && first + s < kSteps; ++s)
+        load_matrices(from + 8 * s * Cut::kRowBytes, b[kAhead][s]);
+      // Copies between loads, which so are not all moved to the front.
+      const bool is_last = i + 1 == kGroups || kPartsAtOnce * (i + 1) >= kParts;
+      if (kPartsAtOnce * i < kParts) {
+#pragma unroll
+        for (int part = kPartsAtOnce * i; part < (is_last ? kParts : kPartsAtOnce * (i + 1));
+             ++part)
+          copies.copy(part);
+        if (is_last) copies.finish_unit();
+      }
+      multiply_group((i + kGroups - kAhead) % kGroups);
+      if (i + 1 == kAhead) {
+#pragma unroll
+        for (int block = 0; block < 2; ++block) {
+#pragma unroll
+          for (int m = 0; m < kTiles; ++m) make_operand<F>(units[m], block, a[block][m]);
+        }
+      }
+    }
+    const uint32_t by = stage + S::kStageBytes == S::kBytes ? 0u - stage : S::kStageBytes;
+    stage += by, at += by, unit_at += by;
+  }
+#pragma unroll
+  for (int i = kGroups - kAhead; i < kGroups; ++i) multiply_group(i);
+}
+/// The same for an item's columns, by the least loop for more than kLess steps that holds them.
+template <DType F, typename Cut, int kLess = 0>
+__device__ __forceinline__ void multiply_units_of(int num_columns, uint32_t ring, int num_units,
+                                                  const MmaCopies<F, Cut>& copies,
+                                                  Sums<Cut, Cut::kWarpColumns>& sums) {
+  constexpr int kMost = Cut::kWarpColumns / 8;
+  constexpr int kFew = kMost > 9 ? 4 : 2;  // up to 2 kFew in steps of two
+  constexpr int kSteps = kLess == 0 ? kFew : kLess < 2 * kFew ? kLess + 2 : kLess + 1;
+  if constexpr (kSteps < kMost) {
+    if (num_columns > 8 * kSteps * Cut::kColumnGroups)
+      return multiply_units_of<F, Cut, kSteps>(num_columns, ring, num_units, copies, sums);
+  }
+  multiply_units<F, Cut, kSteps, kLess>(num_columns, ring, num_units, copies, sums);
 }
 
 /// The lane's eight codes of a row of a block: four a register, in bits 5:2 of each byte.
@@ -358,8 +587,9 @@ __global__ void __launch_bounds__(Cut::kThreads, Cut::kBlocks)
   Item item;
   if (!task.item(blockIdx.x, item)) return;
   const int warp = threadIdx.x / 32;
-  const int tile_in_block = 4 * Cut::kRowTiles * (warp / 4) + warp % 4;
-  const int tile = item.first_tile + tile_in_block;
+  const int tile_in_block = Cut::tile_of_warp(warp);
+  const int copied_in_block = Cut::copied_tile_of_warp(warp);
+  const int tile = item.first_tile + tile_in_block, copied = item.first_tile + copied_in_block;
   const int num_units = (task.weight.cols + kStagedColumns - 1) / kStagedColumns;
   // Kept in a register: the compiler would compute it anew for each unit.
   uint32_t ring = shared_address(shared_bytes);
@@ -374,42 +604,46 @@ __global__ void __launch_bounds__(Cut::kThreads, Cut::kBlocks)
           task.staged.scales + Cut::Atom::kScaleBytes * int64_t{item.first_column} + first_byte,
       .scales_step = Cut::Atom::kScaleBytes * int64_t{task.staged.capacity},
       .num_scale_bytes = Cut::Atom::kScaleBytes * num_columns - first_byte,
-      .weights = tile_of<F>(task.weight, num_units, item.expert, tile) + 16 * (threadIdx.x % 32),
+      .weights = tile_of<F>(task.weight, num_units, item.expert, copied) + 16 * (threadIdx.x % 32),
       .tiles = {},
-      .tile_in_block = tile_in_block,
+      .tile_in_block = copied_in_block,
       .num_units = num_units};
 #pragma unroll
-  for (int m = 1; m < Cut::kRowTiles; ++m)
-    copies.tiles[m] = static_cast<int32_t>(
-        tile_of<F>(task.weight, num_units, item.expert, tile + Cut::kTileStep * m) -
-        tile_of<F>(task.weight, num_units, item.expert, tile));
-  Sums<Cut, Cut::kMostColumns> sums;
+  for (int m = 1; m < Cut::kCopyTiles; ++m)
+    copies.tiles[m] =
+        static_cast<int32_t>(tile_of<F>(task.weight, num_units, item.expert, copied + 4 * m) -
+                             tile_of<F>(task.weight, num_units, item.expert, copied));
+  Sums<Cut, Cut::kWarpColumns> sums;
 #pragma unroll
   for (int m = 0; m < Cut::kRowTiles; ++m) {
 #pragma unroll
-    for (int i = 0; i < Cut::kMostColumns / 2; ++i) sums[m][i] = 0;
+    for (int i = 0; i < Cut::kWarpColumns / 2; ++i) sums[m][i] = 0;
   }
 #pragma unroll 1
   for (int u = 0; u < S::kStages - 1; ++u) copies.fill();
-  uint32_t stage = 0;
+  if constexpr (kRunsAhead<F, Cut>) {
+    multiply_units_of<F, Cut>(item.num_columns, ring, num_units, copies, sums);
+  } else {
+    uint32_t stage = 0;
 #pragma unroll 1
-  for (int u = 0; u < num_units; ++u) {
-    wait_for_copies<S::kStages - 2>();
-    __syncthreads();  // all copies of this unit are there, and all have read the unit before
-    if constexpr (std::is_same_v<typename Cut::Atom, Bf16Atom>) {
-      multiply_unit<F, Cut>(Bf16Atom(), ring + stage, tile_in_block, item.num_columns, sums,
-                            [&] { copies.fill(); });
-    } else {
-      copies.fill();
-      multiply_unit<F, Cut>(task.element, typename Cut::Atom(), shared_bytes + stage, tile_in_block,
-                            item.num_columns, sums);
+    for (int u = 0; u < num_units; ++u) {
+      wait_for_copies<S::kStages - 2>();
+      __syncthreads();  // all copies of this unit are there, and all have read the unit before
+      if constexpr (std::is_same_v<typename Cut::Atom, Bf16Atom>) {
+        multiply_unit<F, Cut>(Bf16Atom(), ring + stage, tile_in_block, item.num_columns, sums,
+                              [&] { copies.fill(); });
+      } else {
+        copies.fill();
+        multiply_unit<F, Cut>(task.element, typename Cut::Atom(), shared_bytes + stage,
+                              tile_in_block, item.num_columns, sums);
+      }
+      stage += S::kStageBytes;
+      if (stage == S::kBytes) stage = 0;
     }
-    stage += S::kStageBytes;
-    if (stage == S::kBytes) stage = 0;
   }
   wait_for_copies<0>();
   __syncthreads();  // the ring's memory is the end's now
-  task.template finish<Cut, Cut::kMostColumns>(item, tile, sums, shared_bytes);
+  task.template finish<Cut, Cut::kWarpColumns>(item, tile, sums, shared_bytes);
 }
 
 /// Launches a block for each item.
