@@ -1,6 +1,7 @@
 // Packs and reads kFragment16x32 on the host: what device repacking is checked against.
 #include "core/fragment.h"
 
+#include <array>
 #include <cstring>
 #include <vector>
 
@@ -27,6 +28,19 @@ T load(const std::byte* at) {
   return value;
 }
 
+// What each value of byte j of a kRows16 word, the codes of elements j and j + 4, adds to a word.
+constexpr auto kWordsOfBytes = [] {
+  std::array<std::array<uint32_t, 256>, 4> words{};
+  for (size_t j = 0; j < 4; ++j) {
+    for (size_t byte = 0; byte < 256; ++byte) {
+      uint8_t codes[8] = {};
+      codes[j] = byte & 15, codes[j + 4] = byte >> 4;
+      words[j][byte] = fragment_mxfp4_word(codes);
+    }
+  }
+  return words;
+}();
+
 // The 16 x 32 block `block` of a kRows16 tile to its place; columns from `cols` on are left zero.
 void put_block(const std::byte* tile, DType format, int32_t cols, int32_t block, std::byte* codes,
                std::byte* scales) {
@@ -38,12 +52,9 @@ void put_block(const std::byte* tile, DType format, int32_t cols, int32_t block,
       case DType::kMXFP4: {
         const std::byte* at = tile + int64_t{272} * block;
         for (int k = 0; k < 32; k += 8) {
-          uint8_t eight[8];
-          for (int j = 0; j < 8; ++j) {
-            const auto byte = static_cast<uint8_t>(at[16 + 64 * (k / 8) + 4 * r + j % 4]);
-            eight[j] = static_cast<uint8_t>(j < 4 ? byte & 15 : byte >> 4);
-          }
-          const uint32_t word = fragment_mxfp4_word(eight);
+          uint32_t word = 0;
+          for (int j = 0; j < 4; ++j)
+            word |= kWordsOfBytes[j][static_cast<uint8_t>(at[16 + 8 * k + 4 * r + j])];
           std::memcpy(unit + Place(r, first + k).mxfp4_word(), &word, 4);
         }
         scales[Place(r, first).scale()] = at[r];

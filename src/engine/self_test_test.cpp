@@ -182,6 +182,46 @@ TEST_F(SelfTestCase, ReferenceRowsStandInForAStepWhoseRowsAllFail) {
   EXPECT_TRUE(found.all_proven());
 }
 
+TEST_F(SelfTestCase, ARowIsComparedOnceInAPlaceAndLaunch) {
+  const KernelChooser kernels(DeviceKind::kCpu, cpu_features(), {});
+  const GptOss model(checkpoint_->config(), layout_, {}, kernels_of(kernels));
+  const auto plan = model.plan_for(bracket_of(5, 1, 1), DType::kBF16);
+  ASSERT_TRUE(plan.has_value());
+  for (const bool once : {false, true}) {
+    clear_planted();
+    const auto test = SelfTest::create({.device = *device_,
+                                        .features = cpu_features(),
+                                        .config = checkpoint_->config(),
+                                        .formats = layout_,
+                                        .compares_once = once},
+                                       *device_);
+    ASSERT_TRUE(test.has_value());
+    const auto finds_fault = [&](const SelfTestLaunch& launch) {
+      return (*test)->run(**plan, launch).value().fault.has_value();
+    };
+    EXPECT_FALSE(finds_fault({5, 1}));
+    plant_in<OutParams>(planned<OutParams>(5), [](auto run, OutParams p) {
+      run(p);
+      p.x[0] += 1;
+    });
+    EXPECT_EQ(finds_fault({5, 1}), !once);
+    EXPECT_EQ(finds_fault({5, 5}), !once) << "out sees no sequences";
+    EXPECT_TRUE(finds_fault({6, 1})) << "another launch";
+    clear_planted();
+    plant_in<QkvParams>(planned<QkvParams>(5), [](auto run, QkvParams p) {
+      run(p);
+      p.q[0] += 1;
+    });
+    EXPECT_TRUE(finds_fault({5, 3})) << "qkv sees sequences";
+    clear_planted();
+    plant_in<OutParams>(planned<OutParams>(5), [](auto run, OutParams p) {
+      run(p);
+      p.x[0] = kNan;
+    });
+    EXPECT_TRUE(finds_fault({5, 1})) << "NaN would hide what comes after";
+  }
+}
+
 TEST_F(SelfTestCase, ABrokenFileIsLostAndWrittenAnew) {
   { std::ofstream(file()) << "{\"form\": \"moxie self-test 1\", \"tests\": 3}"; }
   EXPECT_GT(use().num_tested, 0u);

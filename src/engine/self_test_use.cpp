@@ -282,7 +282,8 @@ class Prover {
                                     .kv_dtype = request_.kv_dtype,
                                     .use_sinks = request_.use_sinks,
                                     .sizes = sizes,
-                                    .max_tokens = is_cpu ? kSelfTestTokens : kSelfTestGroupTokens},
+                                    .max_tokens = is_cpu ? kSelfTestTokens : kSelfTestGroupTokens,
+                                    .compares_once = true},
                                    is_cpu ? *request_.device : *host_);
       if (!made) return fail(std::move(made.error()));
       test = std::move(*made);

@@ -9,6 +9,7 @@
 #include <limits>
 
 #include "core/formats.h"
+#include "core/threads.h"
 #include "kernels/row_rounding.h"
 
 namespace moxie {
@@ -21,44 +22,70 @@ struct Worst {
   std::string what;
 };
 
-Worst worst_of(const ComparedValues& c) {
+// Values that a thread looks at in one go.
+constexpr int64_t kPiece = 1 << 14;
+
+Worst worst_of(const ComparedValues& c, ThreadPool& pool) {
+  struct Piece {
+    double greatest = 0, greatest_residual = 0, share = 0;
+    int64_t at = -1;  // of the share
+  };
+  std::vector<Piece> pieces(static_cast<size_t>(ceil_div<int64_t>(c.count, kPiece)));
+  const auto for_each_piece = [&](auto&& look_at) {
+    pool.share(c.count, kPiece, [&](int64_t begin, int64_t end) {
+      look_at(pieces[static_cast<size_t>(begin / kPiece)], begin, end);
+    });
+  };
   // Without NaN, which compares as false.
   const auto raise = [](double& greatest, double value) {
     if (value > greatest) greatest = value;
   };
+  for_each_piece([&](Piece& piece, int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const double residual = c.residual == nullptr ? 0 : c.residual[i];
+      raise(piece.greatest, std::fabs(c.expected[i] - residual));
+      raise(piece.greatest_residual, std::fabs(c.expected[i]));
+    }
+  });
   double greatest = 0, greatest_residual = 0;
-  for (int64_t i = 0; i < c.count; ++i) {
-    const double residual = c.residual == nullptr ? 0 : c.residual[i];
-    raise(greatest, std::fabs(c.expected[i] - residual));
-    raise(greatest_residual, std::fabs(c.expected[i]));
+  for (const Piece& piece : pieces) {
+    raise(greatest, piece.greatest);
+    raise(greatest_residual, piece.greatest_residual);
   }
-  Worst worst;
-  int64_t worst_at = -1;
   const double everywhere = c.rounding * greatest + c.of_residual * greatest_residual + c.absolute;
-  for (int64_t i = 0; i < c.count; ++i) {
-    const double expected = c.expected[i], found = c.found[i];
-    if (std::isnan(expected) && std::isnan(found)) continue;  // not written, as it should be
-    const double error = std::fabs(found - expected);
-    if (error == 0) continue;
-    double share = error / (everywhere + c.relative * std::fabs(expected));
-    if (std::isnan(share)) share = kInfinity;
-    if (share > worst.share) worst.share = share, worst_at = i;
-  }
-  if (worst_at >= 0)
-    worst.what =
-        fmt::format("{} [{}, {}] is {:.6g}, {:.6g} by the reference", c.name, worst_at / c.width,
-                    worst_at % c.width, c.found[worst_at], c.expected[worst_at]);
-  return worst;
+  for_each_piece([&](Piece& piece, int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const double expected = c.expected[i], found = c.found[i];
+      if (std::isnan(expected) && std::isnan(found)) continue;  // not written, as it should be
+      const double error = std::fabs(found - expected);
+      if (error == 0) continue;
+      double share = error / (everywhere + c.relative * std::fabs(expected));
+      if (std::isnan(share)) share = kInfinity;
+      if (share > piece.share) piece.share = share, piece.at = i;
+    }
+  });
+  Piece worst;
+  for (const Piece& piece : pieces)
+    if (piece.share > worst.share) worst = piece;
+  if (worst.at < 0) return {};
+  return {.share = worst.share,
+          .what = fmt::format("{} [{}, {}] is {:.6g}, {:.6g} by the reference", c.name,
+                              worst.at / c.width, worst.at % c.width, c.found[worst.at],
+                              c.expected[worst.at])};
 }
 
-std::vector<float> cache_values(DType dtype, const std::vector<std::byte>& bytes) {
-  const auto width = static_cast<size_t>(dtype_bytes(dtype, 1));
-  std::vector<float> values(bytes.size() / width);
+std::vector<float> cache_values(DType dtype, const std::byte* from, size_t bytes,
+                                ThreadPool& pool) {
+  const int64_t width = dtype_bytes(dtype, 1);
+  std::vector<float> values(bytes / static_cast<size_t>(width));
   const auto fill = [&](auto&& value_of) {
-    for (size_t i = 0; i < values.size(); ++i) values[i] = value_of(&bytes[width * i]);
+    pool.share(static_cast<int64_t>(values.size()), kPiece, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i)
+        values[static_cast<size_t>(i)] = value_of(from + width * i);
+    });
   };
   if (dtype == DType::kF32) {
-    std::memcpy(values.data(), bytes.data(), bytes.size());
+    std::memcpy(values.data(), from, bytes);
   } else if (dtype == DType::kBF16) {
     fill([](const std::byte* at) {
       uint16_t half;
@@ -79,6 +106,13 @@ SelfTestComparison::SelfTestComparison(SelfTestSide& device, SelfTestSide& host,
       host_(host),
       outcome_(outcome),
       tokens_(static_cast<size_t>(host.batch.ragged.num_tokens)) {}
+
+bool SelfTestComparison::hands_over(const PlannedRow& row) {
+  const OpInfo* const op = &row.row.op();
+  if (op == &Op<QkvParams>::info) return row.forms.q == QForm::kF32;
+  if (op == &Op<AttendParams>::info) return row.forms.a == AForm::kF32;
+  return true;
+}
 
 Result<bool> SelfTestComparison::behind(const PlannedRow& row, size_t l) {
   rows_.push_back(&row);
@@ -104,7 +138,12 @@ bool SelfTestComparison::broken(const Error& error) {
 }
 
 template <typename P>
-void SelfTestComparison::refer(P params) {
+void SelfTestComparison::refer(const P& params) {
+  if (!only_follows_) run_reference(params);
+}
+
+template <typename P>
+void SelfTestComparison::run_reference(P params) {
   const Row<P>& row = reference_row<P>();
   workspace_.resize(row.workspace(params) + 256);
   auto* base = workspace_.data();
@@ -130,13 +169,25 @@ double SelfTestComparison::roundings() const {
 }
 
 void SelfTestComparison::compare(const ComparedValues& compared) {
-  const Worst worst = worst_of(compared);
+  if (only_follows_) return expect_written(compared);
+  const Worst worst = worst_of(compared, pool());
   for (const std::string& name : names()) {
     double& share = outcome_->shares[name];
     share = std::max(share, worst.share);
   }
   if (worst.share <= 1 || outcome_->fault) return;
   outcome_->fault = {.rows = names(), .what = worst.what, .times = worst.share};
+}
+
+void SelfTestComparison::expect_written(const ComparedValues& compared) {
+  const float* const end = compared.found + compared.count;
+  const auto at = std::find_if(compared.found, end, [](float value) { return std::isnan(value); });
+  if (at == end || outcome_->fault) return;
+  const int64_t i = at - compared.found;
+  outcome_->fault = {.rows = names(),
+                     .what = fmt::format("{} [{}, {}] is {}", compared.name, i / compared.width,
+                                         i % compared.width, *at),
+                     .times = kInfinity};
 }
 
 ComparedValues SelfTestComparison::compared(const char* name, int32_t width, const float* expected,
@@ -170,8 +221,12 @@ Status SelfTestComparison::qkv(const PlannedRow& row, size_t l) {
     std::vector<std::byte> found(cache_bytes);
     if (auto done = device_.read(is_v ? device_.kv[l].v : device_.kv[l].k, &found); !done)
       return done;
-    const auto expected_values = cache_values(dtype, {expected, expected + cache_bytes});
-    const auto found_values = cache_values(dtype, found);
+    if (only_follows_) {
+      std::ranges::copy(found, expected);
+      continue;
+    }
+    const auto expected_values = cache_values(dtype, expected, cache_bytes, pool());
+    const auto found_values = cache_values(dtype, found.data(), cache_bytes, pool());
     // A value near the middle of two codes may go to either.
     compare({.name = is_v ? "the cache's v" : "the cache's k",
              .width = config().head_dim,
@@ -226,22 +281,41 @@ Status SelfTestComparison::add_to_x(const PlannedRow& row, size_t l, int64_t k, 
 }
 
 Status SelfTestComparison::route(const PlannedRow& row, size_t l) {
-  RouteParams params = host_.pass->params<RouteParams>(l, {});
-  refer(params);
-  const int32_t top_k = config().top_k, num_all = std::min(config().num_experts, kMaxTopK);
-  // All experts by falling logit, to tell a near tie from a wrong choice.
-  std::vector<int32_t> order(of_width(num_all));
-  std::vector<float> weight_of(order.size()), t(of_width(config().hidden));
-  params.top_k = num_all;
-  params.expert_ids = order.data(), params.expert_weights = weight_of.data();
-  params.t = t.data();
-  refer(params);
+  const RouteParams params = host_.pass->params<RouteParams>(l, {});
+  run_reference(params);  // in any case: t may have no plain form
+  const int32_t top_k = config().top_k;
   std::vector<int32_t> ids(of_width(top_k));
   std::vector<float> weights(ids.size());
   if (auto done = device_.read(device_.act.expert_ids, &ids); !done) return done;
   if (auto done = device_.read(device_.act.expert_weights, &weights); !done) return done;
   // Logits are at most about 5, and a weight moves by at most the logits' error.
   const double rounding = 5 * f32_sum_error(config().hidden) + roundings();
+  if (!only_follows_) compare_choice(params, ids, rounding);
+  if (outcome_->fault) return {};
+  compare(compared("expert_weights", top_k, host_.act.expert_weights, weights, rounding));
+  std::ranges::copy(ids, host_.act.expert_ids);
+  std::ranges::copy(weights, host_.act.expert_weights);
+  const bool has_t = &row.row.op() == &Op<RouteParams>::info && row.forms.t == TForm::kF32;
+  if (has_t) {
+    std::vector<float> t(of_width(config().hidden));
+    if (auto done = device_.read(device_.act.t, &t); !done) return done;
+    compare(compared("t", config().hidden, host_.act.t, t, 8 * 0x1p-24 + roundings()));
+    std::ranges::copy(t, host_.act.t);
+  }
+  if (&row.row.op() == &Op<RouteParams>::info) settle();
+  return {};
+}
+
+void SelfTestComparison::compare_choice(RouteParams params, const std::vector<int32_t>& ids,
+                                        double rounding) {
+  const int32_t top_k = params.top_k, num_all = std::min(config().num_experts, kMaxTopK);
+  // All experts by falling logit, to tell a near tie from a wrong choice.
+  std::vector<int32_t> order(of_width(num_all));
+  std::vector<float> weight_of(order.size()), t(of_width(config().hidden));
+  params.top_k = num_all;
+  params.expert_ids = order.data(), params.expert_weights = weight_of.data();
+  params.t = t.data();
+  run_reference(params);
   for (size_t token = 0; token < tokens_; ++token) {
     const auto first = static_cast<size_t>(num_all) * token;
     for (int32_t slot = 0; slot < top_k; ++slot) {
@@ -261,18 +335,6 @@ Status SelfTestComparison::route(const PlannedRow& row, size_t l) {
           .times = kInfinity};
     }
   }
-  if (outcome_->fault) return {};
-  compare(compared("expert_weights", top_k, host_.act.expert_weights, weights, rounding));
-  std::ranges::copy(ids, host_.act.expert_ids);
-  std::ranges::copy(weights, host_.act.expert_weights);
-  const bool has_t = &row.row.op() == &Op<RouteParams>::info && row.forms.t == TForm::kF32;
-  if (has_t) {
-    if (auto done = device_.read(device_.act.t, &t); !done) return done;
-    compare(compared("t", config().hidden, host_.act.t, t, 8 * 0x1p-24 + roundings()));
-    std::ranges::copy(t, host_.act.t);
-  }
-  if (&row.row.op() == &Op<RouteParams>::info) settle();
-  return {};
 }
 
 Status SelfTestComparison::experts(const PlannedRow& row, size_t l) {

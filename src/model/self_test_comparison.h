@@ -41,18 +41,29 @@ class SelfTestComparison {
   /// False if there was a fault.
   Result<bool> behind(const PlannedRow& row, size_t l);
 
+  /// Whether the row leaves a value in a plain form, so that it and the rows before answer.
+  static bool hands_over(const PlannedRow& row);
+  /// From the next row on: what is found is taken for sound unless it is NaN, and no reference row
+  /// runs.
+  void set_only_follows(bool only_follows) { only_follows_ = only_follows; }
+
  private:
   bool broken(const Error& error);
   const GptOssConfig& config() const { return host_.config; }
+  ThreadPool& pool() const { return *host_.stream.pool; }
   size_t of_width(int32_t width) const { return tokens_ * static_cast<size_t>(width); }
 
   template <typename P>
-  void refer(P params);
+  void refer(const P& params);
+  template <typename P>
+  void run_reference(P params);
 
   std::vector<std::string> names() const;
   // What the rows round that answer together.
   double roundings() const;
   void compare(const ComparedValues& compared);
+  // Values that are not compared again are not NaN, or the rows after could not be compared.
+  void expect_written(const ComparedValues& compared);
   ComparedValues compared(const char* name, int32_t width, const float* expected,
                           const std::vector<float>& found, double rounding) const;
   // The rows up to here have answered.
@@ -66,6 +77,7 @@ class SelfTestComparison {
   template <typename P>
   Status add_to_x(const PlannedRow& row, size_t l, int64_t k, int num_sums, int num_products);
   Status route(const PlannedRow& row, size_t l);
+  void compare_choice(RouteParams params, const std::vector<int32_t>& ids, double rounding);
   // Two products in a row; the activation multiplies an error of a gate by u + 1, about 2 in the
   // mean, and the second sum averages it.
   Status experts(const PlannedRow& row, size_t l);
@@ -76,6 +88,7 @@ class SelfTestComparison {
   SelfTestOutcome* outcome_;
   size_t tokens_;
   std::vector<const PlannedRow*> rows_;  // that have not answered yet
+  bool only_follows_ = false;
   std::vector<std::byte> workspace_;
 };
 

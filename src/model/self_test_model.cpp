@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstring>
 #include <functional>
+#include <memory>
 
 #include "core/threads.h"
 #include "model/loader.h"
@@ -50,11 +51,23 @@ class Random {
   uint64_t state_;
 };
 
+// An array whose elements the threads that fill it touch first.
+template <typename T>
+struct DrawnArray {
+  std::unique_ptr<T[]> data;
+  int64_t size = 0;
+
+  void make(int64_t count) {
+    data = std::make_unique_for_overwrite<T[]>(static_cast<size_t>(count));
+    size = count;
+  }
+};
+
 // Rows of one expert's matrix, or of a table, whose values the format can hold. They are the same
 // with a pool and without.
 struct TestRows {
-  std::vector<float> values;
-  std::vector<uint8_t> blocks, scales;
+  DrawnArray<float> values;
+  DrawnArray<uint8_t> blocks, scales;
   StoredRows rows;
 
   TestRows(DType format, int32_t num_rows, int32_t cols, double deviation, Random random,
@@ -64,22 +77,23 @@ struct TestRows {
       make_mxfp4(num_rows, cols, deviation, random, pool);
       return;
     }
-    values.resize(static_cast<size_t>(num_rows) * static_cast<size_t>(cols));
+    values.make(int64_t{num_rows} * cols);
     const auto most = static_cast<float>(std::sqrt(3.0) * deviation);
-    draw(values, random, pool, [most](Random& one) { return most * one.uniform(); });
+    draw(values, random, pool, [most, is_half = format == DType::kBF16](Random& one) {
+      const float value = most * one.uniform();
+      return is_half ? bf16_to_f32(f32_to_bf16(value)) : value;
+    });
     if (format == DType::kMXFP8) round_to_mxfp8();
-    if (format == DType::kBF16)
-      for (float& value : values) value = bf16_to_f32(f32_to_bf16(value));
     rows.kind = StoredRows::Kind::kF32;
-    rows.data = reinterpret_cast<const std::byte*>(values.data());
+    rows.data = reinterpret_cast<const std::byte*>(values.data.get());
     rows.row_stride_bytes = int64_t{4} * cols;
   }
 
   // Row `to` has the values of row `from`.
   void repeat(int32_t from, int32_t to) {
     const auto copy = [&](auto& list, int64_t stride) {
-      if (!list.empty())
-        std::copy_n(list.begin() + from * stride, stride, list.begin() + to * stride);
+      if (list.size > 0)
+        std::copy_n(list.data.get() + from * stride, stride, list.data.get() + to * stride);
     };
     copy(values, rows.cols);
     copy(blocks, rows.cols / 2);
@@ -89,36 +103,36 @@ struct TestRows {
  private:
   // A draw of `random` for each value.
   template <typename T, typename Value>
-  static void draw(std::vector<T>& list, const Random& random, ThreadPool* pool, Value&& value) {
+  static void draw(DrawnArray<T>& list, const Random& random, ThreadPool* pool, Value&& value) {
     const auto fill = [&](int64_t begin, int64_t end) {
       Random one = random.after(begin);
-      for (int64_t i = begin; i < end; ++i) list[static_cast<size_t>(i)] = value(one);
+      for (int64_t i = begin; i < end; ++i) list.data[static_cast<size_t>(i)] = value(one);
     };
-    const auto count = static_cast<int64_t>(list.size());
-    if (pool == nullptr) return fill(0, count);
-    pool->share(count, int64_t{1} << 16, fill);
+    if (pool == nullptr) return fill(0, list.size);
+    pool->share(list.size, int64_t{1} << 16, fill);
   }
   void make_mxfp4(int32_t num_rows, int32_t cols, double deviation, const Random& random,
                   ThreadPool* pool) {
     // E2M1 codes taken evenly have an RMS of about 2.9.
     const int middle = 127 + static_cast<int>(std::lround(std::log2(deviation / 2.9)));
-    blocks.resize(static_cast<size_t>(num_rows) * static_cast<size_t>(cols / 2));
-    scales.resize(static_cast<size_t>(num_rows) * static_cast<size_t>(cols / kMxBlock));
+    blocks.make(int64_t{num_rows} * (cols / 2));
+    scales.make(int64_t{num_rows} * (cols / kMxBlock));
     draw(blocks, random, pool, [](Random& one) { return static_cast<uint8_t>(one.bits() >> 56); });
-    draw(scales, random.after(static_cast<int64_t>(blocks.size())), pool, [middle](Random& one) {
+    draw(scales, random.after(blocks.size), pool, [middle](Random& one) {
       return static_cast<uint8_t>(middle - 2 + static_cast<int>(one.bits() >> 62));
     });
     rows.kind = StoredRows::Kind::kMxfp4Split;
-    rows.data = reinterpret_cast<const std::byte*>(blocks.data());
-    rows.scales = reinterpret_cast<const std::byte*>(scales.data());
+    rows.data = reinterpret_cast<const std::byte*>(blocks.data.get());
+    rows.scales = reinterpret_cast<const std::byte*>(scales.data.get());
     rows.row_stride_bytes = cols / 2;
     rows.scale_stride_bytes = cols / kMxBlock;
   }
   void round_to_mxfp8() {
-    for (size_t at = 0; at + kMxBlock <= values.size(); at += kMxBlock) {
+    for (int64_t at = 0; at + kMxBlock <= values.size; at += kMxBlock) {
       uint8_t codes[kMxBlock];
-      const float scale = e8m0_to_f32(quantize_mxfp8(&values[at], codes));
-      for (int k = 0; k < kMxBlock; ++k) values[at + k] = e4m3_to_f32(codes[k]) * scale;
+      float* const block = values.data.get() + at;
+      const float scale = e8m0_to_f32(quantize_mxfp8(block, codes));
+      for (int k = 0; k < kMxBlock; ++k) block[k] = e4m3_to_f32(codes[k]) * scale;
     }
   }
 };
@@ -190,12 +204,13 @@ class Filler {
 
   void fill(const Weight& weight, const RowTable& table, const RowTable& reference) {
     const TestRows rows(table.format, weight.rows, weight.cols, weight.entry->made, next(), &pool_);
-    for (int32_t r = 0; r < weight.rows; ++r) {
-      const float* values = rows.values.data() + int64_t{r} * weight.cols;
+    auto store = [&](int64_t r, int) {
+      const float* values = rows.values.data.get() + r * weight.cols;
       for (const RowTable& one : {table, reference})
         store_row(one.format, values, weight.cols,
                   const_cast<std::byte*>(one.data) + r * one.row_bytes());
-    }
+    };
+    pool_.run(weight.rows, store);
   }
   void fill(const Weight& weight, const PackedMatrix& matrix, const PackedMatrix& reference) {
     const double deviation = weight.entry->made / std::sqrt(static_cast<double>(weight.cols));
@@ -305,7 +320,7 @@ std::string self_test_shapes(const GptOssConfig& config, const ModelWeights& for
 
 Result<SelfTestModel> make_self_test_model(const GptOssConfig& config, const ModelWeights& formats,
                                            TestSizes sizes, Device& device, Stream& stream,
-                                           ThreadPool& pool) {
+                                           Device& host, ThreadPool& pool) {
   SelfTestModel model;
   model.kinds = kinds_of_layers(config, formats);
   model.config = self_test_config(config, model.kinds, sizes);
@@ -323,18 +338,23 @@ Result<SelfTestModel> make_self_test_model(const GptOssConfig& config, const Mod
   const uint64_t bytes = lay_out(own, device.kind(), nullptr, &model.weights);
   auto buffer = device.allocate(bytes);
   if (!buffer) return fail(std::move(buffer.error()));
-  // 256: of the alignment.
-  const auto aligned = [](std::vector<std::byte>& memory, uint64_t count) {
-    memory.resize(count + 256);
-    return memory.data() + (256 - reinterpret_cast<uintptr_t>(memory.data()) % 256) % 256;
+  // Zeros, by all threads: pages that are touched first take longer than what is written there.
+  const auto zeros = [&](uint64_t count) {
+    auto memory = host.allocate(count);
+    if (memory)
+      pool.share(static_cast<int64_t>(count), int64_t{2} << 20, [&](int64_t begin, int64_t end) {
+        std::memset(memory->data() + begin, 0, static_cast<size_t>(end - begin));
+      });
+    return memory;
   };
-  std::vector<std::byte> host_memory;
-  std::byte* const host = aligned(host_memory, bytes);
-  const uint64_t reference_bytes = lay_out(exact, DeviceKind::kCpu, nullptr, &model.reference);
-  std::byte* const reference = aligned(model.reference_memory, reference_bytes);
-  lay_out(exact, DeviceKind::kCpu, reference, &model.reference);
+  auto staged = zeros(bytes);
+  if (!staged) return fail(std::move(staged.error()));
+  auto reference = zeros(lay_out(exact, DeviceKind::kCpu, nullptr, &model.reference));
+  if (!reference) return fail(std::move(reference.error()));
+  lay_out(exact, DeviceKind::kCpu, reference->data(), &model.reference);
+  model.reference.storage.push_back(std::move(*reference));
   ModelWeights on_host;
-  lay_out(own, device.kind(), host, &on_host);
+  lay_out(own, device.kind(), staged->data(), &on_host);
   Filler filler(model.config, pool);
   for_each_weight(model.config, [&](const Weight& weight) {
     if (!weight.is_present) return;  // zeros, or null
@@ -349,7 +369,7 @@ Result<SelfTestModel> make_self_test_model(const GptOssConfig& config, const Mod
       });
     });
   });
-  if (auto copied = device.copy_from_host(buffer->data(), host, bytes, stream); !copied)
+  if (auto copied = device.copy_from_host(buffer->data(), staged->data(), bytes, stream); !copied)
     return fail(std::move(copied.error()));
   if (auto done = stream.synchronize(); !done) return fail(std::move(done.error()));
   lay_out(own, device.kind(), buffer->data(), &model.weights);

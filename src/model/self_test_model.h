@@ -23,7 +23,6 @@ struct SelfTestModel {
   ModelWeights weights;       ///< on the device
   /// The same values in the CPU's layout, mostly in F32, for the reference rows.
   ModelWeights reference;
-  std::vector<std::byte> reference_memory;
 };
 
 /// The sizes of a test model.
@@ -32,11 +31,12 @@ GptOssConfig self_test_config(const GptOssConfig& config, const std::vector<size
 /// All that a test model of `config` and `formats` depends on, as text.
 std::string self_test_shapes(const GptOssConfig& config, const ModelWeights& formats);
 
-/// Makes the weights on the threads of `pool`. Weights that a model lacks are zeros; in the others
-/// nothing is zero or one alike, so that no term of a step can be left out unseen: rows of the
-/// router are equal in pairs, so that choices have ties, and sinks have a good part of attention.
+/// Makes the weights on the threads of `pool`, the reference's in memory of `host`. Weights that a
+/// model lacks are zeros; in the others nothing is zero or one alike, so that no term of a step can
+/// be left out unseen: rows of the router are equal in pairs, so that choices have ties, and sinks
+/// have a good part of attention.
 Result<SelfTestModel> make_self_test_model(const GptOssConfig& config, const ModelWeights& formats,
                                            TestSizes sizes, Device& device, Stream& stream,
-                                           ThreadPool& pool);
+                                           Device& host, ThreadPool& pool);
 
 }  // namespace moxie

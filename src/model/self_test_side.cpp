@@ -1,7 +1,10 @@
 #include "model/self_test_side.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
+
+#include "core/threads.h"
 
 namespace moxie {
 
@@ -46,9 +49,7 @@ Status SelfTestSide::place(const SelfTestTokens& tokens, const std::vector<std::
   for (const auto* list : {&tokens.ids, &tokens.positions, &tokens.seq_idx, &tokens.offsets,
                            &tokens.rows, &page_table})
     all.insert(all.end(), list->begin(), list->end());
-  auto inputs = device.allocate(all.size() * sizeof(int32_t));
-  if (!inputs) return fail(std::move(inputs.error()));
-  input_memory = std::move(*inputs);
+  if (auto done = hold(all.size() * sizeof(int32_t), &input_memory); !done) return done;
   if (auto done = write(input_memory.data(), all); !done) return done;
   const auto* at = input_memory.as<int32_t>();
   const auto next = [&](const std::vector<int32_t>& list) {
@@ -64,9 +65,7 @@ Status SelfTestSide::place(const SelfTestTokens& tokens, const std::vector<std::
                   .num_visible_keys = tokens.num_visible_keys};
   batch.num_logit_rows = num_tokens;
   batch.logit_rows = next(tokens.rows);
-  auto memory = device.allocate(cache.size());
-  if (!memory) return fail(std::move(memory.error()));
-  kv_memory = std::move(*memory);
+  if (auto done = hold(cache.size(), &kv_memory); !done) return done;
   kv.assign(static_cast<size_t>(config.num_layers), shape);
   const auto half = static_cast<int64_t>(cache.size()) / (2 * config.num_layers);
   for (size_t l = 0; l < kv.size(); ++l) {
@@ -90,7 +89,34 @@ Status SelfTestSide::place(const SelfTestTokens& tokens, const std::vector<std::
                     .tile = tile,
                     .tile_device = tile_device,
                     .use_sinks = use_sinks});
-  return write(act_memory.data(), std::vector<std::byte>(act_memory.bytes(), std::byte{0xFF}));
+  return make_activations_nan();
+}
+
+Status SelfTestSide::hold(uint64_t bytes, Buffer* memory) {
+  if (memory->bytes() >= bytes) return {};
+  auto larger = device.allocate(bytes);
+  if (!larger) return fail(std::move(larger.error()));
+  *memory = std::move(*larger);
+  return {};
+}
+
+Status SelfTestSide::make_activations_nan() {
+  const uint64_t bytes = act_memory.bytes();
+  if (stream.pool != nullptr) {
+    stream.pool->share(static_cast<int64_t>(bytes), 1 << 18, [&](int64_t begin, int64_t end) {
+      std::memset(act_memory.data() + begin, 0xFF, static_cast<size_t>(end - begin));
+    });
+    return {};
+  }
+  // A device copies within its memory many times faster than from the host's.
+  const std::vector<std::byte> first(std::min<uint64_t>(bytes, 1 << 18), std::byte{0xFF});
+  if (auto done = write(act_memory.data(), first); !done) return done;
+  for (uint64_t done = first.size(); done < bytes; done *= 2) {
+    auto copied = device.copy_on_device(act_memory.data() + done, act_memory.data(),
+                                        std::min(done, bytes - done), stream);
+    if (!copied) return copied;
+  }
+  return stream.synchronize();
 }
 
 Status SelfTestSide::read_x(XForm form, std::vector<float>* x) {

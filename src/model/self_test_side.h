@@ -57,6 +57,11 @@ struct SelfTestSide {
   }
   /// The residual stream in one float a value.
   Status read_x(XForm form, std::vector<float>* x);
+
+ private:
+  // Memory of at least so many bytes; what it had may be lost.
+  Status hold(uint64_t bytes, Buffer* memory);
+  Status make_activations_nan();
 };
 
 }  // namespace moxie
