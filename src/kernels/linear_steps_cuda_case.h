@@ -327,6 +327,10 @@ class LinearStepsCuda : public CudaTest {
         p.t = drawn;  // which no row reads
         ExpertsParams params = to_device(p, DType::kMXFP4);
         params.forms = {.x = is_single ? XForm::kF32 : XForm::kF32Pair, .t = TForm::kAbsent};
+        if (!row.forms.x.has(params.forms.x)) {
+          back_.clear();
+          continue;
+        }
         params.norm_weight = upload(weight);
         if (row.activation == DType::kMXFP8) take_mxfp8(params);
         const std::string run = std::string(name) + " of x" + (is_single ? ", single" : "");

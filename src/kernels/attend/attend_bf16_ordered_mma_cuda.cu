@@ -61,7 +61,7 @@ struct Cut {
 };
 // Long tiles share the copies of keys among 8 warps. Windows and sequences of few tokens have short
 // items, of which two on an SM hide each other's first copies and stores.
-using LongCut = Cut<11, 1, 4>;
+using LongCut = Cut<11, 1, 2>;
 using ShortCut = Cut<5, 2, 1>;
 
 struct MmaParams {
@@ -219,11 +219,25 @@ struct Producer {
         block::arrive(places.item_there(slot));
       }
       if (work.num_runs == kEnd) return;
+      prefetch_queries(work);
       bring_keys(work, &shared.page_missing[slot]);
     }
   }
 
  private:
+  // Brings the item's queries to L2, while its warps are still at the item before.
+  __device__ __forceinline__ void prefetch_queries(const WorkItem& work) const {
+    constexpr int kLine = 128;
+    const int value_bytes = p.is_q_staged ? 2 : 4;
+    const int lines_of_token = kGroup * kDim * value_bytes / kLine;
+    const auto* q = reinterpret_cast<const std::byte*>(p.q);
+    for (int i = lane; i < work.tile.num_tokens * lines_of_token; i += 32) {
+      const int token = i / lines_of_token, line = i % lines_of_token;
+      const int64_t row = static_cast<int64_t>(work.tile.first_token + token) * p.to.num_heads +
+                          work.kv_head * kGroup;
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(q + row * kDim * value_bytes + line * kLine));
+    }
+  }
   __device__ __forceinline__ WorkItem work_of(int32_t item, int32_t num_tiles) const {
     WorkItem work = {};
     work.kv_head = item / num_tiles;
@@ -534,7 +548,11 @@ struct Rows {
 #pragma unroll 1
         for (int r = 0; r < kStageRuns; ++r, at += kRunBytes, key += kRun) {
           if (key > position + kWarpTokens - 1 || key + kRun <= least - kWarpTokens + 1) continue;
-          step<kFollows, true>(work, at + of_keys, at + of_values, key);
+          if (kFollows || key < least || key + kRun - 1 > position) {
+            step<kFollows, true>(work, at + of_keys, at + of_values, key);
+          } else {
+            step<kFollows, false>(work, at + of_keys, at + of_values, key);
+          }
         }
         release(places.keys_free(next.stage));
       }
@@ -604,10 +622,21 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
 }
 
 // ---- The launch ---------------------------------------------------------------------------------
-bool has_short_items(const AttendParams& params) {
-  const int64_t tokens_of_seq =
-      ceil_div(params.batch.num_tokens, std::max(1, params.batch.num_seqs));
-  return params.window > 0 || tokens_of_seq <= ShortCut::kTileTokens;
+// Predicted time of a launch, in units of that of the row that splits the keys for a token of a KV
+// head. Measured on an H100 (132 SMs) at depths of 1,024 to 30,000: a wave of items takes as long,
+// however few, but two of a short cut's blocks on an SM take longer than one.
+template <typename C>
+double time_of(const AttendParams& params) {
+  constexpr double kSms = 132;
+  const int32_t seqs = std::max(1, params.batch.num_seqs);
+  const int32_t of_seq = ceil_div(std::max(1, params.batch.num_tokens), seqs);
+  const double items =
+      static_cast<double>(seqs) * ceil_div(of_seq, C::kTileTokens) * params.num_kv_heads;
+  if (params.window > 0) return C::kBlocks == 1 ? kNeverUs : std::max(800.0, 4.5 * items);
+  if (C::kBlocks == 1) return std::max(1500.0, 14.2 * items);
+  // Of a sequence's last tile, few warps may have tokens.
+  const double of_tile = std::min(of_seq, C::kTileTokens);
+  return std::max(items <= kSms ? 860.0 : 1500.0, (0.9 + 0.33 * of_tile) * items);
 }
 
 template <typename C>
@@ -636,21 +665,9 @@ const char* attend_prefill_refuses(const AttendParams& params) {
   return nullptr;
 }
 
-// In units of the time of the row that splits the keys for a token of a KV head, as measured on an
-// H100 at depths of 1,024 to 30,000. A wave of items takes as long, however few.
 double attend_ordered_mma_cost(const AttendParams& params) {
-  const int32_t tokens = std::max(1, params.batch.num_tokens);
-  const int32_t seqs = std::max(1, params.batch.num_seqs);
-  const int32_t of_seq = ceil_div(tokens, seqs);
-  const bool is_short = has_short_items(params), has_window = params.window > 0;
-  const int32_t tile_tokens = is_short ? ShortCut::kTileTokens : LongCut::kTileTokens;
-  const double of_tile = std::min(of_seq, tile_tokens);
-  // The split row is slower for a token of a short sequence.
-  double item = 14.8;
-  if (is_short) item = has_window ? 3.1 + 0.07 * of_tile : 1.2 + 0.35 * of_tile;
-  const double tiles = static_cast<double>(seqs) * ceil_div(of_seq, tile_tokens);
-  return std::max(is_short ? 800.0 : 1500.0, tiles * params.num_kv_heads * item) /
-         (static_cast<double>(tokens) * params.num_kv_heads);
+  return std::min(time_of<LongCut>(params), time_of<ShortCut>(params)) /
+         (std::max(1.0, static_cast<double>(params.batch.num_tokens)) * params.num_kv_heads);
 }
 
 uint64_t attend_prefill_workspace(const AttendParams& params) {
@@ -682,10 +699,10 @@ void attend_bf16_ordered_mma_cuda(const AttendParams& params) {
                     .page_magic = ((uint32_t{1} << 31) - 1) / runs_of_page + 1,
                     .num_kv_heads = params.num_kv_heads,
                     .is_q_staged = params.forms.q == QForm::kBf16Staged};
-  if (has_short_items(params)) {
-    launch<ShortCut>(params, p);
-  } else {
+  if (time_of<LongCut>(params) < time_of<ShortCut>(params)) {
     launch<LongCut>(params, p);
+  } else {
+    launch<ShortCut>(params, p);
   }
 }
 

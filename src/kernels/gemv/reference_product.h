@@ -16,9 +16,16 @@ inline bool is_reference_layout(const PackedMatrix& matrix) {
   return matrix.layout == PackedLayout::kRows16 && matrix.cols <= kMaxReferenceCols;
 }
 
+// Compiled twice, for registers of 128 and of 256 bits: the same bits, in half the time.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define MOXIE_REFERENCE_CLONES __attribute__((target_clones("default", "avx2")))
+#else
+#define MOXIE_REFERENCE_CLONES
+#endif
+
 /// In eight sums, added up in a fixed order.
 template <typename X>  // float or double
-double reference_dot(const double* w, const X* x, int32_t n) {
+MOXIE_REFERENCE_CLONES double reference_dot(const double* w, const X* x, int32_t n) {
   constexpr int32_t kSums = 8;
   double sums[kSums] = {};
   int32_t k = 0;
@@ -27,6 +34,8 @@ double reference_dot(const double* w, const X* x, int32_t n) {
   for (int32_t i = 0; k < n; ++i, ++k) sums[i] += w[k] * static_cast<double>(x[k]);
   return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
 }
+
+#undef MOXIE_REFERENCE_CLONES
 
 /// Calls store(token, row, value) for every token of x [num_tokens, cols] and row of `matrix`, from
 /// several threads, once for each pair.
