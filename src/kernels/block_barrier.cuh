@@ -20,6 +20,17 @@ __device__ __forceinline__ void arrive(uint32_t barrier) {
 __device__ __forceinline__ void arrive_behind_copies(uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
 }
+/// Whether a phase has ended; then what arrived is visible, as behind wait().
+__device__ __forceinline__ bool has_ended(uint32_t barrier, uint32_t phase) {
+  uint32_t done;
+  asm volatile(
+      "{.reg .pred done; mbarrier.test_wait.parity.shared.b64 done, [%1], %2; "
+      "selp.u32 %0, 1, 0, done;}"
+      : "=r"(done)
+      : "r"(barrier), "r"(phase)
+      : "memory");
+  return done != 0;
+}
 /// Waits for the end of a phase: 0, 1, 0, 1, ...
 __device__ __forceinline__ void wait(uint32_t barrier, uint32_t phase) {
 #if __CUDA_ARCH__ >= 900

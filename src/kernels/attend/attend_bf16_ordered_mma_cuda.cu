@@ -317,6 +317,7 @@ struct Rows {
   Places<C> places;
   int warp, lane;
   Place<C> next = {};
+  bool is_next_there = false;  // known to be
   uint32_t q[kRowTiles][kSteps][4];
   float s[kRowTiles][2][4];          // logits of a run, then weights; element 2 r + e
   float o[kRowTiles][4 * kDim / 8];  // weighted sums
@@ -369,13 +370,21 @@ struct Rows {
     }
     write(work, shared.page_missing[slot] != 0);
   }
+  // Calls use(place in shared memory) with the next stage when it is there, and releases it. The
+  // stage behind it is asked for first: the answer takes as long as some products.
+  template <typename Use>
+  __device__ __forceinline__ void in_stage(const Use& use) {
+    if (!is_next_there) block::wait(places.keys_there(next.stage), next.phase);
+    const int stage = next.stage;
+    next.advance();
+    is_next_there = block::has_ended(places.keys_there(next.stage), next.phase);
+    use(places.stage(stage));
+    release(places.keys_free(stage));
+  }
   // For a warp that has nothing to do with an item.
   __device__ __forceinline__ void look_on(const WorkItem& work) {
     const int32_t num_stages = work.num_stages();
-    for (int32_t i = 0; i < num_stages; ++i, next.advance()) {
-      block::wait(places.keys_there(next.stage), next.phase);
-      release(places.keys_free(next.stage));
-    }
+    for (int32_t i = 0; i < num_stages; ++i) in_stage([](uint32_t) {});
   }
 
   // Queries as the first operand of mma. Rows without a token are zeros.
@@ -541,34 +550,30 @@ struct Rows {
     const int32_t num_stages = work.num_stages();
     const auto hidden_stages = [&](int32_t begin, int32_t end) {
 #pragma unroll 1
-      for (int32_t i = begin; i < end; ++i, next.advance()) {
-        block::wait(places.keys_there(next.stage), next.phase);
-        uint32_t at = places.stage(next.stage);
-        int32_t key = work.first_key + i * kStageKeys;
+      for (int32_t i = begin; i < end; ++i)
+        in_stage([&](uint32_t at) {
+          int32_t key = work.first_key + i * kStageKeys;
 #pragma unroll 1
-        for (int r = 0; r < kStageRuns; ++r, at += kRunBytes, key += kRun) {
-          if (key > position + kWarpTokens - 1 || key + kRun <= least - kWarpTokens + 1) continue;
-          if (kFollows || key < least || key + kRun - 1 > position) {
-            step<kFollows, true>(work, at + of_keys, at + of_values, key);
-          } else {
-            step<kFollows, false>(work, at + of_keys, at + of_values, key);
+          for (int r = 0; r < kStageRuns; ++r, at += kRunBytes, key += kRun) {
+            if (key > position + kWarpTokens - 1 || key + kRun <= least - kWarpTokens + 1) continue;
+            if (kFollows || key < least || key + kRun - 1 > position) {
+              step<kFollows, true>(work, at + of_keys, at + of_values, key);
+            } else {
+              step<kFollows, false>(work, at + of_keys, at + of_values, key);
+            }
           }
-        }
-        release(places.keys_free(next.stage));
-      }
+        });
     };
     const int32_t open_end = min(open_to, num_stages), open_begin = min(open_from, open_end);
     hidden_stages(0, open_begin);
 #pragma unroll 1
-    for (int32_t i = open_begin; i < open_end; ++i, next.advance()) {
-      block::wait(places.keys_there(next.stage), next.phase);
-      const uint32_t at = places.stage(next.stage);
+    for (int32_t i = open_begin; i < open_end; ++i)
+      in_stage([&](uint32_t at) {
 #pragma unroll C::kUnrolled
-      for (uint32_t r = 0; r < kStageRuns; ++r)
-        step<kFollows, false>(work, at + of_keys + r * kRunBytes, at + of_values + r * kRunBytes,
-                              0);
-      release(places.keys_free(next.stage));
-    }
+        for (uint32_t r = 0; r < kStageRuns; ++r)
+          step<kFollows, false>(work, at + of_keys + r * kRunBytes, at + of_values + r * kRunBytes,
+                                0);
+      });
     hidden_stages(open_end, num_stages);
   }
 
