@@ -29,13 +29,6 @@ struct SortedItems {
   }
 };
 
-/// From a warp's tile to its next.
-template <typename Cut>
-inline constexpr int kTileStepOf = 4;
-template <typename Cut>
-requires requires { Cut::kTileStep; }
-inline constexpr int kTileStepOf<Cut> = Cut::kTileStep;
-
 /// Factors of the sums of rows g and g + 8 of a tile: the task's factor, and the rows' greatest
 /// scales if scales are folded.
 template <typename Cut, typename Task>
@@ -75,9 +68,9 @@ struct GateUpProduct {
     }
     return __fdividef(g, 1.0f + __expf(-alpha * g)) * (u + 1.0f);
   }
-  /// Calls store(m, column, first, second) with two neighbouring outputs of a column: 8 (tile
-  /// + 4 m) + g / 2 * 2 and the next. scales(i): factors of columns 8 i + 2 q and the next, on top
-  /// of the rows' factors.
+  /// Calls store(m, column, first, second) with two neighbouring outputs of a column: 8 (tile + 4
+  /// m) + g / 2 * 2 and the next. scales(i): factors of columns 8 i + 2 q and the next, on top of
+  /// the rows' factors.
   template <typename Cut, int kColumns, typename Scales, typename Store>
   __device__ __forceinline__ void make(const Item& item, int tile, const Sums<Cut, kColumns>& sums,
                                        Scales&& scales, Store&& store) const {
@@ -85,12 +78,11 @@ struct GateUpProduct {
     const int in_pair = 2 * q + g % 2;  // column whose two outputs this lane stores
 #pragma unroll
     for (int m = 0; m < Cut::kRowTiles; ++m) {
-      const int of = tile + kTileStepOf<Cut> * m;
-      const int output = 8 * of + g;
+      const int output = 8 * (tile + 4 * m) + g;
       const bool is_real = output < intermediate;
-      const float* at = bias + int64_t{item.expert} * weight.rows + 16 * of + g;
+      const float* at = bias + int64_t{item.expert} * weight.rows + 16 * (tile + 4 * m) + g;
       const float gate_bias = is_real ? at[0] : 0, up_bias = is_real ? at[8] : 0;
-      const float2 rows = product_scales_of<Cut>(*this, item.expert, of);
+      const float2 rows = product_scales_of<Cut>(*this, item.expert, tile + 4 * m);
 #pragma unroll
       for (int i = 0; i < kColumns / 8; ++i) {
         const float* d = &sums[m][4 * i];

@@ -22,12 +22,10 @@ struct DownMma : DownProduct {
   __device__ __forceinline__ void finish(const Item& item, int tile,
                                          const Sums<Cut, kColumns>& sums, std::byte* shared) const {
     const int g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
-    const int first_column = first_column_of_warp<Cut>(threadIdx.x / 32, item.num_columns);
-    const int num_columns = columns_of_group<Cut>(item.num_columns);
 #pragma unroll
     for (int m = 0; m < Cut::kRowTiles; ++m) {
-      const int of = tile + Cut::kTileStep * m, in_block = of - item.first_tile;
-      const float2 add = row_bias(item.expert, of);
+      const int in_block = tile + 4 * m - item.first_tile;
+      const float2 add = row_bias(item.expert, tile + 4 * m);
 #pragma unroll
       for (int i = 0; i < kColumns / 8; ++i) {
 #pragma unroll
@@ -38,9 +36,7 @@ struct DownMma : DownProduct {
           // Lanes g and g + 1 (even and odd) exchange: each has two rows of one column then.
           const float theirs = __shfl_xor_sync(~0u, g % 2 == 0 ? second : first, 4);
           const uint32_t two = g % 2 == 0 ? pack_bf16(first, theirs) : pack_bf16(theirs, second);
-          if (Cut::kColumnGroups > 1 && 8 * i >= num_columns) continue;
-          const int column = first_column + 8 * i + 2 * q + g % 2;
-          const int row = 16 * in_block + 8 * half + g / 2 * 2;
+          const int column = 8 * i + 2 * q + g % 2, row = 16 * in_block + 8 * half + g / 2 * 2;
           *reinterpret_cast<uint32_t*>(shared + column * kStride<Cut> + 2 * row) = two;
         }
       }
@@ -68,17 +64,6 @@ inline bool has_mma_tile(const ExpertsParams& p) {
          (p.tile.columns == 0 || is_mma_tile(p.tile.columns));
 }
 
-/// The most tokens of a tile of the given columns.
-inline int32_t mma_tile_slots(int32_t columns) {
-  return columns == 128 && MOXIE_MMA_VARIANT >= 5 ? 144 : columns;
-}
-/// How pairs are cut into tiles: where warps halve a tile's columns, by whole halves.
-inline SortShape mma_sort_shape(SortShape shape) {
-  constexpr bool kIsSquare = MOXIE_MMA_VARIANT >= 3;
-  if (kIsSquare && shape.tile_slots >= 128) shape.tile_align = 16;
-  return shape;
-}
-
 /// A launch over the sorted pairs' tiles, cut as Cut.
 template <typename Cut, typename Task>
 void launch_sorted_mma(const char* row, Task task, const SortedPairs& pairs, Stream* stream) {
@@ -97,15 +82,8 @@ void run_experts_mma(const char* row, const ExpertsParams& p, const GroupedMemor
                      const GateUpTask& gate_up, const DownMma& down) {
   const auto run = [&]<int kColumns>() {
     using Cut = MmaTileCut<kColumns, Atom>;
-    constexpr int kVariant =
-        kColumns == 128 && std::is_same_v<Atom, Bf16Atom> ? MOXIE_MMA_VARIANT : 0;
-    constexpr int kMost = kVariant >= 5 ? 144 : 128;
-    using DownCut = std::conditional_t<kVariant >= 3, MmaSquareCut<kMost>, Cut>;
-    using GateUpCut = std::conditional_t<
-        kVariant == 2, MmaLargeCut<Atom>,
-        std::conditional_t<kVariant == 4 || kVariant == 6, MmaLargeSquareCut<kMost>, DownCut>>;
-    launch_sorted_mma<GateUpCut>(row, gate_up, memory.pairs, p.launch.stream);
-    launch_sorted_mma<DownCut>(row, down, memory.pairs, p.launch.stream);
+    launch_sorted_mma<Cut>(row, gate_up, memory.pairs, p.launch.stream);
+    launch_sorted_mma<Cut>(row, down, memory.pairs, p.launch.stream);
   };
   switch (memory.shape.tile_slots) {
     case 16:

@@ -19,19 +19,12 @@ struct GateUpMma : GateUpProduct {
   template <typename Cut, int kColumns>
   __device__ __forceinline__ void finish(const Item& item, int tile,
                                          const Sums<Cut, kColumns>& sums, std::byte* shared) const {
-    constexpr int kRegionBytes = Cut::kMostColumns * Cut::kRowBytes;
-    [[maybe_unused]] const int num_columns = columns_of_group<Cut>(item.num_columns);
-    [[maybe_unused]] const int first_column =
-        first_column_of_warp<Cut>(threadIdx.x / 32, item.num_columns);
+    constexpr int kRegionBytes = kColumns * Cut::kRowBytes;
     const int g = threadIdx.x % 32 / 4, first_unit = item.first_tile / 8;
     make<Cut, kColumns>(
         item, tile, sums, [](int) { return make_float2(1.0f, 1.0f); },
         [&](int m, uint32_t row, float first, float second) {
-          if constexpr (Cut::kColumnGroups > 1) {
-            if (row >= static_cast<uint32_t>(num_columns)) return;
-            row += first_column;
-          }
-          const int of = tile + Cut::kTileStep * m;
+          const int of = tile + 4 * m;
           *reinterpret_cast<uint32_t*>(
               shared + (of / 8 - first_unit) * kRegionBytes + Cut::kRowBytes * row +
               staged_pair_offset(row, of % 8 * 4 + g / 2)) = pack_bf16(first, second);
@@ -61,15 +54,13 @@ const char* experts_mxfp4_bf16_gemm_cuda_refuses(const ExpertsParams& p) {
 }
 
 uint64_t experts_mxfp4_bf16_gemm_cuda_workspace(const ExpertsParams& p) {
-  return GroupedMemory(p, mma_tile_slots(mma_tile_columns(p)), DType::kBF16, nullptr).bytes;
+  return GroupedMemory(p, mma_tile_columns(p), DType::kBF16, nullptr).bytes;
 }
 
 void experts_mxfp4_bf16_gemm_cuda(const ExpertsParams& p) {
   if (p.num_tokens == 0) return;
-  const GroupedMemory memory(p, mma_tile_slots(mma_tile_columns(p)), DType::kBF16,
-                             p.launch.workspace);
-  sort_pairs(mma_sort_shape(memory.shape), p.expert_ids, p.expert_weights, memory.pairs,
-             p.launch.stream);
+  const GroupedMemory memory(p, mma_tile_columns(p), DType::kBF16, p.launch.workspace);
+  sort_pairs(memory.shape, p.expert_ids, p.expert_weights, memory.pairs, p.launch.stream);
   stage_slots(stage_slots_of(p, memory), p.launch.stream);
   constexpr float kScale = kProductScale<DType::kMXFP4>;
   run_experts_mma<Bf16Atom>("experts_mxfp4_bf16_gemm_cuda", p, memory,

@@ -20,7 +20,7 @@ struct TeamsCut {
   using Atom = Bf16Atom;
   static constexpr int kWarps = kWarps_, kRowTiles = kRowTiles_, kMostColumns = kMostColumns_;
   static constexpr int kRows = 16 * kRowTiles, kThreads = 32 * kWarps, kBlocks = 2;
-  static constexpr int kTileStep = 1, kWarpgroups = 1, kStepsOfGroup = 4;
+  static constexpr int kWarpgroups = 1;
   static constexpr int kRowBytes = kStagedRowBytes;
   /// Warps that write the sums of a tile, each some of its columns.
   static constexpr int kWriters = std::max(1, std::min(kWarps / kRowTiles, kMostColumns / 8));
@@ -49,6 +49,43 @@ struct TeamsProduct {
 };
 
 #ifdef __CUDACC__
+
+/// sums += a warp's tiles of a unit times its columns. Activations are loaded one step of eight
+/// columns ahead of the products that use them.
+template <DType F, typename Cut>
+__device__ __forceinline__ void multiply_unit(uint32_t stage, Sums<Cut, Cut::kMostColumns>& sums) {
+  using S = MmaShared<F, Cut>;
+  constexpr int kTiles = Cut::kRowTiles, kSteps = Cut::kMostColumns / 8;
+  // Matrix i of a load is chunk i of a block of 32 columns of K: the operands of two products.
+  const uint32_t lane = threadIdx.x % 32, row = lane % 8;
+  const uint32_t first = stage + row * Cut::kRowBytes;
+  fragment::Unit<F> units[kTiles];
+#pragma unroll
+  for (int m = 0; m < kTiles; ++m)
+    units[m] = load_operand<F>(stage + S::kWeightsAt + m * S::kTileBytes);
+#pragma unroll
+  for (int block = 0; block < 2; ++block) {
+    const uint32_t at = first + staged_pair_offset(row, 16 * block + lane / 8);
+    uint32_t b[2][4];
+    load_matrices(at, b[0]);
+    uint32_t a[kTiles][8];
+#pragma unroll
+    for (int m = 0; m < kTiles; ++m) make_operand<F>(units[m], block, a[m]);
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
+      if (i + 1 < kSteps) load_matrices(at + 8 * (i + 1) * Cut::kRowBytes, b[(i + 1) % 2]);
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+#pragma unroll
+        for (int m = 0; m < kTiles; ++m) {
+          const uint32_t* of = &a[m][4 * k];
+          mma_m16n8k16(reinterpret_cast<float(&)[4]>(sums[m][4 * i]), of[0], of[1], of[2], of[3],
+                       b[i % 2][2 * k], b[i % 2][2 * k + 1]);
+        }
+      }
+    }
+  }
+}
 
 template <DType F, typename Cut, typename End>
 __global__ void __launch_bounds__(Cut::kThreads, Cut::kBlocks)
@@ -111,8 +148,7 @@ __global__ void __launch_bounds__(Cut::kThreads, Cut::kBlocks)
       copy_columns(ahead);
     }
     commit_copies();
-    multiply_unit<F, Cut>(Bf16Atom(), ring_at + i % S::kStages * S::kStageBytes, 0, num_columns,
-                          sums, [] {});
+    multiply_unit<F, Cut>(ring_at + i % S::kStages * S::kStageBytes, sums);
   }
   wait_for_copies<0>();
   __syncthreads();  // the rings' memory is the sums' now: [warp][tile][SumsTile]

@@ -1,9 +1,10 @@
 // Chooses the tile of the grouped products by mma.sync (product_mma.cuh) from a device's size and
 // rates: 128 rows times a number of tokens of an expert (a block of 64 tokens has two of them).
 //
-// A tile's time is the longer of reading its weights, at an SM's share of memory's rate, and of
-// making operands of them and multiplying. Further tiles of the same expert find the weights in L2.
-// As in tile_model.h the number of tokens of an expert is random around the mean.
+// A tile's time is the longer of reading its weights, at an SM's share of memory's rate or as they
+// arrive one unit after another, and of making operands of them and multiplying. Further tiles of
+// the same expert find the weights in L2. As in tile_model.h the number of tokens of an expert is
+// random around the mean.
 #pragma once
 
 #include <algorithm>

@@ -53,9 +53,7 @@ __device__ __forceinline__ int32_t aligned(int32_t num_slots) {
 
 __device__ __forceinline__ void write_tiles(const SortTask& p, int expert, int32_t first_slot,
                                             int32_t total, int32_t first_tile, int32_t num_tiles) {
-  const int32_t align = p.shape.tile_align;
-  const int32_t mean = num_tiles == 0 ? 0 : (total + num_tiles - 1) / num_tiles;
-  const int32_t size = (mean + align - 1) / align * align;
+  const int32_t size = num_tiles == 0 ? 0 : aligned((total + num_tiles - 1) / num_tiles);
   for (int i = 0; i < num_tiles; ++i) {
     p.sorted.tiles[first_tile + i] = {expert, first_slot + i * size,
                                       i + 1 < num_tiles ? size : total - i * size};
@@ -206,8 +204,7 @@ SortedPairs take_sorted_pairs(const SortShape& shape, Scratch& scratch) {
 void sort_pairs(const SortShape& shape, const int32_t* expert_ids, const float* expert_weights,
                 const SortedPairs& sorted, Stream* stream) {
   CHECK(shape.num_experts <= kMaxSortedExperts, std::to_string(shape.num_experts) + " experts");
-  CHECK(shape.tile_align % kSlotsAlign == 0 && shape.tile_slots > 0 &&
-            shape.tile_slots % shape.tile_align == 0,
+  CHECK(shape.tile_slots > 0 && shape.tile_slots % kSlotsAlign == 0,
         "tiles of " + std::to_string(shape.tile_slots));
   const int most_blocks = code_has_clusters() ? kMaxBlocks : 1;
   const int blocks = std::clamp(ceil_div(shape.num_pairs(), kPairsOfABlock), 1, most_blocks);

@@ -34,10 +34,9 @@ struct SortedPairs {
   int32_t capacity = 0, max_tiles = 0;
 };
 
-/// The sizes of a sort. tile_slots: the most slots of a tile, a multiple of tile_align.
+/// The sizes of a sort. tile_slots: the most slots of a tile, a multiple of 8.
 struct SortShape {
   int32_t num_tokens = 0, top_k = 0, num_experts = 0, tile_slots = 0;
-  int32_t tile_align = kSlotsAlign;  ///< all tiles of an expert but the last are multiples of it
 
   int32_t num_pairs() const { return num_tokens * top_k; }
   int32_t num_runs() const { return std::min(num_experts, num_pairs()); }

@@ -34,16 +34,27 @@ double expected_time(double mean, TimeOf&& time_of_tokens) {
 
 // Of the packed weights of a tile: 2,880 columns of MXFP4 with their scales.
 constexpr double kMmaK = 2880, kMmaWeightBytes = kMmaTileRows * kMmaK * 17 / 32;
-// The products' share of mma.sync's rate, apart from making operands. With it the model gives the
-// 362 TFLOPS that experts reach on an H100 with 256 tokens each
+// The products' share of mma.sync's rate, apart from making operands. This and the next two are
+// fitted to an H100's experts with 32 to 1,024 tokens each, in tiles of any width: to 6% in those
+// of 64 and 128 (10% once), to 12% in the others
 // (docs/decisions/2026-11-27-products-without-branches.md).
 constexpr double kMmaShare = 0.73;
-// Groups of so many columns past the last token are left out.
-constexpr int32_t mma_group(int32_t columns) { return columns > 64 ? 32 : 16; }
-// In tiles of 64 with many tokens operands take half as long, since a warp makes them for four
-// tiles at once: fitted to which tile is the faster one with 32 to 1,024 tokens an expert.
-constexpr double mma_operands_share(int32_t columns, int32_t num_tokens) {
-  return columns == 64 && num_tokens > 32 ? 0.5 : 1.0;
+// The share of making operands that products do not hide: a warp makes them for four tiles at once
+// in tiles of 64, for two in those of 128, else for one.
+constexpr double mma_operands_share(int32_t columns) {
+  return columns > 64 ? 0.5 : columns > 32 ? 0.3 : 1.0;
+}
+// The least time of a unit of 64 columns of K of a tile that comes from memory: with wide tiles the
+// ring holds two units, so that a block waits for the one that is on its way.
+constexpr double mma_unit_us(int32_t columns) {
+  return columns > 64 ? 0.475 : columns > 32 ? 0.35 : 0.0;
+}
+// The columns that are multiplied for so many tokens: there is a loop for each number of steps of
+// eight, but not for every small one.
+constexpr int32_t mma_columns(int32_t columns, int32_t num_tokens) {
+  const int32_t few = columns > 64 ? 32 : 16;
+  if (num_tokens <= few) return few;
+  return round_up(num_tokens, num_tokens <= 2 * few ? 16 : 8);
 }
 
 // The model tells no smaller differences than this.
@@ -102,10 +113,11 @@ Result<Tile> parse_tile(const std::string& text) {
 
 double mma_tile_us(int32_t columns, int32_t num_tokens, const TileDevice& device) {
   const int32_t tiles = ceil_div(num_tokens, columns);
-  const int32_t each = round_up(ceil_div(num_tokens, tiles), mma_group(columns));
-  const double read_us = 1e-3 * kMmaWeightBytes * device.num_sms / device.read_gb_s;
+  const int32_t each = mma_columns(columns, ceil_div(num_tokens, tiles));
+  const double read_us = std::max(1e-3 * kMmaWeightBytes * device.num_sms / device.read_gb_s,
+                                  kMmaK / 64 * mma_unit_us(columns));
   const double multiply_us =
-      1e-3 * mma_operands_share(columns, each) * kMmaWeightBytes / device.operand_gb_s_of_sm +
+      1e-3 * mma_operands_share(columns) * kMmaWeightBytes / device.operand_gb_s_of_sm +
       1e-3 * 2 * kMmaTileRows * kMmaK * each * device.num_sms / (kMmaShare * device.mma_gflops);
   return std::max(read_us, multiply_us) + (tiles - 1) * multiply_us;
 }

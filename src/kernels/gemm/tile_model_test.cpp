@@ -64,20 +64,25 @@ TEST(MmaTiles, TakeAsLongAsReadingOrMultiplying) {
   EXPECT_NEAR(mma_tile_us(32, 32, kMmaDevice), 4.90 + 2 * 3.23, 0.01);
   // A second tile finds its weights in L2.
   EXPECT_NEAR(mma_tile_us(16, 32, kMmaDevice), 9.79 + 4.90 + 3.23, 0.02);
-  // A tile of 128 leaves out groups of 32 columns without tokens, one of 64 groups of 16.
-  EXPECT_NEAR(mma_tile_us(128, 70, kMmaDevice), 4.90 + 6 * 3.23, 0.02);
-  EXPECT_NEAR(mma_tile_us(64, 40, kMmaDevice), 2.45 + 3 * 3.23, 0.02);
+  // 128 columns hide half of making operands and leave out steps of eight columns without tokens.
+  EXPECT_NEAR(mma_tile_us(128, 115, kMmaDevice), 2.45 + 7.5 * 3.23, 0.02);
+  // With fewer tokens the 45 units' arrival takes longer: 0.475 us each, 0.35 in tiles of 64.
+  EXPECT_NEAR(mma_tile_us(128, 40, kMmaDevice), 21.375, 0.001);
+  EXPECT_NEAR(mma_tile_us(64, 64, kMmaDevice), 15.75, 0.001);
+  // A second tile of 64 takes 70% less for operands than one of 32, and 4 times 16 columns.
+  EXPECT_NEAR(mma_tile_us(64, 128, kMmaDevice), 15.75 + 1.47 + 4 * 3.23, 0.02);
 }
 
 TEST(MmaTiles, AreAsFastAsOnAnH100) {
-  // With 256 tokens an expert, half of them some more, experts reach 362 TFLOPS.
+  // With 256 tokens an expert, half of them some more, experts reach 410 TFLOPS.
   const TileDevice h100{
       .num_sms = 132, .read_gb_s = 3157, .mma_gflops = 647e3, .operand_gb_s_of_sm = 19.3 * 1.98};
   const double us = 0.5 * (mma_tile_us(128, 248, h100) + mma_tile_us(128, 264, h100));
-  EXPECT_NEAR(132 * 2.0 * 128 * 2880 * 256 / us * 1e-6, 362, 10);
-  // Tiles of 64 were faster up to 128 tokens an expert, those of 128 from 256 on.
-  for (const double mean : {32.0, 64.0, 128.0}) EXPECT_EQ(choose_mma_tile(mean, h100).columns, 64);
-  for (const double mean : {256.0, 1024.0}) EXPECT_EQ(choose_mma_tile(mean, h100).columns, 128);
+  EXPECT_NEAR(132 * 2.0 * 128 * 2880 * 256 / us * 1e-6, 410, 10);
+  // Tiles of 64 were faster up to 64 tokens an expert, those of 128 from 128 on.
+  for (const double mean : {32.0, 64.0}) EXPECT_EQ(choose_mma_tile(mean, h100).columns, 64);
+  for (const double mean : {128.0, 256.0, 1024.0})
+    EXPECT_EQ(choose_mma_tile(mean, h100).columns, 128);
 }
 
 TEST(MmaTiles, FollowTheDevice) {
@@ -88,7 +93,7 @@ TEST(MmaTiles, FollowTheDevice) {
   slow_memory.read_gb_s = 300;
   EXPECT_EQ(choose_mma_tile(16, slow_memory).columns, 32);
   EXPECT_EQ(choose_mma_tile(64, slow_memory).columns, 128);
-  // Elsewhere a tile of 128 wastes products on 64 tokens.
+  // Elsewhere 64 tokens are multiplied before the units of a tile of 128 arrive.
   const TileChoice choice = choose_mma_tile(64, kMmaDevice);
   EXPECT_EQ(choice.columns, 64);
   EXPECT_NE(choice.reason.find("128x128 would take"), std::string::npos) << choice.reason;
