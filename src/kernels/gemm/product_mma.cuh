@@ -291,8 +291,8 @@ __device__ __forceinline__ void multiply_units(const Task& task, const Item& ite
       for (int s = 0; s < 2 && first + s < kSteps; ++s)
         load_matrices(from + 8 * s * Cut::kRowBytes, b[kAhead][s]);
 #pragma unroll
-      for (int part = kAtOnce * i; part < kAtOnce * (i + 1); ++part)
-        if (part < kParts) copies.copy(part);
+      for (int part = 0; part < kAtOnce; ++part)
+        if (kAtOnce * i + part < kParts) copies.copy(kAtOnce * i + part);
       if (kAtOnce * i < kParts && kAtOnce * (i + 1) >= kParts) copies.finish_unit();
       multiply_group((i + kGroups - kAhead) % kGroups);
       if (i + 1 == kAhead) {
