@@ -47,7 +47,7 @@ constexpr double mma_operands_share(int32_t columns) {
 // The least time of a unit of 64 columns of K of a tile that comes from memory: with wide tiles the
 // ring holds two units, so that a block waits for the one that is on its way.
 constexpr double mma_unit_us(int32_t columns) {
-  return columns > 64 ? 0.475 : columns > 32 ? 0.35 : 0.0;
+  return columns > 64 ? 0.49 : columns > 32 ? 0.35 : 0.0;
 }
 // The columns that are multiplied for so many tokens: there is a loop for each number of steps of
 // eight, but not for every small one.
