@@ -18,6 +18,10 @@ constexpr SpeedSource kValidate{"records/validate_120b_h200.json", "H200", kHopp
 constexpr SpeedSource kBeside{"records/portable_rows_beside_h100.json", "H100", kHopper, 3160,
                               909e3};
 constexpr SpeedSource kLimited{"records/portable_rows_h100.json", "H100", kPortable, 3157, 647e3};
+constexpr SpeedSource kLimitedPrompts120b{"records/any_gpu_prompts_120b_h100.json", "H100",
+                                          kPortable, 3154, 658e3};
+constexpr SpeedSource kLimitedPrompts20b{"records/any_gpu_prompts_20b_h100.json", "H100", kPortable,
+                                         3151, 658e3};
 constexpr SpeedSource kSm80Code{"records/sm_80_code_on_h100.json", "H100", kSm80, 3164, 653e3};
 constexpr SpeedSource kBesideText{kDecision, "H100", kHopper, 3160, 909e3};
 constexpr SpeedSource kLimitedText{kDecision, "H100", kPortable, 3157, 647e3};
@@ -62,8 +66,8 @@ constexpr MeasuredSpeed kSpeeds[] = {
     {&kBeside, "", "pp2048", 120, true, 33300.0},
     {&kBeside, "", "pp8192", 120, true, 47218.3},
     {&kBeside, "", "tg128", 120, true, 733.4},
-    {&kLimited, "", "pp2048", 120, true, 23217.9},
-    {&kLimited, "", "pp8192", 120, true, 28542.7},
+    {&kLimitedPrompts120b, "", "pp2048", 120, true, 28558.3},
+    {&kLimitedPrompts120b, "", "pp8192", 120, true, 35026.9},
     {&kLimited, "", "tg128", 120, true, 689.9},
     {&kSm80Code, "", "pp2048", 120, true, 23404.7},
     {&kSm80Code, "", "pp8192", 120, true, 27833.7},
@@ -75,8 +79,8 @@ constexpr MeasuredSpeed kSpeeds[] = {
     {&kBesideText, "", "tg128", 20, true, 1084},
     {&kBesideText, "", "tg128@b8", 20, true, 2420},
     {&kLimitedText, "", "tg32@d1024@b64", 120, true, 2493},
-    {&kLimitedText, "", "pp2048", 20, true, 43000},
-    {&kLimitedText, "", "pp8192", 20, true, 44700},
+    {&kLimitedPrompts20b, "", "pp2048", 20, true, 54718.7},
+    {&kLimitedPrompts20b, "", "pp8192", 20, true, 54413.5},
     {&kLimitedText, "", "tg128", 20, true, 1020},
     {&kLimitedText, "", "tg128@b8", 20, true, 2422},
     {&kSm80Text, "", "tg32@d1024@b64", 120, true, 2356},

@@ -153,11 +153,11 @@ TEST(Predict, TakesWhatAPromptsExpertsHave) {
   const auto found = predict_speed(**gpu_card("RTX3090"), model.get(), test);
   ASSERT_TRUE(found.has_value()) << found.error().message();
   EXPECT_EQ(found->num_measured, 3);  // 120b twice, 20b once
-  // Products take most of the time: at 0.9 of 71 TFLOPS and 40 to 50% of that.
+  // Products take most of the time: at 0.9 of 71 TFLOPS and 45 to 55% of that.
   const TestLimit limit = limit_of(model.get(), test, 936 * 0.95, 71e3 * 0.9);
   const double share = (limit.cache_us + limit.others_us) / (1e6 * 2048 / found->tok_s.mid);
-  EXPECT_GT(share, 0.4);
-  EXPECT_LT(share, 0.5);
+  EXPECT_GT(share, 0.45);
+  EXPECT_LT(share, 0.55);
 }
 
 TEST(Predict, OrdersItsIntervalAndGrowsWithTheCard) {

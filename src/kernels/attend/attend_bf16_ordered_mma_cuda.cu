@@ -1,11 +1,11 @@
 // attend on any GPU for many tokens of a sequence: flash attention with mma.sync.
 //
 // A block takes items, heaviest first. An item is a tile of tokens of one sequence and a KV head; a
-// warp has four of the tokens: 32 rows, each row a token's query head. The block copies keys and
-// values to shared memory in stages of 64 keys. A warp goes over them 16 keys at a time, in steps
-// of three parts that do not depend on each other: logits of 16 keys (S = Q K^T), the weights of
-// the 16 before, and the sums (O += P V) of the 16 before those, so that tensor cores and the unit
-// for powers of two work at the same time. Q, K, V and weights are BF16, sums F32.
+// warp has four of the tokens: 32 rows, each row a token's query head. One more warp copies keys
+// and values to a ring in shared memory, 64 keys a stage. A warp goes over them in runs of 16:
+// logits (S = Q K^T), weights, sums (O += P V). Warps wait for stages, not for each other, so that
+// the tensor cores multiply for one while another makes powers of two. Q, K, V and weights are
+// BF16, sums F32.
 //
 // A pass over an item's keys first weighs every row relative to 0. Rows whose sum of weights then
 // is not in kPlainLeast .. kPlainMost are done again relative to a maximum that follows the row.
@@ -45,9 +45,9 @@ constexpr float kSlack = 8.0f;
 // of the sum.
 constexpr float kPlainLeast = 0x1p-40f, kPlainMost = 0x1p64f;
 
-// kWarps multiply, one more copies. kBlocks: of an SM.
-// kUnrolled: runs of keys that are one stretch of code. More hide more of each other's latencies,
-// but need registers beside which short items are slower.
+// kWarps multiply, one more copies. kBlocks: of an SM. kUnrolled: runs of keys that are one stretch
+// of code. More hide more of each other's latencies, but need registers, and short items are
+// slower.
 template <int kWarpsOfBlock, int kBlocksOfSm, int kUnrolledRuns>
 struct Cut {
   static constexpr int kUnrolled = kUnrolledRuns;
@@ -59,7 +59,8 @@ struct Cut {
       std::min(6, (static_cast<int>(kPortableSharedBytes) / kBlocks - 1024) / kStageBytes);
   static_assert(kStages >= 2);
 };
-// Long tiles share the copies of keys among 8 warps. Windows and sequences of few tokens have short
+// Three warps for each scheduler of an SM, so that each has 168 registers. Long tiles share the
+// copies of keys among 11 warps. Windows and sequences of few tokens have short
 // items, of which two on an SM hide each other's first copies and stores.
 using LongCut = Cut<11, 1, 2>;
 using ShortCut = Cut<5, 2, 1>;
