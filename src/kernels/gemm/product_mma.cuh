@@ -24,6 +24,9 @@
 #include "kernels/gemm/mx_atom.cuh"
 #include "kernels/gemm/operand.cuh"
 #include "kernels/gemm/staged.cuh"
+#ifdef __CUDACC__
+#include "kernels/matrices.cuh"
+#endif
 
 namespace moxie::gemm {
 
@@ -97,13 +100,6 @@ struct MmaShared {
 };
 
 #ifdef __CUDACC__
-
-/// Four 8 x 8 matrices of 16-bit elements; lane 8 i + r gives the address of row r of matrix i.
-__device__ __forceinline__ void load_matrices(uint32_t at, uint32_t (&words)[4]) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
-               : "r"(at));
-}
 
 /// Copies 16 bytes to shared memory if wanted, without a branch.
 __device__ __forceinline__ void copy_async_16_if(bool is_wanted, uint32_t to, const void* from) {
