@@ -21,11 +21,7 @@ constexpr int kOwnBarrier = 1;    // + warpgroup: barrier of its own warps; 0 is
 constexpr int kOwnThreads = 128;  // of a warpgroup
 constexpr int kRowBytes = 2 * kDim;
 constexpr int kRunBytes = kRun * kRowBytes;
-constexpr float kLowest = -3.0e38f;  // the maximum of no keys: finite, so that no difference is NaN
 constexpr float kLog2E = AttendParams::kLog2E;
-// A row's weights are 2^(logit - m), where m may be this much below the greatest logit: sums keep
-// their precision, and are scaled far less often.
-constexpr float kSlack = 8.0f;
 // For rows without a maximum: the greatest logit of the first block, sink included, must be in
 // kPlainLeast .. kPlainMost, and the sum of weights may grow to kPlainSum. Weights that underflow
 // are then below 2^-90 of the sum.
@@ -106,9 +102,7 @@ struct Producer {
       WorkItem work = {};
       if (item < num_items) {
         work.kv_head = item / num_tiles;
-        const int4 tile = __ldcg(
-            reinterpret_cast<const int4*>(p.tiles.tiles + (item - work.kv_head * num_tiles)));
-        work.tile = {tile.x, tile.y, tile.z, tile.w};
+        work.tile = p.tiles.tile(item - work.kv_head * num_tiles);
         work.seen_from = p.tiles.first_seen(work.tile.first_position);
         constexpr int32_t kAligned = kInOrder ? kKeys : kRun;
         work.first_key = work.seen_from / kAligned * kAligned;
@@ -225,12 +219,6 @@ __device__ __forceinline__ void convert_queries(Shared<kKeys>& shared, float sca
 }
 
 // ---- A warpgroup's rows -------------------------------------------------------------------------
-__device__ __forceinline__ float power_of_two(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
 // The two rows that a lane shares with three others: r = 0 is row lane / 4 of the warp's 16, r = 1
 // row lane / 4 + 8. Element i of a product's fragment has row (i / 2) % 2 and column
 // 8 * (i / 4) + 2 * (lane % 4) + i % 2.

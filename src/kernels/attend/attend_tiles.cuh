@@ -14,8 +14,18 @@
 namespace moxie::attend_tiles {
 
 constexpr int kDim = 64;
-constexpr int kGroup = 8;  // query heads of a KV head
-constexpr int kRun = 16;   // keys that are contiguous: pages hold a multiple of kRun
+constexpr int kGroup = 8;            // query heads of a KV head
+constexpr int kRun = 16;             // keys that are contiguous: pages hold a multiple of kRun
+constexpr float kLowest = -3.0e38f;  // the maximum of no keys: finite, so that no difference is NaN
+// A row's weights are 2^(logit - m), where m may be this much below the greatest logit: sums keep
+// their precision, and are scaled far less often.
+constexpr float kSlack = 8.0f;
+
+__device__ __forceinline__ float power_of_two(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
 
 // Tokens of one sequence.
 struct TokenTile {
@@ -33,6 +43,10 @@ struct TileParams {
   TokenTile* tiles;
   int32_t num_seqs, window;
 
+  __device__ __forceinline__ TokenTile tile(int32_t i) const {
+    const int4 read = __ldcg(reinterpret_cast<const int4*>(tiles + i));
+    return {read.x, read.y, read.z, read.w};
+  }
   __device__ __forceinline__ int32_t first_seen(int32_t position) const {
     return window > 0 ? max(0, position - window + 1) : 0;
   }
