@@ -159,7 +159,8 @@ TEST_P(EngineCudaGoldens, RowsForManyTokensStayWithinTheKlBar) {
   }
 }
 
-// The rows that run on any GPU, as planned for a small model and with those for many tokens forced.
+// The rows that run on any GPU: as planned, and with those for many tokens forced. The experts' row
+// that fits such small models rounds activations to BF16, with an F32 cache too.
 TEST_P(EngineCudaGoldens, RowsOfAnyGpuStayWithinTheKlBar) {
   const std::string folder = test_data() + "/goldens/" + GetParam();
   const Golden golden(folder + "/goldens.safetensors");
@@ -174,7 +175,7 @@ TEST_P(EngineCudaGoldens, RowsOfAnyGpuStayWithinTheKlBar) {
     const char* kv;
     double bar;
   };
-  std::vector<Rows> all = {{"as planned", {}, "f32", 1e-5},
+  std::vector<Rows> all = {{"as planned", {}, "f32", 2e-3},
                            {"as planned", {}, "bf16", 2e-3},
                            {"experts for many tokens", {many[0]}, "f32", 2e-3},
                            {"every product for many tokens", many, "f32", 2e-2}};
