@@ -17,17 +17,29 @@ struct SortedItems {
   const int32_t* num_tiles;
   int32_t row_blocks, tiles_a_block;
 
-  __device__ __forceinline__ bool item(int i, Item& item) const {
+  __device__ __forceinline__ int count() const { return *num_tiles * row_blocks; }
+  __device__ __forceinline__ Item at(int i) const {
     const int tile = i / row_blocks;
-    if (tile >= *num_tiles) return false;
     const SlotTile t = tiles[tile];
-    item = {.expert = t.expert,
+    return {.expert = t.expert,
             .first_tile = (i - tile * row_blocks) * tiles_a_block,
             .first_column = t.first_slot,
             .num_columns = t.num_slots};
+  }
+  __device__ __forceinline__ bool item(int i, Item& item) const {
+    if (i / row_blocks >= *num_tiles) return false;
+    item = at(i);
     return true;
   }
 };
+
+/// The biases of rows g and g + 8 of a tile of an expert, of [experts, rows of `weight`].
+__device__ __forceinline__ float2 row_biases(const float* bias, const PackedMatrix& weight,
+                                             int expert, int tile) {
+  const int row = 16 * tile + static_cast<int>(threadIdx.x) % 32 / 4;
+  const float* at = bias + int64_t{expert} * weight.rows + row;
+  return make_float2(row < weight.rows ? at[0] : 0.0f, row + 8 < weight.rows ? at[8] : 0.0f);
+}
 
 /// Factors of the sums of rows g and g + 8 of a tile: the task's factor, and the rows' greatest
 /// scales if scales are folded.
@@ -50,8 +62,8 @@ struct GateUpProduct {
   StagedView made;
   const float* bias;  // packed order
   float alpha, limit, product_scale;
-  const float* slot_scale;  // E4M3 only, like made_scale: factors of the outputs
-  float made_scale;
+  const float* slot_scale;  // E4M3 only: factors of the outputs
+  float made_scale;         // of the staged outputs
   int32_t intermediate;
 
   __device__ __forceinline__ bool item(int i, Item& item) const { return items.item(i, item); }
@@ -66,31 +78,33 @@ struct GateUpProduct {
       asm("tanh.approx.f32 %0, %1;" : "=f"(tangent) : "f"(0.5f * alpha * g));
       return g * (0.5f * tangent + 0.5f) * (u * made_scale + made_scale);
     }
-    return __fdividef(g, 1.0f + __expf(-alpha * g)) * (u + 1.0f);
+    return __fdividef(g, 1.0f + __expf(-alpha * g)) * (u * made_scale + made_scale);
+  }
+  __device__ __forceinline__ float2 biases(int expert, int tile) const {
+    return row_biases(bias, weight, expert, tile);
   }
   /// Calls store(m, column, first, second) with two neighbouring outputs of a column: 8 (tile + 4
-  /// m) + g / 2 * 2 and the next. scales(i): factors of columns 8 i + 2 q and the next, on top of
-  /// the rows' factors.
-  template <typename Cut, int kColumns, typename Scales, typename Store>
+  /// m) + g / 2 * 2 and the next. biases_of(m): of rows g and g + 8 of tile + 4 m. scales(i):
+  /// factors of columns 8 i + 2 q and the next, on top of the rows' factors.
+  template <typename Cut, int kColumns, typename Biases, typename Scales, typename Store>
   __device__ __forceinline__ void make(const Item& item, int tile, const Sums<Cut, kColumns>& sums,
-                                       Scales&& scales, Store&& store) const {
+                                       Biases&& biases_of, Scales&& scales, Store&& store) const {
     const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
     const int in_pair = 2 * q + g % 2;  // column whose two outputs this lane stores
 #pragma unroll
     for (int m = 0; m < Cut::kRowTiles; ++m) {
       const int output = 8 * (tile + 4 * m) + g;
       const bool is_real = output < intermediate;
-      const float* at = bias + int64_t{item.expert} * weight.rows + 16 * (tile + 4 * m) + g;
-      const float gate_bias = is_real ? at[0] : 0, up_bias = is_real ? at[8] : 0;
+      const float2 add = biases_of(m);
       const float2 rows = product_scales_of<Cut>(*this, item.expert, tile + 4 * m);
 #pragma unroll
       for (int i = 0; i < kColumns / 8; ++i) {
         const float* d = &sums[m][4 * i];
         const float2 scale = scales(i);
-        float first = activation<Cut>(d[0] * (rows.x * scale.x) + gate_bias,
-                                      d[2] * (rows.y * scale.x) + up_bias);
-        float second = activation<Cut>(d[1] * (rows.x * scale.y) + gate_bias,
-                                       d[3] * (rows.y * scale.y) + up_bias);
+        float first =
+            activation<Cut>(d[0] * (rows.x * scale.x) + add.x, d[2] * (rows.y * scale.x) + add.y);
+        float second =
+            activation<Cut>(d[1] * (rows.x * scale.y) + add.x, d[3] * (rows.y * scale.y) + add.y);
         if (!is_real) first = second = 0;
         // Lanes g and g + 1 (even and odd) exchange outputs: then each has both outputs of one
         // column.
@@ -114,11 +128,8 @@ struct DownProduct {
   float product_scale;
 
   __device__ __forceinline__ bool item(int i, Item& item) const { return items.item(i, item); }
-  /// The biases of rows g and g + 8 of a tile.
-  __device__ __forceinline__ float2 row_bias(int expert, int tile) const {
-    const int row = 16 * tile + static_cast<int>(threadIdx.x) % 32 / 4;
-    const float* at = bias + int64_t{expert} * weight.rows + row;
-    return make_float2(row < weight.rows ? at[0] : 0.0f, row + 8 < weight.rows ? at[8] : 0.0f);
+  __device__ __forceinline__ float2 biases(int expert, int tile) const {
+    return row_biases(bias, weight, expert, tile);
   }
 };
 
@@ -181,8 +192,9 @@ inline DownProduct down_task(const ExpertsParams& p, const GroupedMemory& memory
           .bias = p.down_bias,
           .product_scale = product_scale};
 }
-/// How the slots' activations are staged, from t or from x.
-inline StageSlots stage_slots_of(const ExpertsParams& p, const GroupedMemory& memory) {
+/// How the slots' activations are staged, from t or from x, `scale` times their values.
+inline StageSlots stage_slots_of(const ExpertsParams& p, const GroupedMemory& memory,
+                                 float scale = 1.0f) {
   return {.num_tokens = p.num_tokens,
           .top_k = p.top_k,
           .values = p.forms.t == TForm::kAbsent ? p.x : p.t,
@@ -190,6 +202,7 @@ inline StageSlots stage_slots_of(const ExpertsParams& p, const GroupedMemory& me
           .rms_eps = p.rms_eps,
           .x_is_single = p.forms.x == XForm::kF32,
           .slot_of_pair = memory.pairs.slot_of_pair,
+          .scale = scale,
           .to = memory.staged};
 }
 

@@ -20,12 +20,29 @@ struct GateUp : GateUpProduct {
   static constexpr int kSharedBytes =
       (Cut::kActivation == DType::kF8E4M3 ? 1 : 2) * Cut::kMostColumns* Cut::kRowBytes;
 
+  template <int kColumns>
+  __device__ __forceinline__ float2 begin(const Item& item, int tile) const {
+    return biases(item.expert, tile);
+  }
+  template <typename Cut, int kColumns>
+  __device__ __forceinline__ void finish(const Item& item, int tile, bool /*has_tile*/,
+                                         const Sums<Cut, kColumns>& sums, std::byte* shared,
+                                         float2 held) const {
+    stage<Cut, kColumns>(item, tile, sums, shared, [&](int) { return held; });
+  }
   template <typename Cut, int kColumns>
   __device__ __forceinline__ void finish(const Item& item, int tile,
                                          const Sums<Cut, kColumns>& sums, std::byte* shared) const {
+    const auto biases_of = [&](int m) { return biases(item.expert, tile + 4 * m); };
     if constexpr (Cut::kActivation == DType::kF8E4M3) {
-      return finish_e4m3<Cut, kColumns>(item, tile, sums, shared);
+      finish_e4m3<Cut, kColumns>(item, tile, sums, shared, biases_of);
+    } else {
+      stage<Cut, kColumns>(item, tile, sums, shared, biases_of);
     }
+  }
+  template <typename Cut, int kColumns, typename Biases>
+  __device__ __forceinline__ void stage(const Item& item, int tile, const Sums<Cut, kColumns>& sums,
+                                        std::byte* shared, Biases&& biases_of) const {
     const int g = threadIdx.x % 32 / 4;
     constexpr int kThreads = 128 * (2 / Cut::kRowTiles);
     const int unit = tile / 8, region = unit - item.first_tile / 8;
@@ -34,7 +51,7 @@ struct GateUp : GateUpProduct {
     if (is_first) wait_for_bulk_reads();  // of the previous item
     barrier_wait(1 + region, kThreads);
     make<Cut, kColumns>(
-        item, tile, sums, [](int) { return make_float2(1.0f, 1.0f); },
+        item, tile, sums, biases_of, [](int) { return make_float2(1.0f, 1.0f); },
         [&](int m, uint32_t row, float first, float second) {
           const uint32_t chunk = (tile / 4 + m) % 2 * 4 + g / 2;
           *reinterpret_cast<uint32_t*>(rows + 128 * row + 16 * (chunk ^ row % 8) + 4 * (tile % 4)) =
@@ -50,10 +67,10 @@ struct GateUp : GateUpProduct {
   }
   // Four tiles are a block of 32 outputs: in each staged row two neighbouring chunks of the unit's
   // four.
-  template <typename Cut, int kColumns>
+  template <typename Cut, int kColumns, typename Biases>
   __device__ __forceinline__ void finish_e4m3(const Item& item, int tile,
-                                              const Sums<Cut, kColumns>& sums,
-                                              std::byte* shared) const {
+                                              const Sums<Cut, kColumns>& sums, std::byte* shared,
+                                              Biases&& biases_of) const {
     static_assert(Cut::kRowTiles == 1 && !Cut::kSplitsK);
     constexpr int kRowBytes = Cut::kRowBytes, kHalfBytes = kRowBytes / 2;
     const int q = threadIdx.x % 4, g = threadIdx.x % 32 / 4;
@@ -63,7 +80,7 @@ struct GateUp : GateUpProduct {
     const auto* column_scales = reinterpret_cast<const float2*>(slot_scale + item.first_column);
     barrier_wait(1 + group, 128);  // until the previous item is stored
     make<Cut, kColumns>(
-        item, tile, sums,
+        item, tile, sums, biases_of,
         [&](int i) {
           float2 own = make_float2(0.0f, 0.0f);
           if (8 * i < item.num_columns) own = __ldg(column_scales + 4 * i + q);
@@ -96,9 +113,25 @@ struct DownPairs : DownProduct {
   template <typename Cut>
   static constexpr int kSharedBytes = Cut::kWarpgroups* kStep<Cut>* kStagedRowBytes;
 
+  template <int kColumns>
+  __device__ __forceinline__ float2 begin(const Item& item, int tile) const {
+    return biases(item.expert, tile);
+  }
+  template <typename Cut, int kColumns>
+  __device__ __forceinline__ void finish(const Item& item, int tile, bool /*has_tile*/,
+                                         const Sums<Cut, kColumns>& sums, std::byte* shared,
+                                         float2 held) const {
+    store<Cut, kColumns>(item, tile, sums, shared, [&](int) { return held; });
+  }
   template <typename Cut, int kColumns>
   __device__ __forceinline__ void finish(const Item& item, int tile,
                                          const Sums<Cut, kColumns>& sums, std::byte* shared) const {
+    store<Cut, kColumns>(item, tile, sums, shared,
+                         [&](int m) { return biases(item.expert, tile + 4 * m); });
+  }
+  template <typename Cut, int kColumns, typename Biases>
+  __device__ __forceinline__ void store(const Item& item, int tile, const Sums<Cut, kColumns>& sums,
+                                        std::byte* shared, Biases&& biases_of) const {
     static_assert(!Cut::kSplitsK && kColumns % 16 == 0);
     constexpr int kColumnsAtATime = kStep<Cut>;
     const int lane = threadIdx.x % 32, group = threadIdx.x / 128 - 1;
@@ -113,7 +146,7 @@ struct DownPairs : DownProduct {
     for (int m = 0; m < Cut::kRowTiles; ++m) {
       const int unit = tile / 4 + m;
       const float2 scale = product_scales_of<Cut>(*this, item.expert, tile + 4 * m);
-      const float2 add = row_bias(item.expert, tile + 4 * m);
+      const float2 add = biases_of(m);
 #pragma unroll
       for (int first = 0; first < kColumns; first += kColumnsAtATime) {
         if (first >= item.num_columns) break;
@@ -147,7 +180,7 @@ struct DownPairs : DownProduct {
   __device__ __forceinline__ void drain() const {}
 };
 
-/// x += weight (W2 act + b2) of each pair.
+/// x += weight (W2 act + b2) of each pair; ends streamed products.
 struct DownAdds : DownProduct {
   template <typename Cut>
   static constexpr int kSharedBytes = 0;
@@ -155,25 +188,53 @@ struct DownAdds : DownProduct {
   const float* slot_weight;
   float2* x;
 
+  /// What a tile's end reads, as far as registers hold it while the tile is multiplied.
+  template <int kColumns>
+  struct Held {
+    static constexpr int kGroups = kColumns == 8 ? 1 : 0;
+    float2 add;
+    int2 tokens[kGroups + 1];
+    float2 weights[kGroups + 1];
+  };
+  __device__ __forceinline__ void load_slots(const Item& item, int group, int2& tokens,
+                                             float2& weights) const {
+    const int column = 8 * group + 2 * (static_cast<int>(threadIdx.x) % 4);
+    tokens = make_int2(-1, -1), weights = make_float2(0.0f, 0.0f);
+    if (column >= item.num_columns) return;
+    const int slot = item.first_column + column;
+    tokens = __ldg(reinterpret_cast<const int2*>(slot_token + slot));
+    weights = __ldg(reinterpret_cast<const float2*>(slot_weight + slot));
+  }
+  template <int kColumns>
+  __device__ __forceinline__ Held<kColumns> begin(const Item& item, int tile) const {
+    Held<kColumns> held;
+    held.add = biases(item.expert, tile);
+#pragma unroll
+    for (int i = 0; i < Held<kColumns>::kGroups; ++i)
+      load_slots(item, i, held.tokens[i], held.weights[i]);
+    return held;
+  }
   template <typename Cut, int kColumns>
-  __device__ __forceinline__ void finish(const Item& item, int tile,
-                                         const Sums<Cut, kColumns>& sums, std::byte*) const {
-    static_assert(Cut::kRowTiles == 1 && Cut::kActivation == DType::kBF16);
-    const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
-    const int hidden = weight.rows;
-    const float2 add = row_bias(item.expert, tile);
+  __device__ __forceinline__ void finish(const Item& item, int tile, bool has_tile,
+                                         const Sums<Cut, kColumns>& sums, std::byte*,
+                                         const Held<kColumns>& held) const {
+    if (!has_tile) return;
+    const int g = static_cast<int>(threadIdx.x) % 32 / 4, hidden = weight.rows;
 #pragma unroll
     for (int i = 0; i < kColumns / 8; ++i) {
-      const int column = 8 * i + 2 * q, slot = item.first_column + column;
-      if (column >= item.num_columns) continue;
-      const int2 tokens = __ldg(reinterpret_cast<const int2*>(slot_token + slot));
-      const float2 weights = __ldg(reinterpret_cast<const float2*>(slot_weight + slot));
+      int2 tokens;
+      float2 weights;
+      if constexpr (Held<kColumns>::kGroups > 0) {
+        tokens = held.tokens[i], weights = held.weights[i];
+      } else {
+        load_slots(item, i, tokens, weights);
+      }
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int row = 16 * tile + g + 8 * half;
         if (row >= hidden) continue;
         const float* d = &sums[0][4 * i + 2 * half];
-        const float row_add = half == 0 ? add.x : add.y;
+        const float row_add = half == 0 ? held.add.x : held.add.y;
         const float2 made =
             make_float2(d[0] * product_scale + row_add, d[1] * product_scale + row_add);
         if (tokens.x >= 0)
@@ -186,6 +247,16 @@ struct DownAdds : DownProduct {
   __device__ __forceinline__ void drain() const {}
 };
 
+/// Tiles of a streamed block of `rows` rows of an expert, 12 to 16, so that its last block misses
+/// the fewest: 2,880 rows are 12 blocks of 15 tiles.
+inline int32_t tiles_of_block(int32_t rows) {
+  const int32_t all = ceil_div(rows, 16);
+  int32_t best = 16;
+  for (int32_t tiles = 15; tiles >= 12; --tiles)
+    if (round_up(all, tiles) < round_up(all, best)) best = tiles;
+  return best;
+}
+
 /// Launches both products, with tiles cut as GateUpCut and DownCut, in kernels of kWidths. kAdds:
 /// the second product adds to x. down_scale: product_scale of the second. gate_up: the first task,
 /// without its items.
@@ -193,11 +264,12 @@ template <typename GateUpCut, typename DownCut, bool kAdds, int... kWidths>
 void launch_grouped(const char* name, const ExpertsParams& p, const GroupedMemory& memory,
                     const GateUpProduct& gate_up, float down_scale) {
   const SortedPairs& pairs = memory.pairs;
-  const auto launch = [&]<typename Cut>(auto task) {
+  const auto launch = [&]<typename Cut>(auto task, bool any_tiles = false) {
+    const int32_t tiles = any_tiles ? tiles_of_block(task.weight.rows) : Cut::kRows / 16;
     task.items = {.tiles = pairs.tiles,
                   .num_tiles = pairs.num_tiles,
-                  .row_blocks = ceil_div(task.weight.rows, Cut::kRows),
-                  .tiles_a_block = Cut::kRows / 16};
+                  .row_blocks = ceil_div(task.weight.rows, 16 * tiles),
+                  .tiles_a_block = tiles};
     const int64_t most_items = int64_t{pairs.max_tiles} * task.items.row_blocks;
     launch_product<DType::kMXFP4, Cut, kWidths...>(name, task, most_items,
                                                    launch_stream(p.launch.stream));
@@ -206,7 +278,8 @@ void launch_grouped(const char* name, const ExpertsParams& p, const GroupedMemor
   const DownProduct down = down_task(p, memory, down_scale);
   if constexpr (kAdds) {
     launch.template operator()<DownCut>(
-        DownAdds{{down}, pairs.slot_token, pairs.slot_weight, reinterpret_cast<float2*>(p.x)});
+        DownAdds{{down}, pairs.slot_token, pairs.slot_weight, reinterpret_cast<float2*>(p.x)},
+        true);
   } else {
     launch.template operator()<DownCut>(DownPairs{{down}, memory.pair_outputs});
     add_pairs(added_pairs_of(p, memory), p.launch.stream);

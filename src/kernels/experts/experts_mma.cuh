@@ -25,7 +25,7 @@ struct DownMma : DownProduct {
 #pragma unroll
     for (int m = 0; m < Cut::kRowTiles; ++m) {
       const int in_block = tile + 4 * m - item.first_tile;
-      const float2 add = row_bias(item.expert, tile + 4 * m);
+      const float2 add = biases(item.expert, tile + 4 * m);
 #pragma unroll
       for (int i = 0; i < kColumns / 8; ++i) {
 #pragma unroll

@@ -12,16 +12,16 @@ namespace {
 
 using namespace gemm;
 
-/// How a tile's products are cut. For few columns both are cut alike. For more, down has blocks of
-/// 192 rows, since 2,880 is 15 times 192.
-template <int kFew_, int kMany_>
+/// How a tile's products are cut. For few columns both are cut alike, and streamed. For more, down
+/// has blocks of 192 rows, since 2,880 is 15 times 192. kInOrder: every column is multiplied alike.
+template <int kFew_, int kMany_, bool kInOrder>
 struct Grouping {
   static constexpr int kFew = kFew_, kMany = kMany_;
-  static constexpr bool kIsStreamed = kMany <= FewColumnsCut::kMostColumns;
+  static constexpr bool kIsStreamed = kMany <= kMostStreamedColumns;
   static constexpr int kMostColumns = std::max(kMany, WideCut::kMostColumns);
-  using GateUpCut =
-      std::conditional_t<kIsStreamed, FewColumnsCut, CutOf<2, 2, false, kMostColumns>>;
-  using DownCut = std::conditional_t<kIsStreamed, FewColumnsCut, CutOf<3, 1, false, kMostColumns>>;
+  using FewCut = StreamedCut<kMany, !kInOrder && kMany <= 16>;
+  using GateUpCut = std::conditional_t<kIsStreamed, FewCut, CutOf<2, 2, false, kMostColumns>>;
+  using DownCut = std::conditional_t<kIsStreamed, FewCut, CutOf<3, 1, false, kMostColumns>>;
 };
 
 /// Calls launch<Grouping>() for the tile of `columns` columns.
@@ -30,7 +30,7 @@ void dispatch_tile(int32_t columns, Launch&& launch) {
   constexpr GroupedTile kTile = kGroupedTiles[kIdx];
   if constexpr (!kInOrder || kTile.is_ordered) {
     if (columns == kTile.columns)
-      return launch.template operator()<Grouping<kTile.few, kTile.columns>>();
+      return launch.template operator()<Grouping<kTile.few, kTile.columns, kInOrder>>();
   }
   if constexpr (kIdx + 1 < kGroupedTiles.size()) {
     dispatch_tile<kInOrder, kIdx + 1>(columns, launch);
@@ -55,12 +55,17 @@ void run_experts(const char* row, const ExpertsParams& p) {
   if (p.num_tokens == 0) return;
   const GroupedMemory memory(p, experts_tile<kInOrder>(p), DType::kBF16, p.launch.workspace);
   sort_pairs(memory.shape, p.expert_ids, p.expert_weights, memory.pairs, p.launch.stream);
-  stage_slots(stage_slots_of(p, memory), p.launch.stream);
-  constexpr float kScale = kProductScale<DType::kMXFP4>;
   dispatch_tile<kInOrder>(memory.shape.tile_slots, [&]<typename G>() {
+    constexpr DType F = DType::kMXFP4;
+    float raise = 1.0f, scale = kProductScale<F>;
+    if constexpr (G::kIsStreamed) {
+      raise = kStreamedRaise<F, typename G::FewCut>;
+      scale = kStreamedScale<F, typename G::FewCut>;
+    }
+    stage_slots(stage_slots_of(p, memory, raise), p.launch.stream);
     const auto launch = [&]<int... kWidths>() {
       launch_grouped<typename G::GateUpCut, typename G::DownCut, G::kIsStreamed && !kInOrder,
-                     kWidths...>(row, p, memory, gate_up_task(p, memory, kScale), kScale);
+                     kWidths...>(row, p, memory, gate_up_task(p, memory, scale, raise), scale);
     };
     if constexpr (G::kFew < G::kMany) {
       launch.template operator()<G::kFew, G::kMany>();
@@ -87,7 +92,7 @@ const char* refuses_activation(const ExpertsParams& p) {
 const char* experts_mxfp4_bf16_gemm_sm90_refuses(const ExpertsParams& p) {
   if (const char* why = refuses_activation(p)) return why;
   if (!has_tile(p, false)) return "it has no such tile";
-  if (p.forms.x == XForm::kF32 && experts_tile<false>(p) <= FewColumnsCut::kMostColumns)
+  if (p.forms.x == XForm::kF32 && experts_tile<false>(p) <= kMostStreamedColumns)
     return "tiles of few columns add to x from many blocks: two floats a value";
   return refuses_grouped(p);
 }

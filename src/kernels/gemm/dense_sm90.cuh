@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <type_traits>
 
 #include "kernels/gemm/dense.cuh"
 #include "kernels/gemm/product_sm90.cuh"
@@ -50,20 +49,23 @@ DenseItems dense_items(const PackedMatrix& weight, int32_t num_columns, int32_t 
 template <DType F, typename Cut, int... kWidths, typename Task>
 void launch_product(const char* row, const Task& task, int64_t most_items, cudaStream_t stream) {
   if (most_items == 0) return;
-  constexpr bool kIsStreamed = std::is_same_v<Cut, FewColumnsCut>;
-  constexpr int kMost = std::max({kWidths...});
-  constexpr uint64_t kShared =
-      Task::template kSharedBytes<Cut> +
-      (kIsStreamed ? sizeof(StreamedShared<F, kMost>) : sizeof(Shared<F, Cut>));
+  constexpr uint64_t kShared = Task::template kSharedBytes<Cut> + [] {
+    if constexpr (kIsStreamed<Cut>) {
+      return sizeof(StreamedShared<F, Cut>);
+    } else {
+      return sizeof(Shared<F, Cut>);
+    }
+  }();
   static_assert(Cut::kBlocks * (kShared + 1024) <= 228 * 1024, "an SM has this much shared memory");
   const auto blocks = std::min(most_items, int64_t{Cut::kBlocks} * fragment::num_sms());
   const LaunchShape shape{.grid = dim3(static_cast<unsigned>(blocks)),
                           .num_threads = Cut::kThreads,
                           .shared_bytes = kShared,
                           .programmatic = true};
-  if constexpr (kIsStreamed) {
-    static_assert(sizeof...(kWidths) == 1, "a streamed kernel has one width");
-    launch_kernel(row, streamed_product_kernel<F, kMost, Task>, task, shape, stream);
+  if constexpr (kIsStreamed<Cut>) {
+    CHECK(reinterpret_cast<uintptr_t>(task.weight.data) % 128 == 0,
+          "weights are copied from lines of 128 bytes");
+    launch_kernel(row, streamed_product_kernel<F, Cut, Task>, task, shape, stream);
   } else {
     launch_kernel(row, product_kernel<F, Cut, Task, kWidths...>, task, shape, stream);
   }

@@ -51,7 +51,6 @@ using WideCut = CutOf<2, 2, false, 128>;
 static_assert(WideCut::kMathRegisters == 240, "two warpgroups of 128 sums a thread");
 /// Half the rows and twice the columns, for matrices that fill more of its last block.
 using ManyColumnsCut = CutOf<2, 1, false, 256>;
-using FewColumnsCut = CutOf<4, 1, false, 64>;  // streamed_product_sm90.cuh
 using FewRowsCut = CutOf<4, 1, true, 64>;
 using FewRowsWideCut = CutOf<2, 1, true, 128>;
 static_assert(FewRowsCut::kRows == FewRowsWideCut::kRows);

@@ -49,12 +49,12 @@ struct LaneColumns {
   }
 };
 
-/// RMSNorm of a token's x, from value number `first` on, in BF16.
+/// RMSNorm of a token's x, from value number `first` on, times a power of two, in BF16.
 template <int kCount>
 __device__ __forceinline__ void norm_words(const LaneColumns<kCount>& mine, const float* x,
                                            int64_t first, bool x_is_single,
                                            const float2 (&weight)[kCount], float rms_eps,
-                                           uint32_t (&words)[kCount]) {
+                                           float scale, uint32_t (&words)[kCount]) {
   __shared__ float squares[kMaxWarps];
   float4 halves[kCount];
   with_single(x_is_single, [&]<bool kIsSingle>() {
@@ -75,7 +75,7 @@ __device__ __forceinline__ void norm_words(const LaneColumns<kCount>& mine, cons
   if (mine.lane == 0) squares[mine.first] = square;
   __syncthreads();
   square = warp_sum(mine.lane < mine.step ? squares[mine.lane] : 0.0f);
-  const float factor = 1.0f / sqrtf(square / static_cast<float>(mine.width) + rms_eps);
+  const float factor = scale / sqrtf(square / static_cast<float>(mine.width) + rms_eps);
 #pragma unroll
   for (int i = 0; i < kCount; ++i)
     words[i] = pack_bf16(pairs[i].x * factor * weight[i].x, pairs[i].y * factor * weight[i].y);
@@ -91,17 +91,18 @@ __global__ void stage_normed_rows(const __grid_constant__ StageNormed p) {
   const int32_t row = static_cast<int32_t>(blockIdx.x);
   const int64_t token = p.row_idx == nullptr ? row : p.row_idx[row];
   uint32_t words[kCount];
-  norm_words(mine, p.x, token * p.to.width, p.x_is_single, weight, p.rms_eps, words);
+  norm_words(mine, p.x, token * p.to.width, p.x_is_single, weight, p.rms_eps, 1.0f,
+             words);
   mine.store(p.to, row, words);
 }
 
 template <int kCount>
 __device__ __forceinline__ void load_words(const LaneColumns<kCount>& mine, const float* row,
-                                           uint32_t (&words)[kCount]) {
+                                           float scale, uint32_t (&words)[kCount]) {
   float2 pairs[kCount];
   mine.load(row, pairs);
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) words[i] = pack_bf16(pairs[i].x, pairs[i].y);
+  for (int i = 0; i < kCount; ++i) words[i] = pack_bf16(scale * pairs[i].x, scale * pairs[i].y);
 }
 
 template <int kCount>
@@ -111,7 +112,7 @@ __global__ void stage_float_rows(const __grid_constant__ StageFloats p) {
   launch_next();
   const int32_t row = static_cast<int32_t>(blockIdx.x);
   uint32_t words[kCount];
-  load_words(mine, p.values + static_cast<int64_t>(row) * p.to.width, words);
+  load_words(mine, p.values + static_cast<int64_t>(row) * p.to.width, 1.0f, words);
   mine.store(p.to, row, words);
 }
 
@@ -127,9 +128,10 @@ __global__ void stage_slot_rows(const __grid_constant__ StageSlots p) {
   const int32_t slot = mine.lane < p.top_k ? slots[mine.lane] : 0;
   uint32_t words[kCount];
   if constexpr (kIsNormed) {
-    norm_words(mine, p.values, token * p.to.width, p.x_is_single, weight, p.rms_eps, words);
+    norm_words(mine, p.values, token * p.to.width, p.x_is_single, weight, p.rms_eps, p.scale,
+               words);
   } else {
-    load_words(mine, p.values + token * p.to.width, words);
+    load_words(mine, p.values + token * p.to.width, p.scale, words);
   }
   for (int k = 0; k < p.top_k; ++k) mine.store(p.to, __shfl_sync(~0u, slot, k), words);
 }

@@ -42,6 +42,7 @@ struct StageSlots {
   float rms_eps = 1e-5f;                  // with norm_weight
   bool x_is_single = false;               // with norm_weight (residual.cuh)
   const int32_t* slot_of_pair = nullptr;  // [tokens, top_k]
+  float scale = 1.0f;                     // of what is staged, a power of two; BF16 alone
   StagedView to;
 };
 void stage_slots(const StageSlots& step, Stream* stream);

@@ -1,52 +1,102 @@
 // Grouped products with few columns on Hopper (up to 64 tokens an expert): limited by reading the
 // weights from memory, and almost as much by the instructions that make operands of them.
 //
-// As product_sm90.cuh, but one warpgroup copies both operands, kBatchUnits units at a time. These
-// units of a tile are contiguous for each of the block's 16 tiles. The sixteen warps that multiply
-// only wait, make operands and start wgmma.
+// As product_sm90.cuh, but one warpgroup copies both operands, a batch of units at a time. These
+// units of a tile are contiguous for each of the block's tiles. The sixteen warps that multiply
+// only wait, make operands and start products. What a tile's end reads is loaded when the item
+// begins: at its end all warps would wait for the same memory.
+//
+// Items of at most 8 columns can be multiplied by mma.sync (kHasFew): the codes enter as BF16 of
+// 2^-126 of their values, the activations, staged so, times 2^96, and the sums of each block of 32
+// columns are multiplied by the block's scale in F32. That is some 72 instructions of a warp a
+// unit, where wgmma, whose operand the scale is part of, takes 78 for up to 16 columns.
 //
 // Per unit of 64 columns and SM: 8.5 KiB of MXFP4, which memory delivers in 450 clocks; 16 warps of
-// about 70 instructions, 280 issue slots of four schedulers.
+// these instructions, 290 or 310 issue slots of four schedulers.
 #pragma once
 
 #include <algorithm>
 
 #include "kernels/gemm/product_sm90.cuh"
+#include "kernels/matrices.cuh"
 
 namespace moxie::gemm {
 
-inline constexpr int kBatchUnits = 3;  ///< 45 units of 2,880 columns are 15 batches
+/// How a block is cut: sixteen tiles of 16 rows, kColumns columns. kHasFew: as above; the
+/// activations are 2^96 of their values.
+template <int kColumns, bool kHasFew_>
+struct StreamedCut : CutOf<4, 1, false, kColumns> {
+  static constexpr bool kHasFew = kHasFew_;
+  static constexpr int kTiles = 16;
+  /// Units of a batch: 45 units of 2,880 columns are nine batches of five.
+  static constexpr int kBatchUnits = kColumns <= 16 ? 5 : 3;
+};
+inline constexpr int kMostStreamedColumns = 64;
+/// What raises the activations of a cut, and what restores the sums.
+template <DType F, typename Cut>
+inline constexpr float kStreamedRaise = Cut::kHasFew ? fragment::kActivationScale<F> : 1.0f;
+template <DType F, typename Cut>
+inline constexpr float kStreamedScale = kProductScale<F> / kStreamedRaise<F, Cut>;
+template <typename Cut>
+inline constexpr bool kIsStreamed = false;
+template <int kColumns, bool kHasFew>
+inline constexpr bool kIsStreamed<StreamedCut<kColumns, kHasFew>> = true;
 
-template <DType F, int kMostColumns>
+/// From the scale of sums whose operand is codes to that of wgmma's sums.
+template <DType F>
+inline constexpr float kFewToOthers = fragment::power_of_two(fragment::Format<F>::kUnit -
+                                                             Operand<F>::kShift);
+
+template <DType F, typename Cut>
 struct StreamedShared {
-  static constexpr int kTileBytes = kBatchUnits * fragment::kUnitBytes<F>;
-  static constexpr int kStageBytes = 16 * kTileBytes + kBatchUnits * 128 * kMostColumns;
-  static constexpr int kStages = std::clamp(200 * 1024 / kStageBytes, 2, 6);
-  alignas(1024) std::byte columns[kStages][kBatchUnits][128 * kMostColumns];
-  alignas(128) std::byte weights[kStages][16][kTileBytes];
+  static constexpr int kUnits = Cut::kBatchUnits, kColumns = Cut::kMostColumns;
+  // A batch with what is before it in its line of 128 bytes.
+  static constexpr int kTileBytes = (kUnits * fragment::kUnitBytes<F> + 96 + 127) / 128 * 128;
+  static constexpr int kStages = 4;
+  alignas(1024) std::byte columns[kStages][kUnits][128 * kColumns];
+  alignas(128) std::byte weights[kStages][Cut::kTiles][kTileBytes];
   uint64_t full[kStages], empty[kStages];
+  // Items that are copied or multiplied, since they are at most kStages batches apart.
+  static constexpr int kItems = 2 * kStages;
+  Item items[kItems];
 };
 
 #ifdef __CUDACC__
 
-/// A warpgroup's 64 rows of one item. `place`: batches of all previous items.
-template <DType F, int kColumns, typename S>
+/// A stage of the ring and the phase of its barriers. `place`: batches before. It must be computed
+/// alike on all paths, since the compiler has wgmma's descriptors in uniform registers only then.
+template <typename S>
+struct RingPlace {
+  uint32_t stage, phase;
+  __device__ __forceinline__ explicit RingPlace(uint32_t place)
+      : stage(place % S::kStages), phase(place / S::kStages % 2) {}
+};
+/// How far weights are behind the start of their line of 128 bytes, where their copy starts: bulk
+/// copies from other addresses lose a tenth of the memory's rate.
+__device__ __forceinline__ uint32_t over_line(const std::byte* weights) {
+  return static_cast<uint32_t>(reinterpret_cast<uintptr_t>(weights)) % 128;
+}
+template <typename S>
+__device__ __forceinline__ void give_back(S& shared, uint32_t stage) {
+  // Each lane arrives for itself: race checkers accept no other lane's arrival for its reads.
+  fence_bulk_copies();
+  arrive_barrier(&shared.empty[stage]);
+}
+
+/// A tile's products with up to kColumns columns by wgmma; its warpgroup's other warps do theirs. A
+/// warp whose tile the item lacks multiplies what is in the ring. `place`: batches before the item;
+/// `over`: over_line of the tile.
+template <DType F, int kColumns, typename S, typename Cut>
 __device__ __forceinline__ void multiply_streamed(S& shared, uint32_t place, int num_units,
-                                                  int block_tile,
-                                                  Sums<FewColumnsCut, kColumns>& sums) {
+                                                  int block_tile, uint32_t over,
+                                                  Sums<Cut, kColumns>& sums) {
 #pragma unroll
   for (int i = 0; i < kColumns / 2; ++i) sums[0][i] = 0;
   // Two alternating operands if registers allow it: one is made while the products of the other
   // run.
-  constexpr int kOperands = kColumns <= 32 ? 2 : 1;
+  constexpr int kOperands = kColumns <= 32 ? 2 : 1, kBatch = S::kUnits;
   uint32_t a[kOperands][16];
   int last_stage = -1;
-  // Each lane arrives for itself: race checkers accept no other lane's arrival for its reads.
-  const auto give_back = [&] {
-    if (last_stage < 0) return;
-    fence_bulk_copies();
-    arrive_barrier(&shared.empty[last_stage]);
-  };
   const auto multiply = [&](const std::byte* unit, uint64_t columns, uint32_t(&operand)[16]) {
     make_operand<F>(read_operand<F>(unit), operand);
     wgmma_fence();
@@ -59,107 +109,194 @@ __device__ __forceinline__ void multiply_streamed(S& shared, uint32_t place, int
   constexpr uint64_t kUnitOfColumns = sizeof(shared.columns[0][0]) / 16;
   // A whole batch, whose first operand is a[kFirst].
   const auto multiply_batch = [&]<int kFirst>() {
-    const uint32_t stage = place % S::kStages;
-    const std::byte* units = shared.weights[stage][block_tile];
-    const uint64_t columns = tile_descriptor(shared.columns[stage][0]);
-    wait_barrier(&shared.full[stage], place / S::kStages % 2);
+    const RingPlace<S> at(place);
+    const std::byte* units = shared.weights[at.stage][block_tile] + over;
+    const uint64_t columns = tile_descriptor(shared.columns[at.stage][0]);
+    wait_barrier(&shared.full[at.stage], at.phase);
 #pragma unroll
-    for (int i = 0; i < kBatchUnits; ++i) {
-      wgmma_wait<kOperands - 1>();          // the previous products with this operand
-      if (i == kOperands - 1) give_back();  // all of the previous batch is read
+    for (int i = 0; i < kBatch; ++i) {
+      wgmma_wait<kOperands - 1>();  // the previous products with this operand
+      // All of the previous batch is read.
+      if (i == kOperands - 1 && last_stage >= 0) give_back(shared, last_stage);
       multiply(units + i * kUnit, columns + i * kUnitOfColumns, a[(kFirst + i) % kOperands]);
     }
-    last_stage = stage;
+    last_stage = static_cast<int>(at.stage);
     ++place;
+    over = (over + kBatch * kUnit) % 128;
   };
-  const int batches = num_units / kBatchUnits, rest = num_units % kBatchUnits;
+  const int batches = num_units / kBatch, rest = num_units % kBatch;
 #pragma unroll 1
   for (int pair = 0; pair < batches / 2; ++pair) {
     multiply_batch.template operator()<0>();
-    multiply_batch.template operator()<kBatchUnits % kOperands>();
+    multiply_batch.template operator()<kBatch % kOperands>();
   }
   if (batches % 2 == 1) multiply_batch.template operator()<0>();
   wgmma_wait<0>();
-  give_back();
+  if (last_stage >= 0) give_back(shared, last_stage);
   if (rest > 0) {
-    const uint32_t stage = place % S::kStages;
-    wait_barrier(&shared.full[stage], place / S::kStages % 2);
+    const RingPlace<S> at(place);
+    wait_barrier(&shared.full[at.stage], at.phase);
 #pragma unroll 1
     for (int i = 0; i < rest; ++i) {
-      multiply(shared.weights[stage][block_tile] + i * kUnit,
-               tile_descriptor(shared.columns[stage][i]), a[0]);
+      multiply(shared.weights[at.stage][block_tile] + over + i * kUnit,
+               tile_descriptor(shared.columns[at.stage][i]), a[0]);
       wgmma_wait<0>();
     }
-    last_stage = stage;
-    give_back();
+    give_back(shared, at.stage);
   }
 }
 
-/// The kernel, with the Task of product_kernel, cut as FewColumnsCut, in one width.
-template <DType F, int kColumns, typename Task>
-__global__ void __launch_bounds__(FewColumnsCut::kThreads, 1)
+/// The same with up to 8 columns by mma.sync. has_tile: whether the item has this warp's tile.
+template <DType F, typename S, typename Cut>
+__device__ __forceinline__ void multiply_few(S& shared, uint32_t place, int num_units,
+                                             int block_tile, uint32_t over, bool has_tile,
+                                             Sums<Cut, 8>& sums) {
+  constexpr int kBatch = S::kUnits, kUnit = fragment::kUnitBytes<F>;
+  constexpr int kUnitOfColumns = sizeof(shared.columns[0][0]);
+  const uint32_t lane = threadIdx.x % 32, row = lane % 8, matrix = lane / 8;
+#pragma unroll
+  for (float& sum : sums[0]) sum = 0;
+  const auto multiply = [&](const std::byte* at, uint32_t columns) {
+    const fragment::Unit<F> unit = read_operand<F>(at);
+#pragma unroll
+    for (int block = 0; block < 2; ++block) {
+      uint32_t top[4], bottom[4], b[4];
+      load_matrices(columns + row * kStagedRowBytes + 16 * ((4 * block + matrix) ^ row), b);
+      fragment::decode<F>(unit, block, 0, 0, top);
+      fragment::decode<F>(unit, block, 1, 0, bottom);
+      float products[4] = {};
+      mma_m16n8k16(products, top[0], bottom[0], top[1], bottom[1], b[0], b[1]);
+      mma_m16n8k16(products, top[2], bottom[2], top[3], bottom[3], b[2], b[3]);
+      const float of_top = fragment::scale_of<F>(unit, block, 0),
+                  of_bottom = fragment::scale_of<F>(unit, block, 1);
+      sums[0][0] += products[0] * of_top;
+      sums[0][1] += products[1] * of_top;
+      sums[0][2] += products[2] * of_bottom;
+      sums[0][3] += products[3] * of_bottom;
+    }
+  };
+#pragma unroll 1
+  for (int u = 0; u < num_units; u += kBatch, ++place) {
+    const RingPlace<S> at(place);
+    const std::byte* units = shared.weights[at.stage][block_tile] + over;
+    const uint32_t columns = shared_address(shared.columns[at.stage][0]);
+    wait_barrier(&shared.full[at.stage], at.phase);
+    if (has_tile && u + kBatch <= num_units) {
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) multiply(units + i * kUnit, columns + i * kUnitOfColumns);
+    } else if (has_tile) {
+#pragma unroll 1
+      for (int i = 0; i < num_units - u; ++i)
+        multiply(units + i * kUnit, columns + i * kUnitOfColumns);
+    }
+    give_back(shared, at.stage);
+    over = (over + kBatch * kUnit) % 128;
+  }
+  // To the scale that wgmma's sums have, whose operand is 2^-kShift of its values.
+#pragma unroll
+  for (float& sum : sums[0]) sum *= kFewToOthers<F>;
+}
+
+/// The kernel, with a Task as product_kernel's, in one width, that also has
+///   items.count(), items.at(i)    the launch's items
+///   items.tiles_a_block           of an item, at most 16
+///   auto begin<kColumns>(const Item&, int tile)   loads what the tile's end reads
+///   finish<Cut, kColumns>(const Item&, tile, sums, shared, what begin() gave)
+template <DType F, typename Cut, typename Task>
+__global__ void __launch_bounds__(Cut::kThreads, 1)
     streamed_product_kernel(const __grid_constant__ Task task) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  using S = StreamedShared<F, kColumns>;
+  using S = StreamedShared<F, Cut>;
   extern __shared__ __align__(1024) std::byte shared_bytes[];
   auto& shared = *reinterpret_cast<S*>(shared_bytes);
   if (threadIdx.x == 0) {
     for (int i = 0; i < S::kStages; ++i) {
-      init_barrier(&shared.full[i]);
-      init_barrier(&shared.empty[i], 16 * 32);
+      init_barrier(&shared.full[i], Cut::kTiles + S::kUnits);
+      init_barrier(&shared.empty[i], 32 * Cut::kTiles);
     }
   }
   __syncthreads();
-  constexpr int kUnit = fragment::kUnitBytes<F>;
-  const int num_units = (task.weight.cols + 63) / 64;
+  constexpr int kUnit = fragment::kUnitBytes<F>, kBatch = S::kUnits, kColumns = Cut::kMostColumns;
+  const int num_units = (task.weight.cols + 63) / 64, all_tiles = (task.weight.rows + 15) / 16;
+  const int num_items = task.items.count(), step = static_cast<int>(gridDim.x);
+  const auto tiles_of = [&](const Item& item) {
+    return min(task.items.tiles_a_block, all_tiles - item.first_tile);
+  };
+  const int first = static_cast<int>(blockIdx.x);
+  uint32_t place = 0;
   if (threadIdx.x < 128) {
-    give_registers<FewColumnsCut::kCopyRegisters>();
+    give_registers<Cut::kCopyRegisters>();
     // Three warps start the copies of five or six tiles each (one warp could not start copies fast
     // enough), a fourth those of the activations. Only the fourth waits for the previous kernel:
     // the items were known when that kernel began, and weights never change.
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const bool has_columns = warp == 3;
-    const int of_warp = has_columns ? kBatchUnits : warp == 0 ? 6 : 5;
+    const int of_warp = has_columns ? kBatch : warp == 0 ? 6 : 5;
     const int number = lane + (warp == 1 ? 6 : warp == 2 ? 11 : 0);
     if (lane >= of_warp) return;
     if (has_columns) {
       wait_for_previous();
       launch_next();
     }
-    const int64_t unit_stride = has_columns ? 128ll * task.staged.capacity : kUnit;
-    Item item;
-    uint32_t place = 0;
-    for (int i = blockIdx.x; task.item(i, item); i += gridDim.x) {
+    const int64_t unit_stride = 128ll * task.staged.capacity;
+    uint32_t number_of_item = 0;
+    for (int i = first; i < num_items; i += step, ++number_of_item) {
+      const Item item = task.items.at(i);
+      const bool has_copy = has_columns || number < tiles_of(item);
       const uint32_t column_bytes = 128 * ((item.num_columns + 7) / 8 * 8);
       const std::byte* from =
           has_columns ? task.staged.data + 128ll * item.first_column + number * unit_stride
                       : tile_of<F>(task.weight, num_units, item.expert, item.first_tile + number);
-      for (int u = 0; u < num_units; u += kBatchUnits, ++place) {
-        const uint32_t stage = place % S::kStages;
-        const int count = min(kBatchUnits, num_units - u);
-        wait_barrier(&shared.empty[stage], place / S::kStages % 2 ^ 1);
-        uint64_t* full = &shared.full[stage];
-        if (threadIdx.x == 0) expect_bytes(full, count * (16 * kUnit + column_bytes));
-        if (!has_columns) {
-          copy_bulk(shared.weights[stage][number], from, count * kUnit, full);
-        } else if (number < count) {
-          copy_bulk(shared.columns[stage][number], from, column_bytes, full);
+#pragma unroll 1
+      for (int u = 0; u < num_units; u += kBatch, ++place) {
+        const RingPlace<S> at(place);
+        const int count = min(kBatch, num_units - u);
+        wait_barrier(&shared.empty[at.stage], at.phase ^ 1);  // empty from the start
+        uint64_t* full = &shared.full[at.stage];
+        // Each thread counts its own bytes.
+        if (has_columns) {
+          if (lane == 0 && u == 0) shared.items[number_of_item % S::kItems] = item;
+          const uint32_t bytes = number < count ? column_bytes : 0;
+          expect_bytes(full, bytes);
+          if (bytes > 0) copy_bulk(shared.columns[at.stage][number], from, bytes, full);
+          from += kBatch * unit_stride;
+        } else {
+          const uint32_t over = over_line(from), bytes = has_copy ? count * kUnit + over : 0;
+          expect_bytes(full, bytes);
+          if (bytes > 0) copy_bulk(shared.weights[at.stage][number], from - over, bytes, full);
+          from += kBatch * kUnit;
         }
-        from += kBatchUnits * unit_stride;
       }
     }
     return;
   }
-  take_registers<FewColumnsCut::kMathRegisters>();
+  take_registers<Cut::kMathRegisters>();
   const int block_tile = threadIdx.x / 32 - 4;
-  Item item;
-  uint32_t place = 0;
-  for (int i = blockIdx.x; task.item(i, item); i += gridDim.x) {
-    Sums<FewColumnsCut, kColumns> sums;
-    multiply_streamed<F, kColumns>(shared, place, num_units, block_tile, sums);
-    task.template finish<FewColumnsCut, kColumns>(item, item.first_tile + block_tile, sums,
-                                                  shared_bytes + sizeof(S));
-    place += (num_units + kBatchUnits - 1) / kBatchUnits;
+  uint32_t number_of_item = 0;
+  for (int i = first; i < num_items; i += step, ++number_of_item) {
+    // The item is known when its first batch is there.
+    const RingPlace<S> at(place);
+    wait_barrier(&shared.full[at.stage], at.phase);
+    const Item item = shared.items[number_of_item % S::kItems];
+    const int tile = item.first_tile + block_tile;
+    const bool has_tile = block_tile < tiles_of(item);
+    const auto run = [&]<int kWidth>() {
+      const uint32_t over = over_line(tile_of<F>(task.weight, num_units, item.expert, tile));
+      const auto ends = task.template begin<kWidth>(item, tile);
+      Sums<Cut, kWidth> sums;
+      if constexpr (kWidth == 8 && Cut::kHasFew) {
+        multiply_few<F, S, Cut>(shared, place, num_units, block_tile, over, has_tile, sums);
+      } else {
+        multiply_streamed<F, kWidth, S, Cut>(shared, place, num_units, block_tile, over, sums);
+      }
+      task.template finish<Cut, kWidth>(item, tile, has_tile, sums, shared_bytes + sizeof(S), ends);
+    };
+    if constexpr (Cut::kHasFew && kColumns > 8) {
+      item.num_columns <= 8 ? run.template operator()<8>() : run.template operator()<kColumns>();
+    } else {
+      run.template operator()<kColumns>();
+    }
+    place += (num_units + kBatch - 1) / kBatch;
   }
   task.drain();
 #endif

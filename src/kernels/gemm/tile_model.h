@@ -45,8 +45,8 @@ struct GroupedTile {
   /// 64 do not fit beside its ring of weights.
   bool is_ordered;
 };
-inline constexpr std::array<GroupedTile, 7> kGroupedTiles = {{{8, 8, 319, 319, false},
-                                                              {16, 16, 336, 336, true},
+inline constexpr std::array<GroupedTile, 7> kGroupedTiles = {{{8, 8, 290, 290, false},
+                                                              {16, 8, 318, 312, true},
                                                               {32, 32, 369, 369, true},
                                                               {64, 64, 477, 477, false},
                                                               {96, 64, 681, 560, true},
