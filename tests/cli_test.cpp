@@ -379,6 +379,9 @@ TEST_F(CliTest, BenchPrintsTheContractsFields) {
     EXPECT_GT(test["share_of_limit"].get<double>(), 0);
     EXPECT_EQ(test["read_gb_s"].size(), test["tok_s"]["samples"].size());
     EXPECT_EQ(test["launches_s"], Json::array()) << "decode by graphs, or on a CPU";
+    ASSERT_TRUE(test.contains("joules_per_token")) << test;
+    const Json& joules = test["joules_per_token"];
+    EXPECT_TRUE(joules.is_null() || joules.get<double>() > 0) << joules;
     EXPECT_EQ(test["kernels"].size(), test["n_gen"] > 0 ? 8u : 7u);
   }
   EXPECT_TRUE(names.contains("pp16@d20@b2") && names.contains("tg4")) << bench["tests"];

@@ -29,6 +29,7 @@ Json to_json(const Summary& s, const std::vector<double>& samples) {
 // `off`: the result of the same test without --batch-invariant, if that is on.
 Json to_json(const BenchResult& result, const BenchResult* off, bool is_simulated) {
   const Summary s = summarize(result.tok_s);
+  const auto joules = result.energy.joules_per_token();
   Json launches = Json::object();
   for (const auto& count : result.kernels) launches[count.name] = count.launches;
   Json json = {{"name", result.test.name()},
@@ -42,6 +43,7 @@ Json to_json(const BenchResult& result, const BenchResult* off, bool is_simulate
                {"share_of_limit", result.share_of_limit},
                {"read_gb_s", result.read_gb_s},
                {"launches_s", result.launches_s},
+               {"joules_per_token", joules ? Json(*joules) : Json()},
                {"loads", result.num_loads},
                {"kernels", kernels_json(result.kernels)},
                {"tile", result.tile},
@@ -86,7 +88,8 @@ class Run {
         limits_(limits),
         watch_(engine->device()),
         record_(record_of("bench", *engine, limits, flags)),
-        startup_(startup_json(engine->timeline())) {}
+        startup_(startup_json(engine->timeline())),
+        has_energy_(energy_counter_of(*engine).joules().has_value()) {}
 
   void print_head() const {
     if (o_.json) return;
@@ -94,8 +97,9 @@ class Run {
     if (o_.verbose) print_startup(engine_->timeline());
     fmt::print(
         "| {:<24} | {:<14} | {:>20} | {:>12} | {:>8} "
-        "|\n|{:-<26}|{:-<16}|{:->22}|{:->14}|{:->10}|\n",
-        "model", "test", "tok/s", "bytes/token", "of limit", "", "", ":", ":", ":");
+        "|{}\n|{:-<26}|{:-<16}|{:->22}|{:->14}|{:->10}|{}\n",
+        "model", "test", "tok/s", "bytes/token", "of limit", has_energy_ ? "  J/token |" : "", "",
+        "", ":", ":", ":", has_energy_ ? "---------:|" : "");
   }
 
   // `off`: the same test without --batch-invariant; null: it is not on.
@@ -150,17 +154,18 @@ class Run {
                                .share_of_limit = result.share_of_limit,
                                .workload = workload_of(result.test, record_),
                                .limit_gb_s = result.read_gb_s,
-                               .limit_launches_s = result.launches_s});
+                               .limit_launches_s = result.launches_s,
+                               .joules_per_token = result.energy.joules_per_token()});
     add_rows(result.kernels, name, engine_->self_test(), &record_);
     watch_.finish(&record_);
   }
 
   void print(const BenchResult& result, const BenchResult* off) const {
     const Summary s = summarize(result.tok_s);
-    fmt::print("| {:<24} | {:<14} | {:>20} | {:>12} | {:>7.1f}% |\n", o_.engine.model,
+    fmt::print("| {:<24} | {:<14} | {:>20} | {:>12} | {:>7.1f}% |{}\n", o_.engine.model,
                result.test.name(), fmt::format("{:.2f} ± {:.2f}", s.median, s.stdev),
                format_bytes(static_cast<uint64_t>(result.bytes_per_token)),
-               100 * result.share_of_limit);
+               100 * result.share_of_limit, energy_cell(result));
     if (result.drafts.num_positions > 0) {
       fmt::print("  speculation: {}{}\n", drafts_text(result.drafts),
                  is_simulated() ? " (acceptance simulated)" : "");
@@ -173,12 +178,19 @@ class Run {
     std::fflush(stdout);
   }
 
+  std::string energy_cell(const BenchResult& result) const {
+    if (!has_energy_) return "";
+    const auto joules = result.energy.joules_per_token();
+    return fmt::format(" {:>8} |", joules ? fmt::format("{:.3g}", *joules) : "-");
+  }
+
   const BenchFlags& o_;
   BenchEngine& engine_;
   const MachineLimits& limits_;
   RunWatch watch_;
   Record record_;
-  const Json startup_;  // of the first loading
+  const Json startup_;     // of the first loading
+  const bool has_energy_;  // the counter can be read: the table has its column
   Json tests_ = Json::array();
   std::vector<BenchResult> results_;
 };

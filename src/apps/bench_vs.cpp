@@ -35,7 +35,8 @@ Series series_of(const BenchResult& result, const std::string& name, const Recor
           .bytes = result.bytes_per_token,
           .operations = result.flops_per_token,
           .share_of_limit = result.share_of_limit,
-          .workload = workload_of(result.test, record)};
+          .workload = workload_of(result.test, record),
+          .joules_per_token = result.energy.joules_per_token()};
 }
 
 class Versus {

@@ -50,7 +50,7 @@ void fit_engine(const std::vector<BenchTest>& tests, EngineOptions* options) {
 
 Result<BenchResult> run_bench(Engine& engine, const BenchTest& test, int32_t repetitions,
                               const MachineLimits& limits) {
-  auto sampler = BenchSampler::start(engine, test, limits);
+  auto sampler = BenchSampler::start(engine, test, limits, energy_counter_of(engine));
   if (!sampler) return fail(std::move(sampler.error()));
   for (int32_t r = 0; r < repetitions; ++r) {
     if (auto status = (*sampler)->sample(); !status) return fail(std::move(status.error()));

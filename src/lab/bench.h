@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "engine/engine.h"
+#include "lab/energy.h"
 #include "lab/machine.h"
 
 namespace moxie {
@@ -29,6 +30,7 @@ struct BenchResult {
   std::vector<double> launches_s;
   std::vector<double> shares;  ///< of the limit: one a sample, each against the limits beside it
   double share_of_limit = 0;   ///< their median
+  EnergyUse energy;            ///< of the samples alone
   int32_t num_loads = 0;       ///< of the engine: samples of one loading stand together
   std::vector<KernelChooser::Count> kernels;
   DraftCounts drafts;  ///< of all repetitions, the warm-up included

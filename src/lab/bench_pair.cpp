@@ -51,9 +51,9 @@ std::vector<double> joined(const std::vector<double>& before, std::span<const do
 Result<bool> run_round(EnginePair& engines, const BenchTest& test, const MachineLimits& limits,
                        Effort* effort, PairOfRounds* rounds) {
   const auto start = Clock::now();
-  auto of_a = BenchSampler::start(engines.a(), test, limits);
+  auto of_a = BenchSampler::start(engines.a(), test, limits, energy_counter_of(engines.a()));
   if (!of_a) return fail(std::move(of_a.error()));
-  auto of_b = BenchSampler::start(engines.b(), test, limits);
+  auto of_b = BenchSampler::start(engines.b(), test, limits, energy_counter_of(engines.b()));
   if (!of_b) return fail(std::move(of_b.error()));
   BenchSampler &a = **of_a, &b = **of_b;
   const double most_s = kRoundPerLoad * (engines.load_seconds() + seconds_since(start));

@@ -62,6 +62,7 @@ void BenchRounds::add(const BenchResult& round) {
   append(round.launches_s, &all_.launches_s);
   append(round.shares, &all_.shares);
   all_.share_of_limit = median(all_.shares);
+  all_.energy.add(round.energy);
   all_.drafts.add(round.drafts);
   all_.num_loads += round.num_loads;
   for (const auto& count : round.kernels) add_launches(count, &all_.kernels);
@@ -75,7 +76,7 @@ Result<BenchResult> run_bench_in_rounds(BenchEngine& engine, const BenchTest& te
     if (round > 0)
       if (auto status = engine.reload(); !status) return fail(std::move(status.error()));
     const auto start = Clock::now();
-    auto sampler = BenchSampler::start(*engine, test, limits);
+    auto sampler = BenchSampler::start(*engine, test, limits, energy_counter_of(*engine));
     if (!sampler) return fail(std::move(sampler.error()));
     if (round == 0)
       rounds = num_rounds(engine, engine.load_seconds() + seconds_since(start), repetitions);

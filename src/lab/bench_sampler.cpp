@@ -49,20 +49,22 @@ std::string tile_of(Engine& engine, const BenchTest& test) {
 }  // namespace
 
 BenchSampler::BenchSampler(Engine& engine, const BenchTest& test, const MachineLimits& limits,
-                           Speculation speculation)
+                           Speculation speculation, EnergyCounter energy)
     : engine_(engine),
       limits_(limits),
       speculation_(std::move(speculation)),
       runner_(engine, test, speculation_.drafting),
       beside_(engine.device(), limits, starts_each_kernel(engine, test)),
+      energy_(std::move(energy)),
       result_{.test = test} {}
 
 Result<std::unique_ptr<BenchSampler>> BenchSampler::start(Engine& engine, const BenchTest& test,
-                                                          const MachineLimits& limits) {
+                                                          const MachineLimits& limits,
+                                                          EnergyCounter energy) {
   auto speculation = make_speculation(engine);
   if (!speculation) return fail(std::move(speculation.error()));
   std::unique_ptr<BenchSampler> sampler(
-      new BenchSampler(engine, test, limits, std::move(*speculation)));
+      new BenchSampler(engine, test, limits, std::move(*speculation), std::move(energy)));
   if (auto status = sampler->warm_up(); !status) return fail(std::move(status.error()));
   return sampler;
 }
@@ -84,8 +86,10 @@ Status BenchSampler::settle() {
 }
 
 Status BenchSampler::sample(bool with_limits) {
+  energy_.begin();
   auto window = runner_.repeat();
   if (!window) return fail(std::move(window.error()));
+  energy_.end(tokens_of(result_.test));
   last_s_ = window->seconds();
   result_.tok_s.push_back(tokens_of(result_.test) / window->seconds());
   auto limits_now = with_limits ? beside_.of(window->seconds()) : Result<MachineLimits>(limits_);
@@ -120,6 +124,7 @@ BenchResult BenchSampler::result() {
                                            flops_at_peak, tokens / result.tok_s[i]));
   }
   result.share_of_limit = median(result.shares);
+  result.energy = energy_.use();
   result.num_loads = 1;
   return result;
 }

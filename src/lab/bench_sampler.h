@@ -14,9 +14,11 @@ namespace moxie {
 
 class BenchSampler {
  public:
-  /// Fills the depth and does the warm-up. Both are borrowed.
+  /// Fills the depth and does the warm-up. Engine and limits are borrowed. `energy` is read around
+  /// each sample.
   static Result<std::unique_ptr<BenchSampler>> start(Engine& engine, const BenchTest& test,
-                                                     const MachineLimits& limits);
+                                                     const MachineLimits& limits,
+                                                     EnergyCounter energy);
   /// Takes one sample. The limits that other load moves are measured beside it
   /// (lab/limits_beside.h), unless `with_limits` is false: then those of the run stand for them.
   Status sample(bool with_limits = true);
@@ -30,7 +32,7 @@ class BenchSampler {
 
  private:
   BenchSampler(Engine& engine, const BenchTest& test, const MachineLimits& limits,
-               Speculation speculation);
+               Speculation speculation, EnergyCounter energy);
   Status warm_up();
 
   Engine& engine_;
@@ -38,6 +40,7 @@ class BenchSampler {
   Speculation speculation_;
   BenchRunner runner_;
   LimitsBeside beside_;
+  EnergyMeter energy_;
   BenchResult result_;
   double last_s_ = 0;  // of the last sample
   std::vector<MachineLimits> of_samples_;

@@ -103,7 +103,13 @@ CpuState read_cpu_state(const std::string& root_path) {
     if (millidegrees && first_line(zone / "type") == "x86_pkg_temp")
       state.temperature_celsius = *millidegrees * 1e-3;
   });
-  for_each_entry(root / "sys/class/powercap", "intel-rapl:", [&](const fs::path& zone) {
+  state.packages = read_cpu_energy(root_path).packages;
+  return state;
+}
+
+CpuState read_cpu_energy(const std::string& root) {
+  CpuState state;
+  for_each_entry(fs::path(root) / "sys/class/powercap", "intel-rapl:", [&](const fs::path& zone) {
     const std::string name = first_line(zone / "name");  // "package-0"; "dram" lies within
     const auto uj = value_of<uint64_t>(zone / "energy_uj");
     const auto range = value_of<uint64_t>(zone / "max_energy_range_uj");

@@ -29,6 +29,8 @@ struct CpuState {
 
 /// `root` is where "sys" and "proc" lie; another one is for tests.
 CpuState read_cpu_state(const std::string& root = "/");
+/// The packages alone, which takes less time.
+CpuState read_cpu_energy(const std::string& root = "/");
 
 /// Joules of all packages between two readings less than one round of a counter apart; none if no
 /// package is in both.

@@ -98,6 +98,8 @@ struct Series {
   /// Kernels that the host started in a second, beside each sample; empty: the host bounds nothing
   /// here, or it was not measured.
   std::vector<double> limit_launches_s;
+  /// Energy of the samples alone, for each token of theirs; none: not read, or they were too short.
+  std::optional<double> joules_per_token;
 };
 
 /// What runs it again: the words behind `moxie`.

@@ -72,6 +72,7 @@ Json to_json(const Series& series) {
             {"share_of_limit", series.share_of_limit},
             {"limit_gb_s", series.limit_gb_s}};
   if (!series.limit_launches_s.empty()) json["limit_launches_s"] = series.limit_launches_s;
+  if (series.joules_per_token) json["joules_per_token"] = *series.joules_per_token;
   return json;
 }
 

@@ -168,6 +168,7 @@ Series read_series(JsonFields& fields) {
   series.share_of_limit = fields.number("share_of_limit");
   series.limit_gb_s = fields.numbers("limit_gb_s");
   series.limit_launches_s = fields.numbers_if_there("limit_launches_s");
+  series.joules_per_token = fields.number_if_there("joules_per_token");
   fields.done();
   return series;
 }

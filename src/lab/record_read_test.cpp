@@ -50,6 +50,16 @@ TEST(ReadRecord, KnowsTheRateOfLaunchesOnlyWhereItIsWritten) {
   EXPECT_EQ(record->results[1].limit_launches_s, (std::vector<double>{5e5, 4.5e5}));
 }
 
+TEST(ReadRecord, KnowsTheEnergyOfATokenOnlyWhereItIsWritten) {
+  const auto json = to_json(sample_record());
+  EXPECT_FALSE(json["results"][0].contains("joules_per_token"));
+  EXPECT_EQ(json["results"][1]["joules_per_token"], 0.75);
+  const auto record = parse_record(json.dump(), "r.json");
+  ASSERT_TRUE(record.has_value()) << record.error().message();
+  EXPECT_FALSE(record->results[0].joules_per_token.has_value());
+  EXPECT_EQ(record->results[1].joules_per_token, 0.75);
+}
+
 TEST(ReadRecord, FindsItInACommandsDocument) {
   const Json document = {{"tests", {1, 2}},
                          {"record", Json::parse(to_json(sample_record()).dump())}};
@@ -82,6 +92,8 @@ TEST(ReadRecord, TellsThePlaceOfAFault) {
        [](Json& j) { j["results"][0]["median"] = 12; }},
       {"/results/1/limit_launches_s/1: expected a number",
        [](Json& j) { j["results"][1]["limit_launches_s"][1] = nullptr; }},
+      {"/results/1/joules_per_token: expected a number",
+       [](Json& j) { j["results"][1]["joules_per_token"] = "0.75"; }},
       {"/results/1/better: must be", [](Json& j) { j["results"][1]["better"] = "more"; }},
       {"/results/1/name: is that of another",
        [](Json& j) { j["results"][1]["name"] = j["results"][0]["name"]; }},

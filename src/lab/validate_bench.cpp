@@ -102,7 +102,8 @@ Status run_test(Validation& run, const BenchTest& test, const MachineLimits& lim
               .operations = result->flops_per_token,
               .share_of_limit = result->share_of_limit,
               .limit_gb_s = result->read_gb_s,
-              .limit_launches_s = result->launches_s});
+              .limit_launches_s = result->launches_s,
+              .joules_per_token = result->energy.joules_per_token()});
   return {};
 }
 

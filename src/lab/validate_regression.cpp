@@ -29,6 +29,7 @@ Result<std::optional<Series>> measured_again(Validation& run, const Series& firs
   again.samples = std::move(result->tok_s);
   again.limit_gb_s = std::move(result->read_gb_s);
   again.limit_launches_s = std::move(result->launches_s);
+  again.joules_per_token = result->energy.joules_per_token();
   return again;
 }
 

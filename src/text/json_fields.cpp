@@ -215,6 +215,11 @@ std::optional<double> JsonFields::number_or_null(const char* key) {
   return value == nullptr ? std::nullopt : std::optional(value->get<double>());
 }
 
+std::optional<double> JsonFields::number_if_there(const char* key) {
+  if (!json_->is_object() || !json_->contains(key)) return std::nullopt;
+  return number(key);
+}
+
 int64_t JsonFields::integer(const char* key, int64_t least, int64_t most) {
   const Json* value = typed(key, is_integer, "a whole number");
   if (value == nullptr) return least;

@@ -47,6 +47,7 @@ class JsonFields {
   std::optional<bool> boolean_if_there(const char* key);  ///< a missing key: none
   double number(const char* key);
   std::optional<double> number_or_null(const char* key);
+  std::optional<double> number_if_there(const char* key);  ///< a missing key: none
   int64_t integer(const char* key, int64_t least, int64_t most);
   uint64_t count(const char* key);                         ///< 0 or more
   std::optional<uint64_t> count_or_null(const char* key);  ///< null: none

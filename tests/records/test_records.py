@@ -121,8 +121,8 @@ def mutations(record):
     for pointer in places(record):
         is_switch = pointer[0] == "configuration" and len(pointer) == 2
         parent = parent_of(record, pointer)
-        # Records of before the self-test do not say what is proven.
-        is_optional = pointer[0] == "kernel_path" and pointer[-1] == "proven"
+        # Records of before the self-test do not say what is proven, most machines no energy.
+        is_optional = (pointer[0], pointer[-1]) in {("kernel_path", "proven"), ("results", "joules_per_token")}
         if isinstance(parent, dict) and not is_switch and not is_optional:
             damaged = copy.deepcopy(record)
             del parent_of(damaged, pointer)[pointer[-1]]
@@ -149,6 +149,18 @@ def test_schema_and_program_refuse_the_same_damage(kind, records, validator, tmp
         done = moxie("bench", "compare", str(records[kind]), write(damaged_file, damaged), check=1)
         assert re.search("/" + str(pointer[0]), done.stderr), (what, pointer, done.stderr)
         assert str(damaged_file) in done.stderr
+
+
+def test_takes_the_energy_of_a_token(records, validator, tmp_path):
+    record = read(records["bench"])
+    record["results"][0]["joules_per_token"] = 0.75
+    validator.validate(record)
+    path = write(tmp_path / "energy.json", record)
+    moxie("bench", "compare", path, path, check=0)
+    record["results"][0]["joules_per_token"] = "0.75"
+    assert not validator.is_valid(record)
+    done = moxie("bench", "compare", path, write(tmp_path / "damaged.json", record), check=1)
+    assert "/results/0/joules_per_token: expected a number" in done.stderr
 
 
 def test_refuses_hostile_files(records, tmp_path):

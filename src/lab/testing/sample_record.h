@@ -37,6 +37,7 @@ inline Record sample_record() {
                     {.name = "itl", .unit = "ms", .samples = {7.5, 8}, .better = Better::kLower}};
   record.results[1].workload = Workload{.num_output_tokens = 32};
   record.results[1].limit_launches_s = {5e5, 4.5e5};
+  record.results[1].joules_per_token = 0.75;
   record.energy_joules = 12.5;
   record.energy_source = "rapl";
   record.details = R"({"drafts":[1,2]})";
