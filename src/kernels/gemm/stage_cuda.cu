@@ -91,8 +91,7 @@ __global__ void stage_normed_rows(const __grid_constant__ StageNormed p) {
   const int32_t row = static_cast<int32_t>(blockIdx.x);
   const int64_t token = p.row_idx == nullptr ? row : p.row_idx[row];
   uint32_t words[kCount];
-  norm_words(mine, p.x, token * p.to.width, p.x_is_single, weight, p.rms_eps, 1.0f,
-             words);
+  norm_words(mine, p.x, token * p.to.width, p.x_is_single, weight, p.rms_eps, 1.0f, words);
   mine.store(p.to, row, words);
 }
 
