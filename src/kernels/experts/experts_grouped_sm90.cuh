@@ -12,8 +12,15 @@
 
 namespace moxie::gemm {
 
+/// The biases of a streamed product's tile, loaded when its item began; as biases_of of make().
+struct HeldBiases {
+  float2 of_tile;
+  __device__ __forceinline__ float2 operator()(int) const { return of_tile; }
+};
+
 /// The first product.
 struct GateUp : GateUpProduct {
+  static constexpr bool kEndsAlone = false;
   /// Shared memory of the warpgroups that make a unit together: in BF16 a unit has eight tiles. In
   /// E4M3 a warpgroup makes its half of a unit, and no other warpgroup waits for that half.
   template <typename Cut>
@@ -21,14 +28,8 @@ struct GateUp : GateUpProduct {
       (Cut::kActivation == DType::kF8E4M3 ? 1 : 2) * Cut::kMostColumns* Cut::kRowBytes;
 
   template <int kColumns>
-  __device__ __forceinline__ float2 begin(const Item& item, int tile) const {
-    return biases(item.expert, tile);
-  }
-  template <typename Cut, int kColumns>
-  __device__ __forceinline__ void finish(const Item& item, int tile, bool /*has_tile*/,
-                                         const Sums<Cut, kColumns>& sums, std::byte* shared,
-                                         float2 held) const {
-    stage<Cut, kColumns>(item, tile, sums, shared, [&](int) { return held; });
+  __device__ __forceinline__ HeldBiases begin(const Item& item, int tile) const {
+    return {biases(item.expert, tile)};
   }
   template <typename Cut, int kColumns>
   __device__ __forceinline__ void finish(const Item& item, int tile,
@@ -37,12 +38,13 @@ struct GateUp : GateUpProduct {
     if constexpr (Cut::kActivation == DType::kF8E4M3) {
       finish_e4m3<Cut, kColumns>(item, tile, sums, shared, biases_of);
     } else {
-      stage<Cut, kColumns>(item, tile, sums, shared, biases_of);
+      finish<Cut, kColumns>(item, tile, sums, shared, biases_of);
     }
   }
   template <typename Cut, int kColumns, typename Biases>
-  __device__ __forceinline__ void stage(const Item& item, int tile, const Sums<Cut, kColumns>& sums,
-                                        std::byte* shared, Biases&& biases_of) const {
+  __device__ __forceinline__ void finish(const Item& item, int tile,
+                                         const Sums<Cut, kColumns>& sums, std::byte* shared,
+                                         const Biases& biases_of) const {
     const int g = threadIdx.x % 32 / 4;
     constexpr int kThreads = 128 * (2 / Cut::kRowTiles);
     const int unit = tile / 8, region = unit - item.first_tile / 8;
@@ -106,6 +108,7 @@ struct GateUp : GateUpProduct {
 
 /// pairs = W2 act + b2 of each slot, in BF16 (add_pairs_cuda.h).
 struct DownPairs : DownProduct {
+  static constexpr bool kEndsAlone = false;
   uint16_t* pairs;  // [slots, hidden]
   /// Columns that a warpgroup stores at a time.
   template <typename Cut>
@@ -114,24 +117,19 @@ struct DownPairs : DownProduct {
   static constexpr int kSharedBytes = Cut::kWarpgroups* kStep<Cut>* kStagedRowBytes;
 
   template <int kColumns>
-  __device__ __forceinline__ float2 begin(const Item& item, int tile) const {
-    return biases(item.expert, tile);
-  }
-  template <typename Cut, int kColumns>
-  __device__ __forceinline__ void finish(const Item& item, int tile, bool /*has_tile*/,
-                                         const Sums<Cut, kColumns>& sums, std::byte* shared,
-                                         float2 held) const {
-    store<Cut, kColumns>(item, tile, sums, shared, [&](int) { return held; });
+  __device__ __forceinline__ HeldBiases begin(const Item& item, int tile) const {
+    return {biases(item.expert, tile)};
   }
   template <typename Cut, int kColumns>
   __device__ __forceinline__ void finish(const Item& item, int tile,
                                          const Sums<Cut, kColumns>& sums, std::byte* shared) const {
-    store<Cut, kColumns>(item, tile, sums, shared,
-                         [&](int m) { return biases(item.expert, tile + 4 * m); });
+    finish<Cut, kColumns>(item, tile, sums, shared,
+                          [&](int m) { return biases(item.expert, tile + 4 * m); });
   }
   template <typename Cut, int kColumns, typename Biases>
-  __device__ __forceinline__ void store(const Item& item, int tile, const Sums<Cut, kColumns>& sums,
-                                        std::byte* shared, Biases&& biases_of) const {
+  __device__ __forceinline__ void finish(const Item& item, int tile,
+                                         const Sums<Cut, kColumns>& sums, std::byte* shared,
+                                         const Biases& biases_of) const {
     static_assert(!Cut::kSplitsK && kColumns % 16 == 0);
     constexpr int kColumnsAtATime = kStep<Cut>;
     const int lane = threadIdx.x % 32, group = threadIdx.x / 128 - 1;
@@ -182,6 +180,7 @@ struct DownPairs : DownProduct {
 
 /// x += weight (W2 act + b2) of each pair; ends streamed products.
 struct DownAdds : DownProduct {
+  static constexpr bool kEndsAlone = true;
   template <typename Cut>
   static constexpr int kSharedBytes = 0;
   const int32_t* slot_token;  // -1: none
@@ -191,10 +190,10 @@ struct DownAdds : DownProduct {
   /// What a tile's end reads, as far as registers hold it while the tile is multiplied.
   template <int kColumns>
   struct Held {
-    static constexpr int kGroups = kColumns == 8 ? 1 : 0;
+    static constexpr bool kHasSlots = kColumns == 8;
     float2 add;
-    int2 tokens[kGroups + 1];
-    float2 weights[kGroups + 1];
+    int2 tokens;
+    float2 weights;
   };
   __device__ __forceinline__ void load_slots(const Item& item, int group, int2& tokens,
                                              float2& weights) const {
@@ -209,26 +208,19 @@ struct DownAdds : DownProduct {
   __device__ __forceinline__ Held<kColumns> begin(const Item& item, int tile) const {
     Held<kColumns> held;
     held.add = biases(item.expert, tile);
-#pragma unroll
-    for (int i = 0; i < Held<kColumns>::kGroups; ++i)
-      load_slots(item, i, held.tokens[i], held.weights[i]);
+    if constexpr (Held<kColumns>::kHasSlots) load_slots(item, 0, held.tokens, held.weights);
     return held;
   }
   template <typename Cut, int kColumns>
-  __device__ __forceinline__ void finish(const Item& item, int tile, bool has_tile,
+  __device__ __forceinline__ void finish(const Item& item, int tile,
                                          const Sums<Cut, kColumns>& sums, std::byte*,
                                          const Held<kColumns>& held) const {
-    if (!has_tile) return;
     const int g = static_cast<int>(threadIdx.x) % 32 / 4, hidden = weight.rows;
 #pragma unroll
     for (int i = 0; i < kColumns / 8; ++i) {
-      int2 tokens;
-      float2 weights;
-      if constexpr (Held<kColumns>::kGroups > 0) {
-        tokens = held.tokens[i], weights = held.weights[i];
-      } else {
-        load_slots(item, i, tokens, weights);
-      }
+      int2 tokens = held.tokens;
+      float2 weights = held.weights;
+      if constexpr (!Held<kColumns>::kHasSlots) load_slots(item, i, tokens, weights);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int row = 16 * tile + g + 8 * half;
@@ -264,8 +256,7 @@ template <typename GateUpCut, typename DownCut, bool kAdds, int... kWidths>
 void launch_grouped(const char* name, const ExpertsParams& p, const GroupedMemory& memory,
                     const GateUpProduct& gate_up, float down_scale) {
   const SortedPairs& pairs = memory.pairs;
-  const auto launch = [&]<typename Cut>(auto task, bool any_tiles = false) {
-    const int32_t tiles = any_tiles ? tiles_of_block(task.weight.rows) : Cut::kRows / 16;
+  const auto launch = [&]<typename Cut>(auto task, int32_t tiles = Cut::kRows / 16) {
     task.items = {.tiles = pairs.tiles,
                   .num_tiles = pairs.num_tiles,
                   .row_blocks = ceil_div(task.weight.rows, 16 * tiles),
@@ -279,7 +270,7 @@ void launch_grouped(const char* name, const ExpertsParams& p, const GroupedMemor
   if constexpr (kAdds) {
     launch.template operator()<DownCut>(
         DownAdds{{down}, pairs.slot_token, pairs.slot_weight, reinterpret_cast<float2*>(p.x)},
-        true);
+        tiles_of_block(down.weight.rows));
   } else {
     launch.template operator()<DownCut>(DownPairs{{down}, memory.pair_outputs});
     add_pairs(added_pairs_of(p, memory), p.launch.stream);

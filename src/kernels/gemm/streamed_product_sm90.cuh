@@ -15,8 +15,6 @@
 // these instructions, 290 or 310 issue slots of four schedulers.
 #pragma once
 
-#include <algorithm>
-
 #include "kernels/gemm/product_sm90.cuh"
 #include "kernels/matrices.cuh"
 
@@ -202,6 +200,7 @@ __device__ __forceinline__ void multiply_few(S& shared, uint32_t place, int num_
 ///   items.tiles_a_block           of an item, at most 16
 ///   auto begin<kColumns>(const Item&, int tile)   loads what the tile's end reads
 ///   finish<Cut, kColumns>(const Item&, tile, sums, shared, what begin() gave)
+///   kEndsAlone    finish() waits for no other warp, and is not called for tiles that an item lacks
 template <DType F, typename Cut, typename Task>
 __global__ void __launch_bounds__(Cut::kThreads, 1)
     streamed_product_kernel(const __grid_constant__ Task task) {
@@ -289,7 +288,8 @@ __global__ void __launch_bounds__(Cut::kThreads, 1)
       } else {
         multiply_streamed<F, kWidth, S, Cut>(shared, place, num_units, block_tile, over, sums);
       }
-      task.template finish<Cut, kWidth>(item, tile, has_tile, sums, shared_bytes + sizeof(S), ends);
+      if (has_tile || !Task::kEndsAlone)
+        task.template finish<Cut, kWidth>(item, tile, sums, shared_bytes + sizeof(S), ends);
     };
     if constexpr (Cut::kHasFew && kColumns > 8) {
       item.num_columns <= 8 ? run.template operator()<8>() : run.template operator()<kColumns>();
