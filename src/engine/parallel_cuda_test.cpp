@@ -3,6 +3,7 @@
 // exchanges alone ranks may share a GPU; those of engines need one for each.
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <numeric>
 
 #include "core/formats.h"
@@ -14,6 +15,7 @@
 #include "kernels/gather/gather.h"
 #include "kernels/reduce/reduce.h"
 #include "kernels/testing/packed.h"
+#include "model/write_checkpoint.h"
 
 namespace moxie {
 namespace {
@@ -303,6 +305,64 @@ TEST_P(ParallelCudaTest, TheLogitsAreThoseOfOneRank) {
   for (const auto& count : several->kernels().counts())
     reduces |= std::string_view(count.op->name) == "reduce" && count.launches > 0;
   EXPECT_TRUE(reduces);
+}
+
+// Layers of gpt-oss' sizes but for their number and that of experts, random weights.
+std::string wide_checkpoint() {
+  GptOssConfig config;
+  config.num_layers = 4, config.hidden = 2880, config.intermediate = 704;
+  config.num_heads = 64, config.num_kv_heads = 8, config.num_experts = 8, config.vocab = 4000;
+  config.is_window = {1, 0, 1, 0};
+  const auto folder = std::filesystem::path(::testing::TempDir()) / "moxie_wide_checkpoint";
+  std::filesystem::remove_all(folder);
+  const auto written = write_checkpoint(config, folder.string(), {.seed = 3});
+  CHECK(written.has_value(), written ? "" : written.error().message());
+  return folder.string();
+}
+
+uint64_t launches_of(Engine& engine, std::string_view prefix) {
+  uint64_t launches = 0;
+  for (const auto& count : engine.kernels().counts())
+    if (std::string_view(count.name).starts_with(prefix)) launches += count.launches;
+  return launches;
+}
+
+// One token: the rows that read x exchange its parts, in every layer but before the first and
+// behind the last. Forcing a row of reduce leaves them out.
+TEST(ParallelCuda, FoldedExchangesGiveTheLogitsOfOneRank) {
+  const std::string model = wide_checkpoint();
+  EngineOptions options{.model = model,
+                        .device = "cuda",
+                        .mxfp4_layers = "all",
+                        .max_model_len = 256,
+                        .show_progress = false};
+  options.max_logit_rows = 64;
+  const auto ids = [&] {
+    auto all = tokens(60, 5);
+    for (int32_t& id : all) id %= 4000;
+    return all;
+  }();
+  auto one = open(options);
+  for (const int ranks : {2, 4}) {
+    if (!has_gpus(ranks)) continue;
+    options.tensor_parallel = ranks;
+    for (const bool is_folded : {true, false}) {
+      SCOPED_TRACE(::testing::Message() << ranks << " ranks, folded: " << is_folded);
+      options.kernels.clear();
+      if (!is_folded) options.kernels = {"reduce=reduce_any_one_shot_peers_cuda"};
+      auto several = open(options);
+      for (const size_t chunk : {1, 30, 1}) {
+        const auto expected = logits_of(*one, ids, chunk), found = logits_of(*several, ids, chunk);
+        const auto kl = kl_of_rows(expected, found, 4000);
+        std::printf("%d ranks, folded %d, chunks of %zu: KL %.2e at most, 9 of 10 below %.2e\n",
+                    ranks, is_folded, chunk, kl.back(), kl[kl.size() * 9 / 10]);
+        EXPECT_LE(kl[kl.size() * 9 / 10], kMostKl) << "chunks of " << chunk;
+      }
+      EXPECT_EQ(launches_of(*several, "reduce_qkv_") > 0, is_folded);
+      EXPECT_EQ(launches_of(*several, "reduce_route_experts_") > 0, is_folded);
+    }
+  }
+  std::filesystem::remove_all(model);
 }
 
 // Sessions with launches under way, whose tokens no host sees before the next launch.

@@ -22,6 +22,10 @@ enum class AForm : uint8_t { kF32, kBf16Staged };
 enum class RouterForm : uint8_t { kNothing, kSums };
 /// The experts' input, from route to experts. kF32: normed; kAbsent: experts norms x itself.
 enum class TForm : uint8_t { kF32, kAbsent };
+/// Who adds the parts of x that ranks on GPUs have behind out and experts. kStep: the step reduce,
+/// behind each. kFolded, one token: the rows that read x, each from x and the parts (ReduceFold);
+/// every row of a plan passes the form on unchanged.
+enum class ReduceForm : uint8_t { kStep, kFolded };
 /// How the kernels of a chain divide an SM's memory, CUDA. kShared: all of it is shared memory, for
 /// kernels that copy weights there. kL1: more than half is L1, for kernels that load weights
 /// straight to registers (gemv/held_units.cuh). Kernels that differ in this cannot run side by
@@ -33,6 +37,7 @@ inline constexpr const char* kQFormNames[] = {"f32", "bf16_staged"};
 inline constexpr const char* kAFormNames[] = {"f32", "bf16_staged"};
 inline constexpr const char* kRouterFormNames[] = {"nothing", "sums"};
 inline constexpr const char* kTFormNames[] = {"f32", "absent"};
+inline constexpr const char* kReduceFormNames[] = {"step", "folded"};
 inline constexpr const char* kL1FormNames[] = {"shared", "l1"};
 
 /// A set of forms of one value. Each value has two forms.
@@ -58,6 +63,7 @@ struct Forms {
   RouterForm router = RouterForm::kNothing;
   TForm t = TForm::kF32;
   L1Form l1 = L1Form::kShared;
+  ReduceForm reduce = ReduceForm::kStep;
   friend bool operator==(const Forms&, const Forms&) = default;
 };
 
@@ -69,6 +75,7 @@ struct RowForms {
   FormSet<RouterForm> router{RouterForm::kNothing};
   FormSet<TForm> t{TForm::kF32};
   FormSet<L1Form> l1{L1Form::kShared};
+  FormSet<ReduceForm> reduce{ReduceForm::kStep};
 };
 
 }  // namespace moxie

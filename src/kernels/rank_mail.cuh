@@ -95,11 +95,63 @@ __device__ __forceinline__ bool looks_again(const RankMail& m, int32_t awaited, 
   return false;
 }
 
-/// The last block of a kernel that comes here sets the number; all have read it by then.
+/// Stores a rank's word w of a chunk into the memory of all others.
+__device__ __forceinline__ void send_word(const RankMail& m, const Word& own, int64_t w) {
+  for (int32_t to = 0; to < m.size; ++to)
+    if (to != m.rank) store_word(word_at(m, to, m.rank, own.chunk, w), own);
+}
+/// Waits for the words w[0] to w[kCount - 1] of every other rank; `words` by rank. False after a
+/// fault.
+template <int kMost, int kCount>
+__device__ __forceinline__ bool receive_words(const RankMail& m, const Word (&own)[kCount],
+                                              const int64_t (&w)[kCount],
+                                              Word (&words)[kCount][kMost]) {
+#pragma unroll
+  for (int n = 0; n < kCount; ++n) {
+#pragma unroll
+    for (Word& word : words[n]) word = {};
+  }
+  uint32_t looks = 0;
+  uint64_t start = 0;
+  int32_t missing;
+  do {
+    missing = -1;
+#pragma unroll
+    for (int n = 0; n < kCount; ++n) {
+#pragma unroll
+      for (int32_t from = 0; from < kMost; ++from)
+        if (from < m.size && from != m.rank)
+          words[n][from] = load_word(word_at(m, m.rank, from, own[n].chunk, w[n]));
+    }
+#pragma unroll
+    for (int n = 0; n < kCount; ++n) {
+#pragma unroll
+      for (int32_t from = 0; from < kMost; ++from)
+        if (from < m.size && from != m.rank && words[n][from].chunk != own[n].chunk) missing = from;
+    }
+    if (missing >= 0 && !looks_again(m, missing, ++looks, &start)) return false;
+  } while (missing >= 0);
+#pragma unroll
+  for (int n = 0; n < kCount; ++n) {
+#pragma unroll
+    for (int32_t from = 0; from < kMost; ++from) {
+#pragma unroll
+      for (int v = 0; v < 3; ++v)  // by value: else the array would lie in memory
+        words[n][from].values[v] = from == m.rank ? own[n].values[v] : words[n][from].values[v];
+    }
+  }
+  return true;
+}
+
+/// A block's thread that comes here last of all blocks' sets the number; all have read it by then.
+__device__ __forceinline__ void end_block(uint32_t* number, uint32_t* ended, uint32_t value) {
+  if (atomicInc(ended, gridDim.x - 1) == gridDim.x - 1)
+    *reinterpret_cast<volatile uint32_t*>(number) = value;
+}
+/// The same, called by all threads.
 __device__ __forceinline__ void end_kernel(uint32_t* number, uint32_t* ended, uint32_t value) {
   __syncthreads();
-  if (threadIdx.x == 0 && atomicInc(ended, gridDim.x - 1) == gridDim.x - 1)
-    *reinterpret_cast<volatile uint32_t*>(number) = value;
+  if (threadIdx.x == 0) end_block(number, ended, value);
 }
 
 /// Exchanges words with all ranks, from all threads of a kernel of extent.num_blocks blocks. For
@@ -118,28 +170,12 @@ __device__ __forceinline__ void send_and_receive(const RankMail& m, const Extent
     const uint32_t chunk = before + static_cast<uint32_t>(c) + 1;
     const int64_t base = c * extent.words_of_chunk;
     for (int64_t w = first; w < extent.words_of_chunk && is_sound; w += stride) {
-      Word words[kMost], own{.chunk = chunk};
-      mine(base + w, own.values);
-      for (int32_t to = 0; to < m.size; ++to)
-        if (to != m.rank) store_word(word_at(m, to, m.rank, chunk, w), own);
+      Word words[1][kMost], own[1] = {{.chunk = chunk}};
+      mine(base + w, own[0].values);
+      send_word(m, own[0], w);
       const auto more = early(base + w);
-      uint32_t looks = 0;
-      uint64_t start = 0;
-      int32_t missing;
-      do {
-        missing = -1;
-#pragma unroll
-        for (int32_t from = 0; from < kMost; ++from) {
-          if (from >= m.size || from == m.rank) continue;
-          words[from] = load_word(word_at(m, m.rank, from, chunk, w));
-          if (words[from].chunk != chunk) missing = from;
-        }
-      } while (missing >= 0 && (is_sound = looks_again(m, missing, ++looks, &start)));
-      if (!is_sound) break;
-#pragma unroll
-      for (int32_t from = 0; from < kMost; ++from)
-        if (from == m.rank) words[from] = own;
-      all(base + w, words, more);
+      is_sound = receive_words(m, own, {w}, words);
+      if (is_sound) all(base + w, words[0], more);
     }
   }
   end_kernel(m.state, m.state + 2, before + static_cast<uint32_t>(extent.num_chunks));

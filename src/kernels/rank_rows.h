@@ -41,7 +41,7 @@ constexpr Row<P> peers_row(const char* name, const char* supports, const char* l
           .limits = limits,
           .ran_on = kRanAnyCuda,
           .layout = PackedLayout::kFragment16x32,
-          .forms = {.x = kAnyX, .l1 = kAnyL1},
+          .forms = {.x = kAnyX, .l1 = kAnyL1, .reduce = kAnyReduce},
           .is_batch_invariant = true,
           .refuses = refuses,
           .predict_us = predict_us,

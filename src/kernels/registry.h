@@ -122,7 +122,8 @@ Forms first_forms(const Row<P>& row) {
           .a = row.forms.a.first(),
           .router = row.forms.router.first(),
           .t = row.forms.t.first(),
-          .l1 = row.forms.l1.first()};
+          .l1 = row.forms.l1.first(),
+          .reduce = row.forms.reduce.first()};
 }
 
 /// Why a row does not take the forms of these params; null if it does.
@@ -136,6 +137,7 @@ const char* refuses_forms(const Row<P>& row, const P& params) {
     if (!row.forms.router.has(forms.router)) return "the router's products have another form";
     if (!row.forms.t.has(forms.t)) return "the experts' input has another form";
     if (!row.forms.l1.has(forms.l1)) return "an SM's memory is shared otherwise";
+    if (!row.forms.reduce.has(forms.reduce)) return "ranks' parts of x are added elsewhere";
   }
   return nullptr;
 }

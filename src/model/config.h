@@ -32,6 +32,7 @@ struct Share {
   LinkKind link = LinkKind::kNone;
   int32_t first_head = 0, first_kv_head = 0;
   int32_t first_column = 0;               ///< of each expert's intermediate values
+  int32_t column_unit = 0;                ///< in which these are divided
   int32_t first_expert = 0, experts = 0;  ///< 0 experts: all
   int32_t first_logit = 0, logits = 0;    ///< rows of the head; 0: all
   /// Experts are divided, and not the columns of each.

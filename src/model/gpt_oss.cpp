@@ -350,9 +350,10 @@ ActivationBytes activation_bytes(const GptOssConfig& config, const ModelWeights&
           ? 4ull * (4 * words_of_token(config.num_experts, config.top_k) + config.hidden / 16)
           : 0;
   const bool has_ranks = config.share.num_ranks > 1;
-  const uint64_t part_bytes = has_ranks ? 2ull * 4 * bytes.floats_of_x * config.hidden : 0;
-  bytes.arrays =
-      static_cast<uint64_t>(max_tokens) * (token_bytes + fold_bytes + part_bytes) + 14 * 256;
+  const uint64_t of_x = 4ull * bytes.floats_of_x * static_cast<uint64_t>(config.hidden);
+  const uint64_t part_bytes = has_ranks ? 2 * of_x : 0;
+  bytes.arrays = static_cast<uint64_t>(max_tokens) * (token_bytes + fold_bytes + part_bytes) +
+                 (bytes.floats_of_x > 1 ? part_bytes : 0) + 16 * 256;
   bytes.taps = num_taps * 4ull * static_cast<uint64_t>(max_tokens) * config.hidden;
   const int32_t logits = config.vocab + (has_ranks ? config.logits_held() : 0);
   bytes.logits = 4ull * static_cast<uint64_t>(max_logit_rows) * logits + 2 * 256;
@@ -411,6 +412,11 @@ Activations make_activations(const GptOssConfig& config, const ActivationBytes& 
       part = arena.take_array<float>(tokens * config.hidden * bytes.floats_of_x);
     act.logits_part =
         arena.take_array<float>(static_cast<uint64_t>(max_logit_rows) * config.logits_held());
+    if (bytes.floats_of_x > 1) {
+      const uint64_t floats_of_token = static_cast<uint64_t>(config.hidden) * bytes.floats_of_x;
+      act.folded_x = arena.take_array<float>(floats_of_token);
+      act.folded_part = arena.take_array<float>(floats_of_token);
+    }
   }
   act.workspace = arena.take(bytes.workspace);
   act.workspace_bytes = bytes.workspace;

@@ -45,6 +45,7 @@ QkvParams Pass::params<QkvParams>(size_t l, const Forms& forms) const {
           .kv = kv_of(l),
           .q = act.q,
           .q_factor = params<AttendParams>(l, forms).q_factor(),
+          .reduce = reduce_before_qkv(l, forms),
           .forms = forms};
 }
 
@@ -75,12 +76,45 @@ OutParams Pass::params<OutParams>(size_t l, const Forms& forms) const {
           .x = act.parts[kBehindOut] == nullptr ? act.x : act.parts[kBehindOut],
           .overwrites = overwrites_parts(forms),
           .fold = fold(l),
+          .folded_x = config.share.rank == 0 ? act.folded_x : nullptr,
           .forms = forms};
 }
 
 bool Pass::overwrites_parts(const Forms& forms) const {
   return act.parts[kBehindOut] != nullptr && config.share.link == LinkKind::kPeers &&
          forms.x == XForm::kF32;
+}
+
+bool Pass::may_fold_reduce() const {
+  const Share& share = config.share;
+  return has_ranks() && share.link == LinkKind::kPeers && batch.ragged.num_tokens == 1 &&
+         !share.splits_experts() && share.column_unit == 64;
+}
+
+// What experts of layer `l` add to. The part of the layer before is still read if reduce is folded.
+float* Pass::part_behind_experts(size_t l, const Forms& forms) const {
+  const bool is_folded = forms.reduce == ReduceForm::kFolded && l % 2 == 1;
+  return is_folded ? act.folded_part : act.parts[kBehindExperts];
+}
+
+// Layers begin with x in act.x but for the part of the experts before. qkv adds it and leaves the
+// sum in act.folded_x; experts add out's part to that and leave the sum in act.x.
+ReduceFold Pass::reduce_before_qkv(size_t l, const Forms& forms) const {
+  if (forms.reduce == ReduceForm::kStep) return {};
+  return {.kind = config.share.link,
+          .num_ranks = config.share.num_ranks,
+          .link = l == 0 ? nullptr : link,
+          .part = l == 0 ? nullptr : part_behind_experts(l - 1, forms),
+          .x = act.folded_x,
+          .cleared = {act.parts[kBehindOut], part_behind_experts(l, forms)}};
+}
+ReduceFold Pass::reduce_before_experts(const Forms& forms) const {
+  if (forms.reduce == ReduceForm::kStep) return {};
+  return {.kind = config.share.link,
+          .num_ranks = config.share.num_ranks,
+          .link = link,
+          .part = act.parts[kBehindOut],
+          .x = act.x};
 }
 
 // The route step as part of out and experts, for RouterForm::kSums.
@@ -136,9 +170,11 @@ ExpertsParams Pass::params<ExpertsParams>(size_t l, const Forms& forms) const {
           .gate_up_bias = layer.gate_up_bias,
           .down = layer.down,
           .down_bias = layer.down_bias,
-          .x = act.parts[kBehindExperts] == nullptr ? act.x : act.parts[kBehindExperts],
+          .x = act.parts[kBehindExperts] == nullptr ? act.x : part_behind_experts(l, forms),
           .overwrites = overwrites_parts(forms),
           .fold = fold(l),
+          .reduce = reduce_before_experts(forms),
+          .folded_x = act.folded_x,
           .forms = forms,
           .activation = activation,
           .tile = tile,
@@ -177,7 +213,8 @@ ReduceParams Pass::params<ReduceParams>(size_t l, const Forms& forms) const {
           .hidden = config.hidden,
           .kind = config.share.link,
           .link = link,
-          .part = act.parts[l],
+          .part = l == kBehindOut ? act.parts[l]
+                                  : part_behind_experts(weights.layers.size() - 1, forms),
           .next_part = act.parts[1 - l],
           .x = act.x,
           .forms = forms};

@@ -43,6 +43,8 @@ struct Pass {
   /// Whether out and experts overwrite this rank's part instead of adding to a cleared one: on
   /// GPUs, by rows in which each value of x has one owner.
   bool overwrites_parts(const Forms& forms) const;
+  /// Whether the rows that read x may exchange its parts: the same on all ranks.
+  bool may_fold_reduce() const;
   /// The step's Params in layer `l`, with these forms. Embed, unembed and gather ignore `l`; for
   /// tap it is the number of the tap, for reduce kBehindOut or kBehindExperts.
   template <typename P>
@@ -52,6 +54,9 @@ struct Pass {
   const KvLayer& kv_of(size_t l) const { return kv[kv.size() == 1 ? 0 : l]; }
   Launch launch_with(const Forms& forms) const;
   RouteFold fold(size_t l) const;
+  float* part_behind_experts(size_t l, const Forms& forms) const;
+  ReduceFold reduce_before_qkv(size_t l, const Forms& forms) const;
+  ReduceFold reduce_before_experts(const Forms& forms) const;
 };
 
 template <>

@@ -29,10 +29,15 @@ constexpr int32_t kNoBorder = -1;
 struct Borders {
   int32_t from, to;
 };
+const OpInfo& first_layer_op(const RowInfo& row) {
+  for (const OpInfo* op : row.ops)
+    if (border_before(*op) != kLastBorder) return *op;  // reduce is before it, and no step
+  return row.op();
+}
 Borders borders_of(const RowInfo& row) {
   if (&row.op() == &Op<EmbedParams>::info) return {kNoBorder, 0};
   if (&row.op() == &Op<UnembedParams>::info) return {kLastBorder, kNoBorder};
-  return {border_before(*row.ops.front()), border_before(row.op()) + 1};
+  return {border_before(first_layer_op(row)), border_before(row.op()) + 1};
 }
 
 template <typename Form>
@@ -45,37 +50,43 @@ int32_t state_at(int32_t border, const Forms& forms) {
   return border < kLastBorder ? states[border] : 0;
 }
 
-/// The forms that are the same in a whole plan: x and l1, which every row passes on, and whether
-/// route is folded, since the previous layer clears the sums of a layer.
+/// The forms that are the same in a whole plan: x and l1, which every row passes on, whether route
+/// is folded, since the previous layer clears the sums of a layer, and whether reduce is.
 struct SharedForms {
   XForm x;
   L1Form l1;
   RouterForm router;
+  ReduceForm reduce;
 };
 template <typename Visit>
 void for_each_shared(Visit&& visit) {
   for (const XForm x : {XForm::kF32, XForm::kF32Pair})
     for (const L1Form l1 : {L1Form::kShared, L1Form::kL1})
       for (const RouterForm router : {RouterForm::kNothing, RouterForm::kSums})
-        visit(SharedForms{x, l1, router});
+        visit(SharedForms{x, l1, router, ReduceForm::kStep});
 }
 template <typename P>
 inline constexpr bool kReadsOrWritesRouter =
     std::is_same_v<P, OutParams> || std::is_same_v<P, RouteParams> ||
     std::is_same_v<P, ExpertsParams>;
+/// Where ReduceForm::kFolded makes a difference.
+template <typename P>
+inline constexpr bool kKnowsParts = std::is_same_v<P, QkvParams> || kReadsOrWritesRouter<P>;
 
 /// Calls visit(forms) with each combination of the forms that the row takes and leaves.
 template <typename P, typename Visit>
 void for_each_forms(const Row<P>& row, const SharedForms& shared, Visit&& visit) {
   const RouterForm router = kReadsOrWritesRouter<P> ? shared.router : RouterForm::kNothing;
-  if (!row.forms.x.has(shared.x) || !row.forms.l1.has(shared.l1) || !row.forms.router.has(router))
+  const ReduceForm reduce = kKnowsParts<P> ? shared.reduce : ReduceForm::kStep;
+  if (!row.forms.x.has(shared.x) || !row.forms.l1.has(shared.l1) || !row.forms.router.has(router) ||
+      !row.forms.reduce.has(reduce))
     return;
   const auto each = [](const auto& set, auto zero, auto&& then) {
     using Form = decltype(zero);
     for (const Form form : {Form{0}, Form{1}})
       if (set.has(form)) then(form);
   };
-  Forms forms{.x = shared.x, .router = router, .l1 = shared.l1};
+  Forms forms{.x = shared.x, .router = router, .l1 = shared.l1, .reduce = reduce};
   each(row.forms.q, QForm{}, [&](QForm q) {
     forms.q = q;
     each(row.forms.a, AForm{}, [&](AForm a) {
@@ -187,11 +198,14 @@ class Planner {
   static bool adds_before_its_end(const Row<P>& row) {
     return std::ranges::find(row.covers, &Op<OutParams>::info) != row.covers.end();
   }
-  // Nor do experts, who add to their part of x, read x itself.
+  // Nor do experts, who add to their part of x, read x itself. The router's products are of a part
+  // only, which rows that fold reduce exchange, too.
   template <typename P>
   bool suits_ranks(const Forms& forms) const {
-    return !pass_.has_ranks() || (forms.router == RouterForm::kNothing &&
-                                  !(std::is_same_v<P, ExpertsParams> && forms.t == TForm::kAbsent));
+    if (!pass_.has_ranks()) return true;
+    const bool is_folded = shared_.reduce == ReduceForm::kFolded;
+    if (kReadsOrWritesRouter<P> && (forms.router == RouterForm::kSums) != is_folded) return false;
+    return !(std::is_same_v<P, ExpertsParams> && forms.t == TForm::kAbsent);
   }
 
   // The time of one launch; nothing if the row cannot run.
@@ -342,7 +356,7 @@ Bracket bracket_of(int32_t num_tokens, int32_t num_seqs, int32_t num_logit_rows)
 NamedForms forms_at(const PlannedRow& row, bool reads) {
   const Forms& f = row.forms;
   const auto name = [](const auto& names, auto form) { return names[state(form)]; };
-  const OpInfo& op = reads ? *row.row.ops.front() : row.row.op();
+  const OpInfo& op = reads ? first_layer_op(row.row) : row.row.op();
   NamedForms found;
   const int32_t border = border_before(op) + (reads ? 0 : 1);  // beyond the last: of no layer
   if (border == 1) found.emplace_back("q", name(kQFormNames, f.q));
@@ -358,6 +372,16 @@ NamedForms forms_at(const PlannedRow& row, bool reads) {
 }
 
 namespace {
+
+// Makes x whole behind the last layer, where reduce is folded into rows of layers.
+void add_last_reduce(const PlannedRow& reduce, PassPlan* plan) {
+  auto chain = plan->chains[plan->chain_of_layer.back()];
+  PlannedRow& last = chain.emplace_back(reduce);
+  last.number = kBehindExperts;
+  last.forms.reduce = ReduceForm::kFolded;
+  plan->chain_of_layer.back() = static_cast<uint16_t>(plan->chains.size());
+  plan->chains.push_back(std::move(chain));
+}
 
 // Makes x whole behind out and behind experts.
 void add_reduces(const PlannedRow& reduce, PassPlan* plan) {
@@ -433,6 +457,8 @@ std::optional<std::pair<PassPlan, double>> plan_with(const Pass& pass, const Ker
                                                      std::span<const int32_t> taps,
                                                      const PlanChoice& choice,
                                                      const SharedForms& shared) {
+  const bool is_folded = shared.reduce == ReduceForm::kFolded;
+  if (is_folded && (!pass.may_fold_reduce() || !taps.empty())) return std::nullopt;
   Planner planner(pass, kernels, choice, shared);
   const auto embed = planner.alone<EmbedParams>();
   const auto unembed = planner.alone<UnembedParams>();
@@ -462,7 +488,11 @@ std::optional<std::pair<PassPlan, double>> plan_with(const Pass& pass, const Ker
     cost += cost_of_kind[kind];
   }
   if (has_ranks) {
-    add_reduces(reduce->rows.front(), &plan);
+    const auto num_reduces =
+        is_folded ? 1.0 : 2.0 * static_cast<double>(plan.chain_of_layer.size());
+    cost += num_reduces * reduce->cost;
+    is_folded ? add_last_reduce(reduce->rows.front(), &plan)
+              : add_reduces(reduce->rows.front(), &plan);
     plan.behind = gather->rows;
   }
   if (!taps.empty()) add_taps(taps, tap->rows.front(), &plan);
@@ -478,10 +508,13 @@ std::optional<std::pair<PassPlan, double>> plan_with(const Pass& pass, const Ker
 Result<PassPlan> make_plan(const Pass& pass, const KernelChooser& kernels,
                            std::span<const int32_t> taps, const PlanChoice& choice) {
   std::optional<std::pair<PassPlan, double>> best;
-  for_each_shared([&](const SharedForms& shared) {
+  const auto try_plan = [&](const SharedForms& shared) {
     auto found = plan_with(pass, kernels, taps, choice, shared);
     if (found && (!best || found->second < best->second)) best = std::move(found);
-  });
+  };
+  for_each_shared(try_plan);
+  for (const L1Form l1 : {L1Form::kShared, L1Form::kL1})
+    try_plan({XForm::kF32Pair, l1, RouterForm::kSums, ReduceForm::kFolded});
   if (!best) return no_plan(pass, kernels);
   if (best->first.predicted_us == kRefusedUs)
     return fail(fmt::format("launches of {} tokens cannot run the rows of all others",

@@ -41,10 +41,11 @@ float drawn(uint32_t a, uint32_t b) {
 using RowInLayer = std::pair<const PlannedRow*, size_t>;
 
 std::string text_of(const PlannedRow& row) {
-  const auto [x, q, a, router, t, l1] = row.forms;
-  return fmt::format(" {} {} {} {} {} {} {} {}", row.row.name, static_cast<int>(x),
+  const auto [x, q, a, router, t, l1, reduce] = row.forms;
+  return fmt::format(" {} {} {} {} {} {} {} {} {}", row.row.name, static_cast<int>(x),
                      static_cast<int>(q), static_cast<int>(a), static_cast<int>(router),
-                     static_cast<int>(t), static_cast<int>(l1), row.tile_columns);
+                     static_cast<int>(t), static_cast<int>(l1), static_cast<int>(reduce),
+                     row.tile_columns);
 }
 
 // The rows from `first` on that answer together, and all but values that their results depend on:

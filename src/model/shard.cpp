@@ -75,7 +75,8 @@ Result<GptOssConfig> config_of_rank(const GptOssConfig& whole, const Ranks& rank
   } else {
     // Rows for GPUs take columns by 64, where there are as many.
     const bool is_even = whole.intermediate % 64 == 0 && whole.intermediate / 64 >= n;
-    const RankShare columns = share_of_rank(whole.intermediate, is_even ? 64 : kMxBlock, rank, n);
+    share.column_unit = is_even ? 64 : kMxBlock;
+    const RankShare columns = share_of_rank(whole.intermediate, share.column_unit, rank, n);
     if (ceil_div(whole.intermediate, kMxBlock) < n)
       return fail(cannot_divide("columns of an expert", whole.intermediate, n));
     share.first_column = columns.first;

@@ -9,6 +9,7 @@
 #include <cmath>
 
 #include "kernels/distinct_experts.h"
+#include "kernels/reduce/reduce_fold.h"
 #include "kernels/registry.h"
 #include "kernels/route/route.h"
 
@@ -31,7 +32,10 @@ struct ExpertsParams {
   float* x = nullptr;                   // [tokens, hidden], read and written
   bool overwrites = false;              // CUDA, x of one float a value: x = the experts' sum
   RouteFold fold;  // with RouterForm::kSums: t is not read, expert_ids, expert_weights are written
-  Forms forms;     // of the router's products, t and x
+  /// With ReduceForm::kFolded: of out's part, and of the router's products, which are parts, too.
+  ReduceFold reduce;
+  const float* folded_x = nullptr;  // [hidden]: x without out's parts
+  Forms forms;                      // of the router's products, t and x
   /// kBF16 (or wider), or an MX format, to whose blocks of 32 rows round the inputs of both
   /// products (OCP MX v1.0): kMXFP8, kMXFP6 (E2M3), kMXFP6E3M2 or kMXFP4. On CUDA launches of few
   /// tokens keep 16 bits, and Hopper's row for MXFP8 has a scale a token.

@@ -496,6 +496,33 @@ void experts_any_bf16x2_slices_cuda(const ExpertsParams& p) {
   });
 }
 
+namespace {
+template <int kMost>
+slices::FoldedStep<kMost> folded_step(const ExpertsParams& p) {
+  slices::FoldedStep<kMost> step{step_of(p, 0, 1), mail::fold_of(p.reduce, p.folded_x, p.hidden),
+                                 p.fold.norm_weight};
+  step.fold.more_part = step.logits;
+  step.fold.num_more = step.num_experts;
+  return step;
+}
+}  // namespace
+
+const char* reduce_route_experts_mxfp4_bf16x2_slices_cuda_refuses(const ExpertsParams& p) {
+  if (const char* why = mail::refuses_fold(p.reduce, p.num_tokens, p.hidden)) return why;
+  if (p.gate_up.format != DType::kMXFP4) return "not MXFP4";
+  if (const char* why = experts_any_bf16x2_slices_cuda_refuses(p)) return why;
+  return slices::can_exchange<DType::kMXFP4>(folded_step<2>(p), block_limits(p.launch))
+             ? nullptr
+             : "more values than the threads of a block exchange";
+}
+
+void reduce_route_experts_mxfp4_bf16x2_slices_cuda(const ExpertsParams& p) {
+  mail::with_most_ranks_of_fold(p.reduce, [&]<int kMost>() {
+    slices::launch_slices<DType::kMXFP4>(folded_step<kMost>(p), block_limits(p.launch), p.launch,
+                                         "reduce_route_experts_mxfp4_bf16x2_slices_cuda");
+  });
+}
+
 const char* experts_mxfp4_bf16x2_tiles_cuda_refuses(const ExpertsParams& p) {
   if (const char* why = experts_any_bf16x2_gemv_cuda_refuses(p)) return why;
   return tiles::tokens_of_launch(step_of(p, 0, p.num_tokens)) > 0

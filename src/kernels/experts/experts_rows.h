@@ -37,6 +37,11 @@ void experts_any_bf16x2_gemv_cuda(const ExpertsParams& params);
 const char* experts_any_bf16x2_slices_cuda_refuses(const ExpertsParams& params);
 void experts_any_bf16x2_slices_cuda(const ExpertsParams& params);
 
+// The same in MXFP4 of several ranks, whose parts of x and of the router's products it exchanges
+// (ReduceForm::kFolded).
+const char* reduce_route_experts_mxfp4_bf16x2_slices_cuda_refuses(const ExpertsParams& params);
+void reduce_route_experts_mxfp4_bf16x2_slices_cuda(const ExpertsParams& params);
+
 // experts_mxfp4_bf16x2_tiles_cuda: groups of up to sixteen tokens, weights straight to registers.
 const char* experts_mxfp4_bf16x2_tiles_cuda_refuses(const ExpertsParams& params);
 uint64_t experts_mxfp4_bf16x2_tiles_cuda_workspace(const ExpertsParams& params);

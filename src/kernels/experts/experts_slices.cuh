@@ -15,6 +15,7 @@
 #pragma once
 
 #include "kernels/experts/experts_step.cuh"
+#include "kernels/rank_fold.cuh"
 
 namespace moxie::slices {
 
@@ -291,6 +292,12 @@ __device__ void add_biases(const Step& p, const Picks& picks) {
   }
 }
 
+/// Clears the sums of the router's products for the next layer.
+__device__ __forceinline__ void clear_next_logits(const Step& p) {
+  for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < p.num_words; i += gridDim.x * blockDim.x)
+    p.next_logits[i] = make_float2(0, 0);
+}
+
 /// The barriers of a cluster.
 ///
 /// Why memory may be written again, in either block: The sums of piece n are overwritten by n + 2
@@ -450,9 +457,83 @@ struct Multiplier {
   }
 };
 
-template <DType F, int kMine>
+/// Of one of several ranks, each of which has a part of what is added to x and of the router's
+/// products: the kernel exchanges them. `fold`: `more_part` are the router's products.
+template <int kMost>
+struct FoldedStep : Step {
+  static constexpr int kMostRanks = kMost;
+  mail::Fold fold;
+  const float* norm_weight;  // [hidden]
+};
+template <typename AnyStep>
+inline constexpr bool kFoldsReduce = requires(const AnyStep& step) {
+  step.fold;
+};
+
+/// Words of an exchange for one thread, and for a block that sends.
+constexpr int kWordsOfThread = 2, kWordsOfBlock = 64;
+
+/// Makes x whole, stages the experts' activations and chooses the experts.
+template <int kMine, int kMost>
+__device__ __forceinline__ void reduce_and_route(const FoldedStep<kMost>& p, bool is_multiplier,
+                                                 const float (&router_bias)[kMaxExperts / 32],
+                                                 float scale, std::byte* staged, Picks& picks,
+                                                 Choice& choice, uint32_t& exchanges) {
+  __shared__ float logits[kMaxExperts];
+  __shared__ float squares_of_warps[kMaxMultipliers + 1];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, num_segments = p.hidden / 8;
+  const int my_segment = threadIdx.x;
+  float norm[8] = {}, square = 0;
+  if (my_segment < num_segments) load_eight(p.norm_weight + 8 * my_segment, norm);
+  // The columns lie as floats first where their two parts lie then, block of 32 by block.
+  auto* columns = reinterpret_cast<float*>(staged);
+  exchanges = mail::exchanges_before(p.fold);
+  mail::fold_words<kMost, kWordsOfThread>(
+      p.fold, exchanges, 0, p.fold.num_words(),
+      [](int w) { return w / kWordsOfBlock == static_cast<int>(blockIdx.x); },
+      [&](int i, float value) {
+        if (i < p.hidden)
+          columns[i] = value, square += value * value;
+        else
+          logits[i - p.hidden] = value;
+      });
+  square = warp_sum(square);
+  if (lane == 0) squares_of_warps[warp] = square;
+  __syncthreads();
+  if (is_multiplier) {
+    const int num_threads = blockDim.x - 32;
+    for (int first = 32 * warp; first < num_segments; first += num_threads) {
+      const int s = first + lane;
+      float values[8] = {};
+      if (s < num_segments) {
+        load_eight(columns + 8 * s, values);
+        if (s != my_segment) load_eight(p.norm_weight + 8 * s, norm);
+      }
+      __syncwarp();
+      if (s >= num_segments) continue;
+#pragma unroll
+      for (int k = 0; k < 8; ++k) values[k] *= norm[k] * scale;
+      uint4 high, low;
+      split_parts(values, high, low);
+      std::byte* to = staged + s / 4 * kBlockBytes<1> + 16 * (s % 4);
+      *reinterpret_cast<uint4*>(to) = high;
+      *reinterpret_cast<uint4*>(to + 64) = low;
+    }
+    return;
+  }
+  const float of_warp = lane < static_cast<int>(blockDim.x / 32) ? squares_of_warps[lane] : 0.0f;
+  const float factor =
+      rsqrtf(__fdividef(warp_sum(of_warp), static_cast<float>(p.hidden)) + p.rms_eps);
+  choice = choose_experts<kMine>(p.num_experts, p.top_k, [&](int expert, int i) {
+    return logits[expert] * factor + router_bias[i];
+  });
+  if (lane < p.top_k) picks.ids[lane] = choice.id;
+  if (lane == 0) picks.factor = factor;
+}
+
+template <DType F, int kMine, typename AnyStep>
 __global__ void __launch_bounds__(32 * (kMaxMultipliers + 1), 1)
-    slice_experts(const __grid_constant__ Step p) {
+    slice_experts(const __grid_constant__ AnyStep p) {
   touch_params(p);
   extern __shared__ __align__(128) std::byte shared[];
   __shared__ Meeting meeting;
@@ -487,7 +568,14 @@ __global__ void __launch_bounds__(32 * (kMaxMultipliers + 1), 1)
 
   wait_for_previous();
   launch_next();
-  if (p.num_experts > 0) {
+  constexpr bool kFolds = kFoldsReduce<AnyStep>;
+  uint32_t exchanges = 0;
+  if constexpr (kFolds)
+    reduce_and_route<kMine>(p, is_multiplier, router_bias, kActivationScale<F>, staged, picks,
+                            choice, exchanges);
+  if (kFolds) {
+    clear_next_logits(p);
+  } else if (p.num_experts > 0) {
     if (threadIdx.x == 0) {
       expect_bytes(&meeting.staged, input_bytes);
       copy_bulk(staged, p.parts, input_bytes, &meeting.staged);
@@ -498,9 +586,7 @@ __global__ void __launch_bounds__(32 * (kMaxMultipliers + 1), 1)
       if (lane < p.top_k) picks.ids[lane] = choice.id;
       if (lane == 0) picks.factor = factor;
     }
-    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < p.num_words;
-         i += gridDim.x * blockDim.x)
-      p.next_logits[i] = make_float2(0, 0);
+    clear_next_logits(p);
   } else if (warp == 0) {
     if (lane < p.top_k)
       picks.ids[lane] = p.expert_ids[lane], picks.weights[lane] = p.expert_weights[lane];
@@ -522,7 +608,9 @@ __global__ void __launch_bounds__(32 * (kMaxMultipliers + 1), 1)
       commit_copies();
     }
   }
-  if (p.num_experts > 0) {
+  if (kFolds) {
+    // Staged before the choice.
+  } else if (p.num_experts > 0) {
     wait_cluster_barrier(&meeting.staged, 0);
   } else {
     Eight norm;
@@ -533,6 +621,9 @@ __global__ void __launch_bounds__(32 * (kMaxMultipliers + 1), 1)
   }
 
   if (!is_multiplier) {
+    if constexpr (kFolds) {
+      if (lane == 0) mail::end_fold(p.fold, exchanges);
+    }
     add_biases(p, picks);
     return make_hidden_values<F>(p, share, picks, first_piece, num_pieces, sums_of_warps,
                                  hidden_values, meeting);
@@ -549,7 +640,9 @@ __global__ void __launch_bounds__(32 * (kMaxMultipliers + 1), 1)
   if (num_pieces > 0) multiplier.add_down_sums();
 }
 
-constexpr int kStaticBytes = 2048;  // of a block's shared memory, at most
+/// Of a block's shared memory, at most.
+template <typename AnyStep>
+constexpr int kStaticBytes = kFoldsReduce<AnyStep> ? 4096 : 2048;
 
 /// Whether this kernel can run a shape: sizes in whole stages and units, room for enough warps,
 /// sums that stay exact.
@@ -557,27 +650,44 @@ template <DType F>
 bool suits(const Step& step, const BlockLimits& limits) {
   return step.hidden % (64 * kUnits) == 0 && step.gate_up.rows == 128 * step.num_units_down &&
          step.top_k <= kMaxPicks && step.top_k * step.num_units_down + 1 <= kMaxResidualAddends &&
-         Layout<F>(kMinMultipliers, step.num_units).bytes + kStaticBytes <=
+         Layout<F>(kMinMultipliers, step.num_units).bytes + kStaticBytes<Step> <=
              static_cast<int>(limits.shared_bytes);
 }
 
-template <DType F>
-void launch_slices(const Step& step, const BlockLimits& limits, const Launch& launch,
-                   const char* row) {
-  int multipliers = kMaxMultipliers;
-  const auto bytes = [&] {
-    return static_cast<uint64_t>(Layout<F>(multipliers, step.num_units).bytes);
+/// The warps of a block that multiply, of a kernel that suits.
+template <DType F, typename AnyStep>
+int num_multipliers(const AnyStep& step, const BlockLimits& limits) {
+  const auto fits = [&](int count) {
+    return Layout<F>(count, step.num_units).bytes + kStaticBytes<AnyStep> <=
+           static_cast<int>(limits.shared_bytes);
   };
-  while (bytes() + kStaticBytes > limits.shared_bytes) --multipliers;
+  int count = kMaxMultipliers;
+  while (count > kMinMultipliers && !fits(count)) --count;
+  return count;
+}
+
+/// Whether the threads of a block, and the blocks of a grid, are enough for an exchange.
+template <DType F, int kMost>
+bool can_exchange(const FoldedStep<kMost>& step, const BlockLimits& limits) {
+  const int words = step.fold.num_words();
+  return words <= kWordsOfThread * 32 * (num_multipliers<F>(step, limits) + 1) &&
+         words <= kWordsOfBlock * (limits.num_units / 2 * 2);
+}
+
+template <DType F, typename AnyStep>
+void launch_slices(const AnyStep& step, const BlockLimits& limits, const Launch& launch,
+                   const char* row) {
+  const int multipliers = num_multipliers<F>(step, limits);
   dispatch_up_to<4, kMaxExperts / 32>(ceil_div(step.num_experts, 32), [&]<int kMine>() {
-    launch_kernel(row, slice_experts<F, kMine>, step,
-                  {.grid = dim3(static_cast<unsigned>(2 * std::max(1, limits.num_units / 2))),
-                   .num_threads = 32 * (multipliers + 1),
-                   .shared_bytes = bytes(),
-                   .cluster = 2,
-                   .programmatic = true,
-                   .leaves_l1 = launch.l1 == L1Form::kL1},
-                  launch_stream(launch.stream));
+    launch_kernel(
+        row, slice_experts<F, kMine, AnyStep>, step,
+        {.grid = dim3(static_cast<unsigned>(2 * std::max(1, limits.num_units / 2))),
+         .num_threads = 32 * (multipliers + 1),
+         .shared_bytes = static_cast<uint64_t>(Layout<F>(multipliers, step.num_units).bytes),
+         .cluster = 2,
+         .programmatic = true,
+         .leaves_l1 = launch.l1 == L1Form::kL1},
+        launch_stream(launch.stream));
   });
 }
 

@@ -3,6 +3,7 @@
 #include "kernels/gemm/mma_tiles.h"
 #include "kernels/gemv/cuda_times.h"
 #include "kernels/gemv/gemv_row.h"
+#include "kernels/reduce/reduce.h"
 
 namespace moxie {
 namespace {
@@ -169,6 +170,24 @@ constexpr Row<ExpertsParams> few_row(const char* name, Features needs, const cha
 #endif
 
 #if MOXIE_HAS_CUDA
+constexpr const OpInfo* kReduceAndRoute[] = {&Op<ReduceParams>::info, &Op<RouteParams>::info};
+// For one token of several ranks, with the exchange of what out added.
+constexpr Row<ExpertsParams> reduce_row() {
+  Row<ExpertsParams> row = few_row(
+      "reduce_route_experts_mxfp4_bf16x2_slices_cuda", kClusters,
+      "mxfp4; ranks on GPUs of one process; at most 16 experts a token, 256 in all",
+      "one token, in one kernel; adds the ranks' parts of x in F32; activations to 2^-17; hidden a "
+      "multiple of 192, intermediate of 64",
+      RouterForm::kSums, kAnyL1, reduce_route_experts_mxfp4_bf16x2_slices_cuda_refuses,
+      [](const ExpertsParams& p, const DeviceRates& rates) {
+        return experts_slices_us(p, rates) + kFoldedReduceUs;
+      },
+      experts_any_bf16x2_gemv_cuda_workspace, reduce_route_experts_mxfp4_bf16x2_slices_cuda);
+  row.covers = kReduceAndRoute;
+  row.forms.reduce = {ReduceForm::kFolded};
+  return row;
+}
+
 // The rows by wgmma for many tokens.
 template <bool kInOrder>
 constexpr Row<ExpertsParams> gemm_sm90_row(const char* name, const char* limits,
@@ -282,6 +301,7 @@ const Row<ExpertsParams> kRows[] = {
     few_row("route_experts_any_bf16x2_slices_cuda", kClusters, kFewFormats, kSlicesLimits,
             RouterForm::kSums, kAnyL1, experts_any_bf16x2_slices_cuda_refuses, experts_slices_us,
             experts_any_bf16x2_gemv_cuda_workspace, experts_any_bf16x2_slices_cuda),
+    reduce_row(),
     few_row("experts_mxfp4_bf16x2_tiles_cuda", kCudaAny, kTilesFormats, kTilesLimits,
             RouterForm::kNothing, kL1Alone, experts_mxfp4_bf16x2_tiles_cuda_refuses,
             experts_tiles_us, experts_mxfp4_bf16x2_tiles_cuda_workspace,

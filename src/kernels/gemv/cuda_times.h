@@ -11,6 +11,8 @@ namespace moxie {
 
 inline constexpr FormSet<XForm> kAnyX{XForm::kF32, XForm::kF32Pair};
 inline constexpr FormSet<L1Form> kAnyL1{L1Form::kShared, L1Form::kL1};
+inline constexpr FormSet<ReduceForm> kReduceAlone{ReduceForm::kStep};
+inline constexpr FormSet<ReduceForm> kAnyReduce{ReduceForm::kStep, ReduceForm::kFolded};
 
 /// `ran_on` of CUDA rows that any device can run, and of those that need clusters.
 inline constexpr const char* kRanAnyCuda = "H200; sm_80, sm_100a and sm_120f compiled only";
@@ -94,6 +96,8 @@ inline double rank_mail_us(double num_floats) {
   const double us = 1e-3 * 16.0 / 3.0 * num_floats / kGbS;
   return kFixedUs + (num_floats > kFloatsOfThreads ? 2 : 1) * us;
 }
+/// What such an exchange of one token adds to a kernel that does other work, too.
+inline constexpr double kFoldedReduceUs = 1.5;
 inline double rank_units_us(double bytes) {
   constexpr double kFixedUs = 7.0, kGbS = 290;
   return kFixedUs + 1e-3 * bytes / kGbS;

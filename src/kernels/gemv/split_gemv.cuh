@@ -13,6 +13,7 @@
 
 #include "kernels/gemv/held_units.cuh"
 #include "kernels/gemv/slice_gemv.cuh"
+#include "kernels/rank_fold.cuh"
 
 namespace moxie::fragment {
 
@@ -22,6 +23,12 @@ template <int kUnits, int kCluster, int kTokens>
 inline constexpr int kTokensAtOnce = (kTokens > 12 && kCluster <= 5) || (kTokens > 8 && kUnits > 9)
                                          ? kTokens / 2
                                          : kTokens;
+
+/// Of a step that adds the parts of other ranks to x first, for one token: it has a `fold`.
+template <typename Step>
+inline constexpr bool kFoldsReduce = requires(const Step& step) {
+  step.fold;
+};
 
 template <int kUnits, int kCluster, int kTokens, typename Step>
 __global__ void __launch_bounds__(32 * kCluster, kCluster <= 5 ? 3 : 2)
@@ -38,6 +45,7 @@ __global__ void __launch_bounds__(32 * kCluster, kCluster <= 5 ? 3 : 2)
   __shared__ float2 sums_of_blocks[kCluster][kTokens][8];  // rows g and g + 8
   __shared__ float squares_of_blocks[kCluster][kTokens];
   __shared__ uint64_t has_norm, has_sums;
+  __shared__ __align__(16) float reduced[kFoldsReduce<Step> ? kColumns : 4];  // x of these columns
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int num_tokens = kTokens == 1 ? 1 : step.num_tokens;
   const int rank = blockIdx.x % kCluster, first_tile = blockIdx.x - rank;
@@ -71,6 +79,18 @@ __global__ void __launch_bounds__(32 * kCluster, kCluster <= 5 ? 3 : 2)
 
   wait_for_previous();
   launch_next();
+  uint32_t exchanges = 0;
+  if constexpr (kFoldsReduce<Step>) {
+    static_assert(kColumns % mail::kValuesOfFold == 0 && kTokens == 1);
+    constexpr int kWords = kColumns / mail::kValuesOfFold;
+    exchanges = mail::exchanges_before(step.fold);
+    mail::fold_words<Step::kMostRanks, (kWords + kThreads - 1) / kThreads>(
+        step.fold, exchanges, rank * kWords, (rank + 1) * kWords,
+        [&](int) { return first_tile == 0; },
+        [&](int i, float value) { reduced[i - rank * kColumns] = value; });
+    mail::clear_parts(step.fold);
+    __syncthreads();
+  }
 
   // Each thread loads eight columns of a token a round; the loads of all rounds are in flight at
   // once.
@@ -80,7 +100,10 @@ __global__ void __launch_bounds__(32 * kCluster, kCluster <= 5 ? 3 : 2)
 #pragma unroll
     for (int r = 0; r < kRounds; ++r) {
       const int i = threadIdx.x + r * kThreads, t = i / kSegments, s = i % kSegments;
-      if (t < count)
+      if (t >= count) continue;
+      if constexpr (kFoldsReduce<Step>)
+        load_eight(reduced + 8 * s, values[r]);
+      else
         load_eight(step.x + int64_t{first + t} * step.weight.cols + rank * kColumns + 8 * s,
                    values[r]);
     }
@@ -161,6 +184,9 @@ __global__ void __launch_bounds__(32 * kCluster, kCluster <= 5 ? 3 : 2)
     __syncthreads();
     multiply_staged(kAtOnce, num_tokens - kAtOnce);
   }
+  if constexpr (kFoldsReduce<Step>) {
+    if (threadIdx.x == blockDim.x - 1) mail::end_fold(step.fold, exchanges);
+  }
   if (my_tile >= num_tiles) return;
 
   float top = 0, bottom = 0, square = 0;
@@ -217,6 +243,18 @@ inline const char* refuses_split(const PackedMatrix& weight, bool is_plain = fal
     return is_plain ? "not MXFP4 of 1024, 2048, 2880, 4096 or 7680 columns"
                     : "not MXFP4 of 2880 or 4096 columns";
   return refuses_matrix(weight);
+}
+
+/// Of a step that goes on with a rank's part of x, for one token.
+inline const char* refuses_split_part(const PackedMatrix& weight) {
+  const bool has_columns = weight.cols == kHalfColumns || weight.cols == kQuarterColumns;
+  return weight.format == DType::kMXFP4 && has_columns ? refuses_matrix(weight)
+                                                       : "not MXFP4 of 1024 or 2048 columns";
+}
+template <typename Step>
+void launch_split_part(const char* row, const Step& step, const Launch& launch) {
+  if (step.weight.cols == kHalfColumns) return launch_split<4, 8, 1>(row, step, launch);
+  launch_split<2, 8, 1>(row, step, launch);
 }
 
 /// Launches split_gemv for a matrix that refuses_split accepts.

@@ -16,7 +16,10 @@ struct OutParams {
   float* x = nullptr;           // [tokens, hidden], read and written
   bool overwrites = false;      // x = W a + b, x of one float a value
   RouteFold fold;               // with RouterForm::kSums, of the route step that follows
-  Forms forms;                  // of a, x and the router's products
+  /// With ReduceForm::kFolded: what the router's products are of besides this rank's part, which is
+  /// all that x has; null but on the first rank.
+  const float* folded_x = nullptr;
+  Forms forms;  // of a, x and the router's products
 };
 
 template <>

@@ -8,7 +8,9 @@
 namespace moxie {
 namespace {
 
-template <bool kFolds>
+// kIsPart: of several ranks (ReduceForm::kFolded). The router's products are of this rank's part
+// of x, on the first rank also of x before it; the rest of the route step needs the whole x.
+template <bool kFolds, bool kIsPart = false>
 struct OutStep {
   static constexpr bool kNorm = false, kMore = kFolds;
   PackedMatrix weight;
@@ -26,12 +28,14 @@ struct OutStep {
   float* squares;    // [tokens, tiles]
   std::byte* parts;  // [tokens, rows], of 4 bytes
   float parts_scale;
+  const float2* folded_x;  // [rows], or null
 
   // The residual was last written by the experts of the layer before.
   struct Early {
     float2* out;  // of the upper row; the lower row is 8 further on
     float2 top, bottom;
     float top_bias, bottom_bias, top_norm, bottom_norm;
+    float2 top_x, bottom_x;  // kIsPart: what the router's products are of besides
     bool has_top, has_bottom;
   };
   __device__ Early early(int tile, int row, int token) const {
@@ -43,6 +47,8 @@ struct OutStep {
             .bottom_bias = 0,
             .top_norm = 0,
             .bottom_norm = 0,
+            .top_x = {},
+            .bottom_x = {},
             .has_top = first < weight.rows,
             .has_bottom = first + 8 < weight.rows};
     const auto load = [&](int32_t i, float2& x_of, float& bias_of, float& norm_of) {
@@ -52,6 +58,12 @@ struct OutStep {
     };
     if (e.has_top) load(first, e.top, e.top_bias, e.top_norm);
     if (e.has_bottom) load(first + 8, e.bottom, e.bottom_bias, e.bottom_norm);
+    if constexpr (kIsPart) {
+      if (folded_x != nullptr) {
+        e.top_x = fragment::load_early(folded_x + first);
+        e.bottom_x = fragment::load_early(folded_x + first + 8);
+      }
+    }
     return e;
   }
   __device__ void finish(float top, float bottom, const Early& e) const {
@@ -66,9 +78,10 @@ struct OutStep {
   /// hidden is a multiple of 16 here.
   __device__ void finish(float top, float bottom, const Early& e, Made& made, int at) const {
     top = whole(e.top) + (top + e.top_bias), bottom = whole(e.bottom) + (bottom + e.bottom_bias);
-    made.scaled[at] = top * e.top_norm, made.scaled[at + 8] = bottom * e.bottom_norm;
-    made.x[at] = top, made.x[at + 8] = bottom;
     e.out[0] = split_residual(top), e.out[8] = split_residual(bottom);
+    if constexpr (kIsPart) top += whole(e.top_x), bottom += whole(e.bottom_x);
+    made.scaled[at] = top * e.top_norm, made.scaled[at + 8] = bottom * e.bottom_norm;
+    if constexpr (!kIsPart) made.x[at] = top, made.x[at + 8] = bottom;
   }
 
   struct MoreEarly {
@@ -87,31 +100,11 @@ struct OutStep {
     if (threadIdx.x < router.rows) load_router(threadIdx.x, first_tile, e.weights);
     return e;
   }
-  /// The tiles' share of the router's products, and their sums of squares.
+  /// The tiles' share of the router's products, and what is left for the experts.
   template <int kTokens>
   __device__ void more(const Made& made, int first_tile, int num_tiles, int tokens,
                        const MoreEarly& e) const {
-    for (int i = threadIdx.x; i < num_tiles * tokens; i += blockDim.x) {
-      const int tile = i / tokens, token = i - tile * tokens;
-      float sum = 0;
-#pragma unroll
-      for (int k = 0; k < 16; ++k) sum += made.x[16 * i + k] * made.x[16 * i + k];
-      squares[int64_t{token} * (weight.rows / 16) + first_tile + tile] = sum;
-    }
-    // The last threads do this, since the first ones have the router's rows.
-    for (int i = blockDim.x - 1 - threadIdx.x; i < 2 * num_tiles * tokens; i += blockDim.x) {
-      const int of = i / 2, tile = of / tokens, token = of - tile * tokens;
-      const int segment = 2 * (first_tile + tile) + i % 2;
-      float values[8];
-#pragma unroll
-      for (int k = 0; k < 8; ++k) values[k] = made.scaled[8 * i + k] * parts_scale;
-      uint4 high, low;
-      fragment::split_parts(values, high, low);
-      std::byte* to = parts + int64_t{token} * weight.rows * 4 +
-                      segment / 4 * fragment::kBlockBytes<1> + 16 * (segment % 4);
-      *reinterpret_cast<uint4*>(to) = high;
-      *reinterpret_cast<uint4*>(to + 64) = low;
-    }
+    if constexpr (!kIsPart) leave_activations(made, first_tile, num_tiles, tokens);
     for (int expert = threadIdx.x; expert < router.rows; expert += blockDim.x) {
       float sums[kTokens] = {};
       for (int tile = 0; tile < num_tiles; ++tile) {
@@ -138,6 +131,31 @@ struct OutStep {
         if (t >= tokens) break;
         add_to_residual(logits + int64_t{t} * words_of_token + expert, sums[t]);
       }
+    }
+  }
+  /// The experts' activations, and the sums of their squares.
+  __device__ void leave_activations(const Made& made, int first_tile, int num_tiles,
+                                    int tokens) const {
+    for (int i = threadIdx.x; i < num_tiles * tokens; i += blockDim.x) {
+      const int tile = i / tokens, token = i - tile * tokens;
+      float sum = 0;
+#pragma unroll
+      for (int k = 0; k < 16; ++k) sum += made.x[16 * i + k] * made.x[16 * i + k];
+      squares[int64_t{token} * (weight.rows / 16) + first_tile + tile] = sum;
+    }
+    // The last threads do this, since the first ones have the router's rows.
+    for (int i = blockDim.x - 1 - threadIdx.x; i < 2 * num_tiles * tokens; i += blockDim.x) {
+      const int of = i / 2, tile = of / tokens, token = of - tile * tokens;
+      const int segment = 2 * (first_tile + tile) + i % 2;
+      float values[8];
+#pragma unroll
+      for (int k = 0; k < 8; ++k) values[k] = made.scaled[8 * i + k] * parts_scale;
+      uint4 high, low;
+      fragment::split_parts(values, high, low);
+      std::byte* to = parts + int64_t{token} * weight.rows * 4 +
+                      segment / 4 * fragment::kBlockBytes<1> + 16 * (segment % 4);
+      *reinterpret_cast<uint4*>(to) = high;
+      *reinterpret_cast<uint4*>(to + 64) = low;
     }
   }
 };
@@ -189,25 +207,26 @@ void for_each_product(const OutParams& p, int32_t group, Launch&& launch) {
                        .bias = p.bias,
                        .y = p.x + int64_t{first} * p.weight.rows});
 }
-template <bool kFolds, typename Launch>
+template <bool kFolds, bool kIsPart, typename Launch>
 void for_each_group(const OutParams& p, int32_t group, Launch&& launch) {
   for (int32_t first = 0; first < p.num_tokens; first += group) {
     const int64_t row = int64_t{first} * p.weight.rows;
-    OutStep<kFolds> step{.weight = p.weight,
-                         .x = p.a + int64_t{first} * p.weight.cols,
-                         .norm_weight = nullptr,
-                         .rms_eps = 0,
-                         .num_tokens = std::min(group, p.num_tokens - first),
-                         .tiles_a_block = 1,
-                         .bias = p.bias,
-                         .residual = reinterpret_cast<float2*>(p.x) + row,
-                         .route_norm = p.fold.norm_weight,
-                         .router = p.fold.weight,
-                         .logits = nullptr,
-                         .words_of_token = 0,
-                         .squares = nullptr,
-                         .parts = nullptr,
-                         .parts_scale = 1};
+    OutStep<kFolds, kIsPart> step{.weight = p.weight,
+                                  .x = p.a + int64_t{first} * p.weight.cols,
+                                  .norm_weight = nullptr,
+                                  .rms_eps = 0,
+                                  .num_tokens = std::min(group, p.num_tokens - first),
+                                  .tiles_a_block = 1,
+                                  .bias = p.bias,
+                                  .residual = reinterpret_cast<float2*>(p.x) + row,
+                                  .route_norm = p.fold.norm_weight,
+                                  .router = p.fold.weight,
+                                  .logits = nullptr,
+                                  .words_of_token = 0,
+                                  .squares = nullptr,
+                                  .parts = nullptr,
+                                  .parts_scale = 1,
+                                  .folded_x = reinterpret_cast<const float2*>(p.folded_x)};
     if constexpr (kFolds) {
       step.logits =
           reinterpret_cast<float2*>(p.fold.sums) + int64_t{first} * p.fold.words_of_token();
@@ -224,8 +243,8 @@ void for_each_group(const OutParams& p, int32_t group, Launch&& launch) {
 template <typename Launch>
 void for_each_group(const OutParams& p, int32_t group, Launch&& launch) {
   if (p.overwrites) return for_each_product(p, group, launch);
-  if (p.forms.router == RouterForm::kSums) return for_each_group<true>(p, group, launch);
-  for_each_group<false>(p, group, launch);
+  if (p.forms.router == RouterForm::kSums) return for_each_group<true, false>(p, group, launch);
+  for_each_group<false, false>(p, group, launch);
 }
 
 }  // namespace
@@ -249,11 +268,20 @@ void out_any_bf16x2_gemv_cuda(const OutParams& p) {
 
 const char* out_mxfp4_bf16x2_split_cuda_refuses(const OutParams& p) {
   const char* why = out_any_bf16x2_gemv_cuda_refuses(p);
+  if (why == nullptr && p.forms.reduce == ReduceForm::kFolded) {
+    if (p.num_tokens != 1 || p.forms.router != RouterForm::kSums) return "more than one token";
+    return fragment::refuses_split_part(p.weight);
+  }
   return why != nullptr ? why
                         : fragment::refuses_split(p.weight, p.forms.router != RouterForm::kSums);
 }
 
 void out_mxfp4_bf16x2_split_cuda(const OutParams& p) {
+  if (p.forms.reduce == ReduceForm::kFolded) {
+    return for_each_group<true, true>(p, 1, [&](const OutStep<true, true>& step) {
+      fragment::launch_split_part("out_mxfp4_bf16x2_split_cuda", step, p.launch);
+    });
+  }
   for_each_group(p, fragment::kMaxSplitTokens, [&](const auto& step) {
     fragment::launch_split_gemv("out_mxfp4_bf16x2_split_cuda", step, p.launch);
   });

@@ -32,7 +32,10 @@ constexpr Row<OutParams> few_row(const char* name, const char* supports, const c
           .limits = limits,
           .ran_on = kGroup == kGroupOfMxfp4 ? kRanWithClusters : kRanAnyCuda,
           .layout = PackedLayout::kFragment16x32,
-          .forms = {.x = kAnyX, .router = {RouterForm::kNothing, RouterForm::kSums}, .l1 = kAnyL1},
+          .forms = {.x = kAnyX,
+                    .router = {RouterForm::kNothing, RouterForm::kSums},
+                    .l1 = kAnyL1,
+                    .reduce = kGroup == kGroupOfMxfp4 ? kAnyReduce : kReduceAlone},
           .refuses = refuses,
           .predict_us =
               [](const OutParams& p, const DeviceRates& rates) {

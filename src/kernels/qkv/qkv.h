@@ -2,6 +2,7 @@
 // cache at each token's position. The norm's weight is multiplied in F32 before any rounding.
 #pragma once
 
+#include "kernels/reduce/reduce_fold.h"
 #include "kernels/registry.h"
 
 namespace moxie {
@@ -19,6 +20,7 @@ struct QkvParams {
   KvLayer kv;
   float* q = nullptr;     // [tokens, heads, head_dim], written, rotated, not scaled
   float q_factor = 1.0f;  // of staged queries: AttendParams::q_factor()
+  ReduceFold reduce;      // with ReduceForm::kFolded
   Forms forms;            // of x, read, and of q
 };
 

@@ -76,6 +76,13 @@ struct QkvStep {
   }
 };
 
+// For one token: x is whole only with the parts of other ranks.
+template <int kMost>
+struct FoldedQkvStep : QkvStep {
+  static constexpr int kMostRanks = kMost;
+  mail::Fold fold;
+};
+
 // Calls launch(step) for each group of tokens.
 template <typename Launch>
 void for_each_group(const QkvParams& p, int32_t group, Launch&& launch) {
@@ -117,6 +124,22 @@ void qkv_any_bf16x2_gemv_cuda(const QkvParams& p) {
 const char* qkv_mxfp4_bf16x2_split_cuda_refuses(const QkvParams& p) {
   const char* why = qkv_any_bf16x2_gemv_cuda_refuses(p);
   return why != nullptr ? why : fragment::refuses_split(p.weight);
+}
+
+const char* reduce_qkv_mxfp4_bf16x2_split_cuda_refuses(const QkvParams& p) {
+  if (const char* why = mail::refuses_fold(p.reduce, p.batch.num_tokens, p.hidden)) return why;
+  if (p.hidden != fragment::kColumnsOf5) return "not MXFP4 of 2880 columns";
+  return qkv_mxfp4_bf16x2_split_cuda_refuses(p);
+}
+
+void reduce_qkv_mxfp4_bf16x2_split_cuda(const QkvParams& p) {
+  mail::with_most_ranks_of_fold(p.reduce, [&]<int kMost>() {
+    for_each_group(p, 1, [&](const QkvStep& step) {
+      fragment::launch_split<9, 5, 1>(
+          "reduce_qkv_mxfp4_bf16x2_split_cuda",
+          FoldedQkvStep<kMost>{step, mail::fold_of(p.reduce, p.x, p.hidden)}, p.launch);
+    });
+  });
 }
 
 void qkv_mxfp4_bf16x2_split_cuda(const QkvParams& p) {

@@ -34,6 +34,10 @@ void qkv_any_bf16x2_gemv_cuda(const QkvParams& params);
 const char* qkv_mxfp4_bf16x2_split_cuda_refuses(const QkvParams& params);
 void qkv_mxfp4_bf16x2_split_cuda(const QkvParams& params);
 
+// The same for one token of several ranks, whose parts of x it exchanges (ReduceForm::kFolded).
+const char* reduce_qkv_mxfp4_bf16x2_split_cuda_refuses(const QkvParams& params);
+void reduce_qkv_mxfp4_bf16x2_split_cuda(const QkvParams& params);
+
 // qkv_any_bf16_gemm_sm90: BF16 activations, F32 sums, wgmma; for many tokens.
 const char* qkv_any_bf16_gemm_sm90_refuses(const QkvParams& params);
 uint64_t qkv_any_bf16_gemm_sm90_workspace(const QkvParams& params);

@@ -2,6 +2,7 @@
 #include "kernels/gemv/cuda_times.h"
 #include "kernels/gemv/gemv_row.h"
 #include "kernels/qkv/qkv_rows.h"
+#include "kernels/reduce/reduce.h"
 
 namespace moxie {
 namespace {
@@ -42,6 +43,23 @@ constexpr Row<QkvParams> few_row(const char* name, const char* supports, const c
               },
           .workspace = [](const QkvParams&) { return uint64_t{0}; },
           .run = run};
+}
+constexpr const OpInfo* kReduce[] = {&Op<ReduceParams>::info};
+// For one token of several ranks, with the exchange of what the experts before added.
+constexpr Row<QkvParams> reduce_row() {
+  Row<QkvParams> row = few_row<kGroupOfMxfp4>(
+      "reduce_qkv_mxfp4_bf16x2_split_cuda",
+      "mxfp4 of 2880 columns; ranks on GPUs of one process; cache f32, bf16, fp8_e4m3; head_dim a "
+      "multiple of 16",
+      "one token; adds the ranks' parts of x in F32; activations to 2^-17",
+      reduce_qkv_mxfp4_bf16x2_split_cuda_refuses, reduce_qkv_mxfp4_bf16x2_split_cuda);
+  row.covers = kReduce;
+  row.forms.reduce = {ReduceForm::kFolded};
+  row.predict_us = [](const QkvParams& p, const DeviceRates& rates) {
+    return dense_gemv_us(Op<QkvParams>::work(p), p.weight, 1, 1, p.launch.l1, rates) +
+           kFoldedReduceUs;
+  };
+  return row;
 }
 // The row by wgmma in chains that leave L1 to loads: their other rows take two floats a value.
 const char* gemm_sm90_refuses(const QkvParams& p) {
@@ -141,6 +159,7 @@ const Row<QkvParams> kRows[] = {
         "qkv_mxfp4_bf16x2_split_cuda",
         "mxfp4 of 2880 or 4096 columns; cache f32, bf16, fp8_e4m3; head_dim a multiple of 16",
         kSplitLimits, qkv_mxfp4_bf16x2_split_cuda_refuses, qkv_mxfp4_bf16x2_split_cuda),
+    reduce_row(),
     few_row<kGroupOfGemv>(
         "qkv_any_bf16x2_gemv_cuda",
         "f32, bf16, q8_0, mxfp4, mxfp8; up to 18432 columns; cache f32, bf16, fp8_e4m3; "
