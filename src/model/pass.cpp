@@ -176,6 +176,7 @@ ReduceParams Pass::params<ReduceParams>(size_t l, const Forms& forms) const {
           .num_tokens = batch.ragged.num_tokens,
           .hidden = config.hidden,
           .kind = config.share.link,
+          .num_ranks = config.share.num_ranks,
           .link = link,
           .part = act.parts[l],
           .next_part = act.parts[1 - l],
