@@ -68,7 +68,8 @@ const Row<ReduceParams> kRows[] = {
     peers_row<ReduceParams>("reduce_any_bf16_two_shot_peers_cuda", kAnyXOfPeers,
                             "parts and their sum rounded to bf16; for many tokens of three ranks "
                             "or more",
-                            refuses_units, two_shot_us, reduce_any_bf16_two_shot_peers_cuda),
+                            refuses_units, two_shot_us, reduce_any_bf16_two_shot_peers_cuda,
+                            "compiled only"),
 #endif
 };
 
