@@ -10,13 +10,14 @@ namespace moxie {
 /// a kernel's parameters; all pointers are valid on the rank's device. A rank's memory holds
 ///   words   [kSlots, size, kWords]                           of 16 bytes: values and a number
 ///   units   [kUnitSlots, size, kMostBlocks, kUnitsOfBlock]   of 16 bytes: values
-///   flags   [size, kMostBlocks]                              of 4 bytes: the number of units'
-///   rounds
+///   flags   [kFlags, size, kMostBlocks]                      of 4 bytes: the number of the last
+///   round of units that has come; kFlags: of a rank's values, of its sums of all ranks' values
 struct RankMail {
   static constexpr int32_t kMostRanks = 8;
   static constexpr int64_t kWords = 1 << 17;  ///< from one rank in one chunk
   static constexpr int32_t kSlots = 2;        ///< chunks alternate between them
   static constexpr int32_t kMostBlocks = 528, kUnitsOfBlock = 512, kUnitSlots = 4;
+  static constexpr int32_t kFlags = 2;
 
   int32_t rank = 0, size = 1;
   int32_t num_blocks = kMostBlocks;  ///< of a kernel at most; fewer where ranks share a device
@@ -33,7 +34,7 @@ struct RankMail {
     units_at = int64_t{16} * kSlots * size * kWords;
     flags_at = units_at + int64_t{16} * kUnitSlots * size * kMostBlocks * kUnitsOfBlock;
   }
-  constexpr int64_t bytes() const { return flags_at + int64_t{4} * size * kMostBlocks; }
+  constexpr int64_t bytes() const { return flags_at + int64_t{4} * kFlags * size * kMostBlocks; }
 };
 
 }  // namespace moxie

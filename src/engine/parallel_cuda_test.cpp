@@ -38,6 +38,38 @@ std::vector<const Row<P>*> cuda_rows() {
 // As a unit of a rounded row holds it.
 float rounded(float value) { return bf16_to_f32(f32_to_bf16(value)); }
 
+// How a row of reduce adds a value's parts.
+struct RowSum {
+  bool rounds_parts = false, rounds_sum = false;
+
+  explicit RowSum(const Row<ReduceParams>& row)
+      : rounds_parts(std::string_view(row.name).find("bf16") != std::string_view::npos),
+        rounds_sum(std::string_view(row.name).find("two_shot") != std::string_view::npos) {}
+  template <typename Part>
+  float operator()(size_t num_ranks, Part&& part) const {
+    const auto sent = [&](size_t rank) { return rounds_parts ? rounded(part(rank)) : part(rank); };
+    float sum = sent(0);
+    for (size_t rank = 1; rank < num_ranks; ++rank) sum += sent(rank);
+    return rounds_sum ? rounded(sum) : sum;
+  }
+};
+// Values in a form of x, and back.
+std::vector<float> in_form(XForm form, std::vector<float> values) {
+  if (form == XForm::kF32) return values;
+  std::vector<float> pairs(2 * values.size());
+  for (size_t i = 0; i < values.size(); ++i) pairs[2 * i] = values[i];
+  return pairs;
+}
+std::vector<float> from_form(XForm form, std::vector<float> found) {
+  if (form == XForm::kF32) return found;
+  std::vector<float> values(found.size() / 2);
+  for (size_t i = 0; i < values.size(); ++i) values[i] = found[2 * i] + found[2 * i + 1];
+  return values;
+}
+const char* text_of(XForm form) {
+  return form == XForm::kF32 ? "one float a value" : "two floats a value";
+}
+
 // Ranks with a device and a stream each, whose launches all come from this thread.
 class Ranks {
  public:
@@ -53,6 +85,12 @@ class Ranks {
     links_ = std::move(*links);
   }
   size_t size() const { return links_.size(); }
+  void synchronize() {
+    for (const auto& stream : streams_) {
+      const auto done = stream->synchronize();
+      CHECK(done.has_value(), done ? "" : done.error().message());
+    }
+  }
   RankLink& link(size_t rank) { return *links_[rank]; }
   Launch launch(size_t rank) {
     return {.device = DeviceKind::kCuda, .stream = streams_[rank].get()};
@@ -93,28 +131,21 @@ TEST_P(RankMailCudaTest, EveryRankAddsAllPartsInTheOrderOfRanks) {
     std::vector<float> part;
     Buffer x, parts[2];
   };
-  ASSERT_EQ(cuda_rows<ReduceParams>().size(), 3u);
-  for (int number = 0; number < 6; ++number) {
+  ASSERT_EQ(cuda_rows<ReduceParams>().size(), 4u);
+  for (int number = 0; number < 8; ++number) {
     const XForm form = number % 2 == 0 ? XForm::kF32 : XForm::kF32Pair;
-    const bool is_pair = form == XForm::kF32Pair, rounds = number >= 2;
     const Row<ReduceParams>& row = *cuda_rows<ReduceParams>()[static_cast<size_t>(number) / 2];
     for (const int32_t tokens : {1, 7, 300, 2, 64, 1, 2000, 33}) {
-      SCOPED_TRACE(std::string(row.name) + ", " + std::to_string(tokens) + " tokens" +
-                   (is_pair ? ", two floats a value" : ""));
+      SCOPED_TRACE(std::string(row.name) + ", " + std::to_string(tokens) + " tokens, " +
+                   text_of(form));
       const int64_t count = int64_t{tokens} * kHidden;
       const std::vector<float> x = random.uniforms(count, 30.0f);
-      const auto form_of = [&](const std::vector<float>& values) {
-        if (!is_pair) return values;
-        std::vector<float> pairs;
-        for (const float value : values) pairs.insert(pairs.end(), {value, 0.0f});
-        return pairs;
-      };
       std::vector<OfRank> all(ranks.size());
       for (size_t rank = 0; rank < ranks.size(); ++rank) {
         all[rank].part = random.uniforms(count, 2.0f);
-        all[rank].x = ranks.upload(rank, form_of(x));
-        all[rank].parts[0] = ranks.upload(rank, form_of(all[rank].part));
-        all[rank].parts[1] = ranks.upload(rank, form_of(random.uniforms(count)));
+        all[rank].x = ranks.upload(rank, in_form(form, x));
+        all[rank].parts[0] = ranks.upload(rank, in_form(form, all[rank].part));
+        all[rank].parts[1] = ranks.upload(rank, in_form(form, random.uniforms(count)));
       }
       // The second adds nothing: the first has cleared what it reads.
       for (const size_t from : {0, 1}) {
@@ -130,17 +161,14 @@ TEST_P(RankMailCudaTest, EveryRankAddsAllPartsInTheOrderOfRanks) {
                    .forms = {.x = form}});
       }
       const std::vector<float> first = ranks.read(0, all[0].x);
+      const std::vector<float> found = from_form(form, first);
+      const RowSum sum_of(row);
       int64_t num_wrong = 0;
-      for (int64_t i = 0; i < count; ++i) {
-        const auto at = static_cast<size_t>(i);
-        const auto part = [&](size_t rank) {
-          return rounds ? rounded(all[rank].part[at]) : all[rank].part[at];
-        };
-        float sum = part(0);
-        for (size_t rank = 1; rank < all.size(); ++rank) sum += part(rank);
-        const float expected = x[at] + sum;
-        const float found = is_pair ? first[2 * at] + first[2 * at + 1] : first[at];
-        num_wrong += is_pair ? std::abs(found - expected) > 1e-6 : found != expected;
+      for (size_t i = 0; i < x.size(); ++i) {
+        const float expected =
+            x[i] + sum_of(all.size(), [&](size_t rank) { return all[rank].part[i]; });
+        num_wrong +=
+            form == XForm::kF32 ? found[i] != expected : std::abs(found[i] - expected) > 1e-6;
       }
       EXPECT_EQ(num_wrong, 0) << "of " << count;
       for (size_t rank = 1; rank < all.size(); ++rank)
@@ -148,6 +176,82 @@ TEST_P(RankMailCudaTest, EveryRankAddsAllPartsInTheOrderOfRanks) {
       for (size_t rank = 0; rank < all.size(); ++rank)
         for (const Buffer& part : all[rank].parts)
           EXPECT_EQ(ranks.read(rank, part), std::vector<float>(part.bytes() / 4, 0.0f));
+    }
+  }
+}
+
+// Rows share places and numbers: each follows each, with other sizes, and parts of its own. At last
+// launches of many rounds, with all blocks where ranks have a GPU each.
+TEST_P(RankMailCudaTest, WhateverRowComesBehindWhichAllRanksGetTheSameSums) {
+  constexpr int32_t kHidden = 2880;
+  constexpr std::string_view kRowOf = "00102031121322330";  // every two, one behind the other
+  constexpr int32_t kTokensOf[] = {33, 700, 1, 150, 5};
+  Ranks ranks(GetParam());
+  const bool share_gpus = num_cuda_devices() < GetParam();
+  const int32_t most_tokens = share_gpus ? 2000 : 9000;
+  const auto rows = cuda_rows<ReduceParams>();
+  ASSERT_EQ(rows.size(), 4u);
+  struct Exchange {
+    size_t row;
+    int32_t tokens;
+    size_t skipped;  // values before those that are a launch's parts
+  };
+  std::vector<Exchange> exchanges;
+  const auto add = [&](size_t row, int32_t tokens) {
+    exchanges.push_back({row, tokens, 4 * exchanges.size()});
+  };
+  for (size_t i = 0; i < 3 * kRowOf.size(); ++i)
+    add(static_cast<size_t>(kRowOf[i % kRowOf.size()] - '0'), kTokensOf[i % 5]);
+  for (const size_t row : {2, 3, 3, 2}) add(row, most_tokens);
+  testing::Random random(9);
+  const auto periodic = [&](size_t count, float scale) {
+    constexpr size_t kPeriod = 100003;
+    std::vector<float> values = random.uniforms(kPeriod, scale);
+    for (size_t i = kPeriod; i < count; ++i) values.push_back(values[i - kPeriod]);
+    return values;
+  };
+  for (const XForm form : {XForm::kF32, XForm::kF32Pair}) {
+    SCOPED_TRACE(text_of(form));
+    const size_t width = form == XForm::kF32 ? 1 : 2;
+    std::vector<float> x = periodic(static_cast<size_t>(most_tokens) * kHidden, 30.0f);
+    std::vector<std::vector<float>> parts(ranks.size());
+    std::vector<Buffer> xs, of_parts, next;
+    for (size_t rank = 0; rank < ranks.size(); ++rank) {
+      parts[rank] = periodic(x.size() + 4 * exchanges.size(), 2.0f);
+      xs.push_back(ranks.upload(rank, in_form(form, x)));
+      of_parts.push_back(ranks.upload(rank, in_form(form, parts[rank])));
+      next.push_back(ranks.upload(rank, std::vector<float>(width * x.size(), 1.0f)));
+    }
+    for (size_t i = 0; i < exchanges.size(); ++i) {
+      const Exchange& e = exchanges[i];
+      for (size_t rank = 0; rank < ranks.size(); ++rank)
+        rows[e.row]->run({.launch = ranks.launch(rank),
+                          .num_tokens = e.tokens,
+                          .hidden = kHidden,
+                          .kind = LinkKind::kPeers,
+                          .num_ranks = GetParam(),
+                          .link = &ranks.link(rank),
+                          .part = of_parts[rank].as<float>() + width * e.skipped,
+                          .next_part = i % 3 == 1 ? nullptr : next[rank].as<float>(),
+                          .x = xs[rank].as<float>(),
+                          .forms = {.x = form}});
+      // On a shared GPU a kernel that starts early may keep out one that another awaits.
+      if (share_gpus && i % 2 == 1) ranks.synchronize();
+    }
+    for (const Exchange& e : exchanges) {
+      const RowSum sum_of(*rows[e.row]);
+      for (size_t i = 0; i < static_cast<size_t>(e.tokens) * kHidden; ++i)
+        x[i] += sum_of(ranks.size(), [&](size_t rank) { return parts[rank][i + e.skipped]; });
+    }
+    const std::vector<float> first = ranks.read(0, xs[0]), found = from_form(form, first);
+    int64_t num_wrong = 0;
+    for (size_t i = 0; i < x.size(); ++i)
+      num_wrong += form == XForm::kF32 ? found[i] != x[i] : std::abs(found[i] - x[i]) > 1e-4;
+    EXPECT_EQ(num_wrong, 0) << "of " << x.size();
+    const std::vector<float> zeros(first.size());
+    for (size_t rank = 0; rank < ranks.size(); ++rank) {
+      EXPECT_TRUE(ranks.read(rank, xs[rank]) == first) << "rank " << rank;
+      EXPECT_TRUE(ranks.read(rank, next[rank]) == zeros) << "rank " << rank;
     }
   }
 }

@@ -10,8 +10,9 @@
 //
 // For many values numbers beside them cost a quarter of the link, and a thread that waits for every
 // word leaves it idle: send_and_receive_units() stores 16 bytes of values at once, and a block's
-// number behind a block's round of them. Rounds alternate between four places, since a block sends
-// the next before it waits for the last.
+// number, its flag, behind a block's round of them. Rounds alternate between four places, since a
+// block sends the next before it waits for the last. A flag that a block awaits is ahead by fewer
+// rounds than there are places: one that looks further ahead is old, of a kernel with more blocks.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -37,13 +38,15 @@ inline Extent extent_of(const RankMail& mail, int64_t num_words) {
       words, static_cast<int32_t>(chunks),
       static_cast<int32_t>(std::min<int64_t>(mail.num_blocks, ceil_div<int64_t>(words, kThreads)))};
 }
-/// The rounds of a kernel that exchanges `count` units, and its blocks.
+/// The rounds of a kernel that exchanges `num_units` units, and its blocks; `of_block`: of a block
+/// in a round.
 struct Rounds {
   int64_t num_units = 0;
   int32_t num_rounds = 0, num_blocks = 0;
 };
-inline Rounds rounds_of(const RankMail& mail, int64_t num_units) {
-  const int64_t pieces = ceil_div<int64_t>(num_units, RankMail::kUnitsOfBlock);
+inline Rounds rounds_of(const RankMail& mail, int64_t num_units,
+                        int64_t of_block = RankMail::kUnitsOfBlock) {
+  const int64_t pieces = ceil_div(num_units, of_block);
   const int64_t rounds = ceil_div<int64_t>(pieces, mail.num_blocks);
   return {num_units, static_cast<int32_t>(rounds),
           static_cast<int32_t>(ceil_div<int64_t>(pieces, rounds))};
@@ -190,6 +193,47 @@ __device__ __forceinline__ uint32_t load_flag(const uint32_t* at) {
   return value;
 }
 
+/// Where this block's units of a round from rank `from` lie in the memory of rank `to`.
+__device__ __forceinline__ uint4* units_at(const RankMail& m, int32_t to, int32_t from,
+                                           uint32_t round) {
+  const int64_t slot = round % RankMail::kUnitSlots;
+  return reinterpret_cast<uint4*>(m.boxes[to] + m.units_at) +
+         ((slot * m.size + from) * RankMail::kMostBlocks + blockIdx.x) * RankMail::kUnitsOfBlock;
+}
+enum Flag : int32_t { kOfValues, kOfSums };  // of RankMail::kFlags
+__device__ __forceinline__ uint32_t* flag_at(const RankMail& m, Flag flag, int32_t to,
+                                             int32_t from) {
+  return reinterpret_cast<uint32_t*>(m.boxes[to] + m.flags_at) +
+         (flag * m.size + from) * RankMail::kMostBlocks + blockIdx.x;
+}
+/// Whether the calling thread has the flags of a rank: that of its own number, but for this rank's.
+__device__ __forceinline__ bool has_flags(const RankMail& m) {
+  const auto other = static_cast<int32_t>(threadIdx.x);
+  return other < m.size && other != m.rank;
+}
+/// Tells every rank that the units of the round, which all threads of this block have stored, are
+/// there.
+__device__ __forceinline__ void leave_flags(const RankMail& m, Flag flag, uint32_t round) {
+  __syncthreads();
+  if (!has_flags(m)) return;
+  __threadfence_system();
+  store_flag(flag_at(m, flag, static_cast<int32_t>(threadIdx.x), m.rank), round);
+}
+/// Waits for the round's units of all ranks, for this block. False, in all threads: a rank has been
+/// awaited in vain.
+__device__ __forceinline__ bool await_flags(const RankMail& m, Flag flag, uint32_t round) {
+  bool is_sound = true;
+  if (has_flags(m)) {
+    const auto other = static_cast<int32_t>(threadIdx.x);
+    const uint32_t* at = flag_at(m, flag, m.rank, other);
+    uint32_t looks = 0;
+    uint64_t start = 0;
+    while (is_sound && load_flag(at) - round >= uint32_t{RankMail::kUnitSlots})
+      is_sound = looks_again(m, other, ++looks, &start);
+  }
+  return __syncthreads_and(is_sound) != 0;
+}
+
 /// Exchanges units of 16 bytes with all ranks, from all threads of a kernel of rounds.num_blocks
 /// blocks. `mine(u)` makes this rank's unit u; `all(u, units)` gets those of every rank by its
 /// number. After a fault `all` is not called any more.
@@ -198,21 +242,10 @@ __device__ __forceinline__ void send_and_receive_units(const RankMail& m, const 
                                                        Mine&& mine, All&& all) {
   constexpr int kUnits = RankMail::kUnitsOfBlock / kThreads;  // of a thread in a round
   const uint32_t before = *reinterpret_cast<volatile uint32_t*>(m.state + 1);
-  const auto place = [&](int32_t to, int32_t from, uint32_t round) {
-    const int64_t slot = round % RankMail::kUnitSlots;
-    return reinterpret_cast<uint4*>(m.boxes[to] + m.units_at) +
-           ((slot * m.size + from) * RankMail::kMostBlocks + blockIdx.x) * RankMail::kUnitsOfBlock;
-  };
-  const auto flag = [&](int32_t to, int32_t from) {
-    return reinterpret_cast<uint32_t*>(m.boxes[to] + m.flags_at) + from * RankMail::kMostBlocks +
-           blockIdx.x;
-  };
   const auto unit_of = [&](int32_t r, int i) {
     return (int64_t{r} * gridDim.x + blockIdx.x) * RankMail::kUnitsOfBlock + i * kThreads +
            threadIdx.x;
   };
-  const int other = static_cast<int>(threadIdx.x);  // the rank that the thread has the flags of
-  const bool has_flags = other < m.size && other != m.rank;
   const auto send_round = [&](int32_t r, uint4(&own)[kUnits]) {
     const uint32_t round = before + static_cast<uint32_t>(r) + 1;
 #pragma unroll
@@ -222,32 +255,16 @@ __device__ __forceinline__ void send_and_receive_units(const RankMail& m, const 
     for (int i = 0; i < kUnits; ++i) {
       if (unit_of(r, i) >= rounds.num_units) continue;
       for (int32_t to = 0; to < m.size; ++to)
-        if (to != m.rank) place(to, m.rank, round)[i * kThreads + threadIdx.x] = own[i];
+        if (to != m.rank) units_at(m, to, m.rank, round)[i * kThreads + threadIdx.x] = own[i];
     }
-    __syncthreads();
-    if (has_flags) {
-      __threadfence_system();
-      store_flag(flag(other, m.rank), round);
-    }
+    leave_flags(m, kOfValues, round);
   };
-  __shared__ int is_sound;
-  if (threadIdx.x == 0) is_sound = 1;
   uint4 own[kUnits], next[kUnits];
   send_round(0, own);
   for (int32_t r = 0; r < rounds.num_rounds; ++r) {
     if (r + 1 < rounds.num_rounds) send_round(r + 1, next);
     const uint32_t round = before + static_cast<uint32_t>(r) + 1;
-    if (has_flags) {
-      uint32_t looks = 0;
-      uint64_t start = 0;
-      while (static_cast<int32_t>(load_flag(flag(m.rank, other)) - round) < 0) {
-        if (looks_again(m, other, ++looks, &start)) continue;
-        is_sound = 0;
-        break;
-      }
-    }
-    __syncthreads();
-    if (is_sound == 0) break;
+    if (!await_flags(m, kOfValues, round)) break;
 #pragma unroll
     for (int i = 0; i < kUnits; ++i) {
       if (unit_of(r, i) >= rounds.num_units) continue;
@@ -257,7 +274,7 @@ __device__ __forceinline__ void send_and_receive_units(const RankMail& m, const 
         if (from >= m.size) continue;
         units[from] = from == m.rank
                           ? own[i]
-                          : __ldcg(place(m.rank, from, round) + i * kThreads + threadIdx.x);
+                          : __ldcg(units_at(m, m.rank, from, round) + i * kThreads + threadIdx.x);
       }
       all(unit_of(r, i), units);
     }

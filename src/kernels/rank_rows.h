@@ -33,13 +33,13 @@ template <typename P>
 constexpr Row<P> peers_row(const char* name, const char* supports, const char* limits,
                            const char* (*refuses)(const P&),
                            double (*predict_us)(const P&, const DeviceRates&),
-                           void (*run)(const P&)) {
+                           void (*run)(const P&), const char* ran_on = kRanAnyCuda) {
   return {.name = name,
           .device = DeviceKind::kCuda,
           .needs = kCudaAny,
           .supports = supports,
           .limits = limits,
-          .ran_on = kRanAnyCuda,
+          .ran_on = ran_on,
           .layout = PackedLayout::kFragment16x32,
           .forms = {.x = kAnyX, .l1 = kAnyL1, .reduce = kAnyReduce},
           .is_batch_invariant = true,

@@ -212,6 +212,7 @@ ReduceParams Pass::params<ReduceParams>(size_t l, const Forms& forms) const {
           .num_tokens = batch.ragged.num_tokens,
           .hidden = config.hidden,
           .kind = config.share.link,
+          .num_ranks = config.share.num_ranks,
           .link = link,
           .part = l == kBehindOut ? act.parts[l]
                                   : part_behind_experts(weights.layers.size() - 1, forms),

@@ -88,19 +88,24 @@ inline constexpr const char* kTeamsLimits =
     "any number of tokens; for 2 to some 64 where no row by wgmma can run; activations rounded to "
     "bf16";
 
-/// An exchange with every other rank over NVLink (kernels/rank_mail.cuh) of so many floats as
-/// words, and of so many bytes as units. Measured between two H200s; beyond a word a thread, words
-/// wait.
-inline double rank_mail_us(double num_floats) {
+/// An exchange over NVLink (kernels/rank_mail.cuh) in which each rank sends so many floats as
+/// words, or so many bytes as units, to every other. Measured between two H200s, where 290 GB/s
+/// include the residual stream's bytes; beyond a word a thread, words wait.
+inline double rank_mail_us(double num_floats, int32_t num_ranks = 2) {
   constexpr double kFixedUs = 2.5, kGbS = 300, kFloatsOfThreads = 528 * 256 * 3;
-  const double us = 1e-3 * 16.0 / 3.0 * num_floats / kGbS;
+  const double us = 1e-3 * 16.0 / 3.0 * num_floats * (num_ranks - 1) / kGbS;
   return kFixedUs + (num_floats > kFloatsOfThreads ? 2 : 1) * us;
 }
 /// What such an exchange of one token adds to a kernel that does other work, too.
 inline constexpr double kFoldedReduceUs = 1.5;
-inline double rank_units_us(double bytes) {
-  constexpr double kFixedUs = 7.0, kGbS = 290;
-  return kFixedUs + 1e-3 * bytes / kGbS;
+inline constexpr double kRankUnitsUs = 7.0, kRankUnitsGbS = 290;
+inline double rank_units_us(double bytes, int32_t num_ranks = 2) {
+  return kRankUnitsUs + 1e-3 * bytes * (num_ranks - 1) / kRankUnitsGbS;
+}
+/// The same of a sum in two phases: a rank sends each other its slice of `bytes`, and then the sum
+/// of its own slice to all others. Derived from the time of units, not measured.
+inline double rank_slices_us(double bytes, int32_t num_ranks) {
+  return 2 * rank_units_us(bytes / num_ranks, num_ranks);
 }
 
 /// The least extra time of the ordered rows, which give a token the same result in any batch. With

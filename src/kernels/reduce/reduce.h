@@ -11,6 +11,7 @@ struct ReduceParams {
   Launch launch;
   int32_t num_tokens = 0, hidden = 0;
   LinkKind kind = LinkKind::kNone;
+  int32_t num_ranks = 1;        // what predicted times depend on
   RankLink* link = nullptr;     // after a fault, which it keeps, x stays as it is
   const float* part = nullptr;  // [tokens, hidden] of this rank
   float* next_part = nullptr;  // [tokens, hidden], cleared: what the next reduce will read; or null

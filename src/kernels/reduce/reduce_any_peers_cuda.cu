@@ -2,39 +2,17 @@
 // in the order of ranks. For few tokens as words of three floats: bound by a store's way to another
 // GPU and back into a register, about a microsecond. For many tokens in BF16, as rows for many
 // tokens round activations: bound by the link.
-#include <cuda_bf16.h>
-
-#include "kernels/rank_mail.cuh"
-#include "kernels/reduce/reduce_rows.h"
-#include "kernels/residual.cuh"
+#include "kernels/reduce/reduce_peers.cuh"
 
 namespace moxie {
 namespace {
 
-struct SumParams {
-  RankMail mail;
-  mail::Extent extent;
-  mail::Rounds rounds;
-  int64_t count;
-  const float* part;
-  float* next_part;
-  float* x;
-};
+using reduce::SumParams;
 
 template <bool kIsSingle>
 __device__ __forceinline__ float value_of(const float* values, int64_t i) {
   if constexpr (kIsSingle) return values[i];
   return whole(reinterpret_cast<const float2*>(values)[i]);
-}
-
-template <bool kIsSingle>
-__device__ __forceinline__ void store_four(float* values, int64_t at, float4 v) {
-  if constexpr (kIsSingle) {
-    *reinterpret_cast<float4*>(values + at) = v;
-  } else {
-    store_residual<false>(values, at, make_float2(v.x, v.y));
-    store_residual<false>(values, at + 2, make_float2(v.z, v.w));
-  }
 }
 
 // A word's values: three floats, or six in BF16.
@@ -100,73 +78,29 @@ __global__ void __launch_bounds__(mail::kThreads, mail::kBlocksOfSm)
       p.mail, p.extent, mine, [&](int64_t word) { return load(p.x, word); }, all);
 }
 
-// A unit is eight values: two runs of four, a block's threads apart, so that neighbouring threads
-// load and store neighbouring runs.
 template <int kMost, bool kIsSingle>
 __global__ void __launch_bounds__(mail::kThreads, mail::kBlocksOfSm)
     add_units(const __grid_constant__ SumParams p) {
   wait_for_previous();
   launch_next();
-  const auto run_of = [](int64_t unit, int half) {  // the number of its first value
-    return 4 * (2 * (unit - unit % mail::kThreads) + half * mail::kThreads + unit % mail::kThreads);
-  };
-  const auto mine = [&](int64_t unit) {
-    uint4 rounded;
-    auto* pairs = reinterpret_cast<__nv_bfloat162*>(&rounded);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int64_t at = run_of(unit, half);
-      float4 v = make_float4(0, 0, 0, 0);
-      if (at < p.count) {
-        ResidualFour<kIsSingle> part;
-        part.load(p.part, at);
-        v = part.values();
-      }
-      pairs[2 * half] = __floats2bfloat162_rn(v.x, v.y);
-      pairs[2 * half + 1] = __floats2bfloat162_rn(v.z, v.w);
-    }
-    return rounded;
-  };
+  const auto mine = [&](int64_t unit) { return reduce::unit_of_part<kIsSingle>(p, unit); };
   const auto all = [&](int64_t unit, const uint4* units) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int64_t at = run_of(unit, half);
+    for (int half = 0; half < reduce::kHalves; ++half) {
+      const int64_t at = reduce::first_of(unit, half);
       if (at >= p.count) continue;
       ResidualFour<kIsSingle> x;
       x.load(p.x, at);
-      float4 v = x.values(), sum = make_float4(0, 0, 0, 0);
-#pragma unroll
-      for (int32_t rank = 0; rank < kMost; ++rank) {
-        if (rank >= p.mail.size) continue;
-        const auto* two = reinterpret_cast<const __nv_bfloat162*>(&units[rank]) + 2 * half;
-        const float2 low = __bfloat1622float2(two[0]), high = __bfloat1622float2(two[1]);
-        if (rank == 0)
-          sum = make_float4(low.x, low.y, high.x, high.y);
-        else
-          sum.x += low.x, sum.y += low.y, sum.z += high.x, sum.w += high.y;
-      }
-      v.x += sum.x, v.y += sum.y, v.z += sum.z, v.w += sum.w;
-      store_four<kIsSingle>(p.x, at, v);
-      if (p.next_part != nullptr) store_four<kIsSingle>(p.next_part, at, make_float4(0, 0, 0, 0));
+      reduce::add_four(p, at, x, reduce::sum_of<kMost>(units, p.mail.size, half));
     }
   };
   mail::send_and_receive_units<kMost>(p.mail, p.rounds, mine, all);
 }
 
-SumParams params_of(const ReduceParams& p) {
-  SumParams params{};
-  params.mail = *p.link->mail();
-  params.count = int64_t{p.num_tokens} * p.hidden;
-  params.part = p.part;
-  params.next_part = p.next_part;
-  params.x = p.x;
-  return params;
-}
-
 template <bool kRounds>
 void run_words(const char* row, const ReduceParams& p) {
   if (p.num_tokens == 0) return;
-  SumParams params = params_of(p);
+  SumParams params = reduce::params_of(p);
   params.extent =
       mail::extent_of(params.mail, ceil_div<int64_t>(params.count, kValuesOfWord<kRounds>));
   mail::with_most_ranks(params.mail.size, [&]<int kMost>() {
@@ -188,8 +122,9 @@ void reduce_any_bf16_peers_cuda(const ReduceParams& p) {
 
 void reduce_any_bf16_units_peers_cuda(const ReduceParams& p) {
   if (p.num_tokens == 0) return;
-  SumParams params = params_of(p);
-  constexpr int64_t kOfBlock = 8 * RankMail::kUnitsOfBlock;  // values of a block's round
+  SumParams params = reduce::params_of(p);
+  constexpr int64_t kOfBlock =
+      reduce::kValuesOfUnit * RankMail::kUnitsOfBlock;  // values of a block's round
   params.rounds =
       mail::rounds_of(params.mail, ceil_div(params.count, kOfBlock) * RankMail::kUnitsOfBlock);
   mail::with_most_ranks(params.mail.size, [&]<int kMost>() {

@@ -16,5 +16,7 @@ void reduce_any_one_shot_peers_cuda(const ReduceParams& params);
 /// The same with parts rounded to BF16, for some tokens; and for many.
 void reduce_any_bf16_peers_cuda(const ReduceParams& params);
 void reduce_any_bf16_units_peers_cuda(const ReduceParams& params);
+/// For many tokens of three ranks or more: each adds up a slice of the values for all.
+void reduce_any_bf16_two_shot_peers_cuda(const ReduceParams& params);
 
 }  // namespace moxie

@@ -12,7 +12,7 @@ const char* refuses_units(const ReduceParams& p) {
 constexpr const char* kAnyXOfPeers =
     "x of one float or two a value; GPUs of one process that write to each other's memory";
 double peers_us(const ReduceParams& p, const DeviceRates&) {
-  return rank_mail_us(1.0 * p.num_tokens * p.hidden);
+  return rank_mail_us(1.0 * p.num_tokens * p.hidden, p.num_ranks);
 }
 // In narrow models rounding shows and gains nothing, as in rows of matrix products.
 double rounded_us(const ReduceParams& p, double us) {
@@ -20,10 +20,13 @@ double rounded_us(const ReduceParams& p, double us) {
   return p.hidden < kLeastGemmHidden || p.num_tokens < kLeastTokens ? kNeverUs : us;
 }
 double bf16_us(const ReduceParams& p, const DeviceRates&) {
-  return rounded_us(p, rank_mail_us(0.5 * p.num_tokens * p.hidden));
+  return rounded_us(p, rank_mail_us(0.5 * p.num_tokens * p.hidden, p.num_ranks));
 }
 double units_us(const ReduceParams& p, const DeviceRates&) {
-  return rounded_us(p, rank_units_us(2.0 * p.num_tokens * p.hidden));
+  return rounded_us(p, rank_units_us(2.0 * p.num_tokens * p.hidden, p.num_ranks));
+}
+double two_shot_us(const ReduceParams& p, const DeviceRates&) {
+  return rounded_us(p, rank_slices_us(2.0 * p.num_tokens * p.hidden, p.num_ranks));
 }
 #endif
 
@@ -62,6 +65,11 @@ const Row<ReduceParams> kRows[] = {
     peers_row<ReduceParams>("reduce_any_bf16_units_peers_cuda", kAnyXOfPeers,
                             "parts rounded to bf16; for many tokens", refuses_units, units_us,
                             reduce_any_bf16_units_peers_cuda),
+    peers_row<ReduceParams>("reduce_any_bf16_two_shot_peers_cuda", kAnyXOfPeers,
+                            "parts and their sum rounded to bf16; for many tokens of three ranks "
+                            "or more",
+                            refuses_units, two_shot_us, reduce_any_bf16_two_shot_peers_cuda,
+                            "compiled only"),
 #endif
 };
 

@@ -35,7 +35,7 @@ std::string ReduceCase::name() const {
 }
 
 ReduceParams ReduceCase::sizes() const {
-  return {.num_tokens = tokens, .hidden = hidden, .kind = LinkKind::kThreads};
+  return {.num_tokens = tokens, .hidden = hidden, .kind = LinkKind::kThreads, .num_ranks = ranks};
 }
 
 Built<ReduceParams> build(const ReduceCase& c) {
