@@ -299,6 +299,8 @@ INSTANTIATE_TEST_SUITE_P(RanksOfExperts, ParallelCudaTest,
 // other as each is from the goldens, for which the bar is the same. Now and then that decides
 // between two experts.
 constexpr double kMostKl = 1e-5, kMostMeanKl = 2e-3;
+// The same where rows for many tokens, which round to BF16, are forced on narrow models.
+constexpr double kMostRoundedKl = 1e-4;
 
 TEST_P(ParallelCudaTest, TheLogitsAreThoseOfOneRank) {
   if (!has_gpus(GetParam().ranks)) GTEST_SKIP();
@@ -318,7 +320,7 @@ TEST_P(ParallelCudaTest, TheLogitsAreThoseOfOneRank) {
     const double mean = std::accumulate(kl.begin(), kl.end(), 0.0) / static_cast<double>(kl.size());
     const double of_most = kl[kl.size() * 9 / 10];
     std::printf("chunks of %zu: KL %.2e in the mean, 9 of 10 below %.2e\n", chunk, mean, of_most);
-    EXPECT_LE(of_most, kMostKl) << "chunks of " << chunk;
+    EXPECT_LE(of_most, *GetParam().kernel == 0 ? kMostKl : kMostRoundedKl) << "chunks of " << chunk;
     EXPECT_LE(mean, kMostMeanKl) << "chunks of " << chunk;
   }
   bool reduces = false;
