@@ -210,9 +210,6 @@ Status Engine::make_kernels() {
   const bool is_cpu = device_->kind() == DeviceKind::kCpu;
   load_options_.ranks.link = options_.world ? LinkKind::kSockets : link_between(device_->kind());
   if (auto status = set_rank_config(); !status) return status;
-  if (!is_cpu && options_.expert_parallel)
-    return fail("ranks on GPUs divide each expert's columns; only those on a CPU divide experts",
-                "--enable-expert-parallel");
   if (options_.arch_limit != "none" && options_.arch_limit != "sm_80")
     return fail("unknown value '" + options_.arch_limit + "'", "--arch-limit", "none, sm_80");
   if (options_.arch_limit != "none" && is_cpu)

@@ -333,20 +333,31 @@ struct Case {
   int ranks;
   const char* graphs = "on";
   const char* arch_limit = "none";
+  bool splits_experts = false;
+  const char* kernel = "";  // forced, in one rank as in several
 };
 void PrintTo(const Case& c, std::ostream* out) {
-  *out << c.model << ", " << c.ranks << " ranks, graphs " << c.graphs << ", " << c.arch_limit;
+  *out << c.model << ", " << c.ranks << " ranks" << (c.splits_experts ? " of experts" : "")
+       << ", graphs " << c.graphs << ", " << c.arch_limit << " " << c.kernel;
+}
+// The same on one rank.
+Case alone_of(Case c) {
+  c.ranks = 1, c.splits_experts = false;
+  return c;
 }
 
 EngineOptions options_of(const Case& c) {
-  return {
+  EngineOptions options{
       .model = std::string(c.model) == "embedded" ? c.model : test_data() + "/goldens/" + c.model,
       .device = "cuda",
       .graphs = c.graphs,
       .arch_limit = c.arch_limit,
       .max_model_len = 256,
       .tensor_parallel = c.ranks,
+      .expert_parallel = c.splits_experts,
       .show_progress = false};
+  if (*c.kernel != 0) options.kernels = {c.kernel};
+  return options;
 }
 
 std::unique_ptr<Engine> open(const EngineOptions& options) {
@@ -376,17 +387,30 @@ INSTANTIATE_TEST_SUITE_P(Ranks, ParallelCudaTest,
                                            Case{"nano-b", 2}, Case{"nano-b", 4, "on", "sm_80"},
                                            Case{"embedded", 2}, Case{"embedded", 4, "off"},
                                            Case{"embedded", 2, "on", "sm_80"}));
+// A rank's experts are 4 of 8 or 2 of 8 in nano-a, 16 of 32 in nano-b: tokens have all of their
+// choices there, some or none. Rows for many tokens run in launches of any size.
+INSTANTIATE_TEST_SUITE_P(RanksOfExperts, ParallelCudaTest,
+                         ::testing::Values(Case{"nano-a", 2, "on", "none", true},
+                                           Case{"nano-a", 4, "off", "none", true},
+                                           Case{"nano-b", 2, "on", "none", true},
+                                           Case{"nano-b", 4, "off", "sm_80", true},
+                                           Case{"nano-a", 2, "on", "none", true, "experts=w4a16"},
+                                           Case{"nano-a", 2, "on", "sm_80", true, "experts=w4a16"},
+                                           Case{"nano-b", 2, "off", "none", true, "experts=w4a16"},
+                                           Case{"embedded", 2, "on", "none", true},
+                                           Case{"embedded", 4, "off", "none", true},
+                                           Case{"embedded", 2, "on", "sm_80", true}));
 
 // Rows for GPUs round within a layer, and two ranks round other sums than one: as far from each
 // other as each is from the goldens, for which the bar is the same. Now and then that decides
 // between two experts.
 constexpr double kMostKl = 1e-5, kMostMeanKl = 2e-3;
+// The same where rows for many tokens, which round to BF16, are forced on narrow models.
+constexpr double kMostRoundedKl = 1e-4;
 
 TEST_P(ParallelCudaTest, TheLogitsAreThoseOfOneRank) {
   if (!has_gpus(GetParam().ranks)) GTEST_SKIP();
-  Case alone = GetParam();
-  alone.ranks = 1;
-  EngineOptions options = options_of(alone);
+  EngineOptions options = options_of(alone_of(GetParam()));
   options.max_logit_rows = 64;
   auto one = open(options);
   options = options_of(GetParam());
@@ -402,7 +426,7 @@ TEST_P(ParallelCudaTest, TheLogitsAreThoseOfOneRank) {
     const double mean = std::accumulate(kl.begin(), kl.end(), 0.0) / static_cast<double>(kl.size());
     const double of_most = kl[kl.size() * 9 / 10];
     std::printf("chunks of %zu: KL %.2e in the mean, 9 of 10 below %.2e\n", chunk, mean, of_most);
-    EXPECT_LE(of_most, kMostKl) << "chunks of " << chunk;
+    EXPECT_LE(of_most, *GetParam().kernel == 0 ? kMostKl : kMostRoundedKl) << "chunks of " << chunk;
     EXPECT_LE(mean, kMostMeanKl) << "chunks of " << chunk;
   }
   bool reduces = false;
@@ -473,10 +497,8 @@ TEST(ParallelCuda, FoldedExchangesGiveTheLogitsOfOneRank) {
 TEST_P(ParallelCudaTest, TheDecodeLoopDrawsWhatOneRankDraws) {
   if (std::string_view(GetParam().model) != "embedded") return;  // as below
   if (!has_gpus(GetParam().ranks)) GTEST_SKIP();
-  Case alone = GetParam();
-  alone.ranks = 1;
   std::vector<std::vector<std::vector<int32_t>>> found;
-  for (const Case& c : {alone, GetParam()}) {
+  for (const Case& c : {alone_of(GetParam()), GetParam()}) {
     EngineOptions options = options_of(c);
     options.max_num_seqs = options.max_logit_rows = 4;
     auto engine = open(options);
@@ -496,13 +518,13 @@ TEST_P(ParallelCudaTest, TheDecodeLoopDrawsWhatOneRankDraws) {
 TEST(ParallelServiceCudaTest, WhateverHappensBesideItARequestDrawsWhatOneRankDraws) {
   // Of a model that was trained: random ones have tokens that are equal but for rounding.
   if (!has_gpus(2)) GTEST_SKIP();
-  for (const Case& c : {Case{"embedded", 2}, Case{"embedded", 4, "off"}}) {
+  for (const Case& c :
+       {Case{"embedded", 2}, Case{"embedded", 4, "off"}, Case{"embedded", 2, "on", "none", true}}) {
     if (!has_gpus(c.ranks)) continue;
     for (const SpecMethod method : {SpecMethod::kOff, SpecMethod::kNgram}) {
-      SCOPED_TRACE(::testing::Message() << c.ranks << " ranks, " << spec_method_name(method));
-      Case alone = c;
-      alone.ranks = 1;
-      EngineOptions one = options_of(alone), several = options_of(c);
+      SCOPED_TRACE(::testing::Message() << c.ranks << " ranks, experts " << c.splits_experts << ", "
+                                        << spec_method_name(method));
+      EngineOptions one = options_of(alone_of(c)), several = options_of(c);
       one.max_model_len = several.max_model_len = 96;
       one.max_batch_tokens = several.max_batch_tokens = 24;
       several.speculation.method = method;

@@ -230,6 +230,8 @@ class LinearStepsCuda : public CudaTest {
             run_on_device(row, params);
             expect_near(allowed, built.outputs(),
                         std::string(row.name) + ", x single, on " + c.name());
+            if constexpr (std::is_same_v<P, ExpertsParams>)
+              expect_x_overwritten(row, built, params, allowed, c);
             x_is_single_ = false;
           }
         }
@@ -253,6 +255,21 @@ class LinearStepsCuda : public CudaTest {
     }
     EXPECT_GT(num_rows, 0) << c.name();
     free_case();
+  }
+
+  // The same in x that holds nothing: tokens whose experts are not held get 0.
+  void expect_x_overwritten(const Row<ExpertsParams>& row, Built<ExpertsParams>& built,
+                            ExpertsParams params, const std::vector<Output>& allowed,
+                            const ExpertsCase& c) {
+    const int64_t count = int64_t{params.num_tokens} * params.hidden;
+    std::fill_n(built.params.x, count, NAN);
+    params.x = x_in_out(built.params.x, count);
+    params.overwrites = true;
+    run_on_device(row, params);
+    for (int64_t i = 0; i < count; ++i)
+      built.params.x[i] += built.initial_x[static_cast<size_t>(i)];
+    expect_near(allowed, built.outputs(),
+                std::string(row.name) + ", x overwritten, on " + c.name());
   }
 
   // Compares the queries that the row wrote in BF16 with q times a factor.

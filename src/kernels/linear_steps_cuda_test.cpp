@@ -203,6 +203,78 @@ TEST_F(LinearStepsCuda, ManyTokensOfWideMatricesAgreeWithTheReference) {
   }
 }
 
+// Weights that hold a part of the experts among which tokens choose: tokens with all, some or none
+// of their experts there, and launches with none. The last test says which rows take them.
+class HeldExpertsCuda : public LinearStepsCuda {
+ protected:
+  static void SetUpTestSuite() {
+    runs_.begin();
+    runs_->do_not_judge();
+  }
+  void expect_parts_agree(ExpertsCase c) {
+    struct Part {
+      int32_t experts, before, behind;
+      bool avoids_held = false;
+    };
+    for (const Part& part : {Part{3, 4, 2}, {6, 0, 1}, {1, 8, 7}, {4, 7, 0, true}}) {
+      c.experts = part.experts, c.before = part.before, c.behind = part.behind;
+      c.avoids_held = part.avoids_held;
+      expect_rows_agree(c);
+    }
+  }
+};
+
+TEST_F(HeldExpertsCuda, OfFewTokensAgreeWithTheReference) {
+  for (const DType weights : kFormats) {
+    for (const int32_t tokens : {1, 2, 3, 5, 8, 11}) {
+      expect_parts_agree({.tokens = tokens, .hidden = 96, .weights = weights});
+      expect_parts_agree(
+          {.tokens = tokens, .hidden = 576, .intermediate = 256, .weights = weights});
+    }
+    // Several pieces for each cluster.
+    expect_parts_agree({.hidden = 384, .intermediate = 3200, .top_k = 6, .weights = weights});
+  }
+  for (int32_t tokens = 9; tokens <= 17; ++tokens) {
+    for (const int32_t hidden : {64, 576})
+      expect_parts_agree({.tokens = tokens, .hidden = hidden, .intermediate = 640 - hidden});
+  }
+}
+
+TEST_F(HeldExpertsCuda, OfManyTokensAgreeWithTheReference) {
+  for (const int32_t tokens : {31, 60, 121, 300}) {
+    expect_parts_agree({.tokens = tokens, .hidden = 160, .intermediate = 224});
+    expect_parts_agree({.tokens = tokens, .hidden = 192, .intermediate = 256});
+  }
+  // Slots that a kernel of its own fills.
+  expect_parts_agree({.tokens = 2100, .hidden = 64, .intermediate = 64});
+  expect_parts_agree({.tokens = 40, .hidden = 2880, .intermediate = 576, .top_k = 2});
+}
+
+TEST_F(HeldExpertsCuda, AreRefusedByRowsThatChooseThem) {
+  int num_rows = 0;
+  for (const Row<ExpertsParams>& row : Op<ExpertsParams>::rows()) {
+    if (row.device != DeviceKind::kCuda || (row.needs & ~features()) != 0) continue;
+    const auto refusal = [&](int32_t before, int32_t behind) {
+      ExpertsParams params = ExpertsCase{.hidden = 576,
+                                         .intermediate = 576,
+                                         .before = before,
+                                         .behind = behind,
+                                         .activation = row.activation}
+                                 .sizes();
+      params.launch = launch();
+      params.forms = forms_with(row, XForm::kF32Pair);
+      return row.refuses(params);
+    };
+    ++num_rows;
+    const bool takes_a_part =
+        row.covers.empty() && std::string_view(row.name) != "experts_mxfp4_mxfp8_cutlass_sm100";
+    EXPECT_EQ(refusal(0, 0), nullptr) << row.name;
+    EXPECT_EQ(refusal(0, 1) == nullptr, takes_a_part) << row.name;
+    EXPECT_EQ(refusal(8, 0) == nullptr, takes_a_part) << row.name;
+  }
+  EXPECT_GT(num_rows, 0);
+}
+
 TEST_F(LinearStepsCuda, ExpertsThatNormAgreeWithTheReference) {
   std::set<std::string> ran;
   for (const int32_t tokens : {5, 33, 121, 300}) {

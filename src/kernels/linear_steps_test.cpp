@@ -236,5 +236,19 @@ TEST(LinearSteps, WorkCountsWeightsOnceAndTwoOperationsAProduct) {
               3 * 64 * 64 * 4.25 / 8 + 4 * (128 + 64), 1e-6);
 }
 
+// Also where a rank holds fewer experts than a token chooses.
+TEST(Experts, ARankHasItsShareOfTheWork) {
+  const ExpertsParams whole = ExpertsCase{.tokens = 3, .experts = 12, .top_k = 4}.sizes();
+  const ExpertsParams part =
+      ExpertsCase{.tokens = 3, .experts = 3, .top_k = 4, .before = 3, .behind = 6}.sizes();
+  EXPECT_TRUE(holds_all_experts(whole));
+  EXPECT_FALSE(holds_all_experts(part));
+  EXPECT_EQ(expected_pairs(part), 3);
+  const Work of_whole = Op<ExpertsParams>::work(whole), of_part = Op<ExpertsParams>::work(part);
+  const double of_tokens = 3 * (12.0 * 64 + 8 * 4);
+  EXPECT_EQ(of_part.flops, of_whole.flops / 4);
+  EXPECT_NEAR(of_part.bytes - of_tokens, (of_whole.bytes - of_tokens) / 4, 1e-6);
+}
+
 }  // namespace
 }  // namespace moxie::testing

@@ -165,6 +165,7 @@ ExpertsParams Pass::params<ExpertsParams>(size_t l, const Forms& forms) const {
           .norm_weight = layer.post_norm,
           .expert_ids = act.expert_ids,
           .expert_weights = act.expert_weights,
+          .num_routed = config.num_experts,
           .first_expert = config.share.first_expert,
           .gate_up = layer.gate_up,
           .gate_up_bias = layer.gate_up_bias,

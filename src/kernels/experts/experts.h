@@ -24,6 +24,7 @@ struct ExpertsParams {
   const float* norm_weight = nullptr;   // [hidden], with TForm::kAbsent
   int32_t* expert_ids = nullptr;        // [tokens, top_k]
   float* expert_weights = nullptr;      // [tokens, top_k]
+  int32_t num_routed = 0;               // experts that ids name; 0: those of gate_up
   int32_t first_expert = 0;             // of gate_up and down: pairs with others add nothing
   PackedMatrix gate_up;                 // experts x [2 * round_up(intermediate, 16), hidden]
   const float* gate_up_bias = nullptr;  // [experts, gate_up.rows], packed order, 0 in padding
@@ -51,8 +52,21 @@ struct Op<ExpertsParams> {
   static Work work(const ExpertsParams& params);
 };
 
+/// The experts among which tokens choose: more than the weights hold, on a rank with whole experts.
+inline int32_t routed_experts(const ExpertsParams& p) {
+  return p.num_routed > 0 ? p.num_routed : p.gate_up.num_experts;
+}
+inline bool holds_all_experts(const ExpertsParams& p) {
+  return p.first_expert == 0 && p.gate_up.num_experts == routed_experts(p);
+}
+/// Pairs with experts that the weights hold, if tokens choose evenly among all.
+inline double expected_pairs(const ExpertsParams& p) {
+  return static_cast<double>(p.num_tokens) * p.top_k * p.gate_up.num_experts / routed_experts(p);
+}
+
 /// Op::work() assumes that tokens choose evenly among the experts. Here `num_distinct` is the
-/// number of experts that any token of the launch chose; the weights of each are read once.
+/// number of experts that any token of the launch chose; the weights hold their share of these, and
+/// the weights of each are read once.
 Work experts_work(const ExpertsParams& params, int32_t num_distinct);
 
 /// The clamped SwiGLU of one gate and up value.

@@ -148,7 +148,7 @@ double cost(const ExpertsParams& p, const GemmKernels& gemm) {
   // Assumes that the pairs are spread evenly over all experts.
   const double num_experts = p.gate_up.num_experts;
   return gemm_cost(gemm, 3.0 * p.hidden * p.intermediate * num_experts,
-                   static_cast<double>(p.num_tokens) * p.top_k / num_experts, gemm.least_pairs,
+                   expected_pairs(p) / num_experts, gemm.least_pairs,
                    std::min(p.hidden, p.intermediate));
 }
 

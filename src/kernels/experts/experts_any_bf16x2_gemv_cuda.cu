@@ -6,9 +6,10 @@
 // gate_up: a team of two warps makes whole tiles (8 gate and 8 up rows of the same outputs, so that
 // a lane has both); the tokens' activations are staged once a block. Its outputs, times the weight
 // of their expert, are written as the two BF16 parts that `down` multiplies: `halves` [pair][unit
-// of 64] [block of 32][part][32], where a pair is token * top_k + choice. down: a cluster makes one
-// tile of 16 outputs; its blocks share the experts, the warps of a block share the columns. Sums
-// are added in distributed shared memory, in a fixed order.
+// of 64] [block of 32][part][32], where a pair is token * top_k + choice; of one token the pairs
+// whose experts are held, one behind another. down: a cluster makes one tile of 16 outputs; its
+// blocks share the experts, the warps of a block share the columns. Sums are added in distributed
+// shared memory, in a fixed order.
 #include "kernels/cluster.cuh"
 #include "kernels/experts/experts_rows.h"
 #include "kernels/experts/experts_slices.cuh"
@@ -24,19 +25,19 @@ using namespace few_experts;
 constexpr int kMaxGateUpTeams = 12, kMaxGateUpWarps = 2 * kMaxGateUpTeams;
 constexpr int kDownCluster = 4, kDownWarps = 5;
 
-// The experts that a launch's pairs chose, each once, in the order of their first pair. Lane i of a
-// warp represents pair i.
+// The held experts that a launch's pairs chose, each once, in the order of their first pair. Lane i
+// of a warp represents pair i.
 struct Chosen {
-  int32_t id;       // expert of this lane's pair; negative past the end
+  int32_t id;       // number of this lane's expert; negative past the end and for experts not held
   uint32_t peers;   // lanes with the same expert
   uint32_t firsts;  // lanes that are the first of their expert
   int32_t num_experts;
 
-  __device__ __forceinline__ Chosen(const int32_t* ids, int num_pairs) {
+  __device__ __forceinline__ Chosen(const Step& p, int num_pairs) {
     const int lane = threadIdx.x % 32;
-    id = lane < num_pairs ? ids[lane] : -1 - lane;
+    id = lane < num_pairs ? held_expert(p, p.expert_ids[lane]) : -1;
     peers = __match_any_sync(~0u, id);
-    firsts = __ballot_sync(~0u, lane < num_pairs && __ffs(peers) - 1 == lane);
+    firsts = __ballot_sync(~0u, id >= 0 && __ffs(peers) - 1 == lane);
     num_experts = __popc(firsts);
   }
   /// Lane of the first pair of the i-th expert; called by the whole warp.
@@ -86,7 +87,7 @@ __global__ void __launch_bounds__(32 * kMaxGateUpWarps)
 
   wait_for_previous();
   launch_next();
-  const Chosen chosen(p.expert_ids, p.num_tokens * p.top_k);
+  const Chosen chosen(p, p.num_tokens * p.top_k);
   const int num_items = chosen.num_experts * static_cast<int>(num_tiles);
   // Teams of one block take neighbouring tiles.
   const int stride = gridDim.x * num_teams;
@@ -165,8 +166,8 @@ __global__ void __launch_bounds__(32 * kMaxGateUpWarps)
 #pragma unroll
       for (int c = 0; c < kGroups; ++c) {
         if (pair[c] < 0) continue;
-        write_half<F>(p, pair[c], weight[c], output, sums[c][0] * kSumScale<F> + gate_bias,
-                      sums[c][1] * kSumScale<F> + up_bias);
+        write_half<F>(p, kTokens == 1 ? nth : pair[c], weight[c], output,
+                      sums[c][0] * kSumScale<F> + gate_bias, sums[c][1] * kSumScale<F> + up_bias);
       }
     }
     __syncwarp();
@@ -194,7 +195,7 @@ __global__ void __launch_bounds__(32 * kDownWarps) down_gemv(const __grid_consta
       min(p.num_units_down, part_begin(num_stages, kDownWarps, warp + 1) * kUnroll) - begin;
 
   // `route` ran two kernels before this one, so that its choices may be read before the wait.
-  const Chosen chosen(p.expert_ids, num_tokens * p.top_k);
+  const Chosen chosen(p, num_tokens * p.top_k);
   const int num_rounds =
       rank < chosen.num_experts ? (chosen.num_experts - 1 - rank) / kDownCluster + 1 : 0;
   // The copies of weights and the copies of activations each walk over the rounds' units: the first
@@ -220,7 +221,7 @@ __global__ void __launch_bounds__(32 * kDownWarps) down_gemv(const __grid_consta
   const std::byte* halves = p.halves + begin * 256;
   const auto fill_inputs = [&](uint32_t stage) {
     if (kTokens > 1 || inputs.rounds == 0) return;
-    // For one token, a pair's number is its expert's number here; units are contiguous, 16 lanes
+    // One token's outputs lie in the order of the chosen experts; units are contiguous, 16 lanes
     // each.
     const int count = num_units - inputs.unit;
     const uint32_t to = stage + Pipeline<F>::kStageBytes + 16 * lane;
@@ -383,7 +384,8 @@ Step step_of(const ExpertsParams& p, int32_t first, int32_t num_tokens) {
             .chosen_weights = nullptr,
             .halves = p.launch.workspace,
             .said = nullptr,
-            .intermediate = p.intermediate};
+            .intermediate = p.intermediate,
+            .first_expert = p.first_expert};
   if (p.forms.router == RouterForm::kSums) {
     const int64_t word = int64_t{first} * fold.words_of_token();
     auto* logits = reinterpret_cast<float2*>(fold.sums) + word;
@@ -454,6 +456,8 @@ const char* experts_any_bf16x2_gemv_cuda_refuses(const ExpertsParams& p) {
   if (p.gate_up.format != p.down.format) return "gate/up and down differ in format";
   if (p.forms.router == RouterForm::kSums && p.fold.weight.rows > kMaxExperts)
     return "more than 256 experts";
+  if (p.forms.router == RouterForm::kSums && !holds_all_experts(p))
+    return "the weights hold a part of the experts that it would choose among";
   if (const char* why = refuses_matrix(p.gate_up)) return why;
   return refuses_matrix(p.down);
 }
@@ -492,7 +496,8 @@ void experts_any_bf16x2_slices_cuda(const ExpertsParams& p) {
   constexpr const char* kRow = "experts_any_bf16x2_slices_cuda";
   clear_padding(p, launch_stream(p.launch.stream), kRow);
   dispatch_format(p.gate_up.format, [&]<DType F>() {
-    slices::launch_slices<F>(step_of(p, 0, 1), block_limits(p.launch), p.launch, kRow);
+    slices::launch_slices<F>(step_of(p, 0, 1), holds_all_experts(p), block_limits(p.launch),
+                             p.launch, kRow);
   });
 }
 
@@ -518,8 +523,8 @@ const char* reduce_route_experts_mxfp4_bf16x2_slices_cuda_refuses(const ExpertsP
 
 void reduce_route_experts_mxfp4_bf16x2_slices_cuda(const ExpertsParams& p) {
   mail::with_most_ranks_of_fold(p.reduce, [&]<int kMost>() {
-    slices::launch_slices<DType::kMXFP4>(folded_step<kMost>(p), block_limits(p.launch), p.launch,
-                                         "reduce_route_experts_mxfp4_bf16x2_slices_cuda");
+    slices::launch_slices<DType::kMXFP4>(folded_step<kMost>(p), true, block_limits(p.launch),
+                                         p.launch, "reduce_route_experts_mxfp4_bf16x2_slices_cuda");
   });
 }
 

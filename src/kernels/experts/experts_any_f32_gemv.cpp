@@ -199,7 +199,7 @@ void gemv_run(const ExpertsParams& p, const LaneKernels& lanes) {
 
 double gemv_cost(const ExpertsParams& p, const LaneKernels& lanes) {
   // Assumes that the pairs are spread evenly over the experts.
-  const double num_pairs = static_cast<double>(p.num_tokens) * p.top_k;
+  const double num_pairs = expected_pairs(p);
   const double num_active = std::min<double>(num_pairs, p.gate_up.num_experts);
   return product_ns(lanes, 3.0 * p.hidden * p.intermediate * num_active, num_pairs / num_active);
 }

@@ -147,7 +147,8 @@ struct GroupedMemory {
       : shape{.num_tokens = p.num_tokens,
               .top_k = p.top_k,
               .num_experts = p.gate_up.num_experts,
-              .tile_slots = tile_slots} {
+              .tile_slots = tile_slots,
+              .first_expert = p.first_expert} {
     Scratch scratch(base);
     pairs = take_sorted_pairs(shape, scratch);
     const auto rows = shape.capacity();

@@ -56,7 +56,7 @@ struct DownMma : DownProduct {
 /// The columns of the tiles of a launch: as the plan or a switch says, or by the tile model.
 inline int32_t mma_tile_columns(const ExpertsParams& p) {
   if (p.tile.columns != 0) return p.tile.columns;
-  return choose_mma_tile(mean_pairs(p.num_tokens, p.top_k, p.gate_up.num_experts), p.tile_device)
+  return choose_mma_tile(mean_pairs(p.num_tokens, p.top_k, routed_experts(p)), p.tile_device)
       .columns;
 }
 inline bool has_mma_tile(const ExpertsParams& p) {

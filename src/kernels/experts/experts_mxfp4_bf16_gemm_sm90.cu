@@ -42,7 +42,7 @@ void dispatch_tile(int32_t columns, Launch&& launch) {
 template <bool kInOrder>
 int32_t experts_tile(const ExpertsParams& p) {
   if (p.tile.columns != 0) return p.tile.columns;
-  return choose_tile(mean_pairs(p.num_tokens, p.top_k, p.gate_up.num_experts), kInOrder).columns;
+  return choose_tile(mean_pairs(p.num_tokens, p.top_k, routed_experts(p)), kInOrder).columns;
 }
 
 template <bool kInOrder>

@@ -95,7 +95,7 @@ const char* experts_mxfp4_mxfp8_cutlass_sm100_refuses(const ExpertsParams& p) {
   if (p.activation != DType::kMXFP8)
     return "activations in MXFP8: --activation mxfp8 asks for them";
   if (p.tile.columns != 0) return "it has one tile, 128x256";
-  if (p.first_expert != 0) return "other ranks hold the first experts";
+  if (!holds_all_experts(p)) return "other ranks hold some of the experts";
   if (p.intermediate % kMxBlock != 0) return "the intermediate size is not a multiple of 32";
   return refuses_grouped(p);
 }

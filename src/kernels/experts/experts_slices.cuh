@@ -123,11 +123,12 @@ __device__ __forceinline__ T opaque(T value) {
   return value;
 }
 
-/// The chosen experts.
+/// The chosen experts that the matrices hold.
 struct Picks {
   int32_t ids[kMaxPicks];
   float weights[kMaxPicks];
   float factor;  // of the activations
+  int count;     // where this may be less than top_k
 };
 
 /// Stages of a block for this many units of the hidden size: a block has half of the outputs.
@@ -147,6 +148,19 @@ struct Layout {
         down_sums(sums + 2 * num_multipliers * 2 * 16 * 4),
         // Each lane keeps two sums a stage.
         bytes(down_sums + num_stages_of_down(num_units) * 32 * 8) {}
+};
+
+/// A cluster's run of the pieces of so many picks. The last blocks start last, on SMs that ran two
+/// blocks of `out`: they have fewer pieces.
+struct Run {
+  int first, count;
+  __device__ __forceinline__ Run(const Step& p, int num_picks) {
+    const int num_clusters = gridDim.x / 2, cluster_idx = blockIdx.x / 2;
+    const int all = num_picks * p.num_units_down;
+    const int each = all / num_clusters, with_more = all - each * num_clusters;
+    first = cluster_idx * each + min(cluster_idx, with_more);
+    count = each + (cluster_idx < with_more ? 1 : 0);
+  }
 };
 
 /// The pieces of a cluster, one after another.
@@ -203,8 +217,8 @@ struct Weights {
   Order order;
   Piece gate, down;
 
-  __device__ __forceinline__ Weights(const Step& p, int num_pieces, int first_piece)
-      : order(num_pieces), gate(p, first_piece), down(gate) {}
+  __device__ __forceinline__ Weights(const Step& p, const Run& pieces)
+      : order(pieces.count), gate(p, pieces.first), down(gate) {}
   __device__ __forceinline__ void point(const std::byte* first, int64_t unit_bytes,
                                         int64_t stage_bytes) {
     const int lane = threadIdx.x % 32;
@@ -279,14 +293,24 @@ __device__ __forceinline__ void keep_choice(const Step& p, const Choice& choice,
   __syncwarp();
 }
 
-/// x += the chosen experts' biases of down: each block adds its share of the outputs, by one warp.
-__device__ void add_biases(const Step& p, const Picks& picks) {
+/// Keeps the given choices of experts that the matrices hold, by one warp.
+__device__ __forceinline__ void keep_held(const Step& p, Picks& picks) {
+  const int lane = threadIdx.x % 32;
+  const int id = lane < p.top_k ? held_expert(p, p.expert_ids[lane]) : -1;
+  const uint32_t held = __ballot_sync(~0u, id >= 0);
+  const int nth = __popc(held & ((1u << lane) - 1));
+  if (id >= 0) picks.ids[nth] = id, picks.weights[nth] = p.expert_weights[lane];
+  if (lane == 0) picks.count = __popc(held), picks.factor = 1;
+}
+
+/// x += the picks' biases of down: each block adds its share of the outputs, by one warp.
+__device__ void add_biases(const Step& p, const Picks& picks, int num_picks) {
   const int first = part_begin(p.hidden, gridDim.x, blockIdx.x);
   const int end = part_begin(p.hidden, gridDim.x, blockIdx.x + 1);
   for (int row = first + threadIdx.x % 32; row < end; row += 32) {
     float sum = 0;
 #pragma unroll 4
-    for (int n = 0; n < p.top_k; ++n)
+    for (int n = 0; n < num_picks; ++n)
       sum += picks.weights[n] * p.down_bias[static_cast<int64_t>(picks.ids[n]) * p.hidden + row];
     add_to_residual(p.x + row, sum);
   }
@@ -316,8 +340,8 @@ struct Meeting {
 /// shared memory. Each lane has one of this block's 32 columns.
 template <DType F>
 __device__ __forceinline__ void make_hidden_values(const Step& p, const Share& share,
-                                                   const Picks& picks, int first_piece,
-                                                   int num_pieces, const float* sums_of_warps,
+                                                   const Picks& picks, const Run& pieces,
+                                                   const float* sums_of_warps,
                                                    std::byte* hidden_values, Meeting& meeting) {
   const int lane = threadIdx.x % 32;
   const int num_warps = share.num_multipliers, all = kTilesOfPiece * share.stages_of_tile;
@@ -327,9 +351,9 @@ __device__ __forceinline__ void make_hidden_values(const Step& p, const Share& s
   const int last_warp = ((from + share.stages_of_tile) * num_warps - 1) / all;
   const int first_part = share.gate_stage(first_warp) >= from ? 0 : 1;
   constexpr int kOfWarp = 2 * 16;
-  Piece piece(p, first_piece);
+  Piece piece(p, pieces.first);
 #pragma unroll 1
-  for (int nth = 0; nth < num_pieces; ++nth, piece.next(p)) {
+  for (int nth = 0; nth < pieces.count; ++nth, piece.next(p)) {
     const float* bias = p.gate_up_bias +
                         static_cast<int64_t>(picks.ids[piece.pick]) * p.gate_up.rows +
                         ((2 * piece.unit + share.rank) * kTilesOfPiece + lane / 8) * 16 + lane % 8;
@@ -531,14 +555,16 @@ __device__ __forceinline__ void reduce_and_route(const FoldedStep<kMost>& p, boo
   if (lane == 0) picks.factor = factor;
 }
 
-template <DType F, int kMine, typename AnyStep>
+/// kHoldsAll: the matrices hold all experts. Else route is not folded, and how many pieces there
+/// are is known with the choice.
+template <DType F, int kMine, bool kHoldsAll, typename AnyStep>
 __global__ void __launch_bounds__(32 * (kMaxMultipliers + 1), 1)
     slice_experts(const __grid_constant__ AnyStep p) {
   touch_params(p);
   extern __shared__ __align__(128) std::byte shared[];
   __shared__ Meeting meeting;
   __shared__ Picks picks;
-  const int num_clusters = gridDim.x / 2, cluster_idx = blockIdx.x / 2;
+  const bool folds = kHoldsAll && p.num_experts > 0;
   const int lane = opaque(static_cast<int>(threadIdx.x % 32));
   const Share share(p, blockIdx.x % 2);
   const int warp = share.warp;
@@ -551,31 +577,27 @@ __global__ void __launch_bounds__(32 * (kMaxMultipliers + 1), 1)
   auto* sums_of_warps = reinterpret_cast<float*>(shared + layout.sums);
   const int input_bytes = p.num_units * kInputBytes;
   cluster_arrive();
-  // The pieces are known before the choice, their experts are not. The last blocks start last, on
-  // SMs that ran two blocks of `out`: they have fewer pieces.
-  const int all = p.top_k * p.num_units_down;
-  const int each = all / num_clusters, with_more = all - each * num_clusters;
-  const int first_piece = cluster_idx * each + min(cluster_idx, with_more);
-  const int num_pieces = each + (cluster_idx < with_more ? 1 : 0);
-  Weights<F> weights(p, num_pieces, first_piece);
+  // The pieces of all choices are known before the choice, their experts are not.
+  Run pieces(p, kHoldsAll ? p.top_k : 0);
+  Weights<F> weights(p, pieces);
   const int first_pick = weights.gate.pick;
-  if (num_pieces > 0) weights.start_gate(p, share, 0);
+  if (pieces.count > 0) weights.start_gate(p, share, 0);
   // The last warp chooses the experts while the others stage the activations.
   float router_bias[kMaxExperts / 32] = {};
   Choice choice{};
-  if (p.num_experts > 0 && !is_multiplier) load_router_bias(p, router_bias);
+  if (folds && !is_multiplier) load_router_bias(p, router_bias);
   cluster_wait();  // both blocks have initialised their barriers
 
   wait_for_previous();
   launch_next();
-  constexpr bool kFolds = kFoldsReduce<AnyStep>;
+  constexpr bool kExchanges = kFoldsReduce<AnyStep>;
   uint32_t exchanges = 0;
-  if constexpr (kFolds)
+  if constexpr (kExchanges)
     reduce_and_route<kMine>(p, is_multiplier, router_bias, kActivationScale<F>, staged, picks,
                             choice, exchanges);
-  if (kFolds) {
+  if (kExchanges) {
     clear_next_logits(p);
-  } else if (p.num_experts > 0) {
+  } else if (folds) {
     if (threadIdx.x == 0) {
       expect_bytes(&meeting.staged, input_bytes);
       copy_bulk(staged, p.parts, input_bytes, &meeting.staged);
@@ -588,14 +610,22 @@ __global__ void __launch_bounds__(32 * (kMaxMultipliers + 1), 1)
     }
     clear_next_logits(p);
   } else if (warp == 0) {
-    if (lane < p.top_k)
-      picks.ids[lane] = p.expert_ids[lane], picks.weights[lane] = p.expert_weights[lane];
-    if (lane == 0) picks.factor = 1;
+    if constexpr (kHoldsAll) {
+      if (lane < p.top_k)
+        picks.ids[lane] = p.expert_ids[lane], picks.weights[lane] = p.expert_weights[lane];
+      if (lane == 0) picks.factor = 1;
+    } else {
+      keep_held(p, picks);
+    }
   }
   __syncthreads();
   // Only the last warp needs the weights of the choice, and only later.
-  if (!is_multiplier && p.num_experts > 0) keep_choice(p, choice, picks);
-  if (num_pieces > 0) {
+  if (!is_multiplier && folds) keep_choice(p, choice, picks);
+  const int num_picks = kHoldsAll ? p.top_k : picks.count;
+  if constexpr (!kHoldsAll) {
+    pieces = Run(p, num_picks);
+    weights = Weights<F>(p, pieces);
+  } else if (pieces.count > 0) {
     const int64_t expert = picks.ids[first_pick] * p.gate_up_expert_bytes;
     weights.at += expert, weights.tail += expert;
   }
@@ -608,9 +638,9 @@ __global__ void __launch_bounds__(32 * (kMaxMultipliers + 1), 1)
       commit_copies();
     }
   }
-  if (kFolds) {
+  if (kExchanges) {
     // Staged before the choice.
-  } else if (p.num_experts > 0) {
+  } else if (folds) {
     wait_cluster_barrier(&meeting.staged, 0);
   } else {
     Eight norm;
@@ -621,23 +651,22 @@ __global__ void __launch_bounds__(32 * (kMaxMultipliers + 1), 1)
   }
 
   if (!is_multiplier) {
-    if constexpr (kFolds) {
+    if constexpr (kExchanges) {
       if (lane == 0) mail::end_fold(p.fold, exchanges);
     }
-    add_biases(p, picks);
-    return make_hidden_values<F>(p, share, picks, first_piece, num_pieces, sums_of_warps,
-                                 hidden_values, meeting);
+    add_biases(p, picks, num_picks);
+    return make_hidden_values<F>(p, share, picks, pieces, sums_of_warps, hidden_values, meeting);
   }
   Multiplier<F> multiplier(p, share, picks, weights, shared, layout, lane);
   StageProduct<F> product;  // made once, since its zeros can be reused
-  for (Order order(num_pieces); !order.is_done();) {
+  for (Order order(pieces.count); !order.is_done();) {
     const bool is_gate = order.is_gate();
     const int nth = is_gate ? order.gate++ : order.down++;
     if (!is_gate) wait_cluster_barrier(&meeting.barriers[nth % kKept], nth / kKept % 2);
     multiplier.multiply(product, is_gate, nth);
     if (is_gate) barrier_arrive(Meeting::of_sums(nth), blockDim.x);
   }
-  if (num_pieces > 0) multiplier.add_down_sums();
+  if (pieces.count > 0) multiplier.add_down_sums();
 }
 
 /// Of a block's shared memory, at most.
@@ -675,12 +704,12 @@ bool can_exchange(const FoldedStep<kMost>& step, const BlockLimits& limits) {
 }
 
 template <DType F, typename AnyStep>
-void launch_slices(const AnyStep& step, const BlockLimits& limits, const Launch& launch,
-                   const char* row) {
+void launch_slices(const AnyStep& step, bool holds_all, const BlockLimits& limits,
+                   const Launch& launch, const char* row) {
   const int multipliers = num_multipliers<F>(step, limits);
-  dispatch_up_to<4, kMaxExperts / 32>(ceil_div(step.num_experts, 32), [&]<int kMine>() {
+  const auto launch_one = [&](void (*kernel)(AnyStep)) {
     launch_kernel(
-        row, slice_experts<F, kMine, AnyStep>, step,
+        row, kernel, step,
         {.grid = dim3(static_cast<unsigned>(2 * std::max(1, limits.num_units / 2))),
          .num_threads = 32 * (multipliers + 1),
          .shared_bytes = static_cast<uint64_t>(Layout<F>(multipliers, step.num_units).bytes),
@@ -688,6 +717,12 @@ void launch_slices(const AnyStep& step, const BlockLimits& limits, const Launch&
          .programmatic = true,
          .leaves_l1 = launch.l1 == L1Form::kL1},
         launch_stream(launch.stream));
+  };
+  if constexpr (!kFoldsReduce<AnyStep>) {
+    if (!holds_all) return launch_one(slice_experts<F, 4, false, AnyStep>);
+  }
+  dispatch_up_to<4, kMaxExperts / 32>(ceil_div(step.num_experts, 32), [&]<int kMine>() {
+    launch_one(slice_experts<F, kMine, true, AnyStep>);
   });
 }
 

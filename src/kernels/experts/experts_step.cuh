@@ -39,7 +39,14 @@ struct Step {
   std::byte* halves;  // [pairs][units of down] of 256 bytes: outputs of gate/up
   float2* said;       // behind each token's logits: written by tiles::route(); 0 before that
   int32_t intermediate;
+  int32_t first_expert;  // of the matrices; pairs with experts that these do not hold add nothing
 };
+
+/// An expert's number in the matrices; negative if these do not hold it.
+__device__ __forceinline__ int32_t held_expert(const Step& p, int32_t id) {
+  const int32_t number = id - p.first_expert;
+  return number < p.gate_up.num_experts ? number : -1;
+}
 
 /// The clamped SwiGLU of one output.
 __device__ __forceinline__ float swiglu(float gate, float up, float alpha, float limit) {

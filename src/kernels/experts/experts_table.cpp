@@ -63,7 +63,7 @@ double experts_tiles_us(const ExpertsParams& p, const DeviceRates& rates) {
 double experts_teams_us(const ExpertsParams& p, const DeviceRates& rates) {
   if (p.hidden < kLeastGemmHidden) return kNeverUs;
   Work work = Op<ExpertsParams>::work(p);
-  const double mean = gemm::mean_pairs(p.num_tokens, p.top_k, p.gate_up.num_experts);
+  const double mean = gemm::mean_pairs(p.num_tokens, p.top_k, routed_experts(p));
   work.bytes *= 1 + 0.06 * std::max(0.0, mean - 4) + std::max(0.0, (mean - 10) / 14);
   return predicted_us(work, rates, rates.mma_gflops,
                       {.read = 0.84, .products = 0.25, .fixed_us = 12.0});
@@ -72,7 +72,7 @@ double experts_teams_us(const ExpertsParams& p, const DeviceRates& rates) {
 // item less; 0.86 with four; 0.71 with eight, when many experts have more than eight.
 double experts_gemm_us(const ExpertsParams& p, const DeviceRates& rates) {
   if (p.hidden < kLeastGemmHidden) return kNeverUs;
-  const double mean = gemm::mean_pairs(p.num_tokens, p.top_k, p.gate_up.num_experts);
+  const double mean = gemm::mean_pairs(p.num_tokens, p.top_k, routed_experts(p));
   const double read = mean <= 4 ? 0.86 - 0.03 * (4 - mean) : std::max(0.71, 1.01 - 0.0375 * mean);
   return predicted_us(Op<ExpertsParams>::work(p), rates, rates.bf16_gflops,
                       {.read = read, .products = 0.55, .fixed_us = 6.0});
@@ -88,7 +88,7 @@ double experts_mma_us(const ExpertsParams& p, const DeviceRates& rates) {
 }
 // From 96 tokens an expert on, products are the limit, and 8-bit products win.
 double experts_e4m3_us(const ExpertsParams& p, const DeviceRates& rates) {
-  const bool is_many = p.num_tokens * p.top_k >= 96 * p.gate_up.num_experts;
+  const bool is_many = p.num_tokens * p.top_k >= 96 * routed_experts(p);
   return (is_many ? 0.5 : 40.0) * experts_gemm_us(p, rates);
 }
 
@@ -399,7 +399,7 @@ const Row<ExpertsParams> kRows[] = {
 std::span<const Row<ExpertsParams>> Op<ExpertsParams>::rows() { return kRows; }
 
 Work Op<ExpertsParams>::work(const ExpertsParams& p) {
-  const double distinct = expected_distinct_experts(p.gate_up.num_experts, p.top_k, p.num_tokens);
+  const double distinct = expected_distinct_experts(routed_experts(p), p.top_k, p.num_tokens);
   return experts_work(p, static_cast<int32_t>(std::lround(distinct)));
 }
 
@@ -407,8 +407,9 @@ Work experts_work(const ExpertsParams& p, int32_t num_distinct) {
   const double tokens = p.num_tokens, hidden = p.hidden, intermediate = p.intermediate;
   const double one_expert = static_cast<double>(p.gate_up.expert_bytes() + p.down.expert_bytes()) +
                             4.0 * (p.gate_up.rows + hidden);
-  return {.bytes = num_distinct * one_expert + tokens * (12.0 * hidden + 8.0 * p.top_k),
-          .flops = 2.0 * 3.0 * hidden * intermediate * tokens * p.top_k};
+  const double held = num_distinct * static_cast<double>(p.gate_up.num_experts) / routed_experts(p);
+  return {.bytes = held * one_expert + tokens * (12.0 * hidden + 8.0 * p.top_k),
+          .flops = 2.0 * 3.0 * hidden * intermediate * expected_pairs(p)};
 }
 
 }  // namespace moxie

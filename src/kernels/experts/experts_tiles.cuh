@@ -37,7 +37,8 @@ template <int kMost>
 struct Picks {
   static constexpr int kMax = kIsLarge<kMost> ? kMostPicks : kMaxPicks;
   Pick of[kMax];
-  int32_t ids[kIsLarge<kMost> ? 1 : kMax];              // of pairs; ChosenBy has a large launch's
+  // Of pairs, negative for those with experts that are not held; ChosenBy has a large launch's.
+  int32_t ids[kIsLarge<kMost> ? 1 : kMax];
   float weights[kMax];                                  // of pairs
   float factors[kIsLarge<kMost> ? kMost : kMaxTokens];  // of each token's activations
   int count;
@@ -49,7 +50,7 @@ struct Picks {
 /// pairs' experts.
 struct ChosenBy {
   uint32_t pairs[2][kMaxExperts];
-  int32_t ids[kMostPicks];
+  int32_t ids[kMostPicks];  // negative: not held
 };
 
 constexpr int kStaged = 2;  // staged tokens of a pick; the activations of others are read in place
@@ -83,6 +84,10 @@ struct Walk {
   template <int kMost>
   __device__ __forceinline__ Walk(const Picks<kMost>& picks, int num_tiles)
       : tiles_of_pick(num_tiles) {
+    if (picks.count == 0) {
+      pick = tile = left = 0;
+      return;
+    }
     const int lane = threadIdx.x % 32, all = picks.costs_before[picks.count] * num_tiles;
     const int before = lane < picks.count ? picks.costs_before[lane] * num_tiles : all + 1;
     int later = all + 1;
@@ -133,13 +138,13 @@ __device__ __forceinline__ void route(const Step& p, int token, float2* said,
   }
 }
 
-/// Lists the experts that the launch's tokens chose, each once; by one warp.
+/// Lists the held experts that the launch's tokens chose, each once; by one warp.
 template <int kMost, bool kStagesMany>
 __device__ __forceinline__ void pick_experts(const Step& p, Picks<kMost>& picks) {
   const int lane = threadIdx.x % 32, num_pairs = p.num_tokens * p.top_k;
-  const int id = lane < num_pairs ? picks.ids[lane] : -1 - lane;
+  const int id = lane < num_pairs ? picks.ids[lane] : -1;
   uint32_t peers = __match_any_sync(~0u, id);
-  const bool is_first = lane < num_pairs && __ffs(peers) - 1 == lane;
+  const bool is_first = id >= 0 && __ffs(peers) - 1 == lane;
   const uint32_t firsts = __ballot_sync(~0u, is_first);
   if (lane == 0) picks.count = __popc(firsts);
   const int nth = __popc(firsts & ((1u << lane) - 1));
@@ -175,14 +180,14 @@ __device__ __forceinline__ void pick_experts(const Step& p, Picks<kMost>& picks,
   for (int half = 0; half < 2; ++half) {
     const int pair = lane + 32 * half;
     uint64_t peers = 0;
-    int id = 0;
-    if (pair < num_pairs) {
-      id = chosen_by.ids[pair];
+    int id = -1;
+    if (pair < num_pairs) id = chosen_by.ids[pair];
+    if (id >= 0) {
       peers = uint64_t{chosen_by.pairs[1][id]} << 32 | chosen_by.pairs[0][id];
     }
     // The pair itself and later ones: at most kMaxTokens of them are one pick.
     const uint64_t rest = peers >> pair << pair;
-    const bool is_first = pair < num_pairs && __popcll(peers ^ rest) % kMaxTokens == 0;
+    const bool is_first = id >= 0 && __popcll(peers ^ rest) % kMaxTokens == 0;
     const int count = is_first ? min(__popcll(rest), kMaxTokens) : 0;
     const uint32_t firsts = __ballot_sync(~0u, is_first);
     const int nth = num_picks + __popc(firsts & ((1u << lane) - 1));
@@ -220,7 +225,7 @@ __device__ __forceinline__ void read_choices(const Step& p, Shared<kUnits, kMost
   Picks<kMost>& picks = shared.picks;
   const auto note_chosen = [&](int pair, int id) {
     shared.chosen_by().ids[pair] = id;
-    atomicOr(&shared.chosen_by().pairs[pair / 32][id], 1u << pair % 32);
+    if (id >= 0) atomicOr(&shared.chosen_by().pairs[pair / 32][id], 1u << pair % 32);
   };
   if (p.num_experts > 0) {
     for (int i = lane; i < p.num_tokens * (p.top_k + 1); i += 32) {
@@ -247,11 +252,13 @@ __device__ __forceinline__ void read_choices(const Step& p, Shared<kUnits, kMost
   } else {
     if constexpr (kIsLarge<kMost>) {
       for (int pair = lane; pair < p.num_tokens * p.top_k; pair += 32)
-        note_chosen(pair, p.expert_ids[pair]), picks.weights[pair] = p.expert_weights[pair];
+        note_chosen(pair, held_expert(p, p.expert_ids[pair])),
+            picks.weights[pair] = p.expert_weights[pair];
       if (lane < kMost) picks.factors[lane] = 1;
     } else {
       if (lane < p.num_tokens * p.top_k)
-        picks.ids[lane] = p.expert_ids[lane], picks.weights[lane] = p.expert_weights[lane];
+        picks.ids[lane] = held_expert(p, p.expert_ids[lane]),
+        picks.weights[lane] = p.expert_weights[lane];
       if (lane < kMaxTokens) picks.factors[lane] = 1;
     }
   }

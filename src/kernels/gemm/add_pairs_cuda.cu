@@ -51,20 +51,21 @@ __global__ void __launch_bounds__(32 * kMaxWarps)
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
         const bool is_row = k + r < p.top_k;
-        const int64_t slot = is_row ? __ldg(slots + k + r) : 0;
+        const int64_t slot = is_row ? __ldg(slots + k + r) : -1;
         weight[r] = is_row ? __ldg(weights + k + r) : 0.0f;
         const uint16_t* row = p.pairs + slot * width;
 #pragma unroll
         for (int i = 0; i < kHeld; ++i) {
-          words[i][r] =
-              is_row && column(i) < width ? *reinterpret_cast<const uint32_t*>(row + column(i)) : 0;
+          words[i][r] = slot >= 0 && column(i) < width
+                            ? *reinterpret_cast<const uint32_t*>(row + column(i))
+                            : 0;
         }
         if constexpr (kHasBias) {
-          const int64_t expert = is_row ? __ldg(p.expert_ids + token * p.top_k + k + r) : 0;
+          const int64_t expert = slot >= 0 ? __ldg(p.expert_ids + token * p.top_k + k + r) : 0;
           const float* bias = p.bias + expert * width;
 #pragma unroll
           for (int i = 0; i < kHeld; ++i) {
-            biases[i][r] = column(i) < width
+            biases[i][r] = slot >= 0 && column(i) < width
                                ? __ldg(reinterpret_cast<const float2*>(bias + column(i)))
                                : make_float2(0.0f, 0.0f);
           }

@@ -7,8 +7,8 @@
 namespace moxie::gemm {
 
 /// x of each token += the sum over k < top_k of weights[token * top_k + k] times row
-/// slot_of_pair[token * top_k + k] of `pairs`. The terms are added in that order; their sum is
-/// rounded and added once. Pointers are aligned to 16 bytes.
+/// slot_of_pair[token * top_k + k] of `pairs`, without terms of slot -1. The terms are added in
+/// that order; their sum is rounded and added once. Pointers are aligned to 16 bytes.
 struct AddPairs {
   int32_t num_tokens = 0, width = 0, top_k = 0;
   const int32_t* slot_of_pair = nullptr;  ///< [tokens, top_k]

@@ -79,7 +79,14 @@ __global__ void __launch_bounds__(kFillThreads) fill_slots(const __grid_constant
   launch_next();
   const int32_t pair = static_cast<int32_t>(blockIdx.x) * kFillThreads + threadIdx.x;
   if (pair >= p.shape.num_tokens * p.shape.top_k) return;
-  fill_slot(p, pair, p.sorted.slot_of_pair[pair], p.expert_weights[pair]);
+  const int32_t slot = p.sorted.slot_of_pair[pair];
+  if (slot >= 0) fill_slot(p, pair, slot, p.expert_weights[pair]);
+}
+
+/// The number of a pair's expert among those that are sorted; negative: it is none of them.
+__device__ __forceinline__ int32_t expert_of(const SortTask& p, int32_t pair) {
+  const int32_t expert = p.expert_ids[pair] - p.shape.first_expert;
+  return expert < p.shape.num_experts ? expert : -1;
 }
 
 __global__ void __launch_bounds__(kThreads) sort_by_expert(const __grid_constant__ SortTask p) {
@@ -102,7 +109,7 @@ __global__ void __launch_bounds__(kThreads) sort_by_expert(const __grid_constant
 #pragma unroll
   for (int i = 0; i < kHeld; ++i) {
     const int32_t pair = first + 32 * i;
-    held[i] = pair < end ? p.expert_ids[pair] : -1;
+    held[i] = pair < end ? expert_of(p, pair) : -1;
     held_weights[i] = pair < end && p.scatters ? p.expert_weights[pair] : 0.0f;
   }
 #pragma unroll
@@ -110,8 +117,10 @@ __global__ void __launch_bounds__(kThreads) sort_by_expert(const __grid_constant
     if (held[i] >= 0) atomicAdd(&counts[held[i]], 1);
   }
 #pragma unroll 4
-  for (int32_t pair = first + 32 * kHeld; pair < end; pair += 32)
-    atomicAdd(&counts[p.expert_ids[pair]], 1);
+  for (int32_t pair = first + 32 * kHeld; pair < end; pair += 32) {
+    const int32_t id = expert_of(p, pair);
+    if (id >= 0) atomicAdd(&counts[id], 1);
+  }
   __syncthreads();
 
   // One thread for each expert: the last threads, since their warps are the last to get pairs. The
@@ -169,6 +178,8 @@ __global__ void __launch_bounds__(kThreads) sort_by_expert(const __grid_constant
       if (lower == 0) counts[id] = in_block + __popc(same);
       p.sorted.slot_of_pair[pair] = slot;
       if (p.scatters) fill_slot(p, pair, slot, weight);
+    } else if (pair < end) {
+      p.sorted.slot_of_pair[pair] = -1;
     }
     __syncwarp();
   };
@@ -180,7 +191,7 @@ __global__ void __launch_bounds__(kThreads) sort_by_expert(const __grid_constant
   for (int32_t i = 32 * kHeld; i < pairs_a_warp; i += 32) {
     const int32_t pair = first + i;
     const bool is_pair = pair < end;
-    place(pair, is_pair ? p.expert_ids[pair] : -1,
+    place(pair, is_pair ? expert_of(p, pair) : -1,
           is_pair && p.scatters ? p.expert_weights[pair] : 0.0f);
   }
 

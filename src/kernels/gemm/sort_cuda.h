@@ -4,8 +4,9 @@
 // Each pair gets a slot: a row of the staged activations. An expert's slots are one run that starts
 // at a multiple of 8 and is in the order of the tokens; runs are in the order of the experts. Slots
 // without a pair (up to the next multiple of 8, and behind the last run) have token -1 and weight
-// 0. Each expert's run is cut into tiles of nearly equal size, each a multiple of 8 slots except
-// the last. A product takes one tile at a time.
+// 0. Pairs with experts outside of the sort's range have no slot. Each expert's run is cut into
+// tiles of nearly equal size, each a multiple of 8 slots except the last. A product takes one tile
+// at a time.
 #pragma once
 
 #include <algorithm>
@@ -26,7 +27,7 @@ struct SlotTile {
 
 /// The result, in device memory. Sizes are the host's bounds.
 struct SortedPairs {
-  int32_t* slot_of_pair = nullptr;  // [tokens, top_k]
+  int32_t* slot_of_pair = nullptr;  // [tokens, top_k]; -1: none
   int32_t* slot_token = nullptr;    // [capacity]; -1: none
   float* slot_weight = nullptr;     // [capacity]
   SlotTile* tiles = nullptr;        // [max_tiles], experts in order
@@ -34,9 +35,10 @@ struct SortedPairs {
   int32_t capacity = 0, max_tiles = 0;
 };
 
-/// The sizes of a sort. tile_slots: the most slots of a tile, a multiple of 8.
+/// The sizes of a sort. tile_slots: the most slots of a tile, a multiple of 8. first_expert: the id
+/// of expert 0 of the num_experts that are sorted.
 struct SortShape {
-  int32_t num_tokens = 0, top_k = 0, num_experts = 0, tile_slots = 0;
+  int32_t num_tokens = 0, top_k = 0, num_experts = 0, tile_slots = 0, first_expert = 0;
 
   int32_t num_pairs() const { return num_tokens * top_k; }
   int32_t num_runs() const { return std::min(num_experts, num_pairs()); }
@@ -48,7 +50,7 @@ struct SortShape {
 /// Takes the result's memory from `scratch`.
 SortedPairs take_sorted_pairs(const SortShape& shape, Scratch& scratch);
 
-/// expert_ids and expert_weights: [tokens, top_k] of route; ids in 0 .. num_experts - 1.
+/// expert_ids and expert_weights: [tokens, top_k] of route; ids from 0 on.
 void sort_pairs(const SortShape& shape, const int32_t* expert_ids, const float* expert_weights,
                 const SortedPairs& sorted, Stream* stream);
 

@@ -33,12 +33,15 @@ std::vector<int32_t> random_ids(const SortShape& shape, Choice choice, uint32_t 
 
 class SortCudaTest : public CudaTest {
  protected:
-  void expect_sorted(const SortShape& shape, Choice choice) {
+  /// num_chosen: experts among which tokens choose, if these are more than are sorted.
+  void expect_sorted(const SortShape& shape, Choice choice, int32_t num_chosen = 0) {
     SCOPED_TRACE(std::to_string(shape.num_tokens) + " tokens x " + std::to_string(shape.top_k) +
                  ", " + std::to_string(shape.num_experts) + " experts, tiles of " +
                  std::to_string(shape.tile_slots) + ", choice " +
-                 std::to_string(static_cast<int>(choice)));
-    const std::vector<int32_t> ids = random_ids(shape, choice, 3);
+                 std::to_string(static_cast<int>(choice)) + " among " + std::to_string(num_chosen));
+    SortShape of_choice = shape;
+    if (num_chosen > 0) of_choice.num_experts = num_chosen;
+    const std::vector<int32_t> ids = random_ids(of_choice, choice, 3);
     const std::vector<float> weights = normal_values(ids.size(), 1.0f, 4);
     Scratch size(nullptr);
     take_sorted_pairs(shape, size);
@@ -48,7 +51,7 @@ class SortCudaTest : public CudaTest {
     sort_pairs(shape, upload(ids), upload(weights), sorted, &stream());
     const std::vector<std::byte> bytes = download<std::byte>(memory);
 
-    std::vector<int32_t> slot_of_pair(ids.size());
+    std::vector<int32_t> slot_of_pair(ids.size(), -1);
     std::vector<int32_t> token_of(static_cast<size_t>(sorted.capacity), -1);
     std::vector<float> weight_of(token_of.size(), 0.0f);
     std::vector<SlotTile> tiles;
@@ -56,7 +59,7 @@ class SortCudaTest : public CudaTest {
     for (int32_t expert = 0; expert < shape.num_experts; ++expert) {
       const int32_t first = slot;
       for (size_t pair = 0; pair < ids.size(); ++pair) {
-        if (ids[pair] != expert) continue;
+        if (ids[pair] - shape.first_expert != expert) continue;
         slot_of_pair[pair] = slot;
         token_of.at(slot) = static_cast<int32_t>(pair) / shape.top_k;
         weight_of[slot++] = weights[pair];
@@ -106,6 +109,18 @@ TEST_F(SortCudaTest, AgreesWithALoopForAnyShape) {
     expect_sorted({300, 3, 3, 16}, choice);
   }
   expect_sorted({16384, 16, 256, 128}, Choice::kSkewed);
+}
+
+// Pairs with experts before and behind the range have no slot; with kFirst no pair has one.
+TEST_F(SortCudaTest, SortsARangeOfTheExperts) {
+  for (const Choice choice : {Choice::kUniform, Choice::kSkewed, Choice::kFirst, Choice::kLast}) {
+    for (const int32_t first : {0, 5, 64, 96}) {
+      for (const int32_t tokens : {1, 2, 33, 257, 1000, 8192})
+        expect_sorted({tokens, 4, 32, 64, first}, choice, 128);
+      expect_sorted({2049, 16, 160, 24, first}, choice, 256);
+      expect_sorted({300, 3, 1, 16, first}, choice, 100);
+    }
+  }
 }
 
 /// BF16 nearest even of a finite value.
@@ -207,15 +222,17 @@ class StageCudaTest : public CudaTest {
     free_uploads();
   }
 
-  void expect_slots_staged(int32_t tokens, int32_t top_k, int32_t width) {
+  /// has_all: else every third pair has no slot.
+  void expect_slots_staged(int32_t tokens, int32_t top_k, int32_t width, bool has_all) {
     SCOPED_TRACE(std::to_string(tokens) + " x " + std::to_string(top_k) + " x " +
-                 std::to_string(width));
+                 std::to_string(width) + (has_all ? "" : ", some without a slot"));
     const auto values = normal_values(static_cast<uint64_t>(tokens) * width, 2.0f, 8);
     const int32_t capacity = round_up(tokens * top_k, 8) + 16;
     std::vector<int32_t> slots(static_cast<size_t>(capacity));
     std::iota(slots.begin(), slots.end(), 0);
     std::shuffle(slots.begin(), slots.end(), std::mt19937(9));
     slots.resize(static_cast<size_t>(tokens * top_k));
+    for (size_t pair = 0; pair < slots.size() && !has_all; pair += 3) slots[pair] = -1;
     const DeviceArray memory = poisoned<std::byte>(staged_bytes(capacity, width));
     stage_slots({.num_tokens = tokens,
                  .top_k = top_k,
@@ -226,7 +243,7 @@ class StageCudaTest : public CudaTest {
     const std::vector<double> all = doubles(values);
     std::vector<Expected> expected;
     for (size_t pair = 0; pair < slots.size(); ++pair)
-      expected.push_back({slots[pair], &all[pair / top_k * width]});
+      if (slots[pair] >= 0) expected.push_back({slots[pair], &all[pair / top_k * width]});
     expect_staged(memory, capacity, width, expected, 0);
     free_uploads();
   }
@@ -249,7 +266,8 @@ TEST_F(StageCudaTest, NormedRowsAgreeWithDouble) {
 
 TEST_F(StageCudaTest, SlotsGetTheirTokens) {
   for (const int32_t width : {32, 2880, 12288}) {
-    for (const int32_t top_k : {1, 4, 16}) expect_slots_staged(37, top_k, width);
+    for (const int32_t top_k : {1, 4, 16})
+      for (const bool has_all : {true, false}) expect_slots_staged(37, top_k, width, has_all);
   }
 }
 

@@ -132,7 +132,10 @@ __global__ void stage_slot_rows(const __grid_constant__ StageSlots p) {
   } else {
     load_words(mine, p.values + token * p.to.width, p.scale, words);
   }
-  for (int k = 0; k < p.top_k; ++k) mine.store(p.to, __shfl_sync(~0u, slot, k), words);
+  for (int k = 0; k < p.top_k; ++k) {
+    const int32_t to = __shfl_sync(~0u, slot, k);
+    if (to >= 0) mine.store(p.to, to, words);
+  }
 }
 
 struct StageSlotsE4m3 {
@@ -211,7 +214,7 @@ __global__ void stage_slot_rows_e4m3(const __grid_constant__ StageSlotsE4m3 para
     factor = 1.0f / sqrtf(square / static_cast<float>(p.to.width) + p.rms_eps);
   }
   float scale = e4m3_scale(greatest * factor);
-  if (warp == 0 && lane < p.top_k) params.slot_scale[slot] = 1.0f / scale;
+  if (warp == 0 && lane < p.top_k && slot >= 0) params.slot_scale[slot] = 1.0f / scale;
   scale *= factor;
   uint32_t words[kCount];
 #pragma unroll
@@ -221,14 +224,16 @@ __global__ void stage_slot_rows_e4m3(const __grid_constant__ StageSlotsE4m3 para
   }
   constexpr int64_t kRowBytes = staged_row_bytes(DType::kF8E4M3);
   for (int k = 0; k < p.top_k; ++k) {
-    const auto to = static_cast<uint32_t>(__shfl_sync(~0u, slot, k));
+    const int32_t to = __shfl_sync(~0u, slot, k);
+    if (to < 0) continue;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       const auto group = static_cast<uint32_t>(threadIdx.x + i * blockDim.x);
       if (group >= static_cast<uint32_t>(num_groups)) continue;
       const int64_t unit = group / 16;
       *reinterpret_cast<uint32_t*>(p.to.data + (unit * p.to.capacity + to) * kRowBytes +
-                                   staged_quad_offset(to, group % 16)) = words[i];
+                                   staged_quad_offset(static_cast<uint32_t>(to), group % 16)) =
+          words[i];
     }
   }
 }
@@ -256,11 +261,12 @@ __global__ void stage_slot_rows_mx(const __grid_constant__ StageSlotsMx params) 
     const int unit = group / 8;
     const auto block = static_cast<uint32_t>(group / 4 % 2), q = static_cast<uint32_t>(lane % 4);
     for (int k = 0; k < p.top_k; ++k) {
-      const auto to = static_cast<uint32_t>(__shfl_sync(~0u, slot, k));
-      if (group >= num_groups) continue;
+      const int32_t to = __shfl_sync(~0u, slot, k);
+      if (to < 0 || group >= num_groups) continue;
       const int64_t at = int64_t{unit} * p.to.capacity + to;
-      store_eight<kActivation>(p.to.data + at * staged_row_bytes(kActivation), to, block, q,
-                               params.element, scale, values[i][0], values[i][1]);
+      store_eight<kActivation>(p.to.data + at * staged_row_bytes(kActivation),
+                               static_cast<uint32_t>(to), block, q, params.element, scale,
+                               values[i][0], values[i][1]);
       if (q == 0) reinterpret_cast<uint8_t*>(p.to.scales)[kStagedScaleBytes * at + block] = scale;
     }
   }

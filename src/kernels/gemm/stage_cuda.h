@@ -33,8 +33,8 @@ struct StageFloats {
 };
 void stage_floats(const StageFloats& step, Stream* stream);
 
-/// Rows slot_of_pair[token * top_k + k], k < top_k, = values of the token. With norm_weight,
-/// `values` is x, and the rows are RMSNorm(x).
+/// Rows slot_of_pair[token * top_k + k], k < top_k, = values of the token; slot -1 is no row. With
+/// norm_weight, `values` is x, and the rows are RMSNorm(x).
 struct StageSlots {
   int32_t num_tokens = 0, top_k = 0;
   const float* values = nullptr;          // [tokens, width]

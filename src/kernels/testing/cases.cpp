@@ -322,8 +322,8 @@ std::vector<Output> Built<RouteParams>::outputs() const {
 // ---- experts ------------------------------------------------------------------------------------
 
 std::string ExpertsCase::name() const {
-  const std::string name =
-      text("experts", weights, {tokens, hidden, intermediate, experts, top_k, before, behind});
+  const std::string name = text(avoids_held ? "experts of others" : "experts", weights,
+                                {tokens, hidden, intermediate, experts, top_k, before, behind});
   return activation == DType::kBF16
              ? name
              : name + ", activations in " + std::string(dtype_name(activation));
@@ -340,6 +340,7 @@ ExpertsParams ExpertsCase::sizes() const {
           .hidden = hidden,
           .intermediate = intermediate,
           .top_k = top_k,
+          .num_routed = before + experts + behind,
           .first_expert = before,
           .gate_up = gate_up,
           .down = down,
@@ -355,7 +356,7 @@ Built<ExpertsParams> build(const ExpertsCase& c) {
   std::vector<int32_t> ids;
   std::vector<float> weights;
   for (int32_t token = 0; token < c.tokens; ++token) {
-    const int32_t num_experts = c.before + c.experts + c.behind;
+    const int32_t num_experts = c.avoids_held ? c.before : c.before + c.experts + c.behind;
     std::vector<int32_t> all(static_cast<size_t>(num_experts));
     std::iota(all.begin(), all.end(), 0);
     float sum = 0;

@@ -98,6 +98,7 @@ struct ExpertsCase {
   float input_scale = 1;           ///< large values reach the clamps of the SwiGLU
   bool is_uneven = true;           ///< half of the tokens choose among the first top_k + 1 experts
   int32_t before = 0, behind = 0;  ///< experts that tokens choose among and the weights do not hold
+  bool avoids_held = false;  ///< tokens choose among the experts before, at least top_k, alone
   DType activation = DType::kBF16;
   uint64_t seed = 1;
   std::string name() const;
