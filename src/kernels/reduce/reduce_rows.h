@@ -17,4 +17,9 @@ void reduce_any_one_shot_peers_cuda(const ReduceParams& params);
 void reduce_any_bf16_peers_cuda(const ReduceParams& params);
 void reduce_any_bf16_units_peers_cuda(const ReduceParams& params);
 
+/// CUDA: ranks on GPUs of several processes, whose parts NCCL gathers on all of them; the second
+/// with parts rounded to BF16.
+void reduce_any_nccl_cuda(const ReduceParams& params);
+void reduce_any_bf16_nccl_cuda(const ReduceParams& params);
+
 }  // namespace moxie

@@ -25,6 +25,17 @@ double bf16_us(const ReduceParams& p, const DeviceRates&) {
 double units_us(const ReduceParams& p, const DeviceRates&) {
   return rounded_us(p, rank_units_us(2.0 * p.num_tokens * p.hidden));
 }
+constexpr const char* kAnyXOfNccl =
+    "x of one float or two a value; processes with a GPU each, and NCCL";
+const char* refuses_bf16_nccl(const ReduceParams& p) {
+  return p.hidden % 4 != 0 ? "the hidden size is no multiple of 4" : refuses_nccl_link(p);
+}
+double nccl_f32_us(const ReduceParams& p, const DeviceRates&) {
+  return nccl_us(4.0 * p.num_tokens * p.hidden);
+}
+double nccl_bf16_us(const ReduceParams& p, const DeviceRates&) {
+  return rounded_us(p, nccl_us(2.0 * p.num_tokens * p.hidden));
+}
 #endif
 
 const Row<ReduceParams> kRows[] = {
@@ -62,6 +73,11 @@ const Row<ReduceParams> kRows[] = {
     peers_row<ReduceParams>("reduce_any_bf16_units_peers_cuda", kAnyXOfPeers,
                             "parts rounded to bf16; for many tokens", refuses_units, units_us,
                             reduce_any_bf16_units_peers_cuda),
+    nccl_row<ReduceParams>("reduce_any_nccl_cuda", kAnyXOfNccl, "F32; any number of tokens",
+                           refuses_nccl_link, nccl_f32_us, reduce_any_nccl_cuda),
+    nccl_row<ReduceParams>("reduce_any_bf16_nccl_cuda", kAnyXOfNccl,
+                           "parts rounded to bf16; for many tokens", refuses_bf16_nccl,
+                           nccl_bf16_us, reduce_any_bf16_nccl_cuda),
 #endif
 };
 
