@@ -235,7 +235,7 @@ void pass_over_service_port() {
 // Warns of variables that no command knows, with the nearest name, and ignores them: they may be
 // typing errors.
 void warn_of_variables(const std::vector<Entry>& entries) {
-  std::set<std::string> known = {"MOXIE_LOG"};
+  std::set<std::string> known = {"MOXIE_LOG", "MOXIE_NCCL_LIBRARY"};
   for (const Entry& entry : entries) {
     for (const std::string& flag : entry.flags->names()) {
       if (flag.starts_with("--")) known.insert(variable_of(flag));

@@ -123,6 +123,9 @@ constexpr const char* kTail = R"(.SH EXIT STATUS
 .B MOXIE_LOG
 debug, info, warn or error: what is logged on stderr.
 .TP
+.B MOXIE_NCCL_LIBRARY
+The file of NCCL, libnccl.so.2, for processes with a GPU each, where the loader does not find it.
+.TP
 .B MOXIE_*
 The switches, see above. An unknown name is a warning.
 .TP

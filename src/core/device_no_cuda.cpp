@@ -1,5 +1,6 @@
 // Stand-in of a build without CUDA: there is no device, and the error says why.
 #include "core/device.h"
+#include "core/rank_gather.h"
 #include "core/rank_link.h"
 
 namespace moxie {
@@ -18,6 +19,13 @@ bool has_cuda_driver() { return false; }
 
 Result<std::vector<std::unique_ptr<RankLink>>> make_peer_links(std::span<Device* const>,
                                                                std::chrono::milliseconds) {
+  return fail("this build has no CUDA code", "ranks on GPUs");
+}
+
+uint64_t rank_gather_bytes(int32_t) { return 0; }
+
+Result<std::unique_ptr<RankLink>> make_nccl_link(RankLink&, const NcclLibrary&, const NcclId&,
+                                                 Device&, Stream&, std::chrono::milliseconds) {
   return fail("this build has no CUDA code", "ranks on GPUs");
 }
 

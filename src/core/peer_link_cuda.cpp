@@ -92,8 +92,10 @@ class Mailboxes {
     auto status = cuda_check(cudaDeviceCanAccessPeer(&can, from, to), where);
     if (!status) return status;
     if (can == 0)
-      return fail("these GPUs cannot write to each other's memory", where,
-                  "`nvidia-smi topo -p2p w` shows which can; one GPU works without");
+      return fail(
+          "these GPUs cannot write to each other's memory", where,
+          "`nvidia-smi topo -p2p w` shows which can; start a process a GPU with mpirun, or use "
+          "one GPU");
     cudaSetDevice(from);
     const cudaError_t error = cudaDeviceEnablePeerAccess(to, 0);
     if (error == cudaErrorPeerAccessAlreadyEnabled) {

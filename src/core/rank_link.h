@@ -1,12 +1,13 @@
 // What the ranks of a model say to each other within a pass: each gives an array, and sees those of
-// all. Between threads of a process nothing is copied; between GPUs kernels write to each other's
-// memory (RankMail).
+// all. Between threads of a process nothing is copied; between GPUs of a process kernels write to
+// each other's memory (RankMail), and those of several processes gather by NCCL (RankGather).
 #pragma once
 
 #include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -17,7 +18,11 @@ namespace moxie {
 
 /// kThreads: ranks are threads of a process, on the CPU. kPeers: ranks are GPUs of one process that
 /// can write to each other's memory. kSockets: ranks are processes, each on the CPU of its host.
-enum class LinkKind : uint8_t { kNone, kThreads, kPeers, kSockets };
+/// kNccl: ranks are processes, each with a GPU.
+enum class LinkKind : uint8_t { kNone, kThreads, kPeers, kSockets, kNccl };
+constexpr bool is_between_gpus(LinkKind kind) {
+  return kind == LinkKind::kPeers || kind == LinkKind::kNccl;
+}
 /// Between ranks of one process on devices of this kind.
 constexpr LinkKind link_between(DeviceKind kind) {
   return kind == DeviceKind::kCuda ? LinkKind::kPeers : LinkKind::kThreads;
@@ -42,6 +47,7 @@ struct RankArray {
   int64_t count = 0;
 };
 
+class RankGather;
 struct RankMail;
 /// Device memory in which each of so many ranks on GPUs receives from the others.
 uint64_t rank_mail_bytes(int32_t size);
@@ -66,6 +72,11 @@ class RankLink {
   std::span<const RankArray> exchange(RankArray mine);
   /// Of ranks on GPUs, instead of exchange(): core/rank_mail.h. Null: none.
   virtual const RankMail* mail() const { return nullptr; }
+  /// The same of ranks that are processes with GPUs: core/rank_gather.h. Null: none.
+  virtual RankGather* gather() { return nullptr; }
+  /// Of ranks that are processes: one whose connection has ended, without an exchange that would
+  /// find it out. From any thread.
+  virtual std::optional<int32_t> lost_rank() const { return {}; }
   /// Ends all exchanges, those of other ranks too. The first fault stays.
   virtual void set_fault(const std::string& text) = 0;
   /// The fault, if there was one.

@@ -74,6 +74,14 @@ class SocketLink final : public RankLink {
     return arrays_;
   }
 
+  std::optional<int32_t> lost_rank() const override {
+    for (size_t r = 0; r < sockets_.size(); ++r) {
+      pollfd one{.fd = sockets_[r].fd(), .events = POLLRDHUP, .revents = 0};
+      if (std::cmp_not_equal(r, rank_) && ::poll(&one, 1, 0) > 0) return static_cast<int32_t>(r);
+    }
+    return {};
+  }
+
   void set_fault(const std::string& text) override {
     const std::lock_guard lock(mutex_);
     if (fault_.empty()) fault_ = text;

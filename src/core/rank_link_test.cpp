@@ -99,7 +99,9 @@ TEST(SocketLinks, LargeArraysPassEachOther) {
 
 TEST(SocketLinks, ARankThatEndsIsNamedAtOnce) {
   auto links = socket_links(3, std::chrono::seconds(60));
+  EXPECT_FALSE(links[0]->lost_rank().has_value());
   links[1].reset();
+  EXPECT_EQ(links[0]->lost_rank(), 1);
   const float value = 1;
   EXPECT_TRUE(links[0]->exchange({&value, 1}).empty());
   const auto status = links[0]->status();

@@ -38,7 +38,10 @@ PlanRequest plan_request(const EngineOptions& options, const LoadOptions& load, 
 }
 
 Engine::Engine() = default;
-Engine::~Engine() = default;
+// Other processes with GPUs end when all have done the last exchange.
+Engine::~Engine() {
+  if (gpu_link_ != nullptr) meeting_->say_end();
+}
 
 Result<std::unique_ptr<Engine>> Engine::load(const EngineOptions& options) {
   std::unique_ptr<Engine> engine(new Engine);
@@ -208,7 +211,9 @@ Result<KernelChoice> kernel_choice(const EngineOptions& options, Features featur
 
 Status Engine::make_kernels() {
   const bool is_cpu = device_->kind() == DeviceKind::kCpu;
-  load_options_.ranks.link = options_.world ? LinkKind::kSockets : link_between(device_->kind());
+  load_options_.ranks.link = !options_.world ? link_between(device_->kind())
+                             : is_cpu        ? LinkKind::kSockets
+                                             : LinkKind::kNccl;
   if (auto status = set_rank_config(); !status) return status;
   if (options_.arch_limit != "none" && options_.arch_limit != "sm_80")
     return fail("unknown value '" + options_.arch_limit + "'", "--arch-limit", "none, sm_80");
@@ -238,10 +243,9 @@ Status Engine::load_model() {
   request.draft = draft_checkpoint_.get();
   request.speculation = options_.speculation;
   // Ranks on a CPU share its memory.
-  const auto n =
-      static_cast<uint64_t>(options_.world                        ? options_.world->local_size
-                            : device_->kind() == DeviceKind::kCpu ? options_.tensor_parallel
-                                                                  : 1);
+  const auto n = static_cast<uint64_t>(device_->kind() != DeviceKind::kCpu ? 1
+                                       : options_.world ? options_.world->local_size
+                                                        : options_.tensor_parallel);
   plan_ = plan_memory(*checkpoint_, request, device_->properties().available_bytes / n, *kernels_);
   if (!plan_.fits) {
     return fail(fmt::format("needs {}, {} is free", format_bytes(plan_.total_bytes),
@@ -322,7 +326,8 @@ Status Engine::follow_test(Result<SelfTestResult> tested) {
 }
 
 Status Engine::load_weights() {
-  if (options_.world && options_.world->rank == 0) ranks_ = RankGroup::of_processes(*meeting_);
+  if (options_.world && options_.world->rank == 0)
+    ranks_ = RankGroup::of_processes(*meeting_, config().vocab);
   if (!options_.world && num_ranks() > 1) {
     auto ranks = RankGroup::start(rank_setup());
     if (!ranks) return fail(std::move(ranks.error()));
@@ -352,7 +357,7 @@ Status Engine::make_runner() {
                                     .kernels = *kernels_,
                                     .config = rank_config_,
                                     .weights = weights_,
-                                    .link = link()},
+                                    .link = gpu_link_ != nullptr ? gpu_link_.get() : link()},
                                    sizes_);
   if (!runner) return fail(std::move(runner.error()));
   runner_ = std::move(*runner);

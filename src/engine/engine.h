@@ -74,6 +74,11 @@ Result<std::vector<int>> named_gpus(const std::string& device);
 /// The GPU of each rank, should they run on GPUs: those that `device` names, whose number is then
 /// that of the ranks, or the first.
 Result<std::vector<int>> gpus_of_ranks(EngineOptions* options);
+/// The GPU of a rank that is a process, of `num_gpus` that it sees: the one with its number among
+/// the ranks of this host, or among those that `device` names, or the only one named. Nothing: it
+/// runs on the CPU.
+Result<std::optional<int>> gpu_of_process(const std::string& device, const RankWorld& world,
+                                          int num_gpus);
 
 /// What the switches say of rows, on a device with these features. Fails if no row of the device
 /// can follow a switch.
@@ -279,6 +284,7 @@ class Engine {
   RankSizes sizes_;
   std::vector<int> gpus_;                 // by rank, should they run on GPUs
   std::unique_ptr<RankMeeting> meeting_;  // of a world of processes
+  std::unique_ptr<RankLink> gpu_link_;    // between the processes' GPUs; null: they have none
   std::unique_ptr<RankGroup> ranks_;      // the others, for the first; null: one rank
   std::unique_ptr<RankRunner> runner_;
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <charconv>
 
+#include "core/rank_gather.h"
 #include "engine/engine.h"
 #include "engine/parallel.h"
 #include "engine/rank_meeting.h"
@@ -48,23 +49,44 @@ Result<std::vector<int>> gpus_of_ranks(EngineOptions* options) {
   return gpus;
 }
 
+Result<std::optional<int>> gpu_of_process(const std::string& device, const RankWorld& world,
+                                          int num_gpus) {
+  const auto named = named_gpus(device);
+  if (!named) return fail(named.error());
+  if (device == "cpu" || (device == "auto" && num_gpus == 0)) return std::optional<int>();
+  if (named->size() == 1) return named->front();
+  const auto count = named->empty() ? num_gpus : static_cast<int>(named->size());
+  if (count < world.local_size && num_gpus > 0)
+    return fail(fmt::format("{} ranks on this host, {} GPU{}", world.local_size, count,
+                            count == 1 ? "" : "s"),
+                "--device",
+                "start a process a GPU; --device cuda:0 where each sees only its own; or "
+                "--device cpu");
+  const auto local = static_cast<size_t>(world.local_rank);
+  return named->empty() ? world.local_rank : (*named)[local];
+}
+
 // Among ranks: those of the GPUs that `--device` names, or as many as asked for.
 Status Engine::divide() {
   if (options_.world) {
     const int32_t size = options_.world->size;
-    const bool takes_a_gpu = options_.device == "auto" && num_cuda_devices() > 0;
-    if (options_.device != "cpu" && (options_.device != "auto" || takes_a_gpu))
-      return fail("ranks that are processes run on CPUs", "--device", "--device cpu");
-    options_.device = "cpu";
+    const auto gpu = gpu_of_process(options_.device, *options_.world, num_cuda_devices());
+    if (!gpu) return fail(gpu.error());
+    options_.device = *gpu ? fmt::format("cuda:{}", **gpu) : "cpu";
+    gpus_ = {gpu->value_or(0)};
+    if (*gpu && options_.tuning.file != "off")
+      return fail("processes with GPUs plan by predicted times, so that all take the same rows",
+                  "--tuning", "--tuning off");
     if (options_.tensor_parallel != 1 && options_.tensor_parallel != size)
       return fail(fmt::format("{} processes were started", size), "--tensor-parallel-size",
                   "leave it out, or start as many processes");
     options_.tensor_parallel = size;
     load_options_.rank = options_.world->rank;
+  } else {
+    auto gpus = gpus_of_ranks(&options_);
+    if (!gpus) return fail(std::move(gpus.error()));
+    gpus_ = std::move(*gpus);
   }
-  auto gpus = gpus_of_ranks(&options_);
-  if (!gpus) return fail(std::move(gpus.error()));
-  gpus_ = std::move(*gpus);
   const int n = options_.tensor_parallel;
   if (options_.expert_parallel && n == 1)
     return fail("there is one rank", "--enable-expert-parallel", "--tensor-parallel-size 2");
@@ -115,6 +137,8 @@ RankSizes Engine::rank_sizes() const {
 
 namespace {
 
+using Json = nlohmann::ordered_json;
+
 struct Size {
   const char* name;
   int32_t RankSizes::*member;
@@ -127,39 +151,76 @@ constexpr Size kSizes[] = {{"max_model_len", &RankSizes::max_model_len},
                            {"num_window_pages", &RankSizes::num_window_pages},
                            {"table_stride", &RankSizes::table_stride}};
 
+// What rank 0 tells the others, and what they make of it; `id` of NCCL where they have GPUs.
+Json plan_of(const RankSizes& sizes) {
+  Json plan = {{"kv_dtype", static_cast<int>(sizes.kv_dtype)}, {"use_sinks", sizes.use_sinks}};
+  for (const auto& [name, size] : kSizes) plan[name] = sizes.*size;
+  return plan;
+}
+Status read_plan(const nlohmann::json& plan, RankSizes* sizes, NcclId* id) {
+  JsonFields::Fault fault;
+  JsonFields fields(plan, "", "rank 0's plan", &fault);
+  const auto integer = [&](const char* name, int32_t most) {
+    return static_cast<int32_t>(fields.integer(name, 0, most));
+  };
+  sizes->kv_dtype = static_cast<DType>(integer("kv_dtype", static_cast<int32_t>(DType::kQ8_0)));
+  sizes->use_sinks = fields.boolean("use_sinks");
+  for (const auto& [name, size] : kSizes) sizes->*size = integer(name, INT32_MAX);
+  sizes->taps.clear();
+  const auto read =
+      id == nullptr ? std::optional<NcclId>(NcclId{}) : nccl_id(fields.text("nccl_id"));
+  fields.done();
+  if (fault || !read)
+    return fail("rank 0's plan: " + (fault ? fault->what : "no id of NCCL"), "ranks",
+                "start all ranks with the same build");
+  if (id != nullptr) *id = *read;
+  return {};
+}
+
+// Makes the id of the ranks' communicator, on rank 0.
+Result<NcclLibrary> open_nccl(NcclId* id) {
+  auto nccl = load_nccl();
+  if (!nccl || id == nullptr) return nccl;
+  const int result = nccl->get_unique_id(id);
+  if (result == NcclLibrary::kSuccess) return nccl;
+  return fail(nccl->text_of(result), "NCCL", "NCCL_DEBUG=WARN shows why");
+}
+
 }  // namespace
 
 // What ranks must have in common is theirs to say; how much each keeps is rank 0's.
 Status Engine::meet_ranks() {
-  using Json = nlohmann::ordered_json;
-  const Json terms = {{"the build", options_.tuning.commit},
-                      {"--mxfp4-layers", options_.mxfp4_layers},
-                      {"--enable-expert-parallel", options_.expert_parallel},
-                      {"--batch-invariant", options_.batch_invariant},
-                      {"--seed", options_.seed},
-                      {"the model's files", checkpoint_kind_name(checkpoint_->kind())},
-                      {"the model's config", config_json(config())},
-                      {"the model's bytes", checkpoint_->packed_bytes(whole_load_options())}};
-  Json plan = {{"kv_dtype", static_cast<int>(sizes_.kv_dtype)}, {"use_sinks", sizes_.use_sinks}};
-  for (const auto& [name, size] : kSizes) plan[name] = sizes_.*size;
+  const bool has_gpus = device_->kind() == DeviceKind::kCuda, is_first = options_.world->rank == 0;
+  Json terms = {{"the build", options_.tuning.commit},
+                {"the device", has_gpus ? "a GPU" : "a CPU"},
+                {"--mxfp4-layers", options_.mxfp4_layers},
+                {"--enable-expert-parallel", options_.expert_parallel},
+                {"--batch-invariant", options_.batch_invariant},
+                {"--seed", options_.seed},
+                {"the model's files", checkpoint_kind_name(checkpoint_->kind())},
+                {"the model's config", config_json(config())},
+                {"the model's bytes", checkpoint_->packed_bytes(whole_load_options())}};
+  Json plan = plan_of(sizes_);
+  NcclLibrary nccl;
+  NcclId id{};
+  if (has_gpus) {
+    terms["--kernel"] = options_.kernels;  // all take the same row of an exchange
+    auto found = open_nccl(is_first ? &id : nullptr);
+    if (!found) return fail(std::move(found.error()));
+    nccl = *found;
+    plan["nccl_id"] = to_text(id);
+  }
   auto meeting = RankMeeting::meet(*options_.world, terms, &plan);
   if (!meeting) return fail(std::move(meeting.error()));
   meeting_ = std::move(*meeting);
-  if (options_.world->rank == 0) return {};
-  const nlohmann::json theirs = plan;
-  JsonFields::Fault fault;
-  JsonFields fields(theirs, "", "rank 0's plan", &fault);
-  const auto integer = [&](const char* name, int32_t most) {
-    return static_cast<int32_t>(fields.integer(name, 0, most));
-  };
-  sizes_.kv_dtype = static_cast<DType>(integer("kv_dtype", static_cast<int32_t>(DType::kQ8_0)));
-  sizes_.use_sinks = fields.boolean("use_sinks");
-  for (const auto& [name, size] : kSizes) sizes_.*size = integer(name, INT32_MAX);
-  fields.done();
-  if (fault)
-    return fail("rank 0's plan: " + fault->what, "ranks", "start all ranks with the same build");
-  sizes_.taps.clear();
-  kv_dtype_ = sizes_.kv_dtype;
+  if (!is_first) {
+    if (auto status = read_plan(plan, &sizes_, has_gpus ? &id : nullptr); !status) return status;
+    kv_dtype_ = sizes_.kv_dtype;
+  }
+  if (!has_gpus) return {};
+  auto link = make_nccl_link(meeting_->link(), nccl, id, *device_, *stream_);
+  if (!link) return fail(std::move(link.error()));
+  gpu_link_ = std::move(*link);
   return {};
 }
 

@@ -87,8 +87,9 @@ class RankGroup::ProcessRanks final : public Rank {
   explicit ProcessRanks(RankMeeting& meeting) : meeting_(meeting) {}
   Status loaded() override { return meeting_.await_loaded(); }
   void order(const RankOrder& order) override {
-    if (order.kind == RankOrder::Kind::kEndDecoding) return;  // on CPUs nothing decodes in a loop
     const std::lock_guard lock(mutex_);
+    if (order.kind == RankOrder::Kind::kBeginDecoding) decodes_ = true;
+    if (order.kind == RankOrder::Kind::kEndDecoding && !std::exchange(decodes_, false)) return;
     static_cast<void>(meeting_.order(to_bytes(order)));  // a fault is the link's
   }
   void await(std::chrono::milliseconds) override {}
@@ -100,6 +101,7 @@ class RankGroup::ProcessRanks final : public Rank {
  private:
   RankMeeting& meeting_;
   std::mutex mutex_;
+  bool decodes_ = false;  // a session of the decode loop, which there is on GPUs only
 };
 
 class RankGroup::ThreadRank final : public Rank {
@@ -233,10 +235,11 @@ Result<std::unique_ptr<RankGroup>> RankGroup::start(const RankSetup& setup) {
   return group;
 }
 
-std::unique_ptr<RankGroup> RankGroup::of_processes(RankMeeting& meeting) {
+std::unique_ptr<RankGroup> RankGroup::of_processes(RankMeeting& meeting, int32_t vocab) {
   std::unique_ptr<RankGroup> group(new RankGroup);
   group->link_ = &meeting.link();
   group->meeting_ = &meeting;
+  group->vocab_ = vocab;
   group->ranks_.push_back(std::make_unique<ProcessRanks>(meeting));
   return group;
 }
@@ -265,7 +268,8 @@ Status RankGroup::launch(const HostArrays& arrays) {
 Status RankGroup::begin_decoding(const HostArrays& first, std::span<const SampleRequest> requests) {
   return order({.kind = RankOrder::Kind::kBeginDecoding,
                 .arrays = first,
-                .requests = {requests.begin(), requests.end()}});
+                .requests = {requests.begin(), requests.end()},
+                .mask_words = ceil_div(vocab_, 32)});
 }
 
 Status RankGroup::decode_next(const HostArrays& next) {

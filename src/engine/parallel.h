@@ -39,6 +39,13 @@ struct RankSetup {
   std::chrono::milliseconds patience = std::chrono::seconds(10);  ///< with a rank that is awaited
 };
 
+/// The arrays of a request to sample.
+struct RequestArrays {
+  std::vector<int32_t> history_ids, history_counts, bias_ids;
+  std::vector<float> bias_values;
+  std::vector<uint32_t> allowed_mask;
+};
+
 /// What the first rank has the others do.
 struct RankOrder {
   enum class Kind : uint8_t {
@@ -52,13 +59,14 @@ struct RankOrder {
   Kind kind = Kind::kQuit;
   HostArrays arrays;
   std::vector<SampleRequest> requests;  ///< whose arrays stay until finish()
+  int32_t mask_words = 0;               ///< of a request's allowed mask
   PageKind page_kind = PageKind::kFull;
   int32_t from_page = 0, to_page = 0;
+  std::vector<RequestArrays> request_arrays;  ///< of requests that were read from bytes
 };
 /// Has a rank do it.
 Status follow_order(const RankOrder& order, RankRunner& runner);
-/// Between processes, which draw on rank 0 only: launches and copies of pages. Fails on bytes that
-/// no rank of this build has written.
+/// Between processes: every order but kQuit. Fails on bytes that no rank of this build has written.
 std::vector<std::byte> to_bytes(const RankOrder& order);
 Result<RankOrder> rank_order(std::span<const std::byte> bytes);
 
@@ -67,7 +75,7 @@ class RankMeeting;
 class RankGroup {
  public:
   /// The other processes of a world; this one is rank 0. `meeting` outlives the group.
-  static std::unique_ptr<RankGroup> of_processes(RankMeeting& meeting);
+  static std::unique_ptr<RankGroup> of_processes(RankMeeting& meeting, int32_t vocab);
   /// Starts the other ranks, which load their shares meanwhile: see loaded().
   static Result<std::unique_ptr<RankGroup>> start(const RankSetup& setup);
   ~RankGroup();
@@ -105,6 +113,7 @@ class RankGroup {
   std::vector<std::unique_ptr<RankLink>> links_;
   RankLink* link_ = nullptr;              // of the first rank
   const RankMeeting* meeting_ = nullptr;  // of_processes
+  int32_t vocab_ = 0;                     // of_processes
   std::vector<std::unique_ptr<Rank>> ranks_;
   std::chrono::milliseconds patience_{};
 };

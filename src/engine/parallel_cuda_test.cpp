@@ -28,11 +28,12 @@ bool has_gpus(int ranks) {
   return false;
 }
 
+// Those for GPUs of one process.
 template <typename P>
 std::vector<const Row<P>*> cuda_rows() {
   std::vector<const Row<P>*> rows;
   for (const Row<P>& row : Op<P>::rows())
-    if (row.device == DeviceKind::kCuda) rows.push_back(&row);
+    if (std::string_view(row.name).ends_with("_peers_cuda")) rows.push_back(&row);
   return rows;
 }
 // As a unit of a rounded row holds it.

@@ -65,6 +65,37 @@ std::vector<float> logits_of(Engine& engine, std::span<const int32_t> ids, size_
   return all;
 }
 
+// The GPU of a process, "the CPU", or the error.
+std::string gpu_of(const char* device, int32_t local_rank, int32_t local_size, int num_gpus) {
+  const auto gpu = gpu_of_process(
+      device, {.size = 8, .local_rank = local_rank, .local_size = local_size}, num_gpus);
+  if (!gpu) return gpu.error().message();
+  return *gpu ? std::to_string(**gpu) : "the CPU";
+}
+
+TEST(GpuOfAProcess, IsTheOneWithItsNumberOrTheOneThatIsNamed) {
+  for (const char* device : {"auto", "cuda"}) {
+    EXPECT_EQ(gpu_of(device, 0, 2, 2), "0");
+    EXPECT_EQ(gpu_of(device, 1, 2, 2), "1");
+    EXPECT_EQ(gpu_of(device, 0, 1, 4), "0");
+  }
+  EXPECT_EQ(gpu_of("cuda:3", 1, 2, 1), "3");  // each may see its own GPUs only
+  EXPECT_EQ(gpu_of("cuda:2,5", 1, 2, 8), "5");
+  EXPECT_EQ(gpu_of("cpu", 1, 2, 2), "the CPU");
+  EXPECT_EQ(gpu_of("auto", 1, 2, 0), "the CPU");
+  EXPECT_EQ(gpu_of("cuda", 1, 2, 0), "1");  // opening it says why there is none
+}
+
+TEST(GpuOfAProcess, MoreRanksThanGpusAreRefused) {
+  const auto expect_in = [](const std::string& error, const char* text) {
+    EXPECT_NE(error.find(text), std::string::npos) << error;
+  };
+  expect_in(gpu_of("cuda", 0, 2, 1), "2 ranks on this host, 1 GPU (");
+  expect_in(gpu_of("auto", 3, 4, 2), "4 ranks on this host, 2 GPUs (");
+  expect_in(gpu_of("cuda:0,1", 0, 3, 8), "3 ranks on this host, 2 GPUs (");
+  expect_in(gpu_of("gpu", 0, 2, 8), "unknown device 'gpu'");
+}
+
 class ParallelTest : public testing::TestWithParam<Case> {};
 
 TEST_P(ParallelTest, TheLogitsAreThoseOfOneRank) {

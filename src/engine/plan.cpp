@@ -5,6 +5,7 @@
 
 #include <cmath>
 
+#include "core/rank_gather.h"
 #include "engine/launch_arrays.h"
 #include "kernels/attend/attend.h"
 #include "model/gpt_oss.h"
@@ -57,7 +58,8 @@ Sizes sizes_for(const GptOssConfig& config, const ModelWeights& layout, uint64_t
                                     .table_stride = ceil_div(max_len, shape.page_tokens)};
   sizes.arrays = 2 * limits.bytes();
   sizes.process = kCudaContextBytes;
-  if (config.share.num_ranks > 1) sizes.mail = rank_mail_bytes(config.share.num_ranks);
+  if (const int32_t n = config.share.num_ranks; n > 1)
+    sizes.mail = config.share.link == LinkKind::kNccl ? rank_gather_bytes(n) : rank_mail_bytes(n);
   return sizes;
 }
 

@@ -245,11 +245,15 @@ void RankMeeting::stay_away(const RankWorld& world, const std::string& why) {
   static_cast<void>(socket->send_text(hello.dump(), deadline));
 }
 
+// The others end well only if they are told so.
+void RankMeeting::say_end() {
+  if (world_.rank != 0 || link_ == nullptr || !link_->status()) return;
+  if (std::exchange(has_said_end_, true)) return;
+  for (const auto& talk : talks_) static_cast<void>(talk->send(RankTalk::Kind::kQuit));
+}
+
 RankMeeting::~RankMeeting() {
-  // The others end well only if they are told so.
-  if (world_.rank == 0 && link_ != nullptr && link_->status()) {
-    for (const auto& talk : talks_) static_cast<void>(talk->send(RankTalk::Kind::kQuit));
-  }
+  say_end();
   ends_.store(true);
   if (watch_.joinable()) watch_.join();
 }

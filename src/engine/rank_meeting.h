@@ -71,6 +71,9 @@ class RankMeeting {
   Status order(std::span<const std::byte> bytes);
   /// Others: the next order; nothing once rank 0 has ended well. Fails with the link's fault.
   Result<std::optional<std::vector<std::byte>>> next_order();
+  /// Rank 0: tells the others that it ends well, unless there was a fault. Once; the end of the
+  /// meeting does it, too.
+  void say_end();
   /// Ends the work of all ranks: a fault, which they report. To be called before one's own end.
   void end_with_fault(const std::string& text);
 
@@ -98,6 +101,7 @@ class RankMeeting {
   mutable std::mutex mutex_;
   std::vector<RankFacts> facts_;  // of the other ranks, in the order of talks_
   std::atomic<int32_t> num_loaded_{0};
+  bool has_said_end_ = false;
   std::atomic<bool> ends_{false};
   std::thread watch_;
 };

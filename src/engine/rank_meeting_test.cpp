@@ -179,17 +179,120 @@ TEST(RankOrders, AreTheSameBehindTheWire) {
   EXPECT_EQ(copy->to_page, 8);
 }
 
+// A decode loop's first launch of two sequences, with all that requests can have.
+struct Decoding {
+  std::vector<int32_t> history = {7, 9, 11}, counts = {0, 2, 1}, bias_ids = {5, 6};
+  std::vector<float> bias = {-1.5f, 2.5f};
+  std::vector<uint32_t> mask = {0xF0F0F0F0u, 3u};
+  RankOrder begin{.kind = RankOrder::Kind::kBeginDecoding};
+
+  Decoding() {
+    HostArrays& a = begin.arrays;
+    a.token_ids = {5, 6};
+    a.positions = {100, 3};
+    a.seq_idx = a.logit_rows = {0, 1};
+    a.row_offsets = {0, 1, 2};
+    a.table_stride = 3;
+    a.full_tables = {1, 2, 3, 4, 5, 6};
+    a.window_tables = {6, 5, 4, 3, 2, 1};
+    a.num_fed = 2;
+    a.fed = {8, 9, 10, 11};
+    begin.mask_words = 2;
+    begin.requests = {{.temperature = 0.7f,
+                       .top_k = 40,
+                       .top_p = 0.9f,
+                       .min_p = 0.05f,
+                       .repetition_penalty = 1.1f,
+                       .frequency_penalty = 0.2f,
+                       .presence_penalty = 0.3f,
+                       .num_logprobs = 4,
+                       .seed = uint64_t{1} << 60,
+                       .step = 12,
+                       .history_ids = history.data(),
+                       .history_counts = counts.data(),
+                       .num_history = 3,
+                       .bias_ids = bias_ids.data(),
+                       .bias_values = bias.data(),
+                       .num_bias = 2,
+                       .allowed_mask = mask.data()},
+                      {.temperature = 1, .seed = 3}};
+  }
+};
+
+TEST(RankOrders, OfADecodeLoopAreTheSameBehindTheWire) {
+  const Decoding sent;
+  auto first = rank_order(to_bytes(sent.begin));
+  ASSERT_TRUE(first.has_value()) << first.error().message();
+  const RankOrder read = std::move(*first);  // its requests go on to point at its own arrays
+  EXPECT_EQ(read.kind, RankOrder::Kind::kBeginDecoding);
+  EXPECT_EQ(read.arrays.fed, sent.begin.arrays.fed);
+  EXPECT_EQ(read.arrays.num_fed, 2);
+  EXPECT_EQ(read.arrays.full_tables, sent.begin.arrays.full_tables);
+  ASSERT_EQ(read.requests.size(), 2u);
+  const SampleRequest &all = read.requests[0], &plain = read.requests[1];
+  EXPECT_EQ(all.temperature, 0.7f);
+  EXPECT_EQ(all.top_k, 40);
+  EXPECT_EQ(all.top_p, 0.9f);
+  EXPECT_EQ(all.min_p, 0.05f);
+  EXPECT_EQ(all.repetition_penalty, 1.1f);
+  EXPECT_EQ(all.frequency_penalty, 0.2f);
+  EXPECT_EQ(all.presence_penalty, 0.3f);
+  EXPECT_EQ(all.num_logprobs, 4);
+  EXPECT_EQ(all.seed, uint64_t{1} << 60);
+  EXPECT_EQ(all.step, 12u);
+  ASSERT_EQ(all.num_history, 3);
+  EXPECT_EQ(std::vector(all.history_ids, all.history_ids + 3), sent.history);
+  EXPECT_EQ(std::vector(all.history_counts, all.history_counts + 3), sent.counts);
+  ASSERT_EQ(all.num_bias, 2);
+  EXPECT_EQ(std::vector(all.bias_ids, all.bias_ids + 2), sent.bias_ids);
+  EXPECT_EQ(std::vector(all.bias_values, all.bias_values + 2), sent.bias);
+  EXPECT_EQ(std::vector(all.allowed_mask, all.allowed_mask + 2), sent.mask);
+  EXPECT_EQ(plain.num_history + plain.num_bias, 0);
+  EXPECT_EQ(plain.allowed_mask, nullptr);
+  EXPECT_EQ(plain.seed, 3u);
+  EXPECT_TRUE(is_plain(plain));
+
+  RankOrder next{.kind = RankOrder::Kind::kDecodeNext, .arrays = sent.begin.arrays};
+  next.arrays.fed.clear();
+  next.arrays.num_fed = 0;
+  next.arrays.table_stride = 1;
+  next.arrays.full_tables = {8, 9};
+  next.arrays.window_tables = {9, 8};
+  const auto read_next = rank_order(to_bytes(next));
+  ASSERT_TRUE(read_next.has_value()) << read_next.error().message();
+  EXPECT_EQ(read_next->arrays.positions, next.arrays.positions);
+  EXPECT_EQ(read_next->arrays.window_tables, next.arrays.window_tables);
+  const auto end = rank_order(to_bytes({.kind = RankOrder::Kind::kEndDecoding}));
+  ASSERT_TRUE(end.has_value());
+  EXPECT_EQ(end->kind, RankOrder::Kind::kEndDecoding);
+}
+
+TEST(RankOrders, OfADecodeLoopWhoseArraysDoNotFitAreRefused) {
+  const auto is_refused = [](auto&& change) {
+    Decoding decoding;
+    change(decoding.begin);
+    return !rank_order(to_bytes(decoding.begin)).has_value();
+  };
+  EXPECT_FALSE(is_refused([](RankOrder&) {}));
+  EXPECT_TRUE(is_refused([](RankOrder& o) { o.requests.pop_back(); }));
+  EXPECT_TRUE(is_refused([](RankOrder& o) { o.arrays.fed.pop_back(); }));
+  EXPECT_TRUE(is_refused([](RankOrder& o) { o.arrays.num_fed = -2; }));
+  EXPECT_TRUE(is_refused([](RankOrder& o) { o.arrays.row_offsets = {0, 2}; }));
+  EXPECT_TRUE(is_refused([](RankOrder& o) { o.kind = RankOrder::Kind::kQuit; }));
+}
+
 TEST(RankOrders, CutOrDamagedBytesAreRefused) {
-  const auto bytes = to_bytes(launch());
-  for (size_t size = 0; size < bytes.size(); ++size)
-    EXPECT_FALSE(rank_order(std::span(bytes).first(size)).has_value()) << size;
-  auto longer = bytes;
-  longer.push_back({});
-  EXPECT_FALSE(rank_order(longer).has_value());
-  for (size_t at = 0; at < bytes.size(); ++at) {  // nothing but an answer comes of it
-    auto damaged = bytes;
-    damaged[at] ^= std::byte{0xFF};
-    static_cast<void>(rank_order(damaged));
+  for (const auto& bytes : {to_bytes(launch()), to_bytes(Decoding().begin)}) {
+    for (size_t size = 0; size < bytes.size(); ++size)
+      EXPECT_FALSE(rank_order(std::span(bytes).first(size)).has_value()) << size;
+    auto longer = bytes;
+    longer.push_back({});
+    EXPECT_FALSE(rank_order(longer).has_value());
+    for (size_t at = 0; at < bytes.size(); ++at) {  // nothing but an answer comes of it
+      auto damaged = bytes;
+      damaged[at] ^= std::byte{0xFF};
+      static_cast<void>(rank_order(damaged));
+    }
   }
   EXPECT_FALSE(rank_order(to_bytes({.kind = RankOrder::Kind::kDecodeNext})).has_value());
 }

@@ -17,6 +17,11 @@ template <typename P>
 const char* refuses_peer_link(const P& p) {
   return p.kind == LinkKind::kPeers ? nullptr : "ranks are not GPUs of one process";
 }
+/// The same of a row for ranks on GPUs of several processes.
+template <typename P>
+const char* refuses_nccl_link(const P& p) {
+  return p.kind == LinkKind::kNccl ? nullptr : "ranks are not processes with a GPU each";
+}
 /// Of a row that reads the others' arrays where they are, bound by memory.
 template <typename P>
 double link_read_us(const P& p, const DeviceRates& rates) {
@@ -47,6 +52,22 @@ constexpr Row<P> peers_row(const char* name, const char* supports, const char* l
           .predict_us = predict_us,
           .workspace = no_link_workspace<P>,
           .run = run};
+}
+
+/// A row for ranks on GPUs of several processes (kernels/rank_gather.cuh).
+template <typename P>
+constexpr Row<P> nccl_row(const char* name, const char* supports, const char* limits,
+                          const char* (*refuses)(const P&),
+                          double (*predict_us)(const P&, const DeviceRates&),
+                          void (*run)(const P&)) {
+  Row<P> row = peers_row<P>(name, supports, limits, refuses, predict_us, run);
+  row.ran_on = "compiled only";
+  return row;
+}
+/// Such an exchange of so many bytes of a rank. Not measured: the order of several hosts' links.
+inline double nccl_us(double bytes) {
+  constexpr double kFixedUs = 20, kGbS = 20;
+  return kFixedUs + 1e-3 * bytes / kGbS;
 }
 
 }  // namespace moxie

@@ -38,6 +38,7 @@ inline constexpr RowRounding kRowRoundings[] = {
     {"any_bf16_peers_cuda", kBf16Rounding},
     {"any_bf16_units_peers_cuda", kBf16Rounding},
     {"any_bf16_two_shot_peers_cuda", kBf16Rounding},
+    {"any_bf16_nccl_cuda", kBf16Rounding},
     {"mxfp4_i16_gemv_avx2", kI16Rounding},
     {"mxfp4_i16_gemv_avxvnni", kI16Rounding},
     {"mxfp4_i16_gemv_avx512vnni", kI16Rounding},

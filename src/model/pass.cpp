@@ -81,7 +81,7 @@ OutParams Pass::params<OutParams>(size_t l, const Forms& forms) const {
 }
 
 bool Pass::overwrites_parts(const Forms& forms) const {
-  return act.parts[kBehindOut] != nullptr && config.share.link == LinkKind::kPeers &&
+  return act.parts[kBehindOut] != nullptr && is_between_gpus(config.share.link) &&
          forms.x == XForm::kF32;
 }
 

@@ -16,4 +16,7 @@ void gather_f32_peers_cuda(const GatherParams& params);
 /// The same for many rows.
 void gather_f32_units_peers_cuda(const GatherParams& params);
 
+/// CUDA: ranks on GPUs of several processes; NCCL brings all logits to each.
+void gather_f32_nccl_cuda(const GatherParams& params);
+
 }  // namespace moxie

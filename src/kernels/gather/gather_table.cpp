@@ -16,6 +16,9 @@ double peers_us(const GatherParams& p, const DeviceRates&) { return rank_mail_us
 double units_us(const GatherParams& p, const DeviceRates&) {
   return rank_units_us(4.0 * part_floats(p));
 }
+double nccl_f32_us(const GatherParams& p, const DeviceRates&) {
+  return nccl_us(4.0 * part_floats(p));
+}
 #endif
 
 const Row<GatherParams> kRows[] = {
@@ -51,6 +54,9 @@ const Row<GatherParams> kRows[] = {
         "gather_f32_units_peers_cuda",
         "GPUs of one process that write to each other's memory; a vocabulary in 16s",
         "exact; for many rows", refuses_units, units_us, gather_f32_units_peers_cuda),
+    nccl_row<GatherParams>("gather_f32_nccl_cuda", "processes with a GPU each, and NCCL",
+                           "exact; any number of rows", refuses_nccl_link, nccl_f32_us,
+                           gather_f32_nccl_cuda),
 #endif
 };
 

@@ -19,4 +19,9 @@ void reduce_any_bf16_units_peers_cuda(const ReduceParams& params);
 /// For many tokens of three ranks or more: each adds up a slice of the values for all.
 void reduce_any_bf16_two_shot_peers_cuda(const ReduceParams& params);
 
+/// CUDA: ranks on GPUs of several processes, whose parts NCCL gathers on all of them; the second
+/// with parts rounded to BF16.
+void reduce_any_nccl_cuda(const ReduceParams& params);
+void reduce_any_bf16_nccl_cuda(const ReduceParams& params);
+
 }  // namespace moxie

@@ -28,6 +28,17 @@ double units_us(const ReduceParams& p, const DeviceRates&) {
 double two_shot_us(const ReduceParams& p, const DeviceRates&) {
   return rounded_us(p, rank_slices_us(2.0 * p.num_tokens * p.hidden, p.num_ranks));
 }
+constexpr const char* kAnyXOfNccl =
+    "x of one float or two a value; processes with a GPU each, and NCCL";
+const char* refuses_bf16_nccl(const ReduceParams& p) {
+  return p.hidden % 4 != 0 ? "the hidden size is no multiple of 4" : refuses_nccl_link(p);
+}
+double nccl_f32_us(const ReduceParams& p, const DeviceRates&) {
+  return nccl_us(4.0 * p.num_tokens * p.hidden);
+}
+double nccl_bf16_us(const ReduceParams& p, const DeviceRates&) {
+  return rounded_us(p, nccl_us(2.0 * p.num_tokens * p.hidden));
+}
 #endif
 
 const Row<ReduceParams> kRows[] = {
@@ -70,6 +81,11 @@ const Row<ReduceParams> kRows[] = {
                             "or more",
                             refuses_units, two_shot_us, reduce_any_bf16_two_shot_peers_cuda,
                             "compiled only"),
+    nccl_row<ReduceParams>("reduce_any_nccl_cuda", kAnyXOfNccl, "F32; any number of tokens",
+                           refuses_nccl_link, nccl_f32_us, reduce_any_nccl_cuda),
+    nccl_row<ReduceParams>("reduce_any_bf16_nccl_cuda", kAnyXOfNccl,
+                           "parts rounded to bf16; for many tokens", refuses_bf16_nccl,
+                           nccl_bf16_us, reduce_any_bf16_nccl_cuda),
 #endif
 };
 
