@@ -23,6 +23,7 @@ struct Ranks {
   int32_t size = 1;
   bool splits_experts = false;
   LinkKind link = LinkKind::kThreads;
+  bool first_holds_unembed = false;  ///< the first rank has all rows of it: for a draft head
 };
 
 /// What one rank of several holds of a model; model/shard.h divides it. The configuration of a rank
@@ -33,7 +34,8 @@ struct Share {
   int32_t first_head = 0, first_kv_head = 0;
   int32_t first_column = 0;               ///< of each expert's intermediate values
   int32_t first_expert = 0, experts = 0;  ///< 0 experts: all
-  int32_t first_logit = 0, logits = 0;    ///< rows of the head; 0: all
+  int32_t first_logit = 0, logits = 0;    ///< rows of the head that it computes; 0: all
+  bool holds_unembed = false;             ///< all rows of the head, of which its own are the first
   /// Experts are divided, and not the columns of each.
   bool splits_experts() const { return experts > 0; }
 };
@@ -77,6 +79,7 @@ struct GptOssConfig {
   int32_t qkv_width() const { return q_width() + 2 * kv_width(); }
   int32_t experts_held() const { return share.experts > 0 ? share.experts : num_experts; }
   int32_t logits_held() const { return share.logits > 0 ? share.logits : vocab; }
+  int32_t unembed_rows() const { return share.holds_unembed ? vocab : logits_held(); }
   int32_t num_window_layers() const;
   int32_t num_full_layers() const { return num_layers - num_window_layers(); }
 

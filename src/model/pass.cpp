@@ -154,7 +154,7 @@ UnembedParams Pass::params<UnembedParams>(size_t, const Forms& forms) const {
           .row_idx = batch.logit_rows,
           .x = act.x,
           .norm_weight = weights.final_norm,
-          .weight = weights.head,
+          .weight = weights.head_of(config),
           .logits = act.logits_part == nullptr ? act.logits : act.logits_part,
           .forms = forms};
 }

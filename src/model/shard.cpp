@@ -85,6 +85,7 @@ Result<GptOssConfig> config_of_rank(const GptOssConfig& whole, const Ranks& rank
   const RankShare logits = share_of_rank(whole.vocab, kLogitUnit, rank, n);
   share.first_logit = logits.first;
   share.logits = logits.count;
+  share.holds_unembed = ranks.first_holds_unembed && rank == 0;
   return config;
 }
 
