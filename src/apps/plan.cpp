@@ -108,7 +108,7 @@ Result<Planned> plan_for(const Checkpoint& checkpoint, const DraftCheckpoint* dr
                  .shape = kv_shape(*of_rank, *kv_dtype)};
 }
 
-// With several ranks all bytes are a rank's.
+// With several ranks all bytes are the first's, which has the most.
 uint64_t left_bytes(const MemoryPlan& plan) {
   return plan.fits ? plan.available_bytes - plan.total_bytes : 0;
 }
@@ -243,7 +243,8 @@ void print_tables(const Outcome& found) {
              plan.max_model_len, plan.max_num_seqs, plan.max_num_seqs == 1 ? "" : "s");
   const int ranks = found.o.engine.tensor_parallel;
   if (ranks > 1) {
-    fmt::print("of each of {} ranks{}\n", ranks,
+    fmt::print("of {} {} ranks{}{}\n", found.draft == nullptr ? "each of" : "the first of", ranks,
+               found.draft == nullptr ? "" : ", which has the draft head",
                found.target.kind == DeviceKind::kCpu ? ", with an equal share of the memory" : "");
   }
   fmt::print("\n");
@@ -304,7 +305,8 @@ int run(PlanFlags& o, const Flags& flags) {
   LoadOptions load{.mxfp4_layers = *mxfp4, .mxfp8_layers = *mxfp8, .device = target->kind};
   load.ranks = {.size = o.engine.tensor_parallel,
                 .splits_experts = o.engine.expert_parallel,
-                .link = link_between(target->kind)};
+                .link = link_between(target->kind),
+                .first_holds_unembed = *draft != nullptr && takes_target_unembed(**draft)};
   const auto of_rank = config_of_rank((*checkpoint)->config(), load.ranks, load.rank);
   if (!of_rank) return report(of_rank.error());
   if (auto fine = check_load_options(load, target->kind); !fine) return report(fine.error());

@@ -96,14 +96,17 @@ Status Engine::open_model() {
   return {};
 }
 
-// The taps and the memory plan depend on the head.
+// The taps, the memory plan and what the first rank loads depend on the head, which no other rank
+// has.
 Status Engine::open_head() {
+  if (options_.world && options_.world->rank > 0) return {};
   auto head = open_draft_head(options_.speculation, options_.model, *checkpoint_);
   if (!head) return fail(std::move(head.error()));
   draft_checkpoint_ = std::move(*head);
   if (draft_checkpoint_ == nullptr) return {};
   CHECK(options_.taps.empty(), "taps are the head's");
   options_.taps = draft_checkpoint_->config().boundaries;
+  load_options_.ranks.first_holds_unembed = takes_target_unembed(*draft_checkpoint_);
   return {};
 }
 
@@ -214,6 +217,7 @@ Status Engine::make_kernels() {
   load_options_.ranks.link = !options_.world ? link_between(device_->kind())
                              : is_cpu        ? LinkKind::kSockets
                                              : LinkKind::kNccl;
+  load_options_.ranks.has_taps = !options_.taps.empty();
   if (auto status = set_rank_config(); !status) return status;
   if (options_.arch_limit != "none" && options_.arch_limit != "sm_80")
     return fail("unknown value '" + options_.arch_limit + "'", "--arch-limit", "none, sm_80");

@@ -90,9 +90,6 @@ Status Engine::divide() {
   const int n = options_.tensor_parallel;
   if (options_.expert_parallel && n == 1)
     return fail("there is one rank", "--enable-expert-parallel", "--tensor-parallel-size 2");
-  if (n > 1 && options_.speculation.method != SpecMethod::kOff &&
-      options_.speculation.method != SpecMethod::kNgram)
-    return fail("draft heads run on one rank only", "--tensor-parallel-size", "--spec ngram, off");
   load_options_.ranks = {.size = n, .splits_experts = options_.expert_parallel};
   return set_rank_config();
 }

@@ -69,6 +69,34 @@ TEST_P(Goldens, AreWhatTheHeadComputes) {
   }
 }
 
+// The features are the first rank's x, and the target's output matrix is whole there.
+TEST_P(Goldens, AreWhatTheHeadComputesOnTheFirstOfSeveralRanks) {
+  const GoldenHead& head = GetParam();
+  auto golden = SafetensorsFile::open(kGoldens + head.folder + "/goldens.safetensors");
+  ASSERT_TRUE(golden.has_value());
+  for (const int ranks : {2, 4}) {
+    EngineOptions options = options_for(head);
+    options.kv_dtype = "f32";
+    options.tensor_parallel = ranks;
+    const auto engine = open(options);
+    const auto drafter = HeadDrafter::create(*engine);
+    ASSERT_TRUE(drafter.has_value()) << drafter.error().message();
+    for (int i = 0; i < 4; ++i) {
+      const std::string name = "case" + std::to_string(i) + ".";
+      const auto ids = golden_values<int32_t>(*golden, name + "input_ids");
+      const int32_t next = golden_values<int32_t>(*golden, name + "next_id")[0];
+      const Drafted got = draft_behind(*engine, **drafter, ids, next, 16, head.num_drafts);
+      EXPECT_EQ(got.ids, golden_values<int32_t>(*golden, name + "draft_ids")) << i;
+      int32_t num_missing = 0;
+      EXPECT_LE(worst_draft_logit(*golden, name, head.method == SpecMethod::kDflash,
+                                  (*drafter)->config().draft_vocab, got, &num_missing),
+                2e-3)
+          << ranks << " ranks, case " << i;
+      EXPECT_EQ(num_missing, 0);
+    }
+  }
+}
+
 // Greedy or seeded, one sequence: the text is that without a head.
 TEST_P(Goldens, ChangeNoText) {
   const GoldenHead& head = GetParam();

@@ -10,6 +10,7 @@
 #include "core/testing/paths.h"
 #include "engine/engine.h"
 #include "engine/parallel.h"
+#include "engine/testing/golden_heads.h"
 #include "engine/testing/loop_session.h"
 #include "engine/testing/ranks.h"
 #include "kernels/gather/gather.h"
@@ -516,6 +517,9 @@ TEST_P(ParallelCudaTest, TheDecodeLoopDrawsWhatOneRankDraws) {
   for (size_t i = 0; i < 3; ++i) EXPECT_EQ(found[i], found[i + 3]) << "session " << i;
 }
 
+// Texts of nine: launches of several tokens round otherwise than those of one.
+constexpr int kMostDifferent = 2;
+
 TEST(ParallelServiceCudaTest, WhateverHappensBesideItARequestDrawsWhatOneRankDraws) {
   // Of a model that was trained: random ones have tokens that are equal but for rounding.
   if (!has_gpus(2)) GTEST_SKIP();
@@ -528,9 +532,67 @@ TEST(ParallelServiceCudaTest, WhateverHappensBesideItARequestDrawsWhatOneRankDra
       EngineOptions one = options_of(alone_of(c)), several = options_of(c);
       one.max_model_len = several.max_model_len = 96;
       one.max_batch_tokens = several.max_batch_tokens = 24;
-      several.speculation.method = method;
-      expect_the_same_draws(one, several);
+      several.speculation = {
+          .method = method, .is_adaptive = false, .lookup_min = 1, .lookup_max = 4};
+      expect_the_same_draws(one, several, method == SpecMethod::kOff ? 0 : kMostDifferent);
     }
+  }
+}
+
+// Launches with drafts go to all ranks beside the decode loop of requests without, and what each
+// costs is measured first.
+TEST(ParallelServiceCudaTest, DraftHeadsOnTheFirstRankChangeHardlyAnyText) {
+  if (!has_gpus(2)) GTEST_SKIP();
+  for (const Case& c : {Case{"embedded", 2}, Case{"embedded", 2, "off"}, Case{"embedded", 4}}) {
+    if (!has_gpus(c.ranks)) continue;
+    for (const SpecMethod method : {SpecMethod::kEagle3, SpecMethod::kDflash}) {
+      for (const bool is_adaptive : {false, true}) {
+        SCOPED_TRACE(::testing::PrintToString(c) + ", " + spec_method_name(method) +
+                     (is_adaptive ? ", adaptive" : ""));
+        Case alone = c;
+        alone.ranks = 1;
+        EngineOptions one = options_of(alone), several = options_of(c);
+        one.max_model_len = several.max_model_len = 96;
+        one.max_batch_tokens = several.max_batch_tokens = 24;
+        several.speculation = {.method = method, .is_adaptive = is_adaptive};
+        expect_the_same_draws(one, several, kMostDifferent);
+      }
+    }
+  }
+}
+
+// Other people's logits, of heads with an output matrix of their own and with the target's.
+TEST(HeadDrafterRanksCuda, ComputesTheGoldensOnTheFirstOfTwoRanks) {
+  if (!has_gpus(2)) GTEST_SKIP();
+  const std::string goldens = test_data() + "/goldens/";
+  for (const GoldenHead& head : kGoldenHeads) {
+    SCOPED_TRACE(head.folder);
+    auto golden = SafetensorsFile::open(goldens + head.folder + "/goldens.safetensors");
+    ASSERT_TRUE(golden.has_value());
+    EngineOptions options = golden_head_options(goldens, head);
+    options.device = "cuda";
+    options.tensor_parallel = 2;
+    const auto engine = open(options);
+    const auto drafter = HeadDrafter::create(*engine);
+    ASSERT_TRUE(drafter.has_value()) << drafter.error().message();
+    size_t num_ids = 0, num_equal = 0;
+    for (int i = 0; i < 4; ++i) {
+      const std::string name = "case" + std::to_string(i) + ".";
+      const auto ids = golden_values<int32_t>(*golden, name + "input_ids");
+      const int32_t next = golden_values<int32_t>(*golden, name + "next_id")[0];
+      const Drafted got = draft_behind(*engine, **drafter, ids, next, 16, head.num_drafts);
+      const auto wanted = golden_values<int32_t>(*golden, name + "draft_ids");
+      ASSERT_EQ(got.ids.size(), wanted.size());
+      for (size_t k = 0; k < wanted.size(); ++k) num_equal += got.ids[k] == wanted[k];
+      num_ids += wanted.size();
+      int32_t num_missing = 0;
+      EXPECT_LE(worst_draft_logit(*golden, name, head.method == SpecMethod::kDflash,
+                                  (*drafter)->config().draft_vocab, got, &num_missing),
+                0.6);
+      EXPECT_EQ(num_missing, 0);
+    }
+    std::printf("%s: %zu of %zu ids equal\n", head.folder, num_equal, num_ids);
+    EXPECT_GE(10 * num_equal, 9 * num_ids);
   }
 }
 

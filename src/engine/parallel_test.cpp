@@ -24,6 +24,7 @@ struct Case {
 // In F32 throughout; rows of experts that a machine prefers may round activations to 16 bits.
 constexpr const char* kF32 = "experts=experts_any_f32_gemv_portable";
 constexpr double kRoundedKl = 1e-7;
+constexpr const char* kReference = "all=reference";
 
 void PrintTo(const Case& c, std::ostream* out) {
   *out << c.model << ", " << c.ranks << " ranks" << (c.splits_experts ? " of experts" : "") << ", "
@@ -157,33 +158,48 @@ INSTANTIATE_TEST_SUITE_P(
     Ranks, ParallelTest,
     testing::Values(Case{"nano-a", 2, false, kF32}, Case{"nano-a", 4, false, kF32},
                     Case{"nano-a", 2, true, kF32}, Case{"nano-a", 4, true, kF32},
-                    Case{"nano-a", 4, false, "all=reference"},
-                    Case{"nano-a", 4, true, "all=reference"}, Case{"nano-b", 4, false, kF32},
-                    Case{"nano-b", 2, true, "auto", kRoundedKl}, Case{"embedded", 2, false, kF32},
-                    Case{"embedded", 4, true, kF32},
+                    Case{"nano-a", 4, false, kReference}, Case{"nano-a", 4, true, kReference},
+                    Case{"nano-b", 4, false, kF32}, Case{"nano-b", 2, true, "auto", kRoundedKl},
+                    Case{"embedded", 2, false, kF32}, Case{"embedded", 4, true, kF32},
                     Case{"embedded", 8, false, "auto", kRoundedKl}));
+
+void expect_the_draws_of_one_rank(const Case& c, const SpeculationOptions& speculation) {
+  EngineOptions several = options_of(c);
+  several.max_model_len = 96;
+  several.max_batch_tokens = 24;
+  EngineOptions one = several;
+  one.tensor_parallel = 1;
+  one.expert_parallel = false;
+  several.speculation = speculation;
+  expect_the_same_draws(one, several);
+}
 
 // With prefixes in the cache, too few pages for all (so that requests give way and come again),
 // others that are cancelled, and drafts.
 TEST(ParallelServiceTest, WhateverHappensBesideItARequestDrawsWhatOneRankDraws) {
-  struct Setting {
-    int ranks;
-    bool splits_experts;
-    SpecMethod method;
-  };
-  for (const auto& [ranks, splits_experts, method] :
-       {Setting{2, false, SpecMethod::kOff}, Setting{2, true, SpecMethod::kNgram},
-        Setting{4, false, SpecMethod::kNgram}}) {
-    SCOPED_TRACE(testing::Message() << ranks << " ranks, experts " << splits_experts << ", drafts "
-                                    << spec_method_name(method));
-    EngineOptions options = options_of({"nano-a", 1, false, "all=reference"});
-    options.max_model_len = 96;
-    options.max_batch_tokens = 24;
-    EngineOptions several = options;
-    several.tensor_parallel = ranks;
-    several.expert_parallel = splits_experts;
-    several.speculation.method = method;
-    expect_the_same_draws(options, several);
+  for (const auto& [c, method] : {std::pair{Case{"nano-a", 2, false, kReference}, SpecMethod::kOff},
+                                  {{"nano-a", 2, true, kReference}, SpecMethod::kNgram},
+                                  {{"nano-a", 4, false, kReference}, SpecMethod::kNgram}}) {
+    SCOPED_TRACE(testing::PrintToString(c) + ", drafts " + spec_method_name(method));
+    SpeculationOptions speculation{.method = method, .is_adaptive = false};
+    speculation.lookup_min = 1, speculation.lookup_max = 4;
+    expect_the_draws_of_one_rank(c, speculation);
+  }
+}
+
+// The embedded heads multiply by the target's output matrix; the other has one of its own, and
+// fewer ids.
+TEST(ParallelServiceTest, DraftHeadsOnTheFirstRankChangeNoText) {
+  for (const auto& [c, method, head] :
+       {std::tuple{Case{"embedded", 2, false, kF32}, SpecMethod::kEagle3, ""},
+        {Case{"embedded", 4, false, kF32}, SpecMethod::kDflash, ""},
+        {Case{"embedded", 2, true, kF32}, SpecMethod::kDflash, ""},
+        {Case{"embedded", 4, true, kF32}, SpecMethod::kEagle3, ""},
+        {Case{"nano-a", 2, false, kReference}, SpecMethod::kEagle3, "spec-eagle3-nano-a"}}) {
+    SCOPED_TRACE(testing::PrintToString(c) + ", drafts " + spec_method_name(method));
+    SpeculationOptions speculation{.method = method, .is_adaptive = false};
+    if (*head != '\0') speculation.head = test_data() + "/goldens/" + head;
+    expect_the_draws_of_one_rank(c, speculation);
   }
 }
 
@@ -206,9 +222,6 @@ TEST(ParallelRefusals, NameTheSwitchAndTheNumber) {
             std::string::npos);
   options = options_of({"nano-a", 1, true, "auto"});
   EXPECT_NE(refused(options).find("--enable-expert-parallel"), std::string::npos);
-  options = options_of({"embedded", 2, false, "auto"});
-  options.speculation.method = SpecMethod::kDflash;
-  EXPECT_NE(refused(options).find("draft heads run on one rank only"), std::string::npos);
   options = options_of({"nano-a", 2, false, "auto"});
   options.device = "cuda:0";
   EXPECT_NE(refused(options).find("cuda:0 names 1 GPU, there are 2 ranks"), std::string::npos);

@@ -76,6 +76,38 @@ TEST(GpuPlan, TheBatchShrinksBeforeTheContext) {
   EXPECT_EQ(other.max_batch_tokens, kDefaultGemmBatchTokens);
 }
 
+uint64_t part_bytes(const MemoryPlan& plan, const char* name) {
+  for (const PlanPart& part : plan.parts)
+    if (part.name == name) return part.bytes;
+  return 0;
+}
+
+// The head has as many pages as the target, and its cache is not divided.
+TEST(GpuPlan, OfTheFirstRankCountsTheDraftHeadAndAllRowsThatItTakes) {
+  auto checkpoint = open_checkpoint("synthetic:gpt-oss-120b");
+  ASSERT_TRUE(checkpoint.has_value());
+  const GptOssConfig& config = (*checkpoint)->config();
+  auto head = DraftCheckpoint::open("synthetic:gpt-oss-120b-dflash", config);
+  ASSERT_TRUE(head.has_value()) << head.error().message();
+  EXPECT_TRUE(takes_target_unembed(*head));
+  const auto plan_of = [&](const Ranks& ranks, const DraftCheckpoint* draft) {
+    PlanRequest request{.load = {.ranks = ranks}, .draft = draft};
+    if (draft != nullptr) request.num_taps = draft->config().boundaries.size();
+    request.speculation.method = SpecMethod::kDflash;
+    return plan_memory(**checkpoint, request, uint64_t{139} << 30, kGpuKernels);
+  };
+  const Ranks plain{.size = 2, .link = LinkKind::kPeers};
+  Ranks with_rows = plain;
+  with_rows.first_holds_unembed = true;
+  const MemoryPlan without = plan_of(plain, nullptr), with = plan_of(with_rows, &*head);
+  EXPECT_EQ(part_bytes(with, kDraftHeadPart), part_bytes(plan_of({}, &*head), kDraftHeadPart));
+  EXPECT_GT(part_bytes(with, kDraftHeadPart), uint64_t{500} << 20);
+  const uint64_t other_half = uint64_t{2} * 201088 / 2 * 2880;
+  EXPECT_EQ(part_bytes(with, "weights") - part_bytes(without, "weights"), other_half);
+  EXPECT_GT(part_bytes(with, "activations and scratch"),
+            part_bytes(without, "activations and scratch"));
+}
+
 uint64_t cache_bytes(const MemoryPlan& plan) {
   uint64_t bytes = 0;
   for (const PlanPart& part : plan.parts)

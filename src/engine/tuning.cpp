@@ -42,7 +42,7 @@ std::string shapes_of(const GptOssConfig& c, const ModelWeights& formats) {
          {&layer.qkv, &layer.out, &layer.router, &layer.gate_up, &layer.down})
       add(*matrix);
   }
-  add(formats.head);
+  add(formats.head_of(c));
   const XXH128_hash_t hash = XXH3_128bits(text.data(), text.size());
   return fmt::format("{:016x}{:016x}", hash.high64, hash.low64);
 }

@@ -23,6 +23,8 @@ struct Ranks {
   int32_t size = 1;
   bool splits_experts = false;
   LinkKind link = LinkKind::kThreads;
+  bool first_holds_unembed = false;  ///< the first rank has all rows of it: for a draft head
+  bool has_taps = false;             ///< the first rank reads x between layers
 };
 
 /// What one rank of several holds of a model; model/shard.h divides it. The configuration of a rank
@@ -34,7 +36,9 @@ struct Share {
   int32_t first_column = 0;               ///< of each expert's intermediate values
   int32_t column_unit = 0;                ///< in which these are divided
   int32_t first_expert = 0, experts = 0;  ///< 0 experts: all
-  int32_t first_logit = 0, logits = 0;    ///< rows of the head; 0: all
+  int32_t first_logit = 0, logits = 0;    ///< rows of the head that it computes; 0: all
+  bool holds_unembed = false;             ///< all rows of the head, of which its own are the first
+  bool has_taps = false;                  ///< a rank reads x between layers: it is whole there
   /// Experts are divided, and not the columns of each.
   bool splits_experts() const { return experts > 0; }
 };
@@ -78,6 +82,7 @@ struct GptOssConfig {
   int32_t qkv_width() const { return q_width() + 2 * kv_width(); }
   int32_t experts_held() const { return share.experts > 0 ? share.experts : num_experts; }
   int32_t logits_held() const { return share.logits > 0 ? share.logits : vocab; }
+  int32_t unembed_rows() const { return share.holds_unembed ? vocab : logits_held(); }
   int32_t num_window_layers() const;
   int32_t num_full_layers() const { return num_layers - num_window_layers(); }
 

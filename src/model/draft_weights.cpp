@@ -17,6 +17,8 @@
 namespace moxie {
 namespace {
 
+constexpr const char* kUnembed = "lm_head.weight";
+
 std::string layer_name(int32_t layer, const std::string& rest) {
   return fmt::format("layers.{}.{}", layer, rest);
 }
@@ -86,6 +88,7 @@ class Loader {
   Status biases(int32_t index, DraftLayer* layer);
   Status features(const ModelWeights& target);
   Status embedding(const ModelWeights& target);
+  Status unembed(const ModelWeights& target);
   Status target_ids();
   Status context();
   Status mask_embedding();
@@ -314,6 +317,13 @@ Status Loader::embedding(const ModelWeights& target) {
   return {};
 }
 
+Status Loader::unembed(const ModelWeights& target) {
+  if (!takes_target_unembed(checkpoint_)) return matrix({kUnembed}, &weights_.head);
+  CHECK(target.head.rows == c_.draft_vocab);
+  weights_.head = target.head;
+  return {};
+}
+
 Status Loader::target_ids() {
   const auto* found = checkpoint_.find("d2t");
   if (found == nullptr) return {};
@@ -352,12 +362,10 @@ Result<DraftWeights> Loader::load(const ModelWeights& target) {
   weights_.zeros = reinterpret_cast<const float*>(*at);
   for (int32_t i = 0; i < c_.num_layers; ++i)
     if (auto status = layer(i); !status) return fail(std::move(status.error()));
-  weights_.head = target.head;
   Status status = vector("norm.weight", true, &weights_.final_norm);
   if (status) status = features(target);
   if (status) status = embedding(target);
-  if (status && checkpoint_.find("lm_head.weight") != nullptr)
-    status = matrix({"lm_head.weight"}, &weights_.head);
+  if (status) status = unembed(target);
   if (status) status = context();
   if (status) status = target_ids();
   if (status) status = vector("mask_hidden", false, &weights_.mask_hidden);
@@ -367,6 +375,10 @@ Result<DraftWeights> Loader::load(const ModelWeights& target) {
 }
 
 }  // namespace
+
+bool takes_target_unembed(const DraftCheckpoint& checkpoint) {
+  return checkpoint.find(kUnembed) == nullptr;
+}
 
 Result<DraftWeights> load_draft_weights(const DraftCheckpoint& checkpoint,
                                         const ModelWeights& target, DType format, Device& device,
@@ -387,8 +399,7 @@ uint64_t draft_weights_bytes(const DraftCheckpoint& checkpoint, DType format) {
   if (c.kind == DraftKind::kDflash)
     weights += hidden * static_cast<uint64_t>(2 * c.kv_width() * c.num_layers);
   uint64_t bytes = 0;
-  if (checkpoint.find("lm_head.weight") != nullptr)
-    weights += hidden * static_cast<uint64_t>(c.draft_vocab);
+  if (!takes_target_unembed(checkpoint)) weights += hidden * static_cast<uint64_t>(c.draft_vocab);
   if (const auto* own = checkpoint.find("embed_tokens.weight"); own != nullptr)
     bytes += *own->tensor->dtype == DType::kF16 ? 2 * own->tensor->bytes : own->tensor->bytes;
   return bytes + weights * bits / 32;

@@ -44,8 +44,12 @@ struct DraftWeights {
   uint64_t bytes = 0;
 };
 
+/// Whether the head has no output matrix of its own, and multiplies by the target's.
+bool takes_target_unembed(const DraftCheckpoint& checkpoint);
+
 /// `format`: of the matrices, kMXFP4 or kBF16; one whose columns MXFP4's blocks do not divide is
-/// BF16. Fails, naming it, if a tensor is missing or holds what it must not.
+/// BF16. `target`: with all rows of what the head takes of it. Fails, naming it, if a tensor is
+/// missing or holds what it must not.
 Result<DraftWeights> load_draft_weights(const DraftCheckpoint& checkpoint,
                                         const ModelWeights& target, DType format, Device& device,
                                         Stream& stream);

@@ -51,14 +51,15 @@ Batch batch_of(const Bracket& bracket) {
           .num_logit_rows = bracket.num_logit_rows};
 }
 
-// The dense weights that are read after a row of layer `l`: waiting threads prefetch them. Null
+// The dense weights that are read after a row of layer `l`: waiting threads prefetch them. No rows
 // before experts, whose weights depend on the choice.
-const PackedMatrix* dense_after(const ModelWeights& weights, const OpInfo& last, size_t l) {
-  const LayerWeights& layer = weights.layers[l];
-  if (&last == &Op<QkvParams>::info || &last == &Op<AttendParams>::info) return &layer.out;
-  if (&last == &Op<OutParams>::info) return &layer.router;
-  if (&last != &Op<ExpertsParams>::info) return nullptr;
-  return l + 1 < weights.layers.size() ? &weights.layers[l + 1].qkv : &weights.head;
+PackedMatrix dense_after(const Pass& pass, const OpInfo& last, size_t l) {
+  const LayerWeights& layer = pass.weights.layers[l];
+  if (&last == &Op<QkvParams>::info || &last == &Op<AttendParams>::info) return layer.out;
+  if (&last == &Op<OutParams>::info) return layer.router;
+  if (&last != &Op<ExpertsParams>::info) return {};
+  return l + 1 < pass.weights.layers.size() ? pass.weights.layers[l + 1].qkv
+                                            : pass.weights.head_of(pass.config);
 }
 
 }  // namespace
@@ -88,11 +89,11 @@ void GptOss::forward(const Batch& batch, std::span<const KvLayer> kv, const Acti
   for (size_t l = 0; l < weights_.layers.size(); ++l) {
     for (const PlannedRow& row : plan.layer(l)) {
       if (batch.skips_taps && &row.row.op() == &Op<TapParams>::info) continue;
-      read_ahead(pass, dense_after(weights_, row.row.op(), l));
+      read_ahead(pass, dense_after(pass, row.row.op(), l));
       row.run(kernels_, pass, row, l);
     }
   }
-  read_ahead(pass, nullptr);
+  read_ahead(pass, {});
   if (batch.num_logit_rows == 0) return;
   plan.unembed.run(kernels_, pass, plan.unembed, 0);
   for (const PlannedRow& row : plan.behind) row.run(kernels_, pass, row, 0);
@@ -100,13 +101,11 @@ void GptOss::forward(const Batch& batch, std::span<const KvLayer> kv, const Acti
 
 // On the CPU, in launches of few tokens: threads that wait for the others at the end of a row
 // prefetch the weights that are read next.
-void GptOss::read_ahead(const Pass& pass, const PackedMatrix* next) {
+void GptOss::read_ahead(const Pass& pass, const PackedMatrix& next) {
   ThreadPool* const pool = pass.launch.stream->pool;
   if (pool == nullptr) return;
   const bool is_limited = pass.batch.ragged.num_tokens <= kMostReadAheadTokens;
-  pool->read_ahead(next != nullptr && is_limited
-                       ? std::span(next->data, static_cast<size_t>(next->bytes()))
-                       : std::span<const std::byte>());
+  pool->read_ahead({next.data, is_limited ? static_cast<size_t>(next.bytes()) : size_t{0}});
 }
 
 Result<const PassPlan*> GptOss::plan_for(const Bracket& bracket, DType kv_dtype) const {

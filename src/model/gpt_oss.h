@@ -110,7 +110,7 @@ class GptOss {
   std::span<const int32_t> taps() const { return taps_; }
 
  private:
-  static void read_ahead(const Pass& pass, const PackedMatrix* next);
+  static void read_ahead(const Pass& pass, const PackedMatrix& next);
   template <typename P>
   Verdict verdict_of(const Pass& pass, const Row<P>& row, const PassPlan* plan) const;
   Result<PassPlan> batch_invariant_plan(const Pass& pass, DType kv_dtype) const;

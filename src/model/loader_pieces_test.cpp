@@ -117,6 +117,28 @@ TEST_P(PiecesOf, HuggingFace) {
   expect_loads_alike(kGoldens + GetParam(), {.mxfp4_layers = {true, true, true}});
 }
 
+TEST(Pieces, OfTheFirstRankAreAllRowsOfUnembedIfAsked) {
+  auto checkpoint = open_checkpoint(kGoldens + "nano-a");
+  ASSERT_TRUE(checkpoint.has_value());
+  const GptOssConfig& whole = (*checkpoint)->config();
+  LoadOptions options;
+  options.ranks = {.size = 4, .first_holds_unembed = true};
+  expect_loads_alike(**checkpoint, options);
+  const auto device = make_cpu_device(2);
+  auto alone = (*checkpoint)->load(*device, {}), first = (*checkpoint)->load(*device, options);
+  ASSERT_TRUE(alone.has_value() && first.has_value());
+  ASSERT_EQ(first->head.bytes(), alone->head.bytes());
+  EXPECT_EQ(
+      std::memcmp(first->head.data, alone->head.data, static_cast<size_t>(alone->head.bytes())), 0);
+  const auto config = config_of_rank(whole, options.ranks, 0);
+  ASSERT_TRUE(config.has_value());
+  EXPECT_EQ(first->head_of(*config).rows, whole.vocab / 4);
+  options.rank = 1;  // the others have their own
+  auto second = (*checkpoint)->load(*device, options);
+  ASSERT_TRUE(second.has_value());
+  EXPECT_EQ(second->head.rows, whole.vocab / 4);
+}
+
 TEST(Pieces, OfEveryRankAreItsShare) {
   auto checkpoint = open_checkpoint(kGoldens + "nano-a");
   ASSERT_TRUE(checkpoint.has_value());

@@ -88,7 +88,7 @@ bool Pass::overwrites_parts(const Forms& forms) const {
 bool Pass::may_fold_reduce() const {
   const Share& share = config.share;
   return has_ranks() && share.link == LinkKind::kPeers && batch.ragged.num_tokens == 1 &&
-         !share.splits_experts() && share.column_unit == 64;
+         !share.splits_experts() && share.column_unit == 64 && !share.has_taps;
 }
 
 // What experts of layer `l` add to. The part of the layer before is still read if reduce is folded.
@@ -191,7 +191,7 @@ UnembedParams Pass::params<UnembedParams>(size_t, const Forms& forms) const {
           .row_idx = batch.logit_rows,
           .x = act.x,
           .norm_weight = weights.final_norm,
-          .weight = weights.head,
+          .weight = weights.head_of(config),
           .logits = act.logits_part == nullptr ? act.logits : act.logits_part,
           .forms = forms};
 }

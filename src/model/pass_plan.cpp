@@ -458,7 +458,7 @@ std::optional<std::pair<PassPlan, double>> plan_with(const Pass& pass, const Ker
                                                      const PlanChoice& choice,
                                                      const SharedForms& shared) {
   const bool is_folded = shared.reduce == ReduceForm::kFolded;
-  if (is_folded && (!pass.may_fold_reduce() || !taps.empty())) return std::nullopt;
+  if (is_folded && !pass.may_fold_reduce()) return std::nullopt;
   Planner planner(pass, kernels, choice, shared);
   const auto embed = planner.alone<EmbedParams>();
   const auto unembed = planner.alone<UnembedParams>();

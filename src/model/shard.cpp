@@ -86,6 +86,8 @@ Result<GptOssConfig> config_of_rank(const GptOssConfig& whole, const Ranks& rank
   const RankShare logits = share_of_rank(whole.vocab, kLogitUnit, rank, n);
   share.first_logit = logits.first;
   share.logits = logits.count;
+  share.has_taps = ranks.has_taps;
+  share.holds_unembed = ranks.first_holds_unembed && rank == 0;
   return config;
 }
 

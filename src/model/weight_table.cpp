@@ -41,7 +41,7 @@ constexpr Dim kKv = [](const Config& c) {
 constexpr Dim kExperts = [](const Config& c) { return DimRange{0, c.num_experts}; };
 constexpr Dim kVocab = [](const Config& c) { return DimRange{0, c.vocab}; };
 constexpr Dim kLogits = [](const Config& c) {
-  return DimRange{c.share.first_logit, c.logits_held()};
+  return DimRange{c.share.first_logit, c.unembed_rows()};
 };
 
 // clang-format off

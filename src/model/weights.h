@@ -48,10 +48,17 @@ struct ModelWeights {
   RowTable embedding;  // [vocab, hidden]
   std::vector<LayerWeights> layers;
   const float* final_norm = nullptr;  // [hidden]
-  PackedMatrix head;                  // [vocab, hidden]
+  PackedMatrix head;                  // [GptOssConfig::unembed_rows(), hidden]
   std::vector<Buffer> storage;        // owns all of the above
   uint64_t packed_bytes = 0;          // sum over storage in use
   StartupTimeline timeline;           // times of loading
+
+  /// The rows of head that a rank with this configuration computes logits by: the first.
+  PackedMatrix head_of(const GptOssConfig& config) const {
+    PackedMatrix rows = head;
+    rows.rows = config.logits_held();
+    return rows;
+  }
 };
 
 /// The dense layers quantised at load: a list of qkv, o and lm_head, or `all`; empty for none.

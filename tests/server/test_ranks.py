@@ -70,6 +70,9 @@ def text_of_one(*flags):
 @pytest.mark.parametrize("size,variables,flags", [
     (2, torchrun, []), (4, open_mpi, ["--seed", "7", "--temperature", "1"]),
     (2, torchrun, ["--enable-expert-parallel", "--spec", "ngram"]),
+    (2, torchrun, ["--spec", "eagle3", "--spec-adaptive", "off"]),
+    (4, open_mpi, ["--spec", "dflash", "--spec-adaptive", "off", "--seed", "7",
+                   "--temperature", "1"]),
 ])
 def test_the_text_is_that_of_one_process(size, variables, flags):
     expected = text_of_one(*(flag for flag in flags if flag != "--enable-expert-parallel"))
@@ -79,8 +82,18 @@ def test_the_text_is_that_of_one_process(size, variables, flags):
             assert status == 0, (number, err)
             if number == 0:
                 assert text_of(out) == expected
+                if "--spec-adaptive" in flags:
+                    assert json.loads(out)["speculation"]["accepted_tokens"] > 0
             else:
                 assert out == ""
+
+
+def test_a_draft_head_is_needed_by_the_first_rank_alone():
+    drafted = [PROMPT, "--max-tokens", "48", "--json", "--spec", "eagle3"]
+    with world(drafted, differ={1: [*drafted, "--spec-model", "/nowhere"]}) as ranks:
+        outputs = [end(rank) for rank in ranks]
+    assert all(status == 0 for status, _, _ in outputs), outputs
+    assert text_of(outputs[0][1]) == text_of_one()
 
 
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun on this machine")
