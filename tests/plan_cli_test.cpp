@@ -1,4 +1,6 @@
 // What `moxie plan` predicts: memory, held to the peak that is seen, and speeds on GPUs by name.
+#include <map>
+
 #include "cli.h"
 
 namespace moxie {
@@ -38,6 +40,24 @@ TEST_F(CliTest, PlansForAGpuByName) {
   const auto unknown = moxie({"plan", "--gpu", "H300"});
   EXPECT_EQ(unknown.exit_code, 2);
   EXPECT_NE(unknown.err.find("GB10, RTX5090"), std::string::npos) << unknown.err;
+}
+
+// The head and the rows that it takes: half of 4,096 x 256 in BF16.
+TEST_F(CliTest, PlansTheFirstRankWhereItHasADraftHead) {
+  const auto parts_of = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> command = {"plan", "--json", "--tensor-parallel-size", "2"};
+    command.insert(command.end(), more.begin(), more.end());
+    std::map<std::string, uint64_t> parts;
+    const Json plan = json_of(moxie(command));
+    for (const Json& part : plan["parts"]) parts[part["name"]] = part["bytes"];
+    return parts;
+  };
+  auto plain = parts_of({}), drafted = parts_of({"--spec", "eagle3"});
+  EXPECT_EQ(drafted["weights"] - plain["weights"], 2048u * 256 * 2);
+  EXPECT_GT(drafted["draft head"], 0u);
+  const auto table = moxie({"plan", "--tensor-parallel-size", "2", "--spec", "eagle3"});
+  EXPECT_NE(table.out.find("the first of 2 ranks, which has the draft head"), std::string::npos)
+      << table.out;
 }
 
 TEST_F(CliTest, AModelLargerThanMemoryIsRefusedBeforeLoading) {

@@ -478,8 +478,11 @@ Status Engine::synchronize() {
   return status ? ranks_status() : status;
 }
 
-// A follower's pages are the full layers'.
+// A follower's pages are the full layers'. It may take memory or load code, for which a driver may
+// wait for every GPU of the process: by then all ranks must have given theirs the launch.
 Status Engine::follow(const HostArrays& arrays, const Ragged& placed) {
+  if (ranks_ != nullptr)
+    if (auto status = ranks_->finish(); !status) return status;
   const auto full = std::find(config().is_window.begin(), config().is_window.end(), 0);
   CHECK(full != config().is_window.end());
   const auto layer = static_cast<size_t>(full - config().is_window.begin());
