@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
+#include <cstring>
 #include <future>
 #include <mutex>
 #include <thread>
@@ -47,12 +48,14 @@ class NcclLink final : public RankLink, public RankGather {
   Status start(Device& device, Stream& stream, const NcclId& id) {
     launch_stream(&stream);  // its device becomes the current one
     auto status = cuda_check(cudaGetDevice(&index_), "ranks on GPUs");
+    if (status) status = check_gpus();
     if (status) status = allocate(device, stream);
     if (status) status = join(id);
     if (!status) return status;
     watch_ = std::thread([this] { watch(); });
-    for (const uint64_t bytes : {uint64_t{256}, kPlaceBytes})
-      if (status) status = try_exchange(device, stream, bytes);
+    // NCCL connects at the first use of each of its ways, which go by the size.
+    for (uint64_t bytes = 256; bytes <= kPlaceBytes && status; bytes *= 16)
+      status = try_exchange(device, stream, bytes);
     return status;
   }
 
@@ -85,6 +88,22 @@ class NcclLink final : public RankLink, public RankGather {
     NcclLibrary::Comm comm = nullptr;
     std::promise<int> result;
   };
+
+  // The kernels of two ranks on one GPU would wait for each other's place on it.
+  Status check_gpus() {
+    cudaDeviceProp found{};
+    auto status = cuda_check(cudaGetDeviceProperties(&found, index_), "ranks on GPUs");
+    if (!status) return status;
+    static_assert(sizeof(found.uuid) == sizeof(uuid_));
+    std::memcpy(uuid_, &found.uuid, sizeof(uuid_));
+    const auto all = base_.exchange({uuid_, std::ssize(uuid_)});
+    for (size_t a = 1; a < all.size(); ++a)
+      for (size_t b = 0; b < a; ++b)
+        if (std::memcmp(all[a].data, all[b].data, sizeof(uuid_)) == 0)
+          return fail(fmt::format("ranks {} and {} have the same GPU", b, a), "--device",
+                      "a rank needs a GPU of its own: LOCAL_RANK and LOCAL_WORLD_SIZE say which");
+    return base_.status();
+  }
 
   Status allocate(Device& device, Stream& stream) {
     auto places = device.allocate(kPlaceBytes * static_cast<uint64_t>(size()));
@@ -119,11 +138,10 @@ class NcclLink final : public RankLink, public RankGather {
     comm_ = joining->comm;
     if (found == NcclLibrary::kSuccess) return {};
     return fail("the ranks' GPUs cannot be connected: " + nccl_.text_of(found), "NCCL",
-                "NCCL_DEBUG=WARN shows why; a rank needs a GPU of its own, and NCCL_SOCKET_IFNAME "
-                "names the network");
+                "NCCL_DEBUG=WARN shows why; NCCL_SOCKET_IFNAME names the network");
   }
 
-  // NCCL connects at first use, which may not be the recording of a graph.
+  // Each rank sends its number.
   Status try_exchange(Device& device, Stream& stream, uint64_t bytes) {
     std::vector<uint32_t> numbers(static_cast<size_t>(size()), 0);
     const uint32_t mine = static_cast<uint32_t>(rank()) + 1;
@@ -213,7 +231,8 @@ class NcclLink final : public RankLink, public RankGather {
   RankLink& base_;
   const NcclLibrary nccl_;
   const milliseconds patience_;
-  int index_ = 0;  // of the GPU
+  int index_ = 0;       // of the GPU
+  float uuid_[4] = {};  // of the GPU: 16 bytes, which others read
   NcclLibrary::Comm comm_ = nullptr;
   Buffer places_, counts_, words_;
   std::timed_mutex mutex_;

@@ -62,6 +62,8 @@ Result<std::unique_ptr<Engine>> Engine::load(const EngineOptions& options) {
   if (status) status = timed(&weights_s, [&] { return engine->load_model(); });
   if (status) status = timed(&memory_s, [&] { return engine->make_runner(); });
   if (status) status = timed(&t.graphs_s, [&] { return engine->decode_loop().prepare(1); });
+  // Not before: where NCCL connects at first use, the ranks record the graph together.
+  if (status && engine->ranks_ != nullptr) status = engine->ranks_->loaded();
   if (status) status = engine->stream_->synchronize();
   if (status) status = engine->load_tokenizer();
   if (!status) {
@@ -344,8 +346,6 @@ Status Engine::load_weights() {
   if (folds_scales(*kernels_)) {
     if (auto status = fold_scales_cuda(*device_, *stream_, weights_); !status) return status;
   }
-  if (ranks_ != nullptr)
-    if (auto status = ranks_->loaded(); !status) return status;
   const StartupTimeline& loaded = weights_.timeline;
   timeline_.read_s = loaded.read_s;
   timeline_.copy_s = loaded.copy_s;
@@ -468,15 +468,12 @@ Result<const float*> Engine::run(const HostArrays& arrays) {
   auto status =
       runner_->run(arrays, follow, follower_ != nullptr && !follower_->reads_host_arrays());
   if (ranks_ != nullptr)
-    if (auto others = ranks_->finish(); status) status = std::move(others);
+    if (auto others = ranks_->finish(); !others) status = std::move(others);
   if (!status) return fail(std::move(status.error()));
   return activations().logits;
 }
 
-Status Engine::synchronize() {
-  auto status = stream_->synchronize();
-  return status ? ranks_status() : status;
-}
+Status Engine::synchronize() { return ranks_status(stream_->synchronize()); }
 
 // A follower's pages are the full layers'. It may take memory or load code, for which a driver may
 // wait for every GPU of the process: by then all ranks must have given theirs the launch.
@@ -508,8 +505,7 @@ Status Engine::sample(std::span<const SampleRequest> requests, std::span<SampleA
   params.requests = placed->requests();
   params.answers = placed->answers();
   kernels_->run(params);
-  auto status = placed->read(answers, *stream_);
-  return status ? ranks_status() : status;
+  return ranks_status(placed->read(answers, *stream_));
 }
 
 Status Engine::begin_decoding(const HostArrays& first, std::span<const SampleRequest> requests) {
@@ -517,7 +513,7 @@ Status Engine::begin_decoding(const HostArrays& first, std::span<const SampleReq
     if (auto status = ranks_->begin_decoding(first, requests); !status) return status;
   auto status = runner_->begin_decoding(first, requests);
   if (ranks_ != nullptr)  // the requests' arrays are the caller's
-    if (auto others = ranks_->finish(); status) status = std::move(others);
+    if (auto others = ranks_->finish(); !others) status = std::move(others);
   return status;
 }
 
@@ -529,8 +525,9 @@ Status Engine::decode_next(const HostArrays& next) {
 
 Result<bool> Engine::decoded() {
   auto ready = decode_loop().is_ready();
-  if (!ready || !*ready) return ready;
-  if (auto status = ranks_status(); !status) return fail(std::move(status.error()));
+  if (ready && !*ready) return false;
+  auto status = ranks_status(ready ? Status{} : Status(fail(ready.error())));
+  if (!status) return fail(std::move(status.error()));
   return true;
 }
 
@@ -538,7 +535,7 @@ Status Engine::end_decoding() {
   if (ranks_ != nullptr) ranks_->end_decoding();
   auto status = decode_loop().end();
   if (ranks_ != nullptr)
-    if (auto others = ranks_->finish(); status) status = std::move(others);
+    if (auto others = ranks_->finish(); !others) status = std::move(others);
   return status;
 }
 

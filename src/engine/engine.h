@@ -257,7 +257,7 @@ class Engine {
   RankSizes rank_sizes() const;
   RankLink* link();
   RankSetup rank_setup();
-  Status ranks_status() const;
+  Status ranks_status(Status of_device) const;
   Status follow(const HostArrays& arrays, const Ragged& placed);
   int32_t table_stride() const;
   Status load_tokenizer();

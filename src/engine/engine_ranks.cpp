@@ -230,7 +230,7 @@ Status Engine::follow_first_rank() {
     if (!*bytes) return {};
     auto order = rank_order(**bytes);
     auto status = order ? follow_order(*order, *runner_) : Status(fail(order.error()));
-    if (status) status = link()->status();
+    if (auto of_ranks = link()->status(); !of_ranks) status = std::move(of_ranks);
     if (status) continue;
     meeting_->end_with_fault(status.error().message());
     return status;
@@ -247,9 +247,10 @@ uint64_t Engine::weights_bytes() const {
   return weights_.packed_bytes + (ranks_ == nullptr ? 0 : ranks_->weights_bytes());
 }
 
-// On a fault of any rank the launches of all end without sound answers.
-Status Engine::ranks_status() const {
-  return ranks_ == nullptr ? Status{} : ranks_->link().status();
+// On a fault of any rank the launches of all end without sound answers, and devices may fail.
+Status Engine::ranks_status(Status of_device) const {
+  auto of_ranks = ranks_ == nullptr ? Status{} : ranks_->link().status();
+  return of_ranks ? of_device : of_ranks;
 }
 
 }  // namespace moxie

@@ -169,7 +169,7 @@ if wants refused; then
   check too_many_ranks too_many_ranks
   one_gpu_for_two() {
     ! both one_gpu_for_two 100 run --model embedded --device cuda:0 "What is 17 + 25?" &&
-      grep -q "a rank needs a GPU of its own" "$out/one_gpu_for_two.0.err"
+      grep -q "have the same GPU" "$out/one_gpu_for_two.0.err"
   }
   check one_gpu_for_two one_gpu_for_two
 fi
