@@ -74,9 +74,10 @@ Status Engine::divide() {
     if (!gpu) return fail(gpu.error());
     options_.device = *gpu ? fmt::format("cuda:{}", **gpu) : "cpu";
     gpus_ = {gpu->value_or(0)};
+    // By predicted times all take the same rows of an exchange, by their own times perhaps not.
+    if (*gpu && options_.tuning.file == "auto") options_.tuning.file = "off";
     if (*gpu && options_.tuning.file != "off")
-      return fail("processes with GPUs plan by predicted times, so that all take the same rows",
-                  "--tuning", "--tuning off");
+      return fail("processes with GPUs plan by predicted times only", "--tuning", "--tuning off");
     if (options_.tensor_parallel != 1 && options_.tensor_parallel != size)
       return fail(fmt::format("{} processes were started", size), "--tensor-parallel-size",
                   "leave it out, or start as many processes");

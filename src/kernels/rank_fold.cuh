@@ -11,14 +11,18 @@ namespace moxie::mail {
 
 inline constexpr int kValuesOfFold = 3, kMostRanksOfFold = 4;
 
-/// A kernel's parameters. Values are of two floats (kernels/residual.cuh).
+/// A kernel's parameters. Parts are of two floats a value (kernels/residual.cuh).
 struct Fold {
   RankMail mail;            // size 1: nothing is missing
   const float2* part;       // [hidden] of this rank
   const float2* more_part;  // [num_more]: values behind these, without an x; or null
-  const float2* before;     // [hidden]: x without the parts
-  float2* x;                // [hidden], written
-  float2* cleared[2];       // [hidden], or null
+  // [hidden]: x without the parts, and x with them, written. One of each is null: between the rows
+  // x is of two floats a value, and within a layer of one.
+  const float2* pairs;
+  const float* singles;
+  float2* x_pairs;
+  float* x_singles;
+  float2* cleared[2];  // [hidden], or null
   int32_t hidden, num_more;
 
   __host__ __device__ int num_words() const {
@@ -26,12 +30,10 @@ struct Fold {
   }
 };
 
-inline Fold fold_of(const ReduceFold& reduce, const float* before, int32_t hidden) {
+inline Fold fold_of(const ReduceFold& reduce, int32_t hidden) {
   Fold fold{};
   if (reduce.link != nullptr) fold.mail = *reduce.link->mail();
   fold.part = reinterpret_cast<const float2*>(reduce.part);
-  fold.before = reinterpret_cast<const float2*>(before);
-  fold.x = reinterpret_cast<float2*>(reduce.x);
   for (int i = 0; i < 2; ++i) fold.cleared[i] = reinterpret_cast<float2*>(reduce.cleared[i]);
   fold.hidden = hidden;
   return fold;
@@ -59,6 +61,53 @@ __device__ __forceinline__ uint32_t exchanges_before(const Fold& fold) {
   return fold.mail.size == 1 ? 0 : *reinterpret_cast<volatile uint32_t*>(fold.mail.state);
 }
 
+/// Sends this rank's word w to all ranks, itself too: other blocks read it there.
+__device__ __forceinline__ void send_fold_word(const Fold& f, uint32_t chunk, int w) {
+  const int at = kValuesOfFold * w;
+  Word word{{}, chunk};
+#pragma unroll
+  for (int i = 0; i < kValuesOfFold; ++i) {
+    float value = 0;
+    if (at < f.hidden)
+      value = whole(f.part[at + i]);
+    else if (at + i < f.hidden + f.num_more)
+      value = whole(f.more_part[at + i - f.hidden]);
+    word.values[i] = __float_as_uint(value);
+  }
+  for (int32_t to = 0; to < f.mail.size; ++to)
+    store_word(word_at(f.mail, to, f.mail.rank, chunk, w), word);
+}
+
+/// Waits for the words `w` of all ranks. False after a fault.
+template <int kMost, int kRounds>
+__device__ __forceinline__ bool receive_fold_words(const Fold& f, uint32_t chunk,
+                                                   const int (&w)[kRounds],
+                                                   Word (&words)[kRounds][kMost]) {
+  uint32_t looks = 0;
+  uint64_t start = 0;
+  int32_t missing;
+  do {
+    missing = -1;
+#pragma unroll
+    for (int r = 0; r < kRounds; ++r) {
+#pragma unroll
+      for (int32_t from = 0; from < kMost; ++from) {
+        words[r][from] = {{}, chunk};
+        if (from < f.mail.size)
+          words[r][from] = load_word(word_at(f.mail, f.mail.rank, from, chunk, w[r]));
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < kRounds; ++r) {
+#pragma unroll
+      for (int32_t from = 0; from < kMost; ++from)
+        if (words[r][from].chunk != chunk) missing = from;
+    }
+    if (missing >= 0 && !looks_again(f.mail, missing, ++looks, &start)) return false;
+  } while (missing >= 0);
+  return true;
+}
+
 /// Exchanges the words from `first` to `end` - 1, at most kRounds for each thread of the block, and
 /// calls take(i, value) for their values: those of x with all parts, and from `hidden` on the sums
 /// of what has no x. `sends(w)`: this block sends the word, and writes x. After a fault nothing is
@@ -67,43 +116,34 @@ template <int kMost, int kRounds, typename Sends, typename Take>
 __device__ __forceinline__ void fold_words(const Fold& f, uint32_t before, int first, int end,
                                            Sends&& sends, Take&& take) {
   const bool has_parts = f.mail.size > 1;
-  const int num_values = f.hidden + f.num_more;
-  int64_t places[kRounds];
+  int w[kRounds];
   bool has_word[kRounds];
-  Word own[kRounds], words[kRounds][kMost];
+  Word words[kRounds][kMost];
   float x[kRounds][kValuesOfFold];
 #pragma unroll
   for (int r = 0; r < kRounds; ++r) {
-    const int w = first + threadIdx.x + r * blockDim.x;
-    has_word[r] = w < end;
-    places[r] = min(w, end - 1);  // a thread without a word waits for the last
-    own[r].chunk = before + 1;
-    const int at = kValuesOfFold * static_cast<int>(places[r]);
-#pragma unroll
-    for (int i = 0; i < kValuesOfFold; ++i) {
-      float part = 0;
-      x[r][i] = 0;
-      if (at + i < num_values) {
-        const bool is_x = at < f.hidden;
-        if (has_parts) part = whole(is_x ? f.part[at + i] : f.more_part[at + i - f.hidden]);
-        if (is_x) x[r][i] = whole(f.before[at + i]);
-      }
-      own[r].values[i] = __float_as_uint(part);
-    }
-  }
-  if (has_parts) {
-#pragma unroll
-    for (int r = 0; r < kRounds; ++r)
-      if (has_word[r] && sends(static_cast<int>(places[r]))) send_word(f.mail, own[r], places[r]);
-    if (!receive_words(f.mail, own, places, words)) return;
+    const int mine = first + threadIdx.x + r * blockDim.x;
+    has_word[r] = mine < end;
+    w[r] = min(mine, end - 1);  // a thread without a word waits for the last
+    if (has_parts && has_word[r] && sends(w[r])) send_fold_word(f, before + 1, w[r]);
   }
 #pragma unroll
   for (int r = 0; r < kRounds; ++r) {
-    if (!has_word[r]) continue;
-    const int at = kValuesOfFold * static_cast<int>(places[r]);
-    const bool writes = at < f.hidden && sends(static_cast<int>(places[r]));
 #pragma unroll
     for (int i = 0; i < kValuesOfFold; ++i) {
+      const int at = kValuesOfFold * w[r] + i;
+      x[r][i] = at >= f.hidden ? 0.0f : f.pairs != nullptr ? whole(f.pairs[at]) : f.singles[at];
+    }
+  }
+  if (has_parts && !receive_fold_words(f, before + 1, w, words)) return;
+#pragma unroll
+  for (int r = 0; r < kRounds; ++r) {
+    if (!has_word[r]) continue;
+    const bool writes = sends(w[r]);
+#pragma unroll
+    for (int i = 0; i < kValuesOfFold; ++i) {
+      const int at = kValuesOfFold * w[r] + i;
+      if (at >= f.hidden + f.num_more) continue;
       float sum = 0;
       if (has_parts) {
         sum = __uint_as_float(words[r][0].values[i]);
@@ -111,10 +151,13 @@ __device__ __forceinline__ void fold_words(const Fold& f, uint32_t before, int f
         for (int32_t rank = 1; rank < kMost; ++rank)
           if (rank < f.mail.size) sum += __uint_as_float(words[r][rank].values[i]);
       }
-      if (at + i >= num_values) continue;
       const float value = x[r][i] + sum;
-      take(at + i, value);
-      if (writes) f.x[at + i] = split_residual(value);
+      take(at, value);
+      if (!writes || at >= f.hidden) continue;
+      if (f.x_pairs != nullptr)
+        f.x_pairs[at] = split_residual(value);
+      else
+        f.x_singles[at] = value;
     }
   }
 }

@@ -103,45 +103,29 @@ __device__ __forceinline__ void send_word(const RankMail& m, const Word& own, in
   for (int32_t to = 0; to < m.size; ++to)
     if (to != m.rank) store_word(word_at(m, to, m.rank, own.chunk, w), own);
 }
-/// Waits for the words w[0] to w[kCount - 1] of every other rank; `words` by rank. False after a
-/// fault.
-template <int kMost, int kCount>
-__device__ __forceinline__ bool receive_words(const RankMail& m, const Word (&own)[kCount],
-                                              const int64_t (&w)[kCount],
-                                              Word (&words)[kCount][kMost]) {
-#pragma unroll
-  for (int n = 0; n < kCount; ++n) {
-#pragma unroll
-    for (Word& word : words[n]) word = {};
-  }
+/// Waits for the word w of every other rank; `words` by rank. False after a fault.
+template <int kMost>
+__device__ __forceinline__ bool receive_words(const RankMail& m, const Word& own, int64_t w,
+                                              Word (&words)[kMost]) {
   uint32_t looks = 0;
   uint64_t start = 0;
   int32_t missing;
   do {
     missing = -1;
 #pragma unroll
-    for (int n = 0; n < kCount; ++n) {
-#pragma unroll
-      for (int32_t from = 0; from < kMost; ++from)
-        if (from < m.size && from != m.rank)
-          words[n][from] = load_word(word_at(m, m.rank, from, own[n].chunk, w[n]));
-    }
-#pragma unroll
-    for (int n = 0; n < kCount; ++n) {
-#pragma unroll
-      for (int32_t from = 0; from < kMost; ++from)
-        if (from < m.size && from != m.rank && words[n][from].chunk != own[n].chunk) missing = from;
+    for (int32_t from = 0; from < kMost; ++from) {
+      words[from] = {};
+      if (from >= m.size || from == m.rank) continue;
+      words[from] = load_word(word_at(m, m.rank, from, own.chunk, w));
+      if (words[from].chunk != own.chunk) missing = from;
     }
     if (missing >= 0 && !looks_again(m, missing, ++looks, &start)) return false;
   } while (missing >= 0);
 #pragma unroll
-  for (int n = 0; n < kCount; ++n) {
+  for (int32_t from = 0; from < kMost; ++from) {
 #pragma unroll
-    for (int32_t from = 0; from < kMost; ++from) {
-#pragma unroll
-      for (int v = 0; v < 3; ++v)  // by value: else the array would lie in memory
-        words[n][from].values[v] = from == m.rank ? own[n].values[v] : words[n][from].values[v];
-    }
+    for (int v = 0; v < 3; ++v)  // by value: else the array would lie in memory
+      words[from].values[v] = from == m.rank ? own.values[v] : words[from].values[v];
   }
   return true;
 }
@@ -173,12 +157,12 @@ __device__ __forceinline__ void send_and_receive(const RankMail& m, const Extent
     const uint32_t chunk = before + static_cast<uint32_t>(c) + 1;
     const int64_t base = c * extent.words_of_chunk;
     for (int64_t w = first; w < extent.words_of_chunk && is_sound; w += stride) {
-      Word words[1][kMost], own[1] = {{.chunk = chunk}};
-      mine(base + w, own[0].values);
-      send_word(m, own[0], w);
+      Word words[kMost], own{.chunk = chunk};
+      mine(base + w, own.values);
+      send_word(m, own, w);
       const auto more = early(base + w);
-      is_sound = receive_words(m, own, {w}, words);
-      if (is_sound) all(base + w, words[0], more);
+      is_sound = receive_words(m, own, w, words);
+      if (is_sound) all(base + w, words, more);
     }
   }
   end_kernel(m.state, m.state + 2, before + static_cast<uint32_t>(extent.num_chunks));

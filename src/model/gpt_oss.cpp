@@ -412,9 +412,9 @@ Activations make_activations(const GptOssConfig& config, const ActivationBytes& 
     act.logits_part =
         arena.take_array<float>(static_cast<uint64_t>(max_logit_rows) * config.logits_held());
     if (bytes.floats_of_x > 1) {
-      const uint64_t floats_of_token = static_cast<uint64_t>(config.hidden) * bytes.floats_of_x;
-      act.folded_x = arena.take_array<float>(floats_of_token);
-      act.folded_part = arena.take_array<float>(floats_of_token);
+      const auto hidden = static_cast<uint64_t>(config.hidden);
+      act.folded_x = arena.take_array<float>(hidden);
+      act.folded_part = arena.take_array<float>(hidden * bytes.floats_of_x);
     }
   }
   act.workspace = arena.take(bytes.workspace);

@@ -40,7 +40,7 @@ struct Activations {
   // Of a rank, otherwise null: what out and experts add to x, zeros before a pass, and its logits.
   float* parts[2] = {};          // [tokens, hidden]
   float* logits_part = nullptr;  // [logit rows, GptOssConfig::logits_held()]
-  // Of a rank on a GPU, [hidden]: x and a part for ReduceForm::kFolded.
+  // Of a rank on a GPU, [hidden], for ReduceForm::kFolded: x of one float a value, and a part.
   float *folded_x = nullptr, *folded_part = nullptr;
   std::byte* workspace = nullptr;
   uint64_t workspace_bytes = 0;

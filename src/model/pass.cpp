@@ -98,7 +98,8 @@ float* Pass::part_behind_experts(size_t l, const Forms& forms) const {
 }
 
 // Layers begin with x in act.x but for the part of the experts before. qkv adds it and leaves the
-// sum in act.folded_x; experts add out's part to that and leave the sum in act.x.
+// sum in act.folded_x, of one float a value; experts add out's part to that and leave the sum in
+// act.x.
 ReduceFold Pass::reduce_before_qkv(size_t l, const Forms& forms) const {
   if (forms.reduce == ReduceForm::kStep) return {};
   return {.kind = config.share.link,

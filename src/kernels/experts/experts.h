@@ -35,7 +35,7 @@ struct ExpertsParams {
   RouteFold fold;  // with RouterForm::kSums: t is not read, expert_ids, expert_weights are written
   /// With ReduceForm::kFolded: of out's part, and of the router's products, which are parts, too.
   ReduceFold reduce;
-  const float* folded_x = nullptr;  // [hidden]: x without out's parts
+  const float* folded_x = nullptr;  // [hidden]: x without out's parts, one float a value
   Forms forms;                      // of the router's products, t and x
   /// kBF16 (or wider), or an MX format, to whose blocks of 32 rows round the inputs of both
   /// products (OCP MX v1.0): kMXFP8, kMXFP6 (E2M3), kMXFP6E3M2 or kMXFP4. On CUDA launches of few

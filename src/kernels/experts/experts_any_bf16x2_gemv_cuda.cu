@@ -504,8 +504,10 @@ void experts_any_bf16x2_slices_cuda(const ExpertsParams& p) {
 namespace {
 template <int kMost>
 slices::FoldedStep<kMost> folded_step(const ExpertsParams& p) {
-  slices::FoldedStep<kMost> step{step_of(p, 0, 1), mail::fold_of(p.reduce, p.folded_x, p.hidden),
+  slices::FoldedStep<kMost> step{step_of(p, 0, 1), mail::fold_of(p.reduce, p.hidden),
                                  p.fold.norm_weight};
+  step.fold.singles = p.folded_x;
+  step.fold.x_pairs = reinterpret_cast<float2*>(p.reduce.x);
   step.fold.more_part = step.logits;
   step.fold.num_more = step.num_experts;
   return step;

@@ -17,7 +17,7 @@ struct OutParams {
   bool overwrites = false;      // x = W a + b, x of one float a value
   RouteFold fold;               // with RouterForm::kSums, of the route step that follows
   /// With ReduceForm::kFolded: what the router's products are of besides this rank's part, which is
-  /// all that x has; null but on the first rank.
+  /// all that x has; null but on the first rank. One float a value.
   const float* folded_x = nullptr;
   Forms forms;  // of a, x and the router's products
 };

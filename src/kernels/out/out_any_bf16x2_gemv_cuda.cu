@@ -28,14 +28,14 @@ struct OutStep {
   float* squares;    // [tokens, tiles]
   std::byte* parts;  // [tokens, rows], of 4 bytes
   float parts_scale;
-  const float2* folded_x;  // [rows], or null
+  const float* folded_x;  // [rows], or null
 
   // The residual was last written by the experts of the layer before.
   struct Early {
     float2* out;  // of the upper row; the lower row is 8 further on
     float2 top, bottom;
     float top_bias, bottom_bias, top_norm, bottom_norm;
-    float2 top_x, bottom_x;  // kIsPart: what the router's products are of besides
+    float top_x, bottom_x;  // kIsPart: what the router's products are of besides
     bool has_top, has_bottom;
   };
   __device__ Early early(int tile, int row, int token) const {
@@ -47,8 +47,8 @@ struct OutStep {
             .bottom_bias = 0,
             .top_norm = 0,
             .bottom_norm = 0,
-            .top_x = {},
-            .bottom_x = {},
+            .top_x = 0,
+            .bottom_x = 0,
             .has_top = first < weight.rows,
             .has_bottom = first + 8 < weight.rows};
     const auto load = [&](int32_t i, float2& x_of, float& bias_of, float& norm_of) {
@@ -79,7 +79,7 @@ struct OutStep {
   __device__ void finish(float top, float bottom, const Early& e, Made& made, int at) const {
     top = whole(e.top) + (top + e.top_bias), bottom = whole(e.bottom) + (bottom + e.bottom_bias);
     e.out[0] = split_residual(top), e.out[8] = split_residual(bottom);
-    if constexpr (kIsPart) top += whole(e.top_x), bottom += whole(e.bottom_x);
+    if constexpr (kIsPart) top += e.top_x, bottom += e.bottom_x;
     made.scaled[at] = top * e.top_norm, made.scaled[at + 8] = bottom * e.bottom_norm;
     if constexpr (!kIsPart) made.x[at] = top, made.x[at + 8] = bottom;
   }
@@ -226,7 +226,7 @@ void for_each_group(const OutParams& p, int32_t group, Launch&& launch) {
                                   .squares = nullptr,
                                   .parts = nullptr,
                                   .parts_scale = 1,
-                                  .folded_x = reinterpret_cast<const float2*>(p.folded_x)};
+                                  .folded_x = p.folded_x};
     if constexpr (kFolds) {
       step.logits =
           reinterpret_cast<float2*>(p.fold.sums) + int64_t{first} * p.fold.words_of_token();

@@ -133,11 +133,13 @@ const char* reduce_qkv_mxfp4_bf16x2_split_cuda_refuses(const QkvParams& p) {
 }
 
 void reduce_qkv_mxfp4_bf16x2_split_cuda(const QkvParams& p) {
+  mail::Fold fold = mail::fold_of(p.reduce, p.hidden);
+  fold.pairs = reinterpret_cast<const float2*>(p.x);
+  fold.x_singles = p.reduce.x;
   mail::with_most_ranks_of_fold(p.reduce, [&]<int kMost>() {
     for_each_group(p, 1, [&](const QkvStep& step) {
-      fragment::launch_split<9, 5, 1>(
-          "reduce_qkv_mxfp4_bf16x2_split_cuda",
-          FoldedQkvStep<kMost>{step, mail::fold_of(p.reduce, p.x, p.hidden)}, p.launch);
+      fragment::launch_split<9, 5, 1>("reduce_qkv_mxfp4_bf16x2_split_cuda",
+                                      FoldedQkvStep<kMost>{step, fold}, p.launch);
     });
   });
 }
