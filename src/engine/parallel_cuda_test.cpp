@@ -407,8 +407,12 @@ INSTANTIATE_TEST_SUITE_P(RanksOfExperts, ParallelCudaTest,
 // other as each is from the goldens, for which the bar is the same. Now and then that decides
 // between two experts.
 constexpr double kMostKl = 1e-5, kMostMeanKl = 2e-3;
-// The same where rows for many tokens, which round to BF16, are forced on narrow models.
+// The same where rows that round to BF16 run on narrow models: they are forced, or the only ones
+// that any GPU has for a rank's few columns.
 constexpr double kMostRoundedKl = 1e-4;
+bool rounds(const Case& c) {
+  return *c.kernel != 0 || (std::string_view(c.arch_limit) == "sm_80" && c.ranks > 2);
+}
 
 TEST_P(ParallelCudaTest, TheLogitsAreThoseOfOneRank) {
   if (!has_gpus(GetParam().ranks)) GTEST_SKIP();
@@ -428,7 +432,7 @@ TEST_P(ParallelCudaTest, TheLogitsAreThoseOfOneRank) {
     const double mean = std::accumulate(kl.begin(), kl.end(), 0.0) / static_cast<double>(kl.size());
     const double of_most = kl[kl.size() * 9 / 10];
     std::printf("chunks of %zu: KL %.2e in the mean, 9 of 10 below %.2e\n", chunk, mean, of_most);
-    EXPECT_LE(of_most, *GetParam().kernel == 0 ? kMostKl : kMostRoundedKl) << "chunks of " << chunk;
+    EXPECT_LE(of_most, rounds(GetParam()) ? kMostRoundedKl : kMostKl) << "chunks of " << chunk;
     EXPECT_LE(mean, kMostMeanKl) << "chunks of " << chunk;
   }
   bool reduces = false;

@@ -252,6 +252,7 @@ TEST_F(HeldExpertsCuda, OfManyTokensAgreeWithTheReference) {
 
 TEST_F(HeldExpertsCuda, AreRefusedByRowsThatChooseThem) {
   int num_rows = 0;
+  const uint8_t some_scales = 0;
   for (const Row<ExpertsParams>& row : Op<ExpertsParams>::rows()) {
     if (row.device != DeviceKind::kCuda || (row.needs & ~features()) != 0) continue;
     if (!row.forms.reduce.has(ReduceForm::kStep)) continue;  // of several ranks only
@@ -264,6 +265,10 @@ TEST_F(HeldExpertsCuda, AreRefusedByRowsThatChooseThem) {
                                          .behind = behind,
                                          .activation = row.activation}
                                  .sizes();
+      for (PackedMatrix* matrix : {&params.gate_up, &params.down}) {
+        matrix->layout = PackedLayout::kFragment16x32;
+        matrix->greatest_scales = &some_scales;  // only whether there are any counts
+      }
       params.launch = launch();
       params.forms = forms_with(row, XForm::kF32Pair);
       return row.refuses(params) != nullptr;

@@ -61,7 +61,7 @@ constexpr Row<P> nccl_row(const char* name, const char* supports, const char* li
                           double (*predict_us)(const P&, const DeviceRates&),
                           void (*run)(const P&)) {
   Row<P> row = peers_row<P>(name, supports, limits, refuses, predict_us, run);
-  row.ran_on = "compiled only";
+  row.ran_on = kRanOnH100;
   return row;
 }
 /// Such an exchange of so many bytes of a rank. Not measured: the order of several hosts' links.

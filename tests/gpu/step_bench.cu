@@ -388,6 +388,7 @@ class Bench {
             .kv = l.kv,
             .q = q_,
             .q_factor = AttendParams{}.q_factor(),
+            .reduce = {},
             .forms = forms_of(&Forms::x, &Forms::q)};
   }
   AttendParams attend(Layer& l, bool window) {
@@ -454,6 +455,7 @@ class Bench {
             .down_bias = l.down_bias,
             .x = x_,
             .fold = {},
+            .reduce = {},
             .forms = forms_of(&Forms::x, &Forms::t),
             .activation = o_.choice.activation(),
             .tile = o_.choice.tile()};

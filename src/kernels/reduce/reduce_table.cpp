@@ -80,7 +80,7 @@ const Row<ReduceParams> kRows[] = {
                             "parts and their sum rounded to bf16; for many tokens of three ranks "
                             "or more",
                             refuses_units, two_shot_us, reduce_any_bf16_two_shot_peers_cuda,
-                            "compiled only"),
+                            kRanOnH100),
     nccl_row<ReduceParams>("reduce_any_nccl_cuda", kAnyXOfNccl, "F32; any number of tokens",
                            refuses_nccl_link, nccl_f32_us, reduce_any_nccl_cuda),
     nccl_row<ReduceParams>("reduce_any_bf16_nccl_cuda", kAnyXOfNccl,
