@@ -4,7 +4,7 @@
 #pragma once
 
 #include "kernels/rank_mail.cuh"
-#include "kernels/reduce/reduce_fold.h"
+#include "kernels/reduce_fold.h"
 #include "kernels/residual.cuh"
 
 namespace moxie::mail {

@@ -93,7 +93,7 @@ int rank_of(const std::string& folder) {
   if (folder == "testing") return 3;
   const auto holds = [&](const OpTable& table) { return is_folder_of(folder, table.op->name); };
   if (std::ranges::none_of(all_ops(), holds)) return 0;  // what steps share
-  return folder == "route" || folder == "rotate" ? 1 : 2;
+  return folder == "route" || folder == "rotate" || folder == "reduce" ? 1 : 2;
 }
 
 TEST(Sources, NoFolderOfKernelsIncludesOneAboveIt) {

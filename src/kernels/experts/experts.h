@@ -9,7 +9,7 @@
 #include <cmath>
 
 #include "kernels/distinct_experts.h"
-#include "kernels/reduce/reduce_fold.h"
+#include "kernels/reduce_fold.h"
 #include "kernels/registry.h"
 #include "kernels/route/route.h"
 

@@ -2,7 +2,7 @@
 // cache at each token's position. The norm's weight is multiplied in F32 before any rounding.
 #pragma once
 
-#include "kernels/reduce/reduce_fold.h"
+#include "kernels/reduce_fold.h"
 #include "kernels/registry.h"
 
 namespace moxie {
