@@ -37,7 +37,6 @@ inline constexpr const char* kQFormNames[] = {"f32", "bf16_staged"};
 inline constexpr const char* kAFormNames[] = {"f32", "bf16_staged"};
 inline constexpr const char* kRouterFormNames[] = {"nothing", "sums"};
 inline constexpr const char* kTFormNames[] = {"f32", "absent"};
-inline constexpr const char* kReduceFormNames[] = {"step", "folded"};
 inline constexpr const char* kL1FormNames[] = {"shared", "l1"};
 
 /// A set of forms of one value. Each value has two forms.
