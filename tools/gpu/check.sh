@@ -8,7 +8,7 @@
 #   tools/gpu/check.sh build/gpu OUT_FOLDER [PART...]
 #
 # PART: tests, memcheck, racecheck, validate, bench, tune, speculation, profile, switches, load,
-# serve, matrix; all of them but matrix if none is named.
+# ranks, serve, matrix; all of them but matrix if none is named. `ranks` needs two GPUs.
 # `validate` runs levels 1 to 5 of the embedded model and of gpt-oss-120b on random weights: level 4
 # against MOXIE_BEFORE/validate_NAME.json, a record of an earlier run; where there is none, it is made
 # first, by the same binary. `serve` runs every command once, soaks servers (tests/server/soak.py) and
@@ -23,7 +23,7 @@ set -uo pipefail
 bin=${1:-build/gpu}
 out=${2:-build/gpu/check}
 shift $(($# < 2 ? $# : 2))
-parts=${*:-tests memcheck racecheck validate bench tune speculation profile switches load serve}
+parts=${*:-tests memcheck racecheck validate bench tune speculation profile switches load ranks serve}
 tests=$bin/moxie_gpu_tests
 wants() { [[ " $parts " == *" $1 "* ]]; }
 # The sanitizers slow kernels down, racecheck manyfold: the large cases are left to the plain run, as
@@ -186,6 +186,18 @@ if wants load; then
   piece write_checkpoint 300 "$bin/moxie-write-checkpoint" --config synthetic:gpt-oss-20b --out "$folder"
   bench 20b_files --model "$folder" --kv-dtype bf16 -p 0 -n 16 -d 0 -b 1 -r 1
   rm -rf "$folder"
+fi
+# Two GPUs against one, in one process and in two.
+if wants ranks; then
+  if [[ $(nvidia-smi --list-gpus 2>/dev/null | wc -l) -lt 2 ]]; then
+    not_run ranks "fewer than two GPUs"
+  else
+    for n in 1 2; do
+      bench "120b_ranks_$n" --model synthetic:gpt-oss-120b --mxfp4-layers all --kv-dtype bf16 \
+        --tensor-parallel-size "$n" -p 2048,8192 -n 64 -d 1024 -b 1,8,64 -r 3
+    done
+    piece ranks_nccl 600 "$(dirname "$0")/../../tests/gpu/ranks_nccl.sh" "$bin/moxie" "$out/ranks_nccl"
+  fi
 fi
 # Switches that decide which kernels run, in every combination, through all levels:
 # docs/feature-matrix-h100.md.
