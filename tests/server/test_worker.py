@@ -436,7 +436,7 @@ def test_drain_delay_takes_work_while_routers_notice():
         assert leaving.get("/livez").status == 200
         assert leaving.chat(max_tokens=4).status == 200
         with leaving.connect() as connection:
-            connection.send_request("POST", CHAT, {**LONG, "max_tokens": 3000, "stream": True})
+            connection.send_request("POST", CHAT, {**LONG, "max_tokens": 5000, "stream": True})
             assert connection.read_head()[0] == 200
             while (late := leaving.chat(max_tokens=4)).status == 200:
                 assert time.monotonic() - start < 10
