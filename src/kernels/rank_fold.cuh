@@ -30,6 +30,12 @@ struct Fold {
   }
 };
 
+/// Whether a kernel's step adds the parts of all ranks to the x that it reads: it has a Fold.
+template <typename Step>
+inline constexpr bool kFolds = requires(const Step& step) {
+  step.fold;
+};
+
 inline Fold fold_of(const ReduceFold& reduce, int32_t hidden) {
   Fold fold{};
   if (reduce.link != nullptr) fold.mail = *reduce.link->mail();

@@ -184,7 +184,7 @@ constexpr Row<ExpertsParams> reduce_row() {
       },
       experts_any_bf16x2_gemv_cuda_workspace, reduce_route_experts_mxfp4_bf16x2_slices_cuda);
   row.covers = kReduceAndRoute;
-  row.ran_on = kRanOnH100;
+  row.ran_on = kRanOnH100WithClusters;
   row.forms.reduce = {ReduceForm::kFolded};
   return row;
 }

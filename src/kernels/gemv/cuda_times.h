@@ -17,6 +17,7 @@ inline constexpr FormSet<ReduceForm> kAnyReduce{ReduceForm::kStep, ReduceForm::k
 /// `ran_on` of CUDA rows that any device can run, and of those that need clusters.
 inline constexpr const char* kRanAnyCuda = "H200; sm_80, sm_100a and sm_120f compiled only";
 inline constexpr const char* kRanWithClusters = "H200; sm_100a and sm_120f compiled only";
+inline constexpr const char* kRanOnH100WithClusters = "H100; sm_100a and sm_120f compiled only";
 inline constexpr const char* kRanOnH100 = "H100; sm_80, sm_100a and sm_120f compiled only";
 
 /// Rows for a few tokens run larger batches in groups of this many tokens.

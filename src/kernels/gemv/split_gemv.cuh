@@ -24,12 +24,6 @@ inline constexpr int kTokensAtOnce = (kTokens > 12 && kCluster <= 5) || (kTokens
                                          ? kTokens / 2
                                          : kTokens;
 
-/// Of a step that adds the parts of other ranks to x first, for one token: it has a `fold`.
-template <typename Step>
-inline constexpr bool kFoldsReduce = requires(const Step& step) {
-  step.fold;
-};
-
 template <int kUnits, int kCluster, int kTokens, typename Step>
 __global__ void __launch_bounds__(32 * kCluster, kCluster <= 5 ? 3 : 2)
     split_gemv(const __grid_constant__ Step step) {
@@ -45,7 +39,7 @@ __global__ void __launch_bounds__(32 * kCluster, kCluster <= 5 ? 3 : 2)
   __shared__ float2 sums_of_blocks[kCluster][kTokens][8];  // rows g and g + 8
   __shared__ float squares_of_blocks[kCluster][kTokens];
   __shared__ uint64_t has_norm, has_sums;
-  __shared__ __align__(16) float reduced[kFoldsReduce<Step> ? kColumns : 4];  // x of these columns
+  __shared__ __align__(16) float reduced[mail::kFolds<Step> ? kColumns : 4];  // x of these columns
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int num_tokens = kTokens == 1 ? 1 : step.num_tokens;
   const int rank = blockIdx.x % kCluster, first_tile = blockIdx.x - rank;
@@ -80,7 +74,7 @@ __global__ void __launch_bounds__(32 * kCluster, kCluster <= 5 ? 3 : 2)
   wait_for_previous();
   launch_next();
   uint32_t exchanges = 0;
-  if constexpr (kFoldsReduce<Step>) {
+  if constexpr (mail::kFolds<Step>) {
     static_assert(kColumns % mail::kValuesOfFold == 0 && kTokens == 1);
     constexpr int kWords = kColumns / mail::kValuesOfFold;
     exchanges = mail::exchanges_before(step.fold);
@@ -101,7 +95,7 @@ __global__ void __launch_bounds__(32 * kCluster, kCluster <= 5 ? 3 : 2)
     for (int r = 0; r < kRounds; ++r) {
       const int i = threadIdx.x + r * kThreads, t = i / kSegments, s = i % kSegments;
       if (t >= count) continue;
-      if constexpr (kFoldsReduce<Step>)
+      if constexpr (mail::kFolds<Step>)
         load_eight(reduced + 8 * s, values[r]);
       else
         load_eight(step.x + int64_t{first + t} * step.weight.cols + rank * kColumns + 8 * s,
@@ -184,7 +178,7 @@ __global__ void __launch_bounds__(32 * kCluster, kCluster <= 5 ? 3 : 2)
     __syncthreads();
     multiply_staged(kAtOnce, num_tokens - kAtOnce);
   }
-  if constexpr (kFoldsReduce<Step>) {
+  if constexpr (mail::kFolds<Step>) {
     if (threadIdx.x == blockDim.x - 1) mail::end_fold(step.fold, exchanges);
   }
   if (my_tile >= num_tiles) return;

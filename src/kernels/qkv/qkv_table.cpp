@@ -54,7 +54,7 @@ constexpr Row<QkvParams> reduce_row() {
       "one token; adds the ranks' parts of x in F32; activations to 2^-17",
       reduce_qkv_mxfp4_bf16x2_split_cuda_refuses, reduce_qkv_mxfp4_bf16x2_split_cuda);
   row.covers = kReduce;
-  row.ran_on = kRanOnH100;
+  row.ran_on = kRanOnH100WithClusters;
   row.forms.reduce = {ReduceForm::kFolded};
   row.predict_us = [](const QkvParams& p, const DeviceRates& rates) {
     return dense_gemv_us(Op<QkvParams>::work(p), p.weight, 1, 1, p.launch.l1, rates) +
