@@ -133,6 +133,13 @@ void print_shared(const SharedExperts& shared) {
   for (size_t l = 0; l < shared.all.layers.size(); ++l)
     print_distinct(fmt::format("layer {}", l), shared.all.layers[l]);
   fmt::print("\n");
+  const std::vector<double>& guessed = shared.all.guessed;
+  if (guessed.empty()) return;
+  const auto [least, most] = std::ranges::minmax(guessed);
+  fmt::print(
+      "experts that a layer's router names from x before its attention: {:.1f}% ({:.1f} to {:.1f}% "
+      "by layer)\n\n",
+      100 * shared.all.mean_guessed, 100 * least, 100 * most);
 }
 
 // What a decode test generates: the model's own greedy text. Empty without such a test.

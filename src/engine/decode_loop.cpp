@@ -74,7 +74,30 @@ Status DecodeLoop::copy(const void* host_side, uint64_t bytes) {
   return parts_.device.copy_from_host(memory_.data() + at, host_side, bytes, parts_.stream);
 }
 
-void DecodeLoop::forward(int32_t num_streams) {
+// Ranks draw from all logits, or each from its own if a row can.
+SampleParams DecodeLoop::sample_params(int32_t num_streams, bool all_plain) const {
+  const GptOssConfig& config = parts_.model.config();
+  const SampleParams of_all{
+      .launch = parts_.kernels.launch(&parts_.stream, parts_.activations.workspace,
+                                      parts_.activations.workspace_bytes),
+      .num_rows = num_streams,
+      .vocab = config.vocab,
+      .logits = parts_.activations.logits,
+      .requests = device_.requests,
+      .answers = device_.answers,
+      .all_plain = all_plain};
+  if (config.share.link != LinkKind::kPeers) return of_all;
+  SampleParams of_part = of_all;
+  of_part.logits = parts_.activations.logits_part;
+  of_part.kind = config.share.link;
+  of_part.link = parts_.model.link();
+  of_part.first_id = config.share.first_logit;
+  of_part.part_width = config.logits_held();
+  return parts_.kernels.select(of_part) ? of_part : of_all;
+}
+
+void DecodeLoop::forward_and_draw(int32_t num_streams, bool all_plain) {
+  const SampleParams sample = sample_params(num_streams, all_plain);
   const Batch batch{.ragged = {.num_tokens = num_streams,
                                .num_seqs = num_streams,
                                .positions = device_.positions,
@@ -83,21 +106,11 @@ void DecodeLoop::forward(int32_t num_streams) {
                     .token_ids = device_.token_ids,
                     .num_logit_rows = num_streams,
                     .logit_rows = device_.logit_rows,
-                    .skips_taps = parts_.skips_taps};
+                    .skips_taps = parts_.skips_taps,
+                    .skips_gather = sample.kind != LinkKind::kNone};
   parts_.model.forward(batch, layers_, parts_.activations, parts_.stream);
-}
-
-void DecodeLoop::draw(int32_t num_streams, bool all_plain) {
-  const Launch launch = parts_.kernels.launch(&parts_.stream, parts_.activations.workspace,
-                                              parts_.activations.workspace_bytes);
-  parts_.kernels.run(SampleParams{.launch = launch,
-                                  .num_rows = num_streams,
-                                  .vocab = parts_.model.config().vocab,
-                                  .logits = parts_.activations.logits,
-                                  .requests = device_.requests,
-                                  .answers = device_.answers,
-                                  .all_plain = all_plain});
-  advance({.launch = launch,
+  parts_.kernels.run(sample);
+  advance({.launch = sample.launch,
            .num_rows = num_streams,
            .answers = device_.answers,
            .requests = device_.requests,
@@ -116,10 +129,8 @@ Status DecodeLoop::prepare(int32_t num_streams, bool all_plain) {
   CHECK(num_streams >= 1 && num_streams <= parts_.max_streams);
   RecordedLaunch& recorded = this->recorded(num_streams, all_plain);
   if (!parts_.use_graphs || recorded.is_recorded()) return {};
-  return recorded.record(parts_.device, parts_.stream, parts_.kernels, [&] {
-    forward(num_streams);
-    draw(num_streams, all_plain);
-  });
+  return recorded.record(parts_.device, parts_.stream, parts_.kernels,
+                         [&] { forward_and_draw(num_streams, all_plain); });
 }
 
 void DecodeLoop::forget_graphs() {
@@ -228,8 +239,7 @@ Status DecodeLoop::launch_round() {
   if (recorded.is_recorded()) {
     if (auto status = recorded.launch(parts_.stream, parts_.kernels); !status) return status;
   } else {
-    forward(num_rows);
-    draw(num_rows, all_plain_);
+    forward_and_draw(num_rows, all_plain_);
   }
   ++number_;
   if (!parts_.is_read) read_ = number_;

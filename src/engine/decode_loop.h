@@ -89,8 +89,8 @@ class DecodeLoop {
 
   explicit DecodeLoop(const Parts& parts) : parts_(parts) {}
   Arrays lay_out(Arena& arena) const;
-  void forward(int32_t num_streams);
-  void draw(int32_t num_streams, bool all_plain);
+  SampleParams sample_params(int32_t num_streams, bool all_plain) const;
+  void forward_and_draw(int32_t num_streams, bool all_plain);
   Status open_session(int32_t num_fed);
   Status launch_round();
   Status place_tables(const HostArrays& first);

@@ -3,6 +3,7 @@
 // exchanges alone ranks may share a GPU; those of engines need one for each.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <filesystem>
 #include <numeric>
 
@@ -15,6 +16,7 @@
 #include "engine/testing/ranks.h"
 #include "kernels/gather/gather.h"
 #include "kernels/reduce/reduce.h"
+#include "kernels/sample/sample.h"
 #include "kernels/testing/packed.h"
 #include "model/write_checkpoint.h"
 
@@ -97,15 +99,22 @@ class Ranks {
   Launch launch(size_t rank) {
     return {.device = DeviceKind::kCuda, .stream = streams_[rank].get()};
   }
-  Buffer upload(size_t rank, const std::vector<float>& values) {
-    auto buffer = devices_[rank]->allocate(4 * values.size()).value();
-    const auto copied = devices_[rank]->copy_from_host(buffer.data(), values.data(),
-                                                       4 * values.size(), *streams_[rank]);
+  template <typename Value>
+  Buffer upload_any(size_t rank, const std::vector<Value>& values) {
+    const size_t bytes = sizeof(Value) * values.size();
+    auto buffer = devices_[rank]->allocate(bytes).value();
+    const auto copied =
+        devices_[rank]->copy_from_host(buffer.data(), values.data(), bytes, *streams_[rank]);
     CHECK(copied.has_value() && streams_[rank]->synchronize().has_value());
     return buffer;
   }
+  Buffer upload(size_t rank, const std::vector<float>& values) { return upload_any(rank, values); }
   std::vector<float> read(size_t rank, const Buffer& buffer) {
-    std::vector<float> values(buffer.bytes() / 4);
+    return read_any<float>(rank, buffer);
+  }
+  template <typename Value>
+  std::vector<Value> read_any(size_t rank, const Buffer& buffer) {
+    std::vector<Value> values(buffer.bytes() / sizeof(Value));
     const auto copied =
         devices_[rank]->copy_to_host(values.data(), buffer.data(), buffer.bytes(), *streams_[rank]);
     CHECK(copied.has_value());
@@ -255,6 +264,150 @@ TEST_P(RankMailCudaTest, WhateverRowComesBehindWhichAllRanksGetTheSameSums) {
       EXPECT_TRUE(ranks.read(rank, xs[rank]) == first) << "rank " << rank;
       EXPECT_TRUE(ranks.read(rank, next[rank]) == zeros) << "rank " << rank;
     }
+  }
+}
+
+// Parts in BF16, and the outputs of pairs, give the sums that the same parts in floats give, to the
+// bit.
+TEST_P(RankMailCudaTest, RoundedPartsGiveTheSameSums) {
+  constexpr int32_t kHidden = 2880, kTopK = 5;
+  Ranks ranks(GetParam());
+  testing::Random random(11);
+  for (const Row<ReduceParams>* row : cuda_rows<ReduceParams>()) {
+    if (!row->forms.reduce.has(ReduceForm::kRounded)) continue;
+    for (const int32_t tokens : {1, 37, 900}) {
+      for (const bool is_of_pairs : {false, true}) {
+        SCOPED_TRACE(::testing::Message()
+                     << row->name << ", " << tokens << " tokens, of pairs " << is_of_pairs);
+        const int64_t count = int64_t{tokens} * kHidden;
+        const int32_t num_slots = tokens * kTopK + 8;
+        const std::vector<float> x = random.uniforms(count, 30.0f);
+        std::vector<Buffer> floats, codes, slots, weights, x_of_floats, x_found;
+        for (size_t rank = 0; rank < ranks.size(); ++rank) {
+          std::vector<float> part(static_cast<size_t>(count)), weight;
+          const std::vector<float> outputs =
+              random.uniforms(is_of_pairs ? int64_t{num_slots} * kHidden : count, 2.0f);
+          std::vector<uint16_t> code(outputs.size());
+          for (size_t i = 0; i < code.size(); ++i) code[i] = f32_to_bf16(outputs[i]);
+          std::vector<int32_t> slot_of_pair(static_cast<size_t>(tokens) * kTopK);
+          weight = random.uniforms(static_cast<int64_t>(slot_of_pair.size()));
+          for (size_t pair = 0; pair < slot_of_pair.size(); ++pair) {
+            const bool is_held = (pair + rank) % 7 != 0;
+            slot_of_pair[pair] = is_held ? num_slots - 1 - static_cast<int32_t>(pair) : -1;
+          }
+          for (size_t i = 0; i < part.size(); ++i) {
+            if (!is_of_pairs) {
+              part[i] = bf16_to_f32(code[i]);
+              continue;
+            }
+            const size_t token = i / kHidden, column = i % kHidden;
+            for (size_t pair = token * kTopK; pair < (token + 1) * kTopK; ++pair) {
+              if (slot_of_pair[pair] < 0) continue;
+              const size_t at = static_cast<size_t>(slot_of_pair[pair]) * kHidden + column;
+              part[i] = std::fma(weight[pair], bf16_to_f32(code[at]), part[i]);
+            }
+          }
+          floats.push_back(ranks.upload(rank, part));
+          codes.push_back(ranks.upload_any(rank, code));
+          slots.push_back(ranks.upload_any(rank, slot_of_pair));
+          weights.push_back(ranks.upload(rank, weight));
+          x_of_floats.push_back(ranks.upload(rank, x));
+          x_found.push_back(ranks.upload(rank, x));
+        }
+        for (const bool is_rounded : {false, true}) {
+          for (size_t rank = 0; rank < ranks.size(); ++rank) {
+            ReduceParams params{.launch = ranks.launch(rank),
+                                .num_tokens = tokens,
+                                .hidden = kHidden,
+                                .kind = LinkKind::kPeers,
+                                .num_ranks = GetParam(),
+                                .link = &ranks.link(rank),
+                                .part = floats[rank].as<float>(),
+                                .x = (is_rounded ? x_found : x_of_floats)[rank].as<float>()};
+            if (is_rounded) {
+              params.part = nullptr;
+              params.forms.reduce = ReduceForm::kRounded;
+              if (!is_of_pairs) params.rounded = codes[rank].as<uint16_t>();
+              params.pairs = {slots[rank].as<int32_t>(), codes[rank].as<uint16_t>()};
+              params.pair_weights = weights[rank].as<float>();
+              params.top_k = kTopK;
+            }
+            ASSERT_EQ(why_not(*row, params), nullptr);
+            row->run(params);
+          }
+          ranks.synchronize();
+        }
+        for (size_t rank = 0; rank < ranks.size(); ++rank)
+          EXPECT_TRUE(ranks.read(rank, x_found[rank]) == ranks.read(0, x_of_floats[0]))
+              << "rank " << rank;
+        EXPECT_FALSE(ranks.read(0, x_found[0]) == x);
+      }
+    }
+  }
+}
+
+// Draws by ranks that have a part of the logits each are those of one that has all of them.
+TEST_P(RankMailCudaTest, RanksDrawFromTheirOwnLogitsWhatOneDrawsFromAll) {
+  Ranks ranks(GetParam());
+  testing::Random random(13);
+  constexpr int32_t kVocab = 20107;
+  const auto row_of = [](std::string_view name) {
+    for (const Row<SampleParams>& row : Op<SampleParams>::rows())
+      if (name == row.name) return &row;
+    CHECK(false, std::string(name));
+    return static_cast<const Row<SampleParams>*>(nullptr);
+  };
+  for (const int32_t rows : {1, 3, 40}) {
+    SCOPED_TRACE(::testing::Message() << rows << " rows");
+    std::vector<float> logits = random.uniforms(int64_t{rows} * kVocab, 5.0f);
+    std::vector<SampleRequest> requests(static_cast<size_t>(rows));
+    for (size_t r = 0; r < requests.size(); ++r) {
+      requests[r] = {.temperature = r % 3 == 0 ? 0.0f : 0.5f * static_cast<float>(r % 3),
+                     .seed = 100 + r,
+                     .step = r};
+    }
+    if (rows > 1) {  // none is left of any rank; the first rank has none
+      std::fill_n(logits.begin() + kVocab, kVocab, -INFINITY);
+      std::fill_n(logits.begin() + 2 * kVocab, kVocab / GetParam(), -INFINITY);
+    }
+    std::vector<std::vector<SampleAnswer>> found;
+    for (const bool is_part : {false, true}) {
+      std::vector<Buffer> of_logits, of_requests, answers, workspaces;
+      for (size_t rank = 0; rank < ranks.size(); ++rank) {
+        const RankShare share =
+            share_of_rank(kVocab, kLogitUnit, static_cast<int32_t>(rank), GetParam());
+        SampleParams params{
+            .launch = ranks.launch(rank), .num_rows = rows, .vocab = kVocab, .all_plain = true};
+        std::vector<float> held = logits;
+        if (is_part) {
+          params.kind = LinkKind::kPeers, params.link = &ranks.link(rank);
+          params.first_id = share.first, params.part_width = share.count;
+          held.clear();
+          for (int32_t r = 0; r < rows; ++r) {
+            const auto begin = logits.begin() + int64_t{r} * kVocab + share.first;
+            held.insert(held.end(), begin, begin + share.count);
+          }
+        }
+        of_logits.push_back(ranks.upload(rank, held));
+        of_requests.push_back(ranks.upload_any(rank, requests));
+        answers.push_back(
+            ranks.upload_any(rank, std::vector<SampleAnswer>(static_cast<size_t>(rows))));
+        const auto& row =
+            *row_of(is_part ? "sample_f32_gumbel_peers_cuda" : "sample_f32_gumbel_cuda");
+        ASSERT_EQ(row.refuses(params), nullptr);
+        workspaces.push_back(ranks.upload(rank, std::vector<float>(row.workspace(params) / 4 + 4)));
+        params.launch.workspace = workspaces.back().as<std::byte>();
+        params.logits = of_logits.back().as<float>();
+        params.requests = of_requests.back().as<SampleRequest>();
+        params.answers = answers.back().as<SampleAnswer>();
+        row.run(params);
+      }
+      for (size_t rank = 0; rank < ranks.size(); ++rank)
+        found.push_back(ranks.read_any<SampleAnswer>(rank, answers[rank]));
+    }
+    for (const auto& answers : found)
+      for (size_t r = 0; r < answers.size(); ++r)
+        EXPECT_EQ(answers[r].token, found[0][r].token) << "row " << r;
   }
 }
 
@@ -494,6 +647,34 @@ TEST(ParallelCuda, FoldedExchangesGiveTheLogitsOfOneRank) {
       }
       EXPECT_EQ(launches_of(*several, "reduce_qkv_") > 0, is_folded);
       EXPECT_EQ(launches_of(*several, "reduce_route_experts_") > 0, is_folded);
+    }
+  }
+  std::filesystem::remove_all(model);
+}
+
+// Many tokens: out leaves its part in BF16, experts the outputs of pairs, and they norm x
+// themselves.
+TEST(ParallelCuda, RoundedPartsGiveTheLogitsOfOneRank) {
+  const std::string model = wide_checkpoint();
+  EngineOptions options{
+      .model = model, .device = "cuda", .max_model_len = 2048, .show_progress = false};
+  options.max_logit_rows = 2048;
+  auto ids = tokens(1500, 5);
+  for (int32_t& id : ids) id %= 4000;
+  auto one = open(options);
+  for (const int ranks : {2, 4}) {
+    if (!has_gpus(ranks)) continue;
+    options.tensor_parallel = ranks;
+    auto several = open(options);
+    // One token before and behind: what was left must not change what is added then.
+    for (const size_t chunk : {size_t{1}, ids.size(), size_t{700}, size_t{1}}) {
+      const size_t count = chunk == 1 ? 40 : ids.size();
+      const std::vector<int32_t> some(ids.begin(), ids.begin() + static_cast<ptrdiff_t>(count));
+      const auto expected = logits_of(*one, some, chunk), found = logits_of(*several, some, chunk);
+      const auto kl = kl_of_rows(expected, found, 4000);
+      std::printf("%d ranks, chunks of %zu: KL %.2e at most, 9 of 10 below %.2e\n", ranks, chunk,
+                  kl.back(), kl[kl.size() * 9 / 10]);
+      EXPECT_LE(kl[kl.size() * 9 / 10], kMostRoundedKl) << "chunks of " << chunk;
     }
   }
   std::filesystem::remove_all(model);

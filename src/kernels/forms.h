@@ -24,8 +24,9 @@ enum class RouterForm : uint8_t { kNothing, kSums };
 enum class TForm : uint8_t { kF32, kAbsent };
 /// Who adds the parts of x that ranks on GPUs have behind out and experts. kStep: the step reduce,
 /// behind each. kFolded, one token: the rows that read x, each from x and the parts (ReduceFold);
-/// every row of a plan passes the form on unchanged.
-enum class ReduceForm : uint8_t { kStep, kFolded };
+/// every row of a plan passes the form on unchanged. kRounded, x of one float a value: the step
+/// reduce, of what out leaves in BF16, and of the outputs of experts' pairs (PairOutputs).
+enum class ReduceForm : uint8_t { kStep, kFolded, kRounded };
 /// How the kernels of a chain divide an SM's memory, CUDA. kShared: all of it is shared memory, for
 /// kernels that copy weights there. kL1: more than half is L1, for kernels that load weights
 /// straight to registers (gemv/held_units.cuh). Kernels that differ in this cannot run side by
@@ -39,7 +40,7 @@ inline constexpr const char* kRouterFormNames[] = {"nothing", "sums"};
 inline constexpr const char* kTFormNames[] = {"f32", "absent"};
 inline constexpr const char* kL1FormNames[] = {"shared", "l1"};
 
-/// A set of forms of one value. Each value has two forms.
+/// A set of forms of one value.
 template <typename Form>
 class FormSet {
  public:
@@ -47,7 +48,7 @@ class FormSet {
     for (const Form form : forms) bits_ |= 1u << static_cast<unsigned>(form);
   }
   constexpr bool has(Form form) const { return (bits_ >> static_cast<unsigned>(form) & 1u) != 0; }
-  /// The first form of the set.
+  /// The first form of the set, or the second of all.
   constexpr Form first() const { return has(Form{0}) ? Form{0} : Form{1}; }
 
  private:

@@ -1,6 +1,9 @@
 // How many experts neighbouring tokens of a text have in common. A launch that verifies drafts runs
 // neighbouring tokens and reads each expert that any of them chose, so its cost depends on it.
 //
+// And how many experts of a layer could be guessed before its attention, by its router from x as it
+// is then: what a row could load early.
+//
 // The text runs through the model as a prompt does. After each layer's experts the choices are read
 // back from the device, which waits there for the host.
 #pragma once
@@ -23,7 +26,9 @@ struct RoutedText {
 
 /// Experts that each token of a text chose: [layers][tokens * top_k].
 using Routes = std::vector<std::vector<int32_t>>;
-Result<Routes> read_routes(Engine& engine, std::span<const int32_t> ids);
+/// `guessed`: likewise what each layer's router chooses from x before the layer; or null. Only one
+/// rank has all of x.
+Result<Routes> read_routes(Engine& engine, std::span<const int32_t> ids, Routes* guessed = nullptr);
 
 struct SharedExperts {
   static constexpr int32_t kLeastTokens = 2, kMostTokens = 8;
@@ -34,6 +39,9 @@ struct SharedExperts {
     int64_t num_tokens = 0;
     std::vector<ByTokens> layers;
     ByTokens mean{};  ///< over layers
+    /// The share of a token's experts that is guessed before attention; empty for several ranks.
+    std::vector<double> guessed;
+    double mean_guessed = 0;  ///< over layers
   };
   int32_t num_experts = 0, top_k = 0;
   ByTokens independent{};   ///< if tokens chose evenly, each for itself

@@ -3,10 +3,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <random>
 #include <set>
 
 #include "kernels/experts/experts.h"
+#include "kernels/route/route.h"
 
 namespace moxie {
 namespace {
@@ -46,6 +48,61 @@ TEST(SharedExpertsTest, ChoicesDoNotDependOnHowTheTextIsCut) {
   }
   EXPECT_EQ(*whole, *in_parts);
   EXPECT_NE((*whole)[0], (*whole)[7]);
+}
+
+// x before each layer as taps copy it out, through the router of that layer.
+TEST(SharedExpertsTest, GuessesAreTheRoutersChoicesBeforeAttention) {
+  const auto ids = random_ids(50);
+  Routes guessed;
+  const auto routes = read_routes(*open(64), ids, &guessed);
+  ASSERT_TRUE(routes.has_value());
+  EngineOptions options{.device = "cpu",
+                        .threads = 2,
+                        .max_model_len = 256,
+                        .max_batch_tokens = 64,
+                        .taps = {0, 1, 2, 3, 4, 5, 6, 7},
+                        .show_progress = false};
+  const auto engine = Engine::load(options);
+  ASSERT_TRUE(engine.has_value());
+  Engine& e = **engine;
+  const Chunk chunk{e.kv().add_sequence(), ids, Logits::kNone};
+  ASSERT_TRUE(e.step({&chunk, 1}).has_value());
+  const GptOssConfig& config = e.config();
+  std::vector<float> t(ids.size() * static_cast<size_t>(config.hidden)), weights(4 * ids.size());
+  ASSERT_EQ(guessed.size(), 8u);
+  int64_t num_equal = 0;
+  for (size_t l = 0; l < guessed.size(); ++l) {
+    std::vector<int32_t> expected(4 * ids.size());
+    const LayerWeights& layer = e.weights().layers[l];
+    e.kernels().run(RouteParams{
+        .launch = e.kernels().launch(&e.stream(), e.activations().workspace, e.workspace_bytes()),
+        .num_tokens = static_cast<int32_t>(ids.size()),
+        .hidden = config.hidden,
+        .top_k = config.top_k,
+        .rms_eps = config.rms_eps,
+        .x = e.tap(l),
+        .norm_weight = layer.post_norm,
+        .weight = layer.router,
+        .bias = layer.router_bias,
+        .t = t.data(),
+        .expert_ids = expected.data(),
+        .expert_weights = weights.data()});
+    EXPECT_EQ(guessed[l], expected) << "layer " << l;
+    for (size_t i = 0; i < expected.size(); ++i) num_equal += expected[i] == (*routes)[l][i];
+  }
+  EXPECT_LT(num_equal, static_cast<int64_t>(8 * 4 * ids.size()));  // a guess is no choice
+  const std::vector<RoutedText> texts = {{"a", ids, 10}};
+  const auto shared = measure_shared_experts(*open(64), texts);
+  ASSERT_TRUE(shared.has_value());
+  for (size_t l = 0; l < guessed.size(); ++l) {
+    int common = 0;
+    for (size_t at = 10; at < ids.size(); ++at)
+      for (size_t i = 4 * at; i < 4 * (at + 1); ++i)
+        common +=
+            std::count(guessed[l].begin() + static_cast<int64_t>(4 * at),
+                       guessed[l].begin() + static_cast<int64_t>(4 * at + 4), (*routes)[l][i]);
+    EXPECT_NEAR(shared->all.guessed[l], common / 160.0, 1e-9) << "layer " << l;
+  }
 }
 
 TEST(SharedExpertsTest, MeansAreThoseOfTheChoicesByDefinition) {

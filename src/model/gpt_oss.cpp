@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "core/threads.h"
+#include "kernels/gemm/sort_cuda.h"
 #include "kernels/gemm/tile_model.h"
 #include "kernels/sample/sample.h"
 #include "model/pass.h"
@@ -96,6 +97,7 @@ void GptOss::forward(const Batch& batch, std::span<const KvLayer> kv, const Acti
   read_ahead(pass, {});
   if (batch.num_logit_rows == 0) return;
   plan.unembed.run(kernels_, pass, plan.unembed, 0);
+  if (batch.skips_gather) return;
   for (const PlannedRow& row : plan.behind) row.run(kernels_, pass, row, 0);
 }
 
@@ -335,6 +337,21 @@ Verdict GptOss::verdict_of(const Pass& pass, const Row<P>& row, const PassPlan* 
   return verdict;
 }
 
+namespace {
+
+// Of a rank's part behind experts, or of their pairs' outputs (PairOutputs).
+uint64_t floats_behind_experts(const GptOssConfig& config, int32_t max_tokens,
+                               uint64_t floats_of_x) {
+  const auto hidden = static_cast<uint64_t>(config.hidden);
+  const uint64_t part = static_cast<uint64_t>(max_tokens) * hidden * floats_of_x;
+  if (config.share.link != LinkKind::kPeers) return part;
+  const gemm::SortShape shape{
+      .num_tokens = max_tokens, .top_k = config.top_k, .num_experts = config.num_experts};
+  return std::max(part, ceil_div<uint64_t>(static_cast<uint64_t>(shape.capacity()) * hidden, 2));
+}
+
+}  // namespace
+
 ActivationBytes activation_bytes(const GptOssConfig& config, const ModelWeights& formats,
                                  DType kv_dtype, const KernelChooser& kernels, int32_t max_tokens,
                                  int32_t max_logit_rows, size_t num_taps) {
@@ -350,9 +367,12 @@ ActivationBytes activation_bytes(const GptOssConfig& config, const ModelWeights&
           : 0;
   const bool has_ranks = config.share.num_ranks > 1;
   const uint64_t of_x = 4ull * bytes.floats_of_x * static_cast<uint64_t>(config.hidden);
-  const uint64_t part_bytes = has_ranks ? 2 * of_x : 0;
-  bytes.arrays = static_cast<uint64_t>(max_tokens) * (token_bytes + fold_bytes + part_bytes) +
-                 (bytes.floats_of_x > 1 ? part_bytes : 0) + 16 * 256;
+  const uint64_t part_bytes = has_ranks ? of_x : 0;
+  const uint64_t slot_bytes = has_ranks ? 4ull * config.top_k : 0;
+  bytes.arrays =
+      static_cast<uint64_t>(max_tokens) * (token_bytes + fold_bytes + part_bytes + slot_bytes) +
+      (has_ranks ? 4 * floats_behind_experts(config, max_tokens, bytes.floats_of_x) : 0) +
+      (bytes.floats_of_x > 1 ? 2 * part_bytes : 0) + 17 * 256;
   bytes.taps = num_taps * 4ull * static_cast<uint64_t>(max_tokens) * config.hidden;
   const int32_t logits = config.vocab + (has_ranks ? config.logits_held() : 0);
   bytes.logits = 4ull * static_cast<uint64_t>(max_logit_rows) * logits + 2 * 256;
@@ -407,8 +427,11 @@ Activations make_activations(const GptOssConfig& config, const ActivationBytes& 
   if (bytes.taps > 0) act.taps = arena.take_array<float>(bytes.taps / 4);
   act.logits = arena.take_array<float>(static_cast<uint64_t>(max_logit_rows) * config.vocab);
   if (config.share.num_ranks > 1) {
-    for (float*& part : act.parts)
-      part = arena.take_array<float>(tokens * config.hidden * bytes.floats_of_x);
+    act.parts[kBehindOut] = arena.take_array<float>(tokens * config.hidden * bytes.floats_of_x);
+    act.parts[kBehindExperts] =
+        arena.take_array<float>(floats_behind_experts(config, max_tokens, bytes.floats_of_x));
+    act.pairs = {.slot_of_pair = arena.take_array<int32_t>(tokens * config.top_k),
+                 .outputs = reinterpret_cast<uint16_t*>(act.parts[kBehindExperts])};
     act.logits_part =
         arena.take_array<float>(static_cast<uint64_t>(max_logit_rows) * config.logits_held());
     if (bytes.floats_of_x > 1) {

@@ -9,6 +9,7 @@
 #include <mutex>
 #include <span>
 
+#include "kernels/pair_outputs.h"
 #include "kernels/registry.h"
 #include "model/config.h"
 #include "model/pass_plan.h"
@@ -23,6 +24,7 @@ struct Batch {
   int32_t num_logit_rows = 0;           // tokens whose logits are wanted
   const int32_t* logit_rows = nullptr;  // [num_logit_rows] indices of tokens
   bool skips_taps = false;              // nobody reads the taps of this launch
+  bool skips_gather = false;            // of ranks: each draws from its own logits (logits_part)
 };
 
 /// What a forward pass writes besides the cache. Sized for `max_tokens` and `max_logit_rows`.
@@ -42,6 +44,8 @@ struct Activations {
   float* logits_part = nullptr;  // [logit rows, GptOssConfig::logits_held()]
   // Of a rank on a GPU, [hidden], for ReduceForm::kFolded: x of one float a value, and a part.
   float *folded_x = nullptr, *folded_part = nullptr;
+  // Of a rank on a GPU, for ReduceForm::kRounded; the outputs lie where parts[kBehindExperts] do.
+  PairOutputs pairs;
   std::byte* workspace = nullptr;
   uint64_t workspace_bytes = 0;
   float* taps = nullptr;  // [GptOss::taps(), max_tokens, hidden], a float a value
@@ -106,6 +110,7 @@ class GptOss {
   std::vector<Verdict> explain(DType kv_dtype, int32_t num_tokens) const;
 
   const GptOssConfig& config() const { return config_; }
+  RankLink* link() const { return link_; }
   const ModelWeights& weights() const { return weights_; }
   std::span<const int32_t> taps() const { return taps_; }
 

@@ -75,6 +75,7 @@ OutParams Pass::params<OutParams>(size_t l, const Forms& forms) const {
           .bias = layer.out_bias,
           .x = act.parts[kBehindOut] == nullptr ? act.x : act.parts[kBehindOut],
           .overwrites = overwrites_parts(forms),
+          .rounded = reinterpret_cast<uint16_t*>(act.parts[kBehindOut]),
           .fold = fold(l),
           .folded_x = config.share.rank == 0 ? act.folded_x : nullptr,
           .forms = forms};
@@ -91,6 +92,8 @@ bool Pass::may_fold_reduce() const {
          !share.splits_experts() && share.column_unit == 64 && !share.has_taps;
 }
 
+bool Pass::may_round_parts() const { return has_ranks() && config.share.link == LinkKind::kPeers; }
+
 // What experts of layer `l` add to. The part of the layer before is still read if reduce is folded.
 float* Pass::part_behind_experts(size_t l, const Forms& forms) const {
   const bool is_folded = forms.reduce == ReduceForm::kFolded && l % 2 == 1;
@@ -101,7 +104,7 @@ float* Pass::part_behind_experts(size_t l, const Forms& forms) const {
 // sum in act.folded_x, of one float a value; experts add out's part to that and leave the sum in
 // act.x.
 ReduceFold Pass::reduce_before_qkv(size_t l, const Forms& forms) const {
-  if (forms.reduce == ReduceForm::kStep) return {};
+  if (forms.reduce != ReduceForm::kFolded) return {};
   return {.kind = config.share.link,
           .num_ranks = config.share.num_ranks,
           .link = l == 0 ? nullptr : link,
@@ -110,7 +113,7 @@ ReduceFold Pass::reduce_before_qkv(size_t l, const Forms& forms) const {
           .cleared = {act.parts[kBehindOut], part_behind_experts(l, forms)}};
 }
 ReduceFold Pass::reduce_before_experts(const Forms& forms) const {
-  if (forms.reduce == ReduceForm::kStep) return {};
+  if (forms.reduce != ReduceForm::kFolded) return {};
   return {.kind = config.share.link,
           .num_ranks = config.share.num_ranks,
           .link = link,
@@ -164,6 +167,7 @@ ExpertsParams Pass::params<ExpertsParams>(size_t l, const Forms& forms) const {
           .t = act.t,
           .rms_eps = config.rms_eps,
           .norm_weight = layer.post_norm,
+          .normed_x = act.parts[kBehindExperts] == nullptr ? nullptr : act.x,
           .expert_ids = act.expert_ids,
           .expert_weights = act.expert_weights,
           .num_routed = config.num_experts,
@@ -174,6 +178,7 @@ ExpertsParams Pass::params<ExpertsParams>(size_t l, const Forms& forms) const {
           .down_bias = layer.down_bias,
           .x = act.parts[kBehindExperts] == nullptr ? act.x : part_behind_experts(l, forms),
           .overwrites = overwrites_parts(forms),
+          .pairs = act.pairs,
           .fold = fold(l),
           .reduce = reduce_before_experts(forms),
           .folded_x = act.folded_x,
@@ -218,6 +223,10 @@ ReduceParams Pass::params<ReduceParams>(size_t l, const Forms& forms) const {
           .link = link,
           .part = l == kBehindOut ? act.parts[l]
                                   : part_behind_experts(weights.layers.size() - 1, forms),
+          .rounded = l == kBehindOut ? reinterpret_cast<uint16_t*>(act.parts[l]) : nullptr,
+          .pairs = act.pairs,
+          .pair_weights = act.expert_weights,
+          .top_k = config.top_k,
           .next_part = act.parts[1 - l],
           .x = act.x,
           .forms = forms};

@@ -45,6 +45,8 @@ struct Pass {
   bool overwrites_parts(const Forms& forms) const;
   /// Whether the rows that read x may exchange its parts: the same on all ranks.
   bool may_fold_reduce() const;
+  /// Whether rows may leave parts of x in BF16 (ReduceForm::kRounded): the same on all ranks.
+  bool may_round_parts() const;
   /// The step's Params in layer `l`, with these forms. Embed, unembed and gather ignore `l`; for
   /// tap it is the number of the tap, for reduce kBehindOut or kBehindExperts.
   template <typename P>

@@ -69,15 +69,22 @@ template <typename P>
 inline constexpr bool kReadsOrWritesRouter =
     std::is_same_v<P, OutParams> || std::is_same_v<P, RouteParams> ||
     std::is_same_v<P, ExpertsParams>;
-/// Where ReduceForm::kFolded makes a difference.
+/// The form of a step in a plan with `reduce`: where that makes no difference, kStep.
 template <typename P>
-inline constexpr bool kKnowsParts = std::is_same_v<P, QkvParams> || kReadsOrWritesRouter<P>;
+ReduceForm reduce_form_of(ReduceForm reduce) {
+  constexpr bool is_out = std::is_same_v<P, OutParams>,
+                 is_experts = std::is_same_v<P, ExpertsParams>;
+  constexpr bool knows_folded = std::is_same_v<P, QkvParams> || kReadsOrWritesRouter<P>;
+  constexpr bool knows_rounded = is_out || is_experts || std::is_same_v<P, ReduceParams>;
+  const bool knows = reduce == ReduceForm::kFolded ? knows_folded : knows_rounded;
+  return knows ? reduce : ReduceForm::kStep;
+}
 
 /// Calls visit(forms) with each combination of the forms that the row takes and leaves.
 template <typename P, typename Visit>
 void for_each_forms(const Row<P>& row, const SharedForms& shared, Visit&& visit) {
   const RouterForm router = kReadsOrWritesRouter<P> ? shared.router : RouterForm::kNothing;
-  const ReduceForm reduce = kKnowsParts<P> ? shared.reduce : ReduceForm::kStep;
+  const ReduceForm reduce = reduce_form_of<P>(shared.reduce);
   if (!row.forms.x.has(shared.x) || !row.forms.l1.has(shared.l1) || !row.forms.router.has(router) ||
       !row.forms.reduce.has(reduce))
     return;
@@ -108,11 +115,15 @@ double more_bytes(const Pass& pass, const Forms& forms) {
   const double q = forms.q == QForm::kBf16Staged ? -0.5 * heads : 0;
   const double a = forms.a == AForm::kBf16Staged ? -0.5 * heads : 0;
   const bool has_t = forms.t == TForm::kF32 && forms.router == RouterForm::kNothing;
+  // Sums are written in two bytes; outputs of pairs are not read, and no sums are written.
+  const bool is_rounded = forms.reduce == ReduceForm::kRounded;
+  const double of_out = is_rounded ? -0.5 * hidden : 0;
+  const double of_pairs = is_rounded ? -(1 + 0.5 * pass.config.top_k) * hidden : 0;
   if constexpr (std::is_same_v<P, QkvParams>) return pair + q;
   if constexpr (std::is_same_v<P, AttendParams>) return q + a;
-  if constexpr (std::is_same_v<P, OutParams>) return 2 * pair + a;
+  if constexpr (std::is_same_v<P, OutParams>) return 2 * pair + a + of_out;
   if constexpr (std::is_same_v<P, RouteParams>) return pair - (has_t ? 0 : hidden);
-  if constexpr (std::is_same_v<P, ExpertsParams>) return 2 * pair + (has_t ? 0 : pair);
+  if constexpr (std::is_same_v<P, ExpertsParams>) return 2 * pair + (has_t ? 0 : pair) + of_pairs;
   return pair;
 }
 
@@ -198,14 +209,11 @@ class Planner {
   static bool adds_before_its_end(const Row<P>& row) {
     return std::ranges::find(row.covers, &Op<OutParams>::info) != row.covers.end();
   }
-  // Nor do experts, who add to their part of x, read x itself. The router's products are of a part
-  // only, which rows that fold reduce exchange, too.
+  // The router's products are of a part only, which rows that fold reduce exchange, too.
   template <typename P>
   bool suits_ranks(const Forms& forms) const {
-    if (!pass_.has_ranks()) return true;
-    const bool is_folded = shared_.reduce == ReduceForm::kFolded;
-    if (kReadsOrWritesRouter<P> && (forms.router == RouterForm::kSums) != is_folded) return false;
-    return !(std::is_same_v<P, ExpertsParams> && forms.t == TForm::kAbsent);
+    if (!pass_.has_ranks() || !kReadsOrWritesRouter<P>) return true;
+    return (forms.router == RouterForm::kSums) == (shared_.reduce == ReduceForm::kFolded);
   }
 
   // The time of one launch; nothing if the row cannot run.
@@ -366,6 +374,10 @@ NamedForms forms_at(const PlannedRow& row, bool reads) {
   if (&op == &Op<UnembedParams>::info && !reads) return {{"logits", "f32"}};
   const bool makes_x = &op == &Op<EmbedParams>::info;
   const bool adds_to_x = &op == &Op<OutParams>::info || &op == &Op<ExpertsParams>::info;
+  if (!reads && adds_to_x && f.reduce == ReduceForm::kRounded) {
+    found.emplace_back("part", &op == &Op<OutParams>::info ? "bf16" : "pairs");
+    return found;
+  }
   const bool has_x = reads ? !makes_x && &op != &Op<AttendParams>::info : makes_x || adds_to_x;
   if (has_x) found.emplace_back("x", name(kXFormNames, f.x));
   return found;
@@ -459,6 +471,7 @@ std::optional<std::pair<PassPlan, double>> plan_with(const Pass& pass, const Ker
                                                      const SharedForms& shared) {
   const bool is_folded = shared.reduce == ReduceForm::kFolded;
   if (is_folded && !pass.may_fold_reduce()) return std::nullopt;
+  if (shared.reduce == ReduceForm::kRounded && !pass.may_round_parts()) return std::nullopt;
   Planner planner(pass, kernels, choice, shared);
   const auto embed = planner.alone<EmbedParams>();
   const auto unembed = planner.alone<UnembedParams>();
@@ -513,8 +526,10 @@ Result<PassPlan> make_plan(const Pass& pass, const KernelChooser& kernels,
     if (found && (!best || found->second < best->second)) best = std::move(found);
   };
   for_each_shared(try_plan);
-  for (const L1Form l1 : {L1Form::kShared, L1Form::kL1})
+  for (const L1Form l1 : {L1Form::kShared, L1Form::kL1}) {
     try_plan({XForm::kF32Pair, l1, RouterForm::kSums, ReduceForm::kFolded});
+    try_plan({XForm::kF32, l1, RouterForm::kNothing, ReduceForm::kRounded});
+  }
   if (!best) return no_plan(pass, kernels);
   if (best->first.predicted_us == kRefusedUs)
     return fail(fmt::format("launches of {} tokens cannot run the rows of all others",

@@ -9,6 +9,7 @@
 #include <cmath>
 
 #include "kernels/distinct_experts.h"
+#include "kernels/pair_outputs.h"
 #include "kernels/reduce_fold.h"
 #include "kernels/registry.h"
 #include "kernels/route/route.h"
@@ -22,6 +23,7 @@ struct ExpertsParams {
   const float* t = nullptr;             // [tokens, hidden], normed
   float rms_eps = 1e-5f;                // with TForm::kAbsent
   const float* norm_weight = nullptr;   // [hidden], with TForm::kAbsent
+  const float* normed_x = nullptr;      // with TForm::kAbsent: x, if `x` is a part of it
   int32_t* expert_ids = nullptr;        // [tokens, top_k]
   float* expert_weights = nullptr;      // [tokens, top_k]
   int32_t num_routed = 0;               // experts that ids name; 0: those of gate_up
@@ -32,6 +34,7 @@ struct ExpertsParams {
   const float* down_bias = nullptr;     // [experts, hidden]
   float* x = nullptr;                   // [tokens, hidden], read and written
   bool overwrites = false;              // CUDA, x of one float a value: x = the experts' sum
+  PairOutputs pairs;                    // with ReduceForm::kRounded: written instead of x
   RouteFold fold;  // with RouterForm::kSums: t is not read, expert_ids, expert_weights are written
   /// With ReduceForm::kFolded: of out's part, and of the router's products, which are parts, too.
   ReduceFold reduce;
@@ -62,6 +65,11 @@ inline bool holds_all_experts(const ExpertsParams& p) {
 /// Pairs with experts that the weights hold, if tokens choose evenly among all.
 inline double expected_pairs(const ExpertsParams& p) {
   return static_cast<double>(p.num_tokens) * p.top_k * p.gate_up.num_experts / routed_experts(p);
+}
+
+/// What rows that norm their input (TForm::kAbsent) read.
+inline const float* normed_x(const ExpertsParams& p) {
+  return p.normed_x != nullptr ? p.normed_x : p.x;
 }
 
 /// Op::work() assumes that tokens choose evenly among the experts. Here `num_distinct` is the

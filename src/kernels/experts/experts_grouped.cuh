@@ -165,6 +165,10 @@ struct GroupedMemory {
     }
     pair_outputs = reinterpret_cast<uint16_t*>(staged.data);
     if (activation == DType::kF8E4M3) slot_scale = scratch.take<float>(rows);
+    if (p.forms.reduce == ReduceForm::kRounded) {
+      pairs.slot_of_pair = p.pairs.slot_of_pair;
+      pair_outputs = p.pairs.outputs;
+    }
     bytes = scratch.bytes();
   }
 };
@@ -198,7 +202,7 @@ inline StageSlots stage_slots_of(const ExpertsParams& p, const GroupedMemory& me
                                  float scale = 1.0f) {
   return {.num_tokens = p.num_tokens,
           .top_k = p.top_k,
-          .values = p.forms.t == TForm::kAbsent ? p.x : p.t,
+          .values = p.forms.t == TForm::kAbsent ? normed_x(p) : p.t,
           .norm_weight = p.forms.t == TForm::kAbsent ? p.norm_weight : nullptr,
           .rms_eps = p.rms_eps,
           .x_is_single = p.forms.x == XForm::kF32,
@@ -227,6 +231,10 @@ inline AddPairs added_pairs_of(const ExpertsParams& p, const GroupedMemory& memo
           .x = p.x,
           .x_is_single = p.forms.x == XForm::kF32,
           .overwrites = p.overwrites};
+}
+/// The end of a launch whose second product wrote the outputs of pairs.
+inline void end_pairs(const ExpertsParams& p, const GroupedMemory& memory) {
+  if (p.forms.reduce != ReduceForm::kRounded) add_pairs(added_pairs_of(p, memory), p.launch.stream);
 }
 
 }  // namespace moxie::gemm

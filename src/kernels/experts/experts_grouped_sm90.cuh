@@ -273,7 +273,7 @@ void launch_grouped(const char* name, const ExpertsParams& p, const GroupedMemor
         tiles_of_block(down.weight.rows));
   } else {
     launch.template operator()<DownCut>(DownPairs{{down}, memory.pair_outputs});
-    add_pairs(added_pairs_of(p, memory), p.launch.stream);
+    end_pairs(p, memory);
   }
 }
 

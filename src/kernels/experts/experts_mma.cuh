@@ -98,7 +98,7 @@ void run_experts_mma(const char* row, const ExpertsParams& p, const GroupedMemor
     default:
       run.template operator()<128>();
   }
-  add_pairs(added_pairs_of(p, memory), p.launch.stream);
+  end_pairs(p, memory);
 }
 
 }  // namespace moxie::gemm

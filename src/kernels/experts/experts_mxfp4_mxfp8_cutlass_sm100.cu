@@ -117,7 +117,7 @@ void experts_mxfp4_mxfp8_cutlass_sm100(const ExpertsParams& p) {
   const bool norms = p.forms.t == TForm::kAbsent;
   stage_blocked({.slots = {.num_tokens = p.num_tokens,
                            .top_k = p.top_k,
-                           .values = norms ? p.x : p.t,
+                           .values = norms ? normed_x(p) : p.t,
                            .norm_weight = norms ? p.norm_weight : nullptr,
                            .rms_eps = p.rms_eps,
                            .x_is_single = p.forms.x == XForm::kF32,

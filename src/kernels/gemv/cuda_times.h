@@ -13,6 +13,7 @@ inline constexpr FormSet<XForm> kAnyX{XForm::kF32, XForm::kF32Pair};
 inline constexpr FormSet<L1Form> kAnyL1{L1Form::kShared, L1Form::kL1};
 inline constexpr FormSet<ReduceForm> kReduceAlone{ReduceForm::kStep};
 inline constexpr FormSet<ReduceForm> kAnyReduce{ReduceForm::kStep, ReduceForm::kFolded};
+inline constexpr FormSet<ReduceForm> kRoundedToo{ReduceForm::kStep, ReduceForm::kRounded};
 
 /// `ran_on` of CUDA rows that any device can run, and of those that need clusters.
 inline constexpr const char* kRanAnyCuda = "H200; sm_80, sm_100a and sm_120f compiled only";

@@ -15,6 +15,7 @@ struct OutParams {
   const float* bias = nullptr;  // [hidden]
   float* x = nullptr;           // [tokens, hidden], read and written
   bool overwrites = false;      // x = W a + b, x of one float a value
+  uint16_t* rounded = nullptr;  // with ReduceForm::kRounded: = W a + b in BF16, instead of x
   RouteFold fold;               // with RouterForm::kSums, of the route step that follows
   /// With ReduceForm::kFolded: what the router's products are of besides this rank's part, which is
   /// all that x has; null but on the first rank. One float a value.

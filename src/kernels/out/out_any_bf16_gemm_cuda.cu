@@ -17,7 +17,7 @@ const char* out_any_bf16_gemm_cuda_refuses(const OutParams& p) {
 void out_any_bf16_gemm_cuda(const OutParams& p) {
   if (p.num_tokens == 0) return;
   const StagedView staged = stage_out(p);
-  with_out_end(p, [&](const auto& end) {
+  with_out_end<true>(p, [&](const auto& end) {
     multiply_dense_mma("out_any_bf16_gemm_cuda", p.weight, staged, p.num_tokens, end, p.launch);
   });
 }

@@ -22,7 +22,7 @@ template <bool kInOrder>
 void run_out(const char* row, const OutParams& p) {
   if (p.num_tokens == 0) return;
   const StagedView staged = stage_out(p);
-  with_out_end(p, [&](const auto& end) {
+  with_out_end<true>(p, [&](const auto& end) {
     multiply_dense<kInOrder>(row, p.weight, staged, p.num_tokens, end, p.launch);
   });
 }

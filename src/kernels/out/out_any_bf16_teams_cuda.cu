@@ -12,7 +12,7 @@ using namespace gemm;
 void out_any_bf16_teams_cuda(const OutParams& p) {
   if (p.num_tokens == 0) return;
   const StagedView staged = stage_out(p);
-  with_out_end(p, [&](const auto& end) {
+  with_out_end<false>(p, [&](const auto& end) {
     multiply_dense_teams("out_any_bf16_teams_cuda", p.weight, staged, p.num_tokens, end, p.launch);
   });
 }

@@ -50,6 +50,26 @@ struct AddToResidual {
   }
 };
 
+/// The sums and their bias, in BF16 (ReduceForm::kRounded).
+struct LeaveRounded {
+  const float* bias;
+  uint16_t* to;
+
+  template <typename Cut>
+  __device__ __forceinline__ void store(const SumsTile& sums, int tile, int rows, int first_column,
+                                        int num_columns) const {
+    // As in AddToResidual.
+    const int lane = threadIdx.x % 32, in_tile = lane % 8 * 2, row = 16 * tile + in_tile;
+    if (row >= rows) return;
+    const float2 add = *reinterpret_cast<const float2*>(bias + row);
+    for (int column = lane / 8; column < num_columns; column += 4) {
+      const __nv_bfloat162 two = __floats2bfloat162_rn(sums.at(column, in_tile) + add.x,
+                                                       sums.at(column, in_tile + 1) + add.y);
+      *reinterpret_cast<__nv_bfloat162*>(to + int64_t{first_column + column} * rows + row) = two;
+    }
+  }
+};
+
 /// What no product over many tokens takes.
 inline const char* refuses_out(const OutParams& p) {
   if (p.weight.rows % 2 != 0) return "rows are odd";
@@ -66,9 +86,13 @@ inline StagedView stage_out(const OutParams& p) {
   }
   return staged;
 }
-/// Calls multiply(end).
-template <typename Multiply>
+/// Calls multiply(end). kMayRound: the row takes ReduceForm::kRounded.
+template <bool kMayRound, typename Multiply>
 void with_out_end(const OutParams& p, Multiply&& multiply) {
+  if constexpr (kMayRound) {
+    if (p.forms.reduce == ReduceForm::kRounded)
+      return multiply(LeaveRounded{.bias = p.bias, .to = p.rounded});
+  }
   if (p.overwrites) {
     multiply(AddToResidual<true, false>{.bias = p.bias, .x = p.x});
   } else if (p.forms.x == XForm::kF32) {

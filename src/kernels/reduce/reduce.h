@@ -3,6 +3,7 @@
 #pragma once
 
 #include "core/rank_link.h"
+#include "kernels/pair_outputs.h"
 #include "kernels/registry.h"
 
 namespace moxie {
@@ -14,6 +15,12 @@ struct ReduceParams {
   int32_t num_ranks = 1;        // what predicted times depend on
   RankLink* link = nullptr;     // after a fault, which it keeps, x stays as it is
   const float* part = nullptr;  // [tokens, hidden] of this rank
+  /// With ReduceForm::kRounded, instead of `part`: this rank's part in BF16, or, if that is null,
+  /// the sum of each token's pairs, times their weights.
+  const uint16_t* rounded = nullptr;  // [tokens, hidden]
+  PairOutputs pairs;
+  const float* pair_weights = nullptr;  // [tokens, top_k]
+  int32_t top_k = 0;
   float* next_part = nullptr;  // [tokens, hidden], cleared: what the next reduce will read; or null
   float* x = nullptr;          // [tokens, hidden], read and written
   Forms forms;                 // of x

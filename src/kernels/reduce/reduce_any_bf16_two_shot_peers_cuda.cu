@@ -22,7 +22,7 @@ using reduce::SumParams;
 static_assert(RankMail::kUnitsOfBlock == 2 * mail::kThreads, "parts and sums: a unit a thread");
 
 // What a thread does in the rounds of its block.
-template <int kMost, bool kIsSingle>
+template <int kMost, reduce::PartOf kPart>
 struct Slices {
   const SumParams& p;
   const RankMail& mail;
@@ -56,7 +56,7 @@ struct Slices {
 #pragma unroll
     for (int i = 0; i < kMost; ++i)
       if (i < mail.size && has_unit(r, owner_of(i)))
-        parts[i] = reduce::unit_of_part<kIsSingle>(p, unit_of(r, owner_of(i)));
+        parts[i] = reduce::unit_of_part<kPart>(p, unit_of(r, owner_of(i)));
 #pragma unroll
     for (int i = 1; i < kMost; ++i)
       if (i < mail.size && has_unit(r, owner_of(i))) *part_at(owner_of(i), mail.rank, r) = parts[i];
@@ -88,15 +88,15 @@ struct Slices {
       const int32_t owner = owner_of(i);
       if (!has_unit(r, owner)) continue;
       const uint4 sum = i == 0 ? own : __ldcg(sum_at(mail.rank, owner, r));
-      ResidualFour<kIsSingle> x[reduce::kHalves];
+      ResidualFour<reduce::kXIsSingle<kPart>> x[reduce::kHalves];
 #pragma unroll
       for (int half = 0; half < reduce::kHalves; ++half) {
-        const int64_t at = reduce::first_of(unit_of(r, owner), half);
+        const int64_t at = reduce::first_of<kPart>(unit_of(r, owner), half);
         if (at < p.count) x[half].load(p.x, at);
       }
 #pragma unroll
       for (int half = 0; half < reduce::kHalves; ++half) {
-        const int64_t at = reduce::first_of(unit_of(r, owner), half);
+        const int64_t at = reduce::first_of<kPart>(unit_of(r, owner), half);
         if (at < p.count) reduce::add_four(p, at, x[half], reduce::values_of(sum, half));
       }
     }
@@ -104,7 +104,7 @@ struct Slices {
 };
 
 // After a fault nothing more is added to x.
-template <int kMost, bool kIsSingle>
+template <int kMost, reduce::PartOf kPart>
 __global__ void __launch_bounds__(mail::kThreads, mail::kBlocksOfSm)
     add_slices(const __grid_constant__ SumParams p) {
   wait_for_previous();
@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(mail::kThreads, mail::kBlocksOfSm)
   const RankMail& m = p.mail;
   const uint32_t before = *reinterpret_cast<volatile uint32_t*>(m.state + 1);
   const int32_t num_rounds = p.rounds.num_rounds;
-  const Slices<kMost, kIsSingle> slices{p, m, before};
+  const Slices<kMost, kPart> slices{p, m, before};
   uint4 part = slices.send_parts(0), sum{};
   for (int32_t r = 0; r <= num_rounds; ++r) {
     const uint4 last_sum = sum;
@@ -140,10 +140,11 @@ void reduce_any_bf16_two_shot_peers_cuda(const ReduceParams& p) {
       mail::kThreads * ceil_div<int64_t>(params.count, reduce::kValuesOfUnit * mail::kThreads);
   params.rounds = mail::rounds_of(params.mail, units, int64_t{params.mail.size} * mail::kThreads);
   mail::with_most_ranks(params.mail.size, [&]<int kMost>() {
-    auto* kernel = p.forms.x == XForm::kF32 ? add_slices<kMost, true> : add_slices<kMost, false>;
-    launch_kernel("reduce_any_bf16_two_shot_peers_cuda", kernel, params,
-                  mail::shape_of(params.rounds.num_blocks, p.launch),
-                  launch_stream(p.launch.stream));
+    reduce::with_part(p, [&]<reduce::PartOf kPart>() {
+      launch_kernel("reduce_any_bf16_two_shot_peers_cuda", add_slices<kMost, kPart>, params,
+                    mail::shape_of(params.rounds.num_blocks, p.launch),
+                    launch_stream(p.launch.stream));
+    });
   });
 }
 

@@ -78,18 +78,18 @@ __global__ void __launch_bounds__(mail::kThreads, mail::kBlocksOfSm)
       p.mail, p.extent, mine, [&](int64_t word) { return load(p.x, word); }, all);
 }
 
-template <int kMost, bool kIsSingle>
+template <int kMost, reduce::PartOf kPart>
 __global__ void __launch_bounds__(mail::kThreads, mail::kBlocksOfSm)
     add_units(const __grid_constant__ SumParams p) {
   wait_for_previous();
   launch_next();
-  const auto mine = [&](int64_t unit) { return reduce::unit_of_part<kIsSingle>(p, unit); };
+  const auto mine = [&](int64_t unit) { return reduce::unit_of_part<kPart>(p, unit); };
   const auto all = [&](int64_t unit, const uint4* units) {
 #pragma unroll
     for (int half = 0; half < reduce::kHalves; ++half) {
-      const int64_t at = reduce::first_of(unit, half);
+      const int64_t at = reduce::first_of<kPart>(unit, half);
       if (at >= p.count) continue;
-      ResidualFour<kIsSingle> x;
+      ResidualFour<reduce::kXIsSingle<kPart>> x;
       x.load(p.x, at);
       reduce::add_four(p, at, x, reduce::sum_of<kMost>(units, p.mail.size, half));
     }
@@ -128,10 +128,11 @@ void reduce_any_bf16_units_peers_cuda(const ReduceParams& p) {
   params.rounds =
       mail::rounds_of(params.mail, ceil_div(params.count, kOfBlock) * RankMail::kUnitsOfBlock);
   mail::with_most_ranks(params.mail.size, [&]<int kMost>() {
-    auto* kernel = p.forms.x == XForm::kF32 ? add_units<kMost, true> : add_units<kMost, false>;
-    launch_kernel("reduce_any_bf16_units_peers_cuda", kernel, params,
-                  mail::shape_of(params.rounds.num_blocks, p.launch),
-                  launch_stream(p.launch.stream));
+    reduce::with_part(p, [&]<reduce::PartOf kPart>() {
+      launch_kernel("reduce_any_bf16_units_peers_cuda", add_units<kMost, kPart>, params,
+                    mail::shape_of(params.rounds.num_blocks, p.launch),
+                    launch_stream(p.launch.stream));
+    });
   });
 }
 

@@ -7,6 +7,10 @@ namespace {
 
 #if MOXIE_HAS_CUDA
 const char* refuses_units(const ReduceParams& p) {
+  if (p.forms.reduce == ReduceForm::kRounded) {
+    if (p.forms.x != XForm::kF32) return "x of two floats with parts in bf16";
+    if (p.hidden % 8 != 0) return "the hidden size is no multiple of 8";
+  }
   return p.hidden % 4 != 0 ? "the hidden size is no multiple of 4" : refuses_peer_link(p);
 }
 constexpr const char* kAnyXOfPeers =
@@ -27,6 +31,15 @@ double units_us(const ReduceParams& p, const DeviceRates&) {
 }
 double two_shot_us(const ReduceParams& p, const DeviceRates&) {
   return rounded_us(p, rank_slices_us(2.0 * p.num_tokens * p.hidden, p.num_ranks));
+}
+// Rows that also take parts as rows of many tokens leave them.
+constexpr Row<ReduceParams> units_row(const char* name, const char* limits,
+                                      double (*predict_us)(const ReduceParams&, const DeviceRates&),
+                                      void (*run)(const ReduceParams&), const char* ran_on) {
+  Row<ReduceParams> row =
+      peers_row<ReduceParams>(name, kAnyXOfPeers, limits, refuses_units, predict_us, run, ran_on);
+  row.forms.reduce = {ReduceForm::kStep, ReduceForm::kFolded, ReduceForm::kRounded};
+  return row;
 }
 constexpr const char* kAnyXOfNccl =
     "x of one float or two a value; processes with a GPU each, and NCCL";
@@ -73,14 +86,11 @@ const Row<ReduceParams> kRows[] = {
     peers_row<ReduceParams>("reduce_any_bf16_peers_cuda", kAnyXOfPeers,
                             "parts rounded to bf16; for some tokens", refuses_peer_link, bf16_us,
                             reduce_any_bf16_peers_cuda),
-    peers_row<ReduceParams>("reduce_any_bf16_units_peers_cuda", kAnyXOfPeers,
-                            "parts rounded to bf16; for many tokens", refuses_units, units_us,
-                            reduce_any_bf16_units_peers_cuda),
-    peers_row<ReduceParams>("reduce_any_bf16_two_shot_peers_cuda", kAnyXOfPeers,
-                            "parts and their sum rounded to bf16; for many tokens of three ranks "
-                            "or more",
-                            refuses_units, two_shot_us, reduce_any_bf16_two_shot_peers_cuda,
-                            kRanOnH100),
+    units_row("reduce_any_bf16_units_peers_cuda", "parts rounded to bf16; for many tokens",
+              units_us, reduce_any_bf16_units_peers_cuda, kRanAnyCuda),
+    units_row("reduce_any_bf16_two_shot_peers_cuda",
+              "parts and their sum rounded to bf16; for many tokens of three ranks or more",
+              two_shot_us, reduce_any_bf16_two_shot_peers_cuda, kRanOnH100),
     nccl_row<ReduceParams>("reduce_any_nccl_cuda", kAnyXOfNccl, "F32; any number of tokens",
                            refuses_nccl_link, nccl_f32_us, reduce_any_nccl_cuda),
     nccl_row<ReduceParams>("reduce_any_bf16_nccl_cuda", kAnyXOfNccl,

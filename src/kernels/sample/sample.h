@@ -13,6 +13,7 @@
 // allowed id, or -1 if the mask allows none.
 #pragma once
 
+#include "core/rank_link.h"
 #include "kernels/registry.h"
 
 namespace moxie {
@@ -61,6 +62,11 @@ struct SampleParams {
   /// The caller, who knows the requests, guarantees is_plain() for every row of logits: a CUDA
   /// launch cannot check it. False is always right.
   bool all_plain = false;
+  /// Of ranks: `logits` are [rows, part_width], those of this rank's ids, which begin with
+  /// first_id. Every rank gets the answers, but none after a fault, which the link keeps.
+  LinkKind kind = LinkKind::kNone;
+  RankLink* link = nullptr;
+  int32_t first_id = 0, part_width = 0;
 };
 
 /// Whether a request needs only the greatest logit, or only a draw by temperature.

@@ -1,6 +1,5 @@
 // sample on CUDA: a cluster of 8 blocks for each row of logits does the whole step in one launch.
-// If all rows are plain (is_plain), two small kernels do it: the blocks of the first each find the
-// best id of a share of a row, and one block a row of the second finds the best of those.
+// If all rows are plain (is_plain), two small kernels do it (sample_plain_cuda.cu).
 //
 // Each block keeps the changed logits of its slice of the vocabulary in shared memory, or in the
 // workspace if a slice does not fit (sm_120). A logit and its id make one key, ordered as in
@@ -9,15 +8,16 @@
 // over the cluster. Probabilities are summed as integers, 2^43 for the greatest, so that the order
 // of summation cannot change a token. Rows beyond kMaxClusters are done later in the same launch.
 #include <algorithm>
-#include <cfloat>
 
 #include "core/cuda_launch.cuh"
 #include "kernels/cluster.cuh"
-#include "kernels/sample/philox.h"
+#include "kernels/sample/sample_keys.cuh"
 #include "kernels/sample/sample_rows.h"
 
 namespace moxie {
 namespace {
+
+using namespace sampling;
 
 constexpr int kCluster = 8;  // the greatest size that every device with clusters supports
 constexpr int kThreads = 512;
@@ -25,13 +25,7 @@ constexpr int kWarps = kThreads / 32;
 constexpr int kMaxClusters = 32;
 constexpr int kMaxGathered = 512;
 static_assert(kMaxGathered <= kThreads, "a thread has one gathered key");
-constexpr int kIdBits = 20;
-constexpr int32_t kMaxVocab = 1 << kIdBits;
-constexpr uint32_t kIdMask = kMaxVocab - 1;
 constexpr int kMassBits = 43;
-// Noise is in -3.2 .. 22.9, so that an id this far below the best cannot win, in units of (logit -
-// best) / temperature.
-constexpr float kHopeless = -27.0f;
 static_assert(kIdBits + kMassBits < 64, "the mass of a whole vocabulary must not overflow");
 static_assert(kWarps == 16, "the second stage of a reduction is half a warp");
 
@@ -56,33 +50,6 @@ struct Shared {
   uint64_t candidates[kMaxGathered];  // copied from the leader
   uint64_t weights[kMaxGathered];     // of candidates: 1, or mass
   uint64_t cut;
-};
-
-__device__ float clean(float raw) {
-  if (isnan(raw)) return -INFINITY;
-  if (raw > FLT_MAX) return FLT_MAX;
-  return fabsf(raw) < FLT_MIN ? 0.0f : raw;
-}
-
-// Keys compare as (logit, -id) does: a greater key comes first.
-__device__ uint64_t key_of(float value, int32_t id) {
-  const uint32_t bits = f32_to_bits(value);
-  const uint32_t ordered = bits ^ (bits & 0x80000000u ? 0xFFFFFFFFu : 0x80000000u);
-  return (static_cast<uint64_t>(ordered) << kIdBits) | (kIdMask - static_cast<uint32_t>(id));
-}
-__device__ int32_t id_of(uint64_t key) {
-  return static_cast<int32_t>(kIdMask - static_cast<uint32_t>(key & kIdMask));
-}
-__device__ float value_of(uint64_t key) {
-  const auto ordered = static_cast<uint32_t>(key >> kIdBits);
-  return bits_to_f32(ordered ^ (ordered & 0x80000000u ? 0x80000000u : 0xFFFFFFFFu));
-}
-
-struct Max {
-  __device__ uint64_t operator()(uint64_t a, uint64_t b) const { return a > b ? a : b; }
-};
-struct Sum {
-  __device__ uint64_t operator()(uint64_t a, uint64_t b) const { return a + b; }
 };
 
 // The block's slice of one row of logits.
@@ -323,19 +290,6 @@ __device__ void change_logits(const SampleRequest& request, const float* raw, co
   __syncthreads();
 }
 
-// -log(-log(u)), u = (w + 0.5) / 2^32. In the upper half computed from 1 - u, which F32 represents
-// more finely there.
-__device__ float gumbel_of(uint32_t word) {
-  constexpr float kUnit = 2.3283064365386963e-10f;  // 2^-32
-  const float u = (static_cast<float>(word) + 0.5f) * kUnit;
-  const float rest = (static_cast<float>(~word) + 0.5f) * kUnit;
-  return -logf(word < 0x80000000u ? -logf(u) : -log1pf(-rest));
-}
-
-__device__ float gumbel(uint64_t seed, uint64_t step, int32_t id) {
-  return gumbel_of(sample_word(seed, step, id));
-}
-
 // Top-k, top-p, min-p and the draw, for a row whose best key is `best`.
 __device__ int32_t draw(Cluster& cluster, Shared& shared, const SampleRequest& request,
                         const Slice& slice, int32_t vocab, uint64_t best) {
@@ -491,186 +445,6 @@ __global__ void __launch_bounds__(kThreads, 2) sample_rows(const __grid_constant
   cluster.sync();  // no block may end while another reads its shared memory
 }
 
-// Plain rows are cut into small shares of kPartIds ids, so that computing the noise of a row's ids
-// is spread over the whole device.
-constexpr int kPartThreads = 256;
-constexpr int kMergeThreads = 512;
-constexpr int kIdsAThread = 4;
-constexpr int32_t kPartIds = kPartThreads * kIdsAThread;
-
-struct Part {
-  uint64_t best;    // key of the greatest logit; 0: none above -inf
-  uint64_t winner;  // key of the logit that wins the draw within the part
-};
-
-struct PlainLaunch {
-  const float* logits;            // [rows, vocab]
-  const SampleRequest* requests;  // [rows]
-  SampleAnswer* answers;          // [rows]
-  Part* parts;                    // [rows, num_parts]
-  int32_t vocab;
-  int32_t num_parts;
-};
-
-// The greatest value of the block's threads, for all of them.
-template <int kBlockThreads>
-__device__ uint64_t block_max(uint64_t value) {
-  __shared__ uint64_t by_warp[kBlockThreads / 32];
-  const Max max_of;
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) {
-    value = max_of(value, __shfl_xor_sync(~0u, value, offset));
-  }
-  __syncthreads();
-  if (threadIdx.x % 32 == 0) by_warp[threadIdx.x / 32] = value;
-  __syncthreads();
-  value = by_warp[threadIdx.x % (kBlockThreads / 32)];
-#pragma unroll
-  for (int offset = kBlockThreads / 64; offset > 0; offset /= 2) {
-    value = max_of(value, __shfl_xor_sync(~0u, value, offset));
-  }
-  return value;
-}
-
-// An upper bound of a word's noise, without a logarithm: -log(-log(u)) is at most -log(1 - u), and
-// 1 - u is at least 2^-n, where n - 1 is the number of leading ones of the word.
-__device__ float noise_bound(uint32_t word) {
-  return static_cast<float>(__clz(static_cast<int>(~word)) + 1) * 0.69315f + 1e-4f;
-}
-
-// The key of a score in the draw: noise plus the distance to a best logit; 0 if the id is hopeless.
-__device__ uint64_t score_of(const SampleRequest& request, float z, int32_t id, float best) {
-  const float distance = (z - best) / request.temperature;
-  return distance >= kHopeless ? key_of(distance + gumbel(request.seed, request.step, id), id) : 0;
-}
-
-__global__ void __launch_bounds__(kPartThreads) find_parts(const __grid_constant__ PlainLaunch p) {
-  wait_for_previous();
-  launch_next();
-  const SampleRequest& request = p.requests[blockIdx.y];
-  const bool greedy = !(request.temperature >= kGreedyTemperature);
-  const float* row = p.logits + static_cast<int64_t>(blockIdx.y) * p.vocab;
-  const int32_t first =
-      static_cast<int32_t>(blockIdx.x) * kPartIds + static_cast<int32_t>(threadIdx.x);
-  float z[kIdsAThread];
-  uint64_t best = 0;
-#pragma unroll
-  for (int i = 0; i < kIdsAThread; ++i) {
-    const int32_t id = first + i * kPartThreads;
-    z[i] = id < p.vocab ? row[id] : -INFINITY;
-  }
-#pragma unroll
-  for (int i = 0; i < kIdsAThread; ++i) {
-    z[i] = clean(z[i]);
-    if (z[i] > -INFINITY) best = Max()(best, key_of(z[i], first + i * kPartThreads));
-  }
-  best = block_max<kPartThreads>(best);
-  uint64_t winner = best;
-  if (!greedy && best != 0) {
-    // Logarithms only for ids that can still win: first for the id of each thread with the greatest
-    // bound, then for those whose bound exceeds the best score of the warp.
-    const float best_value = value_of(best);
-    float promise[kIdsAThread], distance[kIdsAThread];
-    uint32_t word[kIdsAThread];
-    int most = 0;
-#pragma unroll
-    for (int i = 0; i < kIdsAThread; ++i) {
-      distance[i] = (z[i] - best_value) / request.temperature;
-      word[i] = sample_word(request.seed, request.step, first + i * kPartThreads);
-      promise[i] = distance[i] >= kHopeless ? distance[i] + noise_bound(word[i]) : -INFINITY;
-    }
-#pragma unroll
-    for (int i = 1; i < kIdsAThread; ++i)
-      if (promise[i] > promise[most]) most = i;
-    uint64_t score = 0;
-    float z_of_score = 0, least = -INFINITY;
-#pragma unroll
-    for (int pass = 0; pass < 2; ++pass) {
-#pragma unroll
-      for (int i = 0; i < kIdsAThread; ++i) {
-        if ((i == most) != (pass == 0) || !(promise[i] >= least) || promise[i] == -INFINITY)
-          continue;
-        const uint64_t found = key_of(distance[i] + gumbel_of(word[i]), first + i * kPartThreads);
-        if (found > score) score = found, z_of_score = z[i];
-      }
-      uint64_t of_warp = score;
-#pragma unroll
-      for (int offset = 16; pass == 0 && offset > 0; offset /= 2) {
-        of_warp = Max()(of_warp, __shfl_xor_sync(~0u, of_warp, offset));
-      }
-      if (of_warp != 0) least = value_of(of_warp);
-    }
-    const uint64_t greatest = block_max<kPartThreads>(score);
-    // All keys differ, so that one thread holds the greatest; it writes what the merge needs.
-    if (greatest == score && score != 0) {
-      p.parts[static_cast<int64_t>(blockIdx.y) * p.num_parts + blockIdx.x].winner =
-          key_of(z_of_score, id_of(score));
-    }
-  }
-  if (threadIdx.x == 0) {
-    Part& part = p.parts[static_cast<int64_t>(blockIdx.y) * p.num_parts + blockIdx.x];
-    part.best = best;
-    if (greedy || best == 0) part.winner = winner;
-  }
-}
-
-__global__ void __launch_bounds__(kMergeThreads)
-    merge_parts(const __grid_constant__ PlainLaunch p) {
-  wait_for_previous();
-  launch_next();
-  const SampleRequest& request = p.requests[blockIdx.x];
-  const bool greedy = !(request.temperature >= kGreedyTemperature);
-  const Part* parts = p.parts + static_cast<int64_t>(blockIdx.x) * p.num_parts;
-  uint64_t best = 0;
-  for (int32_t i = static_cast<int32_t>(threadIdx.x); i < p.num_parts; i += kMergeThreads) {
-    best = Max()(best, parts[i].best);
-  }
-  best = block_max<kMergeThreads>(best);
-  if (!greedy && best != 0) {
-    uint64_t score = 0;
-    for (int32_t i = static_cast<int32_t>(threadIdx.x); i < p.num_parts; i += kMergeThreads) {
-      const uint64_t winner = parts[i].winner;
-      if (winner == 0) continue;
-      score = Max()(score, score_of(request, value_of(winner), id_of(winner), value_of(best)));
-    }
-    best = block_max<kMergeThreads>(score);
-  }
-  SampleAnswer& answer = p.answers[blockIdx.x];
-  if (threadIdx.x < kMaxTopLogprobs) {
-    answer.top_ids[threadIdx.x] = 0;
-    answer.top_logprobs[threadIdx.x] = 0;
-  }
-  if (threadIdx.x == 0) {
-    answer.token = best == 0 ? 0 : id_of(best);
-    answer.logprob = 0;
-    answer.rank = 0;
-    answer.num_top = 0;
-  }
-}
-
-int32_t num_parts(int32_t vocab) { return ceil_div(vocab, kPartIds); }
-uint64_t parts_bytes(const SampleParams& params) {
-  return sizeof(Part) * static_cast<uint64_t>(params.num_rows) *
-         static_cast<uint64_t>(num_parts(params.vocab));
-}
-
-void sample_plain(const SampleParams& params, cudaStream_t stream) {
-  const PlainLaunch launch{.logits = params.logits,
-                           .requests = params.requests,
-                           .answers = params.answers,
-                           .parts = reinterpret_cast<Part*>(params.launch.workspace),
-                           .vocab = params.vocab,
-                           .num_parts = num_parts(params.vocab)};
-  const auto rows = static_cast<unsigned>(params.num_rows);
-  launch_kernel("sample_f32_gumbel_cuda", find_parts, launch,
-                {.grid = dim3(static_cast<unsigned>(launch.num_parts), rows),
-                 .num_threads = kPartThreads,
-                 .programmatic = true},
-                stream);
-  launch_kernel("sample_f32_gumbel_cuda", merge_parts, launch,
-                {.grid = dim3(rows), .num_threads = kMergeThreads, .programmatic = true}, stream);
-}
-
 int32_t slice_of(int32_t vocab, int32_t num_blocks) {
   return round_up(ceil_div(vocab, num_blocks), 4);
 }
@@ -679,6 +453,7 @@ int32_t num_clusters(int32_t num_rows) { return num_rows < kMaxClusters ? num_ro
 }  // namespace
 
 const char* sample_f32_gumbel_cuda_refuses(const SampleParams& params) {
+  if (const char* why = refuses_part(params)) return why;
   return params.vocab > kMaxVocab ? "the vocabulary is larger than 1048576" : nullptr;
 }
 
@@ -686,13 +461,13 @@ uint64_t sample_f32_gumbel_cuda_workspace(const SampleParams& params) {
   const uint64_t slices = uint64_t{4} * kCluster *
                           static_cast<uint64_t>(num_clusters(params.num_rows)) *
                           static_cast<uint64_t>(slice_of(params.vocab, kCluster));
-  return std::max(slices, parts_bytes(params));
+  return std::max(slices, sample_plain_workspace(params));
 }
 
 void sample_f32_gumbel_cuda(const SampleParams& params) {
   if (params.num_rows == 0) return;
   cudaStream_t stream = launch_stream(params.launch.stream);
-  if (params.all_plain) return sample_plain(params, stream);
+  if (params.all_plain) return sample_plain("sample_f32_gumbel_cuda", params);
   const int32_t num_blocks = code_has_clusters() ? kCluster : 1;  // of a row
   const int32_t slice = slice_of(params.vocab, num_blocks);
   const uint64_t slice_bytes = uint64_t{4} * static_cast<uint64_t>(slice);

@@ -1,11 +1,11 @@
 // The table of sample, and its least work.
 #include "kernels/gemv/cuda_times.h"
+#include "kernels/rank_rows.h"
 #include "kernels/sample/sample_rows.h"
 
 namespace moxie {
 namespace {
 
-const char* refuses_nothing(const SampleParams&) { return nullptr; }
 uint64_t no_workspace(const SampleParams&) { return 0; }
 
 // The time of a row that takes kTimes times as long as the fastest: one pass over the logits.
@@ -24,7 +24,7 @@ const Row<SampleParams> kRows[] = {
      .ran_on = kRanAnyCpu,
      .layout = PackedLayout::kRows16,
      .is_batch_invariant = true,
-     .refuses = refuses_nothing,
+     .refuses = refuses_part,
      .predict_us = reference_us<SampleParams>,
      .workspace = no_workspace,
      .run = sample_reference},
@@ -36,7 +36,7 @@ const Row<SampleParams> kRows[] = {
      .ran_on = kRanAnyCpu,
      .layout = PackedLayout::kRows16,
      .is_batch_invariant = true,
-     .refuses = refuses_nothing,
+     .refuses = refuses_part,
      .predict_us = scan_us<4>,
      .workspace = sample_scan_workspace,
      .run = sample_any_f32_scan_portable},
@@ -49,7 +49,7 @@ const Row<SampleParams> kRows[] = {
      .ran_on = "x86-64",
      .layout = PackedLayout::kRows16,
      .is_batch_invariant = true,
-     .refuses = refuses_nothing,
+     .refuses = refuses_part,
      .predict_us = scan_us<2>,
      .workspace = sample_scan_workspace,
      .run = sample_any_f32_scan_avx2},
@@ -61,7 +61,7 @@ const Row<SampleParams> kRows[] = {
      .ran_on = "x86-64",
      .layout = PackedLayout::kRows16,
      .is_batch_invariant = true,
-     .refuses = refuses_nothing,
+     .refuses = refuses_part,
      .predict_us = scan_us<1>,
      .workspace = sample_scan_workspace,
      .run = sample_any_f32_scan_avx512},
@@ -79,6 +79,22 @@ const Row<SampleParams> kRows[] = {
      .predict_us = scan_us<1>,
      .workspace = sample_f32_gumbel_cuda_workspace,
      .run = sample_f32_gumbel_cuda},
+    {.name = "sample_f32_gumbel_peers_cuda",
+     .device = DeviceKind::kCuda,
+     .needs = kCudaAny,
+     .supports = "requests without penalties, masks, top-k, top-p, min-p and log-probabilities; "
+                 "ranks on GPUs of one process with a part of the ids each",
+     .limits = "any number of rows; F32 scores: tokens differ only at ties closer than 1e-5",
+     .ran_on = kRanOnH100,
+     .layout = PackedLayout::kFragment16x32,
+     .is_batch_invariant = true,
+     .refuses = sample_f32_gumbel_peers_cuda_refuses,
+     .predict_us =
+         [](const SampleParams& p, const DeviceRates& rates) {
+           return scan_us<1>(p, rates) + rank_mail_us(p.num_rows, 2);
+         },
+     .workspace = sample_plain_workspace,
+     .run = sample_f32_gumbel_peers_cuda},
 #endif
 };
 
@@ -87,7 +103,9 @@ const Row<SampleParams> kRows[] = {
 std::span<const Row<SampleParams>> Op<SampleParams>::rows() { return kRows; }
 
 Work Op<SampleParams>::work(const SampleParams& params) {
-  const double logits = static_cast<double>(params.num_rows) * params.vocab;
+  const bool is_part = params.kind != LinkKind::kNone;
+  const double logits =
+      static_cast<double>(params.num_rows) * (is_part ? params.part_width : params.vocab);
   return {.bytes = 4.0 * logits, .flops = logits};
 }
 
