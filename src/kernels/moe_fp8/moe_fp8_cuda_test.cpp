@@ -2,6 +2,7 @@
 // rule of matched outputs, over shapes, numbers of tokens and routings, and exactly where zeros or
 // NaN are due.
 #include <functional>
+#include <string_view>
 
 #include "kernels/moe_fp8/moe_fp8_case.h"
 #include "kernels/testing/cuda_test.h"
@@ -28,6 +29,12 @@ void route_in_8_groups(MoeFp8Params& p) { p.num_groups = 8, p.kept_groups = 4; }
 double least_matched(size_t num_outputs) {
   constexpr double kOff = 0.03;
   return 1 - kOff - 3 * std::sqrt(kOff * (1 - kOff) / static_cast<double>(num_outputs));
+}
+
+// The row for the fewest tokens takes no more.
+bool may_refuse(const Row<MoeFp8Params>& row, const MoeFp8Params& p) {
+  return row.name == std::string_view("moe_fp8_block_scale_e4m3_f16_stream_sm90") &&
+         p.num_tokens > 8;
 }
 
 class MoeFp8Cuda : public CudaTest {
@@ -86,7 +93,10 @@ class MoeFp8Cuda : public CudaTest {
         continue;
       }
       SCOPED_TRACE(row.name);
-      ASSERT_STREQ(row.refuses(built.params), nullptr);
+      if (const char* why = row.refuses(built.params)) {
+        ASSERT_TRUE(may_refuse(row, built.params)) << why;
+        continue;
+      }
       runs_->ran(row.name);
       check(run_on_device(row, built.params), reference[0].values);
     }
@@ -118,7 +128,7 @@ TEST_F(MoeFp8Cuda, PlainCasesMatch) {
 }
 
 TEST_F(MoeFp8Cuda, AnyNumberOfTokensMatches) {
-  for (const int32_t tokens : {0, 1, 7, 16, 17, 80, 128, 129, 901}) {
+  for (const int32_t tokens : {0, 1, 2, 3, 7, 8, 9, 16, 17, 80, 128, 129, 901}) {
     expect_matched({.tokens = tokens, .hidden = 384, .intermediate = 256, .experts = 256},
                    [](MoeFp8Params& p) {
                      enlarge(p);
@@ -129,9 +139,9 @@ TEST_F(MoeFp8Cuda, AnyNumberOfTokensMatches) {
 
 // Blocks that do not fill the warps that share them, or a kernel's last item.
 TEST_F(MoeFp8Cuda, ShapesMatch) {
-  for (const int32_t tokens : {5, 70, 300}) {
+  for (const int32_t tokens : {1, 5, 70, 300}) {
     for (const auto& [hidden, intermediate] : std::vector<std::pair<int32_t, int32_t>>{
-             {128, 128}, {128, 1152}, {1152, 128}, {640, 384}, {2048, 512}}) {
+             {128, 128}, {128, 1152}, {1152, 128}, {640, 384}, {2048, 512}, {2048, 2176}}) {
       expect_matched({.tokens = tokens,
                       .hidden = hidden,
                       .intermediate = intermediate,
@@ -141,9 +151,22 @@ TEST_F(MoeFp8Cuda, ShapesMatch) {
   }
 }
 
+// The shape of the definition, and every expert touched.
+TEST_F(MoeFp8Cuda, FewTokensOnManyExpertsMatch) {
+  expect_matched({.tokens = 2, .hidden = 7168, .intermediate = 2048, .experts = 8, .top_k = 4});
+  for (const int32_t tokens : {1, 4, 8}) {
+    expect_matched({.tokens = tokens, .hidden = 512, .intermediate = 384, .experts = 64},
+                   [](MoeFp8Params& p) {
+                     enlarge(p);
+                     route_in_8_groups(p);
+                     p.top_k = 8;
+                   });
+  }
+}
+
 // Tiles of every width of products, alone and side by side.
 TEST_F(MoeFp8Cuda, AllTokensOnOneExpertMatch) {
-  for (const int32_t tokens : {8, 9, 33, 64, 65, 90, 100, 128, 192, 193, 300, 500}) {
+  for (const int32_t tokens : {2, 8, 9, 33, 64, 65, 90, 100, 128, 192, 193, 300, 500}) {
     expect_matched({.tokens = tokens}, [](MoeFp8Params& p) {
       enlarge(p);
       choose_all(p, p.local_expert_offset);
@@ -154,65 +177,73 @@ TEST_F(MoeFp8Cuda, AllTokensOnOneExpertMatch) {
 }
 
 TEST_F(MoeFp8Cuda, RoutingsMatch) {
-  const MoeFp8Case few{.tokens = 37, .experts = 32};
-  for (const int32_t num_groups : {1, 2, 8, 32}) {
-    for (const int32_t kept : {1, num_groups}) {
-      expect_matched(few, [&](MoeFp8Params& p) {
-        enlarge(p);
-        p.num_groups = num_groups, p.kept_groups = kept;
-        p.top_k = std::min(11, kept * p.num_experts / num_groups);
-      });
+  for (const int32_t tokens : {5, 37}) {
+    for (const int32_t num_groups : {1, 2, 8, 32}) {
+      for (const int32_t kept : {1, num_groups}) {
+        expect_matched({.tokens = tokens, .experts = 32}, [&](MoeFp8Params& p) {
+          enlarge(p);
+          p.num_groups = num_groups, p.kept_groups = kept;
+          p.top_k = std::min(11, kept * p.num_experts / num_groups);
+        });
+      }
     }
   }
   // 512 experts, and 32 choices of 256.
-  expect_matched({.tokens = 40, .experts = 512}, enlarge);
-  expect_matched({.tokens = 40, .experts = 256, .top_k = 32}, [](MoeFp8Params& p) {
-    enlarge(p);
-    route_in_8_groups(p);
-  });
+  for (const int32_t tokens : {2, 40}) {
+    expect_matched({.tokens = tokens, .experts = 512}, enlarge);
+    expect_matched({.tokens = tokens, .experts = 256, .top_k = 32}, [](MoeFp8Params& p) {
+      enlarge(p);
+      route_in_8_groups(p);
+    });
+  }
   // Equal scores, most of them negative.
-  expect_matched({.tokens = 50, .experts = 256}, [](MoeFp8Params& p) {
-    enlarge(p);
-    route_in_8_groups(p);
-    for (int64_t i = 0; i < int64_t{p.num_tokens} * p.num_experts; ++i) {
-      mutable_floats(p.routing_logits)[i] = std::round(p.routing_logits[i]);
-    }
-    for (int32_t e = 0; e < p.num_experts; ++e)
-      mutable_words(p.routing_bias)[e] = f32_to_bf16(e % 3 == 0 ? -0.5f : -2.0f);
-  });
+  for (const int32_t tokens : {8, 50}) {
+    expect_matched({.tokens = tokens, .experts = 256}, [](MoeFp8Params& p) {
+      enlarge(p);
+      route_in_8_groups(p);
+      for (int64_t i = 0; i < int64_t{p.num_tokens} * p.num_experts; ++i) {
+        mutable_floats(p.routing_logits)[i] = std::round(p.routing_logits[i]);
+      }
+      for (int32_t e = 0; e < p.num_experts; ++e)
+        mutable_words(p.routing_bias)[e] = f32_to_bf16(e % 3 == 0 ? -0.5f : -2.0f);
+    });
+  }
 }
 
 TEST_F(MoeFp8Cuda, ANanLogitShowsInItsTokenOnly) {
-  for (const int32_t experts : {32, 256}) {
-    for_each_row(
-        {.tokens = 40, .experts = experts},
-        [&](MoeFp8Params& p) {
-          if (experts == 256) route_in_8_groups(p);
-          for (const float sign : {1.0f, -1.0f}) {
-            const int32_t token = sign > 0 ? 3 : 22;
-            mutable_floats(p.routing_logits)[token * p.num_experts + p.local_expert_offset + 1] =
-                std::copysign(std::nanf(""), sign);
-          }
-        },
-        [&](const auto& output, const auto& reference) {
-          size_t num_nan = 0;
-          for (size_t i = 0; i < output.size(); ++i) {
-            ASSERT_EQ(std::isnan(output[i]), std::isnan(reference[i])) << i;
-            num_nan += std::isnan(output[i]);
-          }
-          EXPECT_EQ(num_nan, output.size() / 20);
-        });
+  for (const int32_t tokens : {6, 40}) {
+    for (const int32_t experts : {32, 256}) {
+      for_each_row(
+          {.tokens = tokens, .experts = experts},
+          [&](MoeFp8Params& p) {
+            if (experts == 256) route_in_8_groups(p);
+            for (const float sign : {1.0f, -1.0f}) {
+              const int32_t token = sign > 0 ? 3 : tokens - 1;
+              mutable_floats(p.routing_logits)[token * p.num_experts + p.local_expert_offset + 1] =
+                  std::copysign(std::nanf(""), sign);
+            }
+          },
+          [&](const auto& output, const auto& reference) {
+            size_t num_nan = 0;
+            for (size_t i = 0; i < output.size(); ++i) {
+              ASSERT_EQ(std::isnan(output[i]), std::isnan(reference[i])) << i;
+              num_nan += std::isnan(output[i]);
+            }
+            EXPECT_EQ(num_nan, output.size() / static_cast<size_t>(tokens) * 2);
+          });
+    }
   }
 }
 
 TEST_F(MoeFp8Cuda, ANanCodeReachesItsOwnTokenOnly) {
-  for (const uint8_t code : {uint8_t{0x7F}, uint8_t{0xFF}}) {
-    const MoeFp8Case c{.tokens = 40};
+  for (const auto& [code, tokens] :
+       std::vector<std::pair<uint8_t, int32_t>>{{0x7F, 40}, {0xFF, 40}, {0x7F, 2}, {0xFF, 8}}) {
+    const MoeFp8Case c{.tokens = tokens};
     for_each_row(
         c,
-        [&](MoeFp8Params& p) {
+        [&, nan = code](MoeFp8Params& p) {
           choose_all(p, p.local_expert_offset);
-          mutable_bytes(p.hidden_states)[p.hidden + 77] = code;
+          mutable_bytes(p.hidden_states)[p.hidden + 77] = nan;
         },
         [&](const auto& output, const auto&) {
           for (size_t i = 0; i < output.size(); ++i)
@@ -238,31 +269,33 @@ TEST_F(MoeFp8Cuda, ANanWeightReachesItsOutputOnly) {
 }
 
 TEST_F(MoeFp8Cuda, ATokenBeyondF32LeavesOthersAlone) {
-  const MoeFp8Case c{.tokens = 40};
-  for_each_row(
-      c,
-      [](MoeFp8Params& p) {
-        enlarge(p);
-        choose_all(p, p.local_expert_offset);
-        for (int32_t block = 0; block < p.hidden / kFp8Block; ++block)
-          mutable_floats(p.hidden_states_scale)[block * p.num_tokens + 1] = 0x1p127f;
-      },
-      [&](const auto& output, const auto& reference) {
-        const auto hidden = static_cast<size_t>(c.hidden);
-        double num_matched = 0;
-        for (size_t i = 0; i < output.size(); ++i) {
-          if (i / hidden == 1) continue;
-          ASSERT_TRUE(std::isfinite(output[i])) << i;
-          num_matched += is_matched(output[i], reference[i]);
-        }
-        const size_t others = output.size() - hidden;
-        EXPECT_GE(num_matched, least_matched(others) * static_cast<double>(others));
-        EXPECT_FALSE(std::isfinite(output[hidden]));
-      });
+  for (const int32_t tokens : {3, 40}) {
+    const MoeFp8Case c{.tokens = tokens};
+    for_each_row(
+        c,
+        [](MoeFp8Params& p) {
+          enlarge(p);
+          choose_all(p, p.local_expert_offset);
+          for (int32_t block = 0; block < p.hidden / kFp8Block; ++block)
+            mutable_floats(p.hidden_states_scale)[block * p.num_tokens + 1] = 0x1p127f;
+        },
+        [&](const auto& output, const auto& reference) {
+          const auto hidden = static_cast<size_t>(c.hidden);
+          double num_matched = 0;
+          for (size_t i = 0; i < output.size(); ++i) {
+            if (i / hidden == 1) continue;
+            ASSERT_TRUE(std::isfinite(output[i])) << i;
+            num_matched += is_matched(output[i], reference[i]);
+          }
+          const size_t others = output.size() - hidden;
+          EXPECT_GE(num_matched, least_matched(others) * static_cast<double>(others));
+          EXPECT_FALSE(std::isfinite(output[hidden]));
+        });
+  }
 }
 
 TEST_F(MoeFp8Cuda, TokensWithoutALocalExpertAreZeros) {
-  for (const int32_t tokens : {21, 200}) {
+  for (const int32_t tokens : {1, 8, 21, 200}) {
     for_each_row(
         {.tokens = tokens}, [](MoeFp8Params& p) { choose_all(p, p.local_expert_offset + 8); },
         [](const auto& output, const auto&) {
@@ -272,7 +305,7 @@ TEST_F(MoeFp8Cuda, TokensWithoutALocalExpertAreZeros) {
 }
 
 TEST_F(MoeFp8Cuda, ScalesMayBeZeroHugeAndTiny) {
-  for (const int32_t tokens : {1, 20, 200}) {
+  for (const int32_t tokens : {1, 6, 20, 200}) {
     for_each_row({.tokens = tokens, .hidden = 384, .intermediate = 256}, spread_scales,
                  [](const auto& output, const auto& reference) {
                    for (size_t i = 0; i < output.size(); ++i) {

@@ -54,6 +54,10 @@ double gemv_cuda_us(const MoeFp8Params& p, const DeviceRates& rates) {
   const int32_t num_full = p.num_tokens / kPieceOfGemv;
   return num_full * piece_us(kPieceOfGemv) + piece_us(p.num_tokens % kPieceOfGemv);
 }
+// Fitted as above.
+double stream_sm90_us(const MoeFp8Params& p, const DeviceRates& rates) {
+  return 18 + 1.15e-3 * Op<MoeFp8Params>::work(p).bytes / rates.read_gb_s;
+}
 // Reads and products come one after the other more than side by side. Fitted as above.
 double gemm_sm90_us(const MoeFp8Params& p, const DeviceRates& rates) {
   const Work work = Op<MoeFp8Params>::work(p);
@@ -106,6 +110,19 @@ const Row<MoeFp8Params> kRows[] = {
      .predict_us = gemv_cuda_us,
      .workspace = moe_fp8_block_scale_e4m3_f16_gemv_cuda_workspace,
      .run = moe_fp8_block_scale_e4m3_f16_gemv_cuda},
+    {.name = "moe_fp8_block_scale_e4m3_f16_stream_sm90",
+     .kind = "stream",
+     .device = DeviceKind::kCuda,
+     .needs = kSm90a,
+     .supports = kCudaSupports,
+     .limits = "at most 8 tokens and 64 choices; exact FP16 products, F32 sums; intermediate in "
+               "FP16 with a power of two for 16 columns",
+     .ran_on = "H200",
+     .layout = PackedLayout::kFragment16x32,
+     .refuses = moe_fp8_block_scale_e4m3_f16_stream_sm90_refuses,
+     .predict_us = stream_sm90_us,
+     .workspace = moe_fp8_block_scale_e4m3_f16_stream_sm90_workspace,
+     .run = moe_fp8_block_scale_e4m3_f16_stream_sm90},
     {.name = "moe_fp8_block_scale_e4m3_f16_gemm_sm90",
      .kind = "gemm",
      .device = DeviceKind::kCuda,

@@ -1,0 +1,423 @@
+// moe_fp8_block_scale for up to 8 tokens in one kernel: a block an SM, which routes all tokens by
+// itself and reads one stream of weights, gate and up and then down, through its warps' rings.
+//
+// Launches of several kernels lose what each needs to start, and the sums of a token's experts cost
+// a kernel of their own. Here down's first weights are on their way before gate and up have ended,
+// and a block adds up its outputs over all experts. Between the two the grid meets once. mma's
+// eight columns are the tokens. All phases share one loop, and routing is short: in a launch with
+// cold caches the code comes from DRAM, too.
+#include <cooperative_groups.h>
+
+#include "core/cuda_launch.cuh"
+#include "kernels/moe_fp8/moe_fp8_choose_cuda.cuh"
+#include "kernels/moe_fp8/moe_fp8_few_cuda.cuh"
+#include "kernels/moe_fp8/moe_fp8_rows.h"
+
+namespace moxie {
+namespace moe_fp8 {
+namespace {
+
+constexpr const char* kRow = "moe_fp8_block_scale_e4m3_f16_stream_sm90";
+constexpr int kWarps = 16, kThreads = 32 * kWarps;
+constexpr int kMostTokens = 8;    // mma's columns
+constexpr int kMostTouched = 64;  // experts with a token
+constexpr int kSlots = 2, kSlotRows = 32;
+constexpr int kSumsOfWarp = 8 * 32;
+
+struct StreamTask {
+  MoeFp8Params p;
+  int32_t rows_of_block = 0;     // outputs, a multiple of 8
+  __half* h = nullptr;           // [touched, tokens, intermediate]
+  uint8_t* exponents = nullptr;  // [touched, tokens, intermediate / 16]
+  uint32_t magic = 0;            // 2^32 / (intermediate / 128), rounded up; 0 for 1
+};
+
+__device__ __forceinline__ void copy_async_4(void* to, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(to)), "l"(from)
+               : "memory");
+}
+__device__ __forceinline__ void prefetch(const void* at) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
+}
+
+struct alignas(16) Shared {
+  std::byte ring[kWarps * kSlots * kSlotRows * kRowBytes];
+  float sums[2][kWarps * kSumsOfWarp];  // of items in turn
+  float weights[kMostTouched][kMostTokens];
+  uint32_t touched[kMostTouched];  // expert, and tokens from bit 16 on
+  float scales[kWarps][kSlots][2];
+  int32_t num_touched;
+};
+
+/// Routes all tokens, a warp each: fills weights, touched and num_touched.
+__device__ __forceinline__ void route_all(const MoeFp8Params& p, Shared& shared) {
+  constexpr int kExperts = 256;
+  static_assert(kExperts <= kThreads && kMostLocal <= kExperts && kMostTokens <= kWarps);
+  static_assert(sizeof(shared.sums) >= 2 * sizeof(uint32_t) * kMostLocal);
+  static_assert(sizeof(shared.ring) >= 2 * sizeof(float) * kMostTokens * kExperts);
+  static_assert(sizeof(shared.ring) >= sizeof(uint32_t) * kMostTokens * 2 * kMostExperts);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  auto* bits = reinterpret_cast<uint32_t*>(shared.sums);
+  uint32_t* slots = bits + kMostLocal;
+  auto* keys = reinterpret_cast<uint32_t*>(shared.ring);
+  auto* scores = reinterpret_cast<float*>(keys) + kMostTokens * kExperts;
+  const auto expert = static_cast<int32_t>(threadIdx.x);
+  if (expert < kExperts) bits[expert] = 0;
+  if (is_usual(p) && expert < kExperts) {
+#pragma unroll 1
+    for (int t = 0; t < p.num_tokens; ++t)
+      copy_async_4(&scores[t * kExperts + expert], &p.routing_logits[t * kExperts + expert]);
+    const uint32_t bias = p.routing_bias[expert];
+    commit_copies();
+    wait_for_copies<0>();
+#pragma unroll 1
+    for (int t = 0; t < p.num_tokens; ++t) {
+      float& score = scores[t * kExperts + expert];
+      score = sigmoid(score);
+      keys[t * kExperts + expert] = biased_key(score, bias);
+    }
+  }
+  __syncthreads();
+  Choices choices;
+  int32_t local = -1;
+  if (warp < p.num_tokens) {
+    if (is_usual(p)) {
+      float score[8];
+      uint32_t key[8];
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        score[j] = scores[warp * kExperts + lane * 8 + j];
+        key[j] = keys[warp * kExperts + lane * 8 + j];
+      }
+      choices = choose_of_256(p, score, key);
+    } else {
+      choices = choose_of_any(p, warp, keys + warp * num_keys(p));
+    }
+    local = choices.expert - p.local_expert_offset;
+    if (lane >= p.top_k || local >= p.num_local_experts) local = -1;
+    if (local >= 0) atomicOr(&bits[local], 1u << warp);
+  }
+  __syncthreads();
+  if (warp == 0) {
+    int32_t n = 0;
+#pragma unroll 1
+    for (int32_t e0 = 0; e0 < p.num_local_experts; e0 += 32) {
+      const int32_t e = e0 + lane;
+      const uint32_t tokens = bits[e];  // zeros up to kMostLocal
+      const uint32_t ballot = __ballot_sync(~0u, tokens != 0);
+      const int32_t at = n + __popc(ballot & ((1u << lane) - 1));
+      if (tokens != 0) shared.touched[at] = static_cast<uint32_t>(e) | tokens << 16, slots[e] = at;
+      n += __popc(ballot);
+    }
+    if (lane == 0) shared.num_touched = n;
+  }
+  __syncthreads();
+  if (local >= 0)
+    shared.weights[slots[local]][warp] =
+        choices.score / (choices.sum + 1e-20f) * p.routed_scaling_factor;
+  __syncthreads();
+}
+
+__global__ void __launch_bounds__(kThreads, 1) stream_few(const __grid_constant__ StreamTask task) {
+  extern __shared__ __align__(16) std::byte memory[];
+  Shared& shared = *reinterpret_cast<Shared*>(memory);
+  const RowRing<kSlots, kSlotRows> ring(shared.ring);
+  const MoeFp8Params& p = task.p;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
+  const auto step = static_cast<int32_t>(gridDim.x), block = static_cast<int32_t>(blockIdx.x);
+  const int32_t in_blocks = p.hidden / kFp8Block, mid_blocks = p.intermediate / kFp8Block;
+  // The activations come to L2 while tokens are routed.
+  const int32_t line = block * kThreads + static_cast<int32_t>(threadIdx.x);
+  const int32_t num_lines = p.num_tokens * in_blocks;
+  if (line < num_lines)
+    prefetch(p.hidden_states + int64_t{line} * kFp8Block);
+  else if ((line - num_lines) * 32 < num_lines)
+    prefetch(p.hidden_states_scale + (line - num_lines) * 32);
+  route_all(p, shared);
+
+  const int32_t num_touched = shared.num_touched;
+  const int32_t row_tiles = p.intermediate / kRows;
+  const int32_t row_begin = block * task.rows_of_block;
+  const int32_t row_end = min(p.hidden, row_begin + task.rows_of_block);
+  const int32_t num_up = max(0, num_touched * row_tiles - block + step - 1) / step;
+  const int32_t num_items = num_up + max(0, row_end - row_begin + kSlotRows - 1) / kSlotRows;
+  // Of a number of blocks of the intermediate's columns, over the touched experts.
+  const auto expert_of = [&](int32_t blocks_before, int32_t& rest) {
+    const int32_t e =
+        task.magic == 0
+            ? blocks_before
+            : static_cast<int32_t>(__umulhi(static_cast<uint32_t>(blocks_before), task.magic));
+    rest = blocks_before - e * mid_blocks;
+    return e;
+  };
+
+  // The stream is cut into items of 32 rows: 16 of up and of gate each, then 32 outputs. An item is
+  // cut into blocks of 128 columns, which the warps take in turns.
+  struct Place {
+    int32_t item, column;
+  };
+  const auto advance = [&](Place& at, int32_t by) {
+    at.column += by;
+    while (at.item < num_items) {
+      const int32_t width = at.item < num_up ? in_blocks : num_touched * mid_blocks;
+      if (at.column < width) break;
+      at.column -= width, ++at.item;
+    }
+  };
+  Place copied{0, 0};
+  advance(copied, warp);
+  Place at = copied;
+
+  bool is_loaded = false;
+  int num_unfilled = kSlots, slot = 0;
+  uint4 raw[4] = {};
+  uint32_t raw_scales[2] = {};
+#pragma unroll 1
+  for (int32_t item = -1;; ++item) {
+    if (item == num_up && num_touched > 0) cooperative_groups::this_grid().sync();
+    if (item >= num_items) break;
+    const bool is_up = item < num_up;
+    const int32_t first_row = row_begin + (item - num_up) * kSlotRows;  // down
+    float sum[2][4] = {};
+#pragma unroll 1
+    while (num_unfilled > 0 || at.item == item) {
+      const bool is_filled = num_unfilled == 0, is_real = is_filled && is_loaded;
+      uint32_t operand[2][4][2];
+      float factor[2];
+      bool is_chosen[2] = {true, true};
+      if (is_real) {
+        if (is_up) {
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            const uint32_t codes[4] = {raw[half].x, raw[half].y, raw[half].z, raw[half].w};
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+              widen_e4m3(codes[i], operand[half][i][0], operand[half][i][1]);
+          }
+#pragma unroll
+          for (int c = 0; c < 2; ++c) factor[c] = __uint_as_float(raw_scales[c]);
+        } else {
+          const Middle middle{{raw[0], raw[1], raw[2], raw[3]}, {raw_scales[0], raw_scales[1]}};
+          const float power = power_of_two(middle.align(operand) - kTop);
+          int32_t column;
+          const int32_t e = expert_of(at.column, column);
+#pragma unroll
+          for (int c = 0; c < 2; ++c) {
+            is_chosen[c] = (shared.touched[e] >> (16 + 2 * q + c) & 1) != 0;
+            factor[c] = __shfl_sync(~0u, power, 8 * q + 4 * c);
+            factor[c] *= is_chosen[c] ? shared.weights[e][2 * q + c] : 0;
+          }
+        }
+        advance(at, kWarps);
+      }
+      is_loaded = is_filled && at.item < num_items && (at.item < num_up) == is_up;
+      if (is_loaded) {
+        if (is_up) {
+          if (g < p.num_tokens) {
+            const uint8_t* from =
+                p.hidden_states + int64_t{g} * p.hidden + at.column * kFp8Block + q * 16;
+            raw[0] = __ldg(reinterpret_cast<const uint4*>(from));
+            raw[1] = __ldg(reinterpret_cast<const uint4*>(from + 64));
+          }
+#pragma unroll
+          for (int c = 0; c < 2; ++c)
+            if (2 * q + c < p.num_tokens)
+              raw_scales[c] = __float_as_uint(
+                  __ldg(p.hidden_states_scale + at.column * p.num_tokens + 2 * q + c));
+        } else {
+          int32_t column;
+          const int32_t e = expert_of(at.column, column);
+          if ((shared.touched[e] >> (16 + g) & 1) != 0) {
+            const int64_t pair = int64_t{e} * p.num_tokens + g;
+            const __half* h = task.h + pair * p.intermediate + column * kFp8Block + q * 16;
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+              raw[i] = __ldcg(reinterpret_cast<const uint4*>(h + 64 * (i / 2) + 8 * (i % 2)));
+            const uint2 exponents = __ldcg(
+                reinterpret_cast<const uint2*>(task.exponents + pair * row_tiles + column * 8));
+            raw_scales[0] = exponents.x, raw_scales[1] = exponents.y;
+          } else {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) raw[i] = {};
+            raw_scales[0] = raw_scales[1] = kLeastExponent * 0x01010101u;
+          }
+        }
+      }
+      if (is_real) {
+        wait_for_copies<kSlots - 1>();
+        __syncwarp();
+        float products[2][4] = {};
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          uint32_t w[4][4];
+#pragma unroll
+          for (int r = 0; r < 4; ++r) {
+            const uint4 words = ring.get(slot, 8 * r, 4 * half);
+            w[r][0] = words.x, w[r][1] = words.y, w[r][2] = words.z, w[r][3] = words.w;
+          }
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            add_product(products[0], w[0][i], w[1][i], operand[half][i]);
+            add_product(products[1], w[2][i], w[3][i], operand[half][i]);
+          }
+        }
+        const float scales[2] = {shared.scales[warp][slot][0], shared.scales[warp][slot][1]};
+#pragma unroll
+        for (int r = 0; r < 4; ++r) {  // groups of 8 rows
+          const bool is_second =
+              is_up ? r >= 2 : (first_row + 8 * r) / kFp8Block != first_row / kFp8Block;
+          const float scale = is_second ? scales[1] : scales[0];
+#pragma unroll
+          for (int c = 0; c < 2; ++c) {
+            const int i = r % 2 * 2 + c;
+            const float value = products[r / 2][i] * (scale * factor[c]);
+            sum[r / 2][i] += is_chosen[c] ? value : 0;
+          }
+        }
+        __syncwarp();
+      }
+      if (is_real || !is_filled) {
+        if (copied.item < num_items) {
+          const bool copies_up = copied.item < num_up;
+          int32_t num_rows = kSlotRows, column;
+          int64_t row, second_half;
+          const uint8_t* from;
+          const float* scale;
+          if (copies_up) {
+            const int32_t tile = block + copied.item * step;
+            int32_t scale_row;
+            const int32_t slot_of = expert_of(tile / (kFp8Block / kRows), scale_row);
+            const int32_t e = shared.touched[slot_of] & 0xFFFF;
+            column = copied.column;
+            row = int64_t{e} * 2 * p.intermediate + (tile - slot_of * row_tiles) * kRows;
+            second_half = int64_t{p.intermediate} * p.hidden;
+            from = p.gemm1_weights;
+            scale = p.gemm1_weights_scale +
+                    ((e * 2 + lane % 2) * mid_blocks + scale_row) * in_blocks + column;
+          } else {
+            const int32_t e = shared.touched[expert_of(copied.column, column)] & 0xFFFF;
+            const int32_t first = row_begin + (copied.item - num_up) * kSlotRows;
+            num_rows = min(kSlotRows, row_end - first);
+            row = int64_t{e} * p.hidden + first;
+            second_half = int64_t{kRows} * p.intermediate;
+            from = p.gemm2_weights;
+            scale = p.gemm2_weights_scale +
+                    (e * in_blocks + (first + lane % 2 * (num_rows - 1)) / kFp8Block) * mid_blocks +
+                    column;
+          }
+          const int32_t stride = copies_up ? p.hidden : p.intermediate;
+          from += (row + lane / 8) * stride + column * kFp8Block + lane % 8 * 16;
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+#pragma unroll
+            for (int r = 0; r < kRows; r += 4)
+              if (half * kRows + r < num_rows)
+                copy_async_16(ring.target(slot, half * kRows + r), from + int64_t{r} * stride);
+            from += second_half;
+          }
+          if (lane < 2) copy_async_4(&shared.scales[warp][slot][lane], scale);
+          advance(copied, kWarps);
+        }
+        commit_copies();
+        slot = slot + 1 == kSlots ? 0 : slot + 1;
+        if (!is_filled) --num_unfilled;
+      }
+    }
+    if (item < 0) continue;
+    // The warps' sums: [warp][up 0..3, gate 4..7, or of each 16 rows][lane].
+    float* sums = shared.sums[item % 2];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) sums[warp * kSumsOfWarp + i * 32 + lane] = sum[i / 4][i % 4];
+    __syncthreads();
+    if (is_up) {
+      if (threadIdx.x < 8 * kRows) {
+        // The 16 rows of a token are 16 lanes of a warp.
+        const int token = static_cast<int>(threadIdx.x) / kRows, row = threadIdx.x % kRows;
+        const float* from = sums + (row / 8 * 2 + token % 2) * 32 + row % 8 * 4 + token / 2;
+        float up = 0, gate = 0;
+#pragma unroll
+        for (int w = 0; w < kWarps; ++w)
+          up += from[w * kSumsOfWarp], gate += from[w * kSumsOfWarp + 4 * 32];
+        const MiddleValue value = middle_value(up, gate);
+        const int32_t tile = block + item * step;
+        int32_t scale_row;
+        const int32_t e = expert_of(tile / (kFp8Block / kRows), scale_row);
+        if (shared.touched[e] >> (16 + token) & 1) {
+          const int64_t pair = int64_t{e} * p.num_tokens + token;
+          const int32_t own_tile = tile - e * row_tiles;
+          task.h[pair * p.intermediate + own_tile * kRows + row] = value.h;
+          if (row == 0) task.exponents[pair * row_tiles + own_tile] = value.exponent;
+        }
+      }
+    } else {
+      const int row = threadIdx.x % kSlotRows, token = static_cast<int>(threadIdx.x) / kSlotRows;
+      if (token < p.num_tokens && first_row + row < row_end) {
+        const float* from = sums + (row / 8 * 2 + token % 2) * 32 + row % 8 * 4 + token / 2;
+        float value = 0;
+#pragma unroll
+        for (int w = 0; w < kWarps; ++w) value += from[w * kSumsOfWarp];
+        p.output[int64_t{token} * p.hidden + first_row + row] =
+            static_cast<uint16_t>(pack_bf16(value, 0.0f));
+      }
+    }
+  }
+}
+
+StreamTask lay_out(const MoeFp8Params& p, std::byte* base, uint64_t* bytes = nullptr) {
+  const int64_t pairs =
+      int64_t{p.num_tokens} * p.num_tokens * std::min(p.top_k, p.num_local_experts);
+  Scratch scratch(base);
+  StreamTask task{.p = p};
+  const int32_t mid_blocks = p.intermediate / kFp8Block;
+  if (mid_blocks > 1)
+    task.magic = static_cast<uint32_t>(((uint64_t{1} << 32) + mid_blocks - 1) / mid_blocks);
+  task.h = scratch.take<__half>(pairs * p.intermediate);
+  task.exponents = scratch.take<uint8_t>(pairs * (p.intermediate / kRows));
+  if (bytes != nullptr) *bytes = scratch.bytes();
+  return task;
+}
+
+}  // namespace
+}  // namespace moe_fp8
+
+const char* moe_fp8_block_scale_e4m3_f16_stream_sm90_refuses(const MoeFp8Params& p) {
+  using namespace moe_fp8;
+  if (const char* why = moe_fp8_cuda_refuses(p)) return why;
+  if (p.num_tokens > kMostTokens ||
+      int64_t{p.num_tokens} * std::min(p.top_k, p.num_local_experts) > kMostTouched)
+    return "more than 8 tokens, or 64 choices";
+  return nullptr;
+}
+
+uint64_t moe_fp8_block_scale_e4m3_f16_stream_sm90_workspace(const MoeFp8Params& p) {
+  uint64_t bytes = 0;
+  moe_fp8::lay_out(p, nullptr, &bytes);
+  return bytes;
+}
+
+void moe_fp8_block_scale_e4m3_f16_stream_sm90(const MoeFp8Params& p) {
+  using namespace moe_fp8;
+  if (p.num_tokens == 0) return;
+  const cudaStream_t stream = launch_stream(p.launch.stream);
+  int device = 0, units = 0;
+  check_launched(cudaGetDevice(&device), kRow);
+  check_launched(cudaDeviceGetAttribute(&units, cudaDevAttrMultiProcessorCount, device), kRow);
+  StreamTask task = lay_out(p, p.launch.workspace);
+  task.rows_of_block = 8 * ceil_div(p.hidden / 8, units);
+  check_launched(allow_shared_bytes(reinterpret_cast<const void*>(stream_few), sizeof(Shared)),
+                 kRow);
+  // All blocks are on the device at once, as a barrier of the grid needs.
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeCooperative;
+  attribute.val.cooperative = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(units));
+  config.blockDim = dim3(kThreads);
+  config.dynamicSmemBytes = sizeof(Shared);
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  launch_noted(kRow, stream_few, config, task);
+}
+
+}  // namespace moxie
