@@ -6,13 +6,13 @@
 // only wait, make operands and start products. What a tile's end reads is loaded when the item
 // begins: at its end all warps would wait for the same memory.
 //
-// Items of at most 8 columns can be multiplied by mma.sync (kHasFew): the codes enter as BF16 of
+// Items of at most 16 columns can be multiplied by mma.sync (kHasFew): the codes enter as BF16 of
 // 2^-126 of their values, the activations, staged so, times 2^96, and the sums of each block of 32
-// columns are multiplied by the block's scale in F32. That is some 72 instructions of a warp a
-// unit, where wgmma, whose operand the scale is part of, takes 78 for up to 16 columns.
+// columns are multiplied by the block's scale in F32. That is some 60 instructions of a warp a unit
+// for 8 columns and 75 for 16, where wgmma, whose operand the scale is part of, takes 93 for 16.
 //
 // Per unit of 64 columns and SM: 8.5 KiB of MXFP4, which memory delivers in 450 clocks; 16 warps of
-// these instructions, 290 or 310 issue slots of four schedulers.
+// these instructions, 240 or 300 issue slots of four schedulers.
 #pragma once
 
 #include "kernels/gemm/product_sm90.cuh"
@@ -144,11 +144,11 @@ __device__ __forceinline__ void multiply_streamed(S& shared, uint32_t place, int
   }
 }
 
-/// The same with up to 8 columns by mma.sync. has_tile: whether the item has this warp's tile.
-template <DType F, typename S, typename Cut>
+/// The same by mma.sync. has_tile: whether the item has this warp's tile.
+template <DType F, int kColumns, typename S, typename Cut>
 __device__ __forceinline__ void multiply_few(S& shared, uint32_t place, int num_units,
                                              int block_tile, uint32_t over, bool has_tile,
-                                             Sums<Cut, 8>& sums) {
+                                             Sums<Cut, kColumns>& sums) {
   constexpr int kBatch = S::kUnits, kUnit = fragment::kUnitBytes<F>;
   constexpr int kUnitOfColumns = sizeof(shared.columns[0][0]);
   const uint32_t lane = threadIdx.x % 32, row = lane % 8, matrix = lane / 8;
@@ -158,19 +158,25 @@ __device__ __forceinline__ void multiply_few(S& shared, uint32_t place, int num_
     const fragment::Unit<F> unit = read_operand<F>(at);
 #pragma unroll
     for (int block = 0; block < 2; ++block) {
-      uint32_t top[4], bottom[4], b[4];
-      load_matrices(columns + row * kStagedRowBytes + 16 * ((4 * block + matrix) ^ row), b);
+      uint32_t top[4], bottom[4];
       fragment::decode<F>(unit, block, 0, 0, top);
       fragment::decode<F>(unit, block, 1, 0, bottom);
-      float products[4] = {};
-      mma_m16n8k16(products, top[0], bottom[0], top[1], bottom[1], b[0], b[1]);
-      mma_m16n8k16(products, top[2], bottom[2], top[3], bottom[3], b[2], b[3]);
       const float of_top = fragment::scale_of<F>(unit, block, 0),
                   of_bottom = fragment::scale_of<F>(unit, block, 1);
-      sums[0][0] += products[0] * of_top;
-      sums[0][1] += products[1] * of_top;
-      sums[0][2] += products[2] * of_bottom;
-      sums[0][3] += products[3] * of_bottom;
+#pragma unroll
+      for (int i = 0; i < kColumns / 8; ++i) {
+        uint32_t b[4];
+        load_matrices(columns + (8 * i + row) * kStagedRowBytes + 16 * ((4 * block + matrix) ^ row),
+                      b);
+        float products[4] = {};
+        mma_m16n8k16(products, top[0], bottom[0], top[1], bottom[1], b[0], b[1]);
+        mma_m16n8k16(products, top[2], bottom[2], top[3], bottom[3], b[2], b[3]);
+        float* d = &sums[0][4 * i];
+        d[0] += products[0] * of_top;
+        d[1] += products[1] * of_top;
+        d[2] += products[2] * of_bottom;
+        d[3] += products[3] * of_bottom;
+      }
     }
   };
 #pragma unroll 1
@@ -283,8 +289,8 @@ __global__ void __launch_bounds__(Cut::kThreads, 1)
       const uint32_t over = over_line(tile_of<F>(task.weight, num_units, item.expert, tile));
       const auto ends = task.template begin<kWidth>(item, tile);
       Sums<Cut, kWidth> sums;
-      if constexpr (kWidth == 8 && Cut::kHasFew) {
-        multiply_few<F, S, Cut>(shared, place, num_units, block_tile, over, has_tile, sums);
+      if constexpr (Cut::kHasFew) {
+        multiply_few<F, kWidth, S, Cut>(shared, place, num_units, block_tile, over, has_tile, sums);
       } else {
         multiply_streamed<F, kWidth, S, Cut>(shared, place, num_units, block_tile, over, sums);
       }
