@@ -146,6 +146,23 @@ const Row<OutParams> kRows[] = {
         "out_any_bf16_ordered_sm90",
         "any number of tokens; activations rounded to bf16; same result for any batch and chunks",
         out_any_bf16_ordered_sm90),
+    {.name = "out_any_e4m3_gemm_sm90",
+     .kind = "w8a8",
+     .device = DeviceKind::kCuda,
+     .needs = kSm90a,
+     .supports = "bf16, mxfp4, mxfp8 of up to 4096 columns; rows a multiple of 4",
+     .limits = kE4m3Limits,
+     .ran_on = kE4m3RanOn,
+     .layout = PackedLayout::kFragment16x32,
+     .forms = {.x = kAnyX, .a = {AForm::kF32, AForm::kBf16Staged}},
+     .activation = DType::kMXFP8,
+     .refuses = out_any_e4m3_gemm_sm90_refuses,
+     .predict_us =
+         [](const OutParams& p, const DeviceRates& rates) {
+           return dense_e4m3_us(Op<OutParams>::work(p), p.weight.rows, rates);
+         },
+     .workspace = out_any_e4m3_gemm_sm90_workspace,
+     .run = out_any_e4m3_gemm_sm90},
     {.name = "out_any_bf16_gemm_cuda",
      .device = DeviceKind::kCuda,
      .needs = kCudaAny,

@@ -174,6 +174,24 @@ const Row<QkvParams> kRows[] = {
         "qkv_any_bf16_ordered_sm90",
         "any number of tokens; activations rounded to bf16; same result for any batch and chunks",
         qkv_any_bf16_ordered_sm90),
+    {.name = "qkv_any_e4m3_gemm_sm90",
+     .kind = "w8a8",
+     .device = DeviceKind::kCuda,
+     .needs = kSm90a,
+     .supports = "bf16, mxfp4, mxfp8 of up to 4096 columns; cache f32, bf16, fp8_e4m3; head_dim a "
+                 "multiple of 16",
+     .limits = kE4m3Limits,
+     .ran_on = kE4m3RanOn,
+     .layout = PackedLayout::kFragment16x32,
+     .forms = {.x = kAnyX, .q = {QForm::kF32, QForm::kBf16Staged}},
+     .activation = DType::kMXFP8,
+     .refuses = qkv_any_e4m3_gemm_sm90_refuses,
+     .predict_us =
+         [](const QkvParams& p, const DeviceRates& rates) {
+           return dense_e4m3_us(Op<QkvParams>::work(p), p.hidden, rates);
+         },
+     .workspace = qkv_any_e4m3_gemm_sm90_workspace,
+     .run = qkv_any_e4m3_gemm_sm90},
     {.name = "qkv_any_bf16_gemm_cuda",
      .device = DeviceKind::kCuda,
      .needs = kCudaAny,
