@@ -159,7 +159,7 @@ const Row<OutParams> kRows[] = {
      .refuses = out_any_e4m3_gemm_sm90_refuses,
      .predict_us =
          [](const OutParams& p, const DeviceRates& rates) {
-           return dense_e4m3_us(Op<OutParams>::work(p), p.weight.rows, rates);
+           return dense_e4m3_us(Op<OutParams>::work(p), p.weight, p.weight.rows, rates);
          },
      .workspace = out_any_e4m3_gemm_sm90_workspace,
      .run = out_any_e4m3_gemm_sm90},

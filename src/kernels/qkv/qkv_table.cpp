@@ -188,7 +188,7 @@ const Row<QkvParams> kRows[] = {
      .refuses = qkv_any_e4m3_gemm_sm90_refuses,
      .predict_us =
          [](const QkvParams& p, const DeviceRates& rates) {
-           return dense_e4m3_us(Op<QkvParams>::work(p), p.hidden, rates);
+           return dense_e4m3_us(Op<QkvParams>::work(p), p.weight, p.hidden, rates);
          },
      .workspace = qkv_any_e4m3_gemm_sm90_workspace,
      .run = qkv_any_e4m3_gemm_sm90},
