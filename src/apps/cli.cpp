@@ -390,7 +390,7 @@ void declare_untested_model_flags(Flags& flags, EngineOptions* o) {
       "activations: auto, bf16 (or wider), int8 (CPU, MXFP4 layers: by blocks of 32; auto does so "
       "from 8 tokens on in models 2048 wide or wider), or of the experts' products mxfp8, mxfp6 "
       "(E2M3), mxfp6_e3m2 or mxfp4: blocks of 32 with a scale; on CUDA from 17 tokens on (Hopper's "
-      "mxfp8: many tokens, E4M3 with a scale a token; of qkv and o in MXFP4 too)");
+      "mxfp8: many tokens, E4M3 with a scale a token)");
   flags.choice("--arch-limit", &o->arch_limit, {"none", "sm_80"},
                "CUDA: use only rows that GPUs of this architecture can run");
   flags.choice("--batch-invariant", &o->batch_invariant, {"on", "off"},

@@ -243,7 +243,7 @@ __global__ void __launch_bounds__(E4m3Cut::kThreads, 1)
 
 /// Why a matrix cannot be multiplied here; null if it can.
 inline const char* refuses_e4m3(DType activation, const PackedMatrix& weight) {
-  if (activation != DType::kMXFP8) return "activations in 8 bits: --activation mxfp8 asks for them";
+  if (activation != DType::kMXFP8) return "activations in 8 bits: --kernel STEP=w8a8 asks for them";
   return refuses_product(weight, kMostE4m3Columns);
 }
 

@@ -50,16 +50,6 @@ inline double dense_gemm_us(const Work& work, int32_t hidden, const DeviceRates&
                       {.read = 0.6, .products = 0.65, .fixed_us = 3.0});
 }
 
-/// The rows by wgmma with both operands in E4M3, which lay out weights and tokens in each launch
-/// (measured on an H200: 45 us of `qkv` with 512 tokens, 65 with 1,024, 239 with 8,192).
-inline double dense_e4m3_us(const Work& work, const PackedMatrix& weight, int32_t hidden,
-                            const DeviceRates& rates) {
-  // Only weights that E4M3 keeps: others wait for --kernel.
-  if (hidden < kLeastGemmHidden || weight.format != DType::kMXFP4) return kNeverUs;
-  return predicted_us(work, rates, rates.fp8_gflops,
-                      {.read = 0.6, .products = 0.87, .fixed_us = 40.0});
-}
-
 /// The rows by mma.sync (gemm/product_mma.cuh). Where rows by wgmma can run, those are faster.
 /// Blocks of 128 rows read K unit after unit: a layer of few rows waits for those of one block
 /// (measured on an H100: 0.75 us a unit of BF16 weights, of which two are in flight).
@@ -96,11 +86,11 @@ inline constexpr const char* kMmaLimits =
     "same result for any batch and chunks";
 inline constexpr const char* kMmaRanOn = kRanOnH100;
 
-/// What rows with both operands in E4M3 say of themselves.
+/// What rows with both operands in E4M3 say of themselves. No plan takes them by itself: what they
+/// lose is beyond the bar (docs/decisions/2026-11-28-dense-layers-in-eight-bits.md).
 inline constexpr const char* kE4m3Limits =
-    "any number of tokens; with --activation mxfp8 chosen from some 1,500 on for mxfp4, other "
-    "weights only by --kernel; activations rounded to e4m3, one scale a token, and weights, one "
-    "scale a row";
+    "any number of tokens, best from some 1,500 on; only by --kernel; activations rounded to e4m3, "
+    "one scale a token, and weights, one scale a row";
 inline constexpr const char* kE4m3RanOn = "H200";
 
 inline constexpr const char* kTeamsLimits =

@@ -157,10 +157,7 @@ const Row<OutParams> kRows[] = {
      .forms = {.x = kAnyX, .a = {AForm::kF32, AForm::kBf16Staged}},
      .activation = DType::kMXFP8,
      .refuses = out_any_e4m3_gemm_sm90_refuses,
-     .predict_us =
-         [](const OutParams& p, const DeviceRates& rates) {
-           return dense_e4m3_us(Op<OutParams>::work(p), p.weight, p.weight.rows, rates);
-         },
+     .predict_us = [](const OutParams&, const DeviceRates&) { return kNeverUs; },
      .workspace = out_any_e4m3_gemm_sm90_workspace,
      .run = out_any_e4m3_gemm_sm90},
     {.name = "out_any_bf16_gemm_cuda",

@@ -186,10 +186,7 @@ const Row<QkvParams> kRows[] = {
      .forms = {.x = kAnyX, .q = {QForm::kF32, QForm::kBf16Staged}},
      .activation = DType::kMXFP8,
      .refuses = qkv_any_e4m3_gemm_sm90_refuses,
-     .predict_us =
-         [](const QkvParams& p, const DeviceRates& rates) {
-           return dense_e4m3_us(Op<QkvParams>::work(p), p.weight, p.hidden, rates);
-         },
+     .predict_us = [](const QkvParams&, const DeviceRates&) { return kNeverUs; },
      .workspace = qkv_any_e4m3_gemm_sm90_workspace,
      .run = qkv_any_e4m3_gemm_sm90},
     {.name = "qkv_any_bf16_gemm_cuda",
