@@ -159,6 +159,36 @@ TEST_P(EngineCudaGoldens, RowsForManyTokensStayWithinTheKlBar) {
   }
 }
 
+// Against rows in BF16 of the same weights. They are beyond the bar of rows that run by themselves:
+// what they lose is printed, and held to a bound of sanity.
+TEST_P(EngineCudaGoldens, DenseLayersInEightBitsLoseWhatIsPrinted) {
+  if ((open_nano()->kernels().features() & kSm90a) == 0) GTEST_SKIP() << "needs sm_90a";
+  const std::string folder = test_data() + "/goldens/" + GetParam();
+  const Golden golden(folder + "/goldens.safetensors");
+  for (const std::string format : {"mxfp4", "mxfp8", "bf16"}) {
+    const auto with = [&](const std::string& row) {
+      EngineOptions options;
+      options.model = folder;
+      options.kernels = {"experts=w4a16", "qkv=qkv_any_" + row, "out=out_any_" + row};
+      options.kv_dtype = "f32";
+      if (format == "mxfp4") options.mxfp4_layers = "moe,qkv,o";
+      if (format == "mxfp8") options.mxfp8_layers = "qkv,o";
+      return open_golden(std::move(options));
+    };
+    auto plain = with("bf16_gemm_sm90"), rounded = with("e4m3_gemm_sm90");
+    const auto vocab = static_cast<size_t>(plain->config().vocab);
+    double sum = 0, tokens = 0;
+    for (int c = 0; golden.has("case" + std::to_string(c) + ".logits"); ++c) {
+      const auto ids = golden.read<int32_t>("case" + std::to_string(c) + ".input_ids");
+      const double kl = mean_kl(logits_of(*plain, ids, 512), logits_of(*rounded, ids, 512), vocab);
+      sum += kl * static_cast<double>(ids.size()), tokens += static_cast<double>(ids.size());
+    }
+    std::printf("  %s, qkv and out of %s in E4M3: mean KL %.3e\n", GetParam(), format.c_str(),
+                sum / tokens);
+    EXPECT_LE(sum / tokens, 0.2);
+  }
+}
+
 // The rows that run on any GPU: as planned, and with those for many tokens forced. The experts' row
 // that fits such small models rounds activations to BF16, with an F32 cache too.
 TEST_P(EngineCudaGoldens, RowsOfAnyGpuStayWithinTheKlBar) {

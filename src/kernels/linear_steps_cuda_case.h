@@ -191,7 +191,7 @@ class LinearStepsCuda : public CudaTest {
       built.reset();
       P params = to_device(built.params, format);
       params.forms = forms_with(row, XForm::kF32Pair);
-      if constexpr (std::is_same_v<P, ExpertsParams>) {
+      if constexpr (requires { params.activation; }) {
         // The case's tolerance is for the requested activations; E4M3 has a greater one.
         if (row.activation == DType::kMXFP8) {
           EXPECT_NE(row.refuses(params), nullptr) << row.name << " without MXFP8 asked for";
@@ -224,7 +224,7 @@ class LinearStepsCuda : public CudaTest {
             built.reset();
             params = to_device(built.params, format);
             params.forms = forms_with(row, XForm::kF32);
-            if constexpr (std::is_same_v<P, ExpertsParams>) {
+            if constexpr (requires { params.activation; }) {
               if (row.activation == DType::kMXFP8) take_mxfp8(params);
             }
             run_on_device(row, params);
@@ -249,6 +249,7 @@ class LinearStepsCuda : public CudaTest {
         params.a = staged(built.params);
         params.forms = forms_with(row, XForm::kF32Pair);
         params.forms.a = AForm::kBf16Staged;
+        params.activation = row.activation;
         run_on_device(row, params);
         expect_near(allowed, built.outputs(), std::string(row.name) + ", staged, on " + c.name());
       }
@@ -277,6 +278,7 @@ class LinearStepsCuda : public CudaTest {
     built.reset();
     QkvParams unstaged = to_device(built.params, format);
     unstaged.forms.x = XForm::kF32Pair;
+    unstaged.activation = row.activation;
     run_on_device(row, unstaged);
     const QkvParams& p = built.params;
     const auto count = static_cast<size_t>(p.num_heads) * p.head_dim * p.batch.num_tokens;
@@ -287,6 +289,7 @@ class LinearStepsCuda : public CudaTest {
     params.q = reinterpret_cast<float*>(upload(staged));
     params.forms = {.x = XForm::kF32Pair, .q = QForm::kBf16Staged};
     params.q_factor = 0.18f;
+    params.activation = row.activation;
     run_on_device(row, params);
     in_back(staged, reinterpret_cast<const uint16_t*>(params.q));
     size_t num_wrong = 0;
@@ -374,6 +377,8 @@ class LinearStepsCuda : public CudaTest {
     return forms;
   }
   // Lets the rows with activations in MXFP8 run.
+  static void take_mxfp8(QkvParams& p) { p.activation = DType::kMXFP8; }
+  static void take_mxfp8(OutParams& p) { p.activation = DType::kMXFP8; }
   void take_mxfp8(ExpertsParams& p) {
     p.activation = DType::kMXFP8;
     for (PackedMatrix* matrix : {&p.gate_up, &p.down}) {
@@ -480,6 +485,124 @@ class LinearStepsCuda : public CudaTest {
     // hundredths of 2^-4. Rounding all values would be 2.6% of what is added.
     expect_adds(row_named<ExpertsParams>("experts_mxfp4_e4m3_gemm_sm90"), built, expected, params,
                 0.01);
+  }
+
+  // Values rounded to E4M3 with a power of two of the row.
+  static void round_row_to_e4m3(std::vector<float>& row) {
+    float greatest = 0;
+    for (const float value : row) greatest = std::max(greatest, std::fabs(value));
+    if (greatest == 0) return;
+    int exponent = 0;
+    const float significand = std::frexp(greatest, &exponent);  // 0.5 .. 1
+    const float scale = std::ldexp(1.0f, (significand > 0.875f ? 8 : 9) - exponent);
+    for (float& value : row) value = e4m3_to_f32(f32_to_e4m3(value * scale)) / scale;
+  }
+  // W a of each token, of operands rounded as the rows in E4M3 round them. `there`: on the device.
+  std::vector<double> rounded_product(const PackedMatrix& there,
+                                      std::vector<std::vector<float>> a) {
+    std::vector<std::byte> bytes(static_cast<size_t>(there.bytes()));
+    in_back(bytes, there.data);
+    PackedMatrix weight = there;
+    weight.data = bytes.data();
+    for (std::vector<float>& token : a) round_row_to_e4m3(token);
+    std::vector<double> product(a.size() * static_cast<size_t>(weight.rows));
+    for (int32_t row = 0; row < weight.rows; ++row) {
+      std::vector<float> w;
+      for (int32_t col = 0; col < weight.cols; ++col)
+        w.push_back(static_cast<float>(fragment_value(weight, row, col)));
+      round_row_to_e4m3(w);
+      for (size_t token = 0; token < a.size(); ++token) {
+        double& sum = product[token * static_cast<size_t>(weight.rows) + static_cast<size_t>(row)];
+        for (size_t col = 0; col < w.size(); ++col) sum += double{w[col]} * double{a[token][col]};
+      }
+    }
+    return product;
+  }
+  // What is left: sums of 8-bit operands, BF16's rounding of sums, and activations near the middle
+  // between two of E4M3's.
+  static void expect_close(const char* row, const std::vector<double>& expected,
+                           const std::vector<double>& found) {
+    double all = 0, error = 0;
+    for (size_t i = 0; i < expected.size(); ++i) {
+      all += expected[i] * expected[i];
+      error += (expected[i] - found[i]) * (expected[i] - found[i]);
+    }
+    const double relative = std::sqrt(error / all);
+    std::printf("  %s: error %.2g of the product\n", row, relative);
+    EXPECT_LE(relative, 0.01) << row;
+  }
+  // out without its bias, of values and of staged values.
+  void expect_e4m3_is_exact(const OutCase& c) {
+    SCOPED_TRACE(c.name());
+    const Row<OutParams>& row = row_named<OutParams>("out_any_e4m3_gemm_sm90");
+    Built<OutParams> built = build(c);
+    auto* a = const_cast<float*>(built.params.a);
+    std::vector<std::vector<float>> tokens;
+    for (int32_t token = 0; token < c.tokens; ++token, a += c.cols) {
+      // One token in three is much smaller, so that tokens have scales of their own.
+      for (int32_t i = 0; i < c.cols; ++i)
+        a[i] = bf16_to_f32(f32_to_bf16(a[i] * (token % 3 == 2 ? 0x1p-9f : 1.0f)));
+      tokens.emplace_back(a, a + c.cols);
+    }
+    for (const AForm form : {AForm::kF32, AForm::kBf16Staged}) {
+      built.reset();
+      OutParams params = to_device(built.params, c.weights);
+      if (form == AForm::kBf16Staged) params.a = staged(built.params);
+      take_mxfp8(params);
+      params.forms = forms_with(row, XForm::kF32Pair);
+      params.forms.a = form;
+      const std::vector<double> expected = rounded_product(params.weight, tokens);
+      ASSERT_EQ(why_not(row, params), nullptr) << why_not(row, params);
+      const std::vector<float> before(built.params.x, built.params.x + expected.size());
+      run_on_device(row, params);
+      std::vector<double> found;
+      for (size_t i = 0; i < expected.size(); ++i) {
+        found.push_back(double{built.params.x[i]} - double{before[i]} -
+                        double{built.params.bias[i % static_cast<size_t>(c.rows)]});
+      }
+      expect_close(row.name, expected, found);
+    }
+    free_case();
+  }
+  // Queries that are not turned, without their bias.
+  void expect_e4m3_is_exact(const QkvCase& c) {
+    SCOPED_TRACE(c.name());
+    const Row<QkvParams>& row = row_named<QkvParams>("qkv_any_e4m3_gemm_sm90");
+    Built<QkvParams> built = build(c);
+    const QkvParams& p = built.params;
+    std::vector<std::vector<float>> tokens;
+    for (int32_t token = 0; token < c.tokens; ++token) {
+      const float* x = p.x + int64_t{token} * p.hidden;
+      double squares = 0;
+      for (int32_t i = 0; i < p.hidden; ++i) squares += double{x[i]} * double{x[i]};
+      const double factor = 1 / std::sqrt(squares / p.hidden + double{p.rms_eps});
+      std::vector<float> normed;
+      for (int32_t i = 0; i < p.hidden; ++i)
+        normed.push_back(static_cast<float>(x[i] * factor * double{p.norm_weight[i]}));
+      tokens.push_back(std::move(normed));
+    }
+    built.reset();
+    QkvParams params = to_device(p, c.weights);
+    std::vector<float> angles(static_cast<size_t>(p.rotary.max_positions) * p.head_dim);
+    for (size_t i = 0; i < angles.size(); ++i)
+      angles[i] = i % static_cast<size_t>(p.head_dim) < static_cast<size_t>(p.head_dim / 2) ? 1 : 0;
+    params.rotary.table = upload(angles);
+    take_mxfp8(params);
+    params.forms = forms_with(row, XForm::kF32Pair);
+    const std::vector<double> product = rounded_product(params.weight, tokens);
+    ASSERT_EQ(why_not(row, params), nullptr) << why_not(row, params);
+    run_on_device(row, params);
+    std::vector<double> expected, found;
+    const int32_t rows = p.num_heads * p.head_dim;
+    for (int32_t token = 0; token < c.tokens; ++token) {
+      for (int32_t packed = 0; packed < rows; ++packed) {
+        const int32_t own = fragment_qkv_row(packed, p.head_dim);
+        expected.push_back(product[static_cast<size_t>(token) * params.weight.rows + packed]);
+        found.push_back(double{p.q[int64_t{token} * rows + own]} - double{p.bias[own]});
+      }
+    }
+    expect_close(row.name, expected, found);
+    free_case();
   }
 
   // A format of activations, in every tile: what remains is BF16's rounding of each pair's outputs,

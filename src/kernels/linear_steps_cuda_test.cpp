@@ -360,6 +360,52 @@ TEST_F(LinearStepsCuda, EightBitExpertsRoundNothingButActivations) {
       {.tokens = 33, .hidden = 1024, .intermediate = 96, .experts = 2, .top_k = 1});
 }
 
+// Tokens and rows that do not fill a block, several items of a cluster, rings that are used again.
+TEST_F(LinearStepsCuda, EightBitDenseLayersRoundNothingButOperands) {
+  if ((features() & kSm90a) == 0) GTEST_SKIP() << "needs sm_90a";
+  for (const DType weights : {DType::kBF16, DType::kMXFP4}) {
+    for (const int32_t tokens : {1, 130, 300}) {
+      expect_e4m3_is_exact(OutCase{.tokens = tokens, .rows = 300, .cols = 160, .weights = weights});
+      expect_e4m3_is_exact(QkvCase{.tokens = tokens, .hidden = 192, .weights = weights});
+    }
+    expect_e4m3_is_exact(OutCase{.tokens = 40, .rows = 712, .cols = 4096, .weights = weights});
+    expect_e4m3_is_exact(QkvCase{.tokens = 33,
+                                 .hidden = 2880,
+                                 .heads = 8,
+                                 .kv_heads = 2,
+                                 .head_dim = 64,
+                                 .weights = weights});
+    expect_e4m3_is_exact(OutCase{.tokens = 2100, .rows = 2880, .cols = 96, .weights = weights});
+  }
+}
+
+// They lose more than rows may that run by themselves.
+TEST_F(LinearStepsCuda, OnlyAForcedRowMultipliesDenseLayersInEightBits) {
+  const KernelChooser chooser(DeviceKind::kCuda, features(), {});
+  for (const DType weights : {DType::kBF16, DType::kMXFP4}) {
+    const auto chosen = [&](auto params) -> std::string {
+      params.weight.layout = PackedLayout::kFragment16x32;
+      params.activation = DType::kMXFP8;
+      params.launch = launch();
+      const auto row = chooser.select(params);
+      return row ? (*row)->name : "";
+    };
+    const std::string out =
+        chosen(OutCase{.tokens = 8192, .rows = 2880, .cols = 4096, .weights = weights}.sizes());
+    const std::string qkv = chosen(QkvCase{.tokens = 8192,
+                                           .hidden = 2880,
+                                           .heads = 64,
+                                           .kv_heads = 8,
+                                           .head_dim = 64,
+                                           .weights = weights}
+                                       .sizes());
+    for (const std::string& name : {out, qkv}) {
+      EXPECT_NE(name, "");
+      EXPECT_EQ(name.find("e4m3"), name.npos) << name;
+    }
+  }
+}
+
 TEST_F(LinearStepsCuda, ExpertsInMxFormatsRoundNothingButActivations) {
   for (const DType format : {DType::kMXFP8, DType::kMXFP6, DType::kMXFP6E3M2, DType::kMXFP4}) {
     for (const int32_t tokens : {1, 20, 150, 300}) {

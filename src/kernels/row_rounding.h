@@ -58,6 +58,7 @@ inline constexpr RowRounding kRowRoundings[] = {
     {"any_bf16_ordered_sm90", kBf16Rounding},
     {"mxfp4_bf16_ordered_sm90", kBf16Rounding},
     {"mxfp4_e4m3_gemm_sm90", kE4m3Rounding},
+    {"any_e4m3_gemm_sm90", kE4m3Rounding},
     {"mxfp4_mx_gemm_sm120", kE4m3Rounding},
     {"mxfp4_mx_emulated_cuda", kE4m3Rounding},
     {"mxfp4_mxfp8_cutlass_sm100", kE4m3Rounding},

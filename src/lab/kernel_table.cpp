@@ -19,6 +19,8 @@ constexpr KernelEntry kEntries[] = {
     {"stage_float_rows", kNorm},
     {"stage_slot_rows", kNorm},
     {"stage_slot_rows_e4m3", kNorm},
+    {"lay_rows_e4m3", kNorm},
+    {"lay_staged_rows_e4m3", kNorm},
     {"stage_rows_blocked", kNorm},
     {"rms_norm", kNorm},
     {"sort_by_expert", kRouting},

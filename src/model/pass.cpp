@@ -46,7 +46,8 @@ QkvParams Pass::params<QkvParams>(size_t l, const Forms& forms) const {
           .q = act.q,
           .q_factor = params<AttendParams>(l, forms).q_factor(),
           .reduce = reduce_before_qkv(l, forms),
-          .forms = forms};
+          .forms = forms,
+          .activation = activation};
 }
 
 template <>
@@ -78,7 +79,8 @@ OutParams Pass::params<OutParams>(size_t l, const Forms& forms) const {
           .rounded = reinterpret_cast<uint16_t*>(act.parts[kBehindOut]),
           .fold = fold(l),
           .folded_x = config.share.rank == 0 ? act.folded_x : nullptr,
-          .forms = forms};
+          .forms = forms,
+          .activation = activation};
 }
 
 bool Pass::overwrites_parts(const Forms& forms) const {

@@ -336,7 +336,7 @@ class Bench {
     l.router = matrix(DType::kBF16, 1, o_.experts, kHidden);
     l.gate_up = matrix(DType::kMXFP4, o_.experts, 5760, kHidden);
     l.down = matrix(DType::kMXFP4, o_.experts, kHidden, kHidden);
-    if (o_.choice.activation() == DType::kF8E4M3) fold(l.gate_up), fold(l.down);
+    if (o_.choice.activation() == DType::kMXFP8) fold(l.gate_up), fold(l.down);
     l.input_norm = floats(kHidden, 0.3f, 1), l.post_norm = floats(kHidden, 0.3f, 1);
     l.qkv_bias = floats(5120, 0.5f, 0), l.out_bias = floats(kHidden, 0.1f, 0);
     l.router_bias = floats(o_.experts, 0.01f, 0), l.sinks = floats(64, 1, 0);
@@ -389,7 +389,8 @@ class Bench {
             .q = q_,
             .q_factor = AttendParams{}.q_factor(),
             .reduce = {},
-            .forms = forms_of(&Forms::x, &Forms::q)};
+            .forms = forms_of(&Forms::x, &Forms::q),
+            .activation = o_.choice.activation()};
   }
   AttendParams attend(Layer& l, bool window) {
     return {.launch = launch(),
@@ -412,7 +413,8 @@ class Bench {
             .bias = l.out_bias,
             .x = x_,
             .fold = {},
-            .forms = forms_of(&Forms::x, &Forms::a)};
+            .forms = forms_of(&Forms::x, &Forms::a),
+            .activation = o_.choice.activation()};
   }
   RouteParams route(Layer& l) {
     return {.launch = launch(),

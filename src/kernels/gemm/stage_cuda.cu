@@ -5,6 +5,7 @@
 // Bytes at 8,192 tokens of 2,880 columns: normed, 94 MB of single x read, 47 MB written; slots of
 // four pairs, 94 MB read, 189 MB written.
 #include "core/cuda_launch.cuh"
+#include "kernels/gemm/e4m3_scale.cuh"
 #include "kernels/gemm/mx_atom.cuh"
 #include "kernels/gemm/stage_cuda.h"
 #include "kernels/gemm/stage_mx.cuh"
@@ -142,15 +143,6 @@ struct StageSlotsE4m3 {
   StageSlots slots;
   float* slot_scale;
 };
-
-// The power of two that scales `greatest` to 224 (exclusive) .. 448; 1 for 0 and for values that no
-// such power scales there.
-__device__ __forceinline__ float e4m3_scale(float greatest) {
-  const uint32_t bits = __float_as_uint(greatest), exponent = bits >> 23;
-  // 1.75 * 2^8 is the greatest E4M3.
-  const uint32_t up = 127 + 8 + 127 - exponent - ((bits & 0x7FFFFFu) > 0x600000u ? 1 : 0);
-  return exponent < 20 || exponent > 240 ? 1.0f : __uint_as_float(up << 23);
-}
 
 // A thread has every blockDim.x-th group of four columns. With a norm, `values` is x, and the
 // thread holds x times the weight; the norm's factor then becomes part of the scale.

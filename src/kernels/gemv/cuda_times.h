@@ -87,6 +87,13 @@ inline constexpr const char* kMmaLimits =
     "same result for any batch and chunks";
 inline constexpr const char* kMmaRanOn = kRanOnH100;
 
+/// What rows with both operands in E4M3 say of themselves. No plan takes them by itself: what they
+/// lose is beyond the bar (docs/decisions/2026-11-28-dense-layers-in-eight-bits.md).
+inline constexpr const char* kE4m3Limits =
+    "any number of tokens, best from some 1,500 on; only by --kernel; activations rounded to e4m3, "
+    "one scale a token, and weights, one scale a row";
+inline constexpr const char* kE4m3RanOn = "H200";
+
 inline constexpr const char* kTeamsLimits =
     "any number of tokens; for 2 to some 64 where no row by wgmma can run; activations rounded to "
     "bf16";

@@ -6,6 +6,7 @@
 #include "kernels/moe_fp8/moe_fp8_e4m3_sm90.cuh"
 #include "kernels/moe_fp8/moe_fp8_f16_sm90.cuh"
 #include "kernels/moe_fp8/moe_fp8_rows.h"
+#include "kernels/tensor_map_sm90.h"
 
 namespace moxie {
 namespace moe_fp8 {
@@ -120,34 +121,6 @@ __global__ void __launch_bounds__(kThreads, 1) down_f16(const __grid_constant__ 
 #endif
 }
 
-/// A map of boxes of `box_rows` rows of 128 bytes with the 128-byte swizzle. The driver's function
-/// is asked for at run time, so that nothing links libcuda.
-CUtensorMap map_of(const void* base, CUtensorMapDataType type, int64_t element_bytes,
-                   int64_t columns, int64_t rows, int box_rows) {
-  static const auto encode = [] {
-    void* found = nullptr;
-    cudaDriverEntryPointQueryResult result = {};
-    constexpr unsigned kVersion = 12000;
-    check_launched(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, kVersion,
-                                                    cudaEnableDefault, &result),
-                   "moe_fp8_block_scale");
-    CHECK(found != nullptr, "the driver has no cuTensorMapEncodeTiled");
-    return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(found);
-  }();
-  const cuuint64_t extents[2] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows)};
-  const cuuint64_t strides[1] = {static_cast<cuuint64_t>(columns * element_bytes)};
-  const cuuint32_t box[2] = {static_cast<cuuint32_t>(128 / element_bytes),
-                             static_cast<cuuint32_t>(box_rows)};
-  const cuuint32_t ones[2] = {1, 1};
-  CUtensorMap map;
-  const CUresult error =
-      encode(&map, type, 2, const_cast<void*>(base), extents, strides, box, ones,
-             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  CHECK(error == CUDA_SUCCESS, "cuTensorMapEncodeTiled: " + std::to_string(error));
-  return map;
-}
-
 int32_t tokens_of_piece(const MoeFp8Params& p) {
   const int64_t token_bytes =
       most_pairs(p, 1) * (int64_t{2} * p.intermediate + int64_t{5} * p.hidden);
@@ -181,11 +154,12 @@ void run_many(const char* row, const MoeFp8Params& p) {
   const int32_t piece = tokens_of_piece(p);
   const int64_t local = p.num_local_experts, pairs = most_pairs(p, piece);
   constexpr auto kBytes = CU_TENSOR_MAP_DATA_TYPE_UINT8;
-  task.w1 = map_of(p.gemm1_weights, kBytes, 1, p.hidden, local * 2 * p.intermediate, kBlock);
-  task.w2 = map_of(p.gemm2_weights, kBytes, 1, p.intermediate, local * p.hidden, kBlock);
-  task.of_x = map_of(task.x, kBytes, 1, p.hidden, pairs, kBoxRows);
-  task.of_h = map_of(task.h, kIsExact ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : kBytes, kIsExact ? 2 : 1,
-                     p.intermediate, pairs, kBoxRows);
+  task.w1 =
+      map_of_boxes(row, p.gemm1_weights, kBytes, 1, p.hidden, local * 2 * p.intermediate, kBlock);
+  task.w2 = map_of_boxes(row, p.gemm2_weights, kBytes, 1, p.intermediate, local * p.hidden, kBlock);
+  task.of_x = map_of_boxes(row, task.x, kBytes, 1, p.hidden, pairs, kBoxRows);
+  task.of_h = map_of_boxes(row, task.h, kIsExact ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : kBytes,
+                           kIsExact ? 2 : 1, p.intermediate, pairs, kBoxRows);
   for (int32_t first = 0; first < p.num_tokens; first += piece) {
     set_tokens(p, first, std::min(piece, p.num_tokens - first), task.piece);
     route_many(row, task.piece, p.launch.stream);

@@ -1,0 +1,293 @@
+// Limited by memory. Bytes at 8,192 tokens of gpt-oss-120b: the norm before qkv reads 94 MB and
+// writes 24 MB; attention's outputs are 67 MB and 34 MB; weights of qkv in BF16 29 MB and 15 MB.
+#include "core/cuda_launch.cuh"
+#include "kernels/gemm/e4m3_rows_cuda.h"
+#include "kernels/gemm/e4m3_scale.cuh"
+#include "kernels/gemv/fragment_gemv.cuh"
+#include "kernels/ptx.cuh"
+#include "kernels/residual.cuh"
+
+namespace moxie::gemm {
+namespace {
+
+__device__ __forceinline__ uint32_t pack_four(float a, float b, float c, float d) {
+  return pack_e4m3(a, b) | static_cast<uint32_t>(pack_e4m3(c, d)) << 16;
+}
+__device__ __forceinline__ float max_of_warp(float value) {
+  return __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(value)));  // of positive floats
+}
+
+// Weights: a block takes a tile of 16 rows, a warp every 16th unit.
+constexpr int kWeightWarps = 16, kUnitsOfWarp = kMostE4m3Columns / 64 / kWeightWarps;
+
+struct LayWeights {
+  PackedMatrix weight;
+  E4m3Rows to;
+};
+
+/// The factor that decoding leaves out.
+template <DType F>
+inline constexpr float kUnitFactor = fragment::power_of_two(fragment::Format<F>::kUnit);
+/// A decoded pair of weights, times their scale.
+template <DType F>
+__device__ __forceinline__ float2 weights_of(uint32_t pair, float scale) {
+  // In this order: the factor times a great scale would overflow.
+  return make_float2(__uint_as_float(pair << 16) * kUnitFactor<F> * scale,
+                     __uint_as_float(pair & 0xFFFF0000u) * kUnitFactor<F> * scale);
+}
+
+template <DType F>
+__global__ void __launch_bounds__(32 * kWeightWarps)
+    lay_weight_rows_e4m3(const __grid_constant__ LayWeights p) {
+  __shared__ uint32_t greatest[16];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, q = lane % 4;
+  const int tile = static_cast<int>(blockIdx.x), num_units = (p.weight.cols + 63) / 64;
+  const std::byte* units =
+      p.weight.data + int64_t{tile} * num_units * fragment::kUnitBytes<F> + 16 * lane;
+  if (threadIdx.x < 16) greatest[threadIdx.x] = 0;
+  __syncthreads();
+  fragment::Unit<F> held[kUnitsOfWarp];
+#pragma unroll
+  for (int i = 0; i < kUnitsOfWarp; ++i) {
+    const int u = warp + i * kWeightWarps;
+    held[i] = {};
+    if (u >= num_units) continue;
+    const std::byte* unit = units + int64_t{u} * fragment::kUnitBytes<F>;
+    fragment::read_codes<F>(held[i], unit);
+    if constexpr (fragment::Format<F>::kScaleWords == 1) {
+      held[i].scales[0] =
+          *reinterpret_cast<const uint32_t*>(unit - 16 * lane + fragment::kCodeBytes<F> + 4 * g);
+    }
+  }
+  // Calls use(pairs, scale, half, unit, block) for each block of columns and each of both rows.
+  const auto for_each_block = [&](auto&& use) {
+#pragma unroll
+    for (int i = 0; i < kUnitsOfWarp; ++i) {
+#pragma unroll
+      for (int block = 0; block < 2; ++block) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          uint32_t pairs[4];
+          fragment::decode<F>(held[i], block, half, 0, pairs);
+          use(pairs, fragment::scale_of<F>(held[i], block, half), half, warp + i * kWeightWarps,
+              block);
+        }
+      }
+    }
+  };
+  float most[2] = {0.0f, 0.0f};
+  for_each_block([&](const uint32_t(&pairs)[4], float scale, int half, int, int) {
+    uint32_t magnitudes = 0;
+#pragma unroll
+    for (const uint32_t pair : pairs) magnitudes = __vmaxu2(magnitudes, pair & 0x7FFF7FFFu);
+    const float2 both = weights_of<F>(magnitudes, scale);
+    most[half] = fmaxf(most[half], fmaxf(both.x, both.y));
+  });
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    most[half] = fmaxf(most[half], __shfl_xor_sync(~0u, most[half], 1));
+    most[half] = fmaxf(most[half], __shfl_xor_sync(~0u, most[half], 2));
+    if (q == 0) atomicMax(&greatest[g + 8 * half], __float_as_uint(most[half]));
+  }
+  __syncthreads();
+  const float factors[2] = {e4m3_scale(__uint_as_float(greatest[g])),
+                            e4m3_scale(__uint_as_float(greatest[g + 8]))};
+  wait_for_previous();  // which may use the workspace
+  launch_next();
+  const int row = 16 * tile + static_cast<int>(threadIdx.x);
+  if (threadIdx.x < 16 && row < p.to.rows)
+    p.to.scales[row] = 1.0f / e4m3_scale(__uint_as_float(greatest[threadIdx.x]));
+  for_each_block([&](const uint32_t(&pairs)[4], float scale, int half, int unit, int block) {
+    const int to_row = 16 * tile + g + 8 * half, column = 64 * unit + 32 * block + 8 * q;
+    if (to_row >= p.to.rows || column >= p.to.stride) return;
+    float2 v[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) v[i] = weights_of<F>(pairs[i], scale * factors[half]);
+    *reinterpret_cast<uint2*>(p.to.data + int64_t{to_row} * p.to.stride + column) = make_uint2(
+        pack_four(v[0].x, v[0].y, v[1].x, v[1].y), pack_four(v[2].x, v[2].y, v[3].x, v[3].y));
+  });
+}
+
+// Tokens: a block takes a row, a thread every blockDim.x-th group of four columns.
+constexpr int kRowWarps = 8;
+constexpr int kGroupsOfThread = kMostE4m3Columns / 4 / (32 * kRowWarps);
+
+struct LayRows {
+  LayNormed step;
+  E4m3Rows to;
+};
+
+/// With a norm a thread holds x times the weight; the norm's factor is then part of the scale.
+template <bool kIsNormed>
+__global__ void __launch_bounds__(32 * kRowWarps)
+    lay_rows_e4m3(const __grid_constant__ LayRows params) {
+  __shared__ float greatest_of[kRowWarps], squares[kRowWarps];
+  const LayNormed& p = params.step;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const auto column = [](int i) { return 4 * static_cast<int>(threadIdx.x + i * 32 * kRowWarps); };
+  [[maybe_unused]] float4 weight[kGroupsOfThread];
+  if constexpr (kIsNormed) {
+#pragma unroll
+    for (int i = 0; i < kGroupsOfThread; ++i) {
+      weight[i] = column(i) < p.width ? *reinterpret_cast<const float4*>(p.norm_weight + column(i))
+                                      : float4{};
+    }
+  }
+  wait_for_previous();
+  launch_next();
+  const int64_t row = blockIdx.x;
+  float4 values[kGroupsOfThread];
+  with_single(p.x_is_single, [&]<bool kIsSingle>() {
+#pragma unroll
+    for (int i = 0; i < kGroupsOfThread; ++i) {
+      ResidualFour<kIsSingle> four = {};
+      if (column(i) < p.width) four.load(p.x, row * p.width + column(i));
+      values[i] = four.values();
+    }
+  });
+  float square = 0, greatest = 0;
+#pragma unroll
+  for (int i = 0; i < kGroupsOfThread; ++i) {
+    float4& v = values[i];
+    if constexpr (kIsNormed) {
+      square += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+      v = {v.x * weight[i].x, v.y * weight[i].y, v.z * weight[i].z, v.w * weight[i].w};
+    }
+    greatest = fmaxf(fmaxf(greatest, fmaxf(fabsf(v.x), fabsf(v.y))), fmaxf(fabsf(v.z), fabsf(v.w)));
+  }
+  square = warp_sum(square);
+  greatest = max_of_warp(greatest);
+  if (lane == 0) squares[warp] = square, greatest_of[warp] = greatest;
+  __syncthreads();
+  greatest = max_of_warp(greatest_of[lane % kRowWarps]);
+  float factor = 1.0f;
+  if constexpr (kIsNormed) {
+    square = warp_sum(lane < kRowWarps ? squares[lane] : 0.0f);
+    factor = 1.0f / sqrtf(square / static_cast<float>(p.width) + p.rms_eps);
+  }
+  float scale = e4m3_scale(greatest * factor);
+  if (threadIdx.x == 0) params.to.scales[row] = 1.0f / scale;
+  scale *= factor;
+#pragma unroll
+  for (int i = 0; i < kGroupsOfThread; ++i) {
+    if (column(i) >= params.to.stride) continue;
+    const float4& v = values[i];
+    *reinterpret_cast<uint32_t*>(params.to.data + row * params.to.stride + column(i)) =
+        pack_four(v.x * scale, v.y * scale, v.z * scale, v.w * scale);
+  }
+}
+
+// Staged tokens: a block takes eight rows, which a unit has side by side; a warp takes every eighth
+// unit. A lane reads two neighbouring chunks of a row: four columns of every eight in a block of
+// 32. Two lanes then exchange halves, so that each has 16 columns.
+constexpr int kStagedUnitsOfWarp = kMostE4m3Columns / kStagedColumns / kRowWarps;
+
+struct LayStaged {
+  StagedView from;
+  E4m3Rows to;
+};
+
+__global__ void __launch_bounds__(32 * kRowWarps)
+    lay_staged_rows_e4m3(const __grid_constant__ LayStaged p) {
+  __shared__ uint32_t greatest_of[kRowWarps][8];
+  const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, r = lane / 4, j = lane % 4;
+  const int row = static_cast<int>(8 * blockIdx.x + r), num_units = staged_units(p.from.width);
+  wait_for_previous();
+  launch_next();
+  uint4 held[kStagedUnitsOfWarp][2];
+#pragma unroll
+  for (int i = 0; i < kStagedUnitsOfWarp; ++i) {
+    const int u = static_cast<int>(warp) + i * kRowWarps;
+#pragma unroll
+    for (uint32_t c = 0; c < 2; ++c) {
+      held[i][c] = {};
+      if (u < num_units && row < p.to.rows) {
+        held[i][c] = *reinterpret_cast<const uint4*>(
+            p.from.data + (int64_t{u} * p.from.capacity + row) * kStagedRowBytes +
+            16 * ((2 * j + c) ^ r));
+      }
+    }
+  }
+  uint32_t most = 0;
+#pragma unroll
+  for (int i = 0; i < kStagedUnitsOfWarp; ++i) {
+#pragma unroll
+    for (const uint4& chunk : held[i]) {
+      for (const uint32_t word : {chunk.x, chunk.y, chunk.z, chunk.w})
+        most = __vmaxu2(most, word & 0x7FFF7FFFu);
+    }
+  }
+  most = max(most >> 16, most & 0xFFFFu);
+  most = max(most, __shfl_xor_sync(~0u, most, 1));
+  most = max(most, __shfl_xor_sync(~0u, most, 2));
+  if (j == 0) greatest_of[warp][r] = most;
+  __syncthreads();
+#pragma unroll
+  for (int w = 0; w < kRowWarps; ++w) most = max(most, greatest_of[w][r]);
+  const float scale = e4m3_scale(__uint_as_float(most << 16));
+  if (row < p.to.rows && warp == 0 && j == 0) p.to.scales[row] = 1.0f / scale;
+  const auto four = [&](uint32_t low, uint32_t high) {
+    return pack_four(__uint_as_float(low << 16) * scale, __uint_as_float(low & 0xFFFF0000u) * scale,
+                     __uint_as_float(high << 16) * scale,
+                     __uint_as_float(high & 0xFFFF0000u) * scale);
+  };
+#pragma unroll
+  for (int i = 0; i < kStagedUnitsOfWarp; ++i) {
+    const uint4 &a = held[i][0], &b = held[i][1];
+    // Columns 8 k + 4 (j % 2) and the next three of block j / 2.
+    const uint32_t mine[4] = {four(a.x, b.x), four(a.y, b.y), four(a.z, b.z), four(a.w, b.w)};
+    const bool is_odd = j % 2 == 1;
+    const uint32_t got0 = __shfl_xor_sync(~0u, is_odd ? mine[0] : mine[2], 1);
+    const uint32_t got1 = __shfl_xor_sync(~0u, is_odd ? mine[1] : mine[3], 1);
+    const int column = 64 * (static_cast<int>(warp) + i * kRowWarps) + 16 * static_cast<int>(j);
+    if (row >= p.to.rows || column >= p.to.stride) continue;
+    *reinterpret_cast<uint4*>(p.to.data + int64_t{row} * p.to.stride + column) =
+        is_odd ? make_uint4(got0, mine[2], got1, mine[3])
+               : make_uint4(mine[0], got0, mine[1], got1);
+  }
+}
+
+void check_width(int32_t width) {
+  CHECK(width % 4 == 0 && width <= kMostE4m3Columns, "width " + std::to_string(width));
+}
+
+}  // namespace
+
+void lay_weights_e4m3(const PackedMatrix& weight, const E4m3Rows& to, Stream* stream) {
+  check_width(weight.cols);
+  const auto launch = [&]<DType F>() {
+    launch_kernel("lay_weights_e4m3", lay_weight_rows_e4m3<F>, LayWeights{weight, to},
+                  {.grid = dim3(static_cast<unsigned>(weight.num_tiles())),
+                   .num_threads = 32 * kWeightWarps,
+                   .programmatic = true},
+                  launch_stream(stream));
+  };
+  if (weight.format == DType::kMXFP4) return launch.template operator()<DType::kMXFP4>();
+  if (weight.format == DType::kMXFP8) return launch.template operator()<DType::kMXFP8>();
+  CHECK(weight.format == DType::kBF16, "not a format of products");
+  launch.template operator()<DType::kBF16>();
+}
+
+void lay_normed_e4m3(const LayNormed& step, const E4m3Rows& to, Stream* stream) {
+  check_width(step.width);
+  if (to.rows == 0) return;
+  launch_kernel("lay_normed_e4m3",
+                step.norm_weight != nullptr ? lay_rows_e4m3<true> : lay_rows_e4m3<false>,
+                LayRows{step, to},
+                {.grid = dim3(static_cast<unsigned>(to.rows)),
+                 .num_threads = 32 * kRowWarps,
+                 .programmatic = true},
+                launch_stream(stream));
+}
+
+void lay_staged_e4m3(const StagedView& from, const E4m3Rows& to, Stream* stream) {
+  check_width(from.width);
+  if (to.rows == 0) return;
+  launch_kernel("lay_staged_e4m3", lay_staged_rows_e4m3, LayStaged{from, to},
+                {.grid = dim3(static_cast<unsigned>(ceil_div(to.rows, 8))),
+                 .num_threads = 32 * kRowWarps,
+                 .programmatic = true},
+                launch_stream(stream));
+}
+
+}  // namespace moxie::gemm

@@ -1,0 +1,92 @@
+// out on Hopper for thousands of tokens with both operands in E4M3 (gemm/dense_e4m3_sm90.cuh):
+// attention's outputs have a scale a token, the weights a scale a row, powers of two.
+#include "kernels/gemm/dense_e4m3_sm90.cuh"
+#include "kernels/out/out_end.cuh"
+#include "kernels/out/out_rows.h"
+
+namespace moxie {
+namespace gemm {
+
+/// AddToResidual of whole columns.
+template <bool kIsSingle, bool kAdds = true>
+struct AddLaid {
+  const float* bias;
+  float* x;
+  int32_t rows;
+
+  __device__ __forceinline__ void look_up(E4m3Columns&, int, int, int) const {}
+  // A warp takes a column; a lane four rows.
+  __device__ __forceinline__ void store(const E4m3Ended& p) const {
+    constexpr int kBatch = kIsSingle ? 16 : 8;  // as registers allow
+    const int in_block = static_cast<int>(threadIdx.x) % 32 * 4, row = p.first_row + in_block;
+    if (row >= rows) return;
+    const float4 add = __ldg(reinterpret_cast<const float4*>(bias + row));
+#pragma unroll 1
+    for (int first = p.warp; first < p.num_columns; first += E4m3Cut::kEndWarps * kBatch) {
+      const int64_t at = int64_t{p.first_column + first} * rows + row;
+      const int64_t stride = int64_t{E4m3Cut::kEndWarps} * rows;
+      // All loads come before the first store: the compiler must assume that a store may change
+      // what a later load reads.
+      ResidualFour<kIsSingle> old[kBatch];
+#pragma unroll
+      for (int c = 0; c < kBatch; ++c) {
+        old[c] = {};
+        if (kAdds && first + E4m3Cut::kEndWarps * c < p.num_columns)
+          old[c].load(x, at + c * stride);
+      }
+#pragma unroll
+      for (int c = 0; c < kBatch; ++c) {
+        const int column = first + E4m3Cut::kEndWarps * c;
+        if (column >= p.num_columns) continue;
+        const float4 before = old[c].values(), sum = p.sums.four(column, in_block);
+        const float4 v = {before.x + sum.x + add.x, before.y + sum.y + add.y,
+                          before.z + sum.z + add.z, before.w + sum.w + add.w};
+        if constexpr (kIsSingle) {
+          *reinterpret_cast<float4*>(x + at + c * stride) = v;
+        } else {
+          store_residual<false>(x, at + c * stride, make_float2(v.x, v.y));
+          store_residual<false>(x, at + c * stride + 2, make_float2(v.z, v.w));
+        }
+      }
+    }
+  }
+};
+
+}  // namespace gemm
+
+using namespace gemm;
+
+const char* out_any_e4m3_gemm_sm90_refuses(const OutParams& p) {
+  if (const char* why = refuses_e4m3(p.activation, p.weight)) return why;
+  if (p.weight.rows % 4 != 0) return "rows are not a multiple of 4";
+  return refuses_out(p);
+}
+
+uint64_t out_any_e4m3_gemm_sm90_workspace(const OutParams& p) {
+  return E4m3Operands(p.weight, p.num_tokens, nullptr).bytes;
+}
+
+void out_any_e4m3_gemm_sm90(const OutParams& p) {
+  if (p.num_tokens == 0) return;
+  const E4m3Operands operands(p.weight, p.num_tokens, p.launch.workspace);
+  lay_weights_e4m3(p.weight, operands.weights, p.launch.stream);
+  if (p.forms.a == AForm::kBf16Staged) {
+    lay_staged_e4m3({reinterpret_cast<std::byte*>(const_cast<float*>(p.a)),
+                     round_up(p.num_tokens, kStagedRows), p.weight.cols},
+                    operands.columns, p.launch.stream);
+  } else {
+    lay_normed_e4m3({.x = p.a, .width = p.weight.cols}, operands.columns, p.launch.stream);
+  }
+  const auto multiply = [&](const auto& end) {
+    multiply_dense_e4m3("out_any_e4m3_gemm_sm90", operands, end, p.launch);
+  };
+  if (p.overwrites) {
+    multiply(AddLaid<true, false>{p.bias, p.x, p.weight.rows});
+  } else if (p.forms.x == XForm::kF32) {
+    multiply(AddLaid<true>{p.bias, p.x, p.weight.rows});
+  } else {
+    multiply(AddLaid<false>{p.bias, p.x, p.weight.rows});
+  }
+}
+
+}  // namespace moxie
