@@ -1,5 +1,7 @@
 // The CUDA rows of qkv, out, route, experts and unembed against the reference row on the CPU: over
 // formats, shapes that do not fill tiles, and token counts around the groups of a launch.
+#include <array>
+
 #include "kernels/linear_steps_cuda_case.h"
 
 namespace moxie::testing {
@@ -36,6 +38,27 @@ TEST_F(LinearStepsCuda, OutAgreesWithTheReference) {
     for (const int32_t cols : {32, 64, 288, 4096}) {
       expect_rows_agree(OutCase{.tokens = 6, .rows = 23, .cols = cols, .weights = weights});
     }
+  }
+}
+
+// Shapes that take each of the cuts of gemm/cluster_product_sm90.cuh on 132 SMs.
+TEST_F(LinearStepsCuda, DenseLayersOfSomeTokensAgreeWithTheReference) {
+  for (const DType weights : {DType::kBF16, DType::kMXFP4, DType::kMXFP8}) {
+    for (const auto& [tokens, rows, cols] :
+         {std::array{64, 2880, 1024}, {133, 1280, 1504}, {250, 1280, 1504}, {321, 2880, 640}}) {
+      expect_rows_agree(OutCase{.tokens = tokens, .rows = rows, .cols = cols, .weights = weights});
+    }
+    expect_rows_agree(QkvCase{.tokens = 250,
+                              .hidden = 1056,
+                              .heads = 24,
+                              .kv_heads = 8,
+                              .head_dim = 64,
+                              .weights = weights});
+  }
+  for (const auto& [tokens, rows, cols] :
+       {std::array{160, 2880, 4096}, {500, 1280, 2880}, {449, 5120, 2880}, {505, 2880, 2048}}) {
+    expect_rows_agree(
+        OutCase{.tokens = tokens, .rows = rows, .cols = cols, .weights = DType::kBF16});
   }
 }
 

@@ -61,6 +61,13 @@ struct SumsTile {
   }
 };
 
+/// Cuts whose warps have registers left when their sums are complete: an end loads for more columns
+/// at a time.
+template <typename Cut>
+concept HasRoomAtEnd = requires {
+  requires Cut::kHasRoomAtEnd;
+};
+
 /// The task of a dense product, without its end. End's
 ///   template <Cut> void store(const SumsTile&, int tile, int rows, int first_column, int
 ///   num_columns)
@@ -79,8 +86,9 @@ struct DenseProduct {
   template <typename Cut, int kColumns>
   __device__ __forceinline__ void finish(const Item& item, int tile,
                                          const Sums<Cut, kColumns>& sums, std::byte* shared) const {
-    constexpr int kStep = kColumns < SumsTile::kMostColumns ? kColumns : SumsTile::kMostColumns;
-    constexpr int kSteps = kColumns / kStep;
+    constexpr int kSteps = (kColumns + SumsTile::kMostColumns - 1) / SumsTile::kMostColumns;
+    constexpr int kStep = kColumns / kSteps;
+    static_assert(kStep % 8 == 0 && kStep * kSteps == kColumns);
     const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
     float* mine =
         reinterpret_cast<float*>(shared + (threadIdx.x / 32 - Cut::kFirstWarp) * SumsTile::kBytes);

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <algorithm>
+#include <utility>
 
+#include "kernels/gemm/cluster_product_sm90.cuh"
 #include "kernels/gemm/dense.cuh"
 #include "kernels/gemm/product_sm90.cuh"
 #include "kernels/gemm/streamed_product_sm90.cuh"
@@ -44,6 +46,26 @@ DenseItems dense_items(const PackedMatrix& weight, int32_t num_columns, int32_t 
           .has_few_rows = few_rows};
 }
 
+/// The cut of cluster_product_kernel that takes least; null if blocks that take one item after
+/// another (dense_items) take less, or were not compared with it.
+inline const ClusterCutSizes* choose_cluster_cut(const PackedMatrix& weight, int32_t num_columns,
+                                                 int32_t num_sms) {
+  if (num_columns < kLeastClusterColumns || num_columns > kMostClusterColumns) return nullptr;
+  const DenseItems items = dense_items<false>(weight, num_columns, num_sms);
+  const int32_t rows = 16 * items.tiles_a_block;
+  const auto rounds = static_cast<double>(ceil_div<int64_t>(items.num_items(), num_sms));
+  // Widths are 64 and 128, or what the cut has.
+  const int32_t width = items.tile_columns <= 64 ? 64 : items.tile_columns <= 128 ? 128 : 256;
+  double least =
+      1.2 + rounds * (4.3 + weight.num_units() * unit_us(rows, items.tile_columns, width));
+  const ClusterCutSizes* chosen = nullptr;
+  for (const ClusterCutSizes& cut : kClusterCuts) {
+    const double us = cluster_us(cut, weight, num_columns, num_sms);
+    if (us < least) least = us, chosen = &cut;
+  }
+  return chosen;
+}
+
 #ifdef __CUDACC__
 /// Launches as many blocks as there are items, at most as many as fit on all SMs.
 template <DType F, typename Cut, int... kWidths, typename Task>
@@ -69,6 +91,46 @@ void launch_product(const char* row, const Task& task, int64_t most_items, cudaS
   } else {
     launch_kernel(row, product_kernel<F, Cut, Task, kWidths...>, task, shape, stream);
   }
+}
+template <DType F, typename Cut, typename End>
+void launch_clusters(const char* row, const PackedMatrix& weight, const StagedView& staged,
+                     int32_t num_columns, const End& end, cudaStream_t stream) {
+  const int32_t tiles = ceil_div(num_columns, Cut::kMostColumns);
+  const ClusterProduct<End> task{
+      .num_columns = num_columns,
+      .tile_columns = round_up(ceil_div(num_columns, tiles), kStagedRows),
+      .row_blocks = ceil_div(weight.rows, Cut::kRows),
+      .weight = weight,
+      .staged = staged,
+      .scale = kProductScale<F>,
+      .end = end};
+  launch_kernel(row, cluster_product_kernel<F, Cut, End>, task,
+                {.grid = dim3(static_cast<unsigned>(tiles * task.row_blocks * Cut::kParts)),
+                 .num_threads = Cut::kThreads,
+                 .shared_bytes = sizeof(ClusterShared<F, Cut>),
+                 .cluster = Cut::kParts,
+                 .programmatic = true},
+                stream);
+}
+/// Multiplies staged columns by `weight` in clusters, if choose_cluster_cut() finds a cut.
+template <typename End>
+bool multiply_in_clusters(const char* row, const PackedMatrix& weight, const StagedView& staged,
+                          int32_t num_columns, const End& end, const Launch& at) {
+  const auto* cut = choose_cluster_cut(weight, num_columns, fragment::num_sms());
+  if (cut == nullptr) return false;
+  dispatch_product(weight.format, [&]<DType F>() {
+    const auto try_cut = [&]<size_t kCut>() {
+      constexpr ClusterCutSizes kSizes = kClusterCuts[kCut];
+      if (cut != &kClusterCuts[kCut]) return;
+      launch_clusters<F, ClusterCut<kSizes.warpgroups, kSizes.columns, kSizes.parts>>(
+          row, weight, staged, num_columns, end, launch_stream(at.stream));
+    };
+    [&]<size_t... kCuts>(std::index_sequence<kCuts...>) {
+      (try_cut.template operator()<kCuts>(), ...);
+    }
+    (std::make_index_sequence<kClusterCuts.size()>());
+  });
+  return true;
 }
 /// Multiplies staged columns by `weight`; kInOrder: as dense_items.
 template <bool kInOrder, typename End>

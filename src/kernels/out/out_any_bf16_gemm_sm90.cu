@@ -23,6 +23,9 @@ void run_out(const char* row, const OutParams& p) {
   if (p.num_tokens == 0) return;
   const StagedView staged = stage_out(p);
   with_out_end<true>(p, [&](const auto& end) {
+    if constexpr (!kInOrder) {
+      if (multiply_in_clusters(row, p.weight, staged, p.num_tokens, end, p.launch)) return;
+    }
     multiply_dense<kInOrder>(row, p.weight, staged, p.num_tokens, end, p.launch);
   });
 }

@@ -22,7 +22,7 @@ struct AddToResidual {
     if (row >= rows) return;
     const float2 row_bias = *reinterpret_cast<const float2*>(bias + row);
     constexpr bool kIsTight = Cut::kWarpgroups > 2 || (Cut::kMostColumns > 128 && !kIsSingle);
-    constexpr int kBatch = kIsTight ? 4 : 8;  // as registers allow
+    constexpr int kBatch = HasRoomAtEnd<Cut> ? 16 : kIsTight ? 4 : 8;  // as registers allow
 #pragma unroll 1
     for (int first = lane / 8; first < num_columns; first += 4 * kBatch) {
       const int64_t at = int64_t{first_column + first} * rows + row;

@@ -23,7 +23,11 @@ void run_qkv(const char* row, const QkvParams& p) {
   const int32_t tokens = p.batch.num_tokens;
   if (tokens == 0) return;
   const StagedView staged = stage_qkv(p);
-  multiply_dense<kInOrder>(row, p.weight, staged, tokens, qkv_end(p), p.launch);
+  const TurnAndAppend end = qkv_end(p);
+  if constexpr (!kInOrder) {
+    if (multiply_in_clusters(row, p.weight, staged, tokens, end, p.launch)) return;
+  }
+  multiply_dense<kInOrder>(row, p.weight, staged, tokens, end, p.launch);
 }
 
 }  // namespace

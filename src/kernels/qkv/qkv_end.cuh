@@ -70,10 +70,11 @@ struct TurnAndAppend {
     const int lane = threadIdx.x % 32, in_tile = lane % 4 * 2;
     const int dim = (tile - head * tiles_a_head) * 8 + in_tile;
     const Quad of_bias = load(bias + head * head_dim + dim, half);
+    constexpr int kBatch = HasRoomAtEnd<Cut> ? 8 : 4;  // as registers allow
     if (head < num_heads) {
-      store_queries(sums, head, dim, of_bias, first_column, num_columns);
+      store_queries<kBatch>(sums, head, dim, of_bias, first_column, num_columns);
     } else {
-      store_keys_or_values(sums, head - num_heads, dim, of_bias, first_column, num_columns);
+      store_keys_or_values<kBatch>(sums, head - num_heads, dim, of_bias, first_column, num_columns);
     }
   }
 
@@ -81,10 +82,10 @@ struct TurnAndAppend {
   // What several columns need is loaded before the first of them is stored, and all positions
   // before the loads that depend on them: the compiler moves no load before a store to an address
   // that it does not know.
+  template <int kBatch>
   __device__ __forceinline__ void store_queries(const SumsTile& sums, int head, int dim,
                                                 const Quad& of_bias, int first_column,
                                                 int num_columns) const {
-    constexpr int kBatch = 4;  // as registers allow
     const int lane = threadIdx.x % 32, in_tile = lane % 4 * 2, half = head_dim / 2;
     const DType dtype = stages_q ? DType::kBF16 : DType::kF32;
     const int64_t head_bytes = head_dim * (stages_q ? 2 : 4);
@@ -116,10 +117,10 @@ struct TurnAndAppend {
     }
   }
   // kv_head: of the keys; the heads of the values have the numbers after those.
+  template <int kBatch>
   __device__ __forceinline__ void store_keys_or_values(const SumsTile& sums, int kv_head, int dim,
                                                        const Quad& of_bias, int first_column,
                                                        int num_columns) const {
-    constexpr int kBatch = 4;  // as registers allow
     const int lane = threadIdx.x % 32, in_tile = lane % 4 * 2, half = head_dim / 2;
     const bool is_k = kv_head < num_kv_heads;
     std::byte* const cache = is_k ? kv.k : kv.v;
