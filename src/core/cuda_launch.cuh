@@ -38,6 +38,7 @@ struct LaunchShape {
   int cluster = 1;            ///< blocks of a cluster, along x
   bool programmatic = false;  ///< may start before the previous kernel has ended
   bool leaves_l1 = false;     ///< is in a chain with kernels that load weights through L1
+  bool cooperative = false;   ///< all blocks are on the device at once, for barriers of the grid
 };
 
 /// Launches a kernel and notes the launch, so that a profile knows its operation. All launches go
@@ -72,7 +73,7 @@ void launch_kernel(const char* row, void (*kernel)(P), const P& params, const La
     check_launched(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
                    row);
   }
-  cudaLaunchAttribute attributes[2];
+  cudaLaunchAttribute attributes[3];
   unsigned num_attributes = 0;
   if (shape.programmatic && code_has_clusters()) {
     attributes[num_attributes].id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -81,6 +82,10 @@ void launch_kernel(const char* row, void (*kernel)(P), const P& params, const La
   if (shape.cluster > 1) {
     attributes[num_attributes].id = cudaLaunchAttributeClusterDimension;
     attributes[num_attributes++].val.clusterDim = {static_cast<unsigned>(shape.cluster), 1, 1};
+  }
+  if (shape.cooperative) {
+    attributes[num_attributes].id = cudaLaunchAttributeCooperative;
+    attributes[num_attributes++].val.cooperative = 1;
   }
   cudaLaunchConfig_t config = {};
   config.gridDim = shape.grid;

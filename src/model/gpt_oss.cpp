@@ -339,12 +339,15 @@ Verdict GptOss::verdict_of(const Pass& pass, const Row<P>& row, const PassPlan* 
 
 namespace {
 
+// Whether rows may leave the outputs of pairs for reduce (ReduceForm::kRounded).
+bool leaves_pairs(const GptOssConfig& config) { return config.share.link == LinkKind::kPeers; }
+
 // Of a rank's part behind experts, or of their pairs' outputs (PairOutputs).
 uint64_t floats_behind_experts(const GptOssConfig& config, int32_t max_tokens,
                                uint64_t floats_of_x) {
   const auto hidden = static_cast<uint64_t>(config.hidden);
   const uint64_t part = static_cast<uint64_t>(max_tokens) * hidden * floats_of_x;
-  if (config.share.link != LinkKind::kPeers) return part;
+  if (!leaves_pairs(config)) return part;
   const gemm::SortShape shape{
       .num_tokens = max_tokens, .top_k = config.top_k, .num_experts = config.num_experts};
   return std::max(part, ceil_div<uint64_t>(static_cast<uint64_t>(shape.capacity()) * hidden, 2));
@@ -368,7 +371,7 @@ ActivationBytes activation_bytes(const GptOssConfig& config, const ModelWeights&
   const bool has_ranks = config.share.num_ranks > 1;
   const uint64_t of_x = 4ull * bytes.floats_of_x * static_cast<uint64_t>(config.hidden);
   const uint64_t part_bytes = has_ranks ? of_x : 0;
-  const uint64_t slot_bytes = has_ranks ? 4ull * config.top_k : 0;
+  const uint64_t slot_bytes = leaves_pairs(config) ? 4ull * config.top_k : 0;
   bytes.arrays =
       static_cast<uint64_t>(max_tokens) * (token_bytes + fold_bytes + part_bytes + slot_bytes) +
       (has_ranks ? 4 * floats_behind_experts(config, max_tokens, bytes.floats_of_x) : 0) +
@@ -430,8 +433,10 @@ Activations make_activations(const GptOssConfig& config, const ActivationBytes& 
     act.parts[kBehindOut] = arena.take_array<float>(tokens * config.hidden * bytes.floats_of_x);
     act.parts[kBehindExperts] =
         arena.take_array<float>(floats_behind_experts(config, max_tokens, bytes.floats_of_x));
-    act.pairs = {.slot_of_pair = arena.take_array<int32_t>(tokens * config.top_k),
-                 .outputs = reinterpret_cast<uint16_t*>(act.parts[kBehindExperts])};
+    if (leaves_pairs(config)) {
+      act.pairs = {.slot_of_pair = arena.take_array<int32_t>(tokens * config.top_k),
+                   .outputs = reinterpret_cast<uint16_t*>(act.parts[kBehindExperts])};
+    }
     act.logits_part =
         arena.take_array<float>(static_cast<uint64_t>(max_logit_rows) * config.logits_held());
     if (bytes.floats_of_x > 1) {

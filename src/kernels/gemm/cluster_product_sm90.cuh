@@ -101,7 +101,7 @@ __device__ __forceinline__ void store_in_cluster(uint32_t address, const float* 
 /// All threads of the cluster that have not ended.
 __device__ __forceinline__ void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+  cluster_wait();
 }
 
 /// End as DenseProduct's.

@@ -398,26 +398,17 @@ uint64_t moe_fp8_block_scale_e4m3_f16_stream_sm90_workspace(const MoeFp8Params& 
 void moe_fp8_block_scale_e4m3_f16_stream_sm90(const MoeFp8Params& p) {
   using namespace moe_fp8;
   if (p.num_tokens == 0) return;
-  const cudaStream_t stream = launch_stream(p.launch.stream);
   int device = 0, units = 0;
   check_launched(cudaGetDevice(&device), kRow);
   check_launched(cudaDeviceGetAttribute(&units, cudaDevAttrMultiProcessorCount, device), kRow);
   StreamTask task = lay_out(p, p.launch.workspace);
   task.rows_of_block = 8 * ceil_div(p.hidden / 8, units);
-  check_launched(allow_shared_bytes(reinterpret_cast<const void*>(stream_few), sizeof(Shared)),
-                 kRow);
-  // All blocks are on the device at once, as a barrier of the grid needs.
-  cudaLaunchAttribute attribute = {};
-  attribute.id = cudaLaunchAttributeCooperative;
-  attribute.val.cooperative = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(units));
-  config.blockDim = dim3(kThreads);
-  config.dynamicSmemBytes = sizeof(Shared);
-  config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  launch_noted(kRow, stream_few, config, task);
+  launch_kernel(kRow, stream_few, task,
+                {.grid = dim3(static_cast<unsigned>(units)),
+                 .num_threads = kThreads,
+                 .shared_bytes = sizeof(Shared),
+                 .cooperative = true},
+                launch_stream(p.launch.stream));
 }
 
 }  // namespace moxie
