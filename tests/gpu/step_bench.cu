@@ -456,6 +456,7 @@ class Bench {
             .down = l.down,
             .down_bias = l.down_bias,
             .x = x_,
+            .pairs = {},
             .fold = {},
             .reduce = {},
             .forms = forms_of(&Forms::x, &Forms::t),
