@@ -6,7 +6,6 @@
 #include <cmath>
 
 #include "core/threads.h"
-#include "kernels/gemm/sort_cuda.h"
 #include "kernels/gemm/tile_model.h"
 #include "kernels/sample/sample.h"
 #include "model/pass.h"
@@ -348,9 +347,8 @@ uint64_t floats_behind_experts(const GptOssConfig& config, int32_t max_tokens,
   const auto hidden = static_cast<uint64_t>(config.hidden);
   const uint64_t part = static_cast<uint64_t>(max_tokens) * hidden * floats_of_x;
   if (!leaves_pairs(config)) return part;
-  const gemm::SortShape shape{
-      .num_tokens = max_tokens, .top_k = config.top_k, .num_experts = config.num_experts};
-  return std::max(part, ceil_div<uint64_t>(static_cast<uint64_t>(shape.capacity()) * hidden, 2));
+  const int32_t slots = most_pair_slots(max_tokens * config.top_k, config.num_experts);
+  return std::max(part, ceil_div<uint64_t>(static_cast<uint64_t>(slots) * hidden, 2));
 }
 
 }  // namespace

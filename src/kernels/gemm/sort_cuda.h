@@ -12,12 +12,12 @@
 #include <algorithm>
 
 #include "core/base.h"
+#include "kernels/pair_outputs.h"
 #include "kernels/scratch.h"
 #include "kernels/step.h"
 
 namespace moxie::gemm {
 
-inline constexpr int32_t kSlotsAlign = 8;
 inline constexpr int32_t kMaxSortedExperts = 256;
 
 /// A tile: `num_slots` slots from first_slot (a multiple of 8) on, all of one expert.
@@ -43,7 +43,7 @@ struct SortShape {
   int32_t num_pairs() const { return num_tokens * top_k; }
   int32_t num_runs() const { return std::min(num_experts, num_pairs()); }
   /// The most slots.
-  int32_t capacity() const { return round_up(num_pairs(), kSlotsAlign) + kSlotsAlign * num_runs(); }
+  int32_t capacity() const { return most_pair_slots(num_pairs(), num_experts); }
   int32_t max_tiles() const { return num_pairs() / tile_slots + num_runs() + 1; }
 };
 
