@@ -479,12 +479,17 @@ class LinearStepsCuda : public CudaTest {
         [](std::vector<float>& made) {
           for (float& value : made) value = e4m3_to_f32(f32_to_e4m3(value * 8)) / 8;
         });
-    ExpertsParams params = to_device(p, DType::kMXFP4);
-    take_mxfp8(params);
-    // Values near the middle between two E4M3 values are sometimes rounded the other way: some
-    // hundredths of 2^-4. Rounding all values would be 2.6% of what is added.
-    expect_adds(row_named<ExpertsParams>("experts_mxfp4_e4m3_gemm_sm90"), built, expected, params,
-                0.01);
+    for (const gemm::E4m3Tile& tile : gemm::kE4m3Tiles) {
+      SCOPED_TRACE(gemm::tile_name({tile.rows, tile.columns}));
+      built.reset();
+      ExpertsParams params = to_device(p, DType::kMXFP4);
+      take_mxfp8(params);
+      params.tile = {tile.rows, tile.columns};
+      // Values near the middle between two E4M3 values are sometimes rounded the other way: some
+      // hundredths of 2^-4. Rounding all values would be 2.6% of what is added.
+      expect_adds(row_named<ExpertsParams>("experts_mxfp4_e4m3_gemm_sm90"), built, expected, params,
+                  0.01);
+    }
   }
 
   // Values rounded to E4M3 with a power of two of the row.

@@ -22,7 +22,7 @@ struct Shape<GpuProducts::kBF16> {
 };
 template <>
 struct Shape<GpuProducts::kFP8> {
-  static constexpr int kColumns = 256, kDepth = 32, kWarpgroups = 2;
+  static constexpr int kColumns = 144, kDepth = 32, kWarpgroups = 3;
 };
 constexpr int kMmaThreads = 256, kMmaChains = 16, kMmaRepeats = 8;
 template <GpuProducts kKind>

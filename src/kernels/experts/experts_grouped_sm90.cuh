@@ -25,7 +25,8 @@ struct GateUp : GateUpProduct {
   /// E4M3 a warpgroup makes its half of a unit, and no other warpgroup waits for that half.
   template <typename Cut>
   static constexpr int kSharedBytes =
-      (Cut::kActivation == DType::kF8E4M3 ? 1 : 2) * Cut::kMostColumns* Cut::kRowBytes;
+      Cut::kActivation == DType::kF8E4M3 ? Cut::kWarpgroups* Cut::kMostColumns* Cut::kRowBytes / 2
+                                         : 2 * Cut::kMostColumns* Cut::kRowBytes;
 
   template <int kColumns>
   __device__ __forceinline__ HeldBiases begin(const Item& item, int tile) const {
@@ -34,17 +35,23 @@ struct GateUp : GateUpProduct {
   template <typename Cut, int kColumns>
   __device__ __forceinline__ void finish(const Item& item, int tile,
                                          const Sums<Cut, kColumns>& sums, std::byte* shared) const {
-    const auto biases_of = [&](int m) { return biases(item.expert, tile + 4 * m); };
-    if constexpr (Cut::kActivation == DType::kF8E4M3) {
-      finish_e4m3<Cut, kColumns>(item, tile, sums, shared, biases_of);
-    } else {
-      finish<Cut, kColumns>(item, tile, sums, shared, biases_of);
-    }
+    finish<Cut, kColumns>(item, tile, sums, shared,
+                          [&](int m) { return biases(item.expert, tile + 4 * m); });
   }
   template <typename Cut, int kColumns, typename Biases>
   __device__ __forceinline__ void finish(const Item& item, int tile,
                                          const Sums<Cut, kColumns>& sums, std::byte* shared,
                                          const Biases& biases_of) const {
+    if constexpr (Cut::kActivation == DType::kF8E4M3) {
+      finish_e4m3<Cut, kColumns>(item, tile, sums, shared, biases_of);
+    } else {
+      finish_bf16<Cut, kColumns>(item, tile, sums, shared, biases_of);
+    }
+  }
+  template <typename Cut, int kColumns, typename Biases>
+  __device__ __forceinline__ void finish_bf16(const Item& item, int tile,
+                                              const Sums<Cut, kColumns>& sums, std::byte* shared,
+                                              const Biases& biases_of) const {
     const int g = threadIdx.x % 32 / 4;
     constexpr int kThreads = 128 * (2 / Cut::kRowTiles);
     const int unit = tile / 8, region = unit - item.first_tile / 8;
@@ -112,7 +119,8 @@ struct DownPairs : DownProduct {
   uint16_t* pairs;  // [slots, hidden]
   /// Columns that a warpgroup stores at a time.
   template <typename Cut>
-  static constexpr int kStep = Cut::kMostColumns <= 144 ? Cut::kMostColumns : 128;
+  static constexpr int kStep = kIsStreamed<Cut> ? std::min(Cut::kMostColumns, 32)
+                                                : Cut::kMostColumns;
   template <typename Cut>
   static constexpr int kSharedBytes = Cut::kWarpgroups* kStep<Cut>* kStagedRowBytes;
 

@@ -86,9 +86,9 @@ double experts_mma_us(const ExpertsParams& p, const DeviceRates& rates) {
   return predicted_us(Op<ExpertsParams>::work(p), rates, rates.mma_gflops,
                       {.read = 0.6, .products = 0.55, .fixed_us = 8.0});
 }
-// From 96 tokens an expert on, products are the limit, and 8-bit products win.
+// With fewer tokens an expert the weights' bytes are the limit, in BF16 as in 8 bits.
 double experts_e4m3_us(const ExpertsParams& p, const DeviceRates& rates) {
-  const bool is_many = p.num_tokens * p.top_k >= 96 * routed_experts(p);
+  const bool is_many = p.num_tokens * p.top_k >= 24 * routed_experts(p);
   return (is_many ? 0.5 : 40.0) * experts_gemm_us(p, rates);
 }
 
@@ -340,7 +340,7 @@ const Row<ExpertsParams> kRows[] = {
      .needs = kSm90a,
      .supports =
          "mxfp4; at most 256 experts, 16 a token; most scales within 16 octaves of their row's",
-     .limits = "any number of tokens; with --activation mxfp8 chosen from 96 tokens an expert on; "
+     .limits = "any number of tokens; with --activation mxfp8 chosen from 24 tokens an expert on; "
                "activations rounded to e4m3, one scale a token",
      .ran_on = "H200",
      .layout = PackedLayout::kFragment16x32,

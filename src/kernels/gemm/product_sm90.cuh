@@ -1,8 +1,7 @@
 // Products of packed weights with many tokens on Hopper. The weights, read in the order of their
-// fragments and converted to BF16 or E5M2 in registers, are wgmma's register operand. The
-// activations, staged in BF16 or E4M3 (staged.cuh), are in shared memory. The products are exact
-// except for the activations' rounding and for the bits that wgmma drops in sums of 8-bit operands
-// (it keeps some 13 bits after the first of the greatest addend).
+// fragments and converted to BF16 in registers, are wgmma's register operand. The activations,
+// staged in BF16 (staged.cuh), are in shared memory. The products are exact except for the
+// activations' rounding. Those of 8-bit operands are streamed (streamed_product_sm90.cuh).
 //
 // A block takes one work item after another (rows of the weights x up to 144 staged rows). One
 // thread of the first warpgroup copies activations, 64 columns at a time, into a ring that the
@@ -69,8 +68,7 @@ template <DType F, typename Cut>
 struct Shared {
   // As many as leave room for the weights and for the task's shared memory: with more stages a
   // warpgroup can be at the end of an item while the other still multiplies.
-  static constexpr int kColumnStages = Cut::kActivation == DType::kF8E4M3         ? 8
-                                       : Cut::kMostColumns > 144                  ? 4
+  static constexpr int kColumnStages = Cut::kMostColumns > 144                    ? 4
                                        : Cut::kMostColumns <= 64                  ? 8
                                        : Cut::kMostColumns > 128 || Cut::kSplitsK ? 6
                                        : F == DType::kMXFP4                       ? 7
@@ -142,91 +140,30 @@ struct WeightRing {
   }
 };
 
-/// Offsets that turn the codes of the scales of rows g and g + 8 into the exponent fields of FP16
-/// factors, in the halves of a word: blocks whose scale is their row's greatest get the greatest
-/// factor.
-__device__ __forceinline__ uint32_t folding_offsets(int2 greatest) {
-  return __byte_perm(static_cast<uint32_t>(kGreatestFold - greatest.x),
-                     static_cast<uint32_t>(kGreatestFold - greatest.y), 0x5410);
-}
-/// Rows g and g + 8 of a unit of MXFP4 as two operands of 32 columns in E5M2: 2^-kFoldedTop of
-/// their values over their row's greatest scale. Bit operations make codes FP16 of 2^-14 of their
-/// values. These are multiplied by the scale, an exact power of two; the high byte of the product
-/// is E5M2. Scales more than kFoldedOctaves below the greatest lose bits, and still lower ones
-/// become zero.
-__device__ __forceinline__ void make_operand_e5m2(const fragment::Unit<DType::kMXFP4>& unit,
-                                                  uint32_t offsets, uint32_t (&a)[8]) {
-  constexpr uint32_t kMagnitude = 0x0E000E00u, kSigns = 0x80808080u;
-  constexpr uint32_t kBoth = 0x00010001u, kHighBytes = 0x7531;
-#pragma unroll
-  for (int block = 0; block < 2; ++block) {
-    const uint32_t exponents = __byte_perm(unit.scales[0], 0, block == 0 ? 0x4140 : 0x4342);
-    const uint32_t bits = __viaddmin_s16x2_relu(exponents, offsets, kBoth * kGreatestFold) << 10;
-    const __half2 scales = *reinterpret_cast<const __half2*>(&bits);
-    const uint4& c = unit.codes[0];
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const uint32_t w = block == 0 ? (half == 0 ? c.x : c.y) : (half == 0 ? c.z : c.w);
-      const __half2 scale = half == 0 ? __low2half2(scales) : __high2half2(scales);
-      const auto scaled = [&](uint32_t magnitude) {
-        const __half2 value = __hmul2(*reinterpret_cast<const __half2*>(&magnitude), scale);
-        return *reinterpret_cast<const uint32_t*>(&value);
-      };
-      const uint32_t by3 = w << 3, by6 = w << 6;
-      const uint32_t first =
-          __byte_perm(scaled(by3 & kMagnitude), scaled(by6 & kMagnitude), kHighBytes);
-      const uint32_t second =
-          __byte_perm(scaled(w << 9 & kMagnitude),
-                      scaled((w & 0x0C000C00u) | (w >> 5 & 0x02000200u)), kHighBytes);
-      a[4 * block + half] = first | (__byte_perm(w, by3, kHighBytes) & kSigns);
-      a[4 * block + 2 + half] = second | (__byte_perm(by6, w << 2, kHighBytes) & kSigns);
-    }
-  }
-}
-
 /// A tile's products with a stage of columns.
 template <DType F, typename Cut, int kColumns>
 struct UnitProduct {
-  static constexpr bool kIsE4m3 = Cut::kActivation == DType::kF8E4M3;
-  uint32_t a[kIsE4m3 ? 8 : 16];
+  uint32_t a[16];
 
-  __device__ __forceinline__ void make(const std::byte* unit, [[maybe_unused]] uint32_t offsets) {
-    if constexpr (kIsE4m3) {
-      make_operand_e5m2(read_operand<F>(unit), offsets, a);
-    } else {
-      make_operand<F>(read_operand<F>(unit), a);
-    }
+  __device__ __forceinline__ void make(const std::byte* unit) {
+    make_operand<F>(read_operand<F>(unit), a);
   }
   __device__ __forceinline__ void add(float* sums, const std::byte* columns) {
     const uint64_t b = tile_descriptor<Cut::kRowBytes>(columns);
     wgmma_fence();
-    if constexpr (kIsE4m3) {
-      // More columns than one wgmma takes are two wgmma with the same operand.
-      constexpr int kParts = kColumns > 256 ? 2 : 1, kPart = kColumns / kParts;
-      static_assert(kColumns % (8 * kParts) == 0);
 #pragma unroll
-      for (int k = 0; k < 2; ++k) {
-#pragma unroll
-        for (int part = 0; part < kParts; ++part) {
-          wgmma_fp8<kPart>(&sums[part * kPart / 2], &a[4 * k],
-                           b + 32 / 16 * k + part * kPart * Cut::kRowBytes / 16);
-        }
-      }
-    } else {
-#pragma unroll
-      for (int k = 0; k < 4; ++k) wgmma_bf16<kColumns>(sums, &a[4 * k], b + 32 / 16 * k);
-    }
+    for (int k = 0; k < 4; ++k) wgmma_bf16<kColumns>(sums, &a[4 * k], b + 32 / 16 * k);
     wgmma_commit();
   }
 };
 
 /// One item's sums of a warpgroup, kColumns wide. `unit_count`: units of all previous items, which
-/// gives the ring's stage. `offsets`: folding_offsets of the tile. `after` is called when all
-/// operands are read, and may start the next item's copies.
+/// gives the ring's stage. `after` is called when all operands are read, and may start the next
+/// item's copies.
 template <DType F, typename Cut, int kColumns, typename After>
 __device__ __forceinline__ void multiply_item(Shared<F, Cut>& shared, WeightRing<F, Cut>& ring,
-                                              uint32_t unit_count, uint32_t offsets,
-                                              Sums<Cut, kColumns>& sums, After&& after) {
+                                              uint32_t unit_count, Sums<Cut, kColumns>& sums,
+                                              After&& after) {
   constexpr int kStages = Shared<F, Cut>::kColumnStages, kTiles = Cut::kRowTiles;
   const bool is_first_lane = threadIdx.x % 32 == 0;
 #pragma unroll
@@ -250,7 +187,7 @@ __device__ __forceinline__ void multiply_item(Shared<F, Cut>& shared, WeightRing
     for (int m = 0; m < kTiles; ++m) {
       wgmma_wait<kOperands - 1>();  // the previous product with this operand
       if (m == kTiles - 1) give_back(kIsDouble ? stage_before : last_stage);
-      product[m].make(unit + m * fragment::kUnitBytes<F>, offsets);
+      product[m].make(unit + m * fragment::kUnitBytes<F>);
       if (m == 0) wait_barrier(&shared.full[stage], place / kStages % 2);
       product[m].add(sums[m], shared.columns[stage]);
     }
@@ -360,13 +297,7 @@ __global__ void __launch_bounds__(Cut::kThreads, Cut::kBlocks)
     is_more = task.item(i, next);
     const auto run = [&]<int kColumns>() {
       Sums<Cut, kColumns> sums;
-      uint32_t offsets = 0;
-      if constexpr (Cut::kActivation == DType::kF8E4M3) {
-        static_assert(Cut::kRowTiles == 1);
-        offsets = folding_offsets(
-            greatest_scales_of(task.weight, item.expert, item.first_tile + my_tile));
-      }
-      multiply_item<F, Cut, kColumns>(shared, ring, unit_count, offsets, sums, [&] {
+      multiply_item<F, Cut, kColumns>(shared, ring, unit_count, sums, [&] {
         if (is_more) ring.start(task.weight, next, next.first_tile + my_tile);
       });
       if constexpr (Cut::kSplitsK) add_sums<F, Cut, kColumns>(shared, group, sums);

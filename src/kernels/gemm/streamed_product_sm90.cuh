@@ -1,5 +1,6 @@
-// Grouped products with few columns on Hopper (up to 64 tokens an expert): limited by reading the
-// weights from memory, and almost as much by the instructions that make operands of them.
+// Grouped products with few columns on Hopper (up to 64 tokens an expert in BF16, up to 128 in
+// E4M3): limited by reading the weights from memory, and almost as much by the instructions that
+// make operands of them.
 //
 // As product_sm90.cuh, but one warpgroup copies both operands, a batch of units at a time. These
 // units of a tile are contiguous for each of the block's tiles. The sixteen warps that multiply
@@ -20,12 +21,12 @@
 
 namespace moxie::gemm {
 
-/// How a block is cut: sixteen tiles of 16 rows, kColumns columns. kHasFew: as above; the
-/// activations are 2^96 of their values.
-template <int kColumns, bool kHasFew_>
-struct StreamedCut : CutOf<4, 1, false, kColumns> {
+/// How a block is cut: four tiles of 16 rows for each warpgroup, kColumns columns. kHasFew: as
+/// above; the activations are 2^96 of their values.
+template <int kColumns, bool kHasFew_, DType kActivation = DType::kBF16, int kWarpgroups = 4>
+struct StreamedCut : CutOf<kWarpgroups, 1, false, kColumns, kActivation> {
   static constexpr bool kHasFew = kHasFew_;
-  static constexpr int kTiles = 16;
+  static constexpr int kTiles = 4 * kWarpgroups;
   /// Units of a batch: 45 units of 2,880 columns are nine batches of five.
   static constexpr int kBatchUnits = kColumns <= 16 ? 5 : 3;
 };
@@ -37,8 +38,8 @@ template <DType F, typename Cut>
 inline constexpr float kStreamedScale = kProductScale<F> / kStreamedRaise<F, Cut>;
 template <typename Cut>
 inline constexpr bool kIsStreamed = false;
-template <int kColumns, bool kHasFew>
-inline constexpr bool kIsStreamed<StreamedCut<kColumns, kHasFew>> = true;
+template <int kColumns, bool kHasFew, DType kActivation, int kWarpgroups>
+inline constexpr bool kIsStreamed<StreamedCut<kColumns, kHasFew, kActivation, kWarpgroups>> = true;
 
 /// From the scale of sums whose operand is codes to that of wgmma's sums.
 template <DType F>
@@ -50,8 +51,8 @@ struct StreamedShared {
   static constexpr int kUnits = Cut::kBatchUnits, kColumns = Cut::kMostColumns;
   // A batch with what is before it in its line of 128 bytes.
   static constexpr int kTileBytes = (kUnits * fragment::kUnitBytes<F> + 96 + 127) / 128 * 128;
-  static constexpr int kStages = 4;
-  alignas(1024) std::byte columns[kStages][kUnits][128 * kColumns];
+  static constexpr int kStages = kColumns > 144 ? 3 : 4;
+  alignas(1024) std::byte columns[kStages][kUnits][Cut::kRowBytes * kColumns];
   alignas(128) std::byte weights[kStages][Cut::kTiles][kTileBytes];
   uint64_t full[kStages], empty[kStages];
   // Items that are copied or multiplied, since they are at most kStages batches apart.
@@ -60,6 +61,85 @@ struct StreamedShared {
 };
 
 #ifdef __CUDACC__
+
+/// Offsets that turn the codes of the scales of rows g and g + 8 into the exponent fields of FP16
+/// factors, in the halves of a word: blocks whose scale is their row's greatest get the greatest
+/// factor.
+__device__ __forceinline__ uint32_t folding_offsets(int2 greatest) {
+  return __byte_perm(static_cast<uint32_t>(kGreatestFold - greatest.x),
+                     static_cast<uint32_t>(kGreatestFold - greatest.y), 0x5410);
+}
+/// Rows g and g + 8 of a unit of MXFP4 as two operands of 32 columns in E5M2: 2^-kFoldedTop of
+/// their values over their row's greatest scale. Bit operations make codes FP16 of 2^-14 of their
+/// values. These are multiplied by the scale, an exact power of two; the high byte of the product
+/// is E5M2. Scales more than kFoldedOctaves below the greatest lose bits, and still lower ones
+/// become zero.
+__device__ __forceinline__ void make_operand_e5m2(const fragment::Unit<DType::kMXFP4>& unit,
+                                                  uint32_t offsets, uint32_t (&a)[8]) {
+  constexpr uint32_t kMagnitude = 0x0E000E00u, kSigns = 0x80808080u;
+  constexpr uint32_t kBoth = 0x00010001u, kHighBytes = 0x7531;
+#pragma unroll
+  for (int block = 0; block < 2; ++block) {
+    const uint32_t exponents = __byte_perm(unit.scales[0], 0, block == 0 ? 0x4140 : 0x4342);
+    const uint32_t bits = __viaddmin_s16x2_relu(exponents, offsets, kBoth * kGreatestFold) << 10;
+    const __half2 scales = *reinterpret_cast<const __half2*>(&bits);
+    const uint4& c = unit.codes[0];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint32_t w = block == 0 ? (half == 0 ? c.x : c.y) : (half == 0 ? c.z : c.w);
+      const __half2 scale = half == 0 ? __low2half2(scales) : __high2half2(scales);
+      const auto scaled = [&](uint32_t magnitude) {
+        const __half2 value = __hmul2(*reinterpret_cast<const __half2*>(&magnitude), scale);
+        return *reinterpret_cast<const uint32_t*>(&value);
+      };
+      const uint32_t by3 = w << 3, by6 = w << 6;
+      const uint32_t first =
+          __byte_perm(scaled(by3 & kMagnitude), scaled(by6 & kMagnitude), kHighBytes);
+      const uint32_t second =
+          __byte_perm(scaled(w << 9 & kMagnitude),
+                      scaled((w & 0x0C000C00u) | (w >> 5 & 0x02000200u)), kHighBytes);
+      a[4 * block + half] = first | (__byte_perm(w, by3, kHighBytes) & kSigns);
+      a[4 * block + 2 + half] = second | (__byte_perm(by6, w << 2, kHighBytes) & kSigns);
+    }
+  }
+}
+
+/// One unit of a tile as wgmma's operand, and its products.
+template <DType F, typename Cut, int kColumns>
+struct StreamedOperand {
+  static constexpr bool kIsE4m3 = Cut::kActivation == DType::kF8E4M3;
+  uint32_t a[kIsE4m3 ? 8 : 16];
+
+  /// offsets: E4M3 only, folding_offsets of the tile.
+  __device__ __forceinline__ void make(const std::byte* unit, [[maybe_unused]] uint32_t offsets) {
+    if constexpr (kIsE4m3) {
+      make_operand_e5m2(read_operand<F>(unit), offsets, a);
+    } else {
+      make_operand<F>(read_operand<F>(unit), a);
+    }
+  }
+  /// columns: the descriptor of the unit's columns.
+  __device__ __forceinline__ void multiply(float* sums, uint64_t columns) {
+    wgmma_fence();
+    if constexpr (kIsE4m3) {
+      // More columns than one wgmma takes are two wgmma with the same operand.
+      constexpr int kParts = kColumns > 256 ? 2 : 1, kPart = kColumns / kParts;
+      static_assert(kColumns % (8 * kParts) == 0);
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+#pragma unroll
+        for (int part = 0; part < kParts; ++part) {
+          wgmma_fp8<kPart>(&sums[part * kPart / 2], &a[4 * k],
+                           columns + 32 / 16 * k + part * kPart * Cut::kRowBytes / 16);
+        }
+      }
+    } else {
+#pragma unroll
+      for (int k = 0; k < 4; ++k) wgmma_bf16<kColumns>(sums, &a[4 * k], columns + 32 / 16 * k);
+    }
+    wgmma_commit();
+  }
+};
 
 /// A stage of the ring and the phase of its barriers. `place`: batches before. It must be computed
 /// alike on all paths, since the compiler has wgmma's descriptors in uniform registers only then.
@@ -83,25 +163,22 @@ __device__ __forceinline__ void give_back(S& shared, uint32_t stage) {
 
 /// A tile's products with up to kColumns columns by wgmma; its warpgroup's other warps do theirs. A
 /// warp whose tile the item lacks multiplies what is in the ring. `place`: batches before the item;
-/// `over`: over_line of the tile.
+/// `over`: over_line of the tile; `offsets`: E4M3 only, folding_offsets of the tile.
 template <DType F, int kColumns, typename S, typename Cut>
 __device__ __forceinline__ void multiply_streamed(S& shared, uint32_t place, int num_units,
-                                                  int block_tile, uint32_t over,
+                                                  int block_tile, uint32_t over, uint32_t offsets,
                                                   Sums<Cut, kColumns>& sums) {
 #pragma unroll
   for (int i = 0; i < kColumns / 2; ++i) sums[0][i] = 0;
   // Two alternating operands if registers allow it: one is made while the products of the other
   // run.
-  constexpr int kOperands = kColumns <= 32 ? 2 : 1, kBatch = S::kUnits;
-  uint32_t a[kOperands][16];
+  using Operand = StreamedOperand<F, Cut, kColumns>;
+  constexpr int kOperands = kColumns <= 32 || Operand::kIsE4m3 ? 2 : 1, kBatch = S::kUnits;
+  Operand operands[kOperands];
   int last_stage = -1;
-  const auto multiply = [&](const std::byte* unit, uint64_t columns, uint32_t(&operand)[16]) {
-    make_operand<F>(read_operand<F>(unit), operand);
-    wgmma_fence();
-#pragma unroll
-    for (int k = 0; k < 4; ++k)
-      wgmma_bf16<kColumns>(sums[0], operand + 4 * k, columns + 32 / 16 * k);
-    wgmma_commit();
+  const auto multiply = [&](const std::byte* unit, uint64_t columns, Operand& operand) {
+    operand.make(unit, offsets);
+    operand.multiply(sums[0], columns);
   };
   constexpr int kUnit = fragment::kUnitBytes<F>;
   constexpr uint64_t kUnitOfColumns = sizeof(shared.columns[0][0]) / 16;
@@ -109,14 +186,14 @@ __device__ __forceinline__ void multiply_streamed(S& shared, uint32_t place, int
   const auto multiply_batch = [&]<int kFirst>() {
     const RingPlace<S> at(place);
     const std::byte* units = shared.weights[at.stage][block_tile] + over;
-    const uint64_t columns = tile_descriptor(shared.columns[at.stage][0]);
+    const uint64_t columns = tile_descriptor<Cut::kRowBytes>(shared.columns[at.stage][0]);
     wait_barrier(&shared.full[at.stage], at.phase);
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
       wgmma_wait<kOperands - 1>();  // the previous products with this operand
       // All of the previous batch is read.
       if (i == kOperands - 1 && last_stage >= 0) give_back(shared, last_stage);
-      multiply(units + i * kUnit, columns + i * kUnitOfColumns, a[(kFirst + i) % kOperands]);
+      multiply(units + i * kUnit, columns + i * kUnitOfColumns, operands[(kFirst + i) % kOperands]);
     }
     last_stage = static_cast<int>(at.stage);
     ++place;
@@ -137,7 +214,7 @@ __device__ __forceinline__ void multiply_streamed(S& shared, uint32_t place, int
 #pragma unroll 1
     for (int i = 0; i < rest; ++i) {
       multiply(shared.weights[at.stage][block_tile] + over + i * kUnit,
-               tile_descriptor(shared.columns[at.stage][i]), a[0]);
+               tile_descriptor<Cut::kRowBytes>(shared.columns[at.stage][i]), operands[0]);
       wgmma_wait<0>();
     }
     give_back(shared, at.stage);
@@ -231,26 +308,28 @@ __global__ void __launch_bounds__(Cut::kThreads, 1)
   uint32_t place = 0;
   if (threadIdx.x < 128) {
     give_registers<Cut::kCopyRegisters>();
-    // Three warps start the copies of five or six tiles each (one warp could not start copies fast
+    // Three warps start the copies of four to six tiles each (one warp could not start copies fast
     // enough), a fourth those of the activations. Only the fourth waits for the previous kernel:
     // the items were known when that kernel began, and weights never change.
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const bool has_columns = warp == 3;
-    const int of_warp = has_columns ? kBatch : warp == 0 ? 6 : 5;
-    const int number = lane + (warp == 1 ? 6 : warp == 2 ? 11 : 0);
+    constexpr int kOthers = Cut::kTiles / 3, kFirst = Cut::kTiles - 2 * kOthers;
+    const int of_warp = has_columns ? kBatch : warp == 0 ? kFirst : kOthers;
+    const int number = lane + (warp == 1 ? kFirst : warp == 2 ? kFirst + kOthers : 0);
     if (lane >= of_warp) return;
     if (has_columns) {
       wait_for_previous();
       launch_next();
     }
-    const int64_t unit_stride = 128ll * task.staged.capacity;
+    constexpr int64_t kRowBytes = Cut::kRowBytes;
+    const int64_t unit_stride = kRowBytes * task.staged.capacity;
     uint32_t number_of_item = 0;
     for (int i = first; i < num_items; i += step, ++number_of_item) {
       const Item item = task.items.at(i);
       const bool has_copy = has_columns || number < tiles_of(item);
-      const uint32_t column_bytes = 128 * ((item.num_columns + 7) / 8 * 8);
+      const uint32_t column_bytes = kRowBytes * ((item.num_columns + 7) / 8 * 8);
       const std::byte* from =
-          has_columns ? task.staged.data + 128ll * item.first_column + number * unit_stride
+          has_columns ? task.staged.data + kRowBytes * item.first_column + number * unit_stride
                       : tile_of<F>(task.weight, num_units, item.expert, item.first_tile + number);
 #pragma unroll 1
       for (int u = 0; u < num_units; u += kBatch, ++place) {
@@ -292,7 +371,11 @@ __global__ void __launch_bounds__(Cut::kThreads, 1)
       if constexpr (Cut::kHasFew) {
         multiply_few<F, kWidth, S, Cut>(shared, place, num_units, block_tile, over, has_tile, sums);
       } else {
-        multiply_streamed<F, kWidth, S, Cut>(shared, place, num_units, block_tile, over, sums);
+        uint32_t offsets = 0;
+        if constexpr (Cut::kActivation == DType::kF8E4M3)
+          offsets = folding_offsets(greatest_scales_of(task.weight, item.expert, tile));
+        multiply_streamed<F, kWidth, S, Cut>(shared, place, num_units, block_tile, over, offsets,
+                                             sums);
       }
       if (has_tile || !Task::kEndsAlone)
         task.template finish<Cut, kWidth>(item, tile, sums, shared_bytes + sizeof(S), ends);

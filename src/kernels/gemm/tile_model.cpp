@@ -93,6 +93,20 @@ TileChoice choose_tile(double mean, bool ordered) {
   return last.second;
 }
 
+int32_t choose_e4m3_tile(double mean) {
+  mean = std::max(mean, 1e-3);
+  // Every layer of a launch asks for the same.
+  thread_local std::pair<double, int32_t> last;
+  if (last.first == mean) return last.second;
+  const auto time = [&](const E4m3Tile& tile) {
+    return expected_time(mean,
+                         [&](int32_t num) { return tile.time * ceil_div(num, tile.columns); });
+  };
+  const auto is_faster = [&](const E4m3Tile& a, const E4m3Tile& b) { return time(a) < time(b); };
+  last = {mean, std::min_element(kE4m3Tiles.begin(), kE4m3Tiles.end(), is_faster)->columns};
+  return last.second;
+}
+
 std::vector<Tile> all_tiles() {
   std::vector<Tile> tiles;
   for (const int32_t columns : kMmaTileColumns) tiles.push_back({kMmaTileRows, columns});

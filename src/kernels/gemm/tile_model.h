@@ -52,6 +52,17 @@ inline constexpr std::array<GroupedTile, 7> kGroupedTiles = {{{8, 8, 290, 290, f
                                                               {96, 64, 681, 560, true},
                                                               {128, 96, 800, 700, true},
                                                               {144, 128, 870, 800, true}}};
+/// A tile of products in E4M3: rows of weights times up to `columns` tokens. Times are of an expert
+/// of gpt-oss-120b, in microseconds of all experts on an H200; the model needs only their ratios.
+struct E4m3Tile {
+  int32_t rows, columns;
+  double time;
+};
+inline constexpr std::array<E4m3Tile, 4> kE4m3Tiles = {
+    {{256, 48, 600}, {256, 96, 720}, {192, 144, 900}, {128, 288, 1600}}};
+/// The columns of the tile that takes least for experts with `mean` tokens on average.
+int32_t choose_e4m3_tile(double mean);
+
 /// Whether there is such a tile; `ordered`: whether the ordered row has it.
 bool is_grouped_tile(int32_t columns, bool ordered = false);
 

@@ -30,6 +30,19 @@ TEST(TileModel, TakesWhatWastesLeast) {
   EXPECT_TRUE(is_grouped_tile(choose_tile(100000).columns));
 }
 
+TEST(TileModel, ReadsExpertsOnceInEightBits) {
+  int32_t before = 0;
+  for (const double mean : {0.0, 1.0, 16.0, 32.0, 64.0, 128.0, 256.0}) {
+    const int32_t columns = choose_e4m3_tile(mean);
+    EXPECT_GE(columns, before) << mean;
+    EXPECT_GE(columns, mean) << "an expert's weights would be read twice";
+    before = columns;
+  }
+  EXPECT_EQ(before, 288);
+  // Four tiles of 256 tokens each, or seven of 147.
+  EXPECT_EQ(choose_e4m3_tile(1024), 288);
+}
+
 // 0.8 of what data sheets say of products with F32 sums: 165.2 TFLOPS, and 362 (366 by its clock).
 TEST(Rates, OfAGeForceAreThoseOfF32Sums) {
   DeviceProperties device{
