@@ -21,6 +21,7 @@ struct HeldBiases {
 /// The first product.
 struct GateUp : GateUpProduct {
   static constexpr bool kEndsAlone = false;
+  static constexpr int kRowsTogether = 2 * kStagedColumns;  // of a unit of outputs, zeros behind
   /// Shared memory of the warpgroups that make a unit together: in BF16 a unit has eight tiles. In
   /// E4M3 a warpgroup makes its half of a unit, and no other warpgroup waits for that half.
   template <typename Cut>
@@ -116,6 +117,7 @@ struct GateUp : GateUpProduct {
 /// pairs = W2 act + b2 of each slot, in BF16 (add_pairs_cuda.h).
 struct DownPairs : DownProduct {
   static constexpr bool kEndsAlone = false;
+  static constexpr int kRowsTogether = 1;
   uint16_t* pairs;  // [slots, hidden]
   /// Columns that a warpgroup stores at a time.
   template <typename Cut>
@@ -189,6 +191,7 @@ struct DownPairs : DownProduct {
 /// x += weight (W2 act + b2) of each pair; ends streamed products.
 struct DownAdds : DownProduct {
   static constexpr bool kEndsAlone = true;
+  static constexpr int kRowsTogether = 1;
   template <typename Cut>
   static constexpr int kSharedBytes = 0;
   const int32_t* slot_token;  // -1: none
@@ -264,10 +267,11 @@ template <typename GateUpCut, typename DownCut, bool kAdds, int... kWidths>
 void launch_grouped(const char* name, const ExpertsParams& p, const GroupedMemory& memory,
                     const GateUpProduct& gate_up, float down_scale) {
   const SortedPairs& pairs = memory.pairs;
-  const auto launch = [&]<typename Cut>(auto task, int32_t tiles = Cut::kRows / 16) {
+  const auto launch = [&]<typename Cut, typename Task>(Task task, int32_t tiles = Cut::kRows / 16) {
+    const int32_t rows = round_up(task.weight.rows, Task::kRowsTogether);
     task.items = {.tiles = pairs.tiles,
                   .num_tiles = pairs.num_tiles,
-                  .row_blocks = ceil_div(task.weight.rows, 16 * tiles),
+                  .row_blocks = ceil_div(rows, 16 * tiles),
                   .tiles_a_block = tiles};
     const int64_t most_items = int64_t{pairs.max_tiles} * task.items.row_blocks;
     launch_product<DType::kMXFP4, Cut, kWidths...>(name, task, most_items,
