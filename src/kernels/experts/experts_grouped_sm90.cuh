@@ -21,7 +21,7 @@ struct HeldBiases {
 /// The first product.
 struct GateUp : GateUpProduct {
   static constexpr bool kEndsAlone = false;
-  static constexpr int kRowsTogether = 2 * kStagedColumns;  // of a unit of outputs, zeros behind
+  static constexpr int kRowsTogether = 2 * kStagedColumns;  // a unit of outputs, zeros at its end
   /// Shared memory of the warpgroups that make a unit together: in BF16 a unit has eight tiles. In
   /// E4M3 a warpgroup makes its half of a unit, and no other warpgroup waits for that half.
   template <typename Cut>

@@ -278,25 +278,12 @@ __device__ __forceinline__ void multiply_few(S& shared, uint32_t place, int num_
   for (float& sum : sums[0]) sum *= kFewToOthers<F>;
 }
 
-/// For a warpgroup without rows in the item: the copies go on.
-template <typename S>
-__device__ __forceinline__ void pass_batches(S& shared, uint32_t place, int num_units) {
-#pragma unroll 1
-  for (int u = 0; u < num_units; u += S::kUnits, ++place) {
-    const RingPlace<S> at(place);
-    wait_barrier(&shared.full[at.stage], at.phase);
-    give_back(shared, at.stage);
-  }
-}
-
 /// The kernel, with a Task as product_kernel's, in one width, that also has
 ///   items.count(), items.at(i)    the launch's items
 ///   items.tiles_a_block           of an item, at most 16
 ///   auto begin<kColumns>(const Item&, int tile)   loads what the tile's end reads
 ///   finish<Cut, kColumns>(const Item&, tile, sums, shared, what begin() gave)
 ///   kEndsAlone    finish() waits for no other warp, and is not called for tiles that an item lacks
-///   kRowsTogether rows, from a multiple of so many on, of which finish() is called for all
-/// In E4M3 finish() waits for its own warpgroup alone, and a warpgroup without such rows passes.
 template <DType F, typename Cut, typename Task>
 __global__ void __launch_bounds__(Cut::kThreads, 1)
     streamed_product_kernel(const __grid_constant__ Task task) {
@@ -377,15 +364,6 @@ __global__ void __launch_bounds__(Cut::kThreads, 1)
     const Item item = shared.items[number_of_item % S::kItems];
     const int tile = item.first_tile + block_tile;
     const bool has_tile = block_tile < tiles_of(item);
-    if constexpr (Cut::kActivation == DType::kF8E4M3) {
-      constexpr int kTogether = Task::kRowsTogether;
-      const int first_row = 16 * (tile - block_tile % 4);
-      if (first_row / kTogether * kTogether >= task.weight.rows) {
-        pass_batches(shared, place, num_units);
-        place += (num_units + kBatch - 1) / kBatch;
-        continue;
-      }
-    }
     const auto run = [&]<int kWidth>() {
       const uint32_t over = over_line(tile_of<F>(task.weight, num_units, item.expert, tile));
       const auto ends = task.template begin<kWidth>(item, tile);
