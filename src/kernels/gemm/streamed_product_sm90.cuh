@@ -1,11 +1,12 @@
-// Grouped products with few columns on Hopper (up to 64 tokens an expert in BF16, up to 128 in
-// E4M3): limited by reading the weights from memory, and almost as much by the instructions that
-// make operands of them.
+// Grouped products on Hopper with up to 64 columns in BF16, and with any number in 8 bits: for few
+// columns limited by reading the weights from memory, and almost as much by the instructions that
+// make operands of them. In 8 bits wgmma keeps some 13 bits of a sum after the first of its
+// greatest addend.
 //
 // As product_sm90.cuh, but one warpgroup copies both operands, a batch of units at a time. These
-// units of a tile are contiguous for each of the block's tiles. The sixteen warps that multiply
-// only wait, make operands and start products. What a tile's end reads is loaded when the item
-// begins: at its end all warps would wait for the same memory.
+// units of a tile are contiguous for each of the block's tiles. The warps that multiply only wait,
+// make operands and start products. What a tile's end reads is loaded when the item begins: at its
+// end all warps would wait for the same memory.
 //
 // Items of at most 16 columns can be multiplied by mma.sync (kHasFew): the codes enter as BF16 of
 // 2^-126 of their values, the activations, staged so, times 2^96, and the sums of each block of 32
@@ -172,11 +173,11 @@ __device__ __forceinline__ void multiply_streamed(S& shared, uint32_t place, int
   for (int i = 0; i < kColumns / 2; ++i) sums[0][i] = 0;
   // Two alternating operands if registers allow it: one is made while the products of the other
   // run.
-  using Operand = StreamedOperand<F, Cut, kColumns>;
-  constexpr int kOperands = kColumns <= 32 || Operand::kIsE4m3 ? 2 : 1, kBatch = S::kUnits;
-  Operand operands[kOperands];
+  using UnitOperand = StreamedOperand<F, Cut, kColumns>;
+  constexpr int kOperands = kColumns <= 32 || UnitOperand::kIsE4m3 ? 2 : 1, kBatch = S::kUnits;
+  UnitOperand operands[kOperands];
   int last_stage = -1;
-  const auto multiply = [&](const std::byte* unit, uint64_t columns, Operand& operand) {
+  const auto multiply = [&](const std::byte* unit, uint64_t columns, UnitOperand& operand) {
     operand.make(unit, offsets);
     operand.multiply(sums[0], columns);
   };
