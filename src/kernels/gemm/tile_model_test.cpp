@@ -39,7 +39,7 @@ TEST(TileModel, ReadsExpertsOnceInEightBits) {
     before = columns;
   }
   EXPECT_EQ(before, 288);
-  // Four tiles of 256 tokens each, or seven of 147.
+  // Four tiles of 256 tokens each, or eight of 128.
   EXPECT_EQ(choose_e4m3_tile(1024), 288);
 }
 
