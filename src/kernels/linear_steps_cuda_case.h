@@ -6,7 +6,7 @@
 
 #include <set>
 
-#include "kernels/linear_steps_cuda_rounding.h"
+#include "kernels/linear_steps_rounding_case.h"
 
 namespace moxie::testing {
 

@@ -6,7 +6,7 @@
 
 #include "kernels/experts/experts_mx.h"
 #include "kernels/gemm/mma_tiles.h"
-#include "kernels/linear_steps_cuda_device.h"
+#include "kernels/linear_steps_device_case.h"
 
 namespace moxie::testing {
 
