@@ -373,7 +373,7 @@ void declare_untested_model_flags(Flags& flags, EngineOptions* o) {
   flags.texts(
       "--kernel", &o->kernels,
       "STEP=NAME forces a row, all=reference every reference row; experts= takes gemv, w4a16 "
-      "and w4a8 too, qkv= and out= w8a8 (Hopper, 8 bits, loses more than any default); repeatable");
+      "and w4a8 too, qkv= and out= w8a8 (Hopper); repeatable");
   flags.text("--tile", &o->tile,
              "CUDA: rows x tokens of the experts' products for many tokens: auto, 256x8 to 256x144 "
              "(Hopper's rows), or 128x16 to 128x128 (rows by mma.sync)");
@@ -390,7 +390,7 @@ void declare_untested_model_flags(Flags& flags, EngineOptions* o) {
       "activations: auto, bf16 (or wider), int8 (CPU, MXFP4 layers: by blocks of 32; auto does so "
       "from 8 tokens on in models 2048 wide or wider), or of the experts' products mxfp8, mxfp6 "
       "(E2M3), mxfp6_e3m2 or mxfp4: blocks of 32 with a scale; on CUDA from 17 tokens on (Hopper's "
-      "mxfp8: many tokens, E4M3 with a scale a token)");
+      "mxfp8: long prompts, E4M3 with a scale a token, and qkv and out in 8-bit integers)");
   flags.choice("--arch-limit", &o->arch_limit, {"none", "sm_80"},
                "CUDA: use only rows that GPUs of this architecture can run");
   flags.choice("--batch-invariant", &o->batch_invariant, {"on", "off"},

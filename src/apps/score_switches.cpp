@@ -52,8 +52,8 @@ std::vector<Variant> variants(const EngineOptions& options, Engine& engine) {
   for (const char* format : {"mxfp8", "mxfp6", "mxfp6_e3m2", "mxfp4"})
     add("--activation", &EngineOptions::activation, format);
   if ((engine.kernels().features() & kSm90a) != 0) {
-    for (const char* experts : {"experts=w4a16", "experts=w4a8"})
-      list.push_back({.name = fmt::format("--kernel {}", experts), .kernel = experts});
+    for (const char* row : {"experts=w4a16", "experts=w4a8", "qkv=w8a8", "out=w8a8"})
+      list.push_back({.name = fmt::format("--kernel {}", row), .kernel = row});
   }
   return list;
 }

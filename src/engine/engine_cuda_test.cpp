@@ -149,7 +149,13 @@ TEST_P(EngineCudaGoldens, RowsForManyTokensStayWithinTheKlBar) {
                       {"every product, experts w4a8",
                        {"experts=w4a8", "qkv=qkv_any_bf16_gemm_sm90", "out=out_any_bf16_gemm_sm90",
                         "route=route_bf16_bf16x2_wide_cuda", "unembed=unembed_any_bf16_gemm_sm90"},
-                       2e-2}};
+                       2e-2},
+                      // What --activation mxfp8 takes for long prompts of a wide model: each switch
+                      // is below 2e-2 (the test below has the dense layers), not all together.
+                      {"every product in 8 bits that has a row",
+                       {"experts=w4a8", "qkv=w8a8", "out=w8a8", "route=route_bf16_bf16x2_wide_cuda",
+                        "unembed=unembed_any_bf16_gemm_sm90"},
+                       4e-2}};
   if ((open_nano()->kernels().features() & kSm90a) == 0) GTEST_SKIP() << "needs sm_90a";
   for (const Rows& rows : all) {
     auto engine = open_golden({.model = folder, .kernels = rows.kernels, .kv_dtype = "f32"});
@@ -159,9 +165,8 @@ TEST_P(EngineCudaGoldens, RowsForManyTokensStayWithinTheKlBar) {
   }
 }
 
-// Against rows in BF16 of the same weights. They are beyond the bar of rows that run by themselves:
-// what they lose is printed, and held to a bound of sanity.
-TEST_P(EngineCudaGoldens, DenseLayersInEightBitsLoseWhatIsPrinted) {
+// Against rows in BF16 of the same weights.
+TEST_P(EngineCudaGoldens, DenseLayersInEightBitsStayWithinTheKlBar) {
   if ((open_nano()->kernels().features() & kSm90a) == 0) GTEST_SKIP() << "needs sm_90a";
   const std::string folder = test_data() + "/goldens/" + GetParam();
   const Golden golden(folder + "/goldens.safetensors");
@@ -175,7 +180,7 @@ TEST_P(EngineCudaGoldens, DenseLayersInEightBitsLoseWhatIsPrinted) {
       if (format == "mxfp8") options.mxfp8_layers = "qkv,o";
       return open_golden(std::move(options));
     };
-    auto plain = with("bf16_gemm_sm90"), rounded = with("e4m3_gemm_sm90");
+    auto plain = with("bf16_gemm_sm90"), rounded = with("i8_gemm_sm90");
     const auto vocab = static_cast<size_t>(plain->config().vocab);
     double sum = 0, tokens = 0;
     for (int c = 0; golden.has("case" + std::to_string(c) + ".logits"); ++c) {
@@ -183,9 +188,9 @@ TEST_P(EngineCudaGoldens, DenseLayersInEightBitsLoseWhatIsPrinted) {
       const double kl = mean_kl(logits_of(*plain, ids, 512), logits_of(*rounded, ids, 512), vocab);
       sum += kl * static_cast<double>(ids.size()), tokens += static_cast<double>(ids.size());
     }
-    std::printf("  %s, qkv and out of %s in E4M3: mean KL %.3e\n", GetParam(), format.c_str(),
+    std::printf("  %s, qkv and out of %s in 8 bits: mean KL %.3e\n", GetParam(), format.c_str(),
                 sum / tokens);
-    EXPECT_LE(sum / tokens, 0.2);
+    EXPECT_LE(sum / tokens, 2e-2);
   }
 }
 

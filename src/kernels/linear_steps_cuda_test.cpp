@@ -1,6 +1,8 @@
 // The CUDA rows of qkv, out, route, experts and unembed against the reference row on the CPU: over
 // formats, shapes that do not fill tiles, and token counts around the groups of a launch.
 #include <array>
+#include <cmath>
+#include <limits>
 
 #include "kernels/linear_steps_cuda_case.h"
 
@@ -388,43 +390,62 @@ TEST_F(LinearStepsCuda, EightBitDenseLayersRoundNothingButOperands) {
   if ((features() & kSm90a) == 0) GTEST_SKIP() << "needs sm_90a";
   for (const DType weights : {DType::kBF16, DType::kMXFP4}) {
     for (const int32_t tokens : {1, 130, 300}) {
-      expect_e4m3_is_exact(OutCase{.tokens = tokens, .rows = 300, .cols = 160, .weights = weights});
-      expect_e4m3_is_exact(QkvCase{.tokens = tokens, .hidden = 192, .weights = weights});
+      expect_i8_is_exact(OutCase{.tokens = tokens, .rows = 300, .cols = 160, .weights = weights});
+      expect_i8_is_exact(QkvCase{.tokens = tokens, .hidden = 192, .weights = weights});
     }
-    expect_e4m3_is_exact(OutCase{.tokens = 40, .rows = 712, .cols = 4096, .weights = weights});
-    expect_e4m3_is_exact(QkvCase{.tokens = 33,
-                                 .hidden = 2880,
-                                 .heads = 8,
-                                 .kv_heads = 2,
-                                 .head_dim = 64,
-                                 .weights = weights});
-    expect_e4m3_is_exact(OutCase{.tokens = 2100, .rows = 2880, .cols = 96, .weights = weights});
+    expect_i8_is_exact(OutCase{.tokens = 40, .rows = 712, .cols = 4096, .weights = weights});
+    expect_i8_is_exact(QkvCase{.tokens = 33,
+                               .hidden = 2880,
+                               .heads = 8,
+                               .kv_heads = 2,
+                               .head_dim = 64,
+                               .weights = weights});
+    expect_i8_is_exact(OutCase{.tokens = 2100, .rows = 2880, .cols = 96, .weights = weights});
   }
 }
 
-// They lose more than rows may that run by themselves.
-TEST_F(LinearStepsCuda, OnlyAForcedRowMultipliesDenseLayersInEightBits) {
+TEST_F(LinearStepsCuda, EightBitDenseLayersKeepFaultsVisible) {
+  if ((features() & kSm90a) == 0) GTEST_SKIP() << "needs sm_90a";
+  const OutCase c{.tokens = 40, .rows = 300, .cols = 160, .weights = DType::kBF16};
+  for (const float fault : {std::numeric_limits<float>::infinity(), std::nanf("")}) {
+    Built<OutParams> built = build(c);
+    const_cast<float*>(built.params.a)[5 * c.cols + 3] = fault;
+    OutParams params = to_device(built.params, c.weights);
+    take_mxfp8(params);
+    const Row<OutParams>& row = row_named<OutParams>("out_any_i8_gemm_sm90");
+    params.forms = forms_with(row, XForm::kF32Pair);
+    run_on_device(row, params);
+    for (int32_t i = 0; i < c.tokens * c.rows; ++i)
+      ASSERT_EQ(std::isnan(built.params.x[i]), i / c.rows == 5) << i;
+    free_case();
+  }
+}
+
+TEST_F(LinearStepsCuda, OnlyActivationsInEightBitsTakeDenseRowsInEightBits) {
+  if ((features() & kSm90a) == 0) GTEST_SKIP() << "needs sm_90a";
   const KernelChooser chooser(DeviceKind::kCuda, features(), {});
   for (const DType weights : {DType::kBF16, DType::kMXFP4}) {
-    const auto chosen = [&](auto params) -> std::string {
+    const auto is_in_8_bits = [&](auto params, DType activation) {
       params.weight.layout = PackedLayout::kFragment16x32;
-      params.activation = DType::kMXFP8;
+      params.activation = activation;
       params.launch = launch();
       const auto row = chooser.select(params);
-      return row ? (*row)->name : "";
+      EXPECT_TRUE(row.has_value());
+      return row && std::string((*row)->name).find("_i8_") != std::string::npos;
     };
-    const std::string out =
-        chosen(OutCase{.tokens = 8192, .rows = 2880, .cols = 4096, .weights = weights}.sizes());
-    const std::string qkv = chosen(QkvCase{.tokens = 8192,
-                                           .hidden = 2880,
-                                           .heads = 64,
-                                           .kv_heads = 8,
-                                           .head_dim = 64,
-                                           .weights = weights}
-                                       .sizes());
-    for (const std::string& name : {out, qkv}) {
-      EXPECT_NE(name, "");
-      EXPECT_EQ(name.find("e4m3"), name.npos) << name;
+    for (const int32_t tokens : {64, 8192}) {
+      const OutCase out{.tokens = tokens, .rows = 2880, .cols = 4096, .weights = weights};
+      const QkvCase qkv{.tokens = tokens,
+                        .hidden = 2880,
+                        .heads = 64,
+                        .kv_heads = 8,
+                        .head_dim = 64,
+                        .weights = weights};
+      for (const DType activation : {DType::kBF16, DType::kMXFP8, DType::kMXFP4}) {
+        const bool expected = activation == DType::kMXFP8 && tokens == 8192;
+        EXPECT_EQ(is_in_8_bits(out.sizes(), activation), expected) << tokens;
+        EXPECT_EQ(is_in_8_bits(qkv.sizes(), activation), expected) << tokens;
+      }
     }
   }
 }

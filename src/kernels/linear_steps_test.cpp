@@ -169,7 +169,8 @@ void expect_roundings_fit_the_rows() {
   for (const Row<P>& row : Op<P>::rows()) {
     const double rounding = activation_rounding(row);
     EXPECT_EQ(rounding == kI8Rounding, row.gains_by_int8 != nullptr) << row.name;
-    EXPECT_EQ(rounding == kE4m3Rounding || rounding == kMxRounding, row.activation == DType::kMXFP8)
+    EXPECT_EQ(rounding == kE4m3Rounding || rounding == kI8RowRounding || rounding == kMxRounding,
+              row.activation == DType::kMXFP8)
         << row.name;
   }
 }

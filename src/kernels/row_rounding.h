@@ -24,10 +24,11 @@ inline constexpr double kSplitRounding = 0x1p-15;
 /// each to 2^-9 of itself: the errors of a sum have random signs and are spread as its terms are,
 /// 2^-9 / sqrt(3) of it in the mean, and the greatest of thousands of outputs, four to five
 /// deviations out, is compared with outputs of one to three. Rows in E4M3 round each to 2^-4. Rows
+/// in integers with a scale a token round activations and weights to 2^-8 of their rows' greatest.
 /// in MX formats lose up to an eighth of a block's greatest where its significand is above 1.75
 /// (448 is MXFP8's greatest, the scale would allow 512), and the experts may do so twice.
 inline constexpr double kI16Rounding = 0x1p-14, kI8Rounding = 0x1p-6, kBf16Rounding = 0x1p-7,
-                        kE4m3Rounding = 0x1p-3, kMxRounding = 0x3p-4;
+                        kE4m3Rounding = 0x1p-3, kI8RowRounding = 0x1p-5, kMxRounding = 0x3p-4;
 
 struct RowRounding {
   std::string_view row;  ///< name behind "<step>_"
@@ -59,7 +60,7 @@ inline constexpr RowRounding kRowRoundings[] = {
     {"any_bf16_ordered_sm90", kBf16Rounding},
     {"mxfp4_bf16_ordered_sm90", kBf16Rounding},
     {"mxfp4_e4m3_gemm_sm90", kE4m3Rounding},
-    {"any_e4m3_gemm_sm90", kE4m3Rounding},
+    {"any_i8_gemm_sm90", kI8RowRounding},
     {"mxfp4_mx_gemm_sm120", kMxRounding},
     {"mxfp4_mx_emulated_cuda", kMxRounding},
     {"mxfp4_mxfp8_cutlass_sm100", kMxRounding},

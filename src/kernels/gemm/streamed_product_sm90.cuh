@@ -279,6 +279,14 @@ __device__ __forceinline__ void multiply_few(S& shared, uint32_t place, int num_
   for (float& sum : sums[0]) sum *= kFewToOthers<F>;
 }
 
+/// What stands for the columns that an item lacks: products of zeros take less energy than those of
+/// what earlier items left, and long prompts are limited by power.
+struct ZeroColumns {
+  static constexpr int kBytes = 288 * 64;
+  uint4 zeros[kBytes / sizeof(uint4)];
+};
+static __device__ const ZeroColumns kZeroColumns = {};
+
 /// The kernel, with a Task as product_kernel's, in one width, that also has
 ///   items.count(), items.at(i)    the launch's items
 ///   items.tiles_a_block           of an item, at most 16
@@ -323,6 +331,8 @@ __global__ void __launch_bounds__(Cut::kThreads, 1)
       launch_next();
     }
     constexpr int64_t kRowBytes = Cut::kRowBytes;
+    constexpr uint32_t kAllBytes = sizeof(shared.columns[0][0]);
+    static_assert(kAllBytes <= ZeroColumns::kBytes);
     const int64_t unit_stride = kRowBytes * task.staged.capacity;
     uint32_t number_of_item = 0;
     for (int i = first; i < num_items; i += step, ++number_of_item) {
@@ -342,8 +352,14 @@ __global__ void __launch_bounds__(Cut::kThreads, 1)
         if (has_columns) {
           if (lane == 0 && u == 0) shared.items[number_of_item % S::kItems] = item;
           const uint32_t bytes = number < count ? column_bytes : 0;
-          expect_bytes(full, bytes);
-          if (bytes > 0) copy_bulk(shared.columns[at.stage][number], from, bytes, full);
+          // Each stage once. For few columns the copies take more energy than they save.
+          const bool clears = !Cut::kHasFew && bytes > 0 && u < S::kStages * kBatch;
+          const uint32_t cleared = clears ? kAllBytes - bytes : 0;
+          expect_bytes(full, bytes + cleared);
+          std::byte* to = shared.columns[at.stage][number];
+          if (bytes > 0) copy_bulk(to, from, bytes, full);
+          if (cleared > 0)
+            copy_bulk(to + bytes, reinterpret_cast<const std::byte*>(&kZeroColumns), cleared, full);
           from += kBatch * unit_stride;
         } else {
           const uint32_t over = over_line(from), bytes = has_copy ? count * kUnit + over : 0;

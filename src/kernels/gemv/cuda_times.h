@@ -87,12 +87,16 @@ inline constexpr const char* kMmaLimits =
     "same result for any batch and chunks";
 inline constexpr const char* kMmaRanOn = kRanOnH100;
 
-/// What rows with both operands in E4M3 say of themselves. No plan takes them by itself: what they
-/// lose is beyond the bar (docs/decisions/2026-11-28-dense-layers-in-eight-bits.md).
-inline constexpr const char* kE4m3Limits =
-    "any number of tokens, best from some 1,500 on; only by --kernel; activations rounded to e4m3, "
-    "one scale a token, and weights, one scale a row";
-inline constexpr const char* kE4m3RanOn = "H200";
+/// The rows with both operands in 8-bit integers. They lay out weights and activations first.
+inline double dense_i8_us(const Work& work, int32_t hidden, const DeviceRates& rates) {
+  if (hidden < kLeastGemmHidden) return kNeverUs;
+  return predicted_us(work, rates, rates.fp8_gflops,
+                      {.read = 0.6, .products = 0.75, .fixed_us = 32.0});
+}
+inline constexpr const char* kI8Limits =
+    "any number of tokens, best from some 1,000 on; with --activation mxfp8; activations rounded "
+    "to 8-bit integers, one scale a token, and weights, one scale a row";
+inline constexpr const char* kI8RanOn = "H200";
 
 inline constexpr const char* kTeamsLimits =
     "any number of tokens; for 2 to some 64 where no row by wgmma can run; activations rounded to "

@@ -40,11 +40,11 @@ void out_any_bf16_gemm_sm90(const OutParams& params);
 // out_any_bf16_ordered_sm90: the same; sums in one order for any number of tokens.
 void out_any_bf16_ordered_sm90(const OutParams& params);
 
-// out_any_e4m3_gemm_sm90: activations and weights in E4M3 with powers of two, F32 sums, wgmma; for
-// thousands of tokens.
-const char* out_any_e4m3_gemm_sm90_refuses(const OutParams& params);
-uint64_t out_any_e4m3_gemm_sm90_workspace(const OutParams& params);
-void out_any_e4m3_gemm_sm90(const OutParams& params);
+// out_any_i8_gemm_sm90: activations and weights in 8-bit integers, wgmma; for thousands of
+// tokens.
+const char* out_any_i8_gemm_sm90_refuses(const OutParams& params);
+uint64_t out_any_i8_gemm_sm90_workspace(const OutParams& params);
+void out_any_i8_gemm_sm90(const OutParams& params);
 
 // out_any_bf16_gemm_cuda: BF16 activations, F32 sums, mma.sync; for many tokens.
 const char* out_any_bf16_gemm_cuda_refuses(const OutParams& params);

@@ -45,11 +45,11 @@ void qkv_any_bf16_gemm_sm90(const QkvParams& params);
 // qkv_any_bf16_ordered_sm90: the same; sums in one order for any number of tokens.
 void qkv_any_bf16_ordered_sm90(const QkvParams& params);
 
-// qkv_any_e4m3_gemm_sm90: activations and weights in E4M3 with powers of two, F32 sums, wgmma; for
-// thousands of tokens.
-const char* qkv_any_e4m3_gemm_sm90_refuses(const QkvParams& params);
-uint64_t qkv_any_e4m3_gemm_sm90_workspace(const QkvParams& params);
-void qkv_any_e4m3_gemm_sm90(const QkvParams& params);
+// qkv_any_i8_gemm_sm90: activations and weights in 8-bit integers, wgmma; for thousands of
+// tokens.
+const char* qkv_any_i8_gemm_sm90_refuses(const QkvParams& params);
+uint64_t qkv_any_i8_gemm_sm90_workspace(const QkvParams& params);
+void qkv_any_i8_gemm_sm90(const QkvParams& params);
 
 // qkv_any_bf16_gemm_cuda: BF16 activations, F32 sums, mma.sync; for many tokens.
 const char* qkv_any_bf16_gemm_cuda_refuses(const QkvParams& params);

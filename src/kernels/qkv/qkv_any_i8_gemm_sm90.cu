@@ -1,6 +1,6 @@
-// qkv on Hopper for thousands of tokens with both operands in E4M3 (gemm/dense_e4m3_sm90.cuh): the
-// norm's outputs have a scale a token, the weights a scale a row, powers of two.
-#include "kernels/gemm/dense_e4m3_sm90.cuh"
+// qkv on Hopper for thousands of tokens with both operands in 8-bit integers
+// (gemm/dense_i8_sm90.cuh): the norm's outputs have a scale a token, the weights a scale a row.
+#include "kernels/gemm/dense_i8_sm90.cuh"
 #include "kernels/qkv/qkv_end.cuh"
 #include "kernels/qkv/qkv_rows.h"
 
@@ -14,12 +14,12 @@ struct TurnLaid {
   __device__ __forceinline__ int element() const {
     return of.kv.dtype == DType::kF32 ? 4 : of.kv.dtype == DType::kBF16 ? 2 : 1;
   }
-  __device__ __forceinline__ void look_up(E4m3Columns& columns, int column, int token,
+  __device__ __forceinline__ void look_up(I8Columns& columns, int column, int token,
                                           int first_row) const {
     const KvLayer& kv = of.kv;
     const int position = __ldg(of.positions + token);
     columns.position[column] = position;
-    if (first_row + E4m3Cut::kRows <= of.num_heads * of.head_dim) return;  // queries alone
+    if (first_row + I8Cut::kRows <= of.num_heads * of.head_dim) return;  // queries alone
     const int logical = position / kv.page_tokens;
     const int64_t entry = int64_t{__ldg(of.seq_idx + token)} * kv.table_stride + logical;
     columns.place[column] = __ldg(kv.page_table + entry) * kv.page_stride_bytes +
@@ -39,7 +39,7 @@ struct TurnLaid {
     return __ldg(reinterpret_cast<const float4*>(from));
   }
   // Half of a warp takes a column; a lane four dimensions in both halves of a head.
-  __device__ __forceinline__ void store(const E4m3Ended& p) const {
+  __device__ __forceinline__ void store(const I8Ended& p) const {
     constexpr int kBatch = 8;  // as registers allow
     const int lane = threadIdx.x % 32, half = of.head_dim / 2, tiles_a_head = of.head_dim / 16;
     const int row = lane % 16 / 2 * 16 + lane % 2 * 4, tile = (p.first_row + row) / 16;
@@ -62,18 +62,18 @@ struct TurnLaid {
     base += dim * bytes;
 #pragma unroll 1
     for (int first = 2 * p.warp + lane / 16; first < p.num_columns;
-         first += 2 * E4m3Cut::kEndWarps * kBatch) {
+         first += 2 * I8Cut::kEndWarps * kBatch) {
       float4 cosines[kBatch], sines[kBatch];
 #pragma unroll
       for (int c = 0; c < kBatch; ++c) {
         // Past the end: the last column again.
-        const int column = min(first + 2 * E4m3Cut::kEndWarps * c, p.num_columns - 1);
+        const int column = min(first + 2 * I8Cut::kEndWarps * c, p.num_columns - 1);
         const float* turn = of.rotary + int64_t{p.columns.position[column]} * of.head_dim + dim;
         cosines[c] = load_four(turn), sines[c] = load_four(turn + half);
       }
 #pragma unroll
       for (int c = 0; c < kBatch; ++c) {
-        const int column = first + 2 * E4m3Cut::kEndWarps * c;
+        const int column = first + 2 * I8Cut::kEndWarps * c;
         if (column >= p.num_columns) continue;
         float4 top = p.sums.four(column, row), bottom = p.sums.four(column, row + 8);
         top = {top.x + of_top.x, top.y + of_top.y, top.z + of_top.z, top.w + of_top.w};
@@ -99,27 +99,27 @@ struct TurnLaid {
 
 using namespace gemm;
 
-const char* qkv_any_e4m3_gemm_sm90_refuses(const QkvParams& p) {
-  if (const char* why = refuses_e4m3(p.activation, p.weight)) return why;
+const char* qkv_any_i8_gemm_sm90_refuses(const QkvParams& p) {
+  if (const char* why = refuses_i8(p.activation, p.weight)) return why;
   return refuses_qkv(p);
 }
 
-uint64_t qkv_any_e4m3_gemm_sm90_workspace(const QkvParams& p) {
-  return E4m3Operands(p.weight, p.batch.num_tokens, nullptr).bytes;
+uint64_t qkv_any_i8_gemm_sm90_workspace(const QkvParams& p) {
+  return I8Operands(p.weight, p.batch.num_tokens, nullptr).bytes;
 }
 
-void qkv_any_e4m3_gemm_sm90(const QkvParams& p) {
+void qkv_any_i8_gemm_sm90(const QkvParams& p) {
   const int32_t tokens = p.batch.num_tokens;
   if (tokens == 0) return;
-  const E4m3Operands operands(p.weight, tokens, p.launch.workspace);
-  lay_weights_e4m3(p.weight, operands.weights, p.launch.stream);
-  lay_normed_e4m3({.x = p.x,
-                   .norm_weight = p.norm_weight,
-                   .x_is_single = p.forms.x == XForm::kF32,
-                   .rms_eps = p.rms_eps,
-                   .width = p.hidden},
-                  operands.columns, p.launch.stream);
-  multiply_dense_e4m3("qkv_any_e4m3_gemm_sm90", operands, TurnLaid{qkv_end(p)}, p.launch);
+  const I8Operands operands(p.weight, tokens, p.launch.workspace);
+  lay_weights_i8(p.weight, operands.weights, p.launch.stream);
+  lay_normed_i8({.x = p.x,
+                 .norm_weight = p.norm_weight,
+                 .x_is_single = p.forms.x == XForm::kF32,
+                 .rms_eps = p.rms_eps,
+                 .width = p.hidden},
+                operands.columns, p.launch.stream);
+  multiply_dense_i8("qkv_any_i8_gemm_sm90", operands, TurnLaid{qkv_end(p)}, p.launch);
 }
 
 }  // namespace moxie

@@ -1,8 +1,7 @@
 // Limited by memory. Bytes at 8,192 tokens of gpt-oss-120b: the norm before qkv reads 94 MB and
 // writes 24 MB; attention's outputs are 67 MB and 34 MB; weights of qkv in BF16 29 MB and 15 MB.
 #include "core/cuda_launch.cuh"
-#include "kernels/gemm/e4m3_rows_cuda.h"
-#include "kernels/gemm/e4m3_scale.cuh"
+#include "kernels/gemm/i8_rows_cuda.h"
 #include "kernels/gemv/fragment_gemv.cuh"
 #include "kernels/ptx.cuh"
 #include "kernels/residual.cuh"
@@ -10,19 +9,39 @@
 namespace moxie::gemm {
 namespace {
 
+/// The nearest integers of four values in -127.5 .. 127.5.
 __device__ __forceinline__ uint32_t pack_four(float a, float b, float c, float d) {
-  return pack_e4m3(a, b) | static_cast<uint32_t>(pack_e4m3(c, d)) << 16;
+  // Added to 1.5 * 2^23, an integer stands in the lowest bits.
+  const auto integer = [](float value) { return __float_as_uint(value + 12582912.0f); };
+  return __byte_perm(__byte_perm(integer(a), integer(b), 0x0040),
+                     __byte_perm(integer(c), integer(d), 0x0040), 0x5410);
 }
-__device__ __forceinline__ float max_of_warp(float value) {
-  return __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(value)));  // of positive floats
+
+/// How a row's values become integers: times `factor`; times `scale` they are values again.
+struct Scale {
+  float factor, scale;
+};
+/// By the bits of the row's greatest magnitude. Without finite values the row is NaN.
+template <bool kIsPowerOfTwo = false>
+__device__ __forceinline__ Scale scale_for(uint32_t greatest) {
+  constexpr uint32_t kInfinity = 0x7F800000u, kLeast = 20u << 23;
+  if (greatest >= kInfinity) return {0.0f, __uint_as_float(0x7FFFFFFFu)};
+  if (greatest < kLeast) return {0.0f, 0.0f};  // less than 2^-106
+  if constexpr (kIsPowerOfTwo) {
+    const uint32_t exponent = greatest >> 23;
+    return {__uint_as_float((127 + 127 + 6 - exponent) << 23),
+            __uint_as_float((exponent - 6) << 23)};
+  } else {
+    return {127.0f / __uint_as_float(greatest), __uint_as_float(greatest) * (1.0f / 127.0f)};
+  }
 }
 
 // Weights: a block takes a tile of 16 rows, a warp every 16th unit.
-constexpr int kWeightWarps = 16, kUnitsOfWarp = kMostE4m3Columns / 64 / kWeightWarps;
+constexpr int kWeightWarps = 16, kUnitsOfWarp = kMostI8Columns / 64 / kWeightWarps;
 
 struct LayWeights {
   PackedMatrix weight;
-  E4m3Rows to;
+  I8Rows to;
 };
 
 /// The factor that decoding leaves out.
@@ -38,7 +57,7 @@ __device__ __forceinline__ float2 weights_of(uint32_t pair, float scale) {
 
 template <DType F>
 __global__ void __launch_bounds__(32 * kWeightWarps)
-    lay_weight_rows_e4m3(const __grid_constant__ LayWeights p) {
+    lay_weight_rows_i8(const __grid_constant__ LayWeights p) {
   __shared__ uint32_t greatest[16];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, q = lane % 4;
   const int tile = static_cast<int>(blockIdx.x), num_units = (p.weight.cols + 63) / 64;
@@ -75,28 +94,28 @@ __global__ void __launch_bounds__(32 * kWeightWarps)
       }
     }
   };
-  float most[2] = {0.0f, 0.0f};
+  uint32_t most[2] = {0, 0};  // as bits, of which NaN's are greatest
   for_each_block([&](const uint32_t(&pairs)[4], float scale, int half, int, int) {
     uint32_t magnitudes = 0;
 #pragma unroll
     for (const uint32_t pair : pairs) magnitudes = __vmaxu2(magnitudes, pair & 0x7FFF7FFFu);
     const float2 both = weights_of<F>(magnitudes, scale);
-    most[half] = fmaxf(most[half], fmaxf(both.x, both.y));
+    most[half] = max(most[half], max(__float_as_uint(both.x), __float_as_uint(both.y)));
   });
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    most[half] = fmaxf(most[half], __shfl_xor_sync(~0u, most[half], 1));
-    most[half] = fmaxf(most[half], __shfl_xor_sync(~0u, most[half], 2));
-    if (q == 0) atomicMax(&greatest[g + 8 * half], __float_as_uint(most[half]));
+    most[half] = max(most[half], __shfl_xor_sync(~0u, most[half], 1));
+    most[half] = max(most[half], __shfl_xor_sync(~0u, most[half], 2));
+    if (q == 0) atomicMax(&greatest[g + 8 * half], most[half]);
   }
   __syncthreads();
-  const float factors[2] = {e4m3_scale(__uint_as_float(greatest[g])),
-                            e4m3_scale(__uint_as_float(greatest[g + 8]))};
+  // A power of two keeps MXFP4 as it is, down to three octaves below the row's greatest value.
+  const auto scale_of = scale_for<F == DType::kMXFP4>;
+  const float factors[2] = {scale_of(greatest[g]).factor, scale_of(greatest[g + 8]).factor};
   wait_for_previous();  // which may use the workspace
   launch_next();
   const int row = 16 * tile + static_cast<int>(threadIdx.x);
-  if (threadIdx.x < 16 && row < p.to.rows)
-    p.to.scales[row] = 1.0f / e4m3_scale(__uint_as_float(greatest[threadIdx.x]));
+  if (threadIdx.x < 16 && row < p.to.rows) p.to.scales[row] = scale_of(greatest[threadIdx.x]).scale;
   for_each_block([&](const uint32_t(&pairs)[4], float scale, int half, int unit, int block) {
     const int to_row = 16 * tile + g + 8 * half, column = 64 * unit + 32 * block + 8 * q;
     if (to_row >= p.to.rows || column >= p.to.stride) return;
@@ -110,18 +129,19 @@ __global__ void __launch_bounds__(32 * kWeightWarps)
 
 // Tokens: a block takes a row, a thread every blockDim.x-th group of four columns.
 constexpr int kRowWarps = 8;
-constexpr int kGroupsOfThread = kMostE4m3Columns / 4 / (32 * kRowWarps);
+constexpr int kGroupsOfThread = kMostI8Columns / 4 / (32 * kRowWarps);
 
 struct LayRows {
   LayNormed step;
-  E4m3Rows to;
+  I8Rows to;
 };
 
 /// With a norm a thread holds x times the weight; the norm's factor is then part of the scale.
 template <bool kIsNormed>
 __global__ void __launch_bounds__(32 * kRowWarps)
-    lay_rows_e4m3(const __grid_constant__ LayRows params) {
-  __shared__ float greatest_of[kRowWarps], squares[kRowWarps];
+    lay_rows_i8(const __grid_constant__ LayRows params) {
+  __shared__ uint32_t greatest_of[kRowWarps];
+  __shared__ float squares[kRowWarps];
   const LayNormed& p = params.step;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const auto column = [](int i) { return 4 * static_cast<int>(threadIdx.x + i * 32 * kRowWarps); };
@@ -145,7 +165,8 @@ __global__ void __launch_bounds__(32 * kRowWarps)
       values[i] = four.values();
     }
   });
-  float square = 0, greatest = 0;
+  float square = 0;
+  uint32_t greatest = 0;
 #pragma unroll
   for (int i = 0; i < kGroupsOfThread; ++i) {
     float4& v = values[i];
@@ -153,42 +174,43 @@ __global__ void __launch_bounds__(32 * kRowWarps)
       square += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
       v = {v.x * weight[i].x, v.y * weight[i].y, v.z * weight[i].z, v.w * weight[i].w};
     }
-    greatest = fmaxf(fmaxf(greatest, fmaxf(fabsf(v.x), fabsf(v.y))), fmaxf(fabsf(v.z), fabsf(v.w)));
+    for (const float value : {v.x, v.y, v.z, v.w})
+      greatest = max(greatest, __float_as_uint(fabsf(value)));
   }
   square = warp_sum(square);
-  greatest = max_of_warp(greatest);
+  greatest = __reduce_max_sync(~0u, greatest);
   if (lane == 0) squares[warp] = square, greatest_of[warp] = greatest;
   __syncthreads();
-  greatest = max_of_warp(greatest_of[lane % kRowWarps]);
+  greatest = __reduce_max_sync(~0u, greatest_of[lane % kRowWarps]);
   float factor = 1.0f;
   if constexpr (kIsNormed) {
     square = warp_sum(lane < kRowWarps ? squares[lane] : 0.0f);
     factor = 1.0f / sqrtf(square / static_cast<float>(p.width) + p.rms_eps);
   }
-  float scale = e4m3_scale(greatest * factor);
-  if (threadIdx.x == 0) params.to.scales[row] = 1.0f / scale;
-  scale *= factor;
+  const Scale scale = scale_for(__float_as_uint(__uint_as_float(greatest) * factor));
+  if (threadIdx.x == 0) params.to.scales[row] = scale.scale;
+  factor *= scale.factor;
 #pragma unroll
   for (int i = 0; i < kGroupsOfThread; ++i) {
     if (column(i) >= params.to.stride) continue;
     const float4& v = values[i];
     *reinterpret_cast<uint32_t*>(params.to.data + row * params.to.stride + column(i)) =
-        pack_four(v.x * scale, v.y * scale, v.z * scale, v.w * scale);
+        pack_four(v.x * factor, v.y * factor, v.z * factor, v.w * factor);
   }
 }
 
 // Staged tokens: a block takes eight rows, which a unit has side by side; a warp takes every eighth
 // unit. A lane reads two neighbouring chunks of a row: four columns of every eight in a block of
 // 32. Two lanes then exchange halves, so that each has 16 columns.
-constexpr int kStagedUnitsOfWarp = kMostE4m3Columns / kStagedColumns / kRowWarps;
+constexpr int kStagedUnitsOfWarp = kMostI8Columns / kStagedColumns / kRowWarps;
 
 struct LayStaged {
   StagedView from;
-  E4m3Rows to;
+  I8Rows to;
 };
 
 __global__ void __launch_bounds__(32 * kRowWarps)
-    lay_staged_rows_e4m3(const __grid_constant__ LayStaged p) {
+    lay_staged_rows_i8(const __grid_constant__ LayStaged p) {
   __shared__ uint32_t greatest_of[kRowWarps][8];
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, r = lane / 4, j = lane % 4;
   const int row = static_cast<int>(8 * blockIdx.x + r), num_units = staged_units(p.from.width);
@@ -224,12 +246,12 @@ __global__ void __launch_bounds__(32 * kRowWarps)
   __syncthreads();
 #pragma unroll
   for (int w = 0; w < kRowWarps; ++w) most = max(most, greatest_of[w][r]);
-  const float scale = e4m3_scale(__uint_as_float(most << 16));
-  if (row < p.to.rows && warp == 0 && j == 0) p.to.scales[row] = 1.0f / scale;
-  const auto four = [&](uint32_t low, uint32_t high) {
-    return pack_four(__uint_as_float(low << 16) * scale, __uint_as_float(low & 0xFFFF0000u) * scale,
-                     __uint_as_float(high << 16) * scale,
-                     __uint_as_float(high & 0xFFFF0000u) * scale);
+  const auto [factor, scale] = scale_for(most << 16);
+  if (row < p.to.rows && warp == 0 && j == 0) p.to.scales[row] = scale;
+  const auto four = [factor = factor](uint32_t low, uint32_t high) {
+    return pack_four(
+        __uint_as_float(low << 16) * factor, __uint_as_float(low & 0xFFFF0000u) * factor,
+        __uint_as_float(high << 16) * factor, __uint_as_float(high & 0xFFFF0000u) * factor);
   };
 #pragma unroll
   for (int i = 0; i < kStagedUnitsOfWarp; ++i) {
@@ -248,15 +270,15 @@ __global__ void __launch_bounds__(32 * kRowWarps)
 }
 
 void check_width(int32_t width) {
-  CHECK(width % 4 == 0 && width <= kMostE4m3Columns, "width " + std::to_string(width));
+  CHECK(width % 4 == 0 && width <= kMostI8Columns, "width " + std::to_string(width));
 }
 
 }  // namespace
 
-void lay_weights_e4m3(const PackedMatrix& weight, const E4m3Rows& to, Stream* stream) {
+void lay_weights_i8(const PackedMatrix& weight, const I8Rows& to, Stream* stream) {
   check_width(weight.cols);
   const auto launch = [&]<DType F>() {
-    launch_kernel("lay_weights_e4m3", lay_weight_rows_e4m3<F>, LayWeights{weight, to},
+    launch_kernel("lay_weights_i8", lay_weight_rows_i8<F>, LayWeights{weight, to},
                   {.grid = dim3(static_cast<unsigned>(weight.num_tiles())),
                    .num_threads = 32 * kWeightWarps,
                    .programmatic = true},
@@ -268,11 +290,11 @@ void lay_weights_e4m3(const PackedMatrix& weight, const E4m3Rows& to, Stream* st
   launch.template operator()<DType::kBF16>();
 }
 
-void lay_normed_e4m3(const LayNormed& step, const E4m3Rows& to, Stream* stream) {
+void lay_normed_i8(const LayNormed& step, const I8Rows& to, Stream* stream) {
   check_width(step.width);
   if (to.rows == 0) return;
-  launch_kernel("lay_normed_e4m3",
-                step.norm_weight != nullptr ? lay_rows_e4m3<true> : lay_rows_e4m3<false>,
+  launch_kernel("lay_normed_i8",
+                step.norm_weight != nullptr ? lay_rows_i8<true> : lay_rows_i8<false>,
                 LayRows{step, to},
                 {.grid = dim3(static_cast<unsigned>(to.rows)),
                  .num_threads = 32 * kRowWarps,
@@ -280,10 +302,10 @@ void lay_normed_e4m3(const LayNormed& step, const E4m3Rows& to, Stream* stream) 
                 launch_stream(stream));
 }
 
-void lay_staged_e4m3(const StagedView& from, const E4m3Rows& to, Stream* stream) {
+void lay_staged_i8(const StagedView& from, const I8Rows& to, Stream* stream) {
   check_width(from.width);
   if (to.rows == 0) return;
-  launch_kernel("lay_staged_e4m3", lay_staged_rows_e4m3, LayStaged{from, to},
+  launch_kernel("lay_staged_i8", lay_staged_rows_i8, LayStaged{from, to},
                 {.grid = dim3(static_cast<unsigned>(ceil_div(to.rows, 8))),
                  .num_threads = 32 * kRowWarps,
                  .programmatic = true},
