@@ -53,7 +53,9 @@ struct StreamedShared {
   // A batch with what is before it in its line of 128 bytes.
   static constexpr int kTileBytes = (kUnits * fragment::kUnitBytes<F> + 96 + 127) / 128 * 128;
   static constexpr int kStages = kColumns > 144 ? 3 : 4;
-  alignas(1024) std::byte columns[kStages][kUnits][Cut::kRowBytes * kColumns];
+  // With kHasFew a column of zeros follows, for those that an item lacks.
+  static constexpr int kUnitColumns = kColumns + (Cut::kHasFew ? 1 : 0);
+  alignas(1024) std::byte columns[kStages][kUnits][Cut::kRowBytes * kUnitColumns];
   alignas(128) std::byte weights[kStages][Cut::kTiles][kTileBytes];
   uint64_t full[kStages], empty[kStages];
   // Items that are copied or multiplied, since they are at most kStages batches apart.
@@ -222,14 +224,25 @@ __device__ __forceinline__ void multiply_streamed(S& shared, uint32_t place, int
   }
 }
 
-/// The same by mma.sync. has_tile: whether the item has this warp's tile.
+/// The same by mma.sync, of num_columns columns. has_tile: whether the item has this warp's tile.
 template <DType F, int kColumns, typename S, typename Cut>
 __device__ __forceinline__ void multiply_few(S& shared, uint32_t place, int num_units,
-                                             int block_tile, uint32_t over, bool has_tile,
-                                             Sums<Cut, kColumns>& sums) {
+                                             int num_columns, int block_tile, uint32_t over,
+                                             bool has_tile, Sums<Cut, kColumns>& sums) {
   constexpr int kBatch = S::kUnits, kUnit = fragment::kUnitBytes<F>;
   constexpr int kUnitOfColumns = sizeof(shared.columns[0][0]);
   const uint32_t lane = threadIdx.x % 32, row = lane % 8, matrix = lane / 8;
+  // Where a lane's part of eight columns and a block of 32 rows is: products of zeros take less
+  // energy than those of what earlier items left.
+  uint32_t parts[kColumns / 8][2];
+#pragma unroll
+  for (int i = 0; i < kColumns / 8; ++i) {
+    const bool has_column = 8 * i + static_cast<int>(row) < num_columns;
+    const uint32_t column = has_column ? 8 * i + row : Cut::kMostColumns;
+#pragma unroll
+    for (int block = 0; block < 2; ++block)
+      parts[i][block] = column * kStagedRowBytes + 16 * ((4 * block + matrix) ^ row);
+  }
 #pragma unroll
   for (float& sum : sums[0]) sum = 0;
   const auto multiply = [&](const std::byte* at, uint32_t columns) {
@@ -244,8 +257,7 @@ __device__ __forceinline__ void multiply_few(S& shared, uint32_t place, int num_
 #pragma unroll
       for (int i = 0; i < kColumns / 8; ++i) {
         uint32_t b[4];
-        load_matrices(columns + (8 * i + row) * kStagedRowBytes + 16 * ((4 * block + matrix) ^ row),
-                      b);
+        load_matrices(columns + parts[i][block], b);
         float products[4] = {};
         mma_m16n8k16(products, top[0], bottom[0], top[1], bottom[1], b[0], b[1]);
         mma_m16n8k16(products, top[2], bottom[2], top[3], bottom[3], b[2], b[3]);
@@ -306,8 +318,15 @@ __global__ void __launch_bounds__(Cut::kThreads, 1)
       init_barrier(&shared.empty[i], 32 * Cut::kTiles);
     }
   }
-  __syncthreads();
   constexpr int kUnit = fragment::kUnitBytes<F>, kBatch = S::kUnits, kColumns = Cut::kMostColumns;
+  if constexpr (Cut::kHasFew) {
+    constexpr int kChunks = Cut::kRowBytes / sizeof(uint4);
+    for (int i = threadIdx.x; i < S::kStages * kBatch * kChunks; i += Cut::kThreads) {
+      auto* unit = shared.columns[i / (kBatch * kChunks)][i / kChunks % kBatch];
+      reinterpret_cast<uint4*>(unit + Cut::kRowBytes * kColumns)[i % kChunks] = {};
+    }
+  }
+  __syncthreads();
   const int num_units = (task.weight.cols + 63) / 64, all_tiles = (task.weight.rows + 15) / 16;
   const int num_items = task.items.count(), step = static_cast<int>(gridDim.x);
   const auto tiles_of = [&](const Item& item) {
@@ -386,7 +405,8 @@ __global__ void __launch_bounds__(Cut::kThreads, 1)
       const auto ends = task.template begin<kWidth>(item, tile);
       Sums<Cut, kWidth> sums;
       if constexpr (Cut::kHasFew) {
-        multiply_few<F, kWidth, S, Cut>(shared, place, num_units, block_tile, over, has_tile, sums);
+        multiply_few<F, kWidth, S, Cut>(shared, place, num_units, item.num_columns, block_tile,
+                                        over, has_tile, sums);
       } else {
         uint32_t offsets = 0;
         if constexpr (Cut::kActivation == DType::kF8E4M3)
