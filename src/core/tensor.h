@@ -104,6 +104,10 @@ struct PackedMatrix {
   /// not zero, for rows that fold scales into 8-bit operands (gemm/greatest_scales_cuda.h); null:
   /// not known.
   const uint8_t* greatest_scales = nullptr;
+  /// CUDA: the rows in 8-bit integers and their scales, for rows that multiply those
+  /// (gemm/i8_rows_cuda.h); null: not laid out.
+  const std::byte* integers = nullptr;
+  const float* integer_scales = nullptr;
 
   int32_t num_tiles() const { return ceil_div(rows, 16); }
   int64_t tile_bytes() const {  ///< 16 rows x cols; kRows16

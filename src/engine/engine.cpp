@@ -14,7 +14,7 @@
 #include "engine/parallel.h"
 #include "engine/rank_meeting.h"
 #include "engine/tokenizer_source.h"
-#include "model/fold_scales_cuda.h"
+#include "model/eight_bits_cuda.h"
 #include "model/loader.h"
 
 namespace moxie {
@@ -343,8 +343,8 @@ Status Engine::load_weights() {
   if (!weights) return fail(std::move(weights.error()));
   weights_ = std::move(*weights);
   if (link() != nullptr) link()->set_weights_bytes(weights_.packed_bytes);
-  if (folds_scales(*kernels_)) {
-    if (auto status = fold_scales_cuda(*device_, *stream_, weights_); !status) return status;
+  if (takes_eight_bits(*kernels_)) {
+    if (auto status = add_eight_bits_cuda(*device_, *stream_, weights_); !status) return status;
   }
   const StartupTimeline& loaded = weights_.timeline;
   timeline_.read_s = loaded.read_s;

@@ -12,7 +12,7 @@
 #include "core/clock.h"
 #include "core/device_cpu.h"
 #include "engine/rank_meeting.h"
-#include "model/fold_scales_cuda.h"
+#include "model/eight_bits_cuda.h"
 #include "model/shard.h"
 
 namespace moxie {
@@ -172,8 +172,8 @@ class RankGroup::ThreadRank final : public Rank {
     if (!weights) return fail(std::move(weights.error()));
     weights_ = std::move(*weights);
     link_.set_weights_bytes(weights_.packed_bytes);
-    if (folds_scales(*kernels_))
-      if (auto status = fold_scales_cuda(*device_, *stream_, weights_); !status) return status;
+    if (takes_eight_bits(*kernels_))
+      if (auto status = add_eight_bits_cuda(*device_, *stream_, weights_); !status) return status;
     RankSizes sizes = setup_.sizes;
     sizes.taps.clear();  // the first rank's are enough
     auto runner = RankRunner::create({.device = *device_,

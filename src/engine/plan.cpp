@@ -8,6 +8,7 @@
 #include "core/rank_gather.h"
 #include "engine/launch_arrays.h"
 #include "kernels/attend/attend.h"
+#include "model/eight_bits_cuda.h"
 #include "model/gpt_oss.h"
 #include "model/shard.h"
 
@@ -202,7 +203,8 @@ MemoryPlan plan_memory(const Checkpoint& checkpoint, const PlanRequest& asked,
   load.device = kernels.device();
   if (!on_cpu) available_bytes += kCudaContextBytes;
   const ModelWeights layout = checkpoint.layout(load);
-  const uint64_t weight_bytes = checkpoint.packed_bytes(load);
+  const uint64_t weight_bytes =
+      checkpoint.packed_bytes(load) + (takes_eight_bits(kernels) ? eight_bits_bytes(layout) : 0);
   uint64_t kv_cache_bytes = request.kv_cache_bytes;
   const auto sizes_at = [&](int32_t max_len) {
     if (request.kv_cache_bytes == kAutoKvBytes) {

@@ -7,6 +7,7 @@
 
 #include "core/formats.h"
 #include "kernels/gemm/greatest_scales_cuda.h"
+#include "kernels/gemm/i8_weights_cuda.h"
 #include "kernels/gemm/staged.cuh"
 #include "kernels/testing/cuda_test.h"
 #include "kernels/testing/fragment_pack.h"
@@ -163,8 +164,8 @@ class LinearStepsDevice : public CudaTest {
     return forms;
   }
   // Lets the rows with activations in MXFP8 run.
-  static void take_mxfp8(QkvParams& p) { p.activation = DType::kMXFP8; }
-  static void take_mxfp8(OutParams& p) { p.activation = DType::kMXFP8; }
+  void take_mxfp8(QkvParams& p) { take_integers(p); }
+  void take_mxfp8(OutParams& p) { take_integers(p); }
   void take_mxfp8(ExpertsParams& p) {
     p.activation = DType::kMXFP8;
     for (PackedMatrix* matrix : {&p.gate_up, &p.down}) {
@@ -179,6 +180,20 @@ class LinearStepsDevice : public CudaTest {
         EXPECT_EQ(of_expert.num_cut, 0u) << "of " << of_expert.num_blocks;
       matrix->greatest_scales = step.greatest;
     }
+  }
+
+  template <typename P>
+  void take_integers(P& p) {
+    p.activation = DType::kMXFP8;
+    PackedMatrix& matrix = p.weight;
+    if ((features() & kSm90a) == 0 || !gemm::lays_i8(matrix)) return;
+    Scratch sizes(nullptr);
+    const gemm::I8Rows none(matrix.rows, matrix.cols, sizes);
+    Scratch scratch(upload(std::vector<std::byte>(sizes.bytes())));
+    const gemm::I8Rows rows(matrix.rows, matrix.cols, scratch);
+    gemm::lay_weights_i8(matrix, rows, &stream());
+    matrix.integers = rows.data;
+    matrix.integer_scales = rows.scales;
   }
 
   template <typename T>

@@ -38,6 +38,7 @@ constexpr KernelEntry kEntries[] = {
     {"repack_vector_kernel", kLoad, "load"},
     {"repack_table_kernel", kLoad, "load"},
     {"greatest_scales", kLoad, "load"},
+    {"lay_weight_rows_i8", kLoad, "load"},
     {"read_all", kLoad, "machine"},
     {"multiply_all", kLoad, "machine"},
     {"multiply_all_mma", kLoad, "machine"},

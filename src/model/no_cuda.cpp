@@ -1,7 +1,7 @@
 // For builds without CUDA: there is no stream to call these with.
 #include "model/draft_ids_cuda.h"
 #include "model/draft_masks_cuda.h"
-#include "model/fold_scales_cuda.h"
+#include "model/eight_bits_cuda.h"
 #include "model/repack_cuda.h"
 #include "model/synthetic_cuda.h"
 
@@ -24,7 +24,8 @@ void draft_ids_cuda(const SampleAnswer*, int32_t, const int32_t*, int32_t*, Stre
 void draft_masks_cuda(const int32_t*, int32_t, int32_t, const float*, int32_t, float*, Stream&) {
   CHECK(false, "no CUDA in this build");
 }
-Status fold_scales_cuda(Device&, Stream&, ModelWeights&) {
+uint64_t eight_bits_bytes(const ModelWeights&) { return 0; }
+Status add_eight_bits_cuda(Device&, Stream&, ModelWeights&) {
   return fail("no CUDA in this build", "--activation");
 }
 

@@ -11,7 +11,7 @@
 
 #include "core/formats.h"
 #include "core/threads.h"
-#include "model/fold_scales_cuda.h"
+#include "model/eight_bits_cuda.h"
 #include "model/self_test_comparison.h"
 
 namespace moxie {
@@ -93,8 +93,9 @@ Status SelfTest::make() {
                                     *stream_, host_, *host_stream_->pool);
   if (!model) return fail(std::move(model.error()));
   model_ = std::move(*model);
-  if (folds_scales(kernels_)) {
-    if (auto done = fold_scales_cuda(setup_.device, *stream_, model_.weights); !done) return done;
+  if (takes_eight_bits(kernels_)) {
+    if (auto done = add_eight_bits_cuda(setup_.device, *stream_, model_.weights); !done)
+      return done;
   }
   const auto side = [&](Device& device, Stream& on, const ModelWeights& weights) {
     return std::make_unique<SelfTestSide>(

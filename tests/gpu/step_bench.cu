@@ -21,6 +21,7 @@
 #include "core/formats.h"
 #include "kernels/attend/attend.h"
 #include "kernels/experts/experts.h"
+#include "kernels/gemm/i8_weights_cuda.h"
 #include "kernels/out/out.h"
 #include "kernels/qkv/qkv.h"
 #include "kernels/route/route.h"
@@ -330,13 +331,22 @@ class Bench {
         static_cast<size_t>(m.num_experts) * static_cast<size_t>(m.num_tiles()) * 16;
     m.greatest_scales = upload(std::vector<uint8_t>(rows, 0x76));
   }
+  void lay(PackedMatrix& m) {
+    Scratch sizes(nullptr);
+    const gemm::I8Rows none(m.rows, m.cols, sizes);
+    Scratch scratch(allocate(static_cast<int64_t>(sizes.bytes())));
+    const gemm::I8Rows rows(m.rows, m.cols, scratch);
+    gemm::lay_weights_i8(m, rows, stream_.get());
+    m.integers = rows.data, m.integer_scales = rows.scales;
+  }
   Layer make_layer() {
     Layer l{};
     l.qkv = matrix(o_.dense, 1, 5120, kHidden), l.out = matrix(o_.dense, 1, kHidden, 4096);
     l.router = matrix(DType::kBF16, 1, o_.experts, kHidden);
     l.gate_up = matrix(DType::kMXFP4, o_.experts, 5760, kHidden);
     l.down = matrix(DType::kMXFP4, o_.experts, kHidden, kHidden);
-    if (o_.choice.activation() == DType::kMXFP8) fold(l.gate_up), fold(l.down);
+    if (o_.choice.activation() == DType::kMXFP8)
+      fold(l.gate_up), fold(l.down), lay(l.qkv), lay(l.out);
     l.input_norm = floats(kHidden, 0.3f, 1), l.post_norm = floats(kHidden, 0.3f, 1);
     l.qkv_bias = floats(5120, 0.5f, 0), l.out_bias = floats(kHidden, 0.1f, 0);
     l.router_bias = floats(o_.experts, 0.01f, 0), l.sinks = floats(64, 1, 0);

@@ -1,7 +1,7 @@
 // Products of dense layers with both operands in 8-bit integers, on Hopper, for thousands of
 // tokens.
 //
-// Weights are laid out anew in each launch (i8_rows_cuda.h), so that wgmma reads both operands
+// Weights are laid out when a model is loaded (i8_rows_cuda.h), so that wgmma reads both operands
 // from shared memory, in any format that they are packed in. A block has 128 rows of the weights
 // and 256 columns (tokens). At twice the rate of BF16, 128 columns of K take 1,024 clocks and 48
 // KiB, more than L2 gives: so the two blocks of a cluster have the same columns, and each copies
@@ -247,24 +247,22 @@ inline const char* refuses_i8(DType activation, const PackedMatrix& weight) {
   return refuses_product(weight, kMostI8Columns);
 }
 
-/// Both operands in the workspace.
-struct I8Operands {
+/// The columns of a product, in the workspace.
+struct I8ColumnsOf {
   Scratch scratch;
-  I8Rows weights, columns;
+  I8Rows rows;
   uint64_t bytes;
 
-  I8Operands(const PackedMatrix& weight, int32_t num_columns, std::byte* base)
-      : scratch(base),
-        weights(weight.rows, weight.cols, scratch),
-        columns(num_columns, weight.cols, scratch),
-        bytes(scratch.bytes()) {}
+  I8ColumnsOf(const PackedMatrix& weight, int32_t num_columns, std::byte* base)
+      : scratch(base), rows(num_columns, weight.cols, scratch), bytes(scratch.bytes()) {}
 };
 
 template <typename End>
-void multiply_dense_i8(const char* row, const I8Operands& operands, const End& end,
-                       const Launch& at) {
+void multiply_dense_i8(const char* row, const PackedMatrix& weight, const I8Rows& columns,
+                       const End& end, const Launch& at) {
   using C = I8Cut;
-  const I8Rows &weights = operands.weights, &columns = operands.columns;
+  CHECK(weight.integers != nullptr, "weights were laid out when the model was loaded");
+  const I8Rows weights(weight);
   const auto map_of = [&](const I8Rows& of) {
     return map_of_boxes(row, of.data, CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, of.stride, of.rows,
                         C::kBoxRows);

@@ -4,7 +4,7 @@
 // A row's greatest value becomes 127; of MXFP4 it becomes 64 or 96 by a power of two, so that
 // blocks whose scale is at most three octaves below the row's greatest keep their values. A row
 // with a value that is no finite number has NaN for its scale, so that the fault stays visible.
-// Each kernel may start before the previous one has ended.
+// Kernels of activations may start before the previous one has ended.
 #pragma once
 
 #include "core/tensor.h"
@@ -27,10 +27,13 @@ struct I8Rows {
     data = scratch.take<std::byte>(int64_t{rows} * stride);
     scales = scratch.take<float>(rows);
   }
+  /// Those of a matrix, laid out before; not written.
+  explicit I8Rows(const PackedMatrix& of)
+      : data(const_cast<std::byte*>(of.integers)),
+        scales(const_cast<float*>(of.integer_scales)),
+        rows(of.rows),
+        stride(round_up(of.cols, kI8Unit)) {}
 };
-
-/// The rows of a BF16, MXFP8 or MXFP4 matrix in kFragment16x32, in their packed order.
-void lay_weights_i8(const PackedMatrix& weight, const I8Rows& to, Stream* stream);
 
 /// Row r = token r's RMSNorm(x), times the weight; without a weight, values of row r.
 struct LayNormed {

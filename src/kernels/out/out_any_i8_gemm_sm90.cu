@@ -62,22 +62,21 @@ const char* out_any_i8_gemm_sm90_refuses(const OutParams& p) {
 }
 
 uint64_t out_any_i8_gemm_sm90_workspace(const OutParams& p) {
-  return I8Operands(p.weight, p.num_tokens, nullptr).bytes;
+  return I8ColumnsOf(p.weight, p.num_tokens, nullptr).bytes;
 }
 
 void out_any_i8_gemm_sm90(const OutParams& p) {
   if (p.num_tokens == 0) return;
-  const I8Operands operands(p.weight, p.num_tokens, p.launch.workspace);
-  lay_weights_i8(p.weight, operands.weights, p.launch.stream);
+  const I8ColumnsOf columns(p.weight, p.num_tokens, p.launch.workspace);
   if (p.forms.a == AForm::kBf16Staged) {
     lay_staged_i8({reinterpret_cast<std::byte*>(const_cast<float*>(p.a)),
                    round_up(p.num_tokens, kStagedRows), p.weight.cols},
-                  operands.columns, p.launch.stream);
+                  columns.rows, p.launch.stream);
   } else {
-    lay_normed_i8({.x = p.a, .width = p.weight.cols}, operands.columns, p.launch.stream);
+    lay_normed_i8({.x = p.a, .width = p.weight.cols}, columns.rows, p.launch.stream);
   }
   const auto multiply = [&](const auto& end) {
-    multiply_dense_i8("out_any_i8_gemm_sm90", operands, end, p.launch);
+    multiply_dense_i8("out_any_i8_gemm_sm90", p.weight, columns.rows, end, p.launch);
   };
   if (p.overwrites) {
     multiply(AddLaid<true, false>{p.bias, p.x, p.weight.rows});

@@ -105,21 +105,20 @@ const char* qkv_any_i8_gemm_sm90_refuses(const QkvParams& p) {
 }
 
 uint64_t qkv_any_i8_gemm_sm90_workspace(const QkvParams& p) {
-  return I8Operands(p.weight, p.batch.num_tokens, nullptr).bytes;
+  return I8ColumnsOf(p.weight, p.batch.num_tokens, nullptr).bytes;
 }
 
 void qkv_any_i8_gemm_sm90(const QkvParams& p) {
   const int32_t tokens = p.batch.num_tokens;
   if (tokens == 0) return;
-  const I8Operands operands(p.weight, tokens, p.launch.workspace);
-  lay_weights_i8(p.weight, operands.weights, p.launch.stream);
+  const I8ColumnsOf columns(p.weight, tokens, p.launch.workspace);
   lay_normed_i8({.x = p.x,
                  .norm_weight = p.norm_weight,
                  .x_is_single = p.forms.x == XForm::kF32,
                  .rms_eps = p.rms_eps,
                  .width = p.hidden},
-                operands.columns, p.launch.stream);
-  multiply_dense_i8("qkv_any_i8_gemm_sm90", operands, TurnLaid{qkv_end(p)}, p.launch);
+                columns.rows, p.launch.stream);
+  multiply_dense_i8("qkv_any_i8_gemm_sm90", p.weight, columns.rows, TurnLaid{qkv_end(p)}, p.launch);
 }
 
 }  // namespace moxie

@@ -1,10 +1,13 @@
-// route on CUDA for thousands of tokens: a kernel that multiplies 32 tokens at a time by the whole
-// router and chooses. With so many tokens, blocks need not share a token, nor send sums to each
-// other as in the row for fewer tokens. The operand is x times the norm's weight; the norm's factor
-// is applied to the logits. A separate kernel writes t, if a row reads it.
+// route on CUDA for many tokens: a kernel that multiplies 16 tokens at a time by the whole router
+// and chooses. With so many tokens, blocks need not share a token, nor send sums to each other as
+// in the row for fewer tokens. The operand is x times the norm's weight; the norm's factor is
+// applied to the logits. A separate kernel writes t, if a row reads it.
+//
+// Four warps multiply the first 32 columns of a unit, four the others, each a quarter of the
+// experts: what a warp reads of the tokens serves several tiles of experts.
 //
 // At 8,192 tokens of 2,880: 94 MB of single x read, 21 us of an H200's memory; 12 GFLOP. For these
-// each of 256 blocks reads the router from L2, 189 MB in all.
+// each of 512 blocks reads the router from L2, 377 MB in all.
 #include "core/cuda_launch.cuh"
 #include "kernels/gemv/slice_gemv.cuh"
 #include "kernels/norm/norm_cuda.h"
@@ -17,12 +20,14 @@ namespace {
 
 using namespace fragment;
 
-constexpr int kTokens = 32, kWarps = 8, kThreads = 32 * kWarps;
-constexpr int kColumnGroups = kTokens / 8;  // of mma.m16n8k16
+constexpr int kWarps = 8, kThreads = 32 * kWarps, kGroups = 4;  // groups of experts
 constexpr int kUnitOfBF16 = kUnitBytes<DType::kBF16>;
-constexpr int kBlockBytesOfTokens = 128 * kTokens;          // of 32 columns: [token][part][32]
-constexpr int kStageBytes = 2 * kBlockBytesOfTokens;        // of a unit
-constexpr int kFoursAThread = kTokens * 64 / 4 / kThreads;  // of a unit's columns
+
+constexpr int kTokens = 16, kColumnGroups = kTokens / 8;  // groups of mma.m16n8k16
+constexpr int kBlockBytesOfTokens = 128 * kTokens;        // of 32 columns: [token][part][32]
+constexpr int kStageBytes = 2 * kBlockBytesOfTokens;      // of a unit
+constexpr int kThreadsAToken = kThreads / kTokens;
+static_assert(4 * kThreadsAToken == 64, "a thread loads four columns of a unit");
 
 struct WideRoute {
   PackedMatrix weight;
@@ -35,52 +40,39 @@ struct WideRoute {
   int32_t num_tokens, hidden, top_k;
 };
 
-/// Neighbouring columns of a token in a unit: what a thread loads.
+/// Four columns of a token in a unit: what a thread loads.
 template <bool kIsSingle>
 struct TokenPart {
-  ResidualFour<kIsSingle> fours[kFoursAThread];
+  ResidualFour<kIsSingle> four;
 
   __device__ __forceinline__ void load(const WideRoute& p, int token, int column) {
-    const int64_t at = static_cast<int64_t>(token) * p.hidden + column;
-#pragma unroll
-    for (int i = 0; i < kFoursAThread; ++i) {
-      fours[i] = {};
-      if (token < p.num_tokens && column + 4 * i < p.hidden) fours[i].load(p.x, at + 4 * i);
-    }
+    four = {};
+    if (token < p.num_tokens && column < p.hidden)
+      four.load(p.x, static_cast<int64_t>(token) * p.hidden + column);
   }
   /// Multiplies by the norm's weights of these columns and stores two BF16 parts; odd tokens have
   /// them swapped, to avoid bank conflicts. Returns the sum of squares of x.
   __device__ __forceinline__ float store(std::byte* stage, int token, int column,
-                                         const float4* weights) const {
-    uint32_t high[2 * kFoursAThread], low[2 * kFoursAThread];
-    float square = 0;
+                                         const float4& w) const {
+    const float4 v = four.values();
+    uint32_t high[2], low[2];
 #pragma unroll
-    for (int i = 0; i < kFoursAThread; ++i) {
-      const float4 v = fours[i].values(), w = weights[i];
-      square += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const float x = half == 0 ? v.x * w.x : v.z * w.z, y = half == 0 ? v.y * w.y : v.w * w.w;
-        const uint32_t both = pack_bf16(x, y);
-        high[2 * i + half] = both;
-        low[2 * i + half] =
-            pack_bf16(x - __uint_as_float(both << 16), y - __uint_as_float(both & 0xFFFF0000u));
-      }
+    for (int half = 0; half < 2; ++half) {
+      const float x = half == 0 ? v.x * w.x : v.z * w.z, y = half == 0 ? v.y * w.y : v.w * w.w;
+      const uint32_t both = pack_bf16(x, y);
+      high[half] = both;
+      low[half] =
+          pack_bf16(x - __uint_as_float(both << 16), y - __uint_as_float(both & 0xFFFF0000u));
     }
     std::byte* at = stage + column / 32 * kBlockBytesOfTokens + 128 * token + 2 * (column % 32);
-    auto* to_high = reinterpret_cast<uint4*>(at + 64 * (token % 2));
-    auto* to_low = reinterpret_cast<uint4*>(at + 64 * (1 - token % 2));
-#pragma unroll
-    for (int i = 0; i < kFoursAThread / 2; ++i) {
-      to_high[i] = {high[4 * i], high[4 * i + 1], high[4 * i + 2], high[4 * i + 3]};
-      to_low[i] = {low[4 * i], low[4 * i + 1], low[4 * i + 2], low[4 * i + 3]};
-    }
-    return square;
+    *reinterpret_cast<uint2*>(at + 64 * (token % 2)) = {high[0], high[1]};
+    *reinterpret_cast<uint2*>(at + 64 * (1 - token % 2)) = {low[0], low[1]};
+    return v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
   }
 };
 
 /// Shared memory: the norm's weights, padded to whole units, and behind them two stages, where the
-/// logits are stored at the end.
+/// logits of both halves of the columns are stored at the end.
 struct WideMemory {
   int hidden, num_experts;
   __host__ __device__ int norm_bytes() const { return (hidden + 63) / 64 * 256; }
@@ -88,13 +80,13 @@ struct WideMemory {
   __host__ __device__ int pitch() const { return (num_experts + 15) / 16 * 16 + 4; }
   uint64_t bytes() const {
     return static_cast<uint64_t>(norm_bytes()) +
-           std::max<uint64_t>(2 * kStageBytes, sizeof(float) * kTokens * pitch());
+           std::max<uint64_t>(2 * kStageBytes, 2 * sizeof(float) * kTokens * pitch());
   }
 };
 
 /// kTiles: tiles of 16 experts of a warp.
 template <int kTiles, bool kIsSingle>
-__global__ void __launch_bounds__(kThreads, kTiles == 1 ? 2 : 1)
+__global__ void __launch_bounds__(kThreads, kTiles <= 2 ? 2 : 1)
     route_wide(const __grid_constant__ WideRoute p) {
   extern __shared__ __align__(128) std::byte shared[];
   __shared__ float factors[kTokens];
@@ -102,25 +94,27 @@ __global__ void __launch_bounds__(kThreads, kTiles == 1 ? 2 : 1)
   auto* norm = reinterpret_cast<float*>(shared);
   std::byte* stages = shared + memory.norm_bytes();
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
+  const int block = warp / kGroups, first_tile = warp % kGroups * kTiles;  // 32 columns of a unit
   const int num_units = (p.hidden + 63) / 64, num_tiles = (p.weight.rows + 15) / 16;
   const int first_token = kTokens * static_cast<int>(blockIdx.x);
-  const int token = threadIdx.x / 8, column = 8 * (threadIdx.x % 8);
+  const int token = threadIdx.x / kThreadsAToken, column = 4 * (threadIdx.x % kThreadsAToken);
 
   const std::byte* weights[kTiles];
 #pragma unroll
   for (int m = 0; m < kTiles; ++m) {
     // A tile past the end repeats the last one; its sums are not used.
-    const int tile = min(warp + kWarps * m, num_tiles - 1);
-    weights[m] = p.weight.data + static_cast<int64_t>(tile) * num_units * kUnitOfBF16 + 16 * lane;
+    const int tile = min(first_tile + m, num_tiles - 1);
+    weights[m] = p.weight.data + static_cast<int64_t>(tile) * num_units * kUnitOfBF16 +
+                 1024 * block + 16 * lane;
   }
-  // Both blocks of 32 columns of a unit: rows g, then rows g + 8.
-  uint4 a[kTiles][2][2], next_a[kTiles][2][2];
+  // Rows g, then rows g + 8.
+  uint4 a[kTiles][2], next_a[kTiles][2];
   const auto load_weights = [&](int unit) {
 #pragma unroll
     for (int m = 0; m < kTiles; ++m) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        next_a[m][i / 2][i % 2] =
+      for (int i = 0; i < 2; ++i) {
+        next_a[m][i] =
             __ldg(reinterpret_cast<const uint4*>(weights[m] + unit * kUnitOfBF16 + 512 * i));
       }
     }
@@ -131,7 +125,7 @@ __global__ void __launch_bounds__(kThreads, kTiles == 1 ? 2 : 1)
   wait_for_previous();
   launch_next();
   // Units being loaded.
-  constexpr int kAhead = kIsSingle && kTiles == 1 ? 3 : 1;
+  constexpr int kAhead = kIsSingle && kTiles <= 2 ? 3 : 1;
   TokenPart<kIsSingle> next[kAhead];
 #pragma unroll
   for (int i = 0; i < kAhead; ++i) next[i].load(p, first_token + token, 64 * i + column);
@@ -140,28 +134,23 @@ __global__ void __launch_bounds__(kThreads, kTiles == 1 ? 2 : 1)
   const auto add_unit = [&](int u, TokenPart<kIsSingle>& part) {
     std::byte* stage = stages + u % 2 * kStageBytes;
     square +=
-        part.store(stage, token, column, reinterpret_cast<const float4*>(norm + 64 * u + column));
+        part.store(stage, token, column, *reinterpret_cast<const float4*>(norm + 64 * u + column));
     __syncthreads();
 #pragma unroll
-    for (int i = 0; i < 4 * kTiles; ++i)
-      a[i / 4][i / 2 % 2][i % 2] = next_a[i / 4][i / 2 % 2][i % 2];
+    for (int m = 0; m < kTiles; ++m) a[m][0] = next_a[m][0], a[m][1] = next_a[m][1];
     part.load(p, first_token + token, 64 * (u + kAhead) + column);
     if (u + 1 < num_units) load_weights(u + 1);
+    const std::byte* of_lane = stage + block * kBlockBytesOfTokens + 128 * g + 16 * q;
 #pragma unroll
-    for (int block = 0; block < 2; ++block) {
-      const std::byte* of_lane = stage + block * kBlockBytesOfTokens + 128 * g + 16 * q;
+    for (int n = 0; n < kColumnGroups; ++n) {
 #pragma unroll
-      for (int n = 0; n < kColumnGroups; ++n) {
+      for (int half = 0; half < 2; ++half) {
+        const uint4 b = *reinterpret_cast<const uint4*>(of_lane + 1024 * n + 64 * (half ^ (g % 2)));
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const uint4 b =
-              *reinterpret_cast<const uint4*>(of_lane + 1024 * n + 64 * (half ^ (g % 2)));
-#pragma unroll
-          for (int m = 0; m < kTiles; ++m) {
-            const uint4 &top = a[m][block][0], &bottom = a[m][block][1];
-            mma_m16n8k16(sums[m][n], top.x, bottom.x, top.y, bottom.y, b.x, b.y);
-            mma_m16n8k16(sums[m][n], top.z, bottom.z, top.w, bottom.w, b.z, b.w);
-          }
+        for (int m = 0; m < kTiles; ++m) {
+          const uint4 &top = a[m][0], &bottom = a[m][1];
+          mma_m16n8k16(sums[m][n], top.x, bottom.x, top.y, bottom.y, b.x, b.y);
+          mma_m16n8k16(sums[m][n], top.z, bottom.z, top.w, bottom.w, b.z, b.w);
         }
       }
     }
@@ -173,23 +162,25 @@ __global__ void __launch_bounds__(kThreads, kTiles == 1 ? 2 : 1)
       if (u + i < num_units) add_unit(u + i, next[i]);
     }
   }
-  // Eight threads share a token.
 #pragma unroll
-  for (int other = 1; other < 8; other *= 2) square += __shfl_xor_sync(~0u, square, other);
-  if (threadIdx.x % 8 == 0)
+  for (int other = 1; other < kThreadsAToken; other *= 2)
+    square += __shfl_xor_sync(~0u, square, other);
+  if (threadIdx.x % kThreadsAToken == 0)
     factors[token] = 1.0f / sqrtf(square / static_cast<float>(p.hidden) + p.rms_eps);
   __syncthreads();
   auto* logits = reinterpret_cast<float*>(stages);
-  const int pitch = memory.pitch();
+  const int pitch = memory.pitch(), of_block = kTokens * pitch;
 #pragma unroll
   for (int m = 0; m < kTiles; ++m) {
-    const int tile = warp + kWarps * m;
+    const int tile = first_tile + m;
     if (tile >= num_tiles) continue;
 #pragma unroll
     for (int n = 0; n < kColumnGroups; ++n) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i)
-        logits[(8 * n + 2 * q + i % 2) * pitch + 16 * tile + g + 8 * (i / 2)] = sums[m][n][i];
+      for (int i = 0; i < 4; ++i) {
+        const int at = (8 * n + 2 * q + i % 2) * pitch + 16 * tile + g + 8 * (i / 2);
+        logits[block * of_block + at] = sums[m][n][i];
+      }
     }
   }
   __syncthreads();
@@ -197,8 +188,8 @@ __global__ void __launch_bounds__(kThreads, kTiles == 1 ? 2 : 1)
     const int64_t to = first_token + i;
     if (to >= p.num_tokens) break;
     const float* of_token = logits + i * pitch;
-    const Choice choice = choose_experts<4 * kTiles>(p.weight.rows, p.top_k, [&](int expert, int) {
-      return of_token[expert] * factors[i] + p.bias[expert];
+    const Choice choice = choose_experts<2 * kTiles>(p.weight.rows, p.top_k, [&](int expert, int) {
+      return (of_token[expert] + of_token[of_block + expert]) * factors[i] + p.bias[expert];
     });
     const float weight = choice_weight(choice, p.top_k);
     if (lane < p.top_k) {
@@ -207,8 +198,7 @@ __global__ void __launch_bounds__(kThreads, kTiles == 1 ? 2 : 1)
     }
   }
 }
-static_assert(32 * 4 == 16 * kWarps, "what a warp chooses from is what kTiles tiles a warp make");
-static_assert(kMaxExperts == 2 * 16 * kWarps);
+static_assert(kMaxExperts == 4 * 16 * kGroups, "what four tiles of each group are");
 
 }  // namespace
 
@@ -246,20 +236,23 @@ void route_bf16_bf16x2_wide_cuda(const RouteParams& p) {
                        .num_tokens = p.num_tokens,
                        .hidden = p.hidden,
                        .top_k = p.top_k};
-  const LaunchShape shape{.grid = dim3(static_cast<unsigned>(ceil_div(p.num_tokens, kTokens))),
-                          .num_threads = kThreads,
-                          .shared_bytes = WideMemory{p.hidden, p.weight.rows}.bytes(),
-                          .programmatic = true};
-  const auto launch = [&]<bool kIsSingle>() {
-    const bool is_few = p.weight.rows <= 16 * kWarps;
-    launch_kernel("route_bf16_bf16x2_wide_cuda",
-                  is_few ? route_wide<1, kIsSingle> : route_wide<2, kIsSingle>, step, shape,
+  const auto launch = [&]<int kTiles, bool kIsSingle>() {
+    launch_kernel("route_bf16_bf16x2_wide_cuda", route_wide<kTiles, kIsSingle>, step,
+                  {.grid = dim3(static_cast<unsigned>(ceil_div(p.num_tokens, kTokens))),
+                   .num_threads = kThreads,
+                   .shared_bytes = WideMemory{p.hidden, p.weight.rows}.bytes(),
+                   .programmatic = true},
                   launch_stream(p.launch.stream));
   };
+  const auto launch_form = [&]<bool kIsSingle>() {
+    if (p.weight.rows <= 16 * kGroups) return launch.template operator()<1, kIsSingle>();
+    if (p.weight.rows <= 32 * kGroups) return launch.template operator()<2, kIsSingle>();
+    launch.template operator()<4, kIsSingle>();
+  };
   if (p.forms.x == XForm::kF32) {
-    launch.template operator()<true>();
+    launch_form.template operator()<true>();
   } else {
-    launch.template operator()<false>();
+    launch_form.template operator()<false>();
   }
 }
 

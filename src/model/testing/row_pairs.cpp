@@ -14,7 +14,7 @@
 
 #include "kernels/testing/row_tester.h"
 #include "model/checkpoint.h"
-#include "model/fold_scales_cuda.h"
+#include "model/eight_bits_cuda.h"
 #include "model/testing/files.h"
 #include "model/testing/planned_passes.h"
 
@@ -140,7 +140,7 @@ class RowPairs {
     cpu_weights_ = take(checkpoint_->load(*machine_.device, options));
     weights_ = take(checkpoint_->load(device_, options));
     if (device_.kind() != DeviceKind::kCpu)
-      done(fold_scales_cuda(device_, *take(device_.make_stream()), weights_));
+      done(add_eight_bits_cuda(device_, *take(device_.make_stream()), weights_));
   }
 
   // Tests the pairs that can meet in this setting and have not met in one before.

@@ -1,8 +1,9 @@
-#include "model/fold_scales_cuda.h"
+#include "model/eight_bits_cuda.h"
 
 #include <fmt/format.h>
 
 #include "kernels/gemm/greatest_scales_cuda.h"
+#include "kernels/gemm/i8_weights_cuda.h"
 
 namespace moxie {
 namespace {
@@ -32,20 +33,55 @@ Status check(const Matrix& matrix, int32_t expert, const gemm::FoldedBlocks& blo
               "--activation mxfp8", "--activation bf16 takes any scales");
 }
 
-}  // namespace
-
-Status fold_scales_cuda(Device& device, Stream& stream, ModelWeights& weights) {
+// The experts' matrices whose scales are folded.
+std::vector<Matrix> experts_of(ModelWeights& weights) {
   std::vector<Matrix> matrices;
-  uint64_t num_rows = 0, num_experts = 0;
   for (size_t l = 0; l < weights.layers.size(); ++l) {
     LayerWeights& layer = weights.layers[l];
-    for (const Matrix& matrix : {Matrix{l, "gate_up", &layer.gate_up}, {l, "down", &layer.down}}) {
-      if (matrix.packed->format != DType::kMXFP4) continue;
-      matrices.push_back(matrix);
-      num_rows += matrix.num_rows();
-      num_experts += static_cast<uint64_t>(matrix.packed->num_experts);
+    for (const Matrix& matrix : {Matrix{l, "gate_up", &layer.gate_up}, {l, "down", &layer.down}})
+      if (matrix.packed->format == DType::kMXFP4) matrices.push_back(matrix);
+  }
+  return matrices;
+}
+uint64_t num_rows_of(const std::vector<Matrix>& matrices) {
+  uint64_t rows = 0;
+  for (const Matrix& matrix : matrices) rows += matrix.num_rows();
+  return rows;
+}
+
+// visit(matrix, rows) for the dense layers that have integers, whose memory is taken from scratch.
+template <typename Visit>
+void for_each_laid(ModelWeights& weights, Scratch& scratch, Visit visit) {
+  for (LayerWeights& layer : weights.layers) {
+    for (PackedMatrix* matrix : {&layer.qkv, &layer.out}) {
+      if (!gemm::lays_i8(*matrix)) continue;
+      visit(*matrix, gemm::I8Rows(matrix->rows, matrix->cols, scratch));
     }
   }
+}
+
+Status lay_dense(Device& device, Stream& stream, ModelWeights& weights) {
+  Scratch sizes(nullptr);
+  for_each_laid(weights, sizes, [](PackedMatrix&, const gemm::I8Rows&) {});
+  if (sizes.bytes() == 0) return {};
+  auto memory = device.allocate(sizes.bytes());
+  if (!memory) return fail(std::move(memory.error()));
+  Scratch scratch(memory->data());
+  for_each_laid(weights, scratch, [&](PackedMatrix& matrix, const gemm::I8Rows& rows) {
+    gemm::lay_weights_i8(matrix, rows, &stream);
+    matrix.integers = rows.data;
+    matrix.integer_scales = rows.scales;
+  });
+  weights.storage.push_back(std::move(*memory));
+  return stream.synchronize();
+}
+
+Status fold_scales(Device& device, Stream& stream, ModelWeights& weights) {
+  const std::vector<Matrix> matrices = experts_of(weights);
+  const uint64_t num_rows = num_rows_of(matrices);
+  uint64_t num_experts = 0;
+  for (const Matrix& matrix : matrices)
+    num_experts += static_cast<uint64_t>(matrix.packed->num_experts);
   if (matrices.empty()) return {};
   auto greatest = device.allocate(num_rows);
   if (!greatest) return fail(std::move(greatest.error()));
@@ -82,6 +118,20 @@ Status fold_scales_cuda(Device& device, Stream& stream, ModelWeights& weights) {
   }
   weights.storage.push_back(std::move(*greatest));
   return {};
+}
+
+}  // namespace
+
+uint64_t eight_bits_bytes(const ModelWeights& layout) {
+  ModelWeights weights = {.layers = layout.layers};
+  Scratch sizes(nullptr);
+  for_each_laid(weights, sizes, [](PackedMatrix&, const gemm::I8Rows&) {});
+  return sizes.bytes() + num_rows_of(experts_of(weights));
+}
+
+Status add_eight_bits_cuda(Device& device, Stream& stream, ModelWeights& weights) {
+  if (auto status = fold_scales(device, stream, weights); !status) return status;
+  return lay_dense(device, stream, weights);
 }
 
 }  // namespace moxie
