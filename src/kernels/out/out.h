@@ -21,7 +21,7 @@ struct OutParams {
   /// all that x has; null but on the first rank. One float a value.
   const float* folded_x = nullptr;
   Forms forms;  // of a, x and the router's products
-  /// kBF16 or wider; or kMXFP8: rows that round activations and weights to E4M3 may run.
+  /// kBF16 or wider; or kMXFP8: rows that round activations and weights to integers may run.
   DType activation = DType::kBF16;
 };
 

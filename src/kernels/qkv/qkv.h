@@ -22,7 +22,7 @@ struct QkvParams {
   float q_factor = 1.0f;  // of staged queries: AttendParams::q_factor()
   ReduceFold reduce;      // with ReduceForm::kFolded
   Forms forms;            // of x, read, and of q
-  /// kBF16 or wider; or kMXFP8: rows that round activations and weights to E4M3 may run.
+  /// kBF16 or wider; or kMXFP8: rows that round activations and weights to integers may run.
   DType activation = DType::kBF16;
 };
 
