@@ -75,9 +75,7 @@ class LinearStepsCuda : public LinearStepsRounding {
             built.reset();
             params = to_device(built.params, format);
             params.forms = forms_with(row, XForm::kF32);
-            if constexpr (requires { params.activation; }) {
-              if (row.activation == DType::kMXFP8) take_mxfp8(params);
-            }
+            take_activation_of(row, params);
             run_on_device(row, params);
             expect_near(allowed, built.outputs(),
                         std::string(row.name) + ", x single, on " + c.name());
@@ -100,7 +98,7 @@ class LinearStepsCuda : public LinearStepsRounding {
         params.a = staged(built.params);
         params.forms = forms_with(row, XForm::kF32Pair);
         params.forms.a = AForm::kBf16Staged;
-        params.activation = row.activation;
+        take_activation_of(row, params);
         run_on_device(row, params);
         expect_near(allowed, built.outputs(), std::string(row.name) + ", staged, on " + c.name());
       }
@@ -129,7 +127,7 @@ class LinearStepsCuda : public LinearStepsRounding {
     built.reset();
     QkvParams unstaged = to_device(built.params, format);
     unstaged.forms.x = XForm::kF32Pair;
-    unstaged.activation = row.activation;
+    take_activation_of(row, unstaged);
     run_on_device(row, unstaged);
     const QkvParams& p = built.params;
     const auto count = static_cast<size_t>(p.num_heads) * p.head_dim * p.batch.num_tokens;
@@ -140,7 +138,7 @@ class LinearStepsCuda : public LinearStepsRounding {
     params.q = reinterpret_cast<float*>(upload(staged));
     params.forms = {.x = XForm::kF32Pair, .q = QForm::kBf16Staged};
     params.q_factor = 0.18f;
-    params.activation = row.activation;
+    take_activation_of(row, params);
     run_on_device(row, params);
     in_back(staged, reinterpret_cast<const uint16_t*>(params.q));
     size_t num_wrong = 0;
@@ -203,7 +201,7 @@ class LinearStepsCuda : public LinearStepsRounding {
           continue;
         }
         params.norm_weight = upload(weight);
-        if (row.activation == DType::kMXFP8) take_mxfp8(params);
+        take_activation_of(row, params);
         const std::string run = std::string(name) + " of x" + (is_single ? ", single" : "");
         if (const char* why = row.refuses(params)) {
           runs_->refused(run, why);

@@ -163,6 +163,13 @@ class LinearStepsDevice : public CudaTest {
     forms.x = x;
     return forms;
   }
+  // What a row needs whose activations are not those of the params.
+  template <typename P>
+  void take_activation_of(const Row<P>& row, P& params) {
+    if constexpr (requires { params.activation; }) {
+      if (row.activation == DType::kMXFP8) take_mxfp8(params);
+    }
+  }
   // Lets the rows with activations in MXFP8 run.
   void take_mxfp8(QkvParams& p) { take_integers(p); }
   void take_mxfp8(OutParams& p) { take_integers(p); }
@@ -186,14 +193,9 @@ class LinearStepsDevice : public CudaTest {
   void take_integers(P& p) {
     p.activation = DType::kMXFP8;
     PackedMatrix& matrix = p.weight;
-    if ((features() & kSm90a) == 0 || !gemm::lays_i8(matrix)) return;
-    Scratch sizes(nullptr);
-    const gemm::I8Rows none(matrix.rows, matrix.cols, sizes);
-    Scratch scratch(upload(std::vector<std::byte>(sizes.bytes())));
-    const gemm::I8Rows rows(matrix.rows, matrix.cols, scratch);
-    gemm::lay_weights_i8(matrix, rows, &stream());
-    matrix.integers = rows.data;
-    matrix.integer_scales = rows.scales;
+    const uint64_t bytes = gemm::i8_weights_bytes(matrix);
+    if ((features() & kSm90a) == 0 || bytes == 0) return;
+    gemm::lay_weights_i8(matrix, upload(std::vector<std::byte>(bytes)), &stream());
   }
 
   template <typename T>

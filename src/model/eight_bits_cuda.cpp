@@ -49,28 +49,30 @@ uint64_t num_rows_of(const std::vector<Matrix>& matrices) {
   return rows;
 }
 
-// visit(matrix, rows) for the dense layers that have integers, whose memory is taken from scratch.
+// Calls visit(matrix, its memory) for the dense layers that have integers.
 template <typename Visit>
 void for_each_laid(ModelWeights& weights, Scratch& scratch, Visit visit) {
   for (LayerWeights& layer : weights.layers) {
     for (PackedMatrix* matrix : {&layer.qkv, &layer.out}) {
-      if (!gemm::lays_i8(*matrix)) continue;
-      visit(*matrix, gemm::I8Rows(matrix->rows, matrix->cols, scratch));
+      const uint64_t bytes = gemm::i8_weights_bytes(*matrix);
+      if (bytes > 0) visit(*matrix, scratch.take<std::byte>(static_cast<int64_t>(bytes)));
     }
   }
 }
+uint64_t laid_bytes(ModelWeights& weights) {
+  Scratch sizes(nullptr);
+  for_each_laid(weights, sizes, [](PackedMatrix&, std::byte*) {});
+  return sizes.bytes();
+}
 
 Status lay_dense(Device& device, Stream& stream, ModelWeights& weights) {
-  Scratch sizes(nullptr);
-  for_each_laid(weights, sizes, [](PackedMatrix&, const gemm::I8Rows&) {});
-  if (sizes.bytes() == 0) return {};
-  auto memory = device.allocate(sizes.bytes());
+  const uint64_t bytes = laid_bytes(weights);
+  if (bytes == 0) return {};
+  auto memory = device.allocate(bytes);
   if (!memory) return fail(std::move(memory.error()));
   Scratch scratch(memory->data());
-  for_each_laid(weights, scratch, [&](PackedMatrix& matrix, const gemm::I8Rows& rows) {
-    gemm::lay_weights_i8(matrix, rows, &stream);
-    matrix.integers = rows.data;
-    matrix.integer_scales = rows.scales;
+  for_each_laid(weights, scratch, [&](PackedMatrix& matrix, std::byte* to) {
+    gemm::lay_weights_i8(matrix, to, &stream);
   });
   weights.storage.push_back(std::move(*memory));
   return stream.synchronize();
@@ -124,9 +126,7 @@ Status fold_scales(Device& device, Stream& stream, ModelWeights& weights) {
 
 uint64_t eight_bits_bytes(const ModelWeights& layout) {
   ModelWeights weights = {.layers = layout.layers};
-  Scratch sizes(nullptr);
-  for_each_laid(weights, sizes, [](PackedMatrix&, const gemm::I8Rows&) {});
-  return sizes.bytes() + num_rows_of(experts_of(weights));
+  return laid_bytes(weights) + num_rows_of(experts_of(weights));
 }
 
 Status add_eight_bits_cuda(Device& device, Stream& stream, ModelWeights& weights) {

@@ -332,12 +332,8 @@ class Bench {
     m.greatest_scales = upload(std::vector<uint8_t>(rows, 0x76));
   }
   void lay(PackedMatrix& m) {
-    Scratch sizes(nullptr);
-    const gemm::I8Rows none(m.rows, m.cols, sizes);
-    Scratch scratch(allocate(static_cast<int64_t>(sizes.bytes())));
-    const gemm::I8Rows rows(m.rows, m.cols, scratch);
-    gemm::lay_weights_i8(m, rows, stream_.get());
-    m.integers = rows.data, m.integer_scales = rows.scales;
+    gemm::lay_weights_i8(m, allocate(static_cast<int64_t>(gemm::i8_weights_bytes(m))),
+                         stream_.get());
   }
   Layer make_layer() {
     Layer l{};

@@ -1,5 +1,6 @@
 // Limited by memory: qkv of gpt-oss-120b in BF16 is 29 MB, and its integers are 15 MB.
 #include "core/cuda_launch.cuh"
+#include "kernels/gemm/dense.cuh"
 #include "kernels/gemm/i8_scale.cuh"
 #include "kernels/gemm/i8_weights_cuda.h"
 #include "kernels/gemv/fragment_gemv.cuh"
@@ -98,18 +99,25 @@ __global__ void __launch_bounds__(32 * kWeightWarps)
 
 }  // namespace
 
-void lay_weights_i8(const PackedMatrix& weight, const I8Rows& to, Stream* stream) {
-  CHECK(lays_i8(weight), "rows and columns that are laid out");
-  const auto launch = [&]<DType F>() {
+uint64_t i8_weights_bytes(const PackedMatrix& weight) {
+  if (refuses_product(weight, kMostI8Columns) != nullptr) return 0;
+  Scratch sizes(nullptr);
+  const I8Rows rows(weight.rows, weight.cols, sizes);
+  return sizes.bytes();
+}
+
+void lay_weights_i8(PackedMatrix& weight, std::byte* memory, Stream* stream) {
+  CHECK(refuses_product(weight, kMostI8Columns) == nullptr, "rows and columns that are laid out");
+  Scratch scratch(memory);
+  const I8Rows rows(weight.rows, weight.cols, scratch);
+  dispatch_product(weight.format, [&]<DType F>() {
     launch_kernel(
-        "lay_weights_i8", lay_weight_rows_i8<F>, LayWeights{weight, to},
+        "lay_weights_i8", lay_weight_rows_i8<F>, LayWeights{weight, rows},
         {.grid = dim3(static_cast<unsigned>(weight.num_tiles())), .num_threads = 32 * kWeightWarps},
         launch_stream(stream));
-  };
-  if (weight.format == DType::kMXFP4) return launch.template operator()<DType::kMXFP4>();
-  if (weight.format == DType::kMXFP8) return launch.template operator()<DType::kMXFP8>();
-  CHECK(weight.format == DType::kBF16, "not a format of products");
-  launch.template operator()<DType::kBF16>();
+  });
+  weight.integers = rows.data;
+  weight.integer_scales = rows.scales;
 }
 
 }  // namespace moxie::gemm

@@ -5,7 +5,6 @@
 // Bytes at 8,192 tokens of 2,880 columns: normed, 94 MB of single x read, 47 MB written; slots of
 // four pairs, 94 MB read, 189 MB written.
 #include "core/cuda_launch.cuh"
-#include "kernels/gemm/e4m3_scale.cuh"
 #include "kernels/gemm/mx_atom.cuh"
 #include "kernels/gemm/stage_cuda.h"
 #include "kernels/gemm/stage_mx.cuh"
@@ -20,6 +19,15 @@ constexpr int kMaxWarps = kMaxMxWarps;
 constexpr int kHeld = 5, kMostHeld = 12, kMostFloatsHeld = 18;
 static_assert(kMaxStagedWidth == kStagedColumns * kMaxWarps * kMostHeld);
 static_assert(kMaxStagedFloatsWidth == kStagedColumns * kMaxWarps * kMostFloatsHeld);
+
+/// The power of two that scales `greatest` to 224 (exclusive) .. 448; 1 for 0 and for values that
+/// no such power scales there.
+__device__ __forceinline__ float e4m3_scale(float greatest) {
+  const uint32_t bits = __float_as_uint(greatest), exponent = bits >> 23;
+  // 1.75 * 2^8 is the greatest E4M3.
+  const uint32_t up = 127 + 8 + 127 - exponent - ((bits & 0x7FFFFFu) > 0x600000u ? 1 : 0);
+  return exponent < 20 || exponent > 240 ? 1.0f : __uint_as_float(up << 23);
+}
 
 /// What a thread stages: a pair of columns of every num_warps-th unit.
 template <int kCount>
