@@ -5,12 +5,13 @@
 // shared memory, mma.sync makes logits and weighted sums, softmax is F32 with a running maximum.
 // Queries and weights enter the products as a high and a low part, 16 bits or more together. The
 // warps' sums are merged in shared memory, those of a cluster's blocks through distributed shared
-// memory, where the sink is added. Only the answer is written to global memory.
+// memory, where the sink is added. Only the answer is written to global memory. Many sequences over
+// a window have a kernel of their own (attend_split_window.cuh).
 #include <algorithm>
 
 #include "core/cuda_launch.cuh"
 #include "kernels/attend/attend_rows.h"
-#include "kernels/attend/attend_split_warp.cuh"
+#include "kernels/attend/attend_split_window.cuh"
 
 namespace moxie {
 namespace {
@@ -36,19 +37,11 @@ __global__ void __launch_bounds__(kThreads, kRows == 8 ? 2 : 1)
   const int32_t kv_head = block / p.num_splits % p.num_kv_heads;
   const TokenTile tile = find_tile(p, block / p.num_splits / p.num_kv_heads, lane);
 
-  // The keys that the tile sees, and how many blocks share them.
-  int32_t first_position = 0, last_key = -1;
-  if (tile.num_tokens > 0) {
-    first_position = __ldcg(p.positions + tile.first_token);
-    last_key = tile.num_tokens == 1 ? first_position
-                                    : __ldcg(p.positions + tile.first_token + tile.num_tokens - 1);
-  }
-  const int32_t seen_from = p.window > 0 ? max(0, first_position - p.window + 1) : 0;
-  const int32_t num_keys = last_key + 1 - seen_from;
-  const int32_t num_tiles = (num_keys + F::kKeys - 1) / F::kKeys;
+  // How many blocks share the keys that the tile sees.
+  const SeenKeys seen = seen_keys(p, tile);
   constexpr int32_t kKeysOfBlock = kKeysOfWarp * kWarps;
   const int32_t num_active =
-      max(1, min(p.num_splits, (num_keys + kKeysOfBlock - 1) / kKeysOfBlock));
+      max(1, min(p.num_splits, (seen.num_keys() + kKeysOfBlock - 1) / kKeysOfBlock));
   if (tile.num_tokens == 0 || rank >= num_active) {
     if (num_active > 1) cluster_arrive();
     wait_for_previous();
@@ -71,28 +64,10 @@ __global__ void __launch_bounds__(kThreads, kRows == 8 ? 2 : 1)
 
   // This warp's tiles are start, start + stride, ...
   const int32_t start = warp * num_active + rank, stride = num_active * kWarps;
-  const int64_t head_offset = static_cast<int64_t>(kv_head) * p.page_tokens * F::kRowBytes +
-                              lane % (F::kRowBytes / 16) * 16;
   const uint32_t ring =
       shared_address(slots) + static_cast<uint32_t>(warp * p.num_slots * F::kStageBytes);
-  Keys<F, kSlots> keys{.pages = p.page_table + static_cast<int64_t>(tile.seq) * p.table_stride,
-                       .k = p.k + head_offset,
-                       .v = p.v + head_offset,
-                       .first_key = seen_from + start * F::kKeys,
-                       .key_step = stride * F::kKeys,
-                       .num_tiles = start < num_tiles ? (num_tiles - start - 1) / stride + 1 : 0,
-                       .last_key = last_key,
-                       .lane = lane,
-                       .ring = ring,
-                       .fetch_slot = ring,
-                       .read_slot = ring};
-  // Keys of earlier launches may be read before the kernel that writes this launch's keys ends. The
-  // positions of a sequence are consecutive, so that at most `in_launch` keys before the tile are
-  // new; of a block all tokens' are.
-  const int32_t old_tiles =
-      max(0, first_position - max(tile.in_launch, p.in_block) - seen_from) / F::kKeys;
-  const int32_t num_old =
-      start < old_tiles ? min(keys.num_tiles, (old_tiles - start - 1) / stride + 1) : 0;
+  auto keys = keys_of_warp<F, kSlots>(p, tile, seen, kv_head, start, stride, ring, lane);
+  const int32_t num_old = keys.num_old(p, tile, seen, start, stride);
 
   keys.start(p);
   if (thread < kRows) {
@@ -114,7 +89,7 @@ __global__ void __launch_bounds__(kThreads, kRows == 8 ? 2 : 1)
   for (int r = 0; r < S::kLaneRows; ++r) {
     const int32_t token = min(token_of(p, sums.row_of(r, sums.g)), tile.num_tokens - 1);
     sums.last_seen[r] =
-        token == 0 ? first_position : __ldcg(p.positions + tile.first_token + token);
+        token == 0 ? seen.first_position : __ldcg(p.positions + tile.first_token + token);
   }
   if (num_active > 1) cluster_wait();  // every block has initialised its barrier
   wait_for_previous();
@@ -133,9 +108,7 @@ __global__ void __launch_bounds__(kThreads, kRows == 8 ? 2 : 1)
     __syncwarp();  // the copies of all lanes have arrived, and the previous slot is free
     keys.fetch(p);
     const int32_t first_key = keys.first_key + i * keys.key_step;
-    const bool all_seen = first_key + F::kKeys - 1 <= first_position &&
-                          (p.window == 0 || first_key > last_key - p.window);
-    sums.add_tile(keys.read_slot, first_key, p.window, all_seen);
+    sums.add_tile(keys.read_slot, first_key, p.window, seen.by_all(p, first_key, F::kKeys));
     keys.read_slot = keys.after(keys.read_slot);
   }
 
@@ -258,20 +231,24 @@ bool fits_one_a_sm(void (*kernel)(SplitParams), int64_t num_clusters, int size,
   return num_resident >= num_clusters;
 }
 
+// The most keys that a tile of tokens sees.
+int64_t most_keys_of(const AttendParams& params, const SplitParams& split) {
+  const int64_t most_keys = int64_t{params.kv.table_stride} * params.kv.page_tokens;
+  return split.window > 0 ? std::min<int64_t>(most_keys, split.window + split.tile_tokens - 1)
+                          : most_keys;
+}
+
 template <DType kFormat, int kRows, int kSlots>
-void launch_split(const AttendParams& params, SplitParams split, int32_t num_tiles,
-                  const DeviceLimits& limits, cudaStream_t stream) {
+void launch_split(const AttendParams& params, SplitParams split, const DeviceLimits& limits,
+                  cudaStream_t stream) {
   using F = Format<kFormat>;
   constexpr int64_t kFewestSlots = ceil_div(kRows * kDim * 4, F::kStageBytes);
   static_assert(kSlots > 2 || kWarps * kSlots * F::kStageBytes + sizeof(Shared<kRows>) <=
                                   kPortableSharedBytes,
                 "any device has a form with two slots");
   auto* kernel = attend_split<kFormat, kRows, kSlots>;
-  const KvLayer& kv = params.kv;
-  int64_t most_keys = int64_t{kv.table_stride} * kv.page_tokens;
-  if (split.window > 0)
-    most_keys = std::min<int64_t>(most_keys, split.window + split.tile_tokens - 1);
-  const int64_t num_clusters = int64_t{num_tiles} * split.num_kv_heads;
+  const int64_t most_keys = most_keys_of(params, split);
+  const int64_t num_clusters = int64_t{split.num_tiles} * split.num_kv_heads;
 
   // As many blocks as there are SMs, but no block without keys.
   int64_t splits =
@@ -295,6 +272,37 @@ void launch_split(const AttendParams& params, SplitParams split, int32_t num_til
                           .programmatic = true,
                           .leaves_l1 = params.launch.l1 == L1Form::kL1};
   launch_kernel(kRowName, kernel, split, shape, stream);
+}
+
+template <DType kFormat, int kSlots>
+void launch_window(const AttendParams& params, SplitParams split, cudaStream_t stream) {
+  split.num_slots = kSlots;
+  launch_kernel(kRowName, attend_split_window<kFormat, kSlots>, split,
+                {.grid = dim3(static_cast<unsigned>(
+                     ceil_div(split.num_tiles * split.num_kv_heads, kWindowWarps))),
+                 .num_threads = 32 * kWindowWarps,
+                 .shared_bytes = uint64_t{kWindowWarps * kSlots * Format<kFormat>::kStageBytes},
+                 .programmatic = true,
+                 .leaves_l1 = params.launch.l1 == L1Form::kL1},
+                stream);
+}
+// Whether a warp takes a tile and a KV head alone: few keys, and more such units than the device
+// runs blocks of. Two blocks an SM have longer rings, four hide more of the waiting.
+template <DType kFormat>
+bool launches_window(const AttendParams& params, const SplitParams& split,
+                     const DeviceLimits& limits, cudaStream_t stream) {
+  constexpr int kFewer = 6, kMore = 3;
+  constexpr int kFewerBytes = kWindowWarps * kFewer * Format<kFormat>::kStageBytes;
+  static_assert(kWindowWarps * kMore * Format<kFormat>::kStageBytes <= kPortableSharedBytes);
+  const int64_t units = int64_t{split.num_tiles} * split.num_kv_heads;
+  if (most_keys_of(params, split) > kFewKeys || units <= 2 * limits.num_sms) return false;
+  const bool is_one_round = units <= 2 * kWindowWarps * limits.num_sms;
+  if (is_one_round && limits.shared_of_block >= kFewerBytes) {
+    launch_window<kFormat, kFewer>(params, split, stream);
+  } else {
+    launch_window<kFormat, kMore>(params, split, stream);
+  }
+  return true;
 }
 
 bool aligned(const void* at) { return reinterpret_cast<uintptr_t>(at) % 16 == 0; }
@@ -355,6 +363,7 @@ void attend_any_f32_split_cuda(const AttendParams& params) {
       .page_mask = page_tokens == 1 ? ~0u : 0,
       .num_tokens = batch.num_tokens,
       .num_seqs = batch.num_seqs,
+      .num_tiles = num_tiles,
       .in_block = params.is_block ? batch.num_tokens : 0,
       .table_stride = kv.table_stride,
       .page_tokens = kv.page_tokens,
@@ -370,6 +379,10 @@ void attend_any_f32_split_cuda(const AttendParams& params) {
   cudaStream_t stream = launch_stream(params.launch.stream);
   const bool bf16 = kv.dtype == DType::kBF16;
   constexpr DType kBF16 = DType::kBF16, kF8 = DType::kF8E4M3;
+  if (num_rows == 8) {
+    auto* launches = bf16 ? launches_window<kBF16> : launches_window<kF8>;
+    if (launches(params, split, limits, stream)) return;
+  }
   auto* launch = bf16 ? launch_split<kBF16, 32, 2> : launch_split<kF8, 32, 2>;
   if (num_rows == 16) launch = bf16 ? launch_split<kBF16, 16, 2> : launch_split<kF8, 16, 2>;
   if (num_rows == 8) {
@@ -380,7 +393,7 @@ void attend_any_f32_split_cuda(const AttendParams& params) {
     if (limits.shared_of_block >= kThreeSlots)
       launch = bf16 ? launch_split<kBF16, 8, 3> : launch_split<kF8, 8, 3>;
   }
-  launch(params, split, num_tiles, limits, stream);
+  launch(params, split, limits, stream);
 }
 
 }  // namespace moxie

@@ -1,6 +1,7 @@
 // Every CUDA row of attend against the reference row on the CPU.
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -175,6 +176,28 @@ TEST_F(AttendCudaTest, ManySequencesMatchTheReference) {
   }
 }
 
+// A warp takes a token's KV head alone, with rings of either length.
+TEST_F(AttendCudaTest, WindowsOfManySequencesMatchTheReference) {
+  for (const DType dtype : kHalfCaches) {
+    for (const int32_t num_seqs : {90, 300}) {
+      for (const int32_t group : {8, 5, 3}) {
+        for (const float factor : {1.0f, 1e5f}) {
+          AttendCudaCase test{.num_heads = 4 * group,
+                              .num_kv_heads = 4,
+                              .window = 128,
+                              .dtype = dtype,
+                              .use_sinks = group != 5,
+                              .q_factor = factor};
+          test.seqs.clear();
+          for (int32_t i = 0; i < num_seqs; ++i)
+            test.seqs.push_back({i * 37 % 401, i % 50 == 0 ? 2 : 1});
+          expect_rows_match(test);
+        }
+      }
+    }
+  }
+}
+
 TEST_F(AttendCudaTest, WithoutSinksTheWeightsSumToOne) {
   for (const DType dtype : kCaches) {
     AttendCudaCase test{.num_heads = 8, .num_kv_heads = 2, .dtype = dtype, .use_sinks = false};
@@ -223,11 +246,18 @@ TEST_F(AttendCudaTest, ARunTwiceGivesTheSameBits) {
 
 TEST_F(AttendCudaTest, AMissingPageGivesNaN) {
   for (const DType dtype : kHalfCaches) {
-    for (const int32_t count : {1, 3}) {
+    for (const int32_t count : {1, 3, 200}) {
       AttendCudaCase test{.dtype = dtype};
       test.seqs = {{1500, count}};
+      if (count == 200) {  // so many that a warp takes a token's KV head alone
+        test.window = 128;
+        test.seqs.assign(200, {140, 1});
+      }
       test.build();
-      test.table[50] = -1;
+      if (count == 200)
+        std::ranges::fill(test.table, -1);
+      else
+        test.table[50] = -1;
       AttendParams params = upload_case(test);
       for (const auto& row : Op<AttendParams>::rows()) {
         if (!can_run(row, params)) continue;

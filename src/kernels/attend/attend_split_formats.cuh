@@ -81,6 +81,10 @@ struct Format<DType::kBF16> {
   static __device__ __forceinline__ int3 q_place(int column) {
     return make_int3(column / 32 * 2 + column / 4 % 2, column % 32 / 8, column / 2 % 2);
   }
+  // The first of the four columns of `step` that lane column c has.
+  static __device__ __forceinline__ int q_column(int step, int c) {
+    return step / 2 * 32 + 8 * c + step % 2 * 4;
+  }
   static __device__ __forceinline__ void load_k(uint32_t k, const LaneOffsets& at, int n,
                                                 uint32_t (&b)[4][2]) {
     const uint4 left = load_shared_16(k + at.k0 + static_cast<uint32_t>(n * 1024));
@@ -146,6 +150,7 @@ struct Format<DType::kF8E4M3> {
   static __device__ __forceinline__ int3 q_place(int column) {
     return make_int3(column / 4 % 4, column / 16, column / 2 % 2);
   }
+  static __device__ __forceinline__ int q_column(int step, int c) { return 16 * c + 4 * step; }
   static __device__ __forceinline__ void load_k(uint32_t k, const LaneOffsets& at, int n,
                                                 uint32_t (&b)[4][2]) {
     const uint4 x = load_shared_16(k + at.k0 + static_cast<uint32_t>(n * 512));

@@ -32,7 +32,8 @@ struct SplitParams {
   uint32_t page_stride_bytes;
   uint32_t page_magic, page_mask;  // key / page_tokens: see page_of
   int32_t num_tokens, num_seqs;
-  int32_t in_block;  // AttendParams::is_block: the launch's tokens; else 0
+  int32_t num_tiles;  // of tokens; at most, if there are several sequences
+  int32_t in_block;   // AttendParams::is_block: the launch's tokens; else 0
   int32_t table_stride, page_tokens;
   int32_t num_heads, num_kv_heads, group, window;
   uint32_t group_magic;  // row / group = row * group_magic >> 16, for rows below 32
@@ -83,6 +84,30 @@ __device__ __forceinline__ TokenTile find_tile(const SplitParams& p, int32_t til
   return {0, 0, 0, 0};
 }
 
+// The keys that a tile's tokens see.
+struct SeenKeys {
+  int32_t first_position = 0, last_key = -1;  // of the first token, of the last
+  int32_t seen_from = 0;
+
+  __device__ __forceinline__ int32_t num_keys() const { return last_key + 1 - seen_from; }
+  // Whether all tokens see all of the `count` keys from first_key on.
+  __device__ __forceinline__ bool by_all(const SplitParams& p, int32_t first_key, int count) const {
+    return first_key + count - 1 <= first_position &&
+           (p.window == 0 || first_key > last_key - p.window);
+  }
+};
+__device__ __forceinline__ SeenKeys seen_keys(const SplitParams& p, const TokenTile& tile) {
+  SeenKeys seen;
+  if (tile.num_tokens > 0) {
+    seen.first_position = __ldcg(p.positions + tile.first_token);
+    seen.last_key = tile.num_tokens == 1
+                        ? seen.first_position
+                        : __ldcg(p.positions + tile.first_token + tile.num_tokens - 1);
+  }
+  if (p.window > 0) seen.seen_from = max(0, seen.first_position - p.window + 1);
+  return seen;
+}
+
 // ---- A warp's keys ------------------------------------------------------------------------------
 // The logical page that holds `key`. Exact while keys * page_tokens stay below 2^32.
 __device__ __forceinline__ int32_t page_of(const SplitParams& p, int32_t key) {
@@ -126,6 +151,16 @@ struct Keys {
   __device__ __forceinline__ void start(const SplitParams& p) {
     page = look_up(p, 0);
     next_page = look_up(p, 32 >> lanes_log(p));
+  }
+  // Keys of earlier launches may be read before the kernel that writes this launch's keys ends. The
+  // positions of a sequence are consecutive, so that at most `in_launch` keys before the tile are
+  // new; of a block all tokens' are. The warp's tiles are start, start + stride, ...
+  __device__ __forceinline__ int32_t num_old(const SplitParams& p, const TokenTile& tile,
+                                             const SeenKeys& seen, int32_t start,
+                                             int32_t stride) const {
+    const int32_t old_tiles =
+        max(0, seen.first_position - max(tile.in_launch, p.in_block) - seen.seen_from) / F::kKeys;
+    return start < old_tiles ? min(num_tiles, (old_tiles - start - 1) / stride + 1) : 0;
   }
   // Starts the copy of the next tile; keys past the last one become zeros.
   __device__ __forceinline__ void fetch(const SplitParams& p) {
@@ -183,6 +218,28 @@ struct Keys {
   }
 };
 
+// The keys of a warp whose tiles are start, start + stride, ...
+template <typename F, int kSlots>
+__device__ __forceinline__ Keys<F, kSlots> keys_of_warp(const SplitParams& p, const TokenTile& tile,
+                                                        const SeenKeys& seen, int32_t kv_head,
+                                                        int32_t start, int32_t stride,
+                                                        uint32_t ring, int lane) {
+  const int64_t head_offset = static_cast<int64_t>(kv_head) * p.page_tokens * F::kRowBytes +
+                              lane % (F::kRowBytes / 16) * 16;
+  const int32_t num_tiles = (seen.num_keys() + F::kKeys - 1) / F::kKeys;
+  return {.pages = p.page_table + static_cast<int64_t>(tile.seq) * p.table_stride,
+          .k = p.k + head_offset,
+          .v = p.v + head_offset,
+          .first_key = seen.seen_from + start * F::kKeys,
+          .key_step = stride * F::kKeys,
+          .num_tiles = start < num_tiles ? (num_tiles - start - 1) / stride + 1 : 0,
+          .last_key = seen.last_key,
+          .lane = lane,
+          .ring = ring,
+          .fetch_slot = ring,
+          .read_slot = ring};
+}
+
 // ---- A block's rows -----------------------------------------------------------------------------
 // A block's kRows rows, each a token's query head. 8 rows: the high and low parts of queries and
 // weights are stacked in one fragment of 16 rows. 16 or 32 rows: a product for each part.
@@ -224,6 +281,18 @@ __device__ __forceinline__ void compute_now(T& x) {
     asm volatile("" : "+r"(x));
   }
 }
+
+// The unit of a row's queries in a narrow format: 2^e with most / 2^e below 2^15, an exponent field
+// of 141 at most.
+struct NarrowUnit {
+  float unit, inverse;
+
+  __device__ __forceinline__ explicit NarrowUnit(float most) {
+    const int32_t excess = max(0, static_cast<int32_t>(f32_to_bits(most) >> 23) - 141);
+    unit = bits_to_f32(static_cast<uint32_t>(127 + excess) << 23);
+    inverse = bits_to_f32(static_cast<uint32_t>(127 - excess) << 23);
+  }
+};
 
 // The block's queries: loaded as pairs of columns, a warp one row at a time, and made fragments.
 template <typename F, int kRows>
@@ -267,13 +336,9 @@ struct Queries {
 #pragma unroll
         for (int step = 16; step > 0; step /= 2)
           most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
-        // 2^e with most / 2^e below 2^15: an exponent field of 141 at most.
-        const int32_t excess = max(0, static_cast<int32_t>(f32_to_bits(most) >> 23) - 141);
-        x *= bits_to_f32(static_cast<uint32_t>(127 - excess) << 23);
-        y *= bits_to_f32(static_cast<uint32_t>(127 - excess) << 23);
-        if (lane == 0) {
-          shared.units[i * kWarps + warp] = bits_to_f32(static_cast<uint32_t>(127 + excess) << 23);
-        }
+        const NarrowUnit unit(most);
+        x *= unit.inverse, y *= unit.inverse;
+        if (lane == 0) shared.units[i * kWarps + warp] = unit.unit;
       }
       uint32_t high, low;
       split<F>(x, y, high, low);
@@ -334,6 +399,44 @@ struct Sums {
     if constexpr (F::kNarrow) {
 #pragma unroll
       for (int r = 0; r < S::kLaneRows; ++r) unit[r] = shared.units[row_of(r, g)];
+    }
+  }
+
+  // Takes 8 rows' queries: of this lane's row the columns from F::q_column(step, c) on.
+  __device__ __forceinline__ void take_q(float4 (&x)[4], float scale) {
+    static_assert(S::kStacked, "a fragment holds the high and low parts of 8 rows");
+    float most = 0.0f;
+#pragma unroll
+    for (float4& of : x) {
+      of.x *= scale, of.y *= scale, of.z *= scale, of.w *= scale;
+      most = fmaxf(fmaxf(fmaxf(most, fabsf(of.x)), fmaxf(fabsf(of.y), fabsf(of.z))), fabsf(of.w));
+    }
+    if constexpr (F::kNarrow) {
+      most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
+      most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+      const NarrowUnit narrow(most);
+      unit[0] = narrow.unit;
+#pragma unroll
+      for (float4& of : x) {
+        of.x *= narrow.inverse, of.y *= narrow.inverse;
+        of.z *= narrow.inverse, of.w *= narrow.inverse;
+      }
+    }
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+      split<F>(x[step].x, x[step].y, q[0][0][step][0], q[0][0][step][1]);
+      split<F>(x[step].z, x[step].w, q[0][0][step][2], q[0][0][step][3]);
+    }
+  }
+  // Columns 16 c .. 16 c + 15 of the sums of lane row r, times a factor. Fragment j, column n is
+  // column 8 n + j of V; this lane has n = 2 c and 2 c + 1.
+  __device__ __forceinline__ void columns(int r, float factor, float (&x)[16]) const {
+    const int t = r / 2, upper = r % 2 * 2;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        x[8 * i + j] = factor * (S::kStacked ? o[0][j][i] + o[0][j][2 + i] : o[t][j][upper + i]);
     }
   }
 
@@ -449,19 +552,13 @@ struct Sums {
   __device__ __forceinline__ void store(const Shared<kRows>& shared, float* to, float* weights) {
 #pragma unroll
     for (int r = 0; r < S::kLaneRows; ++r) {
-      const int row = row_of(r, g), t = r / 2, upper = r % 2 * 2;
+      const int row = row_of(r, g);
       float most = shared.m[0][row];
 #pragma unroll
       for (int w = 1; w < kWarps; ++w) most = fmaxf(most, shared.m[w][row]);
       const float factor = power_of_two(m[r] - most);
-      // Fragment j, column n is column 8 n + j of V; this lane has n = 2 c and 2 c + 1.
       float x[16];
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i)
-          x[8 * i + j] = factor * (S::kStacked ? o[0][j][i] + o[0][j][2 + i] : o[t][j][upper + i]);
-      }
+      columns(r, factor, x);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         *reinterpret_cast<float4*>(to + sum_at(row, 4 * c + i)) =
@@ -475,16 +572,19 @@ struct Sums {
   }
 };
 
-// Writes two columns of the answer. (x, y), m and l are sums, maximum and weights of all keys; the
+// What sums over all keys are multiplied by: m and l are their maximum and the sum of weights. The
 // sink is added here.
+__device__ __forceinline__ float part_of_sums(float m, float l, float sink) {
+  const float most = fmaxf(m, sink), factor = power_of_two(m - most);
+  return __fdividef(factor, l * factor + power_of_two(sink - most));
+}
+// Writes two columns of the answer, of which (x, y) are the sums.
 __device__ __forceinline__ void write_answer(const SplitParams& p, const TokenTile& tile,
                                              int32_t kv_head, int32_t row, int32_t column,
                                              float sink, float m, float l, float x, float y) {
   const int32_t token = token_of(p, row);
   if (token >= tile.num_tokens) return;
-  const float most = fmaxf(m, sink);
-  const float factor = power_of_two(m - most);
-  const float part = __fdividef(factor, l * factor + power_of_two(sink - most));
+  const float part = part_of_sums(m, l, sink);
   const int32_t head = kv_head * p.group + row - token * p.group;
   const int64_t at = static_cast<int64_t>(tile.first_token + token) * p.num_heads + head;
   *reinterpret_cast<float2*>(p.a + at * kDim + column) = make_float2(x * part, y * part);
