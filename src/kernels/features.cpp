@@ -66,14 +66,7 @@ Features detect() {
 Features detect() { return kFeatureNone; }
 #endif
 
-}  // namespace
-
-Features cpu_features() {
-  static const Features found = detect();
-  return found;
-}
-
-bool reads_in_order() {
+bool is_by_amd() {
 #if defined(__x86_64__)
   uint32_t a, b, c, d;
   return __get_cpuid(0, &a, &b, &c, &d) != 0 && b == signature_AMD_ebx && c == signature_AMD_ecx &&
@@ -82,6 +75,16 @@ bool reads_in_order() {
   return false;
 #endif
 }
+
+}  // namespace
+
+Features cpu_features() {
+  static const Features found = detect();
+  return found;
+}
+
+bool reads_in_order() { return is_by_amd(); }
+double bf16_dot_cost() { return is_by_amd() ? 1 : 2.5; }
 
 Features features_of_code(int32_t code) {
   if (code == 0) return kFeatureNone;

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "core/base.h"
+#include "kernels/features.h"
 #include "kernels/gemm/tile_model.h"
 #include "kernels/step.h"
 
@@ -18,6 +19,7 @@ struct DeviceRates {
   int32_t num_sms = 0;            ///< CUDA
   double operand_gb_s_of_sm = 0;  ///< CUDA: packed weights of which an SM makes operands
   int32_t num_threads = 1;        ///< CPU: that share a step
+  double bf16_dot_cost = 1;       ///< CPU: of rows by vdpbf16ps (features.h)
 };
 
 /// Bytes of packed MXFP4 weights of which an SM's rows for a few tokens make operands in a clock.
@@ -34,6 +36,7 @@ inline DeviceRates rates_of(DeviceKind kind, const DeviceProperties& device) {
     rates.num_threads = std::max(1, device.num_units);
     rates.read_gb_s = std::min(25.0 * rates.num_threads, 160.0);
     rates.bf16_gflops = 100.0 * rates.num_threads;
+    rates.bf16_dot_cost = bf16_dot_cost();
     return rates;
   }
   // About 96% of memory's rate can be read, and about 80% of the tensor cores' rate reached.

@@ -586,8 +586,8 @@ TEST(Attend, RowsRefuseWhatTheyCannotRun) {
 
 #if defined(__x86_64__)
 // Which row runs by default on a machine with these features, if any.
-std::string chosen(const AttendParams& params, Features features) {
-  const KernelChooser chooser(DeviceKind::kCpu, features, KernelChoice());
+std::string chosen(const AttendParams& params, Features features, const DeviceRates& rates = {}) {
+  const KernelChooser chooser(DeviceKind::kCpu, features, KernelChoice(), rates);
   const auto row = chooser.select(params);
   return row ? (*row)->name : row.error().message();
 }
@@ -600,6 +600,9 @@ TEST(Attend, ProductsInBf16AreForManyTokensOfLargeModels) {
   params.kv.page_tokens = 16;
   params.batch = {.num_tokens = 256, .num_seqs = 16};
   EXPECT_EQ(chosen(params, bf16), bf16_row);
+  const DeviceRates slow_dots{.bf16_dot_cost = 2.5};
+  EXPECT_EQ(chosen(params, bf16, slow_dots), f32_row);
+  EXPECT_EQ(chosen(params, bf16 | kAmxBf16, slow_dots), "attend_any_bf16_flash_amx");
   EXPECT_EQ(chosen(params, bf16 | kAmxBf16), "attend_any_bf16_flash_amx");
   EXPECT_EQ(chosen(params, kAvx2 | kAvx512), f32_row);
   params.batch.num_tokens = 255;

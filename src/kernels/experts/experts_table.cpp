@@ -284,7 +284,7 @@ const Row<ExpertsParams> kRows[] = {
      .layout = PackedLayout::kRows16,
      .is_batch_invariant = true,
      .refuses = experts_any_bf16_gemm_refuses,
-     .predict_us = cpu_us<experts_any_bf16_gemm_avx512bf16_cost>,
+     .predict_us = dot_us<experts_any_bf16_gemm_avx512bf16_cost>,
      .workspace = experts_any_bf16_gemm_workspace,
      .run = experts_any_bf16_gemm_avx512bf16},
 #endif

@@ -38,6 +38,13 @@ template <auto kCostNs>
 constexpr auto cpu_us =
     [](const auto& p, const DeviceRates& rates) { return of_threads_us(kCostNs(p), rates); };
 
+/// The same of a row by vdpbf16ps.
+template <auto kCostNs>
+constexpr auto dot_us = [](const auto& p, const DeviceRates& rates) {
+  const double ns = kCostNs(p);
+  return of_threads_us(ns < kNeverUs ? ns * rates.bf16_dot_cost : ns, rates);
+};
+
 /// A row that uses the gemv_* functions of the step's <step>_rows.h.
 template <typename P, const LaneKernels& kLanes>
 constexpr Row<P> gemv_row(const char* name, Features needs, LaneActivations activations,

@@ -46,6 +46,7 @@ void multiply(const MoeFp8Strip& strip, const MoeFp8Groups& groups, float* sums)
 
 const MoeFp8Kernels kMoeFp8Avx512Bf16 = {.name = "avx512bf16",
                                          .is_bf16 = true,
+                                         .is_dot = true,
                                          .most_few = kMoeFp8MostFew,
                                          .multiply = multiply,
                                          .multiply_few = multiply_few_bf16,

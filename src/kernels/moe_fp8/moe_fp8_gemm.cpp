@@ -289,10 +289,11 @@ void run_piece(const MoeFp8Params& p, const MoeFp8Kernels& kernels, const Parts&
 
 }  // namespace
 
-double moe_fp8_gemm_cost(const MoeFp8Params& p, const MoeFp8Kernels& kernels) {
+double moe_fp8_gemm_cost(const MoeFp8Params& p, const MoeFp8Kernels& kernels, double dot_cost) {
   const MoeFp8Load load = expected_moe_fp8_load(p);
   // The intermediate in two parts: a third of the products counts twice.
-  const double apply_ns = kernels.apply_ns * (kernels.is_bf16 ? 4.0 / 3 : 1);
+  const double apply_ns =
+      kernels.apply_ns * (kernels.is_bf16 ? 4.0 / 3 : 1) * (kernels.is_dot ? dot_cost : 1);
   return 3.0 * p.hidden * p.intermediate *
          (load.num_touched * kernels.decode_ns + load.num_pairs * apply_ns);
 }

@@ -51,6 +51,7 @@ struct MoeFp8Few {
 struct MoeFp8Kernels {
   const char* name;
   bool is_bf16 = false;  ///< of packed values; otherwise F32, with the scales applied
+  bool is_dot = false;   ///< products by vdpbf16ps
   int32_t most_few = 2;  ///< tokens of an expert: kMoeFp8MostFew or less
   /// sums[group][row][token] = products of a strip with 1..kMoeFp8MaxGroups groups.
   void (*multiply)(const MoeFp8Strip& strip, const MoeFp8Groups& groups, float* sums);

@@ -11,7 +11,8 @@ uint64_t moe_fp8_reference_workspace(const MoeFp8Params& params);
 void moe_fp8_reference(const MoeFp8Params& params);
 
 // moe_fp8_block_scale_e4m3_*_gemm_*: a row for each set of MoeFp8Kernels (moe_fp8_lanes.h).
-double moe_fp8_gemm_cost(const MoeFp8Params& params, const MoeFp8Kernels& kernels);
+/// Nanoseconds of one thread; `dot_cost`: of products by vdpbf16ps (rates.h).
+double moe_fp8_gemm_cost(const MoeFp8Params& params, const MoeFp8Kernels& kernels, double dot_cost);
 uint64_t moe_fp8_gemm_workspace(const MoeFp8Params& params, const MoeFp8Kernels& kernels);
 void moe_fp8_gemm(const MoeFp8Params& params, const MoeFp8Kernels& kernels);
 

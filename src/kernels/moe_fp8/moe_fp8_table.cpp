@@ -27,7 +27,8 @@ constexpr Row<MoeFp8Params> gemm_row(const char* name, Features needs, const cha
           .refuses = moe_fp8_shape_fault,
           .predict_us =
               [](const MoeFp8Params& p, const DeviceRates& rates) {
-                return 1e-3 * moe_fp8_gemm_cost(p, kKernels) / rates.num_threads;
+                return 1e-3 * moe_fp8_gemm_cost(p, kKernels, rates.bf16_dot_cost) /
+                       rates.num_threads;
               },
           .workspace = [](const MoeFp8Params& p) { return moe_fp8_gemm_workspace(p, kKernels); },
           .run = [](const MoeFp8Params& p) { moe_fp8_gemm(p, kKernels); }};

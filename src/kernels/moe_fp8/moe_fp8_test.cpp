@@ -114,6 +114,23 @@ TEST(MoeFp8Shapes, AnIntermediateOf8BitsMustBeAskedFor) {
   }
 }
 
+#if defined(__x86_64__)
+TEST(MoeFp8Shapes, WhereDotsAreSlowProductsStayInF32) {
+  MoeFp8Params p = Routing().params();
+  p.num_tokens = 901;
+  const Features features = kAvx2 | kAvx512 | kAvx512Vbmi | kAvx512Bf16;
+  const auto chosen = [&](const DeviceRates& rates) -> std::string {
+    const KernelChooser chooser(DeviceKind::kCpu, features, KernelChoice(), rates);
+    const auto row = chooser.select(p);
+    return row ? (*row)->name : row.error().message();
+  };
+  EXPECT_EQ(chosen({}), "moe_fp8_block_scale_e4m3_bf16x2_gemm_avx512bf16");
+  EXPECT_EQ(chosen({.bf16_dot_cost = 2.5}), "moe_fp8_block_scale_e4m3_f32_gemm_avx512");
+  p.num_tokens = 1;  // decoding weighs more
+  EXPECT_EQ(chosen({.bf16_dot_cost = 2.5}), "moe_fp8_block_scale_e4m3_bf16x2_gemm_avx512bf16");
+}
+#endif
+
 TEST(MoeFp8Work, CountsPairsAndTouchedExpertsOfARouting) {
   MoeFp8Case c{.tokens = 9};
   const auto built = build(c);

@@ -124,7 +124,7 @@ const Row<OutParams> kRows[] = {
      .layout = PackedLayout::kRows16,
      .is_batch_invariant = true,
      .refuses = out_any_bf16_gemm_refuses,
-     .predict_us = cpu_us<out_any_bf16_gemm_avx512bf16_cost>,
+     .predict_us = dot_us<out_any_bf16_gemm_avx512bf16_cost>,
      .workspace = out_any_bf16_gemm_workspace,
      .run = out_any_bf16_gemm_avx512bf16},
 #endif

@@ -147,7 +147,7 @@ const Row<QkvParams> kRows[] = {
      .layout = PackedLayout::kRows16,
      .is_batch_invariant = true,
      .refuses = qkv_any_bf16_gemm_refuses,
-     .predict_us = cpu_us<qkv_any_bf16_gemm_avx512bf16_cost>,
+     .predict_us = dot_us<qkv_any_bf16_gemm_avx512bf16_cost>,
      .workspace = qkv_any_bf16_gemm_workspace,
      .run = qkv_any_bf16_gemm_avx512bf16},
 #endif

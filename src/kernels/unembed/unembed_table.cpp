@@ -97,7 +97,7 @@ const Row<UnembedParams> kRows[] = {
      .layout = PackedLayout::kRows16,
      .is_batch_invariant = true,
      .refuses = unembed_any_bf16_gemm_refuses,
-     .predict_us = cpu_us<unembed_any_bf16_gemm_avx512bf16_cost>,
+     .predict_us = dot_us<unembed_any_bf16_gemm_avx512bf16_cost>,
      .workspace = unembed_any_bf16_gemm_workspace,
      .run = unembed_any_bf16_gemm_avx512bf16},
 #endif
