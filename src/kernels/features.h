@@ -41,9 +41,9 @@ Features cpu_features();
 /// addresses: so on AMD's, as on a Zen 4. Others, such as a Sapphire Rapids, get it with
 /// several streams side by side.
 bool reads_in_order();
-/// What products by vdpbf16ps cost on this CPU, in the time that they take on AMD's, a Zen 4 or 5:
-/// there an instruction is as fast as a multiply-add of half as many values. On an Emerald Rapids
-/// it takes four times as long as one.
+/// What products by vdpbf16ps cost on this CPU, in the time that they take on AMD's: on a Zen 4 an
+/// instruction takes as long as a multiply-add of half as many values, on an Emerald Rapids four
+/// times as long.
 double bf16_dot_cost();
 
 /// Features of a CUDA device that runs this code (core/cuda_archs.h: 80, 90, 100, 120); none for 0.
