@@ -103,14 +103,7 @@ __global__ void __launch_bounds__(kThreads, kRows == 8 ? 2 : 1)
   queries.store(p, shared, warp, lane);
   __syncthreads();
   sums.load_q(shared, lane);
-  for (int32_t i = 0; i < keys.num_tiles; ++i) {
-    wait_for_copies<kSlots - 2>();
-    __syncwarp();  // the copies of all lanes have arrived, and the previous slot is free
-    keys.fetch(p);
-    const int32_t first_key = keys.first_key + i * keys.key_step;
-    sums.add_tile(keys.read_slot, first_key, p.window, seen.by_all(p, first_key, F::kKeys));
-    keys.read_slot = keys.after(keys.read_slot);
-  }
+  sums.add_tiles(p, seen, keys);
 
   // Merge the warps: every thread takes pairs of columns.
   if (sums.c == 0) {

@@ -547,6 +547,20 @@ struct Sums {
     }
   }
 
+  // Adds all tiles of the warp's keys, of which the first kSlots - 1 are on their way.
+  template <int kSlots>
+  __device__ __forceinline__ void add_tiles(const SplitParams& p, const SeenKeys& seen,
+                                            Keys<F, kSlots>& keys) {
+    for (int32_t i = 0; i < keys.num_tiles; ++i) {
+      wait_for_copies<kSlots - 2>();
+      __syncwarp();  // the copies of all lanes have arrived, and the previous slot is free
+      keys.fetch(p);
+      const int32_t first_key = keys.first_key + i * keys.key_step;
+      add_tile(keys.read_slot, first_key, p.window, seen.by_all(p, first_key, F::kKeys));
+      keys.read_slot = keys.after(keys.read_slot);
+    }
+  }
+
   // Stores the sums [rows, 64] at `to` and the sums of weights at `weights`, both divided by two to
   // the power of the greatest maximum of all warps. All warps have stored their maxima in shared.m.
   __device__ __forceinline__ void store(const Shared<kRows>& shared, float* to, float* weights) {

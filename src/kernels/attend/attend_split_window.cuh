@@ -62,14 +62,7 @@ __global__ void __launch_bounds__(32 * kWindowWarps)
     if (i >= num_old) keys.fetch(p);
   }
   sums.take_q(q, p.scale_log2);
-  for (int32_t i = 0; i < keys.num_tiles; ++i) {
-    wait_for_copies<kSlots - 2>();
-    __syncwarp();  // the copies of all lanes have arrived, and the previous slot is free
-    keys.fetch(p);
-    const int32_t first_key = keys.first_key + i * keys.key_step;
-    sums.add_tile(keys.read_slot, first_key, p.window, seen.by_all(p, first_key, F::kKeys));
-    keys.read_slot = keys.after(keys.read_slot);
-  }
+  sums.add_tiles(p, seen, keys);
   wait_for_copies<0>();
 
   float l = sums.l[0];

@@ -89,20 +89,14 @@ constexpr FlashKind kBf16 = {kFlashBf16Supports, kFlashBf16Limits, "x86-64", fla
 #endif
 
 // A CPU row's time, in tenths of that of the AVX-512 row in F32. Rows in BF16 run only from 16
-// tokens a sequence and a width of 2,048 on.
-template <int kTenths, bool kIsBf16 = false>
+// tokens a sequence and a width of 2,048 on. kIsDot: products by vdpbf16ps.
+template <int kTenths, bool kIsBf16 = false, bool kIsDot = false>
 double flash_us(const AttendParams& params, const DeviceRates& rates) {
   if (kIsBf16 && !attend_flash_bf16_is_worth_it(params)) return kNeverUs;
-  return 0.1 * kTenths *
+  return 0.1 * kTenths * (kIsDot ? rates.bf16_dot_cost : 1) *
          predicted_us(Op<AttendParams>::work(params), rates, rates.bf16_gflops,
                       {.read = 0.7, .products = 0.3, .fixed_us = 3.0});
 }
-#if defined(__x86_64__)
-double flash_dot_us(const AttendParams& params, const DeviceRates& rates) {
-  const double us = flash_us<5, true>(params, rates);
-  return us < kNeverUs ? us * rates.bf16_dot_cost : us;
-}
-#endif
 #if MOXIE_HAS_CUDA
 // The time of the split row, which reads the keys anew for each token.
 double split_us(const AttendParams& params, const DeviceRates& rates) {
@@ -195,7 +189,7 @@ const Row<AttendParams> kRows[] = {
     flash_row<kAttendTileAmx>("attend_any_bf16_flash_amx", kAvx512 | kAvx512Bf16 | kAmxBf16, kBf16,
                               flash_us<2, true>),
     flash_row<kAttendTileAvx512Bf16>("attend_any_bf16_flash_avx512bf16", kAvx512 | kAvx512Bf16,
-                                     kBf16, flash_dot_us),
+                                     kBf16, flash_us<5, true, true>),
 #endif
     flash_row<kAttendTileNeon>("attend_any_f32_flash_neon", kNeon, kF32Neon, flash_us<20>),
 #if MOXIE_HAS_CUDA
