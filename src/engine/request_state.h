@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "engine/draft_length.h"
@@ -25,9 +26,13 @@ class Sampler {
   /// if the drafts before were drawn. `lists` owns the memory of the counts.
   void add_drafts(std::span<const int32_t> drafts, std::span<SampleRequest> requests,
                   std::vector<int32_t>* lists) const;
-  /// Whether the requests of that draw and of all later ones are independent of the tokens drawn,
-  /// so that they need nothing from the host.
-  bool is_free(int32_t num_drawn) const { return !is_penalised_ && num_drawn >= min_tokens_; }
+  /// Whether the requests of all draws are independent of the tokens drawn.
+  bool is_free() const { return !is_penalised_; }
+  /// Whether the request of that draw differs from the one before in more than its number, though
+  /// it is free: stop tokens are no longer forbidden.
+  bool changes_at(int32_t num_drawn) const {
+    return num_drawn == min_tokens_ && std::cmp_less(num_own_bias_, bias_ids_.size());
+  }
   /// The token was drawn.
   void take(int32_t token);
   bool stops_at(int32_t token) const;

@@ -11,19 +11,21 @@ InLoop Scheduler::place_in_loop(const StepPlan& plan) const {
   for (const StepPlan::Row& row : plan.rows) {
     if (row.count != 1 || !row.draws || row.request->constraint != nullptr) return InLoop::kNo;
     if (row.request->speculates && !row.request->runs_ahead) return InLoop::kNo;
-    if (!row.request->sampler.is_free(row.num_drawn())) return InLoop::kNo;
+    if (!row.request->sampler.is_free()) return InLoop::kNo;
   }
   return goes_on_in_loop(plan) ? InLoop::kNext : InLoop::kFirst;
 }
 
-// True if each of its tokens is drawn by the same row of the last launch, and tokens given instead
-// of drawn ones went to the device with the session's first launch.
+// True if each of its tokens is drawn by the same row of the last launch, and the session's first
+// launch told the device all that the draws need: their requests, and tokens given instead of drawn
+// ones.
 bool Scheduler::goes_on_in_loop(const StepPlan& plan) const {
   if (num_loop_rows_ != plan.rows.size() || plan.awaited.size() != plan.rows.size()) return false;
   for (size_t i = 0; i < plan.rows.size(); ++i) {
     if (!std::cmp_equal(plan.awaited[i].second, i)) return false;
-    const bool is_given =
-        std::cmp_less(plan.rows[i].num_drawn() - 1, plan.rows[i].request->given.size());
+    const StepPlan::Row& row = plan.rows[i];
+    if (row.request->sampler.changes_at(row.num_drawn())) return false;
+    const bool is_given = std::cmp_less(row.num_drawn() - 1, row.request->given.size());
     if (is_given != (loop_step_ < loop_fed_)) return false;
   }
   return true;

@@ -315,8 +315,7 @@ TEST(SchedulerTest, DrawsThatWantSomethingOfTheHostAreNotInTheLoop) {
   EXPECT_EQ(num_loop_steps([](auto& r) { r.sampling.num_logprobs = 3; }), 19);
   EXPECT_EQ(num_loop_steps([](auto& r) { r.sampling.logit_bias = {{3, 1.0f}}; }), 19);
   EXPECT_EQ(num_loop_steps([](auto& r) { r.sampling.allowed_ids = {3, 4, 5}; }), 19);
-  // The first draw of five is the prompt's.
-  EXPECT_EQ(num_loop_steps([](auto& r) { r.sampling.min_tokens = 5; }), 15);
+  EXPECT_EQ(num_loop_steps([](auto& r) { r.sampling.min_tokens = 5; }), 19);
   EXPECT_EQ(num_loop_steps([](auto& r) { r.sampling.repetition_penalty = 1.1f; }), 0);
   EXPECT_EQ(num_loop_steps([](auto& r) { r.sampling.presence_penalty = 0.1f; }), 0);
   EXPECT_EQ(num_loop_steps([](auto& r) { r.constraint = std::make_shared<Thirds>(); }), 0);
