@@ -14,6 +14,14 @@ __device__ __forceinline__ float value_of(const float* values, int64_t i) {
   if constexpr (kIsSingle) return values[i];
   return whole(reinterpret_cast<const float2*>(values)[i]);
 }
+template <bool kIsSingle>
+__device__ __forceinline__ void store_value(float* values, int64_t i, float value) {
+  if constexpr (kIsSingle) {
+    values[i] = value;
+  } else {
+    reinterpret_cast<float2*>(values)[i] = split_residual(value);
+  }
+}
 
 // A word's values: three floats, or six in BF16.
 template <bool kRounds>
@@ -36,10 +44,20 @@ __global__ void __launch_bounds__(mail::kThreads, mail::kBlocksOfSm)
   launch_next();
   const auto load = [&](const float* values, int64_t word) {
     Early loaded;
+    if constexpr (kRounds) {  // in pairs: lanes that load one value each leave most of a line
 #pragma unroll
-    for (int i = 0; i < kValues; ++i) {
-      const int64_t at = kValues * word + i;
-      loaded.x[i] = at < p.count ? value_of<kIsSingle>(values, at) : 0.0f;
+      for (int i = 0; i < kValues; i += 2) {
+        const int64_t at = kValues * word + i;
+        float2 two = make_float2(0.0f, 0.0f);
+        if (at < p.count) two = whole(load_residual<kIsSingle>(values, at));
+        loaded.x[i] = two.x, loaded.x[i + 1] = two.y;
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kValues; ++i) {
+        const int64_t at = kValues * word + i;
+        loaded.x[i] = at < p.count ? value_of<kIsSingle>(values, at) : 0.0f;
+      }
     }
     return loaded;
   };
@@ -56,21 +74,27 @@ __global__ void __launch_bounds__(mail::kThreads, mail::kBlocksOfSm)
     }
   };
   const auto all = [&](int64_t word, const mail::Word* words, const Early& early) {
+    float values[kValues];
 #pragma unroll
     for (int i = 0; i < kValues; ++i) {
-      const int64_t at = kValues * word + i;
-      if (at >= p.count) continue;
       float sum = value_in<kRounds>(words[0].values, i);
 #pragma unroll
       for (int32_t rank = 1; rank < kMost; ++rank)
         if (rank < p.mail.size) sum += value_in<kRounds>(words[rank].values, i);
-      const float value = early.x[i] + sum;
-      if constexpr (kIsSingle) {
-        p.x[at] = value;
-        if (p.next_part != nullptr) p.next_part[at] = 0;
+      values[i] = early.x[i] + sum;
+    }
+    constexpr int kAtOnce = kRounds ? 2 : 1;
+#pragma unroll
+    for (int i = 0; i < kValues; i += kAtOnce) {
+      const int64_t at = kValues * word + i;
+      if (at >= p.count) continue;
+      if constexpr (kRounds) {
+        store_residual<kIsSingle>(p.x, at, make_float2(values[i], values[i + 1]));
+        if (p.next_part != nullptr)
+          store_residual<kIsSingle>(p.next_part, at, make_float2(0.0f, 0.0f));
       } else {
-        reinterpret_cast<float2*>(p.x)[at] = split_residual(value);
-        if (p.next_part != nullptr) reinterpret_cast<float2*>(p.next_part)[at] = make_float2(0, 0);
+        store_value<kIsSingle>(p.x, at, values[i]);
+        if (p.next_part != nullptr) store_value<kIsSingle>(p.next_part, at, 0.0f);
       }
     }
   };

@@ -13,6 +13,9 @@ const char* refuses_units(const ReduceParams& p) {
   }
   return p.hidden % 4 != 0 ? "the hidden size is no multiple of 4" : refuses_peer_link(p);
 }
+const char* refuses_bf16_words(const ReduceParams& p) {
+  return p.hidden % 2 != 0 ? "the hidden size is odd" : refuses_peer_link(p);
+}
 constexpr const char* kAnyXOfPeers =
     "x of one float or two a value; GPUs of one process that write to each other's memory";
 double peers_us(const ReduceParams& p, const DeviceRates&) {
@@ -84,7 +87,7 @@ const Row<ReduceParams> kRows[] = {
                             "F32; any number of tokens", refuses_peer_link, peers_us,
                             reduce_any_one_shot_peers_cuda),
     peers_row<ReduceParams>("reduce_any_bf16_peers_cuda", kAnyXOfPeers,
-                            "parts rounded to bf16; for some tokens", refuses_peer_link, bf16_us,
+                            "parts rounded to bf16; for some tokens", refuses_bf16_words, bf16_us,
                             reduce_any_bf16_peers_cuda),
     units_row("reduce_any_bf16_units_peers_cuda", "parts rounded to bf16; for many tokens",
               units_us, reduce_any_bf16_units_peers_cuda, kRanAnyCuda),
