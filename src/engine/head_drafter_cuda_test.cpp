@@ -1,6 +1,7 @@
 // Draft heads on a CUDA device: other people's logits, texts that a head does not change, and the
 // embedded heads' acceptance.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -100,7 +101,8 @@ TEST_P(HeadDrafterCuda, ChangesHardlyAnyText) {
 // Both embeddings are exact, and the passes are the same.
 TEST(HeadDrafterCudaMask, EmbeddingInAFileDraftsAsAMaskThatHasIt) {
   const GoldenHead& dflash = kGoldenHeads[3];
-  const auto folder = std::filesystem::temp_directory_path() / "moxie_head_drafter_cuda_mask";
+  const auto folder = std::filesystem::temp_directory_path() /
+                      ("moxie_head_drafter_cuda_mask_" + std::to_string(::getpid()));
   write_heads_with_other_masks(goldens(), (folder / "by_id").string(),
                                (folder / "by_file").string());
   std::vector<Drafted> drafted;

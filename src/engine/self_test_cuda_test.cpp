@@ -1,6 +1,7 @@
 // The self-test on a GPU: every chain of gpt-oss's plans is proven, and faults in the parameters of
 // rows are found. The tables are those of planted_rows.h.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -31,7 +32,8 @@ class SelfTestCuda : public CudaTest {
         {.mxfp4_layers = DenseLayers::parse(mxfp4_layers).value(), .device = DeviceKind::kCuda});
     const KernelChooser kernels(DeviceKind::kCuda, features, {},
                                 rates_of(DeviceKind::kCuda, device().properties()));
-    const std::string file = std::filesystem::temp_directory_path() / "moxie_self_test_cuda.json";
+    const std::string file = std::filesystem::temp_directory_path() /
+                             ("moxie_self_test_cuda_" + std::to_string(::getpid()) + ".json");
     std::filesystem::remove(file);
     auto result = test(SelfTestRequest{.options = {.mode = "auto", .file = file, .commit = "abc"},
                                        .device = &device(),
