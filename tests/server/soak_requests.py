@@ -48,7 +48,8 @@ class Ask:
     path: str
     body: dict
     n: int = 1
-    most: int = 1             # tokens of a choice
+    least: int = 1            # tokens of a choice
+    most: int = 1             # and at most
     exact: bool = False       # and no fewer, unless a stop string ends it
     prompt: tuple = (1, 1)    # its tokens, at least and at most
     logprobs: int = None
@@ -316,6 +317,8 @@ class Draws:
         ask = self.base(rng, rng.choice((CHAT, TEXT, RESPONSES, MESSAGES)))
         ask.body.pop("ignore_eos", None)
         ask.exact = False
+        if ask.path != MESSAGES and rng.random() < 0.5:
+            ask.least = ask.body["min_tokens"] = rng.randint(1, ask.most)
         if ask.path in (CHAT, TEXT) and ask.stream:
             ask.body["stream_options"] = {"include_usage": True}
         return ask
@@ -362,8 +365,8 @@ def faults_of(ask, got):
     if not ask.prompt[0] <= prompt <= ask.prompt[1]:
         found.append(f"{prompt} tokens of a prompt of {ask.prompt[0]} to {ask.prompt[1]}")
     ends = list(got.ends.values())
-    if not ask.n <= completion <= ask.n * ask.most:
-        found.append(f"{completion} tokens of at most {ask.n} times {ask.most}")
+    if not ask.n * ask.least <= completion <= ask.n * ask.most:
+        found.append(f"{completion} tokens, not {ask.n} times {ask.least} to {ask.most}")
     if (ask.exact and not ask.stop) or ends.count("length") == ask.n:
         if completion != ask.n * ask.most:
             found.append(f"{completion} tokens instead of {ask.n} times {ask.most}")
