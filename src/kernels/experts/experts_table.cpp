@@ -257,36 +257,18 @@ const Row<ExpertsParams> kRows[] = {
                                              kMxfp4Only),
     gemv_row<ExpertsParams, kLanesAvx512VnniI8>("experts_mxfp4_i8_gemv_avx512vnni",
                                                 kAvx512 | kAvx512Vnni, kI8, kMxfp4Only),
-    {.name = "experts_any_bf16_gemm_amx",
-     .kind = "w4a16",
-     .device = DeviceKind::kCpu,
-     .needs = kAvx512 | kAvx512Bf16 | kAmxBf16,
-     .supports = "mxfp4, bf16",
-     .limits = "any number of tokens; activations rounded to bf16, so by default only from 4 pairs "
-               "an expert "
-               "and sizes of 1,024",
-     .ran_on = "x86-64",
-     .layout = PackedLayout::kRows16,
-     .is_batch_invariant = true,
-     .refuses = experts_any_bf16_gemm_refuses,
-     .predict_us = cpu_us<experts_any_bf16_gemm_amx_cost>,
-     .workspace = experts_any_bf16_gemm_workspace,
-     .run = experts_any_bf16_gemm_amx},
-    {.name = "experts_any_bf16_gemm_avx512bf16",
-     .kind = "w4a16",
-     .device = DeviceKind::kCpu,
-     .needs = kAvx512 | kAvx512Bf16,
-     .supports = "mxfp4, bf16",
-     .limits =
-         "any number of tokens; activations rounded to bf16, so by default only from 16 pairs "
-         "an expert and sizes of 1,024",
-     .ran_on = "x86-64",
-     .layout = PackedLayout::kRows16,
-     .is_batch_invariant = true,
-     .refuses = experts_any_bf16_gemm_refuses,
-     .predict_us = dot_us<experts_any_bf16_gemm_avx512bf16_cost>,
-     .workspace = experts_any_bf16_gemm_workspace,
-     .run = experts_any_bf16_gemm_avx512bf16},
+    bf16_gemm_row<ExpertsParams>(
+        "experts_any_bf16_gemm_amx", kAmxGemm, "mxfp4, bf16",
+        "any number of tokens; activations rounded to bf16, so by default only from 4 pairs "
+        "an expert and sizes of 1,024",
+        experts_any_bf16_gemm_refuses, cpu_us<experts_any_bf16_gemm_amx_cost>,
+        experts_any_bf16_gemm_workspace, experts_any_bf16_gemm_amx, "w4a16"),
+    bf16_gemm_row<ExpertsParams>(
+        "experts_any_bf16_gemm_avx512bf16", kDotGemm, "mxfp4, bf16",
+        "any number of tokens; activations rounded to bf16, so by default only from 16 pairs "
+        "an expert and sizes of 1,024",
+        experts_any_bf16_gemm_refuses, dot_us<experts_any_bf16_gemm_avx512bf16_cost>,
+        experts_any_bf16_gemm_workspace, experts_any_bf16_gemm_avx512bf16, "w4a16"),
 #endif
     gemv_row<ExpertsParams, kLanesNeonDotI16>("experts_mxfp4_i16_gemv_neondot", kNeonDot, kI16,
                                               kMxfp4Only, kRanEmulated),

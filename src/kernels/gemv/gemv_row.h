@@ -1,5 +1,6 @@
-// A row that multiplies by a set of LaneKernels: the kind of its activations determines all but the
-// name, the needed features and the formats.
+// Rows of the CPU's products. One that multiplies by a set of LaneKernels: the kind of its
+// activations determines all but the name, the needed features and the formats. And one of BF16
+// products for many tokens.
 #pragma once
 
 #include "kernels/gemv/lanes.h"
@@ -71,6 +72,31 @@ constexpr Row<P> gemv_row(const char* name, Features needs, LaneActivations acti
               },
           .workspace = [](const P& p) { return gemv_workspace(p, kLanes); },
           .run = [](const P& p) { gemv_run(p, kLanes); }};
+}
+
+/// What rows of BF16 products for many tokens need (gemv/gemm.h): AMX tiles, or vdpbf16ps.
+inline constexpr Features kAmxGemm = kAvx512 | kAvx512Bf16 | kAmxBf16,
+                          kDotGemm = kAvx512 | kAvx512Bf16;
+/// A row of such products.
+template <typename P>
+constexpr Row<P> bf16_gemm_row(const char* name, Features needs, const char* supports,
+                               const char* limits, const char* (*refuses)(const P&),
+                               double (*predict_us)(const P&, const DeviceRates&),
+                               uint64_t (*workspace)(const P&), void (*run)(const P&),
+                               const char* kind = "") {
+  return {.name = name,
+          .kind = kind,
+          .device = DeviceKind::kCpu,
+          .needs = needs,
+          .supports = supports,
+          .limits = limits,
+          .ran_on = "x86-64",
+          .layout = PackedLayout::kRows16,
+          .is_batch_invariant = true,
+          .refuses = refuses,
+          .predict_us = predict_us,
+          .workspace = workspace,
+          .run = run};
 }
 
 }  // namespace moxie

@@ -13,6 +13,13 @@ uint64_t no_workspace(const OutParams&) { return 0; }
 constexpr const char* kAnyFormat = "f32, bf16, q8_0, mxfp4";
 constexpr const char* kMxfp4Only = "mxfp4";
 
+#if defined(__x86_64__)
+constexpr const char* kBf16Limits =
+    "any number of tokens; activations rounded to bf16, so by default only from 16 tokens and "
+    "sizes "
+    "of 1,024";
+#endif
+
 #if MOXIE_HAS_CUDA
 constexpr const char* kFewLimits =
     "any number of tokens in groups of 8, best for 1 to 8; activations to 2^-17";
@@ -99,34 +106,12 @@ const Row<OutParams> kRows[] = {
                                          kMxfp4Only),
     gemv_row<OutParams, kLanesAvx512VnniI8>("out_mxfp4_i8_gemv_avx512vnni", kAvx512 | kAvx512Vnni,
                                             kI8, kMxfp4Only),
-    {.name = "out_any_bf16_gemm_amx",
-     .device = DeviceKind::kCpu,
-     .needs = kAvx512 | kAvx512Bf16 | kAmxBf16,
-     .supports = "mxfp4, bf16",
-     .limits =
-         "any number of tokens; activations rounded to bf16, so by default only from 16 tokens "
-         "and sizes of 1,024",
-     .ran_on = "x86-64",
-     .layout = PackedLayout::kRows16,
-     .is_batch_invariant = true,
-     .refuses = out_any_bf16_gemm_refuses,
-     .predict_us = cpu_us<out_any_bf16_gemm_amx_cost>,
-     .workspace = out_any_bf16_gemm_workspace,
-     .run = out_any_bf16_gemm_amx},
-    {.name = "out_any_bf16_gemm_avx512bf16",
-     .device = DeviceKind::kCpu,
-     .needs = kAvx512 | kAvx512Bf16,
-     .supports = "mxfp4, bf16",
-     .limits =
-         "any number of tokens; activations rounded to bf16, so by default only from 16 tokens "
-         "and sizes of 1,024",
-     .ran_on = "x86-64",
-     .layout = PackedLayout::kRows16,
-     .is_batch_invariant = true,
-     .refuses = out_any_bf16_gemm_refuses,
-     .predict_us = dot_us<out_any_bf16_gemm_avx512bf16_cost>,
-     .workspace = out_any_bf16_gemm_workspace,
-     .run = out_any_bf16_gemm_avx512bf16},
+    bf16_gemm_row<OutParams>("out_any_bf16_gemm_amx", kAmxGemm, "mxfp4, bf16", kBf16Limits,
+                             out_any_bf16_gemm_refuses, cpu_us<out_any_bf16_gemm_amx_cost>,
+                             out_any_bf16_gemm_workspace, out_any_bf16_gemm_amx),
+    bf16_gemm_row<OutParams>("out_any_bf16_gemm_avx512bf16", kDotGemm, "mxfp4, bf16", kBf16Limits,
+                             out_any_bf16_gemm_refuses, dot_us<out_any_bf16_gemm_avx512bf16_cost>,
+                             out_any_bf16_gemm_workspace, out_any_bf16_gemm_avx512bf16),
 #endif
     gemv_row<OutParams, kLanesNeonDotI16>("out_mxfp4_i16_gemv_neondot", kNeonDot, kI16, kMxfp4Only,
                                           kRanEmulated),

@@ -13,6 +13,12 @@ constexpr const char* kAnyFormat =
     "f32, bf16, q8_0, mxfp4; cache f32, bf16, fp8_e4m3; head_dim a multiple of 32";
 constexpr const char* kMxfp4Only = "mxfp4; cache f32, bf16, fp8_e4m3; head_dim a multiple of 32";
 
+#if defined(__x86_64__)
+constexpr const char* kBf16Limits =
+    "any number of tokens; activations rounded to bf16, so by default only from 16 tokens and a "
+    "hidden size of 1,024";
+#endif
+
 #if MOXIE_HAS_CUDA
 constexpr const char* kFewLimits =
     "any number of tokens in groups of 8, best for 1 to 8; activations to 2^-17";
@@ -122,34 +128,16 @@ const Row<QkvParams> kRows[] = {
                                          kMxfp4Only),
     gemv_row<QkvParams, kLanesAvx512VnniI8>("qkv_mxfp4_i8_gemv_avx512vnni", kAvx512 | kAvx512Vnni,
                                             kI8, kMxfp4Only),
-    {.name = "qkv_any_bf16_gemm_amx",
-     .device = DeviceKind::kCpu,
-     .needs = kAvx512 | kAvx512Bf16 | kAmxBf16,
-     .supports = "mxfp4, bf16; cache f32, bf16, fp8_e4m3; head_dim a multiple of 32",
-     .limits =
-         "any number of tokens; activations rounded to bf16, so by default only from 16 tokens "
-         "and a hidden size of 1,024",
-     .ran_on = "x86-64",
-     .layout = PackedLayout::kRows16,
-     .is_batch_invariant = true,
-     .refuses = qkv_any_bf16_gemm_refuses,
-     .predict_us = cpu_us<qkv_any_bf16_gemm_amx_cost>,
-     .workspace = qkv_any_bf16_gemm_workspace,
-     .run = qkv_any_bf16_gemm_amx},
-    {.name = "qkv_any_bf16_gemm_avx512bf16",
-     .device = DeviceKind::kCpu,
-     .needs = kAvx512 | kAvx512Bf16,
-     .supports = "mxfp4, bf16; cache f32, bf16, fp8_e4m3; head_dim a multiple of 32",
-     .limits =
-         "any number of tokens; activations rounded to bf16, so by default only from 16 tokens "
-         "and a hidden size of 1,024",
-     .ran_on = "x86-64",
-     .layout = PackedLayout::kRows16,
-     .is_batch_invariant = true,
-     .refuses = qkv_any_bf16_gemm_refuses,
-     .predict_us = dot_us<qkv_any_bf16_gemm_avx512bf16_cost>,
-     .workspace = qkv_any_bf16_gemm_workspace,
-     .run = qkv_any_bf16_gemm_avx512bf16},
+    bf16_gemm_row<QkvParams>("qkv_any_bf16_gemm_amx", kAmxGemm,
+                             "mxfp4, bf16; cache f32, bf16, fp8_e4m3; head_dim a multiple of 32",
+                             kBf16Limits, qkv_any_bf16_gemm_refuses,
+                             cpu_us<qkv_any_bf16_gemm_amx_cost>, qkv_any_bf16_gemm_workspace,
+                             qkv_any_bf16_gemm_amx),
+    bf16_gemm_row<QkvParams>("qkv_any_bf16_gemm_avx512bf16", kDotGemm,
+                             "mxfp4, bf16; cache f32, bf16, fp8_e4m3; head_dim a multiple of 32",
+                             kBf16Limits, qkv_any_bf16_gemm_refuses,
+                             dot_us<qkv_any_bf16_gemm_avx512bf16_cost>, qkv_any_bf16_gemm_workspace,
+                             qkv_any_bf16_gemm_avx512bf16),
 #endif
     gemv_row<QkvParams, kLanesNeonDotI16>("qkv_mxfp4_i16_gemv_neondot", kNeonDot, kI16, kMxfp4Only,
                                           kRanEmulated),

@@ -11,6 +11,12 @@ using enum LaneActivations;
 constexpr const char* kAnyFormat = "f32, bf16, q8_0, mxfp4";
 constexpr const char* kMxfp4Only = "mxfp4";
 
+#if defined(__x86_64__)
+constexpr const char* kBf16Limits =
+    "any number of rows; activations rounded to bf16, so by default only from 16 rows and a hidden "
+    "size of 1,024";
+#endif
+
 #if MOXIE_HAS_CUDA
 constexpr const char* kFewLimits =
     "any number of rows in groups of 8, best for 1 to 8; of 16 for mxfp4 of up to 2944 columns; "
@@ -74,32 +80,14 @@ const Row<UnembedParams> kRows[] = {
                                              kMxfp4Only),
     gemv_row<UnembedParams, kLanesAvx512VnniI8>("unembed_mxfp4_i8_gemv_avx512vnni",
                                                 kAvx512 | kAvx512Vnni, kI8, kMxfp4Only),
-    {.name = "unembed_any_bf16_gemm_amx",
-     .device = DeviceKind::kCpu,
-     .needs = kAvx512 | kAvx512Bf16 | kAmxBf16,
-     .supports = "mxfp4, bf16",
-     .limits = "any number of rows; activations rounded to bf16, so by default only from 16 rows "
-               "and a hidden size of 1,024",
-     .ran_on = "x86-64",
-     .layout = PackedLayout::kRows16,
-     .is_batch_invariant = true,
-     .refuses = unembed_any_bf16_gemm_refuses,
-     .predict_us = cpu_us<unembed_any_bf16_gemm_amx_cost>,
-     .workspace = unembed_any_bf16_gemm_workspace,
-     .run = unembed_any_bf16_gemm_amx},
-    {.name = "unembed_any_bf16_gemm_avx512bf16",
-     .device = DeviceKind::kCpu,
-     .needs = kAvx512 | kAvx512Bf16,
-     .supports = "mxfp4, bf16",
-     .limits = "any number of rows; activations rounded to bf16, so by default only from 16 rows "
-               "and a hidden size of 1,024",
-     .ran_on = "x86-64",
-     .layout = PackedLayout::kRows16,
-     .is_batch_invariant = true,
-     .refuses = unembed_any_bf16_gemm_refuses,
-     .predict_us = dot_us<unembed_any_bf16_gemm_avx512bf16_cost>,
-     .workspace = unembed_any_bf16_gemm_workspace,
-     .run = unembed_any_bf16_gemm_avx512bf16},
+    bf16_gemm_row<UnembedParams>("unembed_any_bf16_gemm_amx", kAmxGemm, "mxfp4, bf16", kBf16Limits,
+                                 unembed_any_bf16_gemm_refuses,
+                                 cpu_us<unembed_any_bf16_gemm_amx_cost>,
+                                 unembed_any_bf16_gemm_workspace, unembed_any_bf16_gemm_amx),
+    bf16_gemm_row<UnembedParams>("unembed_any_bf16_gemm_avx512bf16", kDotGemm, "mxfp4, bf16",
+                                 kBf16Limits, unembed_any_bf16_gemm_refuses,
+                                 dot_us<unembed_any_bf16_gemm_avx512bf16_cost>,
+                                 unembed_any_bf16_gemm_workspace, unembed_any_bf16_gemm_avx512bf16),
 #endif
     gemv_row<UnembedParams, kLanesNeonDotI16>("unembed_mxfp4_i16_gemv_neondot", kNeonDot, kI16,
                                               kMxfp4Only, kRanEmulated),
