@@ -6,8 +6,6 @@
 // and 64 columns. The sums of each block of 128 are scaled and added in F32.
 #pragma once
 
-#include <cuda_fp16.h>
-
 #include "kernels/gemm/wgmma_fp8_sm90.cuh"
 #include "kernels/moe_fp8/moe_fp8_many_sm90.cuh"
 
@@ -161,11 +159,6 @@ __device__ __forceinline__ void transpose_lanes(uint32_t (&words)[4]) {
   }
 }
 
-__device__ __forceinline__ uint32_t pack_f16(float low, float high) {
-  const __half2 pair = __floats2half2_rn(low, high);
-  return *reinterpret_cast<const uint32_t*>(&pair);
-}
-
 /// Stores a pair's columns in FP16. Column k of 64 lies where widened weights have it in mma's
 /// first operand: at k / 4 % 4 * 16 + k / 2 % 2 * 8 + k / 16 * 2 + k % 2. `values`: this pair's
 /// first.
@@ -229,8 +222,8 @@ __device__ __forceinline__ void finish_f16(const ManyTask& task, E4m3Shared& sha
   barrier_wait(kMathBarrier, kMathThreads);
 #pragma unroll
   for (int w = 0; w < kMathThreads / 32; ++w) greatest = max(greatest, of_warps[w]);
-  const int exponent = min(max(static_cast<int>(greatest >> 23), kLeastExponent), kMostExponent);
-  const float factor = __uint_as_float(static_cast<uint32_t>(2 * 127 + kTop - exponent) << 23);
+  const int exponent = exponent_of(greatest);
+  const float factor = power_to_top(exponent);
   const int32_t blocks = intermediate / kBlock;
   if (item.block >= blocks) return;
 #pragma unroll

@@ -14,6 +14,9 @@ using gemm::wgmma_f16;
 
 struct F16Shared {
   static constexpr int kStageBytes = 4 * kBoxBytes;  // two blocks of weights; 128 columns of h
+  // Of each warpgroup: 64 outputs of up to 128 pairs on their way to memory, in FP16.
+  alignas(128) std::byte outputs[2][kManyPairs * 128];
+  uint32_t greatest[2][4];  // of each warp's outputs
   Ring<3> ring;
 };
 /// By one thread. The blocks of a cluster have the pairs in common; each copies half of the
@@ -65,6 +68,77 @@ __device__ __forceinline__ void widen_rows(const std::byte* row, uint32_t (&weig
   }
 }
 
+/// Stores four 8 x 8 matrices of 16 bits to shared memory, transposed: lane 8 m + j gives the
+/// address of the 16 bytes of column j of matrix m.
+__device__ __forceinline__ void store_transposed(uint32_t to, const uint32_t (&words)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
+               "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])
+               : "memory");
+}
+
+/// A warpgroup's 128 outputs of each pair to memory, in FP16 with a power of two for all, times
+/// that of the pair. What is 2^29 times smaller than the greatest loses digits; what is not finite
+/// counts for nothing.
+template <int kColumns>
+__device__ __forceinline__ void store_outputs(const ManyTask& task, F16Shared& shared, int group,
+                                              const Item& item, int32_t row_block,
+                                              const float (&sums)[2][kColumns / 2]) {
+  const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32, q = lane % 4;
+  const int32_t hidden = task.piece.p.hidden, count = item.tile.count;
+  const int barrier = kGroupBarrier + group;
+  uint32_t greatest = 0;
+#pragma unroll
+  for (int i = 0; i < kColumns / 8; ++i) {
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      if (8 * i + 2 * q + c >= count) continue;
+#pragma unroll
+      for (int v = 0; v < 4; ++v) {
+        const uint32_t bits = __float_as_uint(sums[v / 2][4 * i + v % 2 * 2 + c]) & 0x7FFFFFFFu;
+        if (bits < 0x7F800000u) greatest = max(greatest, bits);
+      }
+    }
+  }
+  greatest = __reduce_max_sync(~0u, greatest);
+  if (lane == 0) shared.greatest[group][warp] = greatest;
+  barrier_wait(barrier, 128);
+#pragma unroll
+  for (int w = 0; w < 4; ++w) greatest = max(greatest, shared.greatest[group][w]);
+  const int exponent = exponent_of(greatest);
+  const float factor = power_to_top(exponent);
+  if (thread < count) {
+    const int64_t pair = item.tile.first + thread;
+    const int of_pair = min(max(exponent - kTop + 2 * __ldg(task.sizes + pair), 1), 254);
+    task.piece.sum_scales[pair * (hidden / kBlock) + row_block] =
+        __uint_as_float(static_cast<uint32_t>(of_pair) << 23);
+  }
+  std::byte* outputs = shared.outputs[group];
+  const auto place = [](int pair, int chunk) { return pair * 128 + ((chunk ^ pair % 8) << 4); };
+  const int column = lane / 16 * 8 + lane % 8;
+  const uint32_t to = shared_address(outputs) + place(column, 2 * warp + lane / 8 % 2);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+#pragma unroll
+    for (int i = 0; i < kColumns / 8; i += 2) {
+      const float* v = sums[half] + 4 * i;
+      uint32_t words[4];
+#pragma unroll
+      for (int m = 0; m < 4; ++m) words[m] = pack_f16(v[2 * m] * factor, v[2 * m + 1] * factor);
+      store_transposed(to + 8 * i * 128, words);
+    }
+    barrier_wait(barrier, 128);
+    uint16_t* out = static_cast<uint16_t*>(task.piece.sums) + int64_t{item.tile.first} * hidden +
+                    row_block * kBlock + half * 64 + thread % 8 * 8;
+#pragma unroll
+    for (int pair = thread / 8; pair < kColumns; pair += 16) {
+      if (pair < count)
+        *reinterpret_cast<uint4*>(out + int64_t{pair} * hidden) =
+            *reinterpret_cast<const uint4*>(outputs + place(pair, thread % 8));
+    }
+    barrier_wait(barrier, 128);
+  }
+}
+
 /// Rows are outputs, columns are pairs: only the left operand can be widened in registers.
 template <int kColumns>
 __device__ __forceinline__ void multiply_f16(const ManyTask& task, const std::byte* stages,
@@ -72,7 +146,7 @@ __device__ __forceinline__ void multiply_f16(const ManyTask& task, const std::by
                                              uint32_t& place) {
   using R = decltype(shared.ring);
   const MoeFp8Params& p = task.piece.p;
-  const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
+  const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32, g = lane / 4;
   const int32_t blocks = p.intermediate / kBlock;
   // The group's 128 rows are one block of scales. Hidden may end with the first group's.
   const int32_t row_block = item.block * 2 + group;
@@ -107,28 +181,7 @@ __device__ __forceinline__ void multiply_f16(const ManyTask& task, const std::by
     if (lane == 0) shared.ring.release(stage);
   }
   if (!is_inside) return;
-  float factors[kColumns / 32];  // of pairs lane, lane + 32, ...
-#pragma unroll
-  for (int i = 0; i < kColumns / 32; ++i)
-    factors[i] =
-        power_of_4(__ldg(task.sizes + item.tile.first + min(32 * i + lane, item.tile.count - 1)));
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int32_t row = row_block * kBlock + half * 64 + warp * 16 + g;
-#pragma unroll
-    for (int i = 0; i < kColumns / 8; ++i) {
-#pragma unroll
-      for (int c = 0; c < 2; ++c) {
-        const int column = 8 * i + 2 * q + c;
-        const float factor = __shfl_sync(~0u, factors[i / 4], column % 32);
-        if (column >= item.tile.count) continue;
-        float* to = static_cast<float*>(task.piece.sums) +
-                    (int64_t{item.tile.first} + column) * p.hidden + row;
-        __stcs(to, sums[half][4 * i + c] * factor);
-        __stcs(to + 8, sums[half][4 * i + 2 + c] * factor);
-      }
-    }
-  }
+  store_outputs<kColumns>(task, shared, group, item, row_block, sums);
 }
 
 }  // namespace moxie::moe_fp8

@@ -28,8 +28,19 @@ __device__ __forceinline__ int size_of(const uint4& codes, float scale) {
          127;
 }
 
-/// A warp copies a pair's activations, and finds its size where the intermediate is FP16; then
-/// threads copy scales.
+/// By a warp: notes the pair at its token's choice.
+__device__ __forceinline__ void note_pair(const Piece& piece, int32_t pair, int32_t token) {
+  const int lane = threadIdx.x % 32;
+  const int32_t num_local = piece.p.num_local_experts, top_k = piece.p.top_k;
+  int32_t num_begun = 0;
+  for (int32_t e = lane; e < num_local; e += 32) num_begun += piece.begin[e] <= pair;
+  const int32_t expert = __reduce_add_sync(~0u, num_begun) - 1;
+  const int64_t choice = int64_t{token} * top_k + lane;
+  if (lane < top_k && piece.chosen[choice] == expert) piece.pair_of_choice[choice] = pair;
+}
+
+/// A warp notes a pair at its token's choice and copies its activations, and finds its size where
+/// the intermediate is FP16; then threads copy scales.
 template <bool kIsExact>
 __global__ void __launch_bounds__(kLayThreads) lay_pairs(const __grid_constant__ ManyTask task) {
   wait_for_previous();
@@ -42,6 +53,7 @@ __global__ void __launch_bounds__(kLayThreads) lay_pairs(const __grid_constant__
   const int32_t num_pairs = piece.begin[p.num_local_experts];
   for (int32_t pair = thread / 32; pair < num_pairs; pair += num_threads / 32) {
     const int32_t token = piece.pair_token[pair];
+    note_pair(piece, pair, token);
     const uint8_t* from = p.hidden_states + int64_t{token} * p.hidden;
     uint8_t* to = task.x + int64_t{pair} * p.hidden;
     int size = -kMostSize;
@@ -123,7 +135,7 @@ __global__ void __launch_bounds__(kThreads, 1) down_f16(const __grid_constant__ 
 
 int32_t tokens_of_piece(const MoeFp8Params& p) {
   const int64_t token_bytes =
-      most_pairs(p, 1) * (int64_t{2} * p.intermediate + int64_t{5} * p.hidden);
+      most_pairs(p, 1) * (int64_t{2} * p.intermediate + int64_t{3} * p.hidden);
   const int64_t most = std::max<int64_t>(static_cast<int64_t>(kMostScratch) / token_bytes, 1);
   return static_cast<int32_t>(std::min<int64_t>({p.num_tokens, most, kMostTokens}));
 }
@@ -132,7 +144,8 @@ ManyTask lay_out(const MoeFp8Params& p, bool is_exact, std::byte* base, uint64_t
   const int32_t num_tokens = tokens_of_piece(p);
   const int64_t pairs = most_pairs(p, num_tokens);
   Scratch scratch(base);
-  ManyTask task{.piece = take_piece(p, num_tokens, kManyPairs, !is_exact, scratch)};
+  ManyTask task{.piece = take_piece(p, num_tokens, kManyPairs,
+                                    is_exact ? DType::kF16 : DType::kBF16, scratch)};
   task.slots = static_cast<int32_t>(most_tiles(p, num_tokens, kManyPairs) * kManyPairs);
   task.x = scratch.take<uint8_t>(pairs * p.hidden);
   task.x_scales = scratch.take<float>(int64_t{task.slots} * (p.hidden / kBlock));

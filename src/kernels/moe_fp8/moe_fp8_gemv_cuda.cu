@@ -312,7 +312,7 @@ FewTask lay_out(const MoeFp8Params& p, std::byte* base, uint64_t* bytes = nullpt
   const int32_t num_tokens = std::min(p.num_tokens, kMostFewTokens);
   const int64_t pairs = most_pairs(p, num_tokens);
   Scratch scratch(base);
-  FewTask task{.piece = take_piece(p, num_tokens, kFewPairs, false, scratch)};
+  FewTask task{.piece = take_piece(p, num_tokens, kFewPairs, DType::kF32, scratch)};
   task.h = scratch.take<__half>(pairs * p.intermediate);
   task.exponents = scratch.take<uint8_t>(pairs * (p.intermediate / kRows));
   if (bytes != nullptr) *bytes = scratch.bytes();

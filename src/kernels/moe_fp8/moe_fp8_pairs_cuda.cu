@@ -1,6 +1,8 @@
 // Grouped sigmoid routing on the device, a warp a token, and the sort of its pairs by expert.
 //
 // 1 KB of logits a token: limited by latency, so that tokens are spread over many warps.
+#include <cuda_fp16.h>
+
 #include "core/cuda_launch.cuh"
 #include "kernels/cluster.cuh"
 #include "kernels/moe_fp8/moe_fp8_choose_cuda.cuh"
@@ -12,7 +14,7 @@ namespace moxie::moe_fp8 {
 namespace {
 
 constexpr int kFewThreads = 512, kTokensOfBlock = kFewThreads / 32;
-constexpr int kRouteThreads = 1024, kPlaceThreads = 256, kSortThreads = 1024, kAddThreads = 256;
+constexpr int kRouteThreads = 256, kSortThreads = 1024, kAddThreads = 256;
 constexpr int kMaxWords = kMostFewTokens / 32;
 static_assert(kMostFewTokens / kTokensOfBlock <= 8, "blocks of a cluster");
 
@@ -28,12 +30,13 @@ __device__ __forceinline__ void route_token(const Piece& piece, int32_t token, u
   for (int k = 0; k < p.top_k; ++k)
     rank += __shfl_sync(~0u, is_local ? local : kMostExperts, k) < local;
   const int num_local = __popc(__ballot_sync(~0u, is_local));
-  int32_t* chosen = piece.chosen + int64_t{token} * p.top_k;
+  const int64_t first = int64_t{token} * p.top_k;
   if (is_local) {
-    chosen[rank] = local;
-    piece.chosen_weights[int64_t{token} * p.top_k + rank] = weight;
+    piece.chosen[first + rank] = local;
+    piece.chosen_weights[first + rank] = weight;
   }
-  if (lane < p.top_k && lane >= num_local) chosen[lane] = -1;
+  if (lane < p.top_k && lane >= num_local)
+    piece.chosen[first + lane] = piece.pair_of_choice[first + lane] = -1;
 }
 
 struct FewShared {
@@ -104,18 +107,18 @@ __global__ void __launch_bounds__(kFewThreads)
   }
 }
 
-/// A block routes 32 tokens, one a warp, to one word of bits an expert.
+/// A block routes 8 tokens, one a warp, to a byte of a word of bits an expert.
 __global__ void __launch_bounds__(kRouteThreads) route_tokens(const __grid_constant__ Piece piece) {
-  static_assert(kRouteThreads == 32 * 32 && kRouteThreads >= kMostLocal, "threads of a block");
+  static_assert(kRouteThreads == 8 * 32 && kRouteThreads >= kMostLocal, "threads of a block");
   __shared__ uint32_t bits[kMostLocal];
   extern __shared__ uint32_t keys[];
   const MoeFp8Params& p = piece.p;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  if (threadIdx.x < kMostLocal) bits[threadIdx.x] = 0;
+  bits[threadIdx.x] = 0;
   wait_for_previous();
   launch_next();
   __syncthreads();
-  const int32_t token = static_cast<int32_t>(blockIdx.x) * 32 + warp;
+  const int32_t token = static_cast<int32_t>(blockIdx.x) * (kRouteThreads / 32) + warp;
   if (token < p.num_tokens) {
     route_token(piece, token, keys + warp * num_keys(p));
     __syncwarp();
@@ -124,7 +127,9 @@ __global__ void __launch_bounds__(kRouteThreads) route_tokens(const __grid_const
   }
   __syncthreads();
   const auto e = static_cast<int32_t>(threadIdx.x);
-  if (e < p.num_local_experts) piece.bits[int64_t{e} * piece.words + blockIdx.x] = bits[e];
+  if (e < p.num_local_experts)
+    reinterpret_cast<uint8_t*>(piece.bits + int64_t{e} * piece.words)[blockIdx.x] =
+        static_cast<uint8_t>(bits[e]);
 }
 
 /// One block: the pairs of each expert in order, and its tiles.
@@ -183,70 +188,76 @@ __global__ void __launch_bounds__(kSortThreads) sort_tokens(const __grid_constan
   }
 }
 
-/// Finds each choice's pair among its expert's, which rise by token.
-__global__ void __launch_bounds__(kPlaceThreads)
-    place_choices(const __grid_constant__ Piece piece) {
-  wait_for_previous();
-  launch_next();
-  const int32_t i = static_cast<int32_t>(blockIdx.x) * kPlaceThreads + threadIdx.x;
-  if (i >= piece.p.num_tokens * piece.p.top_k) return;
-  const int32_t e = piece.chosen[i], token = i / piece.p.top_k;
-  int32_t pair = -1;
-  if (e >= 0) {
-    pair = piece.begin[e];
-    int32_t end = piece.begin[e + 1];
-    while (end - pair > 1) {
-      const int32_t middle = (pair + end) / 2;
-      (piece.pair_token[middle] <= token ? pair : end) = middle;
-    }
+/// Four neighbouring outputs of a pair; `at`: of the first.
+template <DType kType>
+struct FourSums {
+  uint2 words;
+  __device__ void load(const void* sums, int64_t at) {
+    words = __ldcs(reinterpret_cast<const uint2*>(static_cast<const uint16_t*>(sums) + at));
   }
-  piece.pair_of_choice[i] = pair;
-}
+  __device__ float4 values() const {
+    if constexpr (kType == DType::kBF16)
+      return {from_bf16(words.x & 0xFFFF), from_bf16(words.x >> 16), from_bf16(words.y & 0xFFFF),
+              from_bf16(words.y >> 16)};
+    const float2 low = __half22float2(*reinterpret_cast<const __half2*>(&words.x));
+    const float2 high = __half22float2(*reinterpret_cast<const __half2*>(&words.y));
+    return {low.x, low.y, high.x, high.y};
+  }
+};
+template <>
+struct FourSums<DType::kF32> {
+  float4 of_pair;
+  __device__ void load(const void* sums, int64_t at) {
+    of_pair = __ldcs(reinterpret_cast<const float4*>(static_cast<const float*>(sums) + at));
+  }
+  __device__ float4 values() const { return of_pair; }
+};
 
-__device__ __forceinline__ float4 four_of(const float* at) {
-  return __ldcs(reinterpret_cast<const float4*>(at));
-}
-__device__ __forceinline__ float4 four_of(const uint16_t* at) {
-  const uint2 v = __ldcs(reinterpret_cast<const uint2*>(at));
-  return {from_bf16(v.x & 0xFFFF), from_bf16(v.x >> 16), from_bf16(v.y & 0xFFFF),
-          from_bf16(v.y >> 16)};
-}
-
-/// A block has a token, a thread four columns of every 4 * kAddThreads; by rising expert, so that
-/// the order is always the same. T: float, or uint16_t for BF16.
-template <typename T>
+/// A block has a token, a warp 7 blocks of 128 columns at once; by rising expert, so that the order
+/// is always the same.
+template <DType kType>
 __global__ void __launch_bounds__(kAddThreads) add_weighted(const __grid_constant__ Piece piece) {
-  constexpr int kAtOnce = 7, kStep = 4 * kAddThreads;
+  constexpr int kAtOnce = 7;
   wait_for_previous();
   launch_next();
   const MoeFp8Params& p = piece.p;
   const auto token = static_cast<int32_t>(blockIdx.x);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int32_t blocks = p.hidden / kFp8Block;
   const int32_t* pairs = piece.pair_of_choice + int64_t{token} * p.top_k;
   const float* weights = piece.chosen_weights + int64_t{token} * p.top_k;
-  for (auto first = static_cast<int32_t>(threadIdx.x) * 4; first < p.hidden;
-       first += kAtOnce * kStep) {
+  for (int32_t block = warp * kAtOnce; block < blocks; block += kAddThreads / 32 * kAtOnce) {
+    const int32_t first = block * kFp8Block + lane * 4;
     float4 sums[kAtOnce] = {};
     for (int32_t k = 0; k < p.top_k; ++k) {
       const int32_t pair = pairs[k];
       if (pair < 0) break;
       const float weight = weights[k];
-      const T* from = static_cast<const T*>(piece.sums) + int64_t{pair} * p.hidden + first;
-      float4 values[kAtOnce] = {};
+      float scale = 1;  // of block + lane
+      if constexpr (kType == DType::kF16)
+        scale = __ldg(piece.sum_scales + int64_t{pair} * blocks + min(block + lane, blocks - 1));
+      FourSums<kType> values[kAtOnce] = {};
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i)
-        if (first + i * kStep < p.hidden) values[i] = four_of(from + i * kStep);
+        if (block + i < blocks)
+          values[i].load(piece.sums, int64_t{pair} * p.hidden + first + i * kFp8Block);
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        sums[i].x += weight * values[i].x;
-        sums[i].y += weight * values[i].y;
-        sums[i].z += weight * values[i].z;
-        sums[i].w += weight * values[i].w;
+        float4 v = values[i].values();
+        if constexpr (kType == DType::kF16) {
+          const float by = __shfl_sync(~0u, scale, i);
+          v = {v.x * by, v.y * by, v.z * by, v.w * by};
+        }
+        sums[i].x += weight * v.x;
+        sums[i].y += weight * v.y;
+        sums[i].z += weight * v.z;
+        sums[i].w += weight * v.w;
       }
     }
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      if (first + i * kStep < p.hidden)
-        *reinterpret_cast<uint2*>(p.output + int64_t{token} * p.hidden + first + i * kStep) = {
+      if (block + i < blocks)
+        *reinterpret_cast<uint2*>(p.output + int64_t{token} * p.hidden + first + i * kFp8Block) = {
             pack_bf16(sums[i].x, sums[i].y), pack_bf16(sums[i].z, sums[i].w)};
     }
   }
@@ -263,7 +274,7 @@ int64_t most_tiles(const MoeFp8Params& p, int32_t num_tokens, int32_t tile_pairs
   return pairs / tile_pairs + std::min<int64_t>(p.num_local_experts, pairs);
 }
 
-Piece take_piece(const MoeFp8Params& p, int32_t num_tokens, int32_t tile_pairs, bool has_bf16_sums,
+Piece take_piece(const MoeFp8Params& p, int32_t num_tokens, int32_t tile_pairs, DType sums_type,
                  Scratch& scratch) {
   const int64_t choices = int64_t{num_tokens} * p.top_k, pairs = most_pairs(p, num_tokens);
   Piece piece{.p = p, .scale_stride = p.num_tokens, .words = ceil_div(num_tokens, 32)};
@@ -275,8 +286,10 @@ Piece take_piece(const MoeFp8Params& p, int32_t num_tokens, int32_t tile_pairs, 
   piece.bits = scratch.take<uint32_t>(int64_t{p.num_local_experts} * piece.words);
   piece.tiles = scratch.take<PairTile>(most_tiles(p, num_tokens, tile_pairs));
   piece.num_tiles = scratch.take<int32_t>(1);
-  piece.has_bf16_sums = has_bf16_sums;
-  piece.sums = scratch.take<std::byte>(pairs * p.hidden * (has_bf16_sums ? 2 : 4));
+  piece.sums_type = sums_type;
+  piece.sums = scratch.take<std::byte>(pairs * p.hidden * (sums_type == DType::kF32 ? 4 : 2));
+  if (sums_type == DType::kF16)
+    piece.sum_scales = scratch.take<float>(pairs * (p.hidden / kFp8Block));
   return piece;
 }
 
@@ -309,15 +322,16 @@ void route_many(const char* row, const Piece& piece, Stream* stream) {
                    .programmatic = true},
                   launch_stream(stream));
   };
-  launch(route_tokens, piece.words, kRouteThreads,
+  launch(route_tokens, 4 * piece.words, kRouteThreads,
          uint64_t{4} * (kRouteThreads / 32) * num_keys(piece.p));
   launch(sort_tokens, 1, kSortThreads, 0);
-  launch(place_choices, ceil_div(piece.p.num_tokens * piece.p.top_k, kPlaceThreads), kPlaceThreads,
-         0);
 }
 
 void add_pairs(const char* row, const Piece& piece, Stream* stream) {
-  launch_kernel(row, piece.has_bf16_sums ? add_weighted<uint16_t> : add_weighted<float>, piece,
+  const auto kernel = piece.sums_type == DType::kF32    ? add_weighted<DType::kF32>
+                      : piece.sums_type == DType::kBF16 ? add_weighted<DType::kBF16>
+                                                        : add_weighted<DType::kF16>;
+  launch_kernel(row, kernel, piece,
                 {.grid = dim3(static_cast<unsigned>(piece.p.num_tokens)),
                  .num_threads = kAddThreads,
                  .programmatic = true},

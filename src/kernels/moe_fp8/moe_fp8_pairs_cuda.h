@@ -37,8 +37,9 @@ struct Piece {
   uint32_t* bits = nullptr;           // [local, words] a bit a token
   PairTile* tiles = nullptr;
   int32_t* num_tiles = nullptr;  // [1]
-  void* sums = nullptr;          // [pairs, hidden] down's outputs, F32 or BF16
-  bool has_bf16_sums = false;
+  void* sums = nullptr;          // [pairs, hidden] down's outputs: F32, BF16 or FP16
+  DType sums_type = DType::kF32;
+  float* sum_scales = nullptr;  // for FP16: [pairs, hidden / 128]
 };
 
 /// The most pairs of `num_tokens` tokens.
@@ -50,7 +51,7 @@ int64_t most_tiles(const MoeFp8Params& params, int32_t num_tokens, int32_t tile_
 /// A piece of at most `num_tokens` tokens, with its memory from `scratch`; `tile_pairs`: the most
 /// pairs of a tile.
 Piece take_piece(const MoeFp8Params& params, int32_t num_tokens, int32_t tile_pairs,
-                 bool has_bf16_sums, Scratch& scratch);
+                 DType sums_type, Scratch& scratch);
 /// Moves the piece to tokens first to first + count - 1.
 void set_tokens(const MoeFp8Params& params, int32_t first, int32_t count, Piece& piece);
 
