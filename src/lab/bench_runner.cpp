@@ -128,9 +128,9 @@ double tokens_of(const BenchTest& test) {
 WorkByOp least_work(const Engine& engine, const BenchTest& test) {
   const GptOssConfig& config = engine.config();
   WorkByOp total;
-  const auto add = [&](int32_t tokens, int64_t visible, int32_t rows) {
+  const auto add = [&](int32_t tokens, int32_t seqs, int64_t visible, int32_t rows) {
     Batch batch{.num_logit_rows = rows};
-    batch.ragged = {.num_tokens = tokens, .num_seqs = 1, .num_visible_keys = visible};
+    batch.ragged = {.num_tokens = tokens, .num_seqs = seqs, .num_visible_keys = visible};
     const auto distinct = static_cast<int32_t>(
         std::lround(expected_distinct_experts(config.num_experts, config.top_k, tokens)));
     for (const auto& [op, work] : engine.model().work_by_op(batch, engine.kv_dtype(), distinct))
@@ -141,14 +141,14 @@ WorkByOp least_work(const Engine& engine, const BenchTest& test) {
     for (int32_t at = 0; at < test.n_prompt; at += chunk) {
       const int64_t count = std::min(chunk, test.n_prompt - at);
       const int64_t first = test.depth + at;
-      add(static_cast<int32_t>(count), count * first + count * (count + 1) / 2,
+      add(static_cast<int32_t>(count), 1, count * first + count * (count + 1) / 2,
           at + chunk >= test.n_prompt ? 1 : 0);
     }
     total.scale(test.streams);
     return total;
   }
   for (int32_t n = 0; n < test.n_gen; ++n) {
-    add(test.streams, int64_t{test.streams} * (test.depth + n + 1), test.streams);
+    add(test.streams, test.streams, int64_t{test.streams} * (test.depth + n + 1), test.streams);
   }
   return total;
 }

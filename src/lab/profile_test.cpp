@@ -22,6 +22,7 @@
 #include "kernels/qkv/qkv.h"
 #include "kernels/sample/sample.h"
 #include "kernels/unembed/unembed.h"
+#include "lab/bench_runner.h"
 #include "lab/kernel_table.h"
 
 namespace moxie {
@@ -376,6 +377,17 @@ TEST_F(ProfileTest, TheStepsOfAProfileAreTheBenchsWork) {
     if (step.name != "sample") bytes += step.work.bytes;
   }
   EXPECT_NEAR(bytes, bench->bytes_per_token, 1e-6 * bytes);
+}
+
+TEST_F(ProfileTest, EachStreamReadsItsOwnKeys) {
+  const auto attend = [this](int32_t streams) {
+    return least_work(*engine_,
+                      {.n_gen = 1, .depth = 8, .streams = streams})[Op<AttendParams>::info];
+  };
+  const Work one = attend(1), three = attend(3);
+  EXPECT_GT(one.bytes, 0);
+  EXPECT_DOUBLE_EQ(three.bytes, 3 * one.bytes);
+  EXPECT_DOUBLE_EQ(three.flops, 3 * one.flops);
 }
 
 // The embedded model with its DFlash head, which follows every launch, and with n-grams.
