@@ -68,14 +68,6 @@ __device__ __forceinline__ void widen_rows(const std::byte* row, uint32_t (&weig
   }
 }
 
-/// Stores four 8 x 8 matrices of 16 bits to shared memory, transposed: lane 8 m + j gives the
-/// address of the 16 bytes of column j of matrix m.
-__device__ __forceinline__ void store_transposed(uint32_t to, const uint32_t (&words)[4]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
-               "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])
-               : "memory");
-}
-
 /// A warpgroup's 128 outputs of each pair to memory, in FP16 with a power of two for all, times
 /// that of the pair. What is 2^29 times smaller than the greatest loses digits; what is not finite
 /// counts for nothing.
