@@ -17,8 +17,6 @@ namespace {
 
 constexpr const char* kRow = "moe_fp8_block_scale_e4m3_f16_gemv_cuda";
 constexpr int kWarps = 8, kThreads = 32 * kWarps, kBlocksOfSm = 2;
-constexpr int kSplit = 4;  // down: warps that share a row's columns
-constexpr int kItemsOfBlock = kWarps / kSplit;
 
 struct FewTask {
   Piece piece;
@@ -183,41 +181,37 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfSm)
 }
 
 template <int kSlots>
-constexpr uint64_t kDownShared = kWarps* RowRing<kSlots, kRows>::kBytes + 4 * kWarps * 4 * 32;
+constexpr uint64_t kDownShared = kWarps* RowRing<kSlots, kRows>::kBytes;
 
-/// Item: 16 outputs of a tile of pairs; four warps share the columns. A block has two items of the
-/// same tile at a time, since hidden is a multiple of 128.
+/// Item: 16 outputs of a tile of pairs, by a warp.
 template <int kSlots>
 __global__ void __launch_bounds__(kThreads, kBlocksOfSm)
     down_few(const __grid_constant__ FewTask task) {
   extern __shared__ __align__(16) std::byte memory[];
   RowRing<kSlots, kRows> ring(memory);
-  auto* sums = reinterpret_cast<float*>(memory + kWarps * decltype(ring)::kBytes);
   const MoeFp8Params& p = task.piece.p;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
-  const int part = warp % kSplit;
   const int32_t row_tiles = p.hidden / kRows, blocks = p.intermediate / kFp8Block;
-  const int32_t begin = part * blocks / kSplit, end = (part + 1) * blocks / kSplit;
   // The tiles were written two kernels earlier.
   const int32_t num_items = *task.piece.num_tiles * row_tiles;
-  const auto step = static_cast<int32_t>(gridDim.x) * kItemsOfBlock;
-  const int32_t first_item = static_cast<int32_t>(blockIdx.x) * kItemsOfBlock + warp / kSplit;
+  const auto step = static_cast<int32_t>(gridDim.x) * kWarps;
+  const int32_t first_item = static_cast<int32_t>(blockIdx.x) * kWarps + warp;
 
-  int32_t copy_item = first_item, copy_block = begin;
+  int32_t copy_item = first_item, copy_block = 0;
   int copy_slot = 0;
   const uint8_t* from = nullptr;
   const auto copy_next = [&] {
-    if (copy_item < num_items && begin < end) {
-      if (copy_block == begin) {
+    if (copy_item < num_items) {
+      if (copy_block == 0) {
         const int64_t e = task.piece.tiles[copy_item / row_tiles].expert;
         const int64_t row = e * p.hidden + copy_item % row_tiles * kRows + lane / 8;
-        from = p.gemm2_weights + row * p.intermediate + lane % 8 * 16 + begin * kFp8Block;
+        from = p.gemm2_weights + row * p.intermediate + lane % 8 * 16;
       }
 #pragma unroll
       for (int r = 0; r < kRows; r += 4)
         copy_async_16(ring.target(copy_slot, r), from + int64_t{r} * p.intermediate);
       from += kFp8Block;
-      if (++copy_block == end) copy_block = begin, copy_item += step;
+      if (++copy_block == blocks) copy_block = 0, copy_item += step;
     }
     commit_copies();
     copy_slot = copy_slot + 1 == kSlots ? 0 : copy_slot + 1;
@@ -247,14 +241,14 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfSm)
           middle[j].load(task.h + pair_of[j] * p.intermediate + block * kFp8Block + q * 16,
                          task.exponents + pair_of[j] * (p.intermediate / kRows) + block * 8);
       };
-      load(begin);
-      for (int32_t block = begin; block < end; ++block) {
+      load(0);
+      for (int32_t block = 0; block < blocks; ++block) {
         uint32_t aligned[kGroups][2][4][2];
         float pair_scale[kGroups];
 #pragma unroll
         for (int j = 0; j < kGroups; ++j)
           pair_scale[j] = scale * power_of_two(middle[j].align(aligned[j]) - kTop);
-        if (block + 1 < end) load(block + 1);
+        if (block + 1 < blocks) load(block + 1);
         wait_for_copies<kSlots - 2>();
         __syncwarp();
         float products[kGroups][4] = {};
@@ -284,21 +278,12 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfSm)
 #pragma unroll
       for (int j = 0; j < kGroups; ++j) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) sums[(warp * 4 + i) * 32 + lane] = sum[j][i];
-        __syncthreads();
-        if (part == 0) {
-#pragma unroll
-          for (int i = 0; i < 4; ++i) {
-#pragma unroll
-            for (int other = 1; other < kSplit; ++other)
-              sum[j][i] += sums[((warp + other) * 4 + i) * 32 + lane];
-            const int32_t pair = 8 * j + 2 * q + i % 2;
-            if (pair < tile.count)
-              static_cast<float*>(task.piece.sums)[int64_t{tile.first + pair} * p.hidden +
-                                                   row_tile * kRows + g + i / 2 * 8] = sum[j][i];
-          }
+        for (int i = 0; i < 4; ++i) {
+          const int32_t pair = 8 * j + 2 * q + i % 2;
+          if (pair < tile.count)
+            static_cast<float*>(task.piece.sums)[int64_t{tile.first + pair} * p.hidden +
+                                                 row_tile * kRows + g + i / 2 * 8] = sum[j][i];
         }
-        __syncthreads();
       }
     };
     if (tile.count <= 8)
