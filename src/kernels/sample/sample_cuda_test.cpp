@@ -224,6 +224,16 @@ TEST_F(SampleCudaTest, NoiseIsTheReferencesAtAnyTemperature) {
   }
 }
 
+TEST_F(SampleCudaTest, RowsOfSeveralSharesAreAnswered) {
+  for (const int32_t rows : {3, 40}) {
+    make_rows(rows, 50257);
+    each_wish([](Wish& wish, int i) { wish.request.temperature = i % 3 == 0 ? 0.0f : 1.0f; });
+    check("several shares");
+    round_logits(4.0f);
+    check("several shares with ties");
+  }
+}
+
 TEST_F(SampleCudaTest, LargeSeedsAndStepsAreNotCutShort) {
   make_rows(20, 4001);
   each_wish([](Wish& wish, int i) {

@@ -1,6 +1,8 @@
 // sample of plain rows on CUDA (is_plain): the blocks of a first kernel each find the best id of a
 // share of a row, and one block a row of a second finds the best of those. Where ranks have a part
 // of the ids each, the second also exchanges what wins in each rank.
+#include <algorithm>
+
 #include "core/cuda_launch.cuh"
 #include "kernels/rank_mail.cuh"
 #include "kernels/sample/sample_keys.cuh"
@@ -11,12 +13,16 @@ namespace {
 
 using namespace sampling;
 
-// Plain rows are cut into small shares of kPartIds ids, so that computing the noise of a row's ids
-// is spread over the whole device.
-constexpr int kPartThreads = 256;
+// Few rows are cut into small shares, so that computing the noise of a row's ids is spread over the
+// whole device. Many rows are cut into larger ones: 256 rows of 201,088 ids are 206 MB, 45 us of an
+// H200's memory, and what ends a share costs as much as reading a small one.
+constexpr int kPartThreads = 256, kPartBlocks = 3;  // blocks an SM, so that reads fill memory
 constexpr int kMergeThreads = 512;
-constexpr int kIdsAThread = 4;
-constexpr int32_t kPartIds = kPartThreads * kIdsAThread;
+constexpr int kIdsAThread = 4, kIdsAThreadOfMany = 16;
+constexpr int32_t kManyRows = 16;
+constexpr int ids_a_thread(int32_t num_rows) {
+  return num_rows < kManyRows ? kIdsAThread : kIdsAThreadOfMany;
+}
 
 struct Part {
   uint64_t best;    // key of the greatest logit; 0: none above -inf
@@ -59,61 +65,68 @@ __device__ float noise_bound(uint32_t word) {
   return static_cast<float>(__clz(static_cast<int>(~word)) + 1) * 0.69315f + 1e-4f;
 }
 
+// An upper bound of the score of an id at this distance to a best logit; -inf if it is hopeless.
+__device__ float promise_of(float distance, uint32_t word) {
+  return distance >= kHopeless ? distance + noise_bound(word) : -INFINITY;
+}
+
 // The key of a score in the draw: noise plus the distance to a best logit; 0 if the id is hopeless.
 __device__ uint64_t score_of(const SampleRequest& request, float z, int32_t id, float best) {
   const float distance = (z - best) / request.temperature;
   return distance >= kHopeless ? key_of(distance + gumbel(request.seed, request.step, id), id) : 0;
 }
 
-__global__ void __launch_bounds__(kPartThreads) find_parts(const __grid_constant__ PlainLaunch p) {
+template <int kIds>
+__global__ void __launch_bounds__(kPartThreads, kPartBlocks)
+    find_parts(const __grid_constant__ PlainLaunch p) {
   wait_for_previous();
   launch_next();
   const SampleRequest& request = p.requests[blockIdx.y];
   const bool greedy = !(request.temperature >= kGreedyTemperature);
   const float* row = p.logits + static_cast<int64_t>(blockIdx.y) * p.width - p.first_id;
-  const int32_t first =
-      p.first_id + static_cast<int32_t>(blockIdx.x) * kPartIds + static_cast<int32_t>(threadIdx.x);
+  const int32_t first = p.first_id + static_cast<int32_t>(blockIdx.x) * (kIds * kPartThreads) +
+                        static_cast<int32_t>(threadIdx.x);
   const int32_t end = p.first_id + p.width;
-  float z[kIdsAThread];
-  uint64_t best = 0;
+  float z[kIds];
 #pragma unroll
-  for (int i = 0; i < kIdsAThread; ++i) {
+  for (int i = 0; i < kIds; ++i) {
     const int32_t id = first + i * kPartThreads;
     z[i] = id < end ? row[id] : -INFINITY;
   }
+  // The first of a thread's greatest.
+  float greatest = -INFINITY;
+  int32_t id_of_greatest = 0;
 #pragma unroll
-  for (int i = 0; i < kIdsAThread; ++i) {
+  for (int i = 0; i < kIds; ++i) {
     z[i] = clean(z[i]);
-    if (z[i] > -INFINITY) best = Max()(best, key_of(z[i], first + i * kPartThreads));
+    if (z[i] > greatest) greatest = z[i], id_of_greatest = first + i * kPartThreads;
   }
-  best = block_max<kPartThreads>(best);
-  uint64_t winner = best;
+  const uint64_t best =
+      block_max<kPartThreads>(greatest > -INFINITY ? key_of(greatest, id_of_greatest) : 0);
   if (!greedy && best != 0) {
     // Logarithms only for ids that can still win: first for the id of each thread with the greatest
     // bound, then for those whose bound exceeds the best score of the warp.
     const float best_value = value_of(best);
-    float promise[kIdsAThread], distance[kIdsAThread];
-    uint32_t word[kIdsAThread];
+    uint32_t word[kIds];
+    float(&distance)[kIds] = z;
     int most = 0;
+    float most_promise = -INFINITY;
 #pragma unroll
-    for (int i = 0; i < kIdsAThread; ++i) {
+    for (int i = 0; i < kIds; ++i) {
       distance[i] = (z[i] - best_value) / request.temperature;
       word[i] = sample_word(request.seed, request.step, first + i * kPartThreads);
-      promise[i] = distance[i] >= kHopeless ? distance[i] + noise_bound(word[i]) : -INFINITY;
+      const float promise = promise_of(distance[i], word[i]);
+      if (promise > most_promise) most = i, most_promise = promise;
     }
-#pragma unroll
-    for (int i = 1; i < kIdsAThread; ++i)
-      if (promise[i] > promise[most]) most = i;
     uint64_t score = 0;
-    float z_of_score = 0, least = -INFINITY;
+    float least = -INFINITY;
 #pragma unroll
     for (int pass = 0; pass < 2; ++pass) {
 #pragma unroll
-      for (int i = 0; i < kIdsAThread; ++i) {
-        if ((i == most) != (pass == 0) || !(promise[i] >= least) || promise[i] == -INFINITY)
-          continue;
-        const uint64_t found = key_of(distance[i] + gumbel_of(word[i]), first + i * kPartThreads);
-        if (found > score) score = found, z_of_score = z[i];
+      for (int i = 0; i < kIds; ++i) {
+        const float promise = promise_of(distance[i], word[i]);
+        if ((i == most) != (pass == 0) || !(promise >= least) || promise == -INFINITY) continue;
+        score = Max()(score, key_of(distance[i] + gumbel_of(word[i]), first + i * kPartThreads));
       }
       uint64_t of_warp = score;
 #pragma unroll
@@ -122,17 +135,17 @@ __global__ void __launch_bounds__(kPartThreads) find_parts(const __grid_constant
       }
       if (of_warp != 0) least = value_of(of_warp);
     }
-    const uint64_t greatest = block_max<kPartThreads>(score);
+    const uint64_t of_block = block_max<kPartThreads>(score);
     // All keys differ, so that one thread holds the greatest; it writes what the merge needs.
-    if (greatest == score && score != 0) {
+    if (of_block == score && score != 0) {
       p.parts[static_cast<int64_t>(blockIdx.y) * p.num_parts + blockIdx.x].winner =
-          key_of(z_of_score, id_of(score));
+          key_of(clean(row[id_of(score)]), id_of(score));
     }
   }
   if (threadIdx.x == 0) {
     Part& part = p.parts[static_cast<int64_t>(blockIdx.y) * p.num_parts + blockIdx.x];
     part.best = best;
-    if (greedy || best == 0) part.winner = winner;
+    if (greedy || best == 0) part.winner = best;
   }
 }
 
@@ -236,7 +249,9 @@ __global__ void __launch_bounds__(kMergeThreads)
 int32_t width_of(const SampleParams& params) {
   return params.kind == LinkKind::kNone ? params.vocab : params.part_width;
 }
-int32_t num_parts(const SampleParams& params) { return ceil_div(width_of(params), kPartIds); }
+int32_t num_parts(const SampleParams& params, int32_t num_rows) {
+  return ceil_div(width_of(params), kPartThreads * ids_a_thread(num_rows));
+}
 
 /// Finds the parts' winners; returns what the merging kernel takes.
 PlainLaunch find(const char* row, const SampleParams& params) {
@@ -246,9 +261,12 @@ PlainLaunch find(const char* row, const SampleParams& params) {
                            .parts = reinterpret_cast<Part*>(params.launch.workspace),
                            .first_id = params.first_id,
                            .width = width_of(params),
-                           .num_parts = num_parts(params),
+                           .num_parts = num_parts(params, params.num_rows),
                            .mail = params.link == nullptr ? RankMail() : *params.link->mail()};
-  launch_kernel(row, find_parts, launch,
+  launch_kernel(row,
+                ids_a_thread(params.num_rows) == kIdsAThread ? find_parts<kIdsAThread>
+                                                             : find_parts<kIdsAThreadOfMany>,
+                launch,
                 {.grid = dim3(static_cast<unsigned>(launch.num_parts),
                               static_cast<unsigned>(params.num_rows)),
                  .num_threads = kPartThreads,
@@ -265,8 +283,12 @@ LaunchShape merge_shape(const SampleParams& params) {
 }  // namespace
 
 uint64_t sample_plain_workspace(const SampleParams& params) {
-  return sizeof(Part) * static_cast<uint64_t>(params.num_rows) *
-         static_cast<uint64_t>(num_parts(params));
+  const auto bytes = [&](int32_t num_rows) {
+    return sizeof(Part) * static_cast<uint64_t>(num_rows) *
+           static_cast<uint64_t>(num_parts(params, num_rows));
+  };
+  // The parts of fewer rows may be more.
+  return std::max(bytes(params.num_rows), bytes(std::min(params.num_rows, kManyRows - 1)));
 }
 
 void sample_plain(const char* row, const SampleParams& params) {
