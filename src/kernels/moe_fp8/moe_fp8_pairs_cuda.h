@@ -58,7 +58,8 @@ void set_tokens(const MoeFp8Params& params, int32_t first, int32_t count, Piece&
 /// Up to kMostFewTokens tokens in one kernel, with tiles of kFewPairs.
 inline constexpr int32_t kMostFewTokens = 128, kFewPairs = 16;
 void route_few(const char* row, const Piece& piece, Stream* stream);
-/// Any number of tokens, with tiles of kManyPairs; the last of an expert has the rest.
+/// Any number of tokens, with tiles of kManyPairs; the last of an expert has the rest. Of
+/// pair_of_choice it writes what is none; a kernel that reads each pair writes the others.
 inline constexpr int32_t kManyPairs = 128;
 void route_many(const char* row, const Piece& piece, Stream* stream);
 

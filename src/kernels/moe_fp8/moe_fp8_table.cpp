@@ -50,7 +50,7 @@ double gemv_cuda_us(const MoeFp8Params& p, const DeviceRates& rates) {
     if (num_tokens == 0) return 0.0;
     MoeFp8Params piece = p;
     piece.num_tokens = num_tokens;
-    return 25 + 1.2e-3 * Op<MoeFp8Params>::work(piece).bytes / rates.read_gb_s;
+    return 25 + 1.14e-3 * Op<MoeFp8Params>::work(piece).bytes / rates.read_gb_s;
   };
   const int32_t num_full = p.num_tokens / kPieceOfGemv;
   return num_full * piece_us(kPieceOfGemv) + piece_us(p.num_tokens % kPieceOfGemv);
