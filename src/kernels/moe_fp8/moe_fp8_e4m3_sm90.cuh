@@ -212,8 +212,7 @@ __device__ __forceinline__ void finish_f16(const ManyTask& task, E4m3Shared& sha
     for (int i = 0; i < kColumns / 4; ++i) {
       float& value = sums[0][i / 2 * 4 + 2 * r + i % 2];
       value *= factor;
-      const uint32_t bits = __float_as_uint(value) & 0x7FFFFFFFu;
-      if (bits < 0x7F800000u) greatest = max(greatest, bits);
+      raise_to(greatest, value);
     }
   }
   greatest = __reduce_max_sync(~0u, greatest);
@@ -234,8 +233,7 @@ __device__ __forceinline__ void finish_f16(const ManyTask& task, E4m3Shared& sha
                         sums[0] + 2 * r, factor);
   }
   if (threadIdx.x == kCopyThreads)
-    task.h_scales[item.tile_number * blocks + item.block] =
-        __uint_as_float(static_cast<uint32_t>(exponent - kTop) << 23);
+    task.h_scales[item.tile_number * blocks + item.block] = power_of_two(exponent - kTop);
 }
 
 /// silu(gate) * up to memory in E4M3, with a scale for the item's 128 columns of a pair.

@@ -85,10 +85,7 @@ __device__ __forceinline__ void store_outputs(const ManyTask& task, F16Shared& s
     for (int c = 0; c < 2; ++c) {
       if (8 * i + 2 * q + c >= count) continue;
 #pragma unroll
-      for (int v = 0; v < 4; ++v) {
-        const uint32_t bits = __float_as_uint(sums[v / 2][4 * i + v % 2 * 2 + c]) & 0x7FFFFFFFu;
-        if (bits < 0x7F800000u) greatest = max(greatest, bits);
-      }
+      for (int v = 0; v < 4; ++v) raise_to(greatest, sums[v / 2][4 * i + v % 2 * 2 + c]);
     }
   }
   greatest = __reduce_max_sync(~0u, greatest);
@@ -101,8 +98,7 @@ __device__ __forceinline__ void store_outputs(const ManyTask& task, F16Shared& s
   if (thread < count) {
     const int64_t pair = item.tile.first + thread;
     const int of_pair = min(max(exponent - kTop + 2 * __ldg(task.sizes + pair), 1), 254);
-    task.piece.sum_scales[pair * (hidden / kBlock) + row_block] =
-        __uint_as_float(static_cast<uint32_t>(of_pair) << 23);
+    task.piece.sum_scales[pair * (hidden / kBlock) + row_block] = power_of_two(of_pair);
   }
   std::byte* outputs = shared.outputs[group];
   const auto place = [](int pair, int chunk) { return pair * 128 + ((chunk ^ pair % 8) << 4); };

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 
+#include "kernels/moe_fp8/moe_fp8_exponents.cuh"
 #include "kernels/ptx.cuh"
 
 namespace moxie::moe_fp8 {
@@ -13,8 +14,6 @@ namespace {
 
 constexpr int kRows = 16;       // rows of weights of an item, and columns of an exponent
 constexpr int kRowBytes = 128;  // of a row in a ring: a block of scales
-// Exponents of F32, biased. FP16 holds the greatest of 16 columns as 2^14 to 2^15.
-constexpr int kTop = 14, kLeastExponent = 16, kMostExponent = 254;
 
 /// A warp's ring of kSlots slots of kRingRows rows of 128 bytes. Copies take eight lanes a row;
 /// lane (g, q) reads 16 bytes of row g, as mma's first operand wants them. The swizzle keeps both
@@ -48,9 +47,6 @@ class RowRing {
   uint32_t even_, odd_;
 };
 
-__device__ __forceinline__ float power_of_two(int biased_exponent) {
-  return __uint_as_float(static_cast<uint32_t>(biased_exponent) << 23);
-}
 __device__ __forceinline__ void add_product(float (&sum)[4], uint32_t top, uint32_t bottom,
                                             const uint32_t (&x)[2]) {
   uint32_t top_low, top_high, bottom_low, bottom_high;
@@ -84,9 +80,8 @@ __device__ __forceinline__ MiddleValue middle_value(float up, float gate) {
 #pragma unroll
   for (int offset = kRows / 2; offset > 0; offset /= 2)
     greatest = max(greatest, __shfl_xor_sync(~0u, greatest, offset));
-  const int exponent = min(max(static_cast<int>(greatest >> 23), kLeastExponent), kMostExponent);
-  return {__float2half_rn(h * power_of_two(2 * 127 + kTop - exponent)),
-          static_cast<uint8_t>(exponent)};
+  const int exponent = exponent_of(greatest);
+  return {__float2half_rn(h * power_to_top(exponent)), static_cast<uint8_t>(exponent)};
 }
 
 /// The intermediate of 8 pairs and 128 columns as mma's second operand.

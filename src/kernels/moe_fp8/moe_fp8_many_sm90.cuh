@@ -10,6 +10,7 @@
 #include <cuda_fp16.h>
 
 #include "core/cuda_launch.cuh"
+#include "kernels/moe_fp8/moe_fp8_exponents.cuh"
 #include "kernels/moe_fp8/moe_fp8_pairs_cuda.h"
 #include "kernels/wgmma.cuh"
 
@@ -23,8 +24,6 @@ inline constexpr int kBoxBytes = 128 * 128;  // of 128 rows of 128 bytes
 inline constexpr int kMathBarrier = 1;       // named barrier of all math warps
 inline constexpr int kGroupBarrier = 2;      // and the next: of a warpgroup
 inline constexpr int kBlock = kFp8Block;
-// Exponents of F32, biased. FP16 holds the greatest of a tile's 128 columns as 2^14 to 2^15.
-inline constexpr int kTop = 14, kLeastExponent = 16, kMostExponent = 254;
 
 struct ManyTask {
   Piece piece;
@@ -41,18 +40,8 @@ struct ManyTask {
 
 /// Sizes are within these limits, so that 4^size is a normal F32.
 inline constexpr int kMostSize = 60;
-__device__ __forceinline__ float power_of_4(int size) {
-  return __uint_as_float(static_cast<uint32_t>(127 + 2 * size) << 23);
-}
+__device__ __forceinline__ float power_of_4(int size) { return power_of_two(127 + 2 * size); }
 
-/// Of the greatest of some magnitudes, as bits of F32: its exponent, biased, within limits.
-__device__ __forceinline__ int exponent_of(uint32_t greatest) {
-  return min(max(static_cast<int>(greatest >> 23), kLeastExponent), kMostExponent);
-}
-/// What takes values of that exponent to kTop.
-__device__ __forceinline__ float power_to_top(int exponent) {
-  return __uint_as_float(static_cast<uint32_t>(2 * 127 + kTop - exponent) << 23);
-}
 __device__ __forceinline__ uint32_t pack_f16(float low, float high) {
   const __half2 pair = __floats2half2_rn(low, high);
   return *reinterpret_cast<const uint32_t*>(&pair);

@@ -16,8 +16,7 @@ constexpr const char* kMxfp4Only = "mxfp4";
 #if defined(__x86_64__)
 constexpr const char* kBf16Limits =
     "any number of tokens; activations rounded to bf16, so by default only from 16 tokens and "
-    "sizes "
-    "of 1,024";
+    "sizes of 1,024";
 #endif
 
 #if MOXIE_HAS_CUDA

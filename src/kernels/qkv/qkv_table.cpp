@@ -14,6 +14,8 @@ constexpr const char* kAnyFormat =
 constexpr const char* kMxfp4Only = "mxfp4; cache f32, bf16, fp8_e4m3; head_dim a multiple of 32";
 
 #if defined(__x86_64__)
+constexpr const char* kBf16Formats =
+    "mxfp4, bf16; cache f32, bf16, fp8_e4m3; head_dim a multiple of 32";
 constexpr const char* kBf16Limits =
     "any number of tokens; activations rounded to bf16, so by default only from 16 tokens and a "
     "hidden size of 1,024";
@@ -128,16 +130,12 @@ const Row<QkvParams> kRows[] = {
                                          kMxfp4Only),
     gemv_row<QkvParams, kLanesAvx512VnniI8>("qkv_mxfp4_i8_gemv_avx512vnni", kAvx512 | kAvx512Vnni,
                                             kI8, kMxfp4Only),
-    bf16_gemm_row<QkvParams>("qkv_any_bf16_gemm_amx", kAmxGemm,
-                             "mxfp4, bf16; cache f32, bf16, fp8_e4m3; head_dim a multiple of 32",
-                             kBf16Limits, qkv_any_bf16_gemm_refuses,
-                             cpu_us<qkv_any_bf16_gemm_amx_cost>, qkv_any_bf16_gemm_workspace,
-                             qkv_any_bf16_gemm_amx),
-    bf16_gemm_row<QkvParams>("qkv_any_bf16_gemm_avx512bf16", kDotGemm,
-                             "mxfp4, bf16; cache f32, bf16, fp8_e4m3; head_dim a multiple of 32",
-                             kBf16Limits, qkv_any_bf16_gemm_refuses,
-                             dot_us<qkv_any_bf16_gemm_avx512bf16_cost>, qkv_any_bf16_gemm_workspace,
-                             qkv_any_bf16_gemm_avx512bf16),
+    bf16_gemm_row<QkvParams>("qkv_any_bf16_gemm_amx", kAmxGemm, kBf16Formats, kBf16Limits,
+                             qkv_any_bf16_gemm_refuses, cpu_us<qkv_any_bf16_gemm_amx_cost>,
+                             qkv_any_bf16_gemm_workspace, qkv_any_bf16_gemm_amx),
+    bf16_gemm_row<QkvParams>("qkv_any_bf16_gemm_avx512bf16", kDotGemm, kBf16Formats, kBf16Limits,
+                             qkv_any_bf16_gemm_refuses, dot_us<qkv_any_bf16_gemm_avx512bf16_cost>,
+                             qkv_any_bf16_gemm_workspace, qkv_any_bf16_gemm_avx512bf16),
 #endif
     gemv_row<QkvParams, kLanesNeonDotI16>("qkv_mxfp4_i16_gemv_neondot", kNeonDot, kI16, kMxfp4Only,
                                           kRanEmulated),
