@@ -29,7 +29,7 @@ struct OpBenchFlags {
   int32_t repetitions = 0;
   OpDevice on;
   uint64_t seed = 1;
-  std::string kernel = "auto", peers;
+  std::string kernel = "auto", l2 = "written", peers;
   RecordFlags record;
   bool json = false;
 };
@@ -104,7 +104,8 @@ Result<Json> bench_tokens(const OpBenchFlags& o, const RandomMoeFp8& weights, in
   const MoeFp8Params& p = inputs->params();
   auto row = runner.row_for(p, o.kernel);
   if (!row) return fail(row.error());
-  auto seconds = runner.time(**row, p, repetitions_of(o, runner));
+  auto seconds = runner.time(**row, p, repetitions_of(o, runner),
+                             o.l2 == "read" ? L2Before::kRead : L2Before::kWritten);
   if (!seconds) return fail(seconds.error());
   const MoeFp8Load load = moe_fp8_load(p);
   const Work work = moe_fp8_work(p, load);
@@ -141,8 +142,9 @@ void print_head(const OpBenchFlags& o, const Beside& beside, MoeFp8Runner& runne
     fmt::print("{}, {} threads: reads {:.1f} GB/s, {:.0f} GFLOP/s ({})\n", limits.cpu,
                limits.num_threads, limits.read_gb_s, peak.rate, peak.instruction);
   }
-  fmt::print("{} of {} experts, hidden {}, intermediate {}; median of {}, cold caches\n",
-             o.local_experts, o.experts, o.hidden, o.intermediate, repetitions_of(o, runner));
+  fmt::print("{} of {} experts, hidden {}, intermediate {}; median of {}, {}\n", o.local_experts,
+             o.experts, o.hidden, o.intermediate, repetitions_of(o, runner),
+             runner.on_gpu() ? "L2 holds other memory, " + o.l2 : "cold caches");
   if (beside.peers) fmt::print("peers' figures: {}, of {}\n", o.peers, beside.peers->device);
   fmt::print("\n{:>6} {:>7} {:>8} {:>12} {:>12} {:>12} {:>7}  {}\n", "T", "pairs", "touched", "us",
              "bytes us", "FLOPs us", "share", "kernel");
@@ -255,6 +257,7 @@ int bench(const OpBenchFlags& o, const Flags& flags) {
            {"intermediate", o.intermediate},
            {"seed", o.seed},
            {"repetitions", repetitions_of(o, *runner)},
+           {"l2", runner->on_gpu() ? Json(o.l2) : Json()},
            {"results", results}};
   if (beside->peers) all["peers"] = {{"file", o.peers}, {"device", beside->peers->device}};
   all["record"] = moxie::to_json(record);
@@ -285,6 +288,9 @@ Command op_bench_command() {
             flags.integer("--repetitions", &o->repetitions, {0, 10000},
                           "timed runs; 0: 50 on CUDA, 10 on a CPU");
             declare_op_device(flags, &o->on);
+            flags.choice("--l2", &o->l2, {"written", "read"},
+                         "what a GPU's L2 holds before each run: other memory that was written (it "
+                         "goes back to memory during the run), or only read");
             flags.text("--peers", &o->peers,
                        "JSON of others' times, to print beside: {\"device\": \"...\", "
                        "\"results\": [{\"name\": \"...\", \"tokens\": 7, \"median_us\": 1.5}]}");

@@ -16,12 +16,17 @@ __device__ __forceinline__ uint32_t shared_address(const void* at) {
 __device__ __forceinline__ void copy_async_16(uint32_t to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
-/// Copies of 4, 8 or 16 bytes for data that is read once (weights): it leaves L2 first, so that
-/// code, activations and biases stay there.
-template <int kBytes>
-__device__ __forceinline__ void copy_streamed(uint32_t to, const void* from) {
+/// What copies brings leaves L2 first: for data that is read once (weights), so that code,
+/// activations and biases stay there.
+__device__ __forceinline__ uint64_t streamed_policy() {
   uint64_t policy;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+/// Copies of 4, 8 or 16 bytes that leave L2 first.
+template <int kBytes>
+__device__ __forceinline__ void copy_streamed(uint32_t to, const void* from) {
+  const uint64_t policy = streamed_policy();
   if constexpr (kBytes == 16) {
     asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(to),
                  "l"(from), "l"(policy)
@@ -156,7 +161,16 @@ __device__ __forceinline__ void copy_box(void* to, const void* map, int32_t colu
       "l"(map), "r"(column), "r"(row), "r"(shared_address(barrier))
       : "memory");
 }
-/// The same to the same place of each block of the cluster whose bit is set in `blocks`; each
+/// The same for what leaves L2 first.
+__device__ __forceinline__ void copy_box_streamed(void* to, const void* map, int32_t column,
+                                                  int32_t row, uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      ".L2::cache_hint [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(shared_address(to)),
+      "l"(map), "r"(column), "r"(row), "r"(shared_address(barrier)), "l"(streamed_policy())
+      : "memory");
+}
+/// As copy_box(), to the same place of each block of the cluster whose bit is set in `blocks`; each
 /// block's own barrier counts.
 __device__ __forceinline__ void copy_box_to(uint32_t blocks, void* to, const void* map,
                                             int32_t column, int32_t row, uint64_t* barrier) {
@@ -235,6 +249,9 @@ __device__ __forceinline__ void wait_barrier(uint64_t*, uint32_t) { __trap(); }
 __device__ __forceinline__ void wait_cluster_barrier(uint64_t*, uint32_t) { __trap(); }
 __device__ __forceinline__ void copy_bulk(void*, const void*, uint32_t, uint64_t*) { __trap(); }
 __device__ __forceinline__ void copy_box(void*, const void*, int32_t, int32_t, uint64_t*) {
+  __trap();
+}
+__device__ __forceinline__ void copy_box_streamed(void*, const void*, int32_t, int32_t, uint64_t*) {
   __trap();
 }
 __device__ __forceinline__ void copy_box_to(uint32_t, void*, const void*, int32_t, int32_t,

@@ -8,6 +8,10 @@ Result<std::vector<double>> time_gpu_reads(const Buffer&, int, Stream&) {
   return fail("this build has no CUDA code", "measuring a GPU");
 }
 
+Status fill_l2(const Buffer&, Stream&) {
+  return fail("this build has no CUDA code", "filling a GPU's L2");
+}
+
 Result<std::vector<double>> time_gpu_products(GpuProducts, Device&, int, Stream&) {
   return fail("this build has no CUDA code", "measuring a GPU");
 }

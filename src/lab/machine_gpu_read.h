@@ -1,4 +1,5 @@
-// The loops of measure_gpu and measure_launches_s, and the PCI bus id that NVML needs from CUDA.
+// The loops of measure_gpu and measure_launches_s, what fills L2 before a timed run, and the PCI
+// bus id that NVML needs from CUDA.
 #pragma once
 
 #include <string>
@@ -13,6 +14,10 @@ inline constexpr uint64_t kGpuReadGrain = uint64_t{512} * 16 * 16;
 
 /// Seconds of each of `passes` reads of the whole buffer, after one that is not counted.
 Result<std::vector<double>> time_gpu_reads(const Buffer& buffer, int passes, Stream& stream);
+
+/// Gives the stream a kernel that reads the whole buffer, which is zeros, so that L2 holds what it
+/// read last and nothing that would have to be written back.
+Status fill_l2(const Buffer& buffer, Stream& stream);
 
 /// The operands: BF16 by BF16, or E5M2 by E4M3; sums in F32. kBF16Mma: BF16 by mma.sync.
 enum class GpuProducts : uint8_t { kBF16, kFP8, kBF16Mma };

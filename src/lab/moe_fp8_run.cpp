@@ -10,6 +10,7 @@
 #include "kernels/features.h"
 #include "lab/gpu_time.h"
 #include "lab/machine.h"
+#include "lab/machine_gpu_read.h"
 
 namespace moxie {
 
@@ -167,8 +168,9 @@ Status MoeFp8Runner::flush_caches() {
 }
 
 Result<std::vector<double>> MoeFp8Runner::time(const Row<MoeFp8Params>& row,
-                                               const MoeFp8Params& params, int repetitions) {
-  if (row.device == DeviceKind::kCuda) return time_on_device(row, params, repetitions);
+                                               const MoeFp8Params& params, int repetitions,
+                                               L2Before l2) {
+  if (row.device == DeviceKind::kCuda) return time_on_device(row, params, repetitions, l2);
   std::vector<double> seconds;
   for (int i = -1; i < repetitions; ++i) {
     if (auto flushed = flush_caches(); !flushed) return fail(flushed.error());
@@ -181,14 +183,18 @@ Result<std::vector<double>> MoeFp8Runner::time(const Row<MoeFp8Params>& row,
 
 Result<std::vector<double>> MoeFp8Runner::time_on_device(const Row<MoeFp8Params>& row,
                                                          const MoeFp8Params& params,
-                                                         int repetitions) {
+                                                         int repetitions, L2Before l2) {
   auto uploaded = upload(row, params);
   if (!uploaded) return fail(uploaded.error());
   Device& device = *gpu_.device;
   Stream& stream = *gpu_.stream;
-  const uint64_t flush_bytes =
-      std::max<uint64_t>(2 * device.properties().l2_bytes, uint64_t{64} << 20);
+  const uint64_t flush_bytes = round_up<uint64_t>(
+      std::max<uint64_t>(2 * device.properties().l2_bytes, uint64_t{64} << 20), kGpuReadGrain);
   if (auto made = gpu_.reserve(&gpu_.flush, flush_bytes); !made) return fail(made.error());
+  const auto write = [&] {
+    return device.fill_zero(gpu_.flush.data(), gpu_.flush.bytes(), stream);
+  };
+  if (auto written = write(); !written) return fail(written.error());
   // Once before recording: what a row sets up at its first launch is no part of the graph.
   row.run(*uploaded);
   if (auto done = stream.synchronize(); !done) return fail(done.error());
@@ -196,7 +202,7 @@ Result<std::vector<double>> MoeFp8Runner::time_on_device(const Row<MoeFp8Params>
   if (!graph) return fail(graph.error());
   auto seconds = time_on_gpu(
       repetitions, stream,
-      [&] { return device.fill_zero(gpu_.flush.data(), gpu_.flush.bytes(), stream); },
+      [&] { return l2 == L2Before::kWritten ? write() : fill_l2(gpu_.flush, stream); },
       [&] { return (*graph)->launch(stream); });
   if (!seconds) return seconds;
   if (auto copied = download(*uploaded, params); !copied) return fail(copied.error());

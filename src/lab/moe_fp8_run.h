@@ -11,6 +11,11 @@
 
 namespace moxie {
 
+/// What a GPU's L2 holds before a timed run: lines that were written, as flashinfer-bench leaves
+/// it, and that go to memory while the run's reads replace them; or lines that were only read, as
+/// the weights of a model's other layers are.
+enum class L2Before : uint8_t { kWritten, kRead };
+
 class MoeFp8Runner {
  public:
   /// Chooses among the rows of `device`. `num_threads` is of the host, whose rows run beside a CUDA
@@ -37,10 +42,10 @@ class MoeFp8Runner {
   ///
   /// On a CPU, by the clock; before each run other memory is read, twice the size of the last-level
   /// caches. On CUDA, by events around a graph of the row's launches, with the inputs on the device
-  /// already; before each run, other memory of twice the L2 cache is written. So no input is in a
-  /// cache. Routing is part of the time.
+  /// already; before each run, other memory of twice the L2 cache is written, or read. So no input
+  /// is in a cache. Routing is part of the time.
   Result<std::vector<double>> time(const Row<MoeFp8Params>& row, const MoeFp8Params& params,
-                                   int repetitions);
+                                   int repetitions, L2Before l2 = L2Before::kWritten);
 
  private:
   /// A device with what its rows need. Buffers go before the device.
@@ -62,7 +67,8 @@ class MoeFp8Runner {
   Result<MoeFp8Params> upload(const Row<MoeFp8Params>& row, const MoeFp8Params& params);
   Status download(const MoeFp8Params& uploaded, const MoeFp8Params& params);
   Result<std::vector<double>> time_on_device(const Row<MoeFp8Params>& row,
-                                             const MoeFp8Params& params, int repetitions);
+                                             const MoeFp8Params& params, int repetitions,
+                                             L2Before l2);
 
   Place host_, gpu_;        // no GPU: null pointers
   uint64_t flush_sum_ = 0;  // what flushing read, so that it is not left out

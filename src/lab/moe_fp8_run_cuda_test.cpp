@@ -58,12 +58,14 @@ TEST_F(MoeFp8RunnerCuda, EachRowGivesTheReferencesOutputAndIsTimed) {
       const auto ran = runner_->run(*row, inputs.params());
       ASSERT_TRUE(ran) << ran.error().message();
       expect_matched(inputs, reference);
-      std::fill_n(inputs.output(), reference.size(), uint16_t{0xFFFF});
-      const auto seconds = runner_->time(*row, inputs.params(), 3);
-      ASSERT_TRUE(seconds) << seconds.error().message();
-      ASSERT_EQ(seconds->size(), 3u);
-      for (const double s : *seconds) EXPECT_GT(s, 0);
-      expect_matched(inputs, reference);
+      for (const L2Before l2 : {L2Before::kWritten, L2Before::kRead}) {
+        std::fill_n(inputs.output(), reference.size(), uint16_t{0xFFFF});
+        const auto seconds = runner_->time(*row, inputs.params(), 3, l2);
+        ASSERT_TRUE(seconds) << seconds.error().message();
+        ASSERT_EQ(seconds->size(), 3u);
+        for (const double s : *seconds) EXPECT_GT(s, 0);
+        expect_matched(inputs, reference);
+      }
     }
   }
 }

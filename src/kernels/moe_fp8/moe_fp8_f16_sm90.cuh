@@ -27,6 +27,8 @@ __device__ __forceinline__ void copy_f16(const ManyTask& task, std::byte* stages
   using R = decltype(shared.ring);
   const MoeFp8Params& p = task.piece.p;
   const auto rank = static_cast<int32_t>(cluster_rank());
+  // With more tiles an expert its weights are read again, from L2.
+  const bool is_streamed = *task.piece.num_tiles <= 2 * p.num_local_experts;
   uint32_t place = 0;
   for (int32_t i = first_item; i < num_items; i += step) {
     const Item item = item_of(task.piece, i, blocks, false);
@@ -39,8 +41,13 @@ __device__ __forceinline__ void copy_f16(const ManyTask& task, std::byte* stages
       std::byte* pairs = weights + (2 + rank) * kBoxBytes;
       uint64_t* full = &shared.ring.full[stage];
       expect_bytes(full, 2 * kBoxBytes + 2 * boxes * kBoxRows * 128);
-      copy_box(weights, &task.w2, kb * kBlock, row, full);
-      copy_box(weights + kBoxBytes, &task.w2, kb * kBlock, row + kBlock, full);
+      if (is_streamed) {
+        copy_box_streamed(weights, &task.w2, kb * kBlock, row, full);
+        copy_box_streamed(weights + kBoxBytes, &task.w2, kb * kBlock, row + kBlock, full);
+      } else {
+        copy_box(weights, &task.w2, kb * kBlock, row, full);
+        copy_box(weights + kBoxBytes, &task.w2, kb * kBlock, row + kBlock, full);
+      }
       for (int32_t b = 0; b < boxes; ++b)
         copy_box_to((1u << kCluster) - 1, pairs + b * kBoxRows * 128, &task.of_h,
                     kb * kBlock + rank * 64, item.tile.first + b * kBoxRows, full);

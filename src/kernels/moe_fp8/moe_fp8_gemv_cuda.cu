@@ -5,6 +5,8 @@
 // a pair. Each warp copies rows of 128 contiguous bytes (64 bytes reach a seventh less bandwidth).
 // Scales are applied to the sums of each block of 128 columns. The intermediate is FP16 with a
 // power of two for 16 columns of a pair, so that neither its range nor another pair's NaN matters.
+// Weights leave L2 first, except the first ones: those replace what earlier kernels wrote, whose
+// way to memory would otherwise accompany all other reads.
 // A launch of more than 128 tokens runs in pieces, each of which reads the weights again.
 #include "core/cuda_launch.cuh"
 #include "kernels/moe_fp8/moe_fp8_few_cuda.cuh"
@@ -22,6 +24,7 @@ struct FewTask {
   Piece piece;
   __half* h = nullptr;           // [pairs, intermediate]
   uint8_t* exponents = nullptr;  // [pairs, intermediate / 16]
+  int32_t first_streamed = 0;    // item of gate and up from which on weights leave L2 first
 };
 
 /// Adds up the warps' sums of 8 pairs and writes silu(gate) * up. [warp][up 0..3, gate 4..7][lane]
@@ -74,11 +77,17 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfSm)
         const int64_t row = e * 2 * p.intermediate + copy_item % row_tiles * kRows + lane / 8;
         from = p.gemm1_weights + row * p.hidden + lane % 8 * 16 + begin * kFp8Block;
       }
+      const auto copy_all = [&](auto copy_16) {
 #pragma unroll
-      for (int r = 0; r < kRows; r += 4) {
-        copy_async_16(ring.target(copy_slot, r), from + int64_t{r} * p.hidden);
-        copy_async_16(ring.target(copy_slot, kRows + r), from + gate_at + int64_t{r} * p.hidden);
-      }
+        for (int r = 0; r < kRows; r += 4) {
+          copy_16(ring.target(copy_slot, r), from + int64_t{r} * p.hidden);
+          copy_16(ring.target(copy_slot, kRows + r), from + gate_at + int64_t{r} * p.hidden);
+        }
+      };
+      if (copy_item < task.first_streamed)
+        copy_all([](uint32_t to, const void* at) { copy_async_16(to, at); });
+      else
+        copy_all([](uint32_t to, const void* at) { copy_streamed_16(to, at); });
       from += kFp8Block;
       if (++copy_block == end) copy_block = begin, copy_item += gridDim.x;
     }
@@ -209,7 +218,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfSm)
       }
 #pragma unroll
       for (int r = 0; r < kRows; r += 4)
-        copy_async_16(ring.target(copy_slot, r), from + int64_t{r} * p.intermediate);
+        copy_streamed_16(ring.target(copy_slot, r), from + int64_t{r} * p.intermediate);
       from += kFp8Block;
       if (++copy_block == blocks) copy_block = 0, copy_item += step;
     }
@@ -332,13 +341,20 @@ uint64_t moe_fp8_block_scale_e4m3_f16_gemv_cuda_workspace(const MoeFp8Params& p)
 void moe_fp8_block_scale_e4m3_f16_gemv_cuda(const MoeFp8Params& p) {
   using namespace moe_fp8;
   const cudaStream_t stream = launch_stream(p.launch.stream);
-  int device = 0, shared = 0, units = 0;
+  int device = 0;
   check_launched(cudaGetDevice(&device), kRow);
-  check_launched(cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
-                 kRow);
-  check_launched(cudaDeviceGetAttribute(&units, cudaDevAttrMultiProcessorCount, device), kRow);
-  const auto num_blocks = static_cast<unsigned>(kBlocksOfSm * units);
+  const auto attribute = [&](cudaDeviceAttr name) {
+    int value = 0;
+    check_launched(cudaDeviceGetAttribute(&value, name, device), kRow);
+    return value;
+  };
+  const int shared = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+  const auto num_blocks =
+      static_cast<unsigned>(kBlocksOfSm * attribute(cudaDevAttrMultiProcessorCount));
   FewTask task = lay_out(p, p.launch.workspace);
+  // The bytes before it replace L2 twice.
+  task.first_streamed = static_cast<int32_t>(int64_t{2} * attribute(cudaDevAttrL2CacheSize) /
+                                             (int64_t{2} * kRows * p.hidden));
   for (int32_t first = 0; first < p.num_tokens; first += kMostFewTokens) {
     set_tokens(p, first, std::min(kMostFewTokens, p.num_tokens - first), task.piece);
     route_few(kRow, task.piece, p.launch.stream);

@@ -23,6 +23,7 @@ constexpr int kMostTokens = 8;    // mma's columns
 constexpr int kMostTouched = 64;  // experts with a token
 constexpr int kSlots = 2, kSlotRows = 32;
 constexpr int kSumsOfWarp = 8 * 32;
+constexpr int kMostStreamed = 5;  // touched experts up to which weights leave L2 first
 
 struct StreamTask {
   MoeFp8Params p;
@@ -52,7 +53,7 @@ struct alignas(16) Shared {
 /// Routes all tokens, a warp each: fills weights, touched and num_touched.
 __device__ __forceinline__ void route_all(const MoeFp8Params& p, Shared& shared) {
   constexpr int kExperts = 256;
-  static_assert(kExperts <= kThreads && kMostLocal <= kExperts && kMostTokens <= kWarps);
+  static_assert(kThreads % kExperts == 0 && kMostLocal <= kExperts && kMostTokens <= kWarps);
   static_assert(sizeof(shared.sums) >= 2 * sizeof(uint32_t) * kMostLocal);
   static_assert(sizeof(shared.ring) >= 2 * sizeof(float) * kMostTokens * kExperts);
   static_assert(sizeof(shared.ring) >= sizeof(uint32_t) * kMostTokens * 2 * kMostExperts);
@@ -61,17 +62,20 @@ __device__ __forceinline__ void route_all(const MoeFp8Params& p, Shared& shared)
   uint32_t* slots = bits + kMostLocal;
   auto* keys = reinterpret_cast<uint32_t*>(shared.ring);
   auto* scores = reinterpret_cast<float*>(keys) + kMostTokens * kExperts;
-  const auto expert = static_cast<int32_t>(threadIdx.x);
-  if (expert < kExperts) bits[expert] = 0;
-  if (is_usual(p) && expert < kExperts) {
+  // Half of the threads take the even tokens, half the odd ones.
+  constexpr int kTurns = kThreads / kExperts;
+  const auto expert = static_cast<int32_t>(threadIdx.x) % kExperts;
+  const auto first = static_cast<int32_t>(threadIdx.x) / kExperts;
+  if (first == 0) bits[expert] = 0;
+  if (is_usual(p)) {
 #pragma unroll 1
-    for (int t = 0; t < p.num_tokens; ++t)
+    for (int t = first; t < p.num_tokens; t += kTurns)
       copy_async_4(&scores[t * kExperts + expert], &p.routing_logits[t * kExperts + expert]);
     const uint32_t bias = p.routing_bias[expert];
     commit_copies();
     wait_for_copies<0>();
 #pragma unroll 1
-    for (int t = 0; t < p.num_tokens; ++t) {
+    for (int t = first; t < p.num_tokens; t += kTurns) {
       float& score = scores[t * kExperts + expert];
       score = sigmoid(score);
       keys[t * kExperts + expert] = biased_key(score, bias);
@@ -307,14 +311,20 @@ __global__ void __launch_bounds__(kThreads, 1) stream_few(const __grid_constant_
           }
           const int32_t stride = copies_up ? p.hidden : p.intermediate;
           from += (row + lane / 8) * stride + column * kFp8Block + lane % 8 * 16;
+          const auto copy_all = [&](auto copy_16) {
 #pragma unroll
-          for (int half = 0; half < 2; ++half) {
+            for (int half = 0; half < 2; ++half) {
+              const uint8_t* rows = from + half * second_half;
 #pragma unroll
-            for (int r = 0; r < kRows; r += 4)
-              if (half * kRows + r < num_rows)
-                copy_async_16(ring.target(slot, half * kRows + r), from + int64_t{r} * stride);
-            from += second_half;
-          }
+              for (int r = 0; r < kRows; r += 4)
+                if (half * kRows + r < num_rows)
+                  copy_16(ring.target(slot, half * kRows + r), rows + int64_t{r} * stride);
+            }
+          };
+          if (num_touched <= kMostStreamed)
+            copy_all([](uint32_t to, const void* at) { copy_streamed_16(to, at); });
+          else
+            copy_all([](uint32_t to, const void* at) { copy_async_16(to, at); });
           if (lane < 2) copy_async_4(&shared.scales[warp][slot][lane], scale);
           advance(copied, kWarps);
         }

@@ -94,8 +94,7 @@ const Row<MoeFp8Params> kRows[] = {
     gemm_row<kMoeFp8Avx512Bf16>("moe_fp8_block_scale_e4m3_bf16x2_gemm_avx512bf16",
                                 kAvx512 | kAvx512Vbmi | kAvx512Bf16, kBf16x2Limits, "x86-64"),
     gemm_row<kMoeFp8Amx>("moe_fp8_block_scale_e4m3_bf16x2_gemm_amx",
-                         kAvx512 | kAvx512Vbmi | kAvx512Bf16 | kAmxBf16, kBf16x2Limits,
-                         "compiled only"),
+                         kAvx512 | kAvx512Vbmi | kAvx512Bf16 | kAmxBf16, kBf16x2Limits, "x86-64"),
 #endif
 #if MOXIE_HAS_CUDA
     {.name = "moe_fp8_block_scale_e4m3_f16_gemv_cuda",
