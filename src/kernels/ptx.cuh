@@ -16,7 +16,7 @@ __device__ __forceinline__ uint32_t shared_address(const void* at) {
 __device__ __forceinline__ void copy_async_16(uint32_t to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
-/// What copies brings leaves L2 first: for data that is read once (weights), so that code,
+/// What such copies bring leaves L2 first: for data that is read once (weights), so that code,
 /// activations and biases stay there.
 __device__ __forceinline__ uint64_t streamed_policy() {
   uint64_t policy;
