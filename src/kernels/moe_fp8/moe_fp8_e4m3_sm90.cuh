@@ -6,6 +6,7 @@
 // and 64 columns. The sums of each block of 128 are scaled and added in F32.
 #pragma once
 
+#include "kernels/barriers_sm90.cuh"
 #include "kernels/gemm/wgmma_fp8_sm90.cuh"
 #include "kernels/moe_fp8/moe_fp8_many_sm90.cuh"
 
@@ -14,8 +15,9 @@ namespace moxie::moe_fp8 {
 using gemm::wgmma_e4m3;
 
 struct E4m3Shared {
-  static constexpr int kStageBytes = 3 * kBoxBytes;  // pairs; two blocks of weights
-  float scales[4][kManyPairs];                       // of the pairs' blocks
+  static constexpr int kCopyRegisters = 40, kMathRegisters = 232;  // neither spills
+  static constexpr int kStageBytes = 3 * kBoxBytes;                // pairs; two blocks of weights
+  float scales[4][kManyPairs];                                     // of the pairs' blocks
   Ring<4> ring;
   // What the math warps tell each other of an item, and of the item before.
   union {
@@ -26,7 +28,8 @@ struct E4m3Shared {
 /// One of the two matrices, multiplied in E4M3. A block of weights is 128 rows and 128 more,
 /// `second` further.
 struct Product {
-  const CUtensorMap *of_weights, *of_pairs;
+  const CUtensorMap* of_weights;
+  const PairMaps* of_pairs;
   const float *weight_scales, *pair_scales;
   int32_t expert_rows, block_rows, second, blocks, k_blocks;
 
@@ -56,9 +59,13 @@ __device__ __forceinline__ void copy_e4m3(const ManyTask& task, const Product& p
   for (int32_t i = first_item; i < num_items; i += step) {
     const Item item = item_of(task.piece, i, product.blocks, true);
     if (is_void(item, product.blocks)) continue;
-    const int32_t boxes = (item.tile.count + kBoxRows - 1) / kBoxRows;
-    const int32_t row = product.row_of(item);
+    const int32_t rows = rows_of(item.tile.count), row = product.row_of(item);
+    // Of pairs in common each block copies a half, or the first all.
+    const int32_t half = max(rows / kCluster, kLeastRows);
+    const int32_t first_pair = item.shares_weights ? 0 : rank * half;
+    const CUtensorMap* of_pairs = product.of_pairs->of(item.shares_weights ? rows : half);
     const float* scales = product.pair_scales + int64_t{item.tile_number} * kManyPairs;
+#pragma unroll 1
     for (int32_t kb = 0; kb < product.k_blocks; ++kb, ++place) {
       const uint32_t stage = place % R::kStages;
       wait_barrier(&shared.ring.empty[stage], place / R::kStages % 2 ^ 1);  // empty from the start
@@ -66,24 +73,30 @@ __device__ __forceinline__ void copy_e4m3(const ManyTask& task, const Product& p
       std::byte* weights = pairs + kBoxBytes;
       uint64_t* full = &shared.ring.full[stage];
       const int32_t k = kb * kBlock;
-      expect_bytes(full, 2 * kBoxBytes + boxes * kBoxRows * kBlock + sizeof(shared.scales[0]));
+      expect_bytes(full, 2 * kBoxBytes + rows * kBlock + sizeof(shared.scales[0]));
       if (item.shares_weights) {
         copy_box_to(kAll, weights + rank * kBoxBytes, product.of_weights, k,
                     row + rank * product.second, full);
-        for (int32_t b = 0; b < boxes; ++b)
-          copy_box(pairs + b * kBoxRows * kBlock, product.of_pairs, k,
-                   item.tile.first + b * kBoxRows, full);
+        copy_box(pairs, of_pairs, k, item.tile.first, full);
       } else {
         copy_box(weights, product.of_weights, k, row, full);
         copy_box(weights + kBoxBytes, product.of_weights, k, row + product.second, full);
-        for (int32_t b = rank; b < boxes; b += kCluster)
-          copy_box_to(kAll, pairs + b * kBoxRows * kBlock, product.of_pairs, k,
-                      item.tile.first + b * kBoxRows, full);
+        if (first_pair < rows)
+          copy_box_to(kAll, pairs + first_pair * kBlock, of_pairs, k, item.tile.first + first_pair,
+                      full);
       }
       copy_bulk(shared.scales[stage], scales + int64_t{kb} * task.slots, sizeof(shared.scales[0]),
                 full);
     }
   }
+}
+
+/// The scales of rows r and r + 8 of the pairs, from the address of row r's.
+__device__ __forceinline__ void load_two(uint32_t address, float (&scales)[2]) {
+  asm volatile("ld.shared.f32 %0, [%2]; ld.shared.f32 %1, [%2 + 32];"
+               : "=f"(scales[0]), "=f"(scales[1])
+               : "r"(address)
+               : "memory");
 }
 
 /// This lane's place in a product: rows `row` and row + 8 of the pairs, columns column + 8 i and
@@ -99,49 +112,118 @@ struct LanePlace {
         column(first_column + static_cast<int>(threadIdx.x % 4 * 2)) {}
 };
 
+/// The scales of two rows of blocks of weights: lane l has that of block l % 16 of row l / 16, read
+/// 16 blocks ahead: a read in each block would make the products wait for L2.
+class TwoRowScales {
+ public:
+  static constexpr int kBlocks = 16;
+  __device__ TwoRowScales(const float* first, const float* second, int32_t count)
+      : row_(threadIdx.x % 32 < kBlocks ? first : second), count_(count), next_(read(0)) {}
+  /// To the next 16 blocks, from `first` on; of each row in order.
+  __device__ void advance(int32_t first) { now_ = next_, next_ = read(first + kBlocks); }
+  /// By all lanes: of block `block` of these.
+  __device__ float of(int row, int32_t block) const {
+    return __shfl_sync(~0u, now_, row * kBlocks + block);
+  }
+
+ private:
+  __device__ float read(int32_t first) const {
+    return __ldg(row_ + min(first + static_cast<int32_t>(threadIdx.x % kBlocks), count_ - 1));
+  }
+
+  const float* row_;
+  int32_t count_;
+  float now_ = 0, next_;
+};
+
+/// A ring's stages as a warpgroup takes them in its products: all in registers.
+struct StagesInTurn {
+  using R = decltype(E4m3Shared::ring);
+  uint32_t full, empty;  // addresses of the first stage's barriers; empty: this lane's block's
+  uint32_t stage, phase;
+  bool is_full = false;
+
+  __device__ StagesInTurn(E4m3Shared& shared, uint32_t place)
+      : full(same_in_warp(kept(shared_address(&shared.ring.full[0])))),
+        empty(kept(address_in_cluster(shared_address(&shared.ring.empty[0]),
+                                      threadIdx.x % 32 % kCluster))),
+        stage(same_in_warp(place % R::kStages)),
+        phase(same_in_warp(place / R::kStages % 2)) {}
+  __device__ void wait() const {
+    if (!is_full) wait_barrier(full + 8 * stage, phase);
+  }
+  /// Asks for the next stage, and returns this one.
+  __device__ uint32_t next() {
+    const uint32_t now = stage;
+    if (++stage == R::kStages) stage = 0, phase ^= 1;
+    is_full = test_barrier(full + 8 * stage, phase);
+    return now;
+  }
+  /// This warp needs a stage no more: lane r tells block r of the cluster.
+  __device__ void release(uint32_t of_stage) const {
+    arrive_barrier_if(threadIdx.x % 32 < kCluster, empty + 8 * of_stage);
+  }
+};
+
+/// Two warpgroups take turns at the tensor cores, so that what a warpgroup does between its
+/// products must be short: addresses are worked out before the loop, and scales are read and the
+/// next stage is asked for while products run.
 template <int kColumns>
 __device__ __forceinline__ void multiply_e4m3(const Product& product, const std::byte* stages,
                                               E4m3Shared& shared, int group, const Item& item,
                                               uint32_t& place, float (&sums)[2][kColumns / 2]) {
-  using R = decltype(shared.ring);
+  constexpr uint32_t kScalesBytes = sizeof(shared.scales[0]);
   const LanePlace<kColumns> at(group);
   const int32_t row = product.row_of(item) / kBlock, k_blocks = product.k_blocks;
   const int32_t last_row = (item.tile.expert + 1) * (product.expert_rows / kBlock) - 1;
   const auto scales_of = [&](int32_t block_row) {
-    return RowScales(product.weight_scales + int64_t{min(block_row, last_row)} * k_blocks,
-                     k_blocks);
+    return product.weight_scales + int64_t{min(block_row, last_row)} * k_blocks;
   };
-  RowScales scales[2] = {scales_of(row), scales_of(row + product.second / kBlock)};
-  for (int32_t kb = 0; kb < k_blocks; ++kb, ++place) {
-    const uint32_t stage = place % R::kStages;
-    const float of_weights[2] = {scales[0].of(kb), scales[1].of(kb)};
-    wait_barrier(&shared.ring.full[stage], place / R::kStages % 2);
-    const std::byte* from = stages + stage * E4m3Shared::kStageBytes;
-    const uint64_t pairs = tile_descriptor(from + at.first_pair * kBlock);
-    const float of_pairs[2] = {shared.scales[stage][at.row], shared.scales[stage][at.row + 8]};
+  TwoRowScales scales(scales_of(row), scales_of(row + product.second / kBlock), k_blocks);
+  StagesInTurn stages_in_turn(shared, place);
+  const uint32_t base = same_in_warp(kept(shared_address(stages)));
+  const uint32_t group_rows = same_in_warp(group) * 64 * kBlock;  // bytes
+  const uint32_t pairs_at = base + (kColumns == 128 ? group_rows : 0);
+  const uint32_t weights_at = base + kBoxBytes + (kColumns == 128 ? 0 : group_rows);
+  const uint32_t scales_at = kept(shared_address(&shared.scales[0][at.row]));
+  for (int32_t first = 0; first < k_blocks; first += scales.kBlocks) {
+    scales.advance(first);
+    const int32_t count = min(scales.kBlocks, k_blocks - first);
+    for (int32_t kb = 0; kb < count; ++kb) {
+      stages_in_turn.wait();
+      uint32_t now = stages_in_turn.stage;
+      const uint64_t pairs = tile_descriptor(pairs_at + now * E4m3Shared::kStageBytes);
+      const uint64_t weights = tile_descriptor(weights_at + now * E4m3Shared::kStageBytes);
+      float products[kColumns / 2], of_pairs[2], of_weights[2];
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const uint64_t weights =
-          tile_descriptor(from + (1 + half) * kBoxBytes + at.first_column * kBlock);
-      float products[kColumns / 2];
-      wgmma_fence();
+      for (int half = 0; half < 2; ++half) {
+        wgmma_fence();
 #pragma unroll
-      for (int k = 0; k < 4; ++k)
-        wgmma_e4m3<kColumns>(products, pairs + 2 * k, weights + 2 * k, k > 0);
-      wgmma_commit();
-      wgmma_wait<0>();
-      const float scale0 = of_pairs[0] * of_weights[half], scale1 = of_pairs[1] * of_weights[half];
+        for (int k = 0; k < 4; ++k)
+          wgmma_e4m3<kColumns>(products, pairs + 2 * k, weights + half * (kBoxBytes >> 4) + 2 * k,
+                               k > 0);
+        wgmma_commit();
+        if (half == 0) {
+          for (int i = 0; i < 2; ++i) of_weights[i] = scales.of(i, kb);
+          load_two(scales_at + now * kScalesBytes, of_pairs);
+        } else {
+          now = stages_in_turn.next();
+        }
+        wgmma_wait<0>();
+        if (half == 1) stages_in_turn.release(now);
+        const float scale0 = of_pairs[0] * of_weights[half];
+        const float scale1 = of_pairs[1] * of_weights[half];
 #pragma unroll
-      for (int i = 0; i < kColumns / 8; ++i) {
-        sums[half][4 * i] += products[4 * i] * scale0;
-        sums[half][4 * i + 1] += products[4 * i + 1] * scale0;
-        sums[half][4 * i + 2] += products[4 * i + 2] * scale1;
-        sums[half][4 * i + 3] += products[4 * i + 3] * scale1;
+        for (int i = 0; i < kColumns / 8; ++i) {
+          sums[half][4 * i] += products[4 * i] * scale0;
+          sums[half][4 * i + 1] += products[4 * i + 1] * scale0;
+          sums[half][4 * i + 2] += products[4 * i + 2] * scale1;
+          sums[half][4 * i + 3] += products[4 * i + 3] * scale1;
+        }
       }
     }
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) shared.ring.release(stage);
   }
+  place += k_blocks;
 }
 
 /// Transposes 4 x 4 words: four lanes side by side have the rows before and the columns after.

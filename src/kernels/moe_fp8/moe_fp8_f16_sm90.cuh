@@ -13,6 +13,7 @@ namespace moxie::moe_fp8 {
 using gemm::wgmma_f16;
 
 struct F16Shared {
+  static constexpr int kCopyRegisters = 24, kMathRegisters = 240;
   static constexpr int kStageBytes = 4 * kBoxBytes;  // two blocks of weights; 128 columns of h
   // Of each warpgroup: 64 outputs of up to 128 pairs on their way to memory, in FP16.
   alignas(128) std::byte outputs[2][kManyPairs * 128];
@@ -32,28 +33,50 @@ __device__ __forceinline__ void copy_f16(const ManyTask& task, std::byte* stages
   uint32_t place = 0;
   for (int32_t i = first_item; i < num_items; i += step) {
     const Item item = item_of(task.piece, i, blocks, false);
-    const int32_t boxes = (item.tile.count + kBoxRows - 1) / kBoxRows;
+    const int32_t rows = rows_of(item.tile.count);
     const int32_t row = item.tile.expert * p.hidden + item.block * 2 * kBlock;
+    const CUtensorMap* of_pairs = task.of_h.of(rows);
+#pragma unroll 1
     for (int32_t kb = 0; kb < p.intermediate / kBlock; ++kb, ++place) {
       const uint32_t stage = place % R::kStages;
       wait_barrier(&shared.ring.empty[stage], place / R::kStages % 2 ^ 1);
       std::byte* weights = stages + stage * F16Shared::kStageBytes;
       std::byte* pairs = weights + (2 + rank) * kBoxBytes;
       uint64_t* full = &shared.ring.full[stage];
-      expect_bytes(full, 2 * kBoxBytes + 2 * boxes * kBoxRows * 128);
-      if (is_streamed) {
+      expect_bytes(full, 2 * kBoxBytes + 2 * rows * 128);
+      if (is_streamed)
         copy_box_streamed(weights, &task.w2, kb * kBlock, row, full);
-        copy_box_streamed(weights + kBoxBytes, &task.w2, kb * kBlock, row + kBlock, full);
-      } else {
+      else
         copy_box(weights, &task.w2, kb * kBlock, row, full);
-        copy_box(weights + kBoxBytes, &task.w2, kb * kBlock, row + kBlock, full);
-      }
-      for (int32_t b = 0; b < boxes; ++b)
-        copy_box_to((1u << kCluster) - 1, pairs + b * kBoxRows * 128, &task.of_h,
-                    kb * kBlock + rank * 64, item.tile.first + b * kBoxRows, full);
+      copy_box_to((1u << kCluster) - 1, pairs, of_pairs, kb * kBlock + rank * 64, item.tile.first,
+                  full);
     }
   }
 }
+
+/// The scales of a row of blocks of weights, or the products with those of another row. A lane
+/// holds one of every 32, read 32 blocks ahead: a read in each block would make the products wait
+/// for L2.
+class RowScales {
+ public:
+  __device__ RowScales(const float* row, int32_t count, const float* other = nullptr)
+      : row_(row), other_(other), count_(count), now_(read(0)), next_(read(32)) {}
+  /// Of block kb; called for each block in order, by all lanes.
+  __device__ float of(int32_t kb) {
+    if (kb > 0 && kb % 32 == 0) now_ = next_, next_ = read(kb + 32);
+    return __shfl_sync(~0u, now_, kb % 32);
+  }
+
+ private:
+  __device__ float read(int32_t first) const {
+    const int32_t i = min(first + static_cast<int32_t>(threadIdx.x % 32), count_ - 1);
+    return other_ == nullptr ? __ldg(row_ + i) : __ldg(row_ + i) * __ldg(other_ + i);
+  }
+
+  const float *row_, *other_;
+  int32_t count_;
+  float now_, next_;
+};
 
 /// Widens 128 columns of 16 rows: `row` has row g of a warp's tile, its row g + 8 is 1,024 bytes
 /// further.

@@ -169,10 +169,15 @@ void run_many(const char* row, const MoeFp8Params& p) {
   constexpr auto kBytes = CU_TENSOR_MAP_DATA_TYPE_UINT8;
   task.w1 =
       map_of_boxes(row, p.gemm1_weights, kBytes, 1, p.hidden, local * 2 * p.intermediate, kBlock);
-  task.w2 = map_of_boxes(row, p.gemm2_weights, kBytes, 1, p.intermediate, local * p.hidden, kBlock);
-  task.of_x = map_of_boxes(row, task.x, kBytes, 1, p.hidden, pairs, kBoxRows);
-  task.of_h = map_of_boxes(row, task.h, kIsExact ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : kBytes,
-                           kIsExact ? 2 : 1, p.intermediate, pairs, kBoxRows);
+  task.w2 = map_of_boxes(row, p.gemm2_weights, kBytes, 1, p.intermediate, local * p.hidden,
+                         kIsExact ? 2 * kBlock : kBlock);
+  for (int i = 0; i < 3; ++i) {
+    const int rows = kManyPairs >> i;
+    task.of_x.of_rows[i] = map_of_boxes(row, task.x, kBytes, 1, p.hidden, pairs, rows);
+    task.of_h.of_rows[i] =
+        map_of_boxes(row, task.h, kIsExact ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : kBytes,
+                     kIsExact ? 2 : 1, p.intermediate, pairs, rows);
+  }
   for (int32_t first = 0; first < p.num_tokens; first += piece) {
     set_tokens(p, first, std::min(piece, p.num_tokens - first), task.piece);
     route_many(row, task.piece, p.launch.stream);

@@ -10,6 +10,7 @@
 #include <cuda_fp16.h>
 
 #include "core/cuda_launch.cuh"
+#include "kernels/barriers_sm90.cuh"
 #include "kernels/moe_fp8/moe_fp8_exponents.cuh"
 #include "kernels/moe_fp8/moe_fp8_pairs_cuda.h"
 #include "kernels/wgmma.cuh"
@@ -18,12 +19,21 @@ namespace moxie::moe_fp8 {
 
 inline constexpr int kThreads = 384, kCopyThreads = 128;
 inline constexpr int kMathThreads = kThreads - kCopyThreads, kCluster = 2;
-inline constexpr int kCopyRegisters = 24, kMathRegisters = 240;
-inline constexpr int kBoxRows = 32;          // of pairs
+inline constexpr int kLeastRows = 32;        // of pairs in a box
 inline constexpr int kBoxBytes = 128 * 128;  // of 128 rows of 128 bytes
 inline constexpr int kMathBarrier = 1;       // named barrier of all math warps
 inline constexpr int kGroupBarrier = 2;      // and the next: of a warpgroup
 inline constexpr int kBlock = kFp8Block;
+
+/// Maps of pairs' rows in boxes of 128, 64 and 32. Each copy takes the same time to issue, so a
+/// tile of pairs comes in as few as it can.
+struct PairMaps {
+  CUtensorMap of_rows[3] = {};
+
+  __device__ const CUtensorMap* of(int32_t rows) const {
+    return &of_rows[rows == 128 ? 0 : rows == 64 ? 1 : 2];
+  }
+};
 
 struct ManyTask {
   Piece piece;
@@ -35,8 +45,15 @@ struct ManyTask {
   std::byte* h = nullptr;
   // of E4M3: [intermediate / 128, slots]; of FP16: [tiles, intermediate / 128]
   float* h_scales = nullptr;
-  CUtensorMap w1 = {}, w2 = {}, of_x = {}, of_h = {};
+  CUtensorMap w1 = {}, w2 = {};
+  PairMaps of_x = {}, of_h = {};
 };
+static_assert(kManyPairs == 128);
+
+/// The rows that are copied for a tile of pairs.
+__device__ __forceinline__ int32_t rows_of(int32_t num_pairs) {
+  return num_pairs <= kLeastRows ? kLeastRows : num_pairs <= 64 ? 64 : 128;
+}
 
 /// Sizes are within these limits, so that 4^size is a normal F32.
 inline constexpr int kMostSize = 60;
@@ -93,30 +110,6 @@ __device__ __forceinline__ bool is_void(const Item& item, int32_t blocks) {
   return item.shares_weights && item.block >= blocks;
 }
 
-/// The scales of a row of blocks of weights, or the products with those of another row. A lane
-/// holds one of every 32, read 32 blocks ahead: a read in each block would make the products wait
-/// for L2.
-class RowScales {
- public:
-  __device__ RowScales(const float* row, int32_t count, const float* other = nullptr)
-      : row_(row), other_(other), count_(count), now_(read(0)), next_(read(32)) {}
-  /// Of block kb; called for each block in order, by all lanes.
-  __device__ float of(int32_t kb) {
-    if (kb > 0 && kb % 32 == 0) now_ = next_, next_ = read(kb + 32);
-    return __shfl_sync(~0u, now_, kb % 32);
-  }
-
- private:
-  __device__ float read(int32_t first) const {
-    const int32_t i = min(first + static_cast<int32_t>(threadIdx.x % 32), count_ - 1);
-    return other_ == nullptr ? __ldg(row_ + i) : __ldg(row_ + i) * __ldg(other_ + i);
-  }
-
-  const float *row_, *other_;
-  int32_t count_;
-  float now_, next_;
-};
-
 /// The items of a kernel among its clusters, and the warpgroups of a block. copy(stages, shared,
 /// first, items, step) runs in one thread, multiply(stages, shared, group, item, place) in two
 /// warpgroups.
@@ -135,11 +128,11 @@ __device__ __forceinline__ void run_items(const ManyTask& task, int32_t blocks, 
   const auto first = static_cast<int32_t>(blockIdx.x / kCluster);
   const auto step = static_cast<int32_t>(gridDim.x / kCluster);
   if (threadIdx.x < kCopyThreads) {
-    give_registers<kCopyRegisters>();
-    if (threadIdx.x == 0) copy(stages, shared, first, num_items, step);
+    give_registers<Shared::kCopyRegisters>();
+    if (threadIdx.x < 32 && is_elected()) copy(stages, shared, first, num_items, step);
     __syncwarp();
   } else {
-    take_registers<kMathRegisters>();
+    take_registers<Shared::kMathRegisters>();
     const int group = threadIdx.x / 128 - 1;
     uint32_t place = 0;
     // The next item is looked up before the products of one, which hide how long that takes.
