@@ -1,9 +1,12 @@
-// Barriers in shared memory by their addresses, for loops of products in which each instruction
-// between two products counts. The functions of ptx.cuh take pointers: in a cluster the compiler
-// works an address out anew from the block's rank wherever one is used. For sm_90 and later.
+// For loops of products in which each instruction between two products counts: values that stay in
+// registers, and what block_barrier.cuh lacks for barriers by their addresses. The functions of
+// ptx.cuh take pointers: in a cluster the compiler works an address out anew from the block's rank
+// wherever one is used. For sm_90 and later.
 #pragma once
 
 #include <cstdint>
+
+#include "kernels/block_barrier.cuh"
 
 namespace moxie {
 
@@ -27,15 +30,7 @@ __device__ __forceinline__ bool is_elected() {
   return is_this != 0;
 }
 
-/// wait_barrier() of ptx.cuh.
-__device__ __forceinline__ void wait_barrier(uint32_t barrier, uint32_t phase) {
-  asm volatile(
-      "{.reg .pred done; again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1; "
-      "@!done bra again;}" ::"r"(barrier),
-      "r"(phase)
-      : "memory");
-}
-/// Whether a phase has ended; if so, as wait_barrier().
+/// block::has_ended() that may wait for a moment, as block::wait() does again and again.
 __device__ __forceinline__ bool test_barrier(uint32_t barrier, uint32_t phase) {
   uint32_t has_ended;
   asm volatile(

@@ -150,7 +150,7 @@ struct StagesInTurn {
         stage(same_in_warp(place % R::kStages)),
         phase(same_in_warp(place / R::kStages % 2)) {}
   __device__ void wait() const {
-    if (!is_full) wait_barrier(full + 8 * stage, phase);
+    if (!is_full) block::wait(full + 8 * stage, phase);
   }
   /// Asks for the next stage, and returns this one.
   __device__ uint32_t next() {
