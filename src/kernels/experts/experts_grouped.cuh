@@ -24,7 +24,8 @@ struct SortedItems {
     return {.expert = t.expert,
             .first_tile = (i - tile * row_blocks) * tiles_a_block,
             .first_column = t.first_slot,
-            .num_columns = t.num_slots};
+            .num_columns = t.num_slots,
+            .width = t.width};
   }
   __device__ __forceinline__ bool item(int i, Item& item) const {
     if (i / row_blocks >= *num_tiles) return false;
@@ -84,11 +85,10 @@ struct GateUpProduct {
     return row_biases(bias, weight, expert, tile);
   }
   /// Calls store(m, column, first, second) with two neighbouring outputs of a column: 8 (tile + 4
-  /// m) + g / 2 * 2 and the next. biases_of(m): of rows g and g + 8 of tile + 4 m. scales(i):
-  /// factors of columns 8 i + 2 q and the next, on top of the rows' factors.
-  template <typename Cut, int kColumns, typename Biases, typename Scales, typename Store>
-  __device__ __forceinline__ void make(const Item& item, int tile, const Sums<Cut, kColumns>& sums,
-                                       Biases&& biases_of, Scales&& scales, Store&& store) const {
+  /// m) + g / 2 * 2 and the next. biases_of(m): of rows g and g + 8 of tile + 4 m.
+  template <typename Cut, int kColumns, typename Biases, typename Store>
+  __device__ __forceinline__ void make(int tile, const Sums<Cut, kColumns>& sums,
+                                       Biases&& biases_of, Store&& store) const {
     const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
     const int in_pair = 2 * q + g % 2;  // column whose two outputs this lane stores
 #pragma unroll
@@ -96,15 +96,11 @@ struct GateUpProduct {
       const int output = 8 * (tile + 4 * m) + g;
       const bool is_real = output < intermediate;
       const float2 add = biases_of(m);
-      const float2 rows = product_scales_of<Cut>(*this, item.expert, tile + 4 * m);
 #pragma unroll
       for (int i = 0; i < kColumns / 8; ++i) {
         const float* d = &sums[m][4 * i];
-        const float2 scale = scales(i);
-        float first =
-            activation<Cut>(d[0] * (rows.x * scale.x) + add.x, d[2] * (rows.y * scale.x) + add.y);
-        float second =
-            activation<Cut>(d[1] * (rows.x * scale.y) + add.x, d[3] * (rows.y * scale.y) + add.y);
+        float first = activation<Cut>(d[0] * product_scale + add.x, d[2] * product_scale + add.y);
+        float second = activation<Cut>(d[1] * product_scale + add.x, d[3] * product_scale + add.y);
         if (!is_real) first = second = 0;
         // Lanes g and g + 1 (even and odd) exchange outputs: then each has both outputs of one
         // column.
@@ -143,12 +139,14 @@ struct GroupedMemory {
   float* slot_scale = nullptr;       ///< E4M3: factor of a slot's staged values
   uint64_t bytes;
 
-  GroupedMemory(const ExpertsParams& p, int32_t tile_slots, DType activation, std::byte* base)
+  GroupedMemory(const ExpertsParams& p, int32_t tile_slots, DType activation, std::byte* base,
+                bool widest_first = false)
       : shape{.num_tokens = p.num_tokens,
               .top_k = p.top_k,
               .num_experts = p.gate_up.num_experts,
               .tile_slots = tile_slots,
-              .first_expert = p.first_expert} {
+              .first_expert = p.first_expert,
+              .widest_first = widest_first} {
     Scratch scratch(base);
     pairs = take_sorted_pairs(shape, scratch);
     const auto rows = shape.capacity();

@@ -60,13 +60,11 @@ struct GateUp : GateUpProduct {
     std::byte* rows = shared + region * Cut::kMostColumns * 128;
     if (is_first) wait_for_bulk_reads();  // of the previous item
     barrier_wait(1 + region, kThreads);
-    make<Cut, kColumns>(
-        item, tile, sums, biases_of, [](int) { return make_float2(1.0f, 1.0f); },
-        [&](int m, uint32_t row, float first, float second) {
-          const uint32_t chunk = (tile / 4 + m) % 2 * 4 + g / 2;
-          *reinterpret_cast<uint32_t*>(rows + 128 * row + 16 * (chunk ^ row % 8) + 4 * (tile % 4)) =
-              pack_bf16(first, second);
-        });
+    make<Cut, kColumns>(tile, sums, biases_of, [&](int m, uint32_t row, float first, float second) {
+      const uint32_t chunk = (tile / 4 + m) % 2 * 4 + g / 2;
+      *reinterpret_cast<uint32_t*>(rows + 128 * row + 16 * (chunk ^ row % 8) + 4 * (tile % 4)) =
+          pack_bf16(first, second);
+    });
     fence_bulk_copies();
     barrier_wait(1 + region, kThreads);
     if (is_first && 64 * unit < intermediate) {
@@ -85,22 +83,38 @@ struct GateUp : GateUpProduct {
     constexpr int kRowBytes = Cut::kRowBytes, kHalfBytes = kRowBytes / 2;
     const int q = threadIdx.x % 4, g = threadIdx.x % 32 / 4;
     const int thread = threadIdx.x % 128, group = threadIdx.x / 128 - 1;
+    const float2 add = biases_of(0), factors = product_scales_of<Cut>(*this, item.expert, tile);
+    const uint32_t real = 8 * tile + g < intermediate ? ~0u : 0;
+    // Of two columns that a lane has, it stores one, with the output of its neighbour.
+    const uint32_t in_pair = 2 * q + g % 2, chunk = g / 4 ^ in_pair / 2 % 2;
+    const uint32_t both = g % 2 == 0 ? 0x0040 : 0x0015;
     const uint32_t block = tile / 4 % 2;
     std::byte* rows = shared + group * Cut::kMostColumns * kHalfBytes;
     const auto* column_scales = reinterpret_cast<const float2*>(slot_scale + item.first_column);
     barrier_wait(1 + group, 128);  // until the previous item is stored
-    make<Cut, kColumns>(
-        item, tile, sums, biases_of,
-        [&](int i) {
-          float2 own = make_float2(0.0f, 0.0f);
-          if (8 * i < item.num_columns) own = __ldg(column_scales + 4 * i + q);
-          return own;
-        },
-        [&](int, uint32_t row, float first, float second) {
-          const uint32_t chunk = g / 4 ^ row / 2 % 2;
-          *reinterpret_cast<uint16_t*>(rows + kHalfBytes * row + 16 * chunk + 4 * (tile % 4) +
-                                       g / 2 % 2 * 2) = pack_e4m3(first, second);
-        });
+    std::byte* const to_pair =
+        rows + kHalfBytes * in_pair + 16 * chunk + 4 * (tile % 4) + g / 2 % 2 * 2;
+    // The scales of some columns ahead: those of columns that the item lacks are not used.
+    constexpr int kAhead = 6;
+    const int last = (item.num_columns + 7) / 8 - 1;
+    float2 scales[kAhead];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) scales[i] = __ldg(column_scales + 4 * min(i, last) + q);
+#pragma unroll
+    for (int i = 0; i < kColumns / 8; ++i) {
+      const float2 scale = scales[i % kAhead];
+      if (i + kAhead < kColumns / 8)
+        scales[i % kAhead] = __ldg(column_scales + 4 * min(i + kAhead, last) + q);
+      const float* d = &sums[0][4 * i];
+      const float first = activation<Cut>(d[0] * (factors.x * scale.x) + add.x,
+                                          d[2] * (factors.y * scale.x) + add.y);
+      const float second = activation<Cut>(d[1] * (factors.x * scale.y) + add.x,
+                                           d[3] * (factors.y * scale.y) + add.y);
+      const uint32_t own = pack_e4m3(first, second) & real;
+      const uint32_t theirs = __shfl_xor_sync(~0u, own, 4);
+      *reinterpret_cast<uint16_t*>(to_pair + 8 * i * kHalfBytes) =
+          static_cast<uint16_t>(__byte_perm(own, theirs, both));
+    }
     barrier_wait(1 + group, 128);
     const int unit = tile / 8;
     if (64 * unit >= intermediate) return;
@@ -123,8 +137,11 @@ struct DownPairs : DownProduct {
   template <typename Cut>
   static constexpr int kStep = kIsStreamed<Cut> ? std::min(Cut::kMostColumns, 32)
                                                 : Cut::kMostColumns;
+  /// With two buffers a warpgroup waits once for each step.
   template <typename Cut>
-  static constexpr int kSharedBytes = Cut::kWarpgroups* kStep<Cut>* kStagedRowBytes;
+  static constexpr int kBuffers = kIsStreamed<Cut>&& Cut::kWarpgroups == 2 ? 2 : 1;
+  template <typename Cut>
+  static constexpr int kSharedBytes = Cut::kWarpgroups* kBuffers<Cut>* kStep<Cut>* kStagedRowBytes;
 
   template <int kColumns>
   __device__ __forceinline__ HeldBiases begin(const Item& item, int tile) const {
@@ -143,11 +160,12 @@ struct DownPairs : DownProduct {
     static_assert(!Cut::kSplitsK && kColumns % 16 == 0);
     constexpr int kColumnsAtATime = kStep<Cut>;
     const int lane = threadIdx.x % 32, group = threadIdx.x / 128 - 1;
-    std::byte* rows = shared + group * kColumnsAtATime * kStagedRowBytes;
+    constexpr int kBufferBytes = kColumnsAtATime * kStagedRowBytes;
+    std::byte* const own = shared + group * kBuffers<Cut> * kBufferBytes;
     // Where this lane's row of an 8 x 8 matrix goes: the four matrices are two blocks of 8 columns
     // times both halves of the tile.
     const uint32_t in_block = lane % 8, half_of_lane = lane / 8 % 2, block_of_lane = lane / 16;
-    const uint32_t lane_at = shared_address(rows) +
+    const uint32_t lane_at = shared_address(own) +
                              (8 * block_of_lane + in_block) * kStagedRowBytes +
                              16 * ((2 * (tile % 4) + half_of_lane) ^ in_block);
 #pragma unroll
@@ -158,7 +176,10 @@ struct DownPairs : DownProduct {
 #pragma unroll
       for (int first = 0; first < kColumns; first += kColumnsAtATime) {
         if (first >= item.num_columns) break;
-        barrier_wait(1 + group, 128);  // the previous columns are stored
+        const int buffer = first / kColumnsAtATime % kBuffers<Cut> * kBufferBytes;
+        const std::byte* rows = own + buffer;
+        if (first == 0 || kBuffers<Cut> == 1)
+          barrier_wait(1 + group, 128);  // the previous columns are stored
 #pragma unroll
         for (int i = first / 8; i < min(first + kColumnsAtATime, kColumns) / 8; i += 2) {
           const float* d = &sums[m][4 * i];
@@ -169,7 +190,7 @@ struct DownPairs : DownProduct {
             words[2 * block] = pack_bf16(of[0] * scale.x + add.x, of[1] * scale.x + add.x);
             words[2 * block + 1] = pack_bf16(of[2] * scale.y + add.y, of[3] * scale.y + add.y);
           }
-          store_transposed(lane_at + (8 * i - first) * kStagedRowBytes, words);
+          store_transposed(lane_at + buffer + (8 * i - first) * kStagedRowBytes, words);
         }
         barrier_wait(1 + group, 128);
         // Eight lanes store a column, eight rows each.

@@ -22,8 +22,7 @@ struct GateUpMma : GateUpProduct {
     constexpr int kRegionBytes = kColumns * Cut::kRowBytes;
     const int g = threadIdx.x % 32 / 4, first_unit = item.first_tile / 8;
     make<Cut, kColumns>(
-        item, tile, sums, [&](int m) { return biases(item.expert, tile + 4 * m); },
-        [](int) { return make_float2(1.0f, 1.0f); },
+        tile, sums, [&](int m) { return biases(item.expert, tile + 4 * m); },
         [&](int m, uint32_t row, float first, float second) {
           const int of = tile + 4 * m;
           *reinterpret_cast<uint32_t*>(

@@ -14,9 +14,9 @@ using namespace gemm;
 
 /// How a tile's products are cut. For few columns both are cut alike, and streamed. For more, down
 /// has blocks of 192 rows, since 2,880 is 15 times 192. kInOrder: every column is multiplied alike.
-template <int kFew_, int kMany_, bool kInOrder>
+template <int kMany_, bool kInOrder>
 struct Grouping {
-  static constexpr int kFew = kFew_, kMany = kMany_;
+  static constexpr int kMany = kMany_;
   static constexpr bool kIsStreamed = kMany <= kMostStreamedColumns;
   static constexpr int kMostColumns = std::max(kMany, WideCut::kMostColumns);
   using FewCut = StreamedCut<kMany, !kInOrder && kMany <= 16>;
@@ -30,7 +30,7 @@ void dispatch_tile(int32_t columns, Launch&& launch) {
   constexpr GroupedTile kTile = kGroupedTiles[kIdx];
   if constexpr (!kInOrder || kTile.is_ordered) {
     if (columns == kTile.columns)
-      return launch.template operator()<Grouping<kTile.few, kTile.columns, kInOrder>>();
+      return launch.template operator()<Grouping<kTile.columns, kInOrder>>();
   }
   if constexpr (kIdx + 1 < kGroupedTiles.size()) {
     dispatch_tile<kInOrder, kIdx + 1>(columns, launch);
@@ -53,7 +53,9 @@ uint64_t workspace_of(const ExpertsParams& p) {
 template <bool kInOrder>
 void run_experts(const char* row, const ExpertsParams& p) {
   if (p.num_tokens == 0) return;
-  const GroupedMemory memory(p, experts_tile<kInOrder>(p), DType::kBF16, p.launch.workspace);
+  const int32_t tile = experts_tile<kInOrder>(p);
+  const GroupedMemory memory(p, tile, DType::kBF16, p.launch.workspace,
+                             tile > kMostStreamedColumns);
   sort_pairs(memory.shape, p.expert_ids, p.expert_weights, memory.pairs, p.launch.stream);
   dispatch_tile<kInOrder>(memory.shape.tile_slots, [&]<typename G>() {
     constexpr DType F = DType::kMXFP4;
@@ -67,10 +69,12 @@ void run_experts(const char* row, const ExpertsParams& p) {
       launch_grouped<typename G::GateUpCut, typename G::DownCut, G::kIsStreamed && !kInOrder,
                      kWidths...>(row, p, memory, gate_up_task(p, memory, scale, raise), scale);
     };
-    if constexpr (G::kFew < G::kMany) {
-      launch.template operator()<G::kFew, G::kMany>();
-    } else {
+    if constexpr (G::kIsStreamed) {
       launch.template operator()<G::kMany>();
+    } else if constexpr (G::kMostColumns <= 128) {
+      launch.template operator()<48, 64, 80, 96, 112, 128>();
+    } else {
+      launch.template operator()<48, 64, 80, 96, 112, 128, 144>();
     }
   });
 }

@@ -33,13 +33,21 @@ int32_t tile_columns(const ExpertsParams& p) {
   return choose_e4m3_tile(mean_pairs(p.num_tokens, p.top_k, routed_experts(p)));
 }
 
-// Calls launch<Cut>() for the tile of `columns` columns.
+// Calls launch<Cut, kWidths...>() for the tile of `columns` columns.
 template <size_t kIdx = 0, typename Launch>
 void dispatch_tile(int32_t columns, Launch&& launch) {
   constexpr E4m3Tile kTile = kE4m3Tiles[kIdx];
+  using Cut = StreamedCut<kTile.columns, false, kActivation, kTile.rows / 64>;
   if (columns == kTile.columns) {
-    return launch
-        .template operator()<StreamedCut<kTile.columns, false, kActivation, kTile.rows / 64>>();
+    // From kTile.few to kTile.columns.
+    if constexpr (kTile.columns == 288) {
+      return launch
+          .template operator()<Cut, 96, 128, 144, 160, 176, 192, 208, 224, 240, 256, 272, 288>();
+    } else if constexpr (kTile.columns == 144) {
+      return launch.template operator()<Cut, 64, 80, 96, 112, 128, 144>();
+    } else {
+      return launch.template operator()<Cut, kTile.columns>();
+    }
   }
   if constexpr (kIdx + 1 < kE4m3Tiles.size()) {
     dispatch_tile<kIdx + 1>(columns, launch);
@@ -69,14 +77,17 @@ void experts_mxfp4_e4m3_gemm_sm90(const ExpertsParams& p) {
   if (p.num_tokens == 0) return;
   CHECK(p.gate_up.greatest_scales != nullptr && p.down.greatest_scales != nullptr,
         "scales were looked at when the model was loaded");
-  const GroupedMemory memory(p, tile_columns(p), kActivation, p.launch.workspace);
+  const int32_t tile = tile_columns(p);
+  const bool has_widths = std::any_of(kE4m3Tiles.begin(), kE4m3Tiles.end(), [&](const E4m3Tile& t) {
+    return t.columns == tile && t.few < t.columns;
+  });
+  const GroupedMemory memory(p, tile, kActivation, p.launch.workspace, has_widths);
   sort_pairs(memory.shape, p.expert_ids, p.expert_weights, memory.pairs, p.launch.stream);
   stage_slots_e4m3(stage_slots_of(p, memory), memory.slot_scale, p.launch.stream);
   const float scale = made_scale(p);
-  dispatch_tile(memory.shape.tile_slots, [&]<typename Cut>() {
-    launch_grouped<Cut, Cut, false, Cut::kMostColumns>("experts_mxfp4_e4m3_gemm_sm90", p, memory,
-                                                       gate_up_task(p, memory, 1.0f, scale),
-                                                       1.0f / scale);
+  dispatch_tile(memory.shape.tile_slots, [&]<typename Cut, int... kWidths>() {
+    launch_grouped<Cut, Cut, false, kWidths...>("experts_mxfp4_e4m3_gemm_sm90", p, memory,
+                                                gate_up_task(p, memory, 1.0f, scale), 1.0f / scale);
   });
 }
 

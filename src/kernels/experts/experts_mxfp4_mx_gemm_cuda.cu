@@ -31,8 +31,7 @@ struct GateUpMx : GateUpProduct {
     auto* values = reinterpret_cast<float*>(shared);
     const int g = threadIdx.x % 32 / 4;
     make<Cut, kColumns>(
-        item, tile, sums, [&](int m) { return biases(item.expert, tile + 4 * m); },
-        [](int) { return make_float2(1.0f, 1.0f); },
+        tile, sums, [&](int m) { return biases(item.expert, tile + 4 * m); },
         [&](int m, uint32_t column, float first, float second) {
           *reinterpret_cast<float2*>(values + kStride * column + (tile + 4 * m) % 8 * 8 +
                                      g / 2 * 2) = make_float2(first, second);

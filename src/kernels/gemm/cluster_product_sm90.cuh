@@ -199,8 +199,8 @@ __global__ void __launch_bounds__(Cut::kThreads, 1)
   if constexpr (kParts == 1) {
     const DenseProduct<End> product{
         .items = {}, .weight = task.weight, .staged = {}, .scale = task.scale, .end = task.end};
-    product.template finish<Cut, kColumns>({0, first_tile, first_column, num_columns}, tile, sums,
-                                           shared.ends);
+    product.template finish<Cut, kColumns>({0, first_tile, first_column, num_columns, num_columns},
+                                           tile, sums, shared.ends);
     return;
   } else {
     // The rings' memory is the sums' now.

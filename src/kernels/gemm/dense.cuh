@@ -25,7 +25,8 @@ struct DenseItems {
     item = {.expert = 0,
             .first_tile = (i - tile * row_blocks) * tiles_a_block,
             .first_column = first,
-            .num_columns = min(tile_columns, num_columns - first)};
+            .num_columns = min(tile_columns, num_columns - first),
+            .width = tile_columns};
     return true;
   }
 #endif

@@ -87,7 +87,7 @@ void launch_product(const char* row, const Task& task, int64_t most_items, cudaS
   if constexpr (kIsStreamed<Cut>) {
     CHECK(reinterpret_cast<uintptr_t>(task.weight.data) % 128 == 0,
           "weights are copied from lines of 128 bytes");
-    launch_kernel(row, streamed_product_kernel<F, Cut, Task>, task, shape, stream);
+    launch_kernel(row, streamed_product_kernel<F, Cut, Task, kWidths...>, task, shape, stream);
   } else {
     launch_kernel(row, product_kernel<F, Cut, Task, kWidths...>, task, shape, stream);
   }

@@ -7,9 +7,10 @@
 namespace moxie::gemm {
 
 /// One piece of work: `num_columns` staged rows from first_column (a multiple of 8) on, times the
-/// rows of a block, of one expert, from tile first_tile on.
+/// rows of a block, of one expert, from tile first_tile on. width: at least num_columns, and as
+/// many for all items of an expert.
 struct Item {
-  int expert, first_tile, first_column, num_columns;
+  int expert, first_tile, first_column, num_columns, width;
 };
 
 /// How each format's weights enter the products.

@@ -14,6 +14,8 @@
 // slots of four schedulers for the operand; 8.5 KiB of MXFP4 and 16 KiB of activations from L2.
 #pragma once
 
+#include <utility>
+
 #include "core/cuda_launch.cuh"
 #include "kernels/gemm/operand.cuh"
 #include "kernels/gemm/staged.cuh"
@@ -234,9 +236,21 @@ __device__ __forceinline__ void add_sums(Shared<F, Cut>& shared, int group,
   barrier_wait(1, kThreads);
 }
 
+/// Calls run<kWidth, kBelow>() for each width, the greatest first; kBelow: the next one, or 0. run
+/// takes items while they are wider than kBelow. (With a branch for each item, ptxas makes each
+/// wgmma of more than two widths wait for itself.)
+template <int... kWidths, typename Run>
+__device__ __forceinline__ void for_each_width(const Run& run) {
+  constexpr int kAll[] = {0, kWidths...}, kLast = sizeof...(kWidths);
+  [&]<int... kIdx>(std::integer_sequence<int, kIdx...>) __attribute__((always_inline)) {
+    (run.template operator()<kAll[kLast - kIdx], kAll[kLast - kIdx - 1]>(), ...);
+  }
+  (std::make_integer_sequence<int, kLast>());
+}
+
 /// The kernel. kWidths ascend; the last is the most columns of an item, and each item takes the
-/// least width that it fits (with products of three widths in one kernel, ptxas makes each wgmma
-/// wait for itself). Task: `weight` (PackedMatrix), `staged` (StagedView), and on the device
+/// least that its `width` fits. With several, items come from the widest to the narrowest. Task:
+/// `weight` (PackedMatrix), `staged` (StagedView), and on the device
 ///   bool item(int i, Item& item)   item number i, false past the last
 ///   template <Cut, int kColumns> void finish(const Item&, int tile, sums, void* shared)
 ///     sums[m] of this warp's tile of 16 rows tile + 4 m, times 2^-kShift
@@ -292,10 +306,10 @@ __global__ void __launch_bounds__(Cut::kThreads, Cut::kBlocks)
   int i = blockIdx.x;
   bool is_more = task.item(i, item);
   if (is_more) ring.start(task.weight, item, item.first_tile + my_tile);
-  while (is_more) {
-    i += gridDim.x;
-    is_more = task.item(i, next);
-    const auto run = [&]<int kColumns>() {
+  const auto run = [&]<int kColumns, int kBelow>() {
+    while (is_more && item.width > kBelow) {
+      i += gridDim.x;
+      is_more = task.item(i, next);
       Sums<Cut, kColumns> sums;
       multiply_item<F, Cut, kColumns>(shared, ring, unit_count, sums, [&] {
         if (is_more) ring.start(task.weight, next, next.first_tile + my_tile);
@@ -305,12 +319,11 @@ __global__ void __launch_bounds__(Cut::kThreads, Cut::kBlocks)
         task.template finish<Cut, kColumns>(item, item.first_tile + my_tile, sums,
                                             shared_bytes + sizeof(shared));
       }
-    };
-    // The first width that is wide enough.
-    (void)((item.num_columns <= kWidths && (run.template operator()<kWidths>(), true)) || ...);
-    unit_count += num_units;
-    item = next;
-  }
+      unit_count += num_units;
+      item = next;
+    }
+  };
+  for_each_width<kWidths...>(run);
   task.drain();
 #endif
 }

@@ -35,6 +35,9 @@ struct SortShared {
   int32_t first_slot[kMaxSortedExperts];      // of the block's pairs
   int32_t slots_of_warps[kWarps], tiles_of_warps[kWarps];
   int32_t num_slots;  // over all runs
+  struct {
+    int32_t width, num_tiles;
+  } of_expert[kMaxSortedExperts];
 };
 
 /// The sum of `value` over the block's threads before this one.
@@ -52,11 +55,11 @@ __device__ __forceinline__ int32_t aligned(int32_t num_slots) {
 }
 
 __device__ __forceinline__ void write_tiles(const SortTask& p, int expert, int32_t first_slot,
-                                            int32_t total, int32_t first_tile, int32_t num_tiles) {
-  const int32_t size = num_tiles == 0 ? 0 : aligned((total + num_tiles - 1) / num_tiles);
+                                            int32_t total, int32_t first_tile, int32_t num_tiles,
+                                            int32_t width) {
   for (int i = 0; i < num_tiles; ++i) {
-    p.sorted.tiles[first_tile + i] = {expert, first_slot + i * size,
-                                      i + 1 < num_tiles ? size : total - i * size};
+    p.sorted.tiles[first_tile + i] = {expert, first_slot + i * width,
+                                      i + 1 < num_tiles ? width : total - i * width, width};
   }
 }
 
@@ -157,14 +160,30 @@ __global__ void __launch_bounds__(kThreads) sort_by_expert(const __grid_constant
   const int32_t num_tiles = (total + p.shape.tile_slots - 1) / p.shape.tile_slots;
   const int32_t first_slot = sum_before(aligned(total), shared.slots_of_warps);
   const int32_t first_tile = sum_before(num_tiles, shared.tiles_of_warps);
-  if (is_expert) shared.first_slot[expert] = first_slot + before;
+  const int32_t width = num_tiles == 0 ? 0 : aligned((total + num_tiles - 1) / num_tiles);
+  if (is_expert) {
+    shared.first_slot[expert] = first_slot + before;
+    shared.of_expert[expert] = {width, num_tiles};
+  }
   if (thread == kThreads - 1) shared.num_slots = first_slot + aligned(total);
   __syncthreads();
 
   // The last block does this, since it has the fewest pairs.
   if (rank == num_blocks - 1) {
     clear_slots(p.sorted, first_slot + total, first_slot + aligned(total), 1);
-    if (is_expert) write_tiles(p, expert, first_slot, total, first_tile, num_tiles);
+    if (is_expert) {
+      int32_t at = first_tile;
+      if (p.shape.widest_first) {
+        at = 0;
+#pragma unroll 8
+        for (int e = 0; e < p.shape.num_experts; ++e) {
+          const auto other = shared.of_expert[e];
+          const bool is_before = other.width > width || (other.width == width && e < expert);
+          at += is_before ? other.num_tiles : 0;
+        }
+      }
+      write_tiles(p, expert, first_slot, total, at, num_tiles, width);
+    }
     if (thread == kThreads - 1) *p.sorted.num_tiles = first_tile + num_tiles;
     clear_slots(p.sorted, shared.num_slots + thread, p.sorted.capacity, kThreads);
   }

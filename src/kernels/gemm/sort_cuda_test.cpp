@@ -38,7 +38,8 @@ class SortCudaTest : public CudaTest {
     SCOPED_TRACE(std::to_string(shape.num_tokens) + " tokens x " + std::to_string(shape.top_k) +
                  ", " + std::to_string(shape.num_experts) + " experts, tiles of " +
                  std::to_string(shape.tile_slots) + ", choice " +
-                 std::to_string(static_cast<int>(choice)) + " among " + std::to_string(num_chosen));
+                 std::to_string(static_cast<int>(choice)) + " among " + std::to_string(num_chosen) +
+                 (shape.widest_first ? ", widest first" : ""));
     SortShape of_choice = shape;
     if (num_chosen > 0) of_choice.num_experts = num_chosen;
     const std::vector<int32_t> ids = random_ids(of_choice, choice, 3);
@@ -67,11 +68,15 @@ class SortCudaTest : public CudaTest {
       const int32_t count = slot - first, num_tiles = ceil_div(count, shape.tile_slots);
       for (int32_t i = 0; i < num_tiles; ++i) {
         const int32_t size = round_up(ceil_div(count, num_tiles), 8), begin = i * size;
-        tiles.push_back({expert, first + begin, i + 1 < num_tiles ? size : count - begin});
+        tiles.push_back({expert, first + begin, i + 1 < num_tiles ? size : count - begin, size});
         EXPECT_LE(tiles.back().num_slots, shape.tile_slots);
         EXPECT_GT(tiles.back().num_slots, 0);
       }
       slot = round_up(slot, 8);
+    }
+    if (shape.widest_first) {
+      std::stable_sort(tiles.begin(), tiles.end(),
+                       [](const SlotTile& a, const SlotTile& b) { return a.width > b.width; });
     }
     EXPECT_LE(slot, sorted.capacity);
     ASSERT_LE(tiles.size(), static_cast<size_t>(sorted.max_tiles));
@@ -92,6 +97,7 @@ class SortCudaTest : public CudaTest {
       ASSERT_EQ(tiles_found[i].expert, tiles[i].expert) << "tile " << i;
       ASSERT_EQ(tiles_found[i].first_slot, tiles[i].first_slot) << "tile " << i;
       ASSERT_EQ(tiles_found[i].num_slots, tiles[i].num_slots) << "tile " << i;
+      ASSERT_EQ(tiles_found[i].width, tiles[i].width) << "tile " << i;
     }
     free_uploads();
   }
@@ -107,6 +113,10 @@ TEST_F(SortCudaTest, AgreesWithALoopForAnyShape) {
     expect_sorted({2049, 16, 256, 24}, choice);
     expect_sorted({5, 1, 3, 40}, choice);
     expect_sorted({300, 3, 3, 16}, choice);
+    for (const int32_t tokens : {1, 33, 1000, 8192})
+      expect_sorted({tokens, 4, 128, 144, 0, true}, choice);
+    expect_sorted({8192, 4, 128, 8, 0, true}, choice);
+    expect_sorted({2049, 16, 160, 288, 64, true}, choice, 256);
   }
   expect_sorted({16384, 16, 256, 128}, Choice::kSkewed);
 }

@@ -299,13 +299,13 @@ struct ZeroColumns {
 };
 static __device__ const ZeroColumns kZeroColumns = {};
 
-/// The kernel, with a Task as product_kernel's, in one width, that also has
+/// The kernel, with kWidths and a Task as product_kernel's, that also has
 ///   items.count(), items.at(i)    the launch's items
 ///   items.tiles_a_block           of an item, at most 16
 ///   auto begin<kColumns>(const Item&, int tile)   loads what the tile's end reads
 ///   finish<Cut, kColumns>(const Item&, tile, sums, shared, what begin() gave)
 ///   kEndsAlone    finish() waits for no other warp, and is not called for tiles that an item lacks
-template <DType F, typename Cut, typename Task>
+template <DType F, typename Cut, typename Task, int... kWidths>
 __global__ void __launch_bounds__(Cut::kThreads, 1)
     streamed_product_kernel(const __grid_constant__ Task task) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -319,6 +319,7 @@ __global__ void __launch_bounds__(Cut::kThreads, 1)
     }
   }
   constexpr int kUnit = fragment::kUnitBytes<F>, kBatch = S::kUnits, kColumns = Cut::kMostColumns;
+  constexpr bool kHasWidths = sizeof...(kWidths) > 1;
   if constexpr (Cut::kHasFew) {
     constexpr int kChunks = Cut::kRowBytes / sizeof(uint4);
     for (int i = threadIdx.x; i < S::kStages * kBatch * kChunks; i += Cut::kThreads) {
@@ -371,8 +372,9 @@ __global__ void __launch_bounds__(Cut::kThreads, 1)
         if (has_columns) {
           if (lane == 0 && u == 0) shared.items[number_of_item % S::kItems] = item;
           const uint32_t bytes = number < count ? column_bytes : 0;
-          // Each stage once. For few columns the copies take more energy than they save.
-          const bool clears = !Cut::kHasFew && bytes > 0 && u < S::kStages * kBatch;
+          // Each stage once. For few columns the copies take more energy than they save, and where
+          // there are several widths an item lacks few columns.
+          const bool clears = !Cut::kHasFew && !kHasWidths && bytes > 0 && u < S::kStages * kBatch;
           const uint32_t cleared = clears ? kAllBytes - bytes : 0;
           expect_bytes(full, bytes + cleared);
           std::byte* to = shared.columns[at.stage][number];
@@ -392,37 +394,52 @@ __global__ void __launch_bounds__(Cut::kThreads, 1)
   }
   take_registers<Cut::kMathRegisters>();
   const int block_tile = threadIdx.x / 32 - 4;
-  uint32_t number_of_item = 0;
-  for (int i = first; i < num_items; i += step, ++number_of_item) {
-    // The item is known when its first batch is there.
+  // The item is known when its first batch is there.
+  const auto item_of = [&](uint32_t number) {
     const RingPlace<S> at(place);
     wait_barrier(&shared.full[at.stage], at.phase);
-    const Item item = shared.items[number_of_item % S::kItems];
+    return shared.items[number % S::kItems];
+  };
+  const auto run = [&]<int kWidth>(const Item& item) __attribute__((always_inline)) {
     const int tile = item.first_tile + block_tile;
     const bool has_tile = block_tile < tiles_of(item);
-    const auto run = [&]<int kWidth>() {
-      const uint32_t over = over_line(tile_of<F>(task.weight, num_units, item.expert, tile));
-      const auto ends = task.template begin<kWidth>(item, tile);
-      Sums<Cut, kWidth> sums;
-      if constexpr (Cut::kHasFew) {
-        multiply_few<F, kWidth, S, Cut>(shared, place, num_units, item.num_columns, block_tile,
-                                        over, has_tile, sums);
-      } else {
-        uint32_t offsets = 0;
-        if constexpr (Cut::kActivation == DType::kF8E4M3)
-          offsets = folding_offsets(greatest_scales_of(task.weight, item.expert, tile));
-        multiply_streamed<F, kWidth, S, Cut>(shared, place, num_units, block_tile, over, offsets,
-                                             sums);
-      }
-      if (has_tile || !Task::kEndsAlone)
-        task.template finish<Cut, kWidth>(item, tile, sums, shared_bytes + sizeof(S), ends);
-    };
-    if constexpr (Cut::kHasFew && kColumns > 8) {
-      item.num_columns <= 8 ? run.template operator()<8>() : run.template operator()<kColumns>();
+    const uint32_t over = over_line(tile_of<F>(task.weight, num_units, item.expert, tile));
+    const auto ends = task.template begin<kWidth>(item, tile);
+    Sums<Cut, kWidth> sums;
+    if constexpr (Cut::kHasFew) {
+      multiply_few<F, kWidth, S, Cut>(shared, place, num_units, item.num_columns, block_tile, over,
+                                      has_tile, sums);
     } else {
-      run.template operator()<kColumns>();
+      uint32_t offsets = 0;
+      if constexpr (Cut::kActivation == DType::kF8E4M3)
+        offsets = folding_offsets(greatest_scales_of(task.weight, item.expert, tile));
+      multiply_streamed<F, kWidth, S, Cut>(shared, place, num_units, block_tile, over, offsets,
+                                           sums);
     }
+    if (has_tile || !Task::kEndsAlone)
+      task.template finish<Cut, kWidth>(item, tile, sums, shared_bytes + sizeof(S), ends);
     place += (num_units + kBatch - 1) / kBatch;
+  };
+  uint32_t number_of_item = 0;
+  if constexpr (kHasWidths) {
+    int i = first;
+    for_each_width<kWidths...>([&]<int kWidth, int kBelow>() __attribute__((always_inline)) {
+      for (; i < num_items; i += step, ++number_of_item) {
+        const Item item = item_of(number_of_item);
+        if (item.width <= kBelow) break;
+        run.template operator()<kWidth>(item);
+      }
+    });
+  } else {
+    for (int i = first; i < num_items; i += step, ++number_of_item) {
+      const Item item = item_of(number_of_item);
+      if constexpr (Cut::kHasFew && kColumns > 8) {
+        item.num_columns <= 8 ? run.template operator()<8>(item)
+                              : run.template operator()<kColumns>(item);
+      } else {
+        run.template operator()<kColumns>(item);
+      }
+    }
   }
   task.drain();
 #endif

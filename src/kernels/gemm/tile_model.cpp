@@ -11,11 +11,14 @@
 namespace moxie::gemm {
 namespace {
 
-// The time of an expert with `num` tokens.
-double time_of(const GroupedTile& tile, int32_t num) {
-  const int32_t tiles = ceil_div(num, tile.columns);
-  const int32_t each = round_up(ceil_div(num, tiles), 8);
-  return tiles * (each <= tile.few ? tile.few_time : tile.time);
+// The time of an expert with `num` tokens, of a GroupedTile or an E4m3Tile.
+template <typename T>
+double time_of(const T& tile, int32_t num) {
+  const int32_t tiles = ceil_div(num, tile.columns), each = ceil_div(num, tiles);
+  if (each <= tile.few) return tiles * tile.few_time;
+  const double share =
+      static_cast<double>(round_up(each, kTileWidthStep) - tile.few) / (tile.columns - tile.few);
+  return tiles * (tile.few_time + share * (tile.time - tile.few_time));
 }
 
 // The mean time for a random number of tokens: Poisson, ten deviations around the mean.
@@ -99,8 +102,7 @@ int32_t choose_e4m3_tile(double mean) {
   thread_local std::pair<double, int32_t> last;
   if (last.first == mean) return last.second;
   const auto time = [&](const E4m3Tile& tile) {
-    return expected_time(mean,
-                         [&](int32_t num) { return tile.time * ceil_div(num, tile.columns); });
+    return expected_time(mean, [&](int32_t num) { return time_of(tile, num); });
   };
   const auto is_faster = [&](const E4m3Tile& a, const E4m3Tile& b) { return time(a) < time(b); };
   last = {mean, std::min_element(kE4m3Tiles.begin(), kE4m3Tiles.end(), is_faster)->columns};

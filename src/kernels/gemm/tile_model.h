@@ -2,8 +2,8 @@
 // a number of tokens of an expert.
 //
 // A wider tile reads an expert's weights fewer times and makes operands of them fewer times, but
-// multiplies more columns that no token has. The model has the time of a tile of each width, and
-// adds up the time of an expert whose number of tokens is random around the mean.
+// takes longer for few tokens. The model has the time of a tile for each number of tokens, and adds
+// up the time of an expert whose number of tokens is random around the mean.
 #pragma once
 
 #include <array>
@@ -35,9 +35,12 @@ struct TileDevice {
 };
 
 inline constexpr int32_t kGroupedTileRows = 256;
-/// A kernel for tiles of up to `columns` tokens; tiles of up to `few` tokens take few_time. Times
-/// are of 64 columns of weights, in nanoseconds, as measured on an H200; the model needs only their
-/// ratios.
+/// The columns that are multiplied for a tile's tokens are a multiple of this, if a tile has more
+/// than `few`.
+inline constexpr int32_t kTileWidthStep = 16;
+/// A kernel for tiles of up to `columns` tokens; tiles of up to `few` tokens take few_time, and
+/// those of more between few_time and `time`. Times are of 64 columns of weights, in nanoseconds,
+/// as measured on an H200; the model needs only their ratios.
 struct GroupedTile {
   int32_t columns, few;
   double time, few_time;
@@ -49,17 +52,19 @@ inline constexpr std::array<GroupedTile, 7> kGroupedTiles = {{{8, 8, 290, 290, f
                                                               {16, 8, 318, 312, true},
                                                               {32, 32, 369, 369, true},
                                                               {64, 64, 477, 477, false},
-                                                              {96, 64, 681, 560, true},
-                                                              {128, 96, 800, 700, true},
-                                                              {144, 128, 870, 800, true}}};
-/// A tile of products in E4M3: rows of weights times up to `columns` tokens. Times are of an expert
-/// of gpt-oss-120b, in microseconds of all experts on an H200; the model needs only their ratios.
+                                                              {96, 48, 710, 562, true},
+                                                              {128, 48, 805, 562, true},
+                                                              {144, 48, 855, 564, true}}};
+/// A tile of products in E4M3: rows of weights times up to `columns` tokens; `few` and times as
+/// GroupedTile's, but of an expert of gpt-oss-120b, in microseconds of all experts on an H200.
 struct E4m3Tile {
-  int32_t rows, columns;
-  double time;
+  int32_t rows, columns, few;
+  double time, few_time;
 };
-inline constexpr std::array<E4m3Tile, 4> kE4m3Tiles = {
-    {{256, 48, 600}, {256, 96, 720}, {192, 144, 900}, {128, 288, 1600}}};
+inline constexpr std::array<E4m3Tile, 4> kE4m3Tiles = {{{256, 48, 48, 615, 615},
+                                                        {256, 96, 96, 730, 730},
+                                                        {192, 144, 64, 908, 686},
+                                                        {128, 288, 96, 1514, 911}}};
 /// The columns of the tile that takes least for experts with `mean` tokens on average.
 int32_t choose_e4m3_tile(double mean);
 
