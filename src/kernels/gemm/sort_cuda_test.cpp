@@ -75,8 +75,9 @@ class SortCudaTest : public CudaTest {
       slot = round_up(slot, 8);
     }
     if (shape.widest_first) {
-      std::stable_sort(tiles.begin(), tiles.end(),
-                       [](const SlotTile& a, const SlotTile& b) { return a.width > b.width; });
+      std::sort(tiles.begin(), tiles.end(), [](const SlotTile& a, const SlotTile& b) {
+        return std::pair(-a.width, a.first_slot) < std::pair(-b.width, b.first_slot);
+      });
     }
     EXPECT_LE(slot, sorted.capacity);
     ASSERT_LE(tiles.size(), static_cast<size_t>(sorted.max_tiles));
