@@ -375,7 +375,7 @@ void declare_untested_model_flags(Flags& flags, EngineOptions* o) {
       "STEP=NAME forces a row, all=reference every reference row; experts= takes gemv, w4a16 "
       "and w4a8 too, qkv= and out= w8a8 (Hopper); repeatable");
   flags.text("--tile", &o->tile,
-             "CUDA: rows x tokens of the experts' products for many tokens: auto, 256x8 to 256x144 "
+             "CUDA: rows x tokens of the experts' products for many tokens: auto, 256x8 to 256x256 "
              "(Hopper's rows), or 128x16 to 128x128 (rows by mma.sync)");
   flags.text(
       "--mxfp4-layers", &o->mxfp4_layers,

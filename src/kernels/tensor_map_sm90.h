@@ -4,18 +4,21 @@
 #include <cuda.h>
 #include <cuda_runtime.h>
 
+#include <algorithm>
+#include <array>
 #include <string>
 
 #include "core/cuda.h"
 
 namespace moxie {
 
-/// A map of boxes of `box_rows` rows of 128 bytes with the 128-byte swizzle, of a matrix with rows
-/// of `columns` elements. The driver's function is asked for at run time, so that nothing links
-/// libcuda.
-inline CUtensorMap map_of_boxes(const char* row, const void* base, CUtensorMapDataType type,
-                                int64_t element_bytes, int64_t columns, int64_t rows,
-                                int box_rows) {
+/// A map of a tensor of N dimensions, the first of them contiguous. strides: bytes, of the others.
+/// The driver's function is asked for at run time, so that nothing links libcuda.
+template <size_t N>
+CUtensorMap tensor_map(const char* row, const void* base, CUtensorMapDataType type,
+                       const std::array<int64_t, N>& extents,
+                       const std::array<int64_t, N - 1>& strides, const std::array<int, N>& box,
+                       CUtensorMapSwizzle swizzle) {
   static const auto encode = [row] {
     void* found = nullptr;
     cudaDriverEntryPointQueryResult result = {};
@@ -26,18 +29,30 @@ inline CUtensorMap map_of_boxes(const char* row, const void* base, CUtensorMapDa
     CHECK(found != nullptr, "the driver has no cuTensorMapEncodeTiled");
     return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(found);
   }();
-  const cuuint64_t extents[2] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows)};
-  const cuuint64_t strides[1] = {static_cast<cuuint64_t>(columns * element_bytes)};
-  const cuuint32_t box[2] = {static_cast<cuuint32_t>(128 / element_bytes),
-                             static_cast<cuuint32_t>(box_rows)};
-  const cuuint32_t ones[2] = {1, 1};
+  std::array<cuuint64_t, N> sizes;
+  std::array<cuuint64_t, N - 1> steps;
+  std::array<cuuint32_t, N> of_box, ones;
+  std::copy(extents.begin(), extents.end(), sizes.begin());
+  std::copy(strides.begin(), strides.end(), steps.begin());
+  std::copy(box.begin(), box.end(), of_box.begin());
+  ones.fill(1);
   CUtensorMap map;
   const CUresult error =
-      encode(&map, type, 2, const_cast<void*>(base), extents, strides, box, ones,
-             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+      encode(&map, type, N, const_cast<void*>(base), sizes.data(), steps.data(), of_box.data(),
+             ones.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
              CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   CHECK(error == CUDA_SUCCESS, "cuTensorMapEncodeTiled: " + std::to_string(error));
   return map;
+}
+
+/// A map of boxes of `box_rows` rows of 128 bytes with the 128-byte swizzle, of a matrix with rows
+/// of `columns` elements.
+inline CUtensorMap map_of_boxes(const char* row, const void* base, CUtensorMapDataType type,
+                                int64_t element_bytes, int64_t columns, int64_t rows,
+                                int box_rows) {
+  return tensor_map<2>(row, base, type, {columns, rows}, {columns * element_bytes},
+                       {static_cast<int>(128 / element_bytes), box_rows},
+                       CU_TENSOR_MAP_SWIZZLE_128B);
 }
 
 }  // namespace moxie

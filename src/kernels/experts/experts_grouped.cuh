@@ -24,9 +24,10 @@ struct SortedItems {
     return {.expert = t.expert,
             .first_tile = (i - tile * row_blocks) * tiles_a_block,
             .first_column = t.first_slot,
-            .num_columns = t.num_slots,
-            .width = t.width};
+            .num_columns = t.num_slots};
   }
+  /// At least the columns of item i, and as many for all items of an expert.
+  __device__ __forceinline__ int width(int i) const { return tiles[i / row_blocks].width; }
   __device__ __forceinline__ bool item(int i, Item& item) const {
     if (i / row_blocks >= *num_tiles) return false;
     item = at(i);

@@ -1,8 +1,8 @@
 // What the rows of experts for many tokens share on Hopper: pairs of token and expert sorted by
-// expert, their activations gathered, then two grouped products (gemm/product_sm90.cuh). The first
-// ends in bias and clamped SwiGLU and stages its outputs for the second. For few tokens the second
-// adds weighted outputs to the residual stream; these sums do not depend on the order of the
-// additions (residual.cuh), so that every run gives the same bits. For many tokens, and in the
+// expert, their activations gathered, then two grouped products (gemm/streamed_product_sm90.cuh).
+// The first ends in bias and clamped SwiGLU and stages its outputs for the second. For few tokens
+// the second adds weighted outputs to the residual stream; these sums do not depend on the order of
+// the additions (residual.cuh), so that every run gives the same bits. For many tokens, and in the
 // ordered row, it writes each pair's outputs in BF16, and the next kernel adds them up token by
 // token: half the bytes, and no additions in memory.
 #pragma once
@@ -12,7 +12,7 @@
 
 namespace moxie::gemm {
 
-/// The biases of a streamed product's tile, loaded when its item began; as biases_of of make().
+/// The biases of a tile, loaded when its item began; as biases_of of make().
 struct HeldBiases {
   float2 of_tile;
   __device__ __forceinline__ float2 operator()(int) const { return of_tile; }
@@ -22,12 +22,10 @@ struct HeldBiases {
 struct GateUp : GateUpProduct {
   static constexpr bool kEndsAlone = false;
   static constexpr int kRowsTogether = 2 * kStagedColumns;  // a unit of outputs, zeros at its end
-  /// Shared memory of the warpgroups that make a unit together: in BF16 a unit has eight tiles. In
-  /// E4M3 a warpgroup makes its half of a unit, and no other warpgroup waits for that half.
+  /// In BF16 two warpgroups make a unit together. In E4M3 a warpgroup makes its half of a unit, and
+  /// no other warpgroup waits for that half.
   template <typename Cut>
-  static constexpr int kSharedBytes =
-      Cut::kActivation == DType::kF8E4M3 ? Cut::kWarpgroups* Cut::kMostColumns* Cut::kRowBytes / 2
-                                         : 2 * Cut::kMostColumns* Cut::kRowBytes;
+  static constexpr int kSharedBytes = Cut::kWarpgroups* Cut::kMostColumns* Cut::kRowBytes / 2;
 
   template <int kColumns>
   __device__ __forceinline__ HeldBiases begin(const Item& item, int tile) const {
@@ -35,33 +33,27 @@ struct GateUp : GateUpProduct {
   }
   template <typename Cut, int kColumns>
   __device__ __forceinline__ void finish(const Item& item, int tile,
-                                         const Sums<Cut, kColumns>& sums, std::byte* shared) const {
-    finish<Cut, kColumns>(item, tile, sums, shared,
-                          [&](int m) { return biases(item.expert, tile + 4 * m); });
-  }
-  template <typename Cut, int kColumns, typename Biases>
-  __device__ __forceinline__ void finish(const Item& item, int tile,
                                          const Sums<Cut, kColumns>& sums, std::byte* shared,
-                                         const Biases& biases_of) const {
+                                         const HeldBiases& held) const {
     if constexpr (Cut::kActivation == DType::kF8E4M3) {
-      finish_e4m3<Cut, kColumns>(item, tile, sums, shared, biases_of);
+      finish_e4m3<Cut, kColumns>(item, tile, sums, shared, held);
     } else {
-      finish_bf16<Cut, kColumns>(item, tile, sums, shared, biases_of);
+      finish_bf16<Cut, kColumns>(item, tile, sums, shared, held);
     }
   }
-  template <typename Cut, int kColumns, typename Biases>
+  template <typename Cut, int kColumns>
   __device__ __forceinline__ void finish_bf16(const Item& item, int tile,
                                               const Sums<Cut, kColumns>& sums, std::byte* shared,
-                                              const Biases& biases_of) const {
+                                              const HeldBiases& held) const {
     const int g = threadIdx.x % 32 / 4;
-    constexpr int kThreads = 128 * (2 / Cut::kRowTiles);
+    constexpr int kThreads = 256;
     const int unit = tile / 8, region = unit - item.first_tile / 8;
     const bool is_first = (threadIdx.x - 128) % kThreads == 0;
     std::byte* rows = shared + region * Cut::kMostColumns * 128;
     if (is_first) wait_for_bulk_reads();  // of the previous item
     barrier_wait(1 + region, kThreads);
-    make<Cut, kColumns>(tile, sums, biases_of, [&](int m, uint32_t row, float first, float second) {
-      const uint32_t chunk = (tile / 4 + m) % 2 * 4 + g / 2;
+    make<Cut, kColumns>(tile, sums, held, [&](int, uint32_t row, float first, float second) {
+      const uint32_t chunk = tile / 4 % 2 * 4 + g / 2;
       *reinterpret_cast<uint32_t*>(rows + 128 * row + 16 * (chunk ^ row % 8) + 4 * (tile % 4)) =
           pack_bf16(first, second);
     });
@@ -75,15 +67,14 @@ struct GateUp : GateUpProduct {
   }
   // Four tiles are a block of 32 outputs: in each staged row two neighbouring chunks of the unit's
   // four.
-  template <typename Cut, int kColumns, typename Biases>
+  template <typename Cut, int kColumns>
   __device__ __forceinline__ void finish_e4m3(const Item& item, int tile,
                                               const Sums<Cut, kColumns>& sums, std::byte* shared,
-                                              Biases&& biases_of) const {
-    static_assert(Cut::kRowTiles == 1 && !Cut::kSplitsK);
+                                              const HeldBiases& held) const {
     constexpr int kRowBytes = Cut::kRowBytes, kHalfBytes = kRowBytes / 2;
     const int q = threadIdx.x % 4, g = threadIdx.x % 32 / 4;
     const int thread = threadIdx.x % 128, group = threadIdx.x / 128 - 1;
-    const float2 add = biases_of(0), factors = product_scales_of<Cut>(*this, item.expert, tile);
+    const float2 add = held.of_tile, factors = product_scales_of<Cut>(*this, item.expert, tile);
     const uint32_t real = 8 * tile + g < intermediate ? ~0u : 0;
     // Of two columns that a lane has, it stores one, with the output of its neighbour.
     const uint32_t in_pair = 2 * q + g % 2, chunk = g / 4 ^ in_pair / 2 % 2;
@@ -135,11 +126,10 @@ struct DownPairs : DownProduct {
   uint16_t* pairs;  // [slots, hidden]
   /// Columns that a warpgroup stores at a time.
   template <typename Cut>
-  static constexpr int kStep = kIsStreamed<Cut> ? std::min(Cut::kMostColumns, 32)
-                                                : Cut::kMostColumns;
+  static constexpr int kStep = std::min(Cut::kMostColumns, 32);
   /// With two buffers a warpgroup waits once for each step.
   template <typename Cut>
-  static constexpr int kBuffers = kIsStreamed<Cut>&& Cut::kWarpgroups == 2 ? 2 : 1;
+  static constexpr int kBuffers = Cut::kWarpgroups == 2 ? 2 : 1;
   template <typename Cut>
   static constexpr int kSharedBytes = Cut::kWarpgroups* kBuffers<Cut>* kStep<Cut>* kStagedRowBytes;
 
@@ -149,15 +139,9 @@ struct DownPairs : DownProduct {
   }
   template <typename Cut, int kColumns>
   __device__ __forceinline__ void finish(const Item& item, int tile,
-                                         const Sums<Cut, kColumns>& sums, std::byte* shared) const {
-    finish<Cut, kColumns>(item, tile, sums, shared,
-                          [&](int m) { return biases(item.expert, tile + 4 * m); });
-  }
-  template <typename Cut, int kColumns, typename Biases>
-  __device__ __forceinline__ void finish(const Item& item, int tile,
                                          const Sums<Cut, kColumns>& sums, std::byte* shared,
-                                         const Biases& biases_of) const {
-    static_assert(!Cut::kSplitsK && kColumns % 16 == 0);
+                                         const HeldBiases& held) const {
+    static_assert(kColumns % 16 == 0);
     constexpr int kColumnsAtATime = kStep<Cut>;
     const int lane = threadIdx.x % 32, group = threadIdx.x / 128 - 1;
     constexpr int kBufferBytes = kColumnsAtATime * kStagedRowBytes;
@@ -168,41 +152,36 @@ struct DownPairs : DownProduct {
     const uint32_t lane_at = shared_address(own) +
                              (8 * block_of_lane + in_block) * kStagedRowBytes +
                              16 * ((2 * (tile % 4) + half_of_lane) ^ in_block);
+    const float2 scale = product_scales_of<Cut>(*this, item.expert, tile), add = held.of_tile;
 #pragma unroll
-    for (int m = 0; m < Cut::kRowTiles; ++m) {
-      const int unit = tile / 4 + m;
-      const float2 scale = product_scales_of<Cut>(*this, item.expert, tile + 4 * m);
-      const float2 add = biases_of(m);
+    for (int first = 0; first < kColumns; first += kColumnsAtATime) {
+      if (first >= item.num_columns) break;
+      const int buffer = first / kColumnsAtATime % kBuffers<Cut> * kBufferBytes;
+      const std::byte* rows = own + buffer;
+      if (first == 0 || kBuffers<Cut> == 1)
+        barrier_wait(1 + group, 128);  // the previous columns are stored
 #pragma unroll
-      for (int first = 0; first < kColumns; first += kColumnsAtATime) {
-        if (first >= item.num_columns) break;
-        const int buffer = first / kColumnsAtATime % kBuffers<Cut> * kBufferBytes;
-        const std::byte* rows = own + buffer;
-        if (first == 0 || kBuffers<Cut> == 1)
-          barrier_wait(1 + group, 128);  // the previous columns are stored
+      for (int i = first / 8; i < min(first + kColumnsAtATime, kColumns) / 8; i += 2) {
+        const float* d = &sums[0][4 * i];
+        uint32_t words[4];
 #pragma unroll
-        for (int i = first / 8; i < min(first + kColumnsAtATime, kColumns) / 8; i += 2) {
-          const float* d = &sums[m][4 * i];
-          uint32_t words[4];
-#pragma unroll
-          for (int block = 0; block < 2; ++block) {
-            const float* of = d + 4 * block;
-            words[2 * block] = pack_bf16(of[0] * scale.x + add.x, of[1] * scale.x + add.x);
-            words[2 * block + 1] = pack_bf16(of[2] * scale.y + add.y, of[3] * scale.y + add.y);
-          }
-          store_transposed(lane_at + buffer + (8 * i - first) * kStagedRowBytes, words);
+        for (int block = 0; block < 2; ++block) {
+          const float* of = d + 4 * block;
+          words[2 * block] = pack_bf16(of[0] * scale.x + add.x, of[1] * scale.x + add.x);
+          words[2 * block + 1] = pack_bf16(of[2] * scale.y + add.y, of[3] * scale.y + add.y);
         }
-        barrier_wait(1 + group, 128);
-        // Eight lanes store a column, eight rows each.
-        const int thread = threadIdx.x % 128, chunk = thread % 8, row = 64 * unit + 8 * chunk;
-        if (row >= weight.rows) continue;
-        const int count = min(kColumnsAtATime, item.num_columns - first);
-        uint16_t* to = pairs + int64_t{item.first_column + first} * weight.rows + row;
-        for (int column = thread / 8; column < count; column += 16) {
-          *reinterpret_cast<uint4*>(to + int64_t{column} * weight.rows) =
-              *reinterpret_cast<const uint4*>(rows + column * kStagedRowBytes +
-                                              16 * (chunk ^ column % 8));
-        }
+        store_transposed(lane_at + buffer + (8 * i - first) * kStagedRowBytes, words);
+      }
+      barrier_wait(1 + group, 128);
+      // Eight lanes store a column, eight rows each.
+      const int thread = threadIdx.x % 128, chunk = thread % 8, row = tile / 4 * 64 + 8 * chunk;
+      if (row >= weight.rows) continue;
+      const int count = min(kColumnsAtATime, item.num_columns - first);
+      uint16_t* to = pairs + int64_t{item.first_column + first} * weight.rows + row;
+      for (int column = thread / 8; column < count; column += 16) {
+        *reinterpret_cast<uint4*>(to + int64_t{column} * weight.rows) =
+            *reinterpret_cast<const uint4*>(rows + column * kStagedRowBytes +
+                                            16 * (chunk ^ column % 8));
       }
     }
   }
@@ -281,14 +260,13 @@ inline int32_t tiles_of_block(int32_t rows) {
   return best;
 }
 
-/// Launches both products, with tiles cut as GateUpCut and DownCut, in kernels of kWidths. kAdds:
-/// the second product adds to x. down_scale: product_scale of the second. gate_up: the first task,
-/// without its items.
-template <typename GateUpCut, typename DownCut, bool kAdds, int... kWidths>
+/// Launches both products, with tiles cut as Cut, in kernels of kWidths. kAdds: the second product
+/// adds to x. down_scale: product_scale of the second. gate_up: the first task, without its items.
+template <typename Cut, bool kAdds, int... kWidths>
 void launch_grouped(const char* name, const ExpertsParams& p, const GroupedMemory& memory,
                     const GateUpProduct& gate_up, float down_scale) {
   const SortedPairs& pairs = memory.pairs;
-  const auto launch = [&]<typename Cut, typename Task>(Task task, int32_t tiles = Cut::kRows / 16) {
+  const auto launch = [&]<typename Task>(Task task, int32_t tiles = Cut::kRows / 16) {
     const int32_t rows = round_up(task.weight.rows, Task::kRowsTogether);
     task.items = {.tiles = pairs.tiles,
                   .num_tiles = pairs.num_tiles,
@@ -298,14 +276,13 @@ void launch_grouped(const char* name, const ExpertsParams& p, const GroupedMemor
     launch_product<DType::kMXFP4, Cut, kWidths...>(name, task, most_items,
                                                    launch_stream(p.launch.stream));
   };
-  launch.template operator()<GateUpCut>(GateUp{gate_up});
+  launch(GateUp{gate_up});
   const DownProduct down = down_task(p, memory, down_scale);
   if constexpr (kAdds) {
-    launch.template operator()<DownCut>(
-        DownAdds{{down}, pairs.slot_token, pairs.slot_weight, reinterpret_cast<float2*>(p.x)},
-        tiles_of_block(down.weight.rows));
+    launch(DownAdds{{down}, pairs.slot_token, pairs.slot_weight, reinterpret_cast<float2*>(p.x)},
+           tiles_of_block(down.weight.rows));
   } else {
-    launch.template operator()<DownCut>(DownPairs{{down}, memory.pair_outputs});
+    launch(DownPairs{{down}, memory.pair_outputs});
     end_pairs(p, memory);
   }
 }

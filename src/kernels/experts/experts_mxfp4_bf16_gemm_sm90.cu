@@ -1,10 +1,10 @@
-// experts on Hopper for many tokens in BF16 (experts_grouped_sm90.cuh): tiles of 8 to 144 tokens,
-// which the tile model chooses.
+// experts on Hopper for many tokens in BF16 (experts_grouped_sm90.cuh): tiles of 8 to 256 tokens,
+// which the tile model chooses. Those of 256 are multiplied in wide blocks (experts_wide_sm90.cuh).
 //
 // 8,192 tokens of gpt-oss-120b, a layer: 1.63 TFLOP; 1.7 GB of weights, 0.19 GB of activations in
 // and as many between the products, 0.75 GB added to x.
-#include "kernels/experts/experts_grouped_sm90.cuh"
 #include "kernels/experts/experts_rows.h"
+#include "kernels/experts/experts_wide_sm90.cuh"
 #include "kernels/gemm/tile_model.h"
 
 namespace moxie {
@@ -12,25 +12,17 @@ namespace {
 
 using namespace gemm;
 
-/// How a tile's products are cut. For few columns both are cut alike, and streamed. For more, down
-/// has blocks of 192 rows, since 2,880 is 15 times 192. kInOrder: every column is multiplied alike.
-template <int kMany_, bool kInOrder>
-struct Grouping {
-  static constexpr int kMany = kMany_;
-  static constexpr bool kIsStreamed = kMany <= kMostStreamedColumns;
-  static constexpr int kMostColumns = std::max(kMany, WideCut::kMostColumns);
-  using FewCut = StreamedCut<kMany, !kInOrder && kMany <= 16>;
-  using GateUpCut = std::conditional_t<kIsStreamed, FewCut, CutOf<2, 2, false, kMostColumns>>;
-  using DownCut = std::conditional_t<kIsStreamed, FewCut, CutOf<3, 1, false, kMostColumns>>;
-};
+/// Whether tiles have the width of their tokens, and the outputs of pairs are written.
+constexpr bool has_widths(int32_t columns) { return columns > 64; }
+/// Whether a tile's products are those of wide blocks; others are streamed.
+constexpr bool is_wide(int32_t columns) { return columns == WideBlock::kColumns; }
 
-/// Calls launch<Grouping>() for the tile of `columns` columns.
+/// Calls launch<kColumns>() for the tile of `columns` columns.
 template <bool kInOrder, size_t kIdx = 0, typename Launch>
 void dispatch_tile(int32_t columns, Launch&& launch) {
   constexpr GroupedTile kTile = kGroupedTiles[kIdx];
   if constexpr (!kInOrder || kTile.is_ordered) {
-    if (columns == kTile.columns)
-      return launch.template operator()<Grouping<kTile.columns, kInOrder>>();
+    if (columns == kTile.columns) return launch.template operator()<kTile.columns>();
   }
   if constexpr (kIdx + 1 < kGroupedTiles.size()) {
     dispatch_tile<kInOrder, kIdx + 1>(columns, launch);
@@ -54,27 +46,28 @@ template <bool kInOrder>
 void run_experts(const char* row, const ExpertsParams& p) {
   if (p.num_tokens == 0) return;
   const int32_t tile = experts_tile<kInOrder>(p);
-  const GroupedMemory memory(p, tile, DType::kBF16, p.launch.workspace,
-                             tile > kMostStreamedColumns);
+  const GroupedMemory memory(p, tile, DType::kBF16, p.launch.workspace, has_widths(tile));
   sort_pairs(memory.shape, p.expert_ids, p.expert_weights, memory.pairs, p.launch.stream);
-  dispatch_tile<kInOrder>(memory.shape.tile_slots, [&]<typename G>() {
-    constexpr DType F = DType::kMXFP4;
-    float raise = 1.0f, scale = kProductScale<F>;
-    if constexpr (G::kIsStreamed) {
-      raise = kStreamedRaise<F, typename G::FewCut>;
-      scale = kStreamedScale<F, typename G::FewCut>;
-    }
-    stage_slots(stage_slots_of(p, memory, raise), p.launch.stream);
-    const auto launch = [&]<int... kWidths>() {
-      launch_grouped<typename G::GateUpCut, typename G::DownCut, G::kIsStreamed && !kInOrder,
-                     kWidths...>(row, p, memory, gate_up_task(p, memory, scale, raise), scale);
-    };
-    if constexpr (G::kIsStreamed) {
-      launch.template operator()<G::kMany>();
-    } else if constexpr (G::kMostColumns <= 128) {
-      launch.template operator()<48, 64, 80, 96, 112, 128>();
+  dispatch_tile<kInOrder>(memory.shape.tile_slots, [&]<int kColumns>() {
+    if constexpr (is_wide(kColumns)) {
+      stage_slots(stage_slots_of(p, memory), p.launch.stream);
+      launch_wide_experts<48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240, 256>(row, p,
+                                                                                            memory);
     } else {
-      launch.template operator()<48, 64, 80, 96, 112, 128, 144>();
+      // kInOrder: every column is multiplied alike.
+      using Cut = StreamedCut<kColumns, !kInOrder && kColumns <= 16>;
+      constexpr DType F = DType::kMXFP4;
+      constexpr float kRaise = kStreamedRaise<F, Cut>, kScale = kStreamedScale<F, Cut>;
+      stage_slots(stage_slots_of(p, memory, kRaise), p.launch.stream);
+      const auto launch = [&]<int... kWidths>() {
+        launch_grouped<Cut, !has_widths(kColumns) && !kInOrder, kWidths...>(
+            row, p, memory, gate_up_task(p, memory, kScale, kRaise), kScale);
+      };
+      if constexpr (has_widths(kColumns)) {
+        launch.template operator()<48, 64, 80, 96>();
+      } else {
+        launch.template operator()<kColumns>();
+      }
     }
   });
 }
@@ -96,7 +89,7 @@ const char* refuses_activation(const ExpertsParams& p) {
 const char* experts_mxfp4_bf16_gemm_sm90_refuses(const ExpertsParams& p) {
   if (const char* why = refuses_activation(p)) return why;
   if (!has_tile(p, false)) return "it has no such tile";
-  if (p.forms.x == XForm::kF32 && experts_tile<false>(p) <= kMostStreamedColumns)
+  if (p.forms.x == XForm::kF32 && !has_widths(experts_tile<false>(p)))
     return "tiles of few columns add to x from many blocks: two floats a value";
   return refuses_grouped(p);
 }

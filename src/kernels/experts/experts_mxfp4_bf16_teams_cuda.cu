@@ -22,8 +22,7 @@ struct TeamItems {
     return {.expert = t.expert,
             .first_tile = 0,
             .first_column = t.first_slot,
-            .num_columns = t.num_slots,
-            .width = t.width};
+            .num_columns = t.num_slots};
   }
 };
 

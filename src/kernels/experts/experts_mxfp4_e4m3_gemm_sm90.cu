@@ -86,8 +86,8 @@ void experts_mxfp4_e4m3_gemm_sm90(const ExpertsParams& p) {
   stage_slots_e4m3(stage_slots_of(p, memory), memory.slot_scale, p.launch.stream);
   const float scale = made_scale(p);
   dispatch_tile(memory.shape.tile_slots, [&]<typename Cut, int... kWidths>() {
-    launch_grouped<Cut, Cut, false, kWidths...>("experts_mxfp4_e4m3_gemm_sm90", p, memory,
-                                                gate_up_task(p, memory, 1.0f, scale), 1.0f / scale);
+    launch_grouped<Cut, false, kWidths...>("experts_mxfp4_e4m3_gemm_sm90", p, memory,
+                                           gate_up_task(p, memory, 1.0f, scale), 1.0f / scale);
   });
 }
 

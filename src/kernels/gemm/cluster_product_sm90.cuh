@@ -16,7 +16,7 @@ namespace moxie::gemm {
 
 /// How a block is cut: kWarpgroups tiles of 64 rows, kColumns columns; kParts blocks share K.
 template <int kWarpgroups_, int kColumns, int kParts_>
-struct ClusterCut : CutOf<kWarpgroups_, 1, false, kColumns> {
+struct ClusterCut : CutOf<kWarpgroups_, false, kColumns> {
   static constexpr int kTiles = 4 * kWarpgroups_, kParts = kParts_;
   static constexpr bool kHasRoomAtEnd = kParts_ > 1 || kWarpgroups_ < 3;
 };
@@ -199,8 +199,8 @@ __global__ void __launch_bounds__(Cut::kThreads, 1)
   if constexpr (kParts == 1) {
     const DenseProduct<End> product{
         .items = {}, .weight = task.weight, .staged = {}, .scale = task.scale, .end = task.end};
-    product.template finish<Cut, kColumns>({0, first_tile, first_column, num_columns, num_columns},
-                                           tile, sums, shared.ends);
+    product.template finish<Cut, kColumns>({0, first_tile, first_column, num_columns}, tile, sums,
+                                           shared.ends);
     return;
   } else {
     // The rings' memory is the sums' now.

@@ -19,15 +19,20 @@ struct DenseItems {
   int64_t num_items() const { return int64_t{row_blocks} * ceil_div(num_columns, tile_columns); }
 
 #ifdef __CUDACC__
-  __device__ __forceinline__ bool item(int i, Item& item) const {
+  __device__ __forceinline__ int count() const {
+    return row_blocks * ((num_columns + tile_columns - 1) / tile_columns);
+  }
+  __device__ __forceinline__ Item at(int i) const {
     const int tile = i / row_blocks, first = tile * tile_columns;
-    if (first >= num_columns) return false;
-    item = {.expert = 0,
+    return {.expert = 0,
             .first_tile = (i - tile * row_blocks) * tiles_a_block,
             .first_column = first,
-            .num_columns = min(tile_columns, num_columns - first),
-            .width = tile_columns};
-    return true;
+            .num_columns = min(tile_columns, num_columns - first)};
+  }
+  __device__ __forceinline__ int width(int) const { return tile_columns; }
+  __device__ __forceinline__ bool item(int i, Item& item) const {
+    item = at(i);
+    return item.first_column < num_columns;
   }
 #endif
 };
@@ -44,6 +49,10 @@ inline const char* refuses_product(const PackedMatrix& weight,
   if (weight.cols > most_columns) return "more columns than are staged";
   return nullptr;
 }
+
+/// In wide blocks (wide_block_sm90.cuh) sums wait for their end in FP16, as this part of their
+/// values: up to 2^24 with eleven bits, and with an error of 2^-17 where they are small.
+inline constexpr float kHalfScale = 0x1p-8f;
 
 #ifdef __CUDACC__
 /// A warp's sums of 16 rows and some columns, in shared memory: an end reads them from there column
@@ -69,12 +78,20 @@ concept HasRoomAtEnd = requires {
   requires Cut::kHasRoomAtEnd;
 };
 
+/// Rounds a sum as wide blocks do, so that a column's outputs are the same
+/// bits in any number of columns.
+__device__ __forceinline__ float rounded_as_wide(float sum) {
+  return __half2float(__float2half_rn(sum * kHalfScale)) * (1.0f / kHalfScale);
+}
+
 /// The task of a dense product, without its end. End's
 ///   template <Cut> void store(const SumsTile&, int tile, int rows, int first_column, int
 ///   num_columns)
 /// uses the sums of tile `tile` of a matrix with `rows` rows.
-template <typename End>
+/// kRounds: sums are rounded_as_wide() first.
+template <typename End, bool kRounds = false>
 struct DenseProduct {
+  static constexpr bool kEndsAlone = true;
   template <typename Cut>
   static constexpr int kSharedBytes = SumsTile::kBytes * 4 * (Cut::kSplitsK ? 1 : Cut::kWarpgroups);
   DenseItems items;
@@ -84,6 +101,17 @@ struct DenseProduct {
   End end;
 
   __device__ __forceinline__ bool item(int i, Item& item) const { return items.item(i, item); }
+  struct NothingHeld {};
+  template <int kColumns>
+  __device__ __forceinline__ NothingHeld begin(const Item&, int) const {
+    return {};
+  }
+  template <typename Cut, int kColumns>
+  __device__ __forceinline__ void finish(const Item& item, int tile,
+                                         const Sums<Cut, kColumns>& sums, std::byte* shared,
+                                         NothingHeld) const {
+    finish<Cut, kColumns>(item, tile, sums, shared);
+  }
   template <typename Cut, int kColumns>
   __device__ __forceinline__ void finish(const Item& item, int tile,
                                          const Sums<Cut, kColumns>& sums, std::byte* shared) const {
@@ -104,8 +132,9 @@ struct DenseProduct {
           const float* d = &sums[known / kSteps][known % kSteps * (kStep / 2) + 4 * i];
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
-            *reinterpret_cast<float2*>(mine + SumsTile::place(4 * i + q, g + 8 * half)) =
-                make_float2(d[2 * half] * scale, d[2 * half + 1] * scale);
+            float2 pair = make_float2(d[2 * half] * scale, d[2 * half + 1] * scale);
+            if constexpr (kRounds) pair = {rounded_as_wide(pair.x), rounded_as_wide(pair.y)};
+            *reinterpret_cast<float2*>(mine + SumsTile::place(4 * i + q, g + 8 * half)) = pair;
           }
         }
       }

@@ -2,77 +2,35 @@
 // tokens.
 //
 // Weights are laid out when a model is loaded (i8_rows_cuda.h), so that wgmma reads both operands
-// from shared memory, in any format that they are packed in. A block has 128 rows of the weights
-// and 256 columns (tokens). At twice the rate of BF16, 128 columns of K take 1,024 clocks and 48
-// KiB, more than L2 gives: so the two blocks of a cluster have the same columns, and each copies
-// half of them to both. One warp copies, two warpgroups multiply, and three warps end items while
-// the next ones are multiplied. They read an item's sums from shared memory, in BF16, a column at a
-// time: lanes side by side read and write what lies side by side in memory.
+// from shared memory, in any format that they are packed in. At twice the rate of BF16, 128 columns
+// of K take 1,024 clocks and 48 KiB, more than L2 gives: so the two blocks of a cluster have the
+// same columns, and each copies half of them to both.
 #pragma once
 
 #include "core/cuda_launch.cuh"
-#include "kernels/gemm/dense.cuh"
 #include "kernels/gemm/i8_rows_cuda.h"
 #include "kernels/gemm/wgmma_i8_sm90.cuh"
+#include "kernels/gemm/wide_block_sm90.cuh"
 #include "kernels/tensor_map_sm90.h"
 
 namespace moxie::gemm {
 
-/// How a block is cut, for the ends.
-struct I8Cut {
-  static constexpr int kBlocks = 2;      ///< of a cluster
-  static constexpr int kWarpgroups = 2;  ///< that multiply 64 rows each
-  static constexpr int kRows = 128, kColumns = 256;
-  // A warp that copies and three that end items; then two warpgroups that multiply. With a fourth
-  // warpgroup ptxas has no registers for 256 columns.
-  static constexpr int kThreads = 384, kFirstEnd = 32, kFirstMath = 128, kEndWarps = 3;
-  static constexpr int kLaunchRegisters = 168, kMathRegisters = 184, kEndRegisters = 136;
+struct I8Cut : WideBlock {
+  static constexpr int kBlocks = 2;  ///< of a cluster
+  static constexpr int kMathRegisters = 184, kEndRegisters = 136;
   static_assert(2 * kMathRegisters + kEndRegisters <= 3 * kLaunchRegisters);
   static constexpr int kStages = 3;
   static constexpr int kBoxRows = 128, kBoxBytes = kBoxRows * kI8Unit;
   static constexpr int kStageBytes = kBoxBytes * (1 + kColumns / kBoxRows);
-  static constexpr int kSumsBytes = kColumns * kRows * 2;
-};
-
-/// What ends need to know of a block's columns.
-struct I8Columns {
-  float scale[I8Cut::kColumns];
-  int32_t position[I8Cut::kColumns];  // of qkv
-  int64_t place[I8Cut::kColumns];     // in the cache, of a head; of qkv
 };
 
 struct I8Shared {
   alignas(1024) std::byte stages[I8Cut::kStages][I8Cut::kStageBytes];  // weights, columns
-  alignas(1024) std::byte sums[I8Cut::kSumsBytes];
-  I8Columns columns;
-  uint64_t full[I8Cut::kStages], empty[I8Cut::kStages], sums_full, sums_empty;
+  WideEnds ends;
+  uint64_t full[I8Cut::kStages], empty[I8Cut::kStages];
 };
 
-/// The sums of a block. A column's rows are 256 bytes, chunks of eight rows exclusive-or'd with the
-/// column modulo 8.
-struct I8Sums {
-  const std::byte* sums;
-  const float* scales;  // of the columns
-
-  /// Rows `row`, a multiple of 4, to row + 3.
-  __device__ __forceinline__ float4 four(int column, int row) const {
-    const uint2 v = *reinterpret_cast<const uint2*>(sums + 256 * column +
-                                                    16 * (row / 8 ^ column % 8) + 2 * (row % 8));
-    const float scale = scales[column];
-    return make_float4(__uint_as_float(v.x << 16) * scale, __uint_as_float(v.x & ~0xFFFFu) * scale,
-                       __uint_as_float(v.y << 16) * scale, __uint_as_float(v.y & ~0xFFFFu) * scale);
-  }
-};
-/// What the ends of a block's item take. Rows and columns are the matrix's.
-struct I8Ended {
-  I8Sums sums;
-  const I8Columns& columns;
-  int first_row, first_column, num_columns;
-  int warp;  // of I8Cut::kEndWarps that share the columns
-};
-
-/// End: void look_up(I8Columns&, int column, int token, int first_row) for a column of the block,
-/// then store(const I8Ended&).
+/// End: as end_items().
 template <typename End>
 struct I8Product {
   CUtensorMap of_weights, of_columns;
@@ -80,14 +38,11 @@ struct I8Product {
   int32_t rows, num_columns, num_units, cluster_rows, num_items;
   End end;
 
-  struct Place {
-    int32_t row, column;
-  };
   /// Neighbouring items have the same columns.
-  __device__ __forceinline__ Place place(int32_t item, int32_t rank) const {
-    const int32_t tile = item / cluster_rows;
-    return {((item - tile * cluster_rows) * I8Cut::kBlocks + rank) * I8Cut::kRows,
-            tile * I8Cut::kColumns};
+  __device__ __forceinline__ WidePlace place(int32_t item, int32_t rank) const {
+    const int32_t tile = item / cluster_rows, column = tile * I8Cut::kColumns;
+    return {0, ((item - tile * cluster_rows) * I8Cut::kBlocks + rank) * I8Cut::kRows, column,
+            min(I8Cut::kColumns, num_columns - column)};
   }
 };
 
@@ -120,11 +75,6 @@ __device__ __forceinline__ void multiply_i8(const I8Product<End>& task, I8Shared
                                             int32_t first, int32_t step, int32_t rank) {
   using C = I8Cut;
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, tile = 4 * group + warp;
-  // Where this lane's row of an 8 x 8 matrix goes: the four matrices are two blocks of eight
-  // columns times both halves of the tile.
-  const uint32_t in_block = lane % 8, half_of_lane = lane / 8 % 2, block_of_lane = lane / 16;
-  const uint32_t lane_at = shared_address(shared.sums) + (8 * block_of_lane + in_block) * 256 +
-                           16 * ((2 * tile + half_of_lane) ^ in_block);
   const auto give_back = [&](uint32_t stage) {
     if (lane < C::kBlocks) arrive_barrier(&shared.empty[stage], lane);
   };
@@ -151,50 +101,11 @@ __device__ __forceinline__ void multiply_i8(const I8Product<End>& task, I8Shared
     }
     wgmma_wait<0>();
     give_back((place - 1) % C::kStages);
-    wait_barrier(&shared.sums_empty, parity ^ 1);  // empty from the start
-#pragma unroll
-    for (int block = 0; block < C::kColumns / 8; block += 2) {
-      uint32_t words[4];
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        const int32_t* d = &sums[4 * (block + j)];
-        const auto value = [&](int i) { return __int2float_rn(d[i]); };
-        words[2 * j] = pack_bf16(value(0) * scale0, value(1) * scale0);
-        words[2 * j + 1] = pack_bf16(value(2) * scale1, value(3) * scale1);
-      }
-      store_transposed(lane_at + 8 * block * 256, words);
-    }
-    arrive_barrier(&shared.sums_full);
-  }
-}
-
-/// Ends items.
-template <typename End>
-__device__ __forceinline__ void end_i8(const I8Product<End>& task, I8Shared& shared, int32_t first,
-                                       int32_t step, int32_t rank) {
-  using C = I8Cut;
-  constexpr int kEndBarrier = 1, kEndThreads = 32 * C::kEndWarps;
-  const int thread = static_cast<int>(threadIdx.x) - C::kFirstEnd;
-  uint32_t parity = 0;
-  for (int32_t i = first; i < task.num_items; i += step, parity ^= 1) {
-    const auto at = task.place(i, rank);
-    const int columns = min(C::kColumns, task.num_columns - at.column);
-    barrier_wait(kEndBarrier, kEndThreads);  // all have ended the previous item
-    for (int column = thread; column < columns; column += kEndThreads) {
-      shared.columns.scale[column] = __ldg(task.column_scales + at.column + column);
-      task.end.look_up(shared.columns, column, at.column + column, at.row);
-    }
-    barrier_wait(kEndBarrier, kEndThreads);
-    wait_barrier(&shared.sums_full, parity);
-    if (at.row < task.rows) {
-      task.end.store({.sums = {shared.sums, shared.columns.scale},
-                      .columns = shared.columns,
-                      .first_row = at.row,
-                      .first_column = at.column,
-                      .num_columns = columns,
-                      .warp = thread / 32});
-    }
-    arrive_barrier(&shared.sums_empty);
+    wait_barrier(&shared.ends.empty, parity ^ 1);  // empty from the start
+    leave_sums<SumsAs::kBf16, C::kColumns>(shared.ends, tile, sums, [&](int half, int32_t sum) {
+      return __int2float_rn(sum) * (half == 0 ? scale0 : scale1);
+    });
+    arrive_barrier(&shared.ends.full);
   }
 }
 
@@ -212,8 +123,8 @@ __global__ void __launch_bounds__(I8Cut::kThreads, 1)
       init_barrier(&shared.full[i]);
       init_barrier(&shared.empty[i], C::kBlocks * 4 * C::kWarpgroups);
     }
-    init_barrier(&shared.sums_full, C::kThreads - C::kFirstMath);
-    init_barrier(&shared.sums_empty, 32 * C::kEndWarps);
+    init_barrier(&shared.ends.full, C::kThreads - C::kFirstMath);
+    init_barrier(&shared.ends.empty, 32 * C::kEndWarps);
   }
   __syncthreads();
   cluster_arrive();
@@ -226,7 +137,10 @@ __global__ void __launch_bounds__(I8Cut::kThreads, 1)
   if (threadIdx.x < C::kFirstMath) {
     give_registers<C::kEndRegisters>();
     if (threadIdx.x >= C::kFirstEnd) {
-      end_i8(task, shared, first, step, rank);
+      end_items<SumsAs::kBf16>(
+          task.end, shared.ends, first, step, task.num_items, task.rows,
+          [&](int32_t i) { return task.place(i, rank); },
+          [&](int column) { return __ldg(task.column_scales + column); });
     } else if (threadIdx.x == 0) {
       copy_i8(task, shared, first, step, rank);
     }

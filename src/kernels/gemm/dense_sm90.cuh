@@ -2,12 +2,12 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 #include <utility>
 
 #include "kernels/gemm/cluster_product_sm90.cuh"
-#include "kernels/gemm/dense.cuh"
 #include "kernels/gemm/product_sm90.cuh"
-#include "kernels/gemm/streamed_product_sm90.cuh"
+#include "kernels/gemm/wide_product_sm90.cuh"
 
 namespace moxie::gemm {
 
@@ -19,22 +19,13 @@ DenseItems dense_items(const PackedMatrix& weight, int32_t num_columns, int32_t 
   constexpr int64_t kFewRowsCells = int64_t{5120} * 256;
   // If blocks of 256 rows would leave many SMs without work.
   const bool few_rows = int64_t{weight.rows} * num_columns <= kFewRowsCells;
-  // Chooses the cut that multiplies less padding.
-  const auto cells = [&](int32_t rows, int32_t columns) {
-    return int64_t{round_up(weight.rows, rows)} * round_up(num_columns, columns);
-  };
-  const bool is_many = cells(ManyColumnsCut::kRows, ManyColumnsCut::kMostColumns) <
-                       cells(WideCut::kRows, WideCut::kMostColumns);
-  const int32_t rows = few_rows  ? FewRowsCut::kRows
-                       : is_many ? ManyColumnsCut::kRows
-                                 : WideCut::kRows;
+  const int32_t rows = few_rows ? FewRowsCut::kRows : WideCut::kRows;
   const auto rounds = [&](int32_t columns) {
     return ceil_div(ceil_div(weight.rows, rows) * ceil_div(num_columns, columns), num_sms);
   };
   // Takes wider tiles if they need fewer rounds of all SMs.
   constexpr int32_t kFew = FewRowsCut::kMostColumns, kMany = FewRowsWideCut::kMostColumns;
-  const int32_t most = !few_rows && is_many           ? ManyColumnsCut::kMostColumns
-                       : !few_rows                    ? WideCut::kMostColumns
+  const int32_t most = !few_rows                      ? WideCut::kMostColumns
                        : kInOrder                     ? FewRowsOrderedCut::kMostColumns
                        : rounds(kMany) < rounds(kFew) ? kMany
                                                       : kFew;
@@ -67,6 +58,13 @@ inline const ClusterCutSizes* choose_cluster_cut(const PackedMatrix& weight, int
 }
 
 #ifdef __CUDACC__
+/// The end in wide blocks of what ends a dense product; specialised for ends that have one, which
+/// is made of `end` and the matrix's rows.
+template <typename End>
+struct WideEnd {
+  using Type = void;
+};
+
 /// Launches as many blocks as there are items, at most as many as fit on all SMs.
 template <DType F, typename Cut, int... kWidths, typename Task>
 void launch_product(const char* row, const Task& task, int64_t most_items, cudaStream_t stream) {
@@ -138,14 +136,26 @@ void multiply_dense(const char* row, const PackedMatrix& weight, const StagedVie
                     int32_t num_columns, const End& end, const Launch& at) {
   const auto items = dense_items<kInOrder>(weight, num_columns, fragment::num_sms());
   dispatch_product(weight.format, [&]<DType F>() {
-    const DenseProduct<End> product{
+    using Wide = WideEnd<End>::Type;
+    if constexpr (!std::is_void_v<Wide>) {
+      if (!items.has_few_rows) {
+        const auto launch = [&]<int kWidth>() {
+          launch_wide<F, kWidth>(row, items, weight, staged, Wide{end, weight.rows},
+                                 items.num_items(), launch_stream(at.stream));
+        };
+        return items.tile_columns <= 192 ? launch.template operator()<192>()
+                                         : launch.template operator()<256>();
+      }
+    }
+    constexpr bool kRounds = kInOrder && !std::is_void_v<Wide>;
+    const DenseProduct<End, kRounds> product{
         .items = items, .weight = weight, .staged = staged, .scale = kProductScale<F>, .end = end};
     const auto launch = [&]<typename Cut, int kColumns>() {
       launch_product<F, Cut, kColumns>(row, product, items.num_items(), launch_stream(at.stream));
     };
-    if (!items.has_few_rows && items.tiles_a_block == ManyColumnsCut::kRows / 16)
-      return launch.template operator()<ManyColumnsCut, 256>();
-    if (!items.has_few_rows) return launch.template operator()<WideCut, 128>();
+    if constexpr (std::is_void_v<Wide>) {
+      if (!items.has_few_rows) return launch.template operator()<WideCut, WideCut::kMostColumns>();
+    }
     if constexpr (kInOrder) return launch.template operator()<FewRowsOrderedCut, 64>();
     if (items.tile_columns <= 32) return launch.template operator()<FewRowsCut, 32>();
     if (items.tile_columns <= 64) return launch.template operator()<FewRowsCut, 64>();

@@ -7,10 +7,9 @@
 namespace moxie::gemm {
 
 /// One piece of work: `num_columns` staged rows from first_column (a multiple of 8) on, times the
-/// rows of a block, of one expert, from tile first_tile on. width: at least num_columns, and as
-/// many for all items of an expert.
+/// rows of a block, of one expert, from tile first_tile on.
 struct Item {
-  int expert, first_tile, first_column, num_columns, width;
+  int expert, first_tile, first_column, num_columns;
 };
 
 /// How each format's weights enter the products.

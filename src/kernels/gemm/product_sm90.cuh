@@ -1,20 +1,15 @@
-// Products of packed weights with many tokens on Hopper. The weights, read in the order of their
-// fragments and converted to BF16 in registers, are wgmma's register operand. The activations,
-// staged in BF16 (staged.cuh), are in shared memory. The products are exact except for the
-// activations' rounding. Those of 8-bit operands are streamed (streamed_product_sm90.cuh).
+// Products of packed weights with some tokens on Hopper, in blocks of 64 rows: for matrices that
+// would leave many SMs without work otherwise. The weights, read in the order of their fragments
+// and converted to BF16 in registers, are wgmma's register operand. The activations, staged in BF16
+// (staged.cuh), are in shared memory. The products are exact except for the activations' rounding.
+// Those with more rows are streamed (streamed_product_sm90.cuh).
 //
-// A block takes one work item after another (rows of the weights x up to 144 staged rows). One
-// thread of the first warpgroup copies activations, 64 columns at a time, into a ring that the
-// other warpgroups read. Each of their warps copies its own tiles of weights. While the products of
-// one tile run, the same warpgroup, or another one, makes the next operand. The weights' scales are
-// exact powers of two and part of the operand. It is 2^-kShift of its value, so that it fits BF16's
-// exponents; kProductScale restores the sums.
-//
-// Per unit of 64 columns and SM, 256 rows x 128 columns: 1,024 clocks of wgmma; some 300 issue
-// slots of four schedulers for the operand; 8.5 KiB of MXFP4 and 16 KiB of activations from L2.
+// A block takes one work item after another. One thread of the first warpgroup copies activations,
+// 64 columns at a time, into a ring that the other warpgroups read. Each of their warps copies its
+// own tiles of weights. While the products of one warpgroup run, another one makes its next
+// operand. The weights' scales are exact powers of two and part of the operand. It is 2^-kShift of
+// its value, so that it fits BF16's exponents; kProductScale restores the sums.
 #pragma once
-
-#include <utility>
 
 #include "core/cuda_launch.cuh"
 #include "kernels/gemm/operand.cuh"
@@ -23,14 +18,14 @@
 
 namespace moxie::gemm {
 
-/// How a block is cut. For many columns each warpgroup should have many rows, for few columns there
-/// should be many warps. A small matrix needs blocks of few rows, whose warpgroups then share K.
-template <int kWarpgroups_, int kRowTiles_, bool kSplitsK_, int kMostColumns_,
-          DType kActivation_ = DType::kBF16, int kBlocks_ = 1>
+/// How a block is cut. For few columns there should be many warps. A small matrix needs blocks of
+/// few rows, whose warpgroups then share K.
+template <int kWarpgroups_, bool kSplitsK_, int kMostColumns_, DType kActivation_ = DType::kBF16,
+          int kBlocks_ = 1>
 struct CutOf {
   static constexpr int kBlocks = kBlocks_;          ///< on an SM at a time
   static constexpr int kWarpgroups = kWarpgroups_;  ///< warpgroups that multiply
-  static constexpr int kRowTiles = kRowTiles_;      ///< of 64 rows, of each warpgroup
+  static constexpr int kRowTiles = 1;               ///< of 64 rows, of each warpgroup
   /// Warpgroups have the same rows, and each has units of its own.
   static constexpr bool kSplitsK = kSplitsK_;
   static constexpr int kMostColumns = kMostColumns_;
@@ -38,7 +33,7 @@ struct CutOf {
   static constexpr int kFirstWarp = 4;                ///< that multiplies
   static constexpr int kRowBytes = staged_row_bytes(kActivation);
 
-  static constexpr int kRows = 64 * kRowTiles * (kSplitsK ? 1 : kWarpgroups);
+  static constexpr int kRows = 64 * (kSplitsK ? 1 : kWarpgroups);
   static constexpr int kThreads = 128 * (kWarpgroups + 1);
 
   // Registers of a thread. A block has the registers of its launch, those of kThreads under
@@ -48,16 +43,12 @@ struct CutOf {
   static constexpr int kMathRegisters =
       (kThreads * kLaunchRegisters - 128 * kCopyRegisters) / (128 * kWarpgroups) / 8 * 8;
 };
-using WideCut = CutOf<2, 2, false, 128>;
-static_assert(WideCut::kMathRegisters == 240, "two warpgroups of 128 sums a thread");
-/// Half the rows and twice the columns, for matrices that fill more of its last block.
-using ManyColumnsCut = CutOf<2, 1, false, 256>;
-using FewRowsCut = CutOf<4, 1, true, 64>;
-using FewRowsWideCut = CutOf<2, 1, true, 128>;
+using FewRowsCut = CutOf<4, true, 64>;
+using FewRowsWideCut = CutOf<2, true, 128>;
 static_assert(FewRowsCut::kRows == FewRowsWideCut::kRows);
 /// As few rows. One warpgroup adds up all of K in order, to the same bits as the cuts that do not
 /// share K.
-using FewRowsOrderedCut = CutOf<1, 1, false, 64, DType::kBF16, 2>;
+using FewRowsOrderedCut = CutOf<1, false, 64, DType::kBF16, 2>;
 static_assert(FewRowsOrderedCut::kRows == FewRowsCut::kRows);
 
 /// Stages of a warp's ring of weights: at most as many as leave room for the sums of warpgroups
@@ -68,17 +59,10 @@ inline constexpr int kWeightStages = F == DType::kMXFP4
                                          : (F == DType::kMXFP8 ? 6 : 4) - (Cut::kSplitsK ? 1 : 0);
 template <DType F, typename Cut>
 struct Shared {
-  // As many as leave room for the weights and for the task's shared memory: with more stages a
-  // warpgroup can be at the end of an item while the other still multiplies.
-  static constexpr int kColumnStages = Cut::kMostColumns > 144                    ? 4
-                                       : Cut::kMostColumns <= 64                  ? 8
-                                       : Cut::kMostColumns > 128 || Cut::kSplitsK ? 6
-                                       : F == DType::kMXFP4                       ? 7
-                                       : F == DType::kMXFP8                       ? 5
-                                                                                  : 4;
+  static constexpr int kColumnStages = Cut::kMostColumns > 64 ? 6 : 8;
   static_assert(!Cut::kSplitsK || kColumnStages % Cut::kWarpgroups == 0,
                 "in an item the same warpgroup reads a stage");
-  static constexpr int kStageBytes = Cut::kRowTiles * fragment::kUnitBytes<F>;
+  static constexpr int kStageBytes = fragment::kUnitBytes<F>;
   /// If warpgroups share K: the sums of all but the first.
   static constexpr int kSums = Cut::kSplitsK ? (Cut::kWarpgroups - 1) * 64 * Cut::kMostColumns : 0;
   alignas(1024) std::byte columns[kColumnStages][Cut::kRowBytes * Cut::kMostColumns];
@@ -89,16 +73,14 @@ struct Shared {
 
 #ifdef __CUDACC__
 
-/// The ring of one warp's weights. A stage has a unit of each of the warp's tiles; the warp itself
-/// copies them.
+/// The ring of one warp's weights: a unit of its tile a stage. The warp itself copies them.
 template <DType F, typename Cut>
 struct WeightRing {
-  static constexpr int kStages = kWeightStages<F, Cut>;
-  static constexpr int kBytes = fragment::kUnitBytes<F>, kStageBytes = Cut::kRowTiles * kBytes;
+  static constexpr int kStages = kWeightStages<F, Cut>, kBytes = fragment::kUnitBytes<F>;
   static constexpr int kStep = Cut::kSplitsK ? Cut::kWarpgroups : 1;
   std::byte* base;
   uint32_t address;
-  const std::byte* from[Cut::kRowTiles];
+  const std::byte* from;
   int num_units = 0, first_unit = 0, next_unit = 0, fill_stage = 0, stage = 0;
 
   __device__ __forceinline__ WeightRing(std::byte* at, int units, int first)
@@ -106,25 +88,17 @@ struct WeightRing {
 
   __device__ __forceinline__ void fill() {
     if (next_unit < num_units) {
-      const uint32_t to = address + fill_stage * kStageBytes + 16 * (threadIdx.x % 32);
-#pragma unroll
-      for (int m = 0; m < Cut::kRowTiles; ++m) {
-        copy_unit<F>(to + m * kBytes, from[m]);
-        from[m] += kStep * kBytes;
-      }
+      copy_unit<F>(address + fill_stage * kBytes + 16 * (threadIdx.x % 32), from);
+      from += kStep * kBytes;
     }
     commit_copies();
     next_unit += kStep;
     if (++fill_stage == kStages) fill_stage = 0;
   }
-  /// Starts an item: `tile` is this warp's first tile, its others are four apart; tiles past the
-  /// end repeat the last one.
+  /// Starts an item with this warp's tile; one past the end is the last one again.
   __device__ __forceinline__ void start(const PackedMatrix& weight, const Item& item, int tile) {
-#pragma unroll
-    for (int m = 0; m < Cut::kRowTiles; ++m) {
-      from[m] = tile_of<F>(weight, num_units, item.expert, tile + 4 * m) + first_unit * kBytes +
-                16 * (threadIdx.x % 32);
-    }
+    from = tile_of<F>(weight, num_units, item.expert, tile) + first_unit * kBytes +
+           16 * (threadIdx.x % 32);
     next_unit = first_unit;
     fill_stage = stage;
     __syncwarp();
@@ -136,7 +110,7 @@ struct WeightRing {
     wait_for_copies<kStages - 2>();
     __syncwarp();
     fill();
-    const std::byte* at = base + stage * kStageBytes;
+    const std::byte* at = base + stage * kBytes;
     if (++stage == kStages) stage = 0;
     return at;
   }
@@ -166,51 +140,29 @@ template <DType F, typename Cut, int kColumns, typename After>
 __device__ __forceinline__ void multiply_item(Shared<F, Cut>& shared, WeightRing<F, Cut>& ring,
                                               uint32_t unit_count, Sums<Cut, kColumns>& sums,
                                               After&& after) {
-  constexpr int kStages = Shared<F, Cut>::kColumnStages, kTiles = Cut::kRowTiles;
+  constexpr int kStages = Shared<F, Cut>::kColumnStages;
   const bool is_first_lane = threadIdx.x % 32 == 0;
 #pragma unroll
-  for (int m = 0; m < kTiles; ++m) {
-#pragma unroll
-    for (int i = 0; i < kColumns / 2; ++i) sums[m][i] = 0;
-  }
-  // An operand for each tile. One tile with many columns has two: of this unit and of the previous
-  // one.
-  constexpr bool kIsDouble = kTiles == 1 && Cut::kMostColumns > 144;
-  constexpr int kOperands = kIsDouble ? 2 : kTiles;
-  UnitProduct<F, Cut, kColumns> products[kOperands];
-  int last_stage = -1, stage_before = -1;  // not released yet
-  const auto give_back = [&](int stage) {
-    if (stage >= 0 && is_first_lane) arrive_barrier(&shared.empty[stage]);
+  for (int i = 0; i < kColumns / 2; ++i) sums[0][i] = 0;
+  UnitProduct<F, Cut, kColumns> product;
+  int last_stage = -1;  // not released yet
+  const auto give_back = [&] {
+    if (last_stage >= 0 && is_first_lane) arrive_barrier(&shared.empty[last_stage]);
   };
-  const auto multiply_unit = [&](int u, auto* product) {
+#pragma unroll 1
+  for (int u = ring.first_unit; u < ring.num_units; u += ring.kStep) {
     const std::byte* unit = ring.next();
     const uint32_t place = unit_count + u, stage = place % kStages;
-#pragma unroll
-    for (int m = 0; m < kTiles; ++m) {
-      wgmma_wait<kOperands - 1>();  // the previous product with this operand
-      if (m == kTiles - 1) give_back(kIsDouble ? stage_before : last_stage);
-      product[m].make(unit + m * fragment::kUnitBytes<F>);
-      if (m == 0) wait_barrier(&shared.full[stage], place / kStages % 2);
-      product[m].add(sums[m], shared.columns[stage]);
-    }
-    stage_before = last_stage, last_stage = stage;
-  };
-  int u = ring.first_unit;
-  if constexpr (kIsDouble) {
-#pragma unroll 1
-    for (; u + ring.kStep < ring.num_units; u += 2 * ring.kStep) {
-      multiply_unit(u, &products[0]);
-      multiply_unit(u + ring.kStep, &products[1]);
-    }
-    if (u < ring.num_units) multiply_unit(u, &products[0]);
-  } else {
-#pragma unroll 1
-    for (; u < ring.num_units; u += ring.kStep) multiply_unit(u, &products[0]);
+    wgmma_wait<0>();
+    give_back();
+    product.make(unit);
+    wait_barrier(&shared.full[stage], place / kStages % 2);
+    product.add(sums[0], shared.columns[stage]);
+    last_stage = stage;
   }
   after();
   wgmma_wait<0>();
-  if (kIsDouble) give_back(stage_before);
-  give_back(last_stage);
+  give_back();
 }
 
 /// If warpgroups share K: adds up their sums, in the registers of the first one.
@@ -236,32 +188,18 @@ __device__ __forceinline__ void add_sums(Shared<F, Cut>& shared, int group,
   barrier_wait(1, kThreads);
 }
 
-/// Calls run<kWidth, kBelow>() for each width, the greatest first; kBelow: the next one, or 0. run
-/// takes items while they are wider than kBelow. (With a branch for each item, ptxas makes each
-/// wgmma of more than two widths wait for itself.)
-template <int... kWidths, typename Run>
-__device__ __forceinline__ void for_each_width(const Run& run) {
-  constexpr int kAll[] = {0, kWidths...}, kLast = sizeof...(kWidths);
-  [&]<int... kIdx>(std::integer_sequence<int, kIdx...>) __attribute__((always_inline)) {
-    (run.template operator()<kAll[kLast - kIdx], kAll[kLast - kIdx - 1]>(), ...);
-  }
-  (std::make_integer_sequence<int, kLast>());
-}
-
-/// The kernel. kWidths ascend; the last is the most columns of an item, and each item takes the
-/// least that its `width` fits. With several, items come from the widest to the narrowest. Task:
-/// `weight` (PackedMatrix), `staged` (StagedView), and on the device
+/// The kernel. kColumns: the most columns of an item. Task: `weight` (PackedMatrix), `staged`
+/// (StagedView), and on the device
 ///   bool item(int i, Item& item)   item number i, false past the last
 ///   template <Cut, int kColumns> void finish(const Item&, int tile, sums, void* shared)
 ///     sums[m] of this warp's tile of 16 rows tile + 4 m, times 2^-kShift
 ///   void drain()                   at the end, by the threads that finish
 ///   kSharedBytes<Cut>              shared memory of its own behind Shared
-template <DType F, typename Cut, typename Task, int... kWidths>
+template <DType F, typename Cut, typename Task, int kColumns>
 __global__ void __launch_bounds__(Cut::kThreads, Cut::kBlocks)
     product_kernel(const __grid_constant__ Task task) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  static_assert(((kWidths <= Cut::kMostColumns) && ...));
-  static_assert(!Cut::kSplitsK || Cut::kRowTiles == 1);
+  static_assert(kColumns <= Cut::kMostColumns);
   extern __shared__ __align__(1024) std::byte shared_bytes[];
   auto& shared = *reinterpret_cast<Shared<F, Cut>*>(shared_bytes);
   constexpr int kStages = Shared<F, Cut>::kColumnStages;
@@ -299,31 +237,28 @@ __global__ void __launch_bounds__(Cut::kThreads, Cut::kBlocks)
   }
   take_registers<Cut::kMathRegisters>();
   const int warp = threadIdx.x / 32 - 4, group = warp / 4;
-  const int my_tile = (Cut::kSplitsK ? 0 : 4 * Cut::kRowTiles * group) + warp % 4;
+  const int my_tile = (Cut::kSplitsK ? 0 : 4 * group) + warp % 4;
   WeightRing<F, Cut> ring(shared.weights[warp][0], num_units, Cut::kSplitsK ? group : 0);
   Item item, next;
   uint32_t unit_count = 0;
   int i = blockIdx.x;
   bool is_more = task.item(i, item);
   if (is_more) ring.start(task.weight, item, item.first_tile + my_tile);
-  const auto run = [&]<int kColumns, int kBelow>() {
-    while (is_more && item.width > kBelow) {
-      i += gridDim.x;
-      is_more = task.item(i, next);
-      Sums<Cut, kColumns> sums;
-      multiply_item<F, Cut, kColumns>(shared, ring, unit_count, sums, [&] {
-        if (is_more) ring.start(task.weight, next, next.first_tile + my_tile);
-      });
-      if constexpr (Cut::kSplitsK) add_sums<F, Cut, kColumns>(shared, group, sums);
-      if (!Cut::kSplitsK || group == 0) {
-        task.template finish<Cut, kColumns>(item, item.first_tile + my_tile, sums,
-                                            shared_bytes + sizeof(shared));
-      }
-      unit_count += num_units;
-      item = next;
+  while (is_more) {
+    i += gridDim.x;
+    is_more = task.item(i, next);
+    Sums<Cut, kColumns> sums;
+    multiply_item<F, Cut, kColumns>(shared, ring, unit_count, sums, [&] {
+      if (is_more) ring.start(task.weight, next, next.first_tile + my_tile);
+    });
+    if constexpr (Cut::kSplitsK) add_sums<F, Cut, kColumns>(shared, group, sums);
+    if (!Cut::kSplitsK || group == 0) {
+      task.template finish<Cut, kColumns>(item, item.first_tile + my_tile, sums,
+                                          shared_bytes + sizeof(shared));
     }
-  };
-  for_each_width<kWidths...>(run);
+    unit_count += num_units;
+    item = next;
+  }
   task.drain();
 #endif
 }

@@ -1,12 +1,16 @@
-// Grouped products on Hopper with up to 64 columns in BF16, and with any number in 8 bits: for few
-// columns limited by reading the weights from memory, and almost as much by the instructions that
-// make operands of them. In 8 bits wgmma keeps some 13 bits of a sum after the first of its
-// greatest addend.
+// Products on Hopper of the experts, and of dense layers with many tokens. For few columns they are
+// limited by reading the weights from memory, and almost as much by the instructions that make
+// operands of them. In 8 bits wgmma keeps some 13 bits of a sum after the first of its greatest
+// addend.
 //
 // As product_sm90.cuh, but one warpgroup copies both operands, a batch of units at a time. These
 // units of a tile are contiguous for each of the block's tiles. The warps that multiply only wait,
 // make operands and start products. What a tile's end reads is loaded when the item begins: at its
 // end all warps would wait for the same memory.
+//
+// A warp that starts products stands still until the tensor cores have taken the last of them: it
+// makes an operand while the other warpgroups' products run. So with two warpgroups the products of
+// one operand should take at least as long as making it, some 250 clocks: 128 columns or more.
 //
 // Items of at most 16 columns can be multiplied by mma.sync (kHasFew): the codes enter as BF16 of
 // 2^-126 of their values, the activations, staged so, times 2^96, and the sums of each block of 32
@@ -17,21 +21,27 @@
 // these instructions, 240 or 300 issue slots of four schedulers.
 #pragma once
 
+#include <utility>
+
 #include "kernels/gemm/product_sm90.cuh"
 #include "kernels/matrices.cuh"
 
 namespace moxie::gemm {
 
 /// How a block is cut: four tiles of 16 rows for each warpgroup, kColumns columns. kHasFew: as
-/// above; the activations are 2^96 of their values.
+/// above; the activations are 2^96 of their values. kIsWide: two warpgroups, whose threads have
+/// registers for 256 columns and two operands.
 template <int kColumns, bool kHasFew_, DType kActivation = DType::kBF16, int kWarpgroups = 4>
-struct StreamedCut : CutOf<kWarpgroups, 1, false, kColumns, kActivation> {
+struct StreamedCut : CutOf<kWarpgroups, false, kColumns, kActivation> {
   static constexpr bool kHasFew = kHasFew_;
   static constexpr int kTiles = 4 * kWarpgroups;
+  static constexpr bool kIsWide = kActivation == DType::kBF16 && kWarpgroups == 2;
   /// Units of a batch: 45 units of 2,880 columns are nine batches of five.
-  static constexpr int kBatchUnits = kColumns <= 16 ? 5 : 3;
+  static constexpr int kBatchUnits = kColumns <= 16 ? 5 : kIsWide ? 1 : 3;
 };
-inline constexpr int kMostStreamedColumns = 64;
+/// For many columns: all dense layers and the experts.
+using WideCut = StreamedCut<256, false, DType::kBF16, 2>;
+static_assert(WideCut::kMathRegisters == 240, "two warpgroups of 128 sums a thread");
 /// What raises the activations of a cut, and what restores the sums.
 template <DType F, typename Cut>
 inline constexpr float kStreamedRaise = Cut::kHasFew ? fragment::kActivationScale<F> : 1.0f;
@@ -50,9 +60,13 @@ inline constexpr float kFewToOthers = fragment::power_of_two(fragment::Format<F>
 template <DType F, typename Cut>
 struct StreamedShared {
   static constexpr int kUnits = Cut::kBatchUnits, kColumns = Cut::kMostColumns;
+  static constexpr bool kHasLines = true;  ///< a batch's copy starts at a line of 128 bytes
   // A batch with what is before it in its line of 128 bytes.
-  static constexpr int kTileBytes = (kUnits * fragment::kUnitBytes<F> + 96 + 127) / 128 * 128;
-  static constexpr int kStages = kColumns > 144 ? 3 : 4;
+  static constexpr int kBatchBytes = kUnits * fragment::kUnitBytes<F>;
+  static constexpr int kTileBytes =
+      (kBatchBytes + (kBatchBytes % 128 > 0 ? 96 : 0) + 127) / 128 * 128;
+  static constexpr bool kIsLarge = kColumns > (Cut::kActivation == DType::kBF16 ? 64 : 144);
+  static constexpr int kStages = Cut::kIsWide ? (F == DType::kMXFP4 ? 5 : 4) : kIsLarge ? 3 : 4;
   // With kHasFew a column of zeros follows, for those that an item lacks.
   static constexpr int kUnitColumns = kColumns + (Cut::kHasFew ? 1 : 0);
   alignas(1024) std::byte columns[kStages][kUnits][Cut::kRowBytes * kUnitColumns];
@@ -61,6 +75,7 @@ struct StreamedShared {
   // Items that are copied or multiplied, since they are at most kStages batches apart.
   static constexpr int kItems = 2 * kStages;
   Item items[kItems];
+  int widths[kItems];  // if the kernel has several
 };
 
 #ifdef __CUDACC__
@@ -176,7 +191,8 @@ __device__ __forceinline__ void multiply_streamed(S& shared, uint32_t place, int
   // Two alternating operands if registers allow it: one is made while the products of the other
   // run.
   using UnitOperand = StreamedOperand<F, Cut, kColumns>;
-  constexpr int kOperands = kColumns <= 32 || UnitOperand::kIsE4m3 ? 2 : 1, kBatch = S::kUnits;
+  constexpr int kBatch = S::kUnits;
+  constexpr int kOperands = kColumns <= 32 || UnitOperand::kIsE4m3 || Cut::kIsWide ? 2 : 1;
   UnitOperand operands[kOperands];
   int last_stage = -1;
   const auto multiply = [&](const std::byte* unit, uint64_t columns, UnitOperand& operand) {
@@ -198,9 +214,13 @@ __device__ __forceinline__ void multiply_streamed(S& shared, uint32_t place, int
       if (i == kOperands - 1 && last_stage >= 0) give_back(shared, last_stage);
       multiply(units + i * kUnit, columns + i * kUnitOfColumns, operands[(kFirst + i) % kOperands]);
     }
+    if constexpr (kBatch < kOperands) {
+      wgmma_wait<1>();
+      if (last_stage >= 0) give_back(shared, last_stage);
+    }
     last_stage = static_cast<int>(at.stage);
     ++place;
-    over = (over + kBatch * kUnit) % 128;
+    if constexpr (S::kHasLines) over = (over + kBatch * kUnit) % 128;
   };
   const int batches = num_units / kBatch, rest = num_units % kBatch;
 #pragma unroll 1
@@ -294,13 +314,28 @@ __device__ __forceinline__ void multiply_few(S& shared, uint32_t place, int num_
 /// What stands for the columns that an item lacks: products of zeros take less energy than those of
 /// what earlier items left, and long prompts are limited by power.
 struct ZeroColumns {
-  static constexpr int kBytes = 288 * 64;
+  static constexpr int kBytes = 256 * 128;
   uint4 zeros[kBytes / sizeof(uint4)];
 };
 static __device__ const ZeroColumns kZeroColumns = {};
 
-/// The kernel, with kWidths and a Task as product_kernel's, that also has
+/// Calls run<kWidth, kBelow>() for each width, the greatest first; kBelow: the next one, or 0. run
+/// takes items while they are wider than kBelow. (With a branch for each item, ptxas makes each
+/// wgmma of more than two widths wait for itself.)
+template <int... kWidths, typename Run>
+__device__ __forceinline__ void for_each_width(const Run& run) {
+  constexpr int kAll[] = {0, kWidths...}, kLast = sizeof...(kWidths);
+  [&]<int... kIdx>(std::integer_sequence<int, kIdx...>) __attribute__((always_inline)) {
+    (run.template operator()<kAll[kLast - kIdx], kAll[kLast - kIdx - 1]>(), ...);
+  }
+  (std::make_integer_sequence<int, kLast>());
+}
+
+/// The kernel. kWidths ascend; the last is the most columns of an item. With several, each item
+/// takes the least that its width fits, and items come from the widest to the narrowest. A Task as
+/// product_kernel's, that also has
 ///   items.count(), items.at(i)    the launch's items
+///   items.width(i)                at least an item's columns, if there are several widths
 ///   items.tiles_a_block           of an item, at most 16
 ///   auto begin<kColumns>(const Item&, int tile)   loads what the tile's end reads
 ///   finish<Cut, kColumns>(const Item&, tile, sums, shared, what begin() gave)
@@ -352,7 +387,7 @@ __global__ void __launch_bounds__(Cut::kThreads, 1)
     }
     constexpr int64_t kRowBytes = Cut::kRowBytes;
     constexpr uint32_t kAllBytes = sizeof(shared.columns[0][0]);
-    static_assert(kAllBytes <= ZeroColumns::kBytes);
+    static_assert(kHasWidths || kAllBytes <= ZeroColumns::kBytes);
     const int64_t unit_stride = kRowBytes * task.staged.capacity;
     uint32_t number_of_item = 0;
     for (int i = first; i < num_items; i += step, ++number_of_item) {
@@ -370,7 +405,11 @@ __global__ void __launch_bounds__(Cut::kThreads, 1)
         uint64_t* full = &shared.full[at.stage];
         // Each thread counts its own bytes.
         if (has_columns) {
-          if (lane == 0 && u == 0) shared.items[number_of_item % S::kItems] = item;
+          if (lane == 0 && u == 0) {
+            shared.items[number_of_item % S::kItems] = item;
+            if constexpr (kHasWidths)
+              shared.widths[number_of_item % S::kItems] = task.items.width(i);
+          }
           const uint32_t bytes = number < count ? column_bytes : 0;
           // Each stage once. For few columns the copies take more energy than they save, and where
           // there are several widths an item lacks few columns.
@@ -394,15 +433,15 @@ __global__ void __launch_bounds__(Cut::kThreads, 1)
   }
   take_registers<Cut::kMathRegisters>();
   const int block_tile = threadIdx.x / 32 - 4;
-  // The item is known when its first batch is there.
-  const auto item_of = [&](uint32_t number) {
+  uint32_t number_of_item = 0;
+  // An item is known when its first batch is there.
+  const auto wait_for_item = [&] {
     const RingPlace<S> at(place);
     wait_barrier(&shared.full[at.stage], at.phase);
-    return shared.items[number % S::kItems];
+    return number_of_item % S::kItems;
   };
-  const auto run = [&]<int kWidth>(const Item& item) __attribute__((always_inline)) {
-    const int tile = item.first_tile + block_tile;
-    const bool has_tile = block_tile < tiles_of(item);
+  const auto run = [&]<int kWidth>(const Item& item, int tile, bool has_tile)
+      __attribute__((always_inline)) {
     const uint32_t over = over_line(tile_of<F>(task.weight, num_units, item.expert, tile));
     const auto ends = task.template begin<kWidth>(item, tile);
     Sums<Cut, kWidth> sums;
@@ -418,27 +457,31 @@ __global__ void __launch_bounds__(Cut::kThreads, 1)
     }
     if (has_tile || !Task::kEndsAlone)
       task.template finish<Cut, kWidth>(item, tile, sums, shared_bytes + sizeof(S), ends);
-    place += (num_units + kBatch - 1) / kBatch;
   };
-  uint32_t number_of_item = 0;
+  const int batches = (num_units + kBatch - 1) / kBatch;
   if constexpr (kHasWidths) {
     int i = first;
     for_each_width<kWidths...>([&]<int kWidth, int kBelow>() __attribute__((always_inline)) {
-      for (; i < num_items; i += step, ++number_of_item) {
-        const Item item = item_of(number_of_item);
-        if (item.width <= kBelow) break;
-        run.template operator()<kWidth>(item);
+      for (; i < num_items; i += step, ++number_of_item, place += batches) {
+        const uint32_t number = wait_for_item();
+        if (shared.widths[number] <= kBelow) break;
+        const Item item = shared.items[number];
+        run.template operator()<kWidth>(item, item.first_tile + block_tile,
+                                        block_tile < tiles_of(item));
       }
     });
   } else {
     for (int i = first; i < num_items; i += step, ++number_of_item) {
-      const Item item = item_of(number_of_item);
+      const Item item = shared.items[wait_for_item()];
+      const int tile = item.first_tile + block_tile;
+      const bool has_tile = block_tile < tiles_of(item);
       if constexpr (Cut::kHasFew && kColumns > 8) {
-        item.num_columns <= 8 ? run.template operator()<8>(item)
-                              : run.template operator()<kColumns>(item);
+        item.num_columns <= 8 ? run.template operator()<8>(item, tile, has_tile)
+                              : run.template operator()<kColumns>(item, tile, has_tile);
       } else {
-        run.template operator()<kColumns>(item);
+        run.template operator()<kColumns>(item, tile, has_tile);
       }
+      place += batches;
     }
   }
   task.drain();

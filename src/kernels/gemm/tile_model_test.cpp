@@ -22,10 +22,10 @@ TEST(TileModel, WiderTilesForMoreTokens) {
 TEST(TileModel, TakesWhatWastesLeast) {
   EXPECT_EQ(choose_tile(0).columns, 8);
   EXPECT_EQ(choose_tile(4).columns, 8);
-  // Half of the experts would need two tiles of 64. Tiles of 96 run in the kernel of those of 128.
-  EXPECT_EQ(choose_tile(64).columns, 128);
-  // Around 256 tokens half of the experts would need three tiles of 128.
-  EXPECT_EQ(choose_tile(256).columns, 144);
+  // Half of the experts would need two tiles of 64.
+  EXPECT_EQ(choose_tile(64).columns, 96);
+  EXPECT_EQ(choose_tile(128).columns, 256);
+  EXPECT_EQ(choose_tile(256).columns, 256);
   EXPECT_NE(choose_tile(256).reason.find("256.0 tokens an expert"), std::string::npos)
       << choose_tile(256).reason;
   EXPECT_TRUE(is_grouped_tile(choose_tile(100000).columns));
@@ -62,7 +62,7 @@ TEST(TileModel, ReadsTheSwitch) {
   for (const char* text : {"", "256", "256x", "256x7", "128x8", "256x64 ", "64"}) {
     const auto parsed = parse_tile(text);
     ASSERT_FALSE(parsed.has_value()) << text;
-    EXPECT_NE(parsed.error().message().find("256x144"), std::string::npos)
+    EXPECT_NE(parsed.error().message().find("256x256"), std::string::npos)
         << parsed.error().message();
   }
 }

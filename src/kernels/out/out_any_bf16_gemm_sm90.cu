@@ -1,14 +1,26 @@
 // out on Hopper for many tokens: the attention's output staged in BF16 (here, or by attend itself),
-// then one product (gemm/product_sm90.cuh), which is added with its bias to the residual stream.
+// then one product (gemm/dense_sm90.cuh), which is added with its bias to the residual stream.
 #include "kernels/gemm/dense_sm90.cuh"
-#include "kernels/out/out_end.cuh"
 #include "kernels/out/out_rows.h"
+#include "kernels/out/out_wide_end.cuh"
 
 namespace moxie {
+namespace gemm {
+template <bool kIsSingle, bool kAdds>
+struct WideEnd<AddToResidual<kIsSingle, kAdds>> {
+  using Type = AddWide<kIsSingle, kAdds>;
+};
+template <>
+struct WideEnd<LeaveRounded> {
+  using Type = LeaveWide;
+};
+}  // namespace gemm
+
 using namespace gemm;
 
 const char* out_any_bf16_gemm_sm90_refuses(const OutParams& p) {
   if (const char* why = refuses_out(p)) return why;
+  if (p.weight.rows % 4 != 0) return "rows are not a multiple of 4";
   return refuses_product(p.weight, kMaxStagedFloatsWidth);
 }
 

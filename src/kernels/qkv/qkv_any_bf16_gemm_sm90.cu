@@ -1,10 +1,17 @@
 // qkv on Hopper for many tokens: the norm stages its output in BF16; then one product
-// (gemm/product_sm90.cuh) ends in bias, rotary and the append to the cache.
+// (gemm/dense_sm90.cuh) ends in bias, rotary and the append to the cache.
 #include "kernels/gemm/dense_sm90.cuh"
-#include "kernels/qkv/qkv_end.cuh"
 #include "kernels/qkv/qkv_rows.h"
+#include "kernels/qkv/qkv_wide_end.cuh"
 
 namespace moxie {
+namespace gemm {
+template <>
+struct WideEnd<TurnAndAppend> {
+  using Type = TurnWide;
+};
+}  // namespace gemm
+
 using namespace gemm;
 
 const char* qkv_any_bf16_gemm_sm90_refuses(const QkvParams& p) {

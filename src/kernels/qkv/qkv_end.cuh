@@ -153,6 +153,33 @@ struct TurnAndAppend {
   }
 };
 
+/// Four neighbouring dimensions, from memory and to memory.
+__device__ __forceinline__ float4 load_four(const float* from) {
+  return __ldg(reinterpret_cast<const float4*>(from));
+}
+__device__ __forceinline__ float4 times(const float4& v, float factor) {
+  return {v.x * factor, v.y * factor, v.z * factor, v.w * factor};
+}
+__device__ __forceinline__ void store_four(DType dtype, std::byte* to, const float4& v) {
+  if (dtype == DType::kF32) {
+    *reinterpret_cast<float4*>(to) = v;
+  } else if (dtype == DType::kBF16) {
+    *reinterpret_cast<uint2*>(to) = make_uint2(pack_bf16(v.x, v.y), pack_bf16(v.z, v.w));
+  } else {
+    *reinterpret_cast<uint32_t*>(to) =
+        pack_e4m3(v.x, v.y) | static_cast<uint32_t>(pack_e4m3(v.z, v.w)) << 16;
+  }
+}
+/// Turns four pairs of dimensions: those of the first half of a head and of the second.
+__device__ __forceinline__ void turn_four(float4& top, float4& bottom, const float4& cosine,
+                                          const float4& sine) {
+  const float4 t = top, b = bottom;
+  top = {t.x * cosine.x - b.x * sine.x, t.y * cosine.y - b.y * sine.y,
+         t.z * cosine.z - b.z * sine.z, t.w * cosine.w - b.w * sine.w};
+  bottom = {b.x * cosine.x + t.x * sine.x, b.y * cosine.y + t.y * sine.y,
+            b.z * cosine.z + t.z * sine.z, b.w * cosine.w + t.w * sine.w};
+}
+
 /// What no product over many tokens takes.
 inline const char* refuses_qkv(const QkvParams& p) {
   return p.head_dim % 16 != 0 ? "head_dim is not a multiple of 16" : nullptr;

@@ -1,5 +1,5 @@
 // unembed on Hopper for many rows of logits: the final norm of the requested tokens, staged in
-// BF16, then one product (gemm/product_sm90.cuh).
+// BF16, then one product (gemm/dense_sm90.cuh).
 #include "kernels/gemm/dense_sm90.cuh"
 #include "kernels/unembed/unembed_end.cuh"
 #include "kernels/unembed/unembed_rows.h"
