@@ -11,13 +11,13 @@
 
 namespace moxie::gemm {
 
-/// How the matrix is cut. Few rows are FewRowsCut; FewRowsWideCut if a tile has more columns than
-/// that takes; with kInOrder FewRowsOrderedCut. kInOrder: a column's sums are the same, to the bit,
-/// for any number of columns.
+/// How the matrix is cut: WideCut, or few rows. Those are FewRowsCut; FewRowsWideCut if a tile has
+/// more columns than that takes; with kInOrder FewRowsOrderedCut. kInOrder: a column's sums are the
+/// same, to the bit, for any number of columns.
 template <bool kInOrder>
 DenseItems dense_items(const PackedMatrix& weight, int32_t num_columns, int32_t num_sms) {
   constexpr int64_t kFewRowsCells = int64_t{5120} * 256;
-  // If blocks of 256 rows would leave many SMs without work.
+  // If blocks of more rows would leave many SMs without work.
   const bool few_rows = int64_t{weight.rows} * num_columns <= kFewRowsCells;
   const int32_t rows = few_rows ? FewRowsCut::kRows : WideCut::kRows;
   const auto rounds = [&](int32_t columns) {
