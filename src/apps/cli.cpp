@@ -104,7 +104,8 @@ class AppFlags final : public Flags {
     std::vector<std::string> words;
     for (const auto& [flag, option] : options_) {
       const std::string name = (flag.starts_with("-") ? "" : "--") + flag;
-      for (const std::string& value : option->results()) words.push_back(name + "=" + value);
+      for (const std::string& value : option->results())
+        words.push_back(fmt::format("{}={}", name, value));
     }
     if (positional_ != nullptr) {
       for (const std::string& value : positional_->results()) words.push_back(value);
