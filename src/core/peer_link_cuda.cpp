@@ -67,6 +67,10 @@ class Mailboxes {
   }
 
   const RankMail& mail(int32_t rank) const { return mails_[static_cast<size_t>(rank)]; }
+  void set_received(int32_t rank, uint16_t* memory) {
+    const std::lock_guard lock(mutex_);
+    for (RankMail& mail : mails_) mail.received[rank] = memory;
+  }
   void set_fault(const std::string& text) {
     const std::lock_guard lock(mutex_);
     if (text_.empty()) text_ = text;
@@ -131,6 +135,7 @@ class PeerLink final : public RankLink {
     return {};
   }
   const RankMail* mail() const override { return &boxes_->mail(rank_); }
+  void set_received(uint16_t* memory) override { boxes_->set_received(rank_, memory); }
   void set_fault(const std::string& text) override { boxes_->set_fault(text); }
   Status status() const override { return boxes_->status(); }
 

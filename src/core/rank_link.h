@@ -74,6 +74,9 @@ class RankLink {
   virtual const RankMail* mail() const { return nullptr; }
   /// The same of ranks that are processes with GPUs: core/rank_gather.h. Null: none.
   virtual RankGather* gather() { return nullptr; }
+  /// Of ranks on GPUs of one process, before their first launch: what is RankMail::received of this
+  /// rank. From any thread.
+  virtual void set_received(uint16_t*) {}
   /// Of ranks that are processes: one whose connection has ended, without an exchange that would
   /// find it out. From any thread.
   virtual std::optional<int32_t> lost_rank() const { return {}; }

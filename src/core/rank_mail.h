@@ -24,6 +24,8 @@ struct RankMail {
   /// Of this rank: chunks of words and rounds of units so far, and blocks that have ended a kernel.
   uint32_t* state = nullptr;
   std::byte* boxes[kMostRanks] = {};  ///< by rank: its memory
+  /// By rank: where another rank's out leaves its part of x in BF16 (ReduceForm::kRounded, kSent).
+  uint16_t* received[kMostRanks] = {};
   uint32_t* fault = nullptr;  ///< in host memory, of all ranks: 1 + the rank awaited in vain
   uint64_t patience_ns = 0;
 

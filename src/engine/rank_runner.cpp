@@ -48,6 +48,10 @@ Status RankRunner::make(const RankSizes& sizes) {
     if (auto status = device.fill_zero(part, part_bytes, parts_.stream); !status) return status;
   }
 
+  // What the other rank's out leaves is read before route writes the normed x.
+  if (parts_.link != nullptr)
+    parts_.link->set_received(reinterpret_cast<uint16_t*>(activations_.t));
+
   auto kv = KvCache::create(device, parts_.stream, kv_shape(config, sizes.kv_dtype),
                             config.is_window, sizes.num_full_pages, sizes.num_window_pages);
   if (!kv) return fail(std::move(kv.error()));

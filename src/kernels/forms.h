@@ -25,8 +25,15 @@ enum class TForm : uint8_t { kF32, kAbsent };
 /// Who adds the parts of x that ranks on GPUs have behind out and experts. kStep: the step reduce,
 /// behind each. kFolded, one token: the rows that read x, each from x and the parts (ReduceFold);
 /// every row of a plan passes the form on unchanged. kRounded, x of one float a value: the step
-/// reduce, of what out leaves in BF16, and of the outputs of experts' pairs (PairOutputs).
-enum class ReduceForm : uint8_t { kStep, kFolded, kRounded };
+/// reduce, of what out leaves in BF16, and of the outputs of experts' pairs (PairOutputs). kSent,
+/// two ranks, x of two floats a value: the step reduce, of what out leaves in BF16, and of what
+/// experts add to. Between two ranks out itself stores what it leaves in BF16 into the other's
+/// memory, too.
+enum class ReduceForm : uint8_t { kStep, kFolded, kRounded, kSent };
+/// Whether out leaves its part in BF16.
+constexpr bool leaves_rounded(ReduceForm form) {
+  return form == ReduceForm::kRounded || form == ReduceForm::kSent;
+}
 /// How the kernels of a chain divide an SM's memory, CUDA. kShared: all of it is shared memory, for
 /// kernels that copy weights there. kL1: more than half is L1, for kernels that load weights
 /// straight to registers (gemv/held_units.cuh). Kernels that differ in this cannot run side by
@@ -45,8 +52,9 @@ template <typename Form>
 class FormSet {
  public:
   constexpr FormSet(std::initializer_list<Form> forms) {
-    for (const Form form : forms) bits_ |= 1u << static_cast<unsigned>(form);
+    for (const Form form : forms) add(form);
   }
+  constexpr void add(Form form) { bits_ |= 1u << static_cast<unsigned>(form); }
   constexpr bool has(Form form) const { return (bits_ >> static_cast<unsigned>(form) & 1u) != 0; }
   /// The first form of the set, or the second of all.
   constexpr Form first() const { return has(Form{0}) ? Form{0} : Form{1}; }

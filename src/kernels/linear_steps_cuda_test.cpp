@@ -196,7 +196,10 @@ TEST_F(LinearStepsCuda, ManyTokensAgreeWithTheReference) {
     }
     // So many blocks that those with many rows and columns fill the device.
     expect_rows_agree(OutCase{.tokens = 1411, .rows = 2880, .cols = 160, .weights = weights});
-    expect_rows_agree(UnembedCase{.rows = 300, .hidden = 96, .vocab = 12003, .weights = weights});
+    for (const auto& [rows, hidden, vocab] :
+         {std::array{300, 96, 12003}, {60, 672, 25003}, {121, 672, 12003}})
+      expect_rows_agree(
+          UnembedCase{.rows = rows, .hidden = hidden, .vocab = vocab, .weights = weights});
     expect_rows_agree(QkvCase{.tokens = 2003,
                               .hidden = 96,
                               .heads = 64,
@@ -217,14 +220,16 @@ TEST_F(LinearStepsCuda, ManyTokensOfWideMatricesAgreeWithTheReference) {
                                   .top_k = 2,
                                   .weights = weights,
                                   .input_scale = 10});
-    expect_rows_agree(OutCase{.tokens = 33, .rows = 2880, .cols = 4096, .weights = weights});
-    expect_rows_agree(QkvCase{.tokens = 140,
-                              .hidden = 2880,
-                              .heads = 16,
-                              .kv_heads = 2,
-                              .head_dim = 64,
-                              .weights = weights,
-                              .cache = DType::kF8E4M3});
+    for (const auto& [tokens, cols] : {std::array{33, 4096}, {700, 1024}})
+      expect_rows_agree(OutCase{.tokens = tokens, .rows = 2880, .cols = cols, .weights = weights});
+    for (const auto& [tokens, hidden, heads] : {std::array{140, 2880, 16}, {300, 1056, 64}})
+      expect_rows_agree(QkvCase{.tokens = tokens,
+                                .hidden = hidden,
+                                .heads = heads,
+                                .kv_heads = heads / 8,
+                                .head_dim = 64,
+                                .weights = weights,
+                                .cache = DType::kF8E4M3});
   }
 }
 

@@ -25,6 +25,11 @@ std::vector<const Row<P>*> cuda_rows() {
     if (std::string_view(row.name).ends_with("_peers_cuda")) rows.push_back(&row);
   return rows;
 }
+std::vector<const Row<ReduceParams>*> cuda_rows_of(ReduceForm form) {
+  auto rows = cuda_rows<ReduceParams>();
+  std::erase_if(rows, [&](const auto* row) { return !row->forms.reduce.has(form); });
+  return rows;
+}
 // As a unit of a rounded row holds it.
 float rounded(float value) { return bf16_to_f32(f32_to_bf16(value)); }
 
@@ -259,8 +264,9 @@ TEST_P(RankMailCudaTest, RoundedPartsGiveTheSameSums) {
   constexpr int32_t kHidden = 2880, kTopK = 5;
   Ranks ranks(GetParam());
   testing::Random random(11);
-  for (const Row<ReduceParams>* row : cuda_rows<ReduceParams>()) {
-    if (!row->forms.reduce.has(ReduceForm::kRounded)) continue;
+  const auto rows = cuda_rows_of(ReduceForm::kRounded);
+  EXPECT_EQ(rows.size(), 2u);
+  for (const Row<ReduceParams>* row : rows) {
     for (const int32_t tokens : {1, 37, 900}) {
       for (const bool is_of_pairs : {false, true}) {
         SCOPED_TRACE(::testing::Message()
@@ -327,6 +333,74 @@ TEST_P(RankMailCudaTest, RoundedPartsGiveTheSameSums) {
           EXPECT_TRUE(ranks.read(rank, x_found[rank]) == ranks.read(0, x_of_floats[0]))
               << "rank " << rank;
         EXPECT_FALSE(ranks.read(0, x_found[0]) == x);
+      }
+    }
+  }
+}
+
+// Between two ranks reduce finds the other's part in its own memory; rows with other exchanges come
+// before and behind.
+TEST(RankMailCuda, PartsThatWereSentGiveTheSameSums) {
+  constexpr int32_t kHidden = 2880;
+  Ranks ranks(2);
+  testing::Random random(17);
+  const auto rows = cuda_rows_of(ReduceForm::kSent);
+  EXPECT_EQ(rows.size(), 2u);
+  for (const Row<ReduceParams>* row : rows) {
+    for (const XForm form : {XForm::kF32, XForm::kF32Pair}) {
+      for (const int32_t tokens : {1, 33, 256, 2100}) {
+        SCOPED_TRACE(::testing::Message()
+                     << row->name << ", " << tokens << " tokens, " << text_of(form));
+        const int64_t count = int64_t{tokens} * kHidden;
+        std::vector<float> x = random.uniforms(count, 30.0f), parts[2], cleared(x.size(), 1.0f);
+        std::vector<Buffer> xs, floats, next, codes[2];
+        for (size_t rank = 0; rank < 2; ++rank) {
+          parts[rank] = random.uniforms(count, 2.0f);
+          for (float& value : parts[rank]) value = rounded(value);
+        }
+        for (size_t rank = 0; rank < 2; ++rank) {
+          xs.push_back(ranks.upload(rank, in_form(form, x)));
+          floats.push_back(ranks.upload(rank, in_form(form, parts[rank])));
+          next.push_back(ranks.upload(rank, in_form(form, cleared)));
+          for (const size_t of : {rank, 1 - rank}) {
+            std::vector<uint16_t> code(x.size());
+            for (size_t i = 0; i < code.size(); ++i) code[i] = f32_to_bf16(parts[of][i]);
+            codes[rank].push_back(ranks.upload_any(rank, code));
+          }
+        }
+        for (const bool is_sent : {false, true, true, false}) {
+          for (size_t rank = 0; rank < 2; ++rank) {
+            ReduceParams params{.launch = ranks.launch(rank),
+                                .num_tokens = tokens,
+                                .hidden = kHidden,
+                                .kind = LinkKind::kPeers,
+                                .num_ranks = 2,
+                                .link = &ranks.link(rank),
+                                .part = floats[rank].as<float>(),
+                                .x = xs[rank].as<float>(),
+                                .forms = {.x = form, .reduce = ReduceForm::kSent}};
+            if (is_sent) {
+              params.part = nullptr;
+              params.rounded = codes[rank][0].as<uint16_t>();
+              params.received = codes[rank][1].as<uint16_t>();
+              params.next_part = next[rank].as<float>();
+            }
+            ASSERT_EQ(why_not(*row, params), nullptr);
+            row->run(params);
+          }
+        }
+        for (int i = 0; i < 4; ++i)
+          for (size_t at = 0; at < x.size(); ++at) x[at] += parts[0][at] + parts[1][at];
+        for (size_t rank = 0; rank < 2; ++rank) {
+          const std::vector<float> found = from_form(form, ranks.read(rank, xs[rank]));
+          int64_t num_wrong = 0;
+          for (size_t at = 0; at < x.size(); ++at)
+            num_wrong +=
+                form == XForm::kF32 ? found[at] != x[at] : std::abs(found[at] - x[at]) > 1e-5;
+          EXPECT_EQ(num_wrong, 0) << "of " << x.size() << ", rank " << rank;
+          EXPECT_TRUE(ranks.read(rank, next[rank]) ==
+                      std::vector<float>(next[rank].bytes() / sizeof(float)));
+        }
       }
     }
   }

@@ -1,4 +1,5 @@
-// Tensor maps of Hopper's copies of boxes (copy_box() in kernels/ptx.cuh).
+// Tensor maps of Hopper's copies of boxes (copy_box() in kernels/ptx.cuh), and copies of boxes of
+// three dimensions.
 #pragma once
 
 #include <cuda.h>
@@ -9,6 +10,7 @@
 #include <string>
 
 #include "core/cuda.h"
+#include "kernels/ptx.cuh"
 
 namespace moxie {
 
@@ -18,7 +20,8 @@ template <size_t N>
 CUtensorMap tensor_map(const char* row, const void* base, CUtensorMapDataType type,
                        const std::array<int64_t, N>& extents,
                        const std::array<int64_t, N - 1>& strides, const std::array<int, N>& box,
-                       CUtensorMapSwizzle swizzle) {
+                       CUtensorMapSwizzle swizzle,
+                       CUtensorMapL2promotion promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_256B) {
   static const auto encode = [row] {
     void* found = nullptr;
     cudaDriverEntryPointQueryResult result = {};
@@ -37,10 +40,9 @@ CUtensorMap tensor_map(const char* row, const void* base, CUtensorMapDataType ty
   std::copy(box.begin(), box.end(), of_box.begin());
   ones.fill(1);
   CUtensorMap map;
-  const CUresult error =
-      encode(&map, type, N, const_cast<void*>(base), sizes.data(), steps.data(), of_box.data(),
-             ones.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
-             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult error = encode(&map, type, N, const_cast<void*>(base), sizes.data(), steps.data(),
+                                of_box.data(), ones.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
+                                promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   CHECK(error == CUDA_SUCCESS, "cuTensorMapEncodeTiled: " + std::to_string(error));
   return map;
 }
@@ -54,5 +56,17 @@ inline CUtensorMap map_of_boxes(const char* row, const void* base, CUtensorMapDa
                        {static_cast<int>(128 / element_bytes), box_rows},
                        CU_TENSOR_MAP_SWIZZLE_128B);
 }
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+/// copy_box() of a map of three dimensions.
+__device__ __forceinline__ void copy_box(void* to, const void* map, int32_t x, int32_t y, int32_t z,
+                                         uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(shared_address(to)),
+      "l"(map), "r"(x), "r"(y), "r"(z), "r"(shared_address(barrier))
+      : "memory");
+}
+#endif
 
 }  // namespace moxie

@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "core/rank_mail.h"
 #include "model/gpt_oss.h"
 
 namespace moxie {
@@ -77,6 +78,7 @@ OutParams Pass::params<OutParams>(size_t l, const Forms& forms) const {
           .x = act.parts[kBehindOut] == nullptr ? act.x : act.parts[kBehindOut],
           .overwrites = overwrites_parts(forms),
           .rounded = reinterpret_cast<uint16_t*>(act.parts[kBehindOut]),
+          .rounded_of_other = received_by(1 - config.share.rank),
           .fold = fold(l),
           .folded_x = config.share.rank == 0 ? act.folded_x : nullptr,
           .forms = forms,
@@ -95,6 +97,13 @@ bool Pass::may_fold_reduce() const {
 }
 
 bool Pass::may_round_parts() const { return has_ranks() && config.share.link == LinkKind::kPeers; }
+
+bool Pass::may_send_parts() const { return may_round_parts() && config.share.num_ranks == 2; }
+
+// Where a rank's parts of the other are. Null: they are not sent, or the pass only counts.
+uint16_t* Pass::received_by(int32_t rank) const {
+  return may_send_parts() && link != nullptr ? link->mail()->received[rank] : nullptr;
+}
 
 // What experts of layer `l` add to. The part of the layer before is still read if reduce is folded.
 float* Pass::part_behind_experts(size_t l, const Forms& forms) const {
@@ -226,6 +235,7 @@ ReduceParams Pass::params<ReduceParams>(size_t l, const Forms& forms) const {
           .part = l == kBehindOut ? act.parts[l]
                                   : part_behind_experts(weights.layers.size() - 1, forms),
           .rounded = l == kBehindOut ? reinterpret_cast<uint16_t*>(act.parts[l]) : nullptr,
+          .received = received_by(config.share.rank),
           .pairs = act.pairs,
           .pair_weights = act.expert_weights,
           .top_k = config.top_k,

@@ -47,6 +47,8 @@ struct Pass {
   bool may_fold_reduce() const;
   /// Whether rows may leave parts of x in BF16 (ReduceForm::kRounded): the same on all ranks.
   bool may_round_parts() const;
+  /// Whether out stores its part in BF16 into the other rank's memory, too: the same on all ranks.
+  bool may_send_parts() const;
   /// The step's Params in layer `l`, with these forms. Embed, unembed and gather ignore `l`; for
   /// tap it is the number of the tap, for reduce kBehindOut or kBehindExperts.
   template <typename P>
@@ -56,6 +58,7 @@ struct Pass {
   const KvLayer& kv_of(size_t l) const { return kv[kv.size() == 1 ? 0 : l]; }
   Launch launch_with(const Forms& forms) const;
   RouteFold fold(size_t l) const;
+  uint16_t* received_by(int32_t rank) const;
   float* part_behind_experts(size_t l, const Forms& forms) const;
   ReduceFold reduce_before_qkv(size_t l, const Forms& forms) const;
   ReduceFold reduce_before_experts(const Forms& forms) const;

@@ -75,8 +75,11 @@ ReduceForm reduce_form_of(ReduceForm reduce) {
   constexpr bool is_out = std::is_same_v<P, OutParams>,
                  is_experts = std::is_same_v<P, ExpertsParams>;
   constexpr bool knows_folded = std::is_same_v<P, QkvParams> || kReadsOrWritesRouter<P>;
-  constexpr bool knows_rounded = is_out || is_experts || std::is_same_v<P, ReduceParams>;
-  const bool knows = reduce == ReduceForm::kFolded ? knows_folded : knows_rounded;
+  constexpr bool knows_sent = is_out || std::is_same_v<P, ReduceParams>;
+  constexpr bool knows_rounded = knows_sent || is_experts;
+  const bool knows = reduce == ReduceForm::kFolded    ? knows_folded
+                     : reduce == ReduceForm::kRounded ? knows_rounded
+                                                      : knows_sent;
   return knows ? reduce : ReduceForm::kStep;
 }
 
@@ -116,12 +119,12 @@ double more_bytes(const Pass& pass, const Forms& forms) {
   const double a = forms.a == AForm::kBf16Staged ? -0.5 * heads : 0;
   const bool has_t = forms.t == TForm::kF32 && forms.router == RouterForm::kNothing;
   // Sums are written in two bytes; outputs of pairs are not read, and no sums are written.
-  const bool is_rounded = forms.reduce == ReduceForm::kRounded;
-  const double of_out = is_rounded ? -0.5 * hidden : 0;
-  const double of_pairs = is_rounded ? -(1 + 0.5 * pass.config.top_k) * hidden : 0;
+  const bool leaves_pairs = forms.reduce == ReduceForm::kRounded;
+  const double of_out = leaves_rounded(forms.reduce) ? -0.5 * hidden : 2 * pair;
+  const double of_pairs = leaves_pairs ? -(1 + 0.5 * pass.config.top_k) * hidden : 0;
   if constexpr (std::is_same_v<P, QkvParams>) return pair + q;
   if constexpr (std::is_same_v<P, AttendParams>) return q + a;
-  if constexpr (std::is_same_v<P, OutParams>) return 2 * pair + a + of_out;
+  if constexpr (std::is_same_v<P, OutParams>) return a + of_out;
   if constexpr (std::is_same_v<P, RouteParams>) return pair - (has_t ? 0 : hidden);
   if constexpr (std::is_same_v<P, ExpertsParams>) return 2 * pair + (has_t ? 0 : pair) + of_pairs;
   return pair;
@@ -134,7 +137,10 @@ P planned_params(const Pass& pass, const PlannedRow& planned, size_t l) {
   if constexpr (std::is_same_v<P, ReduceParams>) {
     // The next launch may add to the part that it begins with.
     const bool is_last = l + 1 == pass.weights.layers.size() && planned.number == kBehindExperts;
-    if (pass.overwrites_parts(planned.forms) && !is_last) params.next_part = nullptr;
+    const bool is_overwritten = planned.forms.reduce == ReduceForm::kSent
+                                    ? planned.number == kBehindExperts
+                                    : pass.overwrites_parts(planned.forms);
+    if (is_overwritten && !is_last) params.next_part = nullptr;
   }
   if constexpr (requires { params.tile; })
     if (planned.tile_columns != 0) params.tile = planned.tile();
@@ -374,7 +380,7 @@ NamedForms forms_at(const PlannedRow& row, bool reads) {
   if (&op == &Op<UnembedParams>::info && !reads) return {{"logits", "f32"}};
   const bool makes_x = &op == &Op<EmbedParams>::info;
   const bool adds_to_x = &op == &Op<OutParams>::info || &op == &Op<ExpertsParams>::info;
-  if (!reads && adds_to_x && f.reduce == ReduceForm::kRounded) {
+  if (!reads && adds_to_x && leaves_rounded(f.reduce)) {
     found.emplace_back("part", &op == &Op<OutParams>::info ? "bf16" : "pairs");
     return found;
   }
@@ -472,6 +478,7 @@ std::optional<std::pair<PassPlan, double>> plan_with(const Pass& pass, const Ker
   const bool is_folded = shared.reduce == ReduceForm::kFolded;
   if (is_folded && !pass.may_fold_reduce()) return std::nullopt;
   if (shared.reduce == ReduceForm::kRounded && !pass.may_round_parts()) return std::nullopt;
+  if (shared.reduce == ReduceForm::kSent && !pass.may_send_parts()) return std::nullopt;
   Planner planner(pass, kernels, choice, shared);
   const auto embed = planner.alone<EmbedParams>();
   const auto unembed = planner.alone<UnembedParams>();
@@ -529,6 +536,7 @@ Result<PassPlan> make_plan(const Pass& pass, const KernelChooser& kernels,
   for (const L1Form l1 : {L1Form::kShared, L1Form::kL1}) {
     try_plan({XForm::kF32Pair, l1, RouterForm::kSums, ReduceForm::kFolded});
     try_plan({XForm::kF32, l1, RouterForm::kNothing, ReduceForm::kRounded});
+    try_plan({XForm::kF32Pair, l1, RouterForm::kNothing, ReduceForm::kSent});
   }
   if (!best) return no_plan(pass, kernels);
   if (best->first.predicted_us == kRefusedUs)

@@ -368,7 +368,9 @@ void attend_any_f32_split_cuda(const AttendParams& params) {
       .tile_tokens = tile_tokens,
       .num_splits = 1,
       .num_slots = 1,
-      .by_row = params.window > 0 || kv.page_tokens % kRun != 0};
+      .by_row = params.window > 0 || kv.page_tokens % kRun != 0,
+      .staged_tokens =
+          params.forms.a == AForm::kBf16Staged ? round_up(batch.num_tokens, gemm::kStagedRows) : 0};
   cudaStream_t stream = launch_stream(params.launch.stream);
   const bool bf16 = kv.dtype == DType::kBF16;
   constexpr DType kBF16 = DType::kBF16, kF8 = DType::kF8E4M3;

@@ -251,66 +251,32 @@ __global__ void __launch_bounds__(kThreads, 1)
 // ---- The launch ---------------------------------------------------------------------------------
 constexpr const char* kPrefill = "attend_prefill";  // in error messages
 
-using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
-// The driver's function, found without linking to the driver.
-EncodeTiled encode_tiled() {
-  static const EncodeTiled found = [] {
-    void* function = nullptr;
-    cudaDriverEntryPointQueryResult status;
-    check_launched(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000,
-                                                    cudaEnableDefault, &status),
-                   kPrefill);
-    CHECK(status == cudaDriverEntryPointSuccess, kPrefill);
-    return reinterpret_cast<EncodeTiled>(function);
-  }();
-  return found;
-}
-
-// `strides`: bytes, of all dimensions but the first. Reads outside the tensor give zeros.
-template <size_t kDims>
-CUtensorMap encode_map(CUtensorMapDataType type, const void* base,
-                       const std::array<cuuint64_t, kDims>& sizes,
-                       const std::array<cuuint64_t, kDims - 1>& strides,
-                       const std::array<cuuint32_t, kDims>& box, CUtensorMapSwizzle swizzle,
-                       CUtensorMapL2promotion promotion) {
-  CUtensorMap map;
-  std::array<cuuint32_t, kDims> steps;
-  steps.fill(1);
-  const CUresult result =
-      encode_tiled()(&map, type, kDims, const_cast<void*>(base), sizes.data(), strides.data(),
-                     box.data(), steps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, promotion,
-                     CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  CHECK(result == CUDA_SUCCESS, kPrefill);
-  return map;
-}
-
 // The rows of all pages from `base` on, in boxes of a run. The number of pages is not known here:
 // the map ends where row numbers end.
 CUtensorMap map_runs(const std::byte* base) {
-  return encode_map<2>(CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, base, {kDim, uint64_t{1} << 31},
+  return tensor_map<2>(kPrefill, base, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, {kDim, int64_t{1} << 31},
                        {kRowBytes}, {kDim, kRun}, CU_TENSOR_MAP_SWIZZLE_128B,
                        CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
 }
 
 // Staged queries in boxes of a tile and a KV head.
 CUtensorMap map_staged_queries(const AttendParams& params) {
-  const auto num_heads = static_cast<uint64_t>(params.num_heads);
-  const auto num_tokens = static_cast<uint64_t>(params.batch.num_tokens);
-  return encode_map<3>(CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, params.q, {kDim, num_heads, num_tokens},
+  const int64_t num_heads = params.num_heads;
+  return tensor_map<3>(kPrefill, params.q, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                       {kDim, num_heads, params.batch.num_tokens},
                        {kRowBytes, num_heads * kRowBytes}, {kDim, kGroup, kTileTokens},
-                       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B);
+                       CU_TENSOR_MAP_SWIZZLE_128B);
 }
 // F32 queries in the same boxes. A token's floats of a KV head make two rows, since a box row holds
 // at most 256.
 CUtensorMap map_queries(const AttendParams& params) {
-  constexpr uint32_t kHalf = kGroup * kDim / 2;
+  constexpr int kHalf = kGroup * kDim / 2, kFloat = sizeof(float);
   static_assert(kHalf <= 256);
-  const auto num_heads = static_cast<uint64_t>(params.num_heads);
-  const auto num_tokens = static_cast<uint64_t>(params.batch.num_tokens);
-  return encode_map<3>(
-      CU_TENSOR_MAP_DATA_TYPE_FLOAT32, params.q, {kHalf, num_heads * kDim / kHalf, num_tokens},
-      {kHalf * sizeof(float), num_heads * kDim * sizeof(float)}, {kHalf, 2, kTileTokens},
-      CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_L2_PROMOTION_L2_256B);
+  const int64_t width = int64_t{params.num_heads} * kDim;
+  return tensor_map<3>(kPrefill, params.q, CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+                       {kHalf, width / kHalf, params.batch.num_tokens},
+                       {kHalf * kFloat, width * kFloat}, {kHalf, 2, kTileTokens},
+                       CU_TENSOR_MAP_SWIZZLE_NONE);
 }
 
 template <bool kInOrder>

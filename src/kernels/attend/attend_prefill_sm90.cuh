@@ -6,6 +6,7 @@
 #include "kernels/attend/attend_tiles.cuh"
 #include "kernels/attend/attend_wgmma_sm90.cuh"
 #include "kernels/step.h"
+#include "kernels/tensor_map_sm90.h"
 
 namespace moxie::attend_wgmma {
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/attend/attend_split_formats.cuh"
+#include "kernels/gemm/staged.cuh"
 #include "kernels/step.h"
 
 namespace moxie::attend_split {
@@ -36,11 +37,12 @@ struct SplitParams {
   int32_t in_block;   // AttendParams::is_block: the launch's tokens; else 0
   int32_t table_stride, page_tokens;
   int32_t num_heads, num_kv_heads, group, window;
-  uint32_t group_magic;  // row / group = row * group_magic >> 16, for rows below 32
-  int32_t tile_tokens;   // tokens of a block, of one sequence
-  int32_t num_splits;    // blocks of a cluster
-  int32_t num_slots;     // slots in use of a warp's ring: a warp with one tile needs one
-  bool by_row;           // keys are looked up one by one: tiles begin anywhere in a page
+  uint32_t group_magic;   // row / group = row * group_magic >> 16, for rows below 32
+  int32_t tile_tokens;    // tokens of a block, of one sequence
+  int32_t num_splits;     // blocks of a cluster
+  int32_t num_slots;      // slots in use of a warp's ring: a warp with one tile needs one
+  bool by_row;            // keys are looked up one by one: tiles begin anywhere in a page
+  int32_t staged_tokens;  // capacity of `a` in rows of staged BF16; 0: F32
 };
 
 // ---- Tiles of tokens ----------------------------------------------------------------------------
@@ -592,6 +594,12 @@ __device__ __forceinline__ float part_of_sums(float m, float l, float sink) {
   const float most = fmaxf(m, sink), factor = power_of_two(m - most);
   return __fdividef(factor, l * factor + power_of_two(sink - most));
 }
+// Writes two columns of a token's head as staged BF16: a head is a unit of a staged row.
+__device__ __forceinline__ void write_staged(const SplitParams& p, int32_t token, int32_t head,
+                                             int32_t column, float x, float y) {
+  const int64_t at = gemm::staged_offset(p.staged_tokens, token, head * kDim + column);
+  *reinterpret_cast<uint32_t*>(reinterpret_cast<std::byte*>(p.a) + at) = pack_bf16(x, y);
+}
 // Writes two columns of the answer, of which (x, y) are the sums.
 __device__ __forceinline__ void write_answer(const SplitParams& p, const TokenTile& tile,
                                              int32_t kv_head, int32_t row, int32_t column,
@@ -600,6 +608,8 @@ __device__ __forceinline__ void write_answer(const SplitParams& p, const TokenTi
   if (token >= tile.num_tokens) return;
   const float part = part_of_sums(m, l, sink);
   const int32_t head = kv_head * p.group + row - token * p.group;
+  if (p.staged_tokens > 0)
+    return write_staged(p, tile.first_token + token, head, column, x * part, y * part);
   const int64_t at = static_cast<int64_t>(tile.first_token + token) * p.num_heads + head;
   *reinterpret_cast<float2*>(p.a + at * kDim + column) = make_float2(x * part, y * part);
 }

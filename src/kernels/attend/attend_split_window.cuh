@@ -73,6 +73,13 @@ __global__ void __launch_bounds__(32 * kWindowWarps)
   const float part = part_of_sums(sums.m[0], l, sink);
   float x[16];
   sums.columns(0, part, x);
+  if (p.staged_tokens > 0) {
+#pragma unroll
+    for (int i = 0; i < 16; i += 2)
+      write_staged(p, tile.first_token + token, kv_head * p.group + head, 16 * sums.c + i, x[i],
+                   x[i + 1]);
+    return;
+  }
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     *reinterpret_cast<float4*>(p.a + at * kDim + 16 * sums.c + 4 * i) =

@@ -43,14 +43,18 @@ constexpr const char* kFlashBf16Limits =
     "width of 2,048; same result for any batch and threads";
 #endif
 #if MOXIE_HAS_CUDA
+// Of rows that stage their outputs.
+const char* refuses_staged(const AttendParams& params) {
+  if (params.forms.a == AForm::kBf16Staged && params.batch.num_tokens < kLeastStagedTokens)
+    return "staged outputs of fewer than 8 tokens take more memory";
+  return refuses_shape(params);
+}
 const char* split_refuses(const AttendParams& params) {
-  const char* why = refuses_shape(params);
+  const char* why = refuses_staged(params);
   return why != nullptr ? why : attend_split_cuda_refuses(params);
 }
 const char* prefill_refuses(const AttendParams& params) {
-  if (params.forms.a == AForm::kBf16Staged && params.batch.num_tokens < kLeastStagedTokens)
-    return "staged outputs of fewer than 8 tokens take more memory";
-  const char* why = refuses_shape(params);
+  const char* why = refuses_staged(params);
   return why != nullptr ? why : attend_prefill_refuses(params);
 }
 const char* plain_refuses(const AttendParams& params) {
@@ -200,7 +204,7 @@ const Row<AttendParams> kRows[] = {
      .limits = "queries and weights to 2^-17, F32 sums; best for 1 to 8 tokens",
      .ran_on = kRanAnyCuda,
      .layout = PackedLayout::kFragment16x32,
-     .forms = {.x = kAnyX, .l1 = kAnyL1},
+     .forms = {.x = kAnyX, .a = {AForm::kF32, AForm::kBf16Staged}, .l1 = kAnyL1},
      .refuses = split_refuses,
      .predict_us = split_us,
      .workspace = no_workspace,

@@ -1,32 +1,9 @@
-// Hopper's instructions for attention, one wrapper each: products of a warpgroup, and copies of
-// boxes of a tensor map.
+// Hopper's instructions for attention, one wrapper each: products of a warpgroup.
 #pragma once
-
-#include <cuda.h>
 
 #include "kernels/wgmma.cuh"
 
 namespace moxie {
-
-/// Copies a box of a map of two dimensions; elements outside the map become zeros. The barrier
-/// counts the bytes of the whole box.
-__device__ __forceinline__ void copy_box(void* to, const CUtensorMap* map, int32_t x, int32_t y,
-                                         uint64_t* barrier) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], "
-      "[%1, {%3, %4}], [%2];" ::"r"(shared_address(to)),
-      "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y)
-      : "memory");
-}
-/// The same with three dimensions.
-__device__ __forceinline__ void copy_box(void* to, const CUtensorMap* map, int32_t x, int32_t y,
-                                         int32_t z, uint64_t* barrier) {
-  asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], "
-      "[%1, {%3, %4, %5}], [%2];" ::"r"(shared_address(to)),
-      "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z)
-      : "memory");
-}
 
 /// Keeps the compiler from using a product's registers before the wait that precedes this call.
 template <int kCount>

@@ -154,7 +154,11 @@ void multiply_dense(const char* row, const PackedMatrix& weight, const StagedVie
       launch_product<F, Cut, kColumns>(row, product, items.num_items(), launch_stream(at.stream));
     };
     if constexpr (std::is_void_v<Wide>) {
-      if (!items.has_few_rows) return launch.template operator()<WideCut, WideCut::kMostColumns>();
+      if (!items.has_few_rows) {
+        if (items.tile_columns <= 64) return launch.template operator()<ManyRowsCut<64>, 64>();
+        if (items.tile_columns <= 128) return launch.template operator()<ManyRowsCut<128>, 128>();
+        return launch.template operator()<WideCut, WideCut::kMostColumns>();
+      }
     }
     if constexpr (kInOrder) return launch.template operator()<FewRowsOrderedCut, 64>();
     if (items.tile_columns <= 32) return launch.template operator()<FewRowsCut, 32>();

@@ -103,10 +103,12 @@ __global__ void __launch_bounds__(kThreads) sort_by_expert(const __grid_constant
   wait_for_previous();
   launch_next();
 
-  const int32_t num_pairs = p.shape.num_tokens * p.shape.top_k, all_warps = num_blocks * kWarps;
-  const int32_t pairs_a_warp = (num_pairs + 32 * all_warps - 1) / (32 * all_warps) * 32;
-  const int32_t first = (rank * kWarps + warp) * pairs_a_warp + lane;
-  const int32_t end = min(first - lane + pairs_a_warp, num_pairs);
+  const int32_t num_pairs = p.shape.num_tokens * p.shape.top_k;
+  const int32_t pairs_a_block = (num_pairs + 32 * num_blocks - 1) / (32 * num_blocks) * 32;
+  const int32_t pairs_a_warp = (pairs_a_block + 32 * kWarps - 1) / (32 * kWarps) * 32;
+  const int32_t end_of_block = min((rank + 1) * pairs_a_block, num_pairs);
+  const int32_t first = rank * pairs_a_block + warp * pairs_a_warp + lane;
+  const int32_t end = min(first - lane + pairs_a_warp, end_of_block);
   int32_t held[kHeld];
   float held_weights[kHeld];
 #pragma unroll
@@ -132,7 +134,7 @@ __global__ void __launch_bounds__(kThreads) sort_by_expert(const __grid_constant
   const bool is_expert = expert >= 0 && expert < p.shape.num_experts;
   int32_t total_here = 0;
   if (is_expert) {
-    const int32_t pairs_here = num_pairs - rank * kWarps * pairs_a_warp;
+    const int32_t pairs_here = max(0, end_of_block - rank * pairs_a_block);
     const int busy_warps = min(kWarps, (pairs_here + pairs_a_warp - 1) / max(pairs_a_warp, 1));
 #pragma unroll 8
     for (int w = 0; w < busy_warps; ++w) {

@@ -21,6 +21,7 @@
 // these instructions, 240 or 300 issue slots of four schedulers.
 #pragma once
 
+#include <algorithm>
 #include <utility>
 
 #include "kernels/gemm/product_sm90.cuh"
@@ -37,10 +38,12 @@ struct StreamedCut : CutOf<kWarpgroups, false, kColumns, kActivation> {
   static constexpr int kTiles = 4 * kWarpgroups;
   static constexpr bool kIsWide = kActivation == DType::kBF16 && kWarpgroups == 2;
   /// Units of a batch: 45 units of 2,880 columns are nine batches of five.
-  static constexpr int kBatchUnits = kColumns <= 16 ? 5 : kIsWide ? 1 : 3;
+  static constexpr int kBatchUnits = kColumns <= 16 ? 5 : kIsWide && kColumns > 128 ? 1 : 3;
 };
-/// For many columns: all dense layers and the experts.
-using WideCut = StreamedCut<256, false, DType::kBF16, 2>;
+/// Of a matrix of very many rows, up to kColumns at a time.
+template <int kColumns>
+using ManyRowsCut = StreamedCut<kColumns, false, DType::kBF16, 2>;
+using WideCut = ManyRowsCut<256>;
 static_assert(WideCut::kMathRegisters == 240, "two warpgroups of 128 sums a thread");
 /// What raises the activations of a cut, and what restores the sums.
 template <DType F, typename Cut>
@@ -66,9 +69,13 @@ struct StreamedShared {
   static constexpr int kTileBytes =
       (kBatchBytes + (kBatchBytes % 128 > 0 ? 96 : 0) + 127) / 128 * 128;
   static constexpr bool kIsLarge = kColumns > (Cut::kActivation == DType::kBF16 ? 64 : 144);
-  static constexpr int kStages = Cut::kIsWide ? (F == DType::kMXFP4 ? 5 : 4) : kIsLarge ? 3 : 4;
   // With kHasFew a column of zeros follows, for those that an item lacks.
   static constexpr int kUnitColumns = kColumns + (Cut::kHasFew ? 1 : 0);
+  static constexpr int kStageBytes =
+      kUnits * Cut::kRowBytes * kUnitColumns + Cut::kTiles * kTileBytes;
+  static constexpr int kStages = Cut::kIsWide ? std::min(5, 192 * 1024 / kStageBytes)
+                                 : kIsLarge   ? 3
+                                              : 4;
   alignas(1024) std::byte columns[kStages][kUnits][Cut::kRowBytes * kUnitColumns];
   alignas(128) std::byte weights[kStages][Cut::kTiles][kTileBytes];
   uint64_t full[kStages], empty[kStages];

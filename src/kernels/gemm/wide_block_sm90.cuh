@@ -24,7 +24,7 @@ struct WideBlock {
 
 /// What ends need to know of a block's columns.
 struct WideColumns {
-  float scale[WideBlock::kColumns];
+  float scale[WideBlock::kColumns];       // of sums in BF16
   int32_t position[WideBlock::kColumns];  // of qkv
   int64_t place[WideBlock::kColumns];     // in the cache, of a head; of qkv
 };
@@ -43,27 +43,33 @@ enum class SumsAs : uint8_t { kBf16, kF16 };
 /// column modulo 8.
 template <SumsAs kAs>
 struct WideSums {
-  const std::byte* sums;
-  const float* scales;  // of the columns
+  std::byte* sums;
+  const float* scales;  // of the columns; of sums in BF16
 
 #ifdef __CUDACC__
   /// Rows `row`, a multiple of 2, and row + 1.
   __device__ __forceinline__ float2 two(int column, int row) const {
     const float2 v = values(*reinterpret_cast<const uint32_t*>(at(column, row)));
-    const float scale = scales[column];
+    const float scale = scale_of(column);
     return make_float2(v.x * scale, v.y * scale);
   }
   /// Rows `row`, a multiple of 4, to row + 3.
   __device__ __forceinline__ float4 four(int column, int row) const {
     const uint2 pairs = *reinterpret_cast<const uint2*>(at(column, row));
     const float2 a = values(pairs.x), b = values(pairs.y);
-    const float scale = scales[column];
+    const float scale = scale_of(column);
     return make_float4(a.x * scale, a.y * scale, b.x * scale, b.y * scale);
   }
 
+  /// A column's 256 bytes, where an end that has read them may put what it leaves.
+  __device__ __forceinline__ std::byte* line(int column) const { return sums + 256 * column; }
+
  private:
+  __device__ __forceinline__ float scale_of(int column) const {
+    return kAs == SumsAs::kF16 ? 1.0f / kHalfScale : scales[column];
+  }
   __device__ __forceinline__ const std::byte* at(int column, int row) const {
-    return sums + 256 * column + 16 * (row / 8 ^ column % 8) + 2 * (row % 8);
+    return line(column) + 16 * (row / 8 ^ column % 8) + 2 * (row % 8);
   }
   __device__ __forceinline__ static float2 values(uint32_t pair) {
     if constexpr (kAs == SumsAs::kF16) return __half22float2(*reinterpret_cast<__half2*>(&pair));
@@ -119,7 +125,7 @@ __device__ __forceinline__ void leave_sums(WideEnds& ends, uint32_t tile, const 
 
 /// Ends items first, first + step, ... End: void look_up(WideColumns&, int column, int token, int
 /// first_row) for a column of the block, then store(const WideEnded&). place(i): of an item;
-/// scale(column): of a column of the matrix.
+/// scale(column): of a column of the matrix; not asked for where sums are in FP16.
 template <SumsAs kAs, typename End, typename Place, typename ScaleOf>
 __device__ __forceinline__ void end_items(const End& end, WideEnds& ends, int32_t first,
                                           int32_t step, int32_t num_items, int32_t rows,
@@ -132,7 +138,7 @@ __device__ __forceinline__ void end_items(const End& end, WideEnds& ends, int32_
     const WidePlace at = place(i);
     barrier_wait(kEndBarrier, kEndThreads);  // all have ended the previous item
     for (int column = thread; column < at.num_columns; column += kEndThreads) {
-      ends.columns.scale[column] = scale(at.column + column);
+      if constexpr (kAs == SumsAs::kBf16) ends.columns.scale[column] = scale(at.column + column);
       end.look_up(ends.columns, column, at.column + column, at.row);
     }
     barrier_wait(kEndBarrier, kEndThreads);

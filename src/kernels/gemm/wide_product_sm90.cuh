@@ -41,16 +41,6 @@ struct WideProduct {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-/// Copies a box of a map of three dimensions, as copy_box().
-__device__ __forceinline__ void copy_box(void* to, const CUtensorMap& map, int32_t x, int32_t y,
-                                         int32_t z, uint64_t* barrier) {
-  asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], "
-      "[%1, {%3, %4, %5}], [%2];" ::"r"(shared_address(to)),
-      "l"(&map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z)
-      : "memory");
-}
-
 /// One thread copies both operands of all items. A copy for each tile would take too long to start.
 template <typename Task, DType F>
 __device__ __forceinline__ void copy_wide(const Task& task, WideShared<F>& shared, int num_units) {
@@ -71,7 +61,7 @@ __device__ __forceinline__ void copy_wide(const Task& task, WideShared<F>& share
       if (u == 0) shared.widths[number % S::kItems] = width;
       uint64_t* full = &shared.full[at.stage];
       expect_bytes(full, sizeof(shared.weights[0]) + column_bytes);
-      copy_box(shared.weights[at.stage], task.of_weights, u * (S::kUnitBytes / 8), item.first_tile,
+      copy_box(shared.weights[at.stage], &task.of_weights, u * (S::kUnitBytes / 8), item.first_tile,
                item.expert, full);
       copy_bulk(shared.columns[at.stage][0], columns, column_bytes, full);
       columns += unit_stride;
@@ -115,7 +105,7 @@ __global__ void __launch_bounds__(WideBlock::kThreads, 1)
             return WidePlace{item.expert, 16 * item.first_tile, item.first_column,
                              item.num_columns};
           },
-          [](int) { return 1.0f / kHalfScale; });
+          nullptr);
     } else if (is_elected()) {
       copy_wide(task, shared, num_units);
     }

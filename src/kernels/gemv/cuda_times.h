@@ -14,6 +14,8 @@ inline constexpr FormSet<L1Form> kAnyL1{L1Form::kShared, L1Form::kL1};
 inline constexpr FormSet<ReduceForm> kReduceAlone{ReduceForm::kStep};
 inline constexpr FormSet<ReduceForm> kAnyReduce{ReduceForm::kStep, ReduceForm::kFolded};
 inline constexpr FormSet<ReduceForm> kRoundedToo{ReduceForm::kStep, ReduceForm::kRounded};
+inline constexpr FormSet<ReduceForm> kSentToo{ReduceForm::kStep, ReduceForm::kRounded,
+                                              ReduceForm::kSent};
 
 /// `ran_on` of CUDA rows that any device can run, and of those that need clusters.
 inline constexpr const char* kRanAnyCuda = "H200; sm_80, sm_100a and sm_120f compiled only";
@@ -115,6 +117,11 @@ inline constexpr double kFoldedReduceUs = 1.5;
 inline constexpr double kRankUnitsUs = 7.0, kRankUnitsGbS = 290;
 inline double rank_units_us(double bytes, int32_t num_ranks = 2) {
   return kRankUnitsUs + 1e-3 * bytes * (num_ranks - 1) / kRankUnitsGbS;
+}
+/// What reduce takes where out has sent the parts: x is read and written, two parts are read.
+inline double rank_sent_us(double bytes) {
+  constexpr double kFixedUs = 3.0, kGbS = 3300;
+  return kFixedUs + 1e-3 * bytes / kGbS;
 }
 /// The same of a sum in two phases: a rank sends each other its slice of `bytes`, and then the sum
 /// of its own slice to all others. Measured among four H100s: 8,192 tokens of 2,880 values take 190

@@ -15,8 +15,10 @@ struct OutParams {
   const float* bias = nullptr;  // [hidden]
   float* x = nullptr;           // [tokens, hidden], read and written
   bool overwrites = false;      // x = W a + b, x of one float a value
-  uint16_t* rounded = nullptr;  // with ReduceForm::kRounded: = W a + b in BF16, instead of x
-  RouteFold fold;               // with RouterForm::kSums, of the route step that follows
+  /// With ReduceForm::kRounded or kSent: = W a + b in BF16, instead of x; and the same in the
+  /// memory of the other of two ranks, or null.
+  uint16_t *rounded = nullptr, *rounded_of_other = nullptr;
+  RouteFold fold;  // with RouterForm::kSums, of the route step that follows
   /// With ReduceForm::kFolded: what the router's products are of besides this rank's part, which is
   /// all that x has; null but on the first rank. One float a value.
   const float* folded_x = nullptr;

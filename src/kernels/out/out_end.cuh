@@ -50,10 +50,10 @@ struct AddToResidual {
   }
 };
 
-/// The sums and their bias, in BF16 (ReduceForm::kRounded).
+/// The sums and their bias, in BF16 (ReduceForm::kRounded, kSent).
 struct LeaveRounded {
   const float* bias;
-  uint16_t* to;
+  uint16_t *to, *other;  // other: null, or in another GPU's memory
 
   template <typename Cut>
   __device__ __forceinline__ void store(const SumsTile& sums, int tile, int rows, int first_column,
@@ -65,7 +65,9 @@ struct LeaveRounded {
     for (int column = lane / 8; column < num_columns; column += 4) {
       const __nv_bfloat162 two = __floats2bfloat162_rn(sums.at(column, in_tile) + add.x,
                                                        sums.at(column, in_tile + 1) + add.y);
-      *reinterpret_cast<__nv_bfloat162*>(to + int64_t{first_column + column} * rows + row) = two;
+      const int64_t at = int64_t{first_column + column} * rows + row;
+      *reinterpret_cast<__nv_bfloat162*>(to + at) = two;
+      if (other != nullptr) *reinterpret_cast<__nv_bfloat162*>(other + at) = two;
     }
   }
 };
@@ -86,12 +88,12 @@ inline StagedView stage_out(const OutParams& p) {
   }
   return staged;
 }
-/// Calls multiply(end). kMayRound: the row takes ReduceForm::kRounded.
+/// Calls multiply(end). kMayRound: the row takes ReduceForm::kRounded and kSent.
 template <bool kMayRound, typename Multiply>
 void with_out_end(const OutParams& p, Multiply&& multiply) {
   if constexpr (kMayRound) {
-    if (p.forms.reduce == ReduceForm::kRounded)
-      return multiply(LeaveRounded{.bias = p.bias, .to = p.rounded});
+    if (leaves_rounded(p.forms.reduce))
+      return multiply(LeaveRounded{.bias = p.bias, .to = p.rounded, .other = p.rounded_of_other});
   }
   if (p.overwrites) {
     multiply(AddToResidual<true, false>{.bias = p.bias, .x = p.x});

@@ -64,7 +64,7 @@ constexpr Row<OutParams> gemm_sm90_row(const char* name, const char* limits,
           .limits = limits,
           .ran_on = "H200",
           .layout = PackedLayout::kFragment16x32,
-          .forms = {.x = kAnyX, .a = {AForm::kF32, AForm::kBf16Staged}, .reduce = kRoundedToo},
+          .forms = {.x = kAnyX, .a = {AForm::kF32, AForm::kBf16Staged}, .reduce = kSentToo},
           .is_batch_invariant = kInOrder,
           .refuses = out_any_bf16_gemm_sm90_refuses,
           .predict_us =
@@ -154,7 +154,7 @@ const Row<OutParams> kRows[] = {
      .limits = kMmaLimits,
      .ran_on = kMmaRanOn,
      .layout = PackedLayout::kFragment16x32,
-     .forms = {.x = kAnyX, .a = {AForm::kF32, AForm::kBf16Staged}, .reduce = kRoundedToo},
+     .forms = {.x = kAnyX, .a = {AForm::kF32, AForm::kBf16Staged}, .reduce = kSentToo},
      .is_batch_invariant = true,
      .refuses = out_any_bf16_gemm_cuda_refuses,
      .predict_us =

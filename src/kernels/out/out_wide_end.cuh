@@ -57,18 +57,43 @@ struct LeaveWide {
   int32_t rows;
 
   __device__ __forceinline__ void look_up(WideColumns&, int, int, int) const {}
-  // As in AddWide.
+  // As in AddWide; the column is put in the place of its sums, and leaves by bulk copies: a warp
+  // that stored to another GPU itself would wait for the link.
   template <typename Ended>
   __device__ __forceinline__ void store(const Ended& p) const {
-    const int in_block = static_cast<int>(threadIdx.x) % 32 * 4, row = p.first_row + in_block;
-    if (row >= rows) return;
-    const float4 add = __ldg(reinterpret_cast<const float4*>(of.bias + row));
-#pragma unroll 4
-    for (int column = p.warp; column < p.num_columns; column += WideBlock::kEndWarps) {
-      const float4 sum = p.sums.four(column, in_block);
-      *reinterpret_cast<uint2*>(of.to + int64_t{p.first_column + column} * rows + row) = make_uint2(
-          pack_bf16(sum.x + add.x, sum.y + add.y), pack_bf16(sum.z + add.z, sum.w + add.w));
+    constexpr int kBatch = 4, kStep = WideBlock::kEndWarps;
+    const int lane = static_cast<int>(threadIdx.x) % 32, row = p.first_row + 4 * lane;
+    const auto add = row < rows ? __ldg(reinterpret_cast<const float4*>(of.bias + row)) : float4{};
+    const uint32_t bytes = 2 * min(WideBlock::kRows, rows - p.first_row);
+#pragma unroll 1
+    for (int first = p.warp; first < p.num_columns; first += 32 * kStep) {
+      const int end = min(p.num_columns, first + 32 * kStep);
+#pragma unroll 1
+      for (int batch = first; batch < end; batch += kBatch * kStep) {
+        uint2 four[kBatch];
+#pragma unroll
+        for (int c = 0; c < kBatch; ++c) {
+          if (batch + kStep * c >= end) continue;
+          const float4 sum = p.sums.four(batch + kStep * c, 4 * lane);
+          four[c] = make_uint2(pack_bf16(sum.x + add.x, sum.y + add.y),
+                               pack_bf16(sum.z + add.z, sum.w + add.w));
+        }
+        __syncwarp();  // all lanes have read these columns
+#pragma unroll
+        for (int c = 0; c < kBatch; ++c) {
+          if (batch + kStep * c >= end) continue;
+          *reinterpret_cast<uint2*>(p.sums.line(batch + kStep * c) + 8 * lane) = four[c];
+        }
+      }
+      fence_bulk_copies();
+      __syncwarp();
+      const int column = first + kStep * lane;
+      if (column >= end) continue;
+      const int64_t at = int64_t{p.first_column + column} * rows + p.first_row;
+      store_bulk(of.to + at, p.sums.line(column), bytes);
+      if (of.other != nullptr) store_bulk(of.other + at, p.sums.line(column), bytes);
     }
+    wait_for_bulk_stores();
   }
 };
 

@@ -16,8 +16,12 @@ struct ReduceParams {
   RankLink* link = nullptr;     // after a fault, which it keeps, x stays as it is
   const float* part = nullptr;  // [tokens, hidden] of this rank
   /// With ReduceForm::kRounded, instead of `part`: this rank's part in BF16, or, if that is null,
-  /// the sum of each token's pairs, times their weights.
+  /// the sum of each token's pairs, times their weights. With kSent: this rank's part in BF16, or,
+  /// if that is null, `part`.
   const uint16_t* rounded = nullptr;  // [tokens, hidden]
+  /// Beside `rounded`, of two ranks: the other's, which its out has stored here; null: reduce
+  /// sends.
+  const uint16_t* received = nullptr;
   PairOutputs pairs;
   const float* pair_weights = nullptr;  // [tokens, top_k]
   int32_t top_k = 0;

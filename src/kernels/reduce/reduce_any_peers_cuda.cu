@@ -121,9 +121,84 @@ __global__ void __launch_bounds__(mail::kThreads, mail::kBlocksOfSm)
   mail::send_and_receive_units<kMost>(p.mail, p.rounds, mine, all);
 }
 
+/// Of two ranks, whose out has stored its part into the other's memory: all of it is there when the
+/// other's kernel begins, which says so to the block of the same number.
+template <bool kIsSingle>
+__global__ void __launch_bounds__(mail::kThreads, mail::kBlocksOfSm)
+    add_sent(const __grid_constant__ SumParams p) {
+  wait_for_previous();
+  launch_next();
+  const uint32_t round = *reinterpret_cast<volatile uint32_t*>(p.mail.state + 1) + 1;
+  mail::leave_flags(p.mail, mail::kOfValues, round);
+  // Halves of a unit are as those of parts in floats: lanes side by side load what lies side by
+  // side.
+  const auto place = [](int64_t unit, int half) {
+    return reduce::first_of<reduce::PartOf::kOneFloat>(unit, half);
+  };
+  const auto load_two = [](const uint16_t* values) {
+    return __ldcg(reinterpret_cast<const uint2*>(values));
+  };
+  struct Half {
+    ResidualFour<kIsSingle> x;
+    uint2 own;
+  };
+  Half next[reduce::kHalves];
+  const auto load = [&](int64_t unit) {
+#pragma unroll
+    for (int half = 0; half < reduce::kHalves; ++half) {
+      const int64_t at = place(unit, half);
+      if (at >= p.count) continue;
+      next[half].x.load(p.x, at);
+      next[half].own = load_two(p.rounded + at);
+    }
+  };
+  const int64_t num_units = p.rounds.num_units, step = int64_t{gridDim.x} * mail::kThreads;
+  int64_t unit = int64_t{blockIdx.x} * mail::kThreads + threadIdx.x;
+  load(unit);
+  if (mail::await_flags(p.mail, mail::kOfValues, round)) {
+#pragma unroll 1
+    for (; unit < num_units; unit += step) {
+      Half now[reduce::kHalves];
+      uint2 other[reduce::kHalves];
+#pragma unroll
+      for (int half = 0; half < reduce::kHalves; ++half) {
+        now[half] = next[half];
+        other[half] = {};
+        if (place(unit, half) < p.count) other[half] = load_two(p.received + place(unit, half));
+      }
+      load(unit + step);
+#pragma unroll
+      for (int half = 0; half < reduce::kHalves; ++half) {
+        const int64_t at = place(unit, half);
+        if (at >= p.count) continue;
+        // Two addends have no order.
+        const uint4 parts[2] = {{now[half].own.x, now[half].own.y, 0, 0},
+                                {other[half].x, other[half].y, 0, 0}};
+        reduce::add_four(p, at, now[half].x, reduce::sum_of<2>(parts, 2, 0));
+      }
+    }
+  }
+  mail::end_kernel(p.mail.state + 1, p.mail.state + 2, round);
+}
+
+/// Whether out has sent the parts that this adds.
+bool are_sent(const ReduceParams& p) {
+  return leaves_rounded(p.forms.reduce) && p.rounded != nullptr && p.received != nullptr;
+}
+void add_sent_parts(const char* row, const ReduceParams& p) {
+  SumParams params = reduce::params_of(p);
+  params.rounds.num_units =
+      mail::kThreads * ceil_div<int64_t>(params.count, reduce::kValuesOfUnit * mail::kThreads);
+  const auto blocks = static_cast<int32_t>(
+      std::min<int64_t>(params.mail.num_blocks, params.rounds.num_units / mail::kThreads));
+  launch_kernel(row, p.forms.x == XForm::kF32 ? add_sent<true> : add_sent<false>, params,
+                mail::shape_of(blocks, p.launch), launch_stream(p.launch.stream));
+}
+
 template <bool kRounds>
 void run_words(const char* row, const ReduceParams& p) {
   if (p.num_tokens == 0) return;
+  if (kRounds && are_sent(p)) return add_sent_parts(row, p);
   SumParams params = reduce::params_of(p);
   params.extent =
       mail::extent_of(params.mail, ceil_div<int64_t>(params.count, kValuesOfWord<kRounds>));
@@ -146,6 +221,7 @@ void reduce_any_bf16_peers_cuda(const ReduceParams& p) {
 
 void reduce_any_bf16_units_peers_cuda(const ReduceParams& p) {
   if (p.num_tokens == 0) return;
+  if (are_sent(p)) return add_sent_parts("reduce_any_bf16_units_peers_cuda", p);
   SumParams params = reduce::params_of(p);
   constexpr int64_t kOfBlock =
       reduce::kValuesOfUnit * RankMail::kUnitsOfBlock;  // values of a block's round

@@ -19,8 +19,8 @@ struct SumParams {
   const float* part;
   float* next_part;
   float* x;
-  // ReduceForm::kRounded.
-  const uint16_t *rounded, *pair_outputs;
+  // ReduceForm::kRounded, kSent.
+  const uint16_t *rounded, *received, *pair_outputs;
   const int32_t* slot_of_pair;
   const float* pair_weights;
   int32_t hidden, top_k;
@@ -33,6 +33,7 @@ inline SumParams params_of(const ReduceParams& p) {
   params.next_part = p.next_part;
   params.x = p.x;
   params.rounded = p.rounded;
+  params.received = p.received;
   params.pair_outputs = p.pairs.outputs;
   params.slot_of_pair = p.pairs.slot_of_pair;
   params.pair_weights = p.pair_weights;

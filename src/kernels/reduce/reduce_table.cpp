@@ -6,7 +6,14 @@ namespace moxie {
 namespace {
 
 #if MOXIE_HAS_CUDA
+// Of rows that may find the parts of out sent.
+const char* refuses_sent(const ReduceParams& p) {
+  if (p.forms.reduce != ReduceForm::kSent) return nullptr;
+  if (p.num_ranks != 2) return "out sends its parts between two ranks";
+  return p.hidden % 8 != 0 ? "the hidden size is no multiple of 8" : nullptr;
+}
 const char* refuses_units(const ReduceParams& p) {
+  if (const char* why = refuses_sent(p)) return why;
   if (p.forms.reduce == ReduceForm::kRounded) {
     if (p.forms.x != XForm::kF32) return "x of two floats with parts in bf16";
     if (p.hidden % 8 != 0) return "the hidden size is no multiple of 8";
@@ -14,6 +21,7 @@ const char* refuses_units(const ReduceParams& p) {
   return p.hidden % 4 != 0 ? "the hidden size is no multiple of 4" : refuses_peer_link(p);
 }
 const char* refuses_bf16_words(const ReduceParams& p) {
+  if (const char* why = refuses_sent(p)) return why;
   return p.hidden % 2 != 0 ? "the hidden size is odd" : refuses_peer_link(p);
 }
 constexpr const char* kAnyXOfPeers =
@@ -26,11 +34,17 @@ double rounded_us(const ReduceParams& p, double us) {
   constexpr int32_t kLeastTokens = 32;
   return p.hidden < kLeastGemmHidden || p.num_tokens < kLeastTokens ? kNeverUs : us;
 }
+// With kSent the mean of both places, behind out and behind experts.
+double with_sent_us(const ReduceParams& p, double us) {
+  const double values = 1.0 * p.num_tokens * p.hidden;
+  return rounded_us(
+      p, p.forms.reduce == ReduceForm::kSent ? 0.5 * (us + rank_sent_us(20 * values)) : us);
+}
 double bf16_us(const ReduceParams& p, const DeviceRates&) {
-  return rounded_us(p, rank_mail_us(0.5 * p.num_tokens * p.hidden, p.num_ranks));
+  return with_sent_us(p, rank_mail_us(0.5 * p.num_tokens * p.hidden, p.num_ranks));
 }
 double units_us(const ReduceParams& p, const DeviceRates&) {
-  return rounded_us(p, rank_units_us(2.0 * p.num_tokens * p.hidden, p.num_ranks));
+  return with_sent_us(p, rank_units_us(2.0 * p.num_tokens * p.hidden, p.num_ranks));
 }
 double two_shot_us(const ReduceParams& p, const DeviceRates&) {
   return rounded_us(p, rank_slices_us(2.0 * p.num_tokens * p.hidden, p.num_ranks));
@@ -41,7 +55,12 @@ constexpr Row<ReduceParams> units_row(const char* name, const char* limits,
                                       void (*run)(const ReduceParams&), const char* ran_on) {
   Row<ReduceParams> row =
       peers_row<ReduceParams>(name, kAnyXOfPeers, limits, refuses_units, predict_us, run, ran_on);
-  row.forms.reduce = {ReduceForm::kStep, ReduceForm::kFolded, ReduceForm::kRounded};
+  row.forms.reduce.add(ReduceForm::kRounded);
+  return row;
+}
+// The row with kSent in its forms.
+constexpr Row<ReduceParams> with_sent(Row<ReduceParams> row) {
+  row.forms.reduce.add(ReduceForm::kSent);
   return row;
 }
 constexpr const char* kAnyXOfNccl =
@@ -86,11 +105,12 @@ const Row<ReduceParams> kRows[] = {
     peers_row<ReduceParams>("reduce_any_one_shot_peers_cuda", kAnyXOfPeers,
                             "F32; any number of tokens", refuses_peer_link, peers_us,
                             reduce_any_one_shot_peers_cuda),
-    peers_row<ReduceParams>("reduce_any_bf16_peers_cuda", kAnyXOfPeers,
-                            "parts rounded to bf16; for some tokens; an even hidden size",
-                            refuses_bf16_words, bf16_us, reduce_any_bf16_peers_cuda),
-    units_row("reduce_any_bf16_units_peers_cuda", "parts rounded to bf16; for many tokens",
-              units_us, reduce_any_bf16_units_peers_cuda, kRanAnyCuda),
+    with_sent(peers_row<ReduceParams>("reduce_any_bf16_peers_cuda", kAnyXOfPeers,
+                                      "parts rounded to bf16; for some tokens; an even hidden size",
+                                      refuses_bf16_words, bf16_us, reduce_any_bf16_peers_cuda)),
+    with_sent(units_row("reduce_any_bf16_units_peers_cuda",
+                        "parts rounded to bf16; for many tokens", units_us,
+                        reduce_any_bf16_units_peers_cuda, kRanAnyCuda)),
     units_row("reduce_any_bf16_two_shot_peers_cuda",
               "parts and their sum rounded to bf16; for many tokens of three ranks or more",
               two_shot_us, reduce_any_bf16_two_shot_peers_cuda, kRanOnH100),
