@@ -183,7 +183,10 @@ __global__ void __launch_bounds__(mail::kThreads, mail::kBlocksOfSm)
 
 /// Whether out has sent the parts that this adds.
 bool are_sent(const ReduceParams& p) {
-  return leaves_rounded(p.forms.reduce) && p.rounded != nullptr && p.received != nullptr;
+  const bool is_behind_out = leaves_rounded(p.forms.reduce) && p.rounded != nullptr;
+  CHECK(!is_behind_out || p.received != nullptr || p.forms.reduce != ReduceForm::kSent,
+        "out sends its part, and no memory receives the other rank's");
+  return is_behind_out && p.received != nullptr;
 }
 void add_sent_parts(const char* row, const ReduceParams& p) {
   SumParams params = reduce::params_of(p);
