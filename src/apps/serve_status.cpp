@@ -41,9 +41,10 @@ void ServeStatus::measure_while_idle(App& app) {
     if (device.kind() == DeviceKind::kCpu) {
       // Its own threads: the model may need its threads at any moment.
       const auto own = make_cpu_device(device.properties().num_units);
-      limits = measure_machine(*own, {.read_passes = 3, .seconds_per_loop = 0, .gives_up = [&] {
-                                        return stops_now() || is_busy();
-                                      }});
+      limits = measure_machine(
+          *own, {.spares_memory = true, .read_passes = 3, .seconds_per_loop = 0, .gives_up = [&] {
+                   return stops_now() || is_busy();
+                 }});
     } else {
       limits =
           measure_gpu(device, {.buffer_bytes = uint64_t{1} << 30, .passes = 3, .products = false});

@@ -62,15 +62,6 @@ std::vector<ArithmeticLoop> arithmetic_loops() {
 
 constexpr uint64_t kReadPart = uint64_t{2} << 20;  // bytes of a task: long streams, even shares
 
-uint64_t choose_buffer_bytes(uint64_t asked, uint64_t available_bytes) {
-  uint64_t bytes = asked;
-  if (bytes == 0) {
-    bytes = std::max<uint64_t>(uint64_t{256} << 20, 8 * last_level_cache_bytes());
-    if (available_bytes > 0) bytes = std::min(bytes, available_bytes / 4);
-  }
-  return std::max(kReadPart, bytes / kReadPart * kReadPart);
-}
-
 // Seconds of one pass of all threads over the buffer.
 double time_read(ThreadPool& pool, const ReadLoop& loop, const Buffer& buffer) {
   auto part = [&](int64_t i, int) {
@@ -118,7 +109,7 @@ bool is_tried(const ArithmeticLoop& loop, const MachineOptions& options) {
 Status measure_read(Device& device, ThreadPool& pool, const MachineOptions& options,
                     MachineLimits* limits) {
   auto buffer = device.allocate(
-      choose_buffer_bytes(options.read_buffer_bytes, device.properties().available_bytes));
+      read_buffer_bytes(options, last_level_cache_bytes(), device.properties().available_bytes));
   if (!buffer) return fail(buffer.error());
   const auto given_up = [] { return fail("given up", "measure_machine"); };
   if (!touch_pages(pool, *buffer, options.gives_up)) return given_up();
@@ -230,6 +221,19 @@ uint64_t last_level_cache_bytes() {
     }
   }
   return bytes;
+}
+
+uint64_t read_buffer_bytes(const MachineOptions& options, uint64_t cache_bytes,
+                           uint64_t available_bytes) {
+  uint64_t bytes = options.read_buffer_bytes;
+  if (bytes == 0) {
+    bytes = std::max(uint64_t{256} << 20, 8 * cache_bytes);
+    if (options.spares_memory) {
+      bytes = std::min(bytes, std::max(uint64_t{1} << 30, 2 * cache_bytes));
+    }
+    if (available_bytes > 0) bytes = std::min(bytes, available_bytes / 4);
+  }
+  return std::max(kReadPart, bytes / kReadPart * kReadPart);
 }
 
 Result<MachineLimits> measure_machine(Device& device, const MachineOptions& options) {

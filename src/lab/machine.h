@@ -49,6 +49,11 @@ struct MachineOptions {
   /// 0: eight times the last-level caches, so that these hold little of it from pass to pass; at
   /// least 256 MiB, at most a quarter of the free memory.
   uint64_t read_buffer_bytes = 0;
+  /// Where eight times the caches are more than 1 GiB, takes 1 GiB, or twice the caches if that is
+  /// more. For a process that others wait for or share the memory with: in a virtual machine the
+  /// caches are those of its host, and touching the pages takes the most time. The rates may be
+  /// some percent higher.
+  bool spares_memory = false;
   /// Passes over the buffer; the first one after the pages are touched is not counted.
   int read_passes = 7;
   /// Seconds for one arithmetic loop on all threads together; 0: measures only reads.
@@ -59,6 +64,11 @@ struct MachineOptions {
   /// Called before each pass over the buffer; returning true ends the measurement, which fails.
   std::function<bool()> gives_up = [] { return false; };
 };
+
+/// Bytes of the buffer that is read, where the caches and the free memory are so large; 0
+/// `available_bytes`: unknown.
+uint64_t read_buffer_bytes(const MachineOptions& options, uint64_t cache_bytes,
+                           uint64_t available_bytes);
 
 /// Measures the CPU `device` with its thread pool; takes under a second on most machines. Fails if
 /// the device is not a CPU or the buffer cannot be allocated.

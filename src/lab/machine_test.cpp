@@ -108,6 +108,27 @@ TEST(MeasureMachine, FillsEveryLimit) {
   }
 }
 
+TEST(MeasureMachine, ReadsABufferThatCachesHoldLittleOfAndSparesMemoryIfAsked) {
+  const auto mib = [](const MachineOptions& options, uint64_t cache_mib, uint64_t available_mib) {
+    return read_buffer_bytes(options, cache_mib << 20, available_mib << 20) >> 20;
+  };
+  const MachineOptions sparing{.spares_memory = true};
+  for (const MachineOptions& options : {MachineOptions{}, sparing}) {
+    EXPECT_EQ(mib(options, 0, 0), 256) << "the system says neither";
+    EXPECT_EQ(mib(options, 16, 64 << 10), 256);
+    EXPECT_EQ(mib(options, 105, 64 << 10), 840);
+    EXPECT_EQ(mib(options, 105, 2 << 10), 512) << "a quarter of what is free";
+    EXPECT_EQ(mib(options, 480, 2 << 10), 512);
+    EXPECT_EQ(mib(options, 105, 1), 2) << "one part at least";
+  }
+  EXPECT_EQ(mib({}, 480, 64 << 10), 3840);
+  EXPECT_EQ(mib(sparing, 480, 64 << 10), 1024);
+  EXPECT_EQ(mib({}, 2304, 256 << 10), 18432);
+  EXPECT_EQ(mib(sparing, 2304, 256 << 10), 4608) << "less would be read from the caches";
+  EXPECT_EQ(mib({.read_buffer_bytes = uint64_t{2} << 30, .spares_memory = true}, 480, 1024), 2048)
+      << "what is asked for";
+}
+
 TEST(MeasureMachine, UsesOnlyTheFeaturesAllowed) {
   const auto device = make_cpu_device(1);
   const auto limits = measure_machine(*device, small_options(kFeatureNone));

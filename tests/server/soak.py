@@ -325,7 +325,7 @@ class Soak:
 
     async def resident_mib(self):
         """Of the idle server, once it has measured its memory's bandwidth, which takes some."""
-        end = time.monotonic() + SETTLE_S
+        end = time.monotonic() + servers.HANG_S
         while time.monotonic() < end and not self.server.is_measured():
             await asyncio.sleep(0.05)
         return round((await self.metrics()).get("process_resident_memory_bytes") / 2**20, 1)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import pathlib
 import subprocess
 import sys
 import time
@@ -55,6 +56,30 @@ async def round_of(port):
 def resident_bytes(pid):
     with open(f"/proc/{pid}/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def peak_resident_bytes(pid):
+    with open(f"/proc/{pid}/status") as file:
+        return next(int(line.split()[1]) << 10 for line in file if line.startswith("VmHWM:"))
+
+
+def largest_caches_bytes():
+    sizes = {}  # CPUs that share a cache name it alike
+    for cache in pathlib.Path("/sys/devices/system/cpu").glob("cpu[0-9]*/cache/index3"):
+        shared, size = ((cache / name).read_text().strip() for name in ("shared_cpu_list", "size"))
+        sizes[shared] = int(size.rstrip("K")) << 10
+    return sum(sizes.values())
+
+
+@pytest.mark.skipif(SANITIZED, reason="holds the server to its memory")
+def test_measuring_the_memory_takes_little_of_it():
+    """Fails where the caches are large, if the measurement takes eight times as much."""
+    with Server("--no-access-log", *SMALL_CACHE) as server:
+        before = peak_resident_bytes(server.process.pid)
+        assert server.measured()
+        taken = peak_resident_bytes(server.process.pid) - before
+        print(f"measured with {taken / 2**20:.0f} MiB")
+        assert taken <= max(1 << 30, 2 * largest_caches_bytes()) + (128 << 20)
 
 
 def test_a_thousand_streams():
