@@ -89,6 +89,11 @@ TEST_F(LinearStepsCuda, RouteAgreesWithTheReference) {
                                 .weights = kWeights,
                                 .seed = 7});
   }
+  // Clusters of one wider tile.
+  for (const int32_t tokens : {250, 355}) {
+    expect_rows_agree(RouteCase{
+        .tokens = tokens, .hidden = 2880, .experts = 128, .weights = DType::kBF16, .seed = 10});
+  }
   // Blocks that take several groups of tokens; again a seed whose logits are far apart.
   expect_rows_agree(RouteCase{
       .tokens = 600, .hidden = 2880, .experts = 128, .weights = DType::kBF16, .seed = 10});

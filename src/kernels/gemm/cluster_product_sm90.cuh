@@ -25,15 +25,16 @@ struct ClusterCut : CutOf<kWarpgroups_, false, kColumns> {
 struct ClusterCutSizes {
   int32_t warpgroups, columns, parts;
 };
-inline constexpr std::array<ClusterCutSizes, 9> kClusterCuts = {{{2, 64, 1},
-                                                                 {2, 96, 1},
-                                                                 {2, 128, 1},
-                                                                 {3, 128, 1},
-                                                                 {2, 128, 2},
-                                                                 {3, 64, 2},
-                                                                 {3, 128, 2},
-                                                                 {2, 64, 4},
-                                                                 {2, 128, 4}}};
+inline constexpr std::array<ClusterCutSizes, 10> kClusterCuts = {{{2, 64, 1},
+                                                                  {2, 96, 1},
+                                                                  {2, 128, 1},
+                                                                  {3, 128, 1},
+                                                                  {2, 96, 2},
+                                                                  {2, 128, 2},
+                                                                  {3, 128, 2},
+                                                                  {2, 64, 4},
+                                                                  {2, 96, 4},
+                                                                  {2, 128, 4}}};
 inline constexpr int32_t kLeastClusterColumns = 33, kMostClusterColumns = 512;
 
 /// What a block's unit of 64 columns of K takes: clocks of shared memory, to which it is written

@@ -11,9 +11,10 @@
 
 namespace moxie::gemm {
 
-/// How the matrix is cut: WideCut, or few rows. Those are FewRowsCut; FewRowsWideCut if a tile has
-/// more columns than that takes; with kInOrder FewRowsOrderedCut. kInOrder: a column's sums are the
-/// same, to the bit, for any number of columns.
+/// How the matrix is cut: as WideCut, whose rows ManyRowsCut has too, or few rows. Those are
+/// FewRowsCut; FewRowsWideCut if a tile has more columns than that takes; with kInOrder
+/// FewRowsOrderedCut. kInOrder: a column's sums are the same, to the bit, for any number of
+/// columns.
 template <bool kInOrder>
 DenseItems dense_items(const PackedMatrix& weight, int32_t num_columns, int32_t num_sms) {
   constexpr int64_t kFewRowsCells = int64_t{5120} * 256;

@@ -1,11 +1,13 @@
 // route on CUDA for many tokens: norm, router, top-k and softmax in one kernel that reads x once.
 //
 // Clusters of blocks take tiles of 16 tokens. Each block has a share of the columns, each warp two
-// tokens. A warp multiplies its tokens by the norm's weights, without the norm's factor, and stores
-// them in shared memory as floats and as two BF16 parts. These are multiplied by the router
-// (mma.m16n8k16), whose fragments each warp holds in registers for all tiles. Sums of squares and
-// partial logits are sent to the blocks that need them. One tile later, when all have arrived, `t`
-// is written, and one warp a token chooses. Meanwhile the next tile's x is loaded.
+// tokens. (An H200 runs 15 such clusters at a time. Tiles of 24 tokens, of which a cluster has one,
+// are taken where there are too few clusters for tiles of 16.) A warp multiplies its tokens by the
+// norm's weights, without the norm's factor, and stores them in shared memory as floats and as two
+// BF16 parts. These are multiplied by the router (mma.m16n8k16), whose fragments each warp holds in
+// registers for all tiles. Sums of squares and partial logits are sent to the blocks that need
+// them. One tile later, when all have arrived, `t` is written, and one warp a token chooses.
+// Meanwhile the next tile's x is loaded.
 //
 // At 8,192 tokens of 2,880: x 189 MB in and t 94 MB out, 62 us of an H200's memory; 12 GFLOP.
 #include "core/cuda_launch.cuh"
@@ -18,15 +20,14 @@ namespace {
 
 using namespace fragment;
 
-constexpr int kTileTokens = 16, kWarps = 8;
-constexpr int kTokensAWarp = kTileTokens / kWarps;  // tokens w and w + 8 in warp w
-constexpr int kMaxRouteBlocks = 8;                  // of a cluster, on every device
-constexpr int kMostUnits = 6;                       // of 64 columns, a block
-constexpr int kHeld = 2 * kMostUnits;               // blocks of 32 columns of the router
+constexpr int kWarps = 8;
+constexpr int kTileTokens = 16, kWideTileTokens = 24;
+constexpr int kMaxRouteBlocks = 8;     // of a cluster, on every device
+constexpr int kMostUnits = 6;          // of 64 columns, a block
+constexpr int kHeld = 2 * kMostUnits;  // blocks of 32 columns of the router
 // Dynamic shared memory that a block has on every device.
 constexpr uint64_t kMaxShared = 97 * 1024;
 constexpr int kUnitOfBF16 = kUnitBytes<DType::kBF16>;
-constexpr int kPartsOfBlock = 128 * kTileTokens;  // bytes of 32 columns of the tile
 static_assert(kMaxExperts <= 2 * 16 * kWarps, "a warp has 16 experts, and 16 more");
 
 struct RouteTiles {
@@ -44,24 +45,26 @@ struct RouteTiles {
 /// Shared memory of a block: offsets in floats. The launch takes its size from here.
 struct RouteMemory {
   int num_experts, num_blocks, max_units;
+  int tile_tokens, num_tiles;  // num_tiles: that a block has at a time, 1 or 2
   /// Between two tokens' logits: those of tokens 0, 2, 4, 6 start in different banks.
   __host__ __device__ int pitch() const { return (num_experts + 31) / 32 * 32 + 4; }
   __host__ __device__ int tokens_a_block() const {
-    return (kTileTokens + num_blocks - 1) / num_blocks;
+    return (tile_tokens + num_blocks - 1) / num_blocks;
   }
-  __host__ __device__ int tile() const { return 64 * max_units * kTileTokens; }
-  __host__ __device__ int parts() const { return 0; }  // of two tiles
-  __host__ __device__ int values() const { return 2 * tile(); }
+  __host__ __device__ int tile() const { return 64 * max_units * tile_tokens; }
+  __host__ __device__ int parts() const { return 0; }  // of each tile
+  __host__ __device__ int values() const { return num_tiles * tile(); }
   __host__ __device__ int norm() const { return values() + tile(); }
   __host__ __device__ int bias() const { return norm() + 64 * max_units; }
-  __host__ __device__ int logits() const { return bias() + pitch(); }  // of two tiles
+  __host__ __device__ int logits() const { return bias() + pitch(); }  // of each tile
   __host__ __device__ int logits_of_tile() const { return num_blocks * tokens_a_block() * pitch(); }
   uint64_t bytes() const {
-    return sizeof(float) * static_cast<uint64_t>(logits() + 2 * logits_of_tile());
+    return sizeof(float) * static_cast<uint64_t>(logits() + num_tiles * logits_of_tile());
   }
 };
 
 /// x of a warp's tokens in a block's columns: lane l has columns 2l, 2l + 1 of each unit.
+template <int kTokensAWarp>
 struct TokenColumns {
   float4 x[kTokensAWarp][kMostUnits];
 
@@ -99,12 +102,13 @@ struct RouterTile {
     a[1] = __ldg(reinterpret_cast<const uint4*>(weights + 1024 * block + 512));
   }
   /// Adds one block's product with tokens 8n..8n + 7: of the high parts, and of the low parts.
+  template <int kTokens>
   static __device__ __forceinline__ void multiply(const uint4 (&a)[2], const std::byte* parts,
-                                                  float (&sums)[2][kTileTokens / 8][4]) {
+                                                  float (&sums)[2][kTokens / 8][4]) {
     const int g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
     const std::byte* of_lane = parts + 128 * g + 16 * q;
 #pragma unroll
-    for (int n = 0; n < kTileTokens / 8; ++n) {
+    for (int n = 0; n < kTokens / 8; ++n) {
 #pragma unroll
       for (int part = 0; part < 2; ++part) {
         const uint4 b = *reinterpret_cast<const uint4*>(of_lane + 1024 * n + 64 * (part ^ (g % 2)));
@@ -118,12 +122,13 @@ struct RouterTile {
 /// Writes a unit's pair of values of one token as two BF16 parts, [block of 32 columns][token]
 /// [part][32]. Odd tokens have the two parts swapped to avoid bank conflicts, and the two halves of
 /// a warp store them in opposite order for the same reason.
+template <int kTokens>
 __device__ __forceinline__ void store_parts(std::byte* unit, int token, float2 v) {
   const int lane = threadIdx.x % 32, half = lane / 16;
   const uint32_t high = pack_bf16(v.x, v.y);
   const uint32_t low =
       pack_bf16(v.x - __uint_as_float(high << 16), v.y - __uint_as_float(high & 0xFFFF0000u));
-  std::byte* at = unit + 128 * (kTileTokens * half + token) + 4 * (lane % 16);
+  std::byte* at = unit + 128 * (kTokens * half + token) + 4 * (lane % 16);
   const int first = half ^ (token % 2);
   *reinterpret_cast<uint32_t*>(at + 64 * first) = half == 0 ? high : low;
   *reinterpret_cast<uint32_t*>(at + 64 * (first ^ 1)) = half == 0 ? low : high;
@@ -140,11 +145,15 @@ __device__ __forceinline__ void send_float(float* at, const uint64_t* barrier, i
   }
 }
 
+/// kTokens of a tile. kIsOneTile: a cluster has one tile.
+template <int kTokens, bool kIsOneTile>
 __global__ void __launch_bounds__(32 * kWarps, 1)
     route_tiles(const __grid_constant__ RouteTiles p) {
+  constexpr int kTokensAWarp = kTokens / kWarps;  // tokens w, w + 8, ... in warp w
+  constexpr int kPartsOfBlock = 128 * kTokens;    // bytes of 32 columns of the tile
   touch_params(p);
   extern __shared__ __align__(128) float shared[];
-  __shared__ float squares[2][kMaxRouteBlocks][kTileTokens];  // by block, for two tiles
+  __shared__ float squares[2][kMaxRouteBlocks][kTokens];  // by block, for two tiles
   __shared__ uint64_t arrived[2];
   const int all_units = (p.hidden + 63) / 64, num_blocks = min(kMaxRouteBlocks, all_units);
   const int rank = static_cast<int>(blockIdx.x) % num_blocks;
@@ -152,14 +161,15 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
   const int first_unit = part_begin(all_units, num_blocks, rank);
   const int num_units = part_begin(all_units, num_blocks, rank + 1) - first_unit;
   const int num_row_tiles = (p.weight.rows + 15) / 16;
-  const RouteMemory memory{p.weight.rows, num_blocks, (all_units + num_blocks - 1) / num_blocks};
+  const RouteMemory memory{p.weight.rows, num_blocks, (all_units + num_blocks - 1) / num_blocks,
+                           kTokens, kIsOneTile ? 1 : 2};
   const int pitch = memory.pitch(), block_logits = memory.tokens_a_block() * pitch;
   const bool is_alone = num_blocks == 1;
   const int blocks_inverse = 255 / num_blocks + 1;  // token / num_blocks = token * this / 256
   float *norm = shared + memory.norm(), *bias = shared + memory.bias();
   const uint32_t bytes_of_tile =
       4 * num_blocks *
-      (kTileTokens + (kTileTokens - rank + num_blocks - 1) / num_blocks * 16 * num_row_tiles);
+      (kTokens + (kTokens - rank + num_blocks - 1) / num_blocks * 16 * num_row_tiles);
   if (threadIdx.x == 0) {
     for (int i = 0; i < 2; ++i) {
       init_barrier(&arrived[i]);
@@ -188,8 +198,8 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
   auto* parts = reinterpret_cast<std::byte*>(shared + memory.parts());
   auto* values = reinterpret_cast<float2*>(shared + memory.values()) +
                  memory.max_units * kTokensAWarp * 32 * warp + lane;
-  TokenColumns next;
-  next.load(p, kTileTokens * first_tile, first_unit, num_units);
+  TokenColumns<kTokensAWarp> next;
+  next.load(p, kTokens * first_tile, first_unit, num_units);
 
   // Waits until all blocks' shares of the i-th tile have arrived; then does what remains for it.
   const auto wait_for_tile = [&](int i) {
@@ -201,7 +211,7 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
     }
   };
   const auto finish = [&](int i) {
-    const int buffer = i % 2, first_token = kTileTokens * (first_tile + i * stride);
+    const int buffer = i % 2, first_token = kTokens * (first_tile + i * stride);
     const auto factor_of = [&](int token) {
       float square = 0;
 #pragma unroll
@@ -226,7 +236,7 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
     }
     for (int own = warp; own < memory.tokens_a_block(); own += kWarps) {
       const int token = rank + num_blocks * own;
-      if (token >= kTileTokens || first_token + token >= p.num_tokens) break;
+      if (token >= kTokens || first_token + token >= p.num_tokens) break;
       const float factor = factor_of(token);
       float* logits = shared + memory.logits() + buffer * memory.logits_of_tile() + own * pitch;
 #pragma unroll 4
@@ -251,12 +261,11 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
     }
   };
   // Sends this block's share of 16 experts' logits to each token's block.
-  const auto send_logits = [&](int buffer, int row_tile,
-                               const float(&sums)[2][kTileTokens / 8][4]) {
+  const auto send_logits = [&](int buffer, int row_tile, const float(&sums)[2][kTokens / 8][4]) {
     float* to = shared + memory.logits() + buffer * memory.logits_of_tile() + rank * block_logits +
                 16 * row_tile + g;
 #pragma unroll
-    for (int n = 0; n < kTileTokens / 8; ++n) {
+    for (int n = 0; n < kTokens / 8; ++n) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int token = 8 * n + 2 * q + i % 2, own = token * blocks_inverse >> 8;
@@ -283,29 +292,30 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
           const float2 v = {x.x + x.y, x.z + x.w};
           square[j] += v.x * v.x + v.y * v.y;
           made[j][u] = {v.x * w.x, v.y * w.y};
-          store_parts(my_parts + 2 * u * kPartsOfBlock, warp + kWarps * j, made[j][u]);
+          store_parts<kTokens>(my_parts + 2 * u * kPartsOfBlock, warp + kWarps * j, made[j][u]);
+          if (kIsOneTile) values[32 * (kTokensAWarp * u + j)] = made[j][u];
         }
       }
-      if (tile + stride < p.num_tiles)
-        next.load(p, kTileTokens * (tile + stride), first_unit, num_units);
+      if (!kIsOneTile && tile + stride < p.num_tiles)
+        next.load(p, kTokens * (tile + stride), first_unit, num_units);
       __syncthreads();
-      float sums[2][kTileTokens / 8][4] = {};
+      float sums[2][kTokens / 8][4] = {};
 #pragma unroll
       for (int k = 0; k < kHeld; ++k) {
         if (k < router.num_blocks)
-          RouterTile::multiply(held[k], my_parts + k * kPartsOfBlock, sums);
+          RouterTile::multiply<kTokens>(held[k], my_parts + k * kPartsOfBlock, sums);
       }
       // When all blocks have sent the previous tile, they no longer use the tile before it, whose
       // memory this tile takes.
       if (i > 0) wait_for_tile(i - 1);
       if (router.num_blocks > 0) send_logits(buffer, warp, sums);
       if (second.num_blocks > 0) {
-        float more[2][kTileTokens / 8][4] = {};
+        float more[2][kTokens / 8][4] = {};
 #pragma unroll 1
         for (int k = 0; k < second.num_blocks; ++k) {
           uint4 a[2];
           second.load(k, a);
-          RouterTile::multiply(a, my_parts + k * kPartsOfBlock, more);
+          RouterTile::multiply<kTokens>(a, my_parts + k * kPartsOfBlock, more);
         }
         send_logits(buffer, warp + kWarps, more);
       }
@@ -319,23 +329,26 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
       square[j] = warp_sum(square[j]);
 #pragma unroll
       for (int u = 0; u < kMostUnits; ++u) {
-        if (u < num_units) values[32 * (kTokensAWarp * u + j)] = made[j][u];
+        if (!kIsOneTile && u < num_units) values[32 * (kTokensAWarp * u + j)] = made[j][u];
       }
     }
     // Sent after finish(), since it also reports that finish() is done.
     if (lane < kTokensAWarp * num_blocks) {
-      const int block = lane % num_blocks, j = lane / num_blocks;
-      send_float(&squares[buffer][rank][warp + kWarps * j], &arrived[buffer], block, is_alone,
-                 j == 0 ? square[0] : square[1]);
+      const int block = lane % num_blocks, of_lane = lane / num_blocks;
+      float mine = square[0];
+#pragma unroll
+      for (int j = 1; j < kTokensAWarp; ++j) mine = of_lane == j ? square[j] : mine;
+      send_float(&squares[buffer][rank][warp + kWarps * of_lane], &arrived[buffer], block, is_alone,
+                 mine);
     }
   }
 }
 
 /// Clusters that the device runs side by side. They may be fewer than its number of multiprocessors
 /// allows, because groups of multiprocessors differ in size.
-int clusters_at_once(const LaunchShape& shape) {
+int clusters_at_once(void (*kernel)(RouteTiles), const LaunchShape& shape) {
   if (shape.cluster == 1) return num_sms();
-  check_launched(allow_shared_bytes(reinterpret_cast<const void*>(route_tiles), shape.shared_bytes),
+  check_launched(allow_shared_bytes(reinterpret_cast<const void*>(kernel), shape.shared_bytes),
                  "route_bf16_bf16x2_gemm_cuda");
   cudaLaunchAttribute attribute;
   attribute.id = cudaLaunchAttributeClusterDimension;
@@ -347,14 +360,22 @@ int clusters_at_once(const LaunchShape& shape) {
   config.attrs = &attribute;
   config.numAttrs = 1;
   int clusters = 0;
-  check_launched(cudaOccupancyMaxActiveClusters(&clusters, route_tiles, &config),
+  check_launched(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config),
                  "route_bf16_bf16x2_gemm_cuda");
   return std::max(1, clusters);
 }
 
-RouteMemory memory_of(const PackedMatrix& weight) {
+RouteMemory memory_of(const PackedMatrix& weight, int tile_tokens, int num_tiles) {
   const int blocks = std::min(kMaxRouteBlocks, weight.num_units());
-  return {weight.rows, blocks, ceil_div(weight.num_units(), blocks)};
+  return {weight.rows, blocks, ceil_div(weight.num_units(), blocks), tile_tokens, num_tiles};
+}
+
+LaunchShape shape_of(const RouteMemory& memory, int num_tiles) {
+  return {.grid = dim3(static_cast<unsigned>(num_tiles * memory.num_blocks)),
+          .num_threads = 32 * kWarps,
+          .shared_bytes = memory.bytes(),
+          .cluster = memory.num_blocks,
+          .programmatic = true};
 }
 
 }  // namespace
@@ -362,7 +383,7 @@ RouteMemory memory_of(const PackedMatrix& weight) {
 const char* route_bf16_bf16x2_gemm_cuda_refuses(const RouteParams& p) {
   if (p.weight.format != DType::kBF16) return "the router is not BF16";
   if (p.weight.rows > kMaxExperts) return "more than 256 experts";
-  const RouteMemory memory = memory_of(p.weight);
+  const RouteMemory memory = memory_of(p.weight, kTileTokens, 2);
   if (memory.max_units > kMostUnits) return "more than 3072 columns";
   if (memory.bytes() > kMaxShared) return "so many experts and columns do not fit shared memory";
   return refuses_matrix(p.weight);
@@ -370,29 +391,37 @@ const char* route_bf16_bf16x2_gemm_cuda_refuses(const RouteParams& p) {
 
 void route_bf16_bf16x2_gemm_cuda(const RouteParams& p) {
   if (p.num_tokens == 0) return;
-  const RouteTiles step{.weight = p.weight,
-                        .x = reinterpret_cast<const float2*>(p.x),
-                        .norm_weight = p.norm_weight,
-                        .bias = p.bias,
-                        .t = p.t,
-                        .expert_ids = p.expert_ids,
-                        .expert_weights = p.expert_weights,
-                        .rms_eps = p.rms_eps,
-                        .num_tokens = p.num_tokens,
-                        .hidden = p.hidden,
-                        .top_k = p.top_k,
-                        .num_tiles = ceil_div(p.num_tokens, kTileTokens)};
-  const RouteMemory memory = memory_of(p.weight);
-  const int blocks = memory.num_blocks;
-  LaunchShape shape{.grid = dim3(static_cast<unsigned>(step.num_tiles * blocks)),
-                    .num_threads = 32 * kWarps,
-                    .shared_bytes = memory.bytes(),
-                    .cluster = blocks,
-                    .programmatic = true};
-  const int rounds = ceil_div(step.num_tiles, clusters_at_once(shape));
-  shape.grid.x = static_cast<unsigned>(ceil_div(step.num_tiles, rounds) * blocks);
-  launch_kernel("route_bf16_bf16x2_gemm_cuda", route_tiles, step, shape,
-                launch_stream(p.launch.stream));
+  RouteTiles step{.weight = p.weight,
+                  .x = reinterpret_cast<const float2*>(p.x),
+                  .norm_weight = p.norm_weight,
+                  .bias = p.bias,
+                  .t = p.t,
+                  .expert_ids = p.expert_ids,
+                  .expert_weights = p.expert_weights,
+                  .rms_eps = p.rms_eps,
+                  .num_tokens = p.num_tokens,
+                  .hidden = p.hidden,
+                  .top_k = p.top_k,
+                  .num_tiles = ceil_div(p.num_tokens, kTileTokens)};
+  const auto launch = [&](void (*kernel)(RouteTiles), const LaunchShape& shape) {
+    launch_kernel("route_bf16_bf16x2_gemm_cuda", kernel, step, shape,
+                  launch_stream(p.launch.stream));
+  };
+  auto* const kernel = route_tiles<kTileTokens, false>;
+  LaunchShape shape = shape_of(memory_of(p.weight, kTileTokens, 2), step.num_tiles);
+  const int at_once = clusters_at_once(kernel, shape), rounds = ceil_div(step.num_tiles, at_once);
+  const RouteMemory wide = memory_of(p.weight, kWideTileTokens, 1);
+  if (rounds > 1 && wide.bytes() <= kMaxShared) {
+    auto* const one_tile = route_tiles<kWideTileTokens, true>;
+    const int num_tiles = ceil_div(p.num_tokens, kWideTileTokens);
+    const LaunchShape of_wide = shape_of(wide, num_tiles);
+    if (num_tiles <= clusters_at_once(one_tile, of_wide)) {
+      step.num_tiles = num_tiles;
+      return launch(one_tile, of_wide);
+    }
+  }
+  shape.grid.x = static_cast<unsigned>(ceil_div(step.num_tiles, rounds) * shape.cluster);
+  launch(kernel, shape);
 }
 
 }  // namespace moxie
