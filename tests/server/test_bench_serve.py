@@ -110,7 +110,8 @@ def test_a_loaded_context_is_found_in_the_cache_and_prompts_otherwise_are_not(se
 def test_a_server_beside_itself_is_no_faster_than_itself(server):
     """Both names are of one server: whatever is called, it is not called of counts."""
     url = f"http://127.0.0.1:{server.port}"
-    document = measured("--url", url, "--url", url + "/v1", "-p", 80, "-n", 4, "--requests", 16)
+    document = measured("--url", url, "--url", url + "/v1", "-p", 80, "-n", 4, "--requests", 16,
+                        "--latency-mode", "none")  # on a busy machine it may exceed the prompt's time
     assert [test["requests"] for test in document["tests"]] == [16, 16]
     assert {v["figure"] for v in document["verdicts"]} == {
         "ttft", "tpot", "itl", "e2e", "pp", "pp_ttft", "tg", "output"}
@@ -129,7 +130,9 @@ def test_a_key_is_needed_sent_and_kept_out_of_the_record(tmp_path):
         assert record["kind"] == "serve"
         names = [series["name"] for series in record["results"]]
         assert "pp100 tg4 c1 ttft" in names and len(names) == len(set(names))
-        assert all(len(s["samples"]) == 2 for s in record["results"] if s["name"].endswith(("ttft", "e2e")))
+        # "pp" and "pp_ttft" have fewer where a request was answered sooner than the probe for the latency.
+        samples = {series["name"].rsplit(" ", 1)[1]: series["samples"] for series in record["results"]}
+        assert len(samples["ttft"]) == len(samples["e2e"]) == 2
 
 
 # ---- endpoints that keep to the form ----------------------------------------------------------------
