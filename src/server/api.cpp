@@ -76,8 +76,10 @@ std::string_view kind_of(const Json& value) {
       return "an array";
     case Json::value_t::object:
       return "an object";
-    case Json::value_t::number_float:
-      return "a decimal";
+    case Json::value_t::number_float: {  // so are integers that need more than 64 bits
+      constexpr double kBeyond = 0x1p63;
+      return std::fabs(value.get<double>()) >= kBeyond ? "a number beyond 64 bits" : "a decimal";
+    }
     default:
       return "an integer";
   }

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <ctime>
 
@@ -13,7 +14,7 @@
 namespace moxie {
 namespace {
 
-constexpr int kWorkerThreads = 2;
+constexpr int kWorkerThreads = 2, kSlowThreads = 1;
 constexpr uint64_t kMaxQueuedBytes = uint64_t{256} << 20;
 constexpr double kDrainPollS = 0.05;
 
@@ -51,7 +52,8 @@ App::App(AppOptions options)
     : options_(std::move(options)),
       store_(options_.store),
       watchers_(std::make_unique<Watchers>(*this)),
-      workers_(kWorkerThreads, kMaxQueuedBytes) {}
+      workers_(kWorkerThreads, kMaxQueuedBytes),
+      slow_workers_(kSlowThreads, kMaxQueuedBytes) {}
 
 App::~App() { stop(); }
 
@@ -63,7 +65,10 @@ void App::attach(HttpServer& server) {
 
 void App::set_model(ServedModel model) { model_ = std::move(model); }
 
-void App::stop() { workers_.stop(); }
+void App::stop() {
+  workers_.stop();
+  slow_workers_.stop();
+}
 
 const char* App::state() const {
   if (!has_model()) return "loading";
@@ -92,11 +97,26 @@ ApiStatus App::check_model(const std::string& name) const {
 void App::in_background(const std::shared_ptr<Exchange>& exchange, ErrorForm form,
                         std::function<Api<Continuation>(const std::string& body)> job) {
   auto body = std::make_shared<std::string>(exchange->take_body());
-  const uint64_t bytes = body->size() + 1024;
-  const bool queued = workers_.run(bytes, [this, exchange, form, body, job = std::move(job)] {
+  run_on(workers_, body->size(), exchange, form, [body, job = std::move(job)] {
     auto done = job(*body);
     body->clear();
     body->shrink_to_fit();
+    return done;
+  });
+}
+
+void App::in_slow_background(const std::shared_ptr<Exchange>& exchange, ErrorForm form,
+                             uint64_t bytes, std::function<Api<Continuation>()> job) {
+  if (!exchange->done()) run_on(slow_workers_, bytes, exchange, form, std::move(job));
+}
+
+void App::run_on(Workers& workers, uint64_t bytes, const std::shared_ptr<Exchange>& exchange,
+                 ErrorForm form, std::function<Api<Continuation>()> job) {
+  auto client_left = std::make_shared<std::atomic<bool>>(false);
+  exchange->on_abort([client_left] { client_left->store(true); });
+  const bool queued = workers.run(bytes + 1024, [this, exchange, form, client_left, job] {
+    if (client_left->load()) return;
+    auto done = job();
     server_->post([exchange, form, done = std::move(done)] {
       if (exchange->done()) return;
       if (done) return (*done)();

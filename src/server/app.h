@@ -111,11 +111,17 @@ class App final : public HttpHandler {
   using Continuation = std::function<void()>;
   void in_background(const std::shared_ptr<Exchange>& exchange, ErrorForm form,
                      std::function<Api<Continuation>(const std::string& body)> job);
+  /// The same for a job that may take seconds: it holds up none but its like. `bytes`: its input.
+  void in_slow_background(const std::shared_ptr<Exchange>& exchange, ErrorForm form, uint64_t bytes,
+                          std::function<Api<Continuation>()> job);
 
  private:
   const Route* route_of(const HttpRequest& request, std::string* allow) const;
   bool has_key(const HttpRequest& request) const;
   void answer_preflight(Exchange& exchange) const;
+  // Jobs of clients that have gone are left out.
+  void run_on(Workers& workers, uint64_t bytes, const std::shared_ptr<Exchange>& exchange,
+              ErrorForm form, std::function<Api<Continuation>()> job);
   void refuse_work();
   void wait_for_drain();
   void end_drain();
@@ -129,7 +135,7 @@ class App final : public HttpHandler {
   ResponseStore store_;
   std::unique_ptr<Watchers> watchers_;
   std::atomic<double> read_gb_s_{0};
-  Workers workers_;
+  Workers workers_, slow_workers_;
   bool leaving_ = false, draining_ = false;
   std::function<void()> drained_;
 };

@@ -49,24 +49,42 @@ void handle_event_sources(App& app, const ExchangePtr& exchange);
 void handle_flush_cache(App& app, const ExchangePtr& exchange);
 void handle_health_generate(App& app, const ExchangePtr& exchange);
 
+/// Bytes of schemas, grammars and choices that are compiled before the request is answered.
+size_t constraint_bytes(const GenerationFields& request);
+size_t constraint_bytes(const ChatRequest& request);
+/// More take longer than half a second to compile.
+inline constexpr size_t kSlowConstraintBytes = 16 * 1024;
+
 /// Parses a body, reads a request from it (`read`, from a Json document), checks it and calls
-/// `prepare`, all on a worker. `prepare` takes the request and returns the continuation that
-/// answers it. A fault in any of these is answered in `form`.
+/// `prepare`, all on a worker; with constraints that take long to compile, `prepare` on a slow one.
+/// `prepare` takes the request and returns the continuation that answers it. A fault in any of
+/// these is answered in `form`.
 template <class Read, class Prepare>
 void handle_body(App& app, const ExchangePtr& exchange, ErrorForm form, Read read,
                  Prepare prepare) {
-  app.in_background(exchange, form,
-                    [&app, read = std::move(read), prepare = std::move(prepare)](
-                        const std::string& body) -> Api<App::Continuation> {
-                      auto document = parse_body(body);
-                      if (!document) return tl::unexpected(document.error());
-                      auto request = read(*document);
-                      if (!request) return tl::unexpected(request.error());
-                      if (auto status = app.check_model(request->model); !status) {
-                        return tl::unexpected(status.error());
-                      }
-                      return prepare(std::move(*request));
-                    });
+  app.in_background(
+      exchange, form,
+      [&app, exchange, form, read = std::move(read),
+       prepare = std::move(prepare)](const std::string& body) -> Api<App::Continuation> {
+        auto document = parse_body(body);
+        if (!document) return tl::unexpected(document.error());
+        auto request = read(*document);
+        if (!request) return tl::unexpected(request.error());
+        if (auto status = app.check_model(request->model); !status) {
+          return tl::unexpected(status.error());
+        }
+        if constexpr (requires { constraint_bytes(*request); }) {
+          const size_t bytes = constraint_bytes(*request);
+          if (bytes > kSlowConstraintBytes) {
+            auto kept = std::make_shared<std::decay_t<decltype(*request)>>(std::move(*request));
+            return [&app, exchange, form, bytes, kept, prepare] {
+              app.in_slow_background(exchange, form, bytes,
+                                     [kept, prepare] { return prepare(std::move(*kept)); });
+            };
+          }
+        }
+        return prepare(std::move(*request));
+      });
 }
 
 /// handle_body() for a request that generates: `input_of(app, request)` makes the generation's

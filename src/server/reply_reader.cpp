@@ -35,6 +35,7 @@ ReplyReader::ReplyReader(const Tokenizer& tokenizer, const harmony::ControlToken
 bool ReplyReader::take(ReplyToken token, std::vector<Delta>* out) {
   if (stopped_) return false;
   const int32_t id = token.id;
+  ++num_tokens_;
   if (!parser_) {
     // Tokens without text have an entry too, so that entries match the drawn tokens.
     if (options_.logprobs) pending_.push_back(std::move(token));
@@ -126,7 +127,7 @@ void ReplyReader::add(ReplyPart part, std::string_view text, std::vector<Delta>*
 
 void ReplyReader::add_content(std::string_view text, std::vector<Delta>* out) {
   std::string certain;
-  stopped_ = stop_.push(text, &certain);
+  stopped_ = stop_.push(text, &certain, num_tokens_ > options_.min_tokens);
   emit_content(std::move(certain), stopped_ || stop_.empty(), out);
 }
 

@@ -36,6 +36,7 @@ struct ReplyOptions {
   std::vector<std::string> known_functions;  ///< without namespace
   std::vector<std::string> stop;
   bool include_stop = false;
+  int32_t min_tokens = 0;    ///< stop strings that end in the text of these count for nothing
   bool skip_special = true;  ///< plain text: special tokens add none
   bool logprobs = false;
 };
@@ -76,7 +77,7 @@ class ReplyReader {
   StopStrings stop_;
   std::vector<ReplyToken> pending_;  // of content whose text is held back
   Reply reply_;
-  int32_t num_reasoning_tokens_ = 0;
+  int32_t num_tokens_ = 0, num_reasoning_tokens_ = 0;
   bool stopped_ = false;
 };
 

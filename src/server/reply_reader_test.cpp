@@ -124,6 +124,20 @@ TEST(ReplyReaderTest, PlainTextHasNoControlTokens) {
             "a<|end|>");
 }
 
+// A token a byte: "ab" ends with the second and the fifth. A stop string may begin before.
+TEST(ReplyReaderTest, StopStringsCountBehindTheLeastNumberOfTokens) {
+  const char* const expected[] = {"", "", "abc", "abc", "abc", "abcab", "abcab"};
+  for (int32_t min_tokens = 0; min_tokens < 7; ++min_tokens) {
+    for (const std::vector<std::string>& stop :
+         {std::vector<std::string>{"ab"}, std::vector<std::string>{"ab", "abx"}}) {
+      const Read found =
+          read(ids_of("abcab"), {.harmony = false, .stop = stop, .min_tokens = min_tokens});
+      EXPECT_EQ(found.content, expected[min_tokens]) << min_tokens;
+      EXPECT_EQ(found.stopped, min_tokens < 5) << min_tokens;
+    }
+  }
+}
+
 TEST(ReplyReaderTest, PlainTextsLastTokensKeepTheirLogprobsBesideStopStrings) {
   const Read got = read(ids_of("ab<|end|>"), {.harmony = false, .stop = {"bcd"}, .logprobs = true});
   EXPECT_EQ(got.content, "ab");

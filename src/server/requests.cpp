@@ -516,12 +516,14 @@ Api<TokenizeRequest> read_tokenize_request(const Json& document) {
     const std::string& key = it.key();
     const bool is_known = key == "return_token_strs" || key == "add_special_tokens" ||
                           key == "prompt" || key == "model";
-    if (it->is_null() && is_known) continue;
+    if (it->is_null() && (is_known || key == "messages")) continue;
     if (key == "return_token_strs" || key == "add_special_tokens") {
       auto flag = read_bool(*it, key);
       if (!flag) return tl::unexpected(flag.error());
       (key == "return_token_strs" ? request.return_token_strings : request.add_special_tokens) =
           *flag;
+    } else if (has_messages && key == "prompt") {
+      return invalid(key, "'prompt' and 'messages' exclude one another.", "invalid_value");
     } else if (has_messages) {
       chat[key] = *it;
     } else if (key == "prompt" || key == "model") {

@@ -73,6 +73,7 @@ struct ChatRequest : GenerationFields {
   bool separate_reasoning = true;  ///< false: reasoning stands in the content
   bool stream_reasoning = true;    ///< false: a stream sends a piece of reasoning as a whole
   std::optional<int32_t> max_completion_tokens;  ///< as asked; overrides max_tokens
+  const char* prompt_field = "messages";         ///< of the route, for errors
   bool truncate = false;              ///< a prompt that is too long loses its first messages
   std::vector<std::string> warnings;  ///< wishes that will not be met; for the answer
 };

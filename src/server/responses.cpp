@@ -251,6 +251,7 @@ Fields<ResponseRequest> make_fields() {
   f.either("truncation", &ResponseRequest::truncate, "auto", "disabled", "auto",
            "auto: items at the beginning of the conversation are left out where it is too long");
   f.refused("conversation", Json(), "use previous_response_id");
+  f.refused("max_tokens", Json(), "use max_output_tokens");
   f.refused("prompt", Json(), "there are no stored prompts");
   f.refused("context_management", Json(), "send the items that shall count");
   f.refused("access_programs", Json(), "there are none");
@@ -273,6 +274,7 @@ const Fields<ResponseRequest>& response_fields() {
 Api<ResponseRequest> read_response_request(
     const Json& document, const std::function<StoredPtr(const std::string&)>& find) {
   ResponseRequest request;
+  request.prompt_field = "input";
   request.given = document;
   request.given.erase("input");
   if (const Json* id = find_member(document, "previous_response_id"); id && id->is_string()) {

@@ -67,6 +67,9 @@ TEST(RequestTest, MessagesSayWhatIsWrongAndWhere) {
   EXPECT_EQ(message(R"("temprature": 1)"),
             "Unrecognized request argument supplied: \"temprature\". The nearest name is "
             "'temperature'.");
+  EXPECT_EQ(message(R"("foo": 1)"), "Unrecognized request argument supplied: \"foo\".");
+  EXPECT_EQ(message(R"("n": 18446744073709551616)"),
+            "Invalid type for 'n': expected an integer, but got a number beyond 64 bits instead.");
   EXPECT_EQ(message(R"("best_of": 2)"), "'best_of' is not supported: use n");
   EXPECT_EQ(message(R"("temperature": 1)"), "");
 }

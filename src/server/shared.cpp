@@ -97,7 +97,8 @@ size_t text_bytes(const ChatRequest& request, size_t begin) {
 // Renders the prompt of the messages from `begin` on.
 Api<std::vector<int32_t>> prompt_from(const ServedModel& model, const ChatRequest& request,
                                       size_t begin) {
-  if (auto status = check_text_bytes(model, text_bytes(request, begin), "messages"); !status) {
+  if (auto status = check_text_bytes(model, text_bytes(request, begin), request.prompt_field);
+      !status) {
     return tl::unexpected(status.error());
   }
   harmony::Conversation conversation;
@@ -123,10 +124,11 @@ Api<std::vector<int32_t>> prompt_from(const ServedModel& model, const ChatReques
   auto prompt = harmony::render(conversation, harmony::RenderMode::kCompletion,
                                 {.auto_drop_analysis = false}, *model.tokenizer);
   if (!prompt) {  // mostly because of a tool's schema
-    return invalid("messages", "The conversation cannot be rendered: " + prompt.error().message(),
+    return invalid(request.prompt_field,
+                   "The conversation cannot be rendered: " + prompt.error().message(),
                    "invalid_value");
   }
-  if (auto status = check_length(model, prompt->size(), "messages"); !status) {
+  if (auto status = check_length(model, prompt->size(), request.prompt_field); !status) {
     return tl::unexpected(status.error());
   }
   return std::move(*prompt);
@@ -194,6 +196,7 @@ GenerationInput generation_input(const GenerationFields& request, float default_
   input.sampling.max_tokens = input.max_tokens;
   input.reply = {.stop = request.stop,
                  .include_stop = request.keeps_stop(),
+                 .min_tokens = request.sampling.min_tokens,
                  .skip_special = request.skip_special_tokens,
                  .logprobs = request.sampling.num_logprobs >= 0};
   if (!request.keeps_stop()) {

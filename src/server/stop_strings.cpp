@@ -8,17 +8,19 @@ namespace moxie {
 StopStrings::StopStrings(std::vector<std::string> stops, bool keep)
     : stops_(std::move(stops)), keep_(keep) {}
 
-bool StopStrings::push(std::string_view piece, std::string* out) {
+bool StopStrings::push(std::string_view piece, std::string* out, bool may_end) {
   if (stops_.empty()) {
     *out += piece;
     return false;
   }
+  const size_t num_held = held_.size();
   held_ += piece;
   // The stop string that ends first wins, as if text came byte by byte; of several, the longest.
   size_t end = std::string::npos;
   const std::string* first = nullptr;
   for (const std::string& stop : stops_) {
-    const size_t at = held_.find(stop);
+    const size_t at = may_end ? held_.find(stop, num_held - std::min(num_held, stop.size() - 1))
+                              : std::string::npos;
     if (at == std::string::npos) continue;
     const bool better = first == nullptr || at + stop.size() < end ||
                         (at + stop.size() == end && stop.size() > first->size());

@@ -15,7 +15,8 @@ class StopStrings {
 
   /// Takes a piece and appends to `out` the text that can no longer begin a stop string. True: a
   /// stop string has come, and the text behind it is dropped; push() must not be called again.
-  bool push(std::string_view piece, std::string* out);
+  /// `may_end`: stop strings that end in this piece count.
+  bool push(std::string_view piece, std::string* out, bool may_end = true);
   /// The text has ended: appends what was held back.
   void flush(std::string* out);
   bool empty() const { return stops_.empty(); }

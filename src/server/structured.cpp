@@ -58,7 +58,8 @@ std::optional<grammar::Source> source_of(const StructuredOutput& structured) {
 
 grammar::AnswerSpec spec_of(const ChatRequest& chat) {
   using Mode = moxie::ToolChoice::Mode;
-  grammar::AnswerSpec spec{.response = source_of(chat.structured)};
+  grammar::AnswerSpec spec{.response = source_of(chat.structured),
+                           .response_field = chat.structured.param};
   spec.tool_name = chat.tool_choice.name;
   switch (chat.tool_choice.mode) {
     case Mode::kNone:
@@ -117,8 +118,8 @@ Api<Constraints> bound_answers(const ServedModel& model, const GenerationFields&
     std::vector<std::string> relaxed;
     auto answer = chat != nullptr
                       ? grammar::AnswerConstraint::create(*model.compiler, spec_of(*chat), &relaxed)
-                      : grammar::AnswerConstraint::create_raw(*model.compiler,
-                                                              *source_of(request.structured));
+                      : grammar::AnswerConstraint::create_raw(
+                            *model.compiler, *source_of(request.structured), param);
     if (!answer) return refused(answer.error(), param);
     if (*answer == nullptr) return list;
     if (!request.sampling.allowed_ids.empty()) {
@@ -134,6 +135,19 @@ Api<Constraints> bound_answers(const ServedModel& model, const GenerationFields&
 }
 
 }  // namespace
+
+size_t constraint_bytes(const GenerationFields& request) {
+  size_t bytes = request.structured.text.size();
+  for (const std::string& choice : request.structured.choices) bytes += choice.size();
+  return bytes;
+}
+
+size_t constraint_bytes(const ChatRequest& request) {
+  size_t bytes = constraint_bytes(static_cast<const GenerationFields&>(request));
+  for (const FunctionTool& tool : request.tools)
+    bytes += tool.description.parameters.value_or("").size();
+  return bytes;
+}
 
 Api<std::vector<std::shared_ptr<TokenConstraint>>> make_constraints(
     const ServedModel& model, const GenerationFields& request, const ChatRequest* chat,

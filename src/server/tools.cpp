@@ -10,7 +10,7 @@ namespace moxie {
 namespace {
 
 constexpr size_t kMaxTools = 512, kMaxNameBytes = 128, kMaxTextBytes = 1 << 20;
-constexpr size_t kMaxStructuredChoices = 4096;
+constexpr size_t kMaxStructuredChoices = 2000;
 
 // An answer can have one such constraint.
 ApiStatus take(StructuredOutput* out, StructuredOutput::Kind kind, const std::string& param) {

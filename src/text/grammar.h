@@ -120,7 +120,8 @@ enum class ToolChoice {
 
 /// The constraints of a chat request on its answer.
 struct AnswerSpec {
-  std::optional<Source> response;  ///< binds the final channel
+  std::optional<Source> response;                  ///< binds the final channel
+  std::string response_field = "response_format";  ///< where it is from, for errors
   std::vector<ToolSpec> tools;
   ToolChoice tool_choice = ToolChoice::kAuto;
   std::string tool_name;
@@ -135,9 +136,9 @@ class AnswerConstraint {
                                                           const AnswerSpec& spec,
                                                           std::vector<std::string>* relaxed);
   /// The same for a raw completion: the text from the first token on, ended by <|return|> or
-  /// <|endoftext|>.
-  static Result<std::unique_ptr<AnswerConstraint>> create_raw(Compiler& compiler,
-                                                              const Source& source);
+  /// <|endoftext|>. `field`: where the source is from, for errors.
+  static Result<std::unique_ptr<AnswerConstraint>> create_raw(
+      Compiler& compiler, const Source& source, const std::string& field = "structured_outputs");
   ~AnswerConstraint();
 
   /// `mask` is [ceil(vocab_size / 32)] or longer: bit i % 32 of word i / 32 says that id i may

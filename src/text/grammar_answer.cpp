@@ -164,7 +164,7 @@ Result<std::unique_ptr<AnswerConstraint>> AnswerConstraint::create(
                 "tool_choice");
   }
   if (spec.response && impl->may_answer) {
-    auto response = compiler.compile(*spec.response, "response_format");
+    auto response = compiler.compile(*spec.response, spec.response_field);
     if (!response) return fail(response.error());
     impl->response = std::move(*response);
   }
@@ -175,8 +175,9 @@ Result<std::unique_ptr<AnswerConstraint>> AnswerConstraint::create(
 }
 
 Result<std::unique_ptr<AnswerConstraint>> AnswerConstraint::create_raw(Compiler& compiler,
-                                                                       const Source& source) {
-  auto grammar = compiler.compile(source, "structured_outputs");
+                                                                       const Source& source,
+                                                                       const std::string& field) {
+  auto grammar = compiler.compile(source, field);
   if (!grammar) return fail(grammar.error());
   auto impl = std::make_unique<Impl>();
   impl->vocabulary = compiler.vocabulary();

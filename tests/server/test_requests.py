@@ -3,6 +3,8 @@
 import json
 import os
 import re
+import threading
+import time
 
 import pytest
 
@@ -206,6 +208,9 @@ def test_tokens_round_trip(server):
         assert tokens["count"] == len(tokens["tokens"]) == len(tokens["token_strs"])
         assert server.post("/detokenize", {"tokens": tokens["tokens"]}).json()["prompt"] == text
     assert server.post("/detokenize", {"tokens": [10**6]}).status == 400
+    assert server.post("/tokenize", {"prompt": "a", "messages": None}).status == 200
+    both = server.post("/tokenize", {"prompt": "a", "messages": ASK})
+    assert both.status == 400 and "exclude one another" in both.json()["error"]["message"]
     chat = server.post("/tokenize", {"messages": ASK}).json()
     rendered = server.post(CHAT + "/render", {"messages": ASK}).json()
     assert chat["tokens"] == rendered["token_ids"]
@@ -463,7 +468,8 @@ def test_responses_leave_out_what_is_too_long(server):
              said("Ben", 3000), said("Carl", 20)]
     ends = {"stop_token_ids": list(range(4096))}  # with the first token
     fields = {"input": items, "max_output_tokens": 5000, **ends}
-    assert server.post("/v1/responses", fields).json()["error"]["code"] == "context_length_exceeded"
+    error = server.post("/v1/responses", fields).json()["error"]
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "input")
     whole = server.post("/v1/responses", {**fields, "truncation": "auto"}).json()
     # Without Anna's and the call it would fit, but a result without its call tells nothing.
     assert whole["truncation"] == "auto" and "first 3 messages" in whole["warnings"][-1]
@@ -478,6 +484,22 @@ def test_responses_leave_out_what_is_too_long(server):
     short = server.post("/v1/responses", {"input": "Hello", "truncation": "auto", "max_output_tokens": 1})
     assert "warnings" not in short.json() or "truncation" not in str(short.json()["warnings"])
     assert server.post("/v1/responses", {"input": "x", "truncation": "middle"}).status == 400
+
+
+def test_long_constraints_hold_up_only_one_another(server):
+    need_structured_output(server)
+    slow = [threading.Thread(target=server.post, daemon=True, args=(
+        TEXT, {"prompt": "a", "max_tokens": 1, "guided_choice": [f"{i:03d}{j:03d}" * 16 for j in range(500)]}))
+        for i in range(4)]
+    for thread in slow:
+        thread.start()
+    time.sleep(0.3)  # they are read
+    assert server.post(CHAT, {"messages": ASK, "max_tokens": 1}).status == 200
+    assert sum(thread.is_alive() for thread in slow) >= 3
+    for thread in slow:
+        thread.join()
+    error = server.post(TEXT, {"prompt": "a", "guided_choice": ["ab" * 10_000] * 10}).json()["error"]
+    assert error["param"] == "guided_choice" and "131072 bytes" in error["message"]
 
 
 DEAD_END = 'root ::= "a" b\nb ::= [^\\x00-\\U0010ffff]'
