@@ -495,7 +495,7 @@ TEST_F(CliTest, ProfilePrintsWhereTheTimeGoes) {
   no_folder.insert(no_folder.end(), {"--trace", at("no/such/folder.json")});
   const auto failed = moxie(no_folder);
   EXPECT_EQ(failed.exit_code, 1);
-  EXPECT_NE(failed.err.find("cannot be written"), std::string::npos) << failed.err;
+  EXPECT_NE(failed.err.find("cannot write the trace"), std::string::npos) << failed.err;
 }
 
 TEST_F(CliTest, TheEmbeddedModelAnswers) {

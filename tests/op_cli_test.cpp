@@ -116,6 +116,15 @@ TEST_F(OpCliTest, RowsAgreeWithAnIndependentComputation) {
   }
 }
 
+TEST_F(OpCliTest, AFailedWriteRemovesNothing) {
+  fs::create_symlink("/dev/full", at("full"));
+  const auto ran = op({"run", "moe_fp8_block_scale", "--inputs", kVectors + "small.safetensors",
+                       "--output", at("full"), "--device", "cpu"});
+  EXPECT_EQ(ran.exit_code, 1);
+  EXPECT_NE(ran.err.find("cannot write the tensors"), std::string::npos) << ran.err;
+  EXPECT_TRUE(fs::is_character_file(at("full")));
+}
+
 TEST_F(OpCliTest, BadInputsFailAndSayWhy) {
   struct Case {
     std::function<void(StoredTensors&)> change;

@@ -6,12 +6,12 @@
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <system_error>
 
 #include "apps/switches.h"
+#include "core/whole_file.h"
 
 namespace moxie {
 namespace {
@@ -50,14 +50,7 @@ std::string anywhere(const std::string& name, const std::string& value) {
 Status check_writable(const std::string& path) {
   std::error_code error;
   if (fs::is_directory(path, error)) return fail("is a folder", path, "name a file in it");
-  const std::string trial = path + "." + std::to_string(::getpid()) + ".trial";
-  std::ofstream file(trial);
-  file << "{}\n";
-  file.close();
-  const bool is_written = static_cast<bool>(file);
-  std::remove(trial.c_str());
-  if (is_written) return {};
-  return fail("cannot write the record", path, "does the folder exist, with permission to write?");
+  return try_whole_file(path, "record");
 }
 
 // Where a record is that could not be kept at its place.

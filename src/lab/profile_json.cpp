@@ -1,10 +1,10 @@
 // A profile as JSON, and as a trace.
 #include <fmt/format.h>
 
-#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "core/whole_file.h"
 #include "lab/profile.h"
 #include "lab/stats.h"
 
@@ -87,8 +87,8 @@ nlohmann::ordered_json to_json(const PhaseProfile& phase) {
 }
 
 Status write_trace(std::span<const PhaseProfile> phases, const std::string& path) {
-  std::ofstream file(path, std::ios::binary | std::ios::trunc);
-  if (!file) return fail("cannot be written", path, "check the folder and its permissions");
+  WholeFile whole(path, "trace");
+  std::ostream& file = whole.out();
   file << "{\"displayTimeUnit\": \"ns\", \"traceEvents\": [";
   const char* separator = "\n";
   const auto write = [&](const Json& event) {
@@ -120,8 +120,7 @@ Status write_trace(std::span<const PhaseProfile> phases, const std::string& path
     }
   }
   file << "\n]}\n";
-  file.close();
-  return file ? Status{} : fail("could not be written to its end", path, "is the disk full?");
+  return whole.close();
 }
 
 }  // namespace moxie

@@ -1,9 +1,9 @@
 // The header is built first, so that every offset is known before a byte is written.
 #include "weights/safetensors_write.h"
 
-#include <cstdio>
-#include <cstring>
 #include <nlohmann/json.hpp>
+
+#include "core/whole_file.h"
 
 namespace moxie {
 namespace {
@@ -35,18 +35,15 @@ Status write_safetensors(const std::string& path, const std::vector<TensorToWrit
   std::string text = header.dump();
   text.resize(round_up<size_t>(text.size(), 8), ' ');  // tensors start aligned
 
-  std::FILE* file = std::fopen(path.c_str(), "wb");
-  if (file == nullptr) return fail(std::strerror(errno), path, "check the path and permissions");
+  WholeFile file(path, "tensors");
+  const auto write = [&](const void* bytes, uint64_t count) {
+    file.out().write(static_cast<const char*>(bytes), static_cast<std::streamsize>(count));
+  };
   const uint64_t length = text.size();
-  bool good = std::fwrite(&length, 8, 1, file) == 1 &&
-              std::fwrite(text.data(), 1, text.size(), file) == text.size();
-  for (size_t i = 0; good && i < tensors.size(); ++i) {
-    good = sizes[i] == 0 || std::fwrite(tensors[i].data, 1, sizes[i], file) == sizes[i];
-  }
-  good = std::fclose(file) == 0 && good;
-  if (good) return {};
-  std::remove(path.c_str());
-  return fail("could not be written whole", path, "is the disk full?");
+  write(&length, sizeof(length));
+  write(text.data(), length);
+  for (size_t i = 0; i < tensors.size(); ++i) write(tensors[i].data, sizes[i]);
+  return file.close();
 }
 
 }  // namespace moxie

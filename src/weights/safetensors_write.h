@@ -17,7 +17,7 @@ struct TensorToWrite {
   const std::byte* data = nullptr;
 };
 
-/// Fails if the file cannot be written whole, and removes a partial file.
+/// Fails if the file cannot be written whole; then one that was there stays as it was.
 Status write_safetensors(const std::string& path, const std::vector<TensorToWrite>& tensors);
 
 }  // namespace moxie
