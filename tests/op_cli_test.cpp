@@ -335,6 +335,23 @@ TEST_F(OpCliTest, ATreeIsJudgedAndTraced) {
   EXPECT_NE(again.err.find("is not empty"), std::string::npos) << again.err;
 }
 
+TEST_F(OpCliTest, TracesThatCannotBeWrittenAreFoundBeforeAnythingRuns) {
+  const std::string tree = small_tree();
+  const auto trace = [&](const std::string& author) {
+    return op({"trace", "--dataset", tree, "--author", author, "--device", "cpu"});
+  };
+  for (const char* author : {"../../evil", "", ".."}) {
+    const auto traced = trace(author);
+    EXPECT_EQ(traced.exit_code, 2) << author;
+    EXPECT_NE(traced.err.find("--author"), std::string::npos) << traced.err;
+  }
+  std::ofstream(tree + "/traces") << "no folder";
+  const auto traced = trace("me");
+  EXPECT_EQ(traced.exit_code, 1);
+  EXPECT_NE(traced.err.find("/traces/me/moe"), std::string::npos) << traced.err;
+  EXPECT_EQ(traced.out, "");
+}
+
 TEST_F(OpCliTest, ToleranceDecides) {
   const std::string tree = small_tree();
   std::vector<std::string> strict = {"trace", "--dataset",  tree,       "--iterations",

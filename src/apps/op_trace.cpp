@@ -184,6 +184,9 @@ Status trace_definition(const TraceFlags& o, const Flags& flags, const TraceDefi
   if (!tolerance) return fail(tolerance.error());
   auto workloads = read_workloads(o.dataset, definition);
   if (!workloads) return fail(workloads.error());
+  const auto place =
+      o.dry_run ? Result<std::string>() : place_of_traces(o.dataset, o.author, definition);
+  if (!place) return fail(place.error());
   fmt::print("{}: rtol {}, atol {}, matched ratio {}\n", definition.name, tolerance->rtol,
              tolerance->atol, tolerance->required_matched_ratio);
   const Environment environment = collect_environment();
@@ -201,8 +204,7 @@ Status trace_definition(const TraceFlags& o, const Flags& flags, const TraceDefi
     if (!traced) return traced;
     if (o.dry_run) continue;
     // After each workload, so that an end by force loses one at most.
-    auto path = append_traces(o.dataset, o.author, definition, traces);
-    if (!path) return fail(path.error());
+    if (auto appended = append_traces(*place, traces); !appended) return appended;
   }
   return {};
 }
@@ -211,6 +213,8 @@ int trace(const TraceFlags& o, const Flags& flags) {
   if (o.dataset.empty()) return usage("op trace needs --dataset");
   if (!o.solution.empty() && o.kernel == "all")
     return usage("op trace: --solution-name names one solution, --kernel all has several");
+  if (!is_plain_name(o.author))
+    return usage("op trace: --author '" + o.author + "' is no plain name: it becomes a folder");
   auto definitions = read_definitions(o.dataset, o.definition);
   if (!definitions) return report(definitions.error());
   auto runner = open_runner(o.on);

@@ -1,7 +1,10 @@
 // Reads definitions, workloads and blobs of a tree, and appends traces.
 #include "lab/trace_tree.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -41,12 +44,6 @@ Result<const Json*> object_at(const Json& from, const char* key, const std::stri
   if (at == from.end() || !at->is_object())
     return fail(at == from.end() ? "is missing" : "is not an object", where + ": " + key);
   return &*at;
-}
-
-// A part of a path that a file names must be one plain name.
-bool is_plain_name(const std::string& name) {
-  return !name.empty() && name != "." && name != ".." &&
-         name.find_first_of("/\\") == std::string::npos && name.find('\0') == std::string::npos;
 }
 
 // safetensors' name of a definition's dtype, and its bytes; empty: not one of ours.
@@ -313,21 +310,32 @@ Result<std::vector<OpTensor>> WorkloadTensors::tensors_of(const TraceWorkload& w
   return tensors;
 }
 
-Result<std::string> append_traces(const std::string& tree, const std::string& author,
-                                  const TraceDefinition& definition,
-                                  const std::vector<Json>& traces) {
-  if (!is_plain_name(author)) return fail("is no plain name: " + author, "--author");
+bool is_plain_name(const std::string& name) {
+  return !name.empty() && name != "." && name != ".." &&
+         name.find_first_of("/\\") == std::string::npos && name.find('\0') == std::string::npos;
+}
+
+Result<std::string> place_of_traces(const std::string& tree, const std::string& author,
+                                    const TraceDefinition& definition) {
+  CHECK(is_plain_name(author), "is no plain name: " + author);
   const fs::path folder = fs::path(tree) / "traces" / author / definition.op_type;
   std::error_code code;
   fs::create_directories(folder, code);
   if (code) return fail(code.message(), folder.string(), "check the path and permissions");
-  const std::string path = (folder / (definition.name + ".jsonl")).string();
+  const fs::path path = folder / (definition.name + ".jsonl");
+  const fs::path& written = fs::exists(path, code) ? path : folder;
+  if (::access(written.c_str(), W_OK) != 0)
+    return fail(std::strerror(errno), written.string(), "check the path and permissions");
+  return path.string();
+}
+
+Status append_traces(const std::string& path, const std::vector<Json>& traces) {
   std::ofstream file(path, std::ios::binary | std::ios::app);
   for (const Json& trace : traces)
     file << trace.dump(-1, ' ', false, Json::error_handler_t::replace) << '\n';
   file.close();
   if (!file) return fail("could not be written whole", path, "is the disk full?");
-  return path;
+  return {};
 }
 
 }  // namespace moxie

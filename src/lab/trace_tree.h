@@ -82,9 +82,12 @@ struct TreeOptions {
 Result<int> make_trace_tree(const std::string& folder, const TreeOptions& options,
                             ThreadPool& pool);
 
-/// Appends lines to traces/<author>/<op>/<definition>.jsonl; returns the file's path.
-Result<std::string> append_traces(const std::string& tree, const std::string& author,
-                                  const TraceDefinition& definition,
-                                  const std::vector<nlohmann::ordered_json>& traces);
+/// Whether a name may be a part of a path in the tree: of an author, an operation or a definition.
+bool is_plain_name(const std::string& name);
+/// Makes the folder of traces/<author>/<op>/<definition>.jsonl and returns that path. Fails if
+/// append_traces() could not write there.
+Result<std::string> place_of_traces(const std::string& tree, const std::string& author,
+                                    const TraceDefinition& definition);
+Status append_traces(const std::string& path, const std::vector<nlohmann::ordered_json>& traces);
 
 }  // namespace moxie
