@@ -1,9 +1,13 @@
 // The rule for one output, and where its tolerances come from.
 #include "lab/low_bit.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <nlohmann/json.hpp>
+#include <vector>
 
 #include "core/formats.h"
 
@@ -20,12 +24,34 @@ Result<Json> object_at(const Json& from, const std::string& key, const std::stri
   return *at;
 }
 
-Status take(const Json& from, const char* key, const std::string& where, double* to) {
-  const auto at = from.find(key);
-  if (at == from.end() || at->is_null()) return {};
-  if (!at->is_number() || !(at->get<double>() >= 0))
-    return fail("is " + at->dump() + ", expected a number of 0 or more", where + ": " + key);
-  *to = at->get<double>();
+struct Tolerance {
+  const char* key;
+  double most;
+  double LowBitTolerance::*member;
+};
+constexpr Tolerance kTolerances[] = {
+    {"rtol", 1e30, &LowBitTolerance::rtol},
+    {"atol", 1e30, &LowBitTolerance::atol},
+    {"required_matched_ratio", 1, &LowBitTolerance::required_matched_ratio}};
+
+// Takes what an object says; fails on keys that are neither a tolerance nor among `others`.
+Status take(const Json& from, const std::vector<std::string>& others, const std::string& where,
+            LowBitTolerance* to) {
+  for (const auto& [key, value] : from.items()) {
+    const auto* one = std::find_if(std::begin(kTolerances), std::end(kTolerances),
+                                   [&](const Tolerance& t) { return key == t.key; });
+    if (one == std::end(kTolerances)) {
+      if (std::find(others.begin(), others.end(), key) != others.end()) continue;
+      std::string known = "rtol, atol, required_matched_ratio";
+      for (const std::string& other : others) known += ", " + other;
+      return fail("there is no key " + Json(key).dump(), where, "the keys are " + known);
+    }
+    if (value.is_null()) continue;
+    if (!value.is_number() || !(value.get<double>() >= 0 && value.get<double>() <= one->most))
+      return fail(fmt::format("is {}, expected a number from 0 to {}", value.dump(), one->most),
+                  where + ": " + key);
+    to->*one->member = value.get<double>();
+  }
   return {};
 }
 
@@ -46,13 +72,10 @@ Result<LowBitTolerance> low_bit_tolerance(const Json& config, const std::string&
   if (!of_definition) return fail(of_definition.error());
   LowBitTolerance found;
   // From the weakest to the strongest.
-  const Json* const sources[] = {&config, &*of_type, &*of_definition};
-  for (const Json* from : sources) {
-    for (const auto& [key, to] :
-         {std::pair{"rtol", &found.rtol}, std::pair{"atol", &found.atol},
-          std::pair{"required_matched_ratio", &found.required_matched_ratio}})
-      if (auto taken = take(*from, key, where, to); !taken) return fail(taken.error());
-  }
+  auto taken = take(config, {"op_type_config", "definition_config"}, where, &found);
+  if (taken) taken = take(*of_type, {}, where + ": op_type_config: " + op_type, &found);
+  if (taken) taken = take(*of_definition, {}, where + ": definition_config: " + definition, &found);
+  if (!taken) return fail(taken.error());
   found.rtol = overrides.rtol.value_or(found.rtol);
   found.atol = overrides.atol.value_or(found.atol);
   found.required_matched_ratio =

@@ -24,7 +24,8 @@ struct LowBitOverrides {
 
 /// The tolerances of a definition. Each of the three comes from the first of these that has it: the
 /// overrides, `config`'s definition_config of this name, its op_type_config of this type, its own
-/// top level, the defaults above. Fails on a config that is no such object.
+/// top level, the defaults above. Fails on a config that is no such object, a number out of range
+/// and, in these three objects, a key of another name.
 Result<LowBitTolerance> low_bit_tolerance(const nlohmann::ordered_json& config,
                                           const std::string& definition, const std::string& op_type,
                                           const LowBitOverrides& overrides,

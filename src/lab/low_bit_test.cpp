@@ -83,10 +83,26 @@ TEST(LowBit, TheNearestSourceOfAToleranceWins) {
 }
 
 TEST(LowBit, ABadConfigIsNamed) {
-  for (const char* text : {"[]", R"({"rtol": -1})", R"({"definition_config": 3})",
-                           R"({"op_type_config": {"moe": []}})"}) {
-    EXPECT_FALSE(low_bit_tolerance(Json::parse(text), "d", "moe", {}, "c").has_value()) << text;
+  const std::pair<const char*, const char*> cases[] = {
+      {"[]", "c: is not a JSON object"},
+      {R"({"rtol": -1})", "c: rtol: is -1, expected a number from 0"},
+      {R"({"atol": 1e31})", "expected a number from 0 to 1e+30"},
+      {R"({"required_matched_ratio": 1.5})", "expected a number from 0 to 1"},
+      {R"({"definition_config": 3})", "definition_config"},
+      {R"({"op_type_config": {"moe": []}})", "moe"},
+      {R"({"ratio": 1})", "there is no key \"ratio\" (the keys are rtol, atol"},
+      {R"({"definition_config": {"d": {"tolerance": 1}}})",
+       "definition_config: d: there is no key"},
+      {R"({"op_type_config": {"moe": {"Rtol": 1}}})", "op_type_config: moe: there is no key"}};
+  for (const auto& [text, says] : cases) {
+    const auto found = low_bit_tolerance(Json::parse(text), "d", "moe", {}, "c");
+    ASSERT_FALSE(found.has_value()) << text;
+    EXPECT_NE(found.error().message().find(says), std::string::npos) << found.error().message();
   }
+  // What is not read may be anything.
+  const Json others = Json::parse(R"({"definition_config": {"e": {"x": 1}},
+                                      "op_type_config": {"gemm": {"rtol": -1}}})");
+  EXPECT_TRUE(low_bit_tolerance(others, "d", "moe", {}, "c").has_value());
 }
 
 }  // namespace
