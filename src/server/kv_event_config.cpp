@@ -4,6 +4,8 @@
 
 #include <fmt/format.h>
 
+#include <charconv>
+
 namespace moxie {
 namespace {
 
@@ -37,9 +39,22 @@ Status read_count(const std::string& field, const Json& value, int64_t least, in
   return {};
 }
 
+// libzmq takes the low 16 bits of a port above 65535.
+Status check_port(const std::string& field, std::string_view endpoint) {
+  const std::string_view port = endpoint.substr(endpoint.rfind(':') + 1);
+  const char* const end = port.data() + port.size();
+  uint16_t number = 0;
+  const auto [last, error] = std::from_chars(port.data(), end, number);
+  if (port == "*" || (error == std::errc{} && last == end)) return {};
+  return wrong(field, fmt::format("an endpoint with a port from 1 to 65535, or 0 or * for any free "
+                                  "one, not '{}'",
+                                  endpoint));
+}
+
 Status check_endpoint(const std::string& field, const std::string& endpoint) {
   for (const std::string_view scheme : {"tcp://", "ipc://", "inproc://"}) {
-    if (endpoint.starts_with(scheme) && endpoint.size() > scheme.size()) return {};
+    if (!endpoint.starts_with(scheme) || endpoint.size() == scheme.size()) continue;
+    return scheme == "tcp://" ? check_port(field, endpoint) : Status{};
   }
   return wrong(field, fmt::format("an endpoint such as tcp://*:5557 or ipc:///run/events, not '{}'",
                                   endpoint));

@@ -351,7 +351,8 @@ def serve_that_fails(*words, env=None):
 
 def test_bad_configurations_are_usage_faults():
     for config, named in (('{"enable_kv_events": true}', "enable_kv_events"), ("yes", "JSON object"),
-                          ('{"hwm": "many"}', "hwm")):
+                          ('{"hwm": "many"}', "hwm"),
+                          ('{"endpoint": "tcp://*:99999"}', "1 to 65535")):
         code, text = serve_that_fails("--kv-events-config", config)
         assert code == 2 and "--kv-events-config" in text and named in text, text
     code, text = serve_that_fails(*flags(), "--prefix-caching", "off")
@@ -359,7 +360,7 @@ def test_bad_configurations_are_usage_faults():
 
 
 def test_endpoints_that_cannot_be_are_clear_failures():
-    for fields in ({"endpoint": "tcp://*:port"}, {"replay_endpoint": "tcp://no.such.interface:1"},
+    for fields in ({"replay_endpoint": "tcp://no.such.interface:1"},
                    {"endpoint": "ipc:///no/such/folder/events"}):
         code, text = serve_that_fails(*flags(**fields))
         assert code == 1 and "--kv-events-config" in text and "cannot listen on" in text, text
