@@ -26,9 +26,13 @@ class SocketLink final : public RankLink {
   SocketLink(int32_t rank, std::vector<RankSocket> peers, std::chrono::milliseconds patience)
       : rank_(rank),
         sockets_(std::move(peers)),
+        names_(sockets_.size()),
         peers_(sockets_.size()),
         arrays_(sockets_.size()),
-        patience_(patience) {}
+        patience_(patience) {
+    for (size_t r = 0; r < sockets_.size(); ++r)
+      names_[r] = fmt::format("rank {} ({})", r, sockets_[r].peer_host());
+  }
 
   LinkKind kind() const override { return LinkKind::kSockets; }
   int32_t rank() const override { return rank_; }
@@ -55,7 +59,7 @@ class SocketLink final : public RankLink {
             {.fd = sockets_[r].fd(),
              .events = static_cast<int16_t>((sends ? POLLOUT : 0) | (peer.is_whole() ? 0 : POLLIN)),
              .revents = 0});
-        awaited_ = static_cast<int32_t>(r);
+        awaited_ = r;
       }
       if (is_done) break;
       if (has_moved) deadline = Clock::now() + patience_;
@@ -63,7 +67,7 @@ class SocketLink final : public RankLink {
       if (waits) ::poll(waiting.data(), waiting.size(), kBetweenLooksMs);
       if (has_fault_.load(std::memory_order_acquire)) return {};
       if (Clock::now() < deadline) continue;
-      set_fault(fmt::format("rank {} has not answered for {:.0f} s", awaited_,
+      set_fault(fmt::format("{} has not answered for {:.0f} s", names_[awaited_],
                             std::chrono::duration<double>(patience_).count()));
       return {};
     }
@@ -151,17 +155,18 @@ class SocketLink final : public RankLink {
     if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR) return true;
     const std::string why =
         errno == ECONNRESET || errno == EPIPE ? "has ended" : std::strerror(errno);
-    set_fault(fmt::format("rank {} {}", r, why));
+    set_fault(names_[r] + " " + why);
     return false;
   }
 
   const int32_t rank_;
   const std::vector<RankSocket> sockets_;  // by rank; its own is not open
+  std::vector<std::string> names_;         // with the hosts, also after their end
   std::vector<Peer> peers_;
   std::vector<RankArray> arrays_;
   const std::chrono::milliseconds patience_;
   uint64_t number_ = 0;
-  int32_t awaited_ = 0;
+  size_t awaited_ = 0;
   std::atomic<bool> has_fault_{false};
   mutable std::mutex mutex_;
   std::string fault_;

@@ -106,7 +106,7 @@ TEST(SocketLinks, ARankThatEndsIsNamedAtOnce) {
   EXPECT_TRUE(links[0]->exchange({&value, 1}).empty());
   const auto status = links[0]->status();
   ASSERT_FALSE(status.has_value());
-  EXPECT_NE(status.error().message().find("rank 1 has ended"), std::string::npos)
+  EXPECT_NE(status.error().message().find("rank 1 (127.0.0.1) has ended"), std::string::npos)
       << status.error().message();
   // Whoever has a fault ends its connections: the others do not wait for it.
   EXPECT_TRUE(links[2]->exchange({&value, 1}).empty());
@@ -117,7 +117,7 @@ TEST(SocketLinks, ARankThatDoesNotComeIsNamed) {
   const auto links = socket_links(2, milliseconds(50));
   const float value = 1;
   EXPECT_TRUE(links[1]->exchange({&value, 1}).empty());
-  EXPECT_NE(links[1]->status().error().message().find("rank 0 has not answered"),
+  EXPECT_NE(links[1]->status().error().message().find("rank 0 (127.0.0.1) has not answered"),
             std::string::npos);
 }
 

@@ -259,7 +259,7 @@ RankMeeting::~RankMeeting() {
 }
 
 std::string RankMeeting::name_of(const RankTalk& talk) const {
-  return fmt::format("rank {} ({})", talk.rank(), talk.socket().peer_host());
+  return fmt::format("rank {} ({})", talk.rank(), talk.host());
 }
 
 // Says that this rank is alive; rank 0 also hears the others.

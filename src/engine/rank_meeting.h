@@ -28,8 +28,10 @@ class RankTalk {
     std::string text() const { return {reinterpret_cast<const char*>(bytes.data()), bytes.size()}; }
   };
 
-  RankTalk(RankSocket socket, int32_t rank) : socket_(std::move(socket)), rank_(rank) {}
-  int32_t rank() const { return rank_; }  ///< of the other side
+  RankTalk(RankSocket socket, int32_t rank)
+      : socket_(std::move(socket)), rank_(rank), host_(socket_.peer_host()) {}
+  int32_t rank() const { return rank_; }             ///< of the other side
+  const std::string& host() const { return host_; }  ///< of the other side, also after its end
   const RankSocket& socket() const { return socket_; }
   Status send(Kind kind, std::span<const std::byte> bytes = {});
   Status send(Kind kind, const std::string& text) {
@@ -40,6 +42,7 @@ class RankTalk {
  private:
   RankSocket socket_;
   int32_t rank_;
+  std::string host_;
   std::mutex mutex_;
 };
 

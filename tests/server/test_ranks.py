@@ -204,6 +204,15 @@ def test_a_server_answers_and_ends_with_its_ranks():
         assert status == 0, err
 
 
+def begin_stream(connection, max_tokens):
+    connection.send_request("POST", "/v1/chat/completions", {
+        "messages": [{"role": "user", "content": "Count."}], "stream": True,
+        "max_tokens": max_tokens, "ignore_eos": True})
+    status, headers = connection.read_head()
+    assert status == 200
+    return headers
+
+
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize("is_idle", [True, False])
 def test_a_rank_that_is_killed_ends_the_other_with_a_message(victim, is_idle):
@@ -211,10 +220,7 @@ def test_a_rank_that_is_killed_ends_the_other_with_a_message(victim, is_idle):
         assert server.chat(max_tokens=4).status == 200
         with contextlib.ExitStack() as stack:
             if not is_idle:
-                connection = stack.enter_context(server.connect())
-                connection.send_request("POST", "/v1/chat/completions", {
-                    "messages": [{"role": "user", "content": "Count."}], "stream": True,
-                    "max_tokens": 4000, "ignore_eos": True})
+                begin_stream(stack.enter_context(server.connect()), 3500)
                 time.sleep(0.3)
             began = time.monotonic()
             (server.process if victim == 0 else server.other).kill()
@@ -224,7 +230,8 @@ def test_a_rank_that_is_killed_ends_the_other_with_a_message(victim, is_idle):
                 assert "rank 0" in err
             else:
                 assert server.process.wait(15) == 1
-                assert "rank 1" in server.output()
+                assert "rank 1 (127.0.0.1)" in server.output()
+                assert "(?)" not in server.output()
             assert time.monotonic() - began < 10
 
 
