@@ -11,6 +11,7 @@
 #include <thread>
 #include <utility>
 
+#include "engine/parallel.h"
 #include "engine/step_loop.h"
 
 namespace moxie {
@@ -39,9 +40,12 @@ void fit_service(int32_t max_num_seqs, EngineOptions* options) {
 }
 
 struct Service::Impl {
-  Impl(std::unique_ptr<StepRunner> step_runner, const ServiceOptions& service_options)
+  // `link`: of the engine's ranks; null: there is one.
+  Impl(std::unique_ptr<StepRunner> step_runner, const ServiceOptions& service_options,
+       const RankLink* link = nullptr)
       : runner(std::move(step_runner)),
         options(service_options),
+        ranks(link),
         loop(*runner, scheduler_options(), loop_options()) {
     published = scheduler().stats();
     thread = std::thread([this] { run(); });
@@ -84,10 +88,13 @@ struct Service::Impl {
   bool take_inbox(bool may_wait);
   void publish();
   void clear_prefixes();
+  // Also of a rank that is lost while no launch would find it out.
+  Status ranks_status() const { return ranks == nullptr ? Status{} : ranks->status(); }
   std::optional<Refusal> refusal(int64_t num_prompt);
 
   const std::unique_ptr<StepRunner> runner;
   const ServiceOptions options;
+  const RankLink* const ranks;
 
   // Used by the scheduling thread only.
   StepLoop loop;
@@ -118,7 +125,9 @@ Service::Service(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Service::~Service() { stop(); }
 
 std::unique_ptr<Service> Service::create(Engine& engine, const ServiceOptions& options) {
-  return create(make_step_runner(engine), options);
+  const RankLink* link = engine.ranks() == nullptr ? nullptr : &engine.ranks()->link();
+  return std::unique_ptr<Service>(
+      new Service(std::make_unique<Impl>(make_step_runner(engine), options, link)));
 }
 std::unique_ptr<Service> Service::create(std::unique_ptr<StepRunner> runner,
                                          const ServiceOptions& options) {
@@ -153,6 +162,9 @@ tl::expected<RequestId, Refusal> Service::submit(ServiceRequest request) {
 
 // Call with the lock held. Why no request may be taken now.
 std::optional<Refusal> Service::Impl::refusal(int64_t num_prompt) {
+  if (auto status = ranks_status(); !status) {
+    return Refusal{RefusalKind::kUnhealthy, {status.error().what, "ranks", "restart the server"}};
+  }
   if (!healthy) {
     return Refusal{RefusalKind::kUnhealthy,
                    {"the device has failed", "engine", "restart the server"}};
@@ -191,7 +203,7 @@ ServiceStats Service::stats() const {
   stats.num_refused_requests = impl_->num_refused_requests;
   stats.num_refused_tokens = impl_->num_refused_tokens;
   stats.draining = impl_->draining;
-  stats.healthy = impl_->healthy;
+  stats.healthy = impl_->healthy && impl_->ranks_status();
   return stats;
 }
 
@@ -243,7 +255,7 @@ void Service::Impl::run() {
     if (!fault) log_error("a step failed: " + fault.error().message());
     if (loop.is_broken()) {
       const std::lock_guard lock(mutex);
-      if (healthy) log_error("the device has failed");
+      if (healthy && ranks_status()) log_error("the device has failed");
       healthy = false;
     }
     if (options.after_step) options.after_step();

@@ -20,12 +20,22 @@ Json model_json(const App& app, const std::string& name) {
           {"permission", std::move(permission)}};
 }
 
+// What clients may learn of a service that is not healthy.
+Json fault_json(const App& app) {
+  Json body = {{"status", "device failed"}};
+  RankGroup* const ranks = app.model().engine->ranks();
+  const auto status = ranks == nullptr ? Status{} : ranks->link().status();
+  if (!status) body["error"] = status.error().message();
+  return body;
+}
+
 }  // namespace
 
 void handle_health(App& app, const ExchangePtr& exchange) {
   const std::string_view state = app.state();
-  const bool ok = state == "ok";
-  HttpResponse response = json_response({{"status", state}}, ok ? 200 : 503);
+  const bool ok = state == "ok", has_failed = state == "device failed";
+  HttpResponse response =
+      json_response(has_failed ? fault_json(app) : Json{{"status", state}}, ok ? 200 : 503);
   if (!ok) response.headers.push_back({"Retry-After", "1"});
   exchange->respond(std::move(response));
 }
@@ -34,7 +44,7 @@ void handle_live(App& app, const ExchangePtr& exchange) {
   // Only a restart helps after the device has failed.
   const bool healthy = !app.has_model() || app.stats().healthy;
   exchange->respond(
-      json_response({{"status", healthy ? "ok" : "device failed"}}, healthy ? 200 : 503));
+      json_response(healthy ? Json{{"status", "ok"}} : fault_json(app), healthy ? 200 : 503));
 }
 
 void handle_version(App&, const ExchangePtr& exchange) {

@@ -213,6 +213,23 @@ def begin_stream(connection, max_tokens):
     return headers
 
 
+def test_an_idle_rank_that_is_lost_is_told_to_those_who_ask():
+    with RankServer() as server:
+        assert server.get("/health").status == 200
+        server.other.kill()
+        deadline = time.monotonic() + 2
+        while (health := server.get("/health")).status == 200:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        refused = server.chat(max_tokens=4)
+        assert refused.status == 503
+        assert "rank 1 (127.0.0.1)" in refused.json()["error"]["message"]
+        for answer in (health, server.get("/readyz"), server.get("/livez")):
+            assert answer.status == 503
+            assert "rank 1 (127.0.0.1)" in answer.json()["error"]
+        assert server.process.wait(15) == 1
+
+
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize("is_idle", [True, False])
 def test_a_rank_that_is_killed_ends_the_other_with_a_message(victim, is_idle):
