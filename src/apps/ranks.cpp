@@ -3,7 +3,10 @@
 
 #include <fmt/format.h>
 
+#include <csignal>
+
 #include "apps/cli.h"
+#include "apps/stop_signal.h"
 
 namespace moxie {
 
@@ -16,6 +19,8 @@ std::optional<int> run_as_rank(EngineOptions* options) {
   if (rank == 0) return std::nullopt;
   options->show_progress = false;
   auto engine = Engine::load(*options);
+  // A signal to all ranks is rank 0's to answer: requests that run may end before the others quit.
+  if (engine) stop_at({SIGINT, SIGTERM});
   auto status = engine ? (*engine)->follow_first_rank() : Status(fail(engine.error()));
   if (status) return kExitDone;
   log_error(fmt::format("rank {} ends", rank));

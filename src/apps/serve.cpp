@@ -269,7 +269,7 @@ void stop_on_signal(HttpServer& server, App& app) {
   });
 }
 
-// In a world of processes a lost rank ends all of them. Those who ask meanwhile learn of it.
+// In a world of processes a lost rank ends all of them. Those who ask before the end learn of it.
 class RankWatch {
  public:
   ~RankWatch() { stop(); }
@@ -277,9 +277,9 @@ class RankWatch {
     ends_ = true;
     if (thread_.joinable()) thread_.join();
   }
-  // `lost` is called once, on the watch's thread.
-  void start(Engine& engine, std::function<void(Error)> lost) {
-    thread_ = std::thread([this, &link = engine.ranks()->link(), lost = std::move(lost)] {
+  // `end` is called once, on the watch's thread.
+  void start(const RankLink& link, std::function<void()> end) {
+    thread_ = std::thread([this, &link, end = std::move(end)] {
       constexpr std::chrono::milliseconds kLook(100), kForAnswers(2000);
       Status status;
       while (!ends_ && status) {
@@ -290,7 +290,7 @@ class RankWatch {
       log_error("all ranks end: " + status.error().message());
       for (auto left = kForAnswers / kLook; left > 0 && !ends_; --left)
         std::this_thread::sleep_for(kLook);
-      lost(status.error());
+      end();
     });
   }
 
@@ -336,12 +336,8 @@ int serve(ServeFlags& o, const Flags& flags) {
       }
       app.set_model(*model);
       if (o.engine.world) {
-        ranks.start(*running.engine, [&](Error error) {
-          server.post([&, error = std::move(error)]() mutable {
-            failure = std::move(error);
-            server.shut_down(2);
-          });
-        });
+        ranks.start(running.engine->ranks()->link(),
+                    [&] { server.post([&] { server.shut_down(2); }); });
       }
       if (!app.leaving()) {
         status.print_banner(app, o.http, server.port());
@@ -356,6 +352,11 @@ int serve(ServeFlags& o, const Flags& flags) {
   status.stop();
   if (running.service) running.service->stop();
   app.stop();
+  if (running.engine && o.engine.world) {
+    // Also of a rank that is lost while the server drains.
+    if (auto lost = running.engine->ranks()->link().status(); !lost)
+      failure = std::move(lost.error());
+  }
   return failure ? report(*failure) : kExitDone;
 }
 

@@ -7,7 +7,8 @@
 
 namespace moxie {
 
-/// From now on each of these signals (SIGINT, SIGTERM), the first time, sets stop_asked().
+/// From now on the first of these signals (SIGINT, SIGTERM) sets stop_asked(); the second, of
+/// whichever kind, has its default effect.
 void stop_at(std::initializer_list<int> signals);
 const std::atomic<bool>& stop_asked();
 

@@ -213,6 +213,53 @@ def begin_stream(connection, max_tokens):
     return headers
 
 
+def test_a_signal_to_all_ranks_lets_running_requests_end():
+    with RankServer() as server, server.connect() as connection:
+        headers = begin_stream(connection, 1000)
+        for process in (server.other, server.process):
+            process.send_signal(signal.SIGTERM)
+        body = connection.read_body(headers)
+        assert b'"finish_reason":"length"' in body and body.endswith(b"data: [DONE]\n\n")
+        assert server.process.wait(20) == 0, server.output()
+        status, _, err = end(server.other, 15)
+        assert status == 0, err
+
+
+@pytest.mark.parametrize("signals", [(signal.SIGTERM, signal.SIGTERM), (signal.SIGTERM, signal.SIGINT)])
+def test_a_second_signal_ends_another_rank_and_so_all(signals):
+    with RankServer() as server:
+        server.other.send_signal(signals[0])
+        time.sleep(0.5)
+        assert server.other.poll() is None
+        assert server.chat(max_tokens=4).status == 200
+        server.other.send_signal(signals[1])
+        assert server.other.wait(5) == -signals[1]
+        assert server.process.wait(15) == 1
+        assert "rank 1 (127.0.0.1)" in server.output()
+
+
+def test_a_rank_that_is_lost_while_the_server_drains_is_a_fault():
+    with RankServer() as server, server.connect() as connection:
+        begin_stream(connection, 3500)
+        server.process.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+        server.other.kill()
+        assert server.process.wait(15) == 1
+        assert "rank 1 (127.0.0.1)" in server.output()
+
+
+def test_an_interrupt_of_all_ranks_ends_them():
+    with world(["-p", "0", "-n", "3000"], command="bench") as ranks:
+        time.sleep(3)
+        assert all(rank.poll() is None for rank in ranks)
+        began = time.monotonic()
+        for rank in ranks:
+            rank.send_signal(signal.SIGINT)
+        statuses = [end(rank, 15)[0] for rank in ranks]
+        assert statuses[0] == -signal.SIGINT and statuses[1] != 0
+        assert time.monotonic() - began < 5
+
+
 def test_an_idle_rank_that_is_lost_is_told_to_those_who_ask():
     with RankServer() as server:
         assert server.get("/health").status == 200
