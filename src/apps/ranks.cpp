@@ -7,6 +7,7 @@
 
 #include "apps/cli.h"
 #include "apps/stop_signal.h"
+#include "engine/rank_meeting.h"
 
 namespace moxie {
 
@@ -25,6 +26,11 @@ std::optional<int> run_as_rank(EngineOptions* options) {
   if (status) return kExitDone;
   log_error(fmt::format("rank {} ends", rank));
   return report(status.error());
+}
+
+int report_to_ranks(const EngineOptions& options, const Error& error) {
+  if (options.world) RankMeeting::stay_away(*options.world, error.message());
+  return report(error);
 }
 
 }  // namespace moxie

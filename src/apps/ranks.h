@@ -13,4 +13,8 @@ namespace moxie {
 /// once rank 0 has ended; otherwise nothing, and the command goes on.
 std::optional<int> run_as_rank(EngineOptions* options);
 
+/// report() of a fault before the model is loaded. Other ranks, which wait for this one, end with
+/// it.
+int report_to_ranks(const EngineOptions& options, const Error& error);
+
 }  // namespace moxie

@@ -308,7 +308,7 @@ int serve(ServeFlags& o, const Flags& flags) {
   if (const auto exit_status = run_as_rank(&o.engine)) return *exit_status;
   App app(o.app);
   auto listening = HttpServer::listen(o.http, app);
-  if (!listening) return report(listening.error());
+  if (!listening) return report_to_ranks(o.engine, listening.error());
   HttpServer& server = **listening;
   app.attach(server);
   stop_on_signal(server, app);
@@ -316,7 +316,7 @@ int serve(ServeFlags& o, const Flags& flags) {
   std::unique_ptr<KvEventPublisher> events;
   if (o.events.publishes()) {
     auto opened = KvEventPublisher::open(o.events);
-    if (!opened) return report(opened.error());
+    if (!opened) return report_to_ranks(o.engine, opened.error());
     events = std::move(*opened);
     app.set_events(events.get());
   }

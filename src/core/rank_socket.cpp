@@ -49,6 +49,7 @@ Status prepare(int fd) {
 
 constexpr const char* kGone = "the connection has ended";
 constexpr const char* kLate = "no answer in time";
+constexpr auto kForAttempt = std::chrono::seconds(5), kBetweenWarnings = std::chrono::seconds(5);
 
 // One attempt at every address of the host.
 Result<RankSocket> connect_once(const std::string& host, uint16_t port,
@@ -68,7 +69,8 @@ Result<RankSocket> connect_once(const std::string& host, uint16_t port,
     if (::connect(socket.fd(), at->ai_addr, at->ai_addrlen) != 0) {
       error = errno;
       if (error == EINPROGRESS) {
-        const auto ready = wait_for(socket.fd(), POLLOUT, deadline);
+        const auto ready =
+            wait_for(socket.fd(), POLLOUT, std::min(deadline, Clock::now() + kForAttempt));
         error = ETIMEDOUT;
         socklen_t size = sizeof error;
         if (ready && *ready) ::getsockopt(socket.fd(), SOL_SOCKET, SO_ERROR, &error, &size);
@@ -144,9 +146,13 @@ Result<RankSocket> RankSocket::accept(Clock::time_point deadline) const {
 
 Result<RankSocket> RankSocket::connect(const std::string& host, uint16_t port,
                                        Clock::time_point deadline) {
-  for (;;) {
+  for (auto said = Clock::now();;) {
     auto socket = connect_once(host, port, deadline);
     if (socket || Clock::now() >= deadline) return socket;
+    if (Clock::now() - said >= kBetweenWarnings) {
+      log_warn(fmt::format("waiting for {}:{}: {}", host, port, socket.error().what));
+      said = Clock::now();
+    }
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
   }
 }

@@ -27,7 +27,8 @@ class RankSocket {
   static Result<RankSocket> listen(uint16_t port);
   /// The next connection to a listening socket.
   Result<RankSocket> accept(Clock::time_point deadline) const;
-  /// Connects, again and again until the deadline: the other rank may start later.
+  /// Connects, again and again until the deadline: the other rank may start later. Warns every five
+  /// seconds.
   static Result<RankSocket> connect(const std::string& host, uint16_t port,
                                     Clock::time_point deadline);
 

@@ -70,8 +70,8 @@ Result<std::unique_ptr<Engine>> Engine::load(const EngineOptions& options) {
     const std::string why = status.error().message();
     if (engine->meeting_ != nullptr)
       engine->meeting_->end_with_fault(why);
-    else if (options.world)
-      RankMeeting::stay_away(*options.world, why);
+    else if (engine->options_.world)
+      RankMeeting::stay_away(*engine->options_.world, why);
     return fail(std::move(status.error()));
   }
   t.ready_s = seconds_since(start);

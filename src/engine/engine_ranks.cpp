@@ -209,7 +209,10 @@ Status Engine::meet_ranks() {
     plan["nccl_id"] = to_text(id);
   }
   auto meeting = RankMeeting::meet(*options_.world, terms, &plan);
-  if (!meeting) return fail(std::move(meeting.error()));
+  if (!meeting) {
+    options_.world.reset();  // for load(): the others have been told
+    return fail(std::move(meeting.error()));
+  }
   meeting_ = std::move(*meeting);
   if (!is_first) {
     if (auto status = read_plan(plan, &sizes_, has_gpus ? &id : nullptr); !status) return status;

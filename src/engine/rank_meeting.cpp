@@ -55,6 +55,25 @@ std::string difference(const Json& terms, const Json& theirs, int32_t rank) {
   return {};
 }
 
+// For rank 0 in place of a meeting: those who come learn why there is none.
+void tell_who_comes(const RankWorld& world, const std::string& why) {
+  constexpr auto kForAll = std::chrono::seconds(10);  // they may still be opening their files
+  const auto listener = RankSocket::listen(world.master_port);
+  if (!listener) return;
+  log_warn(
+      fmt::format("telling the other ranks, which have {} s to come: {}", kForAll.count(), why));
+  const auto deadline = Clock::now() + kForAll;
+  for (int32_t left = world.size - 1; left > 0;) {
+    const auto socket = listener->accept(deadline);
+    if (!socket) return;
+    const auto until = std::min(deadline, Clock::now() + kForHello);
+    const auto text = socket->receive_text(kMostHello, until);
+    if (!text || value_of<std::string>(parse(*text), "hello") != kHello) continue;
+    static_cast<void>(socket->send_text(Json{{"error", why}}.dump(), until));
+    --left;
+  }
+}
+
 constexpr const char* kSameHint = "start all ranks with the same command and the same build";
 
 // RankFacts in a message.
@@ -236,7 +255,7 @@ Status RankMeeting::connect_all(const RankSocket& listener, const std::vector<st
 }
 
 void RankMeeting::stay_away(const RankWorld& world, const std::string& why) {
-  if (world.rank == 0) return;  // nobody has heard of it yet
+  if (world.rank == 0) return tell_who_comes(world, "rank 0: " + why);
   const auto deadline = Clock::now() + kForHello;
   const auto socket = RankSocket::connect(world.master_host, world.master_port, deadline);
   if (!socket) return;

@@ -57,7 +57,8 @@ class RankMeeting {
       const RankWorld& world, const nlohmann::ordered_json& terms, nlohmann::ordered_json* plan,
       std::chrono::milliseconds patience = std::chrono::seconds(10),
       std::chrono::milliseconds wait = std::chrono::seconds(120));
-  /// For a rank that cannot come: all that meet end with this text.
+  /// For a rank that cannot come: all that meet end with this text. Rank 0 awaits the others for
+  /// ten seconds, to tell them.
   static void stay_away(const RankWorld& world, const std::string& why);
   ~RankMeeting();
   RankMeeting(const RankMeeting&) = delete;

@@ -277,6 +277,36 @@ def test_an_idle_rank_that_is_lost_is_told_to_those_who_ask():
         assert server.process.wait(15) == 1
 
 
+def test_a_rank_that_waits_says_for_whom():
+    port = free_port()
+    process = start([PROMPT], torchrun(1, 2, port))
+    try:
+        line = next(line for line in process.stderr if "waiting for" in line)
+    finally:
+        process.kill()
+        process.communicate()
+    assert f"127.0.0.1:{port}: Connection refused" in line
+
+
+def test_a_first_rank_that_cannot_load_ends_all():
+    began = time.monotonic()
+    with world([PROMPT], differ={0: [PROMPT, "--model", "/nowhere"]}) as ranks:
+        for rank in ranks:
+            status, _, err = end(rank)
+            assert status == 1 and "/nowhere" in err
+    assert time.monotonic() - began < 10
+
+
+def test_a_first_rank_whose_port_is_taken_ends_all():
+    import socket
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with world(["--port", str(port)], command="serve") as ranks:
+            for rank in ranks:
+                status, _, err = end(rank)
+                assert status == 1 and str(port) in err
+
+
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize("is_idle", [True, False])
 def test_a_rank_that_is_killed_ends_the_other_with_a_message(victim, is_idle):
