@@ -69,6 +69,25 @@ TEST_F(CliTest, VariablesOfOthersAreWarningsAndDoNotStopIt) {
   EXPECT_EQ(wrong.exit_code, 2) << wrong.err;
 }
 
+TEST_F(CliTest, VariablesAreOfTheCommandThatRuns) {
+  // Each is illegal for another command's switch of this name.
+  const std::vector<std::string> variables = {
+      "MOXIE_SELF_TEST=strict", "MOXIE_N_PROMPT=0", "MOXIE_MAX_TOKENS=0",       "MOXIE_CHUNK=0",
+      "MOXIE_REPETITIONS=1",    "MOXIE_LEVEL=6",    "MOXIE_COMPARE_SWITCHES=no"};
+  const auto ids = moxie({"tokenize", "--text", "a"}, "", variables);
+  EXPECT_EQ(ids.exit_code, 0) << ids.err;
+  // doctor's --self-test is a toggle.
+  const auto doctor = moxie({"doctor", "--model", kNano}, "", variables);
+  EXPECT_EQ(doctor.exit_code, 0) << doctor.err;
+  const auto wrong = moxie({"run", "--model", kNano, "a"}, "", {"MOXIE_MAX_TOKENS=x"});
+  EXPECT_EQ(wrong.exit_code, 2);
+  EXPECT_NE(wrong.err.find("MOXIE_MAX_TOKENS=x: --max-tokens: must be a number from 0 to "),
+            std::string::npos)
+      << wrong.err;
+  EXPECT_EQ(moxie({"doctor", "--model", kNano}, "", {"MOXIE_JSON=strict"}).exit_code, 2);
+  EXPECT_NE(moxie({"run", "--help"}).out.find("(Env:MOXIE_MAX_TOKENS)"), std::string::npos);
+}
+
 TEST_F(CliTest, ValidateRunsItsLevelsInOrder) {
   const std::vector<std::string> base = {"validate", "--model",         kNano, "--device", "cpu",
                                          "--json",   "--max-model-len", "128", "--level",  "1.5"};

@@ -30,6 +30,10 @@ std::string variable_of(const std::string& flag) {  // "--kv-dtype" to "MOXIE_KV
   return name;
 }
 
+std::string name_of(const std::string& flag) {  // "-p,--prompt" is --prompt
+  return flag.substr(flag.rfind(',') + 1);
+}
+
 std::string did_you_mean(const std::string& word, const std::set<std::string>& known) {
   const std::vector<std::string> names(known.begin(), known.end());
   return names.empty() ? "" : "; did you mean " + nearest_name(word, names) + "?";
@@ -37,8 +41,8 @@ std::string did_you_mean(const std::string& word, const std::set<std::string>& k
 
 class AppFlags final : public Flags {
  public:
-  AppFlags(CLI::App* app, std::vector<std::string> arguments, bool takes_variables = true)
-      : app_(app), arguments_(std::move(arguments)), takes_variables_(takes_variables) {}
+  AppFlags(CLI::App* app, std::vector<std::string> arguments)
+      : app_(app), arguments_(std::move(arguments)) {}
 
   void text(const std::string& flag, std::string* value, const std::string& help) override {
     record(flag, app_->add_option(flag, *value, help)->capture_default_str());
@@ -65,6 +69,7 @@ class AppFlags final : public Flags {
   }
   void toggle(const std::string& flag, bool* value, const std::string& help) override {
     record(flag, app_->add_flag(flag, *value, help));
+    toggles_.insert(name_of(flag));
   }
   void choice(const std::string& flag, std::string* value, const std::vector<std::string>& choices,
               const std::string& help) override {
@@ -125,6 +130,32 @@ class AppFlags final : public Flags {
     return "";
   }
 
+  /// Names the variables in the help. Only help is read after this: CLI11 reads the variables of
+  /// all commands, also of those that do not run.
+  void show_variables() {
+    for (const auto& [flag, option] : options_) {
+      if (flag.starts_with("--")) option->envname(variable_of(flag));
+    }
+  }
+  /// Applies the variables of switches that no flag set. All commands see a variable: where another
+  /// command's switch of the same name takes words (`takes_words`) and this one's is a toggle, a
+  /// word is not for this command.
+  Status apply_variables(const std::set<std::string>& takes_words) {
+    for (const auto& [flag, option] : options_) {
+      const std::string name = variable_of(flag);
+      const char* text = flag.starts_with("--") ? std::getenv(name.c_str()) : nullptr;
+      if (text == nullptr || *text == '\0' || option->count() > 0) continue;
+      try {
+        option->add_result(text);
+        option->run_callback();
+      } catch (const CLI::ParseError& error) {
+        if (!toggles_.contains(flag) || !takes_words.contains(flag))
+          return fail(error.what(), name + "=" + text);
+        option->clear();
+      }
+    }
+    return {};
+  }
   void add_config() { app_->add_option("--config", config_path_, kConfigHelp); }
   /// Applies the keys of --config FILE.json for switches that neither a flag nor a variable set.
   Status apply_config() {
@@ -159,6 +190,7 @@ class AppFlags final : public Flags {
     for (const auto& [flag, option] : options_) all.insert(flag);
     return all;
   }
+  const std::set<std::string>& toggles() const { return toggles_; }
 
  private:
   // An option of numbers; each is checked when it is read, from any source.
@@ -184,17 +216,12 @@ class AppFlags final : public Flags {
       return name.size() > 1 && name[0] == '-' && option->check_name(name);
     });
   }
-  void record(const std::string& flag, CLI::Option* option) {
-    const std::string name = flag.substr(flag.rfind(',') + 1);  // "-p,--prompt" is --prompt
-    if (takes_variables_ && name.starts_with("--")) option->envname(variable_of(name));
-    options_[name] = option;
-  }
+  void record(const std::string& flag, CLI::Option* option) { options_[name_of(flag)] = option; }
   CLI::App* app_;
   std::map<std::string, CLI::Option*> options_;
-  std::set<std::string> from_config_;
+  std::set<std::string> from_config_, toggles_;
   CLI::Option* positional_ = nullptr;
   std::vector<std::string> arguments_;
-  bool takes_variables_;
   std::string config_path_;
 };
 
@@ -253,7 +280,10 @@ void warn_of_variables(const std::vector<Entry>& entries) {
 
 int handle_parse_error(CLI::App& app, const CLI::ParseError& error,
                        const std::vector<Entry>& entries) {
-  if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
+  if (error.get_exit_code() == 0) {  // --help, --version
+    for (const Entry& entry : entries) entry.flags->show_variables();
+    return app.exit(error);
+  }
   std::string hint;
   if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr) {
     for (const Entry& entry : entries) {
@@ -268,6 +298,17 @@ int handle_parse_error(CLI::App& app, const CLI::ParseError& error,
   std::fprintf(stderr, "moxie: %s%s\nTry `moxie --help` or `moxie COMMAND --help`.\n", error.what(),
                hint.c_str());
   return kExitUsage;
+}
+
+// The switches that take a value in some command.
+std::set<std::string> names_with_values(const std::vector<Entry>& entries) {
+  std::set<std::string> found;
+  for (const Entry& entry : entries) {
+    for (const std::string& flag : entry.flags->names()) {
+      if (!entry.flags->toggles().contains(flag)) found.insert(flag);
+    }
+  }
+  return found;
 }
 
 // A switch before the name of a subcommand belongs to the command, which does not run then.
@@ -321,6 +362,8 @@ int run_commands(int argc, char** argv, const std::vector<Command>& commands) {
     if (!entry.app->parsed() || !entry.command->run) continue;
     if (auto placed = check_place_of_switches(entry, entries); !placed)
       return usage(placed.error().message());
+    if (auto applied = entry.flags->apply_variables(names_with_values(entries)); !applied)
+      return usage(applied.error().message());
     try {
       if (auto status = entry.flags->apply_config(); !status) {
         return usage(status.error().message());
@@ -336,7 +379,7 @@ int run_commands(int argc, char** argv, const std::vector<Command>& commands) {
 Status parse_switches(const std::string& text, const std::function<void(Flags&)>& declare,
                       const std::function<Status(const Flags&)>& then) {
   CLI::App app;
-  AppFlags flags(&app, {}, false);
+  AppFlags flags(&app, {});
   declare(flags);
   try {
     app.parse(text, false);
