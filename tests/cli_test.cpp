@@ -88,6 +88,33 @@ TEST_F(CliTest, VariablesAreOfTheCommandThatRuns) {
   EXPECT_NE(moxie({"run", "--help"}).out.find("(Env:MOXIE_MAX_TOKENS)"), std::string::npos);
 }
 
+TEST_F(CliTest, OutputThatCannotBeWrittenIsAFault) {
+  const std::string model = " --model '" + kNano + "'";
+  const auto shell = [](const std::string& line) {
+    return run_process({"/bin/sh", "-c", MOXIE_BINARY " " + line}, "", {}, 300);
+  };
+  for (const std::string& command : std::vector<std::string>{
+           "tokenize --text a", "score --ids 1,2" + model, "run a --max-tokens 2",
+           "run a --max-tokens 2 --json", "kernels" + model, "kernels --json" + model,
+           "inspect '" + kNano + "'", "plan --markdown", "--version", "run --help",
+           "completions bash", "man"}) {
+    const auto full = shell(command + " >/dev/full");
+    EXPECT_EQ(full.exit_code, 1) << command << '\n' << full.err;
+    EXPECT_NE(full.err.find("the output could not be written (No space left on device)"),
+              std::string::npos)
+        << command << '\n'
+        << full.err;
+    const auto closed = shell(command + " >&-");
+    EXPECT_EQ(closed.exit_code, 1) << command << '\n' << closed.err;
+    EXPECT_NE(closed.err.find("the output could not be written (Bad file descriptor)"),
+              std::string::npos)
+        << command << '\n'
+        << closed.err;
+  }
+  const auto unread = shell("inspect '" + kNano + "' | head -1");
+  EXPECT_EQ(unread.err, "");
+}
+
 TEST_F(CliTest, ValidateRunsItsLevelsInOrder) {
   const std::vector<std::string> base = {"validate", "--model",         kNano, "--device", "cpu",
                                          "--json",   "--max-model-len", "128", "--level",  "1.5"};

@@ -12,7 +12,9 @@
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <system_error>
 
+#include "apps/output.h"
 #include "apps/version.h"
 #include "core/nearest.h"
 #include "lab/commit.h"
@@ -323,9 +325,7 @@ Status check_place_of_switches(const Entry& entry, const std::vector<Entry>& ent
   return {};
 }
 
-}  // namespace
-
-int run_commands(int argc, char** argv, const std::vector<Command>& commands) {
+int parse_and_run(int argc, char** argv, const std::vector<Command>& commands) {
   CLI::App app{
       "Moxie: gpt-oss and other mixture-of-experts models in the MX formats, at the speed "
       "the memory allows."};
@@ -374,6 +374,18 @@ int run_commands(int argc, char** argv, const std::vector<Command>& commands) {
     return entry.command->run(*entry.flags);
   }
   return kExitUsage;
+}
+
+}  // namespace
+
+int run_commands(int argc, char** argv, const std::vector<Command>& commands) {
+  hold_standard_streams();
+  try {
+    return finish_output(parse_and_run(argc, argv, commands));
+  } catch (const std::system_error& error) {  // fmt::print throws what a stream reports
+    if (std::ferror(stdout) != 0) return finish_output(kExitFailed, error.code());
+    return report({error.what()});
+  }
 }
 
 Status parse_switches(const std::string& text, const std::function<void(Flags&)>& declare,
