@@ -115,6 +115,24 @@ TEST_F(CliTest, OutputThatCannotBeWrittenIsAFault) {
   EXPECT_EQ(unread.err, "");
 }
 
+TEST_F(CliTest, PathsThatAreNotUtf8AreNoCrash) {
+  const fs::path model = folder_ / "nano_\xff\xfe";
+  fs::create_directory_symlink(kNano, model);
+  for (std::vector<std::string> command :
+       {std::vector<std::string>{"plan", "--json"},
+        {"kernels", "--json"},
+        {"kernels", "--plan", "--json"},
+        {"doctor", "--json"},
+        {"tune", "--dry-run", "--json", "-b", "1", "-p", "0", "-r", "3"},
+        {"bench", "--json", "-p", "2", "-n", "0", "-r", "2"},
+        {"profile", "--json", "-p", "0", "-n", "2", "-r", "2"}}) {
+    command.insert(command.end(), {"--model", model.string()});
+    const Json document = json_of(moxie(command));
+    EXPECT_NE(document.dump().find("nano_\xEF\xBF\xBD\xEF\xBF\xBD"), std::string::npos)
+        << command.front();
+  }
+}
+
 TEST_F(CliTest, ValidateRunsItsLevelsInOrder) {
   const std::vector<std::string> base = {"validate", "--model",         kNano, "--device", "cpu",
                                          "--json",   "--max-model-len", "128", "--level",  "1.5"};

@@ -9,6 +9,7 @@
 
 #include "apps/bench_commands.h"
 #include "apps/kernels_json.h"
+#include "apps/output.h"
 #include "apps/ranks.h"
 #include "apps/startup.h"
 #include "engine/drafts_json.h"
@@ -115,7 +116,7 @@ class Run {
 
   void print_end() const {
     if (o_.json) {
-      fmt::print("{}\n", document().dump(2));
+      print_document(document());
       return;
     }
     const BenchResult& last = results_.back();
@@ -131,7 +132,7 @@ class Run {
   const Record& record() const { return record_; }
   // The record says so where a test failed behind others that did not.
   void set_incomplete(const Error& error) {
-    record_.details = Json{{"incomplete", error.message()}}.dump();
+    record_.details = json_text(Json{{"incomplete", error.message()}});
   }
 
  private:

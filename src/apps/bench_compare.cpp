@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "apps/bench_commands.h"
+#include "apps/output.h"
 #include "lab/record_read.h"
 
 namespace moxie {
@@ -25,7 +26,7 @@ std::string shortened(const std::string& text) {
 int show(const CompareFlags& o, const Comparison& comparison, const std::string& name_a,
          const std::string& name_b) {
   if (o.json)
-    fmt::print("{}\n", to_json(comparison).dump(2));
+    print_document(to_json(comparison));
   else
     print_comparison(comparison, name_a, name_b);
   return comparison.has_regression() ? kExitFailed : kExitDone;

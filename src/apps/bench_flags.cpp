@@ -6,6 +6,7 @@
 #include <charconv>
 #include <utility>
 
+#include "apps/output.h"
 #include "engine/draft_counts.h"
 #include "lab/machine_gpu.h"
 #include "lab/weights_origin.h"
@@ -134,7 +135,7 @@ Record record_of(const std::string& kind, Engine& engine, const MachineLimits& l
   record.weights = weights_origin(engine.checkpoint(), engine.weights_bytes());
   nlohmann::ordered_json details = {{"tuning", engine.tuning().text()}};
   if (engine.self_test().is_on) details["self_test"] = engine.self_test().text();
-  record.details = details.dump();
+  record.details = json_text(details);
   record.workload.num_warm_ups = 1;
   record.workload.seed = engine.options().seed;
   record.memory_peak_bytes = peak_memory_bytes();

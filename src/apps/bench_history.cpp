@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "apps/bench_commands.h"
+#include "apps/output.h"
 #include "lab/history.h"
 #include "lab/text_plot.h"
 
@@ -63,8 +64,7 @@ int run(const HistoryFlags& o) {
   if (o.json) {
     Json list = Json::array();
     for (const HistoryPoint& point : *points) list.push_back(to_json(point));
-    fmt::print("{}\n", Json{{"points", std::move(list)}}.dump(2, ' ', false,
-                                                              Json::error_handler_t::replace));
+    print_document(Json{{"points", std::move(list)}});
   } else if (points->empty()) {
     fmt::print("{}: nothing of this kind\n", o.history);
   } else if (o.plot) {

@@ -17,6 +17,7 @@
 #include <sstream>
 
 #include "apps/bench_commands.h"
+#include "apps/output.h"
 #include "lab/record_read.h"
 
 extern char** environ;
@@ -112,7 +113,7 @@ int run(const ReplayFlags& o) {
   if (o.json) {
     nlohmann::ordered_json document = to_json(*comparison);
     document["record"] = to_json(*after);
-    fmt::print("{}\n", document.dump(2));
+    print_document(document);
   } else {
     print_comparison(*comparison, o.files[0], "the run now");
   }

@@ -10,6 +10,7 @@
 #include <random>
 
 #include "apps/cli.h"
+#include "apps/output.h"
 #include "apps/record_flags.h"
 #include "apps/stop_signal.h"
 #include "lab/serve_bench_report.h"
@@ -153,7 +154,7 @@ Record make_record(const ServeFlags& o, const Flags& flags, const ServeRun& run)
                      .prefix_cache = o.keeps_prefix_cache,
                      .num_warm_ups = o.num_warm_ups};
   record.results = series_of(run);
-  record.details = details_of(run).dump(-1, ' ', false, Json::error_handler_t::replace);
+  record.details = json_text(details_of(run));
   record.memory_peak_bytes = peak_memory_bytes();
   return record;
 }
@@ -164,7 +165,7 @@ int finish(const ServeFlags& o, const ServeRun& run, const Record& record, Recor
     Json document = to_json(run);
     document["seed"] = o.seed;
     document["record"] = to_json(record);
-    fmt::print("{}\n", document.dump(2, ' ', false, Json::error_handler_t::replace));
+    print_document(document);
   } else {
     for (const std::string& note : notes_of(run)) fmt::print("note: {}\n", note);
   }

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "apps/bench_commands.h"
+#include "apps/output.h"
 #include "lab/bench_pair.h"
 #include "lab/run_watch.h"
 #include "lab/stats.h"
@@ -65,14 +66,14 @@ class Versus {
                                   .median_b = median(pair->b.tok_s),
                                   .difference = pair->difference});
     num_loads_ += pair->num_loads - 1;
-    record_.details = details().dump();
+    record_.details = json_text(details());
     return {};
   }
 
   void set_incomplete(const Error& error) {
     Json json = details();
     json["incomplete"] = error.message();
-    record_.details = json.dump();
+    record_.details = json_text(json);
   }
   const Record& record() const { return record_; }
   const Comparison& comparison() const { return comparison_; }
@@ -116,7 +117,7 @@ int bench_against(BenchFlags& o, const std::vector<BenchTest>& tests, const Flag
     Json document = to_json(versus.comparison());
     document["vs"] = o.vs;
     document["record"] = moxie::to_json(versus.record());
-    fmt::print("{}\n", document.dump(2));
+    print_document(document);
   } else {
     print_limits(*limits);
     print_comparison(versus.comparison(), "as given", "with " + o.vs);

@@ -8,6 +8,7 @@
 #include <set>
 
 #include "apps/cli.h"
+#include "apps/output.h"
 #include "apps/shown_device.h"
 #include "apps/shown_tuning.h"
 #include "core/clock.h"
@@ -131,15 +132,14 @@ int run_self_test_of_rows(const DoctorFlags& o) {
                                : row.fault);
   }
   if (o.json)
-    fmt::print("{}\n", Json{{"device", properties.name},
-                            {"driver", device_driver(kind)},
-                            {"features", feature_names(features)},
-                            {"version", MOXIE_VERSION},
-                            {"commit", o.engine.self_test.commit},
-                            {"model", o.engine.model},
-                            {"seconds", seconds},
-                            {"rows", list}}
-                           .dump(2, ' ', false, Json::error_handler_t::replace));
+    print_document(Json{{"device", properties.name},
+                        {"driver", device_driver(kind)},
+                        {"features", feature_names(features)},
+                        {"version", MOXIE_VERSION},
+                        {"commit", o.engine.self_test.commit},
+                        {"model", o.engine.model},
+                        {"seconds", seconds},
+                        {"rows", list}});
   else
     fmt::print("\n{} in {:.1f} s; tolerance: the worst share of it that a row took\n",
                all_sound ? "nothing wrong" : "a row FAILED", seconds);
@@ -192,16 +192,15 @@ int run(DoctorFlags& o) {
     }
     for (const Finding& f : problems) list.push_back({{"what", f.what}, {"mend", f.mend}});
     if (!model_error.empty()) list.push_back({{"what", model_error}, {"mend", "moxie inspect"}});
-    fmt::print("{}\n", Json{{"machine", to_json(*limits)},
-                            {"memory_bytes", properties.memory_bytes},
-                            {"available_bytes", properties.available_bytes},
-                            {"cuda_devices", num_gpus},
-                            {"device", shown->name.empty() ? "cpu" : shown->name},
-                            {"model", o.engine.model},
-                            {"tuning", tuning.text()},
-                            {"kernels", chosen},
-                            {"findings", list}}
-                           .dump(2));
+    print_document(Json{{"machine", to_json(*limits)},
+                        {"memory_bytes", properties.memory_bytes},
+                        {"available_bytes", properties.available_bytes},
+                        {"cuda_devices", num_gpus},
+                        {"device", shown->name.empty() ? "cpu" : shown->name},
+                        {"model", o.engine.model},
+                        {"tuning", tuning.text()},
+                        {"kernels", chosen},
+                        {"findings", list}});
     return model_error.empty() ? kExitDone : kExitFailed;
   }
   const std::vector<UsableCore> cores = usable_cores();

@@ -16,6 +16,7 @@
 #include "apps/eval_endpoint.h"
 #include "apps/eval_engine.h"
 #include "apps/eval_print.h"
+#include "apps/output.h"
 #include "apps/prediction_loss.h"
 #include "apps/record_flags.h"
 #include "apps/stop_signal.h"
@@ -264,7 +265,7 @@ int run(EvalFlags& o, const Flags& flags) {
     return moxie::report(error);
   }
   if (o.json) {
-    fmt::print("{}\n", to_json(found).dump(2, ' ', false, Json::error_handler_t::replace));
+    print_document(to_json(found));
   } else {
     print(found);
   }

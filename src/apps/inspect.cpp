@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "apps/cli.h"
+#include "apps/output.h"
 #include "engine/plan.h"
 #include "model/draft_checkpoint.h"
 #include "model/weight_table.h"
@@ -26,10 +27,6 @@ Json dims(const Shape& shape) {
   Json list = Json::array();
   for (int i = 0; i < shape.rank; ++i) list.push_back(shape[i]);
   return list;
-}
-
-std::string printable(const Json& document, int indent = 2) {
-  return document.dump(indent, ' ', false, Json::error_handler_t::replace);
 }
 
 // Lists each weight that the model lacks, and what rows get instead.
@@ -153,12 +150,10 @@ void print(const DraftCheckpoint& head) {
 // One JSON document for what cannot be opened at all.
 int report_unopened(const std::string& model, const Error& e, bool json) {
   if (json)
-    fmt::print(
-        "{}\n",
-        printable(
-            {{"path", model},
+    print_document(
+        Json{{"path", model},
              {"faults",
-              {{{"file", e.where}, {"tensor", ""}, {"found", e.what}, {"expected", e.hint}}}}}));
+              {{{"file", e.where}, {"tensor", ""}, {"found", e.what}, {"expected", e.hint}}}}});
   return report(e);
 }
 
@@ -168,7 +163,7 @@ int inspect_head(const std::string& path, const InspectFlags& flags) {
   const auto head = DraftCheckpoint::open(path, (*target)->config());
   if (!head) return report_unopened(path, head.error(), flags.json);
   if (flags.json)
-    fmt::print("{}\n", printable(head_json(*head)));
+    print_document(head_json(*head));
   else
     print(*head);
   return kExitDone;
@@ -198,7 +193,7 @@ Command inspect_command() {
                 if (!checkpoint) return report_unopened(model, checkpoint.error(), o->json);
                 const auto& faults = (*checkpoint)->faults();
                 if (o->json)
-                  fmt::print("{}\n", printable(to_json(**checkpoint)));
+                  print_document(to_json(**checkpoint));
                 else
                   print(**checkpoint);
                 std::fflush(stdout);

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "apps/cli.h"
+#include "apps/output.h"
 #include "apps/shown_device.h"
 #include "apps/shown_tuning.h"
 #include "core/clock.h"
@@ -156,11 +157,10 @@ int print_plans(const KernelsFlags& o, const GptOss& model, const KernelChooser&
                      {"rows", rows}});
   }
   if (o.json)
-    fmt::print("{}\n", Json{{"model", o.engine.model},
-                            {"tuning", tuning.text()},
-                            {"self_test", self_test.text()},
-                            {"plans", plans}}
-                           .dump(2));
+    print_document(Json{{"model", o.engine.model},
+                        {"tuning", tuning.text()},
+                        {"self_test", self_test.text()},
+                        {"plans", plans}});
   return kExitDone;
 }
 
@@ -226,12 +226,11 @@ int run(KernelsFlags& o) {
                       {"chosen", v.chosen},
                       {"reason", v.reason}});
     }
-    fmt::print("{}\n", Json{{"model", o.engine.model},
-                            {"device", device->kind == DeviceKind::kCpu ? "cpu" : device->name},
-                            {"features", feature_names(device->features)},
-                            {"tokens", o.tokens},
-                            {"kernels", rows}}
-                           .dump(2));
+    print_document(Json{{"model", o.engine.model},
+                        {"device", device->kind == DeviceKind::kCpu ? "cpu" : device->name},
+                        {"features", feature_names(device->features)},
+                        {"tokens", o.tokens},
+                        {"kernels", rows}});
   } else {
     print_table(verdicts, *device);
   }

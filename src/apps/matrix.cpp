@@ -12,6 +12,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "apps/output.h"
 #include "apps/shown_device.h"
 #include "apps/switches.h"
 #include "core/child_process.h"
@@ -169,7 +170,7 @@ Record record_of(const Matrix& matrix, const Flags& flags) {
                                 .unit = one.unit,
                                 .samples = one.samples});
   }
-  record.details = to_json(matrix).dump(-1, ' ', false, Json::error_handler_t::replace);
+  record.details = json_text(to_json(matrix));
   return record;
 }
 
@@ -208,7 +209,7 @@ int check_markdown(const MatrixFlags& o, const Table& table) {
   if (!text) return report(text.error());
   const std::vector<std::string> stale = stale_lines(*text, table.features());
   if (o.json) {
-    fmt::print("{}\n", Json{{"stale", !stale.empty()}, {"lines", stale}}.dump(2));
+    print_document(Json{{"stale", !stale.empty()}, {"lines", stale}});
   } else {
     for (const std::string& line : stale) fmt::print("{}\n", line);
     fmt::print("{}: {}\n", o.check, stale.empty() ? "of today's switches" : "stale");
@@ -244,7 +245,7 @@ int write_outputs(const MatrixFlags& o, const Flags& flags, const Table& table,
       return report(status.error());
   }
   if (o.json) {
-    fmt::print("{}\n", document.dump(2, ' ', false, Json::error_handler_t::replace));
+    print_document(document);
   } else {
     print_matrix(matrix);
   }

@@ -10,6 +10,7 @@
 
 #include "apps/bench_flags.h"
 #include "apps/op.h"
+#include "apps/output.h"
 #include "core/bytes.h"
 #include "lab/machine.h"
 #include "lab/moe_fp8_inputs.h"
@@ -236,7 +237,7 @@ int bench(const OpBenchFlags& o, const Flags& flags) {
     auto result = bench_tokens(o, weights, tokens, *beside, *runner);
     if (!result) {
       report(result.error());
-      record.details = Json{{"incomplete", result.error().message()}}.dump();
+      record.details = json_text(Json{{"incomplete", result.error().message()}});
       return keep_and_exit(*keeper, record, kExitFailed);
     }
     add_result(o, *result, &record);
@@ -261,7 +262,7 @@ int bench(const OpBenchFlags& o, const Flags& flags) {
            {"results", results}};
   if (beside->peers) all["peers"] = {{"file", o.peers}, {"device", beside->peers->device}};
   all["record"] = moxie::to_json(record);
-  fmt::print("{}\n", all.dump(2));
+  print_document(all);
   return keep_and_exit(*keeper, record, kExitDone);
 }
 

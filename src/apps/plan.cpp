@@ -10,6 +10,7 @@
 
 #include "apps/cli.h"
 #include "apps/gpu_speeds.h"
+#include "apps/output.h"
 #include "apps/speculation_flags.h"
 #include "engine/service.h"
 #include "lab/machine_gpu.h"
@@ -234,7 +235,7 @@ void print_json(const Outcome& found) {
         speculation_json(found.speculation(), found.draft, found.serve.memory);
   }
   if (found.speeds) document["speeds"] = to_json(*found.speeds, found.billions);
-  fmt::print("{}\n", document.dump(2));
+  print_document(document);
 }
 
 void print_tables(const Outcome& found) {

@@ -10,6 +10,7 @@
 
 #include "apps/bench_flags.h"
 #include "apps/kernels_json.h"
+#include "apps/output.h"
 #include "apps/startup.h"
 #include "lab/report.h"
 #include "lab/run_watch.h"
@@ -244,7 +245,7 @@ int run(ProfileFlags& o, const Flags& flags) {
   auto phases = run_profile(**engine, *tests, o.bench.repetitions, *limits, *recorder);
   if (!phases) return report(phases.error());
   for (const PhaseProfile& phase : *phases) add_phase(phase, (*engine)->self_test(), &record);
-  record.details = Json{{"phases", phases_json(*phases)}}.dump();
+  record.details = json_text(Json{{"phases", phases_json(*phases)}});
   watch.finish(&record);
   keeper->keep_so_far(record);
   std::string why_not;
@@ -264,7 +265,7 @@ int run(ProfileFlags& o, const Flags& flags) {
     if (auto status = write_page(page, o.bench.report); !status) return report(status.error());
   }
   if (o.bench.json) {
-    fmt::print("{}\n", document.dump(2));
+    print_document(document);
     return keep_and_exit(*keeper, record, kExitDone);
   }
   print_limits(*limits);

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "apps/cli.h"
+#include "apps/output.h"
 #include "apps/pull_progress.h"
 #include "apps/stop_signal.h"
 #include "core/bytes.h"
@@ -24,10 +25,6 @@ struct PullFlags {
   hub::PullOptions options;
   bool is_json = false, is_quiet = false;
 };
-
-std::string printable(const Json& document) {
-  return document.dump(2, ' ', false, Json::error_handler_t::replace);
-}
 
 Json to_json(const hub::PullReport& report, bool is_dry_run) {
   Json files = Json::array();
@@ -90,7 +87,7 @@ int run_pull(const Flags& flags, PullFlags* o) {
   }();
   if (!pulled) return report(pulled.error());
   if (o->is_json)
-    fmt::print("{}\n", printable(to_json(*pulled, o->options.is_dry_run)));
+    print_document(to_json(*pulled, o->options.is_dry_run));
   else if (o->options.is_dry_run)
     print_plan(*pulled);
   else

@@ -8,6 +8,7 @@
 
 #include "apps/chat_session.h"
 #include "apps/kernels_json.h"
+#include "apps/output.h"
 #include "apps/ranks.h"
 #include "apps/startup.h"
 #include "engine/drafts_json.h"
@@ -98,8 +99,7 @@ int run(RunFlags& o, const Flags& flags) {
         **engine, *conversation, o.sampling, [](ReplyPart, std::string_view) { return go_on(); },
         speculation->drafting);
     if (!reply) return report(reply.error());
-    fmt::print("{}\n",
-               to_json(**engine, *reply).dump(2, ' ', false, Json::error_handler_t::replace));
+    print_document(to_json(**engine, *reply));
     return go_on() ? kExitDone : interrupted();
   }
   auto reply = stream_answer(**engine, *conversation, o, speculation->drafting, go_on);

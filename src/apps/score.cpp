@@ -11,6 +11,7 @@
 
 #include "apps/bench_flags.h"
 #include "apps/kernels_json.h"
+#include "apps/output.h"
 #include "apps/speculation_flags.h"
 #include "lab/logit_distance.h"
 #include "lab/run_watch.h"
@@ -162,12 +163,12 @@ int run(ScoreFlags& o, const Flags& flags) {
     if (auto status = write_safetensors(o.logits, tensors); !status) return report(status.error());
   }
   const double mean_nll = mean(all_nll);
-  fmt::print("{}\n", Json{{"nll", nll},
-                          {"mean_nll", mean_nll},
-                          {"perplexity", std::exp(mean_nll)},
-                          {"num_scored", all_nll.size()},
-                          {"kernels", kernels_json((*engine)->kernels().counts())}}
-                         .dump());
+  print_document(Json{{"nll", nll},
+                      {"mean_nll", mean_nll},
+                      {"perplexity", std::exp(mean_nll)},
+                      {"num_scored", all_nll.size()},
+                      {"kernels", kernels_json((*engine)->kernels().counts())}},
+                 -1);
   if (!keeper->is_asked()) return kExitDone;
   Record record = make_record(**engine, flags, std::move(all_nll), std::exp(mean_nll));
   record.workload.sampling = name_of(lists);

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "apps/cli.h"
+#include "apps/output.h"
 #include "apps/prediction_loss.h"
 #include "apps/score.h"
 #include "text/harmony.h"
@@ -125,13 +126,12 @@ int compare_switches(EngineOptions options, const std::vector<std::vector<int32_
     std::fflush(stdout);
   }
   if (as_json) {
-    fmt::print("{}\n", Json{{"model", options.model},
-                            {"device", on_cuda ? "cuda" : "cpu"},
-                            {"kv_dtype", kv},
-                            {"num_scored", base->count},
-                            {"perplexity", base->perplexity()},
-                            {"switches", rows}}
-                           .dump(2));
+    print_document(Json{{"model", options.model},
+                        {"device", on_cuda ? "cuda" : "cpu"},
+                        {"kv_dtype", kv},
+                        {"num_scored", base->count},
+                        {"perplexity", base->perplexity()},
+                        {"switches", rows}});
   }
   return kExitDone;
 }

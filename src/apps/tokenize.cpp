@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "apps/cli.h"
+#include "apps/output.h"
 #include "engine/tokenizer_source.h"
 
 namespace moxie {
@@ -24,11 +25,6 @@ struct TokenizeFlags {
   SpecialMode mode() const { return special == "all" ? SpecialMode::kAll : SpecialMode::kNone; }
 };
 
-// Bytes that are not UTF-8 become U+FFFD: JSON cannot hold them.
-std::string dump(const Json& value) {
-  return value.dump(-1, ' ', false, Json::error_handler_t::replace);
-}
-
 std::string joined(const std::vector<int32_t>& ids) {
   std::string text;
   for (const int32_t id : ids) text += (text.empty() ? "" : " ") + std::to_string(id);
@@ -43,7 +39,8 @@ int tokenize_lines(const Tokenizer& tokenizer, SpecialMode mode) {
       return report({fmt::format("line {} is not a JSON string", number), "stdin",
                      "--lines takes one JSON string a line"});
     }
-    std::cout << dump(tokenizer.encode(text.get_ref<const std::string&>(), mode)) << '\n';
+    std::cout << json_text(Json(tokenizer.encode(text.get_ref<const std::string&>(), mode)))
+              << '\n';
   }
   return kExitDone;
 }
@@ -87,7 +84,7 @@ int detokenize_lines(const Tokenizer& tokenizer) {
     if (!ids) return report(ids.error());
     auto text = tokenizer.decode(*ids);
     if (!text) return report(text.error());
-    std::cout << dump(*text) << '\n';
+    std::cout << json_text(Json(*text)) << '\n';
   }
   return kExitDone;
 }
@@ -156,7 +153,7 @@ Command detokenize_command() {
                 auto text = (*tokenizer)->decode(o->ids);
                 if (!text) return report(text.error());
                 if (o->json)
-                  std::cout << dump(Json{{"text", *text}}) << '\n';
+                  std::cout << json_text(Json{{"text", *text}}) << '\n';
                 else
                   std::cout << *text << std::flush;
                 return kExitDone;

@@ -10,6 +10,7 @@
 
 #include "apps/bench_flags.h"
 #include "apps/cli.h"
+#include "apps/output.h"
 #include "apps/record_flags.h"
 #include "engine/tuning.h"
 #include "kernels/gemm/tile_model.h"
@@ -192,13 +193,12 @@ int run(TuneFlags& o, const Flags& flags) {
   if (o.json) {
     Json list = Json::array();
     for (const TunedPlans& plans : all) list.push_back(to_json(plans));
-    fmt::print("{}\n", Json{{"model", o.engine.model},
-                            {"device", tuning.key.device},
-                            {"driver", tuning.key.driver},
-                            {"commit", tuning.key.commit},
-                            {"file", o.dry_run ? Json() : Json(path)},
-                            {"launches", std::move(list)}}
-                           .dump(2));
+    print_document(Json{{"model", o.engine.model},
+                        {"device", tuning.key.device},
+                        {"driver", tuning.key.driver},
+                        {"commit", tuning.key.commit},
+                        {"file", o.dry_run ? Json() : Json(path)},
+                        {"launches", std::move(list)}});
   }
   const auto end = [&](int exit_code) {
     if (!keeper->is_asked()) return exit_code;

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "apps/cli.h"
+#include "apps/output.h"
 #include "apps/record_flags.h"
 #include "apps/speculation_flags.h"
 #include "lab/stats.h"
@@ -74,8 +75,7 @@ int run(ValidateFlags& o, const Flags& flags) {
   const auto found = validate(o.options);
   if (!found) return report(found.error());
   if (o.json)
-    fmt::print("{}\n",
-               to_json(*found).dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
+    print_document(to_json(*found));
   else
     print_report(*found);
   Record record = record_of(*found, {});
