@@ -88,6 +88,31 @@ TEST_F(CliTest, VariablesAreOfTheCommandThatRuns) {
   EXPECT_NE(moxie({"run", "--help"}).out.find("(Env:MOXIE_MAX_TOKENS)"), std::string::npos);
 }
 
+TEST_F(CliTest, OutputFilesAreTriedBeforeAnythingIsMeasured) {
+  write("file", "");
+  const std::string nowhere = at("no/such/folder/file");
+  using Words = std::vector<std::string>;
+  for (const Words& command : {Words{"matrix", "--switch", "kv-dtype=auto", "--markdown", nowhere},
+                               {"matrix", "--switch", "kv-dtype=auto", "--report", nowhere},
+                               {"profile", "--report", nowhere},
+                               {"profile", "--trace", nowhere},
+                               {"bench", "--report", nowhere},
+                               {"bench", "--report", folder_.string()},
+                               {"tune", "--tuning", at("file/tuning.json")},
+                               {"score", "--ids", "1,2", "--logits", nowhere}}) {
+    Words words = command;
+    // A model that cannot be loaded: the file was tried before.
+    words.insert(words.end(), {"--model", at("no model")});
+    const auto result = moxie(words);
+    EXPECT_EQ(result.exit_code, 1) << command[0] << ' ' << command[1];
+    const std::string& path = command.back();
+    EXPECT_NE(result.err.find(path + (path == folder_ ? ": is a folder" : ": cannot be written")),
+              std::string::npos)
+        << result.err;
+  }
+  EXPECT_FALSE(fs::exists(at("no")));
+}
+
 TEST_F(CliTest, OutputThatCannotBeWrittenIsAFault) {
   const std::string model = " --model '" + kNano + "'";
   const auto shell = [](const std::string& line) {

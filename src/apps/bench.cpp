@@ -202,6 +202,7 @@ int run(BenchFlags& o, const Flags& flags) {
   if (const auto exit_status = run_as_rank(&o.engine)) return *exit_status;
   if (o.engine.world && (!o.vs.empty() || o.engine.batch_invariant == "on"))
     return usage("bench: several processes load one engine, --vs and --batch-invariant on two");
+  if (auto status = check_output(o.report); !status) return report(status.error());
   if (!o.vs.empty()) return bench_against(o, *tests, flags);
   auto keeper = RecordKeeper::open(o.record);
   if (!keeper) return report(keeper.error());

@@ -269,6 +269,8 @@ int run(MatrixFlags& o, const Flags& flags, const std::vector<Command>& commands
   const std::string self = fs::read_symlink("/proc/self/exe", error).string();
   if (error)
     return report({"this program's path cannot be read", "/proc/self/exe", error.message()});
+  for (const std::string& file : {o.record, o.markdown, o.report})
+    if (auto status = check_output(file); !status) return report(status.error());
   if (!o.records.empty()) fs::create_directories(o.records, error);
   if (error) return report({"the folder cannot be made", o.records, error.message()});
   forget_variables();

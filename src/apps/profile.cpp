@@ -212,6 +212,8 @@ int run(ProfileFlags& o, const Flags& flags) {
   if (!tests) return usage("profile: " + tests.error().message());
   auto keeper = RecordKeeper::open(o.bench.record);
   if (!keeper) return report(keeper.error());
+  for (const std::string& file : {o.bench.report, o.trace})
+    if (auto status = check_output(file); !status) return report(status.error());
   std::string texts_json;
   if (!o.texts.empty()) {
     auto json = read_text(o.texts);

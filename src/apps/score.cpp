@@ -103,6 +103,8 @@ int run(ScoreFlags& o, const Flags& flags) {
   const bool has_head = takes_head(speculation.method);
   if (has_head != !o.draft_logits.empty())
     return usage("score: --draft-logits and --spec eagle3 or dflash go together");
+  for (const std::string& file : {o.logits, o.draft_logits})
+    if (auto status = check_output(file); !status) return report(status.error());
   if (single) {
     lists.push_back(o.ids);
   } else if (from_file) {

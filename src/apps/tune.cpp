@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -174,6 +175,12 @@ int run(TuneFlags& o, const Flags& flags) {
   fit_engine(o, &o.engine);
   auto keeper = RecordKeeper::open(o.record);
   if (!keeper) return report(keeper.error());
+  if (!o.dry_run) {
+    std::error_code error;  // a folder that cannot be made takes no file either
+    if (const auto folder = std::filesystem::path(path).parent_path(); !folder.empty())
+      std::filesystem::create_directories(folder, error);
+    if (auto status = check_output(path); !status) return report(status.error());
+  }
   auto engine = Engine::load(o.engine);
   if (!engine) return report(engine.error());
   Engine& e = **engine;
