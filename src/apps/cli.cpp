@@ -17,6 +17,8 @@
 #include "apps/output.h"
 #include "apps/version.h"
 #include "core/nearest.h"
+#include "engine/kv_dtype.h"
+#include "kernels/registry.h"
 #include "lab/commit.h"
 
 extern char** environ;
@@ -78,6 +80,14 @@ class AppFlags final : public Flags {
     record(
         flag,
         app_->add_option(flag, *value, help)->check(CLI::IsMember(choices))->capture_default_str());
+  }
+  void check(const std::string& flag, const CheckText& has_form) override {
+    options_.at(flag)->check([has_form](const std::string& text) -> std::string {
+      auto status = has_form(text);
+      if (status) return "";
+      status.error().where.clear();  // CLI11 names the switch
+      return status.error().message();
+    });
   }
   void positional(const std::string& name, std::vector<std::string>* values,
                   const std::string& help, bool required) override {
@@ -403,10 +413,26 @@ Status parse_switches(const std::string& text, const std::function<void(Flags&)>
 
 namespace {
 
+template <typename T>
+Status status_of(const Result<T>& result) {
+  if (!result) return fail(result.error());
+  return {};
+}
+
 // A tuning is of the sources that it was measured with, a self-test of those that it proved.
 std::string commit_of_sources() { return std::string(kCommit) + (kCommitDirty ? "+changes" : ""); }
 
 }  // namespace
+
+Status check_device(const std::string& text) { return status_of(named_gpus(text)); }
+
+Status check_step(const std::string& text) {
+  auto added = KernelChoice().add(text);
+  const size_t equals = std::min(text.find('='), text.size());
+  const bool has_name = equals + 1 < text.size();
+  if (!added && has_name && op_named(text.substr(0, equals)) != nullptr) return {};
+  return added;
+}
 
 void declare_model_flags(Flags& flags, EngineOptions* o) {
   declare_untested_model_flags(flags, o);
@@ -447,6 +473,14 @@ void declare_untested_model_flags(Flags& flags, EngineOptions* o) {
       "from 8 tokens on in models 2048 wide or wider), or of the experts' products mxfp8, mxfp6 "
       "(E2M3), mxfp6_e3m2 or mxfp4: blocks of 32 with a scale; on CUDA from 17 tokens on (Hopper's "
       "mxfp8: long prompts, E4M3 with a scale a token, and qkv and out in 8-bit integers)");
+  flags.check("--device", check_device);
+  flags.check("--kernel", check_step);
+  flags.check("--tile", [](const auto& text) { return KernelChoice().set_tile(text); });
+  for (const std::string flag : {"--mxfp4-layers", "--mxfp8-layers"})
+    flags.check(flag,
+                [flag](const auto& text) { return status_of(DenseLayers::parse(text, flag)); });
+  flags.check("--kv-dtype", [](const auto& text) { return status_of(parse_kv_dtype(text)); });
+  flags.check("--activation", [](const auto& text) { return KernelChoice().set_activation(text); });
   flags.choice("--arch-limit", &o->arch_limit, {"none", "sm_80"},
                "CUDA: use only rows that GPUs of this architecture can run");
   flags.choice("--batch-invariant", &o->batch_invariant, {"on", "off"},

@@ -31,6 +31,10 @@ inline constexpr Bounds<int32_t> kFromZero{0, kMostCount}, kFromOne{1, kMostCoun
 /// The most sequences at once and tokens a launch: arrays of these sizes are made at the start.
 inline constexpr int32_t kMostSeqs = 1 << 16, kMostBatchTokens = 1 << 22;
 
+/// Whether a value has a switch's form: a name of a format, a step, a device. Where it has not,
+/// that is a usage error.
+using CheckText = std::function<Status(const std::string&)>;
+
 /// Declares one command's switches; the values pointed to must live until the command has run.
 class Flags {
  public:
@@ -50,6 +54,8 @@ class Flags {
   virtual void toggle(const std::string& flag, bool* value, const std::string& help) = 0;
   virtual void choice(const std::string& flag, std::string* value,
                       const std::vector<std::string>& choices, const std::string& help) = 0;
+  /// Checks each value of a text switch that was declared.
+  virtual void check(const std::string& flag, const CheckText& has_form) = 0;
   virtual void positional(const std::string& name, std::vector<std::string>* values,
                           const std::string& help, bool required) = 0;
   /// Whether a flag was set by any source (flag, variable or file).
@@ -88,6 +94,10 @@ Status parse_switches(const std::string& text, const std::function<void(Flags&)>
 void declare_model_flags(Flags& flags, EngineOptions* options);
 /// The same without --self-test, for the command that has another of this name.
 void declare_untested_model_flags(Flags& flags, EngineOptions* options);
+/// The form of a --device.
+Status check_device(const std::string& text);
+/// The form of STEP=NAME: a step that there is. A row that this build lacks is no fault of usage.
+Status check_step(const std::string& text);
 void declare_sampling_flags(Flags& flags, SamplingOptions* options, uint64_t* seed);
 
 /// Prints "moxie: error: ..." to stderr; returns kExitFailed.

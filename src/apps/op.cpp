@@ -140,6 +140,7 @@ Status check_op_name(const std::vector<std::string>& names) {
 
 void declare_op_device(Flags& flags, OpDevice* o) {
   flags.text("--device", &o->device, "cpu, cuda, cuda:N or auto");
+  flags.check("--device", check_device);
   flags.integer("--threads", &o->threads, kFromZero, "of the host; 0: one a usable core");
 }
 

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <csignal>
 #include <cstdio>
 #include <memory>
@@ -13,6 +14,7 @@
 #include "apps/pull_progress.h"
 #include "apps/stop_signal.h"
 #include "core/bytes.h"
+#include "hub/names.h"
 
 namespace moxie {
 namespace {
@@ -67,9 +69,11 @@ int read_repo(const Flags& flags, PullFlags* o) {
   o->options.repo = o->repos.front();
   o->options.revision = o->revision;
   const size_t at = o->options.repo.find('@');
-  if (at == std::string::npos) return kExitDone;
-  const std::string revision = o->options.repo.substr(at + 1);
-  o->options.repo.resize(at);
+  const std::string revision =
+      at == std::string::npos ? o->revision : o->options.repo.substr(at + 1);
+  o->options.repo.resize(std::min(at, o->options.repo.size()));
+  if (auto named = hub::check_repo(o->options.repo); !named) return usage(named.error().message());
+  if (auto named = hub::check_revision(revision); !named) return usage(named.error().message());
   if (flags.given("--revision") && revision != o->revision)
     return usage("two revisions: @" + revision + " and --revision " + o->revision);
   o->options.revision = revision;

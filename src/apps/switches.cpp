@@ -99,6 +99,7 @@ class Collector final : public Flags {
     added.values = choices;
     added.is_closed = true;
   }
+  void check(const std::string&, const CheckText&) override {}
   void positional(const std::string& name, std::vector<std::string>*, const std::string& help,
                   bool required) override {
     CHECK(into_->positional.name.empty(), into_->path + ": two positionals");

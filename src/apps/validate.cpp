@@ -104,6 +104,8 @@ Command validate_command() {
                         "repeatable");
             flags.texts("--forbid", &o->options.forbid,
                         "STEP=NAME: level 1.5 fails if it runs; repeatable");
+            flags.check("--expect", check_step);
+            flags.check("--forbid", check_step);
             flags.text("--against", &o->options.against,
                        "a record that --record wrote: level 5 compares with it");
             flags.text("--url", &o->options.url,

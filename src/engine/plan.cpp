@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "core/rank_gather.h"
+#include "engine/kv_dtype.h"
 #include "engine/launch_arrays.h"
 #include "kernels/attend/attend.h"
 #include "model/eight_bits_cuda.h"
@@ -117,12 +118,9 @@ int32_t default_batch_tokens(const KernelChooser& kernels, const PlanRequest& re
 Result<DType> choose_kv_dtype(const std::string& text, const GptOssConfig& config,
                               const KernelChooser& kernels, int32_t max_model_len,
                               int32_t max_num_seqs, uint64_t kv_cache_bytes) {
-  if (text == "bf16") return DType::kBF16;
-  if (text == "fp8_e4m3" || text == "fp8") return DType::kF8E4M3;
-  if (text == "f32") return DType::kF32;
-  if (text != "auto") {
-    return fail("unknown type '" + text + "'", "--kv-dtype", "auto, bf16, fp8_e4m3 or f32");
-  }
+  const auto asked = parse_kv_dtype(text);
+  if (!asked) return fail(asked.error());
+  if (*asked) return **asked;
   if (kernels.device() == DeviceKind::kCuda) return DType::kBF16;
   const KvShape shape = kv_shape(config, DType::kF32);
   const int32_t context =

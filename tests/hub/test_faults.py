@@ -68,7 +68,7 @@ def test_unknown_repositories_revisions_and_files(hub, home):
 
 @pytest.mark.parametrize("repo", ["", "a/b/c", "../x", "a/..", ".a/b", "a--b/c", "a b/c", "a/b@../x", "a/b@/x", "a/b@"])
 def test_bad_names_are_refused_before_anything_is_asked(hub, home, repo):
-    error = home.fails(repo=repo)
+    error = home.fails(repo=repo, code=2)
     assert "is no repo id" in error or "is no revision" in error
     assert not hub.requests
 
