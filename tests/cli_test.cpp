@@ -23,6 +23,19 @@ TEST_F(CliTest, UsageFaultsExitWithTwo) {
   EXPECT_NE(unknown.err.find("did you mean --kv-dtype"), std::string::npos) << unknown.err;
 }
 
+TEST_F(CliTest, UnknownCommandsAreNamedWithTheNearest) {
+  for (const auto& [words, said] :
+       {std::pair<std::vector<std::string>, std::string>{
+            {"runn", "hi"}, "moxie: no command 'runn'; did you mean run?"},
+        {{"detokenise", "--ids", "1"}, "moxie: no command 'detokenise'; did you mean detokenize?"},
+        {{"completions", "foo"}, "moxie completions: no command 'foo'; did you mean "},
+        {{"bench", "replai", "x"}, "moxie bench: no command 'replai'; did you mean replay?"}}) {
+    const auto result = moxie(words);
+    EXPECT_EQ(result.exit_code, 2) << words.front();
+    EXPECT_NE(result.err.find(said), std::string::npos) << result.err;
+  }
+}
+
 TEST_F(CliTest, EveryCommandHasHelpWithAnExample) {
   for (const std::string command :
        {"run", "chat", "score", "tokenize", "detokenize", "inspect", "kernels", "plan", "doctor",

@@ -290,6 +290,23 @@ void warn_of_variables(const std::vector<Entry>& entries) {
   }
 }
 
+// What to say of a word that stands where the name of a command belongs; empty: there is none.
+std::string of_unknown_command(const CLI::App& app) {
+  std::string path = app.get_name();
+  const CLI::App* at = &app;
+  while (!at->get_subcommands().empty()) {
+    at = at->get_subcommands().front();
+    path += " " + at->get_name();
+  }
+  std::set<std::string> known;
+  for (const CLI::App* sub : at->get_subcommands([](const CLI::App*) { return true; }))
+    known.insert(sub->get_name());
+  const std::vector<std::string> words = at->remaining();
+  if (known.empty() || words.empty() || words.front().starts_with("-")) return "";
+  return fmt::format("{}: no command '{}'{}", path, words.front(),
+                     did_you_mean(words.front(), known));
+}
+
 int handle_parse_error(CLI::App& app, const CLI::ParseError& error,
                        const std::vector<Entry>& entries) {
   if (error.get_exit_code() == 0) {  // --help, --version
@@ -297,7 +314,14 @@ int handle_parse_error(CLI::App& app, const CLI::ParseError& error,
     return app.exit(error);
   }
   std::string hint;
-  if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr) {
+  const bool has_extras = dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr;
+  if (has_extras || dynamic_cast<const CLI::RequiredError*>(&error) != nullptr) {
+    if (const std::string unknown = of_unknown_command(app); !unknown.empty()) {
+      std::fprintf(stderr, "%s\nTry `moxie --help`.\n", unknown.c_str());
+      return kExitUsage;
+    }
+  }
+  if (has_extras) {
     for (const Entry& entry : entries) {
       if (!entry.app->parsed()) continue;
       const auto extras = app.remaining(true);
