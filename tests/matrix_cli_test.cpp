@@ -99,6 +99,52 @@ TEST_F(MatrixCliTest, CellsAreValidatedKeptAndNotRunAgain) {
   EXPECT_NE(other.err.find("--resume"), std::string::npos) << other.err;
 }
 
+// Starts a command, ends it by `signal` once it has a child, and prints its exit code and whether
+// the child is alive after it.
+ProcessResult end_with_child(const std::string& signal, const std::string& temporary_folder,
+                             const Arguments& command) {
+  Arguments shell = {"/bin/bash", "-c",
+                     "signal=$1; shift; \"$@\" >/dev/null 2>&1 & pid=$!; "
+                     "for i in $(seq 600); do child=$(cat /proc/$pid/task/$pid/children); "
+                     "[[ $child ]] && break; sleep 0.05; done; "
+                     "sleep 0.3; kill -$signal $pid; wait $pid; echo \"code $?\"; "
+                     "for i in $(seq 100); do grep -qs '^State:.[^ZX]' /proc/${child% }/status || "
+                     "break; sleep 0.05; done; "
+                     "grep -qs '^State:.[^ZX]' /proc/${child% }/status && echo alive; exit 0",
+                     "bash", signal};
+  shell.insert(shell.end(), command.begin(), command.end());
+  return run_process(shell, "", {"TMPDIR=" + temporary_folder}, 300);
+}
+
+TEST_F(MatrixCliTest, ASignalEndsTheChildToo) {
+  if (!fs::exists("/proc/self/task/" + std::to_string(::getpid()) + "/children"))
+    GTEST_SKIP() << "this kernel lists no children";
+  const std::string model = test_data() + "/goldens/nano-a", record = at("record.json");
+  const auto bench = run_process({MOXIE_BINARY, "bench", "--model", model, "--device", "cpu", "-p",
+                                  "0", "-n", "2", "-r", "2", "--record", record});
+  ASSERT_EQ(bench.exit_code, 0) << bench.err;
+  // So many repetitions that it is running still when the signal comes.
+  Json document = Json::parse(slurp(record));
+  for (Json& argument : document["command"]["arguments"])
+    if (argument.get<std::string>().starts_with("--repetitions")) argument = "--repetitions=1000";
+  std::ofstream(record) << document;
+  fs::create_directories(at("tmp"));
+  for (const auto& [signal, code] :
+       {std::pair("TERM", "code 143\n"), std::pair("KILL", "code 137\n")}) {
+    for (const Arguments& command :
+         {Arguments{MOXIE_BINARY, "matrix", "--switch", "kv-dtype=auto,bf16", "--model", model},
+          Arguments{MOXIE_BINARY, "bench", "replay", record}}) {
+      const auto ended = end_with_child(signal, at("tmp"), command);
+      EXPECT_EQ(ended.out, code) << command[1] << ' ' << ended.err;
+      if (code == std::string("code 143\n")) {
+        EXPECT_TRUE(fs::is_empty(at("tmp"))) << command[1];
+      }
+      fs::remove_all(at("tmp"));
+      fs::create_directories(at("tmp"));
+    }
+  }
+}
+
 TEST_F(MatrixCliTest, WhatCannotBeVariedIsAUsageFault) {
   for (const Arguments& wrong :
        std::vector<Arguments>{{},

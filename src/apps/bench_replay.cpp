@@ -3,13 +3,9 @@
 // The command runs as a child process of this program, without a shell. Variables of switches are
 // not passed on, since the record has the value of every switch that was set.
 #include <fmt/format.h>
-#include <spawn.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <filesystem>
 #include <iterator>
 #include <memory>
@@ -18,6 +14,7 @@
 
 #include "apps/bench_commands.h"
 #include "apps/output.h"
+#include "core/child_process.h"
 #include "lab/record_read.h"
 
 extern char** environ;
@@ -31,15 +28,9 @@ struct ReplayFlags {
   bool json = false;
 };
 
-std::vector<char*> pointers_to(std::vector<std::string>& texts) {
-  std::vector<char*> pointers;
-  for (std::string& text : texts) pointers.push_back(text.data());
-  pointers.push_back(nullptr);
-  return pointers;
-}
-
-// Waits for the program with these words. What it prints goes to stderr.
-Result<int> run_again(std::vector<std::string> words) {
+// Waits for the program with these words. What it prints goes to stderr. `temporary` is removed
+// where a signal ends both.
+Result<int> run_again(std::vector<std::string> words, const std::string& temporary) {
   std::vector<std::string> variables;
   for (char** at = environ; *at != nullptr; ++at) {
     const std::string variable = *at;
@@ -47,21 +38,14 @@ Result<int> run_again(std::vector<std::string> words) {
       variables.push_back(variable);
     }
   }
-  words.insert(words.begin(), "moxie");
-  auto arguments = pointers_to(words), environment = pointers_to(variables);
-  posix_spawn_file_actions_t actions;
-  posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_adddup2(&actions, STDERR_FILENO, STDOUT_FILENO);
-  pid_t child = 0;
-  const int error = posix_spawn(&child, "/proc/self/exe", &actions, nullptr, arguments.data(),
-                                environment.data());
-  posix_spawn_file_actions_destroy(&actions);
-  if (error != 0) return fail(std::strerror(error), "starting the program again");
-  int status = 0;
-  while (::waitpid(child, &status, 0) < 0) {
-    if (errno != EINTR) return fail(std::strerror(errno), "waiting for the program");
-  }
-  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  std::error_code error;
+  const std::string self = std::filesystem::read_symlink("/proc/self/exe", error).string();
+  if (error) return fail(error.message(), "/proc/self/exe", "it is this program's path");
+  words.insert(words.begin(), self);
+  return run_process_on_stderr(words, variables, [&] {
+    std::error_code ignored;
+    if (!temporary.empty()) std::filesystem::remove(temporary, ignored);
+  });
 }
 
 // The words of the record's command, without its output.
@@ -99,9 +83,10 @@ int run(const ReplayFlags& o) {
                                      .string();
   words->push_back("--record=" + path);
   log_info(fmt::format("running again: moxie {}", fmt::join(*words, " ")));
-  const auto exit_code = run_again(std::move(*words));
+  const auto exit_code = run_again(std::move(*words), o.record.empty() ? path : "");
   if (!exit_code) return report(exit_code.error());
   if (*exit_code != kExitDone) {
+    if (o.record.empty()) std::filesystem::remove(path, error);
     return report({fmt::format("the command ended with {}", *exit_code), o.files[0],
                    "its message stands above"});
   }

@@ -274,6 +274,9 @@ int run(MatrixFlags& o, const Flags& flags, const std::vector<Command>& commands
   if (!o.records.empty()) fs::create_directories(o.records, error);
   if (error) return report({"the folder cannot be made", o.records, error.message()});
   forget_variables();
+  const std::string scratch =
+      (fs::temp_directory_path(error) / fmt::format("moxie-matrix-{}.safetensors", ::getpid()))
+          .string();
   MatrixOptions options{
       .switches = *switches,
       .common = common,
@@ -281,13 +284,15 @@ int run(MatrixFlags& o, const Flags& flags, const std::vector<Command>& commands
       .quick = o.quick,
       .records_folder = o.records,
       .against_folder = o.against,
-      .scratch_path =
-          (fs::temp_directory_path(error) / fmt::format("moxie-matrix-{}.safetensors", ::getpid()))
-              .string(),
+      .scratch_path = scratch,
       .moxie =
           [&](std::vector<std::string> arguments) {
             arguments.insert(arguments.begin(), self);
-            return run_process(arguments, "", {}, o.timeout_s);
+            return run_process(arguments, "", {}, o.timeout_s, [&] {
+              end_progress();
+              std::error_code ignored;
+              fs::remove(scratch, ignored);
+            });
           },
       .has_switch = [&](const std::string& command,
                         const std::string& name) { return table.find(command, name) != nullptr; },
