@@ -182,6 +182,30 @@ TEST_F(CliTest, OutputThatCannotBeWrittenIsAFault) {
   EXPECT_EQ(unread.err, "");
 }
 
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+TEST_F(CliTest, LittleMemoryLeavesOutTheBandwidthAtMost) {
+  const auto limited = [](int mib, const std::string& command) {
+    return run_process({"/bin/sh", "-c",
+                        "ulimit -v " + std::to_string(mib * 1024) + "; " MOXIE_BINARY " " +
+                            command + " --json --device cpu --threads 1"},
+                       "", {}, 300);
+  };
+  const std::string plan = "plan --model synthetic:gpt-oss-20b";
+  for (const std::string command : {"doctor", plan.c_str()}) {
+    for (const int mib : {2000, 300}) {
+      const auto result = limited(mib, command);
+      ASSERT_EQ(result.exit_code, 0) << command << ' ' << mib << result.err;
+      const Json document = Json::parse(result.out, nullptr, false);
+      const Json& owner = command == "doctor" ? document["machine"] : document;
+      if (owner["read_gb_s"].is_null())
+        EXPECT_NE(result.out.find("not measured"), std::string::npos) << result.out;
+      else
+        EXPECT_GT(owner["read_gb_s"].get<double>(), 0);
+    }
+  }
+}
+#endif
+
 TEST_F(CliTest, PathsThatAreNotUtf8AreNoCrash) {
   const fs::path model = folder_ / "nano_\xff\xfe";
   fs::create_directory_symlink(kNano, model);

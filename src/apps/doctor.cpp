@@ -153,11 +153,19 @@ int run(DoctorFlags& o) {
   const int num_gpus = num_cuda_devices(&cuda_reason);
   if (num_gpus > 0) cuda_reason.clear();
   auto limits = measure_machine(*device);
+  std::string why_no_read;
+  if (!limits) {  // no memory for the buffer: the arithmetic needs none
+    why_no_read = limits.error().what;
+    limits = measure_machine(*device, {.read_buffer_bytes = 1 << 21, .read_passes = 1});
+  }
   if (!limits) return report(limits.error());
   auto shown = shown_device(o.engine.device);
   if (!shown) return report(shown.error());
   if (!shown->why_not.empty()) cuda_reason = shown->why_not;
   auto problems = findings(*device, cuda_reason);
+  if (!why_no_read.empty())
+    problems.push_back({"the memory's bandwidth was not measured: " + why_no_read,
+                        "close other programs, or allow this one more memory (ulimit -v)"});
 
   KernelChooser kernels(shown->kind, shown->features, {}, rates_of(shown->kind, shown->properties));
   TuningUse tuning;
@@ -192,7 +200,9 @@ int run(DoctorFlags& o) {
     }
     for (const Finding& f : problems) list.push_back({{"what", f.what}, {"mend", f.mend}});
     if (!model_error.empty()) list.push_back({{"what", model_error}, {"mend", "moxie inspect"}});
-    print_document(Json{{"machine", to_json(*limits)},
+    Json machine = to_json(*limits);
+    if (!why_no_read.empty()) machine["read_gb_s"] = nullptr;
+    print_document(Json{{"machine", std::move(machine)},
                         {"memory_bytes", properties.memory_bytes},
                         {"available_bytes", properties.available_bytes},
                         {"cuda_devices", num_gpus},
@@ -211,7 +221,10 @@ int run(DoctorFlags& o) {
              properties.num_units, feature_names(cpu_features()));
   fmt::print("memory    {} free of {}\n", format_bytes(properties.available_bytes),
              format_bytes(properties.memory_bytes));
-  fmt::print("read      {:.1f} GB/s ({})\n", limits->read_gb_s, limits->read_instruction);
+  if (why_no_read.empty())
+    fmt::print("read      {:.1f} GB/s ({})\n", limits->read_gb_s, limits->read_instruction);
+  else
+    fmt::print("read      not measured\n");
   fmt::print("peak      fp32 {:.0f} GFLOP/s ({}), bf16 {:.0f} ({}), int8 {:.0f} ({})\n",
              limits->fp32.rate, limits->fp32.instruction, limits->bf16.rate,
              limits->bf16.instruction, limits->int8.rate, limits->int8.instruction);

@@ -35,8 +35,8 @@ struct Target {
   std::string name, source;
   DeviceKind kind = DeviceKind::kCpu;
   Features features = 0;
-  uint64_t available_bytes = 0;  // see plan_memory
-  double read_gb_s = 0;
+  uint64_t available_bytes = 0;   // see plan_memory
+  double read_gb_s = 0;           // 0: not known; `source` says why
   const GpuCard* card = nullptr;  // known by name
 };
 
@@ -74,13 +74,12 @@ Result<Target> target_of(const PlanFlags& o) {
   const bool takes_a_gpu = o.engine.device == "auto" && num_cuda_devices() > 0;
   if (takes_a_gpu || o.engine.device == "cuda") return gpu_of_this_machine(0);
   const auto device = make_cpu_device(o.engine.threads);
-  auto limits = measure_machine(*device, {.seconds_per_loop = 0.001});
-  if (!limits) return fail(std::move(limits.error()));
+  const auto limits = measure_machine(*device, {.seconds_per_loop = 0.001});
   return Target{.name = device->properties().name,
-                .source = "measured read",
+                .source = limits ? "measured read" : "not measured: " + limits.error().what,
                 .features = cpu_features(),
                 .available_bytes = device->properties().available_bytes,
-                .read_gb_s = limits->read_gb_s};
+                .read_gb_s = limits ? limits->read_gb_s : 0};
 }
 
 // A plan, and the shape of its cache.
@@ -213,6 +212,7 @@ struct Outcome {
 
 void print_json(const Outcome& found) {
   const MemoryPlan& plan = found.alone.memory;
+  const auto known = [](double rate) { return rate > 0 ? Json(rate) : Json(); };
   Json document = {{"model", found.o.engine.model},
                    {"device", found.target.name},
                    {"max_model_len", plan.max_model_len},
@@ -224,10 +224,10 @@ void print_json(const Outcome& found) {
                    {"left_bytes", left_bytes(plan)},
                    {"fits", plan.fits},
                    {"advice", plan.advice},
-                   {"read_gb_s", found.target.read_gb_s},
+                   {"read_gb_s", known(found.target.read_gb_s)},
                    {"read_gb_s_source", found.target.source},
                    {"bytes_per_step", found.work.bytes},
-                   {"tok_s_limit", found.tok_s()},
+                   {"tok_s_limit", known(found.tok_s())},
                    {"serve", serve_json(found.serve)}};
   if (found.drafts()) {
     document["speculation"] = speculation_json(found.speculation(), found.draft, plan);
@@ -250,9 +250,13 @@ void print_tables(const Outcome& found) {
   }
   fmt::print("\n");
   print_parts(plan);
-  fmt::print("decode limit at depth {}: {:.1f} tok/s ({:.3f} GB a step, {:.1f} GB/s: {})\n",
-             found.o.depth, found.tok_s(), found.work.bytes / 1e9, found.target.read_gb_s,
-             found.target.source);
+  if (found.target.read_gb_s > 0)
+    fmt::print("decode limit at depth {}: {:.1f} tok/s ({:.3f} GB a step, {:.1f} GB/s: {})\n",
+               found.o.depth, found.tok_s(), found.work.bytes / 1e9, found.target.read_gb_s,
+               found.target.source);
+  else
+    fmt::print("decode limit at depth {}: not known ({:.3f} GB a step, bandwidth {})\n",
+               found.o.depth, found.work.bytes / 1e9, found.target.source);
   if (found.drafts()) print_speculation(found.speculation(), found.draft);
   if (found.speeds) print_speeds(*found.speeds, found.billions);
   print_serve(found.serve);

@@ -106,10 +106,23 @@ bool is_tried(const ArithmeticLoop& loop, const MachineOptions& options) {
          again.int8.instruction == loop.instruction;
 }
 
+// A process may be allowed less memory than is free: the first that can be had of buffers that
+// halve, down to twice the caches.
+Result<Buffer> allocate_read_buffer(Device& device, const MachineOptions& options) {
+  const uint64_t cache_bytes = last_level_cache_bytes();
+  uint64_t bytes = read_buffer_bytes(options, cache_bytes, device.properties().available_bytes);
+  const uint64_t least =
+      options.read_buffer_bytes > 0 ? bytes : std::min(bytes, std::max(kReadPart, 2 * cache_bytes));
+  for (;;) {
+    auto buffer = device.allocate(bytes);
+    if (buffer || bytes <= least) return buffer;
+    bytes = std::max(least, bytes / 2) / kReadPart * kReadPart;
+  }
+}
+
 Status measure_read(Device& device, ThreadPool& pool, const MachineOptions& options,
                     MachineLimits* limits) {
-  auto buffer = device.allocate(
-      read_buffer_bytes(options, last_level_cache_bytes(), device.properties().available_bytes));
+  auto buffer = allocate_read_buffer(device, options);
   if (!buffer) return fail(buffer.error());
   const auto given_up = [] { return fail("given up", "measure_machine"); };
   if (!touch_pages(pool, *buffer, options.gives_up)) return given_up();
