@@ -194,6 +194,30 @@ TEST_F(OpCliTest, ListNamesTheRows) {
   const auto listed = op({"list"});
   EXPECT_EQ(listed.exit_code, 0) << listed.err;
   EXPECT_NE(listed.out.find("moe_fp8_block_scale_reference"), std::string::npos);
+  const Json document = Json::parse(op({"list", "--json"}).out, nullptr, false);
+  ASSERT_TRUE(document.is_object());
+  const Json& operation = document["operations"][0];
+  EXPECT_EQ(operation["name"], "moe_fp8_block_scale");
+  for (const Json& row : operation["rows"])
+    EXPECT_NE(listed.out.find(row["name"].get<std::string>()), std::string::npos) << row;
+}
+
+TEST_F(OpCliTest, ResultsAreOneJsonDocument) {
+  const auto ran =
+      op({"run", "moe_fp8_block_scale", "--inputs", kVectors + "small.safetensors", "--output",
+          at("out.safetensors"), "--kernel", "reference", "--device", "cpu", "--json"});
+  ASSERT_EQ(ran.exit_code, 0) << ran.err;
+  const Json run = Json::parse(ran.out, nullptr, false);
+  EXPECT_EQ(run["kernel"], "moe_fp8_block_scale_reference");
+  EXPECT_EQ(run["tokens"], 6);
+  EXPECT_EQ(run["output"], at("out.safetensors"));
+  const auto traced = op({"trace", "--dataset", small_tree(), "--iterations", "1", "--threads", "1",
+                          "--device", "cpu", "--max-tokens", "7", "--dry-run", "--json"});
+  ASSERT_EQ(traced.exit_code, 0) << traced.err;
+  const Json trace = Json::parse(traced.out, nullptr, false);
+  EXPECT_EQ(trace["passed"], 2);
+  ASSERT_EQ(trace["traces"].size(), 2u);
+  EXPECT_EQ(trace["traces"][0]["evaluation"]["status"], "PASSED");
 }
 
 TEST_F(OpCliTest, BenchReportsTimesBesideTheBounds) {

@@ -5,7 +5,9 @@
 #include <fmt/format.h>
 
 #include <memory>
+#include <nlohmann/json.hpp>
 
+#include "apps/output.h"
 #include "apps/shown_device.h"
 #include "kernels/features.h"
 #include "lab/moe_fp8_inputs.h"
@@ -15,28 +17,45 @@
 namespace moxie {
 namespace {
 
+using Json = nlohmann::ordered_json;
+
 // ---- list ---------------------------------------------------------------------------------------
 
+int list(bool as_json) {
+  Json rows = Json::array();
+  if (!as_json) fmt::print("{}\n", Op<MoeFp8Params>::info.name);
+  for (const auto& row : Op<MoeFp8Params>::rows()) {
+    const bool on_cpu = row.device == DeviceKind::kCpu;
+    const Features missing = on_cpu ? row.needs & ~cpu_features() : 0;
+    rows.push_back({{"name", row.name},
+                    {"device", on_cpu ? "cpu" : "cuda"},
+                    {"needs", feature_names(row.needs)},
+                    {"missing", feature_names(missing)},
+                    {"supports", row.supports},
+                    {"limits", row.limits},
+                    {"ran_on", row.ran_on}});
+    const std::string where = !on_cpu ? "for a GPU"
+                              : missing != 0
+                                  ? "needs " + feature_names(missing) + ", which this CPU lacks"
+                                  : "runs here";
+    if (!as_json)
+      fmt::print("  {:<48} {}\n  {:<48} {}; {}; ran on: {}\n", row.name, where, "", row.supports,
+                 row.limits, row.ran_on);
+  }
+  const Json operation = {{"name", Op<MoeFp8Params>::info.name}, {"rows", std::move(rows)}};
+  if (as_json) print_document(Json{{"operations", Json::array({operation})}});
+  return kExitDone;
+}
+
 Command list_command() {
-  return {.name = "list",
-          .summary = "The operations and their rows",
-          .example = "moxie op list",
-          .declare = [](Flags&) {},
-          .run =
-              [](const Flags&) {
-                fmt::print("{}\n", Op<MoeFp8Params>::info.name);
-                for (const auto& row : Op<MoeFp8Params>::rows()) {
-                  const Features missing =
-                      row.device == DeviceKind::kCpu ? row.needs & ~cpu_features() : 0;
-                  const std::string where =
-                      row.device != DeviceKind::kCpu ? "for a GPU"
-                      : missing != 0 ? "needs " + feature_names(missing) + ", which this CPU lacks"
-                                     : "runs here";
-                  fmt::print("  {:<48} {}\n  {:<48} {}; {}; ran on: {}\n", row.name, where, "",
-                             row.supports, row.limits, row.ran_on);
-                }
-                return kExitDone;
-              }};
+  auto as_json = std::make_shared<bool>(false);
+  return {
+      .name = "list",
+      .summary = "The operations and their rows",
+      .example = "moxie op list",
+      .declare =
+          [=](Flags& flags) { flags.toggle("--json", as_json.get(), "print one JSON document"); },
+      .run = [=](const Flags&) { return list(*as_json); }};
 }
 
 // ---- run ----------------------------------------------------------------------------------------
@@ -45,6 +64,7 @@ struct RunFlags {
   std::vector<std::string> names;
   std::string inputs, output, kernel = "auto";
   OpDevice on;
+  bool json = false;
 };
 
 int run(const RunFlags& o) {
@@ -64,7 +84,13 @@ int run(const RunFlags& o) {
                                     {p.num_tokens, p.hidden},
                                     reinterpret_cast<const std::byte*>(inputs->output())}});
   if (!written) return report(written.error());
-  fmt::print("{}: {} tokens, {}\n", (*row)->name, p.num_tokens, o.output);
+  if (o.json)
+    print_document(Json{{"operation", Op<MoeFp8Params>::info.name},
+                        {"kernel", (*row)->name},
+                        {"tokens", p.num_tokens},
+                        {"output", o.output}});
+  else
+    fmt::print("{}: {} tokens, {}\n", (*row)->name, p.num_tokens, o.output);
   return kExitDone;
 }
 
@@ -84,6 +110,7 @@ Command op_run_command() {
                 flags.text("--output", &o->output, "the safetensors file to write: output");
                 flags.text("--kernel", &o->kernel, "a row's name, reference or auto");
                 declare_op_device(flags, &o->on);
+                flags.toggle("--json", &o->json, "print one JSON document");
               },
           .run = [o](const Flags&) { return run(*o); }};
 }

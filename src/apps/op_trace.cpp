@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "apps/op.h"
+#include "apps/output.h"
 #include "core/clock.h"
 #include "core/formats.h"
 #include "lab/low_bit.h"
@@ -27,12 +28,13 @@ struct TraceFlags {
   OpDevice on;
   float rtol = 0, atol = 0, ratio = 0;
   uint64_t seed = 1;
-  bool dry_run = false;
+  bool dry_run = false, json = false;
 };
 
 // What a run of the command counts.
 struct Tally {
   int passed = 0, failed = 0, left_out = 0;
+  std::vector<Json> traces;  // for --json
 };
 
 Result<LowBitTolerance> tolerance_of(const TraceFlags& o, const Flags& flags,
@@ -138,10 +140,11 @@ Result<Json> trace_row(const TraceFlags& o, const Row<MoeFp8Params>& row,
   const std::string solution = o.solution.empty() ? row.name : o.solution;
   const std::string compared =
       reference.is_sample ? fmt::format(" of {} tokens", reference.tokens.size()) : "";
-  fmt::print("{} T={} {} {}: {:.4f} matched{}, {:.3f} ms{}\n", workload.uuid.substr(0, 8),
-             num_tokens, row.name, verdict.passes ? "PASSED" : "INCORRECT_NUMERICAL",
-             verdict.matched_ratio, compared, 1e3 * latency,
-             verdict.is_finite ? "" : ", NaN or infinity in the output");
+  if (!o.json)
+    fmt::print("{} T={} {} {}: {:.4f} matched{}, {:.3f} ms{}\n", workload.uuid.substr(0, 8),
+               num_tokens, row.name, verdict.passes ? "PASSED" : "INCORRECT_NUMERICAL",
+               verdict.matched_ratio, compared, 1e3 * latency,
+               verdict.is_finite ? "" : ", NaN or infinity in the output");
   return Json{{"definition", definition.name},
               {"workload", workload.json},
               {"solution", solution},
@@ -187,8 +190,9 @@ Status trace_definition(const TraceFlags& o, const Flags& flags, const TraceDefi
   const auto place =
       o.dry_run ? Result<std::string>() : place_of_traces(o.dataset, o.author, definition);
   if (!place) return fail(place.error());
-  fmt::print("{}: rtol {}, atol {}, matched ratio {}\n", definition.name, tolerance->rtol,
-             tolerance->atol, tolerance->required_matched_ratio);
+  if (!o.json)
+    fmt::print("{}: rtol {}, atol {}, matched ratio {}\n", definition.name, tolerance->rtol,
+               tolerance->atol, tolerance->required_matched_ratio);
   const Environment environment = collect_environment();
   WorkloadTensors tensors(o.dataset, definition, o.seed, runner.pool());
   for (const TraceWorkload& workload : *workloads) {
@@ -202,6 +206,7 @@ Status trace_definition(const TraceFlags& o, const Flags& flags, const TraceDefi
     auto traced = trace_workload(o, definition, workload, *tolerance, tensors, runner, environment,
                                  &traces, tally);
     if (!traced) return traced;
+    if (o.json) tally->traces.insert(tally->traces.end(), traces.begin(), traces.end());
     if (o.dry_run) continue;
     // After each workload, so that an end by force loses one at most.
     if (auto appended = append_traces(*place, traces); !appended) return appended;
@@ -223,8 +228,14 @@ int trace(const TraceFlags& o, const Flags& flags) {
   for (const TraceDefinition& definition : *definitions)
     if (auto traced = trace_definition(o, flags, definition, *runner, &tally); !traced)
       return report(traced.error());
-  fmt::print("{} passed, {} not, {} left out by --max-tokens\n", tally.passed, tally.failed,
-             tally.left_out);
+  if (o.json)
+    print_document(Json{{"passed", tally.passed},
+                        {"failed", tally.failed},
+                        {"left_out", tally.left_out},
+                        {"traces", tally.traces}});
+  else
+    fmt::print("{} passed, {} not, {} left out by --max-tokens\n", tally.passed, tally.failed,
+               tally.left_out);
   if (tally.passed + tally.failed == 0)
     return report({"no workload ran", o.dataset, "see --workload and --max-tokens"});
   return tally.failed == 0 ? kExitDone : kExitFailed;
@@ -263,6 +274,7 @@ Command op_trace_command() {
             flags.unsigned64("--seed", &o->seed, {0, UINT32_MAX},
                              "of random inputs and compared tokens");
             flags.toggle("--dry-run", &o->dry_run, "append no traces");
+            flags.toggle("--json", &o->json, "print one JSON document, with the traces");
           },
       .run = [o](const Flags& flags) { return trace(*o, flags); }};
 }
