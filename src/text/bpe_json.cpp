@@ -88,7 +88,7 @@ class TokenizerJsonReader : public nlohmann::json_sax<json> {
   Status status_;
   std::vector<Section> sections_;
   std::string key_;
-  bool has_vocab_ = false;
+  bool has_vocab_ = false, has_merges_ = false;
   bool ignore_merges_ = false;
   std::string merges_;                // the bytes of all merges, one after the other
   std::vector<uint32_t> merge_ends_;  // of left and right of each, into merges_
@@ -134,6 +134,7 @@ bool TokenizerJsonReader::enter(bool is_object) {
     if (has_vocab_) return stop("two vocabularies");
     has_vocab_ = true;
   }
+  if (section == Section::kMerges) has_merges_ = true;
   if (section == Section::kMergePair) num_in_pair_ = 0;
   if (section == Section::kAddedToken) added_token_ = {};
   if (section == Section::kElsewhere && inside() == Section::kFile && key_ == "normalizer") {
@@ -242,6 +243,9 @@ bool TokenizerJsonReader::parse_error(size_t position, const std::string&, const
 
 Result<std::unique_ptr<BpeTables>> TokenizerJsonReader::finish() {
   if (!has_vocab_) return builder_.error("no model.vocab", "expected a byte-level BPE tokenizer");
+  // An empty list is one: a tokenizer of bytes. The tokenizers library refuses a missing list too.
+  if (!has_merges_)
+    return builder_.error("no model.merges", "without them text gets the ids of single bytes");
   if (has_other_pattern_) {
     log_warn(where_ +
              ": its pre_tokenizer is not o200k's; o200k's splitter is used, so ids may "

@@ -192,6 +192,7 @@ Result<Tokenizer> Tokenizer::load(const std::filesystem::path& path) {
         fmt::format("{} bytes, at most {} are supported", num_bytes, kMaxTokenizerFileBytes),
         where);
   }
+  if (num_bytes == 0) return fail("the file is empty", where, "fetch it anew");
   std::string text(num_bytes, '\0');
   if (!file.read(text.data(), static_cast<std::streamsize>(num_bytes))) {
     return fail("the file ended early", where);
