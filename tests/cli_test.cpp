@@ -504,6 +504,25 @@ TEST_F(CliTest, InspectNamesEveryFaultAndExitsWithOne) {
   EXPECT_TRUE(missing && extra) << faults;
 }
 
+TEST_F(CliTest, InspectLooksAtTheTokenizer) {
+  for (const char* file : {"/config.json", "/model.safetensors"})
+    fs::copy(kNano + file, folder_.string() + file);
+  const std::vector<std::string> inspect = {"inspect", folder_.string(), "--json"};
+  EXPECT_EQ(json_of(moxie(inspect))["has_tokenizer"], false);
+  for (const auto& [text, found] : {std::pair<std::string, std::string>{"", "the file is empty"},
+                                    {"{\"model\": {\"vocab\": {\"a\"", "not well-formed JSON"},
+                                    {"garbage", "not well-formed JSON"},
+                                    {R"({"model": {"vocab": {"a": 0}}})", "no model.merges"}}) {
+    write("tokenizer.json", text);
+    const auto result = moxie(inspect);
+    EXPECT_EQ(result.exit_code, 1) << text;
+    const Json faults = Json::parse(result.out)["faults"];
+    ASSERT_EQ(faults.size(), 1u) << text;
+    EXPECT_EQ(faults[0]["file"], at("tokenizer.json"));
+    EXPECT_NE(faults[0]["found"].get<std::string>().find(found), std::string::npos) << faults;
+  }
+}
+
 TEST_F(CliTest, MissingModelsSayWhereTheyWereLookedFor) {
   const auto path = moxie({"run", "hi", "--model", at("nothing")});
   EXPECT_EQ(path.exit_code, 1);

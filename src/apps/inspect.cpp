@@ -8,6 +8,7 @@
 #include "apps/cli.h"
 #include "apps/output.h"
 #include "engine/plan.h"
+#include "engine/tokenizer_source.h"
 #include "model/draft_checkpoint.h"
 #include "model/weight_table.h"
 
@@ -40,7 +41,26 @@ Json absent_weights(const GptOssConfig& config) {
   return absent;
 }
 
-Json to_json(const Checkpoint& checkpoint) {
+struct Inspected {
+  std::vector<Fault> faults;  ///< of the weights' files and the tokenizer's
+  bool has_tokenizer = true;
+};
+
+Inspected look_at(const Checkpoint& checkpoint) {
+  Inspected found{.faults = checkpoint.faults()};
+  const auto tokenizer = tokenizer_of(checkpoint);
+  found.has_tokenizer = !tokenizer || *tokenizer != nullptr;
+  if (!tokenizer) {
+    const Error& e = tokenizer.error();
+    found.faults.push_back({.file = e.where,
+                            .tensor = "tokenizer",
+                            .found = e.what,
+                            .expected = e.hint.empty() ? "a tokenizer that can be read" : e.hint});
+  }
+  return found;
+}
+
+Json to_json(const Checkpoint& checkpoint, const Inspected& found) {
   Json tensors = Json::array(), faults = Json::array();
   uint64_t total = 0;
   for (const StoredTensor& tensor : checkpoint.tensors()) {
@@ -52,7 +72,7 @@ Json to_json(const Checkpoint& checkpoint) {
                        {"weight", tensor.weight}});
     total += tensor.bytes;
   }
-  for (const Fault& fault : checkpoint.faults()) {
+  for (const Fault& fault : found.faults) {
     faults.push_back({{"file", fault.file},
                       {"tensor", fault.tensor},
                       {"found", fault.found},
@@ -65,10 +85,11 @@ Json to_json(const Checkpoint& checkpoint) {
           {"bytes", total},
           {"tensors", std::move(tensors)},
           {"absent", absent_weights(checkpoint.config())},
+          {"has_tokenizer", found.has_tokenizer},
           {"faults", std::move(faults)}};
 }
 
-void print(const Checkpoint& checkpoint) {
+void print(const Checkpoint& checkpoint, const Inspected& found) {
   const GptOssConfig& c = checkpoint.config();
   fmt::print("{} ({})\n", checkpoint.path(), checkpoint_kind_name(checkpoint.kind()));
   fmt::print("layers {} ({} window of {}, {} full)  hidden {}  intermediate {}\n", c.num_layers,
@@ -90,6 +111,7 @@ void print(const Checkpoint& checkpoint) {
     fmt::print("the model has no {}: {} instead\n", one["weight"].get<std::string>(),
                one["instead"].get<std::string>());
   }
+  if (!found.has_tokenizer) fmt::print("no tokenizer: texts need one, lists of ids do not\n");
 }
 
 const char* kind_name(DraftKind kind) {
@@ -191,11 +213,12 @@ Command inspect_command() {
                 if (!o->target.empty()) return inspect_head(model, *o);
                 auto checkpoint = open_checkpoint(model);
                 if (!checkpoint) return report_unopened(model, checkpoint.error(), o->json);
-                const auto& faults = (*checkpoint)->faults();
+                const Inspected found = look_at(**checkpoint);
+                const std::vector<Fault>& faults = found.faults;
                 if (o->json)
-                  print_document(to_json(**checkpoint));
+                  print_document(to_json(**checkpoint, found));
                 else
-                  print(**checkpoint);
+                  print(**checkpoint, found);
                 std::fflush(stdout);
                 for (const Fault& fault : faults) {
                   std::fprintf(stderr, "moxie: fault: %s\n", fault.message().c_str());

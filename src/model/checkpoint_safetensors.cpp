@@ -126,6 +126,7 @@ Result<Checkpoint::TokenizerSource> read_tokenizer(const std::string& path) {
   if (!is_there(path)) return source;
   Result<std::string> text = read_text_file(path, kMaxTokenizerBytes);
   if (!text) return fail(text.error());
+  if (text->empty()) return fail("the file is empty", path, "fetch it anew");
   source.json = std::move(*text);
   return source;
 }

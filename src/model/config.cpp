@@ -142,6 +142,11 @@ void read_hugging_face(const Json& json, GptOssConfig* config, std::vector<std::
   const std::string type = fields.text("model_type");
   if (!type.empty() && type != "gpt_oss")
     fields.fault("model_type", '"' + type + '"', "\"gpt_oss\"");
+  const std::string act = fields.text("hidden_act");
+  if (!act.empty() && act != "silu") fields.fault("hidden_act", '"' + act + '"', "\"silu\"");
+  bool is_tied = false;
+  fields.boolean("tie_word_embeddings", &is_tied);
+  if (is_tied) fields.fault("tie_word_embeddings", "true", "false: lm_head has weights of its own");
   fields.integer("num_local_experts", true, &config->num_experts);
   fields.integer("experts_per_token", false, &config->top_k);
   fields.integer("num_experts_per_tok", false, &config->top_k);

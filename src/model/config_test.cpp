@@ -160,6 +160,16 @@ TEST(Config, RefusesWhatItCannotServe) {
   json = full_json();
   json["layer_types"] = {"chunked_attention"};
   EXPECT_NE(error_of(json.dump()).find("layer_types[0]: found \"chunked"), std::string::npos);
+  json = full_json();
+  json["hidden_act"] = "gelu";
+  json["tie_word_embeddings"] = true;
+  const std::string error = error_of(json.dump());
+  EXPECT_NE(error.find("hidden_act: found \"gelu\", expected \"silu\""), std::string::npos)
+      << error;
+  EXPECT_NE(error.find("tie_word_embeddings: found true"), std::string::npos) << error;
+  json["hidden_act"] = "silu";
+  json["tie_word_embeddings"] = false;
+  EXPECT_EQ(error_of(json.dump()), "no error");
 }
 
 TEST(Config, ListsAbsurdValues) {
