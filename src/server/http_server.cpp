@@ -209,10 +209,6 @@ Status ServerImpl::open_tls() {
   auto tls = read_tls(options_, /*may_ask=*/true);
   if (!tls) return fail(std::move(tls.error()));
   tls_ = std::move(*tls);
-  error_code error;
-  error = hangup_.add(SIGHUP, error);
-  if (error) return fail("cannot wait for SIGHUP: " + error.message(), "--ssl-cert");
-  wait_for_hangup();
   return {};
 }
 
@@ -242,8 +238,12 @@ void ServerImpl::renew_tls_if_changed() {
 void ServerImpl::wait_for_hangup() {
   hangup_.async_wait([this](const error_code& error, int) {
     if (error) return;
-    tls_refused_.clear();
-    renew_tls();
+    if (tls_) {
+      tls_refused_.clear();
+      renew_tls();
+    } else {
+      log_info("SIGHUP: nothing to read again, without --ssl-cert");
+    }
     wait_for_hangup();
   });
 }
@@ -278,6 +278,9 @@ Status ServerImpl::open() {
     error = signals_.add(signal, error);
     if (error) return fail("cannot wait for signals: " + error.message(), where);
   }
+  error = hangup_.add(SIGHUP, error);
+  if (error) return fail("cannot wait for SIGHUP: " + error.message(), where);
+  wait_for_hangup();
   return {};
 }
 

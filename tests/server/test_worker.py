@@ -535,6 +535,17 @@ def test_a_certificate_is_renewed(tmp_path, names):
         assert secure.output().count("the certificate was read again") == 2
 
 
+def test_a_hangup_without_a_certificate_changes_nothing():
+    """deploy/systemd/moxie.service sends it on reload."""
+    with Server() as plain:
+        for count in (1, 2):
+            plain.process.send_signal(signal.SIGHUP)
+            end = time.monotonic() + 5
+            while plain.output().count("moxie info: SIGHUP: nothing to read again") < count:
+                assert time.monotonic() < end and plain.process.poll() is None
+        assert plain.get("/health").status == 200
+
+
 @pytest.mark.parametrize("flags, words", [
     (("--ssl-cert", "a", "--ssl-certfile", "b"), ("--ssl-cert", "--ssl-certfile")),
     (("--reasoning-field", "thoughts"), ("--reasoning-field", "reasoning_content")),
