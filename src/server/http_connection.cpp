@@ -222,8 +222,8 @@ bool Connection::parse_header() {
 
 void Connection::admit() {
   HttpHandler& handler = all_.handler();
-  if (parser_->has_two_lengths()) {
-    return refuse(handler.refusal(400, "both Content-Length and Transfer-Encoding are given"));
+  if (const std::string fault = parser_->header_fault(); !fault.empty()) {
+    return refuse(handler.refusal(400, fault));
   }
   const Admission admission = handler.admit(request_);
   if (!admission.accept) return refuse(admission.refusal);

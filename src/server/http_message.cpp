@@ -84,10 +84,21 @@ HttpRequest RequestParser::request() const {
   return request;
 }
 
-bool RequestParser::has_two_lengths() const {
+std::string RequestParser::header_fault() const {
   const auto& message = impl_->parser.get();
-  return message.count(http::field::transfer_encoding) > 0 &&
-         message.count(http::field::content_length) > 0;
+  const bool is_http_1_0 = message.version() < 11;
+  const size_t num_codings = message.count(http::field::transfer_encoding);
+  if (num_codings > 0) {
+    if (message.count(http::field::content_length) > 0) {
+      return "both Content-Length and Transfer-Encoding are given";
+    }
+    // Beast takes a coding that it does not know for a request without a body.
+    const std::string_view coding = message[http::field::transfer_encoding];
+    if (is_http_1_0 || num_codings > 1 || !equals_ignoring_case(coding, "chunked")) {
+      return "Transfer-Encoding: only chunked is known, once and in HTTP/1.1";
+    }
+  }
+  return {};
 }
 
 std::optional<uint64_t> RequestParser::declared_bytes() const {
@@ -124,7 +135,7 @@ HttpProbe probe_http(std::string_view bytes, const HttpLimits& limits) {
     bytes.remove_prefix(taken.bytes);
     probe.status = taken.status;
     if (probe.status == 0 && parser.is_header_done()) {
-      if (parser.has_two_lengths()) probe.status = 400;
+      if (!parser.header_fault().empty()) probe.status = 400;
       parser.expect_body();
     }
     if (probe.status != 0) return probe;

@@ -34,8 +34,9 @@ class RequestParser {
   bool is_done() const;
   /// Method, target and headers so far.
   HttpRequest request() const;
-  /// Whether the header states the body's length twice, as in requests smuggled past a proxy.
-  bool has_two_lengths() const;
+  /// Why the complete header is refused with 400; empty: it is not. Refused are headers that leave
+  /// open where the body ends, as in requests smuggled past a proxy (RFC 9112, 6.1 and 6.3).
+  std::string header_fault() const;
   /// Content-Length.
   std::optional<uint64_t> declared_bytes() const;
   size_t body_bytes() const;  ///< bytes of the body so far

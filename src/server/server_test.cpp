@@ -357,6 +357,18 @@ TEST(HttpTextTest, ProbesSeeRequestsAndFaults) {
   EXPECT_FALSE(probe_http("GET / HTTP/1.1\r\n", limits).complete);
 }
 
+TEST(HttpTextTest, OnlyChunkedIsATransferCoding) {
+  const auto status = [](const std::string& coding) {
+    return probe_http(
+               "POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: " + coding + "\r\n\r\n0\r\n\r\n",
+               {})
+        .status;
+  };
+  EXPECT_EQ(status("Chunked"), 0);
+  for (const char* coding : {"", "gzip", "gzip, chunked", "chunked, chunked", "chunked;q=1"})
+    EXPECT_EQ(status(coding), 400) << coding;
+}
+
 TEST(ResponseStoreTest, TheOldestGoFirstAndRunningOnesStay) {
   ResponseStore store({.count = 3, .bytes = 100});
   const auto response = [](uint64_t bytes, bool running = false) {

@@ -141,6 +141,27 @@ def test_bad_http_is_refused_and_closed(server, request_bytes, status):
         assert connection.is_closed()
 
 
+@pytest.mark.parametrize("coding", [
+    b"gzip", b"identity", b"chunked, gzip", b"gzip, chunked", b"xchunked", b"chunked, chunked", b"",
+    b"chunked;q=1", b"\"chunked\"", b"chunked\r\nTransfer-Encoding: chunked",
+    b"gzip\r\nTransfer-Encoding: chunked"])
+def test_codings_but_chunked_are_refused_and_nothing_behind_them_is_a_request(server, coding):
+    hidden = b"GET /livez HTTP/1.1\r\nHost: h\r\n\r\n"
+    with server.connect() as connection:
+        connection.send(b"GET /health HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: " + coding +
+                        b"\r\n\r\n0\r\n\r\n" + hidden)
+        error_of(connection.read_response(), 400)
+        assert connection.is_closed() and not connection.buffer
+    with server.connect() as connection:
+        connection.send(b"GET /health HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n")
+        assert connection.read_response().status == 400
+        connection.is_closed()
+    with server.connect() as connection:
+        connection.send(b"GET /health HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: CHUNKED\r\n\r\n"
+                        b"0\r\n\r\n" + hidden)
+        assert [connection.read_response().status for _ in range(2)] == [200, 200]
+
+
 def test_client_gone_mid_stream_frees_everything(server):
     assert server.idle()
     for _ in range(5):
