@@ -87,6 +87,10 @@ HttpRequest RequestParser::request() const {
 std::string RequestParser::header_fault() const {
   const auto& message = impl_->parser.get();
   const bool is_http_1_0 = message.version() < 11;
+  const size_t num_hosts = message.count(http::field::host);
+  if (num_hosts > 1 || (num_hosts == 0 && !is_http_1_0)) {
+    return "a request of HTTP/1.1 has one Host header";
+  }
   const size_t num_codings = message.count(http::field::transfer_encoding);
   if (num_codings > 0) {
     if (message.count(http::field::content_length) > 0) {

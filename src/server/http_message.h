@@ -35,7 +35,8 @@ class RequestParser {
   /// Method, target and headers so far.
   HttpRequest request() const;
   /// Why the complete header is refused with 400; empty: it is not. Refused are headers that leave
-  /// open where the body ends, as in requests smuggled past a proxy (RFC 9112, 6.1 and 6.3).
+  /// open where the body ends or whom the request is for, as in requests smuggled past a proxy
+  /// (RFC 9112, 6.1, 6.3 and 3.2).
   std::string header_fault() const;
   /// Content-Length.
   std::optional<uint64_t> declared_bytes() const;

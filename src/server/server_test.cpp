@@ -346,7 +346,8 @@ TEST(HttpTextTest, PercentDecoding) {
 
 TEST(HttpTextTest, ProbesSeeRequestsAndFaults) {
   const HttpLimits limits{.header_bytes = 1024, .body_bytes = 8};
-  const auto whole = probe_http("POST /x?q=1 HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}", limits);
+  const auto whole =
+      probe_http("POST /x?q=1 HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\n\r\n{}", limits);
   ASSERT_TRUE(whole.complete);
   EXPECT_EQ(whole.request.path, "/x");
   EXPECT_EQ(whole.request.query, "q=1");
@@ -355,6 +356,7 @@ TEST(HttpTextTest, ProbesSeeRequestsAndFaults) {
   EXPECT_EQ(probe_http("GET / HTTP/1.1\r\nA: " + std::string(2000, 'a'), limits).status, 431);
   EXPECT_EQ(probe_http("nonsense\r\n\r\n", limits).status, 400);
   EXPECT_FALSE(probe_http("GET / HTTP/1.1\r\n", limits).complete);
+  EXPECT_EQ(probe_http("GET / HTTP/1.1\r\n\r\n", limits).status, 400);
 }
 
 TEST(HttpTextTest, OnlyChunkedIsATransferCoding) {

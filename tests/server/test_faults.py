@@ -116,6 +116,9 @@ def test_control_tokens_in_text_stay_text(server):
     (b"GET /v1/chat/completions HTTP/1.1\r\nHost: h\r\n\r\n", 405),
     (b"BLAH\r\n\r\n", 400),
     (b"GET /health HTTP/9.9\r\n\r\n", 400),
+    (b"GET /health HTTP/1.1\r\n\r\n", 400),
+    (b"GET /health HTTP/1.1\r\nHost: h\r\nHost: h\r\n\r\n", 400),
+    (b"GET /health HTTP/1.0\r\nHost: h\r\nHost: h\r\n\r\n", 400),
     (b"GET /health HTTP/1.1\r\nBad Header: x\r\n\r\n", 400),
     (b"GET /%zz HTTP/1.1\r\nHost: h\r\n\r\n", 400),
     (b"GET /a%00b HTTP/1.1\r\nHost: h\r\n\r\n", 400),
@@ -290,7 +293,7 @@ def test_slow_loris_is_cut_and_stalls_no_one():
         for connection in slow[:25]:
             connection.send(b"GET /health HTTP/1.1\r\nX-")
         for connection in slow[25:40]:
-            connection.send(b"POST /tokenize HTTP/1.1\r\nContent-Length: 100\r\n\r\n{")
+            connection.send(b"POST /tokenize HTTP/1.1\r\nHost: h\r\nContent-Length: 100\r\n\r\n{")
         start = time.monotonic()
         assert quick.get("/health").status == 200
         assert time.monotonic() - start < 0.2

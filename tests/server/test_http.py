@@ -120,7 +120,8 @@ def test_keys_guard_every_route_but_the_probes(tmp_path):
                 assert response.json()["error"]["code"] == "invalid_api_key"
         # A body is not even read without a key.
         with guarded.connect() as connection:
-            connection.send(b"POST /v1/completions HTTP/1.1\r\nContent-Length: 1000000\r\n\r\n")
+            connection.send(b"POST /v1/completions HTTP/1.1\r\nHost: h\r\n"
+                            b"Content-Length: 1000000\r\n\r\n")
             assert connection.read_response().status == 401
         log = guarded.output()
         assert "from-file" not in log and "given" not in log
