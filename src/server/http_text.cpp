@@ -23,6 +23,19 @@ bool is_request_id(std::string_view text) {
   });
 }
 
+// RFC 9112, 3.2.2: of a target with scheme and host the path and the query count.
+std::string origin_form(std::string_view target) {
+  for (const std::string_view scheme : {"http://", "https://"}) {
+    if (!equals_ignoring_case(target.substr(0, scheme.size()), scheme)) continue;
+    const std::string_view rest = target.substr(scheme.size());
+    const size_t host_size = std::min(rest.find_first_of("/?"), rest.size());
+    if (host_size == 0) break;
+    const std::string_view path = rest.substr(host_size);
+    return (path.starts_with('/') ? "" : "/") + std::string(path);
+  }
+  return std::string(target);
+}
+
 }  // namespace
 
 bool equals_ignoring_case(std::string_view a, std::string_view b) {
@@ -57,6 +70,7 @@ bool complete_request(HttpRequest& request) {
   const std::string_view given = request.header("X-Request-Id");
   request.id = is_request_id(given) ? std::string(given) : "req_" + random_name(24);
   request.trace_id = trace_id_of(request.header("traceparent"));
+  request.target = origin_form(request.target);
   const size_t question = request.target.find('?');
   request.query = question == std::string::npos ? "" : request.target.substr(question + 1);
   return request.target.starts_with('/') &&

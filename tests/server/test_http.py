@@ -25,6 +25,16 @@ def test_keep_alive_and_pipelining(server):
         assert connection.is_closed()
 
 
+@pytest.mark.parametrize("target, status", [
+    ("http://anywhere/health", 200), ("HTTPS://anywhere:1/health?a=b", 200), ("http://anywhere", 200),
+    ("http://anywhere?a=/health", 200), ("http://anywhere/nothing", 404), ("http:///health", 400),
+    ("ftp://anywhere/health", 400), ("anywhere/health", 400)])
+def test_targets_may_name_a_host(server, target, status):
+    with server.connect() as connection:
+        connection.send_request("GET", target)
+        assert connection.read_response().status == status
+
+
 def test_http_1_0_closes(server):
     with server.connect() as connection:
         connection.send(b"GET /health HTTP/1.0\r\n\r\n")
