@@ -14,6 +14,9 @@ namespace {
 namespace http = boost::beast::http;
 using boost::system::error_code;
 
+// Empty lines before a request that are ignored (RFC 9112, 2.2).
+constexpr int kMostEmptyLines = 4;
+
 // The status of a request that the parser refuses.
 int status_of(const error_code& error) {
   if (error == http::error::header_limit) return 431;
@@ -57,9 +60,23 @@ RequestParser::RequestParser(const HttpLimits& limits)
 
 RequestParser::~RequestParser() = default;
 
+// The bytes of empty lines at the front of `in`, before the request.
+size_t RequestParser::skip_empty_lines(std::string_view in) {
+  size_t num_bytes = 0;
+  while (!got_some() && num_empty_lines_ < kMostEmptyLines &&
+         in.substr(num_bytes).starts_with("\r\n")) {
+    num_bytes += 2;
+    ++num_empty_lines_;
+  }
+  return num_bytes;
+}
+
 RequestParser::Taken RequestParser::put(std::string_view in) {
+  const size_t num_skipped = skip_empty_lines(in);
+  in.remove_prefix(num_skipped);
+  if (in.empty() || (in == "\r" && !got_some())) return {.bytes = num_skipped};
   error_code error;
-  Taken taken{.bytes = impl_->parser.put(boost::asio::buffer(in), error)};
+  Taken taken{.bytes = num_skipped + impl_->parser.put(boost::asio::buffer(in), error)};
   if (error && error != http::error::need_more) {
     taken.status = status_of(error);
     taken.why = describe(error, limits_);

@@ -44,9 +44,12 @@ class RequestParser {
   std::string take_body();
 
  private:
+  size_t skip_empty_lines(std::string_view in);
+
   struct Impl;
   std::unique_ptr<Impl> impl_;
   HttpLimits limits_;
+  int num_empty_lines_ = 0;
 };
 
 /// Status line and headers up to the blank line. `length` < 0: the body is chunked, or, if

@@ -35,6 +35,21 @@ def test_targets_may_name_a_host(server, target, status):
         assert connection.read_response().status == status
 
 
+def test_empty_lines_before_a_request_are_ignored(server):
+    with server.connect() as connection:
+        for before in (b"\r\n", b"", b"\r\n" * 4):
+            connection.send(before + b"GET /health HTTP/1.1\r\nHost: h\r\n\r\n")
+            assert connection.read_response().status == 200
+        for byte in b"\r\n":
+            connection.send(b"%c" % byte)
+            time.sleep(0.05)
+        connection.send(b"GET /health HTTP/1.1\r\nHost: h\r\n\r\n")
+        assert connection.read_response().status == 200
+        connection.send(b"\r\n" * 100)
+        assert connection.read_response().status == 400
+        assert connection.is_closed()
+
+
 def test_http_1_0_closes(server):
     with server.connect() as connection:
         connection.send(b"GET /health HTTP/1.0\r\n\r\n")
