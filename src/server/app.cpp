@@ -149,7 +149,11 @@ void App::refuse_work() {
 }
 
 void App::end_drain() {
-  if (auto then = std::exchange(drained_, nullptr)) then();
+  auto then = std::exchange(drained_, nullptr);
+  if (!then) return;
+  // Waits for the launch under way, then answers what still ran.
+  if (model_) model_->service->drain(0);
+  then();
 }
 
 // Polls until the service has no requests left.

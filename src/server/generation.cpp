@@ -223,6 +223,13 @@ void Generation::end_choice(size_t idx, const Finish& finish) {
       end.error.status = 400;
       end.error.type = "invalid_request_error";
     }
+  } else if (finish.reason == FinishReason::kAborted && !choice.complete) {
+    end.finish_reason = "error";  // neither the client nor this generation has ended it
+    end.error = {.status = 503,
+                 .message = "The server is shutting down.",
+                 .type = "service_unavailable_error",
+                 .code = "shutting_down",
+                 .retry_after_s = 1};
   } else if (finish.reason == FinishReason::kStop) {
     const auto& asked = input_.sampling.stop_ids;
     if (std::find(asked.begin(), asked.end(), finish.stop_id) != asked.end()) {

@@ -177,6 +177,10 @@ void Connection::advance() {
     if (state_ == State::kHeader && !in_.empty()) progress = parse_header();
     if (state_ == State::kBody) progress = parse_body() || progress;
     if (state_ == State::kFlush && !writing_ && out_.empty()) {
+      if (retiring_ && in_.empty()) {
+        cut();  // the system sends what is written, also if the client never closes
+        break;
+      }
       if (!keep_alive_ || retiring_) {
         state_ = State::kLinger;
         deadline_ = in_seconds(kLingerS);

@@ -365,15 +365,24 @@ def test_sigterm_under_load_drains():
         assert running.process.wait(20) == 0
 
 
-def test_drain_limit_aborts_what_is_left():
-    with Server("--drain-timeout", "0.3", "--max-model-len", "16384") as running:
-        with running.connect() as connection:
-            connection.send_request("POST", CHAT, {**LONG, "stream": True})
-            connection.read_head()
+@pytest.mark.parametrize("limit_s", [0, 0.3, 1])
+def test_the_drain_limit_ends_what_is_left_and_says_so(limit_s):
+    with Server("--drain-timeout", str(limit_s)) as running:
+        with running.connect() as stream, running.connect() as whole, running.connect() as unread:
+            for connection in (stream, unread):
+                connection.send_request("POST", CHAT, {**LONG, "stream": True})
+                assert connection.read_head()[0] == 200
+            whole.send_request("POST", CHAT, LONG)
+            while running.metric("vllm:num_requests_running") < 3:
+                pass
             start = time.monotonic()
             running.process.send_signal(signal.SIGTERM)
+            last, end = stream.read_body({"transfer-encoding": "chunked"}).split(b"\n\n")[-3:-1]
+            assert b"\"code\":\"shutting_down\"" in last and end == b"data: [DONE]"
+            assert error_of(whole.read_response(), 503)["code"] == "shutting_down"
             assert running.process.wait(20) == 0
-            assert time.monotonic() - start < 5
+            took_s = time.monotonic() - start
+            assert limit_s <= took_s < limit_s + (5 if SANITIZED else 1.5)  # others run beside
 
 
 def test_second_signal_stops_at_once():
