@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <condition_variable>
 #include <mutex>
@@ -112,8 +113,10 @@ struct Service::Impl {
   int64_t inbox_tokens = 0;
   int64_t num_refused_requests = 0, num_refused_tokens = 0;
   size_t num_live = 0;        // in the inbox or with the scheduler
+  int32_t num_left = 0;       // waiting after the last launch was planned
   double finished_per_s = 0;  // recent rate
   ServiceStats published;
+  std::atomic<int32_t> num_open{0};             // accepted requests whose sinks know no end yet
   std::vector<std::unique_ptr<Request>> taken;  // scratch of take_inbox
   std::vector<RequestId> taken_cancels;
 
@@ -143,6 +146,11 @@ tl::expected<RequestId, Refusal> Service::submit(ServiceRequest request) {
   if (auto status = check_length(num_prompt, limits.max_model_len); !status) {
     return refuse(RefusalKind::kTooLong, std::move(status.error()));
   }
+  request.sink = [&num_open = impl_->num_open,
+                  sink = std::move(request.sink)](const RequestUpdate& update) {
+    if (update.finish != nullptr) --num_open;
+    if (sink) sink(update);
+  };
   // Before the lock, since hashing the prompt takes time.
   auto made = make_request(std::move(request), *impl_->runner);
   RequestId id = 0;
@@ -154,6 +162,7 @@ tl::expected<RequestId, Refusal> Service::submit(ServiceRequest request) {
     id = made->id = ++impl_->last_id;
     impl_->inbox_tokens += num_prompt;
     ++impl_->num_live;
+    ++impl_->num_open;
     impl_->inbox.push_back(std::move(made));
   }
   impl_->inbox_changed.notify_one();
@@ -174,7 +183,8 @@ std::optional<Refusal> Service::Impl::refusal(int64_t num_prompt) {
         RefusalKind::kDraining, {"no new requests are taken", "server", "ask another server"}, 1};
   }
   const auto num_queued = static_cast<int64_t>(inbox.size()) + published.waiting;
-  const bool has_room = num_queued < options.max_queue;
+  const bool runs_at_once = num_left == 0 && num_open < published.max_num_seqs;
+  const bool has_room = num_queued < options.max_queue || runs_at_once;
   if (has_room &&
       inbox_tokens + published.queued_tokens + num_prompt <= options.max_queued_tokens) {
     return std::nullopt;
@@ -321,6 +331,7 @@ void Service::Impl::publish() {
     rate_from = Clock::now();
   }
   published = stats;
+  num_left = stats.waiting;
   num_live = inbox.size() + scheduler().num_requests();
   if (num_live == 0) all_ended.notify_all();
 }

@@ -425,6 +425,25 @@ TEST(ServiceTest, PastTheQueuesLimitItSaysWhenToComeBack) {
   service->stop();
 }
 
+TEST(ServiceTest, WithoutAQueueARequestRunsOrIsRefused) {
+  for (const bool async : {false, true}) {
+    auto service = fake_service({.max_num_seqs = 1, .max_queue = 0, .async_scheduling = async});
+    for (int round = 0; round < 50; ++round) {
+      Answer answer;  // at once after the last
+      ServiceRequest request = endless(answer);
+      request.sampling.max_tokens = 2;
+      ASSERT_TRUE(service->submit(std::move(request)).has_value()) << round;
+      answer.wait();
+    }
+    std::vector<Answer> answers(40);
+    int num_refused = 0;
+    for (Answer& answer : answers) num_refused += service->submit(endless(answer)) ? 0 : 1;
+    EXPECT_GT(num_refused, 0);
+    EXPECT_EQ(service->stats().num_refused_requests, num_refused);
+    service->stop();
+  }
+}
+
 TEST(ServiceTest, TokensInTheQueueAreCountedAndBounded) {
   auto service = fake_service({.max_num_seqs = 1, .max_queued_tokens = 7});
   std::vector<Answer> answers(40);

@@ -167,17 +167,17 @@ Api<std::vector<int32_t>> chat_prompt(const ServedModel& model, const ChatReques
 
 ApiStatus check_choices(const ServedModel& model, const GenerationInput& input) {
   const ServiceOptions& limits = model.service->options();
+  const int32_t most = std::max(limits.max_queue, model.service->stats().max_num_seqs);
   const auto n = static_cast<int64_t>(input.n);
   const int64_t count = n * static_cast<int64_t>(input.prompts.size());
   int64_t num_tokens = 0;
   for (const auto& prompt : input.prompts) num_tokens += n * static_cast<int64_t>(prompt.size());
-  if (count <= 1 || (count <= limits.max_queue && num_tokens <= limits.max_queued_tokens))
-    return {};
+  if (count <= 1 || (count <= most && num_tokens <= limits.max_queued_tokens)) return {};
   return invalid(n > 1 ? "n" : "prompt",
                  fmt::format("The request asks for {} answers at once, to prompts of {} tokens in "
-                             "all. This server queues at most {} answers and {} tokens: please "
+                             "all. This server takes at most {} answers and {} tokens: please "
                              "split the request.",
-                             count, num_tokens, limits.max_queue, limits.max_queued_tokens),
+                             count, num_tokens, most, limits.max_queued_tokens),
                  "invalid_value");
 }
 

@@ -337,6 +337,22 @@ def test_full_queue_is_429_with_retry_after():
         assert small.idle()
 
 
+def test_without_a_queue_requests_run_or_are_refused():
+    with Server("--max-num-seqs", "2", "--max-queue", "0") as small:
+        for n in (1, 2) * 10:  # one after the other, each at once after the last
+            response = small.chat("What is 1 + 1?", max_tokens=2, n=n)
+            assert response.status == 200, response.text
+        error_of(small.chat(n=3), 400)
+        connections = [small.connect() for _ in range(2)]
+        for connection in connections:
+            connection.send_request("POST", CHAT, {**LONG, "stream": True})
+            assert connection.read_head()[0] == 200
+        assert error_of(small.chat(), 429)["code"] == "queue_full"
+        for connection in connections:
+            connection.raw.close()
+        assert small.idle()
+
+
 def test_sigterm_under_load_drains():
     with Server("--drain-timeout", "120") as running:
         connections = [running.connect() for _ in range(8)]
