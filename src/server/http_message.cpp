@@ -21,7 +21,6 @@ constexpr int kMostEmptyLines = 4;
 int status_of(const error_code& error) {
   if (error == http::error::header_limit) return 431;
   if (error == http::error::body_limit) return 413;
-  if (error == http::error::bad_version) return 505;
   return 400;
 }
 

@@ -357,6 +357,7 @@ TEST(HttpTextTest, ProbesSeeRequestsAndFaults) {
   EXPECT_EQ(probe_http("nonsense\r\n\r\n", limits).status, 400);
   EXPECT_FALSE(probe_http("GET / HTTP/1.1\r\n", limits).complete);
   EXPECT_EQ(probe_http("GET / HTTP/1.1\r\n\r\n", limits).status, 400);
+  EXPECT_EQ(probe_http("GET / HTTP/3.0\r\nHost: h\r\n\r\n", limits).status, 400);
   const auto named = probe_http("\r\nGET https://h?q=/ HTTP/1.1\r\nHost: h\r\n\r\n", limits);
   ASSERT_TRUE(named.complete);
   EXPECT_EQ(named.request.path, "/");
