@@ -435,13 +435,19 @@ TEST(ServiceTest, WithoutAQueueARequestRunsOrIsRefused) {
       ASSERT_TRUE(service->submit(std::move(request)).has_value()) << round;
       answer.wait();
     }
-    std::vector<Answer> answers(40);
-    int num_refused = 0;
-    for (Answer& answer : answers) num_refused += service->submit(endless(answer)) ? 0 : 1;
-    EXPECT_GT(num_refused, 0);
-    EXPECT_EQ(service->stats().num_refused_requests, num_refused);
-    service->stop();
   }
+  auto busy = fake_service(
+      {.max_num_seqs = 1, .max_queue = 0, .fault = [](int64_t, std::span<const int32_t>) -> Status {
+         std::this_thread::sleep_for(std::chrono::milliseconds(20));
+         return {};
+       }});
+  Answer running, late;
+  ASSERT_TRUE(busy->submit(endless(running)).has_value());
+  const auto refused = busy->submit(endless(late));
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().kind, RefusalKind::kQueueFull);
+  EXPECT_EQ(busy->stats().num_refused_requests, 1);
+  busy->stop();
 }
 
 TEST(ServiceTest, TokensInTheQueueAreCountedAndBounded) {
