@@ -70,6 +70,7 @@ struct ServiceRequest {
   int32_t prompt_logprobs = -1;
   std::shared_ptr<TokenConstraint> constraint;  ///< null: none
   bool use_drafter = true;                      ///< if the service has one
+  bool passes_queue_limits = false;             ///< is taken however many wait: for probes
   /// Benchmarks: the first tokens of the answer, instead of drawn ones.
   std::vector<int32_t> given;
   RequestSink sink;

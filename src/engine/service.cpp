@@ -91,7 +91,7 @@ struct Service::Impl {
   void clear_prefixes();
   // Also of a rank that is lost while no launch would find it out.
   Status ranks_status() const { return ranks == nullptr ? Status{} : ranks->status(); }
-  std::optional<Refusal> refusal(int64_t num_prompt);
+  std::optional<Refusal> refusal(int64_t num_prompt, bool passes_queue_limits);
 
   const std::unique_ptr<StepRunner> runner;
   const ServiceOptions options;
@@ -143,6 +143,7 @@ tl::expected<RequestId, Refusal> Service::submit(ServiceRequest request) {
     return refuse(RefusalKind::kInvalid, std::move(status.error()));
   }
   const auto num_prompt = static_cast<int64_t>(request.prompt.size());
+  const bool passes_queue_limits = request.passes_queue_limits;
   if (auto status = check_length(num_prompt, limits.max_model_len); !status) {
     return refuse(RefusalKind::kTooLong, std::move(status.error()));
   }
@@ -156,7 +157,7 @@ tl::expected<RequestId, Refusal> Service::submit(ServiceRequest request) {
   RequestId id = 0;
   {
     const std::lock_guard lock(impl_->mutex);
-    if (auto refusal = impl_->refusal(num_prompt)) {
+    if (auto refusal = impl_->refusal(num_prompt, passes_queue_limits)) {
       return tl::unexpected<Refusal>(std::move(*refusal));
     }
     id = made->id = ++impl_->last_id;
@@ -170,7 +171,7 @@ tl::expected<RequestId, Refusal> Service::submit(ServiceRequest request) {
 }
 
 // Call with the lock held. Why no request may be taken now.
-std::optional<Refusal> Service::Impl::refusal(int64_t num_prompt) {
+std::optional<Refusal> Service::Impl::refusal(int64_t num_prompt, bool passes_queue_limits) {
   if (auto status = ranks_status(); !status) {
     return Refusal{RefusalKind::kUnhealthy, {status.error().what, "ranks", "restart the server"}};
   }
@@ -182,6 +183,7 @@ std::optional<Refusal> Service::Impl::refusal(int64_t num_prompt) {
     return Refusal{
         RefusalKind::kDraining, {"no new requests are taken", "server", "ask another server"}, 1};
   }
+  if (passes_queue_limits) return std::nullopt;
   const auto num_queued = static_cast<int64_t>(inbox.size()) + published.waiting;
   const bool runs_at_once = num_left == 0 && num_open < published.max_num_seqs;
   const bool has_room = num_queued < options.max_queue || runs_at_once;

@@ -447,6 +447,9 @@ TEST(ServiceTest, WithoutAQueueARequestRunsOrIsRefused) {
   ASSERT_FALSE(refused.has_value());
   EXPECT_EQ(refused.error().kind, RefusalKind::kQueueFull);
   EXPECT_EQ(busy->stats().num_refused_requests, 1);
+  ServiceRequest probe = endless(late);
+  probe.passes_queue_limits = true;
+  EXPECT_TRUE(busy->submit(std::move(probe)).has_value());
   busy->stop();
 }
 

@@ -114,7 +114,8 @@ ApiStatus Generation::submit() {
                            .priority = input_.priority,
                            .cache_salt = input_.cache_salt,
                            .use_prefix_cache = input_.use_cache,
-                           .prompt_logprobs = input_.prompt_logprobs};
+                           .prompt_logprobs = input_.prompt_logprobs,
+                           .passes_queue_limits = input_.passes_queue_limits};
     if (request.sampling.seed) *request.sampling.seed += i % n;
     const bool logprobs = request.sampling.num_logprobs > 0 || request.prompt_logprobs > 0;
     if (!input_.constraints.empty()) request.constraint = input_.constraints[i];

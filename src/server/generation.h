@@ -53,6 +53,7 @@ struct GenerationInput {
   int32_t priority = 0;
   std::string cache_salt;
   bool use_cache = true;
+  bool passes_queue_limits = false;
   int32_t prompt_logprobs = -1;
   ReplyOptions reply;
   /// Sorted: tokens that end an answer and do not appear in its text. The reply reader handles the

@@ -152,12 +152,14 @@ void handle_flush_cache(App& app, const ExchangePtr& exchange) {
 }
 
 void handle_health_generate(App& app, const ExchangePtr& exchange) {
-  // Any token is a prompt. It goes before all other requests and leaves no trace in the cache.
+  // Any token is a prompt. It goes before all that wait, however many, and leaves no trace in the
+  // cache.
   GenerationInput input{.prompts = {{0}},
                         .sampling = {.temperature = 0, .max_tokens = 1, .ignore_eos = true},
                         .max_tokens = 1,
                         .priority = INT32_MIN,
-                        .use_cache = false};
+                        .use_cache = false,
+                        .passes_queue_limits = true};
   input.reply.harmony = false;
   auto started =
       start_generation(app, *exchange, std::move(input), std::make_shared<ProbeWriter>(exchange));

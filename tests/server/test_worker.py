@@ -272,6 +272,22 @@ def test_health_generate_is_503_if_steps_fail():
         assert faulty.get("/health").status == 200
 
 
+def test_a_full_queue_is_no_fault_of_the_probe():
+    with Server("--max-num-seqs", "1", "--max-queue", "1") as small:
+        connections = [small.connect() for _ in range(2)]
+        for connection in connections:
+            connection.send_request("POST", CHAT, {**LONG, "max_tokens": 600, "stream": True})
+            assert connection.read_head()[0] == 200
+            while small.metric("vllm:num_requests_running") == 0:
+                pass
+        assert small.chat().status == 429
+        probed = small.get("/health_generate")
+        assert probed.status == 200, probed.text
+        for connection in connections:
+            connection.raw.close()
+        assert small.idle()
+
+
 def test_responses_are_rendered(server):
     chat = server.post(CHAT + "/render", {"messages": ASK}).json()
     rendered = server.post("/v1/responses/render", {"input": ASK[0]["content"]}).json()
