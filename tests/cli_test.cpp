@@ -148,8 +148,9 @@ TEST_F(CliTest, OutputFilesAreTriedBeforeAnythingIsMeasured) {
     const auto result = moxie(words);
     EXPECT_EQ(result.exit_code, 1) << command[0] << ' ' << command[1];
     const std::string& path = command.back();
-    EXPECT_NE(result.err.find(path + (path == folder_ ? ": is a folder" : ": cannot be written")),
-              std::string::npos)
+    EXPECT_NE(
+        result.err.find(path + (path == folder_ ? ": is a folder" : ": cannot write the output")),
+        std::string::npos)
         << result.err;
   }
   EXPECT_FALSE(fs::exists(at("no")));
@@ -288,6 +289,9 @@ TEST_F(CliTest, NumbersHaveBoundsThatAreNamed) {
   EXPECT_EQ(length.exit_code, 2);
   EXPECT_NE(length.err.find("--max-model-len: must be a number from 0 to "), std::string::npos)
       << length.err;
+  const auto beyond = moxie({"score", "--ids", "1,2", "--max-model-len", "99999999"});
+  EXPECT_EQ(beyond.exit_code, 0);
+  EXPECT_NE(beyond.err.find("no more are planned"), std::string::npos) << beyond.err;
 }
 
 TEST_F(CliTest, ScoreWritesLogitsAsSafetensors) {
@@ -667,7 +671,7 @@ TEST_F(CliTest, ProfilePrintsWhereTheTimeGoes) {
   no_folder.insert(no_folder.end(), {"--trace", at("no/such/folder.json")});
   const auto failed = moxie(no_folder);
   EXPECT_EQ(failed.exit_code, 1);
-  EXPECT_NE(failed.err.find("cannot write the trace"), std::string::npos) << failed.err;
+  EXPECT_NE(failed.err.find("cannot write the output"), std::string::npos) << failed.err;
 }
 
 TEST_F(CliTest, TheEmbeddedModelAnswers) {

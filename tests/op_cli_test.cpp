@@ -238,6 +238,13 @@ TEST_F(OpCliTest, BenchReportsTimesBesideTheBounds) {
   EXPECT_GT(json["machine"]["read_gb_s"], 0);
 }
 
+TEST_F(OpCliTest, BenchRefusesAnOffsetBehindTheLastExpert) {
+  const auto ran = op({"bench", "moe_fp8_block_scale", "-T", "1", "--experts", "32",
+                       "--local-experts", "8", "--offset", "25"});
+  EXPECT_EQ(ran.exit_code, 2);
+  EXPECT_NE(ran.err.find("begin at 24 at most"), std::string::npos) << ran.err;
+}
+
 TEST_F(OpCliTest, PeersStandBesideOurTimes) {
   std::ofstream(at("peers.json")) << R"({"device": "another machine", "results": [
       {"name": "peer a", "tokens": 9, "median_us": 1e9},

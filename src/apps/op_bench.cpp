@@ -221,6 +221,9 @@ int bench(const OpBenchFlags& o, const Flags& flags) {
   for (const int32_t tokens : o.tokens)
     if (const char* why = moe_fp8_shape_fault(sizes_of(o, tokens)))
       return usage(std::string("op bench: ") + why);
+  if (flags.given("--offset") && o.offset > o.experts - o.local_experts)
+    return usage(fmt::format("op bench: --offset {}: {} local experts of {} begin at {} at most",
+                             o.offset, o.local_experts, o.experts, o.experts - o.local_experts));
   auto keeper = RecordKeeper::open(o.record);
   if (!keeper) return report(keeper.error());
   auto runner = open_runner(o.on);

@@ -6,10 +6,9 @@
 
 #include <cerrno>
 #include <cstdio>
-#include <filesystem>
 
 #include "apps/cli.h"
-#include "apps/record_flags.h"
+#include "core/whole_file.h"
 
 namespace moxie {
 namespace {
@@ -19,13 +18,7 @@ std::error_code last_error() { return {errno, std::generic_category()}; }
 }  // namespace
 
 Status check_output(const std::string& path) {
-  if (path.empty()) return {};
-  auto tried = RecordKeeper::open({.record = path, .history = {}});
-  if (tried) return {};
-  std::error_code error;
-  Error fault = std::move(tried.error());
-  if (!std::filesystem::is_directory(path, error)) fault.what = "cannot be written";
-  return fail(std::move(fault));
+  return path.empty() ? Status{} : try_whole_file(path, "output");
 }
 
 void hold_standard_streams() {

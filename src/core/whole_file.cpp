@@ -67,7 +67,8 @@ Status write_whole_file(const std::string& path, std::string_view bytes, const s
 
 Status try_whole_file(const std::string& path, const std::string& what) {
   if (is_written_directly(path)) {  // to open a pipe would await its reader
-    if (!fs::is_directory(path) && ::access(path.c_str(), W_OK) == 0) return {};
+    if (fs::is_directory(path)) return fail("is a folder", path, "name a file in it");
+    if (::access(path.c_str(), W_OK) == 0) return {};
     return fail("cannot write the " + what, path, "check its permissions");
   }
   WholeFile file(path, what);

@@ -258,6 +258,10 @@ Status Engine::load_model() {
                             format_bytes(plan_.available_bytes)),
                 options_.model, plan_.advice);
   }
+  if (options_.max_model_len > plan_.max_model_len) {
+    log_warn(fmt::format("--max-model-len {}: the model has {} positions, no more are planned",
+                         options_.max_model_len, plan_.max_model_len));
+  }
   options_.max_batch_tokens = plan_.max_batch_tokens;
   if (draft_checkpoint_ != nullptr)
     draft_options_ =
