@@ -114,15 +114,16 @@ void App::run_on(Workers& workers, uint64_t bytes, const std::shared_ptr<Exchang
                  ErrorForm form, std::function<Api<Continuation>()> job) {
   auto client_left = std::make_shared<std::atomic<bool>>(false);
   exchange->on_abort([client_left] { client_left->store(true); });
-  const bool queued = workers.run(bytes + 1024, [this, exchange, form, client_left, job] {
-    if (client_left->load()) return;
-    auto done = job();
-    server_->post([exchange, form, done = std::move(done)] {
-      if (exchange->done()) return;
-      if (done) return (*done)();
-      respond_error(*exchange, done.error(), form);
-    });
-  });
+  const bool queued =
+      workers.run(bytes + 1024, [this, exchange, form, client_left, job = std::move(job)] {
+        if (client_left->load()) return;
+        auto done = job();
+        server_->post([exchange, form, done = std::move(done)] {
+          if (exchange->done()) return;
+          if (done) return (*done)();
+          respond_error(*exchange, done.error(), form);
+        });
+      });
   if (queued) return;
   respond_error(*exchange,
                 {.status = 503,
