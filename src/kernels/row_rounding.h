@@ -71,6 +71,8 @@ inline constexpr RowRounding kRowRoundings[] = {
     {"any_bf16_flash_avx512bf16", kBf16Rounding},
     {"bf16_prefill_wgmma_sm90", kBf16Rounding},
     {"bf16_ordered_wgmma_sm90", kBf16Rounding},
+    {"e4m3_prefill_wgmma_sm90", kBf16Rounding},
+    {"e4m3_ordered_wgmma_sm90", kBf16Rounding},
     {"bf16_ordered_mma_cuda", kBf16Rounding},
     {"bf16_prefill_flashinfer_fa2_cuda", kBf16Rounding},
     {"bf16_prefill_flashinfer_fa3_sm90", kBf16Rounding}};

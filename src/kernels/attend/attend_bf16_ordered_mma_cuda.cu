@@ -401,7 +401,6 @@ const char* attend_prefill_refuses(const AttendParams& params) {
   const KvLayer& kv = params.kv;
   if (params.head_dim != kDim) return "head size is not 64";
   if (params.num_heads != kGroup * params.num_kv_heads) return "not 8 query heads for a KV head";
-  if (kv.dtype != DType::kBF16) return "the cache is not BF16";
   if (kv.page_tokens % kRun != 0) return "pages do not hold a multiple of 16 tokens";
   if (kv.page_stride_bytes % kRowBytes != 0) return "pages are not a multiple of 128 bytes apart";
   return nullptr;

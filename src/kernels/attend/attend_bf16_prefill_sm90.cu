@@ -25,9 +25,9 @@ using namespace attend_wgmma;
 // ---- The warpgroups -----------------------------------------------------------------------------
 // Each has 64 rows: a lane has rows lane / 4 and lane / 4 + 8 of its warp's 16. These are one query
 // head of two neighbouring tokens.
-template <int kKeys, bool kInOrder>
+template <int kKeys, bool kInOrder, bool kIsE4m3>
 struct Warpgroup {
-  using S = Shared<kKeys>;
+  using S = Shared<kKeys, kIsE4m3>;
   const PrefillParams& p;
   S& shared;
   int idx, warp, lane;   // warp: of the warpgroup
@@ -74,6 +74,7 @@ struct Warpgroup {
   // warpgroups may write the same zeros at any time.
   __device__ __forceinline__ void clear_unseen(const WorkItem& work, int32_t block,
                                                int stage) const {
+    if (kIsE4m3) return;  // the converters wrote zeros
     const int32_t unseen = block == 0 ? work.seen_from - work.first_key : 0;
     // Runs of which no key is seen were not copied.
     const int32_t run_begin = kInOrder ? unseen / kRun * kRun : 0, before = unseen - run_begin;
@@ -215,12 +216,12 @@ constexpr int kProducerRegisters = 32, kWarpgroupRegisters = 160;
 static_assert(128 * (kProducerRegisters + kWarpgroups * kWarpgroupRegisters) <= 65536,
               "an SM has this many registers");
 
-template <int kKeys, bool kInOrder>
+template <int kKeys, bool kInOrder, bool kIsE4m3>
 __global__ void __launch_bounds__(kThreads, 1)
     attend_prefill(const __grid_constant__ PrefillParams p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) std::byte memory[];
-  auto& shared = *reinterpret_cast<Shared<kKeys>*>(memory);
+  auto& shared = *reinterpret_cast<Shared<kKeys, kIsE4m3>*>(memory);
   const auto thread = static_cast<int>(threadIdx.x);
   const int warp = __shfl_sync(~0u, thread / 32, 0), lane = thread % 32;
   if (thread == 0) shared.init_barriers(p.is_q_staged);
@@ -235,13 +236,13 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (warp < 4) {
     give_registers<kProducerRegisters>();
     if (warp == 0) {
-      Producer<kKeys, kInOrder>{.p = p, .shared = shared, .lane = lane}.run();
-    } else if (!p.is_q_staged) {
-      convert_queries(shared, p.scale_log2, warp - 1, lane);
+      Producer<kKeys, kInOrder, kIsE4m3>{.p = p, .shared = shared, .lane = lane}.run();
+    } else {
+      Converter<kKeys, kIsE4m3>{.p = p, .shared = shared, .idx = warp - 1, .lane = lane}.run();
     }
   } else {
     take_registers<kWarpgroupRegisters>();
-    Warpgroup<kKeys, kInOrder> warpgroup{
+    Warpgroup<kKeys, kInOrder, kIsE4m3> warpgroup{
         .p = p, .shared = shared, .idx = warp / 4 - 1, .warp = warp % 4, .lane = lane};
     warpgroup.run();
   }
@@ -250,12 +251,17 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 // ---- The launch ---------------------------------------------------------------------------------
 constexpr const char* kPrefill = "attend_prefill";  // in error messages
+template <bool kIsE4m3>
+constexpr int64_t kKeyBytes = kDim*(kIsE4m3 ? 1 : 2);  // of a head's key in the cache
 
 // The rows of all pages from `base` on, in boxes of a run. The number of pages is not known here:
 // the map ends where row numbers end.
+template <bool kIsE4m3>
 CUtensorMap map_runs(const std::byte* base) {
-  return tensor_map<2>(kPrefill, base, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, {kDim, int64_t{1} << 31},
-                       {kRowBytes}, {kDim, kRun}, CU_TENSOR_MAP_SWIZZLE_128B,
+  return tensor_map<2>(kPrefill, base,
+                       kIsE4m3 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                       {kDim, int64_t{1} << 31}, {kKeyBytes<kIsE4m3>}, {kDim, kRun},
+                       kIsE4m3 ? CU_TENSOR_MAP_SWIZZLE_NONE : CU_TENSOR_MAP_SWIZZLE_128B,
                        CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
 }
 
@@ -279,36 +285,39 @@ CUtensorMap map_queries(const AttendParams& params) {
                        CU_TENSOR_MAP_SWIZZLE_NONE);
 }
 
-template <bool kInOrder>
+template <bool kInOrder, bool kIsE4m3>
 void run_prefill(const AttendParams& params, const char* row) {
   const KvLayer& kv = params.kv;
   if (params.batch.num_tokens == 0) return;
   check_aligned(params);
   Scratch scratch(params.launch.workspace);
-  const PrefillParams prefill{.k_runs = map_runs(kv.k),
-                              .v_runs = map_runs(kv.v),
-                              .q_tokens = params.forms.q == QForm::kBf16Staged
-                                              ? map_staged_queries(params)
-                                              : map_queries(params),
-                              .sinks = params.sinks,
-                              .page_table = kv.page_table,
-                              .tiles = place_tiles(params, scratch),
-                              .to = place_answers(params),
-                              .scale_log2 = params.q_factor(),
-                              .page_rows = static_cast<int32_t>(kv.page_stride_bytes / kRowBytes),
-                              .table_stride = kv.table_stride,
-                              .page_tokens = kv.page_tokens,
-                              .num_kv_heads = params.num_kv_heads,
-                              .is_q_staged = params.forms.q == QForm::kBf16Staged};
+  const PrefillParams prefill{
+      .k_runs = map_runs<kIsE4m3>(kv.k),
+      .v_runs = map_runs<kIsE4m3>(kv.v),
+      .q_tokens =
+          params.forms.q == QForm::kBf16Staged ? map_staged_queries(params) : map_queries(params),
+      .sinks = params.sinks,
+      .page_table = kv.page_table,
+      .tiles = place_tiles(params, scratch),
+      .to = place_answers(params),
+      .scale_log2 = params.q_factor(),
+      .page_rows = static_cast<int32_t>(kv.page_stride_bytes / kKeyBytes<kIsE4m3>),
+      .table_stride = kv.table_stride,
+      .page_tokens = kv.page_tokens,
+      .num_kv_heads = params.num_kv_heads,
+      .is_q_staged = params.forms.q == QForm::kBf16Staged};
   const unsigned num_blocks = launch_plan<kTileTokens>(row, params, prefill.tiles, 1);
   // If two of the smaller blocks hold all keys of a window that a tile sees.
   const bool few_keys = params.window > 0 && params.window + kTileTokens + kRun <= 2 * 96;
-  const LaunchShape shape{.grid = dim3(num_blocks),
-                          .num_threads = kThreads,
-                          .shared_bytes = few_keys ? sizeof(Shared<96>) : sizeof(Shared<128>),
-                          .programmatic = true};
-  launch_kernel(row, few_keys ? attend_prefill<96, kInOrder> : attend_prefill<128, kInOrder>,
-                prefill, shape, launch_stream(params.launch.stream));
+  const LaunchShape shape{
+      .grid = dim3(num_blocks),
+      .num_threads = kThreads,
+      .shared_bytes = few_keys ? sizeof(Shared<96, kIsE4m3>) : sizeof(Shared<128, kIsE4m3>),
+      .programmatic = true};
+  launch_kernel(
+      row,
+      few_keys ? attend_prefill<96, kInOrder, kIsE4m3> : attend_prefill<128, kInOrder, kIsE4m3>,
+      prefill, shape, launch_stream(params.launch.stream));
 }
 
 }  // namespace
@@ -329,11 +338,19 @@ double attend_prefill_sm90_cost(const AttendParams& params) {
 }
 
 void attend_bf16_prefill_wgmma_sm90(const AttendParams& params) {
-  run_prefill<false>(params, "attend_bf16_prefill_wgmma_sm90");
+  run_prefill<false, false>(params, "attend_bf16_prefill_wgmma_sm90");
 }
 
 void attend_bf16_ordered_wgmma_sm90(const AttendParams& params) {
-  run_prefill<true>(params, "attend_bf16_ordered_wgmma_sm90");
+  run_prefill<true, false>(params, "attend_bf16_ordered_wgmma_sm90");
+}
+
+void attend_e4m3_prefill_wgmma_sm90(const AttendParams& params) {
+  run_prefill<false, true>(params, "attend_e4m3_prefill_wgmma_sm90");
+}
+
+void attend_e4m3_ordered_wgmma_sm90(const AttendParams& params) {
+  run_prefill<true, true>(params, "attend_e4m3_ordered_wgmma_sm90");
 }
 
 }  // namespace moxie

@@ -60,7 +60,6 @@ class RowTimer {
 
 TEST_F(AttendCudaTest, DISABLED_RowsSideBySide) {
   constexpr int32_t kHeads = 64, kKvHeads = 8, kDim = 64, kPage = 16;
-  constexpr int64_t kPageBytes = int64_t{2} * kKvHeads * kPage * kDim * 2;
   constexpr int64_t kCacheBytes = int64_t{5} << 30;
   Shape mix{"64 at 2,048 and a chunk of 1,024", decode_tokens(64, 2048)};
   mix.seqs.push_back({2048, 1024});
@@ -81,14 +80,15 @@ TEST_F(AttendCudaTest, DISABLED_RowsSideBySide) {
   Buffer cache = take(device().allocate(kCacheBytes));
   std::mt19937 random(3);
   std::vector<uint32_t> noise(uint64_t{16} << 20);
-  // BF16 from -2 to 2.
-  for (uint32_t& x : noise) x = static_cast<uint32_t>(random()) & 0xBFFFBFFFu;
+  // BF16 and E4M3 from -2 to 2.
+  for (uint32_t& x : noise) x = static_cast<uint32_t>(random()) & 0xBFBFBFBFu;
   for (int64_t at = 0; at < kCacheBytes; at += static_cast<int64_t>(noise.size()) * 4)
     done(device().copy_from_host(cache.data() + at, noise.data(), noise.size() * 4, stream()));
   done(stream().synchronize());
 
   RowTimer timer(device(), stream());
-  std::printf("%-34s %6s %-42s %10s %8s\n", "tokens", "window", "row", "us", "TFLOPS");
+  std::printf("%-34s %6s %-8s %-42s %10s %8s\n", "tokens", "window", "cache", "row", "us",
+              "TFLOPS");
   for (const Shape& shape : shapes) {
     std::vector<int32_t> positions, seq_idx, row_offsets{0}, table;
     int32_t stride = 0, num_pages = 0;
@@ -115,15 +115,15 @@ TEST_F(AttendCudaTest, DISABLED_RowsSideBySide) {
     params.sinks = upload(normal_values(kHeads, 1.0f, 5));
     const DeviceArray a = poisoned<float>(count);
     params.a = a.buffer.as<float>();
-    params.kv = {.page_stride_bytes = kPageBytes,
-                 .page_table = upload(table),
-                 .table_stride = stride,
-                 .page_tokens = kPage,
-                 .dtype = DType::kBF16};
-    const int64_t layer_bytes = num_pages * kPageBytes;
-    const auto num_layers = static_cast<int32_t>(std::min<int64_t>(8, kCacheBytes / layer_bytes));
-    for (const int32_t window : {0, 128}) {
+    params.kv = {.page_table = upload(table), .table_stride = stride, .page_tokens = kPage};
+    for (const auto& [dtype, window] :
+         {std::pair{DType::kBF16, 0}, std::pair{DType::kBF16, 128}, std::pair{DType::kF8E4M3, 0},
+          std::pair{DType::kF8E4M3, 128}}) {
+      params.kv.dtype = dtype;
+      params.kv.page_stride_bytes = int64_t{2} * kKvHeads * kPage * params.kv.row_bytes(kDim);
       params.window = window;
+      const int64_t layer_bytes = num_pages * params.kv.page_stride_bytes;
+      const auto num_layers = static_cast<int32_t>(std::min<int64_t>(8, kCacheBytes / layer_bytes));
       double num_pairs = 0;  // pairs of a token and a key that it sees
       for (const int32_t position : positions)
         num_pairs += window > 0 ? std::min(window, position + 1) : position + 1;
@@ -135,10 +135,11 @@ TEST_F(AttendCudaTest, DISABLED_RowsSideBySide) {
         params.launch.workspace_bytes = workspace.bytes;
         const double us = timer.median_us(num_layers, [&](int32_t layer) {
           params.kv.k = cache.data() + layer * layer_bytes;
-          params.kv.v = params.kv.k + kPageBytes / 2;
+          params.kv.v = params.kv.k + params.kv.page_stride_bytes / 2;
           row.run(params);
         });
-        std::printf("%-34s %6d %-42s %10.1f %8.1f\n", shape.name, window, row.name, us,
+        std::printf("%-34s %6d %-8s %-42s %10.1f %8.1f\n", shape.name, window,
+                    std::string(dtype_name(dtype)).c_str(), row.name, us,
                     num_pairs * 4 * kDim * kHeads / us / 1e6);
         std::fflush(stdout);
       }

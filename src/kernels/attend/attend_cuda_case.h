@@ -340,14 +340,15 @@ class AttendCudaTest : public CudaTest {
     return Op<AttendParams>::rows()[0];
   }
 
-  // The rows for many tokens that this device can run.
-  std::vector<const Row<AttendParams>*> prefill_rows() {
+  // The rows for many tokens and such a cache that this device can run.
+  std::vector<const Row<AttendParams>*> prefill_rows(DType cache) {
+    const char* const of_cache = cache == DType::kBF16 ? "attend_bf16_" : "attend_e4m3_";
     std::vector<const Row<AttendParams>*> rows;
     for (const auto& row : Op<AttendParams>::rows()) {
       const bool is_of_device =
           row.device == DeviceKind::kCuda && (row.needs & features()) == row.needs;
       const std::string name = row.name;
-      if (is_of_device &&
+      if (is_of_device && name.starts_with(of_cache) &&
           (name.find("_prefill_") != name.npos || name.find("_ordered_") != name.npos))
         rows.push_back(&row);
     }

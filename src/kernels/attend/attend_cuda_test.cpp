@@ -24,8 +24,8 @@ TEST_F(AttendCudaTest, EveryGroupMatchesTheReference) {
       for (const int32_t window : {0, 128}) {
         AttendCudaCase test{.num_heads = heads, .num_kv_heads = kv_heads, .window = window};
         test.dtype = dtype;
-        const bool is_of_prefill = heads == 8 * kv_heads && dtype == DType::kBF16;
-        const int num_rows = 2 + (is_of_prefill ? static_cast<int>(prefill_rows().size()) : 0);
+        const bool is_of_prefill = heads == 8 * kv_heads;
+        const int num_rows = 2 + (is_of_prefill ? static_cast<int>(prefill_rows(dtype).size()) : 0);
         test.seqs = {{150, 1}, {0, 21}};
         EXPECT_EQ(expect_rows_match(test), num_rows);
         test.seqs = {{301, 1}};
@@ -129,50 +129,59 @@ TEST_F(AttendCudaTest, RaggedMixesMatchTheReference) {
 
 // Whole and part tiles of tokens, blocks of keys that begin and end anywhere, decode tokens beside.
 TEST_F(AttendCudaTest, PrefillChunksMatchTheReference) {
-  for (const int32_t window : {0, 1, 33, 128, 300}) {
-    for (const bool use_sinks : {true, false}) {
-      AttendCudaCase test{.window = window, .use_sinks = use_sinks};
-      test.seqs = {{0, 200}};
-      expect_rows_match(test);
-      test.num_heads = 16, test.num_kv_heads = 2;
-      test.seqs = {{517, 77}, {40, 1}, {0, 24}, {1111, 25}, {127, 129}, {256, 23}};
-      for (const int32_t page : {16, 48, 5}) {
-        test.page_tokens = page;
-        if (page != 5 || use_sinks) expect_rows_match(test);
+  for (const DType dtype : kHalfCaches) {
+    for (const int32_t window : {0, 1, 33, 128, 300}) {
+      for (const bool use_sinks : {true, false}) {
+        AttendCudaCase test{.window = window, .dtype = dtype, .use_sinks = use_sinks};
+        test.seqs = {{0, 200}};
+        expect_rows_match(test);
+        test.num_heads = 16, test.num_kv_heads = 2;
+        test.seqs = {{517, 77}, {40, 1}, {0, 24}, {1111, 25}, {127, 129}, {256, 23}};
+        for (const int32_t page : {16, 48, 5}) {
+          test.page_tokens = page;
+          if (page != 5 || use_sinks) expect_rows_match(test);
+        }
       }
+      AttendCudaCase deep{.num_heads = 8, .num_kv_heads = 1, .window = window, .dtype = dtype};
+      deep.seqs = {{6144, 100}};
+      expect_rows_match(deep);
     }
-    AttendCudaCase deep{.num_heads = 8, .num_kv_heads = 1, .window = window};
-    deep.seqs = {{6144, 100}};
-    expect_rows_match(deep);
   }
 }
 
 // Logits that leave the range in which weights need no maximum, in a later block than the first,
 // twice; with and without the sink. A weight relative to the first block's would be infinite.
 TEST_F(AttendCudaTest, PrefillFollowsLogitsThatJump) {
-  for (const int32_t window : {0, 128, 300}) {
-    for (const bool use_sinks : {true, false}) {
-      AttendCudaCase test{
-          .num_heads = 8, .num_kv_heads = 1, .window = window, .use_sinks = use_sinks};
-      test.loud_keys = {{300, 4.0f}, {500, 8.0f}, {700, 9.0f}};
-      test.seqs = {{0, 900}, {250, 300}, {480, 250}};
-      test.build();
-      const std::vector<float> expected = reference(test);
-      const AttendParams params = upload_case(test);
-      for (const auto* row : prefill_rows())
-        expect_close(run_row(*row, params, test.q.size()), expected, test, row->name);
-      free_uploads();
+  for (const DType dtype : kHalfCaches) {
+    for (const int32_t window : {0, 128, 300}) {
+      for (const bool use_sinks : {true, false}) {
+        AttendCudaCase test{.num_heads = 8,
+                            .num_kv_heads = 1,
+                            .window = window,
+                            .dtype = dtype,
+                            .use_sinks = use_sinks};
+        test.loud_keys = {{300, 4.0f}, {500, 8.0f}, {700, 9.0f}};
+        test.seqs = {{0, 900}, {250, 300}, {480, 250}};
+        test.build();
+        const std::vector<float> expected = reference(test);
+        const AttendParams params = upload_case(test);
+        for (const auto* row : prefill_rows(dtype))
+          expect_close(run_row(*row, params, test.q.size()), expected, test, row->name);
+        free_uploads();
+      }
     }
   }
 }
 
 // More than a block that plans has threads.
 TEST_F(AttendCudaTest, ManySequencesMatchTheReference) {
-  for (const int32_t window : {0, 33}) {
-    AttendCudaCase test{.num_heads = 8, .num_kv_heads = 1, .window = window};
-    test.seqs.clear();
-    for (int32_t i = 0; i < 2100; ++i) test.seqs.push_back({i * 7 % 61, i % 100 == 0 ? 21 : 1});
-    expect_rows_match(test);
+  for (const DType dtype : kHalfCaches) {
+    for (const int32_t window : {0, 33}) {
+      AttendCudaCase test{.num_heads = 8, .num_kv_heads = 1, .window = window, .dtype = dtype};
+      test.seqs.clear();
+      for (int32_t i = 0; i < 2100; ++i) test.seqs.push_back({i * 7 % 61, i % 100 == 0 ? 21 : 1});
+      expect_rows_match(test);
+    }
   }
 }
 
@@ -294,7 +303,7 @@ TEST_F(AttendCudaTest, RowsRefuseWhatTheyCannotRun) {
   params.batch = {.num_tokens = 2048, .num_seqs = 1};
   EXPECT_LT(prefill.predict_us(params, {}), split.predict_us(params, {}));
   params.batch = {.num_tokens = 2048, .num_seqs = 1};
-  for (const auto* row : prefill_rows()) {
+  for (const auto* row : prefill_rows(DType::kBF16)) {
     if (row == &prefill) continue;
     EXPECT_GT(row->predict_us(params, {}), prefill.predict_us(params, {})) << row->name;
     for (const int32_t window : {0, 128}) {
@@ -308,7 +317,7 @@ TEST_F(AttendCudaTest, RowsRefuseWhatTheyCannotRun) {
     }
   }
   // Window layers of many sequences with a few tokens each.
-  for (const auto* row : prefill_rows()) {
+  for (const auto* row : prefill_rows(DType::kBF16)) {
     if (std::string(row->name).find("_fa2_") == std::string::npos) continue;
     AttendParams other = params;
     other.batch = {.num_tokens = 512, .num_seqs = 64};
@@ -320,17 +329,22 @@ TEST_F(AttendCudaTest, RowsRefuseWhatTheyCannotRun) {
   params.kv.page_tokens = 20;
   EXPECT_NE(prefill.refuses(params), nullptr);
   params.kv.page_tokens = 16;
-  for (const auto* row : prefill_rows()) {
-    AttendParams other = params;
-    EXPECT_EQ(row->refuses(other), nullptr) << row->name;
-    other.kv.dtype = DType::kF8E4M3;
-    EXPECT_NE(row->refuses(other), nullptr) << row->name;
-    other = params;
-    other.num_kv_heads = 4;
-    EXPECT_NE(row->refuses(other), nullptr) << row->name;
-    other = params;
-    other.head_dim = 128;
-    EXPECT_NE(row->refuses(other), nullptr) << row->name;
+  for (const DType dtype : kHalfCaches) {
+    AttendParams of_cache = params;
+    of_cache.kv.dtype = dtype;
+    for (const auto* row : prefill_rows(dtype)) {
+      AttendParams other = of_cache;
+      EXPECT_EQ(row->refuses(other), nullptr) << row->name;
+      EXPECT_LT(row->predict_us(other, {}), split.predict_us(other, {})) << row->name;
+      other.kv.dtype = dtype == DType::kBF16 ? DType::kF8E4M3 : DType::kBF16;
+      EXPECT_NE(row->refuses(other), nullptr) << row->name;
+      other = of_cache;
+      other.num_kv_heads = 4;
+      EXPECT_NE(row->refuses(other), nullptr) << row->name;
+      other = of_cache;
+      other.head_dim = 128;
+      EXPECT_NE(row->refuses(other), nullptr) << row->name;
+    }
   }
   params.kv.dtype = DType::kF8E4M3;
   EXPECT_NE(prefill.refuses(params), nullptr);
@@ -352,12 +366,16 @@ TEST_F(AttendCudaTest, RowsRefuseWhatTheyCannotRun) {
 
 // A graph's launches keep their shape; positions, queries, pages and keys change below it.
 TEST_F(AttendCudaTest, ACapturedLaunchFollowsThePositionsOnTheDevice) {
-  std::vector<const Row<AttendParams>*> rows = prefill_rows();
-  rows.push_back(&row_named("attend_any_f32_split_cuda"));
-  for (const auto* of_table : rows) {
+  std::vector<std::pair<const Row<AttendParams>*, DType>> cases;
+  for (const DType dtype : kHalfCaches) {
+    for (const auto* row : prefill_rows(dtype)) cases.emplace_back(row, dtype);
+    cases.emplace_back(&row_named("attend_any_f32_split_cuda"), dtype);
+  }
+  for (const auto& [of_table, dtype] : cases) {
     const auto& row = *of_table;
     for (const int32_t window : {0, 128}) {
-      AttendCudaCase deep{.window = window}, shallow{.window = window};
+      AttendCudaCase deep{.window = window, .dtype = dtype};
+      AttendCudaCase shallow{.window = window, .dtype = dtype};
       deep.seqs = {{1800, 1}, {333, 1}};
       shallow.seqs = {{90, 1}, {1801, 1}};
       shallow.seed = 2;

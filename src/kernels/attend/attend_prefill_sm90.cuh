@@ -2,6 +2,8 @@
 // memory, the producer that copies keys, values and queries, and the softmax of a warpgroup's rows.
 #pragma once
 
+#include <type_traits>
+
 #include "kernels/attend/attend.h"
 #include "kernels/attend/attend_tiles.cuh"
 #include "kernels/attend/attend_wgmma_sm90.cuh"
@@ -16,12 +18,13 @@ constexpr int kWarpgroups = 3;  // warpgroups that multiply
 constexpr int kRows = 64;       // of a warpgroup; a row is one query head of a token
 constexpr int kTokens = kRows / kGroup;
 constexpr int kTileTokens = kWarpgroups * kTokens;
+constexpr int kConverters = 3;  // warps; each converts the queries of a warpgroup
+static_assert(kConverters == kWarpgroups);
 constexpr int kItems = 2;  // items being copied or in use
 constexpr int kThreads = 128 * (kWarpgroups + 1);
 constexpr int kOwnBarrier = 1;    // + warpgroup: barrier of its own warps; 0 is __syncthreads
 constexpr int kOwnThreads = 128;  // of a warpgroup
 constexpr int kRowBytes = 2 * kDim;
-constexpr int kRunBytes = kRun * kRowBytes;
 constexpr float kLog2E = AttendParams::kLog2E;
 // For rows without a maximum: the greatest logit of the first block, sink included, must be in
 // kPlainLeast .. kPlainMost, and the sum of weights may grow to kPlainSum. Weights that underflow
@@ -37,7 +40,7 @@ struct PrefillParams {
   TileParams tiles;  // of kTileTokens
   AnswerPlace to;
   float scale_log2;   // logits in powers of two
-  int32_t page_rows;  // rows of kRowBytes from a page to the next
+  int32_t page_rows;  // rows of a head's key from a page to the next
   int32_t table_stride, page_tokens, num_kv_heads;
   bool is_q_staged;  // BF16, scaled as the logits
 };
@@ -49,14 +52,27 @@ struct WorkItem {
   int32_t kv_head, seen_from, first_key, num_blocks;  // num_blocks 0: no more work
 };
 
-// kKeys: keys of one block of keys.
+// Blocks of keys and values in E4M3 on their way to the converters.
 template <int kKeys>
+struct Codes {
+  static constexpr int kStages = 2;
+  alignas(128) uint8_t k[kStages][kKeys * kDim];
+  alignas(128) uint8_t v[kStages][kKeys * kDim];
+  int32_t page_missing[kStages];
+  uint64_t there[kStages], free[kStages];
+};
+struct NoCodes {};
+
+// kKeys: keys of one block of keys. kIsE4m3: of the cache; otherwise it is BF16.
+template <int kKeys, bool kIsE4m3>
 struct Shared {
-  static constexpr int kStages = kKeys == 128 ? 4 : 5;  // blocks being copied or in use
+  // Blocks being copied (E4M3: widened) or in use.
+  static constexpr int kStages = (kKeys == 128 ? 4 : 5) - (kIsE4m3 ? 1 : 0);
   alignas(1024) uint16_t q[kItems][kWarpgroups][kRows * kDim];
   alignas(1024) uint16_t k[kStages][kKeys * kDim];
   alignas(1024) uint16_t v[kStages][kKeys * kDim];
   alignas(128) float q_raw[kTileTokens * kGroup * kDim];
+  std::conditional_t<kIsE4m3, Codes<kKeys>, NoCodes> codes;
   WorkItem items[kItems];
   int32_t page_missing[kStages];
   // Barriers: `there`: the copy has arrived; `free`: the buffer may be written again.
@@ -66,27 +82,36 @@ struct Shared {
 
   __device__ __forceinline__ void init_barriers(bool is_q_staged) {
     for (int i = 0; i < kStages; ++i) {
-      init_barrier(&keys_there[i], 1);
+      init_barrier(&keys_there[i], kIsE4m3 ? kConverters : 1);
       init_barrier(&keys_free[i], 4 * kWarpgroups);
     }
     for (int i = 0; i < kItems; ++i) {
-      init_barrier(&item_there[i], is_q_staged ? 1 : kWarpgroups);
+      init_barrier(&item_there[i], is_q_staged ? 1 : kConverters);
       init_barrier(&item_free[i], 4 * kWarpgroups);
     }
     init_barrier(&raw_there, 1);
-    init_barrier(&raw_free, kWarpgroups);
+    init_barrier(&raw_free, kConverters);
+    if constexpr (kIsE4m3) {
+      for (int i = 0; i < codes.kStages; ++i) {
+        init_barrier(&codes.there[i], 1);
+        init_barrier(&codes.free[i], kConverters);
+      }
+    }
   }
 };
-static_assert(sizeof(Shared<128>) <= 227 * 1024 && sizeof(Shared<96>) <= 227 * 1024,
-              "a block has this much shared memory");
+constexpr size_t kSharedMemory = 227 * 1024;  // of a block, at most
+static_assert(sizeof(Shared<128, false>) <= kSharedMemory &&
+              sizeof(Shared<96, false>) <= kSharedMemory &&
+              sizeof(Shared<128, true>) <= kSharedMemory &&
+              sizeof(Shared<96, true>) <= kSharedMemory);
 
 // ---- The producer -------------------------------------------------------------------------------
 // One warp. It takes items in the order of the plan, one head after another, so that blocks that
 // work at the same time read the same keys. kInOrder: blocks of keys begin at multiples of kKeys;
 // otherwise at the run of the first key that the tile sees.
-template <int kKeys, bool kInOrder>
+template <int kKeys, bool kInOrder, bool kIsE4m3>
 struct Producer {
-  using S = Shared<kKeys>;
+  using S = Shared<kKeys, kIsE4m3>;
   const PrefillParams& p;
   S& shared;
   int lane;
@@ -141,10 +166,34 @@ struct Producer {
     }
   }
 
+  // Where the keys and values of a block are copied to.
+  struct Stage {
+    std::byte *k, *v;
+    int32_t* page_missing;
+    uint64_t *there, *free;
+    uint32_t phase;
+  };
+  __device__ __forceinline__ Stage stage_of(int32_t num) const {
+    const auto in = [&](auto& stages, uint64_t* there, uint64_t* free, int32_t count) {
+      const int32_t i = num % count;
+      return Stage{reinterpret_cast<std::byte*>(stages.k[i]),
+                   reinterpret_cast<std::byte*>(stages.v[i]),
+                   &stages.page_missing[i],
+                   &there[i],
+                   &free[i],
+                   static_cast<uint32_t>(num / count & 1)};
+    };
+    if constexpr (kIsE4m3) {
+      return in(shared.codes, shared.codes.there, shared.codes.free, shared.codes.kStages);
+    } else {
+      return in(shared, shared.keys_there, shared.keys_free, S::kStages);
+    }
+  }
+
   // Lane i copies run i of a block's keys, lane kRuns + i run i of its values. Runs that no token
   // sees are skipped.
   __device__ __forceinline__ void bring_keys(const WorkItem& work) {
-    constexpr int kRuns = kKeys / kRun, kNone = -1;
+    constexpr int kRuns = kKeys / kRun, kNone = -1, kRunBytes = kRun * kDim * (kIsE4m3 ? 1 : 2);
     constexpr int kHeld = 32 / kRuns;  // blocks whose pages are looked up together
     static_assert(kHeld >= 2);
     const int32_t* pages = p.page_table + static_cast<int64_t>(work.tile.seq) * p.table_stride;
@@ -164,37 +213,57 @@ struct Producer {
                                    : page * p.page_rows + work.kv_head * p.page_tokens + key -
                                          page_idx * p.page_tokens;
       }
-      const int stage = num_filled % S::kStages;
-      wait_barrier(&shared.keys_free[stage],
-                   static_cast<uint32_t>(num_filled / S::kStages & 1) ^ 1);
+      const Stage to = stage_of(num_filled);
+      wait_barrier(to.free, to.phase ^ 1);
       const uint32_t missing = __ballot_sync(~0u, is_missing != 0) >> held;
       const int32_t from = __shfl_sync(~0u, row, held + run);
       const bool is_mine = lane < 2 * kRuns && from != kNone;
       const auto num_copies = static_cast<uint32_t>(__popc(__ballot_sync(~0u, is_mine)));
       if (lane == 0) {
-        shared.page_missing[stage] = (missing & ((1u << kRuns) - 1)) != 0;
-        expect_bytes(&shared.keys_there[stage], num_copies * kRunBytes);
+        *to.page_missing = (missing & ((1u << kRuns) - 1)) != 0;
+        expect_bytes(to.there, num_copies * kRunBytes);
       }
       __syncwarp();
       if (is_mine) {
-        copy_box((is_value ? shared.v[stage] : shared.k[stage]) + run * kRun * kDim,
-                 is_value ? &p.v_runs : &p.k_runs, 0, from, &shared.keys_there[stage]);
+        copy_box((is_value ? to.v : to.k) + run * kRunBytes, is_value ? &p.v_runs : &p.k_runs, 0,
+                 from, to.there);
       }
     }
   }
 };
 
 // ---- The converters -----------------------------------------------------------------------------
-// One warp for each warpgroup: converts queries to BF16, scaled as the logits, in the tile that the
-// products read. A warpgroup that did this would wait for the stores of its last item.
-template <int kKeys>
-__device__ __forceinline__ void convert_queries(Shared<kKeys>& shared, float scale, int idx,
-                                                int lane) {
-  const float* from = shared.q_raw + idx * kRows * kDim;
-  for (uint32_t turn = 0;; ++turn) {
-    wait_barrier(&shared.raw_there, turn & 1);
-    const bool is_end = shared.items[turn % kItems].num_blocks == 0;
-    uint16_t* to = shared.q[turn % kItems][idx];
+// Warps that turn what was copied into the tiles that the products read: queries into BF16, scaled
+// as the logits, each warp those of a warpgroup (which would wait for the stores of its last item);
+// keys and values in E4M3 into BF16, all warps those of a block.
+template <int kKeys, bool kIsE4m3>
+struct Converter {
+  using S = Shared<kKeys, kIsE4m3>;
+  const PrefillParams& p;
+  S& shared;
+  int idx, lane;
+  int32_t num_widened = 0;  // blocks of keys, over all items
+
+  __device__ __forceinline__ void run() {
+    if (!kIsE4m3 && p.is_q_staged) return;
+    for (uint32_t turn = 0;; ++turn) {
+      const uint32_t slot = turn % kItems;
+      if (p.is_q_staged) {
+        wait_barrier(&shared.item_there[slot], turn / kItems & 1);
+      } else {
+        wait_barrier(&shared.raw_there, turn & 1);
+      }
+      const bool is_end = shared.items[slot].num_blocks == 0;
+      if (!p.is_q_staged) convert_queries(slot, is_end);
+      if (is_end) return;
+      if constexpr (kIsE4m3) widen_keys(shared.items[slot]);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void convert_queries(uint32_t slot, bool is_end) {
+    const float* from = shared.q_raw + idx * kRows * kDim;
+    uint16_t* to = shared.q[slot][idx];
     if (!is_end) {
 #pragma unroll 2
       for (int at = lane; at < kRows * kDim / 8; at += 32) {
@@ -202,10 +271,10 @@ __device__ __forceinline__ void convert_queries(Shared<kKeys>& shared, float sca
         const float4 x = *reinterpret_cast<const float4*>(from + at * 8);
         const float4 y = *reinterpret_cast<const float4*>(from + at * 8 + 4);
         uint4 packed;
-        packed.x = pack_bf16(x.x * scale, x.y * scale);
-        packed.y = pack_bf16(x.z * scale, x.w * scale);
-        packed.z = pack_bf16(y.x * scale, y.y * scale);
-        packed.w = pack_bf16(y.z * scale, y.w * scale);
+        packed.x = pack_bf16(x.x * p.scale_log2, x.y * p.scale_log2);
+        packed.y = pack_bf16(x.z * p.scale_log2, x.w * p.scale_log2);
+        packed.z = pack_bf16(y.x * p.scale_log2, y.y * p.scale_log2);
+        packed.w = pack_bf16(y.z * p.scale_log2, y.w * p.scale_log2);
         *reinterpret_cast<uint4*>(to + row * kDim + (chunk ^ row % 8) * 8) = packed;
       }
       fence_bulk_copies();
@@ -213,11 +282,59 @@ __device__ __forceinline__ void convert_queries(Shared<kKeys>& shared, float sca
     __syncwarp();
     if (lane == 0) {
       arrive_barrier(&shared.raw_free);
-      arrive_barrier(&shared.item_there[turn % kItems]);
+      arrive_barrier(&shared.item_there[slot]);
     }
-    if (is_end) return;
   }
-}
+
+  // Values of keys that no token sees become zeros: their weights are zero, and they may be NaN.
+  __device__ __forceinline__ void widen_keys(const WorkItem& item) {
+    constexpr int kParts = 4, kTileParts = kKeys * kParts;  // of 16 codes; of a row, of a tile
+    const int32_t num_blocks = item.num_blocks;
+    int32_t first_seen = item.seen_from - item.first_key;  // rows of the block
+    int32_t last_seen = last_key_of(item.tile) - item.first_key;
+    for (int32_t block = 0; block < num_blocks; ++block, ++num_widened) {
+      auto& codes = shared.codes;
+      const int from = num_widened % codes.kStages, to = num_widened % S::kStages;
+      wait_barrier(&codes.there[from], static_cast<uint32_t>(num_widened / codes.kStages & 1));
+      wait_barrier(&shared.keys_free[to], static_cast<uint32_t>(num_widened / S::kStages & 1) ^ 1);
+      for (int at = 32 * idx + lane; at < 2 * kTileParts; at += 32 * kConverters) {
+        const bool is_value = at >= kTileParts;
+        const int part = is_value ? at - kTileParts : at, row = part / kParts;
+        uint4 read =
+            *reinterpret_cast<const uint4*>((is_value ? codes.v[from] : codes.k[from]) + 16 * part);
+        if (is_value && (row < first_seen || row > last_seen)) read = {};
+        uint16_t* tile_row = (is_value ? shared.v[to] : shared.k[to]) + row * kDim;
+        const int chunk = part % kParts * 2;
+        store_widened(tile_row + (chunk ^ row % 8) * 8, read.x, read.y);
+        store_widened(tile_row + (chunk + 1 ^ row % 8) * 8, read.z, read.w);
+      }
+      fence_bulk_copies();
+      __syncwarp();
+      if (lane == 0) {
+        if (idx == 0) shared.page_missing[to] = codes.page_missing[from];
+        arrive_barrier(&codes.free[from]);
+        arrive_barrier(&shared.keys_there[to]);
+      }
+      first_seen -= kKeys, last_seen -= kKeys;
+    }
+  }
+  static __device__ __forceinline__ void store_widened(uint16_t* to, uint32_t x, uint32_t y) {
+    uint32_t pairs[4];  // FP16
+    widen_e4m3(x, pairs[0], pairs[1]);
+    widen_e4m3(y, pairs[2], pairs[3]);
+    uint4 packed;
+    packed.x = half_to_bf16(pairs[0]), packed.y = half_to_bf16(pairs[1]);
+    packed.z = half_to_bf16(pairs[2]), packed.w = half_to_bf16(pairs[3]);
+    *reinterpret_cast<uint4*>(to) = packed;
+  }
+  static __device__ __forceinline__ uint32_t half_to_bf16(uint32_t pair) {
+    float low, high;
+    asm("{.reg .b16 l, h; mov.b32 {l, h}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h;}"
+        : "=f"(low), "=f"(high)
+        : "r"(pair));
+    return pack_bf16(low, high);
+  }
+};
 
 // ---- A warpgroup's rows -------------------------------------------------------------------------
 // The two rows that a lane shares with three others: r = 0 is row lane / 4 of the warp's 16, r = 1

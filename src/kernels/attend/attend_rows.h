@@ -37,6 +37,9 @@ const char* attend_plain_cuda_refuses(const AttendParams& params);
 void attend_bf16_prefill_wgmma_sm90(const AttendParams& params);
 /// The same shapes. A token's result is the same for any batch and any chunks.
 void attend_bf16_ordered_wgmma_sm90(const AttendParams& params);
+/// The same two for a cache in F8E4M3, whose codes a block widens to BF16.
+void attend_e4m3_prefill_wgmma_sm90(const AttendParams& params);
+void attend_e4m3_ordered_wgmma_sm90(const AttendParams& params);
 double attend_prefill_sm90_cost(const AttendParams& params);
 /// The same shapes and the same promise, with mma.sync, on every device.
 void attend_bf16_ordered_mma_cuda(const AttendParams& params);

@@ -53,9 +53,12 @@ const char* split_refuses(const AttendParams& params) {
   const char* why = refuses_staged(params);
   return why != nullptr ? why : attend_split_cuda_refuses(params);
 }
+template <DType kCache>
 const char* prefill_refuses(const AttendParams& params) {
-  const char* why = refuses_staged(params);
-  return why != nullptr ? why : attend_prefill_refuses(params);
+  if (const char* why = refuses_staged(params)) return why;
+  if (params.kv.dtype != kCache)
+    return kCache == DType::kBF16 ? "the cache is not BF16" : "the cache is not F8E4M3";
+  return attend_prefill_refuses(params);
 }
 const char* plain_refuses(const AttendParams& params) {
   const char* why = refuses_shape(params);
@@ -141,6 +144,7 @@ constexpr Row<AttendParams> flash_row(const char* name, Features needs, const Fl
 
 #if MOXIE_HAS_CUDA
 // What our rows for many tokens share.
+template <DType kCache = DType::kBF16>
 constexpr Row<AttendParams> prefill_row(const char* name, Features needs, const char* limits,
                                         double (*predict_us)(const AttendParams&,
                                                              const DeviceRates&),
@@ -149,14 +153,17 @@ constexpr Row<AttendParams> prefill_row(const char* name, Features needs, const 
       .name = name,
       .device = DeviceKind::kCuda,
       .needs = needs,
-      .supports = "BF16 cache; head size 64, 8 heads a KV head, pages of a multiple of 16 tokens",
+      .supports =
+          kCache == DType::kBF16
+              ? "BF16 cache; head size 64, 8 heads a KV head, pages of a multiple of 16 tokens"
+              : "F8E4M3 cache; head size 64, 8 heads a KV head, pages of a multiple of 16 tokens",
       .limits = limits,
       .ran_on = needs == kSm90a ? "H200" : kRanAnyCuda,
       .layout = PackedLayout::kFragment16x32,
       .forms = {.x = kAnyX,
                 .q = {QForm::kF32, QForm::kBf16Staged},
                 .a = {AForm::kF32, AForm::kBf16Staged}},
-      .refuses = prefill_refuses,
+      .refuses = prefill_refuses<kCache>,
       .predict_us = predict_us,
       .workspace = attend_prefill_workspace,
       .run = run};
@@ -214,6 +221,12 @@ const Row<AttendParams> kRows[] = {
     in_order(prefill_row("attend_bf16_ordered_wgmma_sm90", kSm90a, kOrderedLimits,
                          beside_split_us<attend_ordered_sm90_cost>,
                          attend_bf16_ordered_wgmma_sm90)),
+    prefill_row<DType::kF8E4M3>("attend_e4m3_prefill_wgmma_sm90", kSm90a, kPrefillLimits,
+                                beside_split_us<attend_prefill_sm90_cost>,
+                                attend_e4m3_prefill_wgmma_sm90),
+    in_order(prefill_row<DType::kF8E4M3>("attend_e4m3_ordered_wgmma_sm90", kSm90a, kOrderedLimits,
+                                         beside_split_us<attend_ordered_sm90_cost>,
+                                         attend_e4m3_ordered_wgmma_sm90)),
     in_order(prefill_row("attend_bf16_ordered_mma_cuda", kCudaAny, kOrderedLimits,
                          beside_split_us<attend_ordered_mma_cost>, attend_bf16_ordered_mma_cuda)),
 #ifdef MOXIE_HAS_FLASHINFER
