@@ -64,7 +64,7 @@ void run_experts(const char* row, const ExpertsParams& p) {
             row, p, memory, gate_up_task(p, memory, kScale, kRaise), kScale);
       };
       if constexpr (has_widths(kColumns)) {
-        launch.template operator()<48, 64, 80, 96>();
+        launch.template operator()<32, 48, 64, 80, 96>();
       } else {
         launch.template operator()<kColumns>();
       }
