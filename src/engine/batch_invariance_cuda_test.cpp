@@ -71,7 +71,7 @@ TEST_F(BatchInvarianceCuda, WithoutTheSwitchTheyAreNot) {
       << "the comparison would not see a difference";
 }
 
-// Each row that says so, forced.
+// Each row that says so, forced; those of attention with both caches.
 TEST_F(BatchInvarianceCuda, EveryRowThatSaysSoIs) {
   testing::RowRuns runs;
   const BatchInvarianceCase c{.num_watched = 2, .length = 300, .max_others = 100, .num_rounds = 2};
@@ -83,17 +83,22 @@ TEST_F(BatchInvarianceCuda, EveryRowThatSaysSoIs) {
         runs.cannot_run(row.name, missing);
         continue;
       }
-      auto engine = load({.model = four_layers(),
-                          .kernels = {std::string(table.op->name) + "=" + row.name},
-                          .batch_invariant = "on"},
-                         c);
-      if (!engine) {
-        runs.refused(row.name, engine.error().message());
-        continue;
+      std::vector<std::string> caches = {"bf16"};
+      if (table.op == &Op<AttendParams>::info) caches.push_back("fp8_e4m3");
+      for (const std::string& cache : caches) {
+        auto engine = load({.model = four_layers(),
+                            .kernels = {std::string(table.op->name) + "=" + row.name},
+                            .kv_dtype = cache,
+                            .batch_invariant = "on"},
+                           c);
+        if (!engine) {
+          runs.refused(row.name, engine.error().message());
+          continue;
+        }
+        runs.ran(row.name);
+        const auto found = compare_with_alone(**engine, c);
+        EXPECT_EQ(found.num_differ, 0) << row.name << ", cache " << cache << ": " << found.first;
       }
-      runs.ran(row.name);
-      const auto found = compare_with_alone(**engine, c);
-      EXPECT_EQ(found.num_differ, 0) << row.name << ": " << found.first;
     }
   }
 }
