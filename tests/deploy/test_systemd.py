@@ -92,7 +92,15 @@ def test_the_server_runs_with_the_units_settings(tmp_path):
                if line and not line.startswith("#"))
     assert settings("moxie.service")["MemoryDenyWriteExecute"] == ["yes"]
     port = free_port()
-    env |= {"MOXIE_PORT": str(port), "MOXIE_DRAIN_TIMEOUT": "5", "MOXIE_THREADS": "1"}
+    env |= {"MOXIE_PORT": str(port), "MOXIE_DRAIN_TIMEOUT": "5", "MOXIE_THREADS": "1", "HOME": "/"}
+    # The folders that the unit names, below one that this user may write to, as StateDirectory makes it.
+    state = tmp_path / "state"
+    state.mkdir(mode=0o755)
+    os.chown(state, 65534, 65534)
+    for variable in settings("moxie.service")["Environment"]:
+        name, _, folder = variable.partition("=")
+        assert folder.startswith("/var/lib/moxie/"), "what the unit writes belongs into its StateDirectory"
+        env[name] = folder.replace("/var/lib/moxie", str(state))
     binary = tmp_path / "moxie"
     shutil.copy(os.environ["MOXIE_BINARY"], binary)
     for folder in (tmp_path, *tmp_path.parents):
@@ -103,6 +111,7 @@ def test_the_server_runs_with_the_units_settings(tmp_path):
                  cwd="/") as server:
         wait_for(lambda: server.get("/readyz").status == 200, "the server", process=server)
         assert '"choices"' in server.post("/v1/completions", {"prompt": "17 + 25 ="}).text
+        assert (state / "cache/moxie/self-test.json").is_file(), "the next start would test again"
         pid = server.process.pid
         status = pathlib.Path(f"/proc/{pid}/status").read_text()
         assert re.search(r"^NoNewPrivs:\t1$", status, re.M) and re.search(r"^CapBnd:\t0+$", status, re.M)
