@@ -360,10 +360,14 @@ Result<RegexPtr> resolve(const RegexPtr& regex, RegexMode mode, bool begun, bool
 
 int64_t weight(const RegexPtr& regex) {
   constexpr int64_t kMany = int64_t{1} << 40;
-  int64_t sum = regex->parts.empty() ? 1 : 0;
+  // Anchors are no characters. What is repeated counts as one at least, so that repeats of anchors
+  // are bounded too.
+  const bool is_anchor = regex->kind == Kind::kBegin || regex->kind == Kind::kEnd;
+  int64_t sum = regex->parts.empty() && !is_anchor ? 1 : 0;
   for (const RegexPtr& part : regex->parts) sum = std::min(kMany, sum + weight(part));
   if (regex->kind == Kind::kRepeat) {
-    sum = std::min(kMany, sum * std::max<int64_t>({1, regex->min, regex->max}));
+    const int64_t times = std::max<int64_t>({1, regex->min, regex->max});
+    sum = std::min(kMany, std::max<int64_t>(1, sum) * times);
   }
   return sum;
 }

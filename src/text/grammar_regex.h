@@ -54,7 +54,7 @@ LengthRange length_range(const RegexPtr& resolved);
 /// (one repeated class, all else of fixed length); else none.
 std::optional<RegexPtr> with_length(const RegexPtr& resolved, int64_t min, int64_t max);
 
-/// The number of copies of atoms that a tree expands to, saturating.
+/// The number of copies of atoms, anchors left out, that a tree expands to, saturating.
 int64_t weight(const RegexPtr& regex);
 
 /// Whether a resolved tree admits `text`.

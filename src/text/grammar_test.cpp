@@ -411,6 +411,18 @@ TEST(Grammar, LengthsBindPatternsToo) {
   }
 }
 
+TEST(Grammar, AnchorsCountNothingOfWhatPatternsMayRepeat) {
+  const auto compiles = [](const std::string& pattern) {
+    const nlohmann::json schema = {{"type", "string"}, {"pattern", pattern}};
+    return byte_compiler().compile({.text = schema.dump()}, "f").has_value();
+  };
+  EXPECT_TRUE(compiles("^[^a]{1,20000}$"));
+  EXPECT_TRUE(compiles("^[a-z]{20000}$"));
+  EXPECT_FALSE(compiles("^[^a]{1,20001}$"));
+  EXPECT_FALSE(compiles("^[a-z]{20000}x$"));
+  EXPECT_FALSE(compiles("((((^{9999}){9999}){9999}){9999})a"));
+}
+
 TEST(Grammar, RegexChoiceAndEbnfBindTheWholeText) {
   const Bytes regex(Source{.kind = Source::Kind::kRegex, .text = "[0-9]{3}(-[a-z]+)?"});
   EXPECT_TRUE(regex.admits("123-ab"));
