@@ -307,7 +307,7 @@ Fields<MessagesRequest> make_fields() {
   f.field("messages", {{"type", "array"}, {"items", {{"type", "object"}}}}, read_anthropic_messages,
           "text, tool_use, tool_result and thinking blocks", true);
   f.integer("max_tokens", &GenerationFields::max_tokens, 1, INT32_MAX,
-            "of the answer, thinking included; required");
+            "of the answer, thinking included");
   f.field("system", {{"anyOf", {{{"type", "string"}}, {{"type", "array"}}}}}, read_system,
           "instructions");
   f.number("temperature", &GenerationFields::temperature, 0, 1, "0 is greedy");

@@ -61,7 +61,9 @@ Json operation(const Route& route) {
         {"content", {{"application/json", {{"schema", body_schema(route.fields())}}}}}};
   }
   operation["security"] =
-      route.use <= Route::kPage ? Json::array() : Json::array({{{"bearer", Json::array()}}});
+      route.use <= Route::kPage
+          ? Json::array()
+          : Json::array({{{"bearer", Json::array()}}, {{"x-api-key", Json::array()}}});
   return operation;
 }
 
@@ -95,7 +97,9 @@ Json make_document() {
           {"paths", std::move(paths)},
           {"components",
            {{"schemas", {{"Error", error}, {"AnthropicError", anthropic}}},
-            {"securitySchemes", {{"bearer", {{"type", "http"}, {"scheme", "bearer"}}}}}}}};
+            {"securitySchemes",
+             {{"bearer", {{"type", "http"}, {"scheme", "bearer"}}},
+              {"x-api-key", {{"type", "apiKey"}, {"in", "header"}, {"name", "x-api-key"}}}}}}}};
 }
 
 }  // namespace

@@ -65,7 +65,8 @@ Api<harmony::ReasoningEffort> read_effort(const Json& value, const std::string& 
   if (const auto effort = harmony::effort_from_name(*name)) return *effort;
   return invalid(param,
                  "Invalid value for '" + param +
-                     "': expected one of 'none', 'minimal', 'low', 'medium', 'high' or 'xhigh'.",
+                     "': expected one of 'none', 'minimal', 'low', 'medium', 'high', 'xhigh' or "
+                     "'max'.",
                  "invalid_value");
 }
 
@@ -82,14 +83,14 @@ ApiStatus read_reasoning_effort(const Json& reasoning, ChatRequest& request) {
 void add_reasoning_fields(Fields<ChatRequest>& f) {
   f.field(
       "reasoning_effort",
-      {{"type", "string"}, {"enum", {"none", "minimal", "low", "medium", "high", "xhigh"}}},
+      {{"type", "string"}, {"enum", {"none", "minimal", "low", "medium", "high", "xhigh", "max"}}},
       [](const Json& value, ChatRequest& request) -> ApiStatus {
         auto effort = read_effort(value, "reasoning_effort");
         if (!effort) return tl::unexpected(effort.error());
         request.effort = *effort;
         return {};
       },
-      "how much to think; none and minimal are low, xhigh is high: the model knows three");
+      "how much to think; none and minimal are low, xhigh and max are high: the model knows three");
   f.field("reasoning", {{"type", "object"}}, read_reasoning, "{effort, exclude}");
   f.toggle("include_reasoning", &ChatRequest::include_reasoning,
            "false leaves the reasoning out of the answer");

@@ -299,7 +299,7 @@ Fields<ChatRequest> make_chat_fields() {
   f.integer("max_tokens", &GenerationFields::max_tokens, 1, kMaxTokens,
             "of the answer, reasoning included; the older name, which gives way to the newer");
   f.field(
-      "max_completion_tokens", {{"type", "integer"}, {"minimum", 1}},
+      "max_completion_tokens", {{"type", "integer"}, {"minimum", 1}, {"maximum", kMaxTokens}},
       [](const Json& value, ChatRequest& request) -> ApiStatus {
         auto count = read_integer(value, "max_completion_tokens", 1, kMaxTokens);
         if (!count) return tl::unexpected(count.error());
@@ -400,7 +400,7 @@ Fields<CompletionRequest> make_completion_fields() {
   f.toggle("skip_special_tokens", &GenerationFields::skip_special_tokens,
            "control tokens add no text");
   f.field(
-      "truncate_prompt_tokens", {{"type", "integer"}, {"minimum", -1}},
+      "truncate_prompt_tokens", {{"type", "integer"}, {"minimum", -1}, {"maximum", kMaxTokens}},
       [](const Json& value, CompletionRequest& request) -> ApiStatus {
         auto count = read_integer(value, "truncate_prompt_tokens", -1, kMaxTokens);
         if (!count) return tl::unexpected(count.error());

@@ -1,6 +1,7 @@
 // The table of routes.
 #include "server/routes.h"
 
+#include <algorithm>
 #include <array>
 
 #include "server/anthropic.h"
@@ -13,13 +14,27 @@ std::vector<FieldInfo> chat_body() { return chat_fields().describe(); }
 std::vector<FieldInfo> completion_body() { return completion_fields().describe(); }
 std::vector<FieldInfo> detokenize_body() { return detokenize_fields().describe(); }
 std::vector<FieldInfo> response_body() { return response_fields().describe(); }
-std::vector<FieldInfo> message_body() { return message_fields().describe(); }
+std::vector<FieldInfo> counted_message_body() { return message_fields().describe(); }
+// What is answered needs max_tokens, what is counted does not.
+std::vector<FieldInfo> message_body() {
+  std::vector<FieldInfo> list = counted_message_body();
+  for (FieldInfo& field : list) {
+    if (field.name == "max_tokens") field.required = true;
+  }
+  return list;
+}
 std::vector<FieldInfo> tokenize_body() {
-  return {{"model", "the served model's name", {{"type", "string"}}},
-          {"prompt", "a text; or messages", {{"type", "string"}}},
-          {"messages", "a conversation, with the fields of a chat", {{"type", "array"}}},
-          {"add_special_tokens", "without effect: none are added", {{"type", "boolean"}}},
-          {"return_token_strs", "the tokens' texts too", {{"type", "boolean"}}}};
+  std::vector<FieldInfo> list = {
+      {"model", "the served model's name", {{"type", "string"}}},
+      {"prompt", "a text, without messages and the fields of a chat", {{"type", "string"}}},
+      {"messages", "a conversation, with the fields of a chat", {{"type", "array"}}},
+      {"add_special_tokens", "without effect: none are added", {{"type", "boolean"}}},
+      {"return_token_strs", "the tokens' texts too", {{"type", "boolean"}}}};
+  for (FieldInfo& field : chat_body()) {
+    if (std::ranges::find(list, field.name, &FieldInfo::name) == list.end())
+      list.push_back(std::move(field));
+  }
+  return list;
 }
 
 std::vector<FieldInfo> response_query() {
@@ -106,7 +121,7 @@ const std::array kRoutes = {
     Route{"POST", "/v1/messages/render", "the prompt of a conversation", handle_message_render,
           Route::kWork, kAnthropic, message_body},
     Route{"POST", "/v1/messages/count_tokens", "tokens of its prompt", handle_count_tokens,
-          Route::kWork, kAnthropic, message_body},
+          Route::kWork, kAnthropic, counted_message_body},
     Route{"POST", "/tokenize", "a text's or conversation's tokens", handle_tokenize, Route::kWork,
           kOpenAi, tokenize_body},
     Route{"POST", "/detokenize", "the text of tokens", handle_detokenize, Route::kWork, kOpenAi,

@@ -226,6 +226,13 @@ def test_banner_is_short_and_its_curl_line_works(server):
     assert "42" in answer["choices"][0]["message"]["content"]
 
 
+USER = {"role": "user", "content": "x"}
+
+
+def schema_of(document, path):
+    return document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+
+
 def test_openapi_document_is_complete_and_true(server):
     document = server.get("/openapi.json").json()
     assert document["openapi"].startswith("3.1")
@@ -244,8 +251,7 @@ def test_openapi_document_is_complete_and_true(server):
         for part in reference.strip("/").split("/"):
             at = at[part]
     # What the schema of a field says is what the server does.
-    chat = document["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"][
-        "application/json"]["schema"]
+    chat = schema_of(document, "/v1/chat/completions")
     checked = 0
     for name, field in chat["properties"].items():
         base = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
@@ -265,6 +271,26 @@ def test_openapi_document_is_complete_and_true(server):
             assert refused.json()["error"]["code"] == "unsupported_parameter", name
             checked += 1
     assert checked > 40
+    # What is required is asked for, and what is not required is not.
+    for path, body in (("/v1/messages", {"model": "moxie-embedded", "messages": [USER], "max_tokens": 1}),
+                       ("/v1/messages/render", {"model": "moxie-embedded", "messages": [USER], "max_tokens": 1}),
+                       ("/v1/messages/count_tokens", {"model": "moxie-embedded", "messages": [USER]}),
+                       ("/v1/chat/completions/render", {"messages": [USER]}),
+                       ("/v1/completions/render", {"prompt": "x"}), ("/v1/responses/render", {"input": "x"})):
+        required = schema_of(document, path)["required"]
+        assert set(required) == set(body), path
+        assert server.post(path, body).status == 200, path
+        for name in required:
+            short = server.post(path, {key: value for key, value in body.items() if key != name})
+            assert short.status == 400 and "Missing required" in short.json()["error"]["message"], (path, name)
+    # Words and counts that the schema names are taken; of /tokenize, all fields of a chat.
+    for effort in chat["properties"]["reasoning_effort"]["enum"]:
+        assert server.post("/v1/chat/completions/render", {"messages": [USER], "reasoning_effort": effort}
+                           ).status == 200, effort
+    said = server.post("/v1/chat/completions", {"messages": [USER], "reasoning_effort": "x"}).json()
+    for effort in chat["properties"]["reasoning_effort"]["enum"]:
+        assert f"'{effort}'" in said["error"]["message"]
+    assert set(chat["properties"]) < set(schema_of(document, "/tokenize")["properties"])
     unknown = server.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}],
                                                    "temprature": 1})
     assert unknown.status == 400
