@@ -261,9 +261,9 @@ void add_generation_fields(Fields<T>& f) {
   f.refused("guided_whitespace_pattern", Json(),
             "white space is as docs/structured-output.md says");
   f.refused("structural_tag", Json(), "use tools, or structured_outputs");
-  f.refused("kv_transfer_params", Json(), "there is one instance");
-  f.refused("ec_transfer_params", Json(), "there is one instance");
-  f.refused("vllm_xargs", Json(), "none is known");
+  f.refused("kv_transfer_params", Json::object(), "there is one instance");
+  f.refused("ec_transfer_params", Json::object(), "there is one instance");
+  f.refused("vllm_xargs", Json::object(), "none is known");
   f.refused("routed_experts_prompt_start", 0, "routing is not returned");
   f.refused("return_hidden_states", false, "hidden states are not returned");
   f.refused("return_token_offsets", false, "use return_token_strs of /tokenize");
@@ -333,13 +333,13 @@ Fields<ChatRequest> make_chat_fields() {
   f.refused("add_special_tokens", false, "the conversation format decides");
   f.refused("echo", false, "use /v1/completions");
   f.refused("chat_template", Json(), "the conversation format is built in");
-  f.refused("documents", Json(), "put them into a message");
+  f.refused("documents", Json::array(), "put them into a message");
   f.refused("audio", Json(), "this model writes text");
   f.refused("web_search_options", Json(), "there is no such tool here");
   f.refused("functions", Json(), "use tools");
   f.refused("function_call", Json(), "use tool_choice");
-  f.refused("mm_processor_kwargs", Json(), "this model reads text");
-  f.refused("media_io_kwargs", Json(), "this model reads text");
+  f.refused("mm_processor_kwargs", Json::object(), "this model reads text");
+  f.refused("media_io_kwargs", Json::object(), "this model reads text");
   f.refused("truncate_prompt_tokens", Json(), "it would cut the conversation's format");
   f.refused("truncation_side", Json(), "it belongs to truncate_prompt_tokens");
   f.refused("return_prompt_text", false, "use /v1/chat/completions/render");

@@ -256,11 +256,11 @@ Fields<ResponseRequest> make_fields() {
   f.refused("context_management", Json(), "send the items that shall count");
   f.refused("access_programs", Json(), "there are none");
   f.refused("image", Json(), "this model reads text");
-  f.refused("mm_processor_kwargs", Json(), "this model reads text");
+  f.refused("mm_processor_kwargs", Json::object(), "this model reads text");
   f.refused("previous_response", Json(), "use previous_response_id, or send the items");
   f.refused("previous_input_messages", Json(), "use previous_response_id, or send the items");
   f.refused("enable_response_messages", false, "use /v1/chat/completions/render");
-  f.refused("vllm_xargs", Json(), "none is known");
+  f.refused("vllm_xargs", Json::object(), "none is known");
   return f;
 }
 

@@ -123,6 +123,11 @@ TEST(RequestTest, ValuesThatRoutersAddAskForNothing) {
   EXPECT_TRUE(request->separate_reasoning && request->stream_reasoning);
   EXPECT_TRUE(read_completion_request(*parse_body("{\"prompt\": \"x\", " + both + "}")));
   EXPECT_EQ(chat(R"("return_hidden_states": true)").error().param, "return_hidden_states");
+  EXPECT_TRUE(chat(R"("documents": [], "vllm_xargs": {}, "kv_transfer_params": {})"));
+  EXPECT_TRUE(
+      chat(R"("ec_transfer_params": {}, "media_io_kwargs": {}, "mm_processor_kwargs": {})"));
+  EXPECT_EQ(chat(R"("vllm_xargs": {"a": 1})").error().param, "vllm_xargs");
+  EXPECT_EQ(chat(R"("documents": [{}])").error().param, "documents");
   // Either name of one wish counts, whatever the other says.
   EXPECT_TRUE(chat(R"("no_stop_trim": true, "include_stop_str_in_output": false)")->keeps_stop());
   EXPECT_TRUE(chat(R"("include_stop_str_in_output": true, "no_stop_trim": false)")->keeps_stop());
