@@ -224,6 +224,9 @@ TEST(SpeculationCliTest, BenchSimulatesAcceptanceAndSaysSo) {
     EXPECT_NE(result.err.find(why), std::string::npos) << result.err;
   }
   EXPECT_EQ(moxie({"bench", "--spec-acceptance", "0.5"}).exit_code, 2);
+  const Json phase = json_of(moxie({"profile", "-p", "0", "-n", "20", "-r", "1", "--json", "--spec",
+                                    "ngram", "--spec-acceptance", "0.9"}))["phases"][0];
+  EXPECT_EQ(phase["acceptance"], "simulated");
   // Nobody but bench and profile may simulate.
   EXPECT_EQ(moxie({"run", "hi", "--spec", "ngram", "--spec-acceptance", "0.5"}).exit_code, 2);
 }

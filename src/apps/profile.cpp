@@ -89,16 +89,16 @@ void print_gates(const std::vector<Gate>& gates) {
   fmt::print("\n");
 }
 
-void print_phase(const PhaseProfile& phase, int32_t num_top) {
+void print_phase(const PhaseProfile& phase, int32_t num_top, bool is_simulated) {
   print_header(phase);
   print_parts("category", phase.unit(), phase.categories);
   fmt::print("\n");
   print_parts("step", phase.unit(), phase.steps);
   if (!phase.by_drafts.empty()) {
     fmt::print(
-        "\n| drafts               | {:>12} |  of time |  launches |\n"
+        "\n| {:<20} | {:>12} |  of time |  launches |\n"
         "|----------------------|-------------:|---------:|----------:|\n",
-        fmt::format("us/{}", phase.unit()));
+        is_simulated ? "drafts, simulated" : "drafts", fmt::format("us/{}", phase.unit()));
     for (const TimePart& part : phase.by_drafts) {
       fmt::print("| {:<20} | {:>12.2f} | {:>7.1f}% | {:>9.2f} |\n", part.name, part.us,
                  100 * part.share_of_time, part.launches);
@@ -193,10 +193,12 @@ void add_phase(const PhaseProfile& phase, const SelfTestUse& test, Record* recor
   add_rows(phase.rows, name, test, record);
 }
 
-Json phases_json(const std::vector<PhaseProfile>& phases) {
+Json phases_json(const std::vector<PhaseProfile>& phases, bool is_simulated) {
   Json list = Json::array();
   for (const PhaseProfile& phase : phases) {
     list.push_back(to_json(phase));
+    if (!phase.by_drafts.empty())
+      list.back()["acceptance"] = is_simulated ? "simulated" : "compared";
     list.back()["rows"] = kernels_json(phase.rows);
   }
   return list;
@@ -247,7 +249,8 @@ int run(ProfileFlags& o, const Flags& flags) {
   auto phases = run_profile(**engine, *tests, o.bench.repetitions, *limits, *recorder);
   if (!phases) return report(phases.error());
   for (const PhaseProfile& phase : *phases) add_phase(phase, (*engine)->self_test(), &record);
-  record.details = json_text(Json{{"phases", phases_json(*phases)}});
+  const bool is_simulated = !o.bench.engine.speculation.acceptance.empty();
+  record.details = json_text(Json{{"phases", phases_json(*phases, is_simulated)}});
   watch.finish(&record);
   keeper->keep_so_far(record);
   std::string why_not;
@@ -259,7 +262,7 @@ int run(ProfileFlags& o, const Flags& flags) {
   const Json document = {{"machine", moxie::to_json(*limits)},
                          {"model", model_json(**engine)},
                          {"startup", startup_json((*engine)->timeline())},
-                         {"phases", phases_json(*phases)},
+                         {"phases", phases_json(*phases, is_simulated)},
                          {"shared_experts", *shared ? moxie::to_json(**shared) : Json()},
                          {"record", moxie::to_json(record)}};
   if (!o.bench.report.empty()) {
@@ -272,7 +275,7 @@ int run(ProfileFlags& o, const Flags& flags) {
   }
   print_limits(*limits);
   if (o.bench.verbose) print_startup((*engine)->timeline());
-  for (const PhaseProfile& phase : *phases) print_phase(phase, o.num_top);
+  for (const PhaseProfile& phase : *phases) print_phase(phase, o.num_top, is_simulated);
   if (*shared) {
     print_shared(**shared);
   } else {
