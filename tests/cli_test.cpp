@@ -38,8 +38,9 @@ TEST_F(CliTest, UnknownCommandsAreNamedWithTheNearest) {
 
 TEST_F(CliTest, EveryCommandHasHelpWithAnExample) {
   for (const std::string command :
-       {"run", "chat", "score", "tokenize", "detokenize", "inspect", "kernels", "plan", "doctor",
-        "bench", "profile", "pull", "eval", "validate", "tune"}) {
+       {"run",  "chat",   "score",  "tokenize", "detokenize", "inspect",     "kernels",
+        "plan", "doctor", "bench",  "profile",  "pull",       "eval",        "validate",
+        "tune", "serve",  "matrix", "harmony",  "op",         "completions", "man"}) {
     const auto help = moxie({command, "--help"});
     EXPECT_EQ(help.exit_code, 0) << command;
     EXPECT_NE(help.out.find("Example:"), std::string::npos) << command;

@@ -341,6 +341,7 @@ Command completions_command(const std::vector<Command>* commands) {
   return {
       .name = "completions",
       .summary = "Scripts with which shells complete commands, switches and models",
+      .example = "source <(moxie completions bash)",
       .subcommands = {shell_command("bash", "source <(moxie completions bash)",
                                     [=] { return bash_script(switches_of(*commands)); }),
                       shell_command("zsh", "source <(moxie completions zsh)",

@@ -81,6 +81,7 @@ Command parse_command() {
 Command harmony_command() {
   return {.name = "harmony",
           .summary = "Render and parse the harmony format",
+          .example = "moxie harmony render --for completion < conversation.json",
           .subcommands = {render_command(), parse_command()}};
 }
 

@@ -180,6 +180,7 @@ Result<MoeFp8Runner> open_runner(const OpDevice& o) {
 Command op_command() {
   return {.name = "op",
           .summary = "Run, time and judge operations outside of a model",
+          .example = "moxie op bench moe_fp8_block_scale -T 1,7,32 --local-experts 8",
           .subcommands = {list_command(), op_run_command(), op_bench_command(), op_trace_command(),
                           make_tree_command()}};
 }
