@@ -145,6 +145,9 @@ Status ServeFlags::complete(const Flags& flags) {
       return fail("two names of one switch", std::string(flag) + ", " + other, "give one of them");
     }
   }
+  if (http.ssl_certificate.empty() != http.ssl_key.empty()) {
+    return fail("both are needed, or none", "--ssl-cert, --ssl-key");
+  }
   if (!kv_memory.empty()) {
     auto bytes = parse_bytes(kv_memory, "--kv-cache-memory");
     if (!bytes) return fail(std::move(bytes.error()));

@@ -564,6 +564,7 @@ def test_a_hangup_without_a_certificate_changes_nothing():
 
 @pytest.mark.parametrize("flags, words", [
     (("--ssl-cert", "a", "--ssl-certfile", "b"), ("--ssl-cert", "--ssl-certfile")),
+    (("--ssl-cert", "a"), ("--ssl-cert", "--ssl-key", "both are needed")),
     (("--reasoning-field", "thoughts"), ("--reasoning-field", "reasoning_content")),
     (("--metrics-without-key", "yes"), ("--metrics-without-key", "on")),
     (("--drain-delay", "-1"), ("--drain-delay", "0")),
