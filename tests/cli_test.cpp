@@ -315,6 +315,15 @@ TEST_F(CliTest, ScoreWritesLogitsAsSafetensors) {
   EXPECT_NEAR(scores["nll"][0][0].get<double>(), std::log(sum) - row[2], 1e-4);
 }
 
+TEST_F(CliTest, ScoreOfNothingHasNoPerplexity) {
+  const Json scores =
+      json_of(moxie({"score", "--model", kNano, "--ids", "1", "--record", at("record.json")}));
+  EXPECT_EQ(scores["num_scored"], 0);
+  EXPECT_TRUE(scores["mean_nll"].is_null() && scores["perplexity"].is_null());
+  for (const Json& series : Json::parse(slurp(at("record.json")))["results"])
+    EXPECT_TRUE(series["samples"].empty()) << series["name"];
+}
+
 TEST_F(CliTest, BadIdsAreErrorsNotCrashes) {
   for (const std::string ids : {"512", "1,100000"}) {
     const auto result = moxie({"score", "--model", kNano, "--ids", ids + ",1"});

@@ -64,7 +64,9 @@ std::string name_of(const std::vector<std::vector<int32_t>>& lists) {
 }
 
 // The record of a run: values that are computed, not timed.
-Record make_record(Engine& engine, const Flags& flags, std::vector<double> nll, double perplexity) {
+Record make_record(Engine& engine, const Flags& flags, std::vector<double> nll) {
+  std::vector<double> perplexity;
+  if (!nll.empty()) perplexity.push_back(std::exp(mean(nll)));
   // Nothing is timed, so nothing is measured of the machine.
   const MachineLimits limits{.cpu = make_cpu_device(1)->properties().name};
   Record record = record_of("score", engine, limits, flags);
@@ -77,7 +79,7 @@ Record make_record(Engine& engine, const Flags& flags, std::vector<double> nll, 
                             .is_exact = true});
   record.results.push_back({.name = "perplexity",
                             .unit = "",
-                            .samples = {perplexity},
+                            .samples = std::move(perplexity),
                             .better = Better::kLower,
                             .is_exact = true});
   add_rows(engine.kernels().counts(), "", engine.self_test(), &record);
@@ -164,15 +166,17 @@ int run(ScoreFlags& o, const Flags& flags) {
   if (!o.logits.empty()) {
     if (auto status = write_safetensors(o.logits, tensors); !status) return report(status.error());
   }
+  // Of lists of one id nothing is predicted.
+  const bool has_scores = !all_nll.empty();
   const double mean_nll = mean(all_nll);
   print_document(Json{{"nll", nll},
-                      {"mean_nll", mean_nll},
-                      {"perplexity", std::exp(mean_nll)},
+                      {"mean_nll", has_scores ? Json(mean_nll) : Json()},
+                      {"perplexity", has_scores ? Json(std::exp(mean_nll)) : Json()},
                       {"num_scored", all_nll.size()},
                       {"kernels", kernels_json((*engine)->kernels().counts())}},
                  -1);
   if (!keeper->is_asked()) return kExitDone;
-  Record record = make_record(**engine, flags, std::move(all_nll), std::exp(mean_nll));
+  Record record = make_record(**engine, flags, std::move(all_nll));
   record.workload.sampling = name_of(lists);
   watch.finish(&record);
   return keep_and_exit(*keeper, record, kExitDone);
