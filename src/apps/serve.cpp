@@ -15,6 +15,7 @@
 #include "apps/ranks.h"
 #include "apps/serve_status.h"
 #include "apps/speculation_flags.h"
+#include "core/bytes.h"
 #include "engine/parallel.h"
 #include "engine/service.h"
 #include "engine/tokenizer_source.h"
@@ -217,12 +218,22 @@ struct Running {
   std::unique_ptr<Service> service;
 };
 
+// The cache holds a sequence of --max-model-len at the least, whatever was asked for.
+void say_if_raised(uint64_t asked, const Engine& e) {
+  if (asked == 0 || e.kv().bytes() <= asked) return;
+  log_warn(
+      fmt::format("--kv-cache-memory {}: the cache takes {}, the least that holds a sequence "
+                  "of --max-model-len {}",
+                  format_bytes(asked), format_bytes(e.kv().bytes()), e.options().max_model_len));
+}
+
 Result<ServedModel> load(const ServeFlags& o, App& app, KvEventPublisher* events,
                          Running* running) {
   auto engine = Engine::load(o.engine);
   if (!engine) return fail(std::move(engine.error()));
   running->engine = std::move(*engine);
   Engine& e = *running->engine;
+  if (!o.kv_memory.empty()) say_if_raised(o.engine.kv_cache_bytes, e);
   if (!o.tokenizer.empty()) {
     auto tokenizer = tokenizer_from(o.tokenizer);
     if (!tokenizer) return fail(std::move(tokenizer.error()));

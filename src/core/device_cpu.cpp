@@ -2,6 +2,7 @@
 #include "core/device_cpu.h"
 
 #include <sys/mman.h>
+#include <sys/sysinfo.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -22,8 +23,14 @@ uint64_t read_number(const char* path) {
   return (file >> value) ? value : 0;
 }
 
-// MemTotal and MemAvailable of /proc/meminfo, in bytes.
+// MemTotal and MemAvailable of /proc/meminfo, in bytes; where that cannot be read, what sysinfo(2)
+// says, without the page cache.
 void read_meminfo(uint64_t* total, uint64_t* available) {
+  struct sysinfo info {};
+  if (::sysinfo(&info) == 0) {
+    *total = uint64_t{info.totalram} * info.mem_unit;
+    *available = (uint64_t{info.freeram} + info.bufferram) * info.mem_unit;
+  }
   std::ifstream file("/proc/meminfo");
   std::string key;
   uint64_t kib = 0;

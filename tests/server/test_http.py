@@ -344,3 +344,9 @@ def test_plan_says_what_serve_takes(flags):
             assert plan[f"{kind}_pages"] == planned.metric("moxie:kv_pages", f'layers="{kind}"')
         assert f"context  {plan['max_model_len']} tokens, {plan['max_num_seqs']} requests at once" in (
             planned.output())
+
+
+def test_a_cache_that_is_raised_is_said():
+    with Server("--kv-cache-memory", "1KiB", "--max-model-len", "512") as running:
+        assert re.search(r"--kv-cache-memory 1.*KiB: the cache takes .* --max-model-len 512",
+                         running.output()), running.output()
