@@ -21,6 +21,10 @@ TEST_F(CliTest, UsageFaultsExitWithTwo) {
   const auto unknown = moxie({"bench", "--kv-dtyp", "bf16"});
   EXPECT_EQ(unknown.exit_code, 2);
   EXPECT_NE(unknown.err.find("did you mean --kv-dtype"), std::string::npos) << unknown.err;
+  const auto with_value = moxie({"bench", "--kv-dtyp=fp8_e4m3"});
+  EXPECT_NE(with_value.err.find("did you mean --kv-dtype"), std::string::npos) << with_value.err;
+  const auto far = moxie({"bench", "--unlike-any"});
+  EXPECT_EQ(far.err.find("did you mean"), std::string::npos) << far.err;
 }
 
 TEST_F(CliTest, UnknownCommandsAreNamedWithTheNearest) {
@@ -28,7 +32,8 @@ TEST_F(CliTest, UnknownCommandsAreNamedWithTheNearest) {
        {std::pair<std::vector<std::string>, std::string>{
             {"runn", "hi"}, "moxie: no command 'runn'; did you mean run?"},
         {{"detokenise", "--ids", "1"}, "moxie: no command 'detokenise'; did you mean detokenize?"},
-        {{"completions", "foo"}, "moxie completions: no command 'foo'; did you mean "},
+        {{"completions", "bsh"}, "moxie completions: no command 'bsh'; did you mean bash?"},
+        {{"completions", "foo"}, "moxie completions: no command 'foo'\n"},
         {{"bench", "replai", "x"}, "moxie bench: no command 'replai'; did you mean replay?"}}) {
     const auto result = moxie(words);
     EXPECT_EQ(result.exit_code, 2) << words.front();

@@ -39,8 +39,8 @@ std::string name_of(const std::string& flag) {  // "-p,--prompt" is --prompt
 }
 
 std::string did_you_mean(const std::string& word, const std::set<std::string>& known) {
-  const std::vector<std::string> names(known.begin(), known.end());
-  return names.empty() ? "" : "; did you mean " + nearest_name(word, names) + "?";
+  const std::string name = near_name(word, std::vector<std::string>(known.begin(), known.end()));
+  return name.empty() ? "" : "; did you mean " + name + "?";
 }
 
 class AppFlags final : public Flags {
@@ -326,7 +326,8 @@ int handle_parse_error(CLI::App& app, const CLI::ParseError& error,
       if (!entry.app->parsed()) continue;
       const auto extras = app.remaining(true);
       if (!extras.empty() && extras.front().starts_with("-")) {
-        hint = did_you_mean(extras.front(), entry.flags->names());
+        const std::string& flag = extras.front();
+        hint = did_you_mean(flag.substr(0, flag.find('=')), entry.flags->names());
       }
       break;
     }

@@ -34,4 +34,11 @@ inline std::string nearest_name(std::string_view word, std::span<const std::stri
   return best == known.end() ? std::string() : *best;
 }
 
+/// The same if it is near enough to be what was meant: a third of the word's characters may be
+/// wrong; otherwise empty.
+inline std::string near_name(std::string_view word, std::span<const std::string> known) {
+  std::string nearest = nearest_name(word, known);
+  return 3 * edit_distance(word, nearest) <= word.size() ? nearest : std::string();
+}
+
 }  // namespace moxie

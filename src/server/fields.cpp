@@ -73,9 +73,8 @@ tl::unexpected<ApiError> unknown_field(const std::string& name,
   append_json_string(std::string_view(name).substr(0, 64), &shown);
   std::string message = "Unrecognized request argument supplied: " + shown + ".";
   if (!known.empty() && name.size() <= 64) {
-    const std::string nearest = nearest_name(name, known);
-    const bool is_near = 3 * edit_distance(name, nearest) <= name.size();
-    if (is_near) message += " The nearest name is '" + nearest + "'.";
+    const std::string nearest = near_name(name, known);
+    if (!nearest.empty()) message += " The nearest name is '" + nearest + "'.";
   }
   return invalid(name.substr(0, 64), std::move(message), "unknown_parameter");
 }
