@@ -119,6 +119,20 @@ TEST_F(TuneCliTest, AnswersAreTheSameBitsWithTuningOff) {
   EXPECT_EQ(json(ids)["nll"], before["nll"]);
 }
 
+TEST_F(TuneCliTest, ARecordHasEachLaunchOnceAndLessTimeIsBetter) {
+  const std::string path = (folder_ / "tune.json").string();
+  const Json tuned = json(
+      {"tune", "-b", "1,1", "-p", "16,17", "-r", "3", "-d", "16", "--dry-run", "--record", path});
+  ASSERT_EQ(tuned["launches"].size(), 2u) << "16 and 17 tokens are of one bracket";
+  std::ifstream file(path);
+  const Json record = Json::parse(file);
+  EXPECT_FALSE(record["results"].empty());
+  for (const Json& series : record["results"]) EXPECT_EQ(series["better"], "lower") << series;
+  const ProcessResult same =
+      run_process({MOXIE_BINARY, "bench", "compare", path, path}, "", {}, 60);
+  EXPECT_EQ(same.exit_code, 0) << same.err;
+}
+
 TEST_F(TuneCliTest, UsageFaults) {
   EXPECT_EQ(moxie({"tune", "--tuning", "off"}).exit_code, 2);
   EXPECT_EQ(moxie({"tune", "--filter", "outt"}).exit_code, 2);

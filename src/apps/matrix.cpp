@@ -168,7 +168,8 @@ Record record_of(const Matrix& matrix, const Flags& flags) {
     for (const CellFigure& one : cell.figures)
       record.results.push_back({.name = fmt::format("{} {}", one.name, cell.cell.key()),
                                 .unit = one.unit,
-                                .samples = one.samples});
+                                .samples = one.samples,
+                                .better = one.better});
   }
   record.details = json_text(to_json(matrix));
   return record;

@@ -111,10 +111,13 @@ void print(const TunedPlans& plans, const GptOssConfig& config) {
 
 std::vector<TuneLaunch> launches_of(const TuneFlags& o) {
   std::vector<TuneLaunch> launches;
+  const auto add = [&launches](const TuneLaunch& launch) {  // several sizes may be of one bracket
+    if (std::ranges::find(launches, launch) == launches.end()) launches.push_back(launch);
+  };
   for (const int32_t n : o.streams)
-    if (n > 0) launches.push_back({.num_tokens = bracket_floor(n), .is_decode = true});
+    if (n > 0) add({.num_tokens = bracket_floor(n), .is_decode = true});
   for (const int32_t n : o.prompts)
-    if (n > 1) launches.push_back({.num_tokens = bracket_floor(n), .is_decode = false});
+    if (n > 1) add({.num_tokens = bracket_floor(n), .is_decode = false});
   return launches;
 }
 
@@ -151,7 +154,8 @@ Record make_record(Engine& engine, const Flags& flags, const std::vector<TunedPl
           {.name = fmt::format("{} {}@{} {}", plans.launch.name(), name_of(timed), timed.row.layer,
                                forms_text(timed.row.forms)),
            .unit = "us",
-           .samples = timed.us});
+           .samples = timed.us,
+           .better = Better::kLower});
     }
   }
   return record;

@@ -132,8 +132,7 @@ Status check_alike(const Record& a, const Record& b, const Series& of_a, const S
   };
   if (of_a.unit != of_b.unit) return refuse("units", of_a.unit, of_b.unit);
   if (of_a.better != of_b.better || of_a.is_exact != of_b.is_exact)
-    return refuse("directions", of_a.better == Better::kHigher ? "higher" : "lower",
-                  of_b.better == Better::kHigher ? "higher" : "lower");
+    return refuse("directions", better_name(of_a.better), better_name(of_b.better));
   Workload workload_a = of_a.workload.value_or(a.workload);
   Workload workload_b = of_b.workload.value_or(b.workload);
   workload_a.num_warm_ups = workload_b.num_warm_ups = 0;
@@ -294,12 +293,9 @@ Json to_json(const Difference& d) {
 Json to_json(const Comparison& comparison) {
   Json series = Json::array(), changed = Json::array();
   for (const SeriesDifference& one : comparison.series) {
-    Json json{{"name", one.name},
-              {"unit", one.unit},
-              {"better", one.better == Better::kHigher ? "higher" : "lower"},
-              {"exact", one.is_exact},
-              {"median_a", one.median_a},
-              {"median_b", one.median_b}};
+    Json json{
+        {"name", one.name},      {"unit", one.unit},         {"better", better_name(one.better)},
+        {"exact", one.is_exact}, {"median_a", one.median_a}, {"median_b", one.median_b}};
     json.update(to_json(one.difference));
     json["verdict"] = one.verdict();
     series.push_back(std::move(json));

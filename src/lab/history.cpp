@@ -176,7 +176,7 @@ Status History::add(const Record& record) {
                   "INSERT INTO series(record, name, unit, better, median, mad, samples) "
                   "VALUES(?, ?, ?, ?, ?, ?, ?)");
     row.bind(id).bind(one.name).bind(one.unit);
-    row.bind(std::string(one.better == Better::kHigher ? "higher" : "lower"));
+    row.bind(std::string(better_name(one.better)));
     row.bind(summary.median).bind(summary.mad).bind(summary.count);
     if (row.step() != SQLITE_DONE) return undo();
   }

@@ -60,7 +60,10 @@ void read_level(const Json& level, CellResult* result) {
   for (const Json& figure : *figures) {
     if (!figure.is_object()) continue;
     CellFigure read{
-        .name = text_of(figure, "name"), .unit = text_of(figure, "unit"), .samples = {}};
+        .name = text_of(figure, "name"),
+        .unit = text_of(figure, "unit"),
+        .samples = {},
+        .better = text_of(figure, "better") == "lower" ? Better::kLower : Better::kHigher};
     if (const auto samples = figure.find("samples"); samples != figure.end()) {
       for (const Json& sample : *samples) {
         if (sample.is_number()) read.samples.push_back(sample.get<double>());

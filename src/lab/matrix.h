@@ -17,6 +17,7 @@
 
 #include "core/base.h"
 #include "core/child_process.h"
+#include "lab/record.h"
 
 namespace moxie {
 
@@ -68,6 +69,7 @@ struct CellLevel {
 struct CellFigure {
   std::string name, unit;
   std::vector<double> samples;
+  Better better = Better::kHigher;
 };
 
 struct CellResult {

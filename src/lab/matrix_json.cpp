@@ -24,7 +24,10 @@ Json to_json(const CellResult& result) {
                       {"value", check.value}});
   }
   for (const CellFigure& figure : result.figures)
-    figures.push_back({{"name", figure.name}, {"unit", figure.unit}, {"samples", figure.samples}});
+    figures.push_back({{"name", figure.name},
+                       {"unit", figure.unit},
+                       {"better", better_name(figure.better)},
+                       {"samples", figure.samples}});
   return {{"settings", std::move(settings)},
           {"verdict", verdict_name(result.verdict)},
           {"why", result.why},
@@ -60,7 +63,12 @@ void read_cell(JsonFields& json, const std::vector<MatrixSwitch>& switches, Matr
     check.done();
   });
   json.objects("figures", [&](JsonFields& figure) {
-    result.figures.push_back({figure.text("name"), figure.text("unit"), figure.numbers("samples")});
+    const std::string better = figure.text("better");
+    if (better != better_name(Better::kHigher) && better != better_name(Better::kLower))
+      figure.refuse("better", "is neither higher nor lower");
+    result.figures.push_back(
+        {figure.text("name"), figure.text("unit"), figure.numbers("samples"),
+         better == better_name(Better::kLower) ? Better::kLower : Better::kHigher});
     figure.done();
   });
   result.seconds = json.number("seconds");

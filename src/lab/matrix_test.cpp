@@ -111,7 +111,9 @@ struct FakeMoxie {
             {"passed", !fails && !is_invalid},
             {"value", "other"},
             {"bar", "as planned"}}}},
-         {"figures", {{{"name", "tg32"}, {"unit", "tok/s"}, {"samples", {1.5, 2.5}}}}}});
+         {"figures",
+          {{{"name", "tg32"}, {"unit", "tok/s"}, {"better", "higher"}, {"samples", {1.5, 2.5}}},
+           {{"name", "ttft"}, {"unit", "ms"}, {"better", "lower"}, {"samples", {9, 8}}}}}});
     Json document = {
         {"valid", !fails && !is_invalid}, {"levels", levels}, {"invalid_because", Json::array()}};
     if (is_invalid) document["invalid_because"].push_back("another row ran");
@@ -149,8 +151,10 @@ TEST_F(MatrixTest, EveryCellIsValidatedAndOneThatIsRefusedIsNeitherPassedNorFail
     EXPECT_EQ(results[i].why, "");
     ASSERT_EQ(results[i].levels.size(), 2u);
     EXPECT_EQ(results[i].levels[1].level, "1.5");
-    ASSERT_EQ(results[i].figures.size(), 1u);
+    ASSERT_EQ(results[i].figures.size(), 2u);
     EXPECT_EQ(results[i].figures[0].samples, (std::vector<double>{1.5, 2.5}));
+    EXPECT_EQ(results[i].figures[0].better, Better::kHigher);
+    EXPECT_EQ(results[i].figures[1].better, Better::kLower);
     ASSERT_EQ(results[i].orthogonality.size(), 4u);
     for (const CellCheck& check : results[i].orthogonality)
       EXPECT_NE(check.passed, std::optional(false)) << check.name << check.value;
@@ -297,7 +301,7 @@ Matrix sample_matrix() {
          .verdict = CellVerdict::kPassed,
          .levels = {{"1", true, ""}, {"1.5", true, ""}},
          .orthogonality = {{"plan", true, "the same"}, {"logits", {}, "why not"}},
-         .figures = {{"tg32", "tok/s", {12.25, 12.5}}},
+         .figures = {{"tg32", "tok/s", {12.25, 12.5}}, {"ttft", "ms", {9, 8}, Better::kLower}},
          .seconds = 3.25});
   }
   matrix.cells[1].verdict = CellVerdict::kCannotRun;

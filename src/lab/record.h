@@ -81,6 +81,8 @@ struct KernelLaunches {
 };
 
 enum class Better : uint8_t { kHigher, kLower };
+/// "higher", "lower".
+const char* better_name(Better better);
 
 /// One measured quantity with every sample, in the order of time.
 struct Series {

@@ -53,7 +53,7 @@ Json to_json(const Series& series) {
   const Summary summary = summarize(series.samples);
   Json json{{"name", series.name},
             {"unit", series.unit},
-            {"better", series.better == Better::kHigher ? "higher" : "lower"},
+            {"better", better_name(series.better)},
             {"exact", series.is_exact},
             {"workload", series.workload ? to_json(*series.workload) : Json()},
             {"mean", summary.mean},
@@ -107,6 +107,8 @@ Json to_json(const Environment& environment) {
               {"cpu_throttle_events", or_null(environment.cpu_throttle_events)},
               {"gpus", gpus}};
 }
+
+const char* better_name(Better better) { return better == Better::kLower ? "lower" : "higher"; }
 
 Json to_json(const Record& record) {
   Json configuration = Json::object();

@@ -22,6 +22,7 @@ struct TuneLaunch {
   bool is_decode = true;
   int32_t num_seqs() const { return is_decode ? num_tokens : 1; }
   std::string name() const;  ///< "decode of 8", "prompt of 512"
+  bool operator==(const TuneLaunch&) const = default;
 };
 
 struct TuneOptions {

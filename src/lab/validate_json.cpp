@@ -19,9 +19,16 @@ Json to_json(const ValidateCheck& check) {
 
 Json to_json(const Series& series) {
   const Summary s = summarize(series.samples);
-  return {{"name", series.name}, {"unit", series.unit}, {"median", s.median},
-          {"mad", s.mad},        {"p50", s.p50},        {"p99", s.p99},
-          {"min", s.min},        {"max", s.max},        {"samples", series.samples}};
+  return {{"name", series.name},
+          {"unit", series.unit},
+          {"better", better_name(series.better)},
+          {"median", s.median},
+          {"mad", s.mad},
+          {"p50", s.p50},
+          {"p99", s.p99},
+          {"min", s.min},
+          {"max", s.max},
+          {"samples", series.samples}};
 }
 
 Json to_json(const ValidateLevelReport& level) {
