@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <map>
 
-#include "kernels/experts/experts.h"
 #include "kernels/sample/sample.h"
 #include "lab/bench_runner.h"
 #include "lab/limits_beside.h"
@@ -36,14 +35,13 @@ struct Sums {
 };
 
 // Compares the time of a unit with the limit of its work.
-void hold_against_limit(LimitedPart* part, const MachineLimits& limits, const Peak& peak) {
+void hold_against_limit(LimitedPart* part, const MachineLimits& limits) {
   const double read_us =
       limits.read_gb_s > 0 ? part->work.bytes / (limits.read_gb_s * 1e9) * 1e6 : 0;
-  const double compute_us = peak.rate > 0 ? part->work.flops / (peak.rate * 1e9) * 1e6 : 0;
-  const double limit_us = std::max(read_us, compute_us);
+  const double limit_us = std::max(read_us, part->products_us);
   if (limit_us == 0 || part->us == 0) return;
   part->share_of_limit = limit_us / part->us;
-  part->is_by_flops = compute_us > read_us;
+  part->is_by_flops = part->products_us > read_us;
   part->above_limit_us = std::max(0.0, part->us - limit_us);
 }
 
@@ -104,20 +102,18 @@ void add_up(const Sums& sums, const std::vector<ActivityLog::Symbol>& symbols, d
   gap.us = us(sums.shares.gap_ns);
   gap.share_of_time = share(sums.shares.gap_ns);
   for (const auto& [op, work] : works) {
-    phase->categories[static_cast<size_t>(category_of(*op))].work += work;
+    const Peak& peak = peak_of_row(phase->limits, row_of(phase->rows, *op));
+    const double products_us = peak.rate > 0 ? work.flops / (peak.rate * 1e9) * 1e6 : 0;
+    LimitedPart& category = phase->categories[static_cast<size_t>(category_of(*op))];
+    category.work += work;
+    category.products_us += products_us;
     const auto step = step_idx.find(op->name);
-    if (step != step_idx.end()) phase->steps[step->second].work = work;
+    if (step == step_idx.end()) continue;
+    phase->steps[step->second].work = work;
+    phase->steps[step->second].products_us = products_us;
   }
-  // Only experts, which are a category and a step, have rows with 8-bit activations.
-  const Peak& peak_of_experts =
-      peak_of_row(phase->limits, row_of(phase->rows, Op<ExpertsParams>::info));
-  for (std::vector<LimitedPart>* parts : {&phase->categories, &phase->steps}) {
-    for (LimitedPart& part : *parts) {
-      const bool is_experts = part.name == Op<ExpertsParams>::info.name;
-      hold_against_limit(&part, phase->limits,
-                         is_experts ? peak_of_experts : best_peak(phase->limits));
-    }
-  }
+  for (std::vector<LimitedPart>* parts : {&phase->categories, &phase->steps})
+    for (LimitedPart& part : *parts) hold_against_limit(&part, phase->limits);
   longest_first(phase->steps);
   longest_first(phase->kernels);
 }

@@ -42,6 +42,7 @@ struct TimePart {
 /// A time compared with the least work.
 struct LimitedPart : TimePart {
   Work work;                             ///< of a unit; zeros: no work is counted
+  double products_us = 0;                ///< of its operations, at the peaks of the rows that ran
   std::optional<double> share_of_limit;  ///< empty: no work, no time, or no limit measured
   bool is_by_flops = false;              ///< arithmetic, not memory, is the limit
   double above_limit_us = 0;             ///< what a perfect kernel would save

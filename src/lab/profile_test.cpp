@@ -365,6 +365,37 @@ TEST_F(ProfileTest, PartsAddUpToTheWindowAndNothingIsUnknown) {
   EXPECT_STREQ((*phases)[3].unit(), "step");
 }
 
+// Rows that multiply 8-bit integers are held against that peak, in every step and category.
+TEST_F(ProfileTest, EveryStepIsHeldAgainstThePeakOfItsRow) {
+  EngineOptions options{.model = test_data() + "/goldens/nano-a",
+                        .device = "cpu",
+                        .threads = 2,
+                        .mxfp4_layers = "all",
+                        .activation = "int8",
+                        .show_progress = false};
+  fit_engine(tests_, &options);
+  const auto engine = Engine::load(options);
+  ASSERT_TRUE(engine.has_value()) << engine.error().message();
+  limits_.read_gb_s = 1e6;  // so that products are the limit
+  limits_.int8.rate = 3;
+  const auto recorder = make_step_recorder((*engine)->kernels());
+  const auto phases = run_profile(**engine, {{.n_prompt = 24}}, 1, limits_, *recorder);
+  ASSERT_TRUE(phases.has_value()) << phases.error().message();
+  const PhaseProfile& phase = phases->front();
+  double dense_us = 0;
+  for (const LimitedPart& step : phase.steps) {
+    if (step.work.flops == 0) continue;
+    const auto row = std::ranges::find(
+        phase.rows, step.name, [](const auto& count) { return std::string(count.op->name); });
+    ASSERT_NE(row, phase.rows.end()) << step.name;
+    const double limit_us = step.work.flops / (peak_of_row(phase.limits, row->name).rate * 1e3);
+    EXPECT_NEAR(*step.share_of_limit, limit_us / step.us, 1e-9) << row->name;
+    if (step.name == "qkv" || step.name == "out" || step.name == "unembed") dense_us += limit_us;
+  }
+  const LimitedPart& dense = phase.category(Category::kDense);
+  EXPECT_NEAR(*dense.share_of_limit, dense_us / dense.us, 1e-9);
+}
+
 TEST_F(ProfileTest, TheStepsOfAProfileAreTheBenchsWork) {
   const auto recorder = make_step_recorder(engine_->kernels());
   const BenchTest test{.n_gen = 4, .depth = 8};
