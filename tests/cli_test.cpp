@@ -580,6 +580,16 @@ TEST_F(CliTest, BenchPrintsTheContractsFields) {
   EXPECT_EQ(fault_of_xml(slurp(at("bench.html"))), "");
 }
 
+TEST_F(CliTest, ATestThatIsNamedTwiceIsMeasuredOnceAndItsRecordCanBeRead) {
+  const std::string record = at("record.json");
+  const Json bench =
+      json_of(moxie({"bench", "--model", kNano, "--device", "cpu", "-p", "8,8", "-n", "2", "-n",
+                     "2", "-b", "1,1", "-r", "1", "--record", record, "--json"}));
+  EXPECT_EQ(bench["tests"].size(), 2u) << bench["tests"];
+  const auto same = moxie({"bench", "compare", record, record});
+  EXPECT_EQ(same.exit_code, 0) << same.err;
+}
+
 TEST_F(CliTest, BenchSaysWhatBatchInvarianceCosts) {
   const Json bench = json_of(moxie({"bench", "--model", kNano, "--device", "cpu", "-p", "8", "-n",
                                     "2", "-r", "1", "--batch-invariant", "on", "--json"}));

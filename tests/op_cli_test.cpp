@@ -245,6 +245,16 @@ TEST_F(OpCliTest, BenchRefusesAnOffsetBehindTheLastExpert) {
   EXPECT_NE(ran.err.find("begin at 24 at most"), std::string::npos) << ran.err;
 }
 
+TEST_F(OpCliTest, ANumberOfTokensThatIsNamedTwiceIsTimedOnce) {
+  const auto ran = op({"bench", "moe_fp8_block_scale", "-T", "1,2,1", "--experts", "16",
+                       "--local-experts", "2", "--hidden", "128", "--intermediate", "128",
+                       "--repetitions", "2", "--threads", "1", "--device", "cpu", "--json"});
+  ASSERT_EQ(ran.exit_code, 0) << ran.err;
+  const Json json = Json::parse(ran.out, nullptr, false);
+  ASSERT_EQ(json["results"].size(), 2u) << "a record has each name once";
+  EXPECT_EQ(json["results"][1]["tokens"], 2);
+}
+
 TEST_F(OpCliTest, PeersStandBesideOurTimes) {
   std::ofstream(at("peers.json")) << R"({"device": "another machine", "results": [
       {"name": "peer a", "tokens": 9, "median_us": 1e9},

@@ -215,9 +215,18 @@ Record make_record(const OpBenchFlags& o, const MachineLimits& limits, const Fla
   return record;
 }
 
-int bench(const OpBenchFlags& o, const Flags& flags) {
+// Each number once, as a record has each name once.
+std::vector<int32_t> without_repeats(const std::vector<int32_t>& numbers) {
+  std::vector<int32_t> once;
+  for (const int32_t number : numbers)
+    if (std::ranges::find(once, number) == once.end()) once.push_back(number);
+  return once;
+}
+
+int bench(OpBenchFlags& o, const Flags& flags) {
   if (auto known = check_op_name(o.names); !known) return usage(known.error().message());
   if (o.tokens.empty()) return usage("op bench: -T needs a number of tokens");
+  o.tokens = without_repeats(o.tokens);
   for (const int32_t tokens : o.tokens)
     if (const char* why = moe_fp8_shape_fault(sizes_of(o, tokens)))
       return usage(std::string("op bench: ") + why);

@@ -21,13 +21,16 @@ std::vector<BenchTest> bench_tests(const std::vector<int32_t>& n_prompt,
                                    const std::vector<int32_t>& depth,
                                    const std::vector<int32_t>& streams) {
   std::vector<BenchTest> tests;
+  const auto add = [&tests](const BenchTest& test) {
+    if (std::ranges::find(tests, test) == tests.end()) tests.push_back(test);
+  };
   for (const int32_t d : depth) {
     for (const int32_t b : streams) {
       for (const int32_t p : n_prompt) {
-        if (p > 0) tests.push_back({.n_prompt = p, .depth = d, .streams = b});
+        if (p > 0) add({.n_prompt = p, .depth = d, .streams = b});
       }
       for (const int32_t n : n_gen) {
-        if (n > 0) tests.push_back({.n_gen = n, .depth = d, .streams = b});
+        if (n > 0) add({.n_gen = n, .depth = d, .streams = b});
       }
     }
   }

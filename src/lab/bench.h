@@ -17,6 +17,7 @@ struct BenchTest {
   int32_t n_prompt = 0, n_gen = 0, depth = 0, streams = 1;
   std::string name() const;  ///< "pp512", "tg32@d2048", "tg32@d2048@b8"
   int32_t context() const { return depth + std::max(n_prompt, n_gen); }
+  bool operator==(const BenchTest&) const = default;
 };
 
 struct BenchResult {
@@ -38,7 +39,8 @@ struct BenchResult {
 };
 
 /// One test for each n_prompt and each n_gen, at each depth, for each number of streams, in
-/// llama-bench's order. Zeros in the first two lists are left out.
+/// llama-bench's order. Zeros in the first two lists are left out, and so is a test that is there
+/// already: a record has each name once.
 std::vector<BenchTest> bench_tests(const std::vector<int32_t>& n_prompt,
                                    const std::vector<int32_t>& n_gen,
                                    const std::vector<int32_t>& depth,
