@@ -590,6 +590,17 @@ TEST_F(CliTest, ATestThatIsNamedTwiceIsMeasuredOnceAndItsRecordCanBeRead) {
   EXPECT_EQ(same.exit_code, 0) << same.err;
 }
 
+TEST_F(CliTest, BenchInTurnRefusesWhatItDoesNotDo) {
+  for (const std::string vs : {"", " "}) {
+    const auto none = moxie({"bench", "-p", "8", "-n", "0", "--vs", vs});
+    EXPECT_EQ(none.exit_code, 2);
+    EXPECT_NE(none.err.find("--vs names no switch"), std::string::npos) << none.err;
+  }
+  const auto page = moxie({"bench", "--vs", "--threads 1", "--report", at("page.html")});
+  EXPECT_EQ(page.exit_code, 2);
+  EXPECT_NE(page.err.find("--report"), std::string::npos) << page.err;
+}
+
 TEST_F(CliTest, BenchSaysWhatBatchInvarianceCosts) {
   const Json bench = json_of(moxie({"bench", "--model", kNano, "--device", "cpu", "-p", "8", "-n",
                                     "2", "-r", "1", "--batch-invariant", "on", "--json"}));

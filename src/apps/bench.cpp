@@ -132,7 +132,9 @@ class Run {
   const Record& record() const { return record_; }
   // The record says so where a test failed behind others that did not.
   void set_incomplete(const Error& error) {
-    record_.details = json_text(Json{{"incomplete", error.message()}});
+    Json details = Json::parse(record_.details);  // made by record_of()
+    details["incomplete"] = error.message();
+    record_.details = json_text(details);
   }
 
  private:
@@ -202,6 +204,10 @@ int run(BenchFlags& o, const Flags& flags) {
   if (const auto exit_status = run_as_rank(&o.engine)) return *exit_status;
   if (o.engine.world && (!o.vs.empty() || o.engine.batch_invariant == "on"))
     return usage("bench: several processes load one engine, --vs and --batch-invariant on two");
+  if (flags.given("--vs") && o.vs.find_first_not_of(' ') == std::string::npos)
+    return usage("bench: --vs names no switch, such as --vs \"--kv-dtype bf16\"");
+  if (!o.vs.empty() && !o.report.empty())
+    return usage("bench: --vs writes no --report; --record keeps what it measured");
   if (auto status = check_output(o.report); !status) return report(status.error());
   if (!o.vs.empty()) return bench_against(o, *tests, flags);
   auto keeper = RecordKeeper::open(o.record);
