@@ -64,14 +64,14 @@ std::string name_of(const std::vector<std::vector<int32_t>>& lists) {
 }
 
 // The record of a run: values that are computed, not timed.
-Record make_record(Engine& engine, const Flags& flags, std::vector<double> nll) {
-  std::vector<double> perplexity;
-  if (!nll.empty()) perplexity.push_back(std::exp(mean(nll)));
+Record make_record(Engine& engine, const Flags& flags, std::vector<double> nll, double perplexity) {
   // Nothing is timed, so nothing is measured of the machine.
   const MachineLimits limits{.cpu = make_cpu_device(1)->properties().name};
   Record record = record_of("score", engine, limits, flags);
   record.workload.num_warm_ups = 0;
   record.workload.num_prompt_tokens = static_cast<int64_t>(nll.size());
+  add_rows(engine.kernels().counts(), "", engine.self_test(), &record);
+  if (nll.empty()) return record;  // one id predicts none
   record.results.push_back({.name = "nll",
                             .unit = "nats",
                             .samples = std::move(nll),
@@ -79,10 +79,9 @@ Record make_record(Engine& engine, const Flags& flags, std::vector<double> nll) 
                             .is_exact = true});
   record.results.push_back({.name = "perplexity",
                             .unit = "",
-                            .samples = std::move(perplexity),
+                            .samples = {perplexity},
                             .better = Better::kLower,
                             .is_exact = true});
-  add_rows(engine.kernels().counts(), "", engine.self_test(), &record);
   return record;
 }
 
@@ -166,17 +165,16 @@ int run(ScoreFlags& o, const Flags& flags) {
   if (!o.logits.empty()) {
     if (auto status = write_safetensors(o.logits, tensors); !status) return report(status.error());
   }
-  // Of lists of one id nothing is predicted.
-  const bool has_scores = !all_nll.empty();
   const double mean_nll = mean(all_nll);
+  const bool is_scored = !all_nll.empty();  // else there is no mean
   print_document(Json{{"nll", nll},
-                      {"mean_nll", has_scores ? Json(mean_nll) : Json()},
-                      {"perplexity", has_scores ? Json(std::exp(mean_nll)) : Json()},
+                      {"mean_nll", is_scored ? Json(mean_nll) : Json()},
+                      {"perplexity", is_scored ? Json(std::exp(mean_nll)) : Json()},
                       {"num_scored", all_nll.size()},
                       {"kernels", kernels_json((*engine)->kernels().counts())}},
                  -1);
   if (!keeper->is_asked()) return kExitDone;
-  Record record = make_record(**engine, flags, std::move(all_nll));
+  Record record = make_record(**engine, flags, std::move(all_nll), std::exp(mean_nll));
   record.workload.sampling = name_of(lists);
   watch.finish(&record);
   return keep_and_exit(*keeper, record, kExitDone);
