@@ -110,6 +110,8 @@ void decide(Better better, Difference* d) {
     const bool is_more = d->relative > 0;
     d->verdict =
         is_more == (better == Better::kHigher) ? SpeedVerdict::kFaster : SpeedVerdict::kSlower;
+  } else if (is_apart) {
+    d->because = "differences below 1% are not called";
   } else {
     d->because = d->p < kGreatestP ? "the interval holds zero" : "the samples overlap";
   }

@@ -235,6 +235,16 @@ TEST(Judge, SaysWhyTooLittleIsNoVerdict) {
   EXPECT_EQ(judge_paired(zeros, zeros, Better::kHigher).verdict, SpeedVerdict::kUnclear);
 }
 
+TEST(Judge, SaysThatASmallDifferenceIsNotCalled) {
+  std::vector<double> a, b;  // always more: mostly by half a percent, else by 4
+  for (int i = 0; i < 40; ++i) a.push_back(100), b.push_back(i * 7 % 40 < 22 ? 100.5 : 104);
+  const Difference d = judge_paired(a, b, Better::kHigher);
+  EXPECT_EQ(d.verdict, SpeedVerdict::kUnclear);
+  EXPECT_GT(d.low, 0);
+  EXPECT_LT(d.p, kGreatestP);
+  EXPECT_EQ(d.because, "differences below 1% are not called");
+}
+
 TEST(JudgeExact, CallsEveryDifference) {
   const std::vector<double> a = {1, 2}, b = {1, 2.001};
   EXPECT_EQ(judge_exact(a, a, Better::kLower).verdict, SpeedVerdict::kSame);
