@@ -4,6 +4,10 @@
 
 #include <gtest/gtest.h>
 
+#include "kernels/rates.h"
+#include "model/gpt_oss.h"
+#include "model/pass_plan.h"
+
 namespace moxie {
 namespace {
 
@@ -200,6 +204,41 @@ TEST(CpuPlan, AutoCacheIsF32WhereSmallAndNarrow) {
     ASSERT_TRUE(kv_dtype.has_value());
     EXPECT_EQ(*kv_dtype, c.expected) << c.model << " " << c.context;
   }
+}
+
+// The limit of the row that does the experts of a prompt of 8,192 tokens, and its name.
+std::pair<double, std::string> experts_limit(const std::string& activation, DeviceKind device,
+                                             const DeviceRates& rates) {
+  auto checkpoint = open_checkpoint("synthetic:gpt-oss-120b");
+  CHECK(checkpoint.has_value());
+  KernelChoice choice;
+  CHECK(choice.set_activation(activation).has_value());
+  const bool on_gpu = device == DeviceKind::kCuda;
+  KernelChooser kernels(device, on_gpu ? kCudaAny | kClusters | kSm90a : cpu_features(), choice,
+                        rates);
+  const ModelWeights layout = (*checkpoint)->layout({.device = device});
+  const GptOss model((*checkpoint)->config(), layout, {}, kernels);
+  const auto plan = model.plan_for(bracket_of(8192, 1, 1), DType::kBF16);
+  CHECK(plan.has_value(), plan ? "" : plan.error().message());
+  const PlannedRow& row = (*plan)->chains.front().back();
+  return {row.limit_us, row.row.name};
+}
+
+TEST(PlannedRow, IsHeldAgainstTheRateOfItsOwnProducts) {
+  if (!MOXIE_HAS_CUDA) GTEST_SKIP() << "no rows of GPUs";
+  const DeviceRates rates;
+  const auto [of_bf16, wide] = experts_limit("bf16", DeviceKind::kCuda, rates);
+  const auto [of_8_bits, narrow] = experts_limit("mxfp8", DeviceKind::kCuda, rates);
+  EXPECT_EQ(wide.find("_e4m3_"), std::string::npos) << wide;
+  EXPECT_NE(narrow.find("_e4m3_"), std::string::npos) << narrow;
+  EXPECT_NEAR(of_8_bits / of_bf16, rates.bf16_gflops / rates.fp8_gflops, 0.01);
+}
+
+TEST(PlannedRow, OnACpuIsHeldAgainstItsMemoryAlone) {
+  DeviceRates slow, fast;
+  slow.bf16_gflops = 1, fast.bf16_gflops = 1e9;
+  EXPECT_EQ(experts_limit("bf16", DeviceKind::kCpu, slow).first,
+            experts_limit("bf16", DeviceKind::kCpu, fast).first);
 }
 
 }  // namespace

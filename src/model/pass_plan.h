@@ -28,7 +28,7 @@ struct PlannedRow {
   RowInfo row;
   Forms forms;
   double predicted_us = 0;
-  double limit_us = 0;  ///< time of its steps' least work at the device's rates
+  double limit_us = 0;  ///< time of its steps' least work at the device's rates; CPU: of memory
   /// Runs it in layer `l`.
   void (*run)(KernelChooser& kernels, const Pass& pass, const PlannedRow& planned, size_t l);
   /// Why it cannot run in layer `l` of another pass than it was planned for; null if it can.
