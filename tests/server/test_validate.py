@@ -35,6 +35,17 @@ def test_levels_that_can_be_seen_from_outside_pass(server):
     assert report["conditions"]["url"] == address(server)
 
 
+def test_speeds_are_of_prompts_that_no_cache_has(server):
+    """The prefix cache of the server is on: it finds the template, and nothing of the run before."""
+    for _ in range(2):
+        _, report = validate(address(server), "--level", "4", "--quick")
+        speeds = report["levels"][-1]
+        assert speeds["level"] == 4 and not speeds["not_run"], report
+        cached = [check for check in speeds["checks"] if check["name"] == "prompts were computed"]
+        assert cached and cached[0]["passed"], cached
+        assert any(figure["name"].startswith("pp512 ") for figure in speeds["figures"]), speeds["omitted"]
+
+
 def test_a_row_that_did_not_run_makes_it_invalid(server):
     code, report = validate(address(server), "--level", "2", "--expect", "experts=reference")
     assert code == 1 and not report["valid"]
