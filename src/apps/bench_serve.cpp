@@ -1,6 +1,7 @@
 // moxie bench serve: measures OpenAI-compatible endpoints over HTTP.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <csignal>
@@ -94,6 +95,9 @@ Result<std::vector<ServeTest>> tests_of(const ServeFlags& o, const Flags& flags)
   auto rates = parse_rates(o.rates);
   if (!rates) return fail(rates.error());
   std::vector<ServeTest> tests;
+  const auto add = [&tests](const ServeTest& test) {  // once: a record has each name once
+    if (std::ranges::find(tests, test) == tests.end()) tests.push_back(test);
+  };
   for (const int32_t depth : o.depth) {
     for (const int32_t n_prompt : o.n_prompt) {
       for (const int32_t n_gen : o.n_gen) {
@@ -101,13 +105,13 @@ Result<std::vector<ServeTest>> tests_of(const ServeFlags& o, const Flags& flags)
         if (rates->empty() || flags.given("--concurrency")) {
           for (const int32_t c : o.concurrency) {
             test.concurrency = c;
-            tests.push_back(test);
+            add(test);
           }
         }
         test.concurrency = 0;
         for (const double rate : *rates) {
           test.rate = rate;
-          tests.push_back(test);
+          add(test);
         }
       }
     }
@@ -184,7 +188,9 @@ int finish(const ServeFlags& o, const ServeRun& run, const Record& record, Recor
 // Measures test by test; what was measured is kept after each.
 int measure(const ServeFlags& o, const Flags& flags, const std::vector<ServeTest>& tests,
             const Goodput& goodput, ServeBench& bench, RecordKeeper* keeper) {
-  ServeRun found{.endpoints = bench.endpoints(), .goodput = goodput};
+  ServeRun found{.endpoints = bench.endpoints(),
+                 .goodput = goodput,
+                 .keeps_prefix_cache = o.keeps_prefix_cache};
   if (!o.json) {
     for (const EndpointFacts& facts : found.endpoints) {
       fmt::print("{}: model {}, latency {:.2f} ms\n", facts.url, facts.model,

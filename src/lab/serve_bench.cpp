@@ -149,7 +149,9 @@ Status ServeBench::run_block(const ServeTest& test, Block* block, Outcome* outco
       if (auto status = start(test, block); !status) return status;
       continue;
     }
-    const double wait_s = !is_begun && has_place ? due_s - now : 1.0;
+    double wait_s = !is_begun && has_place ? due_s - now : 1.0;
+    if (!is_begun && block->num_requests == 0)
+      wait_s = std::min(wait_s, block->begin_s + block->duration_s - now);
     ended.clear();
     if (auto status = client_->wait(wait_s, &ended); !status) return status;
     for (const auto& [number, result] : ended) {
@@ -158,17 +160,24 @@ Status ServeBench::run_block(const ServeTest& test, Block* block, Outcome* outco
       absorb(*block, result, figures);
       if (result.retry_after_s > 0) {
         block->hold_until_s = client_->now_s() + std::min(result.retry_after_s, kMostRetryAfterS);
+        block->next_arrival_s = std::max(block->next_arrival_s, block->hold_until_s);
       }
     }
   }
-  finish_block(*block, num_before, figures->num_errors() > num_errors_before, figures);
+  // What failed late took time of the others too, and where requests come by a rate, the time in
+  // which none came is part of the test.
+  double end_s = block->begin_s;
+  if (test.concurrency == 0 && block->num_requests == 0)
+    end_s = std::min(client_->now_s(), block->begin_s + block->duration_s);
+  if (figures->num_errors() > num_errors_before) end_s = client_->now_s();
+  finish_block(*block, num_before, end_s, figures);
   return {};
 }
 
-// `has_errors`: what failed late took time of the others too.
-void ServeBench::finish_block(const Block& block, size_t num_before, bool has_errors,
+// A block that took at least until `end_s`.
+void ServeBench::finish_block(const Block& block, size_t num_before, double end_s,
                               ServeFigures* figures) const {
-  double end_s = has_errors ? client_->now_s() : block.begin_s, num_output = 0;
+  double num_output = 0;
   for (size_t i = num_before; i < figures->requests.size(); ++i) {
     end_s = std::max(end_s, figures->requests[i].end_s);
     num_output += static_cast<double>(figures->requests[i].num_output);

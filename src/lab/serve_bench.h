@@ -39,6 +39,7 @@ struct ServeTest {
   double rate = 0;          ///< requests a second, at Poisson's intervals
 
   std::string name() const;  ///< "pp512 tg128 d2048 c8", "pp512 tg128 r2.5"
+  bool operator==(const ServeTest&) const = default;
 };
 
 /// Requests that generated, whatever for, and what they say of themselves.
@@ -93,7 +94,7 @@ class ServeBench {
   Status start(const ServeTest& test, Block* block);
   Status run_unmeasured(const ServeTest& test, Block* block, Outcome* outcome);
   Status run_block(const ServeTest& test, Block* block, Outcome* outcome);
-  void finish_block(const Block& block, size_t num_before, bool has_errors,
+  void finish_block(const Block& block, size_t num_before, double end_s,
                     ServeFigures* figures) const;
   bool is_over(Outcome* outcome) const;
   int32_t num_turns(const ServeTest& test) const;

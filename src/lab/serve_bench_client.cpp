@@ -130,6 +130,7 @@ struct ServeClient::Loop {
   CURLM* multi = nullptr;
   int epoll = -1;
   double deadline_s = -1;  // of libcurl; -1: none
+  double read_s = 0;       // when the socket was ready that is read now
   std::vector<CURL*> idle;
   std::string no_proxy;
 };
@@ -250,7 +251,8 @@ Status ServeClient::begin(std::unique_ptr<Transfer> transfer) {
       one->client->loop_->curl->easy_getinfo(one->handle, CURLINFO_RESPONSE_CODE, &status);
       one->result.status = static_cast<int>(status);
     }
-    return one->take({data, size * count}, one->client->now_s()) ? size * count : 0;
+    // libcurl calls for every chunk of the encoding: those of one read came together.
+    return one->take({data, size * count}, one->client->loop_->read_s) ? size * count : 0;
   };
   set(CURLOPT_URL, t->url.c_str());
   set(CURLOPT_USERAGENT, "moxie/" MOXIE_VERSION);
@@ -318,11 +320,13 @@ void ServeClient::turn(double seconds) {
     const int mask = ((what & EPOLLIN) != 0 ? CURL_CSELECT_IN : 0) |
                      ((what & EPOLLOUT) != 0 ? CURL_CSELECT_OUT : 0) |
                      ((what & (EPOLLERR | EPOLLHUP)) != 0 ? CURL_CSELECT_ERR : 0);
+    loop_->read_s = now_s();
     loop_->curl->multi_socket_action(loop_->multi, events[static_cast<size_t>(i)].data.fd, mask,
                                      &num_running);
   }
   if (loop_->deadline_s >= 0 && now_s() >= loop_->deadline_s) {
     loop_->deadline_s = -1;
+    loop_->read_s = now_s();
     loop_->curl->multi_socket_action(loop_->multi, CURL_SOCKET_TIMEOUT, 0, &num_running);
   }
   collect_done();

@@ -43,8 +43,9 @@ struct RequestError {
 /// did not happen.
 struct StreamResult {
   double start_s = -1;
-  double first_response_s = -1;     ///< the first event with a choice, which may hold a role alone
-  std::vector<double> content_s;    ///< each event with text, reasoning or a part of a call
+  double first_response_s = -1;  ///< the first event with a choice, which may hold a role alone
+  /// Each event with text, reasoning or a part of a call; those of one read have one time.
+  std::vector<double> content_s;
   double end_s = -1;                ///< the end of the stream, or of the request
   int64_t num_token_ids = -1;       ///< -1: not every event with content told its tokens
   int64_t num_first_token_ids = 0;  ///< of the first event with content, and those before it

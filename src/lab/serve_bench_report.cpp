@@ -147,11 +147,13 @@ Json verdicts_json(const ServeRun& run) {
   return verdicts;
 }
 
-Workload workload_of(const ServeTest& test) {
+// Without the seed, which is another each run.
+Workload workload_of(const ServeRun& run, const ServeTest& test) {
   return {.num_prompt_tokens = test.n_prompt,
           .num_output_tokens = test.n_gen,
           .depth = test.depth,
-          .concurrency = test.concurrency};
+          .concurrency = test.concurrency,
+          .prefix_cache = run.keeps_prefix_cache};
 }
 
 std::vector<std::string> notes_of_requests(const ServeTest& test, const ServeFigures& f) {
@@ -266,6 +268,12 @@ std::vector<std::string> notes_of(const ServeRun& run) {
       for (const std::string& note : notes_of_requests(cell.test, cell.outcome.figures[i]))
         notes.push_back(where + note);
     }
+    if (cell.test.concurrency == 0 && run.endpoints.size() > 1) {
+      notes.push_back(cell.test.name() +
+                      ": the endpoints take turns in blocks, and the next block begins when the "
+                      "last has ended, so that fewer requests are under way at once than by this "
+                      "rate alone; a larger --block comes nearer");
+    }
     const double wall_s = cell.outcome.wall_s;
     const double share = wall_s > 0 ? cell.outcome.client_cpu_s / wall_s : 0;
     if (share > kBusyClient) {
@@ -313,7 +321,7 @@ std::vector<Series> series_of(const ServeRun& run) {
                        .unit = one.unit,
                        .samples = one.samples,
                        .better = one.lower_is_better ? Better::kLower : Better::kHigher,
-                       .workload = workload_of(cell.test)});
+                       .workload = workload_of(run, cell.test)});
       }
     }
   }

@@ -18,7 +18,8 @@ struct ServeRun {
     ServeBench::Outcome outcome;
   };
   std::vector<Cell> cells;
-  std::string stopped;  ///< why it ended before the last test; empty: it did not
+  bool keeps_prefix_cache = false;  ///< contexts were sent before: other workloads than without
+  std::string stopped;              ///< why it ended before the last test; empty: it did not
 
   int64_t num_errors() const;
 };

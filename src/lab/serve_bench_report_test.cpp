@@ -90,6 +90,26 @@ TEST(ServeReport, NotesTellWhatFiguresHide) {
   EXPECT_EQ(all.find("tokens came in"), std::string::npos);  // three events for three tokens
 }
 
+TEST(ServeReport, ARateAtSeveralEndpointsComesWithANote) {
+  const auto tells = [](const ServeRun& run) {
+    for (const std::string& note : notes_of(run))
+      if (note.find("take turns in blocks") != std::string::npos) return true;
+    return false;
+  };
+  ServeRun one = run_of({drifting(2, 1)}), two = run_of({drifting(2, 1), drifting(2, 1)});
+  EXPECT_FALSE(tells(two)) << "by streams";
+  for (ServeRun* run : {&one, &two}) run->cells[0].test = {.concurrency = 0, .rate = 2};
+  EXPECT_FALSE(tells(one));
+  EXPECT_TRUE(tells(two));
+}
+
+TEST(ServeReport, ContextsSentBeforeMakeAnotherWorkload) {
+  ServeRun run = run_of({drifting(2, 1)});
+  EXPECT_FALSE(series_of(run).front().workload->prefix_cache);
+  run.keeps_prefix_cache = true;
+  EXPECT_TRUE(series_of(run).front().workload->prefix_cache);
+}
+
 TEST(ServeReport, DetailsHaveNoSamples) {
   const auto details = details_of(run_of({drifting(2, 1)}));
   EXPECT_EQ(details.dump().find("samples"), std::string::npos);

@@ -174,6 +174,39 @@ def test_times_are_those_of_the_events():
     assert len(test["itl_ms"]["samples"]) == 16
 
 
+def test_events_that_came_together_have_no_time_between_them():
+    """One write of several chunks of the encoding: what their reading took is no time of the endpoint."""
+    def answer(handler, body):
+        handler.send_response(200)
+        handler.send_header("Content-Type", "text/event-stream")
+        handler.send_header("Transfer-Encoding", "chunked")
+        handler.end_headers()
+        events = [fake.token() for _ in range(5)] + [fake.last() + fake.usage(64, 5) + fake.DONE]
+        handler.piece(b"".join(b"%x\r\n%s\r\n" % (len(one), one) for one in events) + b"0\r\n\r\n")
+
+    with FakeEndpoint(answer) as endpoint:
+        test = measured(*small(endpoint, "--requests", 4))["tests"][0]
+    assert test["requests"] == 4 and test["itl_ms"]["samples"] == [0] * 16
+    assert test["tpot_ms"]["samples"] == [] and test["tg_tok_s"]["samples"] == []
+
+
+def test_requests_by_a_rate_take_the_whole_duration():
+    with FakeEndpoint() as endpoint:
+        begin = time.monotonic()
+        test = measured("--url", endpoint.url, "-p", 64, "-n", 5, "--rate", 0.001, "--duration", 1,
+                        "--seed", 1)["tests"][0]
+        took_s = time.monotonic() - begin
+    assert test["requests"] == 1 and took_s < 60, "the next request would come after minutes"
+    assert 0.99 <= test["seconds"] < 60 and test["requests_s"] < 1.01
+
+
+def test_tests_that_are_named_twice_run_once():
+    with FakeEndpoint() as endpoint:
+        flags = small(endpoint, "--requests", 1)
+        assert len(measured(*flags, "--concurrency", "1,2,1")["tests"]) == 2
+        assert len(measured(*flags, "--rate", "50,50.0")["tests"]) == 1
+
+
 def test_tokens_behind_the_last_text_are_no_part_of_its_time():
     def event(text, count):
         return fake.event({"choices": [{"index": 0, "delta": {"content": text}, "token_ids": [7] * count}]})
@@ -338,7 +371,8 @@ def test_one_fault_among_many_is_counted_and_told():
     assert "1 requests failed" in done.stderr
 
 
-def test_a_full_endpoint_is_given_the_time_it_asks_for():
+@pytest.mark.parametrize("flags", [(), ("--rate", 20)])
+def test_a_full_endpoint_is_given_the_time_it_asks_for(flags):
     times = []
 
     def answer(handler, body):
@@ -346,8 +380,9 @@ def test_a_full_endpoint_is_given_the_time_it_asks_for():
         (status(429, [("Retry-After", "1")]) if len(times) == 3 else fake.good)(handler, body)
 
     with FakeEndpoint(answer) as endpoint:
-        bench(*small(endpoint, "--requests", 4), code=1)
-    assert times[3] - times[2] >= 0.9
+        bench(*small(endpoint, "--requests", 40, *flags), code=1)
+    # By a rate more may be under way when the answer comes.
+    assert max(after - before for before, after in itertools.pairwise(times[2:])) >= 0.9
 
 
 def test_nothing_listens_and_no_http():
