@@ -14,6 +14,7 @@
 #include "apps/startup.h"
 #include "engine/drafts_json.h"
 #include "lab/bench_rounds.h"
+#include "lab/energy.h"
 #include "lab/report.h"
 #include "lab/run_watch.h"
 #include "lab/stats.h"
@@ -87,7 +88,7 @@ class Run {
       : o_(o),
         engine_(engine),
         limits_(limits),
-        watch_(engine->device()),
+        watch_(engine->device(), counts_all_energy(*engine)),
         record_(record_of("bench", *engine, limits, flags)),
         startup_(startup_json(engine->timeline())),
         has_energy_(energy_counter_of(*engine).joules().has_value()) {}

@@ -7,6 +7,7 @@
 #include "apps/bench_commands.h"
 #include "apps/output.h"
 #include "lab/bench_pair.h"
+#include "lab/energy.h"
 #include "lab/run_watch.h"
 #include "lab/stats.h"
 
@@ -48,7 +49,8 @@ class Versus {
         effort_(flags.given("--repetitions") ? PairEffort{.least = o.repetitions}
                                              : PairEffort{kSamplesAtLeast, o.vs_seconds}),
         limits_(limits),
-        watch_(engines.a().device()),
+        watch_(engines.a().device(),
+               counts_all_energy(engines.a()) && counts_all_energy(engines.b())),
         record_(record_of("bench", engines.a(), limits, flags)) {}
 
   Status run(const BenchTest& test) {

@@ -242,7 +242,7 @@ int bench(OpBenchFlags& o, const Flags& flags) {
   if (!beside) return report(beside.error());
   const RandomMoeFp8 weights = random_moe_fp8(sizes_of(o, 1), o.seed, runner->pool());
   Json results = Json::array();
-  const RunWatch watch(runner->device());
+  RunWatch watch(runner->device());
   Record record = make_record(o, beside->limits, flags);
   if (!o.json) print_head(o, *beside, *runner);
   for (const int32_t tokens : o.tokens) {

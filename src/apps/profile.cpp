@@ -12,6 +12,7 @@
 #include "apps/kernels_json.h"
 #include "apps/output.h"
 #include "apps/startup.h"
+#include "lab/energy.h"
 #include "lab/report.h"
 #include "lab/run_watch.h"
 #include "lab/shared_experts.h"
@@ -244,7 +245,7 @@ int run(ProfileFlags& o, const Flags& flags) {
   if (!on_gpu) recorder = make_step_recorder((*engine)->kernels());
   auto limits = measure_limits(device);
   if (!limits) return report(limits.error());
-  const RunWatch watch(device);
+  RunWatch watch(device, counts_all_energy(**engine));
   Record record = record_of("profile", **engine, *limits, flags);
   auto phases = run_profile(**engine, *tests, o.bench.repetitions, *limits, *recorder);
   if (!phases) return report(phases.error());

@@ -13,6 +13,7 @@
 #include "apps/kernels_json.h"
 #include "apps/output.h"
 #include "apps/speculation_flags.h"
+#include "lab/energy.h"
 #include "lab/logit_distance.h"
 #include "lab/run_watch.h"
 #include "lab/stats.h"
@@ -142,7 +143,7 @@ int run(ScoreFlags& o, const Flags& flags) {
       return report(status.error());
   }
 
-  const RunWatch watch((*engine)->device());
+  RunWatch watch((*engine)->device(), counts_all_energy(**engine));
   Json nll = Json::array();
   std::vector<double> all_nll;
   std::vector<std::vector<float>> all_logits(lists.size());

@@ -103,12 +103,15 @@ CpuState read_cpu_state(const std::string& root_path) {
     if (millidegrees && first_line(zone / "type") == "x86_pkg_temp")
       state.temperature_celsius = *millidegrees * 1e-3;
   });
-  state.packages = read_cpu_energy(root_path).packages;
+  CpuState energy = read_cpu_energy(root_path);
+  state.packages = std::move(energy.packages);
+  state.at = energy.at;
   return state;
 }
 
 CpuState read_cpu_energy(const std::string& root) {
   CpuState state;
+  state.at = Clock::now();
   for_each_entry(fs::path(root) / "sys/class/powercap", "intel-rapl:", [&](const fs::path& zone) {
     const std::string name = first_line(zone / "name");  // "package-0"; "dram" lies within
     const auto uj = value_of<uint64_t>(zone / "energy_uj");
@@ -128,16 +131,29 @@ std::optional<double> used_by_others(const CpuState& before, const CpuState& aft
 }
 
 std::optional<double> joules_between(const CpuState& before, const CpuState& after) {
+  // More than any package takes. A counter of 65 kJ goes round in less than two minutes of it.
+  constexpr double kMostWatts = 600;
+  const double most_joules =
+      kMostWatts * std::chrono::duration<double>(after.at - before.at).count();
   double joules = 0;
   bool is_known = false;
   for (const auto& [name, end] : after.packages) {
     const auto start = before.packages.find(name);
     if (start == before.packages.end()) continue;
+    if (most_joules > 1e-6 * static_cast<double>(end.range_uj)) return std::nullopt;
     const uint64_t round = end.uj < start->second.uj ? end.range_uj : 0;
     joules += 1e-6 * static_cast<double>(end.uj + round - start->second.uj);
     is_known = true;
   }
   return is_known ? std::optional(joules) : std::nullopt;
+}
+
+std::optional<double> CpuEnergy::joules() {
+  if (!sum_) return sum_;
+  const CpuState now = read_cpu_energy(root_);
+  const auto more = joules_between(std::exchange(last_, now), now);
+  sum_ = more ? std::optional(*sum_ + *more) : std::nullopt;
+  return sum_;
 }
 
 }  // namespace moxie

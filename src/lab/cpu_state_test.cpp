@@ -6,6 +6,9 @@
 #include <filesystem>
 #include <fstream>
 
+#include "core/device.h"
+#include "lab/run_watch.h"
+
 namespace moxie {
 namespace {
 
@@ -73,18 +76,49 @@ TEST_F(CpuStateTest, CountsEnergyOverTheEndOfACounter) {
   const auto write_package = [&](const std::string& number, const std::string& uj) {
     const std::string zone = "sys/class/powercap/intel-rapl:" + number;
     write(zone + "/name", "package-" + number);
-    write(zone + "/max_energy_range_uj", "10000000");
+    write(zone + "/max_energy_range_uj", "65532610987");
     write(zone + "/energy_uj", uj);
   };
   write("sys/class/powercap/intel-rapl:0:0/name", "core");  // a part of the package
   write("sys/class/powercap/intel-rapl:0:0/max_energy_range_uj", "10000000");
   write("sys/class/powercap/intel-rapl:0:0/energy_uj", "1");
-  write_package("0", "9000000");
+  write_package("0", "65531610987");
   write_package("1", "1000000");
-  const CpuState before = read();
+  CpuState before = read();
   write_package("0", "500000");
   write_package("1", "1250000");
-  EXPECT_DOUBLE_EQ(joules_between(before, read()).value_or(0), 1.5 + 0.25);
+  const CpuState after = read();
+  EXPECT_NEAR(joules_between(before, after).value_or(0), 1.5 + 0.25, 1e-6);
+  before.at = after.at - std::chrono::seconds(100);
+  EXPECT_TRUE(joules_between(before, after).has_value());
+  before.at = after.at - std::chrono::seconds(120);
+  EXPECT_FALSE(joules_between(before, after).has_value()) << "it may have gone round twice";
+}
+
+TEST_F(CpuStateTest, EnergyAddsUpOverSeveralRounds) {
+  const auto write_package = [&](const std::string& uj) {
+    write("sys/class/powercap/intel-rapl:0/name", "package-0");
+    write("sys/class/powercap/intel-rapl:0/max_energy_range_uj", "65532610987");
+    write("sys/class/powercap/intel-rapl:0/energy_uj", uj);
+  };
+  write_package("0");
+  const auto device = make_cpu_device(1);
+  RunWatch watch(*device, true, root_.string()), in_part(*device, false, root_.string());
+  Record record;
+  double expected = 0;
+  for (int i = 0; i < 3; ++i) {
+    for (const char* uj : {"50000000000", "10000000000"}) {
+      write_package(uj);
+      watch.finish(&record);
+    }
+    expected += (i == 0 ? 50000 : 40000) + 25532.610987;
+    EXPECT_NEAR(record.energy_joules.value_or(0), expected, 1e-3);
+  }
+  EXPECT_EQ(record.energy_source, "rapl");
+  Record other;
+  in_part.finish(&other);
+  EXPECT_FALSE(other.energy_joules.has_value()) << "more works than it counts";
+  EXPECT_EQ(other.energy_source, "");
 }
 
 }  // namespace

@@ -19,31 +19,18 @@ double seconds_between(Clock::time_point from, Clock::time_point to) {
   return std::chrono::duration<double>(to - from).count();
 }
 
-// Adds up what the packages used between readings, since each counter begins again at zero.
-class Packages {
- public:
-  explicit Packages(std::string root) : root_(std::move(root)), last_(read_cpu_energy(root_)) {}
-  std::optional<double> operator()() {
-    const CpuState now = read_cpu_energy(root_);
-    const auto joules = joules_between(std::exchange(last_, now), now);
-    if (!joules) return std::nullopt;
-    sum_ += *joules;
-    return sum_;
-  }
-
- private:
-  std::string root_;
-  CpuState last_;
-  double sum_ = 0;
-};
-
 }  // namespace
 
+bool counts_all_energy(Engine& engine) {
+  if (engine.options().world) return false;
+  return engine.device().kind() == DeviceKind::kCpu || engine.num_ranks() == 1;
+}
+
 EnergyCounter energy_counter_of(Engine& engine, const std::string& root) {
-  if (engine.options().world) return {};
+  if (!counts_all_energy(engine)) return {};
   Device& device = engine.device();
-  if (device.kind() == DeviceKind::kCpu) return {Packages(root), kRaplStepS};
-  if (engine.num_ranks() > 1) return {};
+  if (device.kind() == DeviceKind::kCpu)
+    return {[energy = CpuEnergy(root)]() mutable { return energy.joules(); }, kRaplStepS};
   return {[&device] { return gpu_energy_joules(device); }, kNvmlStepS};
 }
 

@@ -19,9 +19,13 @@ struct EnergyCounter {
   std::optional<double> joules() const { return read ? read() : std::nullopt; }
 };
 
+/// Whether a device's counter counts all that works: not where there are several GPUs, or processes
+/// on several hosts.
+bool counts_all_energy(Engine& engine);
+
 /// Of a GPU by NVML, which advances every 20 to 100 ms; of all CPU packages by RAPL, every
-/// millisecond, other processes included. It cannot be read where more works than it counts:
-/// several GPUs, processes on several hosts. The engine's device is borrowed. `root` as in
+/// millisecond, other processes included. It cannot be read where more works than it counts
+/// (counts_all_energy). The engine's device is borrowed. `root` as in
 /// read_cpu_state().
 EnergyCounter energy_counter_of(Engine& engine, const std::string& root = "/");
 

@@ -132,7 +132,7 @@ class SampledEnergy : public testing::Test {
     const fs::path zone = root_ / "sys/class/powercap/intel-rapl:0";
     fs::create_directories(zone);
     std::ofstream(zone / "name") << "package-0\n";
-    std::ofstream(zone / "max_energy_range_uj") << "10000000\n";
+    std::ofstream(zone / "max_energy_range_uj") << "65532610987\n";
     std::ofstream(zone / "energy_uj") << uj << "\n";
   }
 
@@ -164,13 +164,13 @@ TEST_F(SampledEnergy, CountsTheTokensOfAllStreamsAndNoWarmUp) {
 }
 
 TEST_F(SampledEnergy, ReadsThePackagesOfTheCpu) {
-  write_package("9000000");
+  write_package("65531610987");
   const EnergyCounter counter = energy_counter_of(*engine_, root_.string());
   const double before = counter.joules().value_or(-1);
-  write_package("9500000");
-  EXPECT_NEAR(counter.joules().value_or(-1) - before, 0.5, 1e-9);
+  write_package("65532110987");
+  EXPECT_NEAR(counter.joules().value_or(-1) - before, 0.5, 1e-6);
   write_package("250000");  // behind the end of the counter
-  EXPECT_NEAR(counter.joules().value_or(-1) - before, 1.25, 1e-9);
+  EXPECT_NEAR(counter.joules().value_or(-1) - before, 1.25, 1e-6);
   fs::remove_all(root_);
   EXPECT_FALSE(counter.joules().has_value());
   EXPECT_FALSE(energy_counter_of(*engine_, root_.string()).joules().has_value());
