@@ -186,7 +186,7 @@ Record record_of(const EvalReport& report, const Flags& flags) {
   record.memory_peak_bytes = peak_memory_bytes();
   for (const EvalCounts& counts : report.counts) {
     if (counts.task.empty() && report.counts.size() > 1) continue;
-    Series series{.name = counts.task + "@" + counts.effort, .unit = "right", .samples = {}};
+    Series series{.name = counts.task + "@" + counts.effort, .unit = kAnswerUnit, .samples = {}};
     for (const EvalSample& sample : report.samples) {
       if (sample.task == counts.task && sample.effort == counts.effort)
         series.samples.push_back(sample.judgement.verdict == EvalVerdict::kRight ? 1 : 0);

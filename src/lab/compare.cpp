@@ -168,8 +168,9 @@ void doubt_beside_load(const Record& a, const Record& b, Difference* difference)
 }  // namespace
 
 std::string SeriesDifference::verdict() const {
-  if (is_exact && difference.verdict == SpeedVerdict::kFaster) return "better";
-  if (is_exact && difference.verdict == SpeedVerdict::kSlower) return "worse";
+  const bool is_timed = !is_exact && !are_answers();
+  if (!is_timed && difference.verdict == SpeedVerdict::kFaster) return "better";
+  if (!is_timed && difference.verdict == SpeedVerdict::kSlower) return "worse";
   return verdict_name(difference.verdict);
 }
 
@@ -182,15 +183,17 @@ SeriesDifference difference_of(const Record& a, const Record& b, const Series& o
                                const Series& of_b) {
   SeriesDifference one{
       .name = of_a.name, .unit = of_a.unit, .better = of_a.better, .is_exact = of_a.is_exact};
+  const bool is_timed = !one.is_exact && !one.are_answers();
   const auto middle = [&](const Series& s) {
-    return one.is_exact ? mean(s.samples) : median(s.samples);
+    return is_timed ? median(s.samples) : mean(s.samples);
   };
   one.median_a = middle(of_a);
   one.median_b = middle(of_b);
-  one.difference = one.is_exact ? judge_exact(of_a.samples, of_b.samples, one.better)
-                                : judge_runs(of_a.samples, of_b.samples, one.better,
-                                             limit_shift(a, b, of_a, of_b));
-  if (!one.is_exact) doubt_beside_load(a, b, &one.difference);
+  one.difference = one.is_exact        ? judge_exact(of_a.samples, of_b.samples, one.better)
+                   : one.are_answers() ? judge_answers(of_a.samples, of_b.samples)
+                                       : judge_runs(of_a.samples, of_b.samples, one.better,
+                                                    limit_shift(a, b, of_a, of_b));
+  if (is_timed) doubt_beside_load(a, b, &one.difference);
   return one;
 }
 

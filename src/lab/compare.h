@@ -15,9 +15,11 @@ struct SeriesDifference {
   std::string name, unit;
   Better better = Better::kHigher;
   bool is_exact = false;
-  double median_a = 0, median_b = 0;  ///< means, if exact
+  double median_a = 0, median_b = 0;  ///< means, if exact or answers
   Difference difference;
-  /// verdict_name(); of an exact series "better" and "worse" instead of "faster" and "slower".
+  bool are_answers() const { return unit == kAnswerUnit; }
+  /// verdict_name(); of an exact series and of answers "better" and "worse" instead of "faster" and
+  /// "slower".
   std::string verdict() const;
 };
 

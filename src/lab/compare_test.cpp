@@ -37,6 +37,21 @@ TEST(CompareRecords, CallsTheSameTheSame) {
   EXPECT_FALSE(comparison->has_regression());
 }
 
+TEST(CompareRecords, AnswersAreSharesAndNoSpeeds) {
+  Record a = sample_record(), b = sample_record();
+  for (Record* record : {&a, &b}) {
+    record->results.resize(1);
+    record->results[0].unit = kAnswerUnit;
+    record->results[0].samples.assign(100, 1);
+  }
+  for (size_t i = 0; i < 40; ++i) b.results[0].samples[2 * i] = 0;
+  b.environment.cpu_used_by_others = 0.9;  // which changes no answer
+  const auto comparison = compare_records(a, b, "a", "b");
+  ASSERT_TRUE(comparison.has_value()) << comparison.error().message();
+  EXPECT_EQ(comparison->series[0].verdict(), "worse");
+  EXPECT_NEAR(comparison->series[0].median_b, 0.6, 1e-12);
+}
+
 TEST(CompareRecords, FindsARegression) {
   const auto comparison = compare_records(sample_record(), scaled(0.5), "a", "b");
   ASSERT_TRUE(comparison.has_value());

@@ -84,6 +84,9 @@ enum class Better : uint8_t { kHigher, kLower };
 /// "higher", "lower".
 const char* better_name(Better better);
 
+/// The unit of answers to questions: 1 is right, 0 is wrong.
+inline constexpr const char* kAnswerUnit = "right";
+
 /// One measured quantity with every sample, in the order of time.
 struct Series {
   std::string name, unit;  ///< "tg32@d2048", "tok/s"; a record has each name once

@@ -7,6 +7,7 @@
 #include <random>
 #include <vector>
 
+#include "lab/proportions.h"
 #include "lab/rank_tests.h"
 #include "lab/stats.h"
 
@@ -39,10 +40,6 @@ void resample(const std::vector<double>& values, std::mt19937_64& random,
     }
   }
 }
-
-struct Interval {
-  double low = 0, high = 0;
-};
 
 // The middle 95% of `statistic` over resamples.
 Interval bootstrap(const std::function<double(std::mt19937_64&)>& statistic) {
@@ -233,6 +230,28 @@ Difference judge_exact(std::span<const double> a, std::span<const double> b, Bet
   const bool is_more = of_b > of_a;
   d.verdict =
       is_more == (better == Better::kHigher) ? SpeedVerdict::kFaster : SpeedVerdict::kSlower;
+  return d;
+}
+
+Difference judge_answers(std::span<const double> a, std::span<const double> b) {
+  Difference d{.units = static_cast<int64_t>(std::min(a.size(), b.size()))};
+  if (a.size() != b.size() || a.empty()) {
+    d.because = a.size() != b.size() ? "other numbers of questions" : "no questions";
+    return d;
+  }
+  PairedCounts counts{.total = d.units};
+  for (size_t i = 0; i < a.size(); ++i) {
+    counts.only_a += a[i] > b[i] ? 1 : 0;
+    counts.only_b += b[i] > a[i] ? 1 : 0;
+  }
+  const Interval interval = paired_difference_interval(counts);
+  const double scale = mean(a) > 0 ? 1 / mean(a) : 1;
+  d.relative = scale * paired_difference(counts);
+  d.low = scale * interval.low;
+  d.high = scale * interval.high;
+  d.p = mcnemar_p(counts);
+  decide(Better::kHigher, &d);
+  if (d.verdict == SpeedVerdict::kUnclear) d.because = "so many questions cannot tell";
   return d;
 }
 

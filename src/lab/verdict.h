@@ -66,4 +66,8 @@ Difference judge_runs(std::span<const double> a, std::span<const double> b, Bett
 /// Values without noise: any difference of the means is one.
 Difference judge_exact(std::span<const double> a, std::span<const double> b, Better better);
 
+/// Answers to the same questions in the same order, 1 where they are right: the difference is that
+/// of the shares of right answers, over the first one's; the test is McNemar's.
+Difference judge_answers(std::span<const double> a, std::span<const double> b);
+
 }  // namespace moxie

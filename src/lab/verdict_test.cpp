@@ -245,6 +245,26 @@ TEST(Judge, SaysThatASmallDifferenceIsNotCalled) {
   EXPECT_EQ(d.because, "differences below 1% are not called");
 }
 
+TEST(JudgeAnswers, AreJudgedInPairsOfTheSameQuestion) {
+  std::vector<double> half, more, few;
+  for (int i = 0; i < 200; ++i) {
+    half.push_back(i % 2);
+    more.push_back(i % 2 == 1 || i % 10 == 0 ? 1 : 0);  // 20 more are right, and none is wrong
+    few.push_back(i % 2 == 1 || i < 3 ? 1 : 0);
+  }
+  const Difference better = judge_answers(half, more);
+  EXPECT_EQ(better.verdict, SpeedVerdict::kFaster);
+  EXPECT_NEAR(better.relative, 0.2, 1e-12) << "60% of the questions instead of 50%";
+  EXPECT_GT(better.low, 0);
+  const Difference worse = judge_answers(more, half);
+  EXPECT_EQ(worse.verdict, SpeedVerdict::kSlower);
+  EXPECT_TRUE(worse.is_regression());
+  EXPECT_EQ(judge_answers(half, few).verdict, SpeedVerdict::kUnclear);
+  EXPECT_EQ(judge_answers(half, half).verdict, SpeedVerdict::kSame);
+  half.pop_back();
+  EXPECT_EQ(judge_answers(half, more).because, "other numbers of questions");
+}
+
 TEST(JudgeExact, CallsEveryDifference) {
   const std::vector<double> a = {1, 2}, b = {1, 2.001};
   EXPECT_EQ(judge_exact(a, a, Better::kLower).verdict, SpeedVerdict::kSame);
