@@ -44,7 +44,7 @@ class TokenList {
     offsets_.push_back(offset_);
     if (is_shown) offset_ += num_characters_begun(names.tokenizer->token_bytes(token.id));
     logprobs_.push_back(known ? Json(token.logprob) : Json());
-    if (!known || num_top == 0) {
+    if (!known) {
       top_.push_back(nullptr);
       return;
     }

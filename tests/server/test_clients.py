@@ -11,7 +11,7 @@ import threading
 import anthropic
 import openai
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 
 from server import MODEL, skip_without_structured_output
 
@@ -28,6 +28,11 @@ WEATHER_ASK = "What is the weather in Paris?"
 class Event(BaseModel):
     name: str
     day: int
+
+
+def check(kind, document):
+    """`document` is what the client's type says. The clients themselves build their types unchecked."""
+    return TypeAdapter(kind).validate_python(document, strict=True)
 
 
 @pytest.fixture(scope="session")
@@ -133,6 +138,14 @@ def test_openai_completions(client):
     chunks = list(client.completions.create(model=MODEL, prompt="The sum of", max_tokens=8,
                                             stream=True))
     assert "".join(chunk.choices[0].text for chunk in chunks) == answer.choices[0].text
+
+
+def test_openai_completions_with_logprobs_of_their_own_tokens(client, server):
+    from openai.types import Completion
+    answer = server.post("/v1/completions", {"prompt": "The sum of", "max_tokens": 4, "logprobs": 0})
+    lists = check(Completion, answer.json()).choices[0].logprobs
+    assert lists.top_logprobs == [{token: logprob} for token, logprob in
+                                  zip(lists.tokens, lists.token_logprobs)]
 
 
 def test_openai_responses(client):
