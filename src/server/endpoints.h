@@ -17,6 +17,7 @@ void handle_chat(App& app, const ExchangePtr& exchange);
 void handle_completions(App& app, const ExchangePtr& exchange);
 void handle_responses(App& app, const ExchangePtr& exchange);
 void handle_response_render(App& app, const ExchangePtr& exchange);
+void handle_response_tokens(App& app, const ExchangePtr& exchange);
 void handle_response_get(App& app, const ExchangePtr& exchange);
 void handle_response_delete(App& app, const ExchangePtr& exchange);
 void handle_response_cancel(App& app, const ExchangePtr& exchange);

@@ -111,15 +111,48 @@ ApiStatus ItemReader::read_reasoning(const Json& item, const std::string& param)
   return {};
 }
 
+// The parts of a content that has been read: texts get the type that OpenAI lists them with.
+Json listed_parts(const Json& content, const char* text_type) {
+  Json parts = Json::array();
+  for (const Json& part : content.is_string() ? Json::array({content}) : content) {
+    Json listed = part.is_string() ? Json{{"type", "text"}, {"text", part}} : part;
+    if (listed["type"] == "text") listed["type"] = text_type;
+    if (listed["type"] == "output_text" && find_member(listed, "annotations") == nullptr) {
+      listed["annotations"] = Json::array();
+    }
+    parts.push_back(std::move(listed));
+  }
+  return parts;
+}
+
+// An item as it is listed later: clients have types for it that require more than a request must
+// hold.
+Json listed_item(Json item) {
+  const Json* given = find_member(item, "type");
+  const std::string type = given == nullptr ? "message" : given->get<std::string>();
+  item["type"] = type;
+  const char* prefix = "msg_";
+  if (type == "message") {
+    const bool is_answer = item["role"] == "assistant";
+    item["content"] = listed_parts(item["content"], is_answer ? "output_text" : "input_text");
+  } else if (type == "reasoning") {
+    prefix = "rs_";
+    if (const Json* content = find_member(item, "content")) {
+      item["content"] = listed_parts(*content, "reasoning_text");
+    }
+    if (find_member(item, "summary") == nullptr) item["summary"] = Json::array();
+  } else {
+    prefix = type == "function_call" ? "fc_" : "fco_";
+  }
+  if (find_member(item, "id") == nullptr) item["id"] = prefix + random_name(24);
+  if (find_member(item, "status") == nullptr) item["status"] = "completed";
+  return item;
+}
+
 ApiStatus read_input(const Json& value, ResponseRequest& request) {
   if (value.is_string()) {
     request.conversation.messages.push_back(harmony::user_message(value.get<std::string>()));
-    request.input_items.push_back(
-        {{"id", "msg_" + random_name(24)},
-         {"type", "message"},
-         {"role", "user"},
-         {"status", "completed"},
-         {"content", Json::array({{{"type", "input_text"}, {"text", value}}})}});
+    request.input_items.push_back(listed_item({{"role", "user"}, {"content", value}}));
     return {};
   }
   if (!value.is_array()) return wrong_type("input", "a string or an array of items", value);
@@ -127,10 +160,7 @@ ApiStatus read_input(const Json& value, ResponseRequest& request) {
   for (size_t i = 0; i < value.size(); ++i) {
     auto status = reader.read(value[i], fmt::format("input[{}]", i));
     if (!status) return status;
-    Json item = value[i];
-    if (find_member(item, "id") == nullptr) item["id"] = "item_" + random_name(24);
-    if (find_member(item, "type") == nullptr) item["type"] = "message";
-    request.input_items.push_back(std::move(item));
+    request.input_items.push_back(listed_item(value[i]));
   }
   return {};
 }
@@ -201,6 +231,7 @@ Fields<ResponseRequest> make_fields() {
   f.toggle("store", &ResponseRequest::store, "keep it for GET and previous_response_id; default");
   f.toggle("background", &ResponseRequest::background,
            "answer at once, and go on whoever listens; needs store");
+  f.ignored("background_options", "a response in the background begins at once");
   f.toggle("stream", &GenerationFields::stream, "server-sent events");
   f.field(
       "stream_options", {{"type", "object"}},

@@ -34,6 +34,7 @@ Json usage_json(const ChoiceEnd& end) {
   Json usage = {{"input_tokens", end.prompt_tokens},
                 {"input_tokens_details",
                  {{"cached_tokens", end.cache.hit_tokens},
+                  {"cache_write_tokens", 0},
                   {"cache_report", end.cache.text(end.prompt_tokens)}}},
                 {"output_tokens", end.completion_tokens},
                 {"output_tokens_details", {{"reasoning_tokens", end.reasoning_tokens}}},
@@ -60,6 +61,7 @@ class ResponseWriter final : public ReplyWriter {
     document_ = {{"id", "resp_" + random_name(40)},
                  {"object", "response"},
                  {"created_at", unix_time()},
+                 {"completed_at", nullptr},
                  {"status", "in_progress"},
                  {"background", request_->background},
                  {"error", nullptr},
@@ -142,6 +144,7 @@ class ResponseWriter final : public ReplyWriter {
     if (!end.warnings.empty()) document_["warnings"] = end.warnings;
     if (complete) {
       document_["status"] = "completed";
+      document_["completed_at"] = unix_time();
     } else if (end.finish_reason == "length") {
       document_["status"] = "incomplete";
       document_["incomplete_details"] = {{"reason", "max_output_tokens"}};
@@ -326,6 +329,16 @@ void handle_responses(App& app, const ExchangePtr& exchange) {
 
 void handle_response_render(App& app, const ExchangePtr& exchange) {
   handle_render(app, exchange, ErrorForm::kOpenAi, reader(app));
+}
+
+void handle_response_tokens(App& app, const ExchangePtr& exchange) {
+  handle_body(app, exchange, ErrorForm::kOpenAi, reader(app),
+              [&app, exchange](const ResponseRequest& request) -> Api<App::Continuation> {
+                auto prompt = chat_prompt(app.model(), request);
+                if (!prompt) return tl::unexpected(prompt.error());
+                return answer_with(exchange, {{"object", "response.input_tokens"},
+                                              {"input_tokens", prompt->size()}});
+              });
 }
 
 }  // namespace moxie

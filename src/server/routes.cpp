@@ -109,6 +109,8 @@ const std::array kRoutes = {
           response_body},
     Route{"POST", "/v1/responses/render", "the prompt of a response", handle_response_render,
           Route::kWork, kOpenAi, response_body},
+    Route{"POST", "/v1/responses/input_tokens", "tokens of its prompt", handle_response_tokens,
+          Route::kWork, kOpenAi, response_body},
     Route{"GET", "/v1/responses/{id}", "a stored response", handle_response_get, Route::kModel,
           kOpenAi, nullptr, response_query},
     Route{"DELETE", "/v1/responses/{id}", "forgets it", handle_response_delete, Route::kModel},

@@ -235,6 +235,27 @@ def test_openai_responses_background(client, server):
     assert client.responses.cancel(done.id).status == "completed"
 
 
+def test_openai_responses_are_of_their_types(server):
+    from openai.types.responses import Response, ResponseStreamEvent
+    for fields in ({}, {"tools": [FLAT_TOOL], "input": WEATHER_ASK}, {"max_output_tokens": 20},
+                   {"include": ["message.output_text.logprobs"], "top_logprobs": 2},
+                   {"background_options": {"completion_window": "soonest"}}):
+        body = {"input": "What is 17 + 25?", **fields}
+        answer = server.post("/v1/responses", body).json()
+        check(Response, answer)
+        assert (answer["completed_at"] is not None) == (answer["status"] == "completed")
+        for event in server.post("/v1/responses", {**body, "stream": True}).events():
+            check(ResponseStreamEvent, event)
+
+
+def test_openai_responses_count_tokens(client):
+    fields = {"model": MODEL, "input": WEATHER_ASK, "tools": [FLAT_TOOL], "instructions": "Be brief."}
+    counted = client.responses.input_tokens.count(**fields)
+    assert counted.object == "response.input_tokens"
+    answer = client.responses.create(**fields, max_output_tokens=1)
+    assert counted.input_tokens == answer.usage.input_tokens
+
+
 def test_openai_responses_stream_again(client):
     with client.responses.create(model=MODEL, input="What is 17 + 25?", background=True,
                                  stream=True) as stream:
@@ -263,7 +284,7 @@ def test_openai_responses_input_items(client):
     texts = [f"What is {i} + 1?" for i in range(45)]
     answer = client.responses.create(model=MODEL, max_output_tokens=2, input=[
         {"role": "user", "content": text} for text in texts])
-    listed = lambda **fields: [item.content for item in
+    listed = lambda **fields: [item.content[0].text for item in
                                client.responses.input_items.list(answer.id, **fields)]
     assert listed() == texts[::-1]  # page after page
     assert listed(order="asc", limit=7) == texts
@@ -273,6 +294,25 @@ def test_openai_responses_input_items(client):
     for fields in ({"limit": 0}, {"limit": 101}, {"order": "up"}, {"after": "nothing"}):
         with pytest.raises(openai.BadRequestError):
             client.responses.input_items.list(answer.id, **fields)
+
+
+def test_openai_responses_input_items_are_of_their_types(client, server):
+    from openai.types.responses import ResponseItemList
+    answer = client.responses.create(model=MODEL, max_output_tokens=2, input=[
+        {"role": "user", "content": "a"}, {"role": "developer", "content": ["b", "c"]},
+        {"role": "user", "content": [{"type": "text", "text": "d"}]},
+        {"role": "assistant", "content": "e"},
+        {"type": "reasoning", "content": "f"},
+        {"type": "function_call", "call_id": "1", "name": "get_weather", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "1", "output": "g"},
+        {"type": "message", "id": "msg_h", "role": "user", "content": "h"}])
+    page = server.get(f"/v1/responses/{answer.id}/input_items?order=asc").json()
+    items = check(ResponseItemList, page).data
+    assert [part.type for item in items[:4] for part in item.content] == [
+        "input_text", "input_text", "input_text", "input_text", "output_text"]
+    assert [item.id.split("_")[0] for item in items] == [
+        "msg", "msg", "msg", "msg", "rs", "fc", "fco", "msg"]
+    assert items[-1].id == "msg_h"
 
 
 def test_openai_responses_leave_out_tools_of_the_platform(client):
