@@ -337,8 +337,16 @@ Fields<MessagesRequest> make_fields() {
       "context_management", {{"type", "object"}}, read_context_management,
       "edits of type clear_thinking_20251015, without effect: the reasoning of finished turns is "
       "dropped anyhow");
+  f.ignored("billing_policy", "nothing is billed here");
+  f.ignored("fallbacks", "no request is declined here");
+  f.ignored("fallback_credit_token", "nothing is billed here");
+  f.refused("compaction", Json(), "send the messages that shall count");
   f.refused("container", Json(), "there is none");
   f.refused("mcp_servers", Json::array(), "tools are called by the client");
+  // With these details Anthropic's clients send the request again without a thread.
+  f.refused(
+      "thread", Json(), "no messages are kept, send all of them",
+      {{"error_code", "thread_unsupported_request"}, {"unsupported", Json::array({"thread"})}});
   return f;
 }
 

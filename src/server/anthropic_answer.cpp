@@ -29,6 +29,7 @@ Json usage_json(const ChoiceEnd& end) {
                 {"cache_creation_input_tokens", 0},
                 {"cache_read_input_tokens", end.cache.hit_tokens},
                 {"output_tokens", end.completion_tokens},
+                {"output_tokens_details", {{"thinking_tokens", end.reasoning_tokens}}},
                 {"cache_report", end.cache.text(end.prompt_tokens)}};
   if (end.drafts.num_positions > 0) usage["speculation"] = drafts_json(end.drafts);
   return usage;
@@ -162,6 +163,8 @@ class MessageStream final : public ReplyWriter {
   }
   void close() {
     if (block_ == Block::kNone) return;
+    // Some clients give a block of thinking back only if its signature came, an empty one too.
+    if (block_ == Block::kThinking) block_delta({{"type", "signature_delta"}, {"signature", ""}});
     event({{"type", "content_block_stop"}, {"index", num_blocks_++}});
     block_ = Block::kNone;
   }

@@ -98,13 +98,13 @@ tl::unexpected<ApiError> unsupported(std::string param, std::string message) {
 
 Json error_json(const ApiError& error, ErrorForm form) {
   if (form == ErrorForm::kAnthropic) {
-    return {
-        {"type", "error"},
-        {"error",
-         {{"type", anthropic_type(error.status)},
-          {"message", error.param.empty() || error.message.find(error.param) != std::string::npos
-                          ? error.message
-                          : error.param + ": " + error.message}}}};
+    Json body = {
+        {"type", anthropic_type(error.status)},
+        {"message", error.param.empty() || error.message.find(error.param) != std::string::npos
+                        ? error.message
+                        : error.param + ": " + error.message}};
+    if (!error.details.is_null()) body["details"] = error.details;
+    return {{"type", "error"}, {"error", std::move(body)}};
   }
   const auto or_null = [](const std::string& text) { return text.empty() ? Json() : Json(text); };
   return {{"error",

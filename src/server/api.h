@@ -21,6 +21,7 @@ struct ApiError {
   std::string type = "invalid_request_error";
   std::string param, code;
   double retry_after_s = 0;  ///< 429 and 503
+  Json details = {};         ///< for programs, in Anthropic's form only; null: none
 };
 
 template <typename T>

@@ -111,12 +111,15 @@ class Fields {
     list_.push_back({{name, std::move(about), Json::object(), FieldUse::kIgnored, false},
                      [](const Json&, T&) -> ApiStatus { return {}; }});
   }
-  /// Every value but `harmless`, which asks for nothing, is refused.
-  void refused(const std::string& name, const Json& harmless, const std::string& why) {
+  /// Every value but `harmless`, which asks for nothing, is refused. `details` go with the error.
+  void refused(const std::string& name, const Json& harmless, const std::string& why,
+               const Json& details = nullptr) {
     list_.push_back({{name, why, Json::object(), FieldUse::kRefused, false},
                      [=](const Json& value, T&) -> ApiStatus {
                        if (value == harmless) return {};
-                       return unsupported(name, "'" + name + "' is not supported: " + why);
+                       auto error = unsupported(name, "'" + name + "' is not supported: " + why);
+                       error.value().details = details;
+                       return error;
                      }});
   }
 

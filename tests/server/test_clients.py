@@ -336,11 +336,13 @@ def test_openai_responses_stop(client):
 
 def test_every_field_of_the_clients_is_known(server):
     from anthropic.types import message_count_tokens_params, message_create_params
+    from anthropic.types.beta import message_create_params as beta_create_params
     from openai.types import completion_create_params
     from openai.types.chat import completion_create_params as chat_create_params
     from openai.types.responses import response_create_params
     paths = server.get("/openapi.json").json()["paths"]
-    headers = {"workspace_id", "user_profile_id"}  # Anthropic's client sends these as headers
+    # Anthropic's client sends these as headers.
+    headers = {"workspace_id", "user_profile_id", "betas"}
     for path, types in (
             ("/v1/chat/completions", (chat_create_params.CompletionCreateParamsNonStreaming,
                                       chat_create_params.CompletionCreateParamsStreaming)),
@@ -349,7 +351,8 @@ def test_every_field_of_the_clients_is_known(server):
             ("/v1/responses", (response_create_params.ResponseCreateParamsNonStreaming,
                                response_create_params.ResponseCreateParamsStreaming)),
             ("/v1/messages", (message_create_params.MessageCreateParamsNonStreaming,
-                              message_create_params.MessageCreateParamsStreaming)),
+                              message_create_params.MessageCreateParamsStreaming,
+                              beta_create_params.MessageCreateParamsNonStreaming)),
             ("/v1/messages/count_tokens", (message_count_tokens_params.MessageCountTokensParams,))):
         body = paths[path]["post"]["requestBody"]["content"]["application/json"]["schema"]
         names = set().union(*(kind.__required_keys__ | kind.__optional_keys__ for kind in types))
@@ -383,6 +386,50 @@ def test_anthropic_stream(claude):
     assert [block.type for block in final.content] == ["thinking", "text"]
     assert "42" in final.content[1].text and final.usage.output_tokens > 0
     assert events[0] == "message_start" and events[-1] == "message_stop"
+
+
+def test_anthropic_thinking_ends_with_its_signature(claude):
+    events = list(claude.messages.create(
+        model=MODEL, max_tokens=300, messages=ASK, stream=True,
+        thinking={"type": "enabled", "budget_tokens": 4096}))
+    first = [event for event in events if getattr(event, "index", None) == 0]
+    assert first[0].content_block.type == "thinking"
+    deltas = [event.delta.type for event in first[1:-1]]
+    assert len(deltas) > 1
+    assert deltas == ["thinking_delta"] * (len(deltas) - 1) + ["signature_delta"]
+
+
+def test_anthropic_messages_are_of_their_types(server):
+    from anthropic.types import Message, RawMessageStreamEvent
+    tool = {"name": "get_weather", "input_schema": WEATHER}
+    for fields in ({"thinking": {"type": "adaptive"}}, {"tools": [tool]}, {"stop_sequences": ["="]}):
+        body = {"model": MODEL, "max_tokens": 300, "messages": ASK, **fields}
+        answer = check(Message, server.post("/v1/messages", body).json())
+        assert 0 < answer.usage.output_tokens_details.thinking_tokens < answer.usage.output_tokens
+        for event in server.post("/v1/messages", {**body, "stream": True}).events():
+            if event["type"] != "ping":
+                check(RawMessageStreamEvent, event)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_anthropic_tool_runner(claude, stream):
+    asked = []
+
+    @anthropic.beta_tool
+    def get_weather(city: str) -> str:
+        """Weather of a city"""
+        asked.append(city)
+        return "18 degrees"
+
+    runner = claude.beta.messages.tool_runner(
+        model=MODEL, max_tokens=300, tools=[get_weather], stream=stream,
+        messages=[{"role": "user", "content": WEATHER_ASK}])
+    assert runner.until_done().content[-1].text
+    assert asked == ["Paris"]
+    with pytest.raises(anthropic.BadRequestError) as caught:
+        claude.beta.messages.create(model=MODEL, max_tokens=300, messages=ASK,
+                                    thread={"type": "create"})
+    assert caught.value.body["error"]["details"]["unsupported"] == ["thread"]
 
 
 def test_anthropic_tools(claude):
