@@ -1,6 +1,8 @@
 // The endpoints that generate nothing: probes, models, tokens, rendering, metrics.
 #include <fmt/format.h>
 
+#include <ctime>
+
 #include "engine/parallel.h"
 #include "server/endpoints.h"
 #include "text/utf8.h"
@@ -8,16 +10,33 @@
 namespace moxie {
 namespace {
 
+std::string rfc3339(int64_t unix_seconds) {
+  const auto time = static_cast<std::time_t>(unix_seconds);
+  std::tm utc{};
+  gmtime_r(&time, &utc);
+  char text[32];
+  return {text, std::strftime(text, sizeof(text), "%Y-%m-%dT%H:%M:%SZ", &utc)};
+}
+
+// The members that OpenAI, vLLM and Anthropic have for a model.
 Json model_json(const App& app, const std::string& name) {
+  const int64_t created = app.has_model() ? app.model().loaded_at : 0;
+  const Json context = app.has_model() ? Json(app.model().max_model_len) : Json();
   Json permission = Json::array();
   return {{"id", name},
           {"object", "model"},
-          {"created", app.has_model() ? app.model().loaded_at : 0},
+          {"created", created},
           {"owned_by", "moxie"},
           {"root", app.has_model() ? Json(app.model().engine->options().model) : Json()},
           {"parent", nullptr},
-          {"max_model_len", app.has_model() ? Json(app.model().max_model_len) : Json()},
-          {"permission", std::move(permission)}};
+          {"max_model_len", context},
+          {"permission", std::move(permission)},
+          {"type", "model"},
+          {"display_name", name},
+          {"created_at", rfc3339(created)},
+          {"lifecycle", "active"},
+          {"max_input_tokens", context},
+          {"max_tokens", context}};
 }
 
 // What clients may learn of a service that is not healthy.
@@ -54,7 +73,13 @@ void handle_version(App&, const ExchangePtr& exchange) {
 void handle_models(App& app, const ExchangePtr& exchange) {
   Json list = Json::array();
   for (const std::string& name : app.options().model_names) list.push_back(model_json(app, name));
-  exchange->respond(json_response({{"object", "list"}, {"data", std::move(list)}}));
+  const Json first = list.empty() ? Json() : list.front()["id"];
+  const Json last = list.empty() ? Json() : list.back()["id"];
+  exchange->respond(json_response({{"object", "list"},
+                                   {"data", std::move(list)},
+                                   {"first_id", first},
+                                   {"last_id", last},
+                                   {"has_more", false}}));
 }
 
 void handle_model(App& app, const ExchangePtr& exchange) {

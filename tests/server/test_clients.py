@@ -1,6 +1,7 @@
 """Clients as people have them, unmodified: each ends without error and gets what it asked for."""
 
 import asyncio
+import datetime
 import http.server
 import json
 import os
@@ -409,6 +410,15 @@ def test_anthropic_messages_are_of_their_types(server):
         for event in server.post("/v1/messages", {**body, "stream": True}).events():
             if event["type"] != "ping":
                 check(RawMessageStreamEvent, event)
+
+
+def test_anthropic_models(claude, server):
+    from anthropic.types import ModelInfo
+    listed = server.get("/v1/models").json()
+    check(ModelInfo, {**listed["data"][0], "created_at":
+                      datetime.datetime.fromisoformat(listed["data"][0]["created_at"])})
+    assert [(model.id, model.display_name) for model in claude.models.list()] == [(MODEL, MODEL)]
+    assert claude.models.retrieve(MODEL).max_input_tokens == listed["data"][0]["max_model_len"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
