@@ -57,10 +57,12 @@ ApiStatus Reader::read(const Json& message, const std::string& param) {
 }
 
 ApiStatus Reader::read_assistant(const Json& message, const std::string& param) {
-  if (auto status =
-          known_members(message, param,
-                        {"role", "content", "name", "reasoning", "reasoning_content", "tool_calls",
-                         "refusal", "audio", "function_call", "annotations", "reasoning_details"});
+  // The last ones are what clients make of an answer: they send it back as they hold it.
+  if (auto status = known_members(
+          message, param,
+          {"role", "content", "name", "reasoning", "reasoning_content", "tool_calls", "refusal",
+           "audio", "function_call", "annotations", "reasoning_details", "parsed",
+           "provider_specific_fields", "thinking_blocks", "reasoning_items"});
       !status) {
     return status;
   }

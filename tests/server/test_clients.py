@@ -131,6 +131,19 @@ def test_openai_parse(client):
     answer = client.chat.completions.parse(model=MODEL, response_format=Event, max_tokens=400,
                                            messages=[{"role": "user", "content": "An event?"}])
     assert isinstance(answer.choices[0].message.parsed, Event)
+    after = client.chat.completions.create(model=MODEL, max_tokens=1, messages=[
+        {"role": "user", "content": "An event?"}, answer.choices[0].message, *ASK])
+    assert after.usage.completion_tokens == 1
+
+
+@pytest.mark.parametrize("member", ["provider_specific_fields", "thinking_blocks", "reasoning_items"])
+def test_answers_come_back_as_clients_hold_them(client, member):
+    """LiteLLM adds these to the messages that it returns, and agents append such a message."""
+    held = {"role": "assistant", "content": "Hello.", member: {"refusal": None}}
+    client.chat.completions.create(model=MODEL, max_tokens=1, messages=[*ASK, held, *ASK])
+    with pytest.raises(openai.BadRequestError):
+        client.chat.completions.create(model=MODEL, max_tokens=1, messages=[
+            {"role": "user", "content": "Hello.", member: {}}])
 
 
 def test_openai_completions(client):
