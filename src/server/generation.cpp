@@ -187,7 +187,9 @@ void Generation::take_token(size_t idx, ReplyToken token) {
   parts_.metrics.on_tokens(1);
   if (writer_) writer_->on_token(idx, token.id);
   const auto& ends = input_.silent_ends;
-  if (std::binary_search(ends.begin(), ends.end(), token.id)) return;
+  if (std::binary_search(ends.begin(), ends.end(), token.id)) {
+    return choice.reader->take_end(std::move(token));
+  }
   choice.deltas.clear();
   const bool go_on = choice.reader->take(std::move(token), &choice.deltas);
   for (const Delta& delta : choice.deltas) {

@@ -56,6 +56,11 @@ bool ReplyReader::take(ReplyToken token, std::vector<Delta>* out) {
   return !stopped_;
 }
 
+void ReplyReader::take_end(ReplyToken token) {
+  // Programs that score texts count on an entry for each drawn token.
+  if (!stopped_ && !parser_ && options_.logprobs) pending_.push_back(std::move(token));
+}
+
 void ReplyReader::finish(std::vector<Delta>* out) {
   if (!stopped_) {
     if (parser_) {

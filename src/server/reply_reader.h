@@ -49,6 +49,8 @@ class ReplyReader {
 
   /// Takes a token and appends new deltas. False if a stop string has completed the answer.
   bool take(ReplyToken token, std::vector<Delta>* out);
+  /// Takes a token that ends the answer and is not in its text.
+  void take_end(ReplyToken token);
   /// The answer has ended: appends the last deltas.
   void finish(std::vector<Delta>* out);
 

@@ -147,6 +147,20 @@ TEST(ReplyReaderTest, PlainTextsLastTokensKeepTheirLogprobsBesideStopStrings) {
   EXPECT_EQ(none.tokens.size(), 1u);
 }
 
+TEST(ReplyReaderTest, TheTokenThatEndsPlainTextHasALogprobToo) {
+  for (const bool harmony : {false, true}) {
+    ReplyReader reader(byte_tokenizer(), control(), {.harmony = harmony, .logprobs = true});
+    std::vector<Delta> deltas;
+    reader.take_end({.id = 'z', .top = {}});
+    reader.finish(&deltas);
+    ASSERT_EQ(deltas.size(), harmony ? 0u : 1u);
+    EXPECT_EQ(reader.reply().content, "");
+    if (!harmony) {
+      EXPECT_EQ(deltas[0].tokens.at(0).id, 'z');
+    }
+  }
+}
+
 RC_GTEST_PROP(ReplyReaderTest, AnyTokensMakeAReply, (bool is_harmony, bool logprobs)) {
   const auto id =
       rc::gen::weightedOneOf<int32_t>({{3, rc::gen::inRange(0, 256)},

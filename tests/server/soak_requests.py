@@ -383,8 +383,8 @@ def faults_of(ask, got):
             found.append(f"{len(got.entries)} log-probabilities of {completion} tokens")
         if ask.path == CHAT and len(got.entries) > completion:
             found.append(f"{len(got.entries)} log-probabilities of {completion} tokens")
-        # OpenAI's older form names the token itself beside the best; 0 is none.
-        tops = {0: {0}}.get(ask.logprobs, {ask.logprobs, ask.logprobs + (ask.path == TEXT)})
+        # OpenAI's older form names the token itself beside the best.
+        tops = {ask.logprobs, ask.logprobs + (ask.path == TEXT)}
         if any(value is None or value > 1e-3 for value, _ in got.entries):
             found.append("a log-probability above 0, or none")
         # Tokens of the same text fall together in a document of names.

@@ -159,7 +159,7 @@ def test_the_token_that_ends_an_answer_is_no_part_of_its_text(server):
                              ({"skip_special_tokens": False}, "")):
         answer = server.post(TEXT, {**text, **fields, "logprobs": 0}).json()
         assert answer["choices"][0]["text"] == expected
-        assert "".join(answer["choices"][0]["logprobs"]["tokens"]) == expected
+        assert answer["choices"][0]["logprobs"]["tokens"] == ["5"]  # an entry for each drawn token
         assert answer["usage"]["completion_tokens"] == 1
         events = server.post(TEXT, {**text, **fields, "stream": True}).events()
         assert "".join(event["choices"][0]["text"] for event in events[:-1]) == expected
@@ -279,6 +279,31 @@ def test_special_tokens_have_logprobs_like_others(server, fields):
     assert lists["text_offset"] == [i * len(text) for i in range(6)]
     parts = [event["choices"][0] for event in server.post(TEXT, {**body, "stream": True}).events()[:-1]]
     assert sum((part["logprobs"]["tokens"] for part in parts), []) == lists["tokens"]
+
+
+def test_the_token_that_ends_a_completion_has_logprobs(server):
+    whole = ask(server, temperature=0, return_token_ids=True)
+    answer = whole["choices"][0]["token_ids"]
+    prompt = server.post(CHAT + "/render", {"messages": ASK}).json()["token_ids"] + answer[:-1]
+    fields = {"prompt": prompt, "max_tokens": 1, "temperature": 0, "logprobs": 1}
+    for echoed in (0, len(prompt)):
+        body = {**fields, "echo": echoed > 0}
+        choice = server.post(TEXT, body).json()["choices"][0]
+        assert choice["finish_reason"] == "stop"
+        lists = choice["logprobs"]
+        assert [len(values) for values in lists.values()] == 4 * [echoed + 1]
+        assert lists["tokens"][-1].startswith("<|") and lists["token_logprobs"][-1] <= 0
+        assert lists["text_offset"][-1] == len(choice["text"])
+        events = server.post(TEXT, {**body, "stream": True}).events()[:-1]
+        parts = [event["choices"][0]["logprobs"] for event in events]
+        assert {name: sum((part[name] for part in parts), []) for name in lists} == lists
+    # A stop token that was asked for, too.
+    first = server.post(TEXT, {**fields, "prompt": "The sum of", "return_token_ids": True}).json()
+    token = first["choices"][0]["token_ids"][0]
+    stopped = server.post(TEXT, {**fields, "prompt": "The sum of", "stop_token_ids": [token]}).json()
+    choice = stopped["choices"][0]
+    assert choice["text"] == "" and choice["stop_reason"] == token
+    assert choice["logprobs"]["tokens"] == first["choices"][0]["logprobs"]["tokens"]
 
 
 def test_prompt_logprobs(server):
