@@ -28,7 +28,20 @@ if(MOXIE_HAS_XGRAMMAR)
     converter_ext/kimi_k3.cc converter_ext/minimax.cc converter_ext/minimax_m3.cc
     converter_ext/qwen.cc support/logging.cc support/recursion_guard.cc)
   list(TRANSFORM moxie_xgrammar_sources PREPEND ${moxie_xgrammar}/cpp/)
+  # A class of characters that follows a rule decides on ASCII by the low bytes of its ranges, so
+  # that masks hold tokens that are refused then (a quote before [\uAC00-\uD7A3], whose low bytes
+  # are 00 to A3). A copy in which the whole code points are compared is compiled instead.
+  set(moxie_xgrammar_parser ${CMAKE_BINARY_DIR}/third_party/xgrammar_earley_parser.cc)
+  file(READ ${moxie_xgrammar}/cpp/earley_parser.cc text)
+  string(REGEX REPLACE "static_cast<uint8_t>\\((sub_sequence\\[i( \\+ 1)?\\])\\)" "\\1"
+    corrected "${text}")
+  if(corrected STREQUAL text)
+    message(FATAL_ERROR "xgrammar's earley_parser.cc is not the one that this build corrects")
+  endif()
+  file(CONFIGURE OUTPUT ${moxie_xgrammar_parser} CONTENT "${corrected}" @ONLY)
+  list(TRANSFORM moxie_xgrammar_sources REPLACE ".*/earley_parser\\.cc$" ${moxie_xgrammar_parser})
   add_library(xgrammar STATIC ${moxie_xgrammar_sources})
+  target_include_directories(xgrammar PRIVATE ${moxie_xgrammar}/cpp)
   set_target_properties(xgrammar PROPERTIES CXX_STANDARD 17 CXX_CLANG_TIDY "")
   target_include_directories(xgrammar SYSTEM PUBLIC ${moxie_xgrammar}/include
     ${moxie_xgrammar}/3rdparty/picojson ${moxie_xgrammar}/3rdparty/dlpack/include)

@@ -113,6 +113,19 @@ TEST(Grammar, MasksAreExactlyTheTokensThatAreAccepted) {
   }
 }
 
+// A class beyond ASCII behind a rule: the low bytes of its ranges are no characters.
+TEST(Grammar, MasksKnowClassesBeyondAscii) {
+  const grammar::Vocabulary& vocabulary = *tiny_compiler().vocabulary();
+  for (const char* pattern : {"[가-힣]", "[一-鿿]a", "^(?:ab)*[가-힣]$", "[😀-😎]", "^x*[^가]!$"}) {
+    const std::string schema = fmt::format(R"({{"type": "string", "pattern": "{}"}})", pattern);
+    const GrammarPtr grammar = compiled(tiny_compiler(), {.text = schema});
+    for (uint64_t seed = 1; seed <= 25; ++seed) {
+      EXPECT_EQ(moxie::testing::random_text(vocabulary, grammar, seed * 7919, 300).fault, "")
+          << pattern;
+    }
+  }
+}
+
 TEST(Grammar, RefusesWhatCannotBeEnforcedAndSaysWhy) {
   const auto cases =
       nlohmann::ordered_json::parse(read_file(test_data() + "/schemas_refused.json"));
