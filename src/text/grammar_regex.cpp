@@ -112,7 +112,18 @@ class Parser {
     if (!done() && (peek() == '*' || peek() == '+' || peek() == '?' || peek() == '{')) {
       return error("a quantifier behind a quantifier");
     }
-    return make({.kind = Kind::kRepeat, .parts = {*part}, .min = min, .max = max});
+    return repeated(*part, min, max);
+  }
+
+  /// A repeat of a repeat becomes one repeat if it admits the same counts. Two would read a text in
+  /// many ways, and the time of a token would grow with the ways.
+  static RegexPtr repeated(const RegexPtr& part, int32_t min, int32_t max) {
+    const bool inside = part->kind == Kind::kRepeat && part->min <= 1 && part->max != 0;
+    if (!inside || max != kUnbounded) {
+      return make({.kind = Kind::kRepeat, .parts = {part}, .min = min, .max = max});
+    }
+    return make(
+        {.kind = Kind::kRepeat, .parts = part->parts, .min = min * part->min, .max = kUnbounded});
   }
 
   Result<int64_t> number() {

@@ -387,7 +387,13 @@ TEST(Grammar, PatternsAgreeWithTheStandardLibrarys) {
                                              "^[a\\-c]$",
                                              "^[-a]$",
                                              "\\x61\\u0062",
-                                             "^(a(b(c)?)?)?$"};
+                                             "^(a(b(c)?)?)?$",
+                                             "^(?:a*)*c$",
+                                             "^(?:a+)*$",
+                                             "^(?:a+)+c$",
+                                             "^(?:b?){2,}c$",
+                                             "^(?:a{0,2})+$",
+                                             "^(?:a{2})*$"};
   const std::string alphabet = "abc1]\\-";
   EXPECT_TRUE(rc::check("the same texts match", [&] {
     const std::string pattern = *rc::gen::elementOf(patterns);
@@ -403,6 +409,23 @@ TEST(Grammar, PatternsAgreeWithTheStandardLibrarys) {
     const Bytes bound(nlohmann::json({{"type", "string"}, {"pattern", pattern}}).dump());
     RC_ASSERT(bound.admits(nlohmann::json(text).dump()) == expected);
   }));
+}
+
+TEST(Grammar, RepeatsOfRepeatsAreOneRepeat) {
+  const auto is_one = [](const char* pattern, int32_t min) {
+    const auto regex = grammar::parse_regex(pattern, "pattern");
+    return regex && (*regex)->kind == grammar::RegexNode::Kind::kRepeat && (*regex)->min == min &&
+           (*regex)->max == grammar::kUnbounded &&
+           (*regex)->parts[0]->kind == grammar::RegexNode::Kind::kOneOf;
+  };
+  for (const char* pattern : {"(?:a*)*", "(?:a+)*", "(?:a?)+", "(?:(?:a{0,3})+)*", "(?:a*){4,}"}) {
+    EXPECT_TRUE(is_one(pattern, 0)) << pattern;
+  }
+  EXPECT_TRUE(is_one("(?:a+)+", 1));
+  EXPECT_TRUE(is_one("(?:a+){3,}", 3));
+  for (const char* other : {"(?:a{2})*", "(?:a*){2}", "(?:a{0})*"}) {
+    EXPECT_FALSE(is_one(other, 0)) << other;
+  }
 }
 
 TEST(Grammar, LengthsBindPatternsToo) {
