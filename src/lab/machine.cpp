@@ -14,6 +14,7 @@
 
 #include "core/clock.h"
 #include "core/threads.h"
+#include "kernels/row_products.h"
 #include "lab/machine_loops.h"
 #include "lab/stats.h"
 
@@ -290,10 +291,8 @@ const Peak& best_peak(const MachineLimits& limits) {
 }
 
 const Peak& peak_of_row(const MachineLimits& limits, std::string_view row) {
-  const bool is_fp8 = row.find("_e4m3_") != row.npos && limits.fp8.rate > 0;
-  if (is_fp8) return limits.fp8;
-  const bool is_int8 = row.find("_i8_") != row.npos && limits.int8.rate > 0;
-  return is_int8 ? limits.int8 : best_peak(limits);
+  if (multiplies_e4m3(row) && limits.fp8.rate > 0) return limits.fp8;
+  return multiplies_i8(row) && limits.int8.rate > 0 ? limits.int8 : best_peak(limits);
 }
 
 double share_of_limit(const MachineLimits& limits, const Peak& peak, double bytes,

@@ -202,6 +202,7 @@ TEST(PeakOfRow, EightBitRowsAreHeldAgainstEightBits) {
   limits.fp8 = {190, "y"};
   EXPECT_EQ(peak_of_row(limits, "experts_mxfp4_e4m3_gemm_sm90").rate, 190);
   EXPECT_EQ(peak_of_row(limits, "experts_mxfp4_bf16_gemm_sm90").rate, 100);
+  EXPECT_EQ(peak_of_row(limits, "attend_e4m3_prefill_wgmma_sm90").rate, 100) << "of its cache";
   EXPECT_EQ(peak_of_row(limits, "out_mxfp4_i8_gemv_avx2").rate, 100) << "none was measured";
   limits.int8 = {200, "z"};
   EXPECT_EQ(peak_of_row(limits, "out_mxfp4_i8_gemv_avx2").rate, 200);

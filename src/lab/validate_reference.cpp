@@ -74,7 +74,8 @@ double rounding_of_row(const std::string& name, const std::string& activation) {
     return std::ldexp(1, activation == "mxfp4" ? -2 : activation == "mxfp6_e3m2" ? -3 : -4);
   if (has("_e4m3_gemm")) return std::ldexp(1, -4);
   if (has("_i8_")) return std::ldexp(1, -7);  // of the greatest in a block, not of each value
-  if (has("_bf16_prefill") || has("_bf16_ordered") || has("_bf16_gemm") || has("_bf16_flash"))
+  if (has("_bf16_prefill") || has("_bf16_ordered") || has("_bf16_gemm") || has("_bf16_flash") ||
+      has("_e4m3_prefill") || has("_e4m3_ordered"))
     return std::ldexp(1, -9);
   if (has("_i16_") || has("bf16x2")) return std::ldexp(1, -15);
   return 0;

@@ -6,10 +6,10 @@
 #include <algorithm>
 #include <bit>
 #include <limits>
-#include <string_view>
 #include <type_traits>
 
 #include "kernels/plan.h"
+#include "kernels/row_products.h"
 #include "model/gpt_oss.h"
 
 namespace moxie {
@@ -49,15 +49,6 @@ int32_t state(Form form) {
 int32_t state_at(int32_t border, const Forms& forms) {
   const int32_t states[] = {0, state(forms.q), state(forms.a), state(forms.router), state(forms.t)};
   return border < kLastBorder ? states[border] : 0;
-}
-
-// The greatest rate of a row's products, as peak_of_row() of the lab has it: rows whose activations
-// are in 8 bits have the rate of these. Of a CPU none is known here (its rate is what plain rows
-// reach), so that the limit is that of its memory.
-double greatest_gflops(const KernelChooser& kernels, std::string_view row) {
-  if (kernels.device() == DeviceKind::kCpu) return std::numeric_limits<double>::infinity();
-  const bool is_8_bits = row.find("_e4m3_") != row.npos || row.find("_i8_") != row.npos;
-  return is_8_bits ? kernels.rates().fp8_gflops : kernels.rates().bf16_gflops;
 }
 
 /// The forms that are the same in a whole plan: x and l1, which every row passes on, whether route
