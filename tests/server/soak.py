@@ -38,6 +38,7 @@ EXPECTED_LINES = [re.compile(text) for text in (
     r"(, [\d.]+ tokens a draft, accepted [\d%, ]+ by position of \d+ drafts)?"
     r"(, \d+% of the memory's limit|, share of the memory's limit unknown)?$",
     r"moxie info: memory reads [\d.]+ GB/s$",
+    r"moxie info: --kv-cache-memory [\d.]+ \w+: the cache takes [\d.]+ \w+, the least that holds a sequence",
     r"moxie info: stopping: new requests get 503, running ones have [\d.]+ s$",
     r"moxie [\d.]+\S*  .+ ready in [\d.]+ s$",
     r"  (device|kernels|tuning|proven|memory|context|drafts|output|keys|url|page|try) +\S",
