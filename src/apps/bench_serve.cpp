@@ -14,6 +14,7 @@
 #include "apps/output.h"
 #include "apps/record_flags.h"
 #include "apps/stop_signal.h"
+#include "core/add_once.h"
 #include "lab/serve_bench_report.h"
 
 namespace moxie {
@@ -95,9 +96,8 @@ Result<std::vector<ServeTest>> tests_of(const ServeFlags& o, const Flags& flags)
   auto rates = parse_rates(o.rates);
   if (!rates) return fail(rates.error());
   std::vector<ServeTest> tests;
-  const auto add = [&tests](const ServeTest& test) {  // once: a record has each name once
-    if (std::ranges::find(tests, test) == tests.end()) tests.push_back(test);
-  };
+  // Once: a record has each name once.
+  const auto add = [&tests](const ServeTest& test) { add_once(tests, test); };
   for (const int32_t depth : o.depth) {
     for (const int32_t n_prompt : o.n_prompt) {
       for (const int32_t n_gen : o.n_gen) {

@@ -11,6 +11,7 @@
 #include "apps/bench_flags.h"
 #include "apps/op.h"
 #include "apps/output.h"
+#include "core/add_once.h"
 #include "core/bytes.h"
 #include "lab/machine.h"
 #include "lab/moe_fp8_inputs.h"
@@ -218,8 +219,7 @@ Record make_record(const OpBenchFlags& o, const MachineLimits& limits, const Fla
 // Each number once, as a record has each name once.
 std::vector<int32_t> without_repeats(const std::vector<int32_t>& numbers) {
   std::vector<int32_t> once;
-  for (const int32_t number : numbers)
-    if (std::ranges::find(once, number) == once.end()) once.push_back(number);
+  for (const int32_t number : numbers) add_once(once, number);
   return once;
 }
 

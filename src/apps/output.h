@@ -9,15 +9,10 @@
 #include <system_error>
 
 #include "core/base.h"
+#include "core/json_text.h"
 
 namespace moxie {
 
-/// The document's text. Names of files need not be UTF-8, JSON must be: other bytes become U+FFFD.
-/// `indent` -1: on one line.
-template <typename Json>
-std::string json_text(const Json& document, int indent = -1) {
-  return document.dump(indent, ' ', false, Json::error_handler_t::replace);
-}
 /// Prints the document and a newline.
 template <typename Json>
 void print_document(const Json& document, int indent = 2) {

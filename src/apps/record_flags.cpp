@@ -11,6 +11,7 @@
 #include <system_error>
 
 #include "apps/switches.h"
+#include "core/json_text.h"
 #include "core/whole_file.h"
 
 namespace moxie {
@@ -56,8 +57,7 @@ std::string rescue(const Record& record) {
   const std::string path =
       (folder / ("moxie-record-" + std::to_string(::getpid()) + ".json")).string();
   if (!error && write_record(record, path)) return "the record is in " + path;
-  const auto text =
-      to_json(record).dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+  const auto text = json_text(to_json(record));
   std::fprintf(stderr, "%s\n", text.c_str());
   return "the record is above";
 }

@@ -220,7 +220,7 @@ struct Running {
 
 // The cache holds a sequence of --max-model-len at the least, whatever was asked for.
 void say_if_raised(uint64_t asked, const Engine& e) {
-  if (asked == 0 || e.kv().bytes() <= asked) return;
+  if (e.kv().bytes() <= asked) return;
   log_info(
       fmt::format("--kv-cache-memory {}: the cache takes {}, the least that holds a sequence "
                   "of --max-model-len {}",

@@ -13,6 +13,7 @@
 #include "apps/cli.h"
 #include "apps/output.h"
 #include "apps/record_flags.h"
+#include "core/add_once.h"
 #include "engine/tuning.h"
 #include "kernels/gemm/tile_model.h"
 
@@ -111,9 +112,8 @@ void print(const TunedPlans& plans, const GptOssConfig& config) {
 
 std::vector<TuneLaunch> launches_of(const TuneFlags& o) {
   std::vector<TuneLaunch> launches;
-  const auto add = [&launches](const TuneLaunch& launch) {  // several sizes may be of one bracket
-    if (std::ranges::find(launches, launch) == launches.end()) launches.push_back(launch);
-  };
+  // Several sizes may be of one bracket.
+  const auto add = [&launches](const TuneLaunch& launch) { add_once(launches, launch); };
   for (const int32_t n : o.streams)
     if (n > 0) add({.num_tokens = bracket_floor(n), .is_decode = true});
   for (const int32_t n : o.prompts)

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/json_text.h"
 #include "core/whole_file.h"
 
 namespace moxie {
@@ -69,7 +70,7 @@ Status parse_kept(std::string_view text, const std::string& where, const KeptFor
 std::string kept_text(const KeptForm& form, nlohmann::ordered_json list) {
   using Json = nlohmann::ordered_json;
   const Json document{{"form", form.form}, {form.list, std::move(list)}};
-  return document.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
+  return json_text(document, 1) + "\n";
 }
 
 }  // namespace moxie

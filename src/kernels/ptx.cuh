@@ -17,23 +17,20 @@ __device__ __forceinline__ void copy_async_16(uint32_t to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 /// What such copies bring leaves L2 first: for data that is read once (weights), so that code,
-/// activations and biases stay there.
-__device__ __forceinline__ uint64_t streamed_policy() {
-  uint64_t policy;
-  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
-}
+/// activations and biases stay there. What `createpolicy.fractional.L2::evict_first` with 1.0 makes
+/// on every architecture that has it, as a constant: what that instruction makes is kept in general
+/// registers and moved to uniform ones for each copy.
+inline constexpr uint64_t kStreamedPolicy = 0x12F0000000000000;
 /// Copies of 4, 8 or 16 bytes that leave L2 first.
 template <int kBytes>
 __device__ __forceinline__ void copy_streamed(uint32_t to, const void* from) {
-  const uint64_t policy = streamed_policy();
   if constexpr (kBytes == 16) {
     asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(to),
-                 "l"(from), "l"(policy)
+                 "l"(from), "l"(kStreamedPolicy)
                  : "memory");
   } else {
     asm volatile("cp.async.ca.shared.global.L2::cache_hint [%0], [%1], %3, %2;" ::"r"(to),
-                 "l"(from), "l"(policy), "n"(kBytes)
+                 "l"(from), "l"(kStreamedPolicy), "n"(kBytes)
                  : "memory");
   }
 }
@@ -167,7 +164,7 @@ __device__ __forceinline__ void copy_box_streamed(void* to, const void* map, int
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
       ".L2::cache_hint [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(shared_address(to)),
-      "l"(map), "r"(column), "r"(row), "r"(shared_address(barrier)), "l"(streamed_policy())
+      "l"(map), "r"(column), "r"(row), "r"(shared_address(barrier)), "l"(kStreamedPolicy)
       : "memory");
 }
 /// As copy_box(), to the same place of each block of the cluster whose bit is set in `blocks`; each

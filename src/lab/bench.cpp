@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "core/add_once.h"
 #include "lab/bench_sampler.h"
 
 namespace moxie {
@@ -21,9 +22,7 @@ std::vector<BenchTest> bench_tests(const std::vector<int32_t>& n_prompt,
                                    const std::vector<int32_t>& depth,
                                    const std::vector<int32_t>& streams) {
   std::vector<BenchTest> tests;
-  const auto add = [&tests](const BenchTest& test) {
-    if (std::ranges::find(tests, test) == tests.end()) tests.push_back(test);
-  };
+  const auto add = [&tests](const BenchTest& test) { add_once(tests, test); };
   for (const int32_t d : depth) {
     for (const int32_t b : streams) {
       for (const int32_t p : n_prompt) {

@@ -168,9 +168,8 @@ void doubt_beside_load(const Record& a, const Record& b, Difference* difference)
 }  // namespace
 
 std::string SeriesDifference::verdict() const {
-  const bool is_timed = !is_exact && !are_answers();
-  if (!is_timed && difference.verdict == SpeedVerdict::kFaster) return "better";
-  if (!is_timed && difference.verdict == SpeedVerdict::kSlower) return "worse";
+  if (!is_timed() && difference.verdict == SpeedVerdict::kFaster) return "better";
+  if (!is_timed() && difference.verdict == SpeedVerdict::kSlower) return "worse";
   return verdict_name(difference.verdict);
 }
 
@@ -183,9 +182,8 @@ SeriesDifference difference_of(const Record& a, const Record& b, const Series& o
                                const Series& of_b) {
   SeriesDifference one{
       .name = of_a.name, .unit = of_a.unit, .better = of_a.better, .is_exact = of_a.is_exact};
-  const bool is_timed = !one.is_exact && !one.are_answers();
   const auto middle = [&](const Series& s) {
-    return is_timed ? median(s.samples) : mean(s.samples);
+    return one.is_timed() ? median(s.samples) : mean(s.samples);
   };
   one.median_a = middle(of_a);
   one.median_b = middle(of_b);
@@ -193,7 +191,7 @@ SeriesDifference difference_of(const Record& a, const Record& b, const Series& o
                    : one.are_answers() ? judge_answers(of_a.samples, of_b.samples)
                                        : judge_runs(of_a.samples, of_b.samples, one.better,
                                                     limit_shift(a, b, of_a, of_b));
-  if (is_timed) doubt_beside_load(a, b, &one.difference);
+  if (one.is_timed()) doubt_beside_load(a, b, &one.difference);
   return one;
 }
 

@@ -18,6 +18,7 @@ struct SeriesDifference {
   double median_a = 0, median_b = 0;  ///< means, if exact or answers
   Difference difference;
   bool are_answers() const { return unit == kAnswerUnit; }
+  bool is_timed() const { return !is_exact && !are_answers(); }
   /// verdict_name(); of an exact series and of answers "better" and "worse" instead of "faster" and
   /// "slower".
   std::string verdict() const;

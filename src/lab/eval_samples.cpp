@@ -13,6 +13,7 @@
 #include <iterator>
 #include <nlohmann/json.hpp>
 
+#include "core/json_text.h"
 #include "text/harmony_json.h"
 
 namespace moxie {
@@ -175,7 +176,7 @@ const EvalSample* EvalSamples::find(const std::string& variant, const std::strin
 Status EvalSamples::add(const EvalSample& sample) {
   if (file_ == nullptr) return {};
   // Text of a model may be broken UTF-8: replaced, instead of an exception.
-  return write_line(to_json(sample).dump(-1, ' ', false, Json::error_handler_t::replace));
+  return write_line(json_text(to_json(sample)));
 }
 
 Status EvalSamples::write_line(const std::string& line) {

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
+#include "core/json_text.h"
 #include "lab/stats.h"
 
 namespace moxie {
@@ -164,8 +165,7 @@ Status History::add(const Record& record) {
                  "INSERT INTO record(time_utc, kind, model, commit_id, dirty, machine, json) "
                  "VALUES(?, ?, ?, ?, ?, ?, ?)");
   const std::string machine = e.gpus.empty() ? e.cpu : e.gpus.front().name;
-  const std::string json =
-      to_json(record).dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+  const std::string json = json_text(to_json(record));
   head.bind(e.time_utc).bind(record.kind).bind(record.weights.model).bind(e.commit);
   head.bind(int64_t{e.dirty}).bind(machine).bind(json);
   if (head.step() != SQLITE_DONE) return undo();

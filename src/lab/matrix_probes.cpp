@@ -9,6 +9,8 @@
 #include <fstream>
 #include <iterator>
 
+#include "core/json_text.h"
+
 namespace moxie {
 namespace {
 
@@ -183,7 +185,7 @@ Result<std::string> MatrixProbes::answer(const Settings& settings) {
   for (const char* key : {"reasoning", "content", "kernels"}) {
     const Json* value = member(document, key);
     if (value == nullptr) return fail(std::string("no ") + key, "moxie run --json");
-    text += value->dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
+    text += json_text(*value) + "\n";
   }
   return text;
 }

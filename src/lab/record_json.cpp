@@ -1,6 +1,7 @@
 // A record as JSON. The names are public: more may be added, none renamed.
 #include <nlohmann/json.hpp>
 
+#include "core/json_text.h"
 #include "core/whole_file.h"
 #include "lab/record.h"
 #include "lab/stats.h"
@@ -153,8 +154,7 @@ Json to_json(const Record& record) {
 
 Status write_record(const Record& record, const std::string& path) {
   // Names from files may hold broken UTF-8: replaced, instead of an exception.
-  return write_whole_file(
-      path, to_json(record).dump(2, ' ', false, Json::error_handler_t::replace) + '\n', "record");
+  return write_whole_file(path, json_text(to_json(record), 2) + '\n', "record");
 }
 
 }  // namespace moxie

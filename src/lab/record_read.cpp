@@ -8,6 +8,7 @@
 #include <limits>
 #include <set>
 
+#include "core/json_text.h"
 #include "lab/stats.h"
 #include "text/json_fields.h"
 
@@ -231,7 +232,7 @@ void read_rest(JsonFields& fields, Record* record) {
   record->energy_source = fields.text_or_null("energy_source");
   const auto& details = fields.any("details");
   if (details.is_object())
-    record->details = details.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+    record->details = json_text(details);
   else if (!details.is_null())
     fields.refuse("details", "expected an object or null");
 }

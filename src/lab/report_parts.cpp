@@ -5,6 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "core/json_text.h"
 #include "lab/report_svg.h"
 #include "lab/stats.h"
 
@@ -70,8 +71,7 @@ void add_samples(Page* page, const std::vector<Strip>& strips) {
 void end_page(Page* page, const Json& document) {
   add_conditions(page, document.value("record", Json::object()));
   page->heading("Document");
-  page->folded("everything above and more as JSON",
-               document.dump(2, ' ', false, Json::error_handler_t::replace));
+  page->folded("everything above and more as JSON", json_text(document, 2));
 }
 
 }  // namespace moxie

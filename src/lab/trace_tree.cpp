@@ -12,6 +12,7 @@
 #include <sstream>
 
 #include "core/formats.h"
+#include "core/json_text.h"
 
 namespace moxie {
 namespace {
@@ -331,8 +332,7 @@ Result<std::string> place_of_traces(const std::string& tree, const std::string& 
 
 Status append_traces(const std::string& path, const std::vector<Json>& traces) {
   std::ofstream file(path, std::ios::binary | std::ios::app);
-  for (const Json& trace : traces)
-    file << trace.dump(-1, ' ', false, Json::error_handler_t::replace) << '\n';
+  for (const Json& trace : traces) file << json_text(trace) << '\n';
   file.close();
   if (!file) return fail("could not be written whole", path, "is the disk full?");
   return {};

@@ -2,6 +2,7 @@
 // renamed.
 #include <nlohmann/json.hpp>
 
+#include "core/json_text.h"
 #include "lab/stats.h"
 #include "lab/validate.h"
 
@@ -91,9 +92,8 @@ Record record_of(const ValidateReport& report, std::vector<Setting> configuratio
     record.results.insert(record.results.end(), level.figures.begin(), level.figures.end());
   Json json = to_json(report);
   for (Json& level : json["levels"]) level.erase("figures");  // they are the results
-  record.details =
-      Json{{"valid", json["valid"]}, {"levels", json["levels"]}, {"conditions", json["conditions"]}}
-          .dump(-1, ' ', false, Json::error_handler_t::replace);
+  record.details = json_text(Json{
+      {"valid", json["valid"]}, {"levels", json["levels"]}, {"conditions", json["conditions"]}});
   return record;
 }
 

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <limits>
 
+#include "core/add_once.h"
 #include "core/formats.h"
 #include "core/threads.h"
 #include "kernels/row_rounding.h"
@@ -154,8 +155,7 @@ void SelfTestComparison::run_reference(P params) {
 
 std::vector<std::string> SelfTestComparison::names() const {
   std::vector<std::string> list;
-  for (const PlannedRow* row : rows_)
-    if (std::ranges::find(list, row->row.name) == list.end()) list.push_back(row->row.name);
+  for (const PlannedRow* row : rows_) add_once(list, row->row.name);
   return list;
 }
 

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <ctime>
 
+#include "core/json_text.h"
 #include "text/harmony_json.h"
 #include "text/utf8.h"
 
@@ -148,9 +149,7 @@ Api<Json> parse_body(std::string_view body) {
   return std::move(**document);
 }
 
-std::string to_text(const Json& document) {
-  return document.dump(-1, ' ', false, Json::error_handler_t::replace);
-}
+std::string to_text(const Json& document) { return json_text(document); }
 
 void append_json_string(std::string_view text, std::string* out) {
   *out += '"';

@@ -2,6 +2,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "core/json_text.h"
 #include "text/harmony.h"
 #include "text/harmony_json.h"
 
@@ -127,7 +128,7 @@ Result<ToolNamespace> namespace_from_json(const Json& document, const std::strin
       tool.description = tool_reader.string("description");
       const Json* parameters = tool_reader.find("parameters");
       if (parameters != nullptr && !parameters->is_null()) {
-        tool.parameters = parameters->dump(-1, ' ', false, Json::error_handler_t::replace);
+        tool.parameters = json_text(*parameters);
       }
       if (tool_reader.error()) return fail(*tool_reader.error());
       space.tools.push_back(std::move(tool));
@@ -360,7 +361,7 @@ std::string conversation_to_json(const Conversation& conversation) {
   Json messages = Json::array();
   for (const Message& message : conversation.messages) messages.push_back(message_to_json(message));
   const Json out = {{"messages", std::move(messages)}};
-  return out.dump(-1, ' ', false, Json::error_handler_t::replace);
+  return json_text(out);
 }
 
 }  // namespace moxie::harmony

@@ -134,33 +134,33 @@ template <DType F>
 struct Multiplier {
   const Step& p;
   const Share& share;
-  const Picks& picks;
   Weights<F>& weights;
   const std::byte* shared;
   const std::byte* staged;
   const std::byte* hidden_values;
   float* sums_of_warps;
-  float2* down_sums;  // the lane's, of the warp's first stage; the next stage's are 32 further on
+  float4* down_sums;  // the lane's, of the warp's first stage; the next stage's are 32 further on
   int lane, in_first_tile, num_gate_tiles;
-  uint32_t ring, ring_address,
-      stage = 0;  // bytes from `shared`; its address; from the ring's first
+  uint32_t scales;       // where the lane's scales go in a stage
+  uint32_t stage, both;  // the address of the next stage, and the sum of both stages' addresses
 
   __device__ __forceinline__ Multiplier(const Step& step, const Share& of_warp,
-                                        const Picks& of_launch, Weights<F>& of_share,
-                                        std::byte* memory, const Layout<F>& layout, int my_lane)
+                                        Weights<F>& of_share, std::byte* memory,
+                                        const Layout<F>& layout, int my_lane)
       : p(step),
         share(of_warp),
-        picks(of_launch),
         weights(of_share),
         shared(memory),
         staged(memory + layout.staged),
         hidden_values(memory + layout.hidden_values),
         sums_of_warps(reinterpret_cast<float*>(memory + layout.sums)),
-        down_sums(reinterpret_cast<float2*>(memory + layout.down_sums) + of_warp.down_begin * 32 +
+        down_sums(reinterpret_cast<float4*>(memory + layout.down_sums) + of_warp.down_begin * 32 +
                   my_lane),
         lane(my_lane),
-        ring(of_warp.warp * kStages * kStageBytes<F>) {
-    ring_address = opaque(shared_address(shared) + ring);
+        scales(opaque(Weights<F>::scales_in_stage(my_lane))) {
+    static_assert(kStages == 2);
+    stage = opaque(shared_address(memory) + of_warp.warp * kStages * kStageBytes<F>);
+    both = 2 * stage + kStageBytes<F>;
     in_first_tile = share.gate_begin % share.stages_of_tile;
     num_gate_tiles = share.gate_count == 0
                          ? 0
@@ -175,8 +175,8 @@ struct Multiplier {
     float* my_sums = sums_of_warps + (nth % 2 * share.num_multipliers + share.warp) * (2 * 16);
     const int num_tiles = is_gate ? num_gate_tiles : share.down_count;
     // A warp without a stage adds nothing to the tile that it shares with its neighbours.
-    if (is_gate && num_tiles == 0)
-      for (int i = lane; i < 16; i += 32) my_sums[i] = 0;
+    if (is_gate && num_tiles == 0 && lane < 16) my_sums[lane] = 0;
+    if (!is_gate) product.start_column(values, lane);
 #pragma unroll 1
     for (int tile = 0; tile < num_tiles; ++tile) {
       int stages = 1;
@@ -184,29 +184,25 @@ struct Multiplier {
         const int begin = tile == 0 ? in_first_tile : 0;
         stages = tile == 0 ? min(share.gate_count, share.stages_of_tile - begin)
                            : share.gate_count - (share.stages_of_tile - in_first_tile);
-        product.start_row(staged + begin * (kUnits * kInputBytes));
+        product.start_row(staged + begin * (kUnits * kInputBytes), lane);
       } else {
-        product.start_column(values);
+        product.set_sums(nth > 0 ? down_sums[tile * 32] : make_float4(0, 0, 0, 0));
       }
 #pragma unroll 1
       for (; stages > 0; --stages) {
         wait_for_copies<kStages - 1>();
         __syncwarp();
-        product.add_stage(shared, ring + stage);
-        __syncwarp();
-        if (weights.left == 0) weights.advance(p, share, picks);
-        weights.copy_stage(ring_address + stage, lane);
-        commit_copies();
-        stage += kStageBytes<F>;
-        if (stage == kStages * kStageBytes<F>) stage = 0;
+        product.add_stage(shared, stage, [&] {
+          if (weights.left <= 0) weights.advance(p, share);
+          weights.copy_stage(stage, lane, scales);
+          commit_copies();
+        });
+        stage = both - stage;
       }
       if (is_gate) {
         product.store_row(my_sums + tile * 16, lane);
       } else {
-        float2 sums = product.column_sums(lane);
-        float2& kept = down_sums[tile * 32];
-        if (nth > 0) sums.x += kept.x, sums.y += kept.y;
-        kept = sums;
+        down_sums[tile * 32] = product.sums();
       }
     }
   }
@@ -310,7 +306,7 @@ __global__ void __launch_bounds__(32 * (kMaxMultipliers + 1), 1)
   cluster_arrive();
   // The pieces of all choices are known before the choice, their experts are not.
   Run pieces(p, kHoldsAll ? p.top_k : 0);
-  Weights<F> weights(p, pieces);
+  Weights<F> weights(p, share, pieces);
   const int first_pick = weights.gate.pick;
   if (pieces.count > 0) weights.start_gate(p, share, 0);
   // The last warp chooses the experts while the others stage the activations.
@@ -355,17 +351,18 @@ __global__ void __launch_bounds__(32 * (kMaxMultipliers + 1), 1)
   const int num_picks = kHoldsAll ? p.top_k : picks.count;
   if constexpr (!kHoldsAll) {
     pieces = Run(p, num_picks);
-    weights = Weights<F>(p, pieces);
+    weights = Weights<F>(p, share, pieces);
   } else if (pieces.count > 0) {
-    const int64_t expert = picks.ids[first_pick] * p.gate_up_expert_bytes;
-    weights.at += expert, weights.tail += expert;
+    weights.at += picks.ids[first_pick] * p.gate_up_expert_bytes;
   }
+  weights.id = lane < num_picks ? picks.ids[lane] : 0;
   const uint32_t ring = warp * kStages * kStageBytes<F>;  // bytes from `shared`
   if (is_multiplier) {
 #pragma unroll 1
     for (int i = 0; i < kStages; ++i) {
-      weights.advance(p, share, picks);
-      weights.copy_stage(opaque(shared_address(shared) + ring) + i * kStageBytes<F>, lane);
+      weights.advance(p, share);
+      weights.copy_stage(opaque(shared_address(shared) + ring) + i * kStageBytes<F>, lane,
+                         Weights<F>::scales_in_stage(lane));
       commit_copies();
     }
   }
@@ -388,8 +385,8 @@ __global__ void __launch_bounds__(32 * (kMaxMultipliers + 1), 1)
     add_biases(p, picks, num_picks);
     return make_hidden_values<F>(p, share, picks, pieces, sums_of_warps, hidden_values, meeting);
   }
-  Multiplier<F> multiplier(p, share, picks, weights, shared, layout, lane);
-  StageProduct<F> product;  // made once, since its zeros can be reused
+  Multiplier<F> multiplier(p, share, weights, shared, layout, lane);
+  StageProduct<F> product(lane);  // made once, since its zeros can be reused
   for (Order order(pieces.count); !order.is_done();) {
     const bool is_gate = order.is_gate();
     const int nth = is_gate ? order.gate++ : order.down++;
@@ -409,7 +406,9 @@ constexpr int kStaticBytes = mail::kFolds<AnyStep> ? 4096 : 2048;
 template <DType F>
 bool suits(const Step& step, const BlockLimits& limits) {
   return step.hidden % (64 * kUnits) == 0 && step.gate_up.rows == 128 * step.num_units_down &&
-         step.top_k <= kMaxPicks && step.top_k * step.num_units_down + 1 <= kMaxResidualAddends &&
+         step.top_k <= kMaxPicks &&
+         std::max(step.gate_up_expert_bytes, step.down_expert_bytes) <= UINT32_MAX &&
+         step.top_k * step.num_units_down + 1 <= kMaxResidualAddends &&
          Layout<F>(kMinMultipliers, step.num_units).bytes + kStaticBytes<Step> <=
              static_cast<int>(limits.shared_bytes);
 }

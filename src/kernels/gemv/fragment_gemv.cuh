@@ -272,24 +272,51 @@ __device__ __forceinline__ float load_shared_e8m0(uint32_t at) {
   return __uint_as_float(byte << 23);
 }
 
-/// The same for three units of MXFP4 at `stage`: pair[half] += of the first two, which share the
-/// slots; odd[half] += of the third, in slots 0 and 1. `own`: the lane's activations of the pair;
-/// those of the odd unit are odd_offset behind them. All loads come first, and each unit has its
-/// own chain of products, so that a warp waits little.
-__device__ __forceinline__ void multiply_three(uint32_t stage, uint32_t own, uint32_t odd_offset,
-                                               SlotInputs<4>& of_pair, SlotInputs<2>& of_odd,
-                                               float (&pair)[2], float (&odd)[2]) {
-  constexpr DType F = DType::kMXFP4;
-  const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4, slot = g / 2;
-  Unit<F> units[3];
+/// Where a lane reads in a stage of three units of MXFP4: bytes from the stage's first.
+struct LaneInStage {
+  uint32_t codes, pair_scales, odd_scales;
+  int slot;
+  __device__ __forceinline__ explicit LaneInStage(int lane)
+      : codes(16 * lane),
+        odd_scales(kCodeBytes<DType::kMXFP4> + lane / 4 * 4 + lane % 2 * 2),
+        slot(lane / 8) {
+    pair_scales = odd_scales + lane % 4 / 2 * kUnitBytes<DType::kMXFP4>;
+  }
+};
+
+/// What a lane holds of such a stage. The first two units share the slots.
+struct ThreeUnits {
+  Unit<DType::kMXFP4> units[3];
+  float pair_scale[2], odd_scale[2];  // of the lane's rows g and g + 8
+  /// `stage`: an address in shared memory.
+  __device__ __forceinline__ void read(uint32_t stage, const LaneInStage& at) {
+    constexpr uint32_t kUnit = kUnitBytes<DType::kMXFP4>;
 #pragma unroll
-  for (int u = 0; u < 3; ++u)
-    units[u].codes[0] = load_shared_16(stage + 16 * lane + u * kUnitBytes<F>);
+    for (int u = 0; u < 3; ++u) units[u].codes[0] = load_shared_16(stage + at.codes + u * kUnit);
 #pragma unroll
-  for (int i = 0; i < 4; ++i) load_shared_16_if(slot == i, own, of_pair.block[i]);
+    for (int half = 0; half < 2; ++half) {
+      pair_scale[half] = load_shared_e8m0(stage + at.pair_scales + half);
+      odd_scale[half] = load_shared_e8m0(stage + at.odd_scales + 2 * kUnit + half);
+    }
+  }
+};
+
+/// Reads the activations of the lane's slot: `pair` are the address of the first two units', `odd`
+/// of the third's.
+__device__ __forceinline__ void read_three_slots(int slot, uint32_t pair, uint32_t odd,
+                                                 SlotInputs<4>& of_pair, SlotInputs<2>& of_odd) {
 #pragma unroll
-  for (int i = 0; i < 2; ++i) load_shared_16_if(slot == i, own + odd_offset, of_odd.block[i]);
-  const uint32_t scales = stage + kCodeBytes<F> + 4 * g + 2 * (q % 2);
+  for (int i = 0; i < 4; ++i) load_shared_16_if(slot == i, pair, of_pair.block[i]);
+#pragma unroll
+  for (int i = 0; i < 2; ++i) load_shared_16_if(slot == i, odd, of_odd.block[i]);
+}
+
+/// pair[half] += the first two units times one token; odd[half] += the third, in slots 0 and 1.
+/// Each unit has its own chain of products, so that a warp waits little.
+__device__ __forceinline__ void multiply_three(const ThreeUnits& three,
+                                               const SlotInputs<4>& of_pair,
+                                               const SlotInputs<2>& of_odd, float (&pair)[2],
+                                               float (&odd)[2]) {
   float products[3][4] = {};
 #pragma unroll
   for (int block = 0; block < 2; ++block) {
@@ -297,8 +324,8 @@ __device__ __forceinline__ void multiply_three(uint32_t stage, uint32_t own, uin
 #pragma unroll
     for (int u = 0; u < 3; ++u) {
       const uint4& b = u < 2 ? of_pair.block[2 * u + block] : of_odd.block[block];
-      decode(units[u], block, 0, 0, top[u]);
-      decode(units[u], block, 1, 0, bottom[u]);
+      decode(three.units[u], block, 0, 0, top[u]);
+      decode(three.units[u], block, 1, 0, bottom[u]);
       mma_in_order(products[u], top[u][0], bottom[u][0], top[u][1], bottom[u][1], b.x, b.y);
     }
 #pragma unroll
@@ -309,12 +336,10 @@ __device__ __forceinline__ void multiply_three(uint32_t stage, uint32_t own, uin
   }
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const float of_slot = load_shared_e8m0(scales + q / 2 * kUnitBytes<F> + half);
-    const float of_last = load_shared_e8m0(scales + 2 * kUnitBytes<F> + half);
     pair[half] += ((products[0][2 * half] + products[0][2 * half + 1]) +
                    (products[1][2 * half] + products[1][2 * half + 1])) *
-                  of_slot;
-    odd[half] += (products[2][2 * half] + products[2][2 * half + 1]) * of_last;
+                  three.pair_scale[half];
+    odd[half] += (products[2][2 * half] + products[2][2 * half + 1]) * three.odd_scale[half];
   }
 }
 
