@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
@@ -409,6 +410,23 @@ TEST_F(OpCliTest, ToleranceDecides) {
   EXPECT_EQ(bad.exit_code, 1);
   EXPECT_NE(bad.err.find("atol"), std::string::npos) << bad.err;
   EXPECT_FALSE(fs::exists(tree + "/traces"));
+}
+
+TEST_F(OpCliTest, AWorkloadThatCannotBeReadHoldsUpNoOther) {
+  const std::string tree = small_tree();
+  const std::string name = "moe_fp8_block_scale_ds_routing_topk8_ng8_kg4_e8_h256_i128";
+  const std::string workloads = tree + "/workloads/moe/" + name + ".jsonl";
+  std::string text = slurp(workloads);
+  const size_t place = text.find("blob/workloads");
+  ASSERT_NE(place, std::string::npos);
+  std::ofstream(workloads) << text.replace(place, std::strlen("blob/workloads"), "blob/none");
+  const auto traced = op({"trace", "--dataset", tree, "--iterations", "1", "--threads", "1",
+                          "--max-tokens", "32", "--author", "me", "--device", "cpu"});
+  EXPECT_EQ(traced.exit_code, 1);
+  EXPECT_NE(traced.err.find("blob/none"), std::string::npos) << traced.err;
+  EXPECT_NE(traced.out.find(", 1 not readable"), std::string::npos) << traced.out;
+  const std::string traces = slurp(tree + "/traces/me/moe/" + name + ".jsonl");
+  EXPECT_GE(std::count(traces.begin(), traces.end(), '\n'), 2) << traced.out;
 }
 
 TEST_F(OpCliTest, MalformedTreesFailAndSayWhere) {

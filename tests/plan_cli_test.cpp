@@ -6,6 +6,13 @@
 namespace moxie {
 namespace {
 
+TEST_F(CliTest, ADepthLiesWithinTheModelsPositions) {
+  EXPECT_EQ(moxie({"plan", "--depth", "4095"}).exit_code, 0);
+  const auto refused = moxie({"plan", "--depth", "1000000"});
+  EXPECT_EQ(refused.exit_code, 2);
+  EXPECT_NE(refused.err.find("--depth 1000000: the model has "), std::string::npos) << refused.err;
+}
+
 TEST_F(CliTest, GpusDocumentIsWhatIsPrinted) {
   const auto printed = moxie({"plan", "--markdown"});
   EXPECT_EQ(printed.exit_code, 0);

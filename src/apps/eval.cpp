@@ -21,6 +21,7 @@
 #include "apps/record_flags.h"
 #include "apps/stop_signal.h"
 #include "core/clock.h"
+#include "core/shown_address.h"
 #include "lab/record.h"
 
 namespace moxie {
@@ -117,7 +118,8 @@ std::string origin_of(const EvalFlags& o, const Flags& flags, const std::string&
                                            "--concurrency",      "--timeout", "--compare-switches",
                                            "--reasoning-effort", "--limit",   "--threads",
                                            "--api-key",          "--model",   "--url"};
-  std::string origin = o.url.empty() ? "model " + model : "model " + model + " at " + o.url;
+  std::string origin =
+      o.url.empty() ? "model " + model : "model " + model + " at " + shown_address(o.url);
   for (const auto& setting : flags.settings()) {
     const bool is_left_out = std::find(std::begin(kNotOfAnswers), std::end(kNotOfAnswers),
                                        setting.name) != std::end(kNotOfAnswers);
@@ -217,7 +219,7 @@ Status evaluate(EvalFlags& o, const Flags& flags, EvalReport* out) {
     if (!opened) return fail(std::move(opened.error()));
     endpoint = std::move(*opened);
     out->model = endpoint->model();
-    out->url = o.url;
+    out->url = shown_address(o.url);
   }
   std::unique_ptr<EvalSamples> samples = std::make_unique<EvalSamples>();
   if (!o.samples.empty()) {

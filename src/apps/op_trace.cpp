@@ -33,7 +33,7 @@ struct TraceFlags {
 
 // What a run of the command counts.
 struct Tally {
-  int passed = 0, failed = 0, left_out = 0;
+  int passed = 0, failed = 0, left_out = 0, unreadable = 0;
   std::vector<Json> traces;  // for --json
 };
 
@@ -155,10 +155,16 @@ Status trace_workload(const TraceFlags& o, const TraceDefinition& definition,
                       const TraceWorkload& workload, const LowBitTolerance& tolerance,
                       WorkloadTensors& tensors, MoeFp8Runner& runner,
                       const Environment& environment, std::vector<Json>* traces, Tally* tally) {
+  // One that cannot be read is told, and the others go on.
+  const auto unreadable = [tally](const Error& error) {
+    report(error);
+    ++tally->unreadable;
+    return Status();
+  };
   auto of_workload = tensors.tensors_of(workload);
-  if (!of_workload) return fail(of_workload.error());
+  if (!of_workload) return unreadable(of_workload.error());
   auto inputs = MoeFp8Inputs::from(*of_workload, workload.where);
-  if (!inputs) return fail(inputs.error());
+  if (!inputs) return unreadable(inputs.error());
   const MoeFp8Params& p = inputs->params();
   std::vector<const Row<MoeFp8Params>*> rows;
   if (o.kernel == "all") {
@@ -232,13 +238,15 @@ int trace(const TraceFlags& o, const Flags& flags) {
     print_document(Json{{"passed", tally.passed},
                         {"failed", tally.failed},
                         {"left_out", tally.left_out},
+                        {"unreadable", tally.unreadable},
                         {"traces", tally.traces}});
   else
-    fmt::print("{} passed, {} not, {} left out by --max-tokens\n", tally.passed, tally.failed,
-               tally.left_out);
-  if (tally.passed + tally.failed == 0)
+    fmt::print("{} passed, {} not, {} left out by --max-tokens{}\n", tally.passed, tally.failed,
+               tally.left_out,
+               tally.unreadable == 0 ? "" : fmt::format(", {} not readable", tally.unreadable));
+  if (tally.passed + tally.failed + tally.unreadable == 0)
     return report({"no workload ran", o.dataset, "see --workload and --max-tokens"});
-  return tally.failed == 0 ? kExitDone : kExitFailed;
+  return tally.failed + tally.unreadable == 0 ? kExitDone : kExitFailed;
 }
 
 }  // namespace

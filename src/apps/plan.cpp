@@ -332,6 +332,9 @@ int run(PlanFlags& o, const Flags& flags) {
   if (!serve) return report(serve.error());
   const ModelWeights layout = (*checkpoint)->layout(load);
   const GptOssConfig& config = *of_rank;
+  if (o.depth >= config.max_positions)
+    return usage(
+        fmt::format("--depth {}: the model has {} positions", o.depth, config.max_positions));
   Work work = decode_work(config, layout, alone->shape.dtype, o.depth, alone->memory.max_num_seqs);
   // Ranks of a CPU read through the same memory.
   if (target->kind == DeviceKind::kCpu) work.bytes *= load.ranks.size;

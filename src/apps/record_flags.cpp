@@ -12,6 +12,7 @@
 
 #include "apps/switches.h"
 #include "core/json_text.h"
+#include "core/shown_address.h"
 #include "core/whole_file.h"
 
 namespace moxie {
@@ -85,14 +86,14 @@ void describe_command(const std::string& kind, const std::string& name, const Fl
     const size_t equals = word.starts_with("-") ? word.find('=') : std::string::npos;
     const std::string flag = word.substr(0, equals);
     if (is_switch_of_output(flag) || is_secret(flag)) continue;
-    record->command.arguments.push_back(
-        equals == std::string::npos ? word : flag + "=" + anywhere(flag, word.substr(equals + 1)));
+    record->command.arguments.push_back(shown_address(
+        equals == std::string::npos ? word : flag + "=" + anywhere(flag, word.substr(equals + 1))));
   }
   record->configuration.clear();
   for (const auto& setting : flags.settings()) {
     const bool is_hidden = is_secret(setting.name) && !setting.value.empty();
     record->configuration.push_back(
-        {setting.name, is_hidden ? "(hidden)" : setting.value, setting.source});
+        {setting.name, is_hidden ? "(hidden)" : shown_address(setting.value), setting.source});
   }
 }
 

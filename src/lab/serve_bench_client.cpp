@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "core/shown_address.h"
 #include "hub/curl_api.h"
 
 namespace moxie {
@@ -38,7 +39,7 @@ Result<Endpoint> parse_endpoint(const std::string& url, const std::string& api_k
   }
   if (std::any_of(api_key.begin(), api_key.end(), is_bad))
     return fail("the key holds blanks, control characters or other than ASCII", "--api-key");
-  Endpoint endpoint{.url = url, .base = url, .api_key = api_key};
+  Endpoint endpoint{.url = shown_address(url), .base = url, .api_key = api_key};
   while (endpoint.base.ends_with('/')) endpoint.base.pop_back();
   const bool has_path = endpoint.base.find('/', host + 3) != url.npos;
   if (!has_path) endpoint.base += "/v1";

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "core/shown_address.h"
 #include "lab/serve_bench.h"
 
 namespace moxie {
@@ -149,6 +150,22 @@ TEST(ParseEndpoint, FindsTheBaseAndTheRoot) {
   for (const char* url : {"", "h:8000", "ftp://h", "http://", "http://h/ v1", "http://h?a=b"})
     EXPECT_FALSE(parse_endpoint(url, "")) << url;
   EXPECT_FALSE(parse_endpoint("http://h", "a\nb"));
+}
+
+// What is printed and kept names no password; requests go to the whole address.
+TEST(ParseEndpoint, ShowsNoUser) {
+  const auto endpoint = parse_endpoint("http://me:my%40word@h:8000/v1", "");
+  ASSERT_TRUE(endpoint);
+  EXPECT_EQ(endpoint->url, "http://h:8000/v1");
+  EXPECT_EQ(endpoint->base, "http://me:my%40word@h:8000/v1");
+}
+
+TEST(ShownAddress, LeavesAllButUsersAsTheyAre) {
+  EXPECT_EQ(shown_address("http://h/v1?to=a@b"), "http://h/v1?to=a@b");
+  EXPECT_EQ(shown_address("--url=https://u:p@q@h"), "--url=https://h");
+  EXPECT_EQ(shown_address("http://u:p@a,http://v@b/v1,c@d"), "http://a,http://b/v1,c@d");
+  for (const char* text : {"", "a@b", "://", "http://", "http://@"})
+    EXPECT_EQ(shown_address(text).find(":p"), std::string::npos) << text;
 }
 
 }  // namespace

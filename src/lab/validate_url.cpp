@@ -9,6 +9,7 @@
 #include <random>
 #include <set>
 
+#include "core/shown_address.h"
 #include "lab/serve_bench_report.h"
 #include "lab/validate_run.h"
 
@@ -162,7 +163,7 @@ Status run_smoke_by_url(Validation& run) {
   const auto model = server->model();
   if (!model) return fail(model.error());
   run.report().conditions.model = (*model)["id"].get<std::string>();
-  run.report().conditions.url = run.options().url;
+  run.report().conditions.url = shown_address(run.options().url);
   run.report().conditions.max_model_len = static_cast<int32_t>(
       std::clamp<int64_t>(model->contains("max_model_len") && (*model)["max_model_len"].is_number()
                               ? (*model)["max_model_len"].get<int64_t>()
