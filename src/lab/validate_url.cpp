@@ -147,7 +147,8 @@ Result<Streams> run_streams(Validation& run, const ServeTest& test, int32_t num_
   if (!outcome) return fail(std::move(outcome.error()));
   ServeFigures figures = std::move(outcome->figures.front());
   std::string fault = outcome->stopped;
-  for (const auto& [kind, message] : figures.first_message) fault = kind + ": " + message;
+  for (const auto& [kind, message] : figures.first_message)
+    fault = fmt::format("{}: {}", kind, message);
   const auto answered = static_cast<int32_t>(figures.requests.size());
   run.check(fmt::format("{} requests, {}", num_requests, test.name()),
             figures.num_errors() == 0 && answered == num_requests,
