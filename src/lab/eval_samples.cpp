@@ -89,8 +89,8 @@ Result<std::unique_ptr<EvalSamples>> EvalSamples::open(const std::string& path,
   if (static_cast<uint64_t>(info.st_size) > kMaxFileBytes)
     return fail("is larger than 4 GiB", path, "name another file");
   std::string text(static_cast<size_t>(info.st_size), '\0');
-  std::rewind(samples->file_);
-  if (std::fread(text.data(), 1, text.size(), samples->file_) != text.size())
+  if (std::fseek(samples->file_, 0, SEEK_SET) != 0 ||
+      std::fread(text.data(), 1, text.size(), samples->file_) != text.size())
     return fail("cannot be read", path);
   const size_t whole = text.rfind('\n') + 1;  // 0 if there is none
   if (whole < text.size()) {

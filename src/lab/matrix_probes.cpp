@@ -142,7 +142,7 @@ ProcessResult MatrixProbes::run(const std::string& command, const std::vector<st
     if (options_.has_switch(command, one.substr(0, one.find('=')))) arguments.push_back(one);
   }
   for (const auto& [name, value] : settings) {
-    if (options_.has_switch(command, name)) arguments.push_back(name + "=" + value);
+    if (options_.has_switch(command, name)) arguments.push_back(fmt::format("{}={}", name, value));
   }
   arguments.insert(arguments.end(), words.begin(), words.end());
   return options_.moxie(arguments);
@@ -207,8 +207,12 @@ CellCheck MatrixProbes::compare(const std::string& name, const std::string& comm
     check.value = fmt::format("no switch of `moxie {}` is at its default", command);
     return check;
   }
-  auto with = (this->*probe)(cell.settings);
-  auto without = with ? (this->*probe)(rest) : std::move(with);
+  const auto with = (this->*probe)(cell.settings);
+  if (!with) {
+    check.value = with.error().message();
+    return check;
+  }
+  const auto without = (this->*probe)(rest);
   if (!without) {
     check.value = without.error().message();
     return check;

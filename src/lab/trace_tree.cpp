@@ -1,6 +1,7 @@
 // Reads definitions, workloads and blobs of a tree, and appends traces.
 #include "lab/trace_tree.h"
 
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -111,7 +112,7 @@ Result<TraceDefinition> parse_definition(const std::string& text, const std::str
   if (!inputs) return fail(inputs.error());
   TraceDefinition definition{.path = path, .name = *name, .op_type = *op_type};
   for (const auto& [axis, value] : (*axes)->items()) {
-    const std::string where = path + ": axes: " + axis;
+    const std::string where = fmt::format("{}: axes: {}", path, axis);
     if (!value.is_object()) return fail("is not an object", where);
     auto type = string_at(value, "type", where);
     if (!type) return fail(type.error());
@@ -123,7 +124,7 @@ Result<TraceDefinition> parse_definition(const std::string& text, const std::str
     definition.constants[axis] = *extent;
   }
   for (const auto& [input, value] : (*inputs)->items()) {
-    auto parsed = parse_input(input, value, path + ": inputs: " + input);
+    auto parsed = parse_input(input, value, fmt::format("{}: inputs: {}", path, input));
     if (!parsed) return fail(parsed.error());
     definition.inputs.push_back(std::move(*parsed));
   }
@@ -185,7 +186,7 @@ Result<std::vector<TraceWorkload>> read_workloads(const std::string& tree,
     if (!inputs) return fail(inputs.error());
     TraceWorkload read{.where = where, .uuid = *uuid, .inputs = **inputs, .json = **workload};
     for (const auto& [axis, value] : (*axes)->items()) {
-      auto extent = extent_of(value, where + ": axes: " + axis);
+      auto extent = extent_of(value, fmt::format("{}: axes: {}", where, axis));
       if (!extent) return fail(extent.error());
       read.axes[axis] = *extent;
     }
