@@ -314,6 +314,9 @@ int run(PlanFlags& o, const Flags& flags) {
                 .first_holds_unembed = *draft != nullptr && takes_target_unembed(**draft)};
   const auto of_rank = config_of_rank((*checkpoint)->config(), load.ranks, load.rank);
   if (!of_rank) return report(of_rank.error());
+  if (o.depth >= of_rank->max_positions)
+    return usage(
+        fmt::format("--depth {}: the model has {} positions", o.depth, of_rank->max_positions));
   if (auto fine = check_load_options(load, target->kind); !fine) return report(fine.error());
   const KernelChooser kernels(target->kind, target->features, {});
   o.engine.max_logit_rows = o.engine.max_num_seqs * (1 + most_drafts(o.engine.speculation));
@@ -332,9 +335,6 @@ int run(PlanFlags& o, const Flags& flags) {
   if (!serve) return report(serve.error());
   const ModelWeights layout = (*checkpoint)->layout(load);
   const GptOssConfig& config = *of_rank;
-  if (o.depth >= config.max_positions)
-    return usage(
-        fmt::format("--depth {}: the model has {} positions", o.depth, config.max_positions));
   Work work = decode_work(config, layout, alone->shape.dtype, o.depth, alone->memory.max_num_seqs);
   // Ranks of a CPU read through the same memory.
   if (target->kind == DeviceKind::kCpu) work.bytes *= load.ranks.size;
