@@ -499,5 +499,16 @@ TEST_F(LinearStepsCuda, UnembedAgreesWithTheReference) {
   }
 }
 
+// Fewer batches of tiles than blocks, and several a block; a last tile and a last batch that are
+// not full.
+TEST_F(LinearStepsCuda, TilesOfTheHeadAreTakenOnce) {
+  for (const DType weights : kFormats) {
+    for (const int32_t vocab : {3, 5003, 20011, 40000})
+      expect_rows_agree(UnembedCase{.hidden = 192, .vocab = vocab, .weights = weights});
+    expect_rows_agree(UnembedCase{.rows = 3, .hidden = 1344, .vocab = 9001, .weights = weights});
+    expect_rows_agree(UnembedCase{.hidden = 2880, .vocab = 9001, .weights = weights});
+  }
+}
+
 }  // namespace
 }  // namespace moxie::testing

@@ -147,6 +147,15 @@ __device__ __forceinline__ void copy_bulk(void* to, const void* from, uint32_t b
       "l"(from), "r"(bytes), "r"(shared_address(barrier))
       : "memory");
 }
+/// The same for what leaves L2 first.
+__device__ __forceinline__ void copy_bulk_streamed(void* to, const void* from, uint32_t bytes,
+                                                   uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
+      "[%1], %2, [%3], %4;" ::"r"(shared_address(to)),
+      "l"(from), "r"(bytes), "r"(shared_address(barrier)), "l"(kStreamedPolicy)
+      : "memory");
+}
 /// Copies a box of a matrix to shared memory, without waiting; the barrier counts the bytes of the
 /// whole box, and what lies outside of the matrix becomes zeros. `map` is a CUtensorMap among the
 /// kernel's parameters.
@@ -245,6 +254,9 @@ __device__ __forceinline__ void arrive_barrier(const uint64_t*, uint32_t) { __tr
 __device__ __forceinline__ void wait_barrier(uint64_t*, uint32_t) { __trap(); }
 __device__ __forceinline__ void wait_cluster_barrier(uint64_t*, uint32_t) { __trap(); }
 __device__ __forceinline__ void copy_bulk(void*, const void*, uint32_t, uint64_t*) { __trap(); }
+__device__ __forceinline__ void copy_bulk_streamed(void*, const void*, uint32_t, uint64_t*) {
+  __trap();
+}
 __device__ __forceinline__ void copy_box(void*, const void*, int32_t, int32_t, uint64_t*) {
   __trap();
 }

@@ -70,7 +70,8 @@ void for_each_op(const Row<P>& row, Visit&& visit) {
 }
 
 /// kReferenceUs: time of reference rows, which run only if they are forced or no other row can.
-/// kNeverUs: time of rows that would lose more by rounding than they gain.
+/// kNeverUs: time of rows that would lose more by rounding than they gain, or that are not proven
+/// yet: they run only if they are forced.
 inline constexpr double kReferenceUs = 1e12, kNeverUs = 0.5 * kReferenceUs;
 template <typename P>
 double reference_us(const P&, const DeviceRates&) {

@@ -228,9 +228,8 @@ __device__ __forceinline__ void read_slots(const std::byte* own, SlotInputs<kBlo
 /// the block of the lane's slot.
 template <DType F, int kUnits>
 __device__ __forceinline__ void multiply_slots(const std::byte* codes, const std::byte* scales,
-                                               const std::byte* own, SlotInputs<2 * kUnits>& inputs,
+                                               const SlotInputs<2 * kUnits>& inputs,
                                                float (&sums)[2]) {
-  read_slots(own, inputs);
   float products[4] = {};
 #pragma unroll
   for (int i = 0; i < 2 * kUnits; ++i) {
@@ -249,6 +248,14 @@ __device__ __forceinline__ void multiply_slots(const std::byte* codes, const std
   const RowScales<F> scale(scales);
   sums[0] += (products[0] + products[1]) * scale.top;
   sums[1] += (products[2] + products[3]) * scale.bottom;
+}
+/// The same, which reads the inputs first.
+template <DType F, int kUnits>
+__device__ __forceinline__ void multiply_slots(const std::byte* codes, const std::byte* scales,
+                                               const std::byte* own, SlotInputs<2 * kUnits>& inputs,
+                                               float (&sums)[2]) {
+  read_slots(own, inputs);
+  multiply_slots<F, kUnits>(codes, scales, inputs, sums);
 }
 
 __device__ __forceinline__ uint4 load_shared_16(uint32_t at) {

@@ -30,6 +30,10 @@ void unembed_any_bf16_gemm_avx512bf16(const UnembedParams& params);
 const char* unembed_any_bf16x2_gemv_cuda_refuses(const UnembedParams& params);
 void unembed_any_bf16x2_gemv_cuda(const UnembedParams& params);
 
+// unembed_any_bf16x2_stream_cuda: the same for one row, streamed by bulk copies.
+const char* unembed_any_bf16x2_stream_cuda_refuses(const UnembedParams& params);
+void unembed_any_bf16x2_stream_cuda(const UnembedParams& params);
+
 // unembed_any_bf16_gemm_sm90: BF16 activations, F32 sums, wgmma; for many tokens.
 const char* unembed_any_bf16_gemm_sm90_refuses(const UnembedParams& params);
 uint64_t unembed_any_bf16_gemm_sm90_workspace(const UnembedParams& params);
