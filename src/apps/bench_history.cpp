@@ -25,27 +25,30 @@ Json to_json(const HistoryPoint& point) {
   return {{"time_utc", point.time_utc}, {"kind", point.kind},   {"model", point.model},
           {"commit", point.commit},     {"dirty", point.dirty}, {"machine", point.machine},
           {"series", point.series},     {"unit", point.unit},   {"better", point.better},
-          {"median", point.median},     {"mad", point.mad},     {"samples", point.samples}};
+          {"median", point.median},     {"mad", point.mad},     {"samples", point.samples},
+          {"switches", point.switches}};
 }
 
 void print_list(const std::vector<HistoryPoint>& points) {
-  fmt::print("| {:<20} | {:<12} | {:<20} | {:<20} | {:>12} | {:>10} | {:<8} |\n", "time", "commit",
-             "model", "series", "median", "MAD", "unit");
-  fmt::print("|{:-<22}|{:-<14}|{:-<22}|{:-<22}|{:->14}|{:->12}|{:-<10}|\n", "", "", "", "", ":",
-             ":", "");
+  fmt::print("| {:<20} | {:<12} | {:<20} | {:<20} | {:>12} | {:>10} | {:<8} | switches |\n", "time",
+             "commit", "model", "series", "median", "MAD", "unit");
+  fmt::print("|{:-<22}|{:-<14}|{:-<22}|{:-<22}|{:->14}|{:->12}|{:-<10}|----------|\n", "", "", "",
+             "", ":", ":", "");
   for (const HistoryPoint& point : points) {
-    fmt::print("| {:<20} | {:<12} | {:<20} | {:<20} | {:>12.5g} | {:>10.3g} | {:<8} |\n",
+    fmt::print("| {:<20} | {:<12} | {:<20} | {:<20} | {:>12.5g} | {:>10.3g} | {:<8} | {} |\n",
                point.time_utc, point.commit.substr(0, 11) + (point.dirty ? "+" : ""), point.model,
-               point.series, point.median, point.mad, point.unit);
+               point.series, point.median, point.mad, point.unit, point.switches);
   }
 }
 
-// A plot for each series of each model and machine, in the order in which they first came.
+// A plot for each series of each model, machine and choice of switches, in the order in which they
+// first came.
 void print_plots(const std::vector<HistoryPoint>& points) {
   std::vector<std::pair<std::string, std::vector<double>>> plots;
   for (const HistoryPoint& point : points) {
-    const std::string title = fmt::format("{}, {}, {} ({}, {} is better)", point.series,
-                                          point.model, point.machine, point.unit, point.better);
+    const std::string title =
+        fmt::format("{}, {}, {}{}{} ({}, {} is better)", point.series, point.model, point.machine,
+                    point.switches.empty() ? "" : ", ", point.switches, point.unit, point.better);
     auto at = std::find_if(plots.begin(), plots.end(),
                            [&](const auto& plot) { return plot.first == title; });
     if (at == plots.end()) at = plots.insert(plots.end(), {title, {}});

@@ -94,7 +94,7 @@ class Session {
     if (name == "/help" || name == "/?") {
       std::fputs(kHelp, stderr);
     } else if (name == "/clear") {
-      if (auto status = restart(); !status) report(status.error());
+      if (auto status = restart(); !status) show_error(status.error());
     } else if (name == "/effort" && harmony::effort_from_name(value)) {
       flags_.effort = value;
       conversation_.messages.front() =
@@ -128,7 +128,7 @@ class Session {
         stream_answer(engine_, conversation_, flags_, drafting_, [] { return g_interrupted == 0; });
     if (!reply) {  // for example, the message does not fit: goes on without the message
       conversation_.messages.pop_back();
-      report(reply.error());
+      show_error(reply.error());
       return kExitDone;
     }
     if (g_interrupted != 0) std::fputs("(stopped)\n", stderr);

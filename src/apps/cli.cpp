@@ -16,6 +16,7 @@
 
 #include "apps/output.h"
 #include "apps/version.h"
+#include "core/exit_fault.h"
 #include "core/nearest.h"
 #include "engine/kv_dtype.h"
 #include "kernels/registry.h"
@@ -534,8 +535,13 @@ void declare_sampling_flags(Flags& flags, SamplingOptions* o, uint64_t* seed) {
   flags.unsigned64("--seed", seed, {0, UINT64_MAX}, "same seed, same text");
 }
 
-int report(const Error& error) {
+void show_error(const Error& error) {
   std::fprintf(stderr, "moxie: error: %s\n", error.message().c_str());
+}
+
+int report(const Error& error) {
+  show_error(error);
+  set_exit_fault(error.message());
   return kExitFailed;
 }
 

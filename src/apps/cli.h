@@ -100,7 +100,9 @@ Status check_device(const std::string& text);
 Status check_step(const std::string& text);
 void declare_sampling_flags(Flags& flags, SamplingOptions* options, uint64_t* seed);
 
-/// Prints "moxie: error: ..." to stderr; returns kExitFailed.
+/// Prints "moxie: error: ..." to stderr; the command goes on.
+void show_error(const Error& error);
+/// The same for an error that ends the command (set_exit_fault()); returns kExitFailed.
 int report(const Error& error);
 /// A usage error: prints it and returns kExitUsage.
 int usage(const std::string& text);

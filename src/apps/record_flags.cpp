@@ -20,10 +20,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kSwitchesOfOutput[] = {"--record",       "--history", "--json",
-                                             "--report",       "--trace",   "--logits",
-                                             "--draft-logits", "--samples", "--markdown"};
-
 // Not to be kept anywhere.
 constexpr const char* kSecretSwitches[] = {"--api-key"};
 
@@ -70,11 +66,6 @@ void declare_record_flags(Flags& flags, RecordFlags* o) {
              "write the record of the run to this file: figures with all that they depend on");
   flags.text("--history", &o->history,
              "add the record to this file, made if it is not there (SQLite): moxie bench history");
-}
-
-bool is_switch_of_output(const std::string& name) {
-  return std::find(std::begin(kSwitchesOfOutput), std::end(kSwitchesOfOutput), name) !=
-         std::end(kSwitchesOfOutput);
 }
 
 void describe_command(const std::string& kind, const std::string& name, const Flags& flags,

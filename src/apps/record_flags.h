@@ -18,13 +18,9 @@ struct RecordFlags {
 };
 void declare_record_flags(Flags& flags, RecordFlags* o);
 
-/// Switches of output, which a record's command does not have, so that running it again writes
-/// nothing over.
-bool is_switch_of_output(const std::string& name);
-
 /// Sets kind, command and configuration. `name` is the command's, "op bench". Paths of files that
-/// exist are made absolute, so that the command can be run from any folder. Keys (--api-key) are
-/// left out.
+/// exist are made absolute, so that the command can be run from any folder. Switches of output are
+/// left out, so that running it again writes nothing over, and keys (--api-key).
 void describe_command(const std::string& kind, const std::string& name, const Flags& flags,
                       Record* record);
 

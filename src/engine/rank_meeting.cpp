@@ -11,6 +11,8 @@
 #include <nlohmann/json.hpp>
 #include <random>
 
+#include "core/exit_fault.h"
+
 namespace moxie {
 namespace {
 
@@ -268,7 +270,10 @@ void RankMeeting::stay_away(const RankWorld& world, const std::string& why) {
 void RankMeeting::say_end() {
   if (world_.rank != 0 || link_ == nullptr || !link_->status()) return;
   if (std::exchange(has_said_end_, true)) return;
-  for (const auto& talk : talks_) static_cast<void>(talk->send(RankTalk::Kind::kQuit));
+  const std::string fault = exit_fault();
+  const auto kind = fault.empty() ? RankTalk::Kind::kQuit : RankTalk::Kind::kFault;
+  const std::string text = fault.empty() ? "" : "rank 0: " + fault;
+  for (const auto& talk : talks_) static_cast<void>(talk->send(kind, text));
 }
 
 RankMeeting::~RankMeeting() {

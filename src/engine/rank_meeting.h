@@ -75,8 +75,8 @@ class RankMeeting {
   Status order(std::span<const std::byte> bytes);
   /// Others: the next order; nothing once rank 0 has ended well. Fails with the link's fault.
   Result<std::optional<std::vector<std::byte>>> next_order();
-  /// Rank 0: tells the others that it ends well, unless there was a fault. Once; the end of the
-  /// meeting does it, too.
+  /// Rank 0: tells the others that it ends: well, or with exit_fault(), unless the link has a fault
+  /// of which they know. Once; the end of the meeting does it, too.
   void say_end();
   /// Ends the work of all ranks: a fault, which they report. To be called before one's own end.
   void end_with_fault(const std::string& text);

@@ -17,10 +17,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// Switches of what is written, which change nothing that is measured.
-const std::set<std::string> kSwitchesOfOutput = {"--record", "--history", "--json",
-                                                 "--report", "--verbose", "--trace"};
-
 std::string hardware(const Record& record) {
   const Environment& e = record.environment;
   std::string text = fmt::format("{}, {} cores", e.cpu, e.num_cores);
@@ -77,7 +73,8 @@ void add_switches(const Record& a, const Record& b, Changes* changes) {
     if (!is_first) at->second.second = setting.value;
   }
   for (const auto& [name, pair] : values) {
-    if (!kSwitchesOfOutput.contains(name)) changes->add(name, pair.first, pair.second);
+    if (!is_switch_of_output(name) && name != "--verbose")
+      changes->add(name, pair.first, pair.second);
   }
 }
 

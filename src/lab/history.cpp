@@ -5,6 +5,7 @@
 
 #include <cstring>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "core/json_text.h"
 #include "lab/stats.h"
@@ -87,6 +88,27 @@ Error explained(int code, const char* message, const std::string& path) {
     default:
       return {std::string("SQLite: ") + message, path, ""};
   }
+}
+
+// Of a record's configuration. What the name of a series holds, how often it was measured and what
+// was printed of it is left out.
+std::string given_switches(const std::string& configuration) {
+  static const std::set<std::string> kOfTest = {"--model",   "--n-prompt", "--n-gen",
+                                                "--n-depth", "--streams",  "--repetitions",
+                                                "--warm-up", "--tokens",   "--verbose"};
+  std::string text;
+  const auto json = nlohmann::json::parse(configuration, nullptr, false);
+  if (!json.is_object()) return text;
+  for (const auto& [name, setting] : json.items()) {
+    if (is_switch_of_output(name) || kOfTest.contains(name)) continue;
+    const auto part = [&](const char* key) {
+      const auto at = setting.is_object() ? setting.find(key) : setting.end();
+      return at != setting.end() && at->is_string() ? at->get<std::string>() : "";
+    };
+    if (const std::string source = part("source"); source.empty() || source == "default") continue;
+    text += (text.empty() ? "" : " ") + name + " " + part("value");
+  }
+  return text;
 }
 
 }  // namespace
@@ -187,7 +209,8 @@ Status History::add(const Record& record) {
 Result<std::vector<HistoryPoint>> History::points(const HistoryFilter& filter) const {
   Statement rows(database_.get(),
                  "SELECT time_utc, kind, model, commit_id, machine, name, unit, better, dirty, "
-                 "median, mad, samples FROM record JOIN series ON series.record = record.id "
+                 "median, mad, samples, json_extract(json, '$.configuration') "
+                 "FROM record JOIN series ON series.record = record.id "
                  "WHERE (?1 = '' OR name = ?1) AND (?2 = '' OR kind = ?2) "
                  "AND (?3 = '' OR instr(model, ?3) > 0) "
                  "AND (?4 = '' OR substr(commit_id, 1, length(?4)) = ?4) "
@@ -204,6 +227,7 @@ Result<std::vector<HistoryPoint>> History::points(const HistoryFilter& filter) c
                       .series = rows.text(5),
                       .unit = rows.text(6),
                       .better = rows.text(7),
+                      .switches = given_switches(rows.text(12)),
                       .dirty = rows.integer(8) != 0,
                       .median = rows.number(9),
                       .mad = rows.number(10),

@@ -49,6 +49,7 @@ TEST_F(HistoryTest, KeepsRecordsInOrder) {
   EXPECT_DOUBLE_EQ((*points)[1].median, 22);
   EXPECT_EQ((*points)[0].samples, 6);
   EXPECT_EQ((*points)[0].machine, "a GPU");
+  EXPECT_EQ((*points)[0].switches, "--threads 2");
   EXPECT_EQ(history->points({})->size(), 4u);
 }
 
@@ -63,6 +64,23 @@ TEST_F(HistoryTest, FindsByWhatIsAsked) {
   EXPECT_EQ(count({.commit = "b"}), 0u);
   EXPECT_EQ(count({.kind = "score"}), 0u);
   EXPECT_EQ(count({.series = "' OR 1 --"}), 0u);
+}
+
+// What another program wrote there is no switch, and no fault.
+TEST_F(HistoryTest, TakesAnyConfiguration) {
+  auto history = History::open_to_add(path_);
+  ASSERT_TRUE(history.has_value());
+  ASSERT_TRUE(history->add(sample_record()).has_value());
+  for (const char* configuration :
+       {"7", "[1]", "{\"--threads\": 2}", "{\"--threads\": {\"source\": 3}}"}) {
+    run_sql((std::string("UPDATE record SET json = '{\"configuration\": ") + configuration + "}'")
+                .c_str());
+    const auto points = history->points({.series = "tg32"});
+    ASSERT_TRUE(points.has_value());
+    EXPECT_EQ(points->at(0).switches, "") << configuration;
+  }
+  run_sql("UPDATE record SET json = 'no JSON'");
+  EXPECT_FALSE(history->points({}).has_value());
 }
 
 TEST_F(HistoryTest, RefusesADamagedFile) {

@@ -7,6 +7,7 @@
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/base.h"
@@ -53,6 +54,9 @@ struct Environment {
 struct Setting {
   std::string name, value, source;
 };
+
+/// Whether a switch says what is written, and changes nothing that is measured: "--record".
+bool is_switch_of_output(std::string_view name);
 
 struct WeightsOrigin {
   std::string model;  ///< path or recipe, "synthetic:gpt-oss-120b"

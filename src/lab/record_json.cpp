@@ -1,4 +1,5 @@
 // A record as JSON. The names are public: more may be added, none renamed.
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "core/json_text.h"
@@ -10,6 +11,11 @@ namespace moxie {
 namespace {
 
 using Json = nlohmann::ordered_json;
+
+constexpr std::string_view kSwitchesOfOutput[] = {
+    "--record", "--history",      "--json",    "--report",   "--trace",
+    "--logits", "--draft-logits", "--samples", "--markdown",
+};
 
 // null where a text is empty or a number is zero: it was not told.
 template <typename T>
@@ -78,6 +84,10 @@ Json to_json(const Series& series) {
 }
 
 }  // namespace
+
+bool is_switch_of_output(std::string_view name) {
+  return std::ranges::find(kSwitchesOfOutput, name) != std::end(kSwitchesOfOutput);
+}
 
 Json to_json(const Environment& environment) {
   Json gpus = Json::array();

@@ -297,6 +297,13 @@ def test_a_first_rank_that_cannot_load_ends_all():
     assert time.monotonic() - began < 10
 
 
+def test_a_first_rank_that_fails_once_loaded_ends_all():
+    with world(["word " * 5000, "--max-model-len", "256"]) as ranks:
+        for rank in ranks:
+            status, _, err = end(rank)
+            assert status == 1 and "where 255 fit" in err, err
+
+
 def test_a_first_rank_whose_port_is_taken_ends_all():
     import socket
     with socket.create_server(("127.0.0.1", 0)) as taken:
