@@ -157,7 +157,7 @@ Status trace_workload(const TraceFlags& o, const TraceDefinition& definition,
                       const Environment& environment, std::vector<Json>* traces, Tally* tally) {
   // One that cannot be read is told, and the others go on.
   const auto unreadable = [tally](const Error& error) {
-    report(error);
+    show_error(error);
     ++tally->unreadable;
     return Status();
   };

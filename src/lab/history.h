@@ -27,8 +27,7 @@ struct HistoryFilter {
 /// One series of one record.
 struct HistoryPoint {
   std::string time_utc, kind, model, commit, machine, series, unit, better;
-  std::string
-      switches;  ///< that were given and that a series' name does not hold, "NAME VALUE ..."
+  std::string switches;  ///< as given, "NAME VALUE ..."; without those of a series' name
   bool dirty = false;
   double median = 0, mad = 0;
   int64_t samples = 0;
