@@ -97,7 +97,18 @@ SampleParams DecodeLoop::sample_params(int32_t num_streams, bool all_plain) cons
 }
 
 void DecodeLoop::forward_and_draw(int32_t num_streams, bool all_plain) {
-  const SampleParams sample = sample_params(num_streams, all_plain);
+  const AdvanceParams advance{.requests = device_.requests,
+                              .token_ids = device_.token_ids,
+                              .positions = device_.positions,
+                              .fed = device_.fed,
+                              .fed_stride = kMaxFed,
+                              .counters = device_.counters,
+                              .words = words_,
+                              .answer_ring = answer_ring_,
+                              .num_slots = kSlots,
+                              .row_stride = parts_.max_streams};
+  SampleParams sample = sample_params(num_streams, all_plain);
+  sample.advance = &advance;
   const Batch batch{.ragged = {.num_tokens = num_streams,
                                .num_seqs = num_streams,
                                .positions = device_.positions,
@@ -110,19 +121,6 @@ void DecodeLoop::forward_and_draw(int32_t num_streams, bool all_plain) {
                     .skips_gather = sample.kind != LinkKind::kNone};
   parts_.model.forward(batch, layers_, parts_.activations, parts_.stream);
   parts_.kernels.run(sample);
-  advance({.launch = sample.launch,
-           .num_rows = num_streams,
-           .answers = device_.answers,
-           .requests = device_.requests,
-           .token_ids = device_.token_ids,
-           .positions = device_.positions,
-           .fed = device_.fed,
-           .fed_stride = kMaxFed,
-           .counters = device_.counters,
-           .words = words_,
-           .answer_ring = answer_ring_,
-           .num_slots = kSlots,
-           .row_stride = parts_.max_streams});
 }
 
 Status DecodeLoop::prepare(int32_t num_streams, bool all_plain) {

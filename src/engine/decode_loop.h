@@ -19,10 +19,10 @@
 
 #include "core/clock.h"
 #include "core/device.h"
-#include "engine/advance.h"
 #include "engine/kv.h"
 #include "engine/launch_arrays.h"
 #include "engine/recorded_launch.h"
+#include "kernels/sample/advance.h"
 #include "model/gpt_oss.h"
 
 namespace moxie {

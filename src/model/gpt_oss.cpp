@@ -328,10 +328,8 @@ Verdict GptOss::verdict_of(const Pass& pass, const Row<P>& row, const PassPlan* 
   } else if (const char* why = kernels_.choice().why_not_permitted(row, params)) {
     verdict.reason = why;
   } else if (const double us = row.predict_us(params, kernels_.rates()); us >= kNeverUs) {
-    verdict.reason = us >= kReferenceUs
-                         ? "a reference: runs where it is forced"
-                         : "rounds more than it gains here, or is not proven yet: runs "
-                           "where it is forced";
+    verdict.reason = us >= kReferenceUs ? "a reference: runs where it is forced"
+                                        : "rounds more than it gains here: runs where it is forced";
   } else {
     verdict.reason = fmt::format("the chain with it costs more: {:.1f} us by itself", us);
   }

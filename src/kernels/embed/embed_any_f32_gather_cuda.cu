@@ -44,6 +44,8 @@ __device__ float4 load_columns(const std::byte* row, int32_t i) {
 
 template <DType kFormat>
 __global__ void __launch_bounds__(kThreads) gather_rows(const __grid_constant__ GatherParams p) {
+  wait_for_previous();
+  launch_next();
   const std::byte* row = p.table + p.token_ids[blockIdx.x] * p.row_bytes;
   for (int32_t i = threadIdx.x; i < p.num_cleared; i += kThreads)
     p.cleared[static_cast<int64_t>(blockIdx.x) * p.num_cleared + i] = 0;
@@ -81,7 +83,10 @@ void embed_any_f32_gather_cuda(const EmbedParams& params) {
                  : table.format == DType::kBF16 ? gather_rows<DType::kBF16>
                                                 : gather_rows<DType::kQ8_0>;
   launch_kernel("embed_any_f32_gather_cuda", kernel, gather,
-                dim3(static_cast<unsigned>(params.num_tokens)), kThreads, 0,
+                {.grid = dim3(static_cast<unsigned>(params.num_tokens)),
+                 .num_threads = kThreads,
+                 .programmatic = true,
+                 .leaves_l1 = params.launch.l1 == L1Form::kL1},
                 launch_stream(params.launch.stream));
 }
 

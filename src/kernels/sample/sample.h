@@ -53,6 +53,8 @@ struct SampleAnswer {
   float top_logprobs[kMaxTopLogprobs] = {};
 };
 
+struct AdvanceParams;
+
 struct SampleParams {
   Launch launch;
   int32_t num_rows = 0, vocab = 0;
@@ -67,6 +69,9 @@ struct SampleParams {
   LinkKind kind = LinkKind::kNone;
   RankLink* link = nullptr;
   int32_t first_id = 0, part_width = 0;
+  /// Of the decode loop: the row moves the streams to their next launch once it has drawn
+  /// (kernels/sample/advance.h). Null: it only draws.
+  const AdvanceParams* advance = nullptr;
 };
 
 /// Whether a request needs only the greatest logit, or only a draw by temperature.

@@ -11,6 +11,7 @@
 
 #include "core/cuda_launch.cuh"
 #include "kernels/cluster.cuh"
+#include "kernels/sample/advance.h"
 #include "kernels/sample/sample_keys.cuh"
 #include "kernels/sample/sample_rows.h"
 
@@ -486,6 +487,7 @@ void sample_f32_gumbel_cuda(const SampleParams& params) {
                  .shared_bytes = in_shared ? slice_bytes : 0,
                  .cluster = num_blocks},
                 stream);
+  if (params.advance != nullptr) advance_cuda(params);
 }
 
 }  // namespace moxie

@@ -1,10 +1,12 @@
 // sample of plain rows on CUDA (is_plain): the blocks of a first kernel each find the best id of a
-// share of a row, and one block a row of a second finds the best of those. Where ranks have a part
-// of the ids each, the second also exchanges what wins in each rank.
+// share of a row, and one block a row of a second finds the best of those and moves the row's
+// stream on. Where ranks have a part of the ids each, the second also exchanges what wins in each
+// rank.
 #include <algorithm>
 
 #include "core/cuda_launch.cuh"
 #include "kernels/rank_mail.cuh"
+#include "kernels/sample/advance.cuh"
 #include "kernels/sample/sample_keys.cuh"
 #include "kernels/sample/sample_rows.h"
 
@@ -36,7 +38,8 @@ struct PlainLaunch {
   Part* parts;                    // [rows, num_parts]
   int32_t first_id, width;        // ids of the logits
   int32_t num_parts;
-  RankMail mail;  // of ranks that have a part of the ids each
+  RankMail mail;          // of ranks that have a part of the ids each
+  AdvanceParams advance;  // without counters: draw only
 };
 
 // The greatest value of the block's threads, for all of them.
@@ -143,6 +146,11 @@ __global__ void __launch_bounds__(kPartThreads, kPartBlocks)
     }
   }
   if (threadIdx.x == 0) {
+    // The merging kernel reads the counters, in blocks that end at different times.
+    if (p.advance.counters != nullptr && blockIdx.x == 0 && blockIdx.y == 0) {
+      ++p.advance.counters->number;
+      ++p.advance.counters->round;
+    }
     Part& part = p.parts[static_cast<int64_t>(blockIdx.y) * p.num_parts + blockIdx.x];
     part.best = best;
     if (greedy || best == 0) part.winner = best;
@@ -185,25 +193,41 @@ __device__ Winner winner_of(const PlainLaunch& p, const SampleRequest& request) 
   return found;
 }
 
-/// `winner`: a key; 0: none.
-__device__ void answer_row(SampleAnswer& answer, uint64_t winner) {
+/// The entry of this block's stream, for the thread that moves it on.
+__device__ AdvanceEntry entry_of(const PlainLaunch& p) {
+  if (p.advance.counters == nullptr || threadIdx.x != 0) return {};
+  AdvanceEntry entry = load_entry(p.advance, static_cast<int32_t>(blockIdx.x));
+  --entry.counters.number, --entry.counters.round;  // find_parts has counted this launch
+  return entry;
+}
+__device__ void move_on(const PlainLaunch& p, const AdvanceEntry& entry, int32_t drawn) {
+  if (p.advance.counters == nullptr || threadIdx.x != 0) return;
+  advance_row(p.advance, entry, static_cast<int32_t>(blockIdx.x), drawn);
+}
+
+/// `winner`: a key; 0: none. Returns the token.
+__device__ int32_t answer_row(SampleAnswer& answer, uint64_t winner) {
   if (threadIdx.x < kMaxTopLogprobs) {
     answer.top_ids[threadIdx.x] = 0;
     answer.top_logprobs[threadIdx.x] = 0;
   }
+  const int32_t token = winner == 0 ? 0 : id_of(winner);
   if (threadIdx.x == 0) {
-    answer.token = winner == 0 ? 0 : id_of(winner);
+    answer.token = token;
     answer.logprob = 0;
     answer.rank = 0;
     answer.num_top = 0;
   }
+  return token;
 }
 
 __global__ void __launch_bounds__(kMergeThreads)
     merge_parts(const __grid_constant__ PlainLaunch p) {
   wait_for_previous();
   launch_next();
-  answer_row(p.answers[blockIdx.x], winner_of(p, p.requests[blockIdx.x]).score);
+  const AdvanceEntry entry = entry_of(p);
+  const Winner winner = winner_of(p, p.requests[blockIdx.x]);
+  move_on(p, entry, answer_row(p.answers[blockIdx.x], winner.score));
 }
 
 // The same over the ids of all ranks: a row is a word, whose values are the greatest logit of a
@@ -241,7 +265,8 @@ __global__ void __launch_bounds__(kMergeThreads)
     }
   }
   __syncthreads();
-  if (is_sound) answer_row(p.answers[blockIdx.x], winner);
+  SampleAnswer& answer = p.answers[blockIdx.x];
+  move_on(p, entry_of(p), is_sound ? answer_row(answer, winner) : answer.token);
   mail::end_kernel(m.state, m.state + 2, before + 1);
 }
 
@@ -255,14 +280,16 @@ int32_t num_parts(const SampleParams& params, int32_t num_rows) {
 
 /// Finds the parts' winners; returns what the merging kernel takes.
 PlainLaunch find(const char* row, const SampleParams& params) {
-  const PlainLaunch launch{.logits = params.logits,
-                           .requests = params.requests,
-                           .answers = params.answers,
-                           .parts = reinterpret_cast<Part*>(params.launch.workspace),
-                           .first_id = params.first_id,
-                           .width = width_of(params),
-                           .num_parts = num_parts(params, params.num_rows),
-                           .mail = params.link == nullptr ? RankMail() : *params.link->mail()};
+  const PlainLaunch launch{
+      .logits = params.logits,
+      .requests = params.requests,
+      .answers = params.answers,
+      .parts = reinterpret_cast<Part*>(params.launch.workspace),
+      .first_id = params.first_id,
+      .width = width_of(params),
+      .num_parts = num_parts(params, params.num_rows),
+      .mail = params.link == nullptr ? RankMail() : *params.link->mail(),
+      .advance = params.advance == nullptr ? AdvanceParams() : *params.advance};
   launch_kernel(row,
                 ids_a_thread(params.num_rows) == kIdsAThread ? find_parts<kIdsAThread>
                                                              : find_parts<kIdsAThreadOfMany>,

@@ -1,12 +1,20 @@
 // The table of sample, and its least work.
 #include "kernels/gemv/cuda_times.h"
 #include "kernels/rank_rows.h"
+#include "kernels/sample/advance.h"
 #include "kernels/sample/sample_rows.h"
 
 namespace moxie {
 namespace {
 
 uint64_t no_workspace(const SampleParams&) { return 0; }
+
+// Draws, then moves the streams of a decode loop on.
+template <void (*kDraw)(const SampleParams&)>
+void draw_and_advance(const SampleParams& params) {
+  kDraw(params);
+  if (params.advance != nullptr) advance(params);
+}
 
 // The time of a row that takes kTimes times as long as the fastest: one pass over the logits.
 template <int kTimes>
@@ -27,7 +35,7 @@ const Row<SampleParams> kRows[] = {
      .refuses = refuses_part,
      .predict_us = reference_us<SampleParams>,
      .workspace = no_workspace,
-     .run = sample_reference},
+     .run = draw_and_advance<sample_reference>},
     {.name = "sample_any_f32_scan_portable",
      .device = DeviceKind::kCpu,
      .needs = kFeatureNone,
@@ -39,7 +47,7 @@ const Row<SampleParams> kRows[] = {
      .refuses = refuses_part,
      .predict_us = scan_us<4>,
      .workspace = sample_scan_workspace,
-     .run = sample_any_f32_scan_portable},
+     .run = draw_and_advance<sample_any_f32_scan_portable>},
 #if defined(__x86_64__)
     {.name = "sample_any_f32_scan_avx2",
      .device = DeviceKind::kCpu,
@@ -52,7 +60,7 @@ const Row<SampleParams> kRows[] = {
      .refuses = refuses_part,
      .predict_us = scan_us<2>,
      .workspace = sample_scan_workspace,
-     .run = sample_any_f32_scan_avx2},
+     .run = draw_and_advance<sample_any_f32_scan_avx2>},
     {.name = "sample_any_f32_scan_avx512",
      .device = DeviceKind::kCpu,
      .needs = kAvx512,
@@ -64,7 +72,7 @@ const Row<SampleParams> kRows[] = {
      .refuses = refuses_part,
      .predict_us = scan_us<1>,
      .workspace = sample_scan_workspace,
-     .run = sample_any_f32_scan_avx512},
+     .run = draw_and_advance<sample_any_f32_scan_avx512>},
 #endif
 #if MOXIE_HAS_CUDA
     {.name = "sample_f32_gumbel_cuda",

@@ -115,12 +115,16 @@ const Row<UnembedParams> kRows[] = {
      .device = DeviceKind::kCuda,
      .needs = kClusters,
      .supports = "bf16, q8_0, mxfp4, mxfp8; columns in 192s up to 2880",
-     .limits = "any number of rows, one by one; runs where it is forced; activations to 2^-17",
-     .ran_on = "compiled only",
+     .limits = "one row after another; activations to 2^-17",
+     .ran_on = kRanOnH100WithClusters,
      .layout = PackedLayout::kFragment16x32,
      .forms = {.x = kAnyX, .l1 = kAnyL1},
      .refuses = unembed_any_bf16x2_stream_cuda_refuses,
-     .predict_us = [](const UnembedParams&, const DeviceRates&) { return kNeverUs; },
+     .predict_us =
+         [](const UnembedParams& p, const DeviceRates& rates) {
+           return grouped_us(Op<UnembedParams>::work(p), static_cast<double>(p.weight.bytes()),
+                             p.num_rows, 1, rates, {.read = 0.93, .fixed_us = 3.0});
+         },
      .workspace = [](const UnembedParams&) { return uint64_t{0}; },
      .run = unembed_any_bf16x2_stream_cuda},
     gemm_sm90_row<false>("unembed_any_bf16_gemm_sm90",

@@ -16,25 +16,23 @@ struct AdvanceCounters {
 /// Plain data. All pointers are device pointers; `words` and `answer_ring` point to mapped host
 /// memory. [rows]: one entry a stream.
 struct AdvanceParams {
-  Launch launch;
-  int32_t num_rows = 0;
-  const SampleAnswer* answers;  // [rows]
-  SampleRequest* requests;      // [rows], step + 1
-  int32_t* token_ids;           // [rows], the next launch's tokens
-  int32_t* positions;           // [rows], + 1
-  const int32_t* fed;           // [rows, fed_stride], read in rounds below num_fed
+  SampleRequest* requests = nullptr;  // [rows], those of the draw; step + 1
+  int32_t* token_ids = nullptr;       // [rows], the next launch's tokens
+  int32_t* positions = nullptr;       // [rows], + 1
+  const int32_t* fed = nullptr;       // [rows, fed_stride], read in rounds below num_fed
   int32_t fed_stride = 0;
-  AdvanceCounters* counters;
-  uint64_t* words;            // [slots, row_stride] number << 32 | token: one store tells both
-  SampleAnswer* answer_ring;  // [slots, row_stride], written first, if logprobs are asked for
+  AdvanceCounters* counters = nullptr;  // number + 1, round + 1
+  uint64_t* words = nullptr;  // [slots, row_stride] number << 32 | token: one store tells both
+  SampleAnswer* answer_ring = nullptr;  // [slots, row_stride], written first, if logprobs are
+                                        // asked for
   int32_t num_slots = 0, row_stride = 0;
 };
 
-/// Runs after `sample`, in stream order.
-void advance(const AdvanceParams& params);
+/// Moves the streams of `params.advance` to their next launch, behind the draw and in stream order.
+void advance(const SampleParams& params);
 
 #if MOXIE_HAS_CUDA
-void advance_cuda(const AdvanceParams& params);
+void advance_cuda(const SampleParams& params);
 #endif
 
 }  // namespace moxie
