@@ -9,7 +9,7 @@
 #include "core/rank_link.h"
 #include "kernels/gather/gather.h"
 #include "kernels/reduce/reduce.h"
-#include "kernels/sample/sample.h"
+#include "kernels/sample/advance.h"
 #include "kernels/testing/packed.h"
 
 namespace moxie {
@@ -406,7 +406,9 @@ TEST(RankMailCuda, PartsThatWereSentGiveTheSameSums) {
   }
 }
 
-// Draws by ranks that have a part of the logits each are those of one that has all of them.
+// Draws by ranks that have a part of the logits each are those of one that has all of them, and
+// move the streams of a decode loop on alike: here by two launches, which are fed their tokens or
+// not.
 TEST_P(RankMailCudaTest, RanksDrawFromTheirOwnLogitsWhatOneDrawsFromAll) {
   Ranks ranks(GetParam());
   testing::Random random(13);
@@ -431,9 +433,17 @@ TEST_P(RankMailCudaTest, RanksDrawFromTheirOwnLogitsWhatOneDrawsFromAll) {
       std::fill_n(logits.begin() + kVocab, kVocab, -INFINITY);
       std::fill_n(logits.begin() + 2 * kVocab, kVocab / GetParam(), -INFINITY);
     }
+    constexpr int32_t kSlots = 8;
+    constexpr uint32_t kFirst = 7;  // number of the first launch
+    const auto num_rows = static_cast<size_t>(rows);
+    const int32_t num_fed = rows == 1 ? 0 : 2, last_fed = 4321;
+    const std::vector<int32_t> fed(2 * num_rows, last_fed), at(num_rows, 100);
+    const std::vector<AdvanceCounters> counters = {{.number = kFirst, .num_fed = num_fed}};
     std::vector<std::vector<SampleAnswer>> found;
+    std::vector<std::vector<uint64_t>> found_words;
     for (const bool is_part : {false, true}) {
-      std::vector<Buffer> of_logits, of_requests, answers, workspaces;
+      std::vector<Buffer> of_logits, of_requests, answers, workspaces, of_fed, token_ids, positions,
+          of_counters, words;
       for (size_t rank = 0; rank < ranks.size(); ++rank) {
         const RankShare share =
             share_of_rank(kVocab, kLogitUnit, static_cast<int32_t>(rank), GetParam());
@@ -461,11 +471,46 @@ TEST_P(RankMailCudaTest, RanksDrawFromTheirOwnLogitsWhatOneDrawsFromAll) {
         params.logits = of_logits.back().as<float>();
         params.requests = of_requests.back().as<SampleRequest>();
         params.answers = answers.back().as<SampleAnswer>();
-        row.run(params);
+        of_fed.push_back(ranks.upload_any(rank, fed));
+        token_ids.push_back(ranks.upload_any(rank, at));
+        positions.push_back(ranks.upload_any(rank, at));
+        of_counters.push_back(ranks.upload_any(rank, counters));
+        words.push_back(ranks.upload_any(rank, std::vector<uint64_t>(kSlots * num_rows)));
+        const AdvanceParams advance{.requests = of_requests.back().as<SampleRequest>(),
+                                    .token_ids = token_ids.back().as<int32_t>(),
+                                    .positions = positions.back().as<int32_t>(),
+                                    .fed = of_fed.back().as<int32_t>(),
+                                    .fed_stride = 2,
+                                    .counters = of_counters.back().as<AdvanceCounters>(),
+                                    .words = words.back().as<uint64_t>(),
+                                    .num_slots = kSlots,
+                                    .row_stride = rows};
+        params.advance = &advance;
+        for (int launch = 0; launch < 2; ++launch) row.run(params);
       }
-      for (size_t rank = 0; rank < ranks.size(); ++rank)
+      for (size_t rank = 0; rank < ranks.size(); ++rank) {
+        SCOPED_TRACE(::testing::Message() << "rank " << rank << (is_part ? ", a part" : ""));
         found.push_back(ranks.read_any<SampleAnswer>(rank, answers[rank]));
+        found_words.push_back(ranks.read_any<uint64_t>(rank, words[rank]));
+        const auto next = ranks.read_any<int32_t>(rank, token_ids[rank]);
+        const auto moved = ranks.read_any<int32_t>(rank, positions[rank]);
+        const auto after = ranks.read_any<SampleRequest>(rank, of_requests[rank]);
+        const auto count = ranks.read_any<AdvanceCounters>(rank, of_counters[rank])[0];
+        EXPECT_EQ(count.number, kFirst + 2);
+        EXPECT_EQ(count.round, 2);
+        EXPECT_EQ(count.num_fed, num_fed);
+        for (size_t r = 0; r < num_rows; ++r) {
+          const int32_t token = found.back()[r].token;
+          EXPECT_EQ(next[r], num_fed > 0 ? last_fed : token);
+          EXPECT_EQ(moved[r], at[r] + 2);
+          EXPECT_EQ(after[r].step, requests[r].step + 2);
+          EXPECT_EQ(found_words.back()[(kFirst + 1) % kSlots * num_rows + r],
+                    uint64_t{kFirst + 1} << 32 | static_cast<uint32_t>(token));
+          EXPECT_EQ(found_words.back()[kFirst % kSlots * num_rows + r] >> 32, kFirst);
+        }
+      }
     }
+    for (const auto& of_rank : found_words) EXPECT_EQ(of_rank, found_words[0]);
     for (const auto& answers : found)
       for (size_t r = 0; r < answers.size(); ++r)
         EXPECT_EQ(answers[r].token, found[0][r].token) << "row " << r;

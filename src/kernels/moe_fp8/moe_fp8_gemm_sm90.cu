@@ -28,21 +28,20 @@ __device__ __forceinline__ int size_of(const uint4& codes, float scale) {
          127;
 }
 
-/// By a warp: notes the pair at its token's choice.
-__device__ __forceinline__ void note_pair(const Piece& piece, int32_t pair, int32_t token) {
-  const int lane = threadIdx.x % 32;
-  const int32_t num_local = piece.p.num_local_experts, top_k = piece.p.top_k;
-  int32_t num_begun = 0;
-  for (int32_t e = lane; e < num_local; e += 32) num_begun += piece.begin[e] <= pair;
-  const int32_t expert = __reduce_add_sync(~0u, num_begun) - 1;
-  const int64_t choice = int64_t{token} * top_k + lane;
-  if (lane < top_k && piece.chosen[choice] == expert) piece.pair_of_choice[choice] = pair;
+/// By a thread: notes the pair at its token's choice.
+__device__ __forceinline__ void note_pair(const Piece& piece, int32_t expert, int32_t pair,
+                                          int32_t token) {
+  const int64_t first = int64_t{token} * piece.p.top_k;
+  for (int32_t k = 0; k < piece.p.top_k; ++k) {
+    if (piece.chosen[first + k] == expert) piece.pair_of_choice[first + k] = pair;
+  }
 }
 
-/// A warp notes a pair at its token's choice and copies its activations, and finds its size where
-/// the intermediate is FP16; then threads copy scales.
+/// A thread copies some of a pair's scales, and of each pair one notes it at its token's choice;
+/// then a warp copies a pair's activations, and finds its size where the intermediate is FP16.
 template <bool kIsExact>
 __global__ void __launch_bounds__(kLayThreads) lay_pairs(const __grid_constant__ ManyTask task) {
+  constexpr int kScales = 8;  // of a thread at once
   wait_for_previous();
   launch_next();
   const Piece& piece = task.piece;
@@ -51,9 +50,24 @@ __global__ void __launch_bounds__(kLayThreads) lay_pairs(const __grid_constant__
   const auto thread = static_cast<int32_t>(blockIdx.x * kLayThreads + threadIdx.x);
   const auto num_threads = static_cast<int32_t>(gridDim.x * kLayThreads);
   const int32_t num_pairs = piece.begin[p.num_local_experts];
+  const int32_t slots = *piece.num_tiles * kManyPairs, blocks = p.hidden / kBlock;
+  for (int32_t i = thread; i < slots * ((blocks + kScales - 1) / kScales); i += num_threads) {
+    const int32_t slot = i % slots, first = i / slots * kScales;
+    const PairTile tile = piece.tiles[slot / kManyPairs];
+    const int32_t pair = tile.first + min(slot % kManyPairs, tile.count - 1);
+    const int32_t token = piece.pair_token[pair];
+    float scales[kScales];
+#pragma unroll
+    for (int k = 0; k < kScales; ++k)
+      scales[k] = __ldg(p.hidden_states_scale +
+                        int64_t{min(first + k, blocks - 1)} * piece.scale_stride + token);
+    if (first == 0 && slot % kManyPairs < tile.count) note_pair(piece, tile.expert, pair, token);
+#pragma unroll
+    for (int k = 0; k < kScales; ++k)
+      if (first + k < blocks) task.x_scales[int64_t{first + k} * task.slots + slot] = scales[k];
+  }
   for (int32_t pair = thread / 32; pair < num_pairs; pair += num_threads / 32) {
     const int32_t token = piece.pair_token[pair];
-    note_pair(piece, pair, token);
     const uint8_t* from = p.hidden_states + int64_t{token} * p.hidden;
     uint8_t* to = task.x + int64_t{pair} * p.hidden;
     int size = -kMostSize;
@@ -70,15 +84,6 @@ __global__ void __launch_bounds__(kLayThreads) lay_pairs(const __grid_constant__
       size = min(__reduce_max_sync(~0u, size), kMostSize);
       if (lane == 0) task.sizes[pair] = size;
     }
-  }
-  const int32_t slots = *piece.num_tiles * kManyPairs;
-  for (int32_t slot = thread; slot < slots; slot += num_threads) {
-    const PairTile tile = piece.tiles[slot / kManyPairs];
-    const int32_t token = piece.pair_token[tile.first + min(slot % kManyPairs, tile.count - 1)];
-#pragma unroll 8
-    for (int32_t kb = 0; kb < p.hidden / kBlock; ++kb)
-      task.x_scales[int64_t{kb} * task.slots + slot] =
-          __ldg(p.hidden_states_scale + int64_t{kb} * piece.scale_stride + token);
   }
 }
 
