@@ -41,17 +41,17 @@ struct RecordedRun {
 };
 RecordedRun run_of(const Json& record, const std::string& bench) {
   RecordedRun run;
-  const Json& one = bench.empty() ? record : record["benches"][bench];
-  if (one.contains("tests")) {
+  if (!bench.empty()) {
+    const Json& one = record["benches"][bench];
     run = {one["machine"]["read_gb_s"], one["model"]["mxfp4_layers"], one["model"]["name"], {}};
     for (const Json& test : one["tests"]) run.medians[test["name"]] = test["tok_s"]["median"];
     return run;
   }
-  run = {one["machine"]["read_gb_s"],
-         one["configuration"]["--mxfp4-layers"]["value"],
-         one["configuration"]["--model"]["value"],
+  run = {record["machine"]["read_gb_s"],
+         record["configuration"]["--mxfp4-layers"]["value"],
+         record["configuration"]["--model"]["value"],
          {}};
-  for (const Json& result : one["results"])
+  for (const Json& result : record["results"])
     if (result["unit"] == "tok/s") run.medians[result["name"]] = result["median"];
   return run;
 }
