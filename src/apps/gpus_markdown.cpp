@@ -162,8 +162,10 @@ int print_gpus_markdown() {
   fmt::print(
       "## Predicted speeds\n\n"
       "Tokens a second, low - middle - high, with a cache in BF16. Of these cards only H100 and "
-      "H200 have run this program; what they measured stands in brackets. All other figures are "
-      "predictions, never run on the card. *Does not fit*: weights, cache and 1.5 GiB.\n\n");
+      "H200 have run this program; what they measured stands in brackets, both by builds of one "
+      "week, since a card is predicted from another by like builds only. What an H200 makes since "
+      "then stands in [performance.md](performance.md). All other figures are predictions, never "
+      "run on the card. *Does not fit*: weights, cache and 1.5 GiB.\n\n");
   for (const int32_t billions : {120, 20})
     for (const bool all_mxfp4 : {true, false})
       if (auto status = print_model(billions, all_mxfp4); !status) return report(status.error());

@@ -26,7 +26,6 @@ constexpr KernelEntry kEntries[] = {
     {"sort_by_expert", kRouting},
     {"fill_slots", kRouting},
     {"find_groups", kRouting},
-    {"advance_rows", kSampling, "advance"},
     {"write_ids", kSampling, "draft_ids"},
     {"write_masks", kMemory, "draft_masks"},
     {"memcpy", kMemory, "copy"},

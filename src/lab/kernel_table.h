@@ -39,7 +39,7 @@ const char* category_name(Category category);
 /// The category of an operation's work; kOther if it has none.
 Category category_of(const OpInfo& op);
 
-/// `step`: an operation's name, or a name for work outside of operations: "advance", "copy",
+/// `step`: an operation's name, or a name for work outside of operations: "draft_ids", "copy",
 /// "load", "machine", "other".
 struct KernelPlace {
   const char* step;

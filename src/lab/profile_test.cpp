@@ -219,9 +219,8 @@ TEST(KernelTable, ListedKernelsCountUnderAnotherCategory) {
 }
 
 TEST(KernelTable, OutsideOfOperationsAKernelIsListedOrOther) {
-  EXPECT_STREQ(
-      place_of("moxie::(anonymous namespace)::advance_rows(moxie::AdvanceParams)", nullptr).step,
-      "advance");
+  EXPECT_STREQ(place_of("moxie::(anonymous namespace)::write_ids(moxie::IdsParams)", nullptr).step,
+               "draft_ids");
   EXPECT_STREQ(place_of("memcpy host to device", nullptr).step, "copy");
   for (const char* name : {kAttendKernel, "void cutlass::Kernel<int>(int)", "memcpys", ""}) {
     EXPECT_STREQ(place_of(name, nullptr).step, "other") << name;
