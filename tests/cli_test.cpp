@@ -190,6 +190,12 @@ TEST_F(CliTest, OutputThatCannotBeWrittenIsAFault) {
 }
 
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+TEST_F(CliTest, StacksOfHalfAMebibyteAreEnough) {
+  const auto answer = run_process(
+      {"/bin/sh", "-c", "ulimit -s 512; " MOXIE_BINARY " run a --max-tokens 2"}, "", {}, 300);
+  EXPECT_EQ(answer.exit_code, 0) << answer.err;
+}
+
 TEST_F(CliTest, LittleMemoryLeavesOutTheBandwidthAtMost) {
   const auto limited = [](int mib, const std::string& command) {
     return run_process({"/bin/sh", "-c",
@@ -282,7 +288,7 @@ TEST_F(CliTest, NumbersHaveBoundsThatAreNamed) {
       const std::string flag = names.substr(names.rfind(',') + 1);
       for (const std::string value :
            {"-99999999999999999999", "99999999999999999999999", "nan", "x"}) {
-        const auto refused = moxie({command, flag + "=" + value});
+        const auto refused = moxie({command, std::string(flag).append("=").append(value)});
         EXPECT_EQ(refused.exit_code, 2) << command << ' ' << flag << ' ' << value;
         EXPECT_NE(refused.err.find(flag + ": must be a number from "), std::string::npos)
             << command << ' ' << flag << ' ' << value << '\n'

@@ -76,18 +76,18 @@ void experts_reference(const ExpertsParams& p) {
   }
 
   auto gate_up_of = [&](int64_t task, int) {
-    static thread_local double gate_row[kMaxReferenceCols], up_row[kMaxReferenceCols];
+    static thread_local ReferenceRow gate_row(kMaxReferenceCols), up_row(kMaxReferenceCols);
     const auto e = static_cast<int32_t>(task / p.intermediate);
     const auto i = static_cast<int32_t>(task % p.intermediate);
     if (parts.offsets[e] == parts.offsets[e + 1]) return;
     const int32_t gate_idx = gate_up_packed_row(i, 0), up_idx = gate_up_packed_row(i, 1);
     const float* bias = p.gate_up_bias + int64_t{e} * p.gate_up.rows;
-    read_packed_row(p.gate_up.expert(e), gate_idx, gate_row);
-    read_packed_row(p.gate_up.expert(e), up_idx, up_row);
+    read_packed_row(p.gate_up.expert(e), gate_idx, gate_row.data());
+    read_packed_row(p.gate_up.expert(e), up_idx, up_row.data());
     for (int32_t at = parts.offsets[e]; at < parts.offsets[e + 1]; ++at) {
       const float* t = all_t + int64_t{parts.pairs[at] / p.top_k} * p.hidden;
-      const double gate = reference_dot(gate_row, t, p.hidden) + bias[gate_idx];
-      const double up = reference_dot(up_row, t, p.hidden) + bias[up_idx];
+      const double gate = reference_dot(gate_row.data(), t, p.hidden) + bias[gate_idx];
+      const double up = reference_dot(up_row.data(), t, p.hidden) + bias[up_idx];
       parts.h[int64_t{at} * p.intermediate + i] =
           activate(gate, up, p.swiglu_alpha, p.swiglu_limit);
     }
@@ -105,18 +105,19 @@ void experts_reference(const ExpertsParams& p) {
   }
 
   auto down_of = [&](int64_t task, int) {
-    static thread_local double row[kMaxReferenceCols];
+    static thread_local ReferenceRow row(kMaxReferenceCols);
     const auto r = static_cast<int32_t>(task);
     for (int32_t token = 0; token < p.num_tokens; ++token) {
       parts.sum[int64_t{token} * p.hidden + r] = 0;
     }
     for (int32_t e = 0; e < p.down.num_experts; ++e) {
       if (parts.offsets[e] == parts.offsets[e + 1]) continue;
-      read_packed_row(p.down.expert(e), r, row);
+      read_packed_row(p.down.expert(e), r, row.data());
       const double bias = p.down_bias[int64_t{e} * p.hidden + r];
       for (int32_t at = parts.offsets[e]; at < parts.offsets[e + 1]; ++at) {
         const int32_t pair = parts.pairs[at];
-        const double y = reference_dot(row, parts.h + int64_t{at} * p.intermediate, p.intermediate);
+        const double y =
+            reference_dot(row.data(), parts.h + int64_t{at} * p.intermediate, p.intermediate);
         parts.sum[int64_t{pair / p.top_k} * p.hidden + r] += p.expert_weights[pair] * (y + bias);
       }
     }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "core/packing.h"
 #include "core/threads.h"
@@ -37,17 +38,21 @@ MOXIE_REFERENCE_CLONES double reference_dot(const double* w, const X* x, int32_t
 
 #undef MOXIE_REFERENCE_CLONES
 
+/// Room for a row of weights, kept by a thread. Not an array: the memory of thread_local arrays is
+/// taken from the stack of every thread of the process, also of those that run no product.
+using ReferenceRow = std::vector<double>;
+
 /// Calls store(token, row, value) for every token of x [num_tokens, cols] and row of `matrix`, from
 /// several threads, once for each pair.
 template <typename X, typename Store>
 void reference_product(ThreadPool& pool, const PackedMatrix& matrix, const X* x, int32_t num_tokens,
                        Store store) {
   auto one_row = [&](int64_t row, int) {
-    static thread_local double w[kMaxReferenceCols];
+    static thread_local ReferenceRow w(kMaxReferenceCols);
     const auto r = static_cast<int32_t>(row);
-    read_packed_row(matrix, r, w);
+    read_packed_row(matrix, r, w.data());
     for (int32_t token = 0; token < num_tokens; ++token) {
-      store(token, r, reference_dot(w, x + int64_t{token} * matrix.cols, matrix.cols));
+      store(token, r, reference_dot(w.data(), x + int64_t{token} * matrix.cols, matrix.cols));
     }
   };
   pool.run(matrix.rows, one_row);
