@@ -217,8 +217,13 @@ Result<std::vector<HistoryPoint>> History::points(const HistoryFilter& filter) c
                  "ORDER BY record.id, series.rowid");
   rows.bind(filter.series).bind(filter.kind).bind(filter.model).bind(filter.commit);
   std::vector<HistoryPoint> points;
+  std::string configuration, switches;  // of the record whose series come one after another
   int code = rows.step();
   for (; code == SQLITE_ROW; code = rows.step()) {
+    if (std::string text = rows.text(12); text != configuration) {
+      switches = given_switches(text);
+      configuration = std::move(text);
+    }
     points.push_back({.time_utc = rows.text(0),
                       .kind = rows.text(1),
                       .model = rows.text(2),
@@ -227,7 +232,7 @@ Result<std::vector<HistoryPoint>> History::points(const HistoryFilter& filter) c
                       .series = rows.text(5),
                       .unit = rows.text(6),
                       .better = rows.text(7),
-                      .switches = given_switches(rows.text(12)),
+                      .switches = switches,
                       .dirty = rows.integer(8) != 0,
                       .median = rows.number(9),
                       .mad = rows.number(10),

@@ -1,4 +1,4 @@
-// advance on the CPU, and the choice of the device.
+// advance on the CPU.
 #include "kernels/sample/advance.h"
 
 #include <algorithm>
@@ -6,11 +6,7 @@
 
 namespace moxie {
 
-void advance(const SampleParams& params) {
-#if MOXIE_HAS_CUDA
-  if (params.launch.device == DeviceKind::kCuda) return advance_cuda(params);
-#endif
-  CHECK(params.launch.device == DeviceKind::kCpu, "this build has no CUDA code");
+void advance_cpu(const SampleParams& params) {
   const AdvanceParams& p = *params.advance;
   AdvanceCounters& counters = *p.counters;
   const int64_t slot = int64_t{counters.number % static_cast<uint32_t>(p.num_slots)} * p.row_stride;

@@ -29,8 +29,7 @@ struct AdvanceParams {
 };
 
 /// Moves the streams of `params.advance` to their next launch, behind the draw and in stream order.
-void advance(const SampleParams& params);
-
+void advance_cpu(const SampleParams& params);
 #if MOXIE_HAS_CUDA
 void advance_cuda(const SampleParams& params);
 #endif

@@ -9,11 +9,11 @@ namespace {
 
 uint64_t no_workspace(const SampleParams&) { return 0; }
 
-// Draws, then moves the streams of a decode loop on.
+// Draws, then moves the streams of a decode loop on; rows on CUDA do so by their kernels.
 template <void (*kDraw)(const SampleParams&)>
 void draw_and_advance(const SampleParams& params) {
   kDraw(params);
-  if (params.advance != nullptr) advance(params);
+  if (params.advance != nullptr) advance_cpu(params);
 }
 
 // The time of a row that takes kTimes times as long as the fastest: one pass over the logits.
