@@ -49,6 +49,10 @@ void declare_engine_flags(Flags& flags, BenchFlags* o) {
   flags.integer("--chunk", &o->engine.max_batch_tokens, {0, kMostBatchTokens},
                 "tokens a prefill launch; 0: what suits");
   flags.unsigned64("--seed", &o->engine.seed, {0, UINT64_MAX}, "of synthetic weights");
+  flags.toggle("--mirror-ranks", &o->engine.mirrors_ranks,
+               "CUDA: the first rank of --tensor-parallel-size alone on one GPU, which takes what "
+               "it sends for what the others would: the time of a rank's kernels without links; "
+               "tokens are not the model's");
   o->speculation.declare(flags);
   flags.text("--spec-acceptance", &o->acceptance,
              "drafts are accepted at these rates by position, such as 0.8,0.6,0.4 (the share of "
@@ -135,6 +139,7 @@ Record record_of(const std::string& kind, Engine& engine, const MachineLimits& l
   record.weights = weights_origin(engine.checkpoint(), engine.weights_bytes());
   nlohmann::ordered_json details = {{"tuning", engine.tuning().text()}};
   if (engine.self_test().is_on) details["self_test"] = engine.self_test().text();
+  if (engine.options().mirrors_ranks) details["mirrored_ranks"] = engine.num_ranks();
   record.details = json_text(details);
   record.workload.num_warm_ups = 1;
   record.workload.seed = engine.options().seed;

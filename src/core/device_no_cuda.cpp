@@ -22,6 +22,10 @@ Result<std::vector<std::unique_ptr<RankLink>>> make_peer_links(std::span<Device*
   return fail("this build has no CUDA code", "ranks on GPUs");
 }
 
+Result<std::unique_ptr<RankLink>> make_mirrored_link(Device&, int32_t, std::chrono::milliseconds) {
+  return fail("this build has no CUDA code", "ranks on GPUs");
+}
+
 uint64_t rank_gather_bytes(int32_t) { return 0; }
 
 Result<std::unique_ptr<RankLink>> make_nccl_link(RankLink&, const NcclLibrary&, const NcclId&,

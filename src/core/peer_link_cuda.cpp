@@ -32,7 +32,6 @@ class Mailboxes {
   Status make(std::span<const int> indices, std::chrono::milliseconds patience) {
     indices_.assign(indices.begin(), indices.end());
     const auto size = static_cast<int32_t>(indices.size());
-    patience_s_ = std::chrono::duration<double>(patience).count();
     // All blocks of the ranks that share a device must find room on it: they wait for each other.
     int64_t most_ranks = 1;
     for (const int index : indices)
@@ -40,35 +39,34 @@ class Mailboxes {
     for (const int from : indices)
       for (const int to : indices)
         if (auto status = enable(from, to); !status) return status;
-    auto status = cuda_check(cudaHostAlloc(reinterpret_cast<void**>(&fault_), sizeof(*fault_),
-                                           cudaHostAllocPortable | cudaHostAllocMapped),
-                             "a word of pinned memory");
-    if (!status) return status;
-    *fault_ = 0;
+    auto status = make_fault(patience);
     std::byte* boxes[RankMail::kMostRanks] = {};
-    for (int32_t rank = 0; rank < size; ++rank) {
-      RankMail mail{.rank = rank, .fault = fault_};
-      mail.set_size(size);
-      mail.num_blocks = static_cast<int32_t>(RankMail::kMostBlocks / most_ranks);
-      mail.patience_ns = static_cast<uint64_t>(std::chrono::nanoseconds(patience).count());
-      const auto r = static_cast<size_t>(rank);
-      cudaSetDevice(indices_[r]);
-      status = allocate(rank_mail_bytes(size), &mail.boxes[r], rank);
-      std::byte* state = nullptr;
-      if (status) status = allocate(3 * sizeof(uint32_t), &state, rank);
-      mail.state = reinterpret_cast<uint32_t*>(state);
-      boxes[r] = mail.boxes[r];
-      mails_.push_back(mail);
-      if (status) status = cuda_check(cudaDeviceSynchronize(), "mailboxes");  // filled with zeros
-      if (!status) return status;
+    for (int32_t rank = 0; status && rank < size; ++rank) {
+      status = add_rank(rank, size, patience);
+      mails_.back().num_blocks = static_cast<int32_t>(RankMail::kMostBlocks / most_ranks);
+      boxes[rank] = mails_.back().boxes[rank];
     }
+    if (!status) return status;
     for (RankMail& mail : mails_) std::copy(std::begin(boxes), std::end(boxes), mail.boxes);
+    return {};
+  }
+
+  // The first of `size` ranks, which receives what it sends, as if each other rank had sent it.
+  Status make_mirrored(int index, int32_t size, std::chrono::milliseconds patience) {
+    indices_ = {index};
+    is_mirrored_ = true;
+    auto status = make_fault(patience);
+    if (status) status = add_rank(0, size, patience);
+    if (!status) return status;
+    std::byte* const own = mails_[0].boxes[0];
+    for (int32_t to = 1; to < size; ++to) mails_[0].boxes[to] = own + to * RankMail::kBytesOfRank;
     return {};
   }
 
   const RankMail& mail(int32_t rank) const { return mails_[static_cast<size_t>(rank)]; }
   void set_received(int32_t rank, uint16_t* memory) {
     const std::lock_guard lock(mutex_);
+    if (is_mirrored_) std::ranges::fill(mails_[0].received, memory);
     for (RankMail& mail : mails_) mail.received[rank] = memory;
   }
   void set_fault(const std::string& text) {
@@ -108,6 +106,27 @@ class Mailboxes {
     }
     return cuda_check(error, where);
   }
+  // A word in host memory, through which all ranks learn of a fault.
+  Status make_fault(std::chrono::milliseconds patience) {
+    patience_s_ = std::chrono::duration<double>(patience).count();
+    auto status = cuda_check(cudaHostAlloc(reinterpret_cast<void**>(&fault_), sizeof(*fault_),
+                                           cudaHostAllocPortable | cudaHostAllocMapped),
+                             "a word of pinned memory");
+    if (status) *fault_ = 0;
+    return status;
+  }
+  // With its own box only.
+  Status add_rank(int32_t rank, int32_t size, std::chrono::milliseconds patience) {
+    RankMail& mail = mails_.emplace_back(RankMail{.rank = rank, .size = size, .fault = fault_});
+    mail.patience_ns = static_cast<uint64_t>(std::chrono::nanoseconds(patience).count());
+    cudaSetDevice(indices_[static_cast<size_t>(rank)]);
+    auto status = allocate(rank_mail_bytes(size), &mail.boxes[rank], rank);
+    std::byte* state = nullptr;
+    if (status) status = allocate(3 * sizeof(uint32_t), &state, rank);
+    mail.state = reinterpret_cast<uint32_t*>(state);
+    if (status) status = cuda_check(cudaDeviceSynchronize(), "mailboxes");  // filled with zeros
+    return status;
+  }
   Status allocate(uint64_t bytes, std::byte** data, int32_t rank) const {
     const std::string where = fmt::format("{} bytes of rank {}'s mailbox", bytes, rank);
     auto status = cuda_check(cudaMalloc(reinterpret_cast<void**>(data), bytes), where);
@@ -119,6 +138,7 @@ class Mailboxes {
   std::vector<RankMail> mails_;
   uint32_t* fault_ = nullptr;
   double patience_s_ = 0;
+  bool is_mirrored_ = false;
   mutable std::mutex mutex_;
   std::string text_;
 };
@@ -146,20 +166,35 @@ class PeerLink final : public RankLink {
 
 }  // namespace
 
+namespace {
+
+Status check_size(size_t size) {
+  if (std::cmp_less_equal(size, RankMail::kMostRanks)) return {};
+  return fail(fmt::format("{} ranks, {} at most on GPUs", size, RankMail::kMostRanks),
+              "--tensor-parallel-size");
+}
+
+// The device becomes the current one.
+Result<int> index_of(Device& device) {
+  auto stream = device.make_stream();
+  if (!stream) return fail(std::move(stream.error()));
+  launch_stream(stream->get());
+  int index = 0;
+  auto status = cuda_check(cudaGetDevice(&index), "ranks on GPUs");
+  if (!status) return fail(std::move(status.error()));
+  return index;
+}
+
+}  // namespace
+
 Result<std::vector<std::unique_ptr<RankLink>>> make_peer_links(std::span<Device* const> devices,
                                                                std::chrono::milliseconds patience) {
-  if (std::cmp_greater(devices.size(), RankMail::kMostRanks))
-    return fail(fmt::format("{} ranks, {} at most on GPUs", devices.size(), RankMail::kMostRanks),
-                "--tensor-parallel-size");
+  if (auto status = check_size(devices.size()); !status) return fail(std::move(status.error()));
   std::vector<int> indices;
   for (Device* device : devices) {
-    auto stream = device->make_stream();  // its device becomes the current one
-    if (!stream) return fail(std::move(stream.error()));
-    launch_stream(stream->get());
-    int index = 0;
-    if (auto status = cuda_check(cudaGetDevice(&index), "ranks on GPUs"); !status)
-      return fail(std::move(status.error()));
-    indices.push_back(index);
+    auto index = index_of(*device);
+    if (!index) return fail(std::move(index.error()));
+    indices.push_back(*index);
   }
   auto boxes = std::make_shared<Mailboxes>();
   if (auto status = boxes->make(indices, patience); !status) return fail(std::move(status.error()));
@@ -167,6 +202,18 @@ Result<std::vector<std::unique_ptr<RankLink>>> make_peer_links(std::span<Device*
   for (int32_t rank = 0; std::cmp_less(rank, devices.size()); ++rank)
     links.push_back(std::make_unique<PeerLink>(boxes, rank));
   return links;
+}
+
+Result<std::unique_ptr<RankLink>> make_mirrored_link(Device& device, int32_t size,
+                                                     std::chrono::milliseconds patience) {
+  if (auto status = check_size(static_cast<size_t>(size)); !status)
+    return fail(std::move(status.error()));
+  auto index = index_of(device);
+  if (!index) return fail(std::move(index.error()));
+  auto boxes = std::make_shared<Mailboxes>();
+  if (auto status = boxes->make_mirrored(*index, size, patience); !status)
+    return fail(std::move(status.error()));
+  return std::make_unique<PeerLink>(boxes, 0);
 }
 
 }  // namespace moxie

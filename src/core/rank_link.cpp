@@ -140,9 +140,7 @@ std::vector<std::unique_ptr<RankLink>> make_thread_links(int32_t size,
 }
 
 uint64_t rank_mail_bytes(int32_t size) {
-  RankMail mail;
-  mail.set_size(size);
-  return static_cast<uint64_t>(mail.bytes());
+  return static_cast<uint64_t>(size) * uint64_t{RankMail::kBytesOfRank};
 }
 
 }  // namespace moxie

@@ -105,4 +105,10 @@ Result<std::vector<std::unique_ptr<RankLink>>> make_peer_links(
     std::span<Device* const> devices,
     std::chrono::milliseconds patience = std::chrono::seconds(10));
 
+/// The link of the first of `size` ranks, on a GPU without the others: what it sends to a rank it
+/// receives as that rank's. So it runs a rank's kernels, for their times; values are not the
+/// model's. The device must outlive the link.
+Result<std::unique_ptr<RankLink>> make_mirrored_link(
+    Device& device, int32_t size, std::chrono::milliseconds patience = std::chrono::seconds(10));
+
 }  // namespace moxie

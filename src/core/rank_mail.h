@@ -7,10 +7,11 @@
 namespace moxie {
 
 /// Between GPUs: where kernels leave what other ranks read (kernels/rank_mail.cuh). Plain data for
-/// a kernel's parameters; all pointers are valid on the rank's device. A rank's memory holds
-///   words   [kSlots, size, kWords]                           of 16 bytes: values and a number
-///   units   [kUnitSlots, size, kMostBlocks, kUnitsOfBlock]   of 16 bytes: values
-///   flags   [kFlags, size, kMostBlocks]                      of 4 bytes: the number of the last
+/// a kernel's parameters; all pointers are valid on the rank's device. A rank's memory holds, for
+/// each rank that sends,
+///   words   [kSlots, kWords]                           of 16 bytes: values and a number
+///   units   [kUnitSlots, kMostBlocks, kUnitsOfBlock]   of 16 bytes: values
+///   flags   [kFlags, kMostBlocks]                      of 4 bytes: the number of the last
 ///   round of units that has come; kFlags: of a rank's values, of its sums of all ranks' values
 struct RankMail {
   static constexpr int32_t kMostRanks = 8;
@@ -29,14 +30,12 @@ struct RankMail {
   uint32_t* fault = nullptr;  ///< in host memory, of all ranks: 1 + the rank awaited in vain
   uint64_t patience_ns = 0;
 
-  int64_t units_at = 0, flags_at = 0;  ///< in boxes
-
-  constexpr void set_size(int32_t ranks) {
-    size = ranks;
-    units_at = int64_t{16} * kSlots * size * kWords;
-    flags_at = units_at + int64_t{16} * kUnitSlots * size * kMostBlocks * kUnitsOfBlock;
-  }
-  constexpr int64_t bytes() const { return flags_at + int64_t{4} * kFlags * size * kMostBlocks; }
+  /// Of one sending rank: where units and flags begin, and all.
+  static constexpr int64_t kUnitsAt = int64_t{16} * kSlots * kWords;
+  static constexpr int64_t kFlagsAt =
+      kUnitsAt + int64_t{16} * kUnitSlots * kMostBlocks * kUnitsOfBlock;
+  static constexpr int64_t kBytesOfRank = kFlagsAt + int64_t{4} * kFlags * kMostBlocks;
+  static_assert(kBytesOfRank % 16 == 0);
 };
 
 }  // namespace moxie

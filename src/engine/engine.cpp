@@ -120,6 +120,8 @@ Status Engine::open_device() {
   if (options_.device != "cpu" && !is_auto) {
     if (auto status = open_gpus(); !status) return status;
   } else if (!is_auto || !open_usable_gpu()) {
+    if (options_.mirrors_ranks)
+      return fail("for ranks on GPUs only", "--mirror-ranks", "--device cuda");
     // Those of this host share its cores.
     const int n = options_.world ? options_.world->local_size : options_.tensor_parallel;
     const int local_rank = options_.world ? options_.world->local_rank : 0;
@@ -129,6 +131,11 @@ Status Engine::open_device() {
     load_options_.device = DeviceKind::kCpu;
     if (auto status = make_kernels(); !status) return status;
   }
+  if (options_.mirrors_ranks)
+    log_warn(
+        fmt::format("the first of {} ranks runs alone: times have no links between GPUs in "
+                    "them, and tokens are not the model's",
+                    options_.tensor_parallel));
   auto stream = device_->make_stream();
   if (!stream) return fail(std::move(stream.error()));
   stream_ = std::move(*stream);
@@ -158,7 +165,7 @@ bool Engine::open_usable_gpu() {
     if (has_cuda_driver()) log_warn("running on the CPU: " + why);
     return false;
   }
-  if (options_.tensor_parallel > num_usable) {
+  if (options_.tensor_parallel > num_usable && !options_.mirrors_ranks) {
     log_warn(fmt::format("running on the CPU: {} ranks, {} GPU{}", options_.tensor_parallel,
                          num_usable, num_usable == 1 ? "" : "s"));
     return false;

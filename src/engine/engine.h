@@ -57,6 +57,9 @@ struct EngineOptions {
   std::optional<RankWorld> world;
   int tensor_parallel = 1;       ///< ranks that share the model: GPUs; on a CPU, of threads
   bool expert_parallel = false;  ///< ranks have whole experts, instead of columns of each
+  /// On GPUs: the first rank alone, which takes what it sends for what the others would
+  /// (make_mirrored_link). For the times of a rank's kernels.
+  bool mirrors_ranks = false;
   bool sinks = true;
   std::vector<int32_t> taps;       ///< layers before which x is copied out (GptOss): read_tap()
   SpeculationOptions speculation;  ///< for make_drafter()
@@ -240,6 +243,7 @@ class Engine {
  private:
   Engine();
   Status open_model();
+  Status check_mirror() const;
   Status divide();
   Status set_rank_config();
   Status open_head();

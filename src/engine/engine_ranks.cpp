@@ -34,6 +34,12 @@ Result<std::vector<int>> gpus_of_ranks(EngineOptions* options) {
   auto gpus = named_gpus(options->device);
   if (!gpus) return gpus;
   int& ranks = options->tensor_parallel;
+  if (options->mirrors_ranks) {
+    if (gpus->empty()) gpus->push_back(0);
+    if (gpus->size() == 1) return gpus;
+    return fail(options->device + " names several GPUs", "--mirror-ranks",
+                "the first rank runs alone: name one GPU");
+  }
   if (ranks == 1 && gpus->size() > 1) ranks = static_cast<int>(gpus->size());
   if (!gpus->empty() && std::cmp_not_equal(gpus->size(), ranks))
     return fail(fmt::format("{} names {} GPU{}, there are {} ranks", options->device, gpus->size(),
@@ -66,8 +72,19 @@ Result<std::optional<int>> gpu_of_process(const std::string& device, const RankW
   return named->empty() ? world.local_rank : (*named)[local];
 }
 
+// Of ranks that run without the others.
+Status Engine::check_mirror() const {
+  const char* const name = "--mirror-ranks";
+  if (!options_.mirrors_ranks) return {};
+  if (options_.world) return fail("processes are ranks already", name, "start one process");
+  if (options_.tensor_parallel == 1)
+    return fail("there is one rank", name, "--tensor-parallel-size 2");
+  return {};
+}
+
 // Among ranks: those of the GPUs that `--device` names, or as many as asked for.
 Status Engine::divide() {
+  if (auto status = check_mirror(); !status) return status;
   if (options_.world) {
     const int32_t size = options_.world->size;
     const auto gpu = gpu_of_process(options_.device, *options_.world, num_cuda_devices());
@@ -108,6 +125,7 @@ RankSetup Engine::rank_setup() {
           .load = load_options_,
           .threads = options_.threads,
           .gpus = device_->kind() == DeviceKind::kCpu ? std::vector<int>{} : gpus_,
+          .mirrors = options_.mirrors_ranks,
           .first_device = device_.get(),
           .choice = kernels_->choice(),
           .features = kernels_->features(),

@@ -211,6 +211,12 @@ Result<std::unique_ptr<RankGroup>> RankGroup::start(const RankSetup& setup) {
   std::unique_ptr<RankGroup> group(new RankGroup);
   group->patience_ = setup.patience;
   const int32_t size = setup.load.ranks.size;
+  if (setup.mirrors) {
+    auto link = make_mirrored_link(*setup.first_device, size, setup.patience);
+    if (!link) return fail(std::move(link.error()));
+    group->link_ = group->links_.emplace_back(std::move(*link)).get();
+    return group;
+  }
   std::vector<std::unique_ptr<Device>> devices(static_cast<size_t>(size));
   if (setup.gpus.empty()) {  // each rank makes its own
     group->links_ = make_thread_links(size, setup.patience);

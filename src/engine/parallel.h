@@ -31,6 +31,7 @@ struct RankSetup {
   LoadOptions load;                        ///< with Ranks
   int threads = 0;                         ///< of all ranks together; 0: one a core
   std::vector<int> gpus;                   ///< by rank; empty: on the CPU
+  bool mirrors = false;                    ///< the first rank alone: make_mirrored_link()
   Device* first_device = nullptr;          ///< of the first rank; outlives the group
   KernelChoice choice;
   Features features;

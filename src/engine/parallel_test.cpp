@@ -231,6 +231,14 @@ TEST(ParallelRefusals, NameTheSwitchAndTheNumber) {
     options.device = device;
     EXPECT_NE(refused(options).find("unknown device"), std::string::npos) << device;
   }
+  options = options_of({"nano-a", 2, false, "auto"});
+  options.mirrors_ranks = true;
+  EXPECT_NE(refused(options).find("--mirror-ranks: for ranks on GPUs only"), std::string::npos);
+  options.device = "cuda:0,1";
+  EXPECT_NE(refused(options).find("cuda:0,1 names several GPUs"), std::string::npos);
+  options = options_of({"nano-a", 1, false, "auto"});
+  options.mirrors_ranks = true;
+  EXPECT_NE(refused(options).find("there is one rank"), std::string::npos);
 }
 
 TEST(CoresOfRanks, ShareThemOrAreOneEach) {

@@ -78,11 +78,15 @@ __device__ __forceinline__ Word load_word(const std::byte* at) {
   return {{a, b, c}, chunk};
 }
 
+/// What rank `from` sends to rank `to`, in the memory of that.
+__device__ __forceinline__ std::byte* box_at(const RankMail& m, int32_t to, int32_t from) {
+  return m.boxes[to] + from * RankMail::kBytesOfRank;
+}
 /// Where rank `from`'s word lies in the memory of rank `to`.
 __device__ __forceinline__ std::byte* word_at(const RankMail& m, int32_t to, int32_t from,
                                               uint32_t chunk, int64_t word) {
   const int64_t slot = chunk % RankMail::kSlots;
-  return m.boxes[to] + 16 * ((slot * m.size + from) * RankMail::kWords + word);
+  return box_at(m, to, from) + 16 * (slot * RankMail::kWords + word);
 }
 
 /// Whether a thread that has looked in vain `looks` times shall look again; if not, all ranks end.
@@ -181,14 +185,14 @@ __device__ __forceinline__ uint32_t load_flag(const uint32_t* at) {
 __device__ __forceinline__ uint4* units_at(const RankMail& m, int32_t to, int32_t from,
                                            uint32_t round) {
   const int64_t slot = round % RankMail::kUnitSlots;
-  return reinterpret_cast<uint4*>(m.boxes[to] + m.units_at) +
-         ((slot * m.size + from) * RankMail::kMostBlocks + blockIdx.x) * RankMail::kUnitsOfBlock;
+  return reinterpret_cast<uint4*>(box_at(m, to, from) + RankMail::kUnitsAt) +
+         (slot * RankMail::kMostBlocks + blockIdx.x) * RankMail::kUnitsOfBlock;
 }
 enum Flag : int32_t { kOfValues, kOfSums };  // of RankMail::kFlags
 __device__ __forceinline__ uint32_t* flag_at(const RankMail& m, Flag flag, int32_t to,
                                              int32_t from) {
-  return reinterpret_cast<uint32_t*>(m.boxes[to] + m.flags_at) +
-         (flag * m.size + from) * RankMail::kMostBlocks + blockIdx.x;
+  return reinterpret_cast<uint32_t*>(box_at(m, to, from) + RankMail::kFlagsAt) +
+         flag * RankMail::kMostBlocks + blockIdx.x;
 }
 /// Whether the calling thread has the flags of a rank: that of its own number, but for this rank's.
 __device__ __forceinline__ bool has_flags(const RankMail& m) {

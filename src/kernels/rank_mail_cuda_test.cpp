@@ -79,6 +79,14 @@ class Ranks {
     CHECK(links.has_value(), links ? "" : links.error().message());
     links_ = std::move(*links);
   }
+  /// The first of `size` without the others.
+  static Ranks mirrored(int32_t size) {
+    Ranks ranks(1);
+    auto link = make_mirrored_link(*ranks.devices_[0], size);
+    CHECK(link.has_value(), link ? "" : link.error().message());
+    ranks.links_[0] = std::move(*link);
+    return ranks;
+  }
   size_t size() const { return links_.size(); }
   void synchronize() {
     for (const auto& stream : streams_) {
@@ -178,6 +186,39 @@ TEST_P(RankMailCudaTest, EveryRankAddsAllPartsInTheOrderOfRanks) {
       for (size_t rank = 0; rank < all.size(); ++rank)
         for (const Buffer& part : all[rank].parts)
           EXPECT_EQ(ranks.read(rank, part), std::vector<float>(part.bytes() / 4, 0.0f));
+    }
+  }
+}
+
+// The parts of all ranks are then the first's.
+TEST_P(RankMailCudaTest, AMirroredRankReceivesWhatItSends) {
+  constexpr int32_t kHidden = 2880;
+  Ranks ranks = Ranks::mirrored(GetParam());
+  EXPECT_EQ(ranks.link(0).size(), GetParam());
+  testing::Random random(9);
+  for (const auto* row : cuda_rows<ReduceParams>()) {
+    // A slice that another rank would add is not among what this one sends.
+    if (std::string_view(row->name).find("two_shot") != std::string_view::npos) continue;
+    for (const int32_t tokens : {1, 7, 300, 1, 2000, 33}) {
+      SCOPED_TRACE(std::string(row->name) + ", " + std::to_string(tokens) + " tokens");
+      const int64_t count = int64_t{tokens} * kHidden;
+      const std::vector<float> part = random.uniforms(count, 2.0f);
+      std::vector<float> expected = random.uniforms(count, 30.0f);
+      Buffer x = ranks.upload(0, expected), own = ranks.upload(0, part);
+      Buffer next = ranks.upload(0, part);
+      row->run({.launch = ranks.launch(0),
+                .num_tokens = tokens,
+                .hidden = kHidden,
+                .kind = LinkKind::kPeers,
+                .link = &ranks.link(0),
+                .part = own.as<float>(),
+                .next_part = next.as<float>(),
+                .x = x.as<float>(),
+                .forms = {.x = XForm::kF32}});
+      const RowSum sum_of(*row);
+      for (size_t i = 0; i < expected.size(); ++i)
+        expected[i] += sum_of(static_cast<size_t>(GetParam()), [&](size_t) { return part[i]; });
+      EXPECT_EQ(ranks.read(0, x), expected);
     }
   }
 }
