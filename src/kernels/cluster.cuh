@@ -4,6 +4,10 @@
 
 #include <cooperative_groups.h>
 
+#include <algorithm>
+
+#include "core/cuda_launch.cuh"
+
 namespace moxie {
 
 #if __CUDA_ARCH__ >= 900
@@ -41,5 +45,23 @@ class ClusterOfBlocks {
 };
 
 #endif
+
+/// Clusters of a shape that the current device runs side by side. They may be fewer than its number
+/// of multiprocessors allows, because groups of multiprocessors differ in size.
+inline int clusters_at_once(const char* row, const void* kernel, const LaunchShape& shape) {
+  check_launched(allow_shared_bytes(kernel, shape.shared_bytes), row);
+  cudaLaunchAttribute attribute;
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {static_cast<unsigned>(shape.cluster), 1, 1};
+  cudaLaunchConfig_t config = {};
+  config.gridDim = shape.grid;
+  config.blockDim = dim3(static_cast<unsigned>(shape.num_threads));
+  config.dynamicSmemBytes = shape.shared_bytes;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  int clusters = 0;
+  check_launched(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config), row);
+  return std::max(1, clusters);
+}
 
 }  // namespace moxie

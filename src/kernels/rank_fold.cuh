@@ -84,13 +84,22 @@ __device__ __forceinline__ void send_fold_word(const Fold& f, uint32_t chunk, in
     store_word(word_at(f.mail, to, f.mail.rank, chunk, w), word);
 }
 
-/// Waits for the words `w` of all ranks. False after a fault.
+/// Waits for the words `w` of all ranks, by all threads of a warp. False after a fault.
 template <int kMost, int kRounds>
 __device__ __forceinline__ bool receive_fold_words(const Fold& f, uint32_t chunk,
                                                    const int (&w)[kRounds],
                                                    Word (&words)[kRounds][kMost]) {
   uint32_t looks = 0;
   uint64_t start = 0;
+  // A warp's words come together: until then one lane looks for one of another rank, since the
+  // looks of all threads of all blocks would hold up the words.
+  if (threadIdx.x % 32 == 0) {
+    const int32_t other = f.mail.rank == 0 ? 1 : 0;
+    const std::byte* at = word_at(f.mail, f.mail.rank, other, chunk, w[0]);
+    while (load_word(at).chunk != chunk && looks_again(f.mail, other, ++looks, &start)) {
+    }
+  }
+  __syncwarp();
   int32_t missing;
   do {
     missing = -1;

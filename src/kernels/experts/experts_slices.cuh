@@ -2,9 +2,9 @@
 // clusters exchange no hidden values.
 //
 // Work is cut along the intermediate size: a piece is a unit of 64 columns of one chosen expert. A
-// cluster of two blocks takes a run of neighbouring pieces. Gate/up computes a piece's hidden
-// values: each block computes half of them and sends them to the other block's shared memory. Down
-// multiplies them by their columns of all outputs; each block has half of the outputs. Its sums
+// cluster of two or four blocks takes a run of neighbouring pieces. Gate/up computes a piece's
+// hidden values: each block computes a share of them and sends it to the others' shared memory.
+// Down multiplies them by their columns of all outputs, of which each block has a share. Its sums
 // over all pieces of a cluster stay in shared memory, where each lane has sums of its own. At the
 // end they are added to the residual stream, where the order of the blocks does not matter
 // (kernels/residual.cuh). So weights stream without a pause.
@@ -14,6 +14,7 @@
 // multiply for the next piece.
 #pragma once
 
+#include "kernels/cluster.cuh"
 #include "kernels/experts/experts_slices_weights.cuh"
 #include "kernels/rank_fold.cuh"
 
@@ -61,11 +62,11 @@ __device__ __forceinline__ void clear_next_logits(const Step& p) {
 
 /// The barriers of a cluster.
 ///
-/// Why memory may be written again, in either block: The sums of piece n are overwritten by n + 2
+/// Why memory may be written again, in any block: The sums of piece n are overwritten by n + 2
 /// after down of n, and down of n waits until each lane of the last warp has read these sums. The
 /// hidden values of n are overwritten by n + 4, by a block that has done down of n + 2. For that
-/// the other block has sent its half of n + 2. So its warps have done gate/up of n + 2, which they
-/// begin after down of n.
+/// the other blocks have sent their shares of n + 2. So their warps have done gate/up of n + 2,
+/// which they begin after down of n.
 struct Meeting {
   uint64_t barriers[kKept];  // for pieces in turn: the piece's hidden values have arrived
   uint64_t staged;           // the activations are staged
@@ -73,17 +74,19 @@ struct Meeting {
   __device__ __forceinline__ static int of_sums(int nth) { return 1 + nth % 2; }
 };
 
-/// The last warp: turns the gate and up sums of each piece into hidden values in both blocks'
-/// shared memory. Each lane has one of this block's 32 columns.
-template <DType F>
+/// The last warp: turns the gate and up sums of each piece into hidden values in all blocks'
+/// shared memory. Each lane has one of this block's columns.
+template <DType F, int kCluster>
 __device__ __forceinline__ void make_hidden_values(const Step& p, const Share& share,
                                                    const Picks& picks, const Run& pieces,
                                                    const float* sums_of_warps,
                                                    std::byte* hidden_values, Meeting& meeting) {
   const int lane = threadIdx.x % 32;
-  const int num_warps = share.num_multipliers, all = kTilesOfPiece * share.stages_of_tile;
+  const int num_warps = share.num_multipliers, all = share.num_tiles * share.stages_of_tile;
+  // Lanes beyond this block's columns make the last tile's once more, and send nothing.
+  const int tile = min(lane / 8, share.num_tiles - 1);
   // The warps that have a share of the lane's tile.
-  const int from = lane / 8 * share.stages_of_tile;
+  const int from = tile * share.stages_of_tile;
   const int first_warp = ((from + 1) * num_warps - 1) / all;
   const int last_warp = ((from + share.stages_of_tile) * num_warps - 1) / all;
   const int first_part = share.gate_stage(first_warp) >= from ? 0 : 1;
@@ -91,9 +94,9 @@ __device__ __forceinline__ void make_hidden_values(const Step& p, const Share& s
   Piece piece(p, pieces.first);
 #pragma unroll 1
   for (int nth = 0; nth < pieces.count; ++nth, piece.next(p)) {
-    const float* bias = p.gate_up_bias +
-                        static_cast<int64_t>(picks.ids[piece.pick]) * p.gate_up.rows +
-                        ((2 * piece.unit + share.rank) * kTilesOfPiece + lane / 8) * 16 + lane % 8;
+    const float* bias =
+        p.gate_up_bias + static_cast<int64_t>(picks.ids[piece.pick]) * p.gate_up.rows +
+        (piece.unit * kTilesOfPiece + share.rank * share.num_tiles + tile) * 16 + lane % 8;
     const float gate_bias = load_early(bias), up_bias = load_early(bias + 8);
     uint64_t* barrier = &meeting.barriers[nth % kKept];
     barrier_wait(Meeting::of_sums(nth), blockDim.x);
@@ -109,13 +112,16 @@ __device__ __forceinline__ void make_hidden_values(const Step& p, const Share& s
     const float value = swiglu(gate * factor + gate_bias, up * factor + up_bias, p.alpha, p.limit) *
                         (picks.weights[piece.pick] * kActivationScale<F>);
     const float next = __shfl_down_sync(~0u, value, 1);
-    if (lane % 2 == 0) {
+    if (lane % 2 == 0 && lane < 8 * share.num_tiles) {
       const uint32_t high = pack_bf16(value, next);
       const uint32_t low = pack_bf16(value - __uint_as_float(high << 16),
                                      next - __uint_as_float(high & 0xFFFF0000u));
-      const std::byte* at = hidden_values + nth % kKept * kInputBytes + share.rank * 128 + lane * 2;
+      // 32 columns lie side by side, high parts before low ones.
+      const int first = share.rank * 8 * share.num_tiles;
+      const std::byte* at =
+          hidden_values + nth % kKept * kInputBytes + first / 32 * 128 + first % 32 * 2 + lane * 2;
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
+      for (int r = 0; r < kCluster; ++r) {
         send(at, barrier, r, high);
         send(at + 64, barrier, r, low);
       }
@@ -284,7 +290,7 @@ __device__ __forceinline__ void reduce_and_route(const FoldedStep<kMost>& p, boo
 
 /// kHoldsAll: the matrices hold all experts. Else route is not folded, and how many pieces there
 /// are is known with the choice.
-template <DType F, int kMine, bool kHoldsAll, typename AnyStep>
+template <DType F, int kMine, bool kHoldsAll, int kCluster, typename AnyStep>
 __global__ void __launch_bounds__(32 * (kMaxMultipliers + 1), 1)
     slice_experts(const __grid_constant__ AnyStep p) {
   touch_params(p);
@@ -293,19 +299,19 @@ __global__ void __launch_bounds__(32 * (kMaxMultipliers + 1), 1)
   __shared__ Picks picks;
   const bool folds = kHoldsAll && p.num_experts > 0;
   const int lane = opaque(static_cast<int>(threadIdx.x % 32));
-  const Share share(p, blockIdx.x % 2);
+  const Share share(p, blockIdx.x % kCluster, kCluster);
   const int warp = share.warp;
   const bool is_multiplier = warp < share.num_multipliers;
   if (threadIdx.x < kKept) init_barrier(&meeting.barriers[threadIdx.x], 32);
   if (threadIdx.x == kKept) init_barrier(&meeting.staged);
-  const Layout<F> layout(share.num_multipliers, p.num_units);
+  const Layout<F> layout(share.num_multipliers, p.num_units, kCluster);
   std::byte* staged = shared + layout.staged;
   std::byte* hidden_values = shared + layout.hidden_values;
   auto* sums_of_warps = reinterpret_cast<float*>(shared + layout.sums);
   const int input_bytes = p.num_units * kInputBytes;
   cluster_arrive();
   // The pieces of all choices are known before the choice, their experts are not.
-  Run pieces(p, kHoldsAll ? p.top_k : 0);
+  Run pieces(p, kHoldsAll ? p.top_k : 0, kCluster);
   Weights<F> weights(p, share, pieces);
   const int first_pick = weights.gate.pick;
   if (pieces.count > 0) weights.start_gate(p, share, 0);
@@ -313,7 +319,7 @@ __global__ void __launch_bounds__(32 * (kMaxMultipliers + 1), 1)
   float router_bias[kMaxExperts / 32] = {};
   Choice choice{};
   if (folds && !is_multiplier) load_router_bias(p, router_bias);
-  cluster_wait();  // both blocks have initialised their barriers
+  cluster_wait();  // all blocks have initialised their barriers
 
   wait_for_previous();
   launch_next();
@@ -350,7 +356,7 @@ __global__ void __launch_bounds__(32 * (kMaxMultipliers + 1), 1)
   if (!is_multiplier && folds) keep_choice(p, choice, picks);
   const int num_picks = kHoldsAll ? p.top_k : picks.count;
   if constexpr (!kHoldsAll) {
-    pieces = Run(p, num_picks);
+    pieces = Run(p, num_picks, kCluster);
     weights = Weights<F>(p, share, pieces);
   } else if (pieces.count > 0) {
     weights.at += picks.ids[first_pick] * p.gate_up_expert_bytes;
@@ -383,7 +389,8 @@ __global__ void __launch_bounds__(32 * (kMaxMultipliers + 1), 1)
       if (lane == 0) mail::end_fold(p.fold, exchanges);
     }
     add_biases(p, picks, num_picks);
-    return make_hidden_values<F>(p, share, picks, pieces, sums_of_warps, hidden_values, meeting);
+    return make_hidden_values<F, kCluster>(p, share, picks, pieces, sums_of_warps, hidden_values,
+                                           meeting);
   }
   Multiplier<F> multiplier(p, share, weights, shared, layout, lane);
   StageProduct<F> product(lane);  // made once, since its zeros can be reused
@@ -401,6 +408,9 @@ __global__ void __launch_bounds__(32 * (kMaxMultipliers + 1), 1)
 template <typename AnyStep>
 constexpr int kStaticBytes = mail::kFolds<AnyStep> ? 4096 : 2048;
 
+/// Blocks of a cluster: two, or four where the pieces then come out more evenly.
+constexpr int kFewBlocks = 2, kManyBlocks = 4;
+
 /// Whether this kernel can run a shape: sizes in whole stages and units, room for enough warps,
 /// sums that stay exact.
 template <DType F>
@@ -409,7 +419,7 @@ bool suits(const Step& step, const BlockLimits& limits) {
          step.top_k <= kMaxPicks &&
          std::max(step.gate_up_expert_bytes, step.down_expert_bytes) <= UINT32_MAX &&
          step.top_k * step.num_units_down + 1 <= kMaxResidualAddends &&
-         Layout<F>(kMinMultipliers, step.num_units).bytes + kStaticBytes<Step> <=
+         Layout<F>(kMinMultipliers, step.num_units, kFewBlocks).bytes + kStaticBytes<Step> <=
              static_cast<int>(limits.shared_bytes);
 }
 
@@ -417,7 +427,7 @@ bool suits(const Step& step, const BlockLimits& limits) {
 template <DType F, typename AnyStep>
 int num_multipliers(const AnyStep& step, const BlockLimits& limits) {
   const auto fits = [&](int count) {
-    return Layout<F>(count, step.num_units).bytes + kStaticBytes<AnyStep> <=
+    return Layout<F>(count, step.num_units, kFewBlocks).bytes + kStaticBytes<AnyStep> <=
            static_cast<int>(limits.shared_bytes);
   };
   int count = kMaxMultipliers;
@@ -430,30 +440,69 @@ template <DType F, int kMost>
 bool can_exchange(const FoldedStep<kMost>& step, const BlockLimits& limits) {
   const int words = step.fold.num_words();
   return words <= kWordsOfThread * 32 * (num_multipliers<F>(step, limits) + 1) &&
-         words <= kWordsOfBlock * (limits.num_units / 2 * 2);
+         words <= kWordsOfBlock * (limits.num_units / kManyBlocks * kFewBlocks);
+}
+
+/// A kernel and how it is launched.
+template <typename AnyStep>
+struct SlicesLaunch {
+  void (*kernel)(AnyStep) = nullptr;
+  LaunchShape shape;
+  /// What the busiest block multiplies, in pieces that it has alone.
+  double pieces_of_block(const Step& step, int num_clusters) const {
+    return static_cast<double>(ceil_div(step.top_k * step.num_units_down, num_clusters)) /
+           shape.cluster;
+  }
+};
+
+template <DType F, bool kHoldsAll, int kCluster, typename AnyStep>
+SlicesLaunch<AnyStep> slices_launch(const AnyStep& step, const BlockLimits& limits,
+                                    const Launch& launch) {
+  const int multipliers = num_multipliers<F>(step, limits);
+  SlicesLaunch<AnyStep> of{
+      .shape = {
+          .grid = dim3(static_cast<unsigned>(kCluster * std::max(1, limits.num_units / kCluster))),
+          .num_threads = 32 * (multipliers + 1),
+          .shared_bytes =
+              static_cast<uint64_t>(Layout<F>(multipliers, step.num_units, kCluster).bytes),
+          .cluster = kCluster,
+          .programmatic = true,
+          .leaves_l1 = launch.l1 == L1Form::kL1}};
+  of.kernel = slice_experts<F, 4, kHoldsAll, kCluster, AnyStep>;
+  if constexpr (kHoldsAll) {
+    dispatch_up_to<4, kMaxExperts / 32>(ceil_div(step.num_experts, 32), [&]<int kMine>() {
+      of.kernel = slice_experts<F, kMine, true, kCluster, AnyStep>;
+    });
+  }
+  return of;
 }
 
 template <DType F, typename AnyStep>
 void launch_slices(const AnyStep& step, bool holds_all, const BlockLimits& limits,
                    const Launch& launch, const char* row) {
-  const int multipliers = num_multipliers<F>(step, limits);
-  const auto launch_one = [&](void (*kernel)(AnyStep)) {
-    launch_kernel(
-        row, kernel, step,
-        {.grid = dim3(static_cast<unsigned>(2 * std::max(1, limits.num_units / 2))),
-         .num_threads = 32 * (multipliers + 1),
-         .shared_bytes = static_cast<uint64_t>(Layout<F>(multipliers, step.num_units).bytes),
-         .cluster = 2,
-         .programmatic = true,
-         .leaves_l1 = launch.l1 == L1Form::kL1},
-        launch_stream(launch.stream));
+  const auto run = [&](const SlicesLaunch<AnyStep>& of) {
+    launch_kernel(row, of.kernel, step, of.shape, launch_stream(launch.stream));
   };
   if constexpr (!mail::kFolds<AnyStep>) {
-    if (!holds_all) return launch_one(slice_experts<F, 4, false, AnyStep>);
+    if (!holds_all) return run(slices_launch<F, false, kFewBlocks>(step, limits, launch));
   }
-  dispatch_up_to<4, kMaxExperts / 32>(ceil_div(step.num_experts, 32), [&]<int kMine>() {
-    launch_one(slice_experts<F, kMine, true, AnyStep>);
-  });
+  const auto few = slices_launch<F, true, kFewBlocks>(step, limits, launch);
+  if constexpr (F == DType::kMXFP4) {
+    if (step.hidden % (kManyBlocks * 16 * kUnits) == 0) {
+      auto many = slices_launch<F, true, kManyBlocks>(step, limits, launch);
+      const double least = few.pieces_of_block(step, limits.num_units / kFewBlocks);
+      // Asked for only where it may be better.
+      const auto clusters = [&] {
+        return clusters_at_once(row, reinterpret_cast<const void*>(many.kernel), many.shape);
+      };
+      if (many.pieces_of_block(step, limits.num_units / kManyBlocks) < least) {
+        const int num_clusters = std::min(clusters(), limits.num_units / kManyBlocks);
+        many.shape.grid = dim3(static_cast<unsigned>(kManyBlocks * num_clusters));
+        if (many.pieces_of_block(step, num_clusters) < least) return run(many);
+      }
+    }
+  }
+  run(few);
 }
 
 }  // namespace moxie::slices

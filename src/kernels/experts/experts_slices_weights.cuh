@@ -8,7 +8,7 @@ namespace moxie::slices {
 
 using namespace few_experts;
 
-constexpr int kTilesOfPiece = 4;    // of gate/up, in each of the two blocks: 8 outputs each
+constexpr int kTilesOfPiece = 8;    // of gate/up, 8 outputs each: a block of a cluster has a share
 constexpr int kMinMultipliers = 4;  // warps
 constexpr int kMaxMultipliers = 15;
 // Pieces whose hidden values are kept: one block may be two pieces behind the other.
@@ -141,31 +141,31 @@ struct Picks {
   int count;     // where this may be less than top_k
 };
 
-/// Stages of a block for this many units of the hidden size: a block has half of the outputs.
-__host__ __device__ constexpr int num_stages_of_down(int num_units) {
-  return num_units * 64 / (2 * 16 * kUnits);
+/// Stages of a block for this many units of the hidden size: a cluster's blocks share the outputs.
+__host__ __device__ constexpr int num_stages_of_down(int num_units, int cluster) {
+  return num_units * 64 / (cluster * 16 * kUnits);
 }
 
 /// The layout of a block's shared memory.
 template <DType F>
 struct Layout {
   int staged, hidden_values, sums, down_sums, bytes;
-  __host__ __device__ constexpr Layout(int num_multipliers, int num_units)
+  __host__ __device__ constexpr Layout(int num_multipliers, int num_units, int cluster)
       : staged(num_multipliers * kStages * kStageBytes<F>),
         hidden_values(staged + num_units * kInputBytes),
         sums(hidden_values + kKept * kInputBytes),
         // Sums of two pieces; a warp has shares of two tiles at most.
         down_sums(sums + 2 * num_multipliers * 2 * 16 * 4),
         // Each lane keeps four sums a stage.
-        bytes(down_sums + num_stages_of_down(num_units) * 32 * 16) {}
+        bytes(down_sums + num_stages_of_down(num_units, cluster) * 32 * 16) {}
 };
 
 /// A cluster's run of the pieces of so many picks. The last blocks start last, on SMs that ran two
 /// blocks of `out`: they have fewer pieces.
 struct Run {
   int first, count;
-  __device__ __forceinline__ Run(const Step& p, int num_picks) {
-    const int num_clusters = gridDim.x / 2, cluster_idx = blockIdx.x / 2;
+  __device__ __forceinline__ Run(const Step& p, int num_picks, int cluster) {
+    const int num_clusters = gridDim.x / cluster, cluster_idx = blockIdx.x / cluster;
     const int all = num_picks * p.num_units_down;
     const int each = all / num_clusters, with_more = all - each * num_clusters;
     first = cluster_idx * each + min(cluster_idx, with_more);
@@ -193,23 +193,28 @@ struct Order {
 
 /// A warp's share of each piece: stages of gate/up and stages of down.
 struct Share {
-  int num_multipliers, warp, rank, stages_of_tile;
+  int num_multipliers, warp, rank, blocks, num_tiles, stages_of_tile;
   int gate_begin, gate_count, down_begin, down_count;
-  __device__ __forceinline__ Share(const Step& p, int block_rank)
-      : num_multipliers(blockDim.x / 32 - 1), warp(threadIdx.x / 32), rank(block_rank) {
+  /// `cluster`: its blocks, of which this is number block_rank.
+  __device__ __forceinline__ Share(const Step& p, int block_rank, int cluster)
+      : num_multipliers(blockDim.x / 32 - 1),
+        warp(threadIdx.x / 32),
+        rank(block_rank),
+        blocks(cluster),
+        num_tiles(kTilesOfPiece / cluster) {
     stages_of_tile = p.num_units / kUnits;
     gate_begin = gate_stage(warp);
     gate_count = gate_stage(warp + 1) - gate_begin;
-    const int down_stages = num_stages_of_down(p.num_units);
+    const int down_stages = num_stages_of_down(p.num_units, cluster);
     down_begin = part_begin(down_stages, num_multipliers, warp);
     down_count = part_begin(down_stages, num_multipliers, warp + 1) - down_begin;
   }
   __device__ __forceinline__ int gate_stage(int of_warp) const {
-    return part_begin(kTilesOfPiece * stages_of_tile, num_multipliers, of_warp);
+    return part_begin(num_tiles * stages_of_tile, num_multipliers, of_warp);
   }
   /// The first row of a stage of down.
   __device__ __forceinline__ int down_row(const Step& p, int stage) const {
-    return rank * (p.hidden / 2) + (down_begin + stage) * (16 * kUnits);
+    return rank * (p.hidden / blocks) + (down_begin + stage) * (16 * kUnits);
   }
 };
 
@@ -233,7 +238,7 @@ struct Weights {
     const int lane = threadIdx.x % 32;
     const int64_t row = int64_t{p.num_units_down} * kUnitBytes<F>;
     gate_first = p.gate_up.data + 16 * lane +
-                 (int64_t{share.rank} * kTilesOfPiece * p.num_units + share.gate_begin * kUnits) *
+                 (int64_t{share.rank} * share.num_tiles * p.num_units + share.gate_begin * kUnits) *
                      kUnitBytes<F>;
     down_first = p.down.data + 16 * lane + share.down_row(p, 0) / 16 * row;
   }
@@ -257,7 +262,7 @@ struct Weights {
   __device__ __forceinline__ void start_gate(const Step& p, const Share& share, uint32_t expert) {
     point(gate_first + uint64_t{expert} * static_cast<uint32_t>(p.gate_up_expert_bytes) +
               static_cast<uint64_t>(gate.unit) *
-                  static_cast<uint32_t>(2 * kTilesOfPiece * p.num_units * kUnitBytes<F>),
+                  static_cast<uint32_t>(kTilesOfPiece * p.num_units * kUnitBytes<F>),
           kUnitBytes<F>);
     left = share.gate_count;
     ++order.gate;

@@ -11,6 +11,7 @@
 //
 // At 8,192 tokens of 2,880: x 189 MB in and t 94 MB out, 62 us of an H200's memory; 12 GFLOP.
 #include "core/cuda_launch.cuh"
+#include "kernels/cluster.cuh"
 #include "kernels/gemv/slice_gemv.cuh"
 #include "kernels/route/route_choose.cuh"
 #include "kernels/route/route_rows.h"
@@ -344,25 +345,10 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
   }
 }
 
-/// Clusters that the device runs side by side. They may be fewer than its number of multiprocessors
-/// allows, because groups of multiprocessors differ in size.
-int clusters_at_once(void (*kernel)(RouteTiles), const LaunchShape& shape) {
-  if (shape.cluster == 1) return num_sms();
-  check_launched(allow_shared_bytes(reinterpret_cast<const void*>(kernel), shape.shared_bytes),
-                 "route_bf16_bf16x2_gemm_cuda");
-  cudaLaunchAttribute attribute;
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim = {static_cast<unsigned>(shape.cluster), 1, 1};
-  cudaLaunchConfig_t config = {};
-  config.gridDim = shape.grid;
-  config.blockDim = dim3(static_cast<unsigned>(shape.num_threads));
-  config.dynamicSmemBytes = shape.shared_bytes;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  int clusters = 0;
-  check_launched(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config),
-                 "route_bf16_bf16x2_gemm_cuda");
-  return std::max(1, clusters);
+int tiles_at_once(void (*kernel)(RouteTiles), const LaunchShape& shape) {
+  return shape.cluster == 1 ? num_sms()
+                            : clusters_at_once("route_bf16_bf16x2_gemm_cuda",
+                                               reinterpret_cast<const void*>(kernel), shape);
 }
 
 RouteMemory memory_of(const PackedMatrix& weight, int tile_tokens, int num_tiles) {
@@ -409,13 +395,13 @@ void route_bf16_bf16x2_gemm_cuda(const RouteParams& p) {
   };
   auto* const kernel = route_tiles<kTileTokens, false>;
   LaunchShape shape = shape_of(memory_of(p.weight, kTileTokens, 2), step.num_tiles);
-  const int at_once = clusters_at_once(kernel, shape), rounds = ceil_div(step.num_tiles, at_once);
+  const int at_once = tiles_at_once(kernel, shape), rounds = ceil_div(step.num_tiles, at_once);
   const RouteMemory wide = memory_of(p.weight, kWideTileTokens, 1);
   if (rounds > 1 && wide.bytes() <= kMaxShared) {
     auto* const one_tile = route_tiles<kWideTileTokens, true>;
     const int num_tiles = ceil_div(p.num_tokens, kWideTileTokens);
     const LaunchShape of_wide = shape_of(wide, num_tiles);
-    if (num_tiles <= clusters_at_once(one_tile, of_wide)) {
+    if (num_tiles <= tiles_at_once(one_tile, of_wide)) {
       step.num_tiles = num_tiles;
       return launch(one_tile, of_wide);
     }
