@@ -12,6 +12,7 @@
 #include "apps/output.h"
 #include "apps/ranks.h"
 #include "apps/startup.h"
+#include "core/rank_world.h"
 #include "engine/drafts_json.h"
 #include "lab/bench_rounds.h"
 #include "lab/energy.h"
@@ -202,17 +203,20 @@ class Run {
 int run(BenchFlags& o, const Flags& flags) {
   const auto tests = tests_of(&o, flags);
   if (!tests) return usage("bench: " + tests.error().message());
-  if (const auto exit_status = run_as_rank(&o.engine)) return *exit_status;
-  if (o.engine.world && (!o.vs.empty() || o.engine.batch_invariant == "on"))
+  // On every rank alike, so before they are told apart.
+  if (const auto world = rank_world();
+      world && *world && (!o.vs.empty() || o.engine.batch_invariant == "on"))
     return usage("bench: several processes load one engine, --vs and --batch-invariant on two");
   if (flags.given("--vs") && o.vs.find_first_not_of(' ') == std::string::npos)
     return usage("bench: --vs names no switch, such as --vs \"--kv-dtype bf16\"");
   if (!o.vs.empty() && !o.report.empty())
     return usage("bench: --vs writes no --report; --record keeps what it measured");
-  if (auto status = check_output(o.report); !status) return report(status.error());
+  if (const auto exit_status = run_as_rank(&o.engine)) return *exit_status;
+  if (auto status = check_output(o.report); !status)
+    return report_to_ranks(o.engine, status.error());
   if (!o.vs.empty()) return bench_against(o, *tests, flags);
   auto keeper = RecordKeeper::open(o.record);
-  if (!keeper) return report(keeper.error());
+  if (!keeper) return report_to_ranks(o.engine, keeper.error());
   // The cost of batch invariance: first the same tests without it.
   std::vector<BenchResult> off;
   if (o.engine.batch_invariant == "on") {

@@ -83,9 +83,9 @@ int run(RunFlags& o, const Flags& flags) {
   if (auto status = o.complete(flags); !status) return usage(status.error().message());
   if (const auto exit_status = run_as_rank(&o.engine)) return *exit_status;
   auto text = prompt_text(o.prompt);
-  if (!text) return report(text.error());
+  if (!text) return report_to_ranks(o.engine, text.error());
   auto conversation = o.opening();
-  if (!conversation) return report(conversation.error());
+  if (!conversation) return report_to_ranks(o.engine, conversation.error());
   conversation->messages.push_back(harmony::user_message(std::move(*text)));
   o.engine.show_progress = o.engine.show_progress && !o.json;
   auto engine = Engine::load(o.engine);

@@ -297,6 +297,19 @@ def test_a_first_rank_that_cannot_load_ends_all():
     assert time.monotonic() - began < 10
 
 
+@pytest.mark.parametrize("command,flags,named", [
+    ("run", [PROMPT, "--tools", "no-such-tools.json"], "no-such-tools.json"),
+    ("bench", ["-p", "0", "-n", "1", "--report", "no-such-folder/report.html"], "no-such-folder"),
+])
+def test_a_first_rank_that_fails_before_it_loads_ends_all(command, flags, named):
+    began = time.monotonic()
+    with world(flags, command=command) as ranks:
+        for rank in ranks:
+            status, _, err = end(rank)
+            assert status == 1 and named in err, err
+    assert time.monotonic() - began < 10
+
+
 def test_a_first_rank_that_fails_once_loaded_ends_all():
     with world(["word " * 5000, "--max-model-len", "256"]) as ranks:
         for rank in ranks:
