@@ -54,7 +54,6 @@ class Mailboxes {
   // The first of `size` ranks, which receives what it sends, as if each other rank had sent it.
   Status make_mirrored(int index, int32_t size, std::chrono::milliseconds patience) {
     indices_ = {index};
-    is_mirrored_ = true;
     auto status = make_fault(patience);
     if (status) status = add_rank(0, size, patience);
     if (!status) return status;
@@ -66,8 +65,8 @@ class Mailboxes {
   const RankMail& mail(int32_t rank) const { return mails_[static_cast<size_t>(rank)]; }
   void set_received(int32_t rank, uint16_t* memory) {
     const std::lock_guard lock(mutex_);
-    if (is_mirrored_) std::ranges::fill(mails_[0].received, memory);
     for (RankMail& mail : mails_) mail.received[rank] = memory;
+    if (mails_.size() == 1) std::ranges::fill(mails_[0].received, memory);  // it stands for all
   }
   void set_fault(const std::string& text) {
     const std::lock_guard lock(mutex_);
@@ -138,7 +137,6 @@ class Mailboxes {
   std::vector<RankMail> mails_;
   uint32_t* fault_ = nullptr;
   double patience_s_ = 0;
-  bool is_mirrored_ = false;
   mutable std::mutex mutex_;
   std::string text_;
 };
@@ -163,10 +161,6 @@ class PeerLink final : public RankLink {
   const std::shared_ptr<Mailboxes> boxes_;
   const int32_t rank_;
 };
-
-}  // namespace
-
-namespace {
 
 Status check_size(size_t size) {
   if (std::cmp_less_equal(size, RankMail::kMostRanks)) return {};
