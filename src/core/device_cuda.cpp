@@ -14,6 +14,8 @@
 
 #include "core/cuda.h"
 #include "core/cuda_archs.h"
+#include "core/cuda_part.h"
+#include "core/cuda_place.h"
 #include "core/launch_log.h"
 
 namespace moxie {
@@ -81,14 +83,14 @@ std::string no_code_text(int capability) {
 
 class CudaStream final : public Stream {
  public:
-  CudaStream(int device_idx, cudaStream_t stream, bool is_borrowed = false)
-      : device_idx_(device_idx), is_borrowed_(is_borrowed) {
+  CudaStream(const Place& place, cudaStream_t stream, bool is_borrowed = false)
+      : place_(place), is_borrowed_(is_borrowed) {
     native = stream;
   }
   ~CudaStream() override {
     if (is_borrowed_) return;
     // Errors are not reported: at the end of the process the runtime may be gone already.
-    cudaSetDevice(device_idx_);
+    place_.make_current();
     cudaStreamDestroy(static_cast<cudaStream_t>(native));
   }
   Status synchronize() override {
@@ -101,12 +103,12 @@ class CudaStream final : public Stream {
     return true;
   }
   cudaStream_t handle() const {
-    cudaSetDevice(device_idx_);
+    place_.make_current();
     return static_cast<cudaStream_t>(native);
   }
 
  private:
-  int device_idx_;
+  Place place_;
   bool is_borrowed_;
 };
 
@@ -128,14 +130,14 @@ class CudaGraph final : public Graph {
 
 class CudaDevice final : public Device {
  public:
-  CudaDevice(int index, DeviceProperties properties)
-      : index_(index), properties_(std::move(properties)) {}
+  CudaDevice(const Place& place, DeviceProperties properties)
+      : place_(place), properties_(std::move(properties)) {}
   DeviceKind kind() const override { return DeviceKind::kCuda; }
   const DeviceProperties& properties() const override { return properties_; }
 
   Result<Buffer> allocate(uint64_t bytes) override {
     if (bytes == 0) return Buffer(this, nullptr, 0);
-    cudaSetDevice(index_);
+    place_.make_current();
     void* data = nullptr;
     const cudaError_t error = cudaMalloc(&data, bytes);
     if (error != cudaSuccess) {
@@ -150,7 +152,7 @@ class CudaDevice final : public Device {
   }
   Result<Buffer> allocate_host(uint64_t bytes) override {
     if (bytes == 0) return Buffer(this, nullptr, 0, true);
-    cudaSetDevice(index_);
+    place_.make_current();
     void* data = nullptr;
     auto status =
         cuda_check(cudaHostAlloc(&data, bytes, cudaHostAllocPortable | cudaHostAllocMapped),
@@ -159,12 +161,12 @@ class CudaDevice final : public Device {
     return Buffer(this, static_cast<std::byte*>(data), bytes, true);
   }
   Result<std::unique_ptr<Stream>> make_stream() override {
-    cudaSetDevice(index_);
+    place_.make_current();
     cudaStream_t stream = nullptr;
     const auto status =
         cuda_check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), where());
     if (!status) return fail(status.error());
-    return std::unique_ptr<Stream>(std::make_unique<CudaStream>(index_, stream));
+    return std::unique_ptr<Stream>(std::make_unique<CudaStream>(place_, stream));
   }
   Status copy_from_host(void* target, const void* source, uint64_t bytes, Stream& stream) override {
     return copy(target, source, bytes, cudaMemcpyHostToDevice, stream);
@@ -211,17 +213,17 @@ class CudaDevice final : public Device {
   }
   void release(std::byte* data, uint64_t) override {
     if (data == nullptr) return;
-    cudaSetDevice(index_);
+    place_.make_current();
     cudaFree(data);
   }
   void release_host(std::byte* data, uint64_t) override {
     if (data == nullptr) return;
-    cudaSetDevice(index_);
+    place_.make_current();
     cudaFreeHost(data);
   }
-  std::string where() const { return "cuda:" + std::to_string(index_); }
+  std::string where() const { return "cuda:" + std::to_string(place_.index); }
 
-  int index_;
+  Place place_;
   DeviceProperties properties_;
 };
 
@@ -297,7 +299,8 @@ cudaStream_t launch_stream(Stream* stream) {
 }
 
 std::unique_ptr<Stream> borrow_cuda_stream(int index, void* native) {
-  return std::make_unique<CudaStream>(index, static_cast<cudaStream_t>(native), true);
+  return std::make_unique<CudaStream>(Place{.index = index}, static_cast<cudaStream_t>(native),
+                                      true);
 }
 
 void check_launched(cudaError_t error, const char* row) {
@@ -339,7 +342,10 @@ int num_cuda_devices(std::string* why) {
   return num_usable;
 }
 
-Result<std::unique_ptr<Device>> make_cuda_device(int index) {
+namespace {
+
+// What a device says of itself; it is the current one then.
+Result<DeviceProperties> open_device(int index) {
   int num_devices = 0;
   if (const auto status = check_driver(&num_devices); !status) return fail(status.error());
   const std::string where = "--device cuda:" + std::to_string(index);
@@ -379,7 +385,30 @@ Result<std::unique_ptr<Device>> make_cuda_device(int index) {
   cudaGetLastError();
   properties.memory_gb_s = 2e-6 * memory_khz * found.memoryBusWidth / 8;  // two bits a clock
   properties.clock_ghz = 1e-6 * clock_khz;
-  return std::unique_ptr<Device>(std::make_unique<CudaDevice>(index, std::move(properties)));
+  return properties;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Device>> make_cuda_device(int index) {
+  auto properties = open_device(index);
+  if (!properties) return fail(std::move(properties.error()));
+  return std::unique_ptr<Device>(
+      std::make_unique<CudaDevice>(Place{.index = index}, std::move(*properties)));
+}
+
+Result<std::unique_ptr<Device>> make_part_of_cuda_device(int index, int part, int count) {
+  load_kernels_at_once();
+  auto properties = open_device(index);
+  if (!properties) return fail(std::move(properties.error()));
+  auto place = place_of_part(index, part, count);
+  if (!place) return fail(std::move(place.error()));
+  const auto share = static_cast<uint64_t>(count);
+  properties->memory_bytes /= share;
+  properties->available_bytes /= share;
+  properties->num_units = place->num_units;
+  properties->memory_gb_s /= count;
+  return std::unique_ptr<Device>(std::make_unique<CudaDevice>(*place, std::move(*properties)));
 }
 
 }  // namespace moxie

@@ -1,5 +1,5 @@
 // Stand-in of a build without CUDA: there is no device, and the error says why.
-#include "core/device.h"
+#include "core/cuda_part.h"
 #include "core/rank_gather.h"
 #include "core/rank_link.h"
 
@@ -8,6 +8,10 @@ namespace moxie {
 Result<std::unique_ptr<Device>> make_cuda_device(int) {
   return fail("this build has no CUDA code", "--device cuda",
               "build where nvcc is installed, or use --device cpu");
+}
+
+Result<std::unique_ptr<Device>> make_part_of_cuda_device(int index, int, int) {
+  return make_cuda_device(index);
 }
 
 int num_cuda_devices(std::string* why) {

@@ -29,13 +29,16 @@ class Mailboxes {
     cudaFreeHost(fault_);
   }
 
-  Status make(std::span<const int> indices, std::chrono::milliseconds patience) {
+  // `units`: the fewest multiprocessors of a rank's device, or part of one.
+  Status make(std::span<const int> indices, int units, std::chrono::milliseconds patience) {
     indices_.assign(indices.begin(), indices.end());
     const auto size = static_cast<int32_t>(indices.size());
     // All blocks of the ranks that share a device must find room on it: they wait for each other.
     int64_t most_ranks = 1;
     for (const int index : indices)
       most_ranks = std::max(most_ranks, int64_t{std::ranges::count(indices, index)});
+    const int64_t most_blocks = std::min<int64_t>(RankMail::kMostBlocks / most_ranks,
+                                                  int64_t{RankMail::kBlocksOfUnit} * units);
     for (const int from : indices)
       for (const int to : indices)
         if (auto status = enable(from, to); !status) return status;
@@ -43,7 +46,7 @@ class Mailboxes {
     std::byte* boxes[RankMail::kMostRanks] = {};
     for (int32_t rank = 0; status && rank < size; ++rank) {
       status = add_rank(rank, size, patience);
-      mails_.back().num_blocks = static_cast<int32_t>(RankMail::kMostBlocks / most_ranks);
+      mails_.back().num_blocks = static_cast<int32_t>(most_blocks);
       boxes[rank] = mails_.back().boxes[rank];
     }
     if (!status) return status;
@@ -185,13 +188,16 @@ Result<std::vector<std::unique_ptr<RankLink>>> make_peer_links(std::span<Device*
                                                                std::chrono::milliseconds patience) {
   if (auto status = check_size(devices.size()); !status) return fail(std::move(status.error()));
   std::vector<int> indices;
+  int units = RankMail::kMostBlocks;
   for (Device* device : devices) {
     auto index = index_of(*device);
     if (!index) return fail(std::move(index.error()));
     indices.push_back(*index);
+    units = std::min(units, device->properties().num_units);
   }
   auto boxes = std::make_shared<Mailboxes>();
-  if (auto status = boxes->make(indices, patience); !status) return fail(std::move(status.error()));
+  if (auto status = boxes->make(indices, units, patience); !status)
+    return fail(std::move(status.error()));
   std::vector<std::unique_ptr<RankLink>> links;
   for (int32_t rank = 0; std::cmp_less(rank, devices.size()); ++rank)
     links.push_back(std::make_unique<PeerLink>(boxes, rank));

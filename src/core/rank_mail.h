@@ -15,13 +15,14 @@ namespace moxie {
 ///   round of units that has come; kFlags: of a rank's values, of its sums of all ranks' values
 struct RankMail {
   static constexpr int32_t kMostRanks = 8;
-  static constexpr int64_t kWords = 1 << 17;  ///< from one rank in one chunk
-  static constexpr int32_t kSlots = 2;        ///< chunks alternate between them
+  static constexpr int64_t kWords = 1 << 17;   ///< from one rank in one chunk
+  static constexpr int32_t kSlots = 2;         ///< chunks alternate between them
+  static constexpr int32_t kBlocksOfUnit = 4;  ///< of a multiprocessor: all must find room at once
   static constexpr int32_t kMostBlocks = 528, kUnitsOfBlock = 512, kUnitSlots = 4;
   static constexpr int32_t kFlags = 2;
 
   int32_t rank = 0, size = 1;
-  int32_t num_blocks = kMostBlocks;  ///< of a kernel at most; fewer where ranks share a device
+  int32_t num_blocks = kMostBlocks;  ///< of a kernel at most
   /// Of this rank: chunks of words and rounds of units so far, and blocks that have ended a kernel.
   uint32_t* state = nullptr;
   std::byte* boxes[kMostRanks] = {};  ///< by rank: its memory

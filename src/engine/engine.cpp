@@ -148,10 +148,13 @@ Status Engine::open_device() {
 
 // divide() has made the list.
 Status Engine::open_gpus() {
-  auto device = make_cuda_device(gpus_.front());
+  auto device = open_gpu_of_rank(gpus_, 0);
   if (!device) return fail(std::move(device.error()));
   device_ = std::move(*device);
   load_options_.device = DeviceKind::kCuda;
+  if (const auto sharing = std::ranges::count(gpus_, gpus_.front()); sharing > 1)
+    log_warn(fmt::format("{} ranks share a GPU, {} multiprocessors each: slower than one rank",
+                         sharing, device_->properties().num_units));
   return make_kernels();
 }
 

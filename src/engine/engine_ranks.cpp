@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <charconv>
 
+#include "core/cuda_part.h"
 #include "core/rank_gather.h"
 #include "engine/engine.h"
 #include "engine/parallel.h"
@@ -45,14 +46,17 @@ Result<std::vector<int>> gpus_of_ranks(EngineOptions* options) {
     return fail(fmt::format("{} names {} GPU{}, there are {} ranks", options->device, gpus->size(),
                             gpus->size() == 1 ? "" : "s", ranks),
                 "--tensor-parallel-size", "name one a rank, or leave it to --device cuda");
-  for (size_t rank = 1; rank < gpus->size(); ++rank)
-    if (std::find(gpus->begin(), gpus->begin() + static_cast<std::ptrdiff_t>(rank),
-                  (*gpus)[rank]) != gpus->begin() + static_cast<std::ptrdiff_t>(rank))
-      return fail(fmt::format("{} names GPU {} twice", options->device, (*gpus)[rank]), "--device",
-                  "a rank has a GPU of its own: its kernels await those of the others");
   if (gpus->empty())
     for (int rank = 0; rank < ranks; ++rank) gpus->push_back(rank);
   return gpus;
+}
+
+Result<std::unique_ptr<Device>> open_gpu_of_rank(std::span<const int> gpus, size_t rank) {
+  const int gpu = gpus[rank];
+  const auto count = std::ranges::count(gpus, gpu);
+  if (count == 1) return make_cuda_device(gpu);
+  const auto before = std::ranges::count(gpus.first(rank), gpu);
+  return make_part_of_cuda_device(gpu, static_cast<int>(before), static_cast<int>(count));
 }
 
 Result<std::optional<int>> gpu_of_process(const std::string& device, const RankWorld& world,
@@ -61,6 +65,10 @@ Result<std::optional<int>> gpu_of_process(const std::string& device, const RankW
   if (!named) return fail(named.error());
   if (device == "cpu" || (device == "auto" && num_gpus == 0)) return std::optional<int>();
   if (named->size() == 1) return named->front();
+  for (const int gpu : *named)
+    if (std::ranges::count(*named, gpu) > 1)
+      return fail(fmt::format("{} names GPU {} twice", device, gpu), "--device",
+                  "a process has a GPU of its own; ranks of one process may share one");
   const auto count = named->empty() ? num_gpus : static_cast<int>(named->size());
   if (count < world.local_size && num_gpus > 0)
     return fail(fmt::format("{} ranks on this host, {} GPU{}", world.local_size, count,

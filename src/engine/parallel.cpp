@@ -223,7 +223,7 @@ Result<std::unique_ptr<RankGroup>> RankGroup::start(const RankSetup& setup) {
   } else {
     std::vector<Device*> of_ranks = {setup.first_device};
     for (size_t rank = 1; rank < devices.size(); ++rank) {
-      auto device = make_cuda_device(setup.gpus[rank]);
+      auto device = open_gpu_of_rank(setup.gpus, rank);
       if (!device) return fail(std::move(device.error()));
       devices[rank] = std::move(*device);
       of_ranks.push_back(devices[rank].get());

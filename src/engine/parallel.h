@@ -21,6 +21,10 @@ namespace moxie {
 std::vector<UsableCore> cores_of_rank(std::span<const UsableCore> cores, int32_t rank,
                                       int32_t num_ranks);
 
+/// The device of a rank on a GPU of `gpus`, which are those of all ranks: a part of it, where
+/// others have the same.
+Result<std::unique_ptr<Device>> open_gpu_of_rank(std::span<const int> gpus, size_t rank);
+
 /// The device of one CPU rank: threads for its cores. `threads`: of all ranks together; 0: one a
 /// core.
 std::unique_ptr<Device> make_rank_device(int threads, int32_t rank, int32_t num_ranks);

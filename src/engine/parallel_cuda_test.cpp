@@ -1,5 +1,6 @@
 // Several ranks on GPUs against one: the same logits but for the order of sums, the same text
-// whatever happens beside a request, and what a lost rank leaves. Each rank needs a GPU of its own.
+// whatever happens beside a request, and what a lost rank leaves. Each rank has a GPU of its own
+// where there are enough, otherwise all share one.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -11,16 +12,22 @@
 #include "engine/testing/golden_heads.h"
 #include "engine/testing/loop_session.h"
 #include "engine/testing/ranks.h"
+#include "model/pass.h"
 #include "model/write_checkpoint.h"
 
 namespace moxie {
 namespace {
 
-// False, with a note, on a machine with fewer GPUs than ranks.
-bool has_gpus(int ranks) {
-  if (num_cuda_devices() >= ranks) return true;
-  std::printf("not run: %d ranks, %d GPUs\n", ranks, num_cuda_devices());
-  return false;
+// Before anything of this process uses CUDA: kernels of ranks that share a GPU wait for each other.
+const int kLoadsKernelsAtOnce = setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+
+// For EngineOptions::device.
+std::string gpus_of(int ranks) {
+  EXPECT_EQ(kLoadsKernelsAtOnce, 0);
+  if (num_cuda_devices() >= ranks) return "cuda";
+  std::string shared = "cuda:0";
+  for (int rank = 1; rank < ranks; ++rank) shared += ",0";
+  return shared;
 }
 
 struct Case {
@@ -44,7 +51,7 @@ Case alone_of(Case c) {
 EngineOptions options_of(const Case& c) {
   EngineOptions options{
       .model = std::string(c.model) == "embedded" ? c.model : test_data() + "/goldens/" + c.model,
-      .device = "cuda",
+      .device = gpus_of(c.ranks),
       .graphs = c.graphs,
       .arch_limit = c.arch_limit,
       .max_model_len = 256,
@@ -108,7 +115,6 @@ bool rounds(const Case& c) {
 }
 
 TEST_P(ParallelCudaTest, TheLogitsAreThoseOfOneRank) {
-  if (!has_gpus(GetParam().ranks)) GTEST_SKIP();
   EngineOptions options = options_of(alone_of(GetParam()));
   options.max_logit_rows = 64;
   auto one = open(options);
@@ -171,7 +177,7 @@ TEST(ParallelCuda, FoldedExchangesGiveTheLogitsOfOneRank) {
   }();
   auto one = open(options);
   for (const int ranks : {2, 4}) {
-    if (!has_gpus(ranks)) continue;
+    options.device = gpus_of(ranks);
     options.tensor_parallel = ranks;
     for (const bool is_folded : {true, false}) {
       SCOPED_TRACE(::testing::Message() << ranks << " ranks, folded: " << is_folded);
@@ -203,7 +209,7 @@ TEST(ParallelCuda, RoundedPartsGiveTheLogitsOfOneRank) {
   for (int32_t& id : ids) id %= 4000;
   auto one = open(options);
   for (const int ranks : {2, 4}) {
-    if (!has_gpus(ranks)) continue;
+    options.device = gpus_of(ranks);
     options.tensor_parallel = ranks;
     auto several = open(options);
     // One token before and behind: what was left must not change what is added then.
@@ -220,10 +226,70 @@ TEST(ParallelCuda, RoundedPartsGiveTheLogitsOfOneRank) {
   std::filesystem::remove_all(model);
 }
 
+// Each row for this GPU by itself, in one rank as in two, but for those between ranks, which one
+// rank has not. What two ranks may differ by is how far the row is from the others' logits.
+template <typename P>
+void expect_the_logits_of_one_rank_by_each_row(EngineOptions options, std::span<const int32_t> ids,
+                                               const std::vector<float>& expected) {
+  constexpr size_t kVocab = 4000, kChunks[] = {1, 7, 64};
+  constexpr bool is_of_ranks = std::is_same_v<P, ReduceParams> || std::is_same_v<P, GatherParams>;
+  const auto of_most = [](const std::vector<float>& a, const std::vector<float>& b) {
+    const auto kl = kl_of_rows(a, b, kVocab);
+    return kl[kl.size() * 9 / 10];
+  };
+  for (const Row<P>& row : Op<P>::rows()) {
+    if (row.device != DeviceKind::kCuda) continue;
+    SCOPED_TRACE(row.name);
+    options.kernels = {std::string(Op<P>::info.name) + "=" + row.name};
+    options.tensor_parallel = 2;
+    options.device = gpus_of(2);
+    auto several = Engine::load(options);
+    if (!several) {
+      std::printf("%s: %s\n", row.name, several.error().message().c_str());
+      continue;
+    }
+    const uint64_t before = launches_of(**several, row.name);
+    options.tensor_parallel = 1;
+    options.device = "cuda";
+    if (is_of_ranks) options.kernels.clear();
+    auto one = open(options);
+    for (const size_t chunk : kChunks) {
+      const auto of_one = logits_of(*one, ids, chunk), found = logits_of(**several, ids, chunk);
+      const double most = of_most(of_one, found), of_row = of_most(expected, of_one);
+      std::printf("%s, chunks of %zu: KL %.1e to one rank, whose is %.1e to other rows\n", row.name,
+                  chunk, most, of_row);
+      EXPECT_LE(most, std::max(kMostRoundedKl, 4 * of_row)) << "chunks of " << chunk;
+    }
+    EXPECT_GT(launches_of(**several, row.name), before);
+  }
+}
+
+TEST(ParallelCuda, EachRowGivesTheLogitsOfOneRank) {
+  const std::string model = wide_checkpoint();
+  for (const char* mxfp4_layers : {"moe", "all"}) {
+    EngineOptions options{.model = model,
+                          .device = "cuda",
+                          .mxfp4_layers = mxfp4_layers,
+                          .max_model_len = 256,
+                          .show_progress = false};
+    options.max_logit_rows = 64;
+    auto ids = tokens(130, 9);
+    for (int32_t& id : ids) id %= 4000;
+    const auto expected = logits_of(*open(options), ids, 1);
+    const auto expect_all = [&]<typename... P>() {
+      (expect_the_logits_of_one_rank_by_each_row<P>(options, ids, expected), ...);
+    };
+    expect_all.template operator()<QkvParams, AttendParams, OutParams, RouteParams, ExpertsParams,
+                                   UnembedParams, ReduceParams, GatherParams>();
+    options.kv_dtype = "fp8_e4m3";
+    expect_the_logits_of_one_rank_by_each_row<AttendParams>(options, ids, expected);
+  }
+  std::filesystem::remove_all(model);
+}
+
 // Sessions with launches under way, whose tokens no host sees before the next launch.
 TEST_P(ParallelCudaTest, TheDecodeLoopDrawsWhatOneRankDraws) {
   if (std::string_view(GetParam().model) != "embedded") return;  // as below
-  if (!has_gpus(GetParam().ranks)) GTEST_SKIP();
   std::vector<std::vector<std::vector<int32_t>>> found;
   for (const Case& c : {alone_of(GetParam()), GetParam()}) {
     EngineOptions options = options_of(c);
@@ -247,10 +313,8 @@ constexpr int kMostDifferent = 2;
 
 TEST(ParallelServiceCudaTest, WhateverHappensBesideItARequestDrawsWhatOneRankDraws) {
   // Of a model that was trained: random ones have tokens that are equal but for rounding.
-  if (!has_gpus(2)) GTEST_SKIP();
   for (const Case& c :
        {Case{"embedded", 2}, Case{"embedded", 4, "off"}, Case{"embedded", 2, "on", "none", true}}) {
-    if (!has_gpus(c.ranks)) continue;
     for (const SpecMethod method : {SpecMethod::kOff, SpecMethod::kNgram}) {
       SCOPED_TRACE(::testing::Message() << c.ranks << " ranks, experts " << c.splits_experts << ", "
                                         << spec_method_name(method));
@@ -267,9 +331,7 @@ TEST(ParallelServiceCudaTest, WhateverHappensBesideItARequestDrawsWhatOneRankDra
 // Launches with drafts go to all ranks beside the decode loop of requests without, and what each
 // costs is measured first.
 TEST(ParallelServiceCudaTest, DraftHeadsOnTheFirstRankChangeHardlyAnyText) {
-  if (!has_gpus(2)) GTEST_SKIP();
   for (const Case& c : {Case{"embedded", 2}, Case{"embedded", 2, "off"}, Case{"embedded", 4}}) {
-    if (!has_gpus(c.ranks)) continue;
     for (const SpecMethod method : {SpecMethod::kEagle3, SpecMethod::kDflash}) {
       for (const bool is_adaptive : {false, true}) {
         SCOPED_TRACE(::testing::PrintToString(c) + ", " + spec_method_name(method) +
@@ -288,14 +350,13 @@ TEST(ParallelServiceCudaTest, DraftHeadsOnTheFirstRankChangeHardlyAnyText) {
 
 // Other people's logits, of heads with an output matrix of their own and with the target's.
 TEST(HeadDrafterRanksCuda, ComputesTheGoldensOnTheFirstOfTwoRanks) {
-  if (!has_gpus(2)) GTEST_SKIP();
   const std::string goldens = test_data() + "/goldens/";
   for (const GoldenHead& head : kGoldenHeads) {
     SCOPED_TRACE(head.folder);
     auto golden = SafetensorsFile::open(goldens + head.folder + "/goldens.safetensors");
     ASSERT_TRUE(golden.has_value());
     EngineOptions options = golden_head_options(goldens, head);
-    options.device = "cuda";
+    options.device = gpus_of(2);
     options.tensor_parallel = 2;
     const auto engine = open(options);
     const auto drafter = HeadDrafter::create(*engine);
@@ -322,7 +383,6 @@ TEST(HeadDrafterRanksCuda, ComputesTheGoldensOnTheFirstOfTwoRanks) {
 }
 
 TEST(ParallelServiceCudaTest, AfterAFaultOfARankTheServiceSaysWhatItWas) {
-  if (!has_gpus(2)) GTEST_SKIP();
   expect_a_fault_ends_requests(options_of({"nano-a", 2}));
 }
 

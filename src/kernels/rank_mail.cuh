@@ -24,7 +24,7 @@
 
 namespace moxie::mail {
 
-inline constexpr int kThreads = 256, kBlocksOfSm = 4;  // that must find room side by side
+inline constexpr int kThreads = 256, kBlocksOfSm = RankMail::kBlocksOfUnit;
 
 /// The chunks of `count` words, and the blocks of a kernel that exchanges them.
 struct Extent {

@@ -10,6 +10,7 @@
 #include <algorithm>
 
 #include "core/cuda_launch.cuh"
+#include "core/cuda_part.h"
 #include "kernels/attend/attend_rows.h"
 #include "kernels/attend/attend_split_window.cuh"
 
@@ -186,10 +187,8 @@ struct DeviceLimits {
   int num_sms = 0, shared_of_sm = 0, shared_of_block = 0;
 };
 DeviceLimits device_limits(const Launch& launch) {
-  int device = 0;
   DeviceLimits limits;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&limits.num_sms, cudaDevAttrMultiProcessorCount, device);
+  limits.num_sms = num_multiprocessors();
   SharedMemory shared = shared_memory();
   if (const uint64_t most = launch.most_shared; most > 0) {
     shared.of_block = std::min(shared.of_block, most);

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <flashinfer/attention/hopper/prefill_sm90.cuh>
 
+#include "core/cuda_part.h"
 #include "kernels/attend/attend_flashinfer_launch.cuh"
 #include "kernels/attend/attend_flashinfer_plan.h"
 #include "kernels/attend/attend_rows.h"
@@ -192,9 +193,7 @@ Mainloop::Params mainloop_params(const AttendParams& params, const FlashinferPla
 
 template <bool kHasWindow>
 void launch(const AttendParams& params, const FlashinferPlan& plan) {
-  int device = 0, num_sms = 0;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device);
+  const int num_sms = num_multiprocessors();
   const int64_t num_items = int64_t{plan.most_tiles} * params.num_heads;
   launch_flashinfer(
       kRowName,

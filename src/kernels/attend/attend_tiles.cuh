@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "core/cuda_launch.cuh"
+#include "core/cuda_part.h"
 #include "kernels/attend/attend.h"
 #include "kernels/gemm/staged.cuh"
 #include "kernels/ptx.cuh"
@@ -192,9 +193,7 @@ unsigned launch_plan(const char* row, const AttendParams& params, const TilePara
   launch_kernel(row, attend_tiles_plan<kTileTokens>, tiles,
                 {.grid = dim3(1), .num_threads = kPlanThreads, .programmatic = true},
                 launch_stream(params.launch.stream));
-  int device = 0, num_sms = 0;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device);
+  const int num_sms = num_multiprocessors();
   // A sequence may end anywhere in a tile: whatever the lengths, there are at most this many tiles.
   const Ragged& batch = params.batch;
   const int64_t most_tiles =

@@ -30,6 +30,7 @@
 #pragma once
 
 #include "core/cuda_launch.cuh"
+#include "core/cuda_part.h"
 #include "kernels/gemv/fragment_gemv.cuh"
 #include "kernels/step.h"
 
@@ -192,12 +193,7 @@ __global__ void __launch_bounds__(32 * kMaxSliceWarps, kLeastSliceBlocks<F, kTok
 }
 
 /// SMs of the current device.
-inline int num_sms() {
-  int device = 0, units = 0;
-  check_launched(cudaGetDevice(&device), "device");
-  cudaDeviceGetAttribute(&units, cudaDevAttrMultiProcessorCount, device);
-  return units;
-}
+inline int num_sms() { return num_multiprocessors(); }
 
 /// What a block of a launch on the current device may take, static shared memory included.
 struct BlockLimits {
