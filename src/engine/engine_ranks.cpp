@@ -280,7 +280,7 @@ uint64_t Engine::weights_bytes() const {
 // On a fault of any rank the launches of all end without sound answers, and devices may fail.
 Status Engine::ranks_status(Status of_device) const {
   auto of_ranks = ranks_ == nullptr ? Status{} : ranks_->link().status();
-  return of_ranks ? of_device : of_ranks;
+  return of_ranks ? std::move(of_device) : std::move(of_ranks);
 }
 
 }  // namespace moxie

@@ -211,7 +211,7 @@ TEST(ParallelServiceTest, AfterAFaultOfARankTheServiceSaysWhatItWas) {
 }
 
 TEST(ParallelRefusals, NameTheSwitchAndTheNumber) {
-  const auto refused = [](EngineOptions options) {
+  const auto refused = [](const EngineOptions& options) {
     auto engine = Engine::load(options);
     return engine ? std::string() : engine.error().message();
   };
