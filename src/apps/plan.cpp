@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include <array>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -12,6 +13,7 @@
 #include "apps/gpu_speeds.h"
 #include "apps/output.h"
 #include "apps/speculation_flags.h"
+#include "engine/parallel.h"
 #include "engine/service.h"
 #include "lab/machine_gpu.h"
 #include "model/loader.h"
@@ -52,8 +54,9 @@ Target known_gpu(const GpuCard& card) {
           .card = &card};
 }
 
-Result<Target> gpu_of_this_machine(int index) {
-  auto device = make_cuda_device(index);
+// `gpus`: by rank.
+Result<Target> gpu_of_this_machine(std::span<const int> gpus) {
+  auto device = open_gpu_of_rank(gpus, 0);
   if (!device) return fail(std::move(device.error()));
   const DeviceProperties properties = (*device)->properties();
   auto limits = measure_gpu(**device);
@@ -70,9 +73,9 @@ Result<Target> gpu_of_this_machine(int index) {
 Result<Target> target_of(const PlanFlags& o) {
   const auto gpus = named_gpus(o.engine.device);
   if (!gpus) return fail(gpus.error());
-  if (!gpus->empty()) return gpu_of_this_machine(gpus->front());
+  if (!gpus->empty()) return gpu_of_this_machine(*gpus);
   const bool takes_a_gpu = o.engine.device == "auto" && num_cuda_devices() > 0;
-  if (takes_a_gpu || o.engine.device == "cuda") return gpu_of_this_machine(0);
+  if (takes_a_gpu || o.engine.device == "cuda") return gpu_of_this_machine(std::array{0});
   const auto device = make_cpu_device(o.engine.threads);
   const auto limits = measure_machine(*device, {.seconds_per_loop = 0.001});
   return Target{.name = device->properties().name,
