@@ -31,10 +31,11 @@ double least_matched(size_t num_outputs) {
   return 1 - kOff - 3 * std::sqrt(kOff * (1 - kOff) / static_cast<double>(num_outputs));
 }
 
-// The row for the fewest tokens takes no more.
+// The row for the fewest tokens takes no more, and a limited number of choices.
 bool may_refuse(const Row<MoeFp8Params>& row, const MoeFp8Params& p) {
   return row.name == std::string_view("moe_fp8_block_scale_e4m3_f16_stream_sm90") &&
-         p.num_tokens > 8;
+         (p.num_tokens > 16 ||
+          p.num_tokens * std::min(p.top_k, p.num_local_experts) > (p.num_tokens > 8 ? 128 : 64));
 }
 
 class MoeFp8Cuda : public CudaTest {
@@ -128,7 +129,7 @@ TEST_F(MoeFp8Cuda, PlainCasesMatch) {
 }
 
 TEST_F(MoeFp8Cuda, AnyNumberOfTokensMatches) {
-  for (const int32_t tokens : {0, 1, 2, 3, 7, 8, 9, 16, 17, 80, 128, 129, 901}) {
+  for (const int32_t tokens : {0, 1, 2, 3, 7, 8, 9, 15, 16, 17, 80, 128, 129, 901}) {
     expect_matched({.tokens = tokens, .hidden = 384, .intermediate = 256, .experts = 256},
                    [](MoeFp8Params& p) {
                      enlarge(p);
@@ -139,7 +140,7 @@ TEST_F(MoeFp8Cuda, AnyNumberOfTokensMatches) {
 
 // Blocks that do not fill the warps that share them, or a kernel's last item.
 TEST_F(MoeFp8Cuda, ShapesMatch) {
-  for (const int32_t tokens : {1, 5, 70, 300}) {
+  for (const int32_t tokens : {1, 5, 13, 70, 300}) {
     for (const auto& [hidden, intermediate] : std::vector<std::pair<int32_t, int32_t>>{
              {128, 128}, {128, 1152}, {1152, 128}, {640, 384}, {2048, 512}, {2048, 2176}}) {
       expect_matched({.tokens = tokens,
@@ -154,7 +155,7 @@ TEST_F(MoeFp8Cuda, ShapesMatch) {
 // The shape of the definition, and every expert touched.
 TEST_F(MoeFp8Cuda, FewTokensOnManyExpertsMatch) {
   expect_matched({.tokens = 2, .hidden = 7168, .intermediate = 2048, .experts = 8, .top_k = 4});
-  for (const int32_t tokens : {1, 4, 8}) {
+  for (const int32_t tokens : {1, 4, 8, 16}) {
     expect_matched({.tokens = tokens, .hidden = 512, .intermediate = 384, .experts = 64},
                    [](MoeFp8Params& p) {
                      enlarge(p);
@@ -166,7 +167,7 @@ TEST_F(MoeFp8Cuda, FewTokensOnManyExpertsMatch) {
 
 // Tiles of every width of products, alone and side by side.
 TEST_F(MoeFp8Cuda, AllTokensOnOneExpertMatch) {
-  for (const int32_t tokens : {2, 8, 9, 33, 64, 65, 90, 100, 128, 192, 193, 300, 500}) {
+  for (const int32_t tokens : {2, 8, 9, 16, 17, 33, 64, 65, 90, 100, 128, 192, 193, 300, 500}) {
     expect_matched({.tokens = tokens}, [](MoeFp8Params& p) {
       enlarge(p);
       choose_all(p, p.local_expert_offset);
@@ -177,7 +178,7 @@ TEST_F(MoeFp8Cuda, AllTokensOnOneExpertMatch) {
 }
 
 TEST_F(MoeFp8Cuda, RoutingsMatch) {
-  for (const int32_t tokens : {5, 37}) {
+  for (const int32_t tokens : {5, 16, 37}) {
     for (const int32_t num_groups : {1, 2, 8, 32}) {
       for (const int32_t kept : {1, num_groups}) {
         expect_matched({.tokens = tokens, .experts = 32}, [&](MoeFp8Params& p) {
@@ -189,7 +190,7 @@ TEST_F(MoeFp8Cuda, RoutingsMatch) {
     }
   }
   // 512 experts, and 32 choices of 256.
-  for (const int32_t tokens : {2, 40}) {
+  for (const int32_t tokens : {2, 12, 40}) {
     expect_matched({.tokens = tokens, .experts = 512}, enlarge);
     expect_matched({.tokens = tokens, .experts = 256, .top_k = 32}, [](MoeFp8Params& p) {
       enlarge(p);
@@ -211,7 +212,7 @@ TEST_F(MoeFp8Cuda, RoutingsMatch) {
 }
 
 TEST_F(MoeFp8Cuda, ANanLogitShowsInItsTokenOnly) {
-  for (const int32_t tokens : {6, 40}) {
+  for (const int32_t tokens : {6, 12, 40}) {
     for (const int32_t experts : {32, 256}) {
       for_each_row(
           {.tokens = tokens, .experts = experts},
@@ -236,8 +237,8 @@ TEST_F(MoeFp8Cuda, ANanLogitShowsInItsTokenOnly) {
 }
 
 TEST_F(MoeFp8Cuda, ANanCodeReachesItsOwnTokenOnly) {
-  for (const auto& [code, tokens] :
-       std::vector<std::pair<uint8_t, int32_t>>{{0x7F, 40}, {0xFF, 40}, {0x7F, 2}, {0xFF, 8}}) {
+  for (const auto& [code, tokens] : std::vector<std::pair<uint8_t, int32_t>>{
+           {0x7F, 40}, {0xFF, 40}, {0x7F, 2}, {0xFF, 8}, {0x7F, 12}}) {
     const MoeFp8Case c{.tokens = tokens};
     for_each_row(
         c,
@@ -253,7 +254,7 @@ TEST_F(MoeFp8Cuda, ANanCodeReachesItsOwnTokenOnly) {
 }
 
 TEST_F(MoeFp8Cuda, ANanWeightReachesItsOutputOnly) {
-  for (const int32_t tokens : {1, 40}) {
+  for (const int32_t tokens : {1, 15, 40}) {
     const MoeFp8Case c{.tokens = tokens};
     for_each_row(
         c,
@@ -269,7 +270,7 @@ TEST_F(MoeFp8Cuda, ANanWeightReachesItsOutputOnly) {
 }
 
 TEST_F(MoeFp8Cuda, ATokenBeyondF32LeavesOthersAlone) {
-  for (const int32_t tokens : {3, 40}) {
+  for (const int32_t tokens : {3, 14, 40}) {
     const MoeFp8Case c{.tokens = tokens};
     for_each_row(
         c,
@@ -295,7 +296,7 @@ TEST_F(MoeFp8Cuda, ATokenBeyondF32LeavesOthersAlone) {
 }
 
 TEST_F(MoeFp8Cuda, TokensWithoutALocalExpertAreZeros) {
-  for (const int32_t tokens : {1, 8, 21, 200}) {
+  for (const int32_t tokens : {1, 8, 16, 21, 200}) {
     for_each_row(
         {.tokens = tokens}, [](MoeFp8Params& p) { choose_all(p, p.local_expert_offset + 8); },
         [](const auto& output, const auto&) {
@@ -305,7 +306,7 @@ TEST_F(MoeFp8Cuda, TokensWithoutALocalExpertAreZeros) {
 }
 
 TEST_F(MoeFp8Cuda, ScalesMayBeZeroHugeAndTiny) {
-  for (const int32_t tokens : {1, 6, 20, 200}) {
+  for (const int32_t tokens : {1, 6, 12, 20, 200}) {
     for_each_row({.tokens = tokens, .hidden = 384, .intermediate = 256}, spread_scales,
                  [](const auto& output, const auto& reference) {
                    for (size_t i = 0; i < output.size(); ++i) {

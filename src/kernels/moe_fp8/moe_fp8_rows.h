@@ -23,7 +23,7 @@ const char* moe_fp8_cuda_refuses(const MoeFp8Params& params);
 uint64_t moe_fp8_block_scale_e4m3_f16_gemv_cuda_workspace(const MoeFp8Params& params);
 void moe_fp8_block_scale_e4m3_f16_gemv_cuda(const MoeFp8Params& params);
 
-// moe_fp8_block_scale_e4m3_f16_stream_sm90: the same products in one kernel; for up to 8 tokens.
+// moe_fp8_block_scale_e4m3_f16_stream_sm90: the same products in one kernel; for up to 16 tokens.
 const char* moe_fp8_block_scale_e4m3_f16_stream_sm90_refuses(const MoeFp8Params& params);
 uint64_t moe_fp8_block_scale_e4m3_f16_stream_sm90_workspace(const MoeFp8Params& params);
 void moe_fp8_block_scale_e4m3_f16_stream_sm90(const MoeFp8Params& params);

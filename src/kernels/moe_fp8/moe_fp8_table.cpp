@@ -115,8 +115,9 @@ const Row<MoeFp8Params> kRows[] = {
      .device = DeviceKind::kCuda,
      .needs = kSm90a,
      .supports = kCudaSupports,
-     .limits = "at most 8 tokens and 64 choices; exact FP16 products, F32 sums; intermediate in "
-               "FP16 with a power of two for 16 columns",
+     .limits =
+         "at most 16 tokens, and 64 choices for each 8 of them; exact FP16 products, F32 sums; "
+         "intermediate in FP16 with a power of two for 16 columns",
      .ran_on = "H200",
      .layout = PackedLayout::kFragment16x32,
      .refuses = moe_fp8_block_scale_e4m3_f16_stream_sm90_refuses,
