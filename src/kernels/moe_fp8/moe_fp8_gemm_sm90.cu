@@ -3,6 +3,7 @@
 // Gate and up are products of E4M3 by E4M3. The exact row's down widens the weights to FP16 and
 // takes the intermediate in FP16; the requantised row's is as gate and up. 88 MFLOP a pair at
 // hidden 7168 and intermediate 2048, 44 MB an expert.
+#include "core/cuda_part.h"
 #include "kernels/moe_fp8/moe_fp8_e4m3_sm90.cuh"
 #include "kernels/moe_fp8/moe_fp8_f16_sm90.cuh"
 #include "kernels/moe_fp8/moe_fp8_rows.h"
@@ -165,9 +166,7 @@ template <bool kIsExact>
 void run_many(const char* row, const MoeFp8Params& p) {
   if (p.num_tokens == 0) return;
   const cudaStream_t stream = launch_stream(p.launch.stream);
-  int device = 0, units = 0;
-  check_launched(cudaGetDevice(&device), row);
-  check_launched(cudaDeviceGetAttribute(&units, cudaDevAttrMultiProcessorCount, device), row);
+  const int units = num_multiprocessors();
   ManyTask task = lay_out(p, kIsExact, p.launch.workspace);
   const int32_t piece = tokens_of_piece(p);
   const int64_t local = p.num_local_experts, pairs = most_pairs(p, piece);

@@ -9,6 +9,7 @@
 // way to memory would otherwise accompany all other reads.
 // A launch of more than 128 tokens runs in pieces, each of which reads the weights again.
 #include "core/cuda_launch.cuh"
+#include "core/cuda_part.h"
 #include "kernels/moe_fp8/moe_fp8_few_cuda.cuh"
 #include "kernels/moe_fp8/moe_fp8_pairs_cuda.h"
 #include "kernels/moe_fp8/moe_fp8_rows.h"
@@ -349,8 +350,7 @@ void moe_fp8_block_scale_e4m3_f16_gemv_cuda(const MoeFp8Params& p) {
     return value;
   };
   const int shared = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
-  const auto num_blocks =
-      static_cast<unsigned>(kBlocksOfSm * attribute(cudaDevAttrMultiProcessorCount));
+  const auto num_blocks = static_cast<unsigned>(kBlocksOfSm * num_multiprocessors());
   FewTask task = lay_out(p, p.launch.workspace);
   // The bytes before it replace L2 twice.
   task.first_streamed = static_cast<int32_t>(int64_t{2} * attribute(cudaDevAttrL2CacheSize) /

@@ -13,6 +13,7 @@
 #include <cooperative_groups.h>
 
 #include "core/cuda_launch.cuh"
+#include "core/cuda_part.h"
 #include "kernels/moe_fp8/moe_fp8_choose_cuda.cuh"
 #include "kernels/moe_fp8/moe_fp8_few_cuda.cuh"
 #include "kernels/moe_fp8/moe_fp8_rows.h"
@@ -516,9 +517,7 @@ uint64_t moe_fp8_block_scale_e4m3_f16_stream_sm90_workspace(const MoeFp8Params& 
 void moe_fp8_block_scale_e4m3_f16_stream_sm90(const MoeFp8Params& p) {
   using namespace moe_fp8;
   if (p.num_tokens == 0) return;
-  int device = 0, units = 0;
-  check_launched(cudaGetDevice(&device), kRow);
-  check_launched(cudaDeviceGetAttribute(&units, cudaDevAttrMultiProcessorCount, device), kRow);
+  const int units = num_multiprocessors();
   StreamTask task = lay_out(p, p.launch.workspace);
   task.rows_of_block = 8 * ceil_div(p.hidden / 8, units);
   const auto launch = [&]<int kGroups>() {
